@@ -1,0 +1,49 @@
+//! Names of resource types.
+use std::fmt;
+use std::sync::Arc;
+
+/// Group, version and plural name of a resource type, as in its URL.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupVersionResource {
+    /// API group; empty for the core group.
+    pub group: Arc<str>,
+    /// Served version, for example `v1`.
+    pub version: Arc<str>,
+    /// Lower-case plural, for example `pods`.
+    pub resource: Arc<str>,
+}
+
+impl GroupVersionResource {
+    /// Puts the three names together.
+    pub fn new(group: &str, version: &str, resource: &str) -> Self {
+        Self { group: group.into(), version: version.into(), resource: resource.into() }
+    }
+
+    /// The collection's path over all namespaces, for example `/apis/apps/v1/deployments`.
+    pub fn collection_path(&self) -> String {
+        if self.group.is_empty() {
+            format!("/api/{}/{}", self.version, self.resource)
+        } else {
+            format!("/apis/{}/{}/{}", self.group, self.version, self.resource)
+        }
+    }
+
+    /// `resource.group`, or the bare resource in the core group: the form upstream's messages use.
+    pub fn qualified_resource(&self) -> String {
+        if self.group.is_empty() {
+            self.resource.to_string()
+        } else {
+            format!("{}.{}", self.resource, self.group)
+        }
+    }
+}
+
+impl fmt::Display for GroupVersionResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.group.is_empty() {
+            write!(f, "{}.{}", self.resource, self.version)
+        } else {
+            write!(f, "{}.{}.{}", self.resource, self.version, self.group)
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! watershed: a caching reverse proxy and watch multiplexer for the Kubernetes API.
+#![forbid(unsafe_code)]
+pub mod kube;

@@ -1,0 +1,2 @@
+//! The program: parses the command line and hands over to the library.
+fn main() {}
