@@ -1,0 +1,189 @@
+//! What a selector can ask of an object, packed small because every cached object carries one.
+use std::fmt;
+
+/// Width of one entry of the offset table.
+const ENTRY: usize = 4;
+/// Largest offset the table can hold: four digits of seven bits.
+const LIMIT: usize = 1 << (7 * ENTRY);
+
+/// Namespace, name, labels and field values of one object, in one heap allocation.
+///
+/// The allocation is a string of three parts: a table of end offsets, the storage key, and the values (fields,
+/// then labels as key and value, sorted by key). Offsets are written as four seven-bit characters, so that
+/// the whole stays valid UTF-8 and values are handed out without checking them again.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Attributes {
+    text: Box<str>,
+    /// Bytes of the namespace at the start of the key; 0 for a cluster-scoped object.
+    namespace: u32,
+    /// Bytes of the key.
+    key: u32,
+    /// Number of field values, not counting name and namespace.
+    fields: u32,
+    /// Number of labels.
+    labels: u32,
+}
+
+impl Attributes {
+    /// Packs the parts. Labels must be sorted by key without duplicates. `None` if they are absurdly large.
+    pub(super) fn pack<'a>(
+        namespace: &str,
+        name: &str,
+        fields: impl Iterator<Item = &'a str> + Clone,
+        labels: impl Iterator<Item = (&'a str, &'a str)> + Clone,
+    ) -> Option<Self> {
+        let values = || fields.clone().chain(labels.clone().flat_map(|(key, value)| [key, value]));
+        let key = namespace.len() + usize::from(!namespace.is_empty()) + name.len();
+        let size = values().map(str::len).sum::<usize>() + key;
+        let count = values().count();
+        if size >= LIMIT || count >= LIMIT {
+            return None;
+        }
+        let mut text = String::with_capacity(count * ENTRY + size);
+        let mut end = key;
+        for value in values() {
+            end += value.len();
+            for digit in (0..ENTRY).rev() {
+                text.push(char::from((end >> (7 * digit)) as u8 & 0x7f));
+            }
+        }
+        text.push_str(namespace);
+        if !namespace.is_empty() {
+            text.push('/');
+        }
+        text.push_str(name);
+        values().for_each(|value| text.push_str(value));
+        Some(Self {
+            text: text.into_boxed_str(),
+            namespace: namespace.len() as u32,
+            key: key as u32,
+            fields: fields.count() as u32,
+            labels: labels.count() as u32,
+        })
+    }
+
+    /// The namespace; empty for a cluster-scoped object.
+    pub fn namespace(&self) -> &str {
+        &self.key()[..self.namespace as usize]
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        let separator = usize::from(self.namespace > 0);
+        &self.key()[self.namespace as usize + separator..]
+    }
+
+    /// The key upstream orders objects by: `namespace/name`, or `name` of a cluster-scoped object.
+    ///
+    /// Compared as bytes, so that namespace `a-b` comes before `a`. Source: `apiserver/pkg/storage/util.go:40-53`.
+    pub fn key(&self) -> &str {
+        let start = self.entries() * ENTRY;
+        &self.text[start..start + self.key as usize]
+    }
+
+    /// The value of a label.
+    pub fn label(&self, key: &str) -> Option<&str> {
+        let (mut low, mut high) = (0, self.labels as usize);
+        while low < high {
+            let middle = usize::midpoint(low, high);
+            let (found, value) = self.label_at(middle);
+            match found.cmp(key) {
+                std::cmp::Ordering::Equal => return Some(value),
+                std::cmp::Ordering::Less => low = middle + 1,
+                std::cmp::Ordering::Greater => high = middle,
+            }
+        }
+        None
+    }
+
+    /// All labels, sorted by key.
+    pub fn labels(&self) -> impl Iterator<Item = (&str, &str)> {
+        (0..self.labels as usize).map(|index| self.label_at(index))
+    }
+
+    /// The value of the field at a position of the type's [`FieldTable`](super::FieldTable); empty if there is none.
+    pub fn field(&self, position: usize) -> &str {
+        match position {
+            0 => self.name(),
+            1 => self.namespace(),
+            _ if position - 2 < self.fields as usize => self.value(position - 2),
+            _ => "",
+        }
+    }
+
+    /// Bytes on the heap.
+    pub fn heap_size(&self) -> usize {
+        self.text.len()
+    }
+
+    fn entries(&self) -> usize {
+        self.fields as usize + 2 * self.labels as usize
+    }
+
+    fn label_at(&self, index: usize) -> (&str, &str) {
+        let entry = self.fields as usize + 2 * index;
+        (self.value(entry), self.value(entry + 1))
+    }
+
+    fn value(&self, entry: usize) -> &str {
+        let base = self.entries() * ENTRY;
+        let start = if entry == 0 { self.key as usize } else { self.end(entry - 1) };
+        &self.text[base + start..base + self.end(entry)]
+    }
+
+    fn end(&self, entry: usize) -> usize {
+        let digits = &self.text.as_bytes()[entry * ENTRY..(entry + 1) * ENTRY];
+        digits.iter().fold(0, |end, digit| end << 7 | usize::from(*digit))
+    }
+}
+
+impl fmt::Debug for Attributes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fields: Vec<&str> = (0..self.fields as usize).map(|index| self.value(index)).collect();
+        f.debug_struct("Attributes")
+            .field("key", &self.key())
+            .field("fields", &fields)
+            .field("labels", &self.labels().collect::<Vec<_>>())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(namespace: &str) -> Attributes {
+        let labels = [("app", "web"), ("empty", ""), ("ünïcode", "ß")];
+        Attributes::pack(namespace, "web-0", ["node-1", "", "true"].into_iter(), labels.into_iter()).unwrap()
+    }
+
+    #[test]
+    fn hands_out_what_was_packed() {
+        let packed = sample("shop");
+        assert_eq!((packed.namespace(), packed.name(), packed.key()), ("shop", "web-0", "shop/web-0"));
+        assert_eq!(
+            (0..7).map(|p| packed.field(p)).collect::<Vec<_>>(),
+            ["web-0", "shop", "node-1", "", "true", "", ""]
+        );
+        assert_eq!(packed.label("app"), Some("web"));
+        assert_eq!(packed.label("empty"), Some(""));
+        assert_eq!(packed.label("ünïcode"), Some("ß"));
+        assert_eq!(packed.label("b"), None);
+        assert_eq!(packed.labels().count(), 3);
+    }
+
+    #[test]
+    fn cluster_scoped_keys_are_bare_names() {
+        let packed = sample("");
+        assert_eq!((packed.namespace(), packed.name(), packed.key()), ("", "web-0", "web-0"));
+    }
+
+    #[test]
+    fn offsets_beyond_seven_bits() {
+        let long = "x".repeat(70_000);
+        let packed =
+            Attributes::pack("n", &long, [long.as_str(), "y"].into_iter(), std::iter::empty()).unwrap();
+        assert_eq!(packed.field(2), long);
+        assert_eq!(packed.field(3), "y");
+    }
+}

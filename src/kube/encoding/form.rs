@@ -1,0 +1,179 @@
+//! How objects of one type are wrapped in gets, lists and watch events.
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::{Encoding, EventKind, Frame, Malformed, json, protobuf};
+use crate::kube::ResourceVersion;
+
+/// How objects of one type are wrapped, learned from an answer of upstream's.
+///
+/// Cheap to clone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TypeForm {
+    kind: Arc<str>,
+    api_version: Arc<str>,
+    /// Kind of the list.
+    pub(super) list_kind: Arc<str>,
+    pub(super) style: Style,
+    /// What every object starts with in JSON; the object's `TypeMeta` in protobuf.
+    pub(super) opening: Bytes,
+}
+
+/// How upstream prints a type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Style {
+    /// JSON of a Go struct: kind and apiVersion first, members in the struct's order.
+    Struct {
+        /// Items of a list lack kind and apiVersion; true of all but PartialObjectMetadata.
+        bare_items: bool,
+        /// A list of nothing has `"items":null`; true of PartialObjectMetadata only.
+        null_items: bool,
+    },
+    /// JSON of a custom resource: members sorted on every level.
+    Sorted,
+    /// Protobuf.
+    Message,
+}
+
+const STATUS: (&str, &str) = ("v1", "Status");
+
+impl TypeForm {
+    pub(super) fn new(
+        kind: &str,
+        api_version: &str,
+        list_kind: &str,
+        style: Style,
+    ) -> Result<Self, Malformed> {
+        // Names upstream prints without any escape; so they can be compared and written as they are.
+        let plain = |name: &str| {
+            !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"./-_".contains(&b))
+        };
+        if ![kind, api_version, list_kind].into_iter().all(plain) {
+            return Err(Malformed("list of a type with an odd name"));
+        }
+        let opening = match style {
+            Style::Struct { .. } => format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","#).into(),
+            Style::Sorted => format!(r#"{{"apiVersion":"{api_version}","#).into(),
+            Style::Message => protobuf::type_meta(api_version, kind),
+        };
+        Ok(Self {
+            kind: kind.into(),
+            api_version: api_version.into(),
+            list_kind: list_kind.into(),
+            style,
+            opening: opening.into(),
+        })
+    }
+
+    /// The wire form.
+    pub fn encoding(&self) -> Encoding {
+        match self.style {
+            Style::Struct { .. } | Style::Sorted => Encoding::Json,
+            Style::Message => Encoding::Protobuf,
+        }
+    }
+
+    /// Kind of the objects.
+    pub fn kind(&self) -> &str {
+        &self.kind
+    }
+
+    /// Group and version of the objects, for example `apps/v1`.
+    pub fn api_version(&self) -> &str {
+        &self.api_version
+    }
+
+    /// Checks that an object starts as the type's objects do, so that it can be re-framed exactly.
+    pub fn check(&self, object: &Bytes) -> Result<(), Malformed> {
+        let fits = match self.style {
+            Style::Struct { .. } | Style::Sorted => {
+                object.starts_with(&self.opening) && object.ends_with(b"}")
+            }
+            // The names stand in the envelope; of the object itself only its first field is known.
+            Style::Message => object.first() == Some(&0x0a),
+        };
+        if fits { Ok(()) } else { Err(Malformed("object of another type or in another style")) }
+    }
+
+    /// Checks that a received event is byte for byte what [`event`](Self::event) makes of its object.
+    pub fn check_frame(&self, frame: &Frame) -> Result<(), Malformed> {
+        if frame.kind != EventKind::Error {
+            self.check(&frame.object)?;
+        }
+        let (head, tail) = self.event_ends(frame.kind, frame.object.len());
+        let fits = frame.frame.len() == head.len() + frame.object.len() + tail.len()
+            && frame.frame.starts_with(&head)
+            && frame.frame.ends_with(tail);
+        if fits { Ok(()) } else { Err(Malformed("event in another style")) }
+    }
+
+    /// The body of a GET.
+    pub fn get_body(&self, object: &Bytes) -> Bytes {
+        let mut out;
+        match self.encoding() {
+            Encoding::Json => {
+                out = Vec::with_capacity(object.len() + 1);
+                out.extend_from_slice(object);
+                out.push(b'\n');
+            }
+            Encoding::Protobuf => {
+                out = Vec::with_capacity(protobuf::envelope_len(&self.opening, object.len()));
+                protobuf::put_envelope_head(&mut out, &self.opening, object.len());
+                out.extend_from_slice(object);
+                out.extend_from_slice(protobuf::UNKNOWN_TAIL);
+            }
+        }
+        out.into()
+    }
+
+    /// A whole watch frame. For an ERROR the object is a Status.
+    pub fn event(&self, kind: EventKind, object: &Bytes) -> Bytes {
+        self.frame(kind, object)
+    }
+
+    /// A whole ERROR frame around a Status: its JSON text, or its bare protobuf message.
+    pub fn status_event(&self, status: &[u8]) -> Bytes {
+        self.frame(EventKind::Error, status)
+    }
+
+    /// The object with another `metadata.resourceVersion` and every other byte kept.
+    ///
+    /// This is the splice a DELETED event needs: it carries the previous object with the version of the change.
+    /// Source: `apiserver/pkg/storage/cacher/cacher.go:980-992`.
+    pub fn with_version(&self, object: &Bytes, version: ResourceVersion) -> Result<Bytes, Malformed> {
+        let version = version.to_string();
+        match self.encoding() {
+            Encoding::Json => {
+                let digits = json::version_span(object)?;
+                Ok([&object[..digits.start], version.as_bytes(), &object[digits.end..]].concat().into())
+            }
+            Encoding::Protobuf => protobuf::with_version(object, &version).map(Bytes::from),
+        }
+    }
+
+    fn frame(&self, kind: EventKind, object: &[u8]) -> Bytes {
+        let (mut frame, tail) = self.event_ends(kind, object.len());
+        frame.reserve_exact(object.len() + tail.len());
+        frame.extend_from_slice(object);
+        frame.extend_from_slice(tail);
+        frame.into()
+    }
+
+    /// What stands before and after an event's object.
+    fn event_ends(&self, kind: EventKind, object: usize) -> (Vec<u8>, &'static [u8]) {
+        match (self.encoding(), kind) {
+            (Encoding::Json, _) => {
+                (format!(r#"{{"type":"{}","object":"#, kind.as_str()).into_bytes(), b"}\n".as_slice())
+            }
+            (Encoding::Protobuf, EventKind::Error) => {
+                let (api_version, kind_name) = STATUS;
+                let names = protobuf::type_meta(api_version, kind_name);
+                (protobuf::event_head(kind.as_str(), &names, object), protobuf::UNKNOWN_TAIL)
+            }
+            (Encoding::Protobuf, _) => {
+                (protobuf::event_head(kind.as_str(), &self.opening, object), protobuf::UNKNOWN_TAIL)
+            }
+        }
+    }
+}
