@@ -1,3 +1,40 @@
 //! watershed: a caching reverse proxy and watch multiplexer for the Kubernetes API.
+//!
+//! ```text
+//!             list+watch            Change            snapshot, window          one service
+//!  API server ─────────▶ upstream ─────────▶ store ─────────▶ watch ─────────▶ serve ─────────▶ http ─────▶ clients
+//!      ▲                    ▲                  ▲   scope joins the first three │
+//!      └────── forward ─────┴──────────────────┴───────────────────────────────┘  whatever memory cannot answer exactly
+//! ```
+//!
+//! | room | what it holds | start reading at |
+//! |---|---|---|
+//! | [`kube`] | Kubernetes' words: names, parameters, selectors, wire forms. Pure | `kube.rs` |
+//! | [`upstream`] | the API server: credentials, connections, forwarding, list+watch | `upstream/reflect.rs` |
+//! | [`store`] | one scope's newest snapshot and its window of events. Pure | `store/state.rs` |
+//! | [`watch`] | one client's watch: selector transitions, bookmarks, the body | `watch/body.rs` |
+//! | [`scope`] | the task that pumps upstream into a store | `scope.rs` |
+//! | [`catalog`] | which types there are: discovery and CRDs | `catalog.rs` |
+//! | [`access`] | who is calling, and may they | `access.rs` |
+//! | [`serve`] | a request: answered from memory, or forwarded and why | `serve/decide.rs` |
+//! | [`http`] | listener, TLS, limits, drain. Knows no resources | `http/listen.rs` |
+//! | [`admin`] | health and metrics | `admin.rs` |
+//! | [`app`] | the only place that knows every room | `app.rs` |
+//! | [`sim`], [`demo`] | a simulated API server, and the demonstration that uses it | `sim.rs` |
+//!
+//! Arrows between rooms go one way; `tests/architecture.rs` holds them.
 #![forbid(unsafe_code)]
+
+pub mod access;
+pub mod admin;
+pub mod app;
+pub mod catalog;
+pub mod cli;
+pub mod http;
 pub mod kube;
+pub mod scope;
+pub mod serve;
+pub mod store;
+pub mod telemetry;
+pub mod upstream;
+pub mod watch;

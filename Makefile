@@ -1,0 +1,50 @@
+# What developers and CI run. Every target works on a clean clone with Rust, Go and make.
+CARGO ?= cargo
+GO ?= go
+REAL := tests/real
+BIN := $(REAL)/.bin
+PROXY := target/debug/watershed
+
+.PHONY: help build release test test-rust test-real real lint bench demo cluster fmt clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+
+build: ## Build the proxy (debug)
+	$(CARGO) build --locked
+
+release: ## Build the proxy (release)
+	$(CARGO) build --locked --release
+
+real: ## Build kube-apiserver, etcd, kubectl and the test harness from Go modules (cached)
+	cd $(REAL) && ./build.sh
+
+test: test-rust test-real ## Run every test
+
+test-rust: real ## Rust tests: pure rooms, simulated upstream, real kube-apiserver
+	$(CARGO) test --locked
+
+test-real: build real ## Go tests: real clients through the proxy, in front of a real kube-apiserver
+	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) $(GO) test -count=1 -timeout 20m ./...
+
+lint: ## Formatting, clippy, go vet
+	$(CARGO) fmt --check
+	$(CARGO) clippy --locked --all-targets -- -D warnings
+	cd $(REAL) && test -z "$$(gofmt -l .)" && $(GO) vet ./...
+
+fmt: ## Format the sources
+	$(CARGO) fmt
+	cd $(REAL) && gofmt -w .
+
+bench: ## Benchmarks of the pure rooms
+	$(CARGO) bench --locked
+
+demo: ## The main job on a simulated upstream, with a live picture of what is saved
+	$(CARGO) run --locked --release -- demo
+
+cluster: build real ## A real API server with the proxy in front, until Ctrl-C; prints both kubeconfigs
+	$(BIN)/cluster --proxy $(PROXY)
+
+clean: ## Remove what was built
+	$(CARGO) clean
+	rm -rf $(BIN)

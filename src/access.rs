@@ -1,0 +1,46 @@
+//! Who may see what: callers are known by TokenReview and let in by SubjectAccessReview.
+//!
+//! Nothing here emulates upstream's rules. It is asked, and its answer is kept for a short time.
+mod authenticate;
+mod authorize;
+mod review;
+
+use std::sync::Arc;
+
+use crate::upstream::Client;
+
+pub use authenticate::{Authenticated, Authenticator};
+pub use authorize::{Attributes, Authorizer, Decision, Selectors};
+pub use review::ReviewError;
+
+/// A caller as upstream knows them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// The user name.
+    pub user: String,
+    /// The user's unique id, if any.
+    pub uid: Option<String>,
+    /// The groups, as upstream gave them.
+    pub groups: Vec<String>,
+    /// Further attributes, sorted by key.
+    pub extra: Vec<(String, Vec<String>)>,
+}
+
+/// Both questions in one place.
+#[derive(Clone)]
+pub struct Access {
+    /// Who is calling?
+    pub authenticator: Arc<Authenticator>,
+    /// May they?
+    pub authorizer: Arc<Authorizer>,
+}
+
+impl Access {
+    /// Asks through `client`, with the proxy's own identity.
+    pub fn new(client: &Client) -> Self {
+        Self {
+            authenticator: Arc::new(Authenticator::new(client.clone())),
+            authorizer: Arc::new(Authorizer::new(client.clone())),
+        }
+    }
+}

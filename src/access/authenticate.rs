@@ -1,0 +1,131 @@
+//! Bearer tokens, by TokenReview.
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderMap, header};
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
+use moka::Expiry;
+use moka::future::Cache;
+
+use super::Identity;
+use super::review::{ReviewError, post};
+use crate::upstream::Client;
+
+/// How long a token that was accepted is not reviewed again. Source: kube-apiserver's own token
+/// cache (kubeapiserver/options/authentication.go).
+const ACCEPTED: Duration = Duration::from_secs(10);
+/// How long a refused one is refused without asking: keeps a client in a retry loop off upstream.
+const REFUSED: Duration = Duration::from_secs(2);
+const MAX_TOKENS: u64 = 100_000;
+/// A token longer than this is not reviewed here but forwarded.
+const MAX_TOKEN_BYTES: usize = 64 * 1024;
+
+/// What is known of a caller.
+#[derive(Clone, Debug)]
+pub enum Authenticated {
+    /// Upstream knows them.
+    As(Arc<Identity>),
+    /// Upstream does not accept the token.
+    Refused,
+    /// There are no credentials this proxy can check: upstream decides.
+    Unknown,
+}
+
+/// Reviews tokens and remembers the verdicts for a short time.
+pub struct Authenticator {
+    client: Client,
+    /// Tokens are never kept: only a hash of them, keyed anew in each process.
+    key: [u8; 32],
+    verdicts: Cache<[u8; 32], Option<Arc<Identity>>>,
+}
+
+struct Lifetime;
+
+impl Expiry<[u8; 32], Option<Arc<Identity>>> for Lifetime {
+    fn expire_after_create(
+        &self,
+        _: &[u8; 32],
+        verdict: &Option<Arc<Identity>>,
+        _: std::time::Instant,
+    ) -> Option<Duration> {
+        Some(if verdict.is_some() { ACCEPTED } else { REFUSED })
+    }
+}
+
+impl Authenticator {
+    pub(super) fn new(client: Client) -> Self {
+        let mut key = [0; 32];
+        getrandom::fill(&mut key).expect("the operating system gives random bytes");
+        let verdicts = Cache::builder().max_capacity(MAX_TOKENS).expire_after(Lifetime).build();
+        Self { client, key, verdicts }
+    }
+
+    /// Who sent a request with these headers.
+    pub async fn authenticate(&self, headers: &HeaderMap) -> Result<Authenticated, Arc<ReviewError>> {
+        let Some(token) = bearer_token(headers) else { return Ok(Authenticated::Unknown) };
+        let hash = *blake3::keyed_hash(&self.key, token.as_bytes()).as_bytes();
+        // Concurrent reviews of one token share one question.
+        let verdict = self.verdicts.try_get_with(hash, self.review(token)).await?;
+        Ok(verdict.map_or(Authenticated::Refused, Authenticated::As))
+    }
+
+    async fn review(&self, token: &str) -> Result<Option<Arc<Identity>>, ReviewError> {
+        let review = TokenReview {
+            spec: TokenReviewSpec { token: Some(token.to_owned()), audiences: None },
+            ..TokenReview::default()
+        };
+        let review: TokenReview =
+            post(&self.client, "/apis/authentication.k8s.io/v1/tokenreviews", &review).await?;
+        let status = review.status.unwrap_or_default();
+        if status.authenticated != Some(true) {
+            return Ok(None);
+        }
+        let user = status.user.unwrap_or_default();
+        // A name is what authorization is asked for; without one there is nobody.
+        let Some(name) = user.username.filter(|name| !name.is_empty()) else { return Ok(None) };
+        Ok(Some(Arc::new(Identity {
+            user: name,
+            uid: user.uid,
+            groups: user.groups.unwrap_or_default(),
+            extra: user.extra.unwrap_or_default().into_iter().collect(),
+        })))
+    }
+}
+
+/// The token, when it is the only credential and says so plainly. Whatever else identifies a caller
+/// (impersonation, several headers) is upstream's to judge.
+fn bearer_token(headers: &HeaderMap) -> Option<&str> {
+    let mut values = headers.get_all(header::AUTHORIZATION).iter();
+    let (Some(value), None) = (values.next(), values.next()) else { return None };
+    if headers.keys().any(|name| name.as_str().starts_with("impersonate-")) {
+        return None;
+    }
+    let (scheme, token) = value.to_str().ok()?.trim().split_once(' ')?;
+    let token = token.trim();
+    let plain = !token.is_empty() && token.len() <= MAX_TOKEN_BYTES && !token.contains(' ');
+    (scheme.eq_ignore_ascii_case("bearer") && plain).then_some(token)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn takes_only_a_lone_bearer_token() {
+        let token = |pairs: &[(&'static str, &'static str)]| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in pairs {
+                headers.append(*name, value.parse().unwrap());
+            }
+            bearer_token(&headers).map(str::to_owned)
+        };
+        assert_eq!(token(&[("authorization", "Bearer abc")]), Some("abc".into()));
+        assert_eq!(token(&[("authorization", "bearer  abc")]), Some("abc".into()));
+        assert_eq!(token(&[("authorization", "Basic abc")]), None);
+        assert_eq!(token(&[("authorization", "Bearer")]), None);
+        assert_eq!(token(&[("authorization", "Bearer a b")]), None);
+        assert_eq!(token(&[("authorization", "Bearer a"), ("authorization", "Bearer b")]), None);
+        assert_eq!(token(&[("authorization", "Bearer a"), ("impersonate-user", "b")]), None);
+        assert_eq!(token(&[("authorization", "Bearer a"), ("Impersonate-Extra-X", "b")]), None);
+    }
+}

@@ -1,0 +1,160 @@
+//! Verdicts on single reads, by SubjectAccessReview.
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::authorization::v1::{
+    FieldSelectorAttributes, LabelSelectorAttributes, ResourceAttributes, SubjectAccessReview,
+    SubjectAccessReviewSpec,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldSelectorRequirement, LabelSelectorRequirement};
+use moka::Expiry;
+use moka::future::Cache;
+
+use super::Identity;
+use super::review::{ReviewError, post};
+use crate::kube::{FieldOperator, FieldSelector, GroupVersionResource, LabelOperator, LabelSelector};
+use crate::upstream::Client;
+
+/// How long a grant or a denial stands. Source: the delegated authorizer's default
+/// (apiserver/pkg/server/options/authorization.go).
+const STANDS: Duration = Duration::from_secs(10);
+const MAX_VERDICTS: u64 = 100_000;
+
+/// What upstream's authorizers look at.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Attributes {
+    /// `get`, `list` or `watch`.
+    pub verb: &'static str,
+    /// The type.
+    pub gvr: GroupVersionResource,
+    /// The namespace, empty for all or none.
+    pub namespace: String,
+    /// The object's name, empty for all.
+    pub name: String,
+    /// The selectors, for list and watch.
+    pub selectors: Selectors,
+}
+
+/// Selector requirements in the form of a review.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Selectors {
+    labels: Vec<(String, &'static str, Vec<String>)>,
+    fields: Vec<(String, &'static str, Vec<String>)>,
+}
+
+impl Selectors {
+    /// What kube-apiserver itself would send a webhook for these selectors: `=` and `!=` become In and
+    /// NotIn, greater and less than are left out, which can only make the question wider.
+    /// Source: plugin/pkg/authorizer/webhook/webhook.go (labelSelectorAsSelector and the like).
+    pub fn new(labels: Option<&LabelSelector>, fields: Option<&FieldSelector>) -> Self {
+        let labels = labels.map_or(&[][..], LabelSelector::requirements).iter().filter_map(|requirement| {
+            let operator = match requirement.operator {
+                LabelOperator::In | LabelOperator::Equals | LabelOperator::DoubleEquals => "In",
+                LabelOperator::NotIn | LabelOperator::NotEquals => "NotIn",
+                LabelOperator::Exists => "Exists",
+                LabelOperator::DoesNotExist => "DoesNotExist",
+                LabelOperator::GreaterThan | LabelOperator::LessThan => return None,
+            };
+            Some((requirement.key.clone(), operator, requirement.values.clone()))
+        });
+        let fields = fields.map_or(&[][..], FieldSelector::requirements).iter().map(|requirement| {
+            let operator = match requirement.operator {
+                FieldOperator::Equals => "In",
+                FieldOperator::NotEquals => "NotIn",
+            };
+            (requirement.field.clone(), operator, vec![requirement.value.clone()])
+        });
+        Self { labels: labels.collect(), fields: fields.collect() }
+    }
+}
+
+/// Upstream's verdict.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// They may.
+    Allowed,
+    /// They may not, and perhaps why.
+    Denied(Arc<str>),
+}
+
+type Question = (Arc<Identity>, Attributes);
+
+/// Asks for verdicts and remembers them for a short time.
+pub struct Authorizer {
+    client: Client,
+    verdicts: Cache<Question, Decision>,
+}
+
+struct Lifetime;
+
+impl Expiry<Question, Decision> for Lifetime {
+    fn expire_after_create(&self, _: &Question, _: &Decision, _: std::time::Instant) -> Option<Duration> {
+        Some(STANDS)
+    }
+}
+
+impl Authorizer {
+    pub(super) fn new(client: Client) -> Self {
+        Self { client, verdicts: Cache::builder().max_capacity(MAX_VERDICTS).expire_after(Lifetime).build() }
+    }
+
+    /// May `identity` do this?
+    pub async fn authorize(
+        &self,
+        identity: &Arc<Identity>,
+        attributes: &Attributes,
+    ) -> Result<Decision, Arc<ReviewError>> {
+        let question = (Arc::clone(identity), attributes.clone());
+        // Concurrent questions that are equal share one review.
+        self.verdicts.try_get_with(question, self.review(identity, attributes)).await
+    }
+
+    async fn review(&self, identity: &Identity, attributes: &Attributes) -> Result<Decision, ReviewError> {
+        let review = SubjectAccessReview { spec: spec(identity, attributes), ..SubjectAccessReview::default() };
+        let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+        let review: SubjectAccessReview = post(&self.client, path, &review).await?;
+        let status = review.status.unwrap_or_default();
+        // No opinion of any authorizer is a refusal, as in upstream's own filter.
+        if status.allowed && status.denied != Some(true) {
+            return Ok(Decision::Allowed);
+        }
+        Ok(Decision::Denied(status.reason.unwrap_or_default().into()))
+    }
+}
+
+fn spec(identity: &Identity, attributes: &Attributes) -> SubjectAccessReviewSpec {
+    let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let Attributes { verb, gvr, namespace, name, selectors } = attributes;
+    let labels = selectors.labels.iter().map(|(key, operator, values)| LabelSelectorRequirement {
+        key: key.clone(),
+        operator: (*operator).to_owned(),
+        values: Some(values.clone()).filter(|values| !values.is_empty()),
+    });
+    let fields = selectors.fields.iter().map(|(key, operator, values)| FieldSelectorRequirement {
+        key: key.clone(),
+        operator: (*operator).to_owned(),
+        values: Some(values.clone()),
+    });
+    let resource = ResourceAttributes {
+        verb: Some((*verb).to_owned()),
+        group: some(&gvr.group),
+        version: some(&gvr.version),
+        resource: some(&gvr.resource),
+        namespace: some(namespace),
+        name: some(name),
+        subresource: None,
+        field_selector: (!selectors.fields.is_empty())
+            .then(|| FieldSelectorAttributes { requirements: Some(fields.collect()), raw_selector: None }),
+        label_selector: (!selectors.labels.is_empty())
+            .then(|| LabelSelectorAttributes { requirements: Some(labels.collect()), raw_selector: None }),
+    };
+    SubjectAccessReviewSpec {
+        user: Some(identity.user.clone()),
+        uid: identity.uid.clone(),
+        groups: Some(identity.groups.clone()),
+        extra: Some(identity.extra.iter().cloned().collect::<BTreeMap<_, _>>()),
+        resource_attributes: Some(resource),
+        non_resource_attributes: None,
+    }
+}

@@ -1,0 +1,54 @@
+//! Posts a review object and reads upstream's verdict.
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, StatusCode, header};
+use http_body_util::{BodyExt, Limited};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::upstream::{Class, Client, SendOptions, UpstreamError};
+
+const ANSWER: Duration = Duration::from_secs(10);
+const MAX_BYTES: usize = 1 << 20;
+
+/// Upstream could not be asked, so that nothing is known. The request is then forwarded.
+#[derive(Debug, thiserror::Error)]
+pub enum ReviewError {
+    /// The connection failed.
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
+    /// Upstream refused the question: the proxy's identity needs the ClusterRole system:auth-delegator.
+    #[error("upstream answered {0} to a review: the proxy's identity needs system:auth-delegator")]
+    Refused(StatusCode),
+    /// The verdict cannot be read.
+    #[error("upstream's review is not understood: {0}")]
+    NotUnderstood(String),
+    /// No verdict in time.
+    #[error("upstream did not answer a review within {0:?}")]
+    Late(Duration),
+}
+
+pub(super) async fn post<T: DeserializeOwned>(
+    client: &Client,
+    path: &str,
+    review: &impl Serialize,
+) -> Result<T, ReviewError> {
+    let not_understood = |error: &dyn std::error::Error| ReviewError::NotUnderstood(error.to_string());
+    let body = serde_json::to_vec(review).map_err(|error| not_understood(&error))?;
+    let request = Request::post(path)
+        .header(header::CONTENT_TYPE, "application/json")
+        .header(header::ACCEPT, "application/json")
+        .body(crate::http::full(Bytes::from(body)))
+        .map_err(|error| not_understood(&error))?;
+    let asked = async {
+        let response = client.send(Class::Short, request, SendOptions::default()).await?;
+        if !response.status().is_success() {
+            return Err(ReviewError::Refused(response.status()));
+        }
+        let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;
+        Ok(body.map_err(|error| ReviewError::NotUnderstood(error.to_string()))?.to_bytes())
+    };
+    let body = tokio::time::timeout(ANSWER, asked).await.map_err(|_| ReviewError::Late(ANSWER))??;
+    serde_json::from_slice(&body).map_err(|error| not_understood(&error))
+}

@@ -1,0 +1,61 @@
+//! The admin listener: health and metrics, apart from what clients use.
+mod health;
+pub mod metrics;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::net::TcpListener;
+
+use crate::catalog::Catalog;
+use crate::http::drain;
+use crate::scope::Scopes;
+
+/// What the admin listener shows; read-only handles.
+pub struct State {
+    /// The types known.
+    pub catalog: Catalog,
+    /// The scopes open.
+    pub scopes: Scopes,
+    /// Whether the process is shutting down.
+    pub draining: drain::Watch,
+    /// The metrics registry.
+    pub metrics: PrometheusHandle,
+}
+
+/// Serves until the task is dropped.
+pub async fn serve(listener: TcpListener, state: Arc<State>) {
+    crate::http::serve_plain(listener, move |request: Request<Incoming>| {
+        let response = answer(&state, &request);
+        async move { response }
+    })
+    .await;
+}
+
+fn answer(state: &State, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    if request.method() != Method::GET && request.method() != Method::HEAD {
+        return text(StatusCode::METHOD_NOT_ALLOWED, "text/plain; charset=utf-8", "method not allowed\n".into());
+    }
+    let verbose = request.uri().query().is_some_and(|query| query.contains("verbose"));
+    match request.uri().path() {
+        "/livez" => health::alive(),
+        // /healthz is what older probes know; kube-apiserver keeps it too.
+        "/readyz" | "/healthz" => health::ready(state, verbose),
+        "/metrics" => {
+            metrics::collect(&state.scopes, &state.catalog);
+            text(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", state.metrics.render())
+        }
+        _ => text(StatusCode::NOT_FOUND, "text/plain; charset=utf-8", "404 page not found\n".into()),
+    }
+}
+
+fn text(status: StatusCode, content_type: &'static str, text: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::from(text));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}

@@ -1,0 +1,69 @@
+//! Gauges of the scopes, read when somebody asks. The names stand here and nowhere else.
+use std::sync::Arc;
+
+use metrics::{describe_counter, describe_gauge, gauge};
+
+use crate::catalog::Catalog;
+use crate::kube::Encoding;
+use crate::scope::{Phase, Scope, Scopes};
+
+/// Types that discovery shows as listable and watchable.
+pub const TYPES: &str = "watershed_types";
+/// 1 when the scope answers, 0 while it syncs or is not cached.
+pub const READY: &str = "watershed_scope_ready";
+/// Objects of the newest snapshot.
+pub const OBJECTS: &str = "watershed_scope_objects";
+/// Their bytes.
+pub const OBJECT_BYTES: &str = "watershed_scope_object_bytes";
+/// Events in the window.
+pub const WINDOW_EVENTS: &str = "watershed_scope_window_events";
+/// Their bytes.
+pub const WINDOW_BYTES: &str = "watershed_scope_window_bytes";
+/// The resourceVersion reached.
+pub const VERSION: &str = "watershed_scope_resource_version";
+/// Seconds since upstream last said something.
+pub const SILENCE: &str = "watershed_scope_last_heard_seconds";
+/// Watches that follow the scope.
+pub const WATCHERS: &str = "watershed_scope_watchers";
+
+/// Tells the recorder what the metrics mean.
+pub fn describe() {
+    describe_gauge!(TYPES, "Types that upstream's discovery shows as listable and watchable.");
+    describe_gauge!(READY, "1 when the scope answers from memory, 0 while it syncs or is not cached.");
+    describe_gauge!(OBJECTS, "Objects in the scope's newest snapshot.");
+    describe_gauge!(OBJECT_BYTES, "Bytes held for the objects of the scope's newest snapshot.");
+    describe_gauge!(WINDOW_EVENTS, "Events in the scope's window of recent events.");
+    describe_gauge!(WINDOW_BYTES, "Bytes held for the scope's window of recent events.");
+    describe_gauge!(VERSION, "The resourceVersion that the scope has reached.");
+    describe_gauge!(SILENCE, "Seconds since upstream last sent an event, bookmark or list for the scope.");
+    describe_gauge!(WATCHERS, "Watches that follow the scope.");
+    describe_counter!(crate::scope::UPSTREAM_LISTS, "Times a scope was listed at upstream, first and after a loss of history.");
+    describe_counter!(crate::scope::UPSTREAM_EVENTS, "Events received from upstream.");
+    describe_counter!(crate::scope::UPSTREAM_RESUMES, "Times an interrupted upstream watch went on without a loss.");
+}
+
+/// Sets the gauges to what is so now.
+pub(super) fn collect(scopes: &Scopes, catalog: &Catalog) {
+    gauge!(TYPES).set(catalog.len() as f64);
+    for scope in scopes.all() {
+        let figures = scope.reader.figures();
+        let set = |name: &'static str, value: f64| of_scope(name, &scope).set(value);
+        set(READY, if matches!(scope.phase(), Phase::Ready(_)) { 1.0 } else { 0.0 });
+        set(OBJECTS, figures.objects as f64);
+        set(OBJECT_BYTES, figures.object_bytes as f64);
+        set(WINDOW_EVENTS, figures.events as f64);
+        set(WINDOW_BYTES, figures.event_bytes as f64);
+        set(VERSION, figures.version.0 as f64);
+        set(SILENCE, scope.last_heard.lock().elapsed().as_secs_f64());
+        set(WATCHERS, figures.watchers as f64);
+    }
+}
+
+fn of_scope(name: &'static str, scope: &Scope) -> metrics::Gauge {
+    let encoding = match scope.key.encoding {
+        Encoding::Json => "json",
+        Encoding::Protobuf => "protobuf",
+    };
+    gauge!(name, "group" => Arc::clone(&scope.key.gvr.group), "version" => Arc::clone(&scope.key.gvr.version),
+        "resource" => Arc::clone(&scope.key.gvr.resource), "encoding" => encoding)
+}

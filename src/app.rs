@@ -1,0 +1,139 @@
+//! Puts the rooms together. The only place that knows all of them.
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use crate::access::Access;
+use crate::catalog::Follower;
+use crate::http::{self, ServerTls, TlsOptions, drain};
+use crate::scope::{self, Scopes};
+use crate::serve::Server;
+use crate::upstream::{Client, Forwarder, Upstream, UpstreamOptions};
+use crate::{admin, telemetry};
+
+/// Everything `watershed serve` can be told.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The API server, and the proxy's own identity there.
+    pub upstream: UpstreamOptions,
+    /// Where clients connect, by TLS.
+    pub listen: SocketAddr,
+    /// The serving certificate.
+    pub tls: TlsOptions,
+    /// Where metrics and health are served, by plain HTTP.
+    pub admin_listen: SocketAddr,
+    /// How scopes keep their data.
+    pub scopes: scope::Config,
+    /// How many connections are served at a time, and the like.
+    pub limits: http::Limits,
+    /// How long open requests and watches may take to end at shutdown.
+    pub drain: Duration,
+}
+
+impl Config {
+    /// Defaults for everything but the places.
+    pub fn new(upstream: UpstreamOptions, listen: SocketAddr, admin_listen: SocketAddr, cert_dir: PathBuf) -> Self {
+        Self {
+            upstream,
+            listen,
+            tls: TlsOptions::self_signed(cert_dir),
+            admin_listen,
+            scopes: scope::Config::default(),
+            limits: http::Limits::default(),
+            // kube-apiserver and most balancers give up on a server within a minute.
+            drain: Duration::from_secs(20),
+        }
+    }
+}
+
+/// A running proxy.
+pub struct Running {
+    /// Where clients connect.
+    pub address: SocketAddr,
+    /// Where metrics and health are served.
+    pub admin_address: SocketAddr,
+    /// The certificate authority clients must trust, when the serving certificate is self-made.
+    pub ca_pem: Option<String>,
+    drain: drain::Trigger,
+    proxy: JoinHandle<()>,
+    background: Vec<JoinHandle<()>>,
+}
+
+impl Running {
+    /// Stops in three acts: no new connections, open ones end, and what is left is cut.
+    pub async fn shut_down(self) {
+        tracing::info!("shutting down");
+        self.drain.drain();
+        if self.proxy.await.is_err() {
+            tracing::error!("the listener failed");
+        }
+        self.background.iter().for_each(JoinHandle::abort);
+        tracing::info!("stopped");
+    }
+}
+
+/// Starts a proxy. It serves when this returns.
+pub async fn start(config: Config) -> anyhow::Result<Running> {
+    let metrics = telemetry::metrics();
+    let upstream = Upstream::load(&config.upstream).await?;
+    tracing::info!(upstream = %upstream, "found upstream");
+    let client = Client::new(&upstream);
+    let scopes = Scopes::new(client.clone(), config.scopes);
+    let (follower, catalog) = Follower::start(client.clone(), scopes.clone())
+        .await
+        .context("cannot read upstream's discovery (check --kubeconfig, --server and the proxy's permissions)")?;
+    tracing::info!(types = catalog.len(), "read discovery");
+
+    let tls = ServerTls::load(&config.tls, config.listen.ip()).await.context("no serving certificate")?;
+    let ca_pem = tls.ca_pem();
+    let listener = bind(config.listen, "--listen").await?;
+    let admin_listener = bind(config.admin_listen, "--admin-listen").await?;
+    let (address, admin_address) = (listener.local_addr()?, admin_listener.local_addr()?);
+
+    let (drain, draining) = drain::channel(config.drain);
+    let server = Server::new(
+        catalog.clone(),
+        scopes.clone(),
+        Access::new(&client),
+        Forwarder::new(&upstream),
+        draining.clone(),
+    );
+    let proxy = tokio::spawn(http::serve(
+        listener,
+        tls,
+        move |request, _peer| {
+            let server = server.clone();
+            async move { server.handle(request).await }
+        },
+        config.limits,
+        draining.clone(),
+    ));
+    let state = admin::State { catalog, scopes, draining, metrics: metrics.clone() };
+    let background = vec![
+        tokio::spawn(follower.run()),
+        tokio::spawn(admin::serve(admin_listener, Arc::new(state))),
+        tokio::spawn(upkeep(metrics)),
+    ];
+    tracing::info!(listener = "proxy", address = %address, "listening");
+    tracing::info!(listener = "admin", address = %admin_address, "listening");
+    Ok(Running { address, admin_address, ca_pem, drain, proxy, background })
+}
+
+async fn bind(address: SocketAddr, knob: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address} ({knob})"))
+}
+
+/// Histograms collect samples until somebody folds them in.
+async fn upkeep(metrics: PrometheusHandle) {
+    loop {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        metrics.run_upkeep();
+    }
+}
+

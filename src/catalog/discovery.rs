@@ -1,0 +1,216 @@
+//! Reads upstream's discovery documents.
+use std::time::Duration;
+
+use http::{Request, StatusCode, header};
+use http_body_util::{BodyExt, Limited};
+use serde::Deserialize;
+
+use crate::kube::GroupVersionResource;
+use crate::upstream::{Class, Client, SendOptions, UpstreamError};
+
+/// Both forms are asked for; old releases and proxies answer with the second.
+const ACCEPT: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
+/// The largest document read. Those of clusters with hundreds of CRDs have a few MiB.
+const MAX_BYTES: usize = 64 << 20;
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// A type that can be listed and watched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) gvr: GroupVersionResource,
+    pub(super) kind: String,
+    pub(super) namespaced: bool,
+}
+
+/// Discovery could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum DiscoveryError {
+    /// Upstream could not be asked.
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
+    /// Upstream refused.
+    #[error("upstream answered {status} to {path}: the proxy's identity needs system:discovery")]
+    Refused {
+        /// The document asked for.
+        path: String,
+        /// The answer.
+        status: StatusCode,
+    },
+    /// The answer is not what discovery looks like.
+    #[error("upstream's answer to {path} is not understood: {why}")]
+    NotUnderstood {
+        /// The document asked for.
+        path: String,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// All types that can be listed and watched.
+pub(super) async fn read(client: &Client) -> Result<Vec<Entry>, DiscoveryError> {
+    let mut entries = Vec::new();
+    for path in ["/api", "/apis"] {
+        let document: Document = get(client, path).await?;
+        match document {
+            Document { items: Some(groups), .. } => {
+                for group in groups {
+                    let name = group.metadata.name.unwrap_or_default();
+                    for version in group.versions {
+                        aggregated(&name, version, &mut entries);
+                    }
+                }
+            }
+            Document { versions: Some(versions), .. } => {
+                for version in versions {
+                    legacy(client, &format!("/api/{version}"), "", &version, &mut entries).await?;
+                }
+            }
+            Document { groups: Some(groups), .. } => {
+                for group in groups {
+                    for version in group.versions {
+                        let path = format!("/apis/{}/{}", group.name, version.version);
+                        // One aggregated API that is down must not hide all other types.
+                        if let Err(error) =
+                            legacy(client, &path, &group.name, &version.version, &mut entries).await
+                        {
+                            tracing::warn!(%error, "a group's discovery failed");
+                        }
+                    }
+                }
+            }
+            _ => return Err(DiscoveryError::NotUnderstood { path: path.into(), why: "no groups".into() }),
+        }
+    }
+    Ok(entries)
+}
+
+fn aggregated(group: &str, version: GroupVersion, entries: &mut Vec<Entry>) {
+    for resource in version.resources {
+        // A subresource is listed inside its resource here, so none has a slash in its name.
+        if can_be_followed(&resource.verbs)
+            && let Some(kind) = resource.response_kind.and_then(|kind| kind.kind)
+        {
+            entries.push(Entry {
+                gvr: GroupVersionResource::new(group, &version.version, &resource.resource),
+                kind,
+                namespaced: resource.scope == "Namespaced",
+            });
+        }
+    }
+}
+
+async fn legacy(
+    client: &Client,
+    path: &str,
+    group: &str,
+    version: &str,
+    entries: &mut Vec<Entry>,
+) -> Result<(), DiscoveryError> {
+    let list: ResourceList = get(client, path).await?;
+    entries.extend(list.resources.into_iter().filter(|resource| can_be_followed(&resource.verbs)).map(
+        |resource| Entry {
+            gvr: GroupVersionResource::new(group, version, &resource.name),
+            kind: resource.kind,
+            namespaced: resource.namespaced,
+        },
+    ));
+    Ok(())
+}
+
+fn can_be_followed(verbs: &[String]) -> bool {
+    ["list", "watch"].iter().all(|wanted| verbs.iter().any(|verb| verb == wanted))
+}
+
+async fn get<T: serde::de::DeserializeOwned>(client: &Client, path: &str) -> Result<T, DiscoveryError> {
+    let not_understood = |why: String| DiscoveryError::NotUnderstood { path: path.to_owned(), why };
+    let request = Request::get(path)
+        .header(header::ACCEPT, ACCEPT)
+        .body(crate::http::empty())
+        .map_err(|error| not_understood(error.to_string()))?;
+    let asked = async {
+        let response = client.send(Class::Short, request, SendOptions::default()).await?;
+        let status = response.status();
+        if status != StatusCode::OK {
+            return Err(DiscoveryError::Refused { path: path.to_owned(), status });
+        }
+        let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;
+        Ok(body.map_err(|error| not_understood(error.to_string()))?.to_bytes())
+    };
+    let body = tokio::time::timeout(ANSWER, asked)
+        .await
+        .map_err(|_| not_understood(format!("no answer within {ANSWER:?}")))??;
+    serde_json::from_slice(&body).map_err(|error| not_understood(error.to_string()))
+}
+
+/// Any of APIGroupDiscoveryList, APIVersions and APIGroupList.
+#[derive(Deserialize)]
+struct Document {
+    items: Option<Vec<GroupDiscovery>>,
+    versions: Option<Vec<String>>,
+    groups: Option<Vec<Group>>,
+}
+
+#[derive(Deserialize)]
+struct GroupDiscovery {
+    #[serde(default)]
+    metadata: GroupName,
+    #[serde(default)]
+    versions: Vec<GroupVersion>,
+}
+
+#[derive(Default, Deserialize)]
+struct GroupName {
+    name: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct GroupVersion {
+    #[serde(default)]
+    version: String,
+    #[serde(default)]
+    resources: Vec<ResourceDiscovery>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ResourceDiscovery {
+    resource: String,
+    response_kind: Option<ResponseKind>,
+    #[serde(default)]
+    scope: String,
+    #[serde(default)]
+    verbs: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct ResponseKind {
+    kind: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Group {
+    name: String,
+    #[serde(default)]
+    versions: Vec<GroupVersionName>,
+}
+
+#[derive(Deserialize)]
+struct GroupVersionName {
+    version: String,
+}
+
+#[derive(Deserialize)]
+struct ResourceList {
+    #[serde(default)]
+    resources: Vec<ApiResource>,
+}
+
+#[derive(Deserialize)]
+struct ApiResource {
+    name: String,
+    kind: String,
+    #[serde(default)]
+    namespaced: bool,
+    #[serde(default)]
+    verbs: Vec<String>,
+}

@@ -1,0 +1,48 @@
+//! `watershed kubeconfig`: the same users, another address and another CA.
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use base64::Engine;
+use clap::Args;
+use kube_client::config::Kubeconfig as Document;
+
+/// Flags of `watershed kubeconfig`.
+#[derive(Args, Debug)]
+pub(super) struct Kubeconfig {
+    /// The kubeconfig to start from: its users and contexts stay. Without it: $KUBECONFIG, then ~/.kube/config.
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Where clients reach the proxy.
+    #[arg(long, default_value = "https://127.0.0.1:6443", value_name = "URL")]
+    server: String,
+    /// The CA of the proxy's serving certificate.
+    #[arg(long, default_value = "watershed-certs/ca.crt", value_name = "FILE")]
+    ca: PathBuf,
+}
+
+impl Kubeconfig {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let ca = std::fs::read(&self.ca)
+            .with_context(|| format!("cannot read the proxy's CA {} (--ca)", self.ca.display()))?;
+        let mut document = match &self.kubeconfig {
+            Some(path) => Document::read_from(path)
+                .with_context(|| format!("cannot read {} (--kubeconfig)", path.display()))?,
+            None => Document::read().context("cannot read a kubeconfig to start from (--kubeconfig)")?,
+        };
+        if document.clusters.is_empty() {
+            bail!("the kubeconfig to start from names no cluster (--kubeconfig)");
+        }
+        for cluster in document.clusters.iter_mut().filter_map(|named| named.cluster.as_mut()) {
+            cluster.server = Some(self.server.clone());
+            cluster.certificate_authority = None;
+            cluster.certificate_authority_data = Some(base64::prelude::BASE64_STANDARD.encode(&ca));
+            cluster.insecure_skip_tls_verify = None;
+            cluster.tls_server_name = None;
+        }
+        let yaml = serde_saphyr::to_string(&document).context("cannot write YAML")?;
+        std::io::stdout().write_all(yaml.as_bytes())?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,212 @@
+//! Answers one request: from memory where that is exactly what upstream would say, else upstream does.
+mod answer;
+mod audit_id;
+mod decide;
+mod get;
+mod list;
+pub mod metrics;
+mod source;
+mod watch;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::{HeaderValue, Request, Response, StatusCode};
+use hyper::body::Incoming;
+
+use crate::access::{Access, Attributes, Authenticated, Decision, Identity};
+use crate::catalog::Catalog;
+use crate::http::{Body, drain};
+use crate::kube::{Encoding, Status};
+use crate::scope::{NotReady, Ready, Scope, ScopeKey, Scopes};
+use crate::upstream::Forwarder;
+
+use decide::{Plan, Read, decide};
+use metrics::{InFlight, Labels};
+pub use source::{Reason, Source};
+
+/// A version that is ahead of the cache is waited for this long; then upstream answers, which waits
+/// by its own rule (3 s) and refuses in its own words. Events are milliseconds behind; a type on which
+/// nothing happens would not get there before its next bookmark.
+const VERSION_WAIT: Duration = Duration::from_secs(1);
+
+/// Everything needed to answer. Cheap to clone.
+#[derive(Clone)]
+pub struct Server(Arc<Inner>);
+
+struct Inner {
+    catalog: Catalog,
+    scopes: Scopes,
+    access: Access,
+    forwarder: Forwarder,
+    draining: drain::Watch,
+}
+
+/// A scope that can answer, and what it knows.
+struct Opened {
+    scope: Arc<Scope>,
+    ready: Arc<Ready>,
+    encoding: Encoding,
+}
+
+/// What came of trying to answer from memory.
+enum Outcome {
+    Answered(Source, Response<Body>),
+    Forward(Reason),
+}
+
+impl Server {
+    /// Puts the rooms together.
+    pub fn new(
+        catalog: Catalog,
+        scopes: Scopes,
+        access: Access,
+        forwarder: Forwarder,
+        draining: drain::Watch,
+    ) -> Self {
+        Self(Arc::new(Inner { catalog, scopes, access, forwarder, draining }))
+    }
+
+    /// Answers one request.
+    pub async fn handle(&self, request: Request<Incoming>) -> Response<Body> {
+        let started = Instant::now();
+        let plan = decide(&self.0.catalog, &request);
+        let labels = Labels::new(&plan, request.method());
+        let in_flight = InFlight::begin(&labels);
+        let outcome = match &plan.plan {
+            Plan::Forward(reason) => Outcome::Forward(*reason),
+            Plan::Read(read) => self.0.read(read, &request, &labels).await,
+        };
+        let audit_id = audit_id::of(request.headers());
+        let (source, mut response) = match outcome {
+            Outcome::Answered(source, mut response) => {
+                response.headers_mut().insert(audit_id::NAME, audit_id);
+                (source, response)
+            }
+            Outcome::Forward(reason) => {
+                let source = Source::Forward(reason);
+                (source, self.0.forward(request, &plan).await)
+            }
+        };
+        response.headers_mut().insert("x-watershed-source", source.header());
+        in_flight.answered(source, response.status(), started.elapsed());
+        response
+    }
+}
+
+impl Inner {
+    async fn forward(&self, request: Request<Incoming>, plan: &decide::Planned) -> Response<Body> {
+        let encoding = plan.errors;
+        match self.forwarder.forward(request, plan.long_running).await {
+            Ok(response) => response,
+            Err(error) => {
+                tracing::warn!(%error, "a request could not be forwarded");
+                answer::unreachable(&error, encoding)
+            }
+        }
+    }
+
+    /// Authentication and authorization come before anything is read (invariant 5).
+    async fn read(&self, read: &Read, request: &Request<Incoming>, labels: &Labels) -> Outcome {
+        let identity = match self.access.authenticator.authenticate(request.headers()).await {
+            Ok(Authenticated::As(identity)) => identity,
+            Ok(Authenticated::Refused) => return refuse(read, &Status::unauthorized()),
+            Ok(Authenticated::Unknown) => return Outcome::Forward(Reason::Identity),
+            Err(error) => {
+                tracing::warn!(%error, "a token could not be reviewed");
+                return Outcome::Forward(Reason::ReviewFailed);
+            }
+        };
+        let attributes = read.attributes();
+        match self.access.authorizer.authorize(&identity, &attributes).await {
+            Ok(Decision::Allowed) => {}
+            Ok(Decision::Denied(reason)) => return refuse(read, &denied(&identity, &attributes, &reason)),
+            Err(error) => {
+                tracing::warn!(%error, "an access could not be reviewed");
+                return Outcome::Forward(Reason::ReviewFailed);
+            }
+        }
+        let opened = match self.open(read).await {
+            Ok(opened) => opened,
+            Err(reason) => return Outcome::Forward(reason),
+        };
+        if let Some(version) = read.at_least()
+            && !opened.scope.reached(version, VERSION_WAIT).await
+        {
+            return Outcome::Forward(Reason::VersionAhead);
+        }
+        match &read.kind {
+            decide::ReadKind::Get { name, .. } => get::answer(&opened, read, name),
+            decide::ReadKind::List(_) => list::answer(&opened, read),
+            decide::ReadKind::Watch(watch) => {
+                let recheck = self.recheck(identity, attributes);
+                watch::answer(&opened, read, watch, recheck, &self.draining, labels)
+            }
+        }
+    }
+
+    /// The scope in the first representation that the client accepts and the type has.
+    async fn open(&self, read: &Read) -> Result<Opened, Reason> {
+        for &encoding in &read.encodings {
+            let key = ScopeKey { gvr: read.resource.gvr.clone(), encoding };
+            let scope = self.scopes.open(&key, &read.resource.kind, &read.resource.fields);
+            match scope.ready(self.scopes.config().sync_wait).await {
+                Ok(ready) => return Ok(Opened { scope, ready, encoding }),
+                Err(NotReady::Syncing) => return Err(Reason::Syncing),
+                Err(NotReady::Stopped(crate::upstream::Stopped::NotAcceptable)) => {}
+                Err(NotReady::Stopped(_)) => return Err(Reason::NotCached),
+            }
+        }
+        Err(Reason::Representation)
+    }
+
+    /// Long watches are asked about again. While upstream cannot be asked, what was granted stands.
+    fn recheck(&self, identity: Arc<Identity>, attributes: Attributes) -> crate::watch::Recheck {
+        let authorizer = Arc::clone(&self.access.authorizer);
+        let question = Arc::new((identity, attributes));
+        Arc::new(move || {
+            let (authorizer, question) = (Arc::clone(&authorizer), Arc::clone(&question));
+            Box::pin(async move {
+                let decision = authorizer.authorize(&question.0, &question.1).await;
+                !matches!(decision, Ok(Decision::Denied(_)))
+            })
+        })
+    }
+}
+
+fn refuse(read: &Read, status: &Status) -> Outcome {
+    // Upstream indents refusals for people's programs; it may as well say them itself then.
+    if read.pretty {
+        return Outcome::Forward(Reason::Pretty);
+    }
+    Outcome::Answered(Source::Access, answer::status(status, read.encodings[0]))
+}
+
+fn denied(identity: &Identity, attributes: &Attributes, reason: &str) -> Status {
+    Status::forbidden(
+        attributes.verb,
+        &attributes.gvr,
+        &attributes.namespace,
+        &attributes.name,
+        &identity.user,
+        reason,
+    )
+}
+
+/// Headers that every answer from memory has.
+fn from_memory(
+    status: StatusCode,
+    content_type: &'static str,
+    body: Body,
+    warnings: &[HeaderValue],
+) -> Response<Body> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(http::header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    for warning in warnings {
+        headers.append(http::header::WARNING, warning.clone());
+    }
+    response
+}

@@ -1,0 +1,29 @@
+//! The one place where refusals become responses.
+use http::{HeaderValue, Response, StatusCode, header};
+
+use super::from_memory;
+use crate::http::{Body, full};
+use crate::kube::{Encoding, Status};
+use crate::upstream::UpstreamError;
+
+/// A Status as the response's body.
+pub(super) fn status(status: &Status, encoding: Encoding) -> Response<Body> {
+    let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = from_memory(code, encoding.content_type(false), full(status.encode(encoding)), &[]);
+    let headers = response.headers_mut();
+    if code == StatusCode::FORBIDDEN {
+        headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    }
+    if let Some(seconds) = status.retry_after() {
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
+}
+
+/// A request that could not be forwarded.
+pub(super) fn unreachable(error: &UpstreamError, encoding: Encoding) -> Response<Body> {
+    if error.is_bad_request() {
+        return status(&Status::bad_request(error.to_string()), encoding);
+    }
+    status(&Status::service_unavailable(format!("the API server could not be reached: {error}"), 1), encoding)
+}

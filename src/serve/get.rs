@@ -1,0 +1,28 @@
+//! One object by name.
+use std::sync::Arc;
+
+use http::StatusCode;
+
+use super::decide::Read;
+use super::source::Source;
+use super::{Opened, Outcome, answer, from_memory};
+use crate::http::full;
+use crate::kube::Status;
+
+pub(super) fn answer(opened: &Opened, read: &Read, name: &str) -> Outcome {
+    let key = match &read.namespace {
+        Some(namespace) => format!("{namespace}/{name}"),
+        None => name.to_owned(),
+    };
+    let found = opened.scope.reader.snapshot().get(&key).map(Arc::clone);
+    let response = match found {
+        Some(object) => from_memory(
+            StatusCode::OK,
+            opened.encoding.content_type(false),
+            full(opened.ready.form.get_body(&object.bytes)),
+            &opened.ready.warnings,
+        ),
+        None => answer::status(&Status::not_found(&read.resource.gvr, name), opened.encoding),
+    };
+    Outcome::Answered(Source::Snapshot, response)
+}

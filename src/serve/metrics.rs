@@ -1,0 +1,128 @@
+//! What is counted of requests and watches. The names stand here and nowhere else.
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Method, StatusCode};
+use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+
+use super::decide::Planned;
+use super::source::Source;
+use crate::catalog::Resource;
+use crate::kube::Verb;
+use crate::watch::{Ending, Observer};
+
+/// Every answered request.
+pub const REQUESTS: &str = "watershed_requests_total";
+/// From the request's arrival to the response's headers.
+pub const DURATION: &str = "watershed_request_duration_seconds";
+/// Requests whose response headers are not sent yet.
+pub const IN_FLIGHT: &str = "watershed_requests_in_flight";
+/// Watches served from memory now.
+pub const WATCHES: &str = "watershed_watches";
+/// Events, bookmarks and initial objects handed to clients.
+pub const EVENTS: &str = "watershed_watch_events_total";
+/// Their bytes.
+pub const EVENT_BYTES: &str = "watershed_watch_event_bytes_total";
+/// Watches that ended, and how.
+pub const ENDED: &str = "watershed_watches_ended_total";
+
+/// Tells the recorder what the metrics mean.
+pub fn describe() {
+    describe_counter!(REQUESTS, "Requests answered, by verb, resource, source, reason for forwarding and code.");
+    describe_histogram!(DURATION, "Seconds from a request's arrival to the headers of its response.");
+    describe_gauge!(IN_FLIGHT, "Requests whose response headers are not sent yet.");
+    describe_gauge!(WATCHES, "Watches that are served from memory now.");
+    describe_counter!(EVENTS, "Events, bookmarks and initial objects handed to watching clients.");
+    describe_counter!(EVENT_BYTES, "Bytes of events, bookmarks and initial objects handed to watching clients.");
+    describe_counter!(ENDED, "Watches served from memory that ended, by how they did.");
+}
+
+/// The labels of a request. Only types of the catalog are named: clients cannot invent values.
+#[derive(Clone)]
+pub(super) struct Labels {
+    verb: &'static str,
+    group: Arc<str>,
+    resource: Arc<str>,
+}
+
+impl Labels {
+    pub(super) fn new(planned: &Planned, method: &Method) -> Self {
+        let none = || Arc::from("");
+        let (group, resource) = match &planned.resource {
+            Some(resource) => (Arc::clone(&resource.gvr.group), Arc::clone(&resource.gvr.resource)),
+            None => (none(), none()),
+        };
+        let verb = match planned.verb {
+            Verb::Other if *method == Method::HEAD => "head",
+            verb => verb.as_str(),
+        };
+        Self { verb, group, resource }
+    }
+}
+
+/// A request on its way to an answer.
+pub(super) struct InFlight {
+    labels: Labels,
+    gauge: Gauge,
+}
+
+impl InFlight {
+    pub(super) fn begin(labels: &Labels) -> Self {
+        let gauge = gauge!(IN_FLIGHT, "verb" => labels.verb);
+        gauge.increment(1);
+        Self { labels: labels.clone(), gauge }
+    }
+
+    pub(super) fn answered(self, source: Source, code: StatusCode, took: Duration) {
+        let Labels { verb, group, resource } = &self.labels;
+        counter!(REQUESTS, "verb" => *verb, "group" => Arc::clone(group), "resource" => Arc::clone(resource),
+            "source" => source.as_str(), "reason" => source.reason(), "code" => code.as_str().to_owned())
+        .increment(1);
+        histogram!(DURATION, "verb" => *verb, "source" => source.as_str()).record(took);
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.gauge.decrement(1);
+    }
+}
+
+/// Counts what one watch does.
+pub(super) struct WatchMeter {
+    watches: Gauge,
+    events: Counter,
+    bytes: Counter,
+    resource: Arc<str>,
+    group: Arc<str>,
+}
+
+impl WatchMeter {
+    pub(super) fn begin(labels: &Labels, resource: &Resource) -> Self {
+        let group = || Arc::clone(&labels.group);
+        let name = || Arc::clone(&resource.gvr.resource);
+        let watches = gauge!(WATCHES, "group" => group(), "resource" => name());
+        watches.increment(1);
+        Self {
+            watches,
+            events: counter!(EVENTS, "group" => group(), "resource" => name()),
+            bytes: counter!(EVENT_BYTES, "group" => group(), "resource" => name()),
+            resource: name(),
+            group: group(),
+        }
+    }
+}
+
+impl Observer for WatchMeter {
+    fn sent(&mut self, events: usize, bytes: usize) {
+        self.events.increment(events as u64);
+        self.bytes.increment(bytes as u64);
+    }
+
+    fn ended(&mut self, how: Ending) {
+        self.watches.decrement(1);
+        counter!(ENDED, "group" => Arc::clone(&self.group), "resource" => Arc::clone(&self.resource),
+            "how" => how.as_str())
+        .increment(1);
+    }
+}

@@ -1,0 +1,109 @@
+//! Where an answer came from, and why a request was forwarded: for headers, logs and metrics alike.
+use http::HeaderValue;
+
+/// Where an answer came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// From the newest snapshot.
+    Snapshot,
+    /// From the window of recent events.
+    Window,
+    /// Refused by what upstream said of the caller.
+    Access,
+    /// From upstream.
+    Forward(Reason),
+}
+
+impl Source {
+    /// The metric label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Snapshot => "snapshot",
+            Self::Window => "window",
+            Self::Access => "access",
+            Self::Forward(_) => "forward",
+        }
+    }
+
+    /// The reason for forwarding, empty for the other sources.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Forward(reason) => reason.as_str(),
+            _ => "",
+        }
+    }
+
+    /// The value of the X-Watershed-Source header.
+    pub(super) fn header(self) -> HeaderValue {
+        match self {
+            Self::Forward(reason) => HeaderValue::from_static(reason.header()),
+            other => HeaderValue::from_static(other.as_str()),
+        }
+    }
+}
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+        /// Why a request was not answered from memory.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Reason {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Reason {
+            /// The metric label.
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)*
+                }
+            }
+
+            fn header(self) -> &'static str {
+                match self {
+                    $(Self::$name => concat!("forward; reason=", $text),)*
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// Not a get, list or watch.
+    NotARead = "not-a-read",
+    /// Not a resource's path: discovery, OpenAPI, health, or not understood.
+    NotAResource = "not-a-resource",
+    /// A type that discovery does not show as listable and watchable, or does not show so.
+    UnknownType = "unknown-type",
+    /// A subresource, such as a pod's log.
+    Subresource = "subresource",
+    /// An Upgrade to another protocol.
+    Upgrade = "upgrade",
+    /// The deprecated `/watch/` paths.
+    LegacyWatch = "legacy-watch",
+    /// Table, PartialObjectMetadata, YAML, CBOR, or nothing this proxy holds.
+    Representation = "representation",
+    /// Indented JSON.
+    Pretty = "pretty",
+    /// Parameters that upstream would refuse, or that are not understood here.
+    Parameters = "parameters",
+    /// A selector that upstream would refuse, or that is not understood here.
+    Selector = "selector",
+    /// A consistent read: no older than its arrival.
+    Consistent = "consistent-read",
+    /// A read at exactly one version.
+    Exact = "exact-version",
+    /// A page of a list.
+    Paging = "paging",
+    /// sendInitialEvents, which upstream does not offer.
+    InitialEvents = "initial-events",
+    /// A version that this cache has not reached.
+    VersionAhead = "version-ahead",
+    /// No credentials that can be checked here.
+    Identity = "identity",
+    /// Upstream could not be asked about the caller.
+    ReviewFailed = "review-failed",
+    /// The type's first list is not in yet.
+    Syncing = "syncing",
+    /// The type cannot be cached.
+    NotCached = "not-cached",
+}

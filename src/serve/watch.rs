@@ -1,0 +1,84 @@
+//! A watch: from the present state, or from a version still in the window.
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::StatusCode;
+use http_body_util::BodyExt;
+use tokio::time::Instant;
+
+use super::decide::{Begin, Read, Watch};
+use super::metrics::{Labels, WatchMeter};
+use super::source::{Reason, Source};
+use super::{Opened, Outcome, from_memory};
+use crate::http::drain;
+use crate::store::Start;
+use crate::watch::{Initial, Recheck, Terms, View, WatchBody};
+
+/// Without `timeoutSeconds` a watch ends after one to two times this.
+/// Source: `--min-request-timeout`, `apiserver/pkg/endpoints/handlers/get.go`.
+const MIN_TIMEOUT: Duration = Duration::from_secs(1800);
+/// Longer than anybody waits, short enough to be added to a clock.
+const MAX_TIMEOUT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+pub(super) fn answer(
+    opened: &Opened,
+    read: &Read,
+    watch: &Watch,
+    recheck: Recheck,
+    draining: &drain::Watch,
+    labels: &Labels,
+) -> Outcome {
+    let Opened { scope, ready, encoding } = opened;
+    // A release that does not stream initial events refuses to be asked, and does not mark the end
+    // of those it sends unasked.
+    if matches!(watch.begin, Begin::State { asked_for: true, .. }) && !ready.streams_initial_events {
+        return Outcome::Forward(Reason::InitialEvents);
+    }
+    let start = match watch.begin {
+        Begin::After(version) => Start::After(version),
+        Begin::State { .. } | Begin::Now => Start::Now,
+    };
+    let (subscription, snapshot) = scope.reader.subscribe(start, watch.filter.interest(&scope.fields));
+    let version = snapshot.version();
+    let (initial, source) = match watch.begin {
+        Begin::State { end_mark, .. } => {
+            let end_mark = if end_mark && ready.streams_initial_events {
+                // Upstream marked the end of its own initial events, so its form is known.
+                let Some(form) = scope.bookmarks.load_full() else {
+                    return Outcome::Forward(Reason::InitialEvents);
+                };
+                Some(form.initial_events_end(version))
+            } else {
+                None
+            };
+            let items = snapshot.into_items(watch.filter.namespace());
+            (Some(Initial { items, end_mark }), Source::Snapshot)
+        }
+        Begin::After(_) | Begin::Now => (None, Source::Window),
+    };
+    let timeout = match watch.timeout_seconds {
+        Some(seconds) => Duration::from_secs(seconds).min(MAX_TIMEOUT),
+        None => MIN_TIMEOUT.mul_f64(1.0 + fastrand::f64()),
+    };
+    let draining = draining.clone();
+    let body = WatchBody::new(
+        subscription,
+        Terms {
+            form: Arc::clone(&ready.form),
+            view: View { filter: watch.filter.clone() },
+            start: match watch.begin {
+                Begin::After(version) => version,
+                Begin::State { .. } | Begin::Now => version,
+            },
+            initial,
+            bookmarks: watch.bookmarks.then(|| Arc::clone(&scope.bookmarks)),
+            deadline: Instant::now() + timeout,
+            recheck,
+            draining: Box::pin(async move { draining.draining().await }),
+            observer: Box::new(WatchMeter::begin(labels, &read.resource)),
+        },
+    );
+    let body = body.map_err(|never| match never {}).boxed_unsync();
+    let response = from_memory(StatusCode::OK, encoding.content_type(true), body, &ready.warnings);
+    Outcome::Answered(source, response)
+}

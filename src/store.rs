@@ -1,0 +1,15 @@
+//! What is known of one scope: the newest snapshot, and the window of recent events.
+//!
+//! One task holds the [`Writer`]; any number of [`Reader`]s take snapshots and follow the events.
+//! No IO and no async here: time and wake-ups come from outside.
+mod object;
+mod snapshot;
+mod state;
+mod wake;
+mod window;
+
+pub use object::Object;
+pub use snapshot::{Items, Snapshot};
+pub use state::{Closed, Figures, Inconsistent, Reader, Start, Step, Subscription, Writer, new};
+pub use wake::Interest;
+pub use window::{Event, Limits};

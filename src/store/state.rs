@@ -1,0 +1,331 @@
+//! The shared state of a scope, its one writer and its readers.
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Waker};
+use std::time::Instant;
+
+use parking_lot::RwLock;
+
+use super::object::Object;
+use super::snapshot::Snapshot;
+use super::wake::{Index, Interest, NOTHING, Slot};
+use super::window::{Event, Limits, Window};
+use crate::kube::{EventKind, Frame, ResourceVersion};
+
+/// Makes an empty scope, not yet synced.
+pub fn new(limits: Limits) -> (Writer, Reader) {
+    let shared = Arc::new(Shared {
+        state: RwLock::new(State {
+            snapshot: Snapshot::default(),
+            window: Window::new(limits),
+            index: Index::default(),
+            closed: None,
+        }),
+    });
+    (Writer { shared: Arc::clone(&shared) }, Reader { shared })
+}
+
+/// Why a scope stopped for good: its watches end as upstream's would.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closed {
+    /// The type is gone, upstream ended the watch, or the proxy may not watch it any more.
+    Gone,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Held for moments only, never across an await. Wakers are called after it is released.
+    state: RwLock<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    snapshot: Snapshot,
+    window: Window,
+    index: Index,
+    closed: Option<Closed>,
+}
+
+/// What upstream said cannot follow what is known: the scope must be listed again.
+#[derive(Debug, thiserror::Error)]
+pub enum Inconsistent {
+    /// Events come in ascending order of their version.
+    #[error("event of version {event} came after version {known}")]
+    Order {
+        /// The event's version.
+        event: ResourceVersion,
+        /// The version already reached.
+        known: ResourceVersion,
+    },
+    /// ADDED of an object that is there, or MODIFIED or DELETED of one that is not.
+    #[error("{kind} event for {key:?}, which is {}", if *.held { "known already" } else { "not known" })]
+    Existence {
+        /// ADDED, MODIFIED or DELETED.
+        kind: &'static str,
+        /// The object's key.
+        key: String,
+        /// Whether the object is held.
+        held: bool,
+    },
+    /// BOOKMARK and ERROR frames are not changes of an object.
+    #[error("{0} is not a change")]
+    NotAChange(&'static str),
+}
+
+/// The only one who changes a scope's state.
+#[derive(Debug)]
+pub struct Writer {
+    shared: Arc<Shared>,
+}
+
+impl Writer {
+    /// Puts a fresh list in place of everything known. Watches from before its version are told that
+    /// their version expired: what happened in between is not known (invariant `no silent gap`).
+    pub fn replace(&mut self, snapshot: Snapshot) {
+        let mut state = self.shared.state.write();
+        let seen_all = state.window.head();
+        state.window.reset(snapshot.version());
+        state.snapshot = snapshot;
+        let wakers = state.index.mark_all(seen_all);
+        drop(state);
+        wake(wakers);
+    }
+
+    /// Takes one event of upstream's in.
+    pub fn apply(&mut self, now: Instant, frame: Frame, object: Object) -> Result<(), Inconsistent> {
+        let mut state = self.shared.state.write();
+        let known = state.snapshot.version();
+        let version = object.version;
+        if version <= known {
+            return Err(Inconsistent::Order { event: version, known });
+        }
+        let held = state.snapshot.get(object.key()).is_some();
+        let fits = match frame.kind {
+            EventKind::Added => !held,
+            EventKind::Modified | EventKind::Deleted => held,
+            EventKind::Bookmark | EventKind::Error => {
+                return Err(Inconsistent::NotAChange(frame.kind.as_str()));
+            }
+        };
+        if !fits {
+            let key = object.key().to_owned();
+            return Err(Inconsistent::Existence { kind: frame.kind.as_str(), key, held });
+        }
+        let object = Arc::new(object);
+        let previous = if frame.kind == EventKind::Deleted {
+            state.snapshot.remove(object.key())
+        } else {
+            state.snapshot.insert(Arc::clone(&object))
+        };
+        state.snapshot.set_version(version);
+        let sequence = state.window.head();
+        let wakers = state.index.mark(sequence, previous.as_deref(), &object);
+        let event = Event { kind: frame.kind, version, object, previous, frame: frame.frame };
+        state.window.push(now, Arc::new(event));
+        drop(state);
+        wake(wakers);
+        Ok(())
+    }
+
+    /// Upstream's word that everything up to `version` has been delivered.
+    pub fn progress(&mut self, now: Instant, version: ResourceVersion) {
+        let mut state = self.shared.state.write();
+        if version > state.snapshot.version() {
+            state.snapshot.set_version(version);
+        }
+        state.window.trim(now);
+    }
+
+    /// Ends every watch, now and later.
+    pub fn close(&mut self, why: Closed) {
+        let mut state = self.shared.state.write();
+        state.closed = Some(why);
+        let wakers = state.index.mark_all(state.window.head());
+        drop(state);
+        wake(wakers);
+    }
+}
+
+impl Drop for Writer {
+    /// Without a writer nothing would ever arrive: watches end instead of hanging.
+    fn drop(&mut self) {
+        if self.shared.state.read().closed.is_none() {
+            self.close(Closed::Gone);
+        }
+    }
+}
+
+fn wake(wakers: Vec<Waker>) {
+    wakers.into_iter().for_each(Waker::wake);
+}
+
+/// Reads a scope's state. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Reader {
+    shared: Arc<Shared>,
+}
+
+/// Figures of a scope at a moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Figures {
+    /// The version reached.
+    pub version: ResourceVersion,
+    /// Objects in the newest snapshot.
+    pub objects: usize,
+    /// Bytes of these objects.
+    pub object_bytes: usize,
+    /// Events in the window.
+    pub events: usize,
+    /// Bytes of these events.
+    pub event_bytes: usize,
+    /// Watches that follow the scope.
+    pub watchers: usize,
+}
+
+/// Where a watch begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// With the events after this version, which may lie in the future.
+    After(ResourceVersion),
+    /// With the events after the newest snapshot.
+    Now,
+}
+
+/// What a subscriber is to do next.
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// These are the next events (possibly none of interest); there may be more behind them.
+    Events(Vec<Arc<Event>>),
+    /// Everything up to this version, the newest known, has been handed out; the waker is registered.
+    /// A watch that started at a version still ahead may see one below its start here.
+    CaughtUp(ResourceVersion),
+    /// The events after the subscriber's version are not held any more.
+    Expired {
+        /// The version up to which everything was handed out.
+        version: ResourceVersion,
+        /// The oldest version a watch could start from.
+        oldest: ResourceVersion,
+    },
+    /// The scope is closed.
+    Closed(Closed),
+}
+
+impl Reader {
+    /// The newest snapshot.
+    pub fn snapshot(&self) -> Snapshot {
+        self.shared.state.read().snapshot.clone()
+    }
+
+    /// The version reached.
+    pub fn version(&self) -> ResourceVersion {
+        self.shared.state.read().snapshot.version()
+    }
+
+    /// Figures for metrics and pages.
+    pub fn figures(&self) -> Figures {
+        let state = self.shared.state.read();
+        Figures {
+            version: state.snapshot.version(),
+            objects: state.snapshot.len(),
+            object_bytes: state.snapshot.size(),
+            events: state.window.len(),
+            event_bytes: state.window.bytes(),
+            watchers: state.index.len(),
+        }
+    }
+
+    /// Begins to follow the events, and gives the snapshot that `Start::Now` goes on from.
+    /// Both are of one moment: nothing lies between the snapshot and the first event.
+    pub fn subscribe(&self, start: Start, interest: Interest) -> (Subscription, Snapshot) {
+        let mut state = self.shared.state.write();
+        let snapshot = state.snapshot.clone();
+        let (slot, slot_key) = state.index.add(interest.clone());
+        let (next, version) = match start {
+            Start::Now => (state.window.head(), snapshot.version()),
+            // A sequence number that is not held any more makes the first step say so.
+            Start::After(version) => {
+                (state.window.after(version).unwrap_or_else(|| state.window.first().wrapping_sub(1)), version)
+            }
+        };
+        let subscription = Subscription {
+            shared: Arc::clone(&self.shared),
+            slot,
+            slot_key,
+            interest,
+            next: Some(next),
+            version,
+        };
+        (subscription, snapshot)
+    }
+}
+
+/// One reader's position in the window.
+#[derive(Debug)]
+pub struct Subscription {
+    shared: Arc<Shared>,
+    slot: Arc<Slot>,
+    slot_key: usize,
+    interest: Interest,
+    /// The next event to hand out, while there is one known to be unread.
+    next: Option<u64>,
+    /// Everything of interest up to here was handed out (or lies before the start).
+    version: ResourceVersion,
+}
+
+impl Subscription {
+    /// The next events, at most `most` of them. Registers the waker of `context` before it looks, so
+    /// that nothing slips in between.
+    pub fn step(&mut self, context: &Context<'_>, most: usize) -> Step {
+        self.slot.waker.register(context.waker());
+        let state = self.shared.state.read();
+        let unseen = self.slot.unseen.swap(NOTHING, Ordering::AcqRel);
+        // What is left from before comes first; otherwise all up to `unseen` did not concern us.
+        let Some(mut from) = self.next.take().or((unseen != NOTHING).then_some(unseen)) else {
+            return self.caught_up(&state);
+        };
+        if from < state.window.first() || from == u64::MAX {
+            if self.version < state.window.floor() {
+                self.next = Some(from);
+                return Step::Expired { version: self.version, oldest: state.window.floor() };
+            }
+            // A watch that started at a version still ahead loses nothing by a fresh list.
+            from = state.window.first();
+        }
+        let events: Vec<_> = if from < state.window.head() {
+            state.window.from(from).take(most).cloned().collect()
+        } else {
+            Vec::new()
+        };
+        let next = from + events.len() as u64;
+        if next < state.window.head() {
+            self.next = Some(next);
+        } else if events.is_empty() {
+            return self.caught_up(&state);
+        } else if state.closed.is_some() {
+            // Come back for the end.
+            self.next = Some(next);
+        }
+        // A start in the future: events up to it are not the subscriber's.
+        let start = self.version;
+        let events: Vec<_> = events.into_iter().filter(|event| event.version > start).collect();
+        if let Some(last) = events.last() {
+            self.version = last.version;
+        }
+        Step::Events(events)
+    }
+
+    fn caught_up(&mut self, state: &State) -> Step {
+        if let Some(closed) = state.closed {
+            return Step::Closed(closed);
+        }
+        let version = state.snapshot.version();
+        self.version = self.version.max(version);
+        Step::CaughtUp(version)
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.shared.state.write().index.remove(&self.interest, self.slot_key);
+    }
+}

@@ -1,0 +1,120 @@
+//! The recent events of a scope: how far back a watch may start.
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use super::object::Object;
+use crate::kube::{EventKind, ResourceVersion};
+
+/// One change of one object.
+#[derive(Debug)]
+pub struct Event {
+    /// Added, modified or deleted, as upstream said it of the whole scope.
+    pub kind: EventKind,
+    /// The version of the change; for a deletion, the version of the deletion.
+    pub version: ResourceVersion,
+    /// The new state, or for a deletion the last one (with the deletion's version spliced in by upstream).
+    pub object: Arc<Object>,
+    /// The state before, which tells whether a selector's view had the object.
+    pub previous: Option<Arc<Object>>,
+    /// The whole watch frame as upstream sent it.
+    pub frame: Bytes,
+}
+
+impl Event {
+    fn size(&self) -> usize {
+        // `object` usually shares the frame's bytes, and `previous` was paid for when it was new.
+        self.frame.len() + self.object.attributes.heap_size() + size_of::<Self>()
+    }
+}
+
+/// How much history is kept: until it is older than `age`, and never more than `bytes`.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Events younger than this are kept while the bytes allow it.
+    pub age: Duration,
+    /// Upper bound of the frames held.
+    pub bytes: usize,
+}
+
+/// Events in order of their version. Each has a sequence number of its own, never used twice.
+#[derive(Debug)]
+pub(super) struct Window {
+    events: VecDeque<(Instant, Arc<Event>)>,
+    /// Sequence number of the oldest event held.
+    first: u64,
+    /// The oldest version a watch may start from: everything after it is here.
+    floor: ResourceVersion,
+    bytes: usize,
+    limits: Limits,
+}
+
+impl Window {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self { events: VecDeque::new(), first: 0, floor: ResourceVersion::default(), bytes: 0, limits }
+    }
+
+    pub(super) fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// The sequence number the next event will get.
+    pub(super) fn head(&self) -> u64 {
+        self.first + self.events.len() as u64
+    }
+
+    pub(super) fn floor(&self) -> ResourceVersion {
+        self.floor
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.events.len()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(super) fn push(&mut self, now: Instant, event: Arc<Event>) {
+        self.bytes += event.size();
+        self.events.push_back((now, event));
+        self.trim(now);
+    }
+
+    /// Lets go of what is too old or too much. The newest event may go too, if it alone is too large.
+    pub(super) fn trim(&mut self, now: Instant) {
+        while let Some((at, event)) = self.events.front() {
+            if self.bytes <= self.limits.bytes && now.saturating_duration_since(*at) <= self.limits.age {
+                break;
+            }
+            self.bytes -= event.size();
+            self.floor = event.version;
+            self.first += 1;
+            self.events.pop_front();
+        }
+    }
+
+    /// Starts anew at `floor`. One sequence number is skipped, so that a cursor which had seen
+    /// everything can be sent to a number that is not held any more.
+    pub(super) fn reset(&mut self, floor: ResourceVersion) {
+        self.first = self.head() + 1;
+        self.events.clear();
+        self.bytes = 0;
+        self.floor = floor;
+    }
+
+    /// The first event after `version`, or `None` when that is too far back.
+    pub(super) fn after(&self, version: ResourceVersion) -> Option<u64> {
+        if version < self.floor {
+            return None;
+        }
+        Some(self.first + self.events.partition_point(|(_, event)| event.version <= version) as u64)
+    }
+
+    /// The events from sequence number `from` on. `from` must not be below [`Self::first`].
+    pub(super) fn from(&self, from: u64) -> impl Iterator<Item = &Arc<Event>> {
+        self.events.range((from - self.first) as usize..).map(|(_, event)| event)
+    }
+}

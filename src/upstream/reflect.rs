@@ -1,0 +1,481 @@
+//! Follows one scope at the API server: lists it once, then watches, and recovers.
+//!
+//! A state machine: [`Reflector::next`] takes one step and says what changed. It knows no store.
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
+use http_body_util::BodyExt;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::pool::{Class, Client, SendOptions, UpstreamBody};
+use super::UpstreamError;
+use crate::kube::{
+    BookmarkForm, Encoding, EventKind, FieldTable, Frame, FrameDecoder, GroupVersionResource, ListPage,
+    Malformed, ResourceVersion, Scanned, TypeForm, read_bookmark, read_error, scan,
+};
+
+/// A stream without an event or bookmark for this long is dead: bookmarks come every minute.
+const SILENCE: Duration = Duration::from_secs(90);
+/// Types without a watch cache (events) send no bookmarks. Their streams are renewed this rarely;
+/// a dead connection is found by HTTP/2 pings.
+const SILENCE_WITHOUT_BOOKMARKS: Duration = Duration::from_secs(600);
+/// An API server that does not know sendInitialEvents sends no end mark: give up after this silence.
+const INITIAL_SILENCE: Duration = Duration::from_secs(15);
+/// For response headers, and for a list's body to move on.
+const ANSWER: Duration = Duration::from_secs(60);
+/// Page size of lists, as the ecosystem's clients use.
+const PAGE: usize = 500;
+/// A page's body above this is refused: bounded memory. etcd limits an object to 1.5 MiB or so.
+const MAX_PAGE_BYTES: usize = 2 << 30;
+/// A single watch frame above this is refused.
+const MAX_FRAME_BYTES: usize = 64 << 20;
+/// Waits between attempts, doubling from the first to the last, with jitter.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// What to follow.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// The type.
+    pub gvr: GroupVersionResource,
+    /// Its kind, from discovery.
+    pub kind: Arc<str>,
+    /// The representation asked for.
+    pub encoding: Encoding,
+    /// Where its selectable fields are found.
+    pub fields: Arc<FieldTable>,
+}
+
+/// An object and what was read from it.
+pub type Found = (Bytes, Scanned);
+
+/// What a step found out.
+#[derive(Debug)]
+pub enum Change {
+    /// Everything, at one version. What was known before is void.
+    Listed {
+        /// How objects of this type are framed.
+        form: Arc<TypeForm>,
+        /// The version the objects are the state at.
+        version: ResourceVersion,
+        /// All objects.
+        objects: Vec<Found>,
+        /// Whether upstream serves sendInitialEvents for this type.
+        streams_initial_events: bool,
+        /// The Warning headers upstream sends with reads of this type.
+        warnings: Vec<HeaderValue>,
+    },
+    /// One object changed.
+    Event(Frame, Scanned),
+    /// A bookmark: everything up to this version has been said.
+    Progress {
+        /// The bookmark's version.
+        version: ResourceVersion,
+        /// Upstream's form of bookmarks, with the first one.
+        form: Option<BookmarkForm>,
+    },
+    /// The watch goes on after an interruption; nothing was lost.
+    Resumed,
+}
+
+/// Why a scope cannot be followed (any more).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Stopped {
+    /// The type is not there (any more).
+    #[error("upstream does not know the type")]
+    Vanished,
+    /// The proxy's own identity may not list and watch the type.
+    #[error("the proxy may not list and watch it: {0}")]
+    Forbidden(String),
+    /// The type has no such representation.
+    #[error("upstream does not offer this representation")]
+    NotAcceptable,
+    /// What upstream answers cannot be cached exactly.
+    #[error("upstream's answers are not understood: {0}")]
+    NotUnderstood(String),
+}
+
+/// Why an attempt failed; all of these pass.
+#[derive(Debug, thiserror::Error)]
+enum Trouble {
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
+    #[error("the stream broke: {0}")]
+    Broken(String),
+    #[error("no answer within {0:?}")]
+    Silent(Duration),
+    #[error("upstream answered {0}: {1}")]
+    Status(StatusCode, String),
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// The version asked for is too old here.
+    #[error("the version expired: {0}")]
+    Expired(String),
+    #[error("this server does not stream initial events")]
+    NoInitialEvents,
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+}
+
+enum State {
+    /// Nothing is known.
+    Start,
+    /// The state up to `version` is known; a stream must be opened from there.
+    Resuming { version: ResourceVersion },
+    /// A stream is open.
+    Watching { version: ResourceVersion, stream: Box<Stream> },
+}
+
+/// An open watch.
+struct Stream {
+    body: UpstreamBody,
+    decoder: FrameDecoder,
+    /// A frame that was looked at and is still to be taken in.
+    again: Option<Frame>,
+    opened: Instant,
+    /// Whether this stream brought a bookmark; then silence means that it is dead.
+    bookmarks: bool,
+}
+
+/// Follows one [`Target`].
+pub struct Reflector {
+    client: Client,
+    target: Target,
+    state: State,
+    form: Option<Arc<TypeForm>>,
+    warnings: Vec<HeaderValue>,
+    bookmark_known: bool,
+    /// False once upstream refused to stream initial events.
+    streaming: bool,
+    /// Attempts that failed in a row.
+    failures: u32,
+    /// Answers in a row that the version expired; other API servers may still have it.
+    expirations: usize,
+}
+
+impl Reflector {
+    /// Begins at nothing.
+    pub fn new(client: Client, target: Target) -> Self {
+        Self {
+            client,
+            target,
+            state: State::Start,
+            form: None,
+            warnings: Vec::new(),
+            bookmark_known: false,
+            streaming: true,
+            failures: 0,
+            expirations: 0,
+        }
+    }
+
+    /// Forgets everything: the next change is a fresh list.
+    pub fn restart(&mut self) {
+        self.state = State::Start;
+    }
+
+    /// The next change. Retries for ever with backoff, except where retrying cannot help.
+    /// Dropping the future between two calls loses nothing that was handed out.
+    pub async fn next(&mut self) -> Result<Change, Stopped> {
+        loop {
+            match self.step().await {
+                Ok(Some(change)) => return Ok(change),
+                Ok(None) => {}
+                Err(Trouble::Stopped(stopped)) => return Err(stopped),
+                Err(trouble) => self.recover(trouble).await,
+            }
+        }
+    }
+
+    async fn step(&mut self) -> Result<Option<Change>, Trouble> {
+        match std::mem::replace(&mut self.state, State::Start) {
+            State::Start => {
+                let (change, version, stream) = self.list().await?;
+                self.failures = 0;
+                self.expirations = 0;
+                self.state = match stream {
+                    Some(stream) => State::Watching { version, stream },
+                    None => State::Resuming { version },
+                };
+                Ok(Some(change))
+            }
+            State::Resuming { version } => {
+                // Put back first: an error leaves it to be tried again.
+                self.state = State::Resuming { version };
+                let query = format!("watch=1&allowWatchBookmarks=true&resourceVersion={version}");
+                let stream = self.open(&query).await?;
+                self.state = State::Watching { version, stream };
+                Ok(Some(Change::Resumed))
+            }
+            State::Watching { version, mut stream } => {
+                self.state = State::Resuming { version };
+                // A clean end (None) is a server timeout or restart: resume at once.
+                let Some(frame) = stream.next_frame().await? else { return Ok(None) };
+                self.failures = 0;
+                self.expirations = 0;
+                let change = self.take_in(frame, &mut stream)?;
+                let version = match &change {
+                    Change::Event(_, scanned) => scanned.version,
+                    Change::Progress { version, .. } => *version,
+                    _ => version,
+                };
+                self.state = State::Watching { version, stream };
+                Ok(Some(change))
+            }
+        }
+    }
+
+    fn take_in(&mut self, frame: Frame, stream: &mut Stream) -> Result<Change, Trouble> {
+        match frame.kind {
+            EventKind::Added | EventKind::Modified | EventKind::Deleted => {
+                let scanned = self.check_frame(&frame)?;
+                Ok(Change::Event(frame, scanned))
+            }
+            EventKind::Bookmark => {
+                stream.bookmarks = true;
+                let version = read_bookmark(self.target.encoding, &frame.object)?.version;
+                Ok(Change::Progress { version, form: self.learn_bookmark(&frame.object) })
+            }
+            EventKind::Error => {
+                let status = read_error(self.target.encoding, &frame.object);
+                Err(if status.code == 410 {
+                    Trouble::Expired(status.message)
+                } else {
+                    let code = u16::try_from(status.code).ok().and_then(|code| StatusCode::from_u16(code).ok());
+                    Trouble::Status(code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), status.message)
+                })
+            }
+        }
+    }
+
+    fn learn_bookmark(&mut self, bookmark: &Bytes) -> Option<BookmarkForm> {
+        let form = self.form.as_deref().filter(|_| !self.bookmark_known)?;
+        self.bookmark_known = true;
+        BookmarkForm::learn(form, bookmark)
+            .inspect_err(|error| {
+                tracing::warn!(resource = %self.target.gvr, %error, "bookmarks are not understood; none are sent");
+            })
+            .ok()
+    }
+
+    fn check_frame(&self, frame: &Frame) -> Result<Scanned, Malformed> {
+        if let Some(form) = &self.form {
+            form.check_frame(frame)?;
+        }
+        scan(self.target.encoding, &frame.object, &self.target.fields)
+    }
+
+    fn check(&self, object: &Bytes) -> Result<Scanned, Malformed> {
+        if let Some(form) = &self.form {
+            form.check(object)?;
+        }
+        scan(self.target.encoding, object, &self.target.fields)
+    }
+
+    async fn recover(&mut self, trouble: Trouble) {
+        let target = &self.target;
+        match &trouble {
+            Trouble::Expired(message) => {
+                // Another API server of the same cluster may still have the history.
+                self.expirations += 1;
+                let lost = self.expirations > self.client.addresses().max(2);
+                tracing::info!(resource = %target.gvr, message, relist = lost, "upstream has lost the history");
+                if lost {
+                    self.state = State::Start;
+                } else {
+                    return;
+                }
+            }
+            Trouble::NoInitialEvents => {
+                tracing::info!(resource = %target.gvr, "upstream does not stream initial events; listing instead");
+                self.streaming = false;
+                return;
+            }
+            Trouble::Malformed(_) => {
+                tracing::error!(resource = %target.gvr, error = %trouble, "upstream's stream is not understood; listing again");
+                self.state = State::Start;
+            }
+            trouble => {
+                tracing::warn!(resource = %target.gvr, error = %trouble, failures = self.failures, "upstream failed");
+            }
+        }
+        // The first retry comes at once: most interruptions are a connection that was cut.
+        if self.failures > 0 {
+            let wait = BACKOFF.0.saturating_mul(1 << self.failures.min(10)).min(BACKOFF.1);
+            tokio::time::sleep(wait.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+        }
+        self.failures += 1;
+    }
+
+    /// The initial state, streamed or in pages.
+    async fn list(&mut self) -> Result<(Change, ResourceVersion, Option<Box<Stream>>), Trouble> {
+        // One small list tells how upstream frames lists of this type.
+        let (headers, body) = self.get("limit=1").await?;
+        self.warnings = headers.get_all(header::WARNING).iter().cloned().collect();
+        let learned = TypeForm::learn(self.target.encoding, &self.target.kind, &body);
+        let (form, first) = learned.map_err(|error| Stopped::NotUnderstood(error.to_string()))?;
+        let form = Arc::new(form);
+        self.form = Some(Arc::clone(&form));
+        self.bookmark_known = false;
+        if self.streaming {
+            let (found, version, stream) = self.stream_initial().await?;
+            return Ok((self.listed(form, version, found), version, Some(stream)));
+        }
+        let (found, version) = self.list_pages(&form, first).await?;
+        Ok((self.listed(form, version, found), version, None))
+    }
+
+    fn listed(&self, form: Arc<TypeForm>, version: ResourceVersion, objects: Vec<Found>) -> Change {
+        Change::Listed { form, version, objects, streams_initial_events: self.streaming, warnings: self.warnings.clone() }
+    }
+
+    /// A watch that begins with the state. The end mark stays in the stream, as the first frame.
+    async fn stream_initial(&mut self) -> Result<(Vec<Found>, ResourceVersion, Box<Stream>), Trouble> {
+        let query = "watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+        let mut stream = match self.open(query).await {
+            // Any refusal of the parameters: releases differ in code and words.
+            Err(Trouble::Status(StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY, _)) => {
+                return Err(Trouble::NoInitialEvents);
+            }
+            stream => stream?,
+        };
+        let mut found = Vec::new();
+        loop {
+            let frame = match timeout(INITIAL_SILENCE, stream.next_frame()).await {
+                Err(_) => return Err(Trouble::NoInitialEvents),
+                Ok(frame) => frame?.ok_or_else(|| Trouble::Broken("ended before the initial events".into()))?,
+            };
+            match frame.kind {
+                EventKind::Added => {
+                    let scanned = self.check_frame(&frame)?;
+                    found.push((frame.object, scanned));
+                }
+                EventKind::Bookmark => {
+                    let bookmark = read_bookmark(self.target.encoding, &frame.object)?;
+                    if !bookmark.initial_events_end {
+                        return Err(Trouble::NoInitialEvents);
+                    }
+                    let version = bookmark.version;
+                    stream.again = Some(frame);
+                    return Ok((found, version, stream));
+                }
+                EventKind::Error => {
+                    self.take_in(frame, &mut stream)?;
+                }
+                EventKind::Modified | EventKind::Deleted => {
+                    // Events before the end mark: this server ignored the parameter.
+                    return Err(Trouble::NoInitialEvents);
+                }
+            }
+        }
+    }
+
+    async fn list_pages(
+        &self,
+        form: &TypeForm,
+        first: ListPage,
+    ) -> Result<(Vec<Found>, ResourceVersion), Trouble> {
+        let mut found = Vec::new();
+        let mut page = first;
+        loop {
+            for object in page.objects {
+                let scanned = self.check(&object)?;
+                found.push((object, scanned));
+            }
+            let Some(token) = page.continue_token else { return Ok((found, page.version)) };
+            let token: String = form_urlencoded::byte_serialize(token.as_bytes()).collect();
+            page = form.read_list(&self.get(&format!("limit={PAGE}&continue={token}")).await?.1)?;
+        }
+    }
+
+    /// A list's body. A continue token that expired (410) starts the list anew.
+    async fn get(&self, query: &str) -> Result<(HeaderMap, Bytes), Trouble> {
+        let (headers, body) = self.request(query, Class::Short).await?;
+        let limited = http_body_util::Limited::new(body, MAX_PAGE_BYTES);
+        let collected = timeout(ANSWER, limited.collect()).await.map_err(|_| Trouble::Silent(ANSWER))?;
+        Ok((headers, collected.map_err(|error| Trouble::Broken(error.to_string()))?.to_bytes()))
+    }
+
+    async fn open(&self, query: &str) -> Result<Box<Stream>, Trouble> {
+        let (_, body) = self.request(query, Class::Watch).await?;
+        Ok(Box::new(Stream {
+            body,
+            decoder: FrameDecoder::new(self.target.encoding, MAX_FRAME_BYTES),
+            again: None,
+            opened: Instant::now(),
+            bookmarks: false,
+        }))
+    }
+
+    async fn request(&self, query: &str, class: Class) -> Result<(HeaderMap, UpstreamBody), Trouble> {
+        let watch = class == Class::Watch;
+        let request = Request::get(format!("{}?{query}", self.target.gvr.collection_path()))
+            .header(header::ACCEPT, self.target.encoding.content_type(watch))
+            .body(crate::http::empty())
+            .map_err(|error| Trouble::Broken(error.to_string()))?;
+        // After a 410 another API server, or another connection through the balancer, is asked.
+        let options = SendOptions { fresh_connection: self.expirations > 0 };
+        let answer = timeout(ANSWER, self.client.send(class, request, options)).await;
+        let response = answer.map_err(|_| Trouble::Silent(ANSWER))??;
+        let status = response.status();
+        if status == StatusCode::OK {
+            let expected = self.target.encoding.content_type(watch);
+            let actual = response.headers().get(header::CONTENT_TYPE);
+            if actual.is_none_or(|actual| actual.as_bytes() != expected.as_bytes()) {
+                return Err(Stopped::NotUnderstood(format!("content type {actual:?}, not {expected}")).into());
+            }
+            let (parts, body) = response.into_parts();
+            return Ok((parts.headers, body));
+        }
+        let limited = http_body_util::Limited::new(response.into_body(), 64 * 1024);
+        let text = match timeout(ANSWER, limited.collect()).await {
+            Ok(Ok(body)) => {
+                let body = body.to_bytes();
+                let status = read_error(Encoding::Json, &body);
+                if status.message.is_empty() { String::from_utf8_lossy(&body).into_owned() } else { status.message }
+            }
+            _ => String::new(),
+        };
+        Err(match status {
+            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => Stopped::Vanished.into(),
+            StatusCode::FORBIDDEN => Stopped::Forbidden(text).into(),
+            StatusCode::NOT_ACCEPTABLE => Stopped::NotAcceptable.into(),
+            StatusCode::GONE => Trouble::Expired(text),
+            status => Trouble::Status(status, text),
+        })
+    }
+}
+
+impl Stream {
+    /// The next frame, `None` at a clean end between two frames.
+    async fn next_frame(&mut self) -> Result<Option<Frame>, Trouble> {
+        if let Some(frame) = self.again.take() {
+            return Ok(Some(frame));
+        }
+        let silence = if self.bookmarks { SILENCE } else { SILENCE_WITHOUT_BOOKMARKS };
+        let until = Instant::now() + silence;
+        loop {
+            if let Some(frame) = self.decoder.next_frame()? {
+                return Ok(Some(frame));
+            }
+            match timeout_at(until, self.body.frame()).await {
+                Err(_) => return Err(Trouble::Silent(silence)),
+                Ok(Some(Ok(frame))) => {
+                    if let Ok(data) = frame.into_data() {
+                        self.decoder.push(data);
+                    }
+                }
+                Ok(Some(Err(error))) => return Err(Trouble::Broken(error.to_string())),
+                Ok(None) if self.decoder.is_clean() => {
+                    // Ends that follow one another at once are not a server's timeout.
+                    if self.opened.elapsed() < Duration::from_secs(1) {
+                        return Err(Trouble::Broken("ended as soon as it began".into()));
+                    }
+                    return Ok(None);
+                }
+                Ok(None) => return Err(Trouble::Broken("ended in the middle of an event".into())),
+            }
+        }
+    }
+}

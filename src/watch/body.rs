@@ -1,0 +1,335 @@
+//! The body of a watch response: initial state, events, bookmarks, and a clean end.
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http_body::Frame;
+use tokio::time::{Instant, Sleep};
+
+use super::view::View;
+use crate::kube::{BookmarkForm, EventKind, ResourceVersion, Status, TypeForm};
+use crate::store::{Items, Step, Subscription};
+
+/// Bookmarks come about this often. Source: `cacher.go` (defaultBookmarkFrequency).
+const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
+/// And once more this long before the deadline. Source: `cache_watcher.go` (nextBookmarkTime).
+const BOOKMARK_BEFORE_DEADLINE: Duration = Duration::from_secs(2);
+/// Several events that wait together are written together, up to about this many bytes: one write
+/// and one TLS record instead of many. A single event is passed on without a copy.
+const CHUNK: usize = 32 * 1024;
+/// Events taken from the window at a time, so that the scope is locked for moments only.
+const BATCH: usize = 64;
+
+/// Asked again during long watches: may this caller still see this?
+pub type Recheck = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = bool> + Send>> + Send + Sync>;
+
+/// Where bookmarks of this scope come from: upstream's own form, known once it sent one.
+pub type Bookmarks = Arc<arc_swap::ArcSwapOption<BookmarkForm>>;
+
+/// Why a watch ended, for metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Its `timeoutSeconds` passed.
+    Deadline,
+    /// It fell out of the window.
+    Expired,
+    /// The scope ended.
+    Closed,
+    /// The caller may not see it any more.
+    Revoked,
+    /// This server is shutting down.
+    Draining,
+    /// An event could not be framed for this view.
+    Broken,
+    /// The client went away.
+    Gone,
+}
+
+impl Ending {
+    /// The metric label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Deadline => "deadline",
+            Self::Expired => "expired",
+            Self::Closed => "closed",
+            Self::Revoked => "revoked",
+            Self::Draining => "draining",
+            Self::Broken => "broken",
+            Self::Gone => "client",
+        }
+    }
+}
+
+/// What was agreed for one watch.
+pub struct Terms {
+    /// How objects and events of the type are framed.
+    pub form: Arc<TypeForm>,
+    /// Which events the client sees.
+    pub view: View,
+    /// The version the watch starts after; bookmarks are sent only above it.
+    pub start: ResourceVersion,
+    /// The state to begin with, and whether its end is marked with a bookmark.
+    pub initial: Option<Initial>,
+    /// Bookmarks were asked for.
+    pub bookmarks: Option<Bookmarks>,
+    /// When the watch ends.
+    pub deadline: Instant,
+    /// Asked with every periodic tick.
+    pub recheck: Recheck,
+    /// Resolves when this server begins to shut down.
+    pub draining: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// Told once how the watch ended, and of every event handed out.
+    pub observer: Box<dyn Observer>,
+}
+
+/// The state a watch begins with.
+pub struct Initial {
+    /// Objects still to be sent as ADDED.
+    pub items: Items,
+    /// The bookmark that ends them.
+    pub end_mark: Option<Bytes>,
+}
+
+/// Counts what a watch does.
+pub trait Observer: Send + 'static {
+    /// `events` frames of together `bytes` were handed out.
+    fn sent(&mut self, events: usize, bytes: usize);
+    /// The watch is over.
+    fn ended(&mut self, how: Ending);
+}
+
+enum Phase {
+    Initial(Initial),
+    Following,
+    Over,
+}
+
+/// A `http_body::Body` that reads the window itself: no task, no channel, no queue per watch.
+///
+/// It is polled only when the connection can take more, so a slow client holds nothing but its
+/// position (invariant `a slow client costs itself only`).
+pub struct WatchBody {
+    subscription: Subscription,
+    form: Arc<TypeForm>,
+    view: View,
+    start: ResourceVersion,
+    phase: Phase,
+    bookmarks: Option<Bookmarks>,
+    deadline: Instant,
+    /// Fires for the next of: bookmark, last bookmark, deadline.
+    timer: Pin<Box<Sleep>>,
+    bookmark_due: bool,
+    recheck: Recheck,
+    rechecking: Option<Pin<Box<dyn Future<Output = bool> + Send>>>,
+    draining: Pin<Box<dyn Future<Output = ()> + Send>>,
+    observer: Box<dyn Observer>,
+}
+
+impl WatchBody {
+    /// Begins a watch over `subscription`.
+    pub fn new(subscription: Subscription, terms: Terms) -> Self {
+        let now = Instant::now();
+        let timer = Box::pin(tokio::time::sleep_until(next_tick(now, terms.deadline)));
+        Self {
+            subscription,
+            form: terms.form,
+            view: terms.view,
+            start: terms.start,
+            phase: terms.initial.map_or(Phase::Following, Phase::Initial),
+            bookmarks: terms.bookmarks,
+            deadline: terms.deadline,
+            timer,
+            bookmark_due: false,
+            recheck: terms.recheck,
+            rechecking: None,
+            draining: terms.draining,
+            observer: terms.observer,
+        }
+    }
+
+    fn over(&mut self, how: Ending) {
+        if !matches!(self.phase, Phase::Over) {
+            self.phase = Phase::Over;
+            self.observer.ended(how);
+        }
+    }
+
+    /// What ends a watch from outside: deadline, shutdown, a grant that is gone.
+    fn poll_end(&mut self, context: &mut Context<'_>) -> Option<Ending> {
+        if self.draining.as_mut().poll(context).is_ready() {
+            return Some(Ending::Draining);
+        }
+        while self.timer.as_mut().poll(context).is_ready() {
+            let now = Instant::now();
+            if now >= self.deadline {
+                return Some(Ending::Deadline);
+            }
+            self.bookmark_due = true;
+            self.rechecking.get_or_insert_with(|| (self.recheck)());
+            self.timer.as_mut().reset(next_tick(now, self.deadline));
+        }
+        if let Some(allowed) = &mut self.rechecking
+            && let Poll::Ready(allowed) = allowed.as_mut().poll(context)
+        {
+            self.rechecking = None;
+            if !allowed {
+                return Some(Ending::Revoked);
+            }
+        }
+        None
+    }
+
+    /// The next chunk of the initial state, `None` when it has all been sent.
+    fn initial_chunk(&mut self) -> Option<Bytes> {
+        let Phase::Initial(initial) = &mut self.phase else { return None };
+        let mut chunk = Chunk::default();
+        let more = initial.items.next_batch(|object| {
+            if self.view.filter.matches(&object.attributes) {
+                chunk.push(self.form.event(EventKind::Added, &object.bytes));
+            }
+            chunk.bytes < CHUNK
+        });
+        if !more {
+            if let Some(mark) = initial.end_mark.take() {
+                chunk.push(mark);
+            }
+            self.phase = Phase::Following;
+        }
+        self.hand_out(chunk)
+    }
+
+    fn poll_events(&mut self, context: &Context<'_>) -> Poll<Option<Bytes>> {
+        let mut chunk = Chunk::default();
+        loop {
+            match self.subscription.step(context, BATCH) {
+                Step::Events(events) => {
+                    for event in events {
+                        match self.view.frame(&event, &self.form) {
+                            Ok(Some(frame)) => chunk.push(frame),
+                            Ok(None) => {}
+                            Err(error) => {
+                                // Not to be skipped over: the client starts again from its last version.
+                                tracing::error!(%error, "an event could not be framed; the watch is ended");
+                                self.over(Ending::Broken);
+                                return Poll::Ready(self.hand_out(chunk));
+                            }
+                        }
+                    }
+                    if chunk.bytes >= CHUNK {
+                        return Poll::Ready(self.hand_out(chunk));
+                    }
+                }
+                Step::CaughtUp(version) => {
+                    if std::mem::take(&mut self.bookmark_due)
+                        && version > self.start
+                        && let Some(form) = self.bookmarks.as_ref().and_then(|forms| forms.load_full())
+                    {
+                        chunk.push(form.plain(version));
+                    }
+                    return match self.hand_out(chunk) {
+                        Some(bytes) => Poll::Ready(Some(bytes)),
+                        None => Poll::Pending,
+                    };
+                }
+                Step::Expired { version, oldest } => {
+                    let status = Status::expired_watch(version, oldest);
+                    chunk.push(self.form.error_event(&status));
+                    self.over(Ending::Expired);
+                    return Poll::Ready(self.hand_out(chunk));
+                }
+                Step::Closed(_) => {
+                    self.over(Ending::Closed);
+                    return Poll::Ready(self.hand_out(chunk));
+                }
+            }
+        }
+    }
+
+    /// What is ready now, with a bookmark that lets the client go on elsewhere.
+    fn last_chunk(&mut self, context: &Context<'_>) -> Option<Bytes> {
+        if matches!(self.phase, Phase::Initial(_)) {
+            return None;
+        }
+        self.bookmark_due = true;
+        match self.poll_events(context) {
+            Poll::Ready(chunk) => chunk,
+            Poll::Pending => None,
+        }
+    }
+
+    fn hand_out(&mut self, chunk: Chunk) -> Option<Bytes> {
+        if chunk.frames.is_empty() {
+            return None;
+        }
+        self.observer.sent(chunk.frames.len(), chunk.bytes);
+        Some(chunk.join())
+    }
+}
+
+/// The next moment at which something is due by the clock.
+fn next_tick(now: Instant, deadline: Instant) -> Instant {
+    let regular = now + BOOKMARK_EVERY;
+    match deadline.checked_sub(BOOKMARK_BEFORE_DEADLINE) {
+        Some(last) if last > now => regular.min(last),
+        _ => regular.min(deadline),
+    }
+}
+
+/// Frames that go out in one piece.
+#[derive(Default)]
+struct Chunk {
+    frames: Vec<Bytes>,
+    bytes: usize,
+}
+
+impl Chunk {
+    fn push(&mut self, frame: Bytes) {
+        self.bytes += frame.len();
+        self.frames.push(frame);
+    }
+
+    fn join(mut self) -> Bytes {
+        if self.frames.len() == 1 {
+            return self.frames.swap_remove(0);
+        }
+        let mut joined = BytesMut::with_capacity(self.bytes);
+        self.frames.iter().for_each(|frame| joined.extend_from_slice(frame));
+        joined.freeze()
+    }
+}
+
+impl http_body::Body for WatchBody {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let this = self.get_mut();
+        if matches!(this.phase, Phase::Over) {
+            return Poll::Ready(None);
+        }
+        if let Some(how) = this.poll_end(context) {
+            let last = if how == Ending::Draining { this.last_chunk(context) } else { None };
+            this.over(how);
+            return Poll::Ready(last.map(|chunk| Ok(Frame::data(chunk))));
+        }
+        while matches!(this.phase, Phase::Initial(_)) {
+            if let Some(chunk) = this.initial_chunk() {
+                return Poll::Ready(Some(Ok(Frame::data(chunk))));
+            }
+        }
+        let chunk = ready!(this.poll_events(context));
+        Poll::Ready(chunk.map(|chunk| Ok(Frame::data(chunk))))
+    }
+}
+
+impl Drop for WatchBody {
+    fn drop(&mut self) {
+        self.over(Ending::Gone);
+    }
+}

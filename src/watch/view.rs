@@ -1,0 +1,119 @@
+//! What a client with a selector sees of the scope's events.
+use bytes::Bytes;
+
+use crate::kube::{
+    Attributes, EventKind, FieldSelector, FieldTable, LabelSelector, Malformed, TypeForm,
+};
+use crate::store::{Event, Interest, Object};
+
+/// Namespace and selectors of a read. All must hold.
+#[derive(Debug, Default)]
+pub struct Filter {
+    namespace: Option<String>,
+    labels: Option<LabelSelector>,
+    /// Requirements by the field's position in the type's table.
+    fields: Vec<FieldRequirement>,
+}
+
+#[derive(Debug)]
+struct FieldRequirement {
+    position: usize,
+    value: String,
+    equal: bool,
+}
+
+/// A field selector names a field that this build does not know of the type.
+#[derive(Debug, thiserror::Error)]
+#[error("field {0:?} is not known for this type")]
+pub struct UnknownField(pub String);
+
+impl Filter {
+    /// Resolves the selectors against the type's fields.
+    pub fn new(
+        namespace: Option<String>,
+        labels: Option<LabelSelector>,
+        fields: Option<&FieldSelector>,
+        table: &FieldTable,
+    ) -> Result<Self, UnknownField> {
+        let fields = fields.map_or(&[][..], FieldSelector::requirements).iter().map(|requirement| {
+            Ok(FieldRequirement {
+                position: table
+                    .position(&requirement.field)
+                    .ok_or_else(|| UnknownField(requirement.field.clone()))?,
+                value: requirement.value.clone(),
+                equal: requirement.operator == crate::kube::FieldOperator::Equals,
+            })
+        });
+        let fields = fields.collect::<Result<_, _>>()?;
+        Ok(Self { namespace, labels: labels.filter(|labels| !labels.is_everything()), fields })
+    }
+
+    /// The namespace asked for, `None` for all.
+    pub fn namespace(&self) -> Option<&str> {
+        self.namespace.as_deref()
+    }
+
+    /// Whether nothing but the namespace narrows the view.
+    pub fn is_plain(&self) -> bool {
+        self.labels.is_none() && self.fields.is_empty()
+    }
+
+    /// Whether an object is in the view.
+    pub fn matches(&self, object: &Attributes) -> bool {
+        self.namespace.as_deref().is_none_or(|namespace| namespace == object.namespace())
+            && self.fields.iter().all(|field| (object.field(field.position) == field.value) == field.equal)
+            && self.labels.as_ref().is_none_or(|labels| labels.matches(|key| object.label(key)))
+    }
+
+    /// The narrowest index that holds every event of the view.
+    pub fn interest(&self, table: &FieldTable) -> Interest {
+        let equal = |label| {
+            let position = table.position(label)?;
+            self.fields.iter().find(|field| field.equal && field.position == position)
+        };
+        let name = equal("metadata.name").map(|field| field.value.as_str());
+        if let (Some(namespace), Some(name)) = (&self.namespace, name) {
+            return Interest::Key(format!("{namespace}/{name}").into());
+        }
+        if let Some(field) = equal("spec.nodeName").or_else(|| equal("metadata.name")) {
+            return Interest::Field(field.position, field.value.as_str().into());
+        }
+        match &self.namespace {
+            Some(namespace) => Interest::Namespace(namespace.as_str().into()),
+            None => Interest::All,
+        }
+    }
+}
+
+/// Turns the scope's events into the client's.
+#[derive(Debug)]
+pub struct View {
+    /// What the client asked to see.
+    pub filter: Filter,
+}
+
+impl View {
+    /// The frame the client gets for `event`, `None` when it does not concern its view.
+    ///
+    /// Source of the transitions: `apiserver/pkg/storage/cacher/cache_watcher.go` (convertToWatchEvent).
+    pub fn frame(&self, event: &Event, form: &TypeForm) -> Result<Option<Bytes>, Malformed> {
+        let before = event.previous.as_deref();
+        let matched = before.is_some_and(|object| self.filter.matches(&object.attributes));
+        let matches = event.kind != EventKind::Deleted && self.filter.matches(&event.object.attributes);
+        let kind = match (matched, matches) {
+            (false, false) => return Ok(None),
+            (false, true) => EventKind::Added,
+            (true, true) => EventKind::Modified,
+            (true, false) => EventKind::Deleted,
+        };
+        if kind == event.kind {
+            return Ok(Some(event.frame.clone()));
+        }
+        let last_seen = |object: &Object| form.with_version(&object.bytes, event.version);
+        Ok(Some(match (kind, before) {
+            // Left the view by an update: the last state that was in it, at the version of the update.
+            (EventKind::Deleted, Some(before)) => form.event(kind, &last_seen(before)?),
+            _ => form.event(kind, &event.object.bytes),
+        }))
+    }
+}
