@@ -1,10 +1,16 @@
 //! The words everybody speaks: Kubernetes' names, parameters and wire forms. No IO, no locks.
 mod field_selector;
 mod label_selector;
+mod list_options;
+mod request_info;
 mod resource;
 mod version;
 
 pub use field_selector::{FieldOperator, FieldRequirement, FieldSelector};
 pub use label_selector::{InvalidSelector, LabelOperator, LabelRequirement, LabelSelector};
+pub use list_options::{
+    GetRead, InvalidOptions, ListOptions, ListRead, VersionMatch, VersionParam, WatchStart, get_read,
+};
+pub use request_info::{RequestInfo, ResourceRequest, Verb};
 pub use resource::GroupVersionResource;
 pub use version::ResourceVersion;
