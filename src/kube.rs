@@ -2,6 +2,7 @@
 mod field_selector;
 mod label_selector;
 mod list_options;
+mod media;
 mod request_info;
 mod resource;
 mod version;
@@ -11,6 +12,7 @@ pub use label_selector::{InvalidSelector, LabelOperator, LabelRequirement, Label
 pub use list_options::{
     GetRead, InvalidOptions, ListOptions, ListRead, VersionMatch, VersionParam, WatchStart, get_read,
 };
+pub use media::{Encoding, Wanted, acceptable, wants_pretty};
 pub use request_info::{RequestInfo, ResourceRequest, Verb};
 pub use resource::GroupVersionResource;
 pub use version::ResourceVersion;
