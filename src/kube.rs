@@ -5,6 +5,7 @@ mod list_options;
 mod media;
 mod request_info;
 mod resource;
+mod status;
 mod version;
 
 pub use field_selector::{FieldOperator, FieldRequirement, FieldSelector};
@@ -15,4 +16,5 @@ pub use list_options::{
 pub use media::{Encoding, Wanted, acceptable, wants_pretty};
 pub use request_info::{RequestInfo, ResourceRequest, Verb};
 pub use resource::GroupVersionResource;
+pub use status::{Details, Status};
 pub use version::ResourceVersion;
