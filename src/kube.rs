@@ -1,9 +1,14 @@
 //! The words everybody speaks: Kubernetes' names, parameters and wire forms. No IO, no locks.
 mod attributes;
 mod encoding;
+mod field_selector;
 mod fields;
+mod label_selector;
+mod list_options;
 mod media;
+mod request_info;
 mod resource;
+mod status;
 mod version;
 
 pub use attributes::Attributes;
@@ -11,7 +16,14 @@ pub use encoding::{
     Bookmark, BookmarkForm, ErrorStatus, EventKind, Frame, FrameDecoder, ListPage, ListParts, Malformed,
     Scanned, TypeForm, read_bookmark, read_error, scan,
 };
+pub use field_selector::{FieldOperator, FieldRequirement, FieldSelector};
 pub use fields::FieldTable;
-pub use media::Encoding;
+pub use label_selector::{InvalidSelector, LabelOperator, LabelRequirement, LabelSelector};
+pub use list_options::{
+    GetRead, InvalidOptions, ListOptions, ListRead, VersionMatch, VersionParam, WatchStart, get_read,
+};
+pub use media::{Encoding, Wanted, acceptable, wants_pretty};
+pub use request_info::{RequestInfo, ResourceRequest, Verb};
 pub use resource::GroupVersionResource;
+pub use status::{Details, Status};
 pub use version::ResourceVersion;

@@ -1,23 +1,262 @@
-//! Media types of the wire forms.
+//! Which representation a client wants.
+//!
+//! Source: `apiserver/pkg/endpoints/handlers/negotiation/negotiate.go`,
+//! `github.com/munnerz/goautoneg` (order of the clauses), `go-restful/v3/route.go` (`matchesAccept`).
+use std::cmp::Ordering;
 
-/// A wire form objects are kept and served in.
+use http::HeaderMap;
+use http::header::{ACCEPT, USER_AGENT};
+
+use super::list_options::Parameters;
+
+/// The wire forms this program holds objects in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Encoding {
-    /// `application/json`.
+    /// Compact JSON.
     Json,
-    /// `application/vnd.kubernetes.protobuf`.
+    /// Kubernetes' protobuf: `k8s\0` and an `Unknown` message.
     Protobuf,
 }
 
+/// One of the representations a client accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Wanted {
+    /// The object itself in this encoding.
+    Plain(Encoding),
+    /// Anything else: a Table, only the metadata, YAML, CBOR, indented, or simply not understood.
+    Other,
+}
+
 impl Encoding {
-    /// The `Content-Type` of an answer; watches in JSON carry no stream parameter.
-    ///
-    /// Source: `apiserver/pkg/endpoints/handlers/watch.go:98-110`.
+    /// The `Content-Type` of an answer; that of a protobuf watch has a parameter.
     pub fn content_type(self, watch: bool) -> &'static str {
         match (self, watch) {
             (Self::Json, _) => "application/json",
             (Self::Protobuf, false) => "application/vnd.kubernetes.protobuf",
             (Self::Protobuf, true) => "application/vnd.kubernetes.protobuf;stream=watch",
+        }
+    }
+
+    fn of_media_type(media_type: &str) -> Option<Self> {
+        match media_type {
+            // Upstream offers JSON first.
+            "application/json" | "*/*" => Some(Self::Json),
+            "application/vnd.kubernetes.protobuf" => Some(Self::Protobuf),
+            _ => None,
+        }
+    }
+}
+
+/// What upstream would try for a request's `Accept` header, in its order. The caller answers with
+/// the first that its resource type has, and forwards when `Other`, or nothing, comes first.
+pub fn acceptable(headers: &HeaderMap, watch: bool) -> Vec<Wanted> {
+    let mut lines = headers.get_all(ACCEPT).iter();
+    let Some(header) = lines.next() else {
+        return vec![Wanted::Plain(Encoding::Json)];
+    };
+    // Upstream looks at the first line only. Two of them are too rare to rely on that.
+    let clauses = match header.to_str() {
+        Ok("") => return vec![Wanted::Plain(Encoding::Json)],
+        Ok(text) if lines.next().is_none() => Clause::parse_all(text, watch),
+        _ => None,
+    };
+    match clauses {
+        Some(clauses) => clauses.into_iter().map(|clause| clause.wanted).collect(),
+        None => vec![Wanted::Other],
+    }
+}
+
+/// Whether upstream would indent its JSON: the `pretty` parameter if it has a value, otherwise by
+/// the name of the client. Not for watches, which are never indented.
+pub fn wants_pretty(query: Option<&str>, headers: &HeaderMap) -> bool {
+    Parameters::parse(query).pretty().unwrap_or_else(|| {
+        let agent = headers.get(USER_AGENT).map(http::HeaderValue::as_bytes).unwrap_or_default();
+        [&b"curl"[..], b"Wget", b"Mozilla/5.0"].iter().any(|human| agent.starts_with(human))
+    })
+}
+
+/// An element of an `Accept` header.
+struct Clause {
+    wanted: Wanted,
+    quality: f32,
+    any_type: bool,
+    any_subtype: bool,
+}
+
+impl Clause {
+    /// Go sorts up to this many elements by insertion, which [`sort`] repeats.
+    const MAX: usize = 12;
+
+    /// The sorted clauses; `None` when their order is not certain.
+    fn parse_all(text: &str, watch: bool) -> Option<Vec<Self>> {
+        let mut clauses = Vec::new();
+        for part in text.split(',').map(trim).filter(|part| !part.is_empty()) {
+            clauses.push(Self::parse(part, watch)?);
+        }
+        if clauses.len() > Self::MAX {
+            return None;
+        }
+        sort(&mut clauses);
+        Some(clauses)
+    }
+
+    fn parse(part: &str, watch: bool) -> Option<Self> {
+        let mut parameters = part.split(';').map(trim);
+        let media_type = parameters.next().unwrap_or_default();
+        let (kind, subtype) = media_type.split_once('/')?;
+        let mut quality = 1.0;
+        let mut plain = true;
+        for parameter in parameters.filter(|parameter| !parameter.is_empty()) {
+            match parameter.split_once('=')? {
+                ("q", number) => quality = parse_quality(number)?,
+                ("charset", _) => {}
+                ("stream", "watch") if watch => {}
+                _ => plain = false,
+            }
+        }
+        let encoding = Encoding::of_media_type(media_type).filter(|_| plain);
+        Some(Self {
+            wanted: encoding.map_or(Wanted::Other, Wanted::Plain),
+            quality,
+            any_type: kind == "*",
+            any_subtype: subtype == "*",
+        })
+    }
+
+    /// goautoneg's `Less`. It is no order: of a wildcard with the higher quality and a type with
+    /// the lower each comes before the other.
+    fn is_before(&self, other: &Self) -> bool {
+        self.quality.partial_cmp(&other.quality) == Some(Ordering::Greater)
+            || (!self.any_type && other.any_type)
+            || (!self.any_subtype && other.any_subtype)
+    }
+}
+
+/// Go's insertion sort. With a comparison that is no order, only the same steps lead to the same
+/// result.
+fn sort(clauses: &mut [Clause]) {
+    for i in 1..clauses.len() {
+        for j in (1..=i).rev() {
+            if !clauses[j].is_before(&clauses[j - 1]) {
+                break;
+            }
+            clauses.swap(j, j - 1);
+        }
+    }
+}
+
+/// A decimal number. Upstream takes whatever `ParseFloat` takes, and zero for the rest.
+fn parse_quality(text: &str) -> Option<f32> {
+    let decimal = text.len() <= 8 && text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    text.parse().ok().filter(|_| decimal)
+}
+
+fn trim(text: &str) -> &str {
+    text.trim_matches(' ')
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const JSON: Wanted = Wanted::Plain(Encoding::Json);
+    const PROTOBUF: Wanted = Wanted::Plain(Encoding::Protobuf);
+    const OTHER: Wanted = Wanted::Other;
+
+    fn accept(text: &str) -> HeaderMap {
+        HeaderMap::from_iter([(ACCEPT, HeaderValue::from_str(text).unwrap())])
+    }
+
+    #[test]
+    fn orders_what_is_acceptable() {
+        for (text, expected) in [
+            ("", &[JSON][..]),
+            ("*/*", &[JSON]),
+            ("application/json", &[JSON]),
+            ("application/json, */*", &[JSON, JSON]),
+            ("application/vnd.kubernetes.protobuf,application/json", &[PROTOBUF, JSON]),
+            ("application/json,application/vnd.kubernetes.protobuf", &[JSON, PROTOBUF]),
+            ("application/json;q=0.5 , application/vnd.kubernetes.protobuf;q=0.9,", &[PROTOBUF, JSON]),
+            ("*/*, application/vnd.kubernetes.protobuf", &[PROTOBUF, JSON]),
+            ("*/*;q=0.8,application/vnd.kubernetes.protobuf;q=0.5", &[PROTOBUF, JSON]),
+            ("application/vnd.kubernetes.protobuf;q=0.5,*/*;q=0.8", &[JSON, PROTOBUF]),
+            ("application/json;charset=utf-8", &[JSON]),
+            ("application/json;", &[JSON]),
+            ("application/json;q=0", &[JSON]),
+            ("application/*", &[OTHER]),
+            ("application/*, application/json", &[JSON, OTHER]),
+            ("application/yaml", &[OTHER]),
+            ("application/cbor,application/json", &[OTHER, JSON]),
+            ("Application/JSON", &[OTHER]),
+            ("application / json", &[OTHER]),
+            ("application/json;as=Table;v=v1;g=meta.k8s.io,application/json", &[OTHER, JSON]),
+            ("application/json;pretty=1", &[OTHER]),
+            ("application/json;stream=watch", &[OTHER]),
+            ("*", &[OTHER]),
+            ("application/json;q", &[OTHER]),
+            ("application/json;q=high", &[OTHER]),
+            ("application/json;q=nan", &[OTHER]),
+            ("application/json/x", &[OTHER]),
+            ("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", &[OTHER, OTHER, OTHER, JSON]),
+        ] {
+            assert_eq!(acceptable(&accept(text), false), expected, "{text:?}");
+        }
+        assert_eq!(acceptable(&HeaderMap::new(), false), [JSON]);
+    }
+
+    #[test]
+    fn watches_may_name_their_stream() {
+        let text = "application/json;stream=watch,application/vnd.kubernetes.protobuf;stream=watch";
+        assert_eq!(acceptable(&accept(text), true), [JSON, PROTOBUF]);
+        assert_eq!(acceptable(&accept("application/json;stream=other"), true), [OTHER]);
+        assert_eq!(Encoding::Protobuf.content_type(true), "application/vnd.kubernetes.protobuf;stream=watch",);
+    }
+
+    #[test]
+    fn unclear_headers_are_other() {
+        let mut two = accept("application/json");
+        two.append(ACCEPT, HeaderValue::from_static("*/*"));
+        assert_eq!(acceptable(&two, false), [OTHER]);
+        let opaque =
+            HeaderMap::from_iter([(ACCEPT, HeaderValue::from_bytes(b"application/json\xff").unwrap())]);
+        assert_eq!(acceptable(&opaque, false), [OTHER]);
+        assert_eq!(acceptable(&accept(&["*/*"; 13].join(",")), false), [OTHER]);
+    }
+
+    #[test]
+    fn people_get_indented_json() {
+        let agent = |text| HeaderMap::from_iter([(USER_AGENT, HeaderValue::from_static(text))]);
+        assert!(wants_pretty(None, &agent("curl/8.5.0")));
+        assert!(wants_pretty(Some("pretty="), &agent("Mozilla/5.0 (X11)")));
+        assert!(wants_pretty(Some("limit=1&pretty=true"), &agent("kubectl/v1.37")));
+        assert!(!wants_pretty(Some("pretty=false"), &agent("curl/8.5.0")));
+        assert!(!wants_pretty(Some("pretty=yes"), &agent("Wget/1")));
+        assert!(!wants_pretty(None, &agent("kubectl/v1.37")));
+        assert!(!wants_pretty(None, &HeaderMap::new()));
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics(text in "([ -~]|[*/;,=q. ]|application/json|\\*/\\*){0,20}", watch in any::<bool>()) {
+            let _ = acceptable(&accept(&text), watch);
+        }
+
+        /// Equal qualities keep the client's order among clauses that are equally specific.
+        #[test]
+        fn specific_clauses_come_before_wildcards(
+            clauses in prop::collection::vec(
+                prop::sample::select(vec!["application/json", "application/vnd.kubernetes.protobuf", "*/*"]),
+                1..8,
+            ),
+        ) {
+            let (specific, wild): (Vec<_>, Vec<_>) = clauses.iter().partition(|clause| **clause != "*/*");
+            let expected: Vec<_> = specific.into_iter().chain(wild)
+                .map(|clause| Wanted::Plain(Encoding::of_media_type(clause).unwrap()))
+                .collect();
+            prop_assert_eq!(acceptable(&accept(&clauses.join(",")), false), expected);
         }
     }
 }

@@ -1,0 +1,362 @@
+//! What a URL asks for: verb, resource type, namespace and name.
+//!
+//! Source: `apiserver/pkg/endpoints/request/requestinfo.go` (`NewRequestInfo`).
+use http::Method;
+
+use super::list_options::Parameters;
+use super::{FieldSelector, GroupVersionResource};
+
+/// What authorizers and the rest of the program call the kind of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Verb {
+    /// Read one object. Also GET of a path that is no resource.
+    Get,
+    /// Read a collection.
+    List,
+    /// Stream a collection's changes.
+    Watch,
+    /// POST
+    Create,
+    /// PUT
+    Update,
+    /// PATCH
+    Patch,
+    /// DELETE of one object.
+    Delete,
+    /// DELETE of a collection.
+    DeleteCollection,
+    /// Anything else, HEAD included: only ever forwarded.
+    Other,
+}
+
+/// A request's attributes, as far as its method and URL tell them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestInfo {
+    /// The verb. It is a best guess when `resource` is `None`: good for choosing a connection, not
+    /// for permissions.
+    pub verb: Verb,
+    /// The resource; `None` for other paths and for URLs not certainly understood, both forwarded.
+    pub resource: Option<ResourceRequest>,
+    /// The URL has the deprecated `/watch/` prefix. Authorization then sees no selectors, and the
+    /// options may lack `watch`.
+    pub legacy_watch: bool,
+}
+
+/// Which resource, and which part of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResourceRequest {
+    /// The resource type.
+    pub gvr: GroupVersionResource,
+    /// The namespace; `None` for all of them and for types without. A request for one `namespaces`
+    /// object has that object's own name here, which is what authorizers see.
+    pub namespace: Option<String>,
+    /// The object's name, from the path or from a selector.
+    pub name: Option<String>,
+    /// For example `status` or `log`.
+    pub subresource: Option<String>,
+    /// `name` comes from a list's or watch's `metadata.name` field selector: permissions are asked
+    /// for that name, but the request is about the collection.
+    pub name_from_selector: bool,
+}
+
+impl Verb {
+    /// Upstream's word for it, as in SubjectAccessReviews.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Get => "get",
+            Self::List => "list",
+            Self::Watch => "watch",
+            Self::Create => "create",
+            Self::Update => "update",
+            Self::Patch => "patch",
+            Self::Delete => "delete",
+            Self::DeleteCollection => "deletecollection",
+            Self::Other => "other",
+        }
+    }
+
+    fn of_method(method: &Method) -> Self {
+        match *method {
+            Method::GET => Self::Get,
+            Method::POST => Self::Create,
+            Method::PUT => Self::Update,
+            Method::PATCH => Self::Patch,
+            Method::DELETE => Self::Delete,
+            _ => Self::Other,
+        }
+    }
+}
+
+impl RequestInfo {
+    /// Reads method, path and query. It never fails: what it does not understand has no resource.
+    pub fn parse(method: &Method, path: &str, query: Option<&str>) -> Self {
+        let verb = Verb::of_method(method);
+        let other = Self {
+            verb: if verb == Verb::Get { Verb::Get } else { Verb::Other },
+            resource: None,
+            legacy_watch: false,
+        };
+
+        let segments: Vec<&str> = path.trim_matches('/').split('/').collect();
+        let (group, version, rest) = match segments[..] {
+            ["api", version, ref rest @ ..] if !rest.is_empty() => ("", version, rest),
+            ["apis", group, version, ref rest @ ..] if !rest.is_empty() => (group, version, rest),
+            _ => return other,
+        };
+        let (legacy_watch, rest) = match rest {
+            ["watch"] | ["proxy", ..] => return other,
+            ["watch", rest @ ..] => (true, rest),
+            rest => (false, rest),
+        };
+        let (namespace, parts) = match rest {
+            // Only these two words are subresources of a namespace; others are types in it.
+            ["namespaces", namespace, "status" | "finalize", ..] | ["namespaces", namespace] => {
+                (Some(*namespace), rest)
+            }
+            ["namespaces", namespace, parts @ ..] => (Some(*namespace), parts),
+            _ => (None, rest),
+        };
+        let resource = parts.first().copied().unwrap_or_default();
+        // An empty segment is no name for upstream either.
+        let name = parts.get(1).copied().filter(|name| !name.is_empty());
+        let subresource = parts.get(2).copied();
+
+        let mut selected_name = None;
+        let verb = match (verb, name) {
+            (Verb::Get, _) if legacy_watch => Verb::Watch,
+            (_, _) if legacy_watch => Verb::Other,
+            (Verb::Get, None) => {
+                let parameters = Parameters::parse(query);
+                selected_name = required_name(&parameters);
+                if parameters.flag("watch") == Some(true) { Verb::Watch } else { Verb::List }
+            }
+            (Verb::Delete, None) => Verb::DeleteCollection,
+            (verb, _) => verb,
+        };
+
+        let understood = path.starts_with('/')
+            && !path.contains("//")
+            && [group, version, resource].into_iter().chain(namespace).all(is_plain_word)
+            && parts.iter().skip(1).all(|part| is_plain_segment(part));
+        let resource = understood.then(|| ResourceRequest {
+            gvr: GroupVersionResource::new(group, version, resource),
+            namespace: namespace.map(str::to_owned),
+            name_from_selector: selected_name.is_some(),
+            name: name.map(str::to_owned).or(selected_name),
+            subresource: subresource.map(str::to_owned),
+        });
+        Self { verb, resource, legacy_watch }
+    }
+}
+
+/// The name a `metadata.name` field selector requires, if it is one an object can have.
+fn required_name(parameters: &Parameters<'_>) -> Option<String> {
+    let text = parameters.first("fieldSelector")?;
+    if !parameters.decode_as_list_options() {
+        return None;
+    }
+    let selector = FieldSelector::parse(text).ok()?;
+    let name = selector.required_value("metadata.name")?;
+    let possible = !matches!(name, "" | "." | "..") && !name.contains(['/', '%']);
+    possible.then(|| name.to_owned())
+}
+
+/// Lower-case letters, digits, hyphens and dots: groups, versions, types and namespaces are made of
+/// them. Empty only as the core group, which no path names.
+fn is_plain_word(word: &str) -> bool {
+    !matches!(word, "." | "..")
+        && word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'.'))
+}
+
+/// A path segment that means itself: RFC 3986's characters without percent-encoding.
+fn is_plain_segment(segment: &str) -> bool {
+    !matches!(segment, "" | "." | "..")
+        && segment.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~:@!$&'()*+,;=".contains(&b))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn get(url: &str) -> RequestInfo {
+        request(&Method::GET, url)
+    }
+
+    fn request(method: &Method, url: &str) -> RequestInfo {
+        match url.split_once('?') {
+            Some((path, query)) => RequestInfo::parse(method, path, Some(query)),
+            None => RequestInfo::parse(method, url, None),
+        }
+    }
+
+    /// verb, then `group/version/resource`, namespace, name, subresource with `-` for none.
+    fn told(info: &RequestInfo) -> String {
+        let Some(resource) = &info.resource else {
+            return format!("{} -", info.verb.as_str());
+        };
+        let or_dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+        format!(
+            "{} {} {} {} {}",
+            info.verb.as_str(),
+            resource.gvr,
+            or_dash(&resource.namespace),
+            or_dash(&resource.name),
+            or_dash(&resource.subresource),
+        )
+    }
+
+    #[test]
+    fn reads_urls_as_upstream_does() {
+        for (url, expected) in [
+            ("/api/v1/pods", "list pods.v1 - - -"),
+            ("/api/v1/pods/", "list pods.v1 - - -"),
+            ("/api/v1/pods?watch", "watch pods.v1 - - -"),
+            ("/api/v1/pods?watch=false", "list pods.v1 - - -"),
+            ("/api/v1/nodes/n1", "get nodes.v1 - n1 -"),
+            ("/api/v1/nodes/n1/status", "get nodes.v1 - n1 status"),
+            ("/apis/apps/v1/deployments", "list deployments.v1.apps - - -"),
+            ("/api/v1/namespaces/a/pods", "list pods.v1 a - -"),
+            ("/api/v1/namespaces/a/pods/p", "get pods.v1 a p -"),
+            ("/api/v1/namespaces/a/pods/p?watch=1", "get pods.v1 a p -"),
+            ("/api/v1/namespaces/a/pods/p/log", "get pods.v1 a p log"),
+            ("/api/v1/namespaces/a/pods/p/proxy/x/y", "get pods.v1 a p proxy"),
+            ("/api/v1/namespaces", "list namespaces.v1 - - -"),
+            ("/api/v1/namespaces?watch=1", "watch namespaces.v1 - - -"),
+            ("/api/v1/namespaces/a", "get namespaces.v1 a a -"),
+            ("/api/v1/namespaces/a/status", "get namespaces.v1 a a status"),
+            ("/api/v1/namespaces/a/finalize", "get namespaces.v1 a a finalize"),
+            ("/api/v1/namespaces/a/other", "list other.v1 a - -"),
+            (
+                "/apis/rbac.authorization.k8s.io/v1/clusterroles/system:node",
+                "get clusterroles.v1.rbac.authorization.k8s.io - system:node -",
+            ),
+        ] {
+            assert_eq!(told(&get(url)), expected, "{url}");
+            assert!(!get(url).legacy_watch, "{url}");
+        }
+    }
+
+    #[test]
+    fn reads_the_deprecated_watch_prefix() {
+        for (url, expected) in [
+            ("/api/v1/watch/pods", "watch pods.v1 - - -"),
+            ("/api/v1/watch/pods?fieldSelector=metadata.name=x", "watch pods.v1 - - -"),
+            ("/api/v1/watch/namespaces", "watch namespaces.v1 - - -"),
+            ("/api/v1/watch/namespaces/a", "watch namespaces.v1 a a -"),
+            ("/api/v1/watch/namespaces/a/pods", "watch pods.v1 a - -"),
+            ("/apis/apps/v1/watch/namespaces/a/deployments/d", "watch deployments.v1.apps a d -"),
+        ] {
+            assert_eq!(told(&get(url)), expected, "{url}");
+            assert!(get(url).legacy_watch, "{url}");
+            assert_eq!(request(&Method::POST, url).verb, Verb::Other);
+        }
+        assert_eq!(told(&get("/api/v1/watch")), "get -");
+    }
+
+    #[test]
+    fn other_paths_have_no_resource() {
+        for url in [
+            "",
+            "/",
+            "/api",
+            "/api/v1",
+            "/apis",
+            "/apis/apps",
+            "/apis/apps/v1",
+            "/healthz",
+            "/openapi/v3/api/v1",
+            "/api/v1/proxy/nodes/n",
+            "/version/a/b",
+            "*",
+        ] {
+            assert_eq!(told(&get(url)), "get -", "{url}");
+        }
+        assert_eq!(told(&request(&Method::POST, "/healthz")), "other -");
+    }
+
+    #[test]
+    fn odd_paths_are_not_understood() {
+        for (url, verb) in [
+            ("/api/v1//pods", Verb::Get),
+            ("//api/v1/pods", Verb::List),
+            ("/api/v1/pods//", Verb::List),
+            ("api/v1/pods", Verb::List),
+            ("/api/v1/namespaces//pods", Verb::List),
+            ("/api/v1/namespaces/a%62/pods?watch=1", Verb::Watch),
+            ("/api/v1/namespaces/../pods", Verb::List),
+            ("/api/v1/namespaces/A/pods", Verb::List),
+            ("/api/v1/p%6fds", Verb::List),
+            ("/api/v1/nodes/n%31", Verb::Get),
+            ("/api/v1/nodes/.", Verb::Get),
+            ("/api/v1/nodes/ä", Verb::Get),
+            ("/apis//v1/pods", Verb::List),
+        ] {
+            let info = get(url);
+            assert_eq!((info.resource, info.verb), (None, verb), "{url}");
+        }
+    }
+
+    #[test]
+    fn maps_methods() {
+        for (method, collection, object) in [
+            (Method::GET, Verb::List, Verb::Get),
+            (Method::HEAD, Verb::Other, Verb::Other),
+            (Method::OPTIONS, Verb::Other, Verb::Other),
+            (Method::POST, Verb::Create, Verb::Create),
+            (Method::PUT, Verb::Update, Verb::Update),
+            (Method::PATCH, Verb::Patch, Verb::Patch),
+            (Method::DELETE, Verb::DeleteCollection, Verb::Delete),
+        ] {
+            assert_eq!(request(&method, "/api/v1/namespaces/a/pods").verb, collection, "{method}");
+            assert_eq!(request(&method, "/api/v1/namespaces/a/pods/p").verb, object, "{method}");
+        }
+        assert_eq!(Verb::DeleteCollection.as_str(), "deletecollection");
+    }
+
+    #[test]
+    fn a_selector_can_name_the_object() {
+        for (query, expected) in [
+            ("fieldSelector=metadata.name%3Dx", "list pods.v1 - x -"),
+            ("fieldSelector=metadata.name=x&watch=1", "watch pods.v1 - x -"),
+            ("fieldSelector=metadata.name=b,metadata.name=a", "list pods.v1 - a -"),
+            ("fieldSelector=metadata.name!=x", "list pods.v1 - - -"),
+            ("fieldSelector=metadata.name=", "list pods.v1 - - -"),
+            ("fieldSelector=metadata.name=..", "list pods.v1 - - -"),
+            ("fieldSelector=metadata.name=a/b", "list pods.v1 - - -"),
+            ("fieldSelector=metadata.name=x&limit=abc", "list pods.v1 - - -"),
+            ("fieldSelector=metadata.name=x&labelSelector=!", "list pods.v1 - - -"),
+        ] {
+            let info = get(&format!("/api/v1/pods?{query}"));
+            assert_eq!(told(&info), expected, "{query}");
+            let resource = info.resource.unwrap();
+            assert_eq!(resource.name_from_selector, resource.name.is_some(), "{query}");
+        }
+        assert!(!get("/api/v1/pods/p?fieldSelector=metadata.name=p").resource.unwrap().name_from_selector);
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics(path in any::<String>(), query in any::<Option<String>>()) {
+            let _ = RequestInfo::parse(&Method::GET, &path, query.as_deref());
+        }
+
+        #[test]
+        fn never_panics_on_its_own_alphabet(
+            path in "/?(api|apis|watch|namespaces|proxy|status|v1|a|%|\\.|/){0,9}",
+            query in "(watch|fieldSelector|metadata\\.name|[=&%;+]){0,8}",
+        ) {
+            let _ = RequestInfo::parse(&Method::GET, &path, Some(&query));
+        }
+
+        #[test]
+        fn reads_its_own_collection_paths(group in "([a-z][a-z0-9.]{0,8}[a-z])?", resource in "[a-z]{3,9}s") {
+            prop_assume!(!matches!(resource.as_str(), "namespaces"));
+            let gvr = GroupVersionResource::new(&group, "v1", &resource);
+            let info = get(&gvr.collection_path());
+            prop_assert_eq!(info.verb, Verb::List);
+            prop_assert_eq!(info.resource.unwrap().gvr, gvr);
+        }
+    }
+}

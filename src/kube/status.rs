@@ -1,0 +1,468 @@
+//! The `Status` objects that answer in upstream's place, byte for byte as upstream writes them.
+//!
+//! Source: `apimachinery/pkg/api/errors/errors.go` (texts),
+//! `apimachinery/pkg/apis/meta/v1/types.go` and `generated.pb.go` (fields and their order),
+//! `apiserver/pkg/endpoints/handlers/responsewriters/errors.go` (403),
+//! `apiserver/pkg/storage/errors.go` (504).
+use std::fmt::Write as _;
+
+use bytes::Bytes;
+
+use super::{Encoding, GroupVersionResource, ResourceRequest, ResourceVersion, Verb};
+
+/// A failure, as the API tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// The HTTP status code.
+    pub code: u16,
+    /// The machine-readable reason, for example `Expired`; left out when empty.
+    pub reason: &'static str,
+    /// The text for people; left out when empty.
+    pub message: String,
+    /// What the failure is about. Details without content are still written, as `{}`.
+    pub details: Option<Details>,
+}
+
+/// What a failure is about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Details {
+    /// The object's name.
+    pub name: String,
+    /// The type's API group.
+    pub group: String,
+    /// The type: mostly its plural name.
+    pub kind: String,
+    /// Reasons and messages of the causes.
+    pub causes: Vec<(String, String)>,
+    /// When to try again; also the `Retry-After` header. Zero says nothing.
+    pub retry_after_seconds: u32,
+}
+
+impl Status {
+    /// A failure without details.
+    pub fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
+        Self { code, reason, message: message.into(), details: None }
+    }
+
+    /// 401: no or wrong credentials.
+    pub fn unauthorized() -> Self {
+        Self::new(401, "Unauthorized", "Unauthorized")
+    }
+
+    /// 403 for a resource. `reason` is the authorizer's, and may be empty.
+    pub fn forbidden(user: &str, verb: Verb, resource: &ResourceRequest, reason: &str) -> Self {
+        let ResourceRequest { gvr, namespace, name, subresource, .. } = resource;
+        let what = match subresource {
+            Some(subresource) => format!("{}/{subresource}", gvr.resource),
+            None => gvr.resource.to_string(),
+        };
+        let place = match namespace {
+            Some(namespace) => format!("in the namespace {}", quote(namespace)),
+            None => "at the cluster scope".to_owned(),
+        };
+        let sentence = format!(
+            "User {} cannot {} resource {} in API group {} {place}",
+            quote(user),
+            verb.as_str(),
+            quote(&what),
+            quote(&gvr.group),
+        );
+        let subject = match name {
+            Some(name) => format!("{} {} is ", gvr.qualified_resource(), quote(name)),
+            None => format!("{} is ", gvr.qualified_resource()),
+        };
+        let details = Details {
+            name: name.clone().unwrap_or_default(),
+            group: gvr.group.to_string(),
+            kind: gvr.resource.to_string(),
+            ..Details::default()
+        };
+        Self::forbidden_because(&subject, &sentence, reason, details)
+    }
+
+    /// 403 for a path that is no resource; `verb` is the lower-case method.
+    pub fn forbidden_path(user: &str, verb: &str, path: &str, reason: &str) -> Self {
+        let sentence = format!("User {} cannot {verb} path {}", quote(user), quote(path));
+        Self::forbidden_because("", &sentence, reason, Details::default())
+    }
+
+    fn forbidden_because(subject: &str, sentence: &str, reason: &str, details: Details) -> Self {
+        // Nothing a client sent may look like HTML; upstream leaves the authorizer's words alone.
+        let sentence = sentence.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+        let separator = if reason.is_empty() { "" } else { ": " };
+        let message = format!("{subject}forbidden: {sentence}{separator}{reason}");
+        Self { details: Some(details), ..Self::new(403, "Forbidden", message) }
+    }
+
+    /// 410: a watch asks for events older than the oldest still held.
+    pub fn expired_watch(requested: ResourceVersion, oldest: ResourceVersion) -> Self {
+        Self::new(410, "Expired", format!("too old resource version: {requested} ({oldest})"))
+    }
+
+    /// 504: the cache has not reached the version asked for in time.
+    pub fn too_large_version(requested: ResourceVersion, current: ResourceVersion) -> Self {
+        let cause = ("ResourceVersionTooLarge".to_owned(), "Too large resource version".to_owned());
+        let details = Details { causes: vec![cause], retry_after_seconds: 1, ..Details::default() };
+        let message = format!("Timeout: Too large resource version: {requested}, current: {current}");
+        Self { details: Some(details), ..Self::new(504, "Timeout", message) }
+    }
+
+    /// 404: there is no object of this name.
+    pub fn not_found(gvr: &GroupVersionResource, name: &str) -> Self {
+        let details = Details {
+            name: name.to_owned(),
+            group: gvr.group.to_string(),
+            kind: gvr.resource.to_string(),
+            ..Details::default()
+        };
+        let message = format!("{} {} not found", gvr.qualified_resource(), quote(name));
+        Self { details: Some(details), ..Self::new(404, "NotFound", message) }
+    }
+
+    /// 429: try again later.
+    pub fn too_many_requests(message: impl Into<String>, retry_after_seconds: u32) -> Self {
+        let details = Details { retry_after_seconds, ..Details::default() };
+        Self { details: Some(details), ..Self::new(429, "TooManyRequests", message) }
+    }
+
+    /// 503: not able to answer now.
+    pub fn service_unavailable(message: impl Into<String>, retry_after_seconds: u32) -> Self {
+        let details = Details { retry_after_seconds, ..Details::default() };
+        let details = (retry_after_seconds > 0).then_some(details);
+        Self { details, ..Self::new(503, "ServiceUnavailable", message) }
+    }
+
+    /// 500: a failure of this program's own.
+    pub fn internal(message: impl Into<String>) -> Self {
+        let message = message.into();
+        let text = format!("Internal error occurred: {message}");
+        let details = Details { causes: vec![(String::new(), message)], ..Details::default() };
+        Self { details: Some(details), ..Self::new(500, "InternalError", text) }
+    }
+
+    /// The value of the `Retry-After` header, if there is one.
+    pub fn retry_after(&self) -> Option<u32> {
+        self.details.as_ref().map(|details| details.retry_after_seconds).filter(|&seconds| seconds > 0)
+    }
+
+    /// The body in this encoding.
+    pub fn encode(&self, encoding: Encoding) -> Bytes {
+        match encoding {
+            Encoding::Json => self.to_json(),
+            Encoding::Protobuf => self.to_protobuf(),
+        }
+    }
+
+    /// Compact JSON with a line end, as Go writes it.
+    pub fn to_json(&self) -> Bytes {
+        let mut out = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure""#.to_owned();
+        json_string(&mut out, ",\"message\":", &self.message);
+        json_string(&mut out, ",\"reason\":", self.reason);
+        if let Some(details) = &self.details {
+            out.push_str(",\"details\":");
+            details.write_json(&mut out);
+        }
+        if self.code != 0 {
+            let _ = write!(out, ",\"code\":{}", self.code);
+        }
+        out.push_str("}\n");
+        out.into()
+    }
+
+    /// `k8s\0` and an `Unknown` message around the Status.
+    pub fn to_protobuf(&self) -> Bytes {
+        let list_meta = Message::default().bytes(1, b"").bytes(2, b"").bytes(3, b"");
+        let mut status = Message::default()
+            .message(1, &list_meta)
+            .bytes(2, b"Failure")
+            .bytes(3, self.message.as_bytes())
+            .bytes(4, self.reason.as_bytes());
+        if let Some(details) = &self.details {
+            status = status.message(5, &details.to_message());
+        }
+        let status = status.number(6, self.code.into());
+
+        let type_meta = Message::default().bytes(1, b"v1").bytes(2, b"Status");
+        let unknown =
+            Message::default().message(1, &type_meta).message(2, &status).bytes(3, b"").bytes(4, b"");
+        [b"k8s\0", unknown.0.as_slice()].concat().into()
+    }
+}
+
+impl Details {
+    fn write_json(&self, out: &mut String) {
+        let start = out.len();
+        json_string(out, ",\"name\":", &self.name);
+        json_string(out, ",\"group\":", &self.group);
+        json_string(out, ",\"kind\":", &self.kind);
+        for (index, (reason, message)) in self.causes.iter().enumerate() {
+            out.push_str(if index == 0 { ",\"causes\":[" } else { "," });
+            let start = out.len();
+            json_string(out, ",\"reason\":", reason);
+            json_string(out, ",\"message\":", message);
+            close_object(out, start);
+        }
+        if !self.causes.is_empty() {
+            out.push(']');
+        }
+        if self.retry_after_seconds != 0 {
+            let _ = write!(out, ",\"retryAfterSeconds\":{}", self.retry_after_seconds);
+        }
+        close_object(out, start);
+    }
+
+    fn to_message(&self) -> Message {
+        let mut details = Message::default()
+            .bytes(1, self.name.as_bytes())
+            .bytes(2, self.group.as_bytes())
+            .bytes(3, self.kind.as_bytes());
+        for (reason, message) in &self.causes {
+            let cause = Message::default();
+            let cause = cause.bytes(1, reason.as_bytes()).bytes(2, message.as_bytes()).bytes(3, b"");
+            details = details.message(4, &cause);
+        }
+        details.number(5, self.retry_after_seconds.into()).bytes(6, b"")
+    }
+}
+
+/// A protobuf message in the making, its fields written in ascending order.
+#[derive(Default)]
+struct Message(Vec<u8>);
+
+impl Message {
+    fn bytes(mut self, field: u8, value: &[u8]) -> Self {
+        self.0.push(field << 3 | 2);
+        self.varint(value.len() as u64);
+        self.0.extend_from_slice(value);
+        self
+    }
+
+    fn message(self, field: u8, value: &Self) -> Self {
+        self.bytes(field, &value.0)
+    }
+
+    fn number(mut self, field: u8, value: u64) -> Self {
+        self.0.push(field << 3);
+        self.varint(value);
+        self
+    }
+
+    fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.0.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+    }
+}
+
+/// Puts braces around the members written since `start`, each of which begins with a comma.
+fn close_object(out: &mut String, start: usize) {
+    if out.len() > start {
+        out.replace_range(start..=start, "{");
+    } else {
+        out.push('{');
+    }
+    out.push('}');
+}
+
+/// Appends `key` and the text, with the escapes of Go's encoder, unless the text is empty.
+fn json_string(out: &mut String, key: &str, text: &str) {
+    if text.is_empty() {
+        return;
+    }
+    out.push_str(key);
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\u{8}' => out.push_str("\\b"),
+            '\u{c}' => out.push_str("\\f"),
+            '\0'..='\u{1f}' | '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
+                let _ = write!(out, "\\u{:04x}", u32::from(c));
+            }
+            _ => out.push(c),
+        }
+    }
+    out.push('"');
+}
+
+/// Go's `%q`.
+fn quote(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for c in text.chars() {
+        let code = u32::from(c);
+        let _ = match c {
+            '"' | '\\' => write!(out, "\\{c}"),
+            '\u{7}' => write!(out, "\\a"),
+            '\u{8}' => write!(out, "\\b"),
+            '\u{c}' => write!(out, "\\f"),
+            '\n' => write!(out, "\\n"),
+            '\r' => write!(out, "\\r"),
+            '\t' => write!(out, "\\t"),
+            '\u{b}' => write!(out, "\\v"),
+            '\0'..='\u{1f}' | '\u{7f}' => write!(out, "\\x{code:02x}"),
+            ' '..='~' => write!(out, "{c}"),
+            _ if is_printable(c) => write!(out, "{c}"),
+            '\u{10000}'.. => write!(out, "\\U{code:08x}"),
+            _ => write!(out, "\\u{code:04x}"),
+        };
+    }
+    out.push('"');
+    out
+}
+
+/// Nearly Go's `IsPrint`, by what Rust leaves as it is inside a debug string.
+fn is_printable(c: char) -> bool {
+    ['a', c].iter().collect::<String>().escape_debug().count() == 2
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn json(status: &Status) -> String {
+        String::from_utf8(status.to_json().to_vec()).unwrap()
+    }
+
+    fn pods(namespace: Option<&str>, name: Option<&str>, subresource: Option<&str>) -> ResourceRequest {
+        ResourceRequest {
+            gvr: GroupVersionResource::new("", "v1", "pods"),
+            namespace: namespace.map(str::to_owned),
+            name: name.map(str::to_owned),
+            subresource: subresource.map(str::to_owned),
+            name_from_selector: false,
+        }
+    }
+
+    #[test]
+    fn writes_401() {
+        let expected = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"Unauthorized","reason":"Unauthorized","code":401}"#;
+        assert_eq!(json(&Status::unauthorized()), format!("{expected}\n"));
+    }
+
+    #[test]
+    fn writes_403() {
+        let list = Status::forbidden("bob", Verb::List, &pods(None, None, None), "");
+        assert_eq!(
+            list.message,
+            r#"pods is forbidden: User "bob" cannot list resource "pods" in API group "" at the cluster scope"#,
+        );
+        assert!(
+            json(&list)
+                .ends_with(",\"reason\":\"Forbidden\",\"details\":{\"kind\":\"pods\"},\"code\":403}\n")
+        );
+
+        let log = Status::forbidden("bob", Verb::Get, &pods(Some("default"), Some("p1"), Some("log")), "");
+        assert_eq!(
+            log.message,
+            "pods \"p1\" is forbidden: User \"bob\" cannot get resource \"pods/log\" in API group \"\" \
+             in the namespace \"default\"",
+        );
+        assert!(json(&log).contains(r#""details":{"name":"p1","kind":"pods"}"#));
+
+        let mut grouped = pods(Some("default"), None, None);
+        grouped.gvr = GroupVersionResource::new("apps", "v1", "deployments");
+        let grouped = Status::forbidden("<b&b>\n", Verb::Watch, &grouped, "no <reason>");
+        assert_eq!(
+            grouped.message,
+            "deployments.apps is forbidden: User \"&lt;b&amp;b&gt;\\n\" cannot watch resource \"deployments\" \
+             in API group \"apps\" in the namespace \"default\": no <reason>",
+        );
+        assert!(json(&grouped).contains(r#""details":{"group":"apps","kind":"deployments"}"#));
+
+        let path = Status::forbidden_path("bob", "get", "/metrics", "");
+        assert_eq!(path.message, r#"forbidden: User "bob" cannot get path "/metrics""#);
+        assert!(json(&path).contains(",\"details\":{},"));
+    }
+
+    #[test]
+    fn writes_404() {
+        let gvr = GroupVersionResource::new("apps", "v1", "deployments");
+        let expected = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"deployments.apps \"nope\" not found","reason":"NotFound","details":{"name":"nope","group":"apps","kind":"deployments"},"code":404}"#;
+        assert_eq!(json(&Status::not_found(&gvr, "nope")), format!("{expected}\n"));
+    }
+
+    #[test]
+    fn writes_410() {
+        let expected = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"too old resource version: 5 (287)","reason":"Expired","code":410}"#;
+        let status = Status::expired_watch(ResourceVersion(5), ResourceVersion(287));
+        assert_eq!(json(&status), format!("{expected}\n"));
+    }
+
+    #[test]
+    fn writes_504() {
+        let expected = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"Timeout: Too large resource version: 99999, current: 233","reason":"Timeout","details":{"causes":[{"reason":"ResourceVersionTooLarge","message":"Too large resource version"}],"retryAfterSeconds":1},"code":504}"#;
+        let status = Status::too_large_version(ResourceVersion(99999), ResourceVersion(233));
+        assert_eq!(json(&status), format!("{expected}\n"));
+        assert_eq!(status.retry_after(), Some(1));
+    }
+
+    #[test]
+    fn writes_what_asks_to_come_back() {
+        let status = Status::too_many_requests("storage is (re)initializing", 3);
+        assert!(json(&status).contains(r#""reason":"TooManyRequests","details":{"retryAfterSeconds":3},"#));
+        assert!(
+            json(&Status::service_unavailable("x", 0))
+                .contains(r#""reason":"ServiceUnavailable","code":503"#)
+        );
+        assert_eq!(Status::service_unavailable("x", 2).retry_after(), Some(2));
+        assert!(
+            json(&Status::internal("x")).contains(r#""details":{"causes":[{"message":"x"}]},"code":500"#)
+        );
+    }
+
+    /// The expected bytes come from apimachinery's own `Marshal`.
+    #[test]
+    fn writes_protobuf() {
+        let hex = |status: &Status| {
+            status.to_protobuf().iter().fold(String::new(), |hex, byte| format!("{hex}{byte:02x}"))
+        };
+        let expired = Status::expired_watch(ResourceVersion(5), ResourceVersion(287));
+        assert_eq!(
+            hex(&expired),
+            "6b3873000a0c0a027631120653746174757312400a060a0012001a0012074661696c7572651a21746f6f206f6c6420\
+             7265736f757263652076657273696f6e3a2035202832383729220745787069726564309a031a002200",
+        );
+        let too_large = Status::too_large_version(ResourceVersion(99999), ResourceVersion(233));
+        assert_eq!(
+            hex(&too_large),
+            "6b3873000a0c0a0276311206537461747573129c010a060a0012001a0012074661696c7572651a3854696d656f7574\
+             3a20546f6f206c61726765207265736f757263652076657273696f6e3a2039393939392c2063757272656e743a2032\
+             3333220754696d656f75742a430a0012001a0022370a175265736f7572636556657273696f6e546f6f4c6172676512\
+             1a546f6f206c61726765207265736f757263652076657273696f6e1a002801320030f8031a002200",
+        );
+        assert_eq!(expired.encode(Encoding::Protobuf), expired.to_protobuf());
+        assert_eq!(expired.encode(Encoding::Json), expired.to_json());
+    }
+
+    #[test]
+    fn escapes_as_go_does() {
+        let text = "\"\\/<>&\n\r\t\u{8}\u{c}\u{1}\u{7f}\u{2028}\u{2029}ä";
+        let expected =
+            "\"message\":\"\\\"\\\\/\\u003c\\u003e\\u0026\\n\\r\\t\\b\\f\\u0001\u{7f}\\u2028\\u2029ä\",";
+        assert!(json(&Status::new(500, "", text)).contains(expected));
+        assert_eq!(
+            quote("a\"\\\u{7}\u{b}\u{1}\u{7f}ä\u{a0}\u{200b}e\u{301}\u{e0001}"),
+            "\"a\\\"\\\\\\a\\v\\x01\\x7fä\\u00a0\\u200be\u{301}\\U000e0001\"",
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn json_is_json(message in any::<String>(), name in any::<String>(), cause in any::<String>()) {
+            let details = Details { name: name.clone(), causes: vec![(String::new(), cause)], ..Details::default() };
+            let status = Status { details: Some(details), ..Status::new(418, "Teapot", message.clone()) };
+            let value: serde_json::Value = serde_json::from_slice(&status.to_json()).unwrap();
+            prop_assert_eq!(value["message"].as_str().unwrap_or_default(), message);
+            prop_assert_eq!(value["details"]["name"].as_str().unwrap_or_default(), name);
+        }
+    }
+}
