@@ -4,15 +4,14 @@ pub mod metrics;
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body_util::Full;
 use hyper::body::Incoming;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 
 use crate::catalog::Catalog;
-use crate::http::drain;
+use crate::http::listen::serve_plain;
+use crate::http::{Body, Limits, drain, full};
 use crate::scope::Scopes;
 
 /// What the admin listener shows; read-only handles.
@@ -27,16 +26,16 @@ pub struct State {
     pub metrics: PrometheusHandle,
 }
 
-/// Serves until the task is dropped.
-pub async fn serve(listener: TcpListener, state: Arc<State>) {
-    crate::http::serve_plain(listener, move |request: Request<Incoming>| {
+/// Serves until the drain is over.
+pub async fn serve(listener: TcpListener, state: Arc<State>, limits: Limits, draining: drain::Watch) {
+    let service = move |request: Request<Incoming>, _| {
         let response = answer(&state, &request);
         async move { response }
-    })
-    .await;
+    };
+    serve_plain(listener, service, limits, draining).await;
 }
 
-fn answer(state: &State, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+fn answer(state: &State, request: &Request<Incoming>) -> Response<Body> {
     if request.method() != Method::GET && request.method() != Method::HEAD {
         return text(StatusCode::METHOD_NOT_ALLOWED, "text/plain; charset=utf-8", "method not allowed\n".into());
     }
@@ -53,8 +52,8 @@ fn answer(state: &State, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     }
 }
 
-fn text(status: StatusCode, content_type: &'static str, text: String) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::from(text));
+fn text(status: StatusCode, content_type: &'static str, text: String) -> Response<Body> {
+    let mut response = Response::new(full(text));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     response

@@ -11,7 +11,8 @@ use tokio::task::JoinHandle;
 
 use crate::access::Access;
 use crate::catalog::Follower;
-use crate::http::{self, ServerTls, TlsOptions, drain};
+use crate::http::{self, drain};
+use crate::http::tls::{ServerTls, TlsOptions};
 use crate::scope::{self, Scopes};
 use crate::serve::Server;
 use crate::upstream::{Client, Forwarder, Upstream, UpstreamOptions};
@@ -24,8 +25,12 @@ pub struct Config {
     pub upstream: UpstreamOptions,
     /// Where clients connect, by TLS.
     pub listen: SocketAddr,
-    /// The serving certificate.
-    pub tls: TlsOptions,
+    /// The serving certificate and its key (PEM files); without them a self-signed pair is made.
+    pub certificate: Option<(PathBuf, PathBuf)>,
+    /// Where a self-signed pair and its CA are kept.
+    pub cert_dir: PathBuf,
+    /// Further names and addresses in the self-signed certificate.
+    pub names: Vec<String>,
     /// Where metrics and health are served, by plain HTTP.
     pub admin_listen: SocketAddr,
     /// How scopes keep their data.
@@ -42,12 +47,28 @@ impl Config {
         Self {
             upstream,
             listen,
-            tls: TlsOptions::self_signed(cert_dir),
+            certificate: None,
+            cert_dir,
+            names: Vec::new(),
             admin_listen,
             scopes: scope::Config::default(),
             limits: http::Limits::default(),
             // kube-apiserver and most balancers give up on a server within a minute.
             drain: Duration::from_secs(20),
+        }
+    }
+}
+
+impl Config {
+    fn tls(&self) -> TlsOptions {
+        let (cert, key) = self.certificate.clone().unzip();
+        TlsOptions {
+            cert,
+            key,
+            client_ca: None,
+            cert_dir: self.cert_dir.clone(),
+            names: self.names.clone(),
+            listen: self.listen.ip(),
         }
     }
 }
@@ -58,9 +79,10 @@ pub struct Running {
     pub address: SocketAddr,
     /// Where metrics and health are served.
     pub admin_address: SocketAddr,
-    /// The certificate authority clients must trust, when the serving certificate is self-made.
-    pub ca_pem: Option<String>,
+    /// The CA clients must trust, when the serving certificate is self-signed.
+    pub ca_file: Option<PathBuf>,
     drain: drain::Trigger,
+    grace: Duration,
     proxy: JoinHandle<()>,
     background: Vec<JoinHandle<()>>,
 }
@@ -69,7 +91,7 @@ impl Running {
     /// Stops in three acts: no new connections, open ones end, and what is left is cut.
     pub async fn shut_down(self) {
         tracing::info!("shutting down");
-        self.drain.drain();
+        self.drain.drain(self.grace);
         if self.proxy.await.is_err() {
             tracing::error!("the listener failed");
         }
@@ -90,13 +112,16 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         .context("cannot read upstream's discovery (check --kubeconfig, --server and the proxy's permissions)")?;
     tracing::info!(types = catalog.len(), "read discovery");
 
-    let tls = ServerTls::load(&config.tls, config.listen.ip()).await.context("no serving certificate")?;
-    let ca_pem = tls.ca_pem();
+    let tls = ServerTls::load(config.tls()).await?;
+    let ca_file = tls.ca_file();
+    if let Some(ca) = &ca_file {
+        tracing::info!(ca = %ca.display(), "serving a self-signed certificate; clients must trust its CA");
+    }
     let listener = bind(config.listen, "--listen").await?;
     let admin_listener = bind(config.admin_listen, "--admin-listen").await?;
     let (address, admin_address) = (listener.local_addr()?, admin_listener.local_addr()?);
 
-    let (drain, draining) = drain::channel(config.drain);
+    let (drain, draining) = drain::channel();
     let server = Server::new(
         catalog.clone(),
         scopes.clone(),
@@ -111,18 +136,18 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
             let server = server.clone();
             async move { server.handle(request).await }
         },
-        config.limits,
+        config.limits.clone(),
         draining.clone(),
     ));
-    let state = admin::State { catalog, scopes, draining, metrics: metrics.clone() };
+    let state = admin::State { catalog, scopes, draining: draining.clone(), metrics: metrics.clone() };
     let background = vec![
         tokio::spawn(follower.run()),
-        tokio::spawn(admin::serve(admin_listener, Arc::new(state))),
+        tokio::spawn(admin::serve(admin_listener, Arc::new(state), config.limits, draining)),
         tokio::spawn(upkeep(metrics)),
     ];
     tracing::info!(listener = "proxy", address = %address, "listening");
     tracing::info!(listener = "admin", address = %admin_address, "listening");
-    Ok(Running { address, admin_address, ca_pem, drain, proxy, background })
+    Ok(Running { address, admin_address, ca_file, drain, grace: config.drain, proxy, background })
 }
 
 async fn bind(address: SocketAddr, knob: &str) -> anyhow::Result<TcpListener> {

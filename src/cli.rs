@@ -10,7 +10,6 @@ use clap::{Args, Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::app;
-use crate::http::TlsOptions;
 use crate::telemetry::{LogFormat, logs};
 use crate::upstream::UpstreamOptions;
 
@@ -125,11 +124,9 @@ impl Serve {
             context: self.context,
             servers: self.servers,
         };
-        let mut config = app::Config::new(upstream, self.listen, self.admin_listen, self.cert_dir.clone());
-        config.tls = match (self.tls_cert, self.tls_key) {
-            (Some(cert), Some(key)) => TlsOptions::files(cert, key),
-            _ => TlsOptions::self_signed(self.cert_dir).with_sans(self.tls_sans),
-        };
+        let mut config = app::Config::new(upstream, self.listen, self.admin_listen, self.cert_dir);
+        config.certificate = self.tls_cert.zip(self.tls_key);
+        config.names = self.tls_sans;
         config.scopes.window.age = Duration::from_secs(self.window_seconds);
         config.scopes.window.bytes = self.window_mib << 20;
         config.drain = Duration::from_secs(self.drain_seconds);

@@ -183,14 +183,7 @@ fn refuse(read: &Read, status: &Status) -> Outcome {
 }
 
 fn denied(identity: &Identity, attributes: &Attributes, reason: &str) -> Status {
-    Status::forbidden(
-        attributes.verb,
-        &attributes.gvr,
-        &attributes.namespace,
-        &attributes.name,
-        &identity.user,
-        reason,
-    )
+    Status::forbidden(&identity.user, attributes.verb, &attributes.resource, reason)
 }
 
 /// Headers that every answer from memory has.

@@ -6,6 +6,8 @@ mod object;
 mod snapshot;
 mod state;
 mod wake;
+#[cfg(test)]
+mod tests;
 mod window;
 
 pub use object::Object;

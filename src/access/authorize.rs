@@ -13,7 +13,7 @@ use moka::future::Cache;
 
 use super::Identity;
 use super::review::{ReviewError, post};
-use crate::kube::{FieldOperator, FieldSelector, GroupVersionResource, LabelOperator, LabelSelector};
+use crate::kube::{FieldOperator, FieldSelector, LabelOperator, LabelSelector, ResourceRequest, Verb};
 use crate::upstream::Client;
 
 /// How long a grant or a denial stands. Source: the delegated authorizer's default
@@ -24,14 +24,10 @@ const MAX_VERDICTS: u64 = 100_000;
 /// What upstream's authorizers look at.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Attributes {
-    /// `get`, `list` or `watch`.
-    pub verb: &'static str,
-    /// The type.
-    pub gvr: GroupVersionResource,
-    /// The namespace, empty for all or none.
-    pub namespace: String,
-    /// The object's name, empty for all.
-    pub name: String,
+    /// Get, list or watch.
+    pub verb: Verb,
+    /// Type, namespace and name asked for.
+    pub resource: ResourceRequest,
     /// The selectors, for list and watch.
     pub selectors: Selectors,
 }
@@ -125,7 +121,7 @@ impl Authorizer {
 
 fn spec(identity: &Identity, attributes: &Attributes) -> SubjectAccessReviewSpec {
     let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-    let Attributes { verb, gvr, namespace, name, selectors } = attributes;
+    let Attributes { verb, resource, selectors } = attributes;
     let labels = selectors.labels.iter().map(|(key, operator, values)| LabelSelectorRequirement {
         key: key.clone(),
         operator: (*operator).to_owned(),
@@ -137,13 +133,13 @@ fn spec(identity: &Identity, attributes: &Attributes) -> SubjectAccessReviewSpec
         values: Some(values.clone()),
     });
     let resource = ResourceAttributes {
-        verb: Some((*verb).to_owned()),
-        group: some(&gvr.group),
-        version: some(&gvr.version),
-        resource: some(&gvr.resource),
-        namespace: some(namespace),
-        name: some(name),
-        subresource: None,
+        verb: Some(verb.as_str().to_owned()),
+        group: some(&resource.gvr.group),
+        version: some(&resource.gvr.version),
+        resource: some(&resource.gvr.resource),
+        namespace: resource.namespace.clone(),
+        name: resource.name.clone(),
+        subresource: resource.subresource.clone(),
         field_selector: (!selectors.fields.is_empty())
             .then(|| FieldSelectorAttributes { requirements: Some(fields.collect()), raw_selector: None }),
         label_selector: (!selectors.labels.is_empty())

@@ -1,22 +1,21 @@
 //! Whether the process lives, and whether it should get requests.
 use std::fmt::Write;
 
-use bytes::Bytes;
 use http::{Response, StatusCode};
-use http_body_util::Full;
 
 use super::{State, text};
+use crate::http::Body;
 
 const PLAIN: &str = "text/plain; charset=utf-8";
 
 /// The process answers, so it lives.
-pub(super) fn alive() -> Response<Full<Bytes>> {
+pub(super) fn alive() -> Response<Body> {
     text(StatusCode::OK, PLAIN, "ok".into())
 }
 
 /// Ready while upstream's types are known and no shutdown has begun. Scopes that are still syncing do
 /// not make it unready: their requests wait or are forwarded.
-pub(super) fn ready(state: &State, verbose: bool) -> Response<Full<Bytes>> {
+pub(super) fn ready(state: &State, verbose: bool) -> Response<Body> {
     let checks = [("discovery", !state.catalog.is_empty()), ("shutdown", !state.draining.is_draining())];
     let ready = checks.iter().all(|(_, passed)| *passed);
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };

@@ -43,7 +43,7 @@ pub struct RequestInfo {
 }
 
 /// Which resource, and which part of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ResourceRequest {
     /// The resource type.
     pub gvr: GroupVersionResource,

@@ -171,6 +171,24 @@ impl Status {
 
     /// `k8s\0` and an `Unknown` message around the Status.
     pub fn to_protobuf(&self) -> Bytes {
+        let type_meta = Message::default().bytes(1, b"v1").bytes(2, b"Status");
+        let unknown =
+            Message::default().message(1, &type_meta).message(2, &self.to_message()).bytes(3, b"").bytes(4, b"");
+        [b"k8s\0", unknown.0.as_slice()].concat().into()
+    }
+
+    /// As the object of an ERROR event in the stored form: text without a line end, or bare message.
+    pub fn to_object(&self, encoding: Encoding) -> Bytes {
+        match encoding {
+            Encoding::Json => {
+                let text = self.to_json();
+                text.slice(..text.len() - 1)
+            }
+            Encoding::Protobuf => self.to_message().0.into(),
+        }
+    }
+
+    fn to_message(&self) -> Message {
         let list_meta = Message::default().bytes(1, b"").bytes(2, b"").bytes(3, b"");
         let mut status = Message::default()
             .message(1, &list_meta)
@@ -180,12 +198,7 @@ impl Status {
         if let Some(details) = &self.details {
             status = status.message(5, &details.to_message());
         }
-        let status = status.number(6, self.code.into());
-
-        let type_meta = Message::default().bytes(1, b"v1").bytes(2, b"Status");
-        let unknown =
-            Message::default().message(1, &type_meta).message(2, &status).bytes(3, b"").bytes(4, b"");
-        [b"k8s\0", unknown.0.as_slice()].concat().into()
+        status.number(6, self.code.into())
     }
 }
 

@@ -236,7 +236,7 @@ impl WatchBody {
                 }
                 Step::Expired { version, oldest } => {
                     let status = Status::expired_watch(version, oldest);
-                    chunk.push(self.form.error_event(&status));
+                    chunk.push(self.form.status_event(&status.to_object(self.form.encoding())));
                     self.over(Ending::Expired);
                     return Poll::Ready(self.hand_out(chunk));
                 }

@@ -7,7 +7,7 @@ use crate::kube::{
 use crate::store::{Event, Interest, Object};
 
 /// Namespace and selectors of a read. All must hold.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Filter {
     namespace: Option<String>,
     labels: Option<LabelSelector>,
@@ -15,7 +15,7 @@ pub struct Filter {
     fields: Vec<FieldRequirement>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct FieldRequirement {
     position: usize,
     value: String,

@@ -247,38 +247,36 @@ func withKind(cm *corev1.ConfigMap) *corev1.ConfigMap {
 
 // background is a kubectl that goes on while the test does something.
 type background struct {
-	cmd    *exec.Cmd
-	cancel context.CancelFunc
-	lines  *lines
-	stderr lines
-	done   chan struct{}
+	cmd            *exec.Cmd
+	stdout, stderr output
+	done           chan struct{}
 }
 
-// lines collects output that is looked at while it grows.
-type lines struct {
+// output is looked at while it grows.
+type output struct {
 	mutex sync.Mutex
 	text  []byte
 }
 
-func (l *lines) Write(p []byte) (int, error) {
-	l.mutex.Lock()
-	defer l.mutex.Unlock()
-	l.text = append(l.text, p...)
+func (o *output) Write(p []byte) (int, error) {
+	o.mutex.Lock()
+	defer o.mutex.Unlock()
+	o.text = append(o.text, p...)
 	return len(p), nil
 }
 
-func (l *lines) String() string {
-	l.mutex.Lock()
-	defer l.mutex.Unlock()
-	return string(l.text)
+func (o *output) String() string {
+	o.mutex.Lock()
+	defer o.mutex.Unlock()
+	return string(o.text)
 }
 
 // begin starts a kubectl that ends with the test at the latest.
 func (t target) begin(tt *testing.T, c command, stdin io.Reader) *background {
 	tt.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	b := &background{cmd: t.prepare(tt, ctx, c), cancel: cancel, lines: &lines{}, done: make(chan struct{})}
-	b.cmd.Stdout, b.cmd.Stderr = b.lines, &b.stderr
+	b := &background{cmd: t.prepare(tt, ctx, c), done: make(chan struct{})}
+	b.cmd.Stdout, b.cmd.Stderr = &b.stdout, &b.stderr
 	if stdin != nil {
 		b.cmd.Stdin = stdin
 	}
@@ -298,8 +296,8 @@ func (t target) begin(tt *testing.T, c command, stdin io.Reader) *background {
 func (b *background) prints(t *testing.T, what string, want func(stdout string) bool) {
 	t.Helper()
 	eventually(t, what, func() error {
-		if !want(b.lines.String()) {
-			return fmt.Errorf("stdout %q, stderr %q", b.lines.String(), b.stderr.String())
+		if !want(b.stdout.String()) {
+			return fmt.Errorf("stdout %q, stderr %q", b.stdout.String(), b.stderr.String())
 		}
 		return nil
 	})
@@ -308,60 +306,49 @@ func (b *background) prints(t *testing.T, what string, want func(stdout string) 
 func (b *background) result(t *testing.T) result {
 	t.Helper()
 	within(t, b.cmd.String(), b.done)
-	return result{b.lines.String(), b.stderr.String(), b.cmd.ProcessState.ExitCode()}
+	return result{b.stdout.String(), b.stderr.String(), b.cmd.ProcessState.ExitCode()}
 }
 
 func TestKubectlWatch(t *testing.T) {
-	ns := namespace(t)
-	ctx := context.Background()
-	api := kubeClient(t, upstream).CoreV1().ConfigMaps(ns)
-	must(api.Create(ctx, configMap("apple", "n", "0"), metav1.CreateOptions{}))(t)
-
-	for _, line := range []string{
-		"get configmaps -w --output-watch-events",
-		"get configmaps -w --output-watch-events -o json",
-		"get configmaps -w --watch-only -o jsonpath={.metadata.name}:{.data.n};",
-		"get configmaps -w --output-watch-events -l app=apple -o name",
-		"get configmap apple -w -o jsonpath={.metadata.name}:{.data.n};",
+	for _, form := range []struct {
+		line string
+		// What appears in the output once per event, and how often it has to.
+		mark  string
+		count int
+	}{
+		{"get configmaps -w", "\n", 7},
+		{"get configmaps -w --output-watch-events", "\n", 7},
+		{"get configmaps -w --output-watch-events -o json", `"type":`, 6},
+		{"get configmaps -w -o jsonpath={.metadata.name}:{.data.n};", ";", 6},
+		{"get configmaps -w -l app=apple -o name", "\n", 3},
+		{"get configmap apple -w -o jsonpath={.metadata.name}:{.data.n};", ";", 3},
 	} {
-		t.Run(strings.ReplaceAll(line, " ", "_"), func(t *testing.T) {
+		t.Run(form.line, func(t *testing.T) {
+			t.Parallel()
+			ns := namespace(t)
+			ctx := context.Background()
+			api := kubeClient(t, upstream).CoreV1().ConfigMaps(ns)
+			modify := func(name, patch string) {
+				must(api.Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
+			}
+			must(api.Create(ctx, configMap("apple", "n", "0"), metav1.CreateOptions{}))(t)
 			var running []*background
 			for _, to := range targets() {
-				running = append(running, to.begin(t, args("--namespace "+ns+" "+line), nil))
+				b := to.begin(t, args("--namespace "+ns+" "+form.line), nil)
+				// The watch goes on from the version of this first list.
+				b.prints(t, "the first list", func(text string) bool { return strings.Contains(text, "apple") })
+				running = append(running, b)
 			}
-			// Only what happens after both watch is compared, and there is
-			// no sign of that but an event: so knock until both have answered.
-			opened := false
-			for knock := 0; !opened; knock++ {
-				patch := fmt.Sprintf(`{"data":{"n":"knock-%d"}}`, knock)
-				must(api.Patch(ctx, "apple", types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
-				opened = true
-				for _, b := range running {
-					select {
-					case <-b.done:
-						t.Fatalf("ended early: %+v", b.result(t))
-					default:
-					}
-					opened = opened && len(b.lines.String()) > 0
-				}
-				if knock > 300 {
-					t.Fatal("no output")
-				}
-				pause()
-			}
-			must(api.Patch(ctx, "apple", types.MergePatchType, []byte(`{"data":{"n":"begin"}}`), metav1.PatchOptions{}))(t)
+			modify("apple", `{"data":{"n":"1"}}`)
 			must(api.Create(ctx, configMap("pear", "n", "1"), metav1.CreateOptions{}))(t)
-			must(api.Patch(ctx, "pear", types.MergePatchType, []byte(`{"data":{"n":"2"}}`), metav1.PatchOptions{}))(t)
+			modify("pear", `{"data":{"n":"2"}}`)
 			check(t, api.Delete(ctx, "pear", metav1.DeleteOptions{}))
-			must(api.Patch(ctx, "apple", types.MergePatchType, []byte(`{"data":{"n":"end","last":"yes"}}`), metav1.PatchOptions{}))(t)
+			modify("apple", `{"data":{"n":"3","m":"3"}}`)
 
 			var texts []string
 			for i, to := range targets() {
-				// The last event that every one of the forms shows is the
-				// last patch; the text forms say nothing of the data but its
-				// size, or only the name, so count from the end instead.
-				settle(running[i])
-				texts = append(texts, lastEvents(result{stdout: running[i].lines.String(), stderr: running[i].stderr.String()}.comparable(to, nil)))
+				running[i].prints(t, "all events through "+to.name, func(text string) bool { return strings.Count(text, form.mark) == form.count })
+				texts = append(texts, result{stdout: running[i].stdout.String(), stderr: running[i].stderr.String()}.comparable(to, nil))
 			}
 			if texts[0] != texts[1] {
 				t.Errorf("upstream: %s\nproxied:  %s", texts[0], texts[1])
@@ -370,34 +357,30 @@ func TestKubectlWatch(t *testing.T) {
 	}
 }
 
-// lastEvents leaves out the knocking, of which there is more or less.
-func lastEvents(text string) string {
-	if i := strings.LastIndex(text, `begin`); i >= 0 {
-		return text[i:]
-	}
-	all := strings.Split(strings.TrimSpace(text), "\n")
-	return strings.Join(all[max(0, len(all)-2):], "\n")
-}
-
 func TestKubectlWaits(t *testing.T) {
 	ns := namespace(t)
 	furnish(t, ns)
 	ctx := context.Background()
 	client := kubeClient(t, upstream)
 
+	// The last one is there to run out of time: when it has, the others, which
+	// started before it, are waiting.
+	const hopeless = "wait pod quince --for=condition=Ready --timeout=2s"
 	waiting := map[string][]*background{}
 	for _, line := range []string{
 		"rollout status deployment press --timeout=30s",
 		"wait deployment press --for=condition=Available --timeout=30s",
 		"wait pod apple --for=delete --timeout=30s",
 		"wait pod pear --for=jsonpath={.status.phase}=Running --timeout=30s",
-		"wait pod quince --for=condition=Ready --timeout=1s",
+		hopeless,
 	} {
 		for _, to := range targets() {
 			waiting[line] = append(waiting[line], to.begin(t, args("--namespace "+ns+" "+line), nil))
 		}
 	}
-	pause()
+	for _, b := range waiting[hopeless] {
+		b.result(t)
+	}
 
 	d := must(client.AppsV1().Deployments(ns).Get(ctx, "press", metav1.GetOptions{}))(t)
 	d.Status = appsv1.DeploymentStatus{ObservedGeneration: d.Generation, Replicas: 1, UpdatedReplicas: 1, ReadyReplicas: 1, AvailableReplicas: 1,
@@ -416,7 +399,7 @@ func TestKubectlWaits(t *testing.T) {
 		if texts[0] != texts[1] {
 			t.Errorf("kubectl %s\nupstream: %s\nproxied:  %s", line, texts[0], texts[1])
 		}
-		if want := "exit 0"; !strings.Contains(line, "quince") && !strings.HasPrefix(texts[0], want) {
+		if want := "exit 0"; line != hopeless && !strings.HasPrefix(texts[0], want) {
 			t.Errorf("kubectl %s\nupstream: %s", line, texts[0])
 		}
 	}

@@ -1,0 +1,367 @@
+//! The store as its readers see it.
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+use crate::kube::{Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ResourceVersion, scan};
+
+fn fields() -> FieldTable {
+    FieldTable::builtin(&GroupVersionResource::new("", "v1", "pods"), true).unwrap()
+}
+
+fn object(key: &str, version: u64, node: &str) -> Object {
+    let (namespace, name) = key.split_once('/').unwrap();
+    let text = format!(
+        r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{"name":"{name}","namespace":"{namespace}","resourceVersion":"{version}"}},"spec":{{"nodeName":"{node}"}}}}"#
+    );
+    let scanned = scan(Encoding::Json, text.as_bytes(), &fields()).unwrap();
+    Object { bytes: text.into(), version: scanned.version, attributes: scanned.attributes }
+}
+
+fn frame(kind: EventKind, object: &Object) -> Frame {
+    let text = format!("{{\"type\":\"{}\",\"object\":{}}}\n", kind.as_str(), String::from_utf8_lossy(&object.bytes));
+    Frame { kind, frame: Bytes::from(text), object: object.bytes.clone() }
+}
+
+fn put(writer: &mut Writer, now: Instant, kind: EventKind, key: &str, version: u64, node: &str) {
+    let object = object(key, version, node);
+    writer.apply(now, frame(kind, &object), object).unwrap();
+}
+
+fn big() -> Limits {
+    Limits { age: Duration::from_secs(3600), bytes: 1 << 30 }
+}
+
+fn at(version: u64, objects: &[(&str, u64)]) -> Snapshot {
+    let objects = objects.iter().map(|(key, version)| Arc::new(object(key, *version, "n1")));
+    Snapshot::new(ResourceVersion(version), objects)
+}
+
+#[derive(Default)]
+struct Counting(AtomicUsize);
+
+impl Wake for Counting {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+struct Follower {
+    subscription: Subscription,
+    wakes: Arc<Counting>,
+}
+
+impl Follower {
+    fn new(reader: &Reader, start: Start, interest: Interest) -> Self {
+        Self { subscription: reader.subscribe(start, interest).0, wakes: Arc::default() }
+    }
+
+    fn step(&mut self, most: usize) -> Step {
+        let waker = Waker::from(Arc::clone(&self.wakes));
+        self.subscription.step(&Context::from_waker(&waker), most)
+    }
+
+    /// Versions until there is nothing more for now.
+    fn drain(&mut self) -> (Vec<u64>, Step) {
+        let mut versions = Vec::new();
+        loop {
+            match self.step(3) {
+                Step::Events(events) => versions.extend(events.iter().map(|event| event.version.0)),
+                end => return (versions, end),
+            }
+        }
+    }
+
+    fn woken(&self) -> usize {
+        self.wakes.0.swap(0, Ordering::SeqCst)
+    }
+}
+
+#[test]
+fn a_watch_from_a_version_sees_everything_after_it_once() {
+    let (mut writer, reader) = new(big());
+    let now = Instant::now();
+    writer.replace(at(10, &[]));
+    for version in 11..=30 {
+        put(&mut writer, now, EventKind::Added, &format!("ns/p{version}"), version, "n1");
+    }
+    let mut follower = Follower::new(&reader, Start::After(ResourceVersion(15)), Interest::All);
+    let (versions, end) = follower.drain();
+    assert_eq!(versions, (16..=30).collect::<Vec<_>>());
+    assert!(matches!(end, Step::CaughtUp(ResourceVersion(30))));
+    put(&mut writer, now, EventKind::Deleted, "ns/p20", 31, "n1");
+    assert_eq!(follower.woken(), 1);
+    assert_eq!(follower.drain().0, [31]);
+}
+
+#[test]
+fn snapshot_and_subscription_are_of_one_moment() {
+    let (mut writer, reader) = new(big());
+    let now = Instant::now();
+    writer.replace(at(10, &[("ns/a", 5)]));
+    put(&mut writer, now, EventKind::Added, "ns/b", 11, "n1");
+    let (subscription, snapshot) = reader.subscribe(Start::Now, Interest::All);
+    put(&mut writer, now, EventKind::Added, "ns/c", 12, "n1");
+    assert_eq!(snapshot.version(), ResourceVersion(11));
+    assert_eq!(snapshot.items(None).map(|object| object.key()).collect::<Vec<_>>(), ["ns/a", "ns/b"]);
+    let mut follower = Follower { subscription, wakes: Arc::default() };
+    assert_eq!(follower.drain().0, [12]);
+}
+
+#[test]
+fn only_events_of_interest_wake() {
+    let (mut writer, reader) = new(big());
+    let now = Instant::now();
+    writer.replace(at(10, &[("ns/a", 5), ("other/b", 6)]));
+    let node = fields().position("spec.nodeName").unwrap();
+    let mut key = Follower::new(&reader, Start::Now, Interest::Key("ns/a".into()));
+    let mut namespace = Follower::new(&reader, Start::Now, Interest::Namespace("ns".into()));
+    let mut on_n1 = Follower::new(&reader, Start::Now, Interest::Field(node, "n1".into()));
+    for follower in [&mut key, &mut namespace, &mut on_n1] {
+        assert!(matches!(follower.drain().1, Step::CaughtUp(_)));
+    }
+    put(&mut writer, now, EventKind::Modified, "other/b", 11, "n2");
+    // It left n1: that concerns who watches n1.
+    assert_eq!((key.woken(), namespace.woken(), on_n1.woken()), (0, 0, 1));
+    assert_eq!(on_n1.drain().0, [11]);
+    put(&mut writer, now, EventKind::Modified, "other/b", 12, "n3");
+    assert_eq!((key.woken(), namespace.woken(), on_n1.woken()), (0, 0, 0));
+    put(&mut writer, now, EventKind::Modified, "ns/a", 13, "n3");
+    assert_eq!((key.woken(), namespace.woken(), on_n1.woken()), (1, 1, 1));
+    // Sleepers skip what did not concern them, and only that.
+    assert_eq!(key.drain().0, [13]);
+    assert_eq!(namespace.drain().0, [13]);
+}
+
+#[test]
+fn a_sleeper_is_not_expired_by_events_that_do_not_concern_it() {
+    let (mut writer, reader) = new(Limits { age: Duration::from_secs(3600), bytes: 2000 });
+    let now = Instant::now();
+    writer.replace(at(10, &[("ns/a", 5), ("other/b", 6)]));
+    let mut follower = Follower::new(&reader, Start::Now, Interest::Namespace("ns".into()));
+    follower.drain();
+    for version in 11..200 {
+        put(&mut writer, now, EventKind::Modified, "other/b", version, "n1");
+    }
+    put(&mut writer, now, EventKind::Modified, "ns/a", 200, "n1");
+    assert_eq!(follower.drain().0, [200]);
+    // But by losing one that does.
+    put(&mut writer, now, EventKind::Modified, "ns/a", 201, "n1");
+    for version in 202..400 {
+        put(&mut writer, now, EventKind::Modified, "other/b", version, "n1");
+    }
+    let (versions, end) = follower.drain();
+    assert!(versions.is_empty());
+    assert!(matches!(end, Step::Expired { version: ResourceVersion(200), .. }), "{end:?}");
+}
+
+#[test]
+fn too_old_and_future_starts() {
+    let (mut writer, reader) = new(big());
+    let now = Instant::now();
+    writer.replace(at(10, &[]));
+    let mut old = Follower::new(&reader, Start::After(ResourceVersion(9)), Interest::All);
+    assert!(matches!(
+        old.drain().1,
+        Step::Expired { version: ResourceVersion(9), oldest: ResourceVersion(10) }
+    ));
+    // Still so when asked again.
+    assert!(matches!(old.drain().1, Step::Expired { .. }));
+    let mut future = Follower::new(&reader, Start::After(ResourceVersion(12)), Interest::All);
+    for version in 11..=14 {
+        put(&mut writer, now, EventKind::Added, &format!("ns/p{version}"), version, "n1");
+    }
+    assert_eq!(future.drain().0, [13, 14]);
+}
+
+#[test]
+fn a_fresh_list_expires_whoever_is_behind_it() {
+    let (mut writer, reader) = new(big());
+    writer.replace(at(10, &[]));
+    let mut behind = Follower::new(&reader, Start::Now, Interest::Namespace("ns".into()));
+    let mut ahead = Follower::new(&reader, Start::After(ResourceVersion(50)), Interest::All);
+    behind.drain();
+    ahead.drain();
+    writer.replace(at(40, &[("ns/a", 20)]));
+    assert_eq!(behind.woken(), 1);
+    assert!(matches!(
+        behind.drain().1,
+        Step::Expired { version: ResourceVersion(10), oldest: ResourceVersion(40) }
+    ));
+    assert!(matches!(ahead.drain().1, Step::CaughtUp(_)));
+    put(&mut writer, Instant::now(), EventKind::Modified, "ns/a", 51, "n1");
+    assert_eq!(ahead.drain().0, [51]);
+}
+
+#[test]
+fn age_bounds_the_window() {
+    let (mut writer, reader) = new(Limits { age: Duration::from_secs(10), bytes: 1 << 30 });
+    let start = Instant::now();
+    writer.replace(at(10, &[]));
+    put(&mut writer, start, EventKind::Added, "ns/a", 11, "n1");
+    put(&mut writer, start + Duration::from_secs(5), EventKind::Added, "ns/b", 12, "n1");
+    writer.progress(start + Duration::from_secs(12), ResourceVersion(13));
+    assert_eq!(reader.figures().events, 1);
+    let mut follower = Follower::new(&reader, Start::After(ResourceVersion(11)), Interest::All);
+    assert_eq!(follower.drain().0, [12]);
+    let mut follower = Follower::new(&reader, Start::After(ResourceVersion(10)), Interest::All);
+    assert!(matches!(follower.drain().1, Step::Expired { .. }));
+}
+
+#[test]
+fn what_does_not_add_up_is_refused() {
+    let (mut writer, _reader) = new(big());
+    let now = Instant::now();
+    writer.replace(at(10, &[("ns/a", 5)]));
+    let mut try_to = |kind, key: &str, version| {
+        let object = object(key, version, "n1");
+        writer.apply(now, frame(kind, &object), object)
+    };
+    assert!(matches!(try_to(EventKind::Modified, "ns/a", 10), Err(Inconsistent::Order { .. })));
+    assert!(matches!(try_to(EventKind::Added, "ns/a", 11), Err(Inconsistent::Existence { .. })));
+    assert!(matches!(try_to(EventKind::Modified, "ns/b", 11), Err(Inconsistent::Existence { .. })));
+    assert!(matches!(try_to(EventKind::Deleted, "ns/b", 11), Err(Inconsistent::Existence { .. })));
+    assert!(matches!(try_to(EventKind::Bookmark, "ns/b", 11), Err(Inconsistent::NotAChange(_))));
+}
+
+#[test]
+fn the_end_of_the_writer_ends_the_readers() {
+    let (mut writer, reader) = new(big());
+    writer.replace(at(10, &[]));
+    let mut follower = Follower::new(&reader, Start::Now, Interest::All);
+    follower.drain();
+    put(&mut writer, Instant::now(), EventKind::Added, "ns/a", 11, "n1");
+    drop(writer);
+    let (versions, end) = follower.drain();
+    assert_eq!(versions, [11]);
+    assert!(matches!(end, Step::Closed(Closed::Gone)));
+}
+
+#[test]
+fn namespaces_with_a_common_beginning_are_kept_apart() {
+    let snapshot = at(9, &[("nsa/x", 1), ("nsa-b/x", 2), ("nsa.c/x", 3), ("nsab/x", 4), ("ns/x", 5)]);
+    let keys = |namespace| snapshot.items(namespace).map(|object| object.key()).collect::<Vec<_>>();
+    // In the order of upstream's storage keys: '-' and '.' come before '/'.
+    assert_eq!(keys(None), ["ns/x", "nsa-b/x", "nsa.c/x", "nsa/x", "nsab/x"]);
+    assert_eq!(keys(Some("nsa")), ["nsa/x"]);
+    assert_eq!(keys(Some("ns")), ["ns/x"]);
+    assert!(keys(Some("n")).is_empty());
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Put(u8, u8),
+    Delete(u8),
+    Progress(u8),
+    Relist,
+    Read(usize),
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let op = prop_oneof![
+        6 => (0..12u8, 0..3u8).prop_map(|(key, node)| Op::Put(key, node)),
+        2 => (0..12u8).prop_map(Op::Delete),
+        1 => (1..5u8).prop_map(Op::Progress),
+        1 => Just(Op::Relist),
+        4 => (1..5usize).prop_map(Op::Read),
+    ];
+    proptest::collection::vec(op, 1..120)
+}
+
+proptest! {
+    /// Random changes, read at random moments by watches of every interest: each sees exactly the
+    /// events of its interest after its start, in order, until it is told that it expired.
+    #[test]
+    fn no_silent_gap(ops in ops(), window in 500usize..20_000, from in 0u64..30) {
+        let (mut writer, reader) = new(Limits { age: Duration::from_secs(3600), bytes: window });
+        let now = Instant::now();
+        let mut version = 20;
+        writer.replace(at(version, &[]));
+        let node = fields().position("spec.nodeName").unwrap();
+        let interests = [
+            Interest::All,
+            Interest::Namespace("ns1".into()),
+            Interest::Key("ns1/p1".into()),
+            Interest::Field(node, "n1".into()),
+        ];
+        let mut followers: Vec<_> = interests
+            .into_iter()
+            .map(|interest| (Follower::new(&reader, Start::After(ResourceVersion(from)), interest), from.max(0), Vec::new(), false))
+            .collect();
+        let mut model: BTreeMap<String, (u64, String)> = BTreeMap::new();
+        let mut history: Vec<(u64, String, Option<String>, String)> = Vec::new();
+        for op in ops {
+            match op {
+                Op::Put(key, node) => {
+                    version += 1;
+                    let (key, node) = (format!("ns{}/p{}", key % 3, key), format!("n{node}"));
+                    let old = model.insert(key.clone(), (version, node.clone()));
+                    let kind = if old.is_some() { EventKind::Modified } else { EventKind::Added };
+                    put(&mut writer, now, kind, &key, version, &node);
+                    history.push((version, key, old.map(|(_, node)| node), node));
+                }
+                Op::Delete(key) => {
+                    let key = format!("ns{}/p{}", key % 3, key);
+                    if let Some((_, node)) = model.remove(&key) {
+                        version += 1;
+                        put(&mut writer, now, EventKind::Deleted, &key, version, &node);
+                        history.push((version, key, Some(node.clone()), node));
+                    }
+                }
+                Op::Progress(by) => {
+                    version += u64::from(by);
+                    writer.progress(now, ResourceVersion(version));
+                }
+                Op::Relist => {
+                    version += 3;
+                    let objects = model.iter().map(|(key, (at, node))| Arc::new(object(key, *at, node)));
+                    writer.replace(Snapshot::new(ResourceVersion(version), objects));
+                    // What happened before is known to nobody who had not read it.
+                    history.push((version, "relist".into(), None, String::new()));
+                }
+                Op::Read(most) => {
+                    for (follower, _, seen, expired) in &mut followers {
+                        if *expired { continue; }
+                        match follower.step(most) {
+                            Step::Events(events) => seen.extend(events.iter().map(|event| event.version.0)),
+                            Step::Expired { .. } => *expired = true,
+                            Step::CaughtUp(at) => prop_assert_eq!(at.0, version),
+                            Step::Closed(_) => prop_assert!(false),
+                        }
+                    }
+                }
+            }
+            let snapshot = reader.snapshot();
+            let held: Vec<_> = snapshot.items(None).map(|object| (object.key().to_owned(), object.version.0)).collect();
+            let wanted: Vec<_> = model.iter().map(|(key, (at, _))| (key.clone(), *at)).collect();
+            prop_assert_eq!(held, wanted);
+        }
+        for (follower, start, seen, expired) in &mut followers {
+            if !*expired {
+                let (rest, end) = follower.drain();
+                seen.extend(rest);
+                *expired = matches!(end, Step::Expired { .. });
+            }
+            let concerns = |(at, key, old, new): &&(u64, String, Option<String>, String)| {
+                *at > *start && key != "relist" && match &follower.subscription.interest {
+                    Interest::All => true,
+                    Interest::Namespace(namespace) => key.starts_with(&format!("{namespace}/")),
+                    Interest::Key(wanted) => **wanted == **key,
+                    Interest::Field(_, node) => **node == **new || old.as_deref() == Some(&**node),
+                }
+            };
+            // A watch may also be shown events that do not concern it, never fewer.
+            let concerning: Vec<_> = history.iter().filter(concerns).map(|event| event.0).collect();
+            prop_assert!(seen.windows(2).all(|pair| pair[0] < pair[1]), "order: {seen:?}");
+            let last = seen.last().copied().unwrap_or(*start);
+            let owed: Vec<_> = concerning.iter().copied().filter(|at| !*expired || *at <= last).collect();
+            prop_assert!(owed.iter().all(|at| seen.contains(at)), "owed {owed:?}, seen {seen:?}");
+        }
+    }
+}
