@@ -144,7 +144,7 @@ impl fmt::Debug for Attributes {
             .field("key", &self.key())
             .field("fields", &fields)
             .field("labels", &self.labels().collect::<Vec<_>>())
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 

@@ -16,7 +16,7 @@ pub struct TypeForm {
     /// Kind of the list.
     pub(super) list_kind: Arc<str>,
     pub(super) style: Style,
-    /// What every object starts with in JSON; the object's `TypeMeta` in protobuf.
+    /// What an object starts with in JSON; its `TypeMeta` in protobuf.
     pub(super) opening: Bytes,
 }
 
@@ -87,8 +87,13 @@ impl TypeForm {
     /// Checks that an object starts as the type's objects do, so that it can be re-framed exactly.
     pub fn check(&self, object: &Bytes) -> Result<(), Malformed> {
         let fits = match self.style {
-            Style::Struct { .. } | Style::Sorted => {
-                object.starts_with(&self.opening) && object.ends_with(b"}")
+            Style::Struct { .. } => object.starts_with(&self.opening) && object.ends_with(b"}"),
+            // A custom resource may have members that sort before its apiVersion.
+            Style::Sorted => {
+                let earlier = |first: &[u8]| first < b"apiVersion\"".as_slice();
+                let fits =
+                    object.starts_with(&self.opening) || object.strip_prefix(b"{\"").is_some_and(earlier);
+                fits && object.ends_with(b"}")
             }
             // The names stand in the envelope; of the object itself only its first field is known.
             Style::Message => object.first() == Some(&0x0a),

@@ -83,7 +83,7 @@ impl FrameDecoder {
         Self { encoding, max_frame_bytes, chunks: VecDeque::new(), partial: Vec::new(), failed: None }
     }
 
-    /// Takes the next chunk of the body.
+    /// Takes the next chunk of the body. Chunks wait in memory until their frames are taken.
     pub fn push(&mut self, chunk: Bytes) {
         if !chunk.is_empty() {
             let size = chunk.len();
@@ -185,7 +185,7 @@ fn open_json(frame: Bytes) -> Result<Frame, Malformed> {
         serde_json::from_slice(&frame).map_err(|_| Malformed("line of a watch that is not an event"))?;
     let kind = EventKind::parse(event.kind.as_bytes())?;
     let object = frame.slice(json::span(&frame, event.object));
-    Ok(Frame { kind, object, frame })
+    Ok(Frame { kind, frame, object })
 }
 
 /// The event's type and where the object starts, if the line is as upstream prints it.

@@ -314,24 +314,18 @@ impl<'a> JsonList<'a> {
 
 /// ListMeta in struct order. Source: `apimachinery/pkg/apis/meta/v1/types.go:61-106`.
 fn struct_metadata(version: ResourceVersion, token: Option<&str>, remaining: Option<i64>) -> String {
-    let mut out = format!(r#"{{"resourceVersion":"{version}""#);
-    if let Some(token) = token.filter(|token| !token.is_empty()) {
-        out += &format!(r#","continue":{}"#, quoted(token));
-    }
-    if let Some(remaining) = remaining {
-        out += &format!(r#","remainingItemCount":{remaining}"#);
-    }
-    out + "}"
+    let token = token.filter(|token| !token.is_empty());
+    let token = token.map(|token| format!(r#","continue":{}"#, quoted(token))).unwrap_or_default();
+    let remaining = remaining.map(|count| format!(r#","remainingItemCount":{count}"#)).unwrap_or_default();
+    format!(r#"{{"resourceVersion":"{version}"{token}{remaining}}}"#)
 }
 
 /// ListMeta of custom resources: sorted, and `continue` always there.
 /// Source: `apimachinery/pkg/apis/meta/v1/unstructured/unstructured_list.go:184-198`.
 fn sorted_metadata(version: ResourceVersion, token: Option<&str>, remaining: Option<i64>) -> String {
-    let mut out = format!(r#"{{"continue":{},"#, quoted(token.unwrap_or_default()));
-    if let Some(remaining) = remaining {
-        out += &format!(r#""remainingItemCount":{remaining},"#);
-    }
-    out + &format!(r#""resourceVersion":"{version}"}}"#)
+    let token = quoted(token.unwrap_or_default());
+    let remaining = remaining.map(|count| format!(r#""remainingItemCount":{count},"#)).unwrap_or_default();
+    format!(r#"{{"continue":{token},{remaining}"resourceVersion":"{version}"}}"#)
 }
 
 /// ListMeta {1: selfLink, 2: resourceVersion, 3: continue, 4: remainingItemCount}.

@@ -1,0 +1,267 @@
+//! Upstream's own bytes come out as they went in.
+use super::*;
+
+#[test]
+fn lists_are_read_and_written_byte_for_byte() {
+    for case in Case::all() {
+        let (form, page) = case.learn();
+        assert_eq!(form.encoding(), case.encoding);
+        assert_eq!(form.kind(), case.kind);
+        assert_eq!(write_list(&form, &page), case.file("list"), "{}", case.directory);
+        assert_eq!(form.read_list(&case.file("list")), Ok(page.clone()));
+        if !page.objects.is_empty() {
+            assert_eq!(page.objects, case.objects(), "list items and watch objects are the same bytes");
+        }
+    }
+}
+
+#[test]
+fn a_paged_list_keeps_its_token_and_count() {
+    for encoding in [Encoding::Json, Encoding::Protobuf] {
+        let (_, page) = Case::find("pods", encoding).learn();
+        assert_eq!(page.version, ResourceVersion(500));
+        assert_eq!(page.continue_token.as_deref(), Some("eyJ2IjoibWV0YS5rOHMuaW8vdjEifQ"));
+        assert_eq!(page.remaining, Some(7));
+    }
+    let case = Case::find("foos", Encoding::Json);
+    let (form, last) = case.learn();
+    assert_eq!(last.continue_token, None);
+    let page = form.read_list(&case.file("paged")).unwrap();
+    assert_eq!((page.continue_token.as_deref(), page.remaining), (Some("abc"), Some(3)));
+    assert_eq!(write_list(&form, &page), case.file("paged"));
+}
+
+#[test]
+fn empty_lists() {
+    for (directory, encoding) in
+        [("foos", Encoding::Json), ("partial", Encoding::Json), ("partial", Encoding::Protobuf)]
+    {
+        let case = Case::find(directory, encoding);
+        let (from_objects, _) = case.learn();
+        let (from_nothing, page) = TypeForm::learn(encoding, case.kind, &case.file("empty")).unwrap();
+        assert_eq!(from_objects, from_nothing);
+        assert_eq!(write_list(&from_objects, &page), case.file("empty"));
+    }
+}
+
+#[test]
+fn watch_events_are_framed_byte_for_byte() {
+    for case in Case::all() {
+        let (form, _) = case.learn();
+        let stream = case.file("watch");
+        let frames = case.frames();
+        assert_eq!(frames.iter().map(|frame| &frame.frame[..]).collect::<Vec<_>>().concat(), stream);
+        for frame in &frames {
+            assert_eq!(form.event(frame.kind, &frame.object), frame.frame);
+            assert_eq!(form.check_frame(frame), Ok(()));
+        }
+        let last = frames.last().unwrap();
+        assert_eq!(last.kind, EventKind::Error);
+        assert_eq!(form.status_event(&last.object), last.frame);
+        let status = read_error(case.encoding, &last.object);
+        assert_eq!((status.code, status.reason.as_str()), (410, "Expired"));
+        assert_eq!(status.message, "too old resource version: 5 (287)");
+        assert_eq!(form.get_body(&frames[0].object), case.file("get"), "{}", case.directory);
+    }
+}
+
+#[test]
+fn bookmarks_are_derived_from_either_kind() {
+    for case in Case::all() {
+        let (form, _) = case.learn();
+        let marks: Vec<Frame> = case.frames().into_iter().filter(|f| f.kind == EventKind::Bookmark).collect();
+        let [plain, end] = &marks[..] else { panic!("two bookmarks") };
+        let read = |frame: &Frame| read_bookmark(case.encoding, &frame.object);
+        assert_eq!(read(plain), Ok(Bookmark { version: ResourceVersion(225), initial_events_end: false }));
+        assert_eq!(read(end), Ok(Bookmark { version: ResourceVersion(1225), initial_events_end: true }));
+        for from in [plain, end] {
+            let bookmarks = BookmarkForm::learn(&form, &from.object).unwrap();
+            assert_eq!(bookmarks.plain(ResourceVersion(225)), plain.frame, "{}", case.directory);
+            assert_eq!(bookmarks.initial_events_end(ResourceVersion(1225)), end.frame, "{}", case.directory);
+        }
+        for object in case.objects() {
+            assert!(BookmarkForm::learn(&form, &object).is_err(), "an object is no bookmark");
+        }
+    }
+}
+
+#[test]
+fn bookmarks_of_older_servers() {
+    let (form, _) = Case::find("pods", Encoding::Json).learn();
+    let rest = r#""spec":{"containers":null},"status":{}"#;
+    let line = |metadata: &str| {
+        format!(
+            "{{\"type\":\"BOOKMARK\",\"object\":{{\"kind\":\"Pod\",\"apiVersion\":\"v1\",\"metadata\":{{{metadata}}},{rest}}}}}\n"
+        )
+    };
+    let plain = line(r#""resourceVersion":"9","creationTimestamp":null"#);
+    let end = line(
+        r#""resourceVersion":"9","creationTimestamp":null,"annotations":{"k8s.io/initial-events-end":"true"}"#,
+    );
+    for from in [&plain, &end] {
+        let frames = decode(Encoding::Json, [Bytes::from(from.clone())]).unwrap();
+        let bookmarks = BookmarkForm::learn(&form, &frames[0].object).unwrap();
+        assert_eq!(bookmarks.plain(ResourceVersion(9)), plain);
+        assert_eq!(bookmarks.initial_events_end(ResourceVersion(9)), end);
+    }
+    let odd = line(r#""resourceVersion":"9","annotations":{"other":"x"}"#);
+    let frames = decode(Encoding::Json, [Bytes::from(odd)]).unwrap();
+    assert!(BookmarkForm::learn(&form, &frames[0].object).is_err());
+}
+
+#[test]
+fn a_deleted_event_changes_only_the_version() {
+    for case in Case::all() {
+        let (form, _) = case.learn();
+        for object in case.objects() {
+            let scanned = scan(case.encoding, &object, &case.fields).unwrap();
+            for version in [1, 99, 12_345_678_901, u64::MAX].map(ResourceVersion) {
+                let spliced = form.with_version(&object, version).unwrap();
+                let again = scan(case.encoding, &spliced, &case.fields).unwrap();
+                assert_eq!((again.version, &again.attributes), (version, &scanned.attributes));
+                assert_eq!(form.with_version(&spliced, scanned.version).unwrap(), object);
+            }
+        }
+    }
+}
+
+#[test]
+fn attributes_are_the_same_in_both_encodings() {
+    for case in Case::all() {
+        for object in case.objects() {
+            let scanned = scan(case.encoding, &object, &case.fields).unwrap();
+            if case.directory != "foos" {
+                assert_eq!(scanned.attributes.label("tier"), Some("<front>&"), "escapes are read");
+                assert_eq!(scanned.attributes.label("a/empty"), Some(""));
+                let keys: Vec<_> = scanned.attributes.labels().map(|(key, _)| key).collect();
+                assert_eq!(keys, ["a/empty", "app", "tier"]);
+                let other = Case::find(case.directory, Encoding::Json);
+                let seen = other
+                    .objects()
+                    .iter()
+                    .any(|o| scan(Encoding::Json, o, &other.fields) == Ok(scanned.clone()));
+                assert!(seen, "{}", case.directory);
+            }
+        }
+    }
+}
+
+#[test]
+fn field_values_are_upstreams() {
+    let expected: &[(&str, &[(&str, &str)])] = &[
+        (
+            "pods",
+            &[
+                ("metadata.name", "web-0"),
+                ("metadata.namespace", "shop"),
+                ("spec.nodeName", "node-1"),
+                ("spec.host", "node-1"),
+                ("spec.restartPolicy", "Always"),
+                ("spec.schedulerName", "default-scheduler"),
+                ("spec.serviceAccountName", "sa"),
+                ("spec.hostNetwork", "true"),
+                ("status.phase", "Running"),
+                ("status.podIP", "10.0.0.1"),
+                ("status.podIPs", ""),
+                ("status.nominatedNodeName", "node-2"),
+            ],
+        ),
+        ("nodes", &[("metadata.name", "node-1"), ("spec.unschedulable", "true")]),
+        ("namespaces", &[("status.phase", "Active")]),
+        ("secrets", &[("type", "Opaque")]),
+        ("services", &[("spec.clusterIP", "10.0.0.9"), ("spec.type", "ClusterIP")]),
+        ("replicationcontrollers", &[("status.replicas", "4")]),
+        ("jobs", &[("status.successful", "2")]),
+        (
+            "events",
+            &[
+                ("involvedObject.kind", "Pod"),
+                ("involvedObject.namespace", "shop"),
+                ("involvedObject.name", "web-0"),
+                ("involvedObject.uid", "u-1"),
+                ("involvedObject.apiVersion", "v1"),
+                ("involvedObject.resourceVersion", "5"),
+                ("involvedObject.fieldPath", "spec.containers{c}"),
+                ("reason", "Started"),
+                ("reportingComponent", "rep"),
+                ("source", "kubelet"),
+                ("type", "Normal"),
+            ],
+        ),
+        (
+            "events.events.k8s.io",
+            &[
+                ("regarding.kind", "Pod"),
+                ("regarding.namespace", "shop"),
+                ("regarding.name", "web-0"),
+                ("regarding.uid", "u-1"),
+                ("regarding.apiVersion", "v1"),
+                ("regarding.resourceVersion", "5"),
+                ("regarding.fieldPath", "spec.containers{c}"),
+                ("reason", "Started"),
+                ("reportingController", "rep"),
+                ("type", "Normal"),
+            ],
+        ),
+        ("certificatesigningrequests", &[("spec.signerName", "x.io/signer")]),
+        ("clustertrustbundles", &[("spec.signerName", "x.io/signer")]),
+        (
+            "podcertificaterequests",
+            &[("spec.signerName", "x.io/signer"), ("spec.podName", "web-0"), ("spec.nodeName", "node-1")],
+        ),
+        (
+            "resourceslices",
+            &[("spec.nodeName", "node-1"), ("spec.driver", "gpu.x.io"), ("spec.pool.name", "pool-1")],
+        ),
+        (
+            "foos",
+            &[
+                ("spec.color", "red & blue"),
+                ("spec.size", "-5"),
+                ("spec.on", "true"),
+                ("spec.none", ""),
+                ("spec.nested.deep", "x\u{2029}"),
+            ],
+        ),
+    ];
+    for (directory, values) in expected {
+        for case in Case::all().filter(|case| case.directory == *directory) {
+            let scanned = scan(case.encoding, &case.objects()[0], &case.fields).unwrap();
+            for (label, value) in *values {
+                let position = case.fields.position(label).unwrap();
+                assert_eq!(
+                    scanned.attributes.field(position),
+                    *value,
+                    "{directory} {label} {:?}",
+                    case.encoding
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn absent_fields_have_upstreams_zero_values() {
+    for encoding in [Encoding::Json, Encoding::Protobuf] {
+        let pods = Case::find("pods", encoding);
+        let second = scan(encoding, &pods.objects()[1], &pods.fields).unwrap().attributes;
+        let field = |label| second.field(pods.fields.position(label).unwrap()).to_owned();
+        assert_eq!(field("spec.hostNetwork"), "false");
+        assert_eq!(field("status.podIP"), "", "no podIPs");
+        let events = Case::find("events", encoding);
+        let second = scan(encoding, &events.objects()[1], &events.fields).unwrap().attributes;
+        assert_eq!(second.field(events.fields.position("source").unwrap()), "rep", "no component");
+        // Bookmarks are zero values of their kinds.
+        for (directory, label, value) in [
+            ("nodes", "spec.unschedulable", "false"),
+            ("jobs", "status.successful", "0"),
+            ("replicationcontrollers", "status.replicas", "0"),
+            ("resourceslices", "spec.nodeName", ""),
+        ] {
+            let case = Case::find(directory, encoding);
+            let bookmark = case.frames().into_iter().find(|frame| frame.kind == EventKind::Bookmark).unwrap();
+            let scanned = scan(encoding, &bookmark.object, &case.fields).unwrap().attributes;
+            assert_eq!(scanned.field(case.fields.position(label).unwrap()), value, "{directory}");
+        }
+    }
+}
