@@ -11,7 +11,8 @@ use tokio::net::TcpListener;
 
 use crate::catalog::Catalog;
 use crate::http::listen::serve_plain;
-use crate::http::{Body, Limits, drain, full};
+use crate::http::body::{Body, full};
+use crate::http::{Limits, drain};
 use crate::scope::Scopes;
 
 /// What the admin listener shows; read-only handles.

@@ -129,7 +129,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         Forwarder::new(&upstream),
         draining.clone(),
     );
-    let proxy = tokio::spawn(http::serve(
+    let proxy = tokio::spawn(http::listen::serve(
         listener,
         tls,
         move |request, _peer| {

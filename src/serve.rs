@@ -16,7 +16,8 @@ use hyper::body::Incoming;
 
 use crate::access::{Access, Attributes, Authenticated, Decision, Identity};
 use crate::catalog::Catalog;
-use crate::http::{Body, drain};
+use crate::http::body::Body;
+use crate::http::drain;
 use crate::kube::{Encoding, Status};
 use crate::scope::{NotReady, Ready, Scope, ScopeKey, Scopes};
 use crate::upstream::Forwarder;

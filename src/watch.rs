@@ -2,5 +2,5 @@
 mod body;
 mod view;
 
-pub use body::{Bookmarks, Ending, Recheck, Terms, WatchBody};
+pub use body::{Bookmarks, Ending, Initial, Observer, Recheck, Terms, WatchBody};
 pub use view::{Filter, View};

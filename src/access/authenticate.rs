@@ -71,7 +71,7 @@ impl Authenticator {
 
     async fn review(&self, token: &str) -> Result<Option<Arc<Identity>>, ReviewError> {
         let review = TokenReview {
-            spec: TokenReviewSpec { token: Some(token.to_owned()), audiences: None },
+            spec: TokenReviewSpec { token: token.to_owned(), audiences: None },
             ..TokenReview::default()
         };
         let review: TokenReview =

@@ -34,21 +34,24 @@ pub(super) async fn post<T: DeserializeOwned>(
     path: &str,
     review: &impl Serialize,
 ) -> Result<T, ReviewError> {
-    let not_understood = |error: &dyn std::error::Error| ReviewError::NotUnderstood(error.to_string());
-    let body = serde_json::to_vec(review).map_err(|error| not_understood(&error))?;
+    let body = serde_json::to_vec(review).map_err(not_understood)?;
     let request = Request::post(path)
         .header(header::CONTENT_TYPE, "application/json")
         .header(header::ACCEPT, "application/json")
-        .body(crate::http::full(Bytes::from(body)))
-        .map_err(|error| not_understood(&error))?;
+        .body(crate::http::body::full(Bytes::from(body)))
+        .map_err(not_understood)?;
     let asked = async {
         let response = client.send(Class::Short, request, SendOptions::default()).await?;
         if !response.status().is_success() {
             return Err(ReviewError::Refused(response.status()));
         }
         let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;
-        Ok(body.map_err(|error| ReviewError::NotUnderstood(error.to_string()))?.to_bytes())
+        Ok(body.map_err(not_understood)?.to_bytes())
     };
     let body = tokio::time::timeout(ANSWER, asked).await.map_err(|_| ReviewError::Late(ANSWER))??;
-    serde_json::from_slice(&body).map_err(|error| not_understood(&error))
+    serde_json::from_slice(&body).map_err(not_understood)
+}
+
+fn not_understood(error: impl std::fmt::Display) -> ReviewError {
+    ReviewError::NotUnderstood(error.to_string())
 }

@@ -125,7 +125,7 @@ async fn get<T: serde::de::DeserializeOwned>(client: &Client, path: &str) -> Res
     let not_understood = |why: String| DiscoveryError::NotUnderstood { path: path.to_owned(), why };
     let request = Request::get(path)
         .header(header::ACCEPT, ACCEPT)
-        .body(crate::http::empty())
+        .body(crate::http::body::empty())
         .map_err(|error| not_understood(error.to_string()))?;
     let asked = async {
         let response = client.send(Class::Short, request, SendOptions::default()).await?;

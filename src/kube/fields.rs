@@ -9,7 +9,7 @@ use super::GroupVersionResource;
 ///
 /// Position 0 is always `metadata.name` and position 1 `metadata.namespace`, whether the type lets itself be
 /// selected by the namespace or not. A label that is not in the table is upstream's to refuse.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldTable {
     namespaced: bool,
     /// Supported labels and aliases with their positions.
@@ -23,7 +23,7 @@ pub struct FieldTable {
 }
 
 /// One member of an object or message on the way to a value.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Step {
     /// JSON key.
     pub(super) key: Box<str>,
@@ -35,7 +35,7 @@ pub(super) struct Step {
 }
 
 /// What a [`Step`] leads to.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Members of interest.
     Members(Vec<Step>),

@@ -125,6 +125,11 @@ impl Status {
         Self { details: Some(details), ..Self::new(429, "TooManyRequests", message) }
     }
 
+    /// 400: a request that cannot be carried out as it is.
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(400, "BadRequest", message)
+    }
+
     /// 503: not able to answer now.
     pub fn service_unavailable(message: impl Into<String>, retry_after_seconds: u32) -> Self {
         let details = Details { retry_after_seconds, ..Details::default() };

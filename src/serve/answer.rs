@@ -2,7 +2,7 @@
 use http::{HeaderValue, Response, StatusCode, header};
 
 use super::from_memory;
-use crate::http::{Body, full};
+use crate::http::body::{Body, full};
 use crate::kube::{Encoding, Status};
 use crate::upstream::UpstreamError;
 

@@ -68,4 +68,157 @@ pub(super) enum Begin {
 
 impl Read {
     /// What authorization is asked about.
-    pub(super)
+    pub(super) fn attributes(&self) -> Attributes {
+        self.attributes.clone()
+    }
+
+    /// The version that the answer must not be older than.
+    pub(super) fn at_least(&self) -> Option<ResourceVersion> {
+        self.at_least
+    }
+}
+
+pub(super) fn decide<B>(catalog: &Catalog, request: &Request<B>) -> Planned {
+    let uri = request.uri();
+    let info = RequestInfo::parse(request.method(), uri.path(), uri.query());
+    let resource = info.resource.as_ref().and_then(|asked| catalog.get(&asked.gvr));
+    let wanted = acceptable(request.headers(), info.verb == Verb::Watch);
+    let errors = match wanted.first() {
+        Some(Wanted::Plain(encoding)) => *encoding,
+        _ => Encoding::Json,
+    };
+    let long_running = is_upgrade(request.headers()) || is_long_running(&info, uri.query());
+    let plan = match plan(&info, resource.as_ref(), request, &wanted) {
+        Ok(read) => Plan::Read(read),
+        Err(reason) => Plan::Forward(reason),
+    };
+    Planned { plan, verb: info.verb, resource, long_running, errors }
+}
+
+/// Source: kube-apiserver's own check (controlplane/apiserver/config.go) and following logs.
+fn is_long_running(info: &RequestInfo, query: Option<&str>) -> bool {
+    let subresource = info.resource.as_ref().and_then(|asked| asked.subresource.as_deref());
+    match subresource {
+        Some("exec" | "attach" | "portforward" | "proxy") => true,
+        Some("log") => query.is_some_and(|query| query.contains("follow")),
+        _ => info.verb == Verb::Watch || info.legacy_watch,
+    }
+}
+
+fn is_upgrade(headers: &HeaderMap) -> bool {
+    headers.contains_key(header::UPGRADE)
+}
+
+fn plan<B>(
+    info: &RequestInfo,
+    resource: Option<&Arc<Resource>>,
+    request: &Request<B>,
+    wanted: &[Wanted],
+) -> Result<Read, Reason> {
+    if is_upgrade(request.headers()) {
+        return Err(Reason::Upgrade);
+    }
+    if !matches!(info.verb, Verb::Get | Verb::List | Verb::Watch) {
+        return Err(Reason::NotARead);
+    }
+    let asked = info.resource.as_ref().ok_or(Reason::NotAResource)?;
+    if asked.subresource.is_some() {
+        return Err(Reason::Subresource);
+    }
+    let resource = resource.ok_or(Reason::UnknownType)?;
+    if info.legacy_watch {
+        return Err(Reason::LegacyWatch);
+    }
+    // The scope of the URL must be the type's: upstream knows no such path otherwise.
+    let of_namespace = *resource.gvr.resource == *"namespaces" && resource.gvr.group.is_empty();
+    let namespace = if of_namespace { None } else { asked.namespace.clone() };
+    let named = info.verb == Verb::Get;
+    let fits = if resource.namespaced { namespace.is_some() || !named } else { namespace.is_none() };
+    if !fits {
+        return Err(Reason::UnknownType);
+    }
+    let encodings = encodings(wanted)?;
+    let query = request.uri().query();
+    let pretty = wants_pretty(query, request.headers());
+    let read = |kind, selectors, at_least| Read {
+        resource: Arc::clone(resource),
+        encodings: encodings.clone(),
+        namespace: namespace.clone(),
+        kind,
+        pretty,
+        attributes: Attributes { verb: info.verb, resource: asked.clone(), selectors },
+        at_least,
+    };
+    if named {
+        let at_least = match get_read(query).map_err(|_| Reason::Parameters)? {
+            GetRead::Consistent => return Err(Reason::Consistent),
+            GetRead::Any => None,
+            GetRead::NotOlderThan(version) => Some(version),
+        };
+        if pretty {
+            return Err(Reason::Pretty);
+        }
+        let name = asked.name.clone().ok_or(Reason::NotAResource)?;
+        return Ok(read(ReadKind::Get { name }, Selectors::default(), at_least));
+    }
+
+    let options = ListOptions::parse(query).map_err(|_| Reason::Parameters)?;
+    let labels = options.label_selector.as_deref().map(LabelSelector::parse).transpose();
+    let labels = labels.map_err(|_| Reason::Selector)?;
+    let fields = options.field_selector.as_deref().map(FieldSelector::parse).transpose();
+    let fields = fields.map_err(|_| Reason::Selector)?;
+    let selectors = Selectors::new(labels.as_ref(), fields.as_ref());
+    let filter = Filter::new(namespace.clone(), labels, fields.as_ref(), &resource.fields)
+        .map_err(|_| Reason::Selector)?;
+    if info.verb == Verb::Watch {
+        let (watch, at_least) = watch(&options, filter)?;
+        return Ok(read(ReadKind::Watch(watch), selectors, at_least));
+    }
+    if pretty {
+        return Err(Reason::Pretty);
+    }
+    let at_least = match options.list_read() {
+        ListRead::Any => None,
+        ListRead::NotOlderThan(version) => Some(version),
+        ListRead::Consistent => return Err(Reason::Consistent),
+        ListRead::Exact(_) => return Err(Reason::Exact),
+        ListRead::Continue => return Err(Reason::Paging),
+        ListRead::Invalid => return Err(Reason::Parameters),
+    };
+    // Events have no watch cache upstream, where version "0" then does not lift the limit.
+    let uncached_upstream = *resource.gvr.resource == *"events";
+    if options.page_limit().is_some() || (uncached_upstream && options.limit > 0) {
+        return Err(Reason::Paging);
+    }
+    Ok(read(ReadKind::List(filter), selectors, at_least))
+}
+
+fn watch(options: &ListOptions, filter: Filter) -> Result<(Watch, Option<ResourceVersion>), Reason> {
+    let (begin, at_least) = match options.watch_start() {
+        WatchStart::StateFromCache { at_least, end_mark } => {
+            let asked_for = options.send_initial_events == Some(true);
+            (Begin::State { end_mark, asked_for }, at_least)
+        }
+        WatchStart::EventsAfter(version) => (Begin::After(version), None),
+        WatchStart::EventsAfterCurrentCache => (Begin::Now, None),
+        WatchStart::Consistent => return Err(Reason::Consistent),
+        WatchStart::Invalid => return Err(Reason::Parameters),
+    };
+    let timeout_seconds = match options.timeout_seconds {
+        None | Some(0) => None,
+        Some(seconds) => Some(u64::try_from(seconds).map_err(|_| Reason::Parameters)?),
+    };
+    Ok((Watch { filter, begin, bookmarks: options.allow_bookmarks, timeout_seconds }, at_least))
+}
+
+/// The representations to try, as long as the client's order names ones that are held here.
+fn encodings(wanted: &[Wanted]) -> Result<Vec<Encoding>, Reason> {
+    let mut encodings = Vec::new();
+    for wanted in wanted {
+        match wanted {
+            Wanted::Plain(encoding) => encodings.push(*encoding),
+            Wanted::Other => break,
+        }
+    }
+    if encodings.is_empty() { Err(Reason::Representation) } else { Ok(encodings) }
+}

@@ -6,7 +6,7 @@ use http::StatusCode;
 use super::decide::Read;
 use super::source::Source;
 use super::{Opened, Outcome, answer, from_memory};
-use crate::http::full;
+use crate::http::body::full;
 use crate::kube::Status;
 
 pub(super) fn answer(opened: &Opened, read: &Read, name: &str) -> Outcome {

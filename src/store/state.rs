@@ -281,7 +281,7 @@ impl Subscription {
         let unseen = self.slot.unseen.swap(NOTHING, Ordering::AcqRel);
         // What is left from before comes first; otherwise all up to `unseen` did not concern us.
         let Some(mut from) = self.next.take().or((unseen != NOTHING).then_some(unseen)) else {
-            return self.caught_up(&state);
+            return Self::caught_up(&mut self.version, &state);
         };
         if from < state.window.first() || from == u64::MAX {
             if self.version < state.window.floor() {
@@ -300,7 +300,7 @@ impl Subscription {
         if next < state.window.head() {
             self.next = Some(next);
         } else if events.is_empty() {
-            return self.caught_up(&state);
+            return Self::caught_up(&mut self.version, &state);
         } else if state.closed.is_some() {
             // Come back for the end.
             self.next = Some(next);
@@ -314,12 +314,12 @@ impl Subscription {
         Step::Events(events)
     }
 
-    fn caught_up(&mut self, state: &State) -> Step {
+    fn caught_up(reached: &mut ResourceVersion, state: &State) -> Step {
         if let Some(closed) = state.closed {
             return Step::Closed(closed);
         }
         let version = state.snapshot.version();
-        self.version = self.version.max(version);
+        *reached = version.max(*reached);
         Step::CaughtUp(version)
     }
 }

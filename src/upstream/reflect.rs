@@ -412,7 +412,7 @@ impl Reflector {
         let watch = class == Class::Watch;
         let request = Request::get(format!("{}?{query}", self.target.gvr.collection_path()))
             .header(header::ACCEPT, self.target.encoding.content_type(watch))
-            .body(crate::http::empty())
+            .body(crate::http::body::empty())
             .map_err(|error| Trouble::Broken(error.to_string()))?;
         // After a 410 another API server, or another connection through the balancer, is asked.
         let options = SendOptions { fresh_connection: self.expirations > 0 };
