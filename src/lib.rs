@@ -1,3 +1,5 @@
 //! watershed: a caching reverse proxy and watch multiplexer for the Kubernetes API.
 #![forbid(unsafe_code)]
+pub mod http;
 pub mod kube;
+pub mod upstream;
