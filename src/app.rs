@@ -83,6 +83,7 @@ pub struct Running {
     pub ca_file: Option<PathBuf>,
     drain: drain::Trigger,
     grace: Duration,
+    forwarder: Forwarder,
     proxy: JoinHandle<()>,
     background: Vec<JoinHandle<()>>,
 }
@@ -92,8 +93,15 @@ impl Running {
     pub async fn shut_down(self) {
         tracing::info!("shutting down");
         self.drain.drain(self.grace);
-        if self.proxy.await.is_err() {
-            tracing::error!("the listener failed");
+        let ended = async {
+            if self.proxy.await.is_err() {
+                tracing::error!("the listener failed");
+            }
+            // Sessions of exec and port-forward are nobody's to end but their users'.
+            self.forwarder.tunnels_ended().await;
+        };
+        if tokio::time::timeout(self.grace, ended).await.is_err() {
+            tracing::warn!("some sessions did not end in time and are cut (--drain-seconds)");
         }
         self.background.iter().for_each(JoinHandle::abort);
         tracing::info!("stopped");
@@ -104,7 +112,7 @@ impl Running {
 pub async fn start(config: Config) -> anyhow::Result<Running> {
     let metrics = telemetry::metrics();
     let upstream = Upstream::load(&config.upstream).await?;
-    tracing::info!(upstream = %upstream, "found upstream");
+    tracing::info!(upstream = ?upstream, from = upstream.source(), "found upstream");
     let client = Client::new(&upstream);
     let scopes = Scopes::new(client.clone(), config.scopes);
     let (follower, catalog) = Follower::start(client.clone(), scopes.clone())
@@ -121,12 +129,13 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let admin_listener = bind(config.admin_listen, "--admin-listen").await?;
     let (address, admin_address) = (listener.local_addr()?, admin_listener.local_addr()?);
 
+    let forwarder = Forwarder::new(&upstream);
     let (drain, draining) = drain::channel();
     let server = Server::new(
         catalog.clone(),
         scopes.clone(),
         Access::new(&client),
-        Forwarder::new(&upstream),
+        forwarder.clone(),
         draining.clone(),
     );
     let proxy = tokio::spawn(http::listen::serve(
@@ -147,7 +156,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     ];
     tracing::info!(listener = "proxy", address = %address, "listening");
     tracing::info!(listener = "admin", address = %admin_address, "listening");
-    Ok(Running { address, admin_address, ca_file, drain, grace: config.drain, proxy, background })
+    Ok(Running { address, admin_address, ca_file, drain, grace: config.drain, forwarder, proxy, background })
 }
 
 async fn bind(address: SocketAddr, knob: &str) -> anyhow::Result<TcpListener> {

@@ -123,6 +123,7 @@ impl Serve {
             kubeconfig: self.kubeconfig,
             context: self.context,
             servers: self.servers,
+            user_agent: String::new(),
         };
         let mut config = app::Config::new(upstream, self.listen, self.admin_listen, self.cert_dir);
         config.certificate = self.tls_cert.zip(self.tls_key);

@@ -22,7 +22,7 @@ pub(super) fn status(status: &Status, encoding: Encoding) -> Response<Body> {
 
 /// A request that could not be forwarded.
 pub(super) fn unreachable(error: &UpstreamError, encoding: Encoding) -> Response<Body> {
-    if error.is_bad_request() {
+    if error.is_refused() {
         return status(&Status::bad_request(error.to_string()), encoding);
     }
     status(&Status::service_unavailable(format!("the API server could not be reached: {error}"), 1), encoding)

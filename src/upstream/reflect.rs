@@ -9,8 +9,7 @@ use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::pool::{Class, Client, SendOptions, UpstreamBody};
-use super::UpstreamError;
+use super::{Address, Class, Client, SendOptions, ServedBy, UpstreamBody, UpstreamError};
 use crate::kube::{
     BookmarkForm, Encoding, EventKind, FieldTable, Frame, FrameDecoder, GroupVersionResource, ListPage,
     Malformed, ResourceVersion, Scanned, TypeForm, read_bookmark, read_error, scan,
@@ -148,6 +147,8 @@ pub struct Reflector {
     bookmark_known: bool,
     /// False once upstream refused to stream initial events.
     streaming: bool,
+    /// The address of the last answer.
+    served_by: Option<Address>,
     /// Attempts that failed in a row.
     failures: u32,
     /// Answers in a row that the version expired; other API servers may still have it.
@@ -165,6 +166,7 @@ impl Reflector {
             warnings: Vec::new(),
             bookmark_known: false,
             streaming: true,
+            served_by: None,
             failures: 0,
             expirations: 0,
         }
@@ -279,7 +281,7 @@ impl Reflector {
             Trouble::Expired(message) => {
                 // Another API server of the same cluster may still have the history.
                 self.expirations += 1;
-                let lost = self.expirations > self.client.addresses().max(2);
+                let lost = self.expirations > self.client.upstream().addresses().len().max(2);
                 tracing::info!(resource = %target.gvr, message, relist = lost, "upstream has lost the history");
                 if lost {
                     self.state = State::Start;
@@ -372,7 +374,7 @@ impl Reflector {
     }
 
     async fn list_pages(
-        &self,
+        &mut self,
         form: &TypeForm,
         first: ListPage,
     ) -> Result<(Vec<Found>, ResourceVersion), Trouble> {
@@ -390,15 +392,15 @@ impl Reflector {
     }
 
     /// A list's body. A continue token that expired (410) starts the list anew.
-    async fn get(&self, query: &str) -> Result<(HeaderMap, Bytes), Trouble> {
-        let (headers, body) = self.request(query, Class::Short).await?;
+    async fn get(&mut self, query: &str) -> Result<(HeaderMap, Bytes), Trouble> {
+        let (headers, body) = self.request(query, false).await?;
         let limited = http_body_util::Limited::new(body, MAX_PAGE_BYTES);
         let collected = timeout(ANSWER, limited.collect()).await.map_err(|_| Trouble::Silent(ANSWER))?;
         Ok((headers, collected.map_err(|error| Trouble::Broken(error.to_string()))?.to_bytes()))
     }
 
-    async fn open(&self, query: &str) -> Result<Box<Stream>, Trouble> {
-        let (_, body) = self.request(query, Class::Watch).await?;
+    async fn open(&mut self, query: &str) -> Result<Box<Stream>, Trouble> {
+        let (_, body) = self.request(query, true).await?;
         Ok(Box::new(Stream {
             body,
             decoder: FrameDecoder::new(self.target.encoding, MAX_FRAME_BYTES),
@@ -408,16 +410,18 @@ impl Reflector {
         }))
     }
 
-    async fn request(&self, query: &str, class: Class) -> Result<(HeaderMap, UpstreamBody), Trouble> {
-        let watch = class == Class::Watch;
+    async fn request(&mut self, query: &str, watch: bool) -> Result<(HeaderMap, UpstreamBody), Trouble> {
         let request = Request::get(format!("{}?{query}", self.target.gvr.collection_path()))
             .header(header::ACCEPT, self.target.encoding.content_type(watch))
             .body(crate::http::body::empty())
             .map_err(|error| Trouble::Broken(error.to_string()))?;
         // After a 410 another API server, or another connection through the balancer, is asked.
-        let options = SendOptions { fresh_connection: self.expirations > 0 };
-        let answer = timeout(ANSWER, self.client.send(class, request, options)).await;
+        let elsewhere = self.expirations > 0;
+        let avoid = if elsewhere { self.served_by.take() } else { None };
+        let options = SendOptions { fresh_connection: elsewhere, avoid };
+        let answer = timeout(ANSWER, self.client.send(Class::Watch, request, options)).await;
         let response = answer.map_err(|_| Trouble::Silent(ANSWER))??;
+        self.served_by = response.extensions().get::<ServedBy>().map(|by| by.0.clone());
         let status = response.status();
         if status == StatusCode::OK {
             let expected = self.target.encoding.content_type(watch);

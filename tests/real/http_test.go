@@ -60,10 +60,12 @@ type request struct {
 	// user is whose token to send: "" for the administrator, "-" for none,
 	// "?" for one that nobody has.
 	user string
+	// header has whatever else is to be sent.
+	header map[string]string
 }
 
 func (r request) String() string {
-	return strings.TrimSpace(fmt.Sprintf("%s %s %s", r.verb(), r.path, r.user))
+	return strings.TrimSpace(fmt.Sprintf("%s %s %s %v", r.verb(), r.path, r.user, r.header))
 }
 
 func (r request) verb() string {
@@ -90,6 +92,9 @@ func (t target) open(ctx context.Context, r request) (*http.Response, error) {
 	}
 	if r.accept != "" {
 		req.Header.Set("Accept", r.accept)
+	}
+	for name, value := range r.header {
+		req.Header.Set(name, value)
 	}
 	switch r.user {
 	case "-":

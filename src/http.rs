@@ -1,0 +1,19 @@
+//! The edge towards the clients: listening, TLS, connections and their orderly end.
+//!
+//! This room knows HTTP and nothing of Kubernetes: everything a request means is one service,
+//! handed to [`listen::serve`].
+
+pub mod body;
+mod connection;
+pub mod drain;
+pub mod listen;
+mod self_signed;
+pub mod tls;
+
+pub use connection::{Limits, Peer, TlsPeer};
+
+/// Chooses the cryptography of all TLS in this process; the first call counts.
+pub fn install_crypto() {
+    // An error says that one is installed already.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+}

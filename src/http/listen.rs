@@ -1,0 +1,152 @@
+//! Accepting connections: one task each, and none of them can end the listener.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::task::TaskTracker;
+
+use super::body::Body;
+use super::connection::{Limits, Peer, Protocols, TlsPeer};
+use super::drain;
+use super::tls::ServerTls;
+
+/// How long to wait after a failed accept (no file descriptors, no memory), growing to the second.
+const BACKOFF_MIN: Duration = Duration::from_millis(5);
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
+
+/// Probes of a quiet TCP connection: finds dead HTTP/1.1 clients, which have no ping.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+
+/// Serves TLS clients with HTTP/2 and HTTP/1.1 until the drain is over.
+pub async fn serve<S, F>(
+    listener: TcpListener,
+    tls: ServerTls,
+    service: S,
+    limits: Limits,
+    drain: drain::Watch,
+) where
+    S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
+    accept_all(listener, Some(tls), service, limits, drain).await;
+}
+
+/// Serves plain HTTP/1.1 until the drain is over: for the admin listener.
+pub async fn serve_plain<S, F>(listener: TcpListener, service: S, limits: Limits, drain: drain::Watch)
+where
+    S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
+    accept_all(listener, None, service, limits, drain).await;
+}
+
+async fn accept_all<S, F>(
+    listener: TcpListener,
+    tls: Option<ServerTls>,
+    service: S,
+    limits: Limits,
+    drain: drain::Watch,
+) where
+    S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
+    let permits = Arc::new(Semaphore::new(limits.connections));
+    let protocols = Arc::new(Protocols::new(limits));
+    let connections = TaskTracker::new();
+    let accepting = async {
+        loop {
+            // The permit first: over the limit, clients wait in the kernel's backlog.
+            let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
+            let (stream, address) = accept(&listener).await;
+            let protocols = Arc::clone(&protocols);
+            let (tls, service, drain) = (tls.clone(), service.clone(), drain.clone());
+            connections.spawn(async move {
+                connection(&protocols, stream, address, tls, service, drain).await;
+                drop(permit);
+            });
+        }
+    };
+    tokio::select! {
+        () = accepting => {}
+        () = drain.draining() => {}
+    }
+    drop(listener);
+    connections.close();
+    connections.wait().await;
+}
+
+/// The next connection, however long it takes. No error of accept is a reason to stop serving.
+async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+    let mut backoff = BACKOFF_MIN;
+    loop {
+        match listener.accept().await {
+            Ok(accepted) => return accepted,
+            // That one client is gone already; the next is waiting.
+            Err(error) if is_of_one_connection(&error) => {}
+            Err(error) => {
+                tracing::warn!(error = %error, "cannot accept connections (file descriptors used up? see ulimit -n); trying again");
+                tokio::time::sleep(backoff).await;
+                backoff = (backoff * 2).min(BACKOFF_MAX);
+            }
+        }
+    }
+}
+
+fn is_of_one_connection(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionRefused
+    )
+}
+
+async fn connection<S, F>(
+    protocols: &Protocols,
+    stream: TcpStream,
+    address: SocketAddr,
+    tls: Option<ServerTls>,
+    service: S,
+    drain: drain::Watch,
+) where
+    S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
+    // Events are small and wanted now. A socket that is already dead shows it soon enough.
+    let _ = stream.set_nodelay(true);
+    let _ = socket2::SockRef::from(&stream)
+        .set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE));
+    let Some(tls) = tls else {
+        return protocols.serve(stream, false, Peer { address, tls: None }, service, drain).await;
+    };
+    let handshake = tokio::time::timeout(protocols.limits().start, tls.acceptor().accept(stream));
+    let stream = tokio::select! {
+        finished = handshake => match finished {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => {
+                tracing::debug!(%address, error = %error, "TLS handshake failed");
+                return;
+            }
+            Err(_elapsed) => {
+                tracing::debug!(%address, "TLS handshake took too long");
+                return;
+            }
+        },
+        () = drain.draining() => return,
+    };
+    let session = stream.get_ref().1;
+    let http2 = session.alpn_protocol() == Some(b"h2");
+    let told = TlsPeer {
+        certificates: session.peer_certificates().unwrap_or_default().to_vec(),
+        server_name: session.server_name().map(str::to_owned),
+    };
+    let peer = Peer { address, tls: Some(Arc::new(told)) };
+    protocols.serve(stream, http2, peer, service, drain).await;
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,282 @@
+//! A certificate of our own for when none is given, as kube-apiserver makes one: a CA in `ca.crt`
+//! and `ca.key`, and a serving pair in `tls.crt` and `tls.key`.
+//!
+//! The CA stays the same over restarts, so that a client that trusts it keeps doing so; the serving
+//! pair is made anew when it is about to expire or lacks a name.
+
+use std::fs;
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::{ToSpan, Zoned};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, date_time_ymd,
+};
+use rustls::RootCertStore;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+
+/// kubeadm's lifetimes: ten years for a CA, one for what it signs.
+const CA_YEARS: i32 = 10;
+const SERVING_YEARS: i32 = 1;
+
+/// How long before its end a certificate is made anew.
+const RENEW_BEFORE: Duration = Duration::from_hours(30 * 24);
+
+const CA_NAME: &str = "watershed-self-signed-ca";
+
+/// The serving pair's files.
+#[derive(Debug)]
+pub(super) struct Pair {
+    pub(super) cert: PathBuf,
+    pub(super) key: PathBuf,
+}
+
+/// What can go wrong while making certificates.
+#[derive(Debug, thiserror::Error)]
+pub enum SelfSignedError {
+    /// The directory does not take files.
+    #[error("cannot keep a self-signed certificate in {}: {source} (choose another place with --cert-dir, or give --tls-cert and --tls-key)", path.display())]
+    Write {
+        /// The file or directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A name is none.
+    #[error("cannot make a self-signed certificate for {names:?}: {source} (see --tls-san)")]
+    Make {
+        /// The names asked for.
+        names: Vec<String>,
+        /// The maker's words.
+        source: rcgen::Error,
+    },
+}
+
+/// The CA's certificate.
+pub(super) fn ca_file(dir: &Path) -> PathBuf {
+    dir.join("ca.crt")
+}
+
+/// All names a client may know this proxy by.
+pub(super) fn names(listen: IpAddr, extra: &[String]) -> Vec<String> {
+    let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
+    // What clients in a cluster call the API by default.
+    names.extend(
+        [
+            "kubernetes",
+            "kubernetes.default",
+            "kubernetes.default.svc",
+            "kubernetes.default.svc.cluster.local",
+        ]
+        .map(str::to_owned),
+    );
+    if !listen.is_unspecified() {
+        names.push(listen.to_string());
+    }
+    names.extend(hostname());
+    names.extend(extra.iter().cloned());
+    // A wish that is no name (a hostname with an underscore) must not keep the proxy from starting.
+    names.retain(|name| {
+        let usable = ServerName::try_from(name.as_str()).is_ok();
+        if !usable {
+            tracing::warn!(name, "not a name a certificate can hold, left out");
+        }
+        usable
+    });
+    names.sort();
+    names.dedup();
+    names
+}
+
+fn hostname() -> Option<String> {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname")
+        .ok()
+        .or_else(|| std::env::var("HOSTNAME").ok())?
+        .trim()
+        .to_lowercase();
+    (!name.is_empty()).then_some(name)
+}
+
+/// Finds a good serving pair in `dir`, or makes one. Blocks.
+pub(super) fn ensure(dir: &Path, names: &[String]) -> Result<Pair, SelfSignedError> {
+    let pair = Pair { cert: dir.join("tls.crt"), key: dir.join("tls.key") };
+    let ca = load_ca(dir);
+    if let Some((ca, _)) = &ca
+        && still_good(ca, &pair, names)
+    {
+        return Ok(pair);
+    }
+    let make = |source| SelfSignedError::Make { names: names.to_vec(), source };
+    fs::create_dir_all(dir).map_err(|source| SelfSignedError::Write { path: dir.to_owned(), source })?;
+    let ca_key = if let Some((_, key)) = ca {
+        key
+    } else {
+        let key = KeyPair::generate().map_err(make)?;
+        let certificate = ca_params().self_signed(&key).map_err(make)?;
+        write(&dir.join("ca.key"), &key.serialize_pem(), 0o600)?;
+        write(&ca_file(dir), &certificate.pem(), 0o644)?;
+        key
+    };
+    let key = KeyPair::generate().map_err(make)?;
+    let certificate = serving_params(names)
+        .and_then(|params| params.signed_by(&key, &Issuer::new(ca_params(), &ca_key)))
+        .map_err(make)?;
+    write(&pair.key, &key.serialize_pem(), 0o600)?;
+    write(&pair.cert, &certificate.pem(), 0o644)?;
+    Ok(pair)
+}
+
+/// The CA kept in `dir`, if it is whole and will last longer than what it is to sign.
+fn load_ca(dir: &Path) -> Option<(CertificateDer<'static>, KeyPair)> {
+    let certificate = CertificateDer::from_pem_file(ca_file(dir)).ok()?;
+    let key = KeyPair::from_pem(&fs::read_to_string(dir.join("ca.key")).ok()?).ok()?;
+    let (_, parsed) = x509_parser::parse_x509_certificate(&certificate).ok()?;
+    let end = parsed.validity().not_after.timestamp();
+    let needed = UnixTime::now().as_secs() + RENEW_BEFORE.as_secs();
+    let own = parsed.public_key().raw == rcgen::PublicKeyData::subject_public_key_info(&key);
+    (own && end > i64::try_from(needed).ok()?).then_some((certificate, key))
+}
+
+/// Whether a client that trusts `ca` takes the pair by each of its names, now and for a while.
+fn still_good(ca: &CertificateDer<'static>, pair: &Pair, names: &[String]) -> bool {
+    let check = || -> Option<()> {
+        let certificate = CertificateDer::from_pem_file(&pair.cert).ok()?;
+        let key = PrivateKeyDer::from_pem_file(&pair.key).ok()?;
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        rustls::sign::CertifiedKey::from_der(vec![certificate.clone()], key, &provider).ok()?;
+        let mut roots = RootCertStore::empty();
+        roots.add(ca.clone()).ok()?;
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build().ok()?;
+        let soon = UnixTime::since_unix_epoch(Duration::from_secs(UnixTime::now().as_secs()) + RENEW_BEFORE);
+        for name in names {
+            let name = ServerName::try_from(name.as_str()).ok()?;
+            verifier.verify_server_cert(&certificate, &[], &name, &[], soon).ok()?;
+        }
+        Some(())
+    };
+    check().is_some()
+}
+
+fn ca_params() -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, CA_NAME);
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages =
+        vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
+    set_lifetime(&mut params, CA_YEARS);
+    params
+}
+
+fn serving_params(names: &[String]) -> Result<CertificateParams, rcgen::Error> {
+    let mut params = CertificateParams::new(names.to_vec())?;
+    params.distinguished_name.push(DnType::CommonName, "watershed");
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    params.use_authority_key_identifier_extension = true;
+    set_lifetime(&mut params, SERVING_YEARS);
+    Ok(params)
+}
+
+/// From yesterday, for clients whose clock is behind, for so many years.
+fn set_lifetime(params: &mut CertificateParams, years: i32) {
+    let yesterday = Zoned::now().date().saturating_sub(1.day());
+    let last = yesterday.saturating_add(years.years());
+    let date = |date: jiff::civil::Date| {
+        date_time_ymd(
+            i32::from(date.year()),
+            date.month().unsigned_abs(),
+            // The last days of a month are cut off, as 29 February is not in every year.
+            date.day().unsigned_abs().min(28),
+        )
+    };
+    params.not_before = date(yesterday);
+    params.not_after = date(last);
+}
+
+/// Writes beside and renames, so that a reader sees the old file or the new one, whole.
+fn write(path: &Path, content: &str, mode: u32) -> Result<(), SelfSignedError> {
+    let wrong = |source| SelfSignedError::Write { path: path.to_owned(), source };
+    let beside = path.with_extension("new");
+    // One left by a crash might have other permissions.
+    let _ = fs::remove_file(&beside);
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, mode);
+    #[cfg(not(unix))]
+    let _ = mode;
+    let mut file = options.open(&beside).map_err(wrong)?;
+    file.write_all(content.as_bytes()).and_then(|()| file.sync_all()).map_err(wrong)?;
+    fs::rename(&beside, path).map_err(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contents(dir: &Path) -> Vec<Vec<u8>> {
+        ["ca.crt", "ca.key", "tls.crt", "tls.key"].map(|name| fs::read(dir.join(name)).unwrap()).to_vec()
+    }
+
+    #[test]
+    fn a_good_pair_is_used_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = names("127.0.0.1".parse().unwrap(), &[]);
+        ensure(dir.path(), &names).unwrap();
+        let made = contents(dir.path());
+        ensure(dir.path(), &names).unwrap();
+        assert_eq!(made, contents(dir.path()));
+    }
+
+    #[test]
+    fn a_new_name_makes_a_new_pair_of_the_same_ca() {
+        let dir = tempfile::tempdir().unwrap();
+        ensure(dir.path(), &names("127.0.0.1".parse().unwrap(), &[])).unwrap();
+        let made = contents(dir.path());
+        let more = names("192.0.2.7".parse().unwrap(), &["api.example.com".to_owned()]);
+        let pair = ensure(dir.path(), &more).unwrap();
+        let remade = contents(dir.path());
+        assert_eq!(made[..2], remade[..2], "the CA stays");
+        assert_ne!(made[2..], remade[2..]);
+        let (ca, _) = load_ca(dir.path()).unwrap();
+        assert!(still_good(&ca, &pair, &more));
+        assert!(!still_good(&ca, &pair, &["elsewhere.example.com".to_owned()]));
+    }
+
+    #[test]
+    fn a_foreign_ca_key_is_not_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = names("127.0.0.1".parse().unwrap(), &[]);
+        ensure(dir.path(), &names).unwrap();
+        fs::write(dir.path().join("ca.key"), KeyPair::generate().unwrap().serialize_pem()).unwrap();
+        assert!(load_ca(dir.path()).is_none());
+        let pair = ensure(dir.path(), &names).unwrap();
+        let (ca, _) = load_ca(dir.path()).unwrap();
+        assert!(still_good(&ca, &pair, &names));
+    }
+
+    #[test]
+    fn a_wish_that_is_no_name_is_left_out() {
+        let names = names("0.0.0.0".parse().unwrap(), &["not a name".to_owned()]);
+        assert!(!names.iter().any(|name| name == "not a name" || name == "0.0.0.0"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn keys_are_for_the_owner_only() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        ensure(dir.path(), &names("::1".parse().unwrap(), &[])).unwrap();
+        for name in ["ca.key", "tls.key"] {
+            let mode = fs::metadata(dir.path().join(name)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{name}");
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! The side of the API server: its addresses and credentials, the connections to it, and the
+//! requests that go there.
+//!
+//! Two kinds of requests leave here and never share a connection:
+//! - the proxy's own ([`Client`]): with its client certificate and its token;
+//! - the callers' ([`Forwarder`]): with theirs.
+//!
+//! Invariant: the proxy's credentials are never lent to a caller. A forwarded request travels on
+//! connections made without the proxy's client certificate, and no code on its way can add a token.
+
+mod address;
+mod body;
+mod client;
+mod connect;
+mod connection;
+pub mod credentials;
+mod error;
+mod forward;
+mod hop_by_hop;
+mod pool;
+mod reflect;
+#[cfg(test)]
+mod testing;
+mod upgrade;
+
+pub use address::Address;
+pub use body::UpstreamBody;
+pub use client::Client;
+pub use credentials::{CredentialsError, Upstream, UpstreamOptions};
+pub use error::UpstreamError;
+pub use forward::Forwarder;
+pub use pool::{Class, SendOptions, ServedBy};
+pub use reflect::{Change, Found, Reflector, Stopped, Target};

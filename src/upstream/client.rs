@@ -1,0 +1,63 @@
+//! The proxy's own requests.
+
+use std::sync::Arc;
+
+use http::header::{HeaderValue, USER_AGENT};
+use http::{Request, Response};
+
+use super::body::UpstreamBody;
+use super::connect::Dialer;
+use super::credentials::{Identity, Upstream};
+use super::error::UpstreamError;
+use super::pool::{Class, Pool, SendOptions};
+use crate::http::body::Body;
+
+/// Sends the proxy's own requests, with its own credentials: lists, watches, reviews, discovery.
+/// Cheap to clone.
+#[derive(Clone)]
+pub struct Client {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    upstream: Upstream,
+    pool: Pool,
+    user_agent: HeaderValue,
+}
+
+impl Client {
+    /// A client of this upstream. Needs a running runtime.
+    pub fn new(upstream: &Upstream) -> Client {
+        let pool = Pool::new(upstream, Identity::Own, &Arc::new(Dialer::default()));
+        let user_agent = HeaderValue::from_str(&upstream.user_agent())
+            .unwrap_or_else(|_| HeaderValue::from_static("watershed"));
+        Client { shared: Arc::new(Shared { upstream: upstream.clone(), pool, user_agent }) }
+    }
+
+    /// Sends a request whose URI is path and query. Dropping the answer cancels it at upstream.
+    ///
+    /// No timeout is applied to the answer: only the caller knows how long it may take.
+    pub async fn send(
+        &self,
+        class: Class,
+        mut request: Request<Body>,
+        options: SendOptions,
+    ) -> Result<Response<UpstreamBody>, UpstreamError> {
+        let headers = request.headers_mut();
+        headers.entry(USER_AGENT).or_insert_with(|| self.shared.user_agent.clone());
+        let plain = std::mem::take(headers);
+        *headers = self.shared.upstream.current().authorize(plain).await?;
+        self.shared.pool.send(class, request, options).await
+    }
+
+    /// The addresses and credentials it uses.
+    pub fn upstream(&self) -> &Upstream {
+        &self.shared.upstream
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("upstream", &self.shared.upstream).finish_non_exhaustive()
+    }
+}

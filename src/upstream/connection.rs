@@ -1,0 +1,279 @@
+//! One connection to the API server, and the right to use a stream of it.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use http::header::{CONNECTION, HOST, HeaderValue, TE};
+use http::{Request, Response, Version};
+use hyper::body::Incoming;
+use hyper::client::conn::{TrySendError, http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use parking_lot::Mutex;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+
+use super::address::Address;
+use super::connect::{CONNECT_TIMEOUT, Dialed};
+use super::error::UpstreamError;
+use super::pool::{Class, Group};
+use crate::http::body::Body;
+
+/// Pings on HTTP/2, also with nothing running: a connection that fell into a black hole is noticed
+/// after their sum instead of TCP's quarter of an hour.
+const PING_INTERVAL: Duration = Duration::from_secs(15);
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// kube-apiserver's answers carry a warning header for each deprecation, and more.
+const MAX_HEADER_BYTES: u32 = 256 * 1024;
+const MAX_HEADERS: usize = 512;
+
+/// What requests are sent on.
+pub(super) enum Connection {
+    Http2(Arc<Http2>),
+    Http1(Http1),
+}
+
+/// A shared connection.
+pub(super) struct Http2 {
+    sender: http2::SendRequest<Body>,
+    pub(super) address: Address,
+    pub(super) generation: u64,
+    /// Streams given out. Changed upwards only under the group's lock.
+    streams: AtomicUsize,
+    /// What the peer allows.
+    peer_limit: Arc<AtomicUsize>,
+    closed: Arc<AtomicBool>,
+    idle_since: Mutex<Instant>,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// An exclusive connection.
+pub(super) struct Http1 {
+    sender: http1::SendRequest<Body>,
+    pub(super) address: Address,
+    pub(super) generation: u64,
+    pub(super) idle_since: Instant,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// The right to send one request. It lives as long as the answer's body.
+pub(super) struct Lease {
+    connection: Leased,
+    group: Arc<Group>,
+    /// Whether the connection had been used or waiting before: it may have died since.
+    pub(super) pooled: bool,
+}
+
+enum Leased {
+    Http2(Arc<Http2>),
+    Http1(Http1),
+    /// Given back, or not to be given back.
+    Gone(Address),
+}
+
+/// Speaks HTTP on a new connection, and spawns the task that drives it.
+pub(super) async fn handshake(
+    dialed: Dialed,
+    class: Class,
+    generation: u64,
+    permit: OwnedSemaphorePermit,
+) -> Result<Connection, UpstreamError> {
+    let address = dialed.address.clone();
+    let failed = |source| UpstreamError::Handshake { address: address.clone(), source: Arc::new(source) };
+    let io = TokioIo::new(dialed.stream);
+    if !dialed.http2 {
+        let (sender, driver) =
+            http1::Builder::new().max_headers(MAX_HEADERS).handshake(io).await.map_err(failed)?;
+        tokio::spawn(async move {
+            // Its end shows in the sender.
+            let _ = driver.await;
+        });
+        let idle_since = Instant::now();
+        return Ok(Connection::Http1(Http1 { sender, address, generation, idle_since, _permit: permit }));
+    }
+    let windows = class.windows();
+    let (sender, mut driver) = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(windows.stream)
+        .initial_connection_window_size(windows.connection)
+        // Nothing is sent before the peer has told its limit: a request beyond it would block all
+        // that come after it.
+        .initial_max_send_streams(0)
+        .max_header_list_size(MAX_HEADER_BYTES)
+        .keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .keep_alive_while_idle(true)
+        .handshake(io)
+        .await
+        .map_err(failed)?;
+    let peer_limit = Arc::new(AtomicUsize::new(0));
+    let closed = Arc::new(AtomicBool::new(false));
+    // The peer's settings wake nobody we could wait on: look, in growing steps, until they are in.
+    let deadline = Instant::now() + CONNECT_TIMEOUT;
+    let mut pause = Duration::from_micros(200);
+    while driver.current_max_send_streams() == 0 {
+        let ended = poll_fn(|cx| Poll::Ready(Pin::new(&mut driver).poll(cx))).await;
+        match ended {
+            Poll::Ready(Err(source)) => return Err(failed(source)),
+            Poll::Ready(Ok(())) => return Err(UpstreamError::NoStreams { address }),
+            Poll::Pending if Instant::now() > deadline => {
+                return Err(UpstreamError::NoStreams { address });
+            }
+            Poll::Pending => tokio::time::sleep(pause).await,
+        }
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+    peer_limit.store(driver.current_max_send_streams(), Ordering::Release);
+    tokio::spawn({
+        let (peer_limit, closed) = (Arc::clone(&peer_limit), Arc::clone(&closed));
+        async move {
+            let _ = poll_fn(|cx| {
+                let polled = Pin::new(&mut driver).poll(cx);
+                // The peer may change its mind; seen with the next request at the latest.
+                peer_limit.store(driver.current_max_send_streams(), Ordering::Release);
+                polled
+            })
+            .await;
+            closed.store(true, Ordering::Release);
+        }
+    });
+    Ok(Connection::Http2(Arc::new(Http2 {
+        sender,
+        address,
+        generation,
+        streams: AtomicUsize::new(0),
+        peer_limit,
+        closed,
+        idle_since: Mutex::new(Instant::now()),
+        _permit: permit,
+    })))
+}
+
+// === impl Http2 ===
+
+impl Http2 {
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire) || self.sender.is_closed()
+    }
+
+    /// Takes a stream, if there is one below the limit. Only under the group's lock.
+    pub(super) fn take_stream(&self, limit: usize) -> bool {
+        let limit = limit.min(self.peer_limit.load(Ordering::Acquire));
+        let room = self.streams.load(Ordering::Acquire) < limit;
+        if room {
+            self.streams.fetch_add(1, Ordering::AcqRel);
+        }
+        room
+    }
+
+    /// How long it has been without streams.
+    pub(super) fn idle(&self) -> Option<Duration> {
+        (self.streams.load(Ordering::Acquire) == 0).then(|| self.idle_since.lock().elapsed())
+    }
+
+    fn give_back(&self) {
+        *self.idle_since.lock() = Instant::now();
+        self.streams.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+// === impl Http1 ===
+
+impl Http1 {
+    pub(super) fn is_closed(&self) -> bool {
+        self.sender.is_closed()
+    }
+}
+
+// === impl Lease ===
+
+impl Lease {
+    pub(super) fn http2(connection: Arc<Http2>, group: Arc<Group>, pooled: bool) -> Lease {
+        Lease { connection: Leased::Http2(connection), group, pooled }
+    }
+
+    pub(super) fn http1(connection: Http1, group: Arc<Group>, pooled: bool) -> Lease {
+        Lease { connection: Leased::Http1(connection), group, pooled }
+    }
+
+    pub(super) fn address(&self) -> &Address {
+        match &self.connection {
+            Leased::Http2(connection) => &connection.address,
+            Leased::Http1(connection) => &connection.address,
+            Leased::Gone(address) => address,
+        }
+    }
+
+    /// Sends the request in the form this connection wants it.
+    pub(super) async fn send(
+        &mut self,
+        mut request: Request<Body>,
+    ) -> Result<Response<Incoming>, TrySendError<Request<Body>>> {
+        match &mut self.connection {
+            Leased::Http2(connection) => {
+                shape(&mut request, &connection.address, true);
+                connection.sender.clone().try_send_request(request).await
+            }
+            Leased::Http1(connection) => {
+                shape(&mut request, &connection.address, false);
+                connection.sender.try_send_request(request).await
+            }
+            Leased::Gone(_) => unreachable!("a lease is given back only with the answer's end"),
+        }
+    }
+
+    /// The answer has come whole: the connection can serve the next request.
+    pub(super) fn finish(&mut self) {
+        let gone = Leased::Gone(self.address().clone());
+        match std::mem::replace(&mut self.connection, gone) {
+            Leased::Http2(connection) => connection.give_back(),
+            Leased::Http1(mut connection) => {
+                let group = Arc::clone(&self.group);
+                // The driver needs a moment to see the end too, and the request's body may still be
+                // on its way. A connection that closes instead is dropped here.
+                tokio::spawn(async move {
+                    if connection.sender.ready().await.is_ok() {
+                        connection.idle_since = Instant::now();
+                        group.put_back(connection);
+                    }
+                });
+            }
+            Leased::Gone(_) => {}
+        }
+    }
+}
+
+impl Drop for Lease {
+    /// Without an end: an HTTP/2 stream is free again, as dropping its answer resets it; an HTTP/1
+    /// connection in the middle of an answer is good for nothing and closes.
+    fn drop(&mut self) {
+        if let Leased::Http2(connection) = &self.connection {
+            connection.give_back();
+        }
+    }
+}
+
+/// Gives a request the target, host and version of a connection. Can be done again for another one.
+fn shape(request: &mut Request<Body>, address: &Address, http2: bool) {
+    // A path that was a URI's stays one with upstream's name before it.
+    if let Ok(target) = address.target(request.uri(), http2) {
+        *request.uri_mut() = target;
+    }
+    let headers = request.headers_mut();
+    headers.remove(HOST);
+    headers.remove(CONNECTION);
+    if !http2 {
+        if let Ok(host) = HeaderValue::from_str(address.authority().as_str()) {
+            headers.insert(HOST, host);
+        }
+        // TE is about this hop, and on HTTP/1.1 has to be named so.
+        if headers.contains_key(TE) {
+            headers.insert(CONNECTION, HeaderValue::from_static("TE"));
+        }
+    }
+    *request.version_mut() = if http2 { Version::HTTP_2 } else { Version::HTTP_11 };
+}

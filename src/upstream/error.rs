@@ -1,0 +1,111 @@
+//! What can go wrong on the way to the API server, in words for the operator.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::address::Address;
+
+/// Why a request got no answer from upstream. Cheap to clone: one failed connection attempt is
+/// the answer to everyone who waited for it.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum UpstreamError {
+    /// No TCP connection.
+    #[error("cannot connect to the API server at {address}: {source}")]
+    Connect {
+        /// Where.
+        address: Address,
+        /// The system's words.
+        source: Arc<io::Error>,
+    },
+    /// No connection in time.
+    #[error("the API server at {address} did not accept a connection within {}s (a firewall, or a dead host?)", after.as_secs())]
+    ConnectTimeout {
+        /// Where.
+        address: Address,
+        /// How long it was waited for.
+        after: Duration,
+    },
+    /// The TLS handshake failed.
+    #[error(
+        "no TLS with the API server at {address}: {source} (certificate-authority and tls-server-name in the kubeconfig decide what is trusted)"
+    )]
+    Tls {
+        /// Where.
+        address: Address,
+        /// The handshake's words.
+        source: Arc<io::Error>,
+    },
+    /// TLS stands, and no HTTP.
+    #[error("no HTTP with the API server at {address}: {source}")]
+    Handshake {
+        /// Where.
+        address: Address,
+        /// hyper's words.
+        source: Arc<hyper::Error>,
+    },
+    /// HTTP/2, but not one stream.
+    #[error("the API server at {address} allows no HTTP/2 streams")]
+    NoStreams {
+        /// Where.
+        address: Address,
+    },
+    /// The connection broke before the answer came.
+    #[error("the API server at {address} broke off before answering: {source}")]
+    Closed {
+        /// Where.
+        address: Address,
+        /// hyper's words.
+        source: Arc<hyper::Error>,
+    },
+    /// The answer broke off in the middle.
+    #[error("the API server at {address} broke off in the middle of an answer: {reason}")]
+    Cut {
+        /// Where.
+        address: Address,
+        /// How.
+        reason: String,
+    },
+    /// More connections than a class may have.
+    #[error("all {limit} connections to the API server are busy")]
+    Exhausted {
+        /// How many there may be.
+        limit: usize,
+    },
+    /// The proxy's own token could not be had.
+    #[error("no credentials for the API server: {0} (the user's part of the kubeconfig)")]
+    Credentials(String),
+    /// A request that is not sent on, as it is malformed or tries to trick the proxy.
+    #[error("{reason}")]
+    Refused {
+        /// What is wrong with it, for its sender.
+        reason: String,
+    },
+}
+
+impl UpstreamError {
+    /// Whether this never left the proxy because the caller's request is at fault: a 400, where
+    /// everything else is a bad gateway.
+    pub fn is_refused(&self) -> bool {
+        matches!(self, UpstreamError::Refused { .. })
+    }
+
+    /// Whether upstream can't have seen the request.
+    pub fn is_unsent(&self) -> bool {
+        !matches!(self, UpstreamError::Closed { .. } | UpstreamError::Cut { .. })
+    }
+}
+
+/// An error with all its causes on one line; hyper's own text hides them.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let words = cause.to_string();
+        if !text.contains(&words) {
+            text = format!("{text}: {words}");
+        }
+        next = cause.source();
+    }
+    text
+}

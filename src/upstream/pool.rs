@@ -1,0 +1,362 @@
+//! Connections to the API server, kept and shared.
+//!
+//! hyper-util's client keeps one HTTP/2 connection per host, and an API server allows a hundred
+//! streams on it: the hundred and first watch would wait for ever. So the pool is our own. HTTP/2
+//! connections are filled up to a limit, then another is opened; HTTP/1 connections serve one
+//! request at a time.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
+use http::{Method, Request, Response};
+use http_body::Body as _;
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+
+use super::address::Address;
+use super::body::{End, UpstreamBody};
+use super::connect::Dialer;
+use super::connection::{self, Connection, Http1, Http2, Lease};
+use super::credentials::{Identity, Upstream};
+use super::error::UpstreamError;
+use crate::http::body::{self, Body};
+
+/// Connections without requests are closed after this time, as API servers do.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(15);
+
+/// Connections a group may have. With HTTP/2 that is tens of thousands of requests at a time; it is
+/// there so that a flood meets a wall here instead of in the kernel.
+const MAX_CONNECTIONS: usize = 1024;
+
+/// How often a request is sent anew on another connection, when it provably was not seen by
+/// upstream, or is only a read.
+const MAX_RESENDS: usize = 3;
+
+/// Requests that may share connections. Long ones that their reader may leave lying are apart from
+/// short ones that everybody waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// The proxy's own watches and lists.
+    Watch,
+    /// Short requests, own or forwarded (on connections of their own each).
+    Short,
+    /// Forwarded watches and logs, read as fast or slowly as a client likes.
+    LongForward,
+}
+
+/// How a request is to be sent.
+#[derive(Clone, Debug, Default)]
+pub struct SendOptions {
+    /// Open a new connection for it: another API server may be behind a balancer.
+    pub fresh_connection: bool,
+    /// Prefer another address than this one (see [`ServedBy`]), where there are several.
+    pub avoid: Option<Address>,
+}
+
+/// The address an answer came from: an extension of every answer.
+#[derive(Clone, Debug)]
+pub struct ServedBy(pub Address);
+
+/// What a class allows on an HTTP/2 connection.
+pub(super) struct Windows {
+    /// Streams; kube-apiserver's default limit is 100.
+    pub(super) streams: usize,
+    /// Bytes upstream may send ahead on a stream.
+    pub(super) stream: u32,
+    /// And on the connection. More than all streams together, so that streams nobody reads can't
+    /// use it up: their neighbours never wait for them.
+    pub(super) connection: u32,
+}
+
+const WATCH: Windows = Windows { streams: 100, stream: MIB, connection: 128 * MIB };
+const SHORT: Windows = Windows { streams: 100, stream: MIB / 2, connection: 64 * MIB };
+/// Fewer to a connection, and little of each: what a client leaves lying is held in memory here.
+const LONG_FORWARD: Windows = Windows { streams: 50, stream: MIB / 4, connection: 16 * MIB };
+const MIB: u32 = 1024 * 1024;
+
+impl Class {
+    pub(super) const fn windows(self) -> &'static Windows {
+        match self {
+            Class::Watch => &WATCH,
+            Class::Short => &SHORT,
+            Class::LongForward => &LONG_FORWARD,
+        }
+    }
+}
+
+/// The connections of one identity.
+pub(super) struct Pool {
+    groups: [Arc<Group>; 3],
+}
+
+/// Connections that share one class and one identity.
+pub(super) struct Group {
+    class: Class,
+    identity: Identity,
+    upstream: Upstream,
+    dialer: Arc<Dialer>,
+    connections: Arc<Semaphore>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    http2: Vec<Arc<Http2>>,
+    /// Waiting HTTP/1 connections, the youngest last.
+    http1: VecDeque<Http1>,
+    /// The connection being made, for everyone who found no room.
+    dialing: Option<SharedDial>,
+    /// Upstream spoke HTTP/1 last time: everyone needs a connection of their own, so there is no use
+    /// in waiting for one.
+    exclusive: bool,
+}
+
+type SharedDial = Shared<BoxFuture<'static, Result<(), UpstreamError>>>;
+
+// === impl Pool ===
+
+impl Pool {
+    pub(super) fn new(upstream: &Upstream, identity: Identity, dialer: &Arc<Dialer>) -> Pool {
+        let groups = [Class::Watch, Class::Short, Class::LongForward].map(|class| {
+            Arc::new(Group {
+                class,
+                identity,
+                upstream: upstream.clone(),
+                dialer: Arc::clone(dialer),
+                connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+                state: Mutex::default(),
+            })
+        });
+        let weak = groups.each_ref().map(Arc::downgrade);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(SWEEP_INTERVAL).await;
+                for group in &weak {
+                    let Some(group) = group.upgrade() else { return };
+                    group.sweep(IDLE_TIMEOUT);
+                }
+            }
+        });
+        Pool { groups }
+    }
+
+    pub(super) fn group(&self, class: Class) -> &Arc<Group> {
+        let [watch, short, long] = &self.groups;
+        match class {
+            Class::Watch => watch,
+            Class::Short => short,
+            Class::LongForward => long,
+        }
+    }
+
+    /// Sends a request whose URI is path and query.
+    ///
+    /// It is sent anew when its connection turned out dead before the request had left; a read
+    /// without a body also when the connection died, or upstream refused the stream, before any
+    /// answer.
+    pub(super) async fn send(
+        &self,
+        class: Class,
+        mut request: Request<Body>,
+        options: SendOptions,
+    ) -> Result<Response<UpstreamBody>, UpstreamError> {
+        let group = self.group(class);
+        let uri = request.uri().clone();
+        let bodyless = request.body().is_end_stream();
+        let repeatable =
+            bodyless && matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
+        let mut fresh = options.fresh_connection || options.avoid.is_some();
+        let mut resends = 0;
+        loop {
+            let mut lease =
+                if fresh { group.open(options.avoid.as_ref()).await? } else { group.lease().await? };
+            *request.uri_mut() = uri.clone();
+            let again = repeatable.then(|| copy(&request));
+            let mut error = match lease.send(request).await {
+                Ok(response) => return Ok(answer(response, lease, bodyless)),
+                Err(error) => error,
+            };
+            let unsent = error.take_message();
+            let next = match unsent {
+                Some(request) => Some(request),
+                None => again.filter(|_| lease.pooled || is_unprocessed(error.error())),
+            };
+            match next {
+                Some(next) if resends < MAX_RESENDS => request = next,
+                _ => {
+                    let address = lease.address().clone();
+                    return Err(UpstreamError::Closed { address, source: Arc::new(error.into_error()) });
+                }
+            }
+            resends += 1;
+            // Others in the pool may have died of the same; after two, stop guessing.
+            fresh |= resends >= 2;
+        }
+    }
+}
+
+/// A request without a body, once more.
+fn copy(request: &Request<Body>) -> Request<Body> {
+    let mut copy = Request::new(body::empty());
+    *copy.method_mut() = request.method().clone();
+    *copy.uri_mut() = request.uri().clone();
+    *copy.headers_mut() = request.headers().clone();
+    copy
+}
+
+/// Whether upstream said that it did not look at the request: it is going away, or has no room.
+fn is_unprocessed(error: &hyper::Error) -> bool {
+    let mut next = std::error::Error::source(error);
+    while let Some(cause) = next {
+        if let Some(error) = cause.downcast_ref::<h2::Error>() {
+            return error.is_remote()
+                && (error.reason() == Some(h2::Reason::REFUSED_STREAM) || error.is_go_away());
+        }
+        next = cause.source();
+    }
+    false
+}
+
+fn answer(response: Response<hyper::body::Incoming>, lease: Lease, bodyless: bool) -> Response<UpstreamBody> {
+    let end = match (response.version(), bodyless) {
+        (http::Version::HTTP_2, true) => End::Marked,
+        (http::Version::HTTP_2, false) => End::MarkedOrReset,
+        _ => End::Reported,
+    };
+    let (mut parts, incoming) = response.into_parts();
+    parts.extensions.insert(ServedBy(lease.address().clone()));
+    Response::from_parts(parts, UpstreamBody::new(incoming, lease, end))
+}
+
+// === impl Group ===
+
+impl Group {
+    /// A place on a connection there is, or on a new one.
+    async fn lease(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
+        loop {
+            let dialing = {
+                let mut state = self.state.lock();
+                if let Some(lease) = self.take(&mut state) {
+                    return Ok(lease);
+                }
+                if state.exclusive { None } else { Some(self.shared_dial(&mut state)) }
+            };
+            match dialing {
+                // It may be full already when we get to it: look again.
+                Some(dialing) => dialing.await?,
+                None => return self.open(None).await,
+            }
+        }
+    }
+
+    /// A place on a connection of this group, the oldest first, so that the younger can go idle.
+    fn take(self: &Arc<Self>, state: &mut State) -> Option<Lease> {
+        let generation = self.upstream.current().generation;
+        state.http2.retain(|connection| !connection.is_closed());
+        let limit = self.class.windows().streams;
+        let found = state
+            .http2
+            .iter()
+            .find(|connection| connection.generation == generation && connection.take_stream(limit));
+        if let Some(connection) = found {
+            return Some(Lease::http2(Arc::clone(connection), Arc::clone(self), true));
+        }
+        while let Some(connection) = state.http1.pop_back() {
+            if !connection.is_closed() && connection.generation == generation {
+                return Some(Lease::http1(connection, Arc::clone(self), true));
+            }
+        }
+        None
+    }
+
+    /// The connection being made, or one begun now. It is a task of its own: whoever asked first may
+    /// give up, the others still wait for it.
+    fn shared_dial(self: &Arc<Self>, state: &mut State) -> SharedDial {
+        if let Some(dialing) = &state.dialing {
+            return dialing.clone();
+        }
+        let group = Arc::clone(self);
+        let task = tokio::spawn(async move {
+            let made = group.connect(None).await;
+            let mut state = group.state.lock();
+            state.dialing = None;
+            match made? {
+                Connection::Http2(connection) => {
+                    state.exclusive = false;
+                    state.http2.push(connection);
+                }
+                Connection::Http1(connection) => {
+                    state.exclusive = true;
+                    state.http1.push_back(connection);
+                }
+            }
+            Ok(())
+        });
+        let dialing = task
+            .map(|joined| match joined {
+                Ok(result) => result,
+                Err(error) => std::panic::resume_unwind(error.into_panic()),
+            })
+            .boxed()
+            .shared();
+        state.dialing = Some(dialing.clone());
+        dialing
+    }
+
+    /// A place on a connection opened for it.
+    async fn open(self: &Arc<Self>, avoid: Option<&Address>) -> Result<Lease, UpstreamError> {
+        let made = self.connect(avoid).await?;
+        let mut state = self.state.lock();
+        match made {
+            Connection::Http2(connection) => {
+                state.exclusive = false;
+                // Its limit is above zero, and nobody else knows it yet.
+                connection.take_stream(1);
+                state.http2.push(Arc::clone(&connection));
+                Ok(Lease::http2(connection, Arc::clone(self), false))
+            }
+            Connection::Http1(connection) => {
+                state.exclusive = true;
+                Ok(Lease::http1(connection, Arc::clone(self), false))
+            }
+        }
+    }
+
+    async fn connect(&self, avoid: Option<&Address>) -> Result<Connection, UpstreamError> {
+        let permit = Arc::clone(&self.connections).try_acquire_owned();
+        let permit = permit.map_err(|_| UpstreamError::Exhausted { limit: MAX_CONNECTIONS })?;
+        let material = self.upstream.current();
+        let dialed = self.dialer.dial(&material, self.identity, false, avoid).await?;
+        tracing::debug!(address = %dialed.address, http2 = dialed.http2, class = ?self.class, "connected to upstream");
+        connection::handshake(dialed, self.class, material.generation, permit).await
+    }
+
+    /// An HTTP/1 connection that has done its work.
+    pub(super) fn put_back(&self, connection: Http1) {
+        if connection.generation == self.upstream.current().generation {
+            self.state.lock().http1.push_back(connection);
+        }
+    }
+
+    /// Drops connections that are dead, idle, or of old credentials and done.
+    fn sweep(&self, idle: Duration) {
+        let generation = self.upstream.current().generation;
+        let mut state = self.state.lock();
+        state.http2.retain(|connection| {
+            let rest = connection.idle();
+            let done = rest.is_some_and(|rest| rest >= idle || connection.generation != generation);
+            !connection.is_closed() && !done
+        });
+        state.http1.retain(|connection| {
+            let fresh = connection.generation == generation && connection.idle_since.elapsed() < idle;
+            !connection.is_closed() && fresh
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests;

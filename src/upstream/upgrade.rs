@@ -1,0 +1,98 @@
+//! Requests that change the protocol: exec, attach, port-forward, watches over WebSocket.
+
+use std::sync::Arc;
+
+use http::header::{HOST, HeaderValue};
+use http::{Request, Response, StatusCode, Version};
+use hyper::client::conn::http1;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use tokio_util::task::TaskTracker;
+
+use super::address::Address;
+use super::body::UpstreamBody;
+use super::connect::Dialer;
+use super::credentials::{Identity, Upstream};
+use super::error::UpstreamError;
+use super::forward::to_client;
+use super::hop_by_hop;
+use crate::http::body::{self, Body};
+
+/// Bytes in flight in each direction of a tunnel.
+const TUNNEL_BUFFER: usize = 32 * 1024;
+
+/// Sends the request on a connection of its own and, if upstream changes the protocol, ties both
+/// sides together. Any other answer is an answer like others.
+pub(super) async fn forward(
+    upstream: &Upstream,
+    dialer: &Dialer,
+    tunnels: &TaskTracker,
+    mut request: Request<Body>,
+    protocol: HeaderValue,
+) -> Result<Response<Body>, UpstreamError> {
+    let material = upstream.current();
+    let dialed = dialer.dial(&material, Identity::Bare, true, None).await?;
+    let address = dialed.address;
+    let handshaken = http1::handshake(TokioIo::new(dialed.stream)).await;
+    let (mut sender, driver) = handshaken
+        .map_err(|source| UpstreamError::Handshake { address: address.clone(), source: Arc::new(source) })?;
+    tokio::spawn(async move {
+        // Its end shows in the answer or in the tunnel.
+        let _ = driver.with_upgrades().await;
+    });
+
+    let client_side = hyper::upgrade::on(&mut request);
+    request.extensions_mut().clear();
+    shape(&mut request, &address, protocol)?;
+    let mut response = sender
+        .send_request(request)
+        .await
+        .map_err(|source| UpstreamError::Closed { address: address.clone(), source: Arc::new(source) })?;
+
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        return Ok(to_client(response.map(|incoming| UpstreamBody::unpooled(incoming, address))));
+    }
+    let chosen = response.headers().get(http::header::UPGRADE).cloned();
+    let upstream_side = hyper::upgrade::on(&mut response);
+    tunnels.spawn(tunnel(client_side, upstream_side, address));
+    let (mut parts, _) = response.into_parts();
+    hop_by_hop::clean_response(&mut parts.headers);
+    if let Some(chosen) = chosen {
+        hop_by_hop::set_upgrade(&mut parts.headers, chosen);
+    }
+    let mut answer = Response::new(body::empty());
+    *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    *answer.headers_mut() = parts.headers;
+    Ok(answer)
+}
+
+fn shape(request: &mut Request<Body>, address: &Address, protocol: HeaderValue) -> Result<(), UpstreamError> {
+    let refused = |reason: String| UpstreamError::Refused { reason };
+    *request.uri_mut() = address.target(request.uri(), false).map_err(|error| refused(error.to_string()))?;
+    *request.version_mut() = Version::HTTP_11;
+    let host = HeaderValue::from_str(address.authority().as_str());
+    request.headers_mut().insert(HOST, host.map_err(|error| refused(error.to_string()))?);
+    hop_by_hop::set_upgrade(request.headers_mut(), protocol);
+    Ok(())
+}
+
+/// Copies both ways until both sides have ended. One side's end is passed on and the other goes on:
+/// the output of a command comes after its input has ended.
+async fn tunnel(client_side: OnUpgrade, upstream_side: OnUpgrade, address: Address) {
+    let (client, upstream) = match tokio::try_join!(client_side, upstream_side) {
+        Ok(both) => both,
+        Err(error) => {
+            tracing::debug!(%address, %error, "a tunnel was not built");
+            return;
+        }
+    };
+    let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));
+    let copied =
+        tokio::io::copy_bidirectional_with_sizes(&mut client, &mut upstream, TUNNEL_BUFFER, TUNNEL_BUFFER)
+            .await;
+    match copied {
+        Ok((sent, received)) => tracing::debug!(%address, sent, received, "a tunnel ended"),
+        // Dropping both ends cuts the one that still lives: the cut is passed on.
+        Err(error) => tracing::debug!(%address, %error, "a tunnel broke"),
+    }
+}
