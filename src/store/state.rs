@@ -265,7 +265,7 @@ pub struct Subscription {
     shared: Arc<Shared>,
     slot: Arc<Slot>,
     slot_key: usize,
-    interest: Interest,
+    pub(super) interest: Interest,
     /// The next event to hand out, while there is one known to be unread.
     next: Option<u64>,
     /// Everything of interest up to here was handed out (or lies before the start).

@@ -352,8 +352,8 @@ proptest! {
                 *at > *start && key != "relist" && match &follower.subscription.interest {
                     Interest::All => true,
                     Interest::Namespace(namespace) => key.starts_with(&format!("{namespace}/")),
-                    Interest::Key(wanted) => **wanted == **key,
-                    Interest::Field(_, node) => **node == **new || old.as_deref() == Some(&**node),
+                    Interest::Key(wanted) => **wanted == *key.as_str(),
+                    Interest::Field(_, node) => **node == *new.as_str() || old.as_deref() == Some(&**node),
                 }
             };
             // A watch may also be shown events that do not concern it, never fewer.
