@@ -22,7 +22,7 @@ use custom::{Custom, Parsed};
 pub use discovery::DiscoveryError;
 
 /// Discovery is read again this often; custom types are followed without waiting for it.
-const REFRESH: Duration = Duration::from_secs(60);
+const REFRESH: Duration = Duration::from_mins(1);
 /// And this soon after it failed.
 const RETRY: Duration = Duration::from_secs(5);
 /// CRDs are written several times in a row while they are established.
@@ -133,8 +133,8 @@ impl Follower {
     fn schema_changed(&self, changed: &custom::Name) {
         let types = self.catalog.types.load_full();
         let affected = types.keys().filter(|gvr| *gvr.group == *changed.group && *gvr.resource == *changed.plural);
-        for gvr in affected.cloned() {
-            let scopes = self.scopes.clone();
+        for gvr in affected {
+            let (scopes, gvr) = (self.scopes.clone(), gvr.clone());
             tokio::spawn(async move {
                 tokio::time::sleep(REBUILT).await;
                 scopes.relist(&gvr);

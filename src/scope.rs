@@ -39,7 +39,7 @@ impl Default for Config {
         Self {
             // Clients that reconnect within this time go on without a new list. kube-apiserver
             // promises 75 s; rolling restarts of large clusters take minutes.
-            window: Limits { age: Duration::from_secs(300), bytes: 256 << 20 },
+            window: Limits { age: Duration::from_mins(5), bytes: 256 << 20 },
             sync_wait: Duration::from_secs(30),
         }
     }

@@ -64,8 +64,11 @@ impl Authenticator {
     pub async fn authenticate(&self, headers: &HeaderMap) -> Result<Authenticated, Arc<ReviewError>> {
         let Some(token) = bearer_token(headers) else { return Ok(Authenticated::Unknown) };
         let hash = *blake3::keyed_hash(&self.key, token.as_bytes()).as_bytes();
-        // Concurrent reviews of one token share one question.
-        let verdict = self.verdicts.try_get_with(hash, self.review(token)).await?;
+        let verdict = match self.verdicts.get(&hash).await {
+            Some(verdict) => verdict,
+            // Concurrent reviews of one token share one question. Boxed: it is large and rare.
+            None => Box::pin(self.verdicts.try_get_with(hash, Box::pin(self.review(token)))).await?,
+        };
         Ok(verdict.map_or(Authenticated::Refused, Authenticated::As))
     }
 

@@ -102,8 +102,12 @@ impl Authorizer {
         attributes: &Attributes,
     ) -> Result<Decision, Arc<ReviewError>> {
         let question = (Arc::clone(identity), attributes.clone());
-        // Concurrent questions that are equal share one review.
-        self.verdicts.try_get_with(question, self.review(identity, attributes)).await
+        if let Some(decision) = self.verdicts.get(&question).await {
+            return Ok(decision);
+        }
+        // Concurrent questions that are equal share one review. Boxed: it is large and rare.
+        let review = Box::pin(self.review(identity, attributes));
+        Box::pin(self.verdicts.try_get_with(question, review)).await
     }
 
     async fn review(&self, identity: &Identity, attributes: &Attributes) -> Result<Decision, ReviewError> {

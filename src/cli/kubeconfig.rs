@@ -12,8 +12,8 @@ use kube_client::config::Kubeconfig as Document;
 #[derive(Args, Debug)]
 pub(super) struct Kubeconfig {
     /// The kubeconfig to start from: its users and contexts stay. Without it: $KUBECONFIG, then ~/.kube/config.
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
+    #[arg(id = "kubeconfig", long = "kubeconfig", value_name = "FILE")]
+    from: Option<PathBuf>,
     /// Where clients reach the proxy.
     #[arg(long, default_value = "https://127.0.0.1:6443", value_name = "URL")]
     server: String,
@@ -26,7 +26,7 @@ impl Kubeconfig {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let ca = std::fs::read(&self.ca)
             .with_context(|| format!("cannot read the proxy's CA {} (--ca)", self.ca.display()))?;
-        let mut document = match &self.kubeconfig {
+        let mut document = match &self.from {
             Some(path) => Document::read_from(path)
                 .with_context(|| format!("cannot read {} (--kubeconfig)", path.display()))?,
             None => Document::read().context("cannot read a kubeconfig to start from (--kubeconfig)")?,

@@ -25,7 +25,7 @@ pub(super) struct Planned {
 
 pub(super) enum Plan {
     Forward(Reason),
-    Read(Read),
+    Read(Box<Read>),
 }
 
 /// A read that memory can answer.
@@ -89,7 +89,7 @@ pub(super) fn decide<B>(catalog: &Catalog, request: &Request<B>) -> Planned {
     };
     let long_running = is_upgrade(request.headers()) || is_long_running(&info, uri.query());
     let plan = match plan(&info, resource.as_ref(), request, &wanted) {
-        Ok(read) => Plan::Read(read),
+        Ok(read) => Plan::Read(Box::new(read)),
         Err(reason) => Plan::Forward(reason),
     };
     Planned { plan, verb: info.verb, resource, long_running, errors }

@@ -16,9 +16,9 @@ use crate::watch::{Initial, Recheck, Terms, View, WatchBody};
 
 /// Without `timeoutSeconds` a watch ends after one to two times this.
 /// Source: `--min-request-timeout`, `apiserver/pkg/endpoints/handlers/get.go`.
-const MIN_TIMEOUT: Duration = Duration::from_secs(1800);
+const MIN_TIMEOUT: Duration = Duration::from_mins(30);
 /// Longer than anybody waits, short enough to be added to a clock.
-const MAX_TIMEOUT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+const MAX_TIMEOUT: Duration = Duration::from_hours(10 * 365 * 24);
 
 pub(super) fn answer(
     opened: &Opened,

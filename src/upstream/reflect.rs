@@ -19,11 +19,11 @@ use crate::kube::{
 const SILENCE: Duration = Duration::from_secs(90);
 /// Types without a watch cache (events) send no bookmarks. Their streams are renewed this rarely;
 /// a dead connection is found by HTTP/2 pings.
-const SILENCE_WITHOUT_BOOKMARKS: Duration = Duration::from_secs(600);
+const SILENCE_WITHOUT_BOOKMARKS: Duration = Duration::from_mins(10);
 /// An API server that does not know sendInitialEvents sends no end mark: give up after this silence.
 const INITIAL_SILENCE: Duration = Duration::from_secs(15);
 /// For response headers, and for a list's body to move on.
-const ANSWER: Duration = Duration::from_secs(60);
+const ANSWER: Duration = Duration::from_mins(1);
 /// Page size of lists, as the ecosystem's clients use.
 const PAGE: usize = 500;
 /// A page's body above this is refused: bounded memory. etcd limits an object to 1.5 MiB or so.

@@ -14,7 +14,7 @@ use crate::kube::{BookmarkForm, EventKind, ResourceVersion, Status, TypeForm};
 use crate::store::{Items, Step, Subscription};
 
 /// Bookmarks come about this often. Source: `cacher.go` (defaultBookmarkFrequency).
-const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
+const BOOKMARK_EVERY: Duration = Duration::from_mins(1);
 /// And once more this long before the deadline. Source: `cache_watcher.go` (nextBookmarkTime).
 const BOOKMARK_BEFORE_DEADLINE: Duration = Duration::from_secs(2);
 /// Several events that wait together are written together, up to about this many bytes: one write
