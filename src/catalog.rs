@@ -173,6 +173,12 @@ impl Follower {
                 None => self.scopes.close(gvr, GONE),
             }
         }
+        // Requests that were on their way meanwhile may have opened one with the old fields.
+        for scope in self.scopes.all() {
+            if after.get(&scope.key.gvr).is_some_and(|now| now.fields != scope.fields) {
+                self.scopes.close(&scope.key.gvr, Duration::ZERO);
+            }
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::kube::{Encoding, FieldTable, GroupVersionResource, ResourceVersion, TypeForm};
+use crate::kube::{BookmarkForm, Encoding, FieldTable, GroupVersionResource, ResourceVersion, TypeForm};
 use crate::store::{self, Closed, Limits, Object, Reader, Snapshot, Writer};
 use crate::upstream::{Change, Client, Reflector, Stopped, Target};
 use crate::watch::Bookmarks;
@@ -275,11 +275,18 @@ impl Pump {
         counter_of(name, &self.scope.key.gvr)
     }
 
+    fn learn_bookmark(&self, form: Option<BookmarkForm>) {
+        if let Some(form) = form {
+            self.scope.bookmarks.store(Some(Arc::new(form)));
+        }
+    }
+
     fn take_in(&mut self, change: Change) {
         let now = Instant::now();
         *self.scope.last_heard.lock() = now;
         match change {
-            Change::Listed { form, version, objects, streams_initial_events, warnings } => {
+            Change::Listed { form, version, objects, streams_initial_events, warnings, bookmark } => {
+                self.learn_bookmark(bookmark);
                 let objects = objects.into_iter().map(|(bytes, scanned)| {
                     Arc::new(Object { bytes, version: scanned.version, attributes: scanned.attributes })
                 });
@@ -300,9 +307,7 @@ impl Pump {
                 }
             }
             Change::Progress { version, form } => {
-                if let Some(form) = form {
-                    self.scope.bookmarks.store(Some(Arc::new(form)));
-                }
+                self.learn_bookmark(form);
                 self.writer.progress(now, version);
             }
             Change::Resumed => self.count(UPSTREAM_RESUMES).increment(1),

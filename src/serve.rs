@@ -148,9 +148,18 @@ impl Inner {
 
     /// The scope in the first representation that the client accepts and the type has.
     async fn open(&self, read: &Read) -> Result<Opened, Reason> {
+        // While it was found out who asks, the type may have got other selectable fields. The request's
+        // selectors were resolved against the old ones, and a scope must not be opened with those.
+        let resource = &read.resource;
+        if self.catalog.get(&resource.gvr).is_none_or(|now| now.fields != resource.fields) {
+            return Err(Reason::UnknownType);
+        }
         for &encoding in &read.encodings {
-            let key = ScopeKey { gvr: read.resource.gvr.clone(), encoding };
-            let scope = self.scopes.open(&key, &read.resource.kind, &read.resource.fields);
+            let key = ScopeKey { gvr: resource.gvr.clone(), encoding };
+            let scope = self.scopes.open(&key, &resource.kind, &resource.fields);
+            if scope.fields != resource.fields {
+                return Err(Reason::UnknownType);
+            }
             match scope.ready(self.scopes.config().sync_wait).await {
                 Ok(ready) => return Ok(Opened { scope, ready, encoding }),
                 Err(NotReady::Syncing) => return Err(Reason::Syncing),

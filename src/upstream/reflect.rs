@@ -32,6 +32,8 @@ const MAX_PAGE_BYTES: usize = 2 << 30;
 const MAX_FRAME_BYTES: usize = 64 << 20;
 /// Waits between attempts, doubling from the first to the last, with jitter.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// A refusal of what was granted before is final after this long.
+const REFUSAL: Duration = Duration::from_secs(30);
 
 /// What to follow.
 #[derive(Clone, Debug)]
@@ -64,6 +66,8 @@ pub enum Change {
         streams_initial_events: bool,
         /// The Warning headers upstream sends with reads of this type.
         warnings: Vec<HeaderValue>,
+        /// Upstream's form of bookmarks, if it ended the initial state with one.
+        bookmark: Option<BookmarkForm>,
     },
     /// One object changed.
     Event(Frame, Scanned),
@@ -153,6 +157,10 @@ pub struct Reflector {
     failures: u32,
     /// Answers in a row that the version expired; other API servers may still have it.
     expirations: usize,
+    /// Upstream let it be followed before.
+    granted: bool,
+    /// Since when upstream refuses what it granted.
+    refused_since: Option<Instant>,
 }
 
 impl Reflector {
@@ -169,6 +177,8 @@ impl Reflector {
             served_by: None,
             failures: 0,
             expirations: 0,
+            granted: false,
+            refused_since: None,
         }
     }
 
@@ -184,7 +194,7 @@ impl Reflector {
             match self.step().await {
                 Ok(Some(change)) => return Ok(change),
                 Ok(None) => {}
-                Err(Trouble::Stopped(stopped)) => return Err(stopped),
+                Err(Trouble::Stopped(stopped)) if !self.may_pass(&stopped) => return Err(stopped),
                 Err(trouble) => self.recover(trouble).await,
             }
         }
@@ -194,8 +204,7 @@ impl Reflector {
         match std::mem::replace(&mut self.state, State::Start) {
             State::Start => {
                 let (change, version, stream) = self.list().await?;
-                self.failures = 0;
-                self.expirations = 0;
+                self.succeeded();
                 self.state = match stream {
                     Some(stream) => State::Watching { version, stream },
                     None => State::Resuming { version },
@@ -214,9 +223,9 @@ impl Reflector {
                 self.state = State::Resuming { version };
                 // A clean end (None) is a server timeout or restart: resume at once.
                 let Some(frame) = stream.next_frame().await? else { return Ok(None) };
-                self.failures = 0;
-                self.expirations = 0;
+                // An ERROR event is an answer of 200, but no success: what it says counts as failed.
                 let change = self.take_in(frame, &mut stream)?;
+                self.succeeded();
                 let version = match &change {
                     Change::Event(_, scanned) => scanned.version,
                     Change::Progress { version, .. } => *version,
@@ -226,6 +235,22 @@ impl Reflector {
                 Ok(Some(change))
             }
         }
+    }
+
+    fn succeeded(&mut self) {
+        self.failures = 0;
+        self.expirations = 0;
+        self.granted = true;
+        self.refused_since = None;
+    }
+
+    /// Whether a refusal is to be waited out. Right after its start an API server does not know the
+    /// roles yet and refuses what it granted before; ending every watch for that would send all
+    /// clients there at once.
+    fn may_pass(&mut self, stopped: &Stopped) -> bool {
+        self.granted
+            && matches!(stopped, Stopped::Forbidden(_))
+            && self.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSAL
     }
 
     fn take_in(&mut self, frame: Frame, stream: &mut Stream) -> Result<Change, Trouble> {
@@ -322,14 +347,23 @@ impl Reflector {
         self.bookmark_known = false;
         if self.streaming {
             let (found, version, stream) = self.stream_initial().await?;
-            return Ok((self.listed(form, version, found), version, Some(stream)));
+            // Known together with the state: clients that want it marked wait for nothing else.
+            let bookmark = stream.again.as_ref().and_then(|mark| self.learn_bookmark(&mark.object));
+            return Ok((self.listed(form, version, found, bookmark), version, Some(stream)));
         }
         let (found, version) = self.list_pages(&form, first).await?;
-        Ok((self.listed(form, version, found), version, None))
+        Ok((self.listed(form, version, found, None), version, None))
     }
 
-    fn listed(&self, form: Arc<TypeForm>, version: ResourceVersion, objects: Vec<Found>) -> Change {
-        Change::Listed { form, version, objects, streams_initial_events: self.streaming, warnings: self.warnings.clone() }
+    fn listed(
+        &self,
+        form: Arc<TypeForm>,
+        version: ResourceVersion,
+        objects: Vec<Found>,
+        bookmark: Option<BookmarkForm>,
+    ) -> Change {
+        let (streams_initial_events, warnings) = (self.streaming, self.warnings.clone());
+        Change::Listed { form, version, objects, streams_initial_events, warnings, bookmark }
     }
 
     /// A watch that begins with the state. The end mark stays in the stream, as the first frame.
@@ -415,8 +449,8 @@ impl Reflector {
             .header(header::ACCEPT, self.target.encoding.content_type(watch))
             .body(crate::http::body::empty())
             .map_err(|error| Trouble::Broken(error.to_string()))?;
-        // After a 410 another API server, or another connection through the balancer, is asked.
-        let elsewhere = self.expirations > 0;
+        // After a 410 or a refusal another API server, or another connection through the balancer, is asked.
+        let elsewhere = self.expirations > 0 || self.refused_since.is_some();
         let avoid = if elsewhere { self.served_by.take() } else { None };
         let options = SendOptions { fresh_connection: elsewhere, avoid };
         let answer = timeout(ANSWER, self.client.send(Class::Watch, request, options)).await;

@@ -2,6 +2,7 @@ package real
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -162,5 +163,39 @@ func TestCustomResourceComesBack(t *testing.T) {
 				return nil
 			})
 		}
+	}
+}
+
+// TestWatchFromFirstList begins with what nobody has asked the proxy for before.
+// A client lists, others write, and then the client watches from the version of
+// its list. The proxy may have opened its own watch only in between, at a later
+// version: that is no reason to call the client's version too old.
+func TestWatchFromFirstList(t *testing.T) {
+	w := newWidget(t)
+	for round, between := range []string{"none", "?resourceVersion=0", ""} {
+		w := widget{group: fmt.Sprintf("round-%d.%s", round, w.group), plural: w.plural}
+		t.Run(fmt.Sprint("round ", round), func(t *testing.T) {
+			ns := namespace(t)
+			w.define(t, upstream)
+			w.awaitServed(t, proxied)
+			for _, to := range targets() {
+				var list struct {
+					Metadata struct{ ResourceVersion string }
+				}
+				check(t, json.Unmarshal([]byte(to.ok(t, request{path: w.path(ns, "")}).body), &list))
+				first, second := "first-"+to.name, "second-"+to.name
+				upstream.ok(t, request{method: "POST", path: w.path(ns, ""), body: w.object(first, 1)})
+				if between != "none" {
+					to.ok(t, request{path: w.path("", "") + between})
+				}
+				watch := to.watch(t, request{path: w.path(ns, "") + "?watch=1&resourceVersion=" + list.Metadata.ResourceVersion})
+				upstream.ok(t, request{method: "POST", path: w.path(ns, ""), body: w.object(second, 2)})
+				for _, name := range []string{first, second} {
+					if e := watch.next(t); e.String() != "ADDED "+name {
+						t.Fatalf("%s: not %s but %s", to.name, name, e.raw)
+					}
+				}
+			}
+		})
 	}
 }

@@ -162,6 +162,7 @@ var volatile = []struct {
 	{regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`), "UUID"},
 	{regexp.MustCompile(`"resourceVersion": ?"[0-9]+"`), `"resourceVersion":"RV"`},
 	{regexp.MustCompile(`resourceVersion: "[0-9]+"`), `resourceVersion: "RV"`},
+	{regexp.MustCompile(`in record \(\d+\)`), "in record (RV)"},
 	{regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z`), "TIME"},
 }
 
@@ -184,6 +185,7 @@ func same(t *testing.T, r request) answer {
 	if w, g := want.comparable(nil), got.comparable(nil); w != g {
 		t.Errorf("%v\nupstream: %s\nproxied:  %s", r, w, g)
 	}
+	t.Logf("%v: %d", r, want.status)
 	return want
 }
 

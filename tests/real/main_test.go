@@ -80,28 +80,43 @@ type cluster struct {
 	ProxyAdmin         string `json:"proxy_admin"`
 	ProxyCA            string `json:"proxy_ca"`
 	KubeconfigViaProxy string `json:"kubeconfig_via_proxy"`
+	ProxyKubeconfig    string `json:"proxy_kubeconfig"`
 	Tokens             map[string]string
 
 	command *exec.Cmd
-	stdin   io.Closer
+	stdin   io.WriteCloser
+	stdout  *bufio.Reader
 	stderr  bytes.Buffer
 	once    sync.Once
 }
 
-// startCluster runs a cluster with a watershed in front of it. The harness
-// stops when its stdin ends, so that it cannot outlive this process, however
-// this process ends.
+// watershed is the program that is tested.
+func watershed() (string, error) {
+	program := os.Getenv("WATERSHED_BIN")
+	if program == "" {
+		program = filepath.Join("..", "..", "target", "debug", "watershed")
+	}
+	if _, err := os.Stat(program); err != nil {
+		return "", fmt.Errorf("%w: build watershed first, or name it in WATERSHED_BIN", err)
+	}
+	return program, nil
+}
+
+// startCluster runs a cluster with a watershed in front of it.
 func startCluster(args ...string) (*cluster, error) {
 	if !direct {
-		program := os.Getenv("WATERSHED_BIN")
-		if program == "" {
-			program = filepath.Join("..", "..", "target", "debug", "watershed")
-		}
-		if _, err := os.Stat(program); err != nil {
-			return nil, fmt.Errorf("%w: build watershed first, or name it in WATERSHED_BIN", err)
+		program, err := watershed()
+		if err != nil {
+			return nil, err
 		}
 		args = append(args, "--proxy", program)
 	}
+	return startBareCluster(args...)
+}
+
+// startBareCluster runs a cluster. The harness stops when its stdin ends, so
+// that it cannot outlive this process, however this process ends.
+func startBareCluster(args ...string) (*cluster, error) {
 	c := &cluster{command: exec.Command(filepath.Join(".bin", "cluster"), args...)}
 	c.command.Stderr = &c.stderr
 	stdin, err := c.command.StdinPipe()
@@ -116,7 +131,8 @@ func startCluster(args ...string) (*cluster, error) {
 	if err := c.command.Start(); err != nil {
 		return nil, err
 	}
-	line, err := bufio.NewReader(stdout).ReadBytes('\n')
+	c.stdout = bufio.NewReader(stdout)
+	line, err := c.stdout.ReadBytes('\n')
 	if err == nil {
 		err = json.Unmarshal(line, c)
 	}
@@ -125,6 +141,25 @@ func startCluster(args ...string) (*cluster, error) {
 		return nil, fmt.Errorf("the cluster did not start: %w\n%s", err, c.stderr.String())
 	}
 	return c, nil
+}
+
+// tell has the harness carry out a command.
+func (c *cluster) tell(command string) error {
+	if _, err := fmt.Fprintln(c.stdin, command); err != nil {
+		return err
+	}
+	line, err := c.stdout.ReadBytes('\n')
+	if err != nil {
+		return err
+	}
+	var answer struct {
+		OK    bool
+		Error string
+	}
+	if err := json.Unmarshal(line, &answer); err != nil || !answer.OK {
+		return errors.Join(err, fmt.Errorf("%s: %s", command, answer.Error))
+	}
+	return nil
 }
 
 func (c *cluster) stop() {

@@ -110,6 +110,7 @@ func TestWrites(t *testing.T) {
 		if texts[0] != texts[1] {
 			t.Errorf("step %d, %v\nupstream: %s\nproxied:  %s", i, step, texts[0], texts[1])
 		}
+		t.Logf("step %d, %v: %.3s", i, step, texts[0])
 	}
 }
 
