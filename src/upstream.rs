@@ -19,7 +19,7 @@ mod forward;
 mod hop_by_hop;
 mod pool;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod upgrade;
 
 pub use address::Address;
