@@ -171,6 +171,7 @@ impl Pool {
             bodyless && matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
         let mut fresh = options.fresh_connection || options.avoid.is_some();
         let mut resends = 0;
+        let mut died = false;
         loop {
             let mut lease =
                 if fresh { group.open(options.avoid.as_ref()).await? } else { group.lease().await? };
@@ -180,10 +181,15 @@ impl Pool {
                 Ok(response) => return Ok(answer(response, lease, bodyless)),
                 Err(error) => error,
             };
-            let unsent = error.take_message();
-            let next = match unsent {
-                Some(request) => Some(request),
-                None => again.filter(|_| lease.pooled || is_unprocessed(error.error())),
+            let next = match error.take_message() {
+                Some(unsent) => Some(unsent),
+                None if is_unprocessed(error.error()) => again,
+                // Once: it may be this very request that upstream dies of.
+                None if lease.pooled && !died => {
+                    died = true;
+                    again
+                }
+                None => None,
             };
             match next {
                 Some(next) if resends < MAX_RESENDS => request = next,

@@ -73,6 +73,19 @@ async fn both_protocols_are_served() {
 }
 
 #[tokio::test]
+async fn head_is_answered_without_a_body() {
+    let server = Server::start(Limits::default()).await;
+    let (mut one, mut two) = (get("/"), get2("/"));
+    (*one.method_mut(), *two.method_mut()) = (http::Method::HEAD, http::Method::HEAD);
+    let one = soon(server.http1().await.send_request(one)).await.unwrap();
+    let two = soon(server.http2().await.send_request(two)).await.unwrap();
+    for answer in [one, two] {
+        assert_eq!(answer.headers()["content-length"], "23", "{answer:?}");
+        assert_eq!(read(answer).await.unwrap(), "");
+    }
+}
+
+#[tokio::test]
 async fn a_panic_is_one_requests_affair() {
     let server = Server::start(Limits::default()).await;
     let mut http2 = server.http2().await;

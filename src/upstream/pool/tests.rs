@@ -190,15 +190,24 @@ async fn a_refused_stream_is_tried_elsewhere() {
 #[tokio::test]
 async fn a_reset_without_an_error_is_not_an_end() {
     let pki = Pki::new();
-    let (address, _) = raw_http2(&pki, |_, mut respond| {
+    let half_read = Arc::new(tokio::sync::Notify::new());
+    let go_on = Arc::clone(&half_read);
+    let (address, _) = raw_http2(&pki, move |_, mut respond| {
         let mut stream = respond.send_response(Response::new(()), false).unwrap();
         stream.send_data(Bytes::from_static(b"half an ans"), false).unwrap();
-        stream.send_reset(h2::Reason::NO_ERROR);
+        let go_on = Arc::clone(&go_on);
+        tokio::spawn(async move {
+            go_on.notified().await;
+            stream.send_reset(h2::Reason::NO_ERROR);
+        });
     })
     .await;
     let (_dir, options) = kubeconfig(&pki, &address);
     let client = Client::new(&Upstream::load(&options).await.unwrap());
-    let error = read(send(&client, get("/")).await.unwrap().into_body()).await.unwrap_err();
+    let mut answer = send(&client, get("/")).await.unwrap();
+    soon(answer.body_mut().frame()).await.unwrap().unwrap();
+    half_read.notify_one();
+    let error = read(answer.into_body()).await.unwrap_err();
     assert!(error.to_string().contains("in the middle of an answer"), "{error}");
 }
 
@@ -374,8 +383,7 @@ async fn trailers_arrive() {
         let api = Api::start(&pki, settings, |_, _| async {
             let mut trailers = http::HeaderMap::new();
             trailers.insert("x-sum", "42".parse().unwrap());
-            let body = http_body_util::Full::new(Bytes::from_static(b"body"))
-                .map_err(|never| match never {})
+            let body = streamed(futures_util::stream::iter([Ok(Bytes::from_static(b"body"))]))
                 .with_trailers(std::future::ready(Some(Ok(trailers))));
             Response::builder().header("trailer", "x-sum").body(body.boxed_unsync()).unwrap()
         })
