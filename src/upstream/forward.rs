@@ -75,13 +75,14 @@ impl Forwarder {
         };
         hop_by_hop::clean_request(request.headers_mut())?;
         if let Some(protocol) = protocol {
-            return upgrade::forward(
+            // Boxed: few requests need the room for a handshake.
+            return Box::pin(upgrade::forward(
                 &self.shared.upstream,
                 &self.shared.dialer,
                 &self.shared.tunnels,
                 request,
                 protocol,
-            )
+            ))
             .await;
         }
         // What hyper keeps here belongs to the client's connection.

@@ -31,7 +31,10 @@ impl Server {
         let (trigger, watch) = drain::channel();
         let service = {
             let watch = watch.clone();
-            move |request, peer| answer(request, peer, watch.clone())
+            move |request: Request<Incoming>, peer: Peer| {
+                let watch = watch.clone();
+                async move { answer(&request, &peer, watch) }
+            }
         };
         let served = tokio::spawn(serve(listener, tls, service, limits, watch));
         Server { address, roots, trigger, served, _dir: dir }
@@ -46,7 +49,7 @@ impl Server {
     }
 }
 
-async fn answer(request: Request<Incoming>, peer: Peer, drain: drain::Watch) -> Response<Body> {
+fn answer(request: &Request<Incoming>, peer: &Peer, drain: drain::Watch) -> Response<Body> {
     match request.uri().path() {
         "/panic" => panic!("on purpose"),
         // Ends with the drain, as a good watch does.

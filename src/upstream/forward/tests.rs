@@ -10,8 +10,8 @@ use tokio_util::sync::PollSender;
 
 use super::*;
 use crate::upstream::testing::{
-    Api, HTTP1, HTTP2, OWN_TOKEN, Pki, Proxy, Settings, eventually, get, get2, hanging, read, soon, streamed,
-    text, upstream_of,
+    Api, HTTP1, HTTP2, OWN_TOKEN, Pki, Proxy, Settings, eventually, get, hanging, read, soon, streamed, text,
+    upstream_of,
 };
 
 async fn proxied<H, F>(settings: Settings, handler: H) -> (Api, Proxy)
@@ -437,5 +437,4 @@ async fn connect_is_refused() {
     let answer = soon(proxy.http1().await.send_request(request)).await.unwrap();
     assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
     assert_eq!(api.accepted(), 0);
-    drop(get2("/"));
 }

@@ -131,9 +131,9 @@ async fn requests_survive_connections_that_died_waiting() {
         let client = client_of(&pki, &api).await;
         for round in 0..20 {
             if round % 2 == 0 {
-                api.cut()
+                api.cut();
             } else {
-                api.go_away()
+                api.go_away();
             }
             // The end may have been seen by now or not: both must do.
             fetch(&client, "/").await;
