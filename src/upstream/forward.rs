@@ -19,7 +19,7 @@ use crate::http::body::{self, Body, BoxError};
 /// Sends callers' requests to upstream with their own credentials and brings back the answers.
 /// Cheap to clone.
 ///
-/// Invariant: everything here goes over connections of [`Identity::Bare`], which show no client
+/// Invariant: everything here goes over connections of `Identity::Bare`, which show no client
 /// certificate, and nothing here can reach the proxy's token.
 #[derive(Clone)]
 pub struct Forwarder {
