@@ -20,7 +20,7 @@ mod hop_by_hop;
 mod pool;
 mod reflect;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod upgrade;
 
 pub use address::Address;

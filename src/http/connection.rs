@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::{Request, Response, StatusCode};
+use http::header::CONTENT_LENGTH;
+use http::{Method, Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -188,14 +189,27 @@ where
     S: Fn(Request<Incoming>, Peer) -> F,
     F: Future<Output = Response<Body>>,
 {
+    let head = request.method() == Method::HEAD;
     let answered = AssertUnwindSafe(async { service(request, peer).await }).catch_unwind().await;
-    let response = answered.unwrap_or_else(|_| {
+    let mut response = answered.unwrap_or_else(|_| {
         tracing::error!("a request panicked; its client got 500, everything else goes on");
         let mut response = Response::new(body::full("Internal Server Error\n"));
         *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
         response
     });
+    if head {
+        without_body(&mut response);
+    }
     Ok(response.map(|inner| Counted { inner, _running: running }))
+}
+
+/// Leaves of an answer what HEAD wants. hyper does so on HTTP/1 only.
+fn without_body(response: &mut Response<Body>) {
+    let length = http_body::Body::size_hint(response.body()).exact();
+    if let Some(length) = length.filter(|&length| length > 0) {
+        response.headers_mut().entry(CONTENT_LENGTH).or_insert_with(|| length.into());
+    }
+    *response.body_mut() = body::empty();
 }
 
 // === impl Activity ===

@@ -50,6 +50,11 @@ impl Client {
         self.shared.pool.send(class, request, options).await
     }
 
+    #[cfg(test)]
+    pub(super) fn pool(&self) -> &Pool {
+        &self.shared.pool
+    }
+
     /// The addresses and credentials it uses.
     pub fn upstream(&self) -> &Upstream {
         &self.shared.upstream

@@ -31,6 +31,9 @@ const PING_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_HEADER_BYTES: u32 = 256 * 1024;
 const MAX_HEADERS: usize = 512;
 
+/// Bytes of a request's body held here while upstream does not take them.
+const SEND_BUFFER: usize = 128 * 1024;
+
 /// What requests are sent on.
 pub(super) enum Connection {
     Http2(Arc<Http2>),
@@ -104,6 +107,7 @@ pub(super) async fn handshake(
         // that come after it.
         .initial_max_send_streams(0)
         .max_header_list_size(MAX_HEADER_BYTES)
+        .max_send_buf_size(SEND_BUFFER)
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT)
         .keep_alive_while_idle(true)

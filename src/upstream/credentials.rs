@@ -1,6 +1,6 @@
 //! Where the API server is, what it is trusted by, and who the proxy is to it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +20,8 @@ use tower::{ServiceBuilder, ServiceExt, service_fn};
 use super::address::{Address, AddressError};
 use super::error::{UpstreamError, chain};
 use crate::http::body::BoxError;
+
+mod files;
 
 /// How often the files are looked at. A renewed certificate is written long before the old one
 /// ends; token files and the in-cluster CA are re-read by kube-client itself.
@@ -185,7 +187,7 @@ impl Upstream {
         let _one = self.shared.rebuilding.lock().await;
         let old = self.current();
         let options = self.shared.options.clone();
-        let now = blocking(move || fingerprint(&files(&options))).await;
+        let now = blocking(move || files::fingerprint(&files::files(&options))).await;
         let due = old.renew_at.is_some_and(|at| at <= Timestamp::now());
         if now == old.fingerprint && !due {
             return;
@@ -277,7 +279,7 @@ async fn build(options: UpstreamOptions, generation: u64) -> Result<Material, Cr
     // Exec plugins are run by a blocking std Command, and files are read.
     blocking(move || {
         let runtime = tokio::runtime::Handle::current();
-        let fingerprint = fingerprint(&files(&options));
+        let fingerprint = files::fingerprint(&files::files(&options));
         let (config, from) = runtime.block_on(read(&options))?;
         material(&options, &config, from, generation, fingerprint)
     })
@@ -286,12 +288,12 @@ async fn build(options: UpstreamOptions, generation: u64) -> Result<Material, Cr
 
 /// The configuration and where it came from.
 async fn read(options: &UpstreamOptions) -> Result<(Config, String), CredentialsError> {
-    if options.kubeconfig.is_none() && std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
+    if files::in_cluster(options) {
         let config =
             Config::incluster().map_err(|error| CredentialsError::InCluster { reason: chain(&error) })?;
         return Ok((config, "the service account of this pod".to_owned()));
     }
-    let paths = kubeconfig_paths(options);
+    let paths = files::kubeconfig_paths(options);
     let from = paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
     if options.kubeconfig.is_none() && !paths.iter().any(|path| path.exists()) {
         return Err(CredentialsError::Nowhere { tried: from });
@@ -387,47 +389,6 @@ fn expiry(config: &ClientConfig) -> Option<Timestamp> {
     let key = config.client_auth_cert_resolver.resolve(&[], &schemes)?;
     let (_, parsed) = x509_parser::parse_x509_certificate(key.cert.first()?).ok()?;
     Timestamp::from_second(parsed.validity().not_after.timestamp()).ok()
-}
-
-// === files ===
-
-fn kubeconfig_paths(options: &UpstreamOptions) -> Vec<PathBuf> {
-    if let Some(path) = &options.kubeconfig {
-        return vec![path.clone()];
-    }
-    match std::env::var_os("KUBECONFIG").filter(|value| !value.is_empty()) {
-        Some(value) => std::env::split_paths(&value).filter(|path| !path.as_os_str().is_empty()).collect(),
-        None => vec![std::env::home_dir().unwrap_or_default().join(".kube").join("config")],
-    }
-}
-
-/// Every file the credentials are made of. Those in a cluster are re-read by kube-client.
-fn files(options: &UpstreamOptions) -> Vec<PathBuf> {
-    if options.kubeconfig.is_none() && std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
-        return Vec::new();
-    }
-    let mut files = kubeconfig_paths(options);
-    for path in files.clone() {
-        // Unreadable now: its error is told when it is used.
-        let Ok(kubeconfig) = Kubeconfig::read_from(&path) else { continue };
-        for cluster in kubeconfig.clusters.iter().filter_map(|named| named.cluster.as_ref()) {
-            files.extend(cluster.certificate_authority.iter().map(PathBuf::from));
-        }
-        for user in kubeconfig.auth_infos.iter().filter_map(|named| named.auth_info.as_ref()) {
-            files.extend(user.client_certificate.iter().map(PathBuf::from));
-            files.extend(user.client_key.iter().map(PathBuf::from));
-        }
-    }
-    files
-}
-
-fn fingerprint<P: AsRef<Path>>(files: &[P]) -> blake3::Hash {
-    let mut digest = blake3::Hasher::new();
-    for path in files {
-        let content = std::fs::read(path).unwrap_or_default();
-        digest.update(&content.len().to_le_bytes()).update(&content);
-    }
-    digest.finalize()
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {

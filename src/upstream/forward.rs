@@ -19,7 +19,7 @@ use crate::http::body::{self, Body, BoxError};
 /// Sends callers' requests to upstream with their own credentials and brings back the answers.
 /// Cheap to clone.
 ///
-/// Invariant: everything here goes over connections of [`Identity::Bare`], which show no client
+/// Invariant: everything here goes over connections of `Identity::Bare`, which show no client
 /// certificate, and nothing here can reach the proxy's token.
 #[derive(Clone)]
 pub struct Forwarder {
@@ -75,13 +75,14 @@ impl Forwarder {
         };
         hop_by_hop::clean_request(request.headers_mut())?;
         if let Some(protocol) = protocol {
-            return upgrade::forward(
+            // Boxed: few requests need the room for a handshake.
+            return Box::pin(upgrade::forward(
                 &self.shared.upstream,
                 &self.shared.dialer,
                 &self.shared.tunnels,
                 request,
                 protocol,
-            )
+            ))
             .await;
         }
         // What hyper keeps here belongs to the client's connection.

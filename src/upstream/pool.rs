@@ -78,6 +78,15 @@ const SHORT: Windows = Windows { streams: 100, stream: MIB / 2, connection: 64 *
 const LONG_FORWARD: Windows = Windows { streams: 50, stream: MIB / 4, connection: 16 * MIB };
 const MIB: u32 = 1024 * 1024;
 
+// Invariant: streams nobody reads leave room on their connection.
+const _: () = assert!(WATCH.is_roomy() && SHORT.is_roomy() && LONG_FORWARD.is_roomy());
+
+impl Windows {
+    const fn is_roomy(&self) -> bool {
+        self.streams * (self.stream as usize) < self.connection as usize
+    }
+}
+
 impl Class {
     pub(super) const fn windows(self) -> &'static Windows {
         match self {
@@ -171,6 +180,7 @@ impl Pool {
             bodyless && matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
         let mut fresh = options.fresh_connection || options.avoid.is_some();
         let mut resends = 0;
+        let mut died = false;
         loop {
             let mut lease =
                 if fresh { group.open(options.avoid.as_ref()).await? } else { group.lease().await? };
@@ -180,10 +190,15 @@ impl Pool {
                 Ok(response) => return Ok(answer(response, lease, bodyless)),
                 Err(error) => error,
             };
-            let unsent = error.take_message();
-            let next = match unsent {
-                Some(request) => Some(request),
-                None => again.filter(|_| lease.pooled || is_unprocessed(error.error())),
+            let next = match error.take_message() {
+                Some(unsent) => Some(unsent),
+                None if is_unprocessed(error.error()) => again,
+                // Once: it may be this very request that upstream dies of.
+                None if lease.pooled && !died => {
+                    died = true;
+                    again
+                }
+                None => None,
             };
             match next {
                 Some(next) if resends < MAX_RESENDS => request = next,
@@ -330,9 +345,10 @@ impl Group {
         let permit = Arc::clone(&self.connections).try_acquire_owned();
         let permit = permit.map_err(|_| UpstreamError::Exhausted { limit: MAX_CONNECTIONS })?;
         let material = self.upstream.current();
-        let dialed = self.dialer.dial(&material, self.identity, false, avoid).await?;
+        // Boxed: a handshake's state is 20 KB, and every request would carry the room for one.
+        let dialed = Box::pin(self.dialer.dial(&material, self.identity, false, avoid)).await?;
         tracing::debug!(address = %dialed.address, http2 = dialed.http2, class = ?self.class, "connected to upstream");
-        connection::handshake(dialed, self.class, material.generation, permit).await
+        Box::pin(connection::handshake(dialed, self.class, material.generation, permit)).await
     }
 
     /// An HTTP/1 connection that has done its work.
