@@ -1,3 +1,4 @@
 //! watershed: a caching reverse proxy and watch multiplexer for the Kubernetes API.
 #![forbid(unsafe_code)]
 pub mod kube;
+pub mod sim;
