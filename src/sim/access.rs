@@ -135,10 +135,10 @@ impl Attributes {
         );
         let mut details = String::new();
         if !self.name.is_empty() {
-            details += &format!(r#""name":{},"#, gojson::string(&self.name));
+            details += &[r#""name":"#, &gojson::string(&self.name), ","].concat();
         }
         if !self.group.is_empty() {
-            details += &format!(r#""group":"{}","#, self.group);
+            details += &[r#""group":""#, &self.group, r#"","#].concat();
         }
         Failure::new(403, "Forbidden", message).details(format!(r#"{{{details}"kind":"{}"}}"#, self.resource))
     }

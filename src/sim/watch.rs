@@ -106,7 +106,8 @@ pub(crate) async fn watch(
         initial: start.initial,
         end_mark: start.end_mark.filter(|_| query.bookmarks),
         bookmarks: query.bookmarks,
-        next_bookmark: now,
+        // A watch too short for a farewell has no bookmarks at all.
+        next_bookmark: deadline,
         deadline,
         wake,
         cut,
@@ -114,7 +115,9 @@ pub(crate) async fn watch(
         ending: None,
         shared,
     };
-    watch.schedule_bookmark(now);
+    if deadline - now > FAREWELL {
+        watch.schedule_bookmark(now);
+    }
     let body = stream::unfold(watch, |mut watch| async move {
         let next = watch.next().await?;
         Some((next.map(Frame::data), watch))
@@ -304,7 +307,7 @@ impl Watch {
         match self.shared.faults.next_frame() {
             NextFrame::Whole => out.bytes.extend_from_slice(line),
             NextFrame::Broken(BrokenFrame::Garbage) => {
-                out.bytes.extend_from_slice(b"{\"type\":\"ADD\x00garbage\n")
+                out.bytes.extend_from_slice(b"{\"type\":\"ADD\x00garbage\n");
             }
             NextFrame::Broken(BrokenFrame::Half) => {
                 out.bytes.extend_from_slice(&line[..line.len() / 2]);
