@@ -27,6 +27,7 @@ mod object;
 mod options;
 mod request;
 mod server;
+pub mod simulate;
 mod state;
 mod stats;
 mod status;
