@@ -1,4 +1,5 @@
 //! The server's semantics, asked for as a client would, without the network in between.
+mod network;
 mod reads;
 mod watches;
 
