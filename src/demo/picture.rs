@@ -215,6 +215,10 @@ fn saved(received: u64, sent: u64) -> String {
     if received == 0 {
         return "-".to_owned();
     }
+    // While the proxy fills its memory, upstream sends more than the clients have received.
+    if sent > received {
+        return "none yet".to_owned();
+    }
     let saved = 100.0 * (1.0 - sent as f64 / received as f64);
     // Rounding must not turn a little into nothing.
     if saved > 99.9 && sent > 0 { format!("{:.2} %", saved.min(99.99)) } else { format!("{saved:.1} %") }
@@ -258,5 +262,6 @@ mod tests {
         assert_eq!(saved(1_000_000, 1), "99.99 %");
         assert_eq!(saved(200, 100), "50.0 %");
         assert_eq!(saved(0, 5), "-");
+        assert_eq!(saved(5, 6), "none yet");
     }
 }

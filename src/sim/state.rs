@@ -3,7 +3,9 @@
 //! This plays etcd and the API server's watch cache at once. The two differ in one point that clients can see, and
 //! it is kept: a type's *cache version* stays behind the global version until an event of its own type, a consistent
 //! read, or etcd's progress notification moves it.
-use std::collections::{BTreeMap, VecDeque};
+mod table;
+
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,23 +18,8 @@ use tokio::time::Instant;
 use super::kinds::{KINDS, Kind};
 use super::object::{Draft, Object};
 use crate::kube::GroupVersionResource;
-
-/// All objects of a type at one version. Cloning shares the tree.
-pub(crate) type Objects = OrdMap<Arc<str>, Arc<Object>>;
-
-/// A write, as the watchers of a type see it.
-#[derive(Debug)]
-pub(crate) struct Event {
-    pub(crate) version: u64,
-    /// The object before; `None` for a creation.
-    pub(crate) before: Option<Arc<Object>>,
-    /// The object after; `None` for a deletion.
-    pub(crate) after: Option<Arc<Object>>,
-    /// All objects after the write: serves `resourceVersionMatch=Exact` and continued lists.
-    pub(crate) objects: Objects,
-    /// When it happened, for the fault that delays events.
-    pub(crate) at: Instant,
-}
+use table::Table;
+pub(crate) use table::{Event, View};
 
 /// Why a write was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -54,21 +41,6 @@ pub enum WriteError {
     Conflict,
 }
 
-/// One type's present and recent past.
-#[derive(Debug)]
-struct Table {
-    objects: Objects,
-    /// The newest version the "cache" of this type has heard of.
-    cache_version: u64,
-    /// The oldest version a watch may start from.
-    floor: u64,
-    /// The state before the first event of `events`, and the version it is from.
-    base: (u64, Objects),
-    events: VecDeque<Arc<Event>>,
-    /// False while the type's CRD is gone.
-    served: bool,
-}
-
 #[derive(Debug)]
 struct Inner {
     version: u64,
@@ -87,13 +59,6 @@ pub struct State {
     seed: u64,
 }
 
-/// A type's objects at one version.
-#[derive(Clone, Debug)]
-pub(crate) struct View {
-    pub(crate) version: u64,
-    pub(crate) objects: Objects,
-}
-
 /// What a watcher finds when it looks for events after its cursor.
 pub(crate) enum Recent {
     /// The events, oldest first, and the type's cache version after the last of them.
@@ -110,16 +75,11 @@ impl State {
     pub(crate) fn new(history: usize, seed: u64) -> Self {
         // A fresh etcd isn't at zero either, and zero means "any" on the wire.
         let version = 1;
-        let table = || Table {
-            objects: OrdMap::new(),
-            cache_version: version,
-            floor: version,
-            base: (version, OrdMap::new()),
-            events: VecDeque::new(),
-            served: true,
-        };
         Self {
-            inner: RwLock::new(Inner { version, tables: KINDS.iter().map(|_| table()).collect() }),
+            inner: RwLock::new(Inner {
+                version,
+                tables: KINDS.iter().map(|_| Table::empty(version)).collect(),
+            }),
             wake: KINDS.iter().map(|_| watch::Sender::new(version)).collect(),
             history: history.max(1),
             seed,
@@ -296,14 +256,7 @@ impl State {
 
     /// The type exactly at a version not beyond the present; `None` when the history doesn't reach back so far.
     pub(crate) fn exact_view(&self, index: usize, version: u64) -> Option<View> {
-        let inner = self.inner.read();
-        let table = &inner.tables[index];
-        let after = table.events.partition_point(|e| e.version <= version);
-        match after.checked_sub(1).and_then(|last| table.events.get(last)) {
-            Some(event) => Some(View { version, objects: event.objects.clone() }),
-            None if version >= table.base.0 => Some(View { version, objects: table.base.1.clone() }),
-            None => None,
-        }
+        self.inner.read().tables[index].exact(version)
     }
 
     /// Waits until the global version is at least `version`; false when `limit` passes first.
@@ -368,32 +321,6 @@ impl State {
         };
         self.wake[index].send_replace(event.version);
         Ok(event)
-    }
-}
-
-// === impl Table ===
-
-impl Table {
-    fn view(&self) -> View {
-        View { version: self.cache_version, objects: self.objects.clone() }
-    }
-
-    fn push(&mut self, event: Arc<Event>, history: usize) {
-        self.cache_version = event.version;
-        self.events.push_back(event);
-        while self.events.len() > history {
-            if let Some(gone) = self.events.pop_front() {
-                self.base = (gone.version, gone.objects.clone());
-            }
-            // Upstream's rule once its ring is full: one below the first event it still has.
-            self.floor = self.events.front().map_or(self.cache_version, |e| e.version - 1);
-        }
-    }
-
-    fn forget(&mut self, version: u64) {
-        self.events.clear();
-        self.base = (version, self.objects.clone());
-        self.floor = version;
     }
 }
 
