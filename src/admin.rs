@@ -10,8 +10,8 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 
 use crate::catalog::Catalog;
-use crate::http::listen::serve_plain;
 use crate::http::body::{Body, full};
+use crate::http::listen::serve_plain;
 use crate::http::{Limits, drain};
 use crate::scope::Scopes;
 
@@ -38,7 +38,11 @@ pub async fn serve(listener: TcpListener, state: Arc<State>, limits: Limits, dra
 
 fn answer(state: &State, request: &Request<Incoming>) -> Response<Body> {
     if request.method() != Method::GET && request.method() != Method::HEAD {
-        return text(StatusCode::METHOD_NOT_ALLOWED, "text/plain; charset=utf-8", "method not allowed\n".into());
+        return text(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "text/plain; charset=utf-8",
+            "method not allowed\n".into(),
+        );
     }
     let verbose = request.uri().query().is_some_and(|query| query.contains("verbose"));
     match request.uri().path() {

@@ -11,8 +11,8 @@ use tokio::task::JoinHandle;
 
 use crate::access::Access;
 use crate::catalog::Follower;
-use crate::http::{self, drain};
 use crate::http::tls::{ServerTls, TlsOptions};
+use crate::http::{self, drain};
 use crate::scope::{self, Scopes};
 use crate::serve::Server;
 use crate::upstream::{Client, Forwarder, Upstream, UpstreamOptions};
@@ -43,7 +43,12 @@ pub struct Config {
 
 impl Config {
     /// Defaults for everything but the places.
-    pub fn new(upstream: UpstreamOptions, listen: SocketAddr, admin_listen: SocketAddr, cert_dir: PathBuf) -> Self {
+    pub fn new(
+        upstream: UpstreamOptions,
+        listen: SocketAddr,
+        admin_listen: SocketAddr,
+        cert_dir: PathBuf,
+    ) -> Self {
         Self {
             upstream,
             listen,
@@ -115,9 +120,9 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     tracing::info!(upstream = ?upstream, from = upstream.source(), "found upstream");
     let client = Client::new(&upstream);
     let scopes = Scopes::new(client.clone(), config.scopes);
-    let (follower, catalog) = Follower::start(client.clone(), scopes.clone())
-        .await
-        .context("cannot read upstream's discovery (check --kubeconfig, --server and the proxy's permissions)")?;
+    let (follower, catalog) = Follower::start(client.clone(), scopes.clone()).await.context(
+        "cannot read upstream's discovery (check --kubeconfig, --server and the proxy's permissions)",
+    )?;
     tracing::info!(types = catalog.len(), "read discovery");
 
     let tls = ServerTls::load(config.tls()).await?;
@@ -170,4 +175,3 @@ async fn upkeep(metrics: PrometheusHandle) {
         metrics.run_upkeep();
     }
 }
-

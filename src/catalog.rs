@@ -86,8 +86,13 @@ impl Follower {
     /// Reads discovery once, so that the process does not start blind.
     pub async fn start(client: Client, scopes: Scopes) -> Result<(Self, Catalog), DiscoveryError> {
         let catalog = Catalog::default();
-        let mut follower =
-            Self { client, scopes, catalog: catalog.clone(), discovered: Vec::new(), parsed: Parsed::default() };
+        let mut follower = Self {
+            client,
+            scopes,
+            catalog: catalog.clone(),
+            discovered: Vec::new(),
+            parsed: Parsed::default(),
+        };
         follower.discovered = discovery::read(&follower.client).await?;
         follower.publish();
         Ok((follower, catalog))
@@ -132,7 +137,8 @@ impl Follower {
 
     fn schema_changed(&self, changed: &custom::Name) {
         let types = self.catalog.types.load_full();
-        let affected = types.keys().filter(|gvr| *gvr.group == *changed.group && *gvr.resource == *changed.plural);
+        let affected =
+            types.keys().filter(|gvr| *gvr.group == *changed.group && *gvr.resource == *changed.plural);
         for gvr in affected {
             let (scopes, gvr) = (self.scopes.clone(), gvr.clone());
             tokio::spawn(async move {

@@ -1,4 +1,5 @@
 //! The command line.
+mod demo;
 mod kubeconfig;
 
 use std::net::SocketAddr;
@@ -12,6 +13,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::app;
 use crate::telemetry::{LogFormat, logs};
 use crate::upstream::UpstreamOptions;
+
+/// What is logged unless asked for otherwise.
+const LOG_LEVEL: &str = "info";
 
 /// A caching reverse proxy and watch multiplexer for the Kubernetes API.
 #[derive(Debug, Parser)]
@@ -29,8 +33,9 @@ struct Log {
     #[arg(long, global = true, value_enum, default_value_t, env = "WATERSHED_LOG_FORMAT")]
     log_format: LogFormat,
     /// What is logged: a level (error, warn, info, debug, trace) or a filter such as "info,watershed::upstream=debug".
-    #[arg(long, global = true, default_value = "info", env = "WATERSHED_LOG_LEVEL", value_name = "FILTER")]
-    log_level: String,
+    /// Without it: info, and warn for the demo.
+    #[arg(long, global = true, env = "WATERSHED_LOG_LEVEL", value_name = "FILTER")]
+    log_level: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -39,6 +44,10 @@ enum Command {
     Serve(Box<Serve>),
     /// Print a kubeconfig that leads through the proxy.
     Kubeconfig(kubeconfig::Kubeconfig),
+    /// Show the main job on a simulated API server, with proof that every client sees the truth.
+    Demo(crate::demo::Args),
+    /// Run a simulated API server by itself, for experiments.
+    Simulate(crate::sim::simulate::Args),
 }
 
 /// Flags of `watershed serve`.
@@ -86,12 +95,20 @@ struct Serve {
 impl Cli {
     /// Runs what was asked for.
     pub async fn run(self) -> anyhow::Result<ExitCode> {
+        let Log { log_format, log_level } = self.log;
+        let level = log_level.as_deref();
         match self.command {
             Command::Serve(serve) => {
-                logs(self.log.log_format, &self.log.log_level)?;
+                logs(log_format, level.unwrap_or(LOG_LEVEL))?;
                 serve.run().await
             }
             Command::Kubeconfig(command) => command.run(),
+            Command::Demo(args) => demo::run(args, log_format, level).await,
+            Command::Simulate(args) => {
+                logs(log_format, level.unwrap_or(LOG_LEVEL))?;
+                crate::sim::simulate::run(args).await?;
+                Ok(ExitCode::SUCCESS)
+            }
         }
     }
 }

@@ -295,12 +295,19 @@ impl Pump {
                     objects = snapshot.len(), bytes = snapshot.size(), "listed");
                 self.count(UPSTREAM_LISTS).increment(1);
                 self.writer.replace(snapshot);
-                self.publish.send_replace(Phase::Ready(Arc::new(Ready { form, streams_initial_events, warnings })));
+                self.publish.send_replace(Phase::Ready(Arc::new(Ready {
+                    form,
+                    streams_initial_events,
+                    warnings,
+                })));
             }
             Change::Event(frame, scanned) => {
                 self.events.increment(1);
-                let object =
-                    Object { bytes: frame.object.clone(), version: scanned.version, attributes: scanned.attributes };
+                let object = Object {
+                    bytes: frame.object.clone(),
+                    version: scanned.version,
+                    attributes: scanned.attributes,
+                };
                 if let Err(error) = self.writer.apply(now, frame, object) {
                     tracing::error!(resource = %self.scope.key.gvr, %error, "upstream's events do not add up; listing again");
                     self.reflector.restart();

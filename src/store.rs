@@ -5,9 +5,9 @@
 mod object;
 mod snapshot;
 mod state;
-mod wake;
 #[cfg(test)]
 mod tests;
+mod wake;
 mod window;
 
 pub use object::Object;

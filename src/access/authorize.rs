@@ -111,7 +111,8 @@ impl Authorizer {
     }
 
     async fn review(&self, identity: &Identity, attributes: &Attributes) -> Result<Decision, ReviewError> {
-        let review = SubjectAccessReview { spec: spec(identity, attributes), ..SubjectAccessReview::default() };
+        let review =
+            SubjectAccessReview { spec: spec(identity, attributes), ..SubjectAccessReview::default() };
         let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
         let review: SubjectAccessReview = post(&self.client, path, &review).await?;
         let status = review.status.unwrap_or_default();

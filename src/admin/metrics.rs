@@ -37,9 +37,15 @@ pub fn describe() {
     describe_gauge!(VERSION, "The resourceVersion that the scope has reached.");
     describe_gauge!(SILENCE, "Seconds since upstream last sent an event, bookmark or list for the scope.");
     describe_gauge!(WATCHERS, "Watches that follow the scope.");
-    describe_counter!(crate::scope::UPSTREAM_LISTS, "Times a scope was listed at upstream, first and after a loss of history.");
+    describe_counter!(
+        crate::scope::UPSTREAM_LISTS,
+        "Times a scope was listed at upstream, first and after a loss of history."
+    );
     describe_counter!(crate::scope::UPSTREAM_EVENTS, "Events received from upstream.");
-    describe_counter!(crate::scope::UPSTREAM_RESUMES, "Times an interrupted upstream watch went on without a loss.");
+    describe_counter!(
+        crate::scope::UPSTREAM_RESUMES,
+        "Times an interrupted upstream watch went on without a loss."
+    );
 }
 
 /// Sets the gauges to what is so now.

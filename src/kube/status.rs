@@ -177,8 +177,11 @@ impl Status {
     /// `k8s\0` and an `Unknown` message around the Status.
     pub fn to_protobuf(&self) -> Bytes {
         let type_meta = Message::default().bytes(1, b"v1").bytes(2, b"Status");
-        let unknown =
-            Message::default().message(1, &type_meta).message(2, &self.to_message()).bytes(3, b"").bytes(4, b"");
+        let unknown = Message::default()
+            .message(1, &type_meta)
+            .message(2, &self.to_message())
+            .bytes(3, b"")
+            .bytes(4, b"");
         [b"k8s\0", unknown.0.as_slice()].concat().into()
     }
 

@@ -7,7 +7,8 @@ use super::source::Reason;
 use crate::access::{Attributes, Selectors};
 use crate::catalog::{Catalog, Resource};
 use crate::kube::{
-    Encoding, FieldSelector, GetRead, LabelSelector, ListOptions, ListRead, RequestInfo, ResourceVersion, Verb, Wanted, WatchStart, acceptable, get_read, wants_pretty,
+    Encoding, FieldSelector, GetRead, LabelSelector, ListOptions, ListRead, RequestInfo, ResourceVersion,
+    Verb, Wanted, WatchStart, acceptable, get_read, wants_pretty,
 };
 use crate::watch::Filter;
 

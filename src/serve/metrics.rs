@@ -3,7 +3,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Method, StatusCode};
-use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics::{
+    Counter, Gauge, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 
 use super::decide::Planned;
 use super::source::Source;
@@ -28,12 +30,18 @@ pub const ENDED: &str = "watershed_watches_ended_total";
 
 /// Tells the recorder what the metrics mean.
 pub fn describe() {
-    describe_counter!(REQUESTS, "Requests answered, by verb, resource, source, reason for forwarding and code.");
+    describe_counter!(
+        REQUESTS,
+        "Requests answered, by verb, resource, source, reason for forwarding and code."
+    );
     describe_histogram!(DURATION, "Seconds from a request's arrival to the headers of its response.");
     describe_gauge!(IN_FLIGHT, "Requests whose response headers are not sent yet.");
     describe_gauge!(WATCHES, "Watches that are served from memory now.");
     describe_counter!(EVENTS, "Events, bookmarks and initial objects handed to watching clients.");
-    describe_counter!(EVENT_BYTES, "Bytes of events, bookmarks and initial objects handed to watching clients.");
+    describe_counter!(
+        EVENT_BYTES,
+        "Bytes of events, bookmarks and initial objects handed to watching clients."
+    );
     describe_counter!(ENDED, "Watches served from memory that ended, by how they did.");
 }
 

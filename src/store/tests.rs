@@ -25,7 +25,8 @@ fn object(key: &str, version: u64, node: &str) -> Object {
 }
 
 fn frame(kind: EventKind, object: &Object) -> Frame {
-    let text = format!("{{\"type\":\"{}\",\"object\":{}}}\n", kind.as_str(), String::from_utf8_lossy(&object.bytes));
+    let text =
+        format!("{{\"type\":\"{}\",\"object\":{}}}\n", kind.as_str(), String::from_utf8_lossy(&object.bytes));
     Frame { kind, frame: Bytes::from(text), object: object.bytes.clone() }
 }
 
@@ -35,7 +36,7 @@ fn put(writer: &mut Writer, now: Instant, kind: EventKind, key: &str, version: u
 }
 
 fn big() -> Limits {
-    Limits { age: Duration::from_secs(3600), bytes: 1 << 30 }
+    Limits { age: Duration::from_hours(1), bytes: 1 << 30 }
 }
 
 fn at(version: u64, objects: &[(&str, u64)]) -> Snapshot {
@@ -141,7 +142,7 @@ fn only_events_of_interest_wake() {
 
 #[test]
 fn a_sleeper_is_not_expired_by_events_that_do_not_concern_it() {
-    let (mut writer, reader) = new(Limits { age: Duration::from_secs(3600), bytes: 2000 });
+    let (mut writer, reader) = new(Limits { age: Duration::from_hours(1), bytes: 2000 });
     let now = Instant::now();
     writer.replace(at(10, &[("ns/a", 5), ("other/b", 6)]));
     let mut follower = Follower::new(&reader, Start::Now, Interest::Namespace("ns".into()));
@@ -279,7 +280,7 @@ proptest! {
     /// events of its interest after its start, in order, until it is told that it expired.
     #[test]
     fn no_silent_gap(ops in ops(), window in 500usize..20_000, from in 0u64..30) {
-        let (mut writer, reader) = new(Limits { age: Duration::from_secs(3600), bytes: window });
+        let (mut writer, reader) = new(Limits { age: Duration::from_hours(1), bytes: window });
         let now = Instant::now();
         let mut version = 20;
         writer.replace(at(version, &[]));

@@ -269,7 +269,8 @@ impl Reflector {
                 Err(if status.code == 410 {
                     Trouble::Expired(status.message)
                 } else {
-                    let code = u16::try_from(status.code).ok().and_then(|code| StatusCode::from_u16(code).ok());
+                    let code =
+                        u16::try_from(status.code).ok().and_then(|code| StatusCode::from_u16(code).ok());
                     Trouble::Status(code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), status.message)
                 })
             }
@@ -368,7 +369,8 @@ impl Reflector {
 
     /// A watch that begins with the state. The end mark stays in the stream, as the first frame.
     async fn stream_initial(&mut self) -> Result<(Vec<Found>, ResourceVersion, Box<Stream>), Trouble> {
-        let query = "watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+        let query =
+            "watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
         let mut stream = match self.open(query).await {
             // Any refusal of the parameters: releases differ in code and words.
             Err(Trouble::Status(StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY, _)) => {
@@ -380,7 +382,9 @@ impl Reflector {
         loop {
             let frame = match timeout(INITIAL_SILENCE, stream.next_frame()).await {
                 Err(_) => return Err(Trouble::NoInitialEvents),
-                Ok(frame) => frame?.ok_or_else(|| Trouble::Broken("ended before the initial events".into()))?,
+                Ok(frame) => {
+                    frame?.ok_or_else(|| Trouble::Broken("ended before the initial events".into()))?
+                }
             };
             match frame.kind {
                 EventKind::Added => {
@@ -471,7 +475,11 @@ impl Reflector {
             Ok(Ok(body)) => {
                 let body = body.to_bytes();
                 let status = read_error(Encoding::Json, &body);
-                if status.message.is_empty() { String::from_utf8_lossy(&body).into_owned() } else { status.message }
+                if status.message.is_empty() {
+                    String::from_utf8_lossy(&body).into_owned()
+                } else {
+                    status.message
+                }
             }
             _ => String::new(),
         };

@@ -1,9 +1,7 @@
 //! What a client with a selector sees of the scope's events.
 use bytes::Bytes;
 
-use crate::kube::{
-    Attributes, EventKind, FieldSelector, FieldTable, LabelSelector, Malformed, TypeForm,
-};
+use crate::kube::{Attributes, EventKind, FieldSelector, FieldTable, LabelSelector, Malformed, TypeForm};
 use crate::store::{Event, Interest, Object};
 
 /// Namespace and selectors of a read. All must hold.

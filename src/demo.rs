@@ -1,0 +1,190 @@
+//! `watershed demo`: a simulated API server, the real proxy and many watching clients in one process, with a live picture
+//! of what the proxy saves and, at the end, proof that every client saw the truth.
+//!
+//! The demo knows neither the proxy's rooms nor its configuration: whoever calls [`run`] starts the proxy.
+mod check;
+mod client;
+mod connect;
+mod fleet;
+mod picture;
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::sim::churn::{Churn, Mix};
+use crate::sim::{Options, Population, Server};
+use fleet::Fleet;
+use picture::{Moment, Picture};
+
+/// How long the clients may take to see the last change.
+const CONVERGENCE: Duration = Duration::from_secs(20);
+
+/// Flags of `watershed demo`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Ends the demo after this time and checks every client's view; until Ctrl-C when absent
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
+    pub run_for: Option<Duration>,
+    /// Pods at the start
+    #[arg(long, value_name = "N", default_value_t = 2000)]
+    pub pods: usize,
+    /// Nodes the pods are spread over
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    pub nodes: usize,
+    /// Watching clients
+    #[arg(long, value_name = "N", default_value_t = 300)]
+    pub clients: usize,
+    /// Changes per second
+    #[arg(long, value_name = "EVENTS", default_value_t = 50.0)]
+    pub rate: f64,
+    /// Decides every random choice
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Puts no proxy between: what upstream has to do without it
+    #[arg(long)]
+    pub direct: bool,
+}
+
+/// What the proxy needs to know of the upstream it is put in front of.
+#[derive(Clone, Debug)]
+pub struct Upstream {
+    /// `https://…`
+    pub url: String,
+    /// The CA of its certificate.
+    pub ca_pem: String,
+    /// A token that may do everything.
+    pub token: String,
+    /// All of that as a kubeconfig.
+    pub kubeconfig_yaml: String,
+}
+
+/// What the demo needs to know of the running proxy.
+pub struct Front {
+    /// Where clients connect.
+    pub address: SocketAddr,
+    /// The CA of its certificate.
+    pub ca_pem: String,
+    /// Its status page, to look at while the demo runs.
+    pub admin_address: Option<SocketAddr>,
+    /// Stops it.
+    pub shutdown: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+/// Runs the demo; true when every client's view was equal to upstream's state at the end.
+pub async fn run<Start>(args: Args, start_proxy: Start) -> anyhow::Result<bool>
+where
+    Start: AsyncFnOnce(Upstream) -> anyhow::Result<Front>,
+{
+    let population = Population { configmaps: 0, secrets: 0, ..Population::cluster(args.pods, args.nodes) };
+    let server = Server::start(Options { seed: args.seed, population, ..Options::default() }).await?;
+    let front = if args.direct { direct(&server) } else { start_proxy(upstream(&server)).await? };
+    let mut picture = Picture::new();
+    picture::opening(&args, &server.url(), &front);
+
+    let started = Instant::now();
+    let fleet = Fleet::start(&args, population.namespaces, &front, server.admin_token())?;
+    let churn = Churn::start(Arc::clone(server.state()), args.rate, args.seed, Mix::default());
+    let moment = || Moment {
+        elapsed: started.elapsed(),
+        clients: fleet.totals(),
+        upstream: server.stats(),
+        version: server.state().version(),
+    };
+
+    let end = async {
+        match args.run_for {
+            Some(time) => tokio::time::sleep(time).await,
+            // An error means that no signal can be waited for: then only the process' end ends the demo.
+            None if tokio::signal::ctrl_c().await.is_err() => std::future::pending().await,
+            None => {}
+        }
+    };
+    let live = async {
+        let mut second = tokio::time::interval(Duration::from_secs(1));
+        second.tick().await;
+        loop {
+            second.tick().await;
+            picture.live(&moment());
+        }
+    };
+    tokio::select! {
+        () = end => {}
+        () = live => {}
+    }
+
+    let changes = churn.stop().await;
+    let state = server.state();
+    picture::waiting(state.version());
+    let differences = converge(&fleet, state).await;
+    picture::summary(&moment(), changes, &differences);
+    fleet.stop().await;
+    front.shutdown.await;
+    server.shutdown().await;
+    Ok(differences.is_empty())
+}
+
+/// Compares until every view is equal or time is up; what is left are the differences.
+async fn converge(fleet: &Fleet, state: &crate::sim::State) -> Vec<check::Difference> {
+    let deadline = Instant::now() + CONVERGENCE;
+    let truth = check::Truth::of(state);
+    loop {
+        let differences = truth.compare(fleet.views());
+        if differences.is_empty() || Instant::now() >= deadline {
+            return differences;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+fn upstream(server: &Server) -> Upstream {
+    Upstream {
+        url: server.url(),
+        ca_pem: server.ca_pem().to_owned(),
+        token: server.admin_token().to_owned(),
+        kubeconfig_yaml: server.kubeconfig_yaml(),
+    }
+}
+
+fn direct(server: &Server) -> Front {
+    Front {
+        address: server.address(),
+        ca_pem: server.ca_pem().to_owned(),
+        admin_address: None,
+        shutdown: Box::pin(std::future::ready(())),
+    }
+}
+
+/// `20s`, `1m30s`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let signed: jiff::SignedDuration = text.parse().map_err(|e: jiff::Error| e.to_string())?;
+    Duration::try_from(signed).map_err(|_| "a duration can't be negative".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn views_are_equal_without_a_proxy() {
+        let args = Args {
+            run_for: Some(Duration::from_secs(2)),
+            pods: 100,
+            nodes: 5,
+            clients: 30,
+            rate: 100.0,
+            seed: 3,
+            direct: true,
+        };
+        assert!(run(args, async |_| anyhow::bail!("not asked for")).await.unwrap());
+    }
+
+    #[test]
+    fn durations_are_read() {
+        assert_eq!(duration("1m30s"), Ok(Duration::from_secs(90)));
+        assert!(duration("-1s").is_err());
+    }
+}

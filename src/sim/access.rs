@@ -1,0 +1,288 @@
+//! Who asks, and whether they may.
+use std::collections::BTreeMap;
+
+use http::HeaderMap;
+use parking_lot::RwLock;
+
+use super::gojson;
+use super::status::Failure;
+
+/// Somebody with a token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// Name, for example `admin` or `system:serviceaccount:ns:name`.
+    pub name: String,
+    /// Groups; `system:authenticated` is added.
+    pub groups: Vec<String>,
+}
+
+/// A permission. Everything that no rule allows is refused; members of `system:masters` need none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// User or group name.
+    pub subject: String,
+    /// Verbs as RBAC has them; `*` is all.
+    pub verbs: Vec<String>,
+    /// Resources (`pods`, `deployments.apps`, `pods/log`) or, when they start with `/`, paths; `*` is all resources.
+    pub resources: Vec<String>,
+    /// Only this namespace; everywhere when absent.
+    pub namespace: Option<String>,
+    /// Only the object of this name; all when absent.
+    pub name: Option<String>,
+}
+
+/// What is asked for, in the authorizer's words.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Attributes {
+    pub(crate) verb: String,
+    pub(crate) group: String,
+    /// Empty for paths.
+    pub(crate) resource: String,
+    pub(crate) subresource: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) path: String,
+}
+
+/// Tokens, users and rules; may change while the server runs.
+#[derive(Debug)]
+pub struct Access {
+    tables: RwLock<(BTreeMap<String, User>, Vec<Rule>)>,
+}
+
+/// The token of the user `admin` in `system:masters`.
+pub(crate) const ADMIN_TOKEN: &str = "admin-token";
+/// The token of the user `viewer`, who may get, list and watch a few types.
+pub(crate) const VIEWER_TOKEN: &str = "viewer-token";
+
+// === impl Rule ===
+
+impl Rule {
+    /// Get, list and watch of the named resources, everywhere.
+    pub fn read(subject: &str, resources: &[&str]) -> Self {
+        Self::new(subject, &["get", "list", "watch"], resources)
+    }
+
+    /// Verbs on resources, everywhere.
+    pub fn new(subject: &str, verbs: &[&str], resources: &[&str]) -> Self {
+        let owned = |names: &[&str]| names.iter().map(|&n| n.to_owned()).collect();
+        Self {
+            subject: subject.to_owned(),
+            verbs: owned(verbs),
+            resources: owned(resources),
+            namespace: None,
+            name: None,
+        }
+    }
+
+    /// The same in one namespace only.
+    pub fn in_namespace(self, namespace: &str) -> Self {
+        Self { namespace: Some(namespace.to_owned()), ..self }
+    }
+
+    fn allows(&self, user: &User, asked: &Attributes) -> bool {
+        if self.subject != user.name && !user.groups.contains(&self.subject) {
+            return false;
+        }
+        let wanted = if asked.resource.is_empty() { asked.path.clone() } else { asked.qualified() };
+        self.verbs.iter().any(|v| v == "*" || *v == asked.verb)
+            && self.resources.iter().any(|r| match r.strip_suffix('*') {
+                Some("") => !asked.resource.is_empty(),
+                Some(prefix) => wanted.starts_with(prefix),
+                None => *r == wanted,
+            })
+            && self.namespace.as_ref().is_none_or(|n| *n == asked.namespace)
+            && self.name.as_ref().is_none_or(|n| *n == asked.name)
+    }
+}
+
+// === impl Attributes ===
+
+impl Attributes {
+    fn qualified(&self) -> String {
+        let mut out = self.resource.clone();
+        if !self.group.is_empty() {
+            out = format!("{out}.{}", self.group);
+        }
+        if !self.subresource.is_empty() {
+            out = format!("{out}/{}", self.subresource);
+        }
+        out
+    }
+
+    /// The 403 of upstream. Source: apiserver `pkg/endpoints/handlers/responsewriters/errors.go`.
+    pub(crate) fn forbidden(&self, user: &User) -> Failure {
+        let who = &user.name;
+        if self.resource.is_empty() {
+            let message = format!("forbidden: User {who:?} cannot {} path {:?}", self.verb, self.path);
+            return Failure::new(403, "Forbidden", message).details("{}");
+        }
+        let qualified = if self.group.is_empty() {
+            self.resource.clone()
+        } else {
+            format!("{}.{}", self.resource, self.group)
+        };
+        let sub = if self.subresource.is_empty() { String::new() } else { format!("/{}", self.subresource) };
+        let object = if self.name.is_empty() { qualified } else { format!("{qualified} {:?}", self.name) };
+        let scope = if self.namespace.is_empty() {
+            "at the cluster scope".to_owned()
+        } else {
+            format!("in the namespace {:?}", self.namespace)
+        };
+        let message = format!(
+            "{object} is forbidden: User {who:?} cannot {} resource \"{}{sub}\" in API group {:?} {scope}",
+            self.verb, self.resource, self.group
+        );
+        let mut details = String::new();
+        if !self.name.is_empty() {
+            details += &[r#""name":"#, &gojson::string(&self.name), ","].concat();
+        }
+        if !self.group.is_empty() {
+            details += &[r#""group":""#, &self.group, r#"","#].concat();
+        }
+        Failure::new(403, "Forbidden", message).details(format!(r#"{{{details}"kind":"{}"}}"#, self.resource))
+    }
+}
+
+// === impl Access ===
+
+impl Default for Access {
+    fn default() -> Self {
+        let user = |name: &str, groups: &[&str]| User {
+            name: name.to_owned(),
+            groups: groups.iter().map(|&g| g.to_owned()).collect(),
+        };
+        let users = BTreeMap::from([
+            (ADMIN_TOKEN.to_owned(), user("admin", &["system:masters"])),
+            (VIEWER_TOKEN.to_owned(), user("viewer", &["viewers"])),
+        ]);
+        let discovery = ["/api", "/api/*", "/apis", "/apis/*", "/version", "/healthz", "/livez", "/readyz"];
+        let rules = vec![
+            Rule::new("system:authenticated", &["get"], &discovery),
+            Rule::new("system:authenticated", &["create"], &["selfsubjectreviews.authentication.k8s.io"]),
+            Rule::new("system:unauthenticated", &["get"], &["/version", "/healthz", "/livez", "/readyz"]),
+            Rule::read(
+                "viewer",
+                &[
+                    "pods",
+                    "configmaps",
+                    "nodes",
+                    "namespaces",
+                    "services",
+                    "deployments.apps",
+                    "widgets.example.com",
+                ],
+            ),
+        ];
+        Self { tables: RwLock::new((users, rules)) }
+    }
+}
+
+impl Access {
+    /// Gives a token to a user.
+    pub fn add_user(&self, token: &str, name: &str, groups: &[&str]) {
+        let user = User { name: name.to_owned(), groups: groups.iter().map(|&g| g.to_owned()).collect() };
+        self.tables.write().0.insert(token.to_owned(), user);
+    }
+
+    /// Makes a token invalid.
+    pub fn revoke(&self, token: &str) {
+        self.tables.write().0.remove(token);
+    }
+
+    /// Adds a permission.
+    pub fn allow(&self, rule: Rule) {
+        self.tables.write().1.push(rule);
+    }
+
+    /// Takes every permission of a subject away.
+    pub fn deny_all(&self, subject: &str) {
+        self.tables.write().1.retain(|r| r.subject != subject);
+    }
+
+    /// The user of a token.
+    pub(crate) fn user(&self, token: &str) -> Option<User> {
+        let mut user = self.tables.read().0.get(token).cloned()?;
+        user.groups.push("system:authenticated".to_owned());
+        Some(user)
+    }
+
+    /// The user behind a request, impersonation included.
+    pub(crate) fn authenticate(&self, headers: &HeaderMap) -> Result<User, Failure> {
+        let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok());
+        let user = match text("authorization") {
+            None => User {
+                name: "system:anonymous".to_owned(),
+                groups: vec!["system:unauthenticated".to_owned()],
+            },
+            Some(value) => {
+                let token = value.split_once(' ').filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+                token.and_then(|(_, t)| self.user(t.trim())).ok_or_else(Failure::unauthorized)?
+            }
+        };
+        let Some(other) = text("impersonate-user") else { return Ok(user) };
+        let asked = Attributes {
+            verb: "impersonate".to_owned(),
+            resource: "users".to_owned(),
+            name: other.to_owned(),
+            ..Attributes::default()
+        };
+        if !self.allowed(&user, &asked) {
+            return Err(asked.forbidden(&user));
+        }
+        let groups = headers.get_all("impersonate-group").iter().filter_map(|v| v.to_str().ok());
+        let mut groups: Vec<_> = groups.map(str::to_owned).collect();
+        let class =
+            if other == "system:anonymous" { "system:unauthenticated" } else { "system:authenticated" };
+        if !groups.iter().any(|g| g == class) {
+            groups.push(class.to_owned());
+        }
+        Ok(User { name: other.to_owned(), groups })
+    }
+
+    /// The authorizer.
+    pub(crate) fn allowed(&self, user: &User, asked: &Attributes) -> bool {
+        user.groups.iter().any(|g| g == "system:masters")
+            || self.tables.read().1.iter().any(|rule| rule.allows(user, asked))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(verb: &str, resource: &str, namespace: &str) -> Attributes {
+        Attributes {
+            verb: verb.to_owned(),
+            resource: resource.to_owned(),
+            namespace: namespace.to_owned(),
+            ..Attributes::default()
+        }
+    }
+
+    #[test]
+    fn rules_decide() {
+        let access = Access::default();
+        let (admin, viewer) = (access.user(ADMIN_TOKEN).unwrap(), access.user(VIEWER_TOKEN).unwrap());
+        assert!(access.allowed(&admin, &asked("delete", "secrets", "n")));
+        assert!(access.allowed(&viewer, &asked("watch", "pods", "")));
+        assert!(!access.allowed(&viewer, &asked("watch", "secrets", "")));
+        assert!(!access.allowed(&viewer, &asked("delete", "pods", "n")));
+        access.deny_all("viewer");
+        access.allow(Rule::read("viewers", &["pods"]).in_namespace("n"));
+        assert!(access.allowed(&viewer, &asked("list", "pods", "n")));
+        assert!(!access.allowed(&viewer, &asked("list", "pods", "")));
+    }
+
+    #[test]
+    fn refuses_in_upstreams_words() {
+        let bob = User { name: "bob".to_owned(), groups: vec![] };
+        let text = asked("list", "pods", "").forbidden(&bob).status();
+        assert!(
+            text.contains(
+                r#"pods is forbidden: User \"bob\" cannot list resource \"pods\" in API group \"\" at the cluster scope"#
+            ),
+            "{text}"
+        );
+    }
+}

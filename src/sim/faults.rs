@@ -1,0 +1,194 @@
+//! What can be made to go wrong, from code or with `POST /sim/faults`.
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use super::status::Failure;
+
+/// How the server treats `sendInitialEvents`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum WatchList {
+    /// As kube-apiserver 1.34 and later.
+    #[default]
+    Served,
+    /// As a release without the feature gate: 422.
+    Refused,
+    /// As a server that doesn't know the parameter: an ordinary watch.
+    Ignored,
+}
+
+/// What a single watch frame is replaced by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum BrokenFrame {
+    /// Half of it, then the connection breaks.
+    Half,
+    /// A line that isn't JSON; the stream goes on.
+    Garbage,
+}
+
+/// Requests that are refused without being looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Refusal {
+    /// How many requests are left to refuse.
+    pub count: u32,
+    /// The status code, for example 429 or 500.
+    pub code: u16,
+    /// Seconds for `Retry-After`.
+    #[serde(default)]
+    pub retry_after: Option<u32>,
+    /// Only requests for this resource (`pods`, `deployments.apps`); all when absent.
+    #[serde(default)]
+    pub resource: Option<String>,
+    /// Only this verb (`LIST`, `WATCH`, `GET` …); all when absent.
+    #[serde(default)]
+    pub verb: Option<String>,
+}
+
+/// Everything that is switched on at the moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Active {
+    /// Treatment of `sendInitialEvents`.
+    pub watch_list: WatchList,
+    /// Watch events leave this much later than they happen.
+    pub delay_milliseconds: u64,
+    /// Watches stay open and send nothing, not even bookmarks.
+    pub silent: bool,
+    /// No bookmarks.
+    pub no_bookmarks: bool,
+    /// The next requests are refused.
+    pub refuse: Option<Refusal>,
+    /// After this many more frames, over all watches, one is broken.
+    pub break_frame: Option<(u64, BrokenFrame)>,
+}
+
+/// The switches. All of them may be moved while the server runs.
+#[derive(Debug)]
+pub struct Faults {
+    active: Mutex<Active>,
+    /// Grows when all watches are to break, and when they are to end cleanly.
+    cut: watch::Sender<Cut>,
+}
+
+/// How often watches and connections were cut so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cut {
+    pub(crate) broken: u64,
+    pub(crate) ended: u64,
+    pub(crate) connections: u64,
+}
+
+/// What to do with the next watch frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NextFrame {
+    Whole,
+    Broken(BrokenFrame),
+}
+
+// === impl Faults ===
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self { active: Mutex::default(), cut: watch::Sender::new(Cut::default()) }
+    }
+}
+
+impl Faults {
+    /// The switches as they stand.
+    pub fn active(&self) -> Active {
+        self.active.lock().clone()
+    }
+
+    /// Moves switches.
+    pub fn set(&self, change: impl FnOnce(&mut Active)) {
+        change(&mut self.active.lock());
+        // Watches that sleep under the old switches look again.
+        self.cut.send_modify(|_| {});
+    }
+
+    /// Breaks every open watch in mid-air: the stream is reset.
+    pub fn cut_watches(&self) {
+        self.cut.send_modify(|c| c.broken += 1);
+    }
+
+    /// Ends every open watch as at its timeout.
+    pub fn end_watches(&self) {
+        self.cut.send_modify(|c| c.ended += 1);
+    }
+
+    /// Closes every connection without a word.
+    pub fn cut_connections(&self) {
+        self.cut.send_modify(|c| c.connections += 1);
+    }
+
+    /// Refuses the next `count` requests with a code and an optional `Retry-After`.
+    pub fn refuse(&self, count: u32, code: u16, retry_after: Option<u32>) {
+        self.set(|a| a.refuse = Some(Refusal { count, code, retry_after, resource: None, verb: None }));
+    }
+
+    /// Breaks the n-th watch frame from now (1 is the next).
+    pub fn break_frame(&self, nth: u64, how: BrokenFrame) {
+        self.set(|a| a.break_frame = Some((nth.max(1), how)));
+    }
+
+    /// Delays watch events.
+    pub fn delay_events(&self, delay: Duration) {
+        self.set(|a| a.delay_milliseconds = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX));
+    }
+
+    /// Sets the treatment of `sendInitialEvents`.
+    pub fn watch_list(&self, how: WatchList) {
+        self.set(|a| a.watch_list = how);
+    }
+
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Cut> {
+        self.cut.subscribe()
+    }
+
+    pub(crate) fn next_frame(&self) -> NextFrame {
+        let mut active = self.active.lock();
+        let Some((left, how)) = active.break_frame.as_mut() else { return NextFrame::Whole };
+        *left -= 1;
+        if *left > 0 {
+            return NextFrame::Whole;
+        }
+        let how = *how;
+        active.break_frame = None;
+        NextFrame::Broken(how)
+    }
+
+    pub(crate) fn refusal(&self, verb: &str, resource: &str) -> Option<Failure> {
+        let mut active = self.active.lock();
+        let refuse = active.refuse.as_mut()?;
+        if refuse.verb.as_deref().is_some_and(|v| v != verb)
+            || refuse.resource.as_deref().is_some_and(|r| r != resource)
+        {
+            return None;
+        }
+        let failure = match refuse.code {
+            429 => Failure::new(429, "TooManyRequests", "storage is (re)initializing"),
+            503 => Failure::new(
+                503,
+                "ServiceUnavailable",
+                "the server is currently unable to handle the request",
+            ),
+            code => Failure::new(code, "InternalError", "Internal error occurred: simulated fault"),
+        };
+        let failure = match refuse.retry_after {
+            Some(seconds) => {
+                failure.retry_after(seconds).details(format!(r#"{{"retryAfterSeconds":{seconds}}}"#))
+            }
+            None => failure,
+        };
+        refuse.count = refuse.count.saturating_sub(1);
+        if refuse.count == 0 {
+            active.refuse = None;
+        }
+        Some(failure)
+    }
+}

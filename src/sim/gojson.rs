@@ -1,0 +1,94 @@
+//! JSON text as Go's encoder writes it: compact, `<`, `>`, `&` and the two line separators escaped, map keys sorted.
+//!
+//! serde's own output differs in exactly these points, and the proxy's promise is about bytes.
+use std::fmt::Write as _;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+/// A JSON string literal.
+pub(crate) fn string(text: &str) -> String {
+    escape_html(&Value::from(text).to_string())
+}
+
+/// Takes the whitespace between tokens out of a JSON text and escapes what Go escapes inside strings.
+pub(crate) fn compact(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let (mut inside, mut escaped) = (false, false);
+    for c in text.chars() {
+        if inside {
+            match c {
+                _ if escaped => escaped = false,
+                '\\' => escaped = true,
+                '"' => inside = false,
+                _ => {}
+            }
+        } else if c == '"' {
+            inside = true;
+        } else if c.is_ascii_whitespace() {
+            continue;
+        }
+        out.push(c);
+    }
+    escape_html(&out)
+}
+
+/// Prints a value with sorted keys at every level, as custom resources are stored.
+pub(crate) fn sorted(value: &Value) -> String {
+    // serde_json's map is a BTreeMap here (no `preserve_order`), so its output is sorted already.
+    escape_html(&value.to_string())
+}
+
+/// Escapes over a whole JSON text: outside of strings none of these characters can occur.
+fn escape_html(json: &str) -> String {
+    if !json.contains(['<', '>', '&', '\u{2028}', '\u{2029}']) {
+        return json.to_owned();
+    }
+    let mut out = String::with_capacity(json.len() + 16);
+    for c in json.chars() {
+        match c {
+            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
+                let _ = write!(out, "\\u{:04x}", c as u32);
+            }
+            _ => out.push(c),
+        }
+    }
+    out
+}
+
+/// A JSON object's members in the order of the text, values untouched.
+pub(crate) struct Members(pub(crate) Vec<(String, Box<RawValue>)>);
+
+impl<'de> Deserialize<'de> for Members {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct InOrder;
+        impl<'de> Visitor<'de> for InOrder {
+            type Value = Members;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
+                let mut members = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    members.push(entry);
+                }
+                Ok(Members(members))
+            }
+        }
+        deserializer.deserialize_map(InOrder)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_as_go_does() {
+        assert_eq!(string("a<b>&\"\u{2028}"), r#""a\u003cb\u003e\u0026\"\u2028""#);
+        assert_eq!(compact("{ \"a b\" : [ 1, \"x \\\" <\" ] }\n"), r#"{"a b":[1,"x \" \u003c"]}"#);
+    }
+}

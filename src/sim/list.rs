@@ -1,0 +1,294 @@
+//! GET and LIST: which state answers, and its bytes.
+use std::ops::Bound;
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use bytes::{Bytes, BytesMut};
+use serde::{Deserialize, Serialize};
+
+use super::http::Shared;
+use super::kinds::{Form, KINDS, Kind};
+use super::object::Object;
+use super::request::{Filter, Query, Shape};
+use super::state::{View, key};
+use super::status::Failure;
+
+/// A continue token, decoded. Source: apiserver `pkg/storage/continue.go`.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Token {
+    v: String,
+    rv: i64,
+    start: String,
+}
+
+/// Where a list's state comes from.
+enum Source {
+    /// The newest, after a consistent read.
+    Consistent,
+    /// Whatever the cache has.
+    Any,
+    /// The cache, once it has reached a version.
+    NotOlderThan(u64),
+    /// Exactly one version.
+    Exact(u64),
+}
+
+/// One object. Source of the rules: apiserver `pkg/storage/cacher/delegator.go`.
+pub(crate) async fn get(
+    shared: &Shared,
+    index: usize,
+    namespace: &str,
+    name: &str,
+    query: &Query,
+    shape: Shape,
+) -> Result<Bytes, Failure> {
+    let kind = &KINDS[index];
+    let wanted = query.version_number().map_err(|e| Failure::new(500, "", e))?;
+    if !shared.state.reached(wanted, shared.options.fresh_timeout).await {
+        return Err(Failure::too_large(wanted, shared.state.view(index).version));
+    }
+    let object =
+        shared.state.get(index, &key(kind, namespace, name)).ok_or_else(|| Failure::not_found(kind, name))?;
+    let body = match shape {
+        Shape::Full => object.bytes.clone(),
+        Shape::Partial => object.partial_at(object.version),
+    };
+    Ok([&body[..], b"\n"].concat().into())
+}
+
+/// A list, or a page of one.
+pub(crate) async fn list(
+    shared: &Shared,
+    index: usize,
+    filter: &Filter,
+    query: &Query,
+    shape: Shape,
+) -> Result<Bytes, Failure> {
+    let kind = &KINDS[index];
+    validate(query)?;
+    let prefix = if filter.namespace.is_empty() || !kind.namespaced {
+        String::new()
+    } else {
+        format!("{}/", filter.namespace)
+    };
+    let token = query.continue_token.as_deref().map(Token::decode).transpose()?;
+    let any_version = query.version.as_deref() == Some("0");
+    if token.is_some() && query.version.is_some() && !any_version {
+        return Err(Failure::bad_request("specifying resource version is not allowed when using continue"));
+    }
+    let (source, mut limit) = decide(query, token.as_ref(), filter.pins_name(kind))?;
+    if any_version {
+        // The watch cache serves the whole list, however small the page that was asked for.
+        limit = 0;
+    }
+    let view = view(shared, index, source, token.as_ref()).await?;
+    let start = token
+        .as_ref()
+        .map_or_else(|| prefix.clone(), |t| format!("{prefix}{}", t.start.trim_start_matches('/')));
+    Ok(page(kind, &view, filter, &prefix, &start, limit, shape))
+}
+
+/// Source: apimachinery `pkg/apis/meta/internalversion/validation/validation.go`.
+fn validate(query: &Query) -> Result<(), Failure> {
+    const MATCH: &str = "resourceVersionMatch";
+    const FORBIDDEN: &str = "FieldValueForbidden";
+    let mut errors = Vec::new();
+    let unsupported;
+    if let Some(version_match) = &query.version_match {
+        if query.version.is_none() {
+            errors.push((
+                MATCH,
+                FORBIDDEN,
+                "Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided",
+            ));
+        }
+        if query.continue_token.is_some() {
+            errors.push((
+                MATCH,
+                FORBIDDEN,
+                "Forbidden: resourceVersionMatch is forbidden when continue is provided",
+            ));
+        }
+        if !matches!(version_match.as_str(), "Exact" | "NotOlderThan") {
+            unsupported = format!(
+                r#"Unsupported value: {version_match:?}: supported values: "Exact", "NotOlderThan", """#
+            );
+            errors.push((MATCH, "FieldValueNotSupported", unsupported.as_str()));
+        }
+        if version_match == "Exact" && query.version.as_deref() == Some("0") {
+            let message = r#"Forbidden: resourceVersionMatch "exact" is forbidden for resourceVersion "0""#;
+            errors.push((MATCH, FORBIDDEN, message));
+        }
+    }
+    if query.initial_events.is_some() {
+        errors.push(("sendInitialEvents", FORBIDDEN, "Forbidden: sendInitialEvents is forbidden for list"));
+    }
+    if errors.is_empty() { Ok(()) } else { Err(Failure::invalid_options(&errors)) }
+}
+
+fn decide(query: &Query, token: Option<&Token>, pinned: bool) -> Result<(Source, usize), Failure> {
+    let limit = usize::try_from(query.limit).unwrap_or(0);
+    let version =
+        query.version_number().map_err(|e| Failure::bad_request(format!("invalid resource version: {e}")))?;
+    let source = match (token, query.version_match.as_deref()) {
+        (Some(token), _) => u64::try_from(token.rv).map_or(Source::Consistent, Source::Exact),
+        (None, _) if query.version.is_none() => Source::Consistent,
+        (None, _) if version == 0 => Source::Any,
+        (None, Some("Exact")) => Source::Exact(version),
+        // A limit without a match means exactly that version, from before matches existed.
+        (None, None) if limit > 0 && !pinned => Source::Exact(version),
+        (None, _) => Source::NotOlderThan(version),
+    };
+    Ok((source, limit))
+}
+
+async fn view(shared: &Shared, index: usize, source: Source, token: Option<&Token>) -> Result<View, Failure> {
+    let state = &shared.state;
+    let reach = async |version| {
+        if state.reached(version, shared.options.fresh_timeout).await {
+            Ok(())
+        } else {
+            Err(Failure::too_large(version, state.view(index).version))
+        }
+    };
+    match source {
+        Source::Consistent => Ok(state.fresh_view(index)),
+        Source::Any => Ok(state.view(index)),
+        Source::NotOlderThan(version) => {
+            reach(version).await?;
+            let view = state.view(index);
+            Ok(if view.version < version { state.fresh_view(index) } else { view })
+        }
+        Source::Exact(version) => {
+            reach(version).await?;
+            state.exact_view(index, version).ok_or_else(|| match token {
+                None => Failure::expired_list(),
+                Some(token) => Failure::expired_token(
+                    Token { v: token.v.clone(), rv: -1, start: token.start.clone() }.encode(),
+                ),
+            })
+        }
+    }
+}
+
+/// The items from `start` on, inside `prefix`, in storage order.
+fn page(
+    kind: &Kind,
+    view: &View,
+    filter: &Filter,
+    prefix: &str,
+    start: &str,
+    limit: usize,
+    shape: Shape,
+) -> Bytes {
+    let range = (Bound::Included(start), Bound::Unbounded);
+    let mut rest = view
+        .objects
+        .range::<(Bound<&str>, Bound<&str>), str>(range)
+        .take_while(|(k, _)| k.starts_with(prefix));
+    let mut items: Vec<&Arc<Object>> = Vec::new();
+    let mut last = None;
+    while limit == 0 || items.len() < limit {
+        let Some((key, object)) = rest.next() else { break };
+        last = Some(key);
+        if filter.matches(object) {
+            items.push(object);
+        }
+    }
+    let remaining = rest.count();
+    let mut metadata = ListMetadata { version: view.version, token: None, remaining: None };
+    if remaining > 0 {
+        let last = last.map_or(start, |k| k);
+        // A slash in front: what the watch cache writes. etcd's own tokens have none.
+        let start = format!("/{}\0", &last[prefix.len()..]);
+        let version = i64::try_from(view.version).unwrap_or(-1);
+        metadata.token = Some(Token { v: "meta.k8s.io/v1".to_owned(), rv: version, start }.encode());
+        metadata.remaining = (!filter.has_selectors()).then_some(remaining);
+    }
+    write(kind, &items, &metadata, shape)
+}
+
+struct ListMetadata {
+    version: u64,
+    token: Option<String>,
+    remaining: Option<usize>,
+}
+
+fn write(kind: &Kind, items: &[&Arc<Object>], metadata: &ListMetadata, shape: Shape) -> Bytes {
+    let ListMetadata { version, token, remaining } = metadata;
+    let remaining = remaining.map_or(String::new(), |n| format!(r#","remainingItemCount":{n}"#));
+    let custom = kind.form == Form::Custom && shape == Shape::Full;
+    let (list_kind, api_version) = match shape {
+        Shape::Full => (format!("{}List", kind.kind), kind.api_version()),
+        Shape::Partial => ("PartialObjectMetadataList".to_owned(), "meta.k8s.io/v1".to_owned()),
+    };
+    let (head, tail) = if custom {
+        // Sorted keys, and an empty `continue` on the last page.
+        let token = token.as_deref().unwrap_or_default();
+        (
+            format!(r#"{{"apiVersion":"{api_version}","items":"#),
+            format!(
+                r#","kind":"{list_kind}","metadata":{{"continue":"{token}"{remaining},"resourceVersion":"{version}"}}}}"#
+            ),
+        )
+    } else {
+        let token = token.as_ref().map_or(String::new(), |t| format!(r#","continue":"{t}""#));
+        (
+            format!(
+                r#"{{"kind":"{list_kind}","apiVersion":"{api_version}","metadata":{{"resourceVersion":"{version}"{token}{remaining}}},"items":"#
+            ),
+            "}".to_owned(),
+        )
+    };
+    let size: usize = items.iter().map(|o| o.bytes.len() + 1).sum();
+    let mut out = BytesMut::with_capacity(head.len() + size + tail.len() + 8);
+    out.extend_from_slice(head.as_bytes());
+    if items.is_empty() && shape == Shape::Partial {
+        out.extend_from_slice(b"null");
+    } else {
+        out.extend_from_slice(b"[");
+        for (i, object) in items.iter().enumerate() {
+            if i > 0 {
+                out.extend_from_slice(b",");
+            }
+            match shape {
+                Shape::Full => out.extend_from_slice(&object.item()),
+                Shape::Partial => out.extend_from_slice(&object.partial_at(object.version)),
+            }
+        }
+        out.extend_from_slice(b"]");
+    }
+    out.extend_from_slice(tail.as_bytes());
+    out.extend_from_slice(b"\n");
+    out.freeze()
+}
+
+// === impl Token ===
+
+impl Token {
+    fn encode(&self) -> String {
+        URL_SAFE_NO_PAD.encode(serde_json::to_vec(self).unwrap_or_default())
+    }
+
+    fn decode(text: &str) -> Result<Self, Failure> {
+        let bad = |why: &str| {
+            Failure::bad_request(format!("invalid continue token: continue key is not valid: {why}"))
+        };
+        let json = URL_SAFE_NO_PAD.decode(text).map_err(|_| bad("illegal base64 data at input byte 0"))?;
+        let token: Self = serde_json::from_slice(&json).map_err(|e| bad(&e.to_string()))?;
+        if token.v != "meta.k8s.io/v1" {
+            return Err(bad(&format!("server does not recognize this encoded version {}", token.v)));
+        }
+        if token.rv == 0 {
+            return Err(bad("incorrect encoded start resourceVersion (version meta.k8s.io/v1)"));
+        }
+        if token.start.is_empty() {
+            return Err(bad("encoded start key empty (version meta.k8s.io/v1)"));
+        }
+        if token.start.split('/').any(|part| part == "..") {
+            return Err(bad(&token.start));
+        }
+        Ok(token)
+    }
+}

@@ -1,0 +1,202 @@
+//! The running server: a TLS listener and the handle that owns it.
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use base64::Engine as _;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::debug;
+
+use super::access::{ADMIN_TOKEN, Access, VIEWER_TOKEN};
+use super::faults::Faults;
+use super::fixtures;
+use super::http::Shared;
+use super::options::Options;
+use super::state::State;
+use super::stats::Counts;
+use super::tls::Identity;
+
+/// A running simulated API server. Dropping it stops it.
+#[derive(Debug)]
+pub struct Server {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    ca_pem: String,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+// === impl Server ===
+
+impl Server {
+    /// Populates the state, binds the address and answers from then on.
+    pub async fn start(options: Options) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind(options.listen)
+            .await
+            .with_context(|| format!("the simulated API server can't listen on {}", options.listen))?;
+        let address = listener.local_addr()?;
+        let identity = Identity::make(address.ip())?;
+        let population = options.population;
+        let seed = options.seed;
+        let shared = Arc::new(Shared::new(options));
+        fixtures::populate(&shared.state, population, seed);
+        // What was there at the start is what a fresh list would bring: no history before it.
+        shared.state.forget_history();
+
+        let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+        tasks.spawn(progress(Arc::clone(&shared.state), shared.options.progress_every, stop.clone()));
+        let acceptor = TlsAcceptor::from(identity.config);
+        tasks.spawn(accept(listener, acceptor, Arc::clone(&shared), stop.clone(), tasks.clone()));
+        Ok(Self { shared, address, ca_pem: identity.ca_pem, stop, tasks })
+    }
+
+    /// `https://127.0.0.1:PORT`.
+    pub fn url(&self) -> String {
+        format!("https://{}", self.address)
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The CA its certificate is verified with.
+    pub fn ca_pem(&self) -> &str {
+        &self.ca_pem
+    }
+
+    /// The bearer token of a member of `system:masters`.
+    pub fn admin_token(&self) -> &'static str {
+        ADMIN_TOKEN
+    }
+
+    /// The bearer token of `viewer`, who may read pods and a few more types, but no secrets.
+    pub fn viewer_token(&self) -> &'static str {
+        VIEWER_TOKEN
+    }
+
+    /// A kubeconfig for the admin.
+    pub fn kubeconfig_yaml(&self) -> String {
+        let ca = base64::engine::general_purpose::STANDARD.encode(&self.ca_pem);
+        let (url, token) = (self.url(), self.admin_token());
+        format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: simulated\nclusters:\n- name: simulated\n  cluster:\n    \
+             server: {url}\n    certificate-authority-data: {ca}\nusers:\n- name: admin\n  user:\n    token: {token}\n\
+             contexts:\n- name: simulated\n  context:\n    cluster: simulated\n    user: admin\n"
+        )
+    }
+
+    /// The objects: read and write them past HTTP.
+    pub fn state(&self) -> &Arc<State> {
+        &self.shared.state
+    }
+
+    /// Tokens and permissions.
+    pub fn access(&self) -> &Access {
+        &self.shared.access
+    }
+
+    /// The faults that can be switched on.
+    pub fn faults(&self) -> &Faults {
+        &self.shared.faults
+    }
+
+    /// What it was asked and what it sent so far.
+    pub fn stats(&self) -> Counts {
+        self.shared.stats.counts()
+    }
+
+    /// What clients see of a restart: all connections break, and no watch can be resumed from below the present global
+    /// version. The objects stay, as etcd's would.
+    pub fn restart(&self) {
+        self.shared.state.forget_history();
+        self.shared.faults.cut_connections();
+    }
+
+    /// Closes all connections and waits until everything has ended.
+    pub async fn shutdown(self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+async fn progress(state: Arc<State>, every: Duration, stop: CancellationToken) {
+    let ticks = async {
+        loop {
+            tokio::time::sleep(every).await;
+            state.notify_progress();
+        }
+    };
+    stop.run_until_cancelled(ticks).await;
+}
+
+async fn accept(
+    listener: TcpListener,
+    acceptor: TlsAcceptor,
+    shared: Arc<Shared>,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+) {
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stop.cancelled() => return,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                shared.stats.connection();
+                let connection = connection(stream, acceptor.clone(), Arc::clone(&shared));
+                let stop = stop.clone();
+                tasks.spawn(async move { stop.run_until_cancelled(connection).await });
+            }
+            // Out of file descriptors, most likely: a pause lets connections go.
+            Err(error) => {
+                debug!(%error, "accept failed");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, acceptor: TlsAcceptor, shared: Arc<Shared>) {
+    let mut cut = shared.faults.subscribe();
+    let cuts = cut.borrow_and_update().connections;
+    let cut_off = async move { cut.wait_for(|c| c.connections != cuts).await.map(drop) };
+    let serve = async {
+        stream.set_nodelay(true)?;
+        let stream = acceptor.accept(stream).await?;
+        let streams = shared.options.max_streams;
+        let service = service_fn(|request| {
+            let shared = Arc::clone(&shared);
+            async move { Ok::<_, Infallible>(shared.answer(request).await) }
+        });
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        builder.http1().timer(TokioTimer::new());
+        builder.http2().timer(TokioTimer::new()).max_concurrent_streams(streams);
+        let served = builder.serve_connection(TokioIo::new(stream), service).await;
+        served.map_err(std::io::Error::other)
+    };
+    tokio::select! {
+        served = serve => {
+            if let Err(error) = served {
+                debug!(%error, "connection ended");
+            }
+        }
+        _ = cut_off => {}
+    }
+}

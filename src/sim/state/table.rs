@@ -1,0 +1,98 @@
+//! One type's present and recent past.
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use imbl::OrdMap;
+use tokio::time::Instant;
+
+use crate::sim::object::Object;
+
+/// All objects of a type at one version. Cloning shares the tree.
+pub(crate) type Objects = OrdMap<Arc<str>, Arc<Object>>;
+
+/// A write, as the watchers of a type see it.
+#[derive(Debug)]
+pub(crate) struct Event {
+    pub(crate) version: u64,
+    /// The object before; `None` for a creation.
+    pub(crate) before: Option<Arc<Object>>,
+    /// The object after; `None` for a deletion.
+    pub(crate) after: Option<Arc<Object>>,
+    /// All objects after the write: serves `resourceVersionMatch=Exact` and continued lists.
+    pub(crate) objects: Objects,
+    /// When it happened, for the fault that delays events.
+    pub(crate) at: Instant,
+}
+
+/// A type's objects at one version.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    pub(crate) version: u64,
+    pub(crate) objects: Objects,
+}
+
+/// One type's present and recent past.
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) objects: Objects,
+    /// The newest version the "cache" of this type has heard of.
+    pub(super) cache_version: u64,
+    /// The oldest version a watch may start from.
+    pub(super) floor: u64,
+    /// The state before the first event of `events`, and the version it is from.
+    pub(super) base: (u64, Objects),
+    pub(super) events: VecDeque<Arc<Event>>,
+    /// False while the type's CRD is gone.
+    pub(super) served: bool,
+}
+
+// === impl Table ===
+
+impl Table {
+    /// A type without objects, at the version a server starts with.
+    pub(super) fn empty(version: u64) -> Self {
+        Self {
+            objects: OrdMap::new(),
+            cache_version: version,
+            floor: version,
+            base: (version, OrdMap::new()),
+            events: VecDeque::new(),
+            served: true,
+        }
+    }
+
+    /// The newest state.
+    pub(super) fn view(&self) -> View {
+        View { version: self.cache_version, objects: self.objects.clone() }
+    }
+
+    /// Takes an event in and lets the oldest go.
+    pub(super) fn push(&mut self, event: Arc<Event>, history: usize) {
+        self.cache_version = event.version;
+        self.events.push_back(event);
+        while self.events.len() > history {
+            if let Some(gone) = self.events.pop_front() {
+                self.base = (gone.version, gone.objects.clone());
+            }
+            // Upstream's rule once its ring is full: one below the first event it still has.
+            self.floor = self.events.front().map_or(self.cache_version, |e| e.version - 1);
+        }
+    }
+
+    /// Lets all events go.
+    pub(super) fn forget(&mut self, version: u64) {
+        self.events.clear();
+        self.base = (version, self.objects.clone());
+        self.floor = version;
+    }
+
+    /// The state at a version, if the events reach back so far.
+    pub(super) fn exact(&self, version: u64) -> Option<View> {
+        let after = self.events.partition_point(|e| e.version <= version);
+        match after.checked_sub(1).and_then(|last| self.events.get(last)) {
+            Some(event) => Some(View { version, objects: event.objects.clone() }),
+            None if version >= self.base.0 => Some(View { version, objects: self.base.1.clone() }),
+            None => None,
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! What the server was asked for and what it sent: the numbers the proxy is judged by.
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use parking_lot::Mutex;
+
+/// The counters at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Requests by verb (`GET`, `LIST`, `WATCH`, `POST` …), resource (`pods`, `deployments.apps`, empty for paths) and
+    /// status code. A watch counts when it starts.
+    pub requests: BTreeMap<(String, String, u16), u64>,
+    /// Watches open now, by resource.
+    pub open_watches: BTreeMap<String, u64>,
+    /// Watch events sent, bookmarks and initial ones included, by resource.
+    pub watch_events: BTreeMap<String, u64>,
+    /// Body bytes sent, by verb and resource.
+    pub bytes: BTreeMap<(String, String), u64>,
+    /// Connections accepted.
+    pub connections: u64,
+}
+
+/// The live counters.
+#[derive(Debug, Default)]
+pub(crate) struct Stats(Mutex<Counts>);
+
+// === impl Counts ===
+
+impl Counts {
+    /// Requests of a verb over all resources and codes.
+    pub fn requests_of(&self, verb: &str) -> u64 {
+        self.requests.iter().filter(|((v, _, _), _)| v == verb).map(|(_, n)| n).sum()
+    }
+
+    /// Requests of a verb on one resource, over all codes.
+    pub fn requests_on(&self, verb: &str, resource: &str) -> u64 {
+        self.requests.iter().filter(|((v, r, _), _)| v == verb && r == resource).map(|(_, n)| n).sum()
+    }
+
+    /// Body bytes sent in all.
+    pub fn total_bytes(&self) -> u64 {
+        self.bytes.values().sum()
+    }
+
+    /// Watch events sent in all.
+    pub fn total_events(&self) -> u64 {
+        self.watch_events.values().sum()
+    }
+
+    /// Watches open now.
+    pub fn total_open_watches(&self) -> u64 {
+        self.open_watches.values().sum()
+    }
+
+    /// Prometheus' text form, with kube-apiserver's names where it has them.
+    pub fn prometheus(&self) -> String {
+        let mut out = String::new();
+        let mut family = |name: &str, kind: &str, help: &str, lines: Vec<(String, u64)>| {
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+            for (labels, value) in lines {
+                let _ = writeln!(out, "{name}{labels} {value}");
+            }
+        };
+        let requests = self.requests.iter().map(|((verb, resource, code), n)| {
+            let (resource, group) = split(resource);
+            (format!(r#"{{code="{code}",group="{group}",resource="{resource}",verb="{verb}"}}"#), *n)
+        });
+        family(
+            "apiserver_request_total",
+            "counter",
+            "Requests by verb, resource and code.",
+            requests.collect(),
+        );
+        let watches = self.open_watches.iter().map(|(resource, n)| {
+            let (resource, group) = split(resource);
+            (format!(r#"{{group="{group}",resource="{resource}",verb="WATCH"}}"#), *n)
+        });
+        family("apiserver_longrunning_requests", "gauge", "Watches open now.", watches.collect());
+        let events = self.watch_events.iter().map(|(resource, n)| {
+            let (resource, group) = split(resource);
+            (format!(r#"{{group="{group}",resource="{resource}"}}"#), *n)
+        });
+        family("apiserver_watch_events_total", "counter", "Watch events sent.", events.collect());
+        let bytes = self.bytes.iter().map(|((verb, resource), n)| {
+            let (resource, group) = split(resource);
+            (format!(r#"{{group="{group}",resource="{resource}",verb="{verb}"}}"#), *n)
+        });
+        family("apiserver_response_bytes_total", "counter", "Body bytes sent.", bytes.collect());
+        let connections = vec![(String::new(), self.connections)];
+        family("apiserver_connections_total", "counter", "Connections accepted.", connections);
+        out
+    }
+}
+
+fn split(resource: &str) -> (&str, &str) {
+    resource.split_once('.').unwrap_or((resource, ""))
+}
+
+// === impl Stats ===
+
+impl Stats {
+    pub(crate) fn counts(&self) -> Counts {
+        self.0.lock().clone()
+    }
+
+    pub(crate) fn request(&self, verb: &str, resource: &str, code: u16) {
+        *self.0.lock().requests.entry((verb.to_owned(), resource.to_owned(), code)).or_default() += 1;
+    }
+
+    pub(crate) fn sent(&self, verb: &str, resource: &str, bytes: u64) {
+        *self.0.lock().bytes.entry((verb.to_owned(), resource.to_owned())).or_default() += bytes;
+    }
+
+    pub(crate) fn watch_opened(&self, resource: &str) {
+        *self.0.lock().open_watches.entry(resource.to_owned()).or_default() += 1;
+    }
+
+    pub(crate) fn watch_closed(&self, resource: &str) {
+        let mut counts = self.0.lock();
+        let open = counts.open_watches.entry(resource.to_owned()).or_default();
+        *open = open.saturating_sub(1);
+    }
+
+    pub(crate) fn events(&self, resource: &str, events: u64, bytes: u64) {
+        let mut counts = self.0.lock();
+        *counts.watch_events.entry(resource.to_owned()).or_default() += events;
+        *counts.bytes.entry(("WATCH".to_owned(), resource.to_owned())).or_default() += bytes;
+    }
+
+    pub(crate) fn connection(&self) {
+        self.0.lock().connections += 1;
+    }
+}

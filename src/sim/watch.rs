@@ -1,0 +1,383 @@
+//! WATCH: from which state a stream starts, and the stream.
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures_util::stream;
+use http_body_util::StreamBody;
+use hyper::body::Frame;
+use tokio::time::Instant;
+
+use super::faults::{BrokenFrame, Cut, NextFrame, WatchList};
+use super::http::{Body, BodyError, Shared};
+use super::kinds::{Form, KINDS, Kind};
+use super::object::Object;
+use super::request::{Filter, Query, Shape};
+use super::state::{Event, Recent};
+use super::status::Failure;
+
+/// A chunk of initial events grows to about this size before it is handed to the connection.
+const CHUNK: usize = 64 * 1024;
+/// The last bookmarks come this long before the deadline. Source: apiserver `pkg/storage/cacher/cache_watcher.go`.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// A broken frame gets this long to leave before the stream is reset, or the reset would overtake it.
+const BREAK_PAUSE: Duration = Duration::from_millis(20);
+
+/// One client's watch.
+struct Watch {
+    shared: Arc<Shared>,
+    index: usize,
+    filter: Filter,
+    shape: Shape,
+    /// All events up to here were looked at.
+    cursor: u64,
+    /// Where the stream began: a bookmark says something only beyond it.
+    start: u64,
+    /// Objects still to be sent as ADDED.
+    initial: VecDeque<Arc<Object>>,
+    /// Version of the end mark still to be sent after `initial`.
+    end_mark: Option<u64>,
+    bookmarks: bool,
+    next_bookmark: Instant,
+    deadline: Instant,
+    wake: tokio::sync::watch::Receiver<u64>,
+    cut: tokio::sync::watch::Receiver<Cut>,
+    cut_before: Cut,
+    /// Why the next poll ends the stream.
+    ending: Option<Ending>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    Clean,
+    Broken,
+}
+
+/// A start, decided.
+struct Start {
+    cursor: u64,
+    initial: VecDeque<Arc<Object>>,
+    end_mark: Option<u64>,
+}
+
+/// Starts a watch. What `Err` carries is an HTTP status; later errors travel inside the stream.
+pub(crate) async fn watch(
+    shared: Arc<Shared>,
+    index: usize,
+    filter: Filter,
+    query: &Query,
+    shape: Shape,
+) -> Result<Body, Failure> {
+    let mode = shared.faults.active().watch_list;
+    let initial_events = validate(query, mode)?;
+    let version = query.version_number().map_err(|e| Failure::new(500, "", e))?;
+    let timeout = match query.timeout_seconds {
+        Some(seconds) if seconds < 0 => Err(Failure::new(500, "InternalError", "context deadline exceeded")),
+        None | Some(0) => Ok(shared.options.min_request_timeout.mul_f64(1.0 + fastrand::f64())),
+        Some(seconds) => Ok(Duration::from_secs(seconds.unsigned_abs())),
+    };
+    let wake = shared.state.subscribe(index);
+    let cut = shared.faults.subscribe();
+    let start = match &timeout {
+        Ok(_) => start(&shared, index, &filter, query, version, initial_events).await,
+        Err(failure) => Err(failure.clone()),
+    };
+    let resource = KINDS[index].qualified();
+    let start = match start {
+        Ok(start) => start,
+        Err(failure) => {
+            let line = error_line(&failure);
+            shared.stats.events(&resource, 1, line.len() as u64);
+            return Ok(super::http::full(line));
+        }
+    };
+    shared.stats.watch_opened(&resource);
+    let now = Instant::now();
+    let cut_before = *cut.borrow();
+    // A deadline too far to be represented is as good as a year.
+    let deadline = now + timeout.unwrap_or_default().min(Duration::from_hours(365 * 24));
+    let mut watch = Watch {
+        index,
+        filter,
+        shape,
+        cursor: start.cursor,
+        start: start.cursor,
+        initial: start.initial,
+        end_mark: start.end_mark.filter(|_| query.bookmarks),
+        bookmarks: query.bookmarks,
+        // A watch too short for a farewell has no bookmarks at all.
+        next_bookmark: deadline,
+        deadline,
+        wake,
+        cut,
+        cut_before,
+        ending: None,
+        shared,
+    };
+    if deadline - now > FAREWELL {
+        watch.schedule_bookmark(now);
+    }
+    let body = stream::unfold(watch, |mut watch| async move {
+        let next = watch.next().await?;
+        Some((next.map(Frame::data), watch))
+    });
+    Ok(http_body_util::BodyExt::boxed_unsync(StreamBody::new(body)))
+}
+
+/// Whether the state comes first as ADDED events, and whether with an end mark: `None` is a plain watch, or the old
+/// form when the version is unset or 0. Source: apimachinery `internalversion/{defaults,validation/validation}.go`.
+fn validate(query: &Query, mode: WatchList) -> Result<Option<bool>, Failure> {
+    const MATCH: &str = "resourceVersionMatch";
+    const FORBIDDEN: &str = "FieldValueForbidden";
+    if mode == WatchList::Ignored {
+        return Ok(None);
+    }
+    let unset = query.version.as_deref().is_none_or(|v| v == "0");
+    let defaulted =
+        unset && query.initial_events.is_none() && query.version_match.is_none() && mode == WatchList::Served;
+    let initial = if defaulted { Some(true) } else { query.initial_events };
+    let version_match = if defaulted { Some("NotOlderThan") } else { query.version_match.as_deref() };
+    let mut errors = Vec::new();
+    let unsupported;
+    if initial.is_some() {
+        if version_match != Some("NotOlderThan") {
+            let message =
+                "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
+            errors.push((MATCH, FORBIDDEN, message));
+        }
+        if mode == WatchList::Refused {
+            let message = "Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled";
+            errors.push(("sendInitialEvents", FORBIDDEN, message));
+        }
+    } else if version_match.is_some() {
+        let message =
+            "Forbidden: resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
+        errors.push((MATCH, FORBIDDEN, message));
+    }
+    if let Some(other) = version_match.filter(|m| *m != "NotOlderThan") {
+        unsupported = format!(r#"Unsupported value: {other:?}: supported values: "NotOlderThan""#);
+        errors.push((MATCH, "FieldValueNotSupported", unsupported.as_str()));
+    }
+    if version_match.is_some() && query.continue_token.is_some() {
+        errors.push((
+            MATCH,
+            FORBIDDEN,
+            "Forbidden: resourceVersionMatch is forbidden when continue is provided",
+        ));
+    }
+    if errors.is_empty() { Ok(initial) } else { Err(Failure::invalid_options(&errors)) }
+}
+
+async fn start(
+    shared: &Shared,
+    index: usize,
+    filter: &Filter,
+    query: &Query,
+    version: u64,
+    initial_events: Option<bool>,
+) -> Result<Start, Failure> {
+    let state = &shared.state;
+    let plain = |cursor| Start { cursor, initial: VecDeque::new(), end_mark: None };
+    if version > 0 && initial_events != Some(true) {
+        return match state.recent(index, version) {
+            Recent::TooOld(oldest) => Err(Failure::expired_watch(version, oldest)),
+            // A version that doesn't exist yet is accepted: the stream is silent up to it.
+            Recent::Events(..) | Recent::Gone => Ok(plain(version)),
+        };
+    }
+    if !state.reached(version, shared.options.fresh_timeout).await {
+        return Err(Failure::too_large(version, state.view(index).version));
+    }
+    let view = state.view(index);
+    let view = if query.version.is_none() || view.version < version { state.fresh_view(index) } else { view };
+    if initial_events == Some(false) {
+        return Ok(plain(view.version));
+    }
+    let initial = view.objects.values().filter(|o| filter.matches(o)).cloned().collect();
+    Ok(Start { cursor: view.version, initial, end_mark: initial_events.map(|_| view.version) })
+}
+
+// === impl Watch ===
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.shared.stats.watch_closed(&KINDS[self.index].qualified());
+    }
+}
+
+impl Watch {
+    /// The next bytes; `None` ends the stream cleanly, an error resets it.
+    async fn next(&mut self) -> Option<Result<Bytes, BodyError>> {
+        loop {
+            match self.ending {
+                Some(Ending::Clean) => return None,
+                Some(Ending::Broken) => {
+                    tokio::time::sleep(BREAK_PAUSE).await;
+                    return Some(Err(BodyError));
+                }
+                None => {}
+            }
+            let cut = *self.cut.borrow_and_update();
+            if cut.broken != self.cut_before.broken {
+                return Some(Err(BodyError));
+            }
+            let now = Instant::now();
+            if cut.ended != self.cut_before.ended || now >= self.deadline {
+                return None;
+            }
+            let faults = self.shared.faults.active();
+            if faults.silent {
+                let _ = tokio::time::timeout_at(self.deadline, self.cut.changed()).await;
+                continue;
+            }
+            let mut out = Chunk::default();
+            let held = self.fill(&mut out, Duration::from_millis(faults.delay_milliseconds));
+            if self.bookmarks && now >= self.next_bookmark {
+                if self.cursor > self.start && !faults.no_bookmarks {
+                    let line = bookmark_line(&KINDS[self.index], self.shape, self.cursor, false);
+                    self.push(&mut out, &line);
+                }
+                self.schedule_bookmark(now);
+            }
+            if !out.bytes.is_empty() {
+                let resource = KINDS[self.index].qualified();
+                self.shared.stats.events(&resource, out.events, out.bytes.len() as u64);
+                return Some(Ok(out.bytes.freeze()));
+            }
+            if self.ending.is_some() {
+                continue;
+            }
+            let until = [Some(self.deadline), held, self.bookmarks.then_some(self.next_bookmark)];
+            let until = until.into_iter().flatten().min().unwrap_or(self.deadline);
+            tokio::select! {
+                changed = self.wake.changed(), if held.is_none() => {
+                    if changed.is_err() {
+                        return None;
+                    }
+                }
+                _ = self.cut.changed() => {}
+                () = tokio::time::sleep_until(until) => {}
+            }
+        }
+    }
+
+    /// Writes what is there to be sent. Returns when the first event that is held back may leave.
+    fn fill(&mut self, out: &mut Chunk, delay: Duration) -> Option<Instant> {
+        while let Some(object) = self.initial.pop_front() {
+            let line = event_line("ADDED", &object, object.version, self.shape);
+            self.push(out, &line);
+            if out.bytes.len() >= CHUNK || self.ending.is_some() {
+                return None;
+            }
+        }
+        if let Some(version) = self.end_mark.take() {
+            let line = bookmark_line(&KINDS[self.index], self.shape, version, true);
+            self.push(out, &line);
+        }
+        self.wake.mark_unchanged();
+        let (events, cache_version) = match self.shared.state.recent(self.index, self.cursor) {
+            Recent::Events(events, cache_version) => (events, cache_version),
+            // Overtaken by the history, or the type is gone: upstream ends such watches without a word.
+            Recent::TooOld(_) | Recent::Gone => {
+                self.ending = Some(Ending::Clean);
+                return None;
+            }
+        };
+        let now = Instant::now();
+        for event in events {
+            if event.at + delay > now {
+                return Some(event.at + delay);
+            }
+            self.cursor = event.version;
+            if let Some((change, object)) = transition(&event, &self.filter) {
+                let line = event_line(change, object, event.version, self.shape);
+                self.push(out, &line);
+                if self.ending.is_some() {
+                    return None;
+                }
+            }
+        }
+        self.cursor = self.cursor.max(cache_version);
+        None
+    }
+
+    fn push(&mut self, out: &mut Chunk, line: &[u8]) {
+        out.events += 1;
+        match self.shared.faults.next_frame() {
+            NextFrame::Whole => out.bytes.extend_from_slice(line),
+            NextFrame::Broken(BrokenFrame::Garbage) => {
+                out.bytes.extend_from_slice(b"{\"type\":\"ADD\x00garbage\n");
+            }
+            NextFrame::Broken(BrokenFrame::Half) => {
+                out.bytes.extend_from_slice(&line[..line.len() / 2]);
+                self.ending = Some(Ending::Broken);
+            }
+        }
+    }
+
+    fn schedule_bookmark(&mut self, now: Instant) {
+        let regular = now + self.shared.options.bookmark_every;
+        let farewell = self.deadline - FAREWELL.min(self.deadline - now);
+        // Once the farewell is due, one a second until the deadline.
+        self.next_bookmark =
+            if farewell > now { regular.min(farewell) } else { now + Duration::from_secs(1) };
+    }
+}
+
+/// Lines on their way to the connection.
+#[derive(Default)]
+struct Chunk {
+    bytes: BytesMut,
+    events: u64,
+}
+
+/// What an event means to a watcher who sees only part of the objects.
+fn transition<'a>(event: &'a Event, filter: &Filter) -> Option<(&'static str, &'a Arc<Object>)> {
+    let before = event.before.as_ref().filter(|o| filter.matches(o));
+    let after = event.after.as_ref().filter(|o| filter.matches(o));
+    match (before, after) {
+        (None, Some(object)) => Some(("ADDED", object)),
+        (Some(_), Some(object)) => Some(("MODIFIED", object)),
+        (Some(object), None) => Some(("DELETED", object)),
+        (None, None) => None,
+    }
+}
+
+fn event_line(change: &str, object: &Object, version: u64, shape: Shape) -> Vec<u8> {
+    let object = match shape {
+        Shape::Full => object.bytes_at(version),
+        Shape::Partial => object.partial_at(version),
+    };
+    [br#"{"type":""#, change.as_bytes(), br#"","object":"#, &object, b"}\n"].concat()
+}
+
+fn error_line(failure: &Failure) -> String {
+    format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", failure.status())
+}
+
+/// A bookmark is the zero value of its kind with a version in it.
+fn bookmark_line(kind: &Kind, shape: Shape, version: u64, end_mark: bool) -> Vec<u8> {
+    let annotations = if end_mark { r#""annotations":{"k8s.io/initial-events-end":"true"}"# } else { "" };
+    let api_version = kind.api_version();
+    let object = match (shape, kind.form) {
+        (Shape::Full, Form::Custom) => {
+            let comma = if end_mark { "," } else { "" };
+            format!(
+                r#"{{"apiVersion":"{api_version}","kind":"{}","metadata":{{{annotations}{comma}"resourceVersion":"{version}"}}}}"#,
+                kind.kind
+            )
+        }
+        (shape, _) => {
+            let comma = if end_mark { "," } else { "" };
+            let (kind_name, api_version, tail) = match shape {
+                Shape::Full => (kind.kind, api_version.as_str(), kind.zero_tail),
+                Shape::Partial => ("PartialObjectMetadata", "meta.k8s.io/v1", ""),
+            };
+            format!(
+                r#"{{"kind":"{kind_name}","apiVersion":"{api_version}","metadata":{{"resourceVersion":"{version}"{comma}{annotations}}}{tail}}}"#
+            )
+        }
+    };
+    format!("{{\"type\":\"BOOKMARK\",\"object\":{object}}}\n").into_bytes()
+}
