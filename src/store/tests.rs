@@ -293,7 +293,7 @@ proptest! {
         ];
         let mut followers: Vec<_> = interests
             .into_iter()
-            .map(|interest| (Follower::new(&reader, Start::After(ResourceVersion(from)), interest), from.max(0), Vec::new(), false))
+            .map(|interest| (Follower::new(&reader, Start::After(ResourceVersion(from)), interest), from, Vec::new(), false))
             .collect();
         let mut model: BTreeMap<String, (u64, String)> = BTreeMap::new();
         let mut history: Vec<(u64, String, Option<String>, String)> = Vec::new();
