@@ -35,6 +35,8 @@ pub struct Config {
     pub admin_listen: SocketAddr,
     /// How scopes keep their data.
     pub scopes: scope::Config,
+    /// Aggregated API groups whose types are cached, too. Only for servers that answer everyone alike.
+    pub aggregated: Vec<String>,
     /// How many connections are served at a time, and the like.
     pub limits: http::Limits,
     /// How long open requests and watches may take to end at shutdown.
@@ -57,6 +59,7 @@ impl Config {
             names: Vec::new(),
             admin_listen,
             scopes: scope::Config::default(),
+            aggregated: Vec::new(),
             limits: http::Limits::default(),
             // kube-apiserver and most balancers give up on a server within a minute.
             drain: Duration::from_secs(20),
@@ -89,6 +92,7 @@ pub struct Running {
     drain: drain::Trigger,
     grace: Duration,
     forwarder: Forwarder,
+    scopes: Scopes,
     proxy: JoinHandle<()>,
     background: Vec<JoinHandle<()>>,
 }
@@ -109,6 +113,7 @@ impl Running {
             tracing::warn!("some sessions did not end in time and are cut (--drain-seconds)");
         }
         self.background.iter().for_each(JoinHandle::abort);
+        self.scopes.shut_down();
         tracing::info!("stopped");
     }
 }
@@ -120,9 +125,10 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     tracing::info!(upstream = ?upstream, from = upstream.source(), "found upstream");
     let client = Client::new(&upstream);
     let scopes = Scopes::new(client.clone(), config.scopes);
-    let (follower, catalog) = Follower::start(client.clone(), scopes.clone()).await.context(
-        "cannot read upstream's discovery (check --kubeconfig, --server and the proxy's permissions)",
-    )?;
+    let (follower, catalog) =
+        Follower::start(client.clone(), scopes.clone(), config.aggregated.clone()).await.context(
+            "cannot read upstream's discovery (check --kubeconfig, --server and the proxy's permissions)",
+        )?;
     tracing::info!(types = catalog.len(), "read discovery");
 
     let tls = ServerTls::load(config.tls()).await?;
@@ -153,7 +159,12 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         config.limits.clone(),
         draining.clone(),
     ));
-    let state = admin::State { catalog, scopes, draining: draining.clone(), metrics: metrics.clone() };
+    let state = admin::State {
+        catalog,
+        scopes: scopes.clone(),
+        draining: draining.clone(),
+        metrics: metrics.clone(),
+    };
     let background = vec![
         tokio::spawn(follower.run()),
         tokio::spawn(admin::serve(admin_listener, Arc::new(state), config.limits, draining)),
@@ -161,7 +172,17 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     ];
     tracing::info!(listener = "proxy", address = %address, "listening");
     tracing::info!(listener = "admin", address = %admin_address, "listening");
-    Ok(Running { address, admin_address, ca_file, drain, grace: config.drain, forwarder, proxy, background })
+    Ok(Running {
+        address,
+        admin_address,
+        ca_file,
+        drain,
+        grace: config.drain,
+        forwarder,
+        scopes,
+        proxy,
+        background,
+    })
 }
 
 async fn bind(address: SocketAddr, knob: &str) -> anyhow::Result<TcpListener> {

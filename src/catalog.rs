@@ -2,23 +2,26 @@
 //!
 //! The CRDs are themselves followed through a scope, so that a new type is known as soon as
 //! upstream has established it, and a changed schema makes the type's scopes list again.
+mod aggregated;
 mod custom;
+mod definitions;
 mod discovery;
 
 use std::collections::HashMap;
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::kube::{Encoding, FieldTable, GroupVersionResource};
-use crate::scope::{Scope, ScopeKey, Scopes};
-use crate::store::{Interest, Start, Step, Subscription};
+use crate::kube::{FieldTable, GroupVersionResource};
+use crate::scope::Scopes;
 use crate::upstream::Client;
 
+use aggregated::Aggregated;
 use custom::{Custom, Parsed};
+use definitions::Definitions;
 pub use discovery::DiscoveryError;
 
 /// Discovery is read again this often; custom types are followed without waiting for it.
@@ -27,9 +30,6 @@ const REFRESH: Duration = Duration::from_mins(1);
 const RETRY: Duration = Duration::from_secs(5);
 /// CRDs are written several times in a row while they are established.
 const SETTLE: Duration = Duration::from_millis(100);
-/// After a schema change upstream builds the type's storage anew, within about a second; a list
-/// taken before that would still show objects under the old schema.
-const REBUILT: Duration = Duration::from_secs(2);
 /// Upstream ends the watches of a type that is gone. Where it does not, they end after this.
 const GONE: Duration = Duration::from_secs(30);
 
@@ -53,6 +53,7 @@ pub type Types = HashMap<GroupVersionResource, Arc<Resource>>;
 #[derive(Clone, Debug, Default)]
 pub struct Catalog {
     types: Arc<ArcSwap<Types>>,
+    settled: Arc<AtomicBool>,
 }
 
 impl Catalog {
@@ -70,6 +71,11 @@ impl Catalog {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    /// Whether the custom types are known, too, as far as the proxy may know them.
+    pub fn is_settled(&self) -> bool {
+        self.settled.load(Ordering::Relaxed)
+    }
 }
 
 /// Keeps a [`Catalog`] current.
@@ -77,75 +83,92 @@ pub struct Follower {
     client: Client,
     scopes: Scopes,
     catalog: Catalog,
+    /// Aggregated API groups that the operator vouches for.
+    vouched: Vec<String>,
     /// What discovery said last.
     discovered: Vec<discovery::Entry>,
+    aggregated: Aggregated,
     parsed: Parsed,
 }
 
 impl Follower {
-    /// Reads discovery once, so that the process does not start blind.
-    pub async fn start(client: Client, scopes: Scopes) -> Result<(Self, Catalog), DiscoveryError> {
+    /// Reads discovery once, so that the process does not start blind. The types of the groups in
+    /// `vouched` are taken in even though another server behind the API server answers for them.
+    pub async fn start(
+        client: Client,
+        scopes: Scopes,
+        vouched: Vec<String>,
+    ) -> Result<(Self, Catalog), DiscoveryError> {
         let catalog = Catalog::default();
         let mut follower = Self {
             client,
             scopes,
             catalog: catalog.clone(),
+            vouched,
             discovered: Vec::new(),
+            aggregated: Aggregated::NotReadable,
             parsed: Parsed::default(),
         };
-        follower.discovered = discovery::read(&follower.client).await?;
+        follower.discover().await?;
+        if matches!(follower.aggregated, Aggregated::NotReadable) {
+            tracing::info!("APIServices cannot be read; only built-in and custom types are cached");
+        }
         follower.publish();
         Ok((follower, catalog))
     }
 
     /// Follows for ever.
     pub async fn run(mut self) {
-        let definitions = self.open_definitions();
-        let mut changes = Changes::new(definitions);
-        let mut wait = Duration::ZERO;
+        let mut definitions = Definitions::new();
+        let mut due = Instant::now() + REFRESH;
         loop {
             tokio::select! {
-                () = tokio::time::sleep(wait) => {
-                    wait = match discovery::read(&self.client).await {
-                        Ok(entries) => {
-                            self.discovered = entries;
-                            REFRESH.mul_f64(0.9 + fastrand::f64() / 5.0)
-                        }
+                () = sleep_until(due) => {
+                    let wait = match self.discover().await {
+                        Ok(()) => REFRESH.mul_f64(0.9 + fastrand::f64() / 5.0),
                         Err(error) => {
                             tracing::warn!(%error, "discovery failed");
                             RETRY
                         }
                     };
+                    due = Instant::now() + wait;
                 }
-                () = changes.next(&self.scopes) => tokio::time::sleep(SETTLE).await,
-            }
-            if let Some(scope) = changes.scope() {
-                for name in self.parsed.update(&scope.reader.snapshot()) {
-                    self.schema_changed(&name);
+                () = definitions.changed(&self.catalog, &self.scopes) => {
+                    sleep(SETTLE).await;
+                    match definitions.snapshot() {
+                        Some(snapshot) => {
+                            for name in self.parsed.update(&snapshot) {
+                                self.schema_changed(&name);
+                            }
+                        }
+                        None => self.parsed = Parsed::default(),
+                    }
+                    self.publish();
+                    self.catalog.settled.store(true, Ordering::Relaxed);
+                    continue;
                 }
             }
             self.publish();
         }
     }
 
-    fn open_definitions(&self) -> Option<Arc<Scope>> {
-        let gvr = custom::definitions();
-        let resource = self.catalog.get(&gvr)?;
-        let key = ScopeKey { gvr, encoding: Encoding::Json };
-        Some(self.scopes.open(&key, &resource.kind, &resource.fields))
+    async fn discover(&mut self) -> Result<(), DiscoveryError> {
+        let discovered = discovery::read(&self.client).await?;
+        // Read afterwards: what was discovered of another server has its APIService by then.
+        self.aggregated = Aggregated::read(&self.client).await?;
+        self.discovered = discovered;
+        Ok(())
     }
 
     fn schema_changed(&self, changed: &custom::Name) {
         let types = self.catalog.types.load_full();
         let affected =
             types.keys().filter(|gvr| *gvr.group == *changed.group && *gvr.resource == *changed.plural);
-        for gvr in affected {
-            let (scopes, gvr) = (self.scopes.clone(), gvr.clone());
-            tokio::spawn(async move {
-                tokio::time::sleep(REBUILT).await;
-                scopes.relist(&gvr);
-            });
-        }
+        affected.for_each(|gvr| self.scopes.schema_changed(gvr));
+    }
+
+    fn is_vouched(&self, gvr: &GroupVersionResource) -> bool {
+        self.vouched.iter().any(|group| **group == *gvr.group)
     }
 
     /// Puts discovery and definitions together. A definition says more of a custom type than
@@ -154,7 +177,10 @@ impl Follower {
         let mut types = Types::new();
         for entry in &self.discovered {
             let definition = self.parsed.get(&entry.gvr.group, &entry.gvr.resource);
-            if definition.is_some() || (self.parsed.was_custom(&entry.gvr.group, &entry.gvr.resource)) {
+            if definition.is_some()
+                || self.parsed.was_custom(&entry.gvr.group, &entry.gvr.resource)
+                || (self.aggregated.may_answer(&entry.gvr) && !self.is_vouched(&entry.gvr))
+            {
                 continue;
             }
             let Some(fields) = FieldTable::builtin(&entry.gvr, entry.namespaced) else { continue };
@@ -167,6 +193,9 @@ impl Follower {
             types.insert(entry.gvr.clone(), Arc::new(resource));
         }
         for resource in self.parsed.all().flat_map(Custom::resources) {
+            if self.aggregated.answers(&resource.gvr) {
+                continue;
+            }
             types.insert(resource.gvr.clone(), Arc::new(resource));
         }
         let before = self.catalog.types.swap(Arc::new(types));
@@ -184,52 +213,6 @@ impl Follower {
             if after.get(&scope.key.gvr).is_some_and(|now| now.fields != scope.fields) {
                 self.scopes.close(&scope.key.gvr, Duration::ZERO);
             }
-        }
-    }
-}
-
-/// Tells when the definitions changed.
-struct Changes {
-    scope: Option<Arc<Scope>>,
-    subscription: Option<Subscription>,
-}
-
-impl Changes {
-    fn new(scope: Option<Arc<Scope>>) -> Self {
-        Self { scope, subscription: None }
-    }
-
-    fn scope(&self) -> Option<&Arc<Scope>> {
-        self.scope.as_ref()
-    }
-
-    /// Returns when something changed since the last call; the first list counts as a change.
-    async fn next(&mut self, scopes: &Scopes) {
-        let Some(scope) = &self.scope else { return std::future::pending().await };
-        let Some(subscription) = &mut self.subscription else {
-            if scope.ready(Duration::MAX / 4).await.is_err() {
-                // Not allowed to see them: discovery alone must do. Tried again with the next refresh.
-                tokio::time::sleep(REFRESH).await;
-            } else {
-                self.subscription = Some(scope.reader.subscribe(Start::Now, Interest::All).0);
-            }
-            return;
-        };
-        let broken = poll_fn(|context| {
-            loop {
-                match subscription.step(context, 64) {
-                    Step::Events(events) if events.is_empty() => {}
-                    Step::Events(_) => return Poll::Ready(false),
-                    Step::CaughtUp(_) => return Poll::Pending,
-                    Step::Expired { .. } | Step::Closed(_) => return Poll::Ready(true),
-                }
-            }
-        })
-        .await;
-        if broken {
-            let scope = Arc::clone(scope);
-            self.subscription = None;
-            self.scope = Some(scopes.open(&scope.key, &"CustomResourceDefinition".into(), &scope.fields));
         }
     }
 }

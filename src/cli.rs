@@ -87,6 +87,10 @@ struct Serve {
     /// Upper bound of the events kept for one type in one representation (MiB).
     #[arg(long, default_value_t = 256, value_name = "MIB")]
     window_mib: usize,
+    /// An aggregated API group whose types are cached, too; all others are forwarded. Only for servers whose
+    /// answers do not depend on who asks. May be repeated.
+    #[arg(long = "cache-aggregated", value_name = "GROUP")]
+    aggregated: Vec<String>,
     /// How long open requests and watches may take to end after SIGTERM (seconds).
     #[arg(long, default_value_t = 20, value_name = "SECONDS")]
     drain_seconds: u64,
@@ -145,6 +149,7 @@ impl Serve {
         let mut config = app::Config::new(upstream, self.listen, self.admin_listen, self.cert_dir);
         config.certificate = self.tls_cert.zip(self.tls_key);
         config.names = self.tls_sans;
+        config.aggregated = self.aggregated;
         config.scopes.window.age = Duration::from_secs(self.window_seconds);
         config.scopes.window.bytes = self.window_mib << 20;
         config.drain = Duration::from_secs(self.drain_seconds);

@@ -1,13 +1,16 @@
 //! One cached scope: a task that pumps what upstream says into a store.
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use http::HeaderValue;
 use metrics::{Counter, counter};
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, watch};
+use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::kube::{BookmarkForm, Encoding, FieldTable, GroupVersionResource, ResourceVersion, TypeForm};
@@ -15,8 +18,11 @@ use crate::store::{self, Closed, Limits, Object, Reader, Snapshot, Writer};
 use crate::upstream::{Change, Client, Reflector, Stopped, Target};
 use crate::watch::Bookmarks;
 
-/// A scope that could not be opened is tried again after this long; requests are forwarded meanwhile.
-const TRY_AGAIN: Duration = Duration::from_secs(30);
+/// A scope that stopped is opened anew after this long at the earliest; requests are forwarded meanwhile.
+pub(crate) const TRY_AGAIN: Duration = Duration::from_secs(30);
+/// After a schema change an API server builds the type's storage anew, within about a second. Should
+/// it have ended our watch before the change was seen here, the scope is listed again after this.
+const REBUILD: Duration = Duration::from_secs(2);
 
 /// Times a scope was listed at upstream.
 pub const UPSTREAM_LISTS: &str = "watershed_upstream_lists_total";
@@ -30,7 +36,8 @@ pub const UPSTREAM_RESUMES: &str = "watershed_upstream_resumes_total";
 pub struct Config {
     /// How much history each scope keeps.
     pub window: Limits,
-    /// How long a request waits for a scope's first list before it is forwarded.
+    /// How long after its opening requests wait for a scope's first list; then they are forwarded,
+    /// as they are when the first attempt at it fails.
     pub sync_wait: Duration,
 }
 
@@ -59,6 +66,8 @@ pub struct ScopeKey {
 pub enum Phase {
     /// The first list is under way.
     Syncing,
+    /// The first list failed, and is tried again.
+    Failing,
     /// Reads can be answered.
     Ready(Arc<Ready>),
     /// It cannot be cached for now.
@@ -89,27 +98,50 @@ pub struct Scope {
     pub bookmarks: Bookmarks,
     /// When upstream last said something: an event, a bookmark or a list.
     pub last_heard: Mutex<Instant>,
+    following: AtomicBool,
+    first_list: OnceLock<ResourceVersion>,
+    opened: Instant,
     phase: watch::Receiver<Phase>,
     reached: watch::Receiver<ResourceVersion>,
-    restart: tokio::sync::Notify,
+    schema_changed: Notify,
     stop: CancellationToken,
-    stopped_at: Mutex<Option<Instant>>,
 }
 
 impl Scope {
-    /// Waits for the first list, at most until `wait` has passed.
+    /// Waits for the first list, at most until `wait` has passed since the scope was opened.
     pub async fn ready(&self, wait: Duration) -> Result<Arc<Ready>, NotReady> {
         let mut phase = self.phase.clone();
         let settled = phase.wait_for(|phase| !matches!(phase, Phase::Syncing));
-        match tokio::time::timeout(wait, settled).await {
+        match tokio::time::timeout(wait.saturating_sub(self.opened.elapsed()), settled).await {
             Err(_) => Err(NotReady::Syncing),
-            Ok(Err(_)) => Err(NotReady::Stopped(Stopped::Vanished)),
+            Ok(Err(_)) => Err(NotReady::Stopped(Stopped::Failed)),
             Ok(Ok(phase)) => match &*phase {
                 Phase::Ready(ready) => Ok(Arc::clone(ready)),
                 Phase::Stopped(why) => Err(NotReady::Stopped(why.clone())),
-                Phase::Syncing => Err(NotReady::Syncing),
+                Phase::Syncing | Phase::Failing => Err(NotReady::Syncing),
             },
         }
+    }
+
+    /// Waits until the scope is ready or stopped, however long that takes.
+    pub async fn settled(&self) -> Result<Arc<Ready>, Stopped> {
+        let mut phase = self.phase.clone();
+        match phase.wait_for(|phase| matches!(phase, Phase::Ready(_) | Phase::Stopped(_))).await.as_deref() {
+            Ok(Phase::Ready(ready)) => Ok(Arc::clone(ready)),
+            Ok(Phase::Stopped(why)) => Err(why.clone()),
+            _ => Err(Stopped::Failed),
+        }
+    }
+
+    /// Whether upstream's changes arrive: a watch is open, or was a moment ago.
+    pub fn is_following(&self) -> bool {
+        self.following.load(Ordering::Relaxed)
+    }
+
+    /// Whether what followed on `version` happened, at least in part, before this scope was first
+    /// listed: it never knew that history, where upstream may.
+    pub fn is_before_first_list(&self, version: ResourceVersion) -> bool {
+        self.first_list.get().is_some_and(|first| version < *first && self.reader.oldest() == *first)
     }
 
     /// Waits until the scope has reached `version`; says whether it did.
@@ -159,10 +191,7 @@ impl Scopes {
     pub fn open(&self, key: &ScopeKey, kind: &Arc<str>, fields: &Arc<FieldTable>) -> Arc<Scope> {
         let mut open = self.open.lock();
         if let Some(scope) = open.get(key) {
-            let stopped_at = *scope.stopped_at.lock();
-            if stopped_at.is_none_or(|at| at.elapsed() < TRY_AGAIN) {
-                return Arc::clone(scope);
-            }
+            return Arc::clone(scope);
         }
         let target = Target {
             gvr: key.gvr.clone(),
@@ -181,10 +210,23 @@ impl Scopes {
     }
 
     /// The type's schema changed: what upstream serves for the same versions may differ now, so its
-    /// scopes are listed again.
-    pub fn relist(&self, gvr: &GroupVersionResource) {
+    /// scopes are listed again, as soon as upstream has taken the schema into use.
+    pub fn schema_changed(&self, gvr: &GroupVersionResource) {
         for scope in self.open.lock().values().filter(|scope| scope.key.gvr == *gvr) {
-            scope.restart.notify_one();
+            scope.schema_changed.notify_one();
+        }
+    }
+
+    /// Closes every scope: the process ends.
+    pub fn shut_down(&self) {
+        self.open.lock().drain().for_each(|(_, scope)| scope.stop.cancel());
+    }
+
+    /// Lets go of a scope that stopped, so that the next request opens a new one.
+    fn forget(&self, scope: &Arc<Scope>) {
+        let mut open = self.open.lock();
+        if open.get(&scope.key).is_some_and(|known| Arc::ptr_eq(known, scope)) {
+            open.remove(&scope.key);
         }
     }
 
@@ -214,11 +256,13 @@ impl Scopes {
             reader,
             bookmarks: Arc::new(ArcSwapOption::empty()),
             last_heard: Mutex::new(Instant::now()),
+            following: AtomicBool::new(false),
+            first_list: OnceLock::new(),
+            opened: Instant::now(),
             phase,
             reached,
-            restart: tokio::sync::Notify::new(),
+            schema_changed: Notify::new(),
             stop: CancellationToken::new(),
-            stopped_at: Mutex::new(None),
         });
         let pump = Pump {
             reflector: Reflector::new(self.client.clone(), target),
@@ -227,6 +271,9 @@ impl Scopes {
             reach,
             events: counter_of(UPSTREAM_EVENTS, &scope.key.gvr),
             scope: Arc::clone(&scope),
+            scopes: self.clone(),
+            list_again: None,
+            stopped: Stopped::Failed,
         };
         tokio::spawn(pump.run());
         scope
@@ -245,15 +292,27 @@ struct Pump {
     reach: watch::Sender<ResourceVersion>,
     events: Counter,
     scope: Arc<Scope>,
+    scopes: Scopes,
+    /// When the scope is to be listed again, after a schema change.
+    list_again: Option<Instant>,
+    /// Why the task is over, once it is.
+    stopped: Stopped,
 }
 
 impl Pump {
     async fn run(mut self) {
-        let stopped = loop {
+        self.stopped = loop {
+            let list_again = self.list_again;
             let change = tokio::select! {
-                () = self.scope.stop.cancelled() => break Stopped::Vanished,
-                () = self.scope.restart.notified() => {
-                    tracing::info!(resource = %self.scope.key.gvr, "the type changed; listing again");
+                () = self.scope.stop.cancelled() => break Stopped::Closed,
+                () = self.scope.schema_changed.notified() => {
+                    self.reflector.schema_changed();
+                    self.list_again = Some(Instant::now() + REBUILD);
+                    continue;
+                }
+                () = sleep_until(list_again.unwrap_or_else(Instant::now).into()), if list_again.is_some() => {
+                    tracing::info!(resource = %self.scope.key.gvr, "the type's schema changed; listing again");
+                    self.list_again = None;
                     self.reflector.restart();
                     continue;
                 }
@@ -264,11 +323,6 @@ impl Pump {
                 Err(stopped) => break stopped,
             }
         };
-        tracing::info!(resource = %self.scope.key.gvr, encoding = ?self.scope.key.encoding, reason = %stopped,
-            "not cached; its requests are forwarded");
-        *self.scope.stopped_at.lock() = Some(Instant::now());
-        self.publish.send_replace(Phase::Stopped(stopped));
-        self.writer.close(Closed::Gone);
     }
 
     fn count(&self, name: &'static str) -> Counter {
@@ -283,6 +337,18 @@ impl Pump {
 
     fn take_in(&mut self, change: Change) {
         let now = Instant::now();
+        let interrupted = matches!(change, Change::Interrupted);
+        self.scope.following.store(!interrupted, Ordering::Relaxed);
+        if interrupted {
+            self.publish.send_if_modified(|phase| {
+                let first = matches!(phase, Phase::Syncing);
+                if first {
+                    *phase = Phase::Failing;
+                }
+                first
+            });
+            return;
+        }
         *self.scope.last_heard.lock() = now;
         match change {
             Change::Listed { form, version, objects, streams_initial_events, warnings, bookmark } => {
@@ -294,6 +360,7 @@ impl Pump {
                 tracing::info!(resource = %self.scope.key.gvr, encoding = ?self.scope.key.encoding, %version,
                     objects = snapshot.len(), bytes = snapshot.size(), "listed");
                 self.count(UPSTREAM_LISTS).increment(1);
+                self.scope.first_list.get_or_init(|| version);
                 self.writer.replace(snapshot);
                 self.publish.send_replace(Phase::Ready(Arc::new(Ready {
                     form,
@@ -318,7 +385,31 @@ impl Pump {
                 self.writer.progress(now, version);
             }
             Change::Resumed => self.count(UPSTREAM_RESUMES).increment(1),
+            Change::Interrupted => {}
         }
         self.reach.send_replace(self.scope.reader.version());
+    }
+}
+
+impl Drop for Pump {
+    /// However the task ends, even by a panic: nobody waits for a scope that stands still.
+    fn drop(&mut self) {
+        let (scope, scopes) = (Arc::clone(&self.scope), self.scopes.clone());
+        match &self.stopped {
+            Stopped::Closed => {
+                tracing::debug!(resource = %scope.key.gvr, encoding = ?scope.key.encoding, "closed");
+            }
+            why => tracing::info!(resource = %scope.key.gvr, encoding = ?scope.key.encoding, reason = %why,
+                "not cached; its requests are forwarded"),
+        }
+        scope.following.store(false, Ordering::Relaxed);
+        self.publish.send_replace(Phase::Stopped(self.stopped.clone()));
+        self.writer.close(Closed::Gone);
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(async move {
+                sleep(TRY_AGAIN).await;
+                scopes.forget(&scope);
+            });
+        }
     }
 }

@@ -189,7 +189,7 @@ fn refuse(read: &Read, status: &Status) -> Outcome {
     if read.pretty {
         return Outcome::Forward(Reason::Pretty);
     }
-    Outcome::Answered(Source::Access, answer::status(status, read.encodings[0]))
+    Outcome::Answered(Source::Access, answer::status(status, read.encodings[0], &[]))
 }
 
 fn denied(identity: &Identity, attributes: &Attributes, reason: &str) -> Status {

@@ -103,9 +103,9 @@ fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     if headers.keys().any(|name| name.as_str().starts_with("impersonate-")) {
         return None;
     }
-    let (scheme, token) = value.to_str().ok()?.trim().split_once(' ')?;
-    let token = token.trim();
-    let plain = !token.is_empty() && token.len() <= MAX_TOKEN_BYTES && !token.contains(' ');
+    let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
+    // Upstream makes something of further spaces; what exactly is not for us to repeat.
+    let plain = !token.is_empty() && token.len() <= MAX_TOKEN_BYTES && !token.contains([' ', '\t']);
     (scheme.eq_ignore_ascii_case("bearer") && plain).then_some(token)
 }
 
@@ -123,7 +123,10 @@ mod tests {
             bearer_token(&headers).map(str::to_owned)
         };
         assert_eq!(token(&[("authorization", "Bearer abc")]), Some("abc".into()));
-        assert_eq!(token(&[("authorization", "bearer  abc")]), Some("abc".into()));
+        assert_eq!(token(&[("authorization", "bearer abc")]), Some("abc".into()));
+        assert_eq!(token(&[("authorization", "Bearer  abc")]), None);
+        assert_eq!(token(&[("authorization", "Bearer\tabc")]), None);
+        assert_eq!(token(&[("authorization", "Bearer abc\t")]), None);
         assert_eq!(token(&[("authorization", "Basic abc")]), None);
         assert_eq!(token(&[("authorization", "Bearer")]), None);
         assert_eq!(token(&[("authorization", "Bearer a b")]), None);

@@ -16,9 +16,14 @@ use super::review::{ReviewError, post};
 use crate::kube::{FieldOperator, FieldSelector, LabelOperator, LabelSelector, ResourceRequest, Verb};
 use crate::upstream::Client;
 
-/// How long a grant or a denial stands. Source: the delegated authorizer's default
+/// How long a grant stands. Source: the delegated authorizer's default
 /// (apiserver/pkg/server/options/authorization.go).
-const STANDS: Duration = Duration::from_secs(10);
+const GRANTED: Duration = Duration::from_secs(10);
+/// How long a denial stands. A program is often let in just after it was refused, and tries again.
+const DENIED: Duration = Duration::from_secs(1);
+/// Questions with more text than this are asked anew each time: the cache is bounded by entries.
+/// Source of the size: the webhook authorizer's (plugin/pkg/authorizer/webhook/webhook.go).
+const MAX_CACHED_BYTES: usize = 10_000;
 const MAX_VERDICTS: u64 = 100_000;
 
 /// What upstream's authorizers look at.
@@ -30,6 +35,20 @@ pub struct Attributes {
     pub resource: ResourceRequest,
     /// The selectors, for list and watch.
     pub selectors: Selectors,
+}
+
+impl Attributes {
+    /// Bytes of text that the caller chose.
+    fn size(&self) -> usize {
+        let requirement = |(key, _, values): &(String, &str, Vec<String>)| {
+            key.len() + values.iter().map(String::len).sum::<usize>()
+        };
+        let name = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        let Selectors { labels, fields } = &self.selectors;
+        labels.iter().chain(fields).map(requirement).sum::<usize>()
+            + name(&self.resource.namespace)
+            + name(&self.resource.name)
+    }
 }
 
 /// Selector requirements in the form of a review.
@@ -85,8 +104,13 @@ pub struct Authorizer {
 struct Lifetime;
 
 impl Expiry<Question, Decision> for Lifetime {
-    fn expire_after_create(&self, _: &Question, _: &Decision, _: std::time::Instant) -> Option<Duration> {
-        Some(STANDS)
+    fn expire_after_create(
+        &self,
+        _: &Question,
+        decision: &Decision,
+        _: std::time::Instant,
+    ) -> Option<Duration> {
+        Some(if *decision == Decision::Allowed { GRANTED } else { DENIED })
     }
 }
 
@@ -101,6 +125,9 @@ impl Authorizer {
         identity: &Arc<Identity>,
         attributes: &Attributes,
     ) -> Result<Decision, Arc<ReviewError>> {
+        if attributes.size() > MAX_CACHED_BYTES {
+            return Box::pin(self.review(identity, attributes)).await.map_err(Arc::new);
+        }
         let question = (Arc::clone(identity), attributes.clone());
         if let Some(decision) = self.verdicts.get(&question).await {
             return Ok(decision);

@@ -13,10 +13,14 @@ pub(super) fn alive() -> Response<Body> {
     text(StatusCode::OK, PLAIN, "ok".into())
 }
 
-/// Ready while upstream's types are known and no shutdown has begun. Scopes that are still syncing do
+/// Ready while upstream's types are known, custom ones included, and no shutdown has begun. Scopes that are still syncing do
 /// not make it unready: their requests wait or are forwarded.
 pub(super) fn ready(state: &State, verbose: bool) -> Response<Body> {
-    let checks = [("discovery", !state.catalog.is_empty()), ("shutdown", !state.draining.is_draining())];
+    let checks = [
+        ("discovery", !state.catalog.is_empty()),
+        ("custom-resource-definitions", state.catalog.is_settled()),
+        ("shutdown", !state.draining.is_draining()),
+    ];
     let ready = checks.iter().all(|(_, passed)| *passed);
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     if ready && !verbose {

@@ -11,6 +11,8 @@ use crate::scope::{Phase, Scope, Scopes};
 pub const TYPES: &str = "watershed_types";
 /// 1 when the scope answers, 0 while it syncs or is not cached.
 pub const READY: &str = "watershed_scope_ready";
+/// 1 while upstream's changes arrive, 0 while upstream cannot be followed.
+pub const FOLLOWING: &str = "watershed_scope_following";
 /// Objects of the newest snapshot.
 pub const OBJECTS: &str = "watershed_scope_objects";
 /// Their bytes.
@@ -30,6 +32,10 @@ pub const WATCHERS: &str = "watershed_scope_watchers";
 pub fn describe() {
     describe_gauge!(TYPES, "Types that upstream's discovery shows as listable and watchable.");
     describe_gauge!(READY, "1 when the scope answers from memory, 0 while it syncs or is not cached.");
+    describe_gauge!(
+        FOLLOWING,
+        "1 while upstream's changes arrive, 0 while upstream cannot be followed and is tried again."
+    );
     describe_gauge!(OBJECTS, "Objects in the scope's newest snapshot.");
     describe_gauge!(OBJECT_BYTES, "Bytes held for the objects of the scope's newest snapshot.");
     describe_gauge!(WINDOW_EVENTS, "Events in the scope's window of recent events.");
@@ -55,6 +61,7 @@ pub(super) fn collect(scopes: &Scopes, catalog: &Catalog) {
         let figures = scope.reader.figures();
         let set = |name: &'static str, value: f64| of_scope(name, &scope).set(value);
         set(READY, if matches!(scope.phase(), Phase::Ready(_)) { 1.0 } else { 0.0 });
+        set(FOLLOWING, f64::from(u8::from(scope.is_following())));
         set(OBJECTS, figures.objects as f64);
         set(OBJECT_BYTES, figures.object_bytes as f64);
         set(WINDOW_EVENTS, figures.events as f64);

@@ -8,11 +8,6 @@ use super::Resource;
 use crate::kube::{FieldTable, GroupVersionResource, ResourceVersion};
 use crate::store::Snapshot;
 
-/// The type whose objects define types.
-pub(super) fn definitions() -> GroupVersionResource {
-    GroupVersionResource::new("apiextensions.k8s.io", "v1", "customresourcedefinitions")
-}
-
 /// A custom type, whatever its version.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Name {

@@ -9,7 +9,8 @@ use crate::kube::GroupVersionResource;
 use crate::upstream::{Class, Client, SendOptions, UpstreamError};
 
 /// Both forms are asked for; old releases and proxies answer with the second.
-const ACCEPT: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
+const DISCOVERY: &str =
+    "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
 /// The largest document read. Those of clusters with hundreds of CRDs have a few MiB.
 const MAX_BYTES: usize = 64 << 20;
 const ANSWER: Duration = Duration::from_secs(30);
@@ -50,7 +51,7 @@ pub enum DiscoveryError {
 pub(super) async fn read(client: &Client) -> Result<Vec<Entry>, DiscoveryError> {
     let mut entries = Vec::new();
     for path in ["/api", "/apis"] {
-        let document: Document = get(client, path).await?;
+        let document: Document = get(client, path, DISCOVERY).await?;
         match document {
             Document { items: Some(groups), .. } => {
                 for group in groups {
@@ -106,7 +107,7 @@ async fn legacy(
     version: &str,
     entries: &mut Vec<Entry>,
 ) -> Result<(), DiscoveryError> {
-    let list: ResourceList = get(client, path).await?;
+    let list: ResourceList = get(client, path, DISCOVERY).await?;
     entries.extend(list.resources.into_iter().filter(|resource| can_be_followed(&resource.verbs)).map(
         |resource| Entry {
             gvr: GroupVersionResource::new(group, version, &resource.name),
@@ -121,10 +122,15 @@ fn can_be_followed(verbs: &[String]) -> bool {
     ["list", "watch"].iter().all(|wanted| verbs.iter().any(|verb| verb == wanted))
 }
 
-async fn get<T: serde::de::DeserializeOwned>(client: &Client, path: &str) -> Result<T, DiscoveryError> {
+/// Reads one document.
+pub(super) async fn get<T: serde::de::DeserializeOwned>(
+    client: &Client,
+    path: &str,
+    accept: &'static str,
+) -> Result<T, DiscoveryError> {
     let not_understood = |why: String| DiscoveryError::NotUnderstood { path: path.to_owned(), why };
     let request = Request::get(path)
-        .header(header::ACCEPT, ACCEPT)
+        .header(header::ACCEPT, accept)
         .body(crate::http::body::empty())
         .map_err(|error| not_understood(error.to_string()))?;
     let asked = async {

@@ -134,7 +134,11 @@ impl RequestInfo {
             (verb, _) => verb,
         };
 
+        // A namespace is in no namespace: there is no such path upstream, and read as one of a
+        // namespace object it would be authorized for another one than it names.
+        let namespace_in_namespace = matches!(rest, ["namespaces", _, "namespaces", ..]);
         let understood = path.starts_with('/')
+            && !namespace_in_namespace
             && !path.contains("//")
             && [group, version, resource].into_iter().chain(namespace).all(is_plain_word)
             && parts.iter().skip(1).all(|part| is_plain_segment(part));
@@ -292,6 +296,9 @@ mod tests {
             ("/api/v1/nodes/.", Verb::Get),
             ("/api/v1/nodes/ä", Verb::Get),
             ("/apis//v1/pods", Verb::List),
+            ("/api/v1/namespaces/a/namespaces", Verb::List),
+            ("/api/v1/namespaces/a/namespaces/a", Verb::Get),
+            ("/api/v1/namespaces/a/namespaces/b", Verb::Get),
         ] {
             let info = get(url);
             assert_eq!((info.resource, info.verb), (None, verb), "{url}");

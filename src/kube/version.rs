@@ -16,6 +16,11 @@ impl ResourceVersion {
         }
         text.parse().ok().map(Self)
     }
+
+    /// The version right before this one; never zero, which means something else.
+    pub fn before(self) -> Self {
+        Self(self.0.saturating_sub(1).max(1))
+    }
 }
 
 impl fmt::Display for ResourceVersion {

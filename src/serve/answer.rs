@@ -6,10 +6,11 @@ use crate::http::body::{Body, full};
 use crate::kube::{Encoding, Status};
 use crate::upstream::UpstreamError;
 
-/// A Status as the response's body.
-pub(super) fn status(status: &Status, encoding: Encoding) -> Response<Body> {
+/// A Status as the response's body, with the Warning headers of the type.
+pub(super) fn status(status: &Status, encoding: Encoding, warnings: &[HeaderValue]) -> Response<Body> {
     let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = from_memory(code, encoding.content_type(false), full(status.encode(encoding)), &[]);
+    let mut response =
+        from_memory(code, encoding.content_type(false), full(status.encode(encoding)), warnings);
     let headers = response.headers_mut();
     if code == StatusCode::FORBIDDEN {
         headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
@@ -23,7 +24,8 @@ pub(super) fn status(status: &Status, encoding: Encoding) -> Response<Body> {
 /// A request that could not be forwarded.
 pub(super) fn unreachable(error: &UpstreamError, encoding: Encoding) -> Response<Body> {
     if error.is_refused() {
-        return status(&Status::bad_request(error.to_string()), encoding);
+        return status(&Status::bad_request(error.to_string()), encoding, &[]);
     }
-    status(&Status::service_unavailable(format!("the API server could not be reached: {error}"), 1), encoding)
+    let message = format!("the API server could not be reached: {error}");
+    status(&Status::service_unavailable(message, 1), encoding, &[])
 }

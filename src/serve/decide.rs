@@ -7,8 +7,8 @@ use super::source::Reason;
 use crate::access::{Attributes, Selectors};
 use crate::catalog::{Catalog, Resource};
 use crate::kube::{
-    Encoding, FieldSelector, GetRead, LabelSelector, ListOptions, ListRead, RequestInfo, ResourceVersion,
-    Verb, Wanted, WatchStart, acceptable, get_read, wants_pretty,
+    Encoding, FieldSelector, GetRead, LabelSelector, ListOptions, ListRead, RequestInfo, ResourceRequest,
+    ResourceVersion, Verb, Wanted, WatchStart, acceptable, get_read, wants_pretty,
 };
 use crate::watch::Filter;
 
@@ -130,14 +130,8 @@ fn plan<B>(
     if info.legacy_watch {
         return Err(Reason::LegacyWatch);
     }
-    // The scope of the URL must be the type's: upstream knows no such path otherwise.
-    let of_namespace = *resource.gvr.resource == *"namespaces" && resource.gvr.group.is_empty();
-    let namespace = if of_namespace { None } else { asked.namespace.clone() };
     let named = info.verb == Verb::Get;
-    let fits = if resource.namespaced { namespace.is_some() || !named } else { namespace.is_none() };
-    if !fits {
-        return Err(Reason::UnknownType);
-    }
+    let namespace = namespace(asked, resource, named)?;
     let encodings = encodings(wanted)?;
     let query = request.uri().query();
     let pretty = wants_pretty(query, request.headers());
@@ -192,6 +186,20 @@ fn plan<B>(
         return Err(Reason::Paging);
     }
     Ok(read(ReadKind::List(filter), selectors, at_least))
+}
+
+/// The namespace that narrows the read, if the URL fits the type: upstream has no other paths, and
+/// authorization would be asked about something else than what is read.
+fn namespace(asked: &ResourceRequest, resource: &Resource, named: bool) -> Result<Option<String>, Reason> {
+    if *resource.gvr.resource == *"namespaces" {
+        // Upstream sees a namespace object as being in itself.
+        let fits = if named { asked.namespace == asked.name } else { asked.namespace.is_none() };
+        let core = resource.gvr.group.is_empty() && !resource.namespaced;
+        return if core && fits { Ok(None) } else { Err(Reason::UnknownType) };
+    }
+    let fits =
+        if resource.namespaced { asked.namespace.is_some() || !named } else { asked.namespace.is_none() };
+    if fits { Ok(asked.namespace.clone()) } else { Err(Reason::UnknownType) }
 }
 
 fn watch(options: &ListOptions, filter: Filter) -> Result<(Watch, Option<ResourceVersion>), Reason> {

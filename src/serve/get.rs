@@ -15,14 +15,13 @@ pub(super) fn answer(opened: &Opened, read: &Read, name: &str) -> Outcome {
         None => name.to_owned(),
     };
     let found = opened.scope.reader.snapshot().get(&key).map(Arc::clone);
-    let response = match found {
-        Some(object) => from_memory(
-            StatusCode::OK,
-            opened.encoding.content_type(false),
-            full(opened.ready.form.get_body(&object.bytes)),
-            &opened.ready.warnings,
-        ),
-        None => answer::status(&Status::not_found(&read.resource.gvr, name), opened.encoding),
+    let warnings = &opened.ready.warnings;
+    let response = if let Some(object) = found {
+        let body = full(opened.ready.form.get_body(&object.bytes));
+        from_memory(StatusCode::OK, opened.encoding.content_type(false), body, warnings)
+    } else {
+        // Refusals come in the form the client likes best, even of types that have no such form.
+        answer::status(&Status::not_found(&read.resource.gvr, name), read.encodings[0], warnings)
     };
     Outcome::Answered(Source::Snapshot, response)
 }

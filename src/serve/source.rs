@@ -98,6 +98,8 @@ reasons! {
     InitialEvents = "initial-events",
     /// A version that this cache has not reached.
     VersionAhead = "version-ahead",
+    /// A watch from before this cache's first list.
+    BeforeFirstList = "before-first-list",
     /// No credentials that can be checked here.
     Identity = "identity",
     /// Upstream could not be asked about the caller.

@@ -34,6 +34,12 @@ pub(super) fn answer(
     if matches!(watch.begin, Begin::State { asked_for: true, .. }) && !ready.streams_initial_events {
         return Outcome::Forward(Reason::InitialEvents);
     }
+    // What happened before this cache began, upstream may still know: no reason for the client to list.
+    if let Begin::After(version) = watch.begin
+        && scope.is_before_first_list(version)
+    {
+        return Outcome::Forward(Reason::BeforeFirstList);
+    }
     let start = match watch.begin {
         Begin::After(version) => Start::After(version),
         Begin::State { .. } | Begin::Now => Start::Now,

@@ -49,7 +49,7 @@ struct State {
 /// What upstream said cannot follow what is known: the scope must be listed again.
 #[derive(Debug, thiserror::Error)]
 pub enum Inconsistent {
-    /// Events come in ascending order of their version.
+    /// Events come in ascending order of their version; only deletions may share one.
     #[error("event of version {event} came after version {known}")]
     Order {
         /// The event's version.
@@ -92,14 +92,21 @@ impl Writer {
     }
 
     /// Takes one event of upstream's in.
+    ///
+    /// etcd deletes all objects of an expired lease at once, so deletions may share a version. One that
+    /// is known already is passed over: upstream says them again when a watch resumes in between.
     pub fn apply(&mut self, now: Instant, frame: Frame, object: Object) -> Result<(), Inconsistent> {
         let mut state = self.shared.state.write();
         let known = state.snapshot.version();
         let version = object.version;
-        if version <= known {
+        let held = state.snapshot.get(object.key()).is_some();
+        if version == known && frame.kind == EventKind::Deleted {
+            if !held {
+                return Ok(());
+            }
+        } else if version <= known {
             return Err(Inconsistent::Order { event: version, known });
         }
-        let held = state.snapshot.get(object.key()).is_some();
         let fits = match frame.kind {
             EventKind::Added => !held,
             EventKind::Modified | EventKind::Deleted => held,
@@ -253,9 +260,15 @@ impl Reader {
             slot_key,
             interest,
             next: Some(next),
+            start: version,
             version,
         };
         (subscription, snapshot)
+    }
+
+    /// The oldest version a watch can start from.
+    pub fn oldest(&self) -> ResourceVersion {
+        self.shared.state.read().window.floor()
     }
 }
 
@@ -268,6 +281,8 @@ pub struct Subscription {
     pub(super) interest: Interest,
     /// The next event to hand out, while there is one known to be unread.
     next: Option<u64>,
+    /// Events up to this version are not the subscriber's.
+    start: ResourceVersion,
     /// Everything of interest up to here was handed out (or lies before the start).
     version: ResourceVersion,
 }
@@ -284,7 +299,8 @@ impl Subscription {
             return Self::caught_up(&mut self.version, &state);
         };
         if from < state.window.first() || from == u64::MAX {
-            if self.version < state.window.floor() {
+            // By sequence, not by version: of events that share one, some may be read and others lost.
+            if self.start < state.window.floor() {
                 self.next = Some(from);
                 return Step::Expired { version: self.version, oldest: state.window.floor() };
             }
@@ -305,9 +321,8 @@ impl Subscription {
             // Come back for the end.
             self.next = Some(next);
         }
-        // A start in the future: events up to it are not the subscriber's.
-        let start = self.version;
-        let events: Vec<_> = events.into_iter().filter(|event| event.version > start).collect();
+        // A start in the future.
+        let events: Vec<_> = events.into_iter().filter(|event| event.version > self.start).collect();
         if let Some(last) = events.last() {
             self.version = last.version;
         }

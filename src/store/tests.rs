@@ -232,6 +232,55 @@ fn what_does_not_add_up_is_refused() {
 }
 
 #[test]
+fn deletions_of_one_version_are_all_seen() {
+    let (mut writer, reader) = new(big());
+    let now = Instant::now();
+    writer.replace(at(10, &[("ns/a", 5), ("ns/b", 6), ("ns/c", 7)]));
+    let mut follower = Follower::new(&reader, Start::Now, Interest::All);
+    let mut narrow = Follower::new(&reader, Start::Now, Interest::Key("ns/c".into()));
+    put(&mut writer, now, EventKind::Deleted, "ns/a", 20, "n1");
+    assert_eq!(follower.drain().0, [20]);
+    // The watch was cut and resumed: what is known comes again.
+    for key in ["ns/a", "ns/b", "ns/c"] {
+        put(&mut writer, now, EventKind::Deleted, key, 20, "n1");
+    }
+    assert_eq!(follower.drain().0, [20, 20]);
+    assert_eq!(narrow.drain().0.last(), Some(&20));
+    assert_eq!(reader.figures().objects, 0);
+    let object = object("ns/d", 20, "n1");
+    assert!(matches!(
+        writer.apply(now, frame(EventKind::Added, &object), object),
+        Err(Inconsistent::Order { .. })
+    ));
+}
+
+#[test]
+fn a_reader_in_the_midst_of_one_version_is_told_that_the_rest_is_lost() {
+    let (mut writer, reader) = new(Limits { age: Duration::from_secs(10), bytes: 1 << 30 });
+    let now = Instant::now();
+    writer.replace(at(10, &[("ns/a", 5), ("ns/b", 6), ("ns/c", 7)]));
+    let mut follower = Follower::new(&reader, Start::Now, Interest::All);
+    for key in ["ns/a", "ns/b", "ns/c"] {
+        put(&mut writer, now, EventKind::Deleted, key, 20, "n1");
+    }
+    assert!(matches!(follower.step(1), Step::Events(events) if events.len() == 1));
+    writer.progress(now + Duration::from_mins(1), ResourceVersion(21));
+    assert!(matches!(follower.step(1), Step::Expired { .. }));
+}
+
+#[test]
+fn a_fresh_list_ends_every_watch_from_before_it() {
+    let (mut writer, reader) = new(big());
+    writer.replace(at(10, &[("ns/a", 5)]));
+    let mut caught_up = Follower::new(&reader, Start::Now, Interest::All);
+    put(&mut writer, Instant::now(), EventKind::Modified, "ns/a", 11, "n1");
+    assert_eq!(caught_up.drain().0, [11]);
+    // More may have happened at version 11 than was seen of it.
+    writer.replace(at(11, &[]));
+    assert!(matches!(caught_up.drain().1, Step::Expired { .. }));
+}
+
+#[test]
 fn the_end_of_the_writer_ends_the_readers() {
     let (mut writer, reader) = new(big());
     writer.replace(at(10, &[]));

@@ -182,8 +182,12 @@ impl Pool {
         let mut resends = 0;
         let mut died = false;
         loop {
-            let mut lease =
-                if fresh { group.open(options.avoid.as_ref()).await? } else { group.lease().await? };
+            let opened = if fresh { group.open(options.avoid.as_ref()).await } else { group.lease().await };
+            let mut lease = match opened {
+                // A new connection was a wish only.
+                Err(UpstreamError::Exhausted { .. }) if fresh => group.lease().await?,
+                opened => opened?,
+            };
             *request.uri_mut() = uri.clone();
             let again = repeatable.then(|| copy(&request));
             let mut error = match lease.send(request).await {

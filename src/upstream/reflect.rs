@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use http_body_util::BodyExt;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::{Address, Class, Client, SendOptions, ServedBy, UpstreamBody, UpstreamError};
 use crate::kube::{
@@ -34,6 +34,10 @@ const MAX_FRAME_BYTES: usize = 64 << 20;
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// A refusal of what was granted before is final after this long.
 const REFUSAL: Duration = Duration::from_secs(30);
+/// So many answers in a row that refuse are taken to other API servers; later ones wait.
+const REFUSALS_ELSEWHERE: u32 = 2;
+/// An API server takes a changed schema into use within this time.
+const REBUILT: Duration = Duration::from_secs(30);
 
 /// What to follow.
 #[derive(Clone, Debug)]
@@ -80,6 +84,8 @@ pub enum Change {
     },
     /// The watch goes on after an interruption; nothing was lost.
     Resumed,
+    /// Upstream cannot be followed at the moment. It is tried again.
+    Interrupted,
 }
 
 /// Why a scope cannot be followed (any more).
@@ -97,6 +103,12 @@ pub enum Stopped {
     /// What upstream answers cannot be cached exactly.
     #[error("upstream's answers are not understood: {0}")]
     NotUnderstood(String),
+    /// Nobody wants it any more: the type changed its shape, or the process ends.
+    #[error("it was closed")]
+    Closed,
+    /// A defect of this program.
+    #[error("its task failed")]
+    Failed,
 }
 
 /// Why an attempt failed; all of these pass.
@@ -159,8 +171,16 @@ pub struct Reflector {
     expirations: usize,
     /// Upstream let it be followed before.
     granted: bool,
-    /// Since when upstream refuses what it granted.
+    /// Since when upstream refuses what it granted, and how often it did.
     refused_since: Option<Instant>,
+    refusals: u32,
+    /// The next attempt is not to be made before.
+    retry_at: Option<Instant>,
+    /// When the type's schema changed last.
+    schema_changed: Option<Instant>,
+    /// The last event was a deletion of this version, and more of the same version may come: etcd
+    /// deletes all objects of an expired lease at once.
+    unfinished: Option<ResourceVersion>,
 }
 
 impl Reflector {
@@ -179,6 +199,10 @@ impl Reflector {
             expirations: 0,
             granted: false,
             refused_since: None,
+            refusals: 0,
+            retry_at: None,
+            schema_changed: None,
+            unfinished: None,
         }
     }
 
@@ -187,15 +211,38 @@ impl Reflector {
         self.state = State::Start;
     }
 
+    /// The type's schema changed. Each API server takes it into use when it gets to it and then ends
+    /// the type's watches; a list taken before that still shows objects under the old schema. So for
+    /// a while the end of a stream means a new list.
+    pub fn schema_changed(&mut self) {
+        self.schema_changed = Some(Instant::now());
+    }
+
+    fn is_rebuilding(&self) -> bool {
+        self.schema_changed.is_some_and(|at| at.elapsed() < REBUILT)
+    }
+
     /// The next change. Retries for ever with backoff, except where retrying cannot help.
     /// Dropping the future between two calls loses nothing that was handed out.
     pub async fn next(&mut self) -> Result<Change, Stopped> {
         loop {
+            if let Some(at) = self.retry_at {
+                sleep_until(at).await;
+                self.retry_at = None;
+            }
             match self.step().await {
                 Ok(Some(change)) => return Ok(change),
                 Ok(None) => {}
                 Err(Trouble::Stopped(stopped)) if !self.may_pass(&stopped) => return Err(stopped),
-                Err(trouble) => self.recover(trouble).await,
+                // Releases differ: no failure.
+                Err(Trouble::NoInitialEvents) => {
+                    tracing::info!(resource = %self.target.gvr, "upstream does not stream initial events; listing instead");
+                    self.streaming = false;
+                }
+                Err(trouble) => {
+                    self.recover(&trouble);
+                    return Ok(Change::Interrupted);
+                }
             }
         }
     }
@@ -205,6 +252,7 @@ impl Reflector {
             State::Start => {
                 let (change, version, stream) = self.list().await?;
                 self.succeeded();
+                self.unfinished = None;
                 self.state = match stream {
                     Some(stream) => State::Watching { version, stream },
                     None => State::Resuming { version },
@@ -214,7 +262,9 @@ impl Reflector {
             State::Resuming { version } => {
                 // Put back first: an error leaves it to be tried again.
                 self.state = State::Resuming { version };
-                let query = format!("watch=1&allowWatchBookmarks=true&resourceVersion={version}");
+                // What was applied already comes once more then, and is known by being gone.
+                let from = if self.unfinished == Some(version) { version.before() } else { version };
+                let query = format!("watch=1&allowWatchBookmarks=true&resourceVersion={from}");
                 let stream = self.open(&query).await?;
                 self.state = State::Watching { version, stream };
                 Ok(Some(Change::Resumed))
@@ -222,13 +272,24 @@ impl Reflector {
             State::Watching { version, mut stream } => {
                 self.state = State::Resuming { version };
                 // A clean end (None) is a server timeout or restart: resume at once.
-                let Some(frame) = stream.next_frame().await? else { return Ok(None) };
+                let Some(frame) = stream.next_frame().await? else {
+                    if self.is_rebuilding() {
+                        self.state = State::Start;
+                    }
+                    return Ok(None);
+                };
                 // An ERROR event is an answer of 200, but no success: what it says counts as failed.
                 let change = self.take_in(frame, &mut stream)?;
                 self.succeeded();
                 let version = match &change {
-                    Change::Event(_, scanned) => scanned.version,
-                    Change::Progress { version, .. } => *version,
+                    Change::Event(frame, scanned) => {
+                        self.unfinished = (frame.kind == EventKind::Deleted).then_some(scanned.version);
+                        scanned.version
+                    }
+                    Change::Progress { version, .. } => {
+                        self.unfinished.take_if(|unfinished| *unfinished < *version);
+                        *version
+                    }
                     _ => version,
                 };
                 self.state = State::Watching { version, stream };
@@ -242,12 +303,14 @@ impl Reflector {
         self.expirations = 0;
         self.granted = true;
         self.refused_since = None;
+        self.refusals = 0;
     }
 
     /// Whether a refusal is to be waited out. Right after its start an API server does not know the
     /// roles yet and refuses what it granted before; ending every watch for that would send all
     /// clients there at once.
     fn may_pass(&mut self, stopped: &Stopped) -> bool {
+        self.refusals += 1;
         self.granted
             && matches!(stopped, Stopped::Forbidden(_))
             && self.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSAL
@@ -260,8 +323,10 @@ impl Reflector {
                 Ok(Change::Event(frame, scanned))
             }
             EventKind::Bookmark => {
-                stream.bookmarks = true;
-                let version = read_bookmark(self.target.encoding, &frame.object)?.version;
+                let bookmark = read_bookmark(self.target.encoding, &frame.object)?;
+                // The end of the initial events is marked on streams that bring no others, too.
+                stream.bookmarks |= !bookmark.initial_events_end;
+                let version = bookmark.version;
                 Ok(Change::Progress { version, form: self.learn_bookmark(&frame.object) })
             }
             EventKind::Error => {
@@ -301,24 +366,22 @@ impl Reflector {
         scan(self.target.encoding, object, &self.target.fields)
     }
 
-    async fn recover(&mut self, trouble: Trouble) {
+    /// Prepares the next attempt.
+    fn recover(&mut self, trouble: &Trouble) {
         let target = &self.target;
-        match &trouble {
+        if self.is_rebuilding() {
+            self.state = State::Start;
+        }
+        match trouble {
             Trouble::Expired(message) => {
                 // Another API server of the same cluster may still have the history.
                 self.expirations += 1;
                 let lost = self.expirations > self.client.upstream().addresses().len().max(2);
                 tracing::info!(resource = %target.gvr, message, relist = lost, "upstream has lost the history");
-                if lost {
-                    self.state = State::Start;
-                } else {
+                if !lost {
                     return;
                 }
-            }
-            Trouble::NoInitialEvents => {
-                tracing::info!(resource = %target.gvr, "upstream does not stream initial events; listing instead");
-                self.streaming = false;
-                return;
+                self.state = State::Start;
             }
             Trouble::Malformed(_) => {
                 tracing::error!(resource = %target.gvr, error = %trouble, "upstream's stream is not understood; listing again");
@@ -331,7 +394,7 @@ impl Reflector {
         // The first retry comes at once: most interruptions are a connection that was cut.
         if self.failures > 0 {
             let wait = BACKOFF.0.saturating_mul(1 << self.failures.min(10)).min(BACKOFF.1);
-            tokio::time::sleep(wait.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+            self.retry_at = Some(Instant::now() + wait.mul_f64(0.5 + fastrand::f64() / 2.0));
         }
         self.failures += 1;
     }
@@ -353,7 +416,10 @@ impl Reflector {
             return Ok((self.listed(form, version, found, bookmark), version, Some(stream)));
         }
         let (found, version) = self.list_pages(&form, first).await?;
-        Ok((self.listed(form, version, found, None), version, None))
+        let listed = self.listed(form, version, found, None);
+        // Upstream may be another release when it is listed next.
+        self.streaming = true;
+        Ok((listed, version, None))
     }
 
     fn listed(
@@ -421,7 +487,8 @@ impl Reflector {
         loop {
             for object in page.objects {
                 let scanned = self.check(&object)?;
-                found.push((object, scanned));
+                // A slice would keep its whole page in memory.
+                found.push((Bytes::copy_from_slice(&object), scanned));
             }
             let Some(token) = page.continue_token else { return Ok((found, page.version)) };
             let token: String = form_urlencoded::byte_serialize(token.as_bytes()).collect();
@@ -454,7 +521,8 @@ impl Reflector {
             .body(crate::http::body::empty())
             .map_err(|error| Trouble::Broken(error.to_string()))?;
         // After a 410 or a refusal another API server, or another connection through the balancer, is asked.
-        let elsewhere = self.expirations > 0 || self.refused_since.is_some();
+        let refused = (1..=REFUSALS_ELSEWHERE).contains(&self.refusals);
+        let elsewhere = self.expirations > 0 || refused;
         let avoid = if elsewhere { self.served_by.take() } else { None };
         let options = SendOptions { fresh_connection: elsewhere, avoid };
         let answer = timeout(ANSWER, self.client.send(Class::Watch, request, options)).await;

@@ -1,0 +1,96 @@
+//! Follows the CustomResourceDefinitions through a scope of their own.
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+use super::Catalog;
+use crate::kube::{Encoding, GroupVersionResource};
+use crate::scope::{Scope, ScopeKey, Scopes, TRY_AGAIN};
+use crate::store::{Interest, Snapshot, Start, Step, Subscription};
+
+/// The type whose objects define types.
+pub(super) fn definitions() -> GroupVersionResource {
+    GroupVersionResource::new("apiextensions.k8s.io", "v1", "customresourcedefinitions")
+}
+
+/// Where following them stands.
+pub(super) enum Definitions {
+    /// They are not followed before this moment: upstream has none, or the proxy may not see them.
+    Waiting(Instant),
+    /// The first list is under way.
+    Opening(Arc<Scope>),
+    /// Every change is seen.
+    Following(Arc<Scope>, Subscription),
+}
+
+impl Definitions {
+    pub(super) fn new() -> Self {
+        Self::Waiting(Instant::now())
+    }
+
+    /// The definitions now; `None` when nothing is known of them.
+    pub(super) fn snapshot(&self) -> Option<Snapshot> {
+        match self {
+            Self::Following(scope, _) => Some(scope.reader.snapshot()),
+            Self::Waiting(_) | Self::Opening(_) => None,
+        }
+    }
+
+    /// Waits until [`Definitions::snapshot`] differs from what it was, if only by being there or not.
+    /// Nothing is lost when the future is dropped.
+    pub(super) async fn changed(&mut self, catalog: &Catalog, scopes: &Scopes) {
+        loop {
+            match self {
+                Self::Waiting(until) => {
+                    sleep_until(*until).await;
+                    let gvr = definitions();
+                    let Some(resource) = catalog.get(&gvr) else {
+                        *self = Self::later();
+                        return;
+                    };
+                    let key = ScopeKey { gvr, encoding: Encoding::Json };
+                    *self = Self::Opening(scopes.open(&key, &resource.kind, &resource.fields));
+                }
+                Self::Opening(scope) => {
+                    if scope.settled().await.is_err() {
+                        *self = Self::later();
+                        return;
+                    }
+                    let (subscription, _) = scope.reader.subscribe(Start::Now, Interest::All);
+                    *self = Self::Following(Arc::clone(scope), subscription);
+                    return;
+                }
+                Self::Following(scope, subscription) => {
+                    if has_more(subscription).await {
+                        return;
+                    }
+                    // Listed anew, or stopped.
+                    *self = Self::Opening(Arc::clone(scope));
+                }
+            }
+        }
+    }
+
+    /// A stopped scope is not opened anew before [`TRY_AGAIN`].
+    fn later() -> Self {
+        Self::Waiting(Instant::now() + TRY_AGAIN + Duration::from_secs(1))
+    }
+}
+
+/// Whether something changed; false when the subscription ended.
+async fn has_more(subscription: &mut Subscription) -> bool {
+    poll_fn(|context| {
+        loop {
+            match subscription.step(context, 64) {
+                Step::Events(events) if events.is_empty() => {}
+                Step::Events(_) => return Poll::Ready(true),
+                Step::CaughtUp(_) => return Poll::Pending,
+                Step::Expired { .. } | Step::Closed(_) => return Poll::Ready(false),
+            }
+        }
+    })
+    .await
+}
