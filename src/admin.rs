@@ -25,6 +25,8 @@ pub struct State {
     pub draining: drain::Watch,
     /// The metrics registry.
     pub metrics: PrometheusHandle,
+    /// What is read only when somebody asks.
+    pub gauges: metrics::Gauges,
 }
 
 /// Serves until the drain is over.
@@ -50,7 +52,7 @@ fn answer(state: &State, request: &Request<Incoming>) -> Response<Body> {
         // /healthz is what older probes know; kube-apiserver keeps it too.
         "/readyz" | "/healthz" => health::ready(state, verbose),
         "/metrics" => {
-            metrics::collect(&state.scopes, &state.catalog);
+            state.gauges.collect(&state.scopes, &state.catalog);
             text(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", state.metrics.render())
         }
         _ => text(StatusCode::NOT_FOUND, "text/plain; charset=utf-8", "404 page not found\n".into()),

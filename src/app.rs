@@ -164,6 +164,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         scopes: scopes.clone(),
         draining: draining.clone(),
         metrics: metrics.clone(),
+        gauges: admin::metrics::Gauges::default(),
     };
     let background = vec![
         tokio::spawn(follower.run()),

@@ -1,11 +1,13 @@
 //! Gauges of the scopes, read when somebody asks. The names stand here and nowhere else.
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use metrics::{describe_counter, describe_gauge, gauge};
+use parking_lot::Mutex;
 
 use crate::catalog::Catalog;
 use crate::kube::Encoding;
-use crate::scope::{Phase, Scope, Scopes};
+use crate::scope::{Phase, ScopeKey, Scopes};
 
 /// Types that discovery shows as listable and watchable.
 pub const TYPES: &str = "watershed_types";
@@ -30,6 +32,7 @@ pub const WATCHERS: &str = "watershed_scope_watchers";
 
 /// Tells the recorder what the metrics mean.
 pub fn describe() {
+    metrics_process::Collector::default().describe();
     describe_gauge!(TYPES, "Types that upstream's discovery shows as listable and watchable.");
     describe_gauge!(READY, "1 when the scope answers from memory, 0 while it syncs or is not cached.");
     describe_gauge!(
@@ -54,29 +57,52 @@ pub fn describe() {
     );
 }
 
-/// Sets the gauges to what is so now.
-pub(super) fn collect(scopes: &Scopes, catalog: &Catalog) {
-    gauge!(TYPES).set(catalog.len() as f64);
-    for scope in scopes.all() {
-        let figures = scope.reader.figures();
-        let set = |name: &'static str, value: f64| of_scope(name, &scope).set(value);
-        set(READY, if matches!(scope.phase(), Phase::Ready(_)) { 1.0 } else { 0.0 });
-        set(FOLLOWING, f64::from(u8::from(scope.is_following())));
-        set(OBJECTS, figures.objects as f64);
-        set(OBJECT_BYTES, figures.object_bytes as f64);
-        set(WINDOW_EVENTS, figures.events as f64);
-        set(WINDOW_BYTES, figures.event_bytes as f64);
-        set(VERSION, figures.version.0 as f64);
-        set(SILENCE, scope.last_heard.lock().elapsed().as_secs_f64());
-        set(WATCHERS, figures.watchers as f64);
+const OF_A_SCOPE: &[&str] =
+    &[READY, FOLLOWING, OBJECTS, OBJECT_BYTES, WINDOW_EVENTS, WINDOW_BYTES, VERSION, SILENCE, WATCHERS];
+
+/// Sets the gauges when somebody asks.
+#[derive(Debug, Default)]
+pub struct Gauges {
+    /// CPU, memory and file descriptors, under the names every Prometheus client library uses.
+    process: metrics_process::Collector,
+    /// The scopes shown last: those that are gone must not stay at what they were.
+    shown: Mutex<HashSet<ScopeKey>>,
+}
+
+impl Gauges {
+    /// Sets all of them to what is so now.
+    pub(super) fn collect(&self, scopes: &Scopes, catalog: &Catalog) {
+        self.process.collect();
+        gauge!(TYPES).set(catalog.len() as f64);
+        let scopes = scopes.all();
+        let now: HashSet<_> = scopes.iter().map(|scope| scope.key.clone()).collect();
+        let gone = std::mem::replace(&mut *self.shown.lock(), now.clone());
+        for key in gone.difference(&now) {
+            for name in OF_A_SCOPE {
+                of_scope(name, key).set(0.0);
+            }
+        }
+        for scope in scopes {
+            let figures = scope.reader.figures();
+            let set = |name: &'static str, value: f64| of_scope(name, &scope.key).set(value);
+            set(READY, f64::from(u8::from(matches!(scope.phase(), Phase::Ready(_)))));
+            set(FOLLOWING, f64::from(u8::from(scope.is_following())));
+            set(OBJECTS, figures.objects as f64);
+            set(OBJECT_BYTES, figures.object_bytes as f64);
+            set(WINDOW_EVENTS, figures.events as f64);
+            set(WINDOW_BYTES, figures.event_bytes as f64);
+            set(VERSION, figures.version.0 as f64);
+            set(SILENCE, scope.last_heard.lock().elapsed().as_secs_f64());
+            set(WATCHERS, figures.watchers as f64);
+        }
     }
 }
 
-fn of_scope(name: &'static str, scope: &Scope) -> metrics::Gauge {
-    let encoding = match scope.key.encoding {
+fn of_scope(name: &'static str, key: &ScopeKey) -> metrics::Gauge {
+    let encoding = match key.encoding {
         Encoding::Json => "json",
         Encoding::Protobuf => "protobuf",
     };
-    gauge!(name, "group" => Arc::clone(&scope.key.gvr.group), "version" => Arc::clone(&scope.key.gvr.version),
-        "resource" => Arc::clone(&scope.key.gvr.resource), "encoding" => encoding)
+    gauge!(name, "group" => Arc::clone(&key.gvr.group), "version" => Arc::clone(&key.gvr.version),
+        "resource" => Arc::clone(&key.gvr.resource), "encoding" => encoding)
 }

@@ -1,24 +1,17 @@
 package real
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"math/rand/v2"
 	"net/http"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -78,7 +71,7 @@ func (s *stage) connectionsCut(t *testing.T) {
 	relays := []*relay{startRelay(t, s.cluster.Servers[first]), startRelay(t, s.cluster.Servers[second])}
 	s.wake(t, first)
 	s.wake(t, second)
-	proxy := s.startProxy(t, relays[0].url(), relays[1].url())
+	proxy := startProxy(t, s.cluster, relays[0].url(), relays[1].url())
 	p := s.begin(t, proxy.target, proxy)
 	w := p.write(140)
 	p.openAll()
@@ -111,7 +104,7 @@ func (s *stage) wake(t *testing.T, server int) {
 // One of two API servers is killed and comes back, then the other. The one that
 // stays has the history, so no client notices.
 func (s *stage) serversInTurn(t *testing.T) {
-	proxy := s.startProxy(t, s.cluster.Servers[first], s.cluster.Servers[second])
+	proxy := startProxy(t, s.cluster, s.cluster.Servers[first], s.cluster.Servers[second])
 	p := s.begin(t, proxy.target, proxy)
 	s.wake(t, first)
 	s.wake(t, second)
@@ -137,7 +130,7 @@ func (s *stage) serversInTurn(t *testing.T) {
 // would notice in a quarter of an hour.
 func (s *stage) blackHole(t *testing.T) {
 	r := startRelay(t, s.cluster.Servers[first])
-	proxy := s.startProxy(t, r.url())
+	proxy := startProxy(t, s.cluster, r.url())
 	p := s.begin(t, proxy.target, proxy)
 	w := p.write(60)
 	p.openAll()
@@ -159,7 +152,7 @@ func (s *stage) blackHole(t *testing.T) {
 // What happened is lost to the proxy, and it says so: clients are told 410 and
 // list again, from the proxy, which itself lists once.
 func (s *stage) onlyServer(t *testing.T) {
-	proxy := s.startProxy(t, s.cluster.Servers[first])
+	proxy := startProxy(t, s.cluster, s.cluster.Servers[first])
 	p := s.begin(t, proxy.target, proxy)
 	w := p.write(80)
 	p.relists = true
@@ -491,135 +484,6 @@ func (p *play) problems() []error {
 		}
 	}
 	return append(over, others...)
-}
-
-// ownProxy is a watershed of one scenario's own, which knows the servers that
-// the scenario wants it to know.
-type ownProxy struct {
-	target
-	admin string
-	log   string
-}
-
-// spawner starts children on one thread that stays: a parent-death signal is
-// tied to the thread that forked, and Go retires threads.
-var spawner = sync.OnceValue(func() chan func() {
-	work := make(chan func())
-	go func() {
-		runtime.LockOSThread()
-		for spawn := range work {
-			spawn()
-		}
-	}()
-	return work
-})
-
-func (s *stage) startProxy(t *testing.T, servers ...string) *ownProxy {
-	t.Helper()
-	dir := t.TempDir()
-	p := &ownProxy{log: filepath.Join(dir, "log")}
-	log := must(os.Create(p.log))(t)
-	defer log.Close()
-	args := []string{"serve", "--kubeconfig", s.cluster.ProxyKubeconfig, "--listen", "127.0.0.1:0",
-		"--admin-listen", "127.0.0.1:0", "--cert-dir", dir, "--log-format", "json"}
-	for _, server := range servers {
-		args = append(args, "--server", server)
-	}
-	command := exec.Command(must(watershed())(t), args...)
-	command.Stdout, command.Stderr = log, log
-	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	started := make(chan error)
-	spawner() <- func() { started <- command.Start() }
-	check(t, <-started)
-	ended := make(chan struct{})
-	go func() {
-		command.Wait()
-		close(ended)
-	}()
-	t.Cleanup(func() {
-		command.Process.Kill()
-		<-ended
-		if dir := os.Getenv("REAL_LOGS"); dir != "" {
-			text, _ := os.ReadFile(p.log)
-			os.WriteFile(filepath.Join(dir, slug(t)+".log"), text, 0o600)
-		}
-	})
-
-	p.target = target{name: "proxied", ca: filepath.Join(dir, "ca.crt")}
-	eventually(t, "the proxy is ready", func() error {
-		select {
-		case <-ended:
-			t.Fatalf("the proxy ended:\n%s", p.tail())
-		default:
-		}
-		text, err := os.ReadFile(p.log)
-		if err != nil {
-			return err
-		}
-		for line := range bytes.Lines(text) {
-			var entry struct {
-				Fields struct{ Message, Listener, Address string }
-			}
-			if json.Unmarshal(line, &entry) != nil || entry.Fields.Message != "listening" {
-				continue
-			}
-			switch entry.Fields.Listener {
-			case "proxy":
-				p.url = "https://" + entry.Fields.Address
-			case "admin":
-				p.admin = "http://" + entry.Fields.Address
-			}
-		}
-		if p.url == "" || p.admin == "" {
-			return errors.New("it has not said where it listens")
-		}
-		resp, err := http.Get(p.admin + "/readyz")
-		if err != nil {
-			return err
-		}
-		resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			return errors.New(resp.Status)
-		}
-		return nil
-	})
-	// A custom type's fields are known only from its definition, which takes the
-	// proxy a moment longer. Until then it passes its requests on.
-	eventually(t, "the proxy knows the custom type", func() error {
-		a, err := p.try(request{path: s.widget.path("", "") + "?resourceVersion=0&fieldSelector=spec.size%3D2"})
-		if source := a.header.Get("X-Watershed-Source"); err == nil && source != "snapshot" {
-			err = errors.New(source)
-		}
-		return err
-	})
-	return p
-}
-
-func (p *ownProxy) tail() string {
-	text, err := os.ReadFile(p.log)
-	if err != nil {
-		return err.Error()
-	}
-	lines := slices.Collect(strings.Lines(string(text)))
-	return strings.Join(lines[max(len(lines)-60, 0):], "")
-}
-
-// sum adds up a metric of the proxy, of one resource or of all.
-func (p *ownProxy) sum(t *testing.T, metric, resource string) int {
-	t.Helper()
-	resp := must(http.Get(p.admin + "/metrics"))(t)
-	defer resp.Body.Close()
-	total := 0.0
-	for line := range strings.Lines(string(must(io.ReadAll(resp.Body))(t))) {
-		name, _, _ := strings.Cut(line, "{")
-		if name != metric || resource != "" && !strings.Contains(line, fmt.Sprintf(`resource="%s"`, resource)) {
-			continue
-		}
-		var n float64
-		fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &n)
-		total += n
-	}
-	return int(total)
 }
 
 // lists is how often the proxy listed the types that are watched here.

@@ -1,0 +1,141 @@
+package real
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+// ownProxy is a watershed of one scenario's own, which knows the servers that
+// the scenario wants it to know.
+type ownProxy struct {
+	target
+	admin string
+	log   string
+}
+
+// spawner starts children on one thread that stays: a parent-death signal is
+// tied to the thread that forked, and Go retires threads.
+var spawner = sync.OnceValue(func() chan func() {
+	work := make(chan func())
+	go func() {
+		runtime.LockOSThread()
+		for spawn := range work {
+			spawn()
+		}
+	}()
+	return work
+})
+
+// startProxy runs a watershed in front of these servers of a cluster, or of the
+// one its kubeconfig names.
+func startProxy(t *testing.T, of *cluster, servers ...string) *ownProxy {
+	t.Helper()
+	dir := t.TempDir()
+	p := &ownProxy{log: filepath.Join(dir, "log")}
+	log := must(os.Create(p.log))(t)
+	defer log.Close()
+	args := []string{"serve", "--kubeconfig", of.ProxyKubeconfig, "--listen", "127.0.0.1:0",
+		"--admin-listen", "127.0.0.1:0", "--cert-dir", dir, "--log-format", "json"}
+	for _, server := range servers {
+		args = append(args, "--server", server)
+	}
+	command := exec.Command(must(watershed())(t), args...)
+	command.Stdout, command.Stderr = log, log
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	started := make(chan error)
+	spawner() <- func() { started <- command.Start() }
+	check(t, <-started)
+	ended := make(chan struct{})
+	go func() {
+		command.Wait()
+		close(ended)
+	}()
+	t.Cleanup(func() {
+		command.Process.Kill()
+		<-ended
+		if dir := os.Getenv("REAL_LOGS"); dir != "" {
+			text, _ := os.ReadFile(p.log)
+			os.WriteFile(filepath.Join(dir, slug(t)+".log"), text, 0o600)
+		}
+	})
+
+	p.target = target{name: "proxied", ca: filepath.Join(dir, "ca.crt")}
+	eventually(t, "the proxy is ready", func() error {
+		select {
+		case <-ended:
+			t.Fatalf("the proxy ended:\n%s", p.tail())
+		default:
+		}
+		text, err := os.ReadFile(p.log)
+		if err != nil {
+			return err
+		}
+		for line := range bytes.Lines(text) {
+			var entry struct {
+				Fields struct{ Message, Listener, Address string }
+			}
+			if json.Unmarshal(line, &entry) != nil || entry.Fields.Message != "listening" {
+				continue
+			}
+			switch entry.Fields.Listener {
+			case "proxy":
+				p.url = "https://" + entry.Fields.Address
+			case "admin":
+				p.admin = "http://" + entry.Fields.Address
+			}
+		}
+		if p.url == "" || p.admin == "" {
+			return errors.New("it has not said where it listens")
+		}
+		resp, err := http.Get(p.admin + "/readyz")
+		if err != nil {
+			return err
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return errors.New(resp.Status)
+		}
+		return nil
+	})
+	return p
+}
+
+func (p *ownProxy) tail() string {
+	text, err := os.ReadFile(p.log)
+	if err != nil {
+		return err.Error()
+	}
+	lines := slices.Collect(strings.Lines(string(text)))
+	return strings.Join(lines[max(len(lines)-60, 0):], "")
+}
+
+// sum adds up a metric of the proxy, of one resource or of all.
+func (p *ownProxy) sum(t *testing.T, metric, resource string) int {
+	t.Helper()
+	resp := must(http.Get(p.admin + "/metrics"))(t)
+	defer resp.Body.Close()
+	total := 0.0
+	for line := range strings.Lines(string(must(io.ReadAll(resp.Body))(t))) {
+		name, _, _ := strings.Cut(line, "{")
+		if name != metric || resource != "" && !strings.Contains(line, fmt.Sprintf(`resource="%s"`, resource)) {
+			continue
+		}
+		var n float64
+		fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &n)
+		total += n
+	}
+	return int(total)
+}
