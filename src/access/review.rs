@@ -6,10 +6,13 @@ use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::time::timeout;
 
 use crate::upstream::{Class, Client, SendOptions, UpstreamError};
 
-const ANSWER: Duration = Duration::from_secs(10);
+/// A verdict takes milliseconds. After this long the connection is taken for dead, and another is tried.
+const FIRST_ANSWER: Duration = Duration::from_secs(3);
+const SECOND_ANSWER: Duration = Duration::from_secs(7);
 const MAX_BYTES: usize = 1 << 20;
 
 /// Upstream could not be asked, so that nothing is known. The request is then forwarded.
@@ -34,22 +37,29 @@ pub(super) async fn post<T: DeserializeOwned>(
     path: &str,
     review: &impl Serialize,
 ) -> Result<T, ReviewError> {
-    let body = serde_json::to_vec(review).map_err(not_understood)?;
+    let review = Bytes::from(serde_json::to_vec(review).map_err(not_understood)?);
+    let verdict = if let Ok(verdict) = timeout(FIRST_ANSWER, ask(client, path, review.clone(), false)).await {
+        verdict?
+    } else {
+        let second = timeout(SECOND_ANSWER, ask(client, path, review, true)).await;
+        second.map_err(|_| ReviewError::Late(FIRST_ANSWER + SECOND_ANSWER))??
+    };
+    serde_json::from_slice(&verdict).map_err(not_understood)
+}
+
+async fn ask(client: &Client, path: &str, review: Bytes, fresh: bool) -> Result<Bytes, ReviewError> {
     let request = Request::post(path)
         .header(header::CONTENT_TYPE, "application/json")
         .header(header::ACCEPT, "application/json")
-        .body(crate::http::body::full(Bytes::from(body)))
+        .body(crate::http::body::full(review))
         .map_err(not_understood)?;
-    let asked = async {
-        let response = client.send(Class::Short, request, SendOptions::default()).await?;
-        if !response.status().is_success() {
-            return Err(ReviewError::Refused(response.status()));
-        }
-        let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;
-        Ok(body.map_err(not_understood)?.to_bytes())
-    };
-    let body = tokio::time::timeout(ANSWER, asked).await.map_err(|_| ReviewError::Late(ANSWER))??;
-    serde_json::from_slice(&body).map_err(not_understood)
+    let options = SendOptions { fresh_connection: fresh, avoid: None };
+    let response = client.send(Class::Short, request, options).await?;
+    if !response.status().is_success() {
+        return Err(ReviewError::Refused(response.status()));
+    }
+    let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;
+    Ok(body.map_err(not_understood)?.to_bytes())
 }
 
 fn not_understood(error: impl std::fmt::Display) -> ReviewError {
