@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -68,7 +67,7 @@ func TestAggregated(t *testing.T) {
 	// A proxy that starts now finds the type in discovery; the others do within a minute.
 	late := proxied
 	if !direct {
-		late = startProxy(t, shared).target
+		late = startProxy(t, shared.ProxyKubeconfig).target
 	}
 	for _, user := range []string{"", "alice", ""} {
 		r, name := list, "of-admin"
@@ -119,23 +118,4 @@ func TestNamespaceInNamespace(t *testing.T) {
 			}
 		}
 	}
-}
-
-// grant lets a user read a resource, in one namespace or in all.
-func grant(t *testing.T, ns, user, group, resource string) {
-	t.Helper()
-	ctx := context.Background()
-	rbac := kubeClient(t, upstream).RbacV1()
-	meta := metav1.ObjectMeta{Name: slug(t)}
-	rules := []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: []string{resource}, Verbs: []string{"get", "list", "watch"}}}
-	subjects := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: user}}
-	if ns == "" {
-		must(rbac.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: rules}, metav1.CreateOptions{}))(t)
-		must(rbac.ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: meta, Subjects: subjects,
-			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name}}, metav1.CreateOptions{}))(t)
-		return
-	}
-	must(rbac.Roles(ns).Create(ctx, &rbacv1.Role{ObjectMeta: meta, Rules: rules}, metav1.CreateOptions{}))(t)
-	must(rbac.RoleBindings(ns).Create(ctx, &rbacv1.RoleBinding{ObjectMeta: meta, Subjects: subjects,
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: meta.Name}}, metav1.CreateOptions{}))(t)
 }

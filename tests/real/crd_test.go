@@ -4,9 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
@@ -197,5 +200,37 @@ func TestWatchFromFirstList(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestDefinitionsSeenLater: a proxy that may not see the definitions at first
+// passes custom types' requests on, and answers them itself once it may.
+func TestDefinitionsSeenLater(t *testing.T) {
+	if direct {
+		t.Skip("there is no proxy whose rights matter")
+	}
+	w := newWidget(t)
+	w.define(t, upstream)
+	w.awaitServed(t, upstream)
+	grantVerbs(t, "", "bob", "authentication.k8s.io", "tokenreviews", "create")
+	grantVerbs(t, "", "bob", "authorization.k8s.io", "subjectaccessreviews", "create")
+	grant(t, "", "bob", w.group, w.plural)
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	check(t, os.WriteFile(kubeconfig, fmt.Appendf(nil, `{"apiVersion": "v1", "kind": "Config", "current-context": "c",
+		"clusters": [{"name": "c", "cluster": {"server": %q, "certificate-authority": %q}}],
+		"users": [{"name": "u", "user": {"token": %q}}],
+		"contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]}`, upstream.url, upstream.ca, shared.Tokens["bob"]), 0o600))
+	proxy := startProxy(t, kubeconfig)
+	list := request{path: w.path("", "") + "?resourceVersion=0"}
+	if source := proxy.ok(t, list).header.Get("X-Watershed-Source"); source != "forward; reason=unknown-type" {
+		t.Errorf("answered from %q", source)
+	}
+	grant(t, "", "bob", "apiextensions.k8s.io", "customresourcedefinitions")
+	// It tries again every half minute.
+	deadline := time.Now().Add(2 * patience)
+	for source := ""; source != "snapshot"; time.Sleep(200 * time.Millisecond) {
+		if source = proxy.ok(t, list).header.Get("X-Watershed-Source"); time.Now().After(deadline) {
+			t.Fatalf("still answered from %q\n%s", source, proxy.tail())
+		}
 	}
 }

@@ -71,7 +71,7 @@ func (s *stage) connectionsCut(t *testing.T) {
 	relays := []*relay{startRelay(t, s.cluster.Servers[first]), startRelay(t, s.cluster.Servers[second])}
 	s.wake(t, first)
 	s.wake(t, second)
-	proxy := startProxy(t, s.cluster, relays[0].url(), relays[1].url())
+	proxy := startProxy(t, s.cluster.ProxyKubeconfig, relays[0].url(), relays[1].url())
 	p := s.begin(t, proxy.target, proxy)
 	w := p.write(140)
 	p.openAll()
@@ -104,7 +104,7 @@ func (s *stage) wake(t *testing.T, server int) {
 // One of two API servers is killed and comes back, then the other. The one that
 // stays has the history, so no client notices.
 func (s *stage) serversInTurn(t *testing.T) {
-	proxy := startProxy(t, s.cluster, s.cluster.Servers[first], s.cluster.Servers[second])
+	proxy := startProxy(t, s.cluster.ProxyKubeconfig, s.cluster.Servers[first], s.cluster.Servers[second])
 	p := s.begin(t, proxy.target, proxy)
 	s.wake(t, first)
 	s.wake(t, second)
@@ -130,7 +130,7 @@ func (s *stage) serversInTurn(t *testing.T) {
 // would notice in a quarter of an hour.
 func (s *stage) blackHole(t *testing.T) {
 	r := startRelay(t, s.cluster.Servers[first])
-	proxy := startProxy(t, s.cluster, r.url())
+	proxy := startProxy(t, s.cluster.ProxyKubeconfig, r.url())
 	p := s.begin(t, proxy.target, proxy)
 	w := p.write(60)
 	p.openAll()
@@ -152,7 +152,7 @@ func (s *stage) blackHole(t *testing.T) {
 // What happened is lost to the proxy, and it says so: clients are told 410 and
 // list again, from the proxy, which itself lists once.
 func (s *stage) onlyServer(t *testing.T) {
-	proxy := startProxy(t, s.cluster, s.cluster.Servers[first])
+	proxy := startProxy(t, s.cluster.ProxyKubeconfig, s.cluster.Servers[first])
 	p := s.begin(t, proxy.target, proxy)
 	w := p.write(80)
 	p.relists = true

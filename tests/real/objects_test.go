@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 )
@@ -116,4 +117,28 @@ func (w widget) awaitServed(t *testing.T, by target) {
 		}
 		return err
 	})
+}
+
+// grant lets a user read a resource, in one namespace or in all.
+func grant(t *testing.T, ns, user, group, resource string) {
+	t.Helper()
+	grantVerbs(t, ns, user, group, resource, "get", "list", "watch")
+}
+
+func grantVerbs(t *testing.T, ns, user, group, resource string, verbs ...string) {
+	t.Helper()
+	ctx := context.Background()
+	rbac := kubeClient(t, upstream).RbacV1()
+	meta := metav1.ObjectMeta{Name: slug(t) + "-" + resource}
+	rules := []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: []string{resource}, Verbs: verbs}}
+	subjects := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: user}}
+	if ns == "" {
+		must(rbac.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: rules}, metav1.CreateOptions{}))(t)
+		must(rbac.ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: meta, Subjects: subjects,
+			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name}}, metav1.CreateOptions{}))(t)
+		return
+	}
+	must(rbac.Roles(ns).Create(ctx, &rbacv1.Role{ObjectMeta: meta, Rules: rules}, metav1.CreateOptions{}))(t)
+	must(rbac.RoleBindings(ns).Create(ctx, &rbacv1.RoleBinding{ObjectMeta: meta, Subjects: subjects,
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: meta.Name}}, metav1.CreateOptions{}))(t)
 }

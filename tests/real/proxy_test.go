@@ -39,15 +39,15 @@ var spawner = sync.OnceValue(func() chan func() {
 	return work
 })
 
-// startProxy runs a watershed in front of these servers of a cluster, or of the
-// one its kubeconfig names.
-func startProxy(t *testing.T, of *cluster, servers ...string) *ownProxy {
+// startProxy runs a watershed with the identity of a kubeconfig in front of
+// these servers, or of the one that the kubeconfig names.
+func startProxy(t *testing.T, kubeconfig string, servers ...string) *ownProxy {
 	t.Helper()
 	dir := t.TempDir()
 	p := &ownProxy{log: filepath.Join(dir, "log")}
 	log := must(os.Create(p.log))(t)
 	defer log.Close()
-	args := []string{"serve", "--kubeconfig", of.ProxyKubeconfig, "--listen", "127.0.0.1:0",
+	args := []string{"serve", "--kubeconfig", kubeconfig, "--listen", "127.0.0.1:0",
 		"--admin-listen", "127.0.0.1:0", "--cert-dir", dir, "--log-format", "json"}
 	for _, server := range servers {
 		args = append(args, "--server", server)
