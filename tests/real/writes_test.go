@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 )
@@ -160,6 +161,47 @@ func TestOwnWritesAreRead(t *testing.T) {
 			if a := proxied.ok(t, request{path: path}); strings.Contains(a.body, `"name":"`+name+`"`) {
 				t.Fatalf("%s was deleted, and a list after that has it", name)
 			}
+		}
+	}
+}
+
+// TestDeletionsOfOneVersion: when a lease expires, etcd deletes all of its
+// objects in one revision. Each deletion is an event of its own, all with one
+// version.
+func TestDeletionsOfOneVersion(t *testing.T) {
+	ns := namespace(t)
+	proxied.ok(t, request{path: "/api/v1/configmaps?resourceVersion=0"})
+	const count = 5
+	var deletions []clientv3.Op
+	for i := range count {
+		name := fmt.Sprintf("one-of-%d", i)
+		must(kubeClient(t, upstream).CoreV1().ConfigMaps(ns).Create(context.Background(), configMap(name), metav1.CreateOptions{}))(t)
+		deletions = append(deletions, clientv3.OpDelete("/registry/configmaps/"+ns+"/"+name))
+	}
+	var watches []*stream
+	for _, to := range targets() {
+		watch := to.watch(t, request{path: "/api/v1/namespaces/" + ns + "/configmaps?watch=1&resourceVersion=0"})
+		for range count {
+			watch.next(t)
+		}
+		watches = append(watches, watch)
+	}
+	client := must(clientv3.New(clientv3.Config{Endpoints: []string{shared.Etcd}}))(t)
+	defer client.Close()
+	must(client.Txn(context.Background()).Then(deletions...).Commit())(t)
+	marker := must(kubeClient(t, upstream).CoreV1().ConfigMaps(ns).Create(context.Background(), configMap("marker"), metav1.CreateOptions{}))(t)
+	for i, to := range targets() {
+		for range count {
+			if e := watches[i].next(t); e.Type != "DELETED" {
+				t.Errorf("%s: not a deletion: %s", to.name, e.raw)
+			}
+		}
+		if e := watches[i].next(t); e.String() != "ADDED marker" {
+			t.Errorf("%s: not the marker: %s", to.name, e.raw)
+		}
+		a := to.ok(t, request{path: "/api/v1/namespaces/" + ns + "/configmaps?resourceVersionMatch=NotOlderThan&resourceVersion=" + marker.ResourceVersion})
+		if strings.Contains(a.body, "one-of-") {
+			t.Errorf("%s: a deleted object is still there: %s", to.name, a.body)
 		}
 	}
 }
