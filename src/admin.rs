@@ -15,6 +15,9 @@ use crate::http::listen::serve_plain;
 use crate::http::{Limits, drain};
 use crate::scope::Scopes;
 
+/// What somebody sees who comes without knowing what there is.
+const INDEX: &str = "watershed\n\n/metrics  Prometheus metrics\n/livez    the process answers\n/readyz   it should get requests (?verbose says why not)\n/healthz  the same, for older probes\n";
+
 /// What the admin listener shows; read-only handles.
 pub struct State {
     /// The types known.
@@ -55,6 +58,7 @@ fn answer(state: &State, request: &Request<Incoming>) -> Response<Body> {
             state.gauges.collect(&state.scopes, &state.catalog);
             text(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", state.metrics.render())
         }
+        "/" => text(StatusCode::OK, "text/plain; charset=utf-8", INDEX.into()),
         _ => text(StatusCode::NOT_FOUND, "text/plain; charset=utf-8", "404 page not found\n".into()),
     }
 }
