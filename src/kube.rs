@@ -1,5 +1,6 @@
 //! The words everybody speaks: Kubernetes' names, parameters and wire forms. No IO, no locks.
 mod attributes;
+mod continue_token;
 mod encoding;
 mod field_selector;
 mod fields;
@@ -12,6 +13,7 @@ mod status;
 mod version;
 
 pub use attributes::Attributes;
+pub use continue_token::ContinueToken;
 pub use encoding::{
     Bookmark, BookmarkForm, ErrorStatus, EventKind, Frame, FrameDecoder, ListPage, ListParts, Malformed,
     Scanned, TypeForm, read_bookmark, read_error, scan,

@@ -138,7 +138,7 @@ impl Inner {
         }
         match &read.kind {
             decide::ReadKind::Get { name, .. } => get::answer(&opened, read, name),
-            decide::ReadKind::List(_) => list::answer(&opened, read),
+            decide::ReadKind::List(list) => list::answer(&opened, read, list),
             decide::ReadKind::Watch(watch) => {
                 let recheck = self.recheck(identity, attributes);
                 watch::answer(&opened, read, watch, recheck, &self.draining, labels)

@@ -3,6 +3,7 @@
 //! One task holds the [`Writer`]; any number of [`Reader`]s take snapshots and follow the events.
 //! No IO and no async here: time and wake-ups come from outside.
 mod object;
+mod pins;
 mod snapshot;
 mod state;
 #[cfg(test)]
@@ -12,6 +13,6 @@ mod window;
 
 pub use object::Object;
 pub use snapshot::{Items, Snapshot};
-pub use state::{Closed, Figures, Inconsistent, Reader, Start, Step, Subscription, Writer, new};
+pub use state::{At, Closed, Figures, Inconsistent, Reader, Start, Step, Subscription, Writer, new};
 pub use wake::Interest;
 pub use window::{Event, Limits};

@@ -7,8 +7,8 @@ use super::source::Reason;
 use crate::access::{Attributes, Selectors};
 use crate::catalog::{Catalog, Resource};
 use crate::kube::{
-    Encoding, FieldSelector, GetRead, LabelSelector, ListOptions, ListRead, RequestInfo, ResourceRequest,
-    ResourceVersion, Verb, Wanted, WatchStart, acceptable, get_read, wants_pretty,
+    ContinueToken, Encoding, FieldSelector, GetRead, LabelSelector, ListOptions, ListRead, RequestInfo,
+    ResourceRequest, ResourceVersion, Verb, Wanted, WatchStart, acceptable, get_read, wants_pretty,
 };
 use crate::watch::Filter;
 
@@ -44,8 +44,19 @@ pub(super) struct Read {
 
 pub(super) enum ReadKind {
     Get { name: String },
-    List(Filter),
+    List(List),
     Watch(Watch),
+}
+
+/// The parameters of a list.
+pub(super) struct List {
+    pub(super) filter: Filter,
+    /// The version to answer at, if not the newest.
+    pub(super) exact: Option<ResourceVersion>,
+    /// The most objects of a page.
+    pub(super) limit: Option<usize>,
+    /// Where the page begins, from a continue token.
+    pub(super) after: Option<String>,
 }
 
 /// The parameters of a watch.
@@ -172,20 +183,43 @@ fn plan<B>(
     if pretty {
         return Err(Reason::Pretty);
     }
-    let at_least = match options.list_read() {
-        ListRead::Any => None,
-        ListRead::NotOlderThan(version) => Some(version),
+    let (list, at_least) = list(&options, filter, fields.as_ref(), resource)?;
+    Ok(read(ReadKind::List(list), selectors, at_least))
+}
+
+fn list(
+    options: &ListOptions,
+    filter: Filter,
+    fields: Option<&FieldSelector>,
+    resource: &Resource,
+) -> Result<(List, Option<ResourceVersion>), Reason> {
+    let mut after = None;
+    let (exact, at_least) = match options.list_read() {
+        ListRead::Any => (None, None),
+        ListRead::NotOlderThan(version) => (None, Some(version)),
         ListRead::Consistent => return Err(Reason::Consistent),
-        ListRead::Exact(_) => return Err(Reason::Exact),
-        ListRead::Continue => return Err(Reason::Paging),
+        ListRead::Exact(version) => (Some(version), Some(version)),
+        ListRead::Continue => {
+            let token = options.continue_token.as_deref().and_then(ContinueToken::decode);
+            let token = token.ok_or(Reason::ContinueToken)?;
+            after = Some(token.after);
+            (Some(token.version), Some(token.version))
+        }
         ListRead::Invalid => return Err(Reason::Parameters),
     };
-    // Events have no watch cache upstream, where version "0" then does not lift the limit.
-    let uncached_upstream = *resource.gvr.resource == *"events";
-    if options.page_limit().is_some() || (uncached_upstream && options.limit > 0) {
+    let limit = options.page_limit().map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
+    let paged = limit.is_some() || exact.is_some();
+    // Upstream reads a single key, or the keys of one namespace, for these selectors: its tokens and
+    // versions then follow other rules.
+    let narrows = |field| fields.is_some_and(|fields| fields.required_value(field).is_some());
+    if paged && (narrows("metadata.name") || narrows("metadata.namespace")) {
         return Err(Reason::Paging);
     }
-    Ok(read(ReadKind::List(filter), selectors, at_least))
+    // Events have no watch cache upstream: version "0" does not lift the limit, and pages are etcd's.
+    if *resource.gvr.resource == *"events" && (paged || options.limit > 0) {
+        return Err(Reason::Paging);
+    }
+    Ok((List { filter, exact, limit, after }, at_least))
 }
 
 /// The namespace that narrows the read, if the URL fits the type: upstream has no other paths, and

@@ -3,39 +3,75 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, StatusCode, header};
 use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
 
-use super::decide::{Read, ReadKind};
+use super::decide::{List, Read};
 use super::source::{Reason, Source};
 use super::{Opened, Outcome, from_memory};
-use crate::kube::{ListParts, TypeForm};
-use crate::store::Object;
+use crate::kube::{ContinueToken, ListParts, TypeForm};
+use crate::store::{At, Object, Snapshot};
 
 /// Objects are joined to pieces of about this size, so that small ones do not become a frame each.
 const CHUNK: usize = 64 * 1024;
 
-pub(super) fn answer(opened: &Opened, read: &Read) -> Outcome {
-    let ReadKind::List(filter) = &read.kind else { return Outcome::Forward(Reason::Parameters) };
-    let snapshot = opened.scope.reader.snapshot();
-    // References only: the body holds no bytes of its own but the piece it is sending.
-    let objects: Vec<_> = snapshot
-        .items(read.namespace.as_deref())
-        .filter(|object| filter.matches(&object.attributes))
-        .cloned()
-        .collect();
+pub(super) fn answer(opened: &Opened, read: &Read, list: &List) -> Outcome {
+    let reader = &opened.scope.reader;
+    let snapshot = match list.exact.map(|version| reader.at(Instant::now(), version)) {
+        None => reader.snapshot(),
+        Some(At::Held(snapshot)) => snapshot,
+        Some(At::Ahead) => return Outcome::Forward(Reason::VersionAhead),
+        Some(At::Lost) => return Outcome::Forward(Reason::Exact),
+    };
+    let page = Page::cut(&snapshot, read.namespace.as_deref(), list);
     let form = Arc::clone(&opened.ready.form);
-    let parts = form.list_parts(snapshot.version(), None, None, objects.iter().map(|object| &object.bytes));
+    let objects = page.objects.iter().map(|object| &object.bytes);
+    let parts = form.list_parts(snapshot.version(), page.token.as_deref(), page.remaining, objects);
     let length = parts.body_len();
-    let body = ListBody { form, parts, objects, next: 0, place: Place::Head, left: length };
+    let body = ListBody { form, parts, objects: page.objects, next: 0, place: Place::Head, left: length };
     let body = body.map_err(|never| match never {}).boxed_unsync();
     let content_type = opened.encoding.content_type(false);
     let mut response = from_memory(StatusCode::OK, content_type, body, &opened.ready.warnings);
     response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
     Outcome::Answered(Source::Snapshot, response)
+}
+
+/// The objects of one answer: references only, the body holds no bytes of its own but what it sends.
+struct Page {
+    objects: Vec<Arc<Object>>,
+    /// Where the next page begins, if there is one.
+    token: Option<String>,
+    /// How many objects come after this page, where that can be told without looking at them.
+    remaining: Option<i64>,
+}
+
+impl Page {
+    /// Source: `apiserver/pkg/storage/continue.go` (PrepareContinueToken) and
+    /// `apiserver/pkg/storage/cacher/cacher.go` (GetList).
+    fn cut(snapshot: &Snapshot, namespace: Option<&str>, list: &List) -> Self {
+        let mut items = snapshot.items_after(namespace, list.after.as_deref());
+        let limit = list.limit.unwrap_or(usize::MAX);
+        let objects: Vec<_> = items
+            .by_ref()
+            .filter(|object| list.filter.matches(&object.attributes))
+            .take(limit)
+            .cloned()
+            .collect();
+        // Whether what follows matches is not looked at: the last page of a selection may be empty.
+        let rest = if objects.len() == limit { items.count() } else { 0 };
+        let last = objects.last().filter(|_| rest > 0);
+        let token = last.map(|last| {
+            let key = last.key();
+            let after = namespace.map_or(key, |namespace| &key[namespace.len() + 1..]).to_owned();
+            ContinueToken { version: snapshot.version(), after }.encode()
+        });
+        let plain = token.is_some() && list.filter.is_plain();
+        Self { objects, token, remaining: plain.then(|| i64::try_from(rest).unwrap_or(i64::MAX)) }
+    }
 }
 
 enum Place {

@@ -90,10 +90,12 @@ reasons! {
     Selector = "selector",
     /// A consistent read: no older than its arrival.
     Consistent = "consistent-read",
-    /// A read at exactly one version.
+    /// A read at exactly one version, which is not held (any more).
     Exact = "exact-version",
-    /// A page of a list.
+    /// A page of a list whose selector upstream reads in another way.
     Paging = "paging",
+    /// A continue token that upstream would refuse, or that asks for the newest state.
+    ContinueToken = "continue-token",
     /// sendInitialEvents, which upstream does not offer.
     InitialEvents = "initial-events",
     /// A version that this cache has not reached.

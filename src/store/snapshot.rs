@@ -5,6 +5,7 @@ use std::sync::Arc;
 use imbl::OrdSet;
 
 use super::object::{ByKey, Object};
+use super::window::Event;
 use crate::kube::ResourceVersion;
 
 /// The objects of a scope at one version, in upstream's key order. Cloning costs O(1).
@@ -58,10 +59,40 @@ impl Snapshot {
         self.objects.range::<_, str>((as_deref(&from), as_deref(&to))).map(|entry| &entry.0)
     }
 
-    /// The same as an iterator that owns its snapshot, for bodies that outlive the caller.
+    /// The objects of one namespace, or of all, whose keys come after `after`. That is relative to the
+    /// namespace, as in a continue token.
+    pub fn items_after<'a>(
+        &'a self,
+        namespace: Option<&str>,
+        after: Option<&str>,
+    ) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
+        let (mut from, to) = bounds(namespace);
+        match (after, &mut from) {
+            (Some(after), Bound::Included(key)) => {
+                key.push_str(after);
+                from = Bound::Excluded(std::mem::take(key));
+            }
+            (Some(after), from) => *from = Bound::Excluded(after.to_owned()),
+            (None, _) => {}
+        }
+        // A token of another list may lie behind the end.
+        let empty = matches!((&from, &to), (Bound::Excluded(from), Bound::Excluded(to)) if from >= to);
+        let range = (!empty).then(|| self.objects.range::<_, str>((as_deref(&from), as_deref(&to))));
+        range.into_iter().flatten().map(|entry| &entry.0)
+    }
+
+    /// As [`Snapshot::items`], as an iterator that owns its snapshot, for bodies that outlive the caller.
     pub fn into_items(self, namespace: Option<&str>) -> Items {
         let (from, to) = bounds(namespace);
         Items { snapshot: self, from, to }
+    }
+
+    /// Takes an event back that led to this state. Its version is the caller's to set.
+    pub(super) fn undo(&mut self, event: &Event) {
+        match &event.previous {
+            Some(previous) => self.insert(Arc::clone(previous)),
+            None => self.remove(event.object.key()),
+        };
     }
 
     pub(super) fn set_version(&mut self, version: ResourceVersion) {

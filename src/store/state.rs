@@ -7,10 +7,14 @@ use std::time::Instant;
 use parking_lot::RwLock;
 
 use super::object::Object;
+use super::pins::Pins;
 use super::snapshot::Snapshot;
 use super::wake::{Index, Interest, NOTHING, Slot};
 use super::window::{Event, Limits, Window};
 use crate::kube::{EventKind, Frame, ResourceVersion};
+
+/// Taking fewer events back than this costs less than a list of one page does.
+const WORTH_PINNING: usize = 64;
 
 /// Makes an empty scope, not yet synced.
 pub fn new(limits: Limits) -> (Writer, Reader) {
@@ -19,6 +23,7 @@ pub fn new(limits: Limits) -> (Writer, Reader) {
             snapshot: Snapshot::default(),
             window: Window::new(limits),
             index: Index::default(),
+            pins: Pins::default(),
             closed: None,
         }),
     });
@@ -43,6 +48,7 @@ struct State {
     snapshot: Snapshot,
     window: Window,
     index: Index,
+    pins: Pins,
     closed: Option<Closed>,
 }
 
@@ -85,6 +91,7 @@ impl Writer {
         let mut state = self.shared.state.write();
         let seen_all = state.window.head();
         state.window.reset(snapshot.version());
+        state.pins.clear();
         state.snapshot = snapshot;
         let wakers = state.index.mark_all(seen_all);
         drop(state);
@@ -141,6 +148,8 @@ impl Writer {
             state.snapshot.set_version(version);
         }
         state.window.trim(now);
+        let oldest = now.checked_sub(state.window.age());
+        state.pins.let_go(oldest);
     }
 
     /// Ends every watch, now and later.
@@ -198,6 +207,17 @@ pub enum Start {
     Now,
 }
 
+/// The state at a version that was asked for.
+#[derive(Clone, Debug)]
+pub enum At {
+    /// This was it.
+    Held(Snapshot),
+    /// It lies in the future.
+    Ahead,
+    /// It lies before what is known, or too much has happened since.
+    Lost,
+}
+
 /// What a subscriber is to do next.
 #[derive(Clone, Debug)]
 pub enum Step {
@@ -226,6 +246,28 @@ impl Reader {
     /// The version reached.
     pub fn version(&self) -> ResourceVersion {
         self.shared.state.read().snapshot.version()
+    }
+
+    /// The state at `version`: the newest one, and everything after `version` taken back. States far
+    /// behind are kept for a while, as the pages of one list all ask for the same.
+    pub fn at(&self, now: Instant, version: ResourceVersion) -> At {
+        let state = self.shared.state.read();
+        if version > state.snapshot.version() {
+            return At::Ahead;
+        }
+        if let Some(pinned) = state.pins.get(version) {
+            return At::Held(pinned.clone());
+        }
+        let Some(from) = state.window.after(version) else { return At::Lost };
+        let events: Vec<_> = state.window.from(from).cloned().collect();
+        let (mut snapshot, generation) = (state.snapshot.clone(), state.pins.generation());
+        drop(state);
+        events.iter().rev().for_each(|event| snapshot.undo(event));
+        snapshot.set_version(version);
+        if events.len() >= WORTH_PINNING {
+            self.shared.state.write().pins.put(generation, now, snapshot.clone());
+        }
+        At::Held(snapshot)
     }
 
     /// Figures for metrics and pages.

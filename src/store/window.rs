@@ -69,6 +69,11 @@ impl Window {
         self.floor
     }
 
+    /// How long events are kept.
+    pub(super) fn age(&self) -> Duration {
+        self.limits.age
+    }
+
     pub(super) fn len(&self) -> usize {
         self.events.len()
     }

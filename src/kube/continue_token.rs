@@ -1,0 +1,118 @@
+//! Continue tokens: where the next page of a list begins.
+//!
+//! Upstream's own encoding, so that a token from here works there and at every replica.
+//! Source: `apiserver/pkg/storage/continue.go` (DecodeContinue, EncodeContinue).
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use serde::{Deserialize, Serialize};
+
+use super::ResourceVersion;
+
+const API_VERSION: &str = "meta.k8s.io/v1";
+/// A key and its quotes fit many times over; upstream's keys are below 1 KiB.
+const MAX_BYTES: usize = 16 * 1024;
+
+/// A place in a list that was begun at a version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContinueToken {
+    /// The version of the list's first page, which all its pages share.
+    pub version: ResourceVersion,
+    /// The key after which the page begins, without what the URL says already: `namespace/name` for a
+    /// list over all namespaces, else `name`.
+    pub after: String,
+}
+
+#[derive(Deserialize, Serialize)]
+struct Wire<'a> {
+    v: std::borrow::Cow<'a, str>,
+    rv: i64,
+    start: std::borrow::Cow<'a, str>,
+}
+
+impl ContinueToken {
+    /// Reads a token. `None` for what upstream refuses, for tokens that ask for the newest state (`rv` below
+    /// zero), and for whatever does not begin right after a key: those are upstream's to answer.
+    pub fn decode(text: &str) -> Option<Self> {
+        if text.len() > MAX_BYTES {
+            return None;
+        }
+        let json = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
+        let wire: Wire<'_> = serde_json::from_slice(&json).ok()?;
+        let version = u64::try_from(wire.rv).ok().filter(|&version| version > 0)?;
+        // From memory upstream writes the slash after the list's prefix, from etcd it does not.
+        let start = wire.start.strip_prefix('/').unwrap_or(&wire.start);
+        let after = start.strip_suffix('\0')?;
+        let plain = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains('\0');
+        let clean = wire.v == API_VERSION && after.split('/').all(plain);
+        clean.then(|| Self { version: ResourceVersion(version), after: after.to_owned() })
+    }
+
+    /// Writes the token as upstream does from memory.
+    pub fn encode(&self) -> String {
+        let wire = Wire {
+            v: API_VERSION.into(),
+            rv: i64::try_from(self.version.0).unwrap_or(i64::MAX),
+            start: format!("/{}\0", self.after).into(),
+        };
+        BASE64_URL_SAFE_NO_PAD.encode(serde_json::to_vec(&wire).unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn of(json: &str) -> Option<ContinueToken> {
+        ContinueToken::decode(&BASE64_URL_SAFE_NO_PAD.encode(json))
+    }
+
+    #[test]
+    fn writes_what_upstream_writes() {
+        let token = ContinueToken { version: ResourceVersion(287), after: "ns/cm-a".into() };
+        let json = BASE64_URL_SAFE_NO_PAD.decode(token.encode()).unwrap();
+        assert_eq!(json, br#"{"v":"meta.k8s.io/v1","rv":287,"start":"/ns/cm-a\u0000"}"#);
+    }
+
+    #[test]
+    fn reads_both_of_upstreams_forms() {
+        let expected = Some(ContinueToken { version: ResourceVersion(5), after: "cm-a".into() });
+        assert_eq!(of(r#"{"v":"meta.k8s.io/v1","rv":5,"start":"/cm-a\u0000"}"#), expected);
+        assert_eq!(of(r#"{"v":"meta.k8s.io/v1","rv":5,"start":"cm-a\u0000"}"#), expected);
+    }
+
+    #[test]
+    fn leaves_everything_else_to_upstream() {
+        for json in [
+            "",
+            "{}",
+            r#"{"v":"meta.k8s.io/v1","rv":-1,"start":"cm-a\u0000"}"#,
+            r#"{"v":"meta.k8s.io/v1","rv":0,"start":"cm-a\u0000"}"#,
+            r#"{"v":"meta.k8s.io/v1","rv":5,"start":""}"#,
+            r#"{"v":"meta.k8s.io/v1","rv":5,"start":"\u0000"}"#,
+            r#"{"v":"meta.k8s.io/v1","rv":5,"start":"cm-a"}"#,
+            r#"{"v":"meta.k8s.io/v1","rv":5,"start":"../a\u0000"}"#,
+            r#"{"v":"meta.k8s.io/v1","rv":5,"start":"//a\u0000"}"#,
+            r#"{"v":"v2","rv":5,"start":"cm-a\u0000"}"#,
+        ] {
+            assert_eq!(of(json), None, "{json}");
+        }
+        assert_eq!(ContinueToken::decode("#"), None);
+        assert_eq!(ContinueToken::decode(&"A".repeat(MAX_BYTES + 1)), None);
+    }
+
+    proptest! {
+        #[test]
+        fn reads_its_own(version in 1..i64::MAX, after in "[a-z0-9.-]{0,9}x(/[a-z0-9.:-]{0,9}x)?") {
+            let token = ContinueToken { version: ResourceVersion(version.unsigned_abs()), after };
+            prop_assert_eq!(ContinueToken::decode(&token.encode()), Some(token));
+        }
+
+        #[test]
+        fn never_panics(text in any::<String>(), bytes in proptest::collection::vec(any::<u8>(), 0..99)) {
+            let _ = ContinueToken::decode(&text);
+            let _ = ContinueToken::decode(&BASE64_URL_SAFE_NO_PAD.encode(bytes));
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Old states that somebody pages through.
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use super::snapshot::Snapshot;
+use crate::kube::ResourceVersion;
+
+/// So many lists may be paged through at a time without the state being made anew for each page.
+const MOST: usize = 16;
+
+/// States at old versions. They share most of their memory with the newest.
+#[derive(Debug, Default)]
+pub(super) struct Pins {
+    states: VecDeque<(Instant, Snapshot)>,
+    /// Grows with every fresh list, before which no state is worth anything.
+    generation: u64,
+}
+
+impl Pins {
+    pub(super) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    pub(super) fn get(&self, version: ResourceVersion) -> Option<&Snapshot> {
+        self.states.iter().map(|(_, state)| state).find(|state| state.version() == version)
+    }
+
+    /// Keeps a state that was made in this generation; the oldest goes if there are too many.
+    pub(super) fn put(&mut self, generation: u64, now: Instant, state: Snapshot) {
+        if generation != self.generation || self.get(state.version()).is_some() {
+            return;
+        }
+        if self.states.len() == MOST {
+            self.states.pop_front();
+        }
+        self.states.push_back((now, state));
+    }
+
+    /// Lets go of what was made before `oldest`.
+    pub(super) fn let_go(&mut self, oldest: Option<Instant>) {
+        if let Some(oldest) = oldest {
+            self.states.retain(|(made, _)| *made >= oldest);
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.states.clear();
+        self.generation += 1;
+    }
+}
