@@ -1,0 +1,114 @@
+//! Holds the documents to what is there: links lead somewhere, named tests exist, flags in manifests are flags.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn top() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    let path = top().join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Files below a folder with one of these endings. Built and hidden things are left out.
+fn files(folder: &Path, endings: &[&str], found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        if path.is_dir() {
+            if !name.starts_with('.') && name != "target" {
+                files(&path, endings, found);
+            }
+        } else if endings.iter().any(|ending| name.ends_with(ending)) {
+            found.push(path);
+        }
+    }
+}
+
+fn all(folder: &str, endings: &[&str]) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    files(&top().join(folder), endings, &mut found);
+    found
+}
+
+/// Where `[text](target)` leads, without the place in the page; addresses elsewhere are left out.
+fn links(text: &str) -> Vec<&str> {
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let here = targets.filter(|target| !target.contains("://"));
+    here.map(|target| target.split('#').next().unwrap()).filter(|target| !target.is_empty()).collect()
+}
+
+/// What stands `between backticks`, outside of blocks.
+fn code(text: &str) -> Vec<&str> {
+    text.split('`').skip(1).step_by(2).collect()
+}
+
+#[test]
+fn links_between_documents_lead_somewhere() {
+    let mut broken = Vec::new();
+    for document in all("", &[".md"]) {
+        let text = fs::read_to_string(&document).unwrap();
+        for target in links(&text) {
+            if !document.parent().unwrap().join(target).exists() {
+                broken.push(format!("{}: {target}", document.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+#[test]
+fn every_guarantee_names_tests_that_exist() {
+    let functions: BTreeSet<String> = ["src", "tests"]
+        .into_iter()
+        .flat_map(|folder| all(folder, &[".rs", "_test.go"]))
+        .flat_map(|file| {
+            let text = fs::read_to_string(file).unwrap();
+            let names = text.split(['\n', ' ']).filter_map(|word| Some(word.split_once('(')?.0.to_owned()));
+            names.collect::<Vec<_>>()
+        })
+        .collect();
+    let text = read("docs/guarantees.md");
+    let is_name = |word: &&str| {
+        let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        let rust = word.contains('_') && word.chars().all(plain) && !word.starts_with("watershed_");
+        let go = word.starts_with("Test")
+            && word.len() > 4
+            && word.chars().all(|c| c.is_alphanumeric() || "_/".contains(c));
+        rust || go
+    };
+    let named: Vec<&str> = code(&text).into_iter().filter(is_name).collect();
+    assert!(named.len() > 40, "only {} tests are named", named.len());
+    let absent: Vec<_> =
+        named.into_iter().filter(|name| !functions.contains(name.split('/').next().unwrap())).collect();
+    assert!(absent.is_empty(), "docs/guarantees.md names tests that do not exist: {absent:?}");
+}
+
+#[test]
+fn manifests_use_flags_that_exist() {
+    let command_line = read("src/cli.rs");
+    for manifest in ["deploy/base/deployment.yaml", "helm/watershed/templates/deployment.yaml"] {
+        let text = read(manifest);
+        let flags = text.lines().filter_map(|line| {
+            let flag = line.split_once("- --").or_else(|| line.split_once("\"--"))?.1;
+            flag.split('=').next()
+        });
+        let flags: Vec<&str> = flags.collect();
+        assert!(flags.len() >= 5, "{manifest}: {flags:?}");
+        for flag in flags {
+            let by_name = format!("{}: ", flag.replace('-', "_"));
+            let by_attribute = format!("long = \"{flag}\"");
+            let known = command_line.contains(&by_name) || command_line.contains(&by_attribute);
+            assert!(known, "{manifest}: --{flag} is no flag");
+        }
+    }
+}
+
+#[test]
+fn the_checks_see_what_they_look_for() {
+    assert_eq!(links("[a](b.md#c) and [d](https://e) ![f](g.svg) [h](#i)"), ["b.md", "g.svg"]);
+    assert_eq!(code("x `y` and `z w`."), ["y", "z w"]);
+}
