@@ -2,10 +2,10 @@
 //!
 //! The CRDs are themselves followed through a scope, so that a new type is known as soon as
 //! upstream has established it, and a changed schema makes the type's scopes list again.
-mod aggregated;
 mod custom;
 mod definitions;
 mod discovery;
+mod origin;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use crate::kube::{FieldTable, GroupVersionResource};
 use crate::scope::Scopes;
 use crate::upstream::Client;
 
-use aggregated::Aggregated;
 use custom::{Custom, Parsed};
 use definitions::Definitions;
 pub use discovery::DiscoveryError;
+use origin::{Origin, Origins};
 
 /// Discovery is read again this often; custom types are followed without waiting for it.
 const REFRESH: Duration = Duration::from_mins(1);
@@ -87,7 +87,7 @@ pub struct Follower {
     vouched: Vec<String>,
     /// What discovery said last.
     discovered: Vec<discovery::Entry>,
-    aggregated: Aggregated,
+    origins: Origins,
     parsed: Parsed,
 }
 
@@ -106,11 +106,11 @@ impl Follower {
             catalog: catalog.clone(),
             vouched,
             discovered: Vec::new(),
-            aggregated: Aggregated::NotReadable,
+            origins: Origins::NotReadable,
             parsed: Parsed::default(),
         };
         follower.discover().await?;
-        if matches!(follower.aggregated, Aggregated::NotReadable) {
+        if matches!(follower.origins, Origins::NotReadable) {
             tracing::info!("APIServices cannot be read; only built-in and custom types are cached");
         }
         follower.publish();
@@ -155,7 +155,7 @@ impl Follower {
     async fn discover(&mut self) -> Result<(), DiscoveryError> {
         let discovered = discovery::read(&self.client).await?;
         // Read afterwards: what was discovered of another server has its APIService by then.
-        self.aggregated = Aggregated::read(&self.client).await?;
+        self.origins = Origins::read(&self.client).await?;
         self.discovered = discovered;
         Ok(())
     }
@@ -171,16 +171,12 @@ impl Follower {
         self.vouched.iter().any(|group| **group == *gvr.group)
     }
 
-    /// Puts discovery and definitions together. A definition says more of a custom type than
-    /// discovery does, and says it earlier.
+    /// Puts discovery and definitions together.
     fn publish(&mut self) {
         let mut types = Types::new();
         for entry in &self.discovered {
-            let definition = self.parsed.get(&entry.gvr.group, &entry.gvr.resource);
-            if definition.is_some()
-                || self.parsed.was_custom(&entry.gvr.group, &entry.gvr.resource)
-                || (self.aggregated.may_answer(&entry.gvr) && !self.is_vouched(&entry.gvr))
-            {
+            // What custom types are is for their definitions to say: discovery does not tell their fields.
+            if self.origins.of(&entry.gvr) != Some(Origin::BuiltIn) && !self.is_vouched(&entry.gvr) {
                 continue;
             }
             let Some(fields) = FieldTable::builtin(&entry.gvr, entry.namespaced) else { continue };
@@ -193,7 +189,7 @@ impl Follower {
             types.insert(entry.gvr.clone(), Arc::new(resource));
         }
         for resource in self.parsed.all().flat_map(Custom::resources) {
-            if self.aggregated.answers(&resource.gvr) {
+            if self.origins.of(&resource.gvr) == Some(Origin::Aggregated) {
                 continue;
             }
             types.insert(resource.gvr.clone(), Arc::new(resource));

@@ -273,7 +273,7 @@ impl Scopes {
             scope: Arc::clone(&scope),
             scopes: self.clone(),
             list_again: None,
-            stopped: Stopped::Failed,
+            stopped: Stopped::Closed,
         };
         tokio::spawn(pump.run());
         scope
@@ -295,7 +295,7 @@ struct Pump {
     scopes: Scopes,
     /// When the scope is to be listed again, after a schema change.
     list_again: Option<Instant>,
-    /// Why the task is over, once it is.
+    /// Why the task is over, once it is; closed, when the runtime ends it.
     stopped: Stopped,
 }
 
@@ -394,6 +394,9 @@ impl Pump {
 impl Drop for Pump {
     /// However the task ends, even by a panic: nobody waits for a scope that stands still.
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.stopped = Stopped::Failed;
+        }
         let (scope, scopes) = (Arc::clone(&self.scope), self.scopes.clone());
         match &self.stopped {
             Stopped::Closed => {

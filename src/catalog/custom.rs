@@ -1,5 +1,5 @@
 //! What CustomResourceDefinitions say of their types.
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde::Deserialize;
@@ -46,21 +46,11 @@ impl Custom {
 #[derive(Debug, Default)]
 pub(super) struct Parsed {
     known: HashMap<String, Custom>,
-    /// Every custom type ever seen: discovery may name one for a while after it is gone.
-    seen: HashSet<Name>,
 }
 
 impl Parsed {
     pub(super) fn all(&self) -> impl Iterator<Item = &Custom> {
         self.known.values()
-    }
-
-    pub(super) fn get(&self, group: &str, plural: &str) -> Option<&Custom> {
-        self.known.get(&format!("{plural}.{group}"))
-    }
-
-    pub(super) fn was_custom(&self, group: &str, plural: &str) -> bool {
-        self.seen.contains(&Name { group: group.to_owned(), plural: plural.to_owned() })
     }
 
     /// Takes the newest definitions in; gives back the types whose specification changed.
@@ -82,7 +72,6 @@ impl Parsed {
             if before.is_some_and(|before| before.incarnation != now.incarnation) {
                 changed.push(now.name.clone());
             }
-            self.seen.insert(now.name.clone());
             self.known.insert(object.key().to_owned(), now);
         }
         self.known.retain(|key, _| snapshot.get(key).is_some());

@@ -255,6 +255,59 @@ fn deletions_of_one_version_are_all_seen() {
 }
 
 #[test]
+fn every_version_of_the_window_can_be_had_again() {
+    let (mut writer, reader) = new(big());
+    let now = Instant::now();
+    writer.replace(at(10, &[("ns/a", 5), ("ns/b", 6)]));
+    let mut states = vec![(10, reader.snapshot())];
+    let change = |writer: &mut Writer, kind, key: &str, version| {
+        put(writer, now, kind, key, version, "n1");
+        (version, reader.snapshot())
+    };
+    states.push(change(&mut writer, EventKind::Modified, "ns/a", 11));
+    states.push(change(&mut writer, EventKind::Deleted, "ns/b", 13));
+    states.push(change(&mut writer, EventKind::Added, "ns/b", 14));
+    for version in 20..120 {
+        states.push(change(&mut writer, EventKind::Added, &format!("ns/p{version}"), version));
+    }
+    for _ in 0..2 {
+        for (version, state) in &states {
+            let At::Held(again) = reader.at(now, ResourceVersion(*version)) else {
+                panic!("{version} is lost")
+            };
+            let of = |state: &Snapshot| {
+                let items = state.items(None).map(|object| (object.key().to_owned(), object.version));
+                (state.version(), state.size(), items.collect::<Vec<_>>())
+            };
+            assert_eq!(of(&again), of(state), "{version}");
+        }
+    }
+    // Between two changes it is the state after the first.
+    let At::Held(between) = reader.at(now, ResourceVersion(12)) else { panic!("12 is lost") };
+    assert_eq!((between.version(), between.len()), (ResourceVersion(12), 2));
+    assert!(matches!(reader.at(now, ResourceVersion(9)), At::Lost));
+    assert!(matches!(reader.at(now, ResourceVersion(120)), At::Ahead));
+    // After a fresh list nothing of before is certain.
+    writer.replace(at(200, &[]));
+    assert!(matches!(reader.at(now, ResourceVersion(20)), At::Lost));
+}
+
+#[test]
+fn items_after_a_key_are_those_of_its_list() {
+    let snapshot = at(9, &[("a/x", 1), ("a/y", 2), ("a-b/x", 3), ("b/x", 4)]);
+    let keys = |namespace, after| {
+        snapshot.items_after(namespace, Some(after)).map(|object| object.key()).collect::<Vec<_>>()
+    };
+    assert_eq!(keys(None, "a-b/x"), ["a/x", "a/y", "b/x"]);
+    assert_eq!(keys(None, "a/x"), ["a/y", "b/x"]);
+    assert_eq!(keys(Some("a"), "x"), ["a/y"]);
+    assert!(keys(Some("a"), "y").is_empty());
+    // A token of the list over all namespaces, used in one.
+    assert!(keys(Some("a"), "zz/x").is_empty());
+    assert!(keys(Some("a"), "\u{10ffff}").is_empty());
+}
+
+#[test]
 fn a_reader_in_the_midst_of_one_version_is_told_that_the_rest_is_lost() {
     let (mut writer, reader) = new(Limits { age: Duration::from_secs(10), bytes: 1 << 30 });
     let now = Instant::now();

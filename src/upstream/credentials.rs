@@ -35,8 +35,8 @@ const RENEW_PAUSE: Duration = Duration::from_mins(1);
 /// What the operator says about upstream.
 #[derive(Clone, Debug, Default)]
 pub struct UpstreamOptions {
-    /// The kubeconfig (`--kubeconfig`). Without one: the cluster this runs in, if it runs in one,
-    /// else `$KUBECONFIG` or `~/.kube/config`.
+    /// The kubeconfig (`--kubeconfig`). Without one: `$KUBECONFIG`, else the cluster this runs in, if it
+    /// runs in one, else `~/.kube/config`.
     pub kubeconfig: Option<PathBuf>,
     /// The context in it; its current one when `None`.
     pub context: Option<String>,

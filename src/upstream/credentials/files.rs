@@ -6,9 +6,11 @@ use kube_client::config::Kubeconfig;
 
 use super::UpstreamOptions;
 
-/// Whether the service account of a pod is used.
+/// Whether the service account of a pod is used: in a pod, unless a kubeconfig is named.
 pub(super) fn in_cluster(options: &UpstreamOptions) -> bool {
-    options.kubeconfig.is_none() && std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
+    let named =
+        options.kubeconfig.is_some() || std::env::var_os("KUBECONFIG").is_some_and(|value| !value.is_empty());
+    !named && std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
 }
 
 /// Where kubeconfigs are read, merged in this order.

@@ -1,0 +1,149 @@
+//! Which API groups upstream serves by itself, and how.
+//!
+//! Another server behind the API server (an aggregated API) may answer by who asks, or hold no versions that
+//! can be compared. Its types are forwarded unless the operator vouches for it.
+use std::collections::HashMap;
+
+use http::StatusCode;
+use serde::Deserialize;
+
+use super::discovery::{DiscoveryError, get};
+use crate::kube::GroupVersionResource;
+use crate::upstream::Client;
+
+/// A list of any age will do: the group was in the discovery document that was read before.
+const PATH: &str = "/apis/apiregistration.k8s.io/v1/apiservices?resourceVersion=0";
+/// How the API server marks what it registers by itself: `onstart` for the types compiled into it, `true`
+/// for custom ones. Source: `kube-aggregator/pkg/controllers/autoregister/autoregister_controller.go`.
+const MANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
+/// The groups that are compiled into kube-apiserver, for proxies that may not read the APIServices.
+/// Source: `kubernetes/pkg/controlplane/instance.go` (the default API resource configuration).
+const BUILT_IN: &[&str] = &[
+    "",
+    "admissionregistration.k8s.io",
+    "apiextensions.k8s.io",
+    "apiregistration.k8s.io",
+    "apps",
+    "authentication.k8s.io",
+    "authorization.k8s.io",
+    "autoscaling",
+    "batch",
+    "certificates.k8s.io",
+    "coordination.k8s.io",
+    "discovery.k8s.io",
+    "events.k8s.io",
+    "flowcontrol.apiserver.k8s.io",
+    "internal.apiserver.k8s.io",
+    "networking.k8s.io",
+    "node.k8s.io",
+    "policy",
+    "rbac.authorization.k8s.io",
+    "resource.k8s.io",
+    "scheduling.k8s.io",
+    "storage.k8s.io",
+    "storagemigration.k8s.io",
+];
+
+/// Who answers for one version of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// The API server, for types compiled into it.
+    BuiltIn,
+    /// The API server, for types that definitions describe.
+    Custom,
+    /// Another server behind it.
+    Aggregated,
+}
+
+/// What is known of who answers.
+#[derive(Debug)]
+pub(super) enum Origins {
+    /// By group and version.
+    Known(HashMap<(String, String), Origin>),
+    /// The proxy may not read the APIServices: only what is compiled in is certain.
+    NotReadable,
+}
+
+impl Origins {
+    /// Asks upstream.
+    pub(super) async fn read(client: &Client) -> Result<Self, DiscoveryError> {
+        match get::<List>(client, PATH, "application/json").await {
+            Ok(list) => Ok(Self::Known(list.items.into_iter().map(ApiService::read).collect())),
+            Err(DiscoveryError::Refused {
+                status: StatusCode::FORBIDDEN | StatusCode::NOT_FOUND, ..
+            }) => Ok(Self::NotReadable),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Who answers for a type; `None` when that cannot be told.
+    pub(super) fn of(&self, gvr: &GroupVersionResource) -> Option<Origin> {
+        match self {
+            Self::Known(known) => known.get(&(gvr.group.to_string(), gvr.version.to_string())).copied(),
+            Self::NotReadable => BUILT_IN.contains(&&*gvr.group).then_some(Origin::BuiltIn),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct List {
+    items: Vec<ApiService>,
+}
+
+#[derive(Deserialize)]
+struct ApiService {
+    #[serde(default)]
+    metadata: Metadata,
+    spec: Spec,
+}
+
+#[derive(Default, Deserialize)]
+struct Metadata {
+    #[serde(default)]
+    labels: HashMap<String, String>,
+}
+
+#[derive(Deserialize)]
+struct Spec {
+    #[serde(default)]
+    group: String,
+    #[serde(default)]
+    version: String,
+    /// Absent for what the API server answers itself.
+    service: Option<serde::de::IgnoredAny>,
+}
+
+impl ApiService {
+    fn read(self) -> ((String, String), Origin) {
+        let managed = self.metadata.labels.get(MANAGED).map(String::as_str);
+        let origin = match (self.spec.service, managed) {
+            (Some(_), _) => Origin::Aggregated,
+            (None, Some("onstart")) => Origin::BuiltIn,
+            (None, _) => Origin::Custom,
+        };
+        ((self.spec.group, self.spec.version), origin)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_of_other_servers_are_told_apart() {
+        let text = r#"{"kind":"APIServiceList","items":[
+            {"metadata":{"labels":{"kube-aggregator.kubernetes.io/automanaged":"onstart"}},
+                "spec":{"version":"v1","groupPriorityMinimum":1,"versionPriority":1}},
+            {"metadata":{"labels":{"kube-aggregator.kubernetes.io/automanaged":"true"}},
+                "spec":{"group":"example.org","version":"v1","service":null}},
+            {"spec":{"group":"metrics.k8s.io","version":"v1beta1","service":{"namespace":"kube-system","name":"m"}}}]}"#;
+        let list: List = serde_json::from_str(text).unwrap();
+        let known = Origins::Known(list.items.into_iter().map(ApiService::read).collect());
+        let of = |origins: &Origins| {
+            [("", "v1", "pods"), ("example.org", "v1", "things"), ("metrics.k8s.io", "v1beta1", "pods")]
+                .map(|(group, version, name)| origins.of(&GroupVersionResource::new(group, version, name)))
+        };
+        assert_eq!(of(&known), [Some(Origin::BuiltIn), Some(Origin::Custom), Some(Origin::Aggregated)]);
+        assert_eq!(of(&Origins::NotReadable), [Some(Origin::BuiltIn), None, None]);
+    }
+}
