@@ -16,7 +16,7 @@ pub use attributes::Attributes;
 pub use continue_token::ContinueToken;
 pub use encoding::{
     Bookmark, BookmarkForm, ErrorStatus, EventKind, Frame, FrameDecoder, ListPage, ListParts, Malformed,
-    Scanned, TypeForm, read_bookmark, read_error, scan,
+    PartialForm, Scanned, TypeForm, read_bookmark, read_error, scan,
 };
 pub use field_selector::{FieldOperator, FieldRequirement, FieldSelector};
 pub use fields::FieldTable;
@@ -24,7 +24,7 @@ pub use label_selector::{InvalidSelector, LabelOperator, LabelRequirement, Label
 pub use list_options::{
     GetRead, InvalidOptions, ListOptions, ListRead, VersionMatch, VersionParam, WatchStart, get_read,
 };
-pub use media::{Encoding, Wanted, acceptable, wants_pretty};
+pub use media::{Encoding, Representation, Wanted, acceptable, wants_pretty};
 pub use request_info::{RequestInfo, ResourceRequest, Verb};
 pub use resource::GroupVersionResource;
 pub use status::{Details, Status};

@@ -18,7 +18,7 @@ use crate::access::{Access, Attributes, Authenticated, Decision, Identity};
 use crate::catalog::Catalog;
 use crate::http::body::Body;
 use crate::http::drain;
-use crate::kube::{Encoding, Status};
+use crate::kube::{PartialForm, Representation, Status};
 use crate::scope::{NotReady, Ready, Scope, ScopeKey, Scopes};
 use crate::upstream::Forwarder;
 
@@ -47,7 +47,14 @@ struct Inner {
 struct Opened {
     scope: Arc<Scope>,
     ready: Arc<Ready>,
-    encoding: Encoding,
+    representation: Representation,
+}
+
+impl Opened {
+    /// How the objects are to be reduced, if only their metadata is asked for.
+    fn partial(&self) -> Option<PartialForm> {
+        self.representation.metadata_only.then(|| PartialForm::of(&self.ready.form))
+    }
 }
 
 /// What came of trying to answer from memory.
@@ -154,16 +161,21 @@ impl Inner {
         if self.catalog.get(&resource.gvr).is_none_or(|now| now.fields != resource.fields) {
             return Err(Reason::UnknownType);
         }
-        for &encoding in &read.encodings {
-            let key = ScopeKey { gvr: resource.gvr.clone(), encoding };
+        for &representation in &read.representations {
+            let key = ScopeKey { gvr: resource.gvr.clone(), encoding: representation.encoding };
             let scope = self.scopes.open(&key, &resource.kind, &resource.fields);
             if scope.fields != resource.fields {
                 return Err(Reason::UnknownType);
             }
             match scope.ready(self.scopes.config().sync_wait).await {
-                Ok(ready) => return Ok(Opened { scope, ready, encoding }),
+                Ok(ready) => return Ok(Opened { scope, ready, representation }),
                 Err(NotReady::Syncing) => return Err(Reason::Syncing),
-                Err(NotReady::Stopped(crate::upstream::Stopped::NotAcceptable)) => {}
+                // Metadata can be had in every encoding, whatever the objects have.
+                Err(NotReady::Stopped(crate::upstream::Stopped::NotAcceptable))
+                    if !representation.metadata_only => {}
+                Err(NotReady::Stopped(crate::upstream::Stopped::NotAcceptable)) => {
+                    return Err(Reason::Representation);
+                }
                 Err(NotReady::Stopped(_)) => return Err(Reason::NotCached),
             }
         }
@@ -185,11 +197,10 @@ impl Inner {
 }
 
 fn refuse(read: &Read, status: &Status) -> Outcome {
-    // Upstream indents refusals for people's programs; it may as well say them itself then.
-    if read.pretty {
-        return Outcome::Forward(Reason::Pretty);
+    if let Some(reason) = read.refused_by_upstream() {
+        return Outcome::Forward(reason);
     }
-    Outcome::Answered(Source::Access, answer::status(status, read.encodings[0], &[]))
+    Outcome::Answered(Source::Access, answer::status(status, read.errors(), &[]))
 }
 
 fn denied(identity: &Identity, attributes: &Attributes, reason: &str) -> Status {

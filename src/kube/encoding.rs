@@ -8,6 +8,7 @@ mod form;
 mod frames;
 mod json;
 mod list;
+mod partial;
 mod protobuf;
 #[cfg(test)]
 mod tests;
@@ -18,6 +19,7 @@ pub use bookmark::{Bookmark, BookmarkForm, read_bookmark};
 pub use form::TypeForm;
 pub use frames::{EventKind, Frame, FrameDecoder};
 pub use list::{ListPage, ListParts};
+pub use partial::PartialForm;
 
 use super::{Attributes, Encoding, FieldTable, ResourceVersion};
 

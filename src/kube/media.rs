@@ -7,6 +7,7 @@ use std::cmp::Ordering;
 use http::HeaderMap;
 use http::header::{ACCEPT, USER_AGENT};
 
+use super::Verb;
 use super::list_options::Parameters;
 
 /// The wire forms this program holds objects in.
@@ -18,12 +19,21 @@ pub enum Encoding {
     Protobuf,
 }
 
+/// How much of an object, and in which encoding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Representation {
+    /// The encoding.
+    pub encoding: Encoding,
+    /// `PartialObjectMetadata` in place of the object.
+    pub metadata_only: bool,
+}
+
 /// One of the representations a client accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Wanted {
-    /// The object itself in this encoding.
-    Plain(Encoding),
-    /// Anything else: a Table, only the metadata, YAML, CBOR, indented, or simply not understood.
+    /// One that can be made of what this program holds.
+    Held(Representation),
+    /// Anything else: a Table, YAML, CBOR, indented, or simply not understood.
     Other,
 }
 
@@ -49,15 +59,16 @@ impl Encoding {
 
 /// What upstream would try for a request's `Accept` header, in its order. The caller answers with
 /// the first that its resource type has, and forwards when `Other`, or nothing, comes first.
-pub fn acceptable(headers: &HeaderMap, watch: bool) -> Vec<Wanted> {
+pub fn acceptable(headers: &HeaderMap, verb: Verb) -> Vec<Wanted> {
+    const DEFAULT: Wanted = Wanted::Held(Representation { encoding: Encoding::Json, metadata_only: false });
     let mut lines = headers.get_all(ACCEPT).iter();
     let Some(header) = lines.next() else {
-        return vec![Wanted::Plain(Encoding::Json)];
+        return vec![DEFAULT];
     };
     // Upstream looks at the first line only. Two of them are too rare to rely on that.
     let clauses = match header.to_str() {
-        Ok("") => return vec![Wanted::Plain(Encoding::Json)],
-        Ok(text) if lines.next().is_none() => Clause::parse_all(text, watch),
+        Ok("") => return vec![DEFAULT],
+        Ok(text) if lines.next().is_none() => Clause::parse_all(text, verb),
         _ => None,
     };
     match clauses {
@@ -88,10 +99,10 @@ impl Clause {
     const MAX: usize = 12;
 
     /// The sorted clauses; `None` when their order is not certain.
-    fn parse_all(text: &str, watch: bool) -> Option<Vec<Self>> {
+    fn parse_all(text: &str, verb: Verb) -> Option<Vec<Self>> {
         let mut clauses = Vec::new();
         for part in text.split(',').map(trim).filter(|part| !part.is_empty()) {
-            clauses.push(Self::parse(part, watch)?);
+            clauses.push(Self::parse(part, verb)?);
         }
         if clauses.len() > Self::MAX {
             return None;
@@ -100,23 +111,41 @@ impl Clause {
         Some(clauses)
     }
 
-    fn parse(part: &str, watch: bool) -> Option<Self> {
+    fn parse(part: &str, verb: Verb) -> Option<Self> {
         let mut parameters = part.split(';').map(trim);
         let media_type = parameters.next().unwrap_or_default();
         let (kind, subtype) = media_type.split_once('/')?;
         let mut quality = 1.0;
-        let mut plain = true;
+        let mut known = true;
+        // Of `as`, group and version.
+        let mut conversion: [Option<&str>; 3] = [None; 3];
         for parameter in parameters.filter(|parameter| !parameter.is_empty()) {
             match parameter.split_once('=')? {
                 ("q", number) => quality = parse_quality(number)?,
                 ("charset", _) => {}
-                ("stream", "watch") if watch => {}
-                _ => plain = false,
+                ("stream", "watch") if verb == Verb::Watch => {}
+                (name @ ("as" | "g" | "v"), value) => {
+                    let place = &mut conversion[["as", "g", "v"].iter().position(|known| *known == name)?];
+                    // Named twice: too rare to rely on which one counts.
+                    known &= place.replace(value).is_none();
+                }
+                _ => known = false,
             }
         }
-        let encoding = Encoding::of_media_type(media_type).filter(|_| plain);
+        // A list of metadata for a list, single ones for gets and watches; upstream refuses it the other way.
+        let metadata = if verb == Verb::List { "PartialObjectMetadataList" } else { "PartialObjectMetadata" };
+        let metadata_only = match conversion {
+            [None, None, None] => false,
+            [Some(kind), Some("meta.k8s.io"), Some("v1")] if kind == metadata => true,
+            _ => {
+                known = false;
+                false
+            }
+        };
+        let encoding = Encoding::of_media_type(media_type).filter(|_| known);
         Some(Self {
-            wanted: encoding.map_or(Wanted::Other, Wanted::Plain),
+            wanted: encoding
+                .map_or(Wanted::Other, |encoding| Wanted::Held(Representation { encoding, metadata_only })),
             quality,
             any_type: kind == "*",
             any_subtype: subtype == "*",
@@ -162,9 +191,13 @@ mod tests {
 
     use super::*;
 
-    const JSON: Wanted = Wanted::Plain(Encoding::Json);
-    const PROTOBUF: Wanted = Wanted::Plain(Encoding::Protobuf);
+    const JSON: Wanted = held(Encoding::Json, false);
+    const PROTOBUF: Wanted = held(Encoding::Protobuf, false);
     const OTHER: Wanted = Wanted::Other;
+
+    const fn held(encoding: Encoding, metadata_only: bool) -> Wanted {
+        Wanted::Held(Representation { encoding, metadata_only })
+    }
 
     fn accept(text: &str) -> HeaderMap {
         HeaderMap::from_iter([(ACCEPT, HeaderValue::from_str(text).unwrap())])
@@ -202,16 +235,35 @@ mod tests {
             ("application/json/x", &[OTHER]),
             ("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", &[OTHER, OTHER, OTHER, JSON]),
         ] {
-            assert_eq!(acceptable(&accept(text), false), expected, "{text:?}");
+            assert_eq!(acceptable(&accept(text), Verb::List), expected, "{text:?}");
         }
-        assert_eq!(acceptable(&HeaderMap::new(), false), [JSON]);
+        assert_eq!(acceptable(&HeaderMap::new(), Verb::List), [JSON]);
+    }
+
+    #[test]
+    fn metadata_may_be_all_that_is_wanted() {
+        let one = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+        let list = "application/vnd.kubernetes.protobuf;v=v1;g=meta.k8s.io;as=PartialObjectMetadataList,application/json";
+        assert_eq!(acceptable(&accept(one), Verb::Get), [held(Encoding::Json, true)]);
+        assert_eq!(acceptable(&accept(one), Verb::Watch), [held(Encoding::Json, true)]);
+        assert_eq!(acceptable(&accept(one), Verb::List), [OTHER]);
+        assert_eq!(acceptable(&accept(list), Verb::List), [held(Encoding::Protobuf, true), JSON]);
+        assert_eq!(acceptable(&accept(list), Verb::Watch), [OTHER, JSON]);
+        for odd in [
+            "as=PartialObjectMetadata;v=v1",
+            "as=PartialObjectMetadata;g=meta.k8s.io;v=v1beta1",
+            "g=meta.k8s.io",
+            "v=v1;v=v1",
+        ] {
+            assert_eq!(acceptable(&accept(&format!("application/json;{odd}")), Verb::Get), [OTHER], "{odd}");
+        }
     }
 
     #[test]
     fn watches_may_name_their_stream() {
         let text = "application/json;stream=watch,application/vnd.kubernetes.protobuf;stream=watch";
-        assert_eq!(acceptable(&accept(text), true), [JSON, PROTOBUF]);
-        assert_eq!(acceptable(&accept("application/json;stream=other"), true), [OTHER]);
+        assert_eq!(acceptable(&accept(text), Verb::Watch), [JSON, PROTOBUF]);
+        assert_eq!(acceptable(&accept("application/json;stream=other"), Verb::Watch), [OTHER]);
         assert_eq!(Encoding::Protobuf.content_type(true), "application/vnd.kubernetes.protobuf;stream=watch",);
     }
 
@@ -219,11 +271,11 @@ mod tests {
     fn unclear_headers_are_other() {
         let mut two = accept("application/json");
         two.append(ACCEPT, HeaderValue::from_static("*/*"));
-        assert_eq!(acceptable(&two, false), [OTHER]);
+        assert_eq!(acceptable(&two, Verb::List), [OTHER]);
         let opaque =
             HeaderMap::from_iter([(ACCEPT, HeaderValue::from_bytes(b"application/json\xff").unwrap())]);
-        assert_eq!(acceptable(&opaque, false), [OTHER]);
-        assert_eq!(acceptable(&accept(&["*/*"; 13].join(",")), false), [OTHER]);
+        assert_eq!(acceptable(&opaque, Verb::List), [OTHER]);
+        assert_eq!(acceptable(&accept(&["*/*"; 13].join(",")), Verb::List), [OTHER]);
     }
 
     #[test]
@@ -241,7 +293,7 @@ mod tests {
     proptest! {
         #[test]
         fn never_panics(text in "([ -~]|[*/;,=q. ]|application/json|\\*/\\*){0,20}", watch in any::<bool>()) {
-            let _ = acceptable(&accept(&text), watch);
+            let _ = acceptable(&accept(&text), if watch { Verb::Watch } else { Verb::Get });
         }
 
         /// Equal qualities keep the client's order among clauses that are equally specific.
@@ -254,9 +306,9 @@ mod tests {
         ) {
             let (specific, wild): (Vec<_>, Vec<_>) = clauses.iter().partition(|clause| **clause != "*/*");
             let expected: Vec<_> = specific.into_iter().chain(wild)
-                .map(|clause| Wanted::Plain(Encoding::of_media_type(clause).unwrap()))
+                .map(|clause| held(Encoding::of_media_type(clause).unwrap(), false))
                 .collect();
-            prop_assert_eq!(acceptable(&accept(&clauses.join(",")), false), expected);
+            prop_assert_eq!(acceptable(&accept(&clauses.join(",")), Verb::List), expected);
         }
     }
 }

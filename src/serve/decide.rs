@@ -7,8 +7,9 @@ use super::source::Reason;
 use crate::access::{Attributes, Selectors};
 use crate::catalog::{Catalog, Resource};
 use crate::kube::{
-    ContinueToken, Encoding, FieldSelector, GetRead, LabelSelector, ListOptions, ListRead, RequestInfo,
-    ResourceRequest, ResourceVersion, Verb, Wanted, WatchStart, acceptable, get_read, wants_pretty,
+    ContinueToken, Encoding, FieldSelector, GetRead, LabelSelector, ListOptions, ListRead, Representation,
+    RequestInfo, ResourceRequest, ResourceVersion, Verb, Wanted, WatchStart, acceptable, get_read,
+    wants_pretty,
 };
 use crate::watch::Filter;
 
@@ -33,11 +34,11 @@ pub(super) enum Plan {
 pub(super) struct Read {
     pub(super) resource: Arc<Resource>,
     /// What the client takes, best first; never empty.
-    pub(super) encodings: Vec<Encoding>,
+    pub(super) representations: Vec<Representation>,
     pub(super) namespace: Option<String>,
     pub(super) kind: ReadKind,
     /// Refusals are to be indented.
-    pub(super) pretty: bool,
+    pretty: bool,
     attributes: Attributes,
     at_least: Option<ResourceVersion>,
 }
@@ -79,6 +80,21 @@ pub(super) enum Begin {
 }
 
 impl Read {
+    /// How the client wants refusals: in the encoding it likes best, even of types that have none such.
+    pub(super) fn errors(&self) -> Encoding {
+        self.representations[0].encoding
+    }
+
+    /// Upstream prints refusals in other ways for people's programs, and where a conversion is asked for;
+    /// it may as well say them itself then.
+    pub(super) fn refused_by_upstream(&self) -> Option<Reason> {
+        match self.representations[0] {
+            _ if self.pretty => Some(Reason::Pretty),
+            Representation { metadata_only: true, .. } => Some(Reason::Representation),
+            _ => None,
+        }
+    }
+
     /// What authorization is asked about.
     pub(super) fn attributes(&self) -> Attributes {
         self.attributes.clone()
@@ -94,9 +110,9 @@ pub(super) fn decide<B>(catalog: &Catalog, request: &Request<B>) -> Planned {
     let uri = request.uri();
     let info = RequestInfo::parse(request.method(), uri.path(), uri.query());
     let resource = info.resource.as_ref().and_then(|asked| catalog.get(&asked.gvr));
-    let wanted = acceptable(request.headers(), info.verb == Verb::Watch);
+    let wanted = acceptable(request.headers(), info.verb);
     let errors = match wanted.first() {
-        Some(Wanted::Plain(encoding)) => *encoding,
+        Some(Wanted::Held(representation)) => representation.encoding,
         _ => Encoding::Json,
     };
     let long_running = is_upgrade(request.headers()) || is_long_running(&info, uri.query());
@@ -143,12 +159,12 @@ fn plan<B>(
     }
     let named = info.verb == Verb::Get;
     let namespace = namespace(asked, resource, named)?;
-    let encodings = encodings(wanted)?;
+    let representations = representations(wanted)?;
     let query = request.uri().query();
     let pretty = wants_pretty(query, request.headers());
     let read = |kind, selectors, at_least| Read {
         resource: Arc::clone(resource),
-        encodings: encodings.clone(),
+        representations: representations.clone(),
         namespace: namespace.clone(),
         kind,
         pretty,
@@ -255,13 +271,11 @@ fn watch(options: &ListOptions, filter: Filter) -> Result<(Watch, Option<Resourc
 }
 
 /// The representations to try, as long as the client's order names ones that are held here.
-fn encodings(wanted: &[Wanted]) -> Result<Vec<Encoding>, Reason> {
-    let mut encodings = Vec::new();
-    for wanted in wanted {
-        match wanted {
-            Wanted::Plain(encoding) => encodings.push(*encoding),
-            Wanted::Other => break,
-        }
-    }
-    if encodings.is_empty() { Err(Reason::Representation) } else { Ok(encodings) }
+fn representations(wanted: &[Wanted]) -> Result<Vec<Representation>, Reason> {
+    let held = wanted.iter().map_while(|wanted| match wanted {
+        Wanted::Held(representation) => Some(*representation),
+        Wanted::Other => None,
+    });
+    let held: Vec<_> = held.collect();
+    if held.is_empty() { Err(Reason::Representation) } else { Ok(held) }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use http::StatusCode;
 
 use super::decide::Read;
-use super::source::Source;
+use super::source::{Reason, Source};
 use super::{Opened, Outcome, answer, from_memory};
 use crate::http::body::full;
 use crate::kube::Status;
@@ -17,11 +17,19 @@ pub(super) fn answer(opened: &Opened, read: &Read, name: &str) -> Outcome {
     let found = opened.scope.reader.snapshot().get(&key).map(Arc::clone);
     let warnings = &opened.ready.warnings;
     let response = if let Some(object) = found {
-        let body = full(opened.ready.form.get_body(&object.bytes));
-        from_memory(StatusCode::OK, opened.encoding.content_type(false), body, warnings)
+        let body = match opened.partial() {
+            None => opened.ready.form.get_body(&object.bytes),
+            Some(partial) => match partial.metadata(&object.bytes) {
+                Ok(metadata) => partial.form().get_body(&partial.object(&metadata)),
+                Err(_) => return Outcome::Forward(Reason::Representation),
+            },
+        };
+        let content_type = opened.representation.encoding.content_type(false);
+        from_memory(StatusCode::OK, content_type, full(body), warnings)
+    } else if let Some(reason) = read.refused_by_upstream() {
+        return Outcome::Forward(reason);
     } else {
-        // Refusals come in the form the client likes best, even of types that have no such form.
-        answer::status(&Status::not_found(&read.resource.gvr, name), read.encodings[0], warnings)
+        answer::status(&Status::not_found(&read.resource.gvr, name), read.errors(), warnings)
     };
     Outcome::Answered(Source::Snapshot, response)
 }

@@ -13,7 +13,7 @@ use http_body_util::BodyExt;
 use super::decide::{List, Read};
 use super::source::{Reason, Source};
 use super::{Opened, Outcome, from_memory};
-use crate::kube::{ContinueToken, ListParts, TypeForm};
+use crate::kube::{ContinueToken, ListParts, PartialForm, ResourceVersion, TypeForm};
 use crate::store::{At, Object, Snapshot};
 
 /// Objects are joined to pieces of about this size, so that small ones do not become a frame each.
@@ -28,13 +28,20 @@ pub(super) fn answer(opened: &Opened, read: &Read, list: &List) -> Outcome {
         Some(At::Lost) => return Outcome::Forward(Reason::Exact),
     };
     let page = Page::cut(&snapshot, read.namespace.as_deref(), list);
-    let form = Arc::clone(&opened.ready.form);
-    let objects = page.objects.iter().map(|object| &object.bytes);
-    let parts = form.list_parts(snapshot.version(), page.token.as_deref(), page.remaining, objects);
+    let items = match opened.partial() {
+        None => Items::Whole(Arc::clone(&opened.ready.form), page.objects),
+        Some(partial) => {
+            let metadata: Result<_, _> =
+                page.objects.iter().map(|object| partial.metadata(&object.bytes)).collect();
+            let Ok(metadata) = metadata else { return Outcome::Forward(Reason::Representation) };
+            Items::Metadata(partial, metadata)
+        }
+    };
+    let parts = items.parts(snapshot.version(), page.token.as_deref(), page.remaining);
     let length = parts.body_len();
-    let body = ListBody { form, parts, objects: page.objects, next: 0, place: Place::Head, left: length };
+    let body = ListBody { items, parts, next: 0, place: Place::Head, left: length };
     let body = body.map_err(|never| match never {}).boxed_unsync();
-    let content_type = opened.encoding.content_type(false);
+    let content_type = opened.representation.encoding.content_type(false);
     let mut response = from_memory(StatusCode::OK, content_type, body, &opened.ready.warnings);
     response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
     Outcome::Answered(Source::Snapshot, response)
@@ -74,6 +81,35 @@ impl Page {
     }
 }
 
+/// What is listed: references only, or slices of what is held.
+enum Items {
+    Whole(Arc<TypeForm>, Vec<Arc<Object>>),
+    Metadata(PartialForm, Vec<Bytes>),
+}
+
+impl Items {
+    fn parts(&self, version: ResourceVersion, token: Option<&str>, remaining: Option<i64>) -> ListParts {
+        match self {
+            Self::Whole(form, objects) => {
+                form.list_parts(version, token, remaining, objects.iter().map(|object| &object.bytes))
+            }
+            Self::Metadata(form, metadata) => form.list_parts(version, token, remaining, metadata.iter()),
+        }
+    }
+
+    /// Writes the item at `index`; false when there is none.
+    fn write(&self, index: usize, out: &mut BytesMut) -> bool {
+        match self {
+            Self::Whole(form, objects) => {
+                objects.get(index).map(|object| form.write_item(index, &object.bytes, out)).is_some()
+            }
+            Self::Metadata(form, metadata) => {
+                metadata.get(index).map(|metadata| form.write_item(index, metadata, out)).is_some()
+            }
+        }
+    }
+}
+
 enum Place {
     Head,
     Items,
@@ -83,9 +119,8 @@ enum Place {
 
 /// Sends a list piece by piece as the connection takes it.
 struct ListBody {
-    form: Arc<TypeForm>,
+    items: Items,
     parts: ListParts,
-    objects: Vec<Arc<Object>>,
     next: usize,
     place: Place,
     /// Bytes still to be sent.
@@ -102,11 +137,10 @@ impl ListBody {
                     self.place = Place::Items;
                 }
                 Place::Items => {
-                    let Some(object) = self.objects.get(self.next) else {
+                    if !self.items.write(self.next, &mut chunk) {
                         self.place = Place::Tail;
                         continue;
-                    };
-                    self.form.write_item(self.next, &object.bytes, &mut chunk);
+                    }
                     self.next += 1;
                     if chunk.len() >= CHUNK {
                         return Some(chunk.freeze());

@@ -28,7 +28,8 @@ pub(super) fn answer(
     draining: &drain::Watch,
     labels: &Labels,
 ) -> Outcome {
-    let Opened { scope, ready, encoding } = opened;
+    let Opened { scope, ready, representation } = opened;
+    let view = View { filter: watch.filter.clone(), partial: opened.partial() };
     // A release that does not stream initial events refuses to be asked, and does not mark the end
     // of those it sends unasked.
     if matches!(watch.begin, Begin::State { asked_for: true, .. }) && !ready.streams_initial_events {
@@ -53,7 +54,7 @@ pub(super) fn answer(
                 let Some(form) = scope.bookmarks.load_full() else {
                     return Outcome::Forward(Reason::InitialEvents);
                 };
-                Some(form.initial_events_end(version))
+                Some(view.end_mark(&form, version))
             } else {
                 None
             };
@@ -71,7 +72,7 @@ pub(super) fn answer(
         subscription,
         Terms {
             form: Arc::clone(&ready.form),
-            view: View { filter: watch.filter.clone() },
+            view,
             start: match watch.begin {
                 Begin::After(version) => version,
                 Begin::State { .. } | Begin::Now => version,
@@ -85,6 +86,7 @@ pub(super) fn answer(
         },
     );
     let body = body.map_err(|never| match never {}).boxed_unsync();
-    let response = from_memory(StatusCode::OK, encoding.content_type(true), body, &ready.warnings);
+    let response =
+        from_memory(StatusCode::OK, representation.encoding.content_type(true), body, &ready.warnings);
     Outcome::Answered(source, response)
 }

@@ -10,7 +10,7 @@ use http_body::Frame;
 use tokio::time::{Instant, Sleep};
 
 use super::view::View;
-use crate::kube::{BookmarkForm, EventKind, ResourceVersion, Status, TypeForm};
+use crate::kube::{BookmarkForm, Malformed, ResourceVersion, Status, TypeForm};
 use crate::store::{Items, Step, Subscription};
 
 /// Bookmarks come about this often. Source: `cacher.go` (defaultBookmarkFrequency).
@@ -186,19 +186,31 @@ impl WatchBody {
     fn initial_chunk(&mut self) -> Option<Bytes> {
         let Phase::Initial(initial) = &mut self.phase else { return None };
         let mut chunk = Chunk::default();
+        let mut failed = None;
         let more = initial.items.next_batch(|object| {
             if self.view.filter.matches(&object.attributes) {
-                chunk.push(self.form.event(EventKind::Added, &object.bytes));
+                match self.view.initial(object, &self.form) {
+                    Ok(frame) => chunk.push(frame),
+                    Err(error) => failed = Some(error),
+                }
             }
-            chunk.bytes < CHUNK
+            chunk.bytes < CHUNK && failed.is_none()
         });
-        if !more {
+        if let Some(error) = failed {
+            self.broken(&error);
+        } else if !more {
             if let Some(mark) = initial.end_mark.take() {
                 chunk.push(mark);
             }
             self.phase = Phase::Following;
         }
         self.hand_out(chunk)
+    }
+
+    /// An object is not to be skipped over: the watch ends, and the client starts again.
+    fn broken(&mut self, error: &Malformed) {
+        tracing::error!(%error, "an object could not be framed; the watch is ended");
+        self.over(Ending::Broken);
     }
 
     fn poll_events(&mut self, context: &Context<'_>) -> Poll<Option<Bytes>> {
@@ -211,9 +223,7 @@ impl WatchBody {
                             Ok(Some(frame)) => chunk.push(frame),
                             Ok(None) => {}
                             Err(error) => {
-                                // Not to be skipped over: the client starts again from its last version.
-                                tracing::error!(%error, "an event could not be framed; the watch is ended");
-                                self.over(Ending::Broken);
+                                self.broken(&error);
                                 return Poll::Ready(self.hand_out(chunk));
                             }
                         }
@@ -227,7 +237,7 @@ impl WatchBody {
                         && version > self.start
                         && let Some(form) = self.bookmarks.as_ref().and_then(|forms| forms.load_full())
                     {
-                        chunk.push(form.plain(version));
+                        chunk.push(self.view.bookmark(&form, version));
                     }
                     return match self.hand_out(chunk) {
                         Some(bytes) => Poll::Ready(Some(bytes)),
@@ -322,6 +332,9 @@ impl http_body::Body for WatchBody {
             if let Some(chunk) = this.initial_chunk() {
                 return Poll::Ready(Some(Ok(Frame::data(chunk))));
             }
+        }
+        if matches!(this.phase, Phase::Over) {
+            return Poll::Ready(None);
         }
         let chunk = ready!(this.poll_events(context));
         Poll::Ready(chunk.map(|chunk| Ok(Frame::data(chunk))))

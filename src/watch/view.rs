@@ -1,7 +1,10 @@
 //! What a client with a selector sees of the scope's events.
 use bytes::Bytes;
 
-use crate::kube::{Attributes, EventKind, FieldSelector, FieldTable, LabelSelector, Malformed, TypeForm};
+use crate::kube::{
+    Attributes, BookmarkForm, EventKind, FieldSelector, FieldTable, LabelSelector, Malformed, PartialForm,
+    ResourceVersion, TypeForm,
+};
 use crate::store::{Event, Interest, Object};
 
 /// Namespace and selectors of a read. All must hold.
@@ -88,9 +91,39 @@ impl Filter {
 pub struct View {
     /// What the client asked to see.
     pub filter: Filter,
+    /// How objects are reduced, if it only wants their metadata.
+    pub partial: Option<PartialForm>,
 }
 
 impl View {
+    /// The frame of an object that the watch begins with.
+    pub fn initial(&self, object: &Object, form: &TypeForm) -> Result<Bytes, Malformed> {
+        self.framed(EventKind::Added, &object.bytes, form)
+    }
+
+    /// The frame of a bookmark.
+    pub fn bookmark(&self, form: &BookmarkForm, version: ResourceVersion) -> Bytes {
+        match &self.partial {
+            None => form.plain(version),
+            Some(partial) => form.partial(partial).plain(version),
+        }
+    }
+
+    /// The frame of the bookmark that ends the initial events.
+    pub fn end_mark(&self, form: &BookmarkForm, version: ResourceVersion) -> Bytes {
+        match &self.partial {
+            None => form.initial_events_end(version),
+            Some(partial) => form.partial(partial).initial_events_end(version),
+        }
+    }
+
+    fn framed(&self, kind: EventKind, object: &Bytes, form: &TypeForm) -> Result<Bytes, Malformed> {
+        match &self.partial {
+            None => Ok(form.event(kind, object)),
+            Some(partial) => partial.event(kind, object),
+        }
+    }
+
     /// The frame the client gets for `event`, `None` when it does not concern its view.
     ///
     /// Source of the transitions: `apiserver/pkg/storage/cacher/cache_watcher.go` (convertToWatchEvent).
@@ -104,14 +137,16 @@ impl View {
             (true, true) => EventKind::Modified,
             (true, false) => EventKind::Deleted,
         };
-        if kind == event.kind {
+        if kind == event.kind && self.partial.is_none() {
             return Ok(Some(event.frame.clone()));
         }
         let last_seen = |object: &Object| form.with_version(&object.bytes, event.version);
         Ok(Some(match (kind, before) {
             // Left the view by an update: the last state that was in it, at the version of the update.
-            (EventKind::Deleted, Some(before)) => form.event(kind, &last_seen(before)?),
-            _ => form.event(kind, &event.object.bytes),
+            (EventKind::Deleted, Some(before)) if event.kind != EventKind::Deleted => {
+                self.framed(kind, &last_seen(before)?, form)?
+            }
+            _ => self.framed(kind, &event.object.bytes, form)?,
         }))
     }
 }

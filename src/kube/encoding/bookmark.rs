@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use super::form::{Style, TypeForm};
 use super::protobuf::{self, Reader};
-use super::{Encoding, EventKind, Malformed, json};
+use super::{Encoding, EventKind, Malformed, PartialForm, json};
 use crate::kube::ResourceVersion;
 
 /// Annotation of the bookmark that ends the initial events; its value is `true`.
@@ -118,6 +118,17 @@ impl BookmarkForm {
             })
             .find(|learned| learned.object(seen.version, seen.initial_events_end) == *bookmark_object)
             .ok_or(Malformed("bookmark with unexpected metadata"))
+    }
+
+    /// The form for clients that only want metadata.
+    pub fn partial(&self, partial: &PartialForm) -> Self {
+        let (before, after) = partial.around();
+        Self {
+            form: partial.form().clone(),
+            before: Bytes::from_static(before),
+            after: Bytes::from_static(after),
+            null_creation: self.null_creation,
+        }
     }
 
     /// A whole frame of a bookmark at a version.

@@ -52,18 +52,23 @@ impl TypeForm {
         if ![kind, api_version, list_kind].into_iter().all(plain) {
             return Err(Malformed("list of a type with an odd name"));
         }
+        Ok(Self::of_names(kind, api_version, list_kind, style))
+    }
+
+    /// The form of a type whose names are known to need no escapes.
+    pub(super) fn of_names(kind: &str, api_version: &str, list_kind: &str, style: Style) -> Self {
         let opening = match style {
             Style::Struct { .. } => format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","#).into(),
             Style::Sorted => format!(r#"{{"apiVersion":"{api_version}","#).into(),
             Style::Message => protobuf::type_meta(api_version, kind),
         };
-        Ok(Self {
+        Self {
             kind: kind.into(),
             api_version: api_version.into(),
             list_kind: list_kind.into(),
             style,
             opening: opening.into(),
-        })
+        }
     }
 
     /// The wire form.

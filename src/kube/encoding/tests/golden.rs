@@ -32,6 +32,43 @@ fn a_paged_list_keeps_its_token_and_count() {
 }
 
 #[test]
+fn metadata_is_cut_out_as_upstream_does() {
+    for encoding in [Encoding::Json, Encoding::Protobuf] {
+        let case = Case::find("partial", encoding);
+        let (expected, page) = case.learn();
+        let (pods, _) = Case::find("pods", encoding).learn();
+        let partial = PartialForm::of(&pods);
+        assert_eq!(*partial.form(), expected);
+        // An object that is nothing but metadata is reduced to itself.
+        let metadata: Vec<_> = page.objects.iter().map(|object| partial.metadata(object).unwrap()).collect();
+        for (object, metadata) in page.objects.iter().zip(&metadata) {
+            assert_eq!(partial.object(metadata), object);
+        }
+        let token = page.continue_token.as_deref();
+        let parts = partial.list_parts(page.version, token, page.remaining, metadata.iter());
+        let mut list = BytesMut::from(&parts.head[..]);
+        for (index, metadata) in metadata.iter().enumerate() {
+            partial.write_item(index, metadata, &mut list);
+        }
+        list.extend_from_slice(&parts.tail);
+        assert_eq!(list, case.file("list"));
+        assert_eq!(parts.body_len(), list.len() as u64);
+        for frame in case.frames() {
+            if matches!(frame.kind, EventKind::Added | EventKind::Modified | EventKind::Deleted) {
+                assert_eq!(partial.event(frame.kind, &frame.object), Ok(frame.frame));
+            }
+        }
+        let bookmark =
+            Case::find("pods", encoding).frames().into_iter().find(|f| f.kind == EventKind::Bookmark);
+        let form = BookmarkForm::learn(&pods, &bookmark.unwrap().object).unwrap().partial(&partial);
+        let reduced = form.plain(ResourceVersion(9));
+        let frames = decode(encoding, [reduced]).unwrap();
+        assert_eq!(read_bookmark(encoding, &frames[0].object).unwrap().version, ResourceVersion(9));
+        assert_eq!(partial.form().check_frame(&frames[0]), Ok(()));
+    }
+}
+
+#[test]
 fn empty_lists() {
     for (directory, encoding) in
         [("foos", Encoding::Json), ("partial", Encoding::Json), ("partial", Encoding::Protobuf)]

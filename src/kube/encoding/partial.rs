@@ -1,0 +1,232 @@
+//! Objects reduced to their metadata (`PartialObjectMetadata`), cut out of their bytes.
+//!
+//! Sources: `apiserver/pkg/endpoints/handlers/response.go` (asPartialObjectMetadata),
+//! `apimachinery/pkg/apis/meta/v1/{types.go,generated.proto}`.
+use std::collections::BTreeMap;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use serde_json::value::RawValue;
+
+use super::form::Style;
+use super::{Encoding, EventKind, ListParts, Malformed, TypeForm, json, protobuf};
+use crate::kube::ResourceVersion;
+
+const KIND: &str = "PartialObjectMetadata";
+const LIST_KIND: &str = "PartialObjectMetadataList";
+const API_VERSION: &str = "meta.k8s.io/v1";
+/// What stands around the metadata in JSON.
+const HEAD: &[u8] = br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":"#;
+const TAIL: &[u8] = b"}";
+
+/// Members of ObjectMeta, in the order upstream prints the struct in.
+const OBJECT_META: &[&str] = &[
+    "name",
+    "generateName",
+    "namespace",
+    "selfLink",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "labels",
+    "annotations",
+    "ownerReferences",
+    "finalizers",
+    "managedFields",
+];
+const OWNER_REFERENCE: &[&str] = &["apiVersion", "kind", "name", "uid", "controller", "blockOwnerDeletion"];
+const MANAGED_FIELDS: &[&str] =
+    &["manager", "operation", "apiVersion", "time", "fieldsType", "fieldsV1", "subresource"];
+
+const ODD: Malformed = Malformed("metadata that can't be printed as a struct");
+
+/// How objects of a type are wrapped when only their metadata is asked for.
+///
+/// Cheap to clone. What it wraps is the *metadata* of an object: the value in JSON, the message in protobuf.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartialForm {
+    form: TypeForm,
+    /// The full objects are printed with sorted members.
+    sorted: bool,
+}
+
+impl PartialForm {
+    /// The form for objects of a type that come in `whole`.
+    pub fn of(whole: &TypeForm) -> Self {
+        let style = match whole.encoding() {
+            Encoding::Json => Style::Struct { bare_items: false, null_items: true },
+            Encoding::Protobuf => Style::Message,
+        };
+        let form = TypeForm::of_names(KIND, API_VERSION, LIST_KIND, style);
+        Self { form, sorted: matches!(whole.style, Style::Sorted) }
+    }
+
+    /// The form of the reduced objects themselves.
+    pub fn form(&self) -> &TypeForm {
+        &self.form
+    }
+
+    /// The metadata of a full object; shares its bytes where upstream prints both alike.
+    pub fn metadata(&self, object: &Bytes) -> Result<Bytes, Malformed> {
+        match self.form.encoding() {
+            Encoding::Json => {
+                let metadata = object.slice(json::metadata_span(object)?);
+                if self.sorted { in_struct_order(&metadata) } else { Ok(metadata) }
+            }
+            Encoding::Protobuf => {
+                let [_, metadata, _] = protobuf::split_metadata(object)?;
+                Ok(object.slice_ref(metadata))
+            }
+        }
+    }
+
+    /// The reduced object.
+    pub fn object(&self, metadata: &Bytes) -> Bytes {
+        let mut out = BytesMut::with_capacity(self.object_len(metadata.len()));
+        self.write(metadata, &mut out);
+        out.freeze()
+    }
+
+    /// What a list of objects with this metadata has around its items.
+    pub fn list_parts<'a>(
+        &self,
+        version: ResourceVersion,
+        continue_token: Option<&str>,
+        remaining: Option<i64>,
+        metadata: impl Iterator<Item = &'a Bytes>,
+    ) -> ListParts {
+        let (count, bytes) = metadata.fold((0, 0), |(count, bytes), metadata| {
+            (count + 1, bytes + self.form.item_len(count, self.object_len(metadata.len())) as u64)
+        });
+        self.form.list_parts_sized(version, continue_token, remaining, count, bytes)
+    }
+
+    /// Appends the object with this metadata as an item of a list.
+    pub fn write_item(&self, index: usize, metadata: &[u8], out: &mut BytesMut) {
+        let length = self.object_len(metadata.len());
+        match self.form.encoding() {
+            Encoding::Json if index > 0 => out.put_u8(b','),
+            Encoding::Json => {}
+            Encoding::Protobuf => {
+                let mut header = Vec::with_capacity(6);
+                protobuf::put_header(&mut header, protobuf::ITEMS, length);
+                out.put_slice(&header);
+            }
+        }
+        self.write(metadata, out);
+    }
+
+    /// A whole watch frame of a full object, reduced.
+    pub fn event(&self, kind: EventKind, object: &Bytes) -> Result<Bytes, Malformed> {
+        Ok(self.form.event(kind, &self.object(&self.metadata(object)?)))
+    }
+
+    /// What stands before and after the metadata of every object, if that is always the same.
+    pub(super) fn around(&self) -> (&'static [u8], &'static [u8]) {
+        match self.form.encoding() {
+            Encoding::Json => (HEAD, TAIL),
+            Encoding::Protobuf => (b"", b""),
+        }
+    }
+
+    fn object_len(&self, metadata: usize) -> usize {
+        match self.form.encoding() {
+            Encoding::Json => HEAD.len() + metadata + TAIL.len(),
+            Encoding::Protobuf => protobuf::bytes_field_len(metadata),
+        }
+    }
+
+    fn write(&self, metadata: &[u8], out: &mut BytesMut) {
+        out.reserve(self.object_len(metadata.len()));
+        match self.form.encoding() {
+            Encoding::Json => {
+                out.put_slice(HEAD);
+                out.put_slice(metadata);
+                out.put_slice(TAIL);
+            }
+            Encoding::Protobuf => {
+                let mut header = Vec::with_capacity(6);
+                protobuf::put_header(&mut header, 1, metadata.len());
+                out.put_slice(&header);
+                out.put_slice(metadata);
+            }
+        }
+    }
+}
+
+/// A custom resource's metadata, sorted on every level, as upstream prints the struct.
+fn in_struct_order(metadata: &[u8]) -> Result<Bytes, Malformed> {
+    let mut out = BytesMut::with_capacity(metadata.len());
+    put_members(metadata, OBJECT_META, &mut out, &|name, value, out| match name {
+        "ownerReferences" => put_elements(value, OWNER_REFERENCE, out),
+        "managedFields" => put_elements(value, MANAGED_FIELDS, out),
+        _ => {
+            out.put_slice(value);
+            Ok(())
+        }
+    })?;
+    Ok(out.freeze())
+}
+
+type PutValue<'f> = &'f dyn Fn(&str, &[u8], &mut BytesMut) -> Result<(), Malformed>;
+
+/// Prints an object's members in another order. Refuses members that are not known, and empty values, which
+/// the struct's printing might leave out.
+fn put_members(
+    object: &[u8],
+    order: &[&str],
+    out: &mut BytesMut,
+    put_value: PutValue<'_>,
+) -> Result<(), Malformed> {
+    let mut members: BTreeMap<&str, &RawValue> = serde_json::from_slice(object).map_err(|_| ODD)?;
+    let mut separator = b'{';
+    for &name in order {
+        let Some(value) = members.remove(name) else { continue };
+        let value = value.get();
+        // Releases before 1.34 print a null here in both forms.
+        if matches!(value, "{}" | "[]" | r#""""# | "null" | "0") && name != "creationTimestamp" {
+            return Err(ODD);
+        }
+        out.put_u8(separator);
+        separator = b',';
+        out.put_u8(b'"');
+        out.put_slice(name.as_bytes());
+        out.put_slice(b"\":");
+        put_value(name, value.as_bytes(), out)?;
+    }
+    if !members.is_empty() || separator == b'{' {
+        return Err(ODD);
+    }
+    out.put_u8(b'}');
+    Ok(())
+}
+
+fn put_elements(list: &[u8], order: &[&str], out: &mut BytesMut) -> Result<(), Malformed> {
+    let elements: Vec<&RawValue> = serde_json::from_slice(list).map_err(|_| ODD)?;
+    for (index, element) in elements.into_iter().enumerate() {
+        out.put_u8(if index > 0 { b',' } else { b'[' });
+        put_members(element.get().as_bytes(), order, out, &|_, value, out| {
+            out.put_slice(value);
+            Ok(())
+        })?;
+    }
+    out.put_u8(b']');
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_custom_resources_metadata_is_put_in_struct_order() {
+        let sorted = br#"{"annotations":{"a":"\u003c"},"creationTimestamp":"T","generation":1,"labels":{"l":"1"},"managedFields":[{"apiVersion":"v","fieldsType":"FieldsV1","fieldsV1":{"f:x":{}},"manager":"m","operation":"Update","subresource":"status","time":"T"}],"name":"n","ownerReferences":[{"apiVersion":"v","controller":true,"kind":"K","name":"o","uid":"u"}],"resourceVersion":"7","uid":"u"}"#;
+        let expected = br#"{"name":"n","uid":"u","resourceVersion":"7","generation":1,"creationTimestamp":"T","labels":{"l":"1"},"annotations":{"a":"\u003c"},"ownerReferences":[{"apiVersion":"v","kind":"K","name":"o","uid":"u","controller":true}],"managedFields":[{"manager":"m","operation":"Update","apiVersion":"v","time":"T","fieldsType":"FieldsV1","fieldsV1":{"f:x":{}},"subresource":"status"}]}"#;
+        assert_eq!(in_struct_order(sorted).as_deref(), Ok(&expected[..]));
+        for odd in ["{}", r#"{"name":"n","more":1}"#, r#"{"labels":{},"name":"n"}"#, "7", r#"{"name":"n""#] {
+            assert_eq!(in_struct_order(odd.as_bytes()), Err(ODD), "{odd}");
+        }
+    }
+}

@@ -1,0 +1,111 @@
+package real
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestMetadataOnly: PartialObjectMetadata is cut out of what is in memory, and
+// is upstream's to the byte, in gets, lists, pages and watches.
+func TestMetadataOnly(t *testing.T) {
+	ns := namespace(t)
+	w := newWidget(t)
+	w.define(t, upstream)
+	w.awaitServed(t, proxied)
+	ctx := context.Background()
+	pods := kubeClient(t, upstream).CoreV1().Pods(ns)
+	for i := range 3 {
+		p := pod(fmt.Sprintf("one-%d", i), "node")
+		p.Labels = map[string]string{"odd": fmt.Sprint(i % 2)}
+		p.Annotations = map[string]string{"note": "<&> \u2028 \"quoted\""}
+		p.Finalizers = []string{"example.test/keep"}
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "n", UID: "u", Controller: new(true)}}
+		must(pods.Create(ctx, p, metav1.CreateOptions{}))(t)
+		name := fmt.Sprintf("one-%d", i)
+		upstream.ok(t, request{method: "POST", path: w.path(ns, ""), body: w.object(name, i)})
+		upstream.ok(t, request{method: "PATCH", path: w.path(ns, name), contentType: mergePatch, body: fmt.Sprintf(
+			`{"metadata": {"labels": {"odd": "%d"}, "annotations": {"note": "<&> \"quoted\""}, "finalizers": ["example.test/keep"],
+			"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u", "controller": true, "blockOwnerDeletion": false}]}}`, i%2)})
+	}
+	const one, many = ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1", ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+	podPath := "/api/v1/namespaces/" + ns + "/pods"
+	for _, kind := range []struct{ path, media string }{
+		{podPath, "application/json"},
+		{podPath, "application/vnd.kubernetes.protobuf"},
+		{w.path(ns, ""), "application/json"},
+	} {
+		t.Run(kind.path[:9]+kind.media, func(t *testing.T) {
+			equal := func(r request) answer {
+				t.Helper()
+				want, got := upstream.ok(t, r), proxied.ok(t, r)
+				if want.body != got.body || want.header.Get("Content-Type") != got.header.Get("Content-Type") {
+					t.Errorf("%v\nupstream: %s %q\nproxied:  %s %q", r, want.header.Get("Content-Type"), want.body, got.header.Get("Content-Type"), got.body)
+				}
+				if source := got.header.Get("X-Watershed-Source"); !direct && source != "snapshot" {
+					t.Errorf("%v is answered from %q", r, source)
+				}
+				return want
+			}
+			// The scope is opened before the version that is asked for.
+			proxied.ok(t, request{path: kind.path + "?resourceVersion=0", accept: kind.media + many})
+			var list struct{ Metadata metav1.ListMeta }
+			check(t, json.Unmarshal([]byte(upstream.ok(t, request{path: kind.path}).body), &list))
+			version := list.Metadata.ResourceVersion
+
+			equal(request{path: kind.path + "/one-1?resourceVersion=0", accept: kind.media + one})
+			exact := kind.path + "?resourceVersionMatch=Exact&resourceVersion=" + version
+			for _, selector := range []string{"", "&labelSelector=odd%3D1", "&labelSelector=nothing", "&limit=2", "&limit=1&labelSelector=odd%3D0"} {
+				equal(request{path: exact + selector, accept: kind.media + many})
+			}
+			if a := equal(request{path: exact + "&limit=2", accept: "application/json" + many}); strings.Contains(a.body, `"items":null`) {
+				t.Errorf("nothing is listed: %s", a.body)
+			}
+
+			// Events, transitions and the last state, as they come.
+			watch := func(to target, query string) <-chan string {
+				read := make(chan string, 1)
+				go func() {
+					resp, err := to.open(ctx, request{path: kind.path + "?watch=1&timeoutSeconds=3&resourceVersion=" + version + query, accept: kind.media + one})
+					if err != nil {
+						read <- err.Error()
+						return
+					}
+					defer resp.Body.Close()
+					body, err := io.ReadAll(resp.Body)
+					read <- fmt.Sprint(resp.Status, resp.Header["Content-Type"], string(body), err)
+				}()
+				return read
+			}
+			var reads []<-chan string
+			queries := []string{"", "&labelSelector=odd%3D1", "&labelSelector=odd%3D0"}
+			for _, query := range queries {
+				for _, to := range targets() {
+					reads = append(reads, watch(to, query))
+				}
+			}
+			patch := func(name, body string) {
+				t.Helper()
+				upstream.ok(t, request{method: "PATCH", path: kind.path + "/" + name, contentType: mergePatch, body: body})
+			}
+			patch("one-0", `{"metadata": {"labels": {"odd": "1"}}}`)
+			patch("one-1", `{"metadata": {"annotations": {"more": "x"}}}`)
+			patch("one-0", `{"metadata": {"labels": {"odd": "0"}}}`)
+			for i, query := range queries {
+				want, got := within(t, "upstream's watch", reads[2*i]), within(t, "the proxied watch", reads[2*i+1])
+				if want != got || !strings.Contains(want, "200") {
+					t.Errorf("%s\nupstream: %q\nproxied:  %q", query, want, got)
+				}
+			}
+			// What upstream refuses is refused.
+			same(t, request{path: kind.path + "?resourceVersion=0", accept: kind.media + one})
+			same(t, request{path: kind.path + "/one-1?resourceVersion=0", accept: kind.media + many})
+			same(t, request{path: kind.path + "/nobody?resourceVersion=0", accept: kind.media + one})
+		})
+	}
+}
