@@ -54,9 +54,15 @@ func TestMetadataOnly(t *testing.T) {
 			}
 			// The scope is opened before the version that is asked for.
 			proxied.ok(t, request{path: kind.path + "?resourceVersion=0", accept: kind.media + many})
-			var list struct{ Metadata metav1.ListMeta }
-			check(t, json.Unmarshal([]byte(upstream.ok(t, request{path: kind.path}).body), &list))
-			version := list.Metadata.ResourceVersion
+			patch := func(name, body string) (version string) {
+				t.Helper()
+				a := upstream.ok(t, request{method: "PATCH", path: kind.path + "/" + name, contentType: mergePatch, body: body})
+				var patched metav1.PartialObjectMetadata
+				check(t, json.Unmarshal([]byte(a.body), &patched))
+				return patched.ResourceVersion
+			}
+			// A version of this type: that of a list may be another type's.
+			version := patch("one-2", `{"metadata": {"annotations": {"from": "`+kind.media+`"}}}`)
 
 			equal(request{path: kind.path + "/one-1?resourceVersion=0", accept: kind.media + one})
 			exact := kind.path + "?resourceVersionMatch=Exact&resourceVersion=" + version
@@ -88,10 +94,6 @@ func TestMetadataOnly(t *testing.T) {
 				for _, to := range targets() {
 					reads = append(reads, watch(to, query))
 				}
-			}
-			patch := func(name, body string) {
-				t.Helper()
-				upstream.ok(t, request{method: "PATCH", path: kind.path + "/" + name, contentType: mergePatch, body: body})
 			}
 			patch("one-0", `{"metadata": {"labels": {"odd": "1"}}}`)
 			patch("one-1", `{"metadata": {"annotations": {"more": "x"}}}`)
