@@ -3,6 +3,7 @@ mod answer;
 mod audit_id;
 mod decide;
 mod get;
+mod gzip;
 mod list;
 pub mod metrics;
 mod source;
@@ -48,6 +49,17 @@ struct Opened {
     scope: Arc<Scope>,
     ready: Arc<Ready>,
     representation: Representation,
+}
+
+impl Outcome {
+    fn compressed(self, request: &Request<Incoming>) -> Self {
+        match self {
+            Self::Answered(source, response) => {
+                Self::Answered(source, gzip::apply(request.headers(), response))
+            }
+            forward @ Self::Forward(_) => forward,
+        }
+    }
 }
 
 impl Opened {
@@ -144,8 +156,8 @@ impl Inner {
             return Outcome::Forward(Reason::VersionAhead);
         }
         match &read.kind {
-            decide::ReadKind::Get { name, .. } => get::answer(&opened, read, name),
-            decide::ReadKind::List(list) => list::answer(&opened, read, list),
+            decide::ReadKind::Get { name, .. } => get::answer(&opened, read, name).compressed(request),
+            decide::ReadKind::List(list) => list::answer(&opened, read, list).compressed(request),
             decide::ReadKind::Watch(watch) => {
                 let recheck = self.recheck(identity, attributes);
                 watch::answer(&opened, read, watch, recheck, &self.draining, labels)

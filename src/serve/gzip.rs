@@ -1,0 +1,127 @@
+//! Compressed answers, where upstream compresses.
+use std::io::Write;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use http::{HeaderMap, HeaderValue, Response, header};
+use http_body::{Body as _, Frame};
+use http_body_util::BodyExt;
+
+use crate::http::body::{Body, BoxError};
+
+/// Bodies up to this many bytes are not worth it.
+/// Source: `apiserver/pkg/endpoints/handlers/responsewriters/writers.go` (defaultGzipThresholdBytes).
+const THRESHOLD: u64 = 128 * 1024;
+/// Upstream's level. Source: the same file (defaultGzipContentEncodingLevel).
+const LEVEL: Compression = Compression::new(1);
+
+/// Compresses an answer's body if the client takes it and it is large enough.
+pub(super) fn apply(request: &HeaderMap, response: Response<Body>) -> Response<Body> {
+    let large = response.body().size_hint().exact().is_some_and(|length| length > THRESHOLD);
+    if !large || !is_accepted(request) {
+        return response;
+    }
+    let (mut parts, body) = response.into_parts();
+    parts.headers.remove(header::CONTENT_LENGTH);
+    parts.headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    parts.headers.append(header::VARY, HeaderValue::from_static("Accept-Encoding"));
+    let body = Gzip { body, encoder: Some(GzEncoder::new(Vec::new(), LEVEL)) };
+    Response::from_parts(parts, body.boxed_unsync())
+}
+
+/// As upstream reads the header: the first line, and a clause that is `gzip` and nothing else.
+/// Source: `apiserver/pkg/endpoints/filters/compression.go` (wantsCompressedResponse).
+fn is_accepted(headers: &HeaderMap) -> bool {
+    let accepted = headers.get(header::ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
+    accepted.is_some_and(|accepted| accepted.split(',').any(|clause| clause.trim() == "gzip"))
+}
+
+/// Compresses piece by piece, as the connection takes it: nothing is held but the encoder's state.
+struct Gzip {
+    body: Body,
+    /// Gone once the end is written.
+    encoder: Option<GzEncoder<Vec<u8>>>,
+}
+
+impl http_body::Body for Gzip {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = self.get_mut();
+        while let Some(encoder) = &mut this.encoder {
+            match ready!(Pin::new(&mut this.body).poll_frame(context)) {
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                Some(Ok(frame)) => {
+                    let Ok(data) = frame.into_data() else { continue };
+                    encoder.write_all(&data)?;
+                    let compressed = std::mem::take(encoder.get_mut());
+                    if !compressed.is_empty() {
+                        return Poll::Ready(Some(Ok(Frame::data(compressed.into()))));
+                    }
+                }
+                None => {
+                    let rest = this.encoder.take().map(GzEncoder::finish).transpose()?;
+                    return Poll::Ready(rest.map(|rest| Ok(Frame::data(rest.into()))));
+                }
+            }
+        }
+        Poll::Ready(None)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.encoder.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+    use crate::http::body::full;
+
+    fn accepting(text: &'static str) -> HeaderMap {
+        HeaderMap::from_iter([(header::ACCEPT_ENCODING, HeaderValue::from_static(text))])
+    }
+
+    #[test]
+    fn a_client_must_say_so_plainly() {
+        for text in ["gzip", "deflate, gzip", "gzip,br;q=0.5"] {
+            assert!(is_accepted(&accepting(text)), "{text}");
+        }
+        for text in ["", "gzip;q=1", "gzip;q=0", "*", "GZIP", "x-gzip"] {
+            assert!(!is_accepted(&accepting(text)), "{text}");
+        }
+        assert!(!is_accepted(&HeaderMap::new()));
+    }
+
+    #[tokio::test]
+    async fn large_bodies_are_one_gzip_member() {
+        let text: Vec<u8> = (0..200_000_u32).flat_map(|n| (n % 977).to_string().into_bytes()).collect();
+        let mut response = Response::new(full(text.clone()));
+        response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(text.len()));
+        let compressed = apply(&accepting("gzip"), response);
+        assert_eq!(compressed.headers()[header::CONTENT_ENCODING], "gzip");
+        assert_eq!(compressed.headers()[header::VARY], "Accept-Encoding");
+        assert!(!compressed.headers().contains_key(header::CONTENT_LENGTH));
+        let bytes = compressed.into_body().collect().await.unwrap().to_bytes();
+        let mut again = Vec::new();
+        // Reads a single member only.
+        flate2::read::GzDecoder::new(&bytes[..]).read_to_end(&mut again).unwrap();
+        assert!(again == text);
+    }
+
+    #[tokio::test]
+    async fn small_bodies_stay_as_they_are() {
+        let response = apply(&accepting("gzip"), Response::new(full(vec![b'a'; 128 * 1024])));
+        assert!(response.headers().is_empty());
+        assert_eq!(response.into_body().collect().await.unwrap().to_bytes().len(), 128 * 1024);
+    }
+}
