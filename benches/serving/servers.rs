@@ -106,18 +106,18 @@ pub(crate) async fn start(args: &Args) -> anyhow::Result<Servers> {
         Server {
             kind: Kind::Proxy,
             pid: proxy.pid(),
-            writer: Writer::patches(&upstream, &pods).await?,
+            writer: Writer::patches(&upstream, &pods),
             reach: proxy_reach,
         },
         Server {
             kind: Kind::Limit,
             pid: limit.pid(),
-            writer: Writer::pushes(&limit_reach, &object).await?,
+            writer: Writer::pushes(&limit_reach, &object)?,
             reach: limit_reach,
         },
     ];
     if let Some(pid) = pid {
-        let writer = Writer::patches(&upstream, &pods).await?;
+        let writer = Writer::patches(&upstream, &pods);
         measured.push(Server { kind: Kind::KubeApiserver, pid, reach: upstream, writer });
     }
     let children = vec![limit, proxy, child];

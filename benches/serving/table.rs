@@ -62,9 +62,11 @@ impl Row {
         median(self.rounds.get(&kind)?)
     }
 
+    /// The median of the rounds' ratios: what disturbs a round disturbs both servers.
     fn ratio(&self, kind: Kind) -> Option<f64> {
-        let (proxy, other) = (self.median(Kind::Proxy)?, self.median(kind)?);
-        (self.compare && other > 0.0).then(|| proxy / other)
+        let (proxy, other) = (self.rounds.get(&Kind::Proxy)?, self.rounds.get(&kind)?);
+        let ratios: Vec<_> = proxy.iter().zip(other).map(|(proxy, other)| proxy / other).collect();
+        median(&ratios).filter(|ratio| self.compare && ratio.is_finite())
     }
 }
 

@@ -31,10 +31,16 @@ pub(crate) struct Seeded {
 
 /// Makes events.
 pub(crate) struct Writer {
-    connection: Connection,
+    reach: Reach,
     how: How,
     written: AtomicUsize,
     version: AtomicU64,
+}
+
+/// A writer with its connection. Not kept between runs: a server closes connections that are idle for long.
+pub(crate) struct Session<'a> {
+    writer: &'a Writer,
+    connection: Connection,
 }
 
 enum How {
@@ -132,42 +138,47 @@ fn version(object: &[u8]) -> Option<u64> {
 
 impl Writer {
     /// Events by patches at the upstream.
-    pub(crate) async fn patches(upstream: &Reach, seeded: &Seeded) -> anyhow::Result<Self> {
-        let how = How::Patch(Arc::clone(&seeded.paths));
-        Self::new(upstream.connect(false).await?, how, seeded.version)
+    pub(crate) fn patches(upstream: &Reach, seeded: &Seeded) -> Self {
+        Self::new(upstream, How::Patch(Arc::clone(&seeded.paths)), seeded.version)
     }
 
     /// Events by frames that hold `object`, pushed into the limit server.
-    pub(crate) async fn pushes(limit: &Reach, object: &[u8]) -> anyhow::Result<Self> {
+    pub(crate) fn pushes(limit: &Reach, object: &[u8]) -> anyhow::Result<Self> {
         let object = object.trim_ascii_end();
         let stamp = memchr::memmem::find(object, STAMP).context("the object has no stamp")? + STAMP.len();
         let before = [br#"{"type":"MODIFIED","object":"#, &object[..stamp]].concat();
         let after = [&object[stamp + STAMP_DIGITS..], b"}\n"].concat();
-        let how = How::Push { before: before.into(), after: after.into() };
-        Self::new(limit.connect(false).await?, how, 0)
+        Ok(Self::new(limit, How::Push { before: before.into(), after: after.into() }, 0))
     }
 
-    #[allow(clippy::unnecessary_wraps, reason = "reads better at both callers")]
-    fn new(connection: Connection, how: How, version: u64) -> anyhow::Result<Self> {
-        Ok(Self { connection, how, written: AtomicUsize::new(0), version: AtomicU64::new(version) })
+    fn new(reach: &Reach, how: How, version: u64) -> Self {
+        Self { reach: reach.clone(), how, written: AtomicUsize::new(0), version: AtomicU64::new(version) }
+    }
+
+    pub(crate) async fn open(&self) -> anyhow::Result<Session<'_>> {
+        Ok(Session { writer: self, connection: self.reach.connect(false).await? })
     }
 
     /// Every event so far has at most this version.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
+}
 
+// === impl Session ===
+
+impl Session<'_> {
     /// Makes one event.
     pub(crate) async fn emit(&self) -> anyhow::Result<()> {
-        let number = self.written.fetch_add(1, Ordering::Relaxed);
+        let number = self.writer.written.fetch_add(1, Ordering::Relaxed);
         let stamp = format!("{:0STAMP_DIGITS$}", micros());
-        match &self.how {
+        match &self.writer.how {
             How::Patch(paths) => {
                 let body = format!(r#"{{"metadata":{{"annotations":{{"bench/stamp":"{stamp}"}}}}}}"#);
                 let path = &paths[number % paths.len()];
                 let kind = "application/merge-patch+json";
                 let answer = write(&self.connection, Method::PATCH, path, kind, body).await?;
-                self.version.fetch_max(version(&answer).unwrap_or_default(), Ordering::AcqRel);
+                self.writer.version.fetch_max(version(&answer).unwrap_or_default(), Ordering::AcqRel);
             }
             How::Push { before, after } => {
                 let frame = [before, stamp.as_bytes(), after].concat();

@@ -17,7 +17,7 @@ use crate::client::Connection;
 use crate::process::{cpu, resident};
 use crate::servers::{ALL_PODS, Kind, Server, Servers, node_pods};
 use crate::table::Table;
-use crate::upstream::{STAMP, STAMP_DIGITS, micros};
+use crate::upstream::{STAMP, STAMP_DIGITS, Session, micros};
 
 /// Connections opened at a time.
 const OPENERS: usize = 16;
@@ -313,14 +313,15 @@ impl Fan {
     async fn run(&self, server: &Server, watchers: &Watchers, length: Duration) -> anyhow::Result<Outcome> {
         let seen = &watchers.seen;
         let fan = if self.one_node_each { 1 } else { self.watchers as u64 };
+        let session = server.writer.open().await?;
         sleep(SETTLE).await;
         seen.delays.lock().clear();
         let first = seen.events.load(Ordering::Acquire);
         let (start, before) = (Instant::now(), cpu(server.pid)?);
         let events = match self.pace {
-            Pace::Rate(rate) => paced(server, rate, length).await?,
+            Pace::Rate(rate) => paced(&session, rate, length).await?,
             Pace::Flood => {
-                flood(server, length, |emitted| {
+                flood(&session, length, |emitted| {
                     fan * emitted <= seen.events.load(Ordering::Acquire) - first + fan * AHEAD
                 })
                 .await?
@@ -356,12 +357,12 @@ impl Fan {
 }
 
 /// Writes at a steady rate, whatever a write takes. Returns how many events there were.
-async fn paced(server: &Server, rate: f64, length: Duration) -> anyhow::Result<u64> {
+async fn paced(session: &Session<'_>, rate: f64, length: Duration) -> anyhow::Result<u64> {
     let wanted = (rate * length.as_secs_f64()).ceil() as u32;
     let start = Instant::now();
     let writes = (0..wanted).map(|number| async move {
         sleep_until(start + Duration::from_secs_f64(f64::from(number) / rate)).await;
-        server.writer.emit().await
+        session.emit().await
     });
     let writes = futures_util::stream::iter(writes).buffer_unordered(WRITERS);
     writes.try_for_each(|()| std::future::ready(Ok(()))).await?;
@@ -369,7 +370,11 @@ async fn paced(server: &Server, rate: f64, length: Duration) -> anyhow::Result<u
 }
 
 /// Writes as fast as `may_go_on` allows. Returns how many events there were.
-async fn flood(server: &Server, length: Duration, may_go_on: impl Fn(u64) -> bool) -> anyhow::Result<u64> {
+async fn flood(
+    session: &Session<'_>,
+    length: Duration,
+    may_go_on: impl Fn(u64) -> bool,
+) -> anyhow::Result<u64> {
     let end = Instant::now() + length;
     let emitted = AtomicU64::new(0);
     let (emitted, may_go_on) = (&emitted, &may_go_on);
@@ -377,7 +382,7 @@ async fn flood(server: &Server, length: Duration, may_go_on: impl Fn(u64) -> boo
         while Instant::now() < end {
             if may_go_on(emitted.load(Ordering::Relaxed)) {
                 emitted.fetch_add(1, Ordering::Relaxed);
-                server.writer.emit().await?;
+                session.emit().await?;
             } else {
                 sleep(Duration::from_millis(1)).await;
             }
