@@ -25,8 +25,8 @@ const MANAGER: &str = "fieldManager=bench";
 pub(crate) struct Seeded {
     /// The URL of each.
     pub(crate) paths: Arc<Vec<String>>,
-    /// The newest version written.
-    pub(crate) version: u64,
+    /// The newest version written, by whomever.
+    pub(crate) version: Arc<AtomicU64>,
 }
 
 /// Makes events.
@@ -34,7 +34,7 @@ pub(crate) struct Writer {
     reach: Reach,
     how: How,
     written: AtomicUsize,
-    version: AtomicU64,
+    version: Arc<AtomicU64>,
 }
 
 /// A writer with its connection. Not kept between runs: a server closes connections that are idle for long.
@@ -90,7 +90,7 @@ pub(crate) async fn seed(reach: &Reach, pods: usize, nodes: usize, bytes: usize)
     let created: Vec<_> = created.buffered(CREATORS).try_collect().await?;
     let newest = created.iter().map(|(_, version)| *version).max().unwrap_or_default();
     let paths = created.into_iter().map(|(path, _)| path).collect();
-    Ok(Seeded { paths: Arc::new(paths), version: newest })
+    Ok(Seeded { paths: Arc::new(paths), version: Arc::new(newest.into()) })
 }
 
 fn collection(namespace: &str) -> String {
@@ -139,7 +139,7 @@ fn version(object: &[u8]) -> Option<u64> {
 impl Writer {
     /// Events by patches at the upstream.
     pub(crate) fn patches(upstream: &Reach, seeded: &Seeded) -> Self {
-        Self::new(upstream, How::Patch(Arc::clone(&seeded.paths)), seeded.version)
+        Self::new(upstream, How::Patch(Arc::clone(&seeded.paths)), Arc::clone(&seeded.version))
     }
 
     /// Events by frames that hold `object`, pushed into the limit server.
@@ -148,11 +148,11 @@ impl Writer {
         let stamp = memchr::memmem::find(object, STAMP).context("the object has no stamp")? + STAMP.len();
         let before = [br#"{"type":"MODIFIED","object":"#, &object[..stamp]].concat();
         let after = [&object[stamp + STAMP_DIGITS..], b"}\n"].concat();
-        Ok(Self::new(limit, How::Push { before: before.into(), after: after.into() }, 0))
+        Ok(Self::new(limit, How::Push { before: before.into(), after: after.into() }, Arc::default()))
     }
 
-    fn new(reach: &Reach, how: How, version: u64) -> Self {
-        Self { reach: reach.clone(), how, written: AtomicUsize::new(0), version: AtomicU64::new(version) }
+    fn new(reach: &Reach, how: How, version: Arc<AtomicU64>) -> Self {
+        Self { reach: reach.clone(), how, written: AtomicUsize::new(0), version }
     }
 
     pub(crate) async fn open(&self) -> anyhow::Result<Session<'_>> {
