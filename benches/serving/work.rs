@@ -105,7 +105,7 @@ struct Reads {
 fn reads(args: &Args, servers: &Servers) -> Vec<Reads> {
     let (pods, nodes) = (args.pods, args.nodes);
     let paths = Arc::clone(&servers.pods.paths);
-    let many = Arc::clone(&paths);
+    let (one, many) = (paths[0].clone(), Arc::clone(&paths));
     let megabytes = servers.list_bytes as f64 / 1e6;
     let from_memory = "snapshot";
     vec![
@@ -129,6 +129,16 @@ fn reads(args: &Args, servers: &Servers) -> Vec<Reads> {
         },
         Reads {
             name: "GET one pod, rv=0".to_owned(),
+            unit: "µs CPU / request",
+            scale: 1e6,
+            path: Box::new(move |_| format!("{one}?resourceVersion=0")),
+            clients: args.clients,
+            source: from_memory,
+            with_limit: true,
+        },
+        // Whether a caller may is asked upstream for each name.
+        Reads {
+            name: format!("GET {pods} pods in turn, rv=0"),
             unit: "µs CPU / request",
             scale: 1e6,
             path: Box::new(move |number| format!("{}?resourceVersion=0", many[number % many.len()])),
@@ -303,7 +313,7 @@ impl Fan {
             }
             Pace::Flood => {
                 let rate = delivered as f64 / took.as_secs_f64() / 1e3;
-                table.add(&format!("{}: rate", self.name), "1000 deliveries / s", true, server.kind, rate);
+                table.add(&format!("{}: rate", self.name), "1000 deliveries / s", false, server.kind, rate);
             }
         }
         sleep(SETTLE).await;
