@@ -5,7 +5,7 @@ REAL := tests/real
 BIN := $(REAL)/.bin
 PROXY := target/debug/watershed
 
-.PHONY: help build release test test-rust test-real real lint bench demo cluster fmt clean
+.PHONY: help build release test test-rust test-real real lint bench bench-real demo cluster fmt clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -36,8 +36,17 @@ fmt: ## Format the sources
 	$(CARGO) fmt
 	cd $(REAL) && gofmt -w .
 
-bench: ## Benchmarks of the pure rooms
-	$(CARGO) bench --locked
+# Measured is a copy of the program as it is shipped: what cargo bench builds beside the
+# benchmark has the features of the test dependencies, and takes the same place.
+MEASURED := target/release/watershed-measured
+$(MEASURED): release
+	cp -f target/release/watershed $@
+
+bench: $(MEASURED) ## What serving costs, beside a server that only sends (docs/benchmarks.md); BENCH= takes flags
+	$(CARGO) bench --locked --bench serving -- --watershed $(MEASURED) $(BENCH)
+
+bench-real: $(MEASURED) real ## The same in front of a real kube-apiserver, which is measured too
+	$(CARGO) bench --locked --bench serving -- --watershed $(MEASURED) --kube-apiserver $(BENCH)
 
 demo: ## The main job on a simulated upstream, with a live picture of what is saved
 	$(CARGO) run --locked --release -- demo

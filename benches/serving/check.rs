@@ -1,0 +1,56 @@
+//! Checks the instrument itself: a process that is known to use CPU, and one that is known not to.
+use std::hint::black_box;
+use std::io::Read as _;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::children::{self, Child};
+use crate::process;
+use crate::table::median;
+
+/// What the busy loop uses, by its own clock.
+const PLANTED: Duration = Duration::from_millis(600);
+/// How far the reading may be off: a few ticks, and what a program needs to start and wait.
+const TOLERANCE: Duration = Duration::from_millis(50);
+
+/// Body of the child: uses `milliseconds` of CPU by its own process clock, says so, and waits for its stdin to end.
+pub(crate) fn burn(milliseconds: u64) -> anyhow::Result<()> {
+    let used = || Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default();
+    let mut x = 1_u64;
+    while used() < Duration::from_millis(milliseconds) {
+        for _ in 0..10_000 {
+            x = black_box(x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+        }
+    }
+    children::announce("burnt")?;
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+/// Fails when the CPU reader does not see a planted busy loop, or sees one where there is none.
+pub(crate) fn run() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let burning = |milliseconds: u64| -> anyhow::Result<(Child, Duration)> {
+        let child = Child::own("burn", folder.path(), &["burn", &milliseconds.to_string()])?;
+        child.await_line("burnt")?;
+        let seen = process::cpu(child.pid())?;
+        Ok((child, seen))
+    };
+    let (_busy, busy) = burning(u64::try_from(PLANTED.as_millis())?)?;
+    let (quiet, before) = burning(0)?;
+    std::thread::sleep(Duration::from_millis(300));
+    let idle = process::cpu(quiet.pid())?.saturating_sub(before);
+    println!("a loop of {PLANTED:?} CPU is read as {busy:?}, a sleeping process as {idle:?}");
+    ensure!(busy.abs_diff(PLANTED) <= TOLERANCE, "the CPU reader does not see a planted busy loop");
+    ensure!(idle <= TOLERANCE, "the CPU reader sees work where there is none");
+
+    let own = process::resident(std::process::id()).context("the memory reader fails")?;
+    let ballast = black_box(vec![1_u8; 64 << 20]);
+    let grown = process::resident(std::process::id())?.saturating_sub(own);
+    println!("{} MiB of memory are read as {} MiB", ballast.len() >> 20, grown >> 20);
+    ensure!(grown.abs_diff(ballast.len() as u64) < 8 << 20, "the memory reader does not see planted memory");
+    ensure!(median(&[3.0, 1.0, 2.0]) == Some(2.0) && median(&[4.0, 1.0, 2.0, 3.0]) == Some(2.5), "median");
+    Ok(())
+}

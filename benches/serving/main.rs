@@ -1,0 +1,181 @@
+//! What serving costs: CPU and memory of the proxy, of a server that does nothing but send, and of kube-apiserver.
+//!
+//! `cargo bench --bench serving -- --help`; docs/benchmarks.md says what the figures mean.
+#![allow(
+    clippy::expect_used,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    clippy::cast_sign_loss,
+    clippy::struct_excessive_bools,
+    reason = "an instrument for developers: it prints, and its flags are many"
+)]
+mod check;
+mod children;
+mod client;
+mod limit;
+mod process;
+mod servers;
+mod table;
+mod upstream;
+mod work;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// The allocator that the proxy has, so that memory is compared alike.
+#[cfg(all(target_os = "linux", not(target_env = "musl")))]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+/// Measures the CPU and the memory that serving costs.
+#[derive(Debug, Parser)]
+#[command(name = "serving", args_conflicts_with_subcommands = true)]
+pub(crate) struct Args {
+    /// Put the proxy in front of a real kube-apiserver, and measure that too (make real builds it)
+    #[arg(long)]
+    kube_apiserver: bool,
+    /// Pods there are
+    #[arg(long, default_value_t = 2000, value_name = "N", value_parser = at_least_one)]
+    pods: usize,
+    /// Nodes they are on, evenly
+    #[arg(long, default_value_t = 100, value_name = "N", value_parser = at_least_one)]
+    nodes: usize,
+    /// Size of a pod as JSON
+    #[arg(long, default_value_t = 4400, value_name = "BYTES")]
+    object_bytes: usize,
+    /// Watchers of all pods
+    #[arg(long, default_value_t = 200, value_name = "N")]
+    watchers: usize,
+    /// Events a second, where they are paced
+    #[arg(long, default_value_t = 50.0, value_name = "EVENTS")]
+    rate: f64,
+    /// Watches whose memory is measured, for each way to connect them
+    #[arg(long, default_value_t = 500, value_name = "N")]
+    idle_watches: usize,
+    /// Connections that read at a time, except for the list of everything, which one reads
+    #[arg(long, default_value_t = 4, value_name = "N")]
+    clients: usize,
+    /// How often each work is done by each server; the median counts
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    rounds: usize,
+    /// How long it is done each time
+    #[arg(long, default_value_t = 2.0, value_name = "SECONDS")]
+    seconds: f64,
+    /// Clients speak HTTP/1.1 instead of HTTP/2
+    #[arg(long)]
+    http1: bool,
+    /// Only work whose name contains this (memory, LIST, GET, event, fan-out)
+    #[arg(long, value_name = "WORD")]
+    only: Option<String>,
+    /// Write all rounds to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// The program to measure, instead of the one built with this
+    #[arg(long, default_value = env!("CARGO_BIN_EXE_watershed"), hide_default_value = true, value_name = "FILE")]
+    watershed: PathBuf,
+    /// The harness that runs kube-apiserver
+    #[arg(long, default_value = "tests/real/.bin/cluster", value_name = "FILE")]
+    cluster: PathBuf,
+    /// Check the instrument itself, and measure nothing
+    #[arg(long)]
+    check: bool,
+    /// Set by cargo bench. Without it (cargo test --benches) the instrument is only checked
+    #[arg(long, hide = true)]
+    bench: bool,
+    #[command(subcommand)]
+    part: Option<Part>,
+}
+
+/// What this program does as a child of itself.
+#[derive(Debug, Subcommand)]
+enum Part {
+    /// Be the limit server
+    #[command(hide = true)]
+    Limit { folder: PathBuf },
+    /// Use CPU
+    #[command(hide = true)]
+    Burn { milliseconds: u64 },
+    /// Run a program that ends with its parent
+    #[command(hide = true)]
+    Exec {
+        #[arg(long)]
+        parent: i32,
+        program: PathBuf,
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+}
+
+impl Args {
+    fn length(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds)
+    }
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if number > 0 => Ok(number),
+        _ => Err("not a number above zero".to_owned()),
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    match &args.part {
+        Some(Part::Limit { folder }) => return limit::run(folder),
+        Some(Part::Burn { milliseconds }) => return check::burn(*milliseconds),
+        Some(Part::Exec { parent, program, arguments }) => {
+            return children::become_program(*parent, program, arguments);
+        }
+        None => {}
+    }
+    check::run()?;
+    if args.check || !args.bench {
+        return Ok(());
+    }
+    // Thousands of connections are thousands of files, here and in the children.
+    let files = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: files.maximum, maximum: files.maximum })?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    // On this thread, which starts the children: they end with it.
+    runtime.block_on(run(&args))
+}
+
+async fn run(args: &Args) -> anyhow::Result<()> {
+    let started = std::time::Instant::now();
+    eprintln!("starting servers, making {} pods …", args.pods);
+    let servers = servers::start(args).await?;
+    let table = work::all(args, &servers).await?;
+    let kinds: Vec<_> = servers.measured.iter().map(|server| server.kind).collect();
+    let flags: Vec<_> = std::env::args().skip(1).filter(|flag| flag != "--bench").collect();
+    let setting = table::Setting {
+        command: format!("cargo bench --bench serving -- {}", flags.join(" "))
+            .trim_end_matches(" --")
+            .trim_end()
+            .to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        machine: process::Machine::this(),
+    };
+    let process::Machine { cores, processor, memory_gib, kernel } = &setting.machine;
+    println!("\n{}", setting.command);
+    println!("watershed {}; {cores} cores ({processor}), {memory_gib} GiB, Linux {kernel}", setting.version);
+    println!(
+        "{} rounds of {} s each, medians; {} over TLS, clients on the same machine\n",
+        args.rounds,
+        args.seconds,
+        if args.http1 { "HTTP/1.1" } else { "HTTP/2" }
+    );
+    println!("{}", table.text(&kinds));
+    for remark in &table.remarks {
+        println!("- {remark}");
+    }
+    if let Some(file) = &args.json {
+        std::fs::write(file, serde_json::to_vec_pretty(&table.json(&setting))?)?;
+    }
+    anyhow::ensure!(!table.is_empty(), "no work is called that (see --only)");
+    eprintln!("took {:.0?}", started.elapsed());
+    Ok(())
+}

@@ -1,0 +1,192 @@
+//! The objects that are served, and the writes that make events.
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use bytes::Bytes;
+use futures_util::{StreamExt as _, TryStreamExt as _};
+use http::{Method, header};
+use http_body_util::BodyExt as _;
+
+use crate::client::{Connection, Reach};
+use crate::limit;
+
+/// The annotation that says when an object was written, in microseconds; always of the same length.
+pub(crate) const STAMP: &[u8] = br#""bench/stamp":""#;
+pub(crate) const STAMP_DIGITS: usize = 16;
+/// Creations under way at a time.
+const CREATORS: usize = 8;
+const NAMESPACES: usize = 10;
+/// All writes are one manager's, so that an object does not grow with the first patch.
+const MANAGER: &str = "fieldManager=bench";
+
+/// The pods at an upstream.
+pub(crate) struct Seeded {
+    /// The URL of each.
+    pub(crate) paths: Arc<Vec<String>>,
+    /// The newest version written, by whomever.
+    pub(crate) version: Arc<AtomicU64>,
+}
+
+/// Makes events.
+pub(crate) struct Writer {
+    reach: Reach,
+    how: How,
+    written: AtomicUsize,
+    version: Arc<AtomicU64>,
+}
+
+/// A writer with its connection. Not kept between runs: a server closes connections that are idle for long.
+pub(crate) struct Session<'a> {
+    writer: &'a Writer,
+    connection: Connection,
+}
+
+enum How {
+    /// Patches one pod after the other.
+    Patch(Arc<Vec<String>>),
+    /// Hands the limit server a frame.
+    Push { before: Bytes, after: Bytes },
+}
+
+pub(crate) fn micros() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_micros() as u64)
+}
+
+pub(crate) fn node_name(number: usize) -> String {
+    format!("node-{number:04}")
+}
+
+/// Creates pods of about `bytes` each, as the server prints them, evenly over namespaces and nodes.
+pub(crate) async fn seed(reach: &Reach, pods: usize, nodes: usize, bytes: usize) -> anyhow::Result<Seeded> {
+    let connection = reach.connect(false).await?;
+    for number in 0..NAMESPACES {
+        let body =
+            format!(r#"{{"apiVersion":"v1","kind":"Namespace","metadata":{{"name":"bench-{number}"}}}}"#);
+        write(&connection, Method::POST, "/api/v1/namespaces", "application/json", body).await?;
+    }
+    // A server adds fields of its own. Two probes tell how much, and what one more variable makes.
+    let mut sizes = [0; 2];
+    for (size, variables) in sizes.iter_mut().zip([0, 10]) {
+        let name = format!("probe-{variables}");
+        let body = pod("bench-0", &name, &node_name(0), variables);
+        *size =
+            write(&connection, Method::POST, &collection("bench-0"), "application/json", body).await?.len();
+        let path = format!("{}/{name}?gracePeriodSeconds=0", collection("bench-0"));
+        write(&connection, Method::DELETE, &path, "application/json", String::new()).await?;
+    }
+    let variables = bytes.saturating_sub(sizes[0]) * 10 / (sizes[1] - sizes[0]).max(1);
+    let created = futures_util::stream::iter(0..pods).map(|number| {
+        let (namespace, name) = (format!("bench-{}", number % NAMESPACES), format!("pod-{number:06}"));
+        let connection = &connection;
+        async move {
+            let body = pod(&namespace, &name, &node_name(number % nodes), variables);
+            let path = collection(&namespace);
+            let answer = write(connection, Method::POST, &path, "application/json", body).await?;
+            anyhow::Ok((format!("{path}/{name}"), version(&answer).unwrap_or_default()))
+        }
+    });
+    let created: Vec<_> = created.buffered(CREATORS).try_collect().await?;
+    let newest = created.iter().map(|(_, version)| *version).max().unwrap_or_default();
+    let paths = created.into_iter().map(|(path, _)| path).collect();
+    Ok(Seeded { paths: Arc::new(paths), version: Arc::new(newest.into()) })
+}
+
+fn collection(namespace: &str) -> String {
+    format!("/api/v1/namespaces/{namespace}/pods")
+}
+
+fn pod(namespace: &str, name: &str, node: &str, variables: usize) -> String {
+    let mut random = fastrand::Rng::with_seed(variables as u64);
+    let variable = |number: usize| {
+        let value: String = (0..32).map(|_| random.digit(16)).collect();
+        format!(r#"{{"name":"SETTING_{number:03}","value":"{value}"}}"#)
+    };
+    let environment: Vec<_> = (0..variables).map(variable).collect();
+    format!(
+        r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"{name}","namespace":"{namespace}","labels":{{"app":"bench","tier":"backend"}},"annotations":{{"bench/stamp":"{:0width$}"}}}},"spec":{{"nodeName":"{node}","containers":[{{"name":"main","image":"registry.example.com/bench:1","env":[{}],"resources":{{"requests":{{"cpu":"100m","memory":"64Mi"}}}}}}]}}}}"#,
+        0,
+        environment.join(","),
+        width = STAMP_DIGITS,
+    )
+}
+
+async fn write(
+    connection: &Connection,
+    method: Method,
+    path: &str,
+    content_type: &str,
+    body: String,
+) -> anyhow::Result<Bytes> {
+    let separator = if path.contains('?') { '&' } else { '?' };
+    let path = format!("{path}{separator}{MANAGER}");
+    let body = (!body.is_empty()).then(|| (content_type, Bytes::from(body)));
+    let answer = connection.share()?.send(method, &path, body).await?;
+    debug_assert!(answer.headers().contains_key(header::CONTENT_TYPE));
+    Ok(answer.into_body().collect().await?.to_bytes())
+}
+
+/// The first resourceVersion in an object is its own.
+fn version(object: &[u8]) -> Option<u64> {
+    const KEY: &[u8] = br#""resourceVersion":""#;
+    let digits = &object[memchr::memmem::find(object, KEY)? + KEY.len()..];
+    std::str::from_utf8(&digits[..memchr::memchr(b'"', digits)?]).ok()?.parse().ok()
+}
+
+// === impl Writer ===
+
+impl Writer {
+    /// Events by patches at the upstream.
+    pub(crate) fn patches(upstream: &Reach, seeded: &Seeded) -> Self {
+        Self::new(upstream, How::Patch(Arc::clone(&seeded.paths)), Arc::clone(&seeded.version))
+    }
+
+    /// Events by frames that hold `object`, pushed into the limit server.
+    pub(crate) fn pushes(limit: &Reach, object: &[u8]) -> anyhow::Result<Self> {
+        let object = object.trim_ascii_end();
+        let stamp = memchr::memmem::find(object, STAMP).context("the object has no stamp")? + STAMP.len();
+        let before = [br#"{"type":"MODIFIED","object":"#, &object[..stamp]].concat();
+        let after = [&object[stamp + STAMP_DIGITS..], b"}\n"].concat();
+        Ok(Self::new(limit, How::Push { before: before.into(), after: after.into() }, Arc::default()))
+    }
+
+    fn new(reach: &Reach, how: How, version: Arc<AtomicU64>) -> Self {
+        Self { reach: reach.clone(), how, written: AtomicUsize::new(0), version }
+    }
+
+    pub(crate) async fn open(&self) -> anyhow::Result<Session<'_>> {
+        Ok(Session { writer: self, connection: self.reach.connect(false).await? })
+    }
+
+    /// Every event so far has at most this version.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+}
+
+// === impl Session ===
+
+impl Session<'_> {
+    /// Makes one event.
+    pub(crate) async fn emit(&self) -> anyhow::Result<()> {
+        let number = self.writer.written.fetch_add(1, Ordering::Relaxed);
+        let stamp = format!("{:0STAMP_DIGITS$}", micros());
+        match &self.writer.how {
+            How::Patch(paths) => {
+                let body = format!(r#"{{"metadata":{{"annotations":{{"bench/stamp":"{stamp}"}}}}}}"#);
+                let path = &paths[number % paths.len()];
+                let kind = "application/merge-patch+json";
+                let answer = write(&self.connection, Method::PATCH, path, kind, body).await?;
+                self.writer.version.fetch_max(version(&answer).unwrap_or_default(), Ordering::AcqRel);
+            }
+            How::Push { before, after } => {
+                let frame = [before, stamp.as_bytes(), after].concat();
+                let body = Some(("application/json", Bytes::from(frame)));
+                let answer = self.connection.share()?.send(Method::POST, limit::PUSH, body).await?;
+                answer.into_body().collect().await?;
+            }
+        }
+        Ok(())
+    }
+}
