@@ -129,7 +129,7 @@ struct ListBody {
 
 impl ListBody {
     fn next_chunk(&mut self) -> Option<Bytes> {
-        let mut chunk = BytesMut::new();
+        let mut chunk = BytesMut::with_capacity(CHUNK.min(usize::try_from(self.left).unwrap_or(CHUNK)));
         loop {
             match self.place {
                 Place::Head => {
