@@ -7,6 +7,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use watershed::app::{self, Running};
 use watershed::sim::{Options, Population, Server};
+use watershed::telemetry;
 use watershed::upstream::UpstreamOptions;
 
 use crate::client::Endpoint;
@@ -80,6 +81,10 @@ impl Rig {
 /// The proxy as `watershed serve` runs it, on free ports, with everything it writes in a temporary folder.
 pub(crate) async fn start_proxy(kubeconfig: &str) -> anyhow::Result<(Running, TempDir)> {
     watershed::http::install_crypto();
+    // The proxy's log, for whoever looks for the cause of a failure.
+    if let Ok(filter) = std::env::var("WATERSHED_LOG_LEVEL") {
+        let _ = telemetry::logs(telemetry::LogFormat::Text, &filter);
+    }
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("kubeconfig");
     std::fs::write(&file, kubeconfig)?;
