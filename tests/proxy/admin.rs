@@ -82,7 +82,7 @@ async fn clients_cannot_make_series_up() {
             _ => format!("/api/v1/namespaces/{word}/pods/{word}?resourceVersion=0"),
         };
         // Every kind of request with every method is in the first 77; what follows has new names only.
-        let method = if n % 3 == 0 && n % 7 == 6 { format!("BREW{n}") } else { method.to_owned() };
+        let method = if n.is_multiple_of(3) && n % 7 == 6 { format!("BREW{n}") } else { method.to_owned() };
         Request::builder()
             .method(Method::from_bytes(method.as_bytes()).unwrap())
             .uri(path)

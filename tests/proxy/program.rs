@@ -8,7 +8,7 @@ use tokio::process::{Child, Command};
 use watershed::sim::Server;
 
 use crate::client::{Endpoint, within};
-use crate::rig::plain_get;
+use crate::rig::{eventually, plain_get};
 
 pub(crate) struct Program {
     pub(crate) proxied: Endpoint,
@@ -18,7 +18,7 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// `watershed serve` in front of an API server; it ends with this value at the latest.
+    /// `watershed serve` in front of an API server, once it is ready; it ends with this value at the latest.
     pub(crate) async fn start(upstream: &Server) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (kubeconfig, certs) = (folder.path().join("kubeconfig"), folder.path().join("certs"));
@@ -59,7 +59,13 @@ impl Program {
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         let ca = std::fs::read_to_string(certs.join("ca.crt")).unwrap();
         let proxied = Endpoint::new(proxy.unwrap(), &ca, upstream.admin_token());
-        Self { proxied, admin: admin.unwrap(), child, _folder: folder }
+        let admin = admin.unwrap();
+        eventually("readiness", async || {
+            let answer = plain_get(admin, "GET", "/readyz").await;
+            if answer.starts_with("HTTP/1.1 200 ") { Ok(()) } else { Err(answer) }
+        })
+        .await;
+        Self { proxied, admin, child, _folder: folder }
     }
 
     /// Status and body of the admin listener's answer, head included.

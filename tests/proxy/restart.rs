@@ -10,7 +10,7 @@ async fn a_restart_costs_one_list_per_type_and_no_watch_its_exactness() {
     let ledger = Ledger::new(rig.upstream.state(), 1);
     let crowd = Follower::crowd(&rig.proxied, 100).await;
     // Further types with several watches each.
-    let others = ["/api/v1/nodes", "/api/v1/configmaps", "/apis/example.com/v1/widgets"];
+    let others = ["/api/v1/nodes", "/api/v1/configmaps", "/apis/apps/v1/deployments"];
     let mut quiet = Vec::new();
     for path in others {
         let list = rig.proxied.get(Protocol::Http2, &format!("{path}?resourceVersion=0")).await.json();
@@ -25,7 +25,7 @@ async fn a_restart_costs_one_list_per_type_and_no_watch_its_exactness() {
         follower.judge_undisturbed(&ledger).await;
     }
     let lists = |resource: &str| rig.upstream.stats().requests_on("LIST", resource);
-    let resources = ["pods", "nodes", "configmaps", "widgets.example.com"];
+    let resources = ["pods", "nodes", "configmaps", "deployments.apps"];
     let before = resources.map(lists);
 
     // What happens while it restarts reaches nobody.
@@ -49,7 +49,8 @@ async fn a_restart_costs_one_list_per_type_and_no_watch_its_exactness() {
     assert_eq!(lists("pods"), before[0] + 1);
 
     // The quiet types' watches went on, or were told.
-    rig.upstream.state().create(&watershed::sim::widgets(), r#"{"metadata":{"name":"w"}}"#).unwrap();
+    let deployments = watershed::kube::GroupVersionResource::new("apps", "v1", "deployments");
+    rig.upstream.state().create(&deployments, r#"{"metadata":{"name":"w"}}"#).unwrap();
     for mut watch in quiet.split_off(10) {
         match watch.next().await {
             Next::Line(line) => {
