@@ -1,5 +1,7 @@
 //! Requests that are wrong. Upstream refuses them in its own words, and nobody beside them notices.
 use http::{Method, Request, StatusCode};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 use crate::client::{Answer, BOTH, Endpoint, Protocol, nothing, within};
 use crate::follow::{Follower, Opening};
@@ -188,6 +190,13 @@ async fn too_large_heads_are_refused_clearly() {
         let status = raw.text.split(' ').nth(1).unwrap_or_default();
         assert!(["400", "414", "431"].contains(&status), "{start:?} got {:?}", raw.text);
     }
+
+    // No TLS at all: the connection ends, and nothing of HTTP is said on it.
+    let mut plain = TcpStream::connect(rig.proxied.address).await.unwrap();
+    plain.write_all(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").await.unwrap();
+    let mut told = Vec::new();
+    let _ = within("the end", plain.read_to_end(&mut told)).await;
+    assert!(!told.starts_with(b"HTTP"));
 
     // HTTP/2: the streams beside it live on.
     let request = Request::get("/api/v1/pods").header("x-large", &long).body(nothing()).unwrap();

@@ -2,10 +2,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use http::{Request, StatusCode};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpListener;
+use tokio_util::task::AbortOnDropHandle;
 use watershed::sim::{BrokenFrame, Faults, Refusal, WatchList};
 
-use crate::client::{Protocol, whole};
+use crate::client::{BOTH, Next, Protocol, whole, within};
 use crate::follow::{Follower, Opening};
 use crate::ledger::{Interest, Ledger};
 use crate::rig::{Rig, becomes, small};
@@ -137,10 +141,16 @@ async fn silence_and_delay_lose_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_first_list_that_fails_is_tried_again() {
-    for verb in ["LIST", "WATCH"] {
+    let plant: [&dyn Fn(&Faults); 4] = [
+        &|faults| refuse(faults, "LIST", 500, 2),
+        &|faults| refuse(faults, "WATCH", 500, 2),
+        &|faults| faults.break_frame(7, BrokenFrame::Half),
+        &|faults| faults.break_frame(7, BrokenFrame::Garbage),
+    ];
+    for plant in plant {
         let rig = Rig::start(small()).await;
         let ledger = Ledger::new(rig.upstream.state(), 6);
-        refuse(rig.upstream.faults(), verb, 500, 2);
+        plant(rig.upstream.faults());
         let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
         let follower = Follower::start(&connection, Interest::All, Opening::List);
         ledger.writes(20).await;
@@ -151,6 +161,16 @@ async fn a_first_list_that_fails_is_tried_again() {
         follower.judge(&ledger).await;
         assert_eq!(follower.log().tracks.len(), 1, "what upstream said first can be gone on from");
         drop(follower);
+        // In the end it is at hand, and right.
+        let path = "/api/v1/pods?resourceVersion=0";
+        becomes("the list's source", "snapshot".to_owned(), async || {
+            rig.proxied.get(Protocol::Http2, path).await.header("x-watershed-source").to_owned()
+        })
+        .await;
+        let late = Follower::start(&connection, Interest::All, Opening::WatchList);
+        late.synced().await;
+        ledger.writes(20).await;
+        late.judge_undisturbed(&ledger).await;
         rig.stop().await;
     }
 }
@@ -200,4 +220,42 @@ async fn refusals_of_forwarded_requests_are_passed_on() {
         assert_eq!(faults.active().refuse, None, "it was asked once, and not again on its own");
     }
     rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upstream_that_is_gone_or_talks_nonsense_is_named() {
+    let rig = Rig::start(small()).await;
+    let (proxied, port) = (rig.proxied.clone(), rig.upstream.address());
+    let mut watch = proxied.watch(Protocol::Http2, "/api/v1/pods?watch=1&resourceVersion=0").await;
+    for _ in 0..40 {
+        assert!(watch.line().await.starts_with(r#"{"type":"ADDED""#));
+    }
+    let (upstream, end) = rig.shut_down();
+    upstream.shutdown().await;
+    let refused = async || {
+        let request = || Request::post("/api/v1/namespaces/default/configmaps").body(whole("{}")).unwrap();
+        for protocol in BOTH {
+            let answer = within("an answer", proxied.send(protocol, request())).await.unwrap();
+            assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
+            let status = answer.json();
+            assert_eq!((&status["kind"], &status["code"]), (&"Status".into(), &503.into()));
+            assert_eq!(status["reason"], "ServiceUnavailable");
+            let message = status["message"].as_str().unwrap();
+            assert!(message.contains(&port.to_string()), "it says what could not be reached: {message}");
+            assert_eq!(answer.header("retry-after"), "1");
+        }
+    };
+    refused().await;
+    // Somebody else has its port now, who speaks neither TLS nor HTTP.
+    let stranger = TcpListener::bind(port).await.unwrap();
+    let talk = AbortOnDropHandle::new(tokio::spawn(async move {
+        while let Ok((mut stream, _)) = stranger.accept().await {
+            let _ = stream.write_all(b"220 good day, what can I do for you\r\n").await;
+        }
+    }));
+    refused().await;
+    drop(talk);
+    assert!(watch.next().now_or_never().is_none(), "the watch is open and waits");
+    tokio::spawn(end).await.unwrap();
+    assert_eq!(watch.rest().await, (vec![], Next::End));
 }
