@@ -40,6 +40,7 @@ pub(crate) fn populate(state: &State, population: Population, seed: u64) {
         // Names are counted, so none is taken and nothing is refused.
         let _ = state.create(&GroupVersionResource::new(group, "v1", resource), &json);
     };
+    create("apiextensions.k8s.io", "customresourcedefinitions", widget_definition());
     for name in ["default", "kube-system", "kube-node-lease"] {
         create("", "namespaces", self::namespace(name));
     }
@@ -173,6 +174,11 @@ pub fn deployment(namespace: &str, name: &str, rng: &mut Rng) -> String {
         ("managedFields", managed_fields("kube-controller-manager")),
     ];
     fill(include_str!("templates/deployment.json"), &values)
+}
+
+/// What defines the custom type.
+pub fn widget_definition() -> String {
+    fill(include_str!("templates/widget-definition.json"), &[])
 }
 
 /// A custom object.

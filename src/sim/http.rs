@@ -95,6 +95,9 @@ impl Shared {
             self.stats.sent(verb, &resource, size);
         }
         self.add_headers(&head.headers, head.version, &mut response);
+        if head.method == Method::HEAD {
+            without_body(&mut response);
+        }
         response
     }
 
@@ -291,6 +294,14 @@ impl Shared {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
     }
+}
+
+/// Leaves of an answer what HEAD wants. hyper does so on HTTP/1 only.
+fn without_body(response: &mut Response<Body>) {
+    if let Some(size) = hyper::body::Body::size_hint(response.body()).exact().filter(|&size| size > 0) {
+        response.headers_mut().insert(header::CONTENT_LENGTH, size.into());
+    }
+    *response.body_mut() = Body::default();
 }
 
 async fn read<B: hyper::body::Body>(body: B) -> Result<Bytes, Failure> {

@@ -53,7 +53,7 @@ const PLAIN: Kind = Kind {
 };
 
 /// Every type of this server, in discovery order.
-pub(crate) static KINDS: [Kind; 12] = [
+pub(crate) static KINDS: [Kind; 13] = [
     Kind { resource: "configmaps", singular: "configmap", kind: "ConfigMap", short_names: &["cm"], ..PLAIN },
     Kind {
         resource: "namespaces",
@@ -120,6 +120,20 @@ pub(crate) static KINDS: [Kind; 12] = [
         short_names: &["svc"],
         zero_tail: r#","spec":{},"status":{"loadBalancer":{}}"#,
         fields: &[("spec.clusterIP", "/spec/clusterIP", ""), ("spec.type", "/spec/type", "")],
+        delete_returns_object: true,
+        ..PLAIN
+    },
+    Kind {
+        group: "apiextensions.k8s.io",
+        resource: "customresourcedefinitions",
+        singular: "customresourcedefinition",
+        kind: "CustomResourceDefinition",
+        namespaced: false,
+        short_names: &["crd", "crds"],
+        zero_tail: concat!(
+            r#","spec":{"group":"","names":{"plural":"","kind":""},"scope":"","versions":null},"#,
+            r#""status":{"conditions":null,"acceptedNames":{"plural":"","kind":""},"storedVersions":null}"#
+        ),
         delete_returns_object: true,
         ..PLAIN
     },

@@ -24,6 +24,9 @@ use super::state::State;
 use super::stats::Counts;
 use super::tls::Identity;
 
+/// What Go's HTTP server takes.
+const MAX_HEADER_BYTES: u32 = 1 << 20;
+
 /// A running simulated API server. Dropping it stops it.
 #[derive(Debug)]
 pub struct Server {
@@ -187,7 +190,11 @@ async fn connection(stream: TcpStream, acceptor: TlsAcceptor, shared: Arc<Shared
         });
         let mut builder = auto::Builder::new(TokioExecutor::new());
         builder.http1().timer(TokioTimer::new());
-        builder.http2().timer(TokioTimer::new()).max_concurrent_streams(streams);
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(streams)
+            .max_header_list_size(MAX_HEADER_BYTES);
         let served = builder.serve_connection(TokioIo::new(stream), service).await;
         served.map_err(std::io::Error::other)
     };

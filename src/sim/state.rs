@@ -15,6 +15,7 @@ use parking_lot::RwLock;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::fixtures;
 use super::kinds::{KINDS, Kind};
 use super::object::{Draft, Object};
 use crate::kube::GroupVersionResource;
@@ -138,12 +139,19 @@ impl State {
         }
     }
 
-    /// Serves a custom type or takes it away, with all its objects. Watches on it end.
+    /// Serves the custom type or takes it away, with its definition and all its objects. Watches on it end.
     pub fn serve_custom(&self, gvr: &GroupVersionResource, served: bool) {
         let Some((index, _)) = Kind::of(gvr) else { return };
+        let definitions =
+            GroupVersionResource::new("apiextensions.k8s.io", "v1", "customresourcedefinitions");
+        // A server that was populated by hand may have none.
+        let _ = if served {
+            self.create(&definitions, &fixtures::widget_definition())
+        } else {
+            self.delete(&definitions, "", &format!("{}.{}", gvr.resource, gvr.group))
+        };
         let version = {
             let mut inner = self.inner.write();
-            // The CRD object's own write.
             inner.version += 1;
             let version = inner.version;
             let table = &mut inner.tables[index];

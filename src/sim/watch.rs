@@ -233,7 +233,8 @@ impl Watch {
             }
             let mut out = Chunk::default();
             let held = self.fill(&mut out, Duration::from_millis(faults.delay_milliseconds));
-            if self.bookmarks && now >= self.next_bookmark {
+            // After half a frame nothing may follow, or the two would pass for one line of garbage.
+            if self.bookmarks && self.ending.is_none() && now >= self.next_bookmark {
                 if self.cursor > self.start && !faults.no_bookmarks {
                     let line = bookmark_line(&KINDS[self.index], self.shape, self.cursor, false);
                     self.push(&mut out, &line);
@@ -274,6 +275,9 @@ impl Watch {
         if let Some(version) = self.end_mark.take() {
             let line = bookmark_line(&KINDS[self.index], self.shape, version, true);
             self.push(out, &line);
+            if self.ending.is_some() {
+                return None;
+            }
         }
         self.wake.mark_unchanged();
         let (events, cache_version) = match self.shared.state.recent(self.index, self.cursor) {

@@ -1,0 +1,83 @@
+//! Who may not, and is told so in upstream's words.
+use watershed::sim::Rule;
+
+use crate::client::{BOTH, Endpoint, Protocol};
+use crate::rig::{Rig, eventually, small};
+
+/// From memory, and such as are forwarded.
+const READS: &[&str] = &[
+    "/api/v1/secrets?resourceVersion=0",
+    "/api/v1/secrets",
+    "/api/v1/namespaces/team-00/secrets?resourceVersion=0",
+    "/api/v1/namespaces/team-00/secrets/a?resourceVersion=0",
+    "/api/v1/namespaces/team-00/secrets/a",
+    "/api/v1/secrets?resourceVersion=0&fieldSelector=metadata.name%3Da",
+    "/api/v1/secrets?watch=1&resourceVersion=0",
+    "/api/v1/secrets?watch=1",
+    "/apis/apps/v1/replicasets?resourceVersion=0",
+    "/apis/apps/v1/namespaces/team-00/replicasets/a?resourceVersion=0",
+    "/apis/coordination.k8s.io/v1/leases?watch=1&resourceVersion=0",
+];
+
+async fn refused(direct: &Endpoint, proxied: &Endpoint, status: u16, reason: &str) {
+    for (n, path) in READS.iter().enumerate() {
+        let protocol = BOTH[n % 2];
+        let (wanted, got) = (direct.get(protocol, path).await, proxied.get(protocol, path).await);
+        assert_eq!(wanted.status, status, "{path}");
+        assert_eq!(wanted.json()["reason"], reason);
+        assert_eq!(got.essence(), wanted.essence(), "{path} by {protocol:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_may_not_gets_upstreams_refusal() {
+    let rig = Rig::start(small()).await;
+    // Whoever may has opened the types: their objects are at hand.
+    for path in READS {
+        if !path.contains("watch") {
+            rig.proxied.get(Protocol::Http2, path).await;
+        }
+    }
+    let as_user = |token| (rig.direct.as_user(token), rig.proxied.as_user(token));
+    let (direct, proxied) = as_user("nobodys-token");
+    refused(&direct, &proxied, 401, "Unauthorized").await;
+    let (direct, proxied) = as_user("");
+    refused(&direct, &proxied, 403, "Forbidden").await;
+    let (direct, proxied) = as_user(rig.upstream.viewer_token());
+    refused(&direct, &proxied, 403, "Forbidden").await;
+    let pods = "/api/v1/pods?resourceVersion=0";
+    let (wanted, got) = (direct.get(Protocol::Http2, pods).await, proxied.get(Protocol::Http2, pods).await);
+    assert_eq!(got.status, 200, "what is allowed is served");
+    assert_eq!(wanted.json()["items"], got.json()["items"]);
+    rig.stop().await;
+}
+
+/// Nothing of this needs more than the ten seconds for which a verdict stands.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_taken_away_or_given_counts_soon_after() {
+    let rig = Rig::start(small()).await;
+    let access = rig.upstream.access();
+    let (direct, path) = (&rig.direct, "/api/v1/pods?resourceVersion=0");
+    for name in ["loser", "leaver", "joiner"] {
+        access.add_user(&format!("{name}-token"), name, &[]);
+    }
+    access.allow(Rule::read("loser", &["pods"]));
+    access.allow(Rule::read("leaver", &["pods"]));
+    for (token, status) in [("loser-token", 200), ("leaver-token", 200), ("joiner-token", 403)] {
+        assert_eq!(rig.proxied.as_user(token).get(Protocol::Http2, path).await.status, status);
+    }
+    access.deny_all("loser");
+    access.revoke("leaver-token");
+    access.allow(Rule::read("joiner", &["pods"]));
+    for (token, status) in [("loser-token", 403), ("leaver-token", 401), ("joiner-token", 200)] {
+        let proxied = rig.proxied.as_user(token);
+        eventually(token, async || match proxied.get(Protocol::Http2, path).await.status {
+            now if now == status => Ok(()),
+            other => Err(format!("{other}, not {status}")),
+        })
+        .await;
+        let wanted = direct.as_user(token).get(Protocol::Http2, path).await;
+        assert_eq!(proxied.get(Protocol::Http2, path).await.essence(), wanted.essence());
+    }
+    rig.stop().await;
+}

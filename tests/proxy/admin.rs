@@ -1,0 +1,110 @@
+//! Health and metrics of the program.
+use std::collections::BTreeSet;
+
+use http::{Method, Request};
+use watershed::sim::Server;
+
+use crate::client::{Protocol, nothing, within};
+use crate::program::Program;
+use crate::rig::small;
+
+/// The names and labels of all series, without their values.
+fn series(metrics: &str) -> BTreeSet<String> {
+    let lines = metrics.lines().filter(|line| line.starts_with("watershed_") || line.starts_with("process_"));
+    lines.filter_map(|line| line.rsplit_once(' ')).map(|(series, _)| series.to_owned()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn health_and_metrics_say_what_they_should() {
+    let upstream = Server::start(small()).await.unwrap();
+    let program = Program::start(&upstream).await;
+    for path in ["/livez", "/readyz", "/healthz"] {
+        let answer = program.admin("GET", path).await;
+        assert!(
+            answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nok"),
+            "{path}: {answer}"
+        );
+        assert!(program.admin("HEAD", path).await.starts_with("HTTP/1.1 200 OK\r\n"));
+    }
+    let verbose = program.admin("GET", "/readyz?verbose").await;
+    for line in ["[+]discovery ok\n", "[+]shutdown ok\n", "readyz check passed\n"] {
+        assert!(verbose.contains(line), "{verbose}");
+    }
+    assert!(program.admin("GET", "/nowhere").await.starts_with("HTTP/1.1 404 "));
+    assert!(program.admin("POST", "/metrics").await.starts_with("HTTP/1.1 405 "));
+    assert!(program.admin("GET", "/api/v1/pods").await.starts_with("HTTP/1.1 404 "), "no way in for clients");
+
+    program.proxied.get(Protocol::Http2, "/api/v1/pods?resourceVersion=0").await;
+    program.proxied.get(Protocol::Http2, "/version").await;
+    let watch = program.proxied.watch(Protocol::Http2, "/api/v1/pods?watch=1&resourceVersion=0").await;
+    let metrics = program.admin("GET", "/metrics").await;
+    assert!(metrics.contains("content-type: text/plain; version=0.0.4; charset=utf-8\r\n"), "{metrics}");
+    let scope = r#"group="",version="v1",resource="pods",encoding="json""#;
+    for line in [
+        r#"watershed_requests_total{verb="list",group="",resource="pods",source="snapshot",reason="",code="200"} 1"#.to_owned(),
+        r#"watershed_requests_total{verb="watch",group="",resource="pods",source="snapshot",reason="",code="200"} 1"#.to_owned(),
+        r#"watershed_requests_total{verb="get",group="",resource="",source="forward",reason="not-a-resource",code="200"} 1"#.to_owned(),
+        r#"watershed_watches{group="",resource="pods"} 1"#.to_owned(),
+        format!("watershed_scope_ready{{{scope}}} 1"),
+        format!("watershed_scope_objects{{{scope}}} 40"),
+        format!("watershed_scope_watchers{{{scope}}} 1"),
+        r#"watershed_upstream_lists_total{group="",resource="pods"} 1"#.to_owned(),
+        "# TYPE watershed_request_duration_seconds histogram".to_owned(),
+        "# TYPE watershed_requests_total counter".to_owned(),
+    ] {
+        assert!(metrics.lines().any(|l| l == line), "{line} is missing in\n{metrics}");
+    }
+    drop(watch);
+    program.terminate().await;
+    assert!(program.ended().await.success());
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_cannot_make_series_up() {
+    let upstream = Server::start(small()).await.unwrap();
+    let program = Program::start(&upstream).await;
+    let connection = program.proxied.connect(Protocol::Http2).await.unwrap();
+    let made_up = |n: usize| {
+        let method = ["GET", "POST", "PATCH", "DELETE", "PUT", "HEAD", "BREW"][n % 7];
+        let word = format!("made-up-{n}");
+        let path = match n % 11 {
+            0 => format!("/api/v1/{word}"),
+            1 => format!("/apis/{word}/v1/things"),
+            2 => format!("/apis/{word}.example.com/{word}/{word}?watch=1&resourceVersion=0"),
+            3 => format!("/api/v1/namespaces/{word}/{word}"),
+            4 => format!("/api/v1/namespaces/{word}/pods/{word}/{word}"),
+            5 => format!("/{word}"),
+            6 => format!("/api/v1/{word}?resourceVersion=0&labelSelector={word}"),
+            7 => format!("/api/v1/namespaces/{word}/pods?resourceVersion=0&limit={word}"),
+            8 => format!("/api/v1/watch/{word}"),
+            9 => format!("/apis/apps/{word}/deployments?resourceVersion=0"),
+            _ => format!("/api/v1/namespaces/{word}/pods/{word}?resourceVersion=0"),
+        };
+        // Every kind of request with every method is in the first 77; what follows has new names only.
+        let method = if n.is_multiple_of(3) && n % 7 == 6 { format!("BREW{n}") } else { method.to_owned() };
+        Request::builder()
+            .method(Method::from_bytes(method.as_bytes()).unwrap())
+            .uri(path)
+            .body(nothing())
+            .unwrap()
+    };
+    let send = async |n: usize| within("an answer", connection.read(made_up(n))).await.unwrap();
+    for n in 0..77 * 3 {
+        send(n).await;
+    }
+    let before = series(&program.admin("GET", "/metrics").await);
+    assert!(before.iter().any(|s| s.starts_with("watershed_requests_total")), "{before:?}");
+    assert!(before.len() < 2_000, "{} series", before.len());
+    for n in 10_000..11_000 {
+        send(n).await;
+    }
+    let after = series(&program.admin("GET", "/metrics").await);
+    let added: Vec<_> = after.difference(&before).collect();
+    assert!(added.is_empty(), "made up by clients: {added:#?}");
+    assert!(!after.iter().any(|s| s.contains("made-up") || s.contains("BREW")), "{after:#?}");
+    drop(connection);
+    program.terminate().await;
+    assert!(program.ended().await.success());
+    upstream.shutdown().await;
+}

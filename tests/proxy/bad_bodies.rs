@@ -1,0 +1,148 @@
+//! Request bodies that are cut short. What upstream gets must be cut, too: half a document is often a document.
+use bytes::Bytes;
+use futures_util::stream;
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::Frame;
+use tokio::io::AsyncWriteExt as _;
+use watershed::kube::GroupVersionResource;
+use watershed::sim::Server;
+
+use crate::client::{Endpoint, Protocol, whole};
+use crate::follow::{Follower, Opening};
+use crate::ledger::{Interest, Ledger};
+use crate::rig::{Rig, becomes, small};
+
+const PATH: &str = "/api/v1/namespaces/default/configmaps";
+
+fn configmap(name: &str) -> String {
+    format!(r#"{{"metadata":{{"name":"{name}","namespace":"default"}},"data":{{"key":"value"}}}}"#)
+}
+
+/// Names of the config maps that upstream has.
+fn stored(upstream: &Server) -> Vec<String> {
+    let configmaps = GroupVersionResource::new("", "v1", "configmaps");
+    upstream.state().snapshot(&configmaps).into_keys().collect()
+}
+
+/// The head of a request whose body is `body` on the wire.
+fn head(framing: &str) -> String {
+    format!(
+        "POST {PATH} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer admin-token\r\nContent-Type: application/json\r\n{framing}\r\n\r\n"
+    )
+}
+
+fn with_length(name: &str, more: usize) -> String {
+    let body = configmap(name);
+    head(&format!("Content-Length: {}", body.len() + more)) + &body
+}
+
+fn chunked(name: &str, end: &str) -> String {
+    let body = configmap(name);
+    head("Transfer-Encoding: chunked") + &format!("{:x}\r\n{body}\r\n{end}", body.len())
+}
+
+/// Sends bytes by hand and closes, with a TLS goodbye or without.
+async fn send_and_leave(endpoint: &Endpoint, bytes: &str, goodbye: bool) {
+    let mut stream = endpoint.tls(Protocol::Http1).await.unwrap();
+    stream.write_all(bytes.as_bytes()).await.unwrap();
+    stream.flush().await.unwrap();
+    // Long enough for what has been sent to be passed on.
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    if goodbye {
+        stream.shutdown().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_cut_short_never_arrives_as_a_whole_one() {
+    let rig = Rig::start(small()).await;
+    let ledger = Ledger::new(rig.upstream.state(), 1);
+    let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+    let beside = Follower::start(&connection, Interest::All, Opening::List);
+    beside.synced().await;
+
+    for goodbye in [false, true] {
+        for bytes in [
+            with_length("cut-length", 1),
+            with_length("cut-length-early", 100_000),
+            chunked("cut-chunks", ""),
+            chunked("cut-last-chunk", "0\r\n"),
+            chunked("cut-in-chunk", "ff\r\n{"),
+            chunked("bad-chunk", "zz\r\n"),
+        ] {
+            send_and_leave(&rig.proxied, &bytes, goodbye).await;
+        }
+    }
+    // HTTP/2: a body that fails in the middle resets its stream, and a connection that breaks ends it.
+    let document = Bytes::from(configmap("cut-stream"));
+    let failing = StreamBody::new(stream::iter([
+        Ok(Frame::data(document.clone())),
+        Err(std::io::Error::other("the sender gives up")),
+    ]));
+    let request = Request::post(PATH).body(failing.boxed_unsync()).unwrap();
+    assert!(connection.read(request).await.is_err(), "no answer to half a request");
+    let doomed = rig.proxied.connect(Protocol::Http2).await.unwrap();
+    let stuck = stream::iter([Ok(Frame::data(document))]);
+    let stuck = StreamBody::new(futures_util::StreamExt::chain(stuck, stream::pending()));
+    let request = Request::post(PATH).body(stuck.boxed_unsync()).unwrap();
+    tokio::select! {
+        _ = doomed.read(request) => panic!("no answer to half a request"),
+        () = tokio::time::sleep(std::time::Duration::from_millis(200)) => {}
+    }
+    drop(doomed);
+    reset_without_error(&rig.proxied, "cut-by-reset").await;
+
+    // The proxy is well, and the same documents arrive when they are whole.
+    assert_eq!(stored(&rig.upstream), [""; 0], "half a request became a whole one");
+    ledger.writes(20).await;
+    beside.judge_undisturbed(&ledger).await;
+    let answer =
+        rig.proxied.raw(with_length("whole-length", 0).as_bytes(), |text| text.contains("}\n")).await;
+    assert!(answer.text.starts_with("HTTP/1.1 201"), "{}", answer.text);
+    let answer =
+        rig.proxied.raw(chunked("whole-chunks", "0\r\n\r\n").as_bytes(), |text| text.contains("}\n")).await;
+    assert!(answer.text.starts_with("HTTP/1.1 201"), "{}", answer.text);
+    let request = Request::post(PATH).body(whole(configmap("whole-stream"))).unwrap();
+    assert_eq!(connection.read(request).await.unwrap().status, StatusCode::CREATED);
+    let whole = ["whole-chunks", "whole-length", "whole-stream"];
+    assert_eq!(stored(&rig.upstream), whole.map(|name| format!("default/{name}")));
+    let created = rig.upstream.stats().requests.get(&("POST".into(), "configmaps".into(), 201)).copied();
+    assert_eq!(created, Some(3));
+    rig.stop().await;
+}
+
+/// The whole document, and then a reset that says "no error": an end that is none.
+async fn reset_without_error(endpoint: &Endpoint, name: &str) {
+    let io = endpoint.tls(Protocol::Http2).await.unwrap();
+    let (client, connection) = h2::client::handshake(io).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let mut client = client.ready().await.unwrap();
+    let request = Request::post(format!("https://{}{PATH}", endpoint.address))
+        .header("authorization", "Bearer admin-token")
+        .body(())
+        .unwrap();
+    let (answer, mut body) = client.send_request(request, false).unwrap();
+    body.send_data(Bytes::from(configmap(name)), false).unwrap();
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    body.send_reset(h2::Reason::NO_ERROR);
+    answer.await.expect_err("no answer to half a request");
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    connection.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_that_makes_no_sense_gets_upstreams_words() {
+    let rig = Rig::start(small()).await;
+    for body in ["", "{", "null", "[]", "\u{0}\u{1}", r#"{"metadata":{}}"#, r#"{"metadata":{"name":7}}"#] {
+        for protocol in [Protocol::Http1, Protocol::Http2] {
+            let request = || Request::post(PATH).body(whole(body)).unwrap();
+            let direct = rig.direct.send(protocol, request()).await.unwrap();
+            let proxied = rig.proxied.send(protocol, request()).await.unwrap();
+            assert!(direct.status.is_client_error(), "{body:?}: {direct:?}");
+            assert_eq!(proxied.essence(), direct.essence(), "{body:?} by {protocol:?}");
+        }
+    }
+    becomes("what upstream stored", Vec::<String>::new(), async || stored(&rig.upstream)).await;
+    rig.stop().await;
+}

@@ -1,0 +1,218 @@
+//! Requests that are wrong. Upstream refuses them in its own words, and nobody beside them notices.
+use http::{Method, Request, StatusCode};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::client::{Answer, BOTH, Endpoint, Protocol, nothing, within};
+use crate::follow::{Follower, Opening};
+use crate::ledger::{Interest, Ledger};
+use crate::rig::{Rig, small};
+
+/// Queries of lists and watches that are malformed, contradictory or odd.
+const QUERIES: &[&str] = &[
+    "limit=abc",
+    "limit=",
+    "limit=-1&resourceVersion=0",
+    "limit=99999999999999999999",
+    "resourceVersion=x",
+    "resourceVersion=-1",
+    "resourceVersion=1.5",
+    "resourceVersion=99999999999999999999",
+    "resourceVersion=0&resourceVersionMatch=Foo",
+    "resourceVersion=0&resourceVersionMatch=Exact",
+    "resourceVersionMatch=NotOlderThan",
+    "sendInitialEvents=true",
+    "timeoutSeconds=x",
+    "timeoutSeconds=1.5",
+    "watch=1&timeoutSeconds=-1&resourceVersion=0",
+    "watch=1&timeoutSeconds=abc",
+    "watch=1&limit=abc",
+    "watch=1&resourceVersion=x",
+    "watch=1&resourceVersion=0&resourceVersionMatch=Exact&timeoutSeconds=1",
+    "watch=1&sendInitialEvents=true&timeoutSeconds=1",
+    "watch=maybe&resourceVersion=0&timeoutSeconds=1",
+    "watch&resourceVersion=0&timeoutSeconds=1",
+    "continue=abc",
+    "continue=%7B%7D",
+    "continue=abc&resourceVersion=5",
+    "labelSelector=%zz",
+    "labelSelector=%",
+    "labelSelector=a%3D%3D%3Db",
+    "labelSelector=a%20in%20(b",
+    "labelSelector=-a%3Db",
+    "labelSelector=%21%21a",
+    "labelSelector=%00",
+    "labelSelector=a%3D%ff",
+    "fieldSelector=metadata.name",
+    "fieldSelector=metadata.name%3D%3D%3Da",
+    "fieldSelector=spec.unknown%3Da",
+    "fieldSelector=%zz",
+    "resourceVersion=0&fieldSelector=spec.unknown%3Da",
+    "resourceVersion=0&labelSelector=a%20in%20(b",
+    "watch=1&resourceVersion=0&labelSelector=a%20in%20(b",
+    "watch=1&resourceVersion=0&fieldSelector=spec.unknown%3Da",
+    "resourceVersion=%30",
+    "resourceVersion=0&resourceVersion=x",
+    "%72esourceVersion=x",
+    "&&=&resourceVersion=0&",
+];
+
+async fn answer(endpoint: &Endpoint, protocol: Protocol, path: &str, accept: &str) -> Answer {
+    let request = Request::get(path).header("accept", accept).body(nothing()).unwrap();
+    let answer = within(path, endpoint.send(protocol, request)).await;
+    answer.unwrap_or_else(|error| panic!("{path}: {error:#}"))
+}
+
+/// The proxy's answer has to be upstream's own.
+async fn same(rig: &Rig, protocol: Protocol, path: &str, accept: &str) -> Answer {
+    let direct = Box::pin(answer(&rig.direct, protocol, path, accept)).await;
+    let proxied = Box::pin(answer(&rig.proxied, protocol, path, accept)).await;
+    assert_eq!(proxied.essence(), direct.essence(), "{path} by {protocol:?}, accepting {accept}");
+    proxied
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn malformed_queries_get_upstreams_words_and_disturb_nobody() {
+    let rig = Rig::start(small()).await;
+    let ledger = Ledger::new(rig.upstream.state(), 1);
+    let mut beside = Vec::new();
+    for protocol in BOTH {
+        let connection = rig.proxied.connect(protocol).await.unwrap();
+        beside.push(Follower::start(&connection, Interest::All, Opening::List));
+        beside.last().unwrap().synced().await;
+    }
+    let mut refused = 0;
+    for (n, query) in QUERIES.iter().enumerate() {
+        // Pods don't change between the two answers, only from one question to the next.
+        ledger.write();
+        for path in ["/api/v1/pods", "/api/v1/namespaces/team-00/pods"] {
+            let answer = same(&rig, BOTH[n % 2], &format!("{path}?{query}"), "application/json").await;
+            if answer.status != StatusCode::OK {
+                refused += 1;
+                assert_eq!(answer.json()["kind"], "Status");
+            }
+        }
+    }
+    assert!(refused > QUERIES.len(), "most of these are wrong: {refused}");
+    for follower in beside {
+        follower.judge_undisturbed(&ledger).await;
+    }
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn odd_paths_and_accepts_get_upstreams_words() {
+    let rig = Rig::start(small()).await;
+    rig.proxied.get(Protocol::Http2, "/api/v1/pods?resourceVersion=0").await;
+    for path in [
+        "/api/v1/nothings",
+        "/api/v1/nothings?watch=1",
+        "/api/v1/pods/x/y/z",
+        "/api/v1/nodes/node-000/pods",
+        "/api/v1/namespaces/team-00/nodes?resourceVersion=0",
+        "/api/v1/namespaces//pods?resourceVersion=0",
+        "/api/v1/namespaces/%zz/pods?resourceVersion=0",
+        "/api/v1/namespaces/..%2f/pods?resourceVersion=0",
+        "/api/v1/pods/?resourceVersion=0",
+        "/api/v1/namespaces/nowhere/pods?resourceVersion=0",
+        "/api/v1/namespaces/team-00/pods/nobody?resourceVersion=0",
+        "/api/v1/namespaces/team-00/pods/nobody?resourceVersion=x",
+        "/apis/example.com/v1/nothings",
+        "/apis/example.org/v1/widgets?resourceVersion=0",
+        "/apis",
+        "/nowhere",
+        "/",
+    ] {
+        for protocol in BOTH {
+            same(&rig, protocol, path, "application/json").await;
+        }
+    }
+    for accept in [
+        "text/html",
+        "application/json;as=Foo;g=meta.k8s.io;v=v1",
+        "application/vnd.kubernetes.protobuf",
+        "image/*;q=0.5,text/plain",
+        ";;;",
+        "application",
+    ] {
+        for query in ["resourceVersion=0", "", "watch=1&resourceVersion=0&timeoutSeconds=1"] {
+            let path = format!("/api/v1/pods?{query}");
+            let refusal = same(&rig, Protocol::Http2, &path, accept).await;
+            assert_eq!(refusal.status, StatusCode::NOT_ACCEPTABLE, "{accept}");
+            assert_eq!(refusal.json()["reason"], "NotAcceptable");
+        }
+    }
+    // The first that can be had, at the client's order.
+    let accept = "application/vnd.kubernetes.protobuf,application/json;q=0.5,*/*;q=0.1";
+    assert_eq!(same(&rig, Protocol::Http1, "/api/v1/pods?resourceVersion=0", accept).await.status, 200);
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn odd_methods_get_upstreams_words() {
+    let rig = Rig::start(small()).await;
+    for method in ["HEAD", "OPTIONS", "BREW", "PUT", "DELETE"] {
+        for path in ["/api/v1/pods?resourceVersion=0", "/nowhere"] {
+            for protocol in BOTH {
+                let request = || {
+                    let method = Method::from_bytes(method.as_bytes()).unwrap();
+                    Request::builder().method(method).uri(path).body(nothing()).unwrap()
+                };
+                let direct = within(path, rig.direct.send(protocol, request())).await.unwrap();
+                let proxied = within(path, rig.proxied.send(protocol, request())).await.unwrap();
+                assert_eq!(proxied.essence(), direct.essence(), "{method} {path} by {protocol:?}");
+            }
+        }
+    }
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn too_large_heads_are_refused_clearly() {
+    let rig = Rig::start(small()).await;
+    let ledger = Ledger::new(rig.upstream.state(), 2);
+    let shared = rig.proxied.connect(Protocol::Http2).await.unwrap();
+    let beside = Follower::start(&shared, Interest::All, Opening::WatchList);
+    beside.synced().await;
+
+    // HTTP/1.1: a clear answer, and the end of a connection on which nothing can be told apart any more.
+    let (long, many) = ("a".repeat(300_000), "X-More: yes\r\n".repeat(2_000));
+    for head in [
+        format!("GET /api/v1/pods HTTP/1.1\r\nHost: h\r\nX-Large: {long}\r\n\r\n"),
+        format!("GET /api/v1/pods HTTP/1.1\r\nHost: h\r\n{many}\r\n"),
+        format!("GET /api/v1/pods?labelSelector={long} HTTP/1.1\r\nHost: h\r\n\r\n"),
+        "GET /api/v1/pods HTTP/1.1\r\nno colon here\r\n\r\n".to_owned(),
+        "GET / HTTP/9.9\r\n\r\n".to_owned(),
+        "\u{16}\u{3}\u{1} what is this\r\n\r\n".to_owned(),
+    ] {
+        let raw = rig.proxied.raw(head.as_bytes(), |_| false).await;
+        let start = &head[..40.min(head.len())];
+        let status = raw.text.split(' ').nth(1).unwrap_or_default();
+        assert!(["400", "414", "431"].contains(&status), "{start:?} got {:?}", raw.text);
+    }
+
+    // No TLS at all: the connection ends, and nothing of HTTP is said on it.
+    let mut plain = TcpStream::connect(rig.proxied.address).await.unwrap();
+    plain.write_all(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").await.unwrap();
+    let mut told = Vec::new();
+    let _ = within("the end", plain.read_to_end(&mut told)).await;
+    assert!(!told.starts_with(b"HTTP"));
+
+    // HTTP/2: the streams beside it live on.
+    let request = Request::get("/api/v1/pods").header("x-large", &long).body(nothing()).unwrap();
+    let answer = within("an answer", shared.read(request)).await.unwrap();
+    assert_eq!(answer.status, StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
+    ledger.writes(40).await;
+    beside.judge_undisturbed(&ledger).await;
+    assert!(!shared.is_closed());
+
+    // What is large and allowed arrives whole.
+    let names: Vec<_> = (0..3_000).map(|n| format!("tier-{n}")).collect();
+    let path =
+        format!("/api/v1/pods?resourceVersion=0&labelSelector=tier%20in%20(backend,{})", names.join(","));
+    for protocol in BOTH {
+        let answer = same(&rig, protocol, &path, "application/json").await;
+        assert!(!answer.json()["items"].as_array().unwrap().is_empty());
+    }
+    rig.stop().await;
+}

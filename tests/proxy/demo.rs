@@ -1,0 +1,50 @@
+//! The demonstration, with the real proxy.
+use std::time::Duration;
+
+use watershed::demo::{self, Args, Front, Upstream};
+use watershed::sim::{Options, Population, Server};
+
+use crate::rig::start_proxy;
+
+fn args() -> Args {
+    Args {
+        run_for: Some(Duration::from_secs(2)),
+        pods: 100,
+        nodes: 5,
+        clients: 40,
+        rate: 100.0,
+        seed: 1,
+        direct: false,
+    }
+}
+
+async fn proxy(kubeconfig: &str) -> anyhow::Result<Front> {
+    let (running, folder) = start_proxy(kubeconfig).await?;
+    Ok(Front {
+        address: running.address,
+        ca_pem: std::fs::read_to_string(running.ca_file.as_ref().unwrap())?,
+        admin_address: Some(running.admin_address),
+        shutdown: Box::pin(async move {
+            running.shut_down().await;
+            drop(folder);
+        }),
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_client_of_the_demo_sees_the_truth() {
+    let equal = demo::run(args(), async |upstream: Upstream| proxy(&upstream.kubeconfig_yaml).await).await;
+    assert!(equal.unwrap());
+}
+
+/// The planted fault: the proxy stands in front of a twin of the demo's server, on which nothing happens. Every client sees
+/// the same objects and misses every change.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_demo_notices_clients_that_see_something_else() {
+    let population = Population { configmaps: 0, secrets: 0, ..Population::cluster(100, 5) };
+    let twin = Server::start(Options { seed: 1, population, ..Options::default() }).await.unwrap();
+    let kubeconfig = twin.kubeconfig_yaml();
+    let equal = demo::run(args(), async |_| proxy(&kubeconfig).await).await;
+    assert!(!equal.unwrap());
+    twin.shutdown().await;
+}

@@ -1,0 +1,94 @@
+//! The end of the proxy, as its clients see it.
+use tokio::net::TcpStream;
+
+use crate::client::{BOTH, Next, Protocol, within};
+use crate::follow::{Follower, Opening};
+use crate::ledger::{Event, Interest, Ledger, compare};
+use crate::program::Program;
+use crate::rig::{Rig, eventually, small};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shutdown_ends_watches_cleanly_and_finishes_what_runs() {
+    let rig = Rig::start(small()).await;
+    let ledger = Ledger::new(rig.upstream.state(), 1);
+    let list = rig.proxied.get(Protocol::Http2, "/api/v1/pods?resourceVersion=0").await.json();
+    let version = list["metadata"]["resourceVersion"].as_str().unwrap();
+    let path = format!("/api/v1/pods?watch=1&allowWatchBookmarks=1&resourceVersion={version}");
+    let mut watches = Vec::new();
+    for n in 0..10 {
+        watches.push(rig.proxied.watch(BOTH[n % 2], &path).await);
+    }
+    // A request that is under way: upstream has its head, and the client still owes half of the body.
+    let body = r#"{"metadata":{"name":"slow","namespace":"default"}}"#;
+    let head = format!(
+        "POST /api/v1/namespaces/default/configmaps HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer admin-token\r\n\
+         Content-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let mut slow = rig.proxied.raw(head.as_bytes(), |text| text.contains("100 Continue\r\n\r\n")).await;
+    slow.write(&body[..20]).await;
+    ledger.writes(30).await;
+    let follower =
+        Follower::start(&rig.proxied.connect(Protocol::Http2).await.unwrap(), Interest::All, Opening::List);
+    follower.judge(&ledger).await;
+
+    let address = rig.proxied.address;
+    let (upstream, end) = rig.shut_down();
+    let end = tokio::spawn(end);
+    let expected = ledger.between(&Interest::All, version.parse().unwrap(), u64::MAX);
+    for watch in watches {
+        let (lines, last) = watch.rest().await;
+        assert_eq!(last, Next::End, "a clean end");
+        compare(&expected, &events(&lines)).unwrap();
+        let bookmark = String::from_utf8(lines.last().unwrap().to_vec()).unwrap();
+        assert!(bookmark.contains("BOOKMARK"), "a client learns from where to go on elsewhere: {bookmark}");
+    }
+    eventually("no new connections", async || match TcpStream::connect(address).await {
+        Err(_) => Ok(()),
+        Ok(_) => Err("one was accepted".to_owned()),
+    })
+    .await;
+    assert!(!end.is_finished(), "a request is still under way");
+    slow.text.clear();
+    slow.write(&body[20..]).await;
+    assert!(slow.read_until(|text| text.contains("}\n")).await, "the answer is whole: {}", slow.text);
+    assert!(slow.text.starts_with("HTTP/1.1 201"), "{}", slow.text);
+    within("the end of the shutdown", end).await.unwrap();
+    upstream.shutdown().await;
+}
+
+/// The events among the lines of a watch.
+fn events(lines: &[bytes::Bytes]) -> Vec<Event> {
+    let events = lines.iter().filter_map(|line| {
+        let parsed: serde_json::Value = serde_json::from_slice(line).unwrap();
+        let text = |at: &str| parsed.pointer(at).and_then(|v| v.as_str()).unwrap_or_default().to_owned();
+        let kind = text("/type");
+        (kind != "BOOKMARK").then(|| Event {
+            kind,
+            key: format!("{}/{}", text("/object/metadata/namespace"), text("/object/metadata/name")),
+            version: text("/object/metadata/resourceVersion").parse().unwrap(),
+            line: line.clone(),
+        })
+    });
+    events.collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sigterm_ends_the_program_in_order() {
+    let upstream = watershed::sim::Server::start(small()).await.unwrap();
+    let program = Program::start(&upstream).await;
+    let address = program.proxied.address;
+    let mut watches = Vec::new();
+    for protocol in BOTH {
+        watches.push(program.proxied.watch(protocol, "/api/v1/pods?watch=1&resourceVersion=0").await);
+    }
+    program.terminate().await;
+    for watch in watches {
+        let (lines, last) = watch.rest().await;
+        assert_eq!(last, Next::End, "a clean end");
+        assert!(lines.len() >= 40, "the state was there");
+    }
+    assert_eq!(program.ended().await.code(), Some(0));
+    assert!(TcpStream::connect(address).await.is_err(), "its port is free");
+    upstream.shutdown().await;
+}

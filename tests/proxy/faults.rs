@@ -1,0 +1,261 @@
+//! An upstream that fails in every way it can. The watches through the proxy don't notice, or are told with 410.
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use http::{Request, StatusCode};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpListener;
+use tokio_util::task::AbortOnDropHandle;
+use watershed::sim::{BrokenFrame, Faults, Refusal, WatchList};
+
+use crate::client::{BOTH, Next, Protocol, whole, within};
+use crate::follow::{Follower, Opening};
+use crate::ledger::{Interest, Ledger};
+use crate::rig::{Rig, becomes, small};
+
+/// Plants a fault every few writes, so often.
+async fn under(ledger: &Arc<Ledger>, rig: &Rig, times: usize, fault: impl Fn(&Faults, usize)) {
+    for n in 0..times {
+        ledger.writes(15).await;
+        fault(rig.upstream.faults(), n);
+        ledger.writes(15).await;
+    }
+}
+
+fn refuse(faults: &Faults, verb: &str, code: u16, count: u32) {
+    let refusal = Refusal {
+        count,
+        code,
+        retry_after: (code == 429).then_some(1),
+        resource: Some("pods".to_owned()),
+        verb: Some(verb.to_owned()),
+    };
+    faults.set(|active| active.refuse = Some(refusal));
+}
+
+fn open_watches(rig: &Rig) -> u64 {
+    rig.upstream.stats().open_watches.get("pods").copied().unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_watches_survive_every_cut() {
+    let rig = Rig::start(small()).await;
+    let ledger = Ledger::new(rig.upstream.state(), 1);
+    let crowd = Follower::crowd(&rig.proxied, 120).await;
+    assert_eq!(open_watches(&rig), 1, "one watch for all");
+    let lists = rig.upstream.stats().requests_on("LIST", "pods");
+    under(&ledger, &rig, 16, |faults, n| match n % 4 {
+        0 => faults.cut_connections(),
+        1 => faults.cut_watches(),
+        2 => faults.break_frame(2, BrokenFrame::Half),
+        _ => faults.end_watches(),
+    })
+    .await;
+    for follower in &crowd {
+        follower.judge_undisturbed(&ledger).await;
+    }
+    let stats = rig.upstream.stats();
+    assert_eq!(stats.requests_on("LIST", "pods"), lists, "nothing had to be listed again");
+    assert_eq!(open_watches(&rig), 1, "still one watch for all");
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn garbage_in_the_stream_loses_nothing() {
+    let rig = Rig::start(small()).await;
+    let ledger = Ledger::new(rig.upstream.state(), 2);
+    let crowd = Follower::crowd(&rig.proxied, 12).await;
+    let lists = rig.upstream.stats().requests_on("LIST", "pods");
+    under(&ledger, &rig, 3, |faults, _| faults.break_frame(3, BrokenFrame::Garbage)).await;
+    for follower in &crowd {
+        follower.judge(&ledger).await;
+    }
+    // An event is missing behind the garbage, so only a new list is the truth: one for all clients.
+    let relists = rig.upstream.stats().requests_on("LIST", "pods") - lists;
+    assert!((1..=3).contains(&relists), "{relists} lists for 3 faults");
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refusals_of_the_watch_are_waited_out() {
+    let rig = Rig::start(small()).await;
+    let ledger = Ledger::new(rig.upstream.state(), 3);
+    let crowd = Follower::crowd(&rig.proxied, 12).await;
+    for code in [429, 500, 503, 504] {
+        refuse(rig.upstream.faults(), "WATCH", code, 3);
+        rig.upstream.faults().cut_watches();
+        ledger.writes(30).await;
+        becomes("refusals", None, async || rig.upstream.faults().active().refuse).await;
+        ledger.writes(10).await;
+        for follower in &crowd {
+            follower.judge_undisturbed(&ledger).await;
+        }
+    }
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_history_that_upstream_has_lost_ends_watches_with_410() {
+    let rig = Rig::start(small()).await;
+    let ledger = Ledger::new(rig.upstream.state(), 4);
+    let crowd = Follower::crowd(&rig.proxied, 12).await;
+    let lists = rig.upstream.stats().requests_on("LIST", "pods");
+    for round in 1..=2 {
+        // Events that the proxy's watch never gets, and that nobody can have any more when it asks for them.
+        rig.upstream.faults().set(|active| active.silent = true);
+        ledger.writes(20).await;
+        rig.upstream.state().compact(&watershed::sim::pods());
+        rig.upstream.faults().cut_watches();
+        rig.upstream.faults().set(|active| active.silent = false);
+        ledger.writes(20).await;
+        for follower in &crowd {
+            follower.judge(&ledger).await;
+            let log = follower.log();
+            assert_eq!(log.tracks.len(), round + 1, "every watch is told: {log:?}");
+            assert_eq!(log.ends, [], "and ends in no other way");
+        }
+    }
+    assert_eq!(rig.upstream.stats().requests_on("LIST", "pods") - lists, 2, "one list for all, each time");
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silence_and_delay_lose_nothing() {
+    let rig = Rig::start(small()).await;
+    let ledger = Ledger::new(rig.upstream.state(), 5);
+    let crowd = Follower::crowd(&rig.proxied, 12).await;
+    under(&ledger, &rig, 4, |faults, n| faults.set(|active| active.silent = n % 2 == 0)).await;
+    for follower in &crowd {
+        follower.judge_undisturbed(&ledger).await;
+    }
+    rig.upstream.faults().delay_events(Duration::from_millis(50));
+    under(&ledger, &rig, 4, |faults, _| faults.cut_watches()).await;
+    rig.upstream.faults().set(|active| active.no_bookmarks = true);
+    under(&ledger, &rig, 2, |faults, _| faults.cut_connections()).await;
+    for follower in &crowd {
+        follower.judge_undisturbed(&ledger).await;
+    }
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_first_list_that_fails_is_tried_again() {
+    let plant: [&dyn Fn(&Faults); 4] = [
+        &|faults| refuse(faults, "LIST", 500, 2),
+        &|faults| refuse(faults, "WATCH", 500, 2),
+        &|faults| faults.break_frame(7, BrokenFrame::Half),
+        &|faults| faults.break_frame(7, BrokenFrame::Garbage),
+    ];
+    for plant in plant {
+        let rig = Rig::start(small()).await;
+        let ledger = Ledger::new(rig.upstream.state(), 6);
+        plant(rig.upstream.faults());
+        let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+        let follower = Follower::start(&connection, Interest::All, Opening::List);
+        ledger.writes(20).await;
+        follower.synced().await;
+        // Meanwhile upstream itself answers, so that its cuts are the client's, too.
+        rig.upstream.faults().cut_connections();
+        ledger.writes(20).await;
+        follower.judge(&ledger).await;
+        assert_eq!(follower.log().tracks.len(), 1, "what upstream said first can be gone on from");
+        drop(follower);
+        // In the end it is at hand, and right.
+        let path = "/api/v1/pods?resourceVersion=0";
+        becomes("the list's source", "snapshot".to_owned(), async || {
+            rig.proxied.get(Protocol::Http2, path).await.header("x-watershed-source").to_owned()
+        })
+        .await;
+        let late = Follower::start(&connection, Interest::All, Opening::WatchList);
+        late.synced().await;
+        ledger.writes(20).await;
+        late.judge_undisturbed(&ledger).await;
+        rig.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn releases_without_streamed_lists_are_followed_as_exactly() {
+    for how in [WatchList::Refused, WatchList::Ignored] {
+        let rig = Rig::prepared(small(), |upstream| upstream.faults().watch_list(how)).await;
+        let ledger = Ledger::new(rig.upstream.state(), 7);
+        let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+        let follower = Follower::start(&connection, Interest::Tier("backend"), Opening::List);
+        // An update tells the proxy that this stream is no streamed list.
+        ledger.writes(40).await;
+        follower.synced().await;
+        under(&ledger, &rig, 4, |faults, n| {
+            if n % 2 == 0 { faults.cut_connections() } else { faults.break_frame(2, BrokenFrame::Half) }
+        })
+        .await;
+        follower.judge_undisturbed(&ledger).await;
+        rig.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refusals_of_forwarded_requests_are_passed_on() {
+    let rig = Rig::start(small()).await;
+    let path = "/api/v1/namespaces/default/configmaps";
+    for (code, retry_after) in [(429, Some(7)), (500, None), (503, Some(2)), (504, None)] {
+        let faults = rig.upstream.faults();
+        let mut answers = Vec::new();
+        for endpoint in [&rig.direct, &rig.proxied] {
+            faults.set(|active| {
+                active.refuse = Some(Refusal {
+                    count: 1,
+                    code,
+                    retry_after,
+                    resource: Some("configmaps".to_owned()),
+                    verb: Some("POST".to_owned()),
+                });
+            });
+            let body = whole(r#"{"metadata":{"name":"a","namespace":"default"}}"#);
+            let request = Request::post(path).body(body).unwrap();
+            answers.push(endpoint.send(Protocol::Http2, request).await.unwrap());
+        }
+        assert_eq!(answers[0].status, StatusCode::from_u16(code).unwrap());
+        assert_eq!(answers[1].essence(), answers[0].essence());
+        assert_eq!(faults.active().refuse, None, "it was asked once, and not again on its own");
+    }
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upstream_that_is_gone_or_talks_nonsense_is_named() {
+    let rig = Rig::start(small()).await;
+    let (proxied, port) = (rig.proxied.clone(), rig.upstream.address());
+    let mut watch = proxied.watch(Protocol::Http2, "/api/v1/pods?watch=1&resourceVersion=0").await;
+    for _ in 0..40 {
+        assert!(watch.line().await.starts_with(r#"{"type":"ADDED""#));
+    }
+    let (upstream, end) = rig.shut_down();
+    upstream.shutdown().await;
+    let refused = async || {
+        let request = || Request::post("/api/v1/namespaces/default/configmaps").body(whole("{}")).unwrap();
+        for protocol in BOTH {
+            let answer = within("an answer", proxied.send(protocol, request())).await.unwrap();
+            assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
+            let status = answer.json();
+            assert_eq!((&status["kind"], &status["code"]), (&"Status".into(), &503.into()));
+            assert_eq!(status["reason"], "ServiceUnavailable");
+            let message = status["message"].as_str().unwrap();
+            assert!(message.contains(&port.to_string()), "it says what could not be reached: {message}");
+            assert_eq!(answer.header("retry-after"), "1");
+        }
+    };
+    refused().await;
+    // Somebody else has its port now, who speaks neither TLS nor HTTP.
+    let stranger = TcpListener::bind(port).await.unwrap();
+    let talk = AbortOnDropHandle::new(tokio::spawn(async move {
+        while let Ok((mut stream, _)) = stranger.accept().await {
+            let _ = stream.write_all(b"220 good day, what can I do for you\r\n").await;
+        }
+    }));
+    refused().await;
+    drop(talk);
+    assert!(watch.next().now_or_never().is_none(), "the watch is open and waits");
+    tokio::spawn(end).await.unwrap();
+    assert_eq!(watch.rest().await, (vec![], Next::End));
+}

@@ -1,0 +1,26 @@
+//! The whole proxy, in this process, between a simulated API server and clients that speak plain HTTP over TLS.
+//!
+//! | file | what |
+//! |---|---|
+//! | `rig` | the simulated API server with the proxy in front of it |
+//! | `client` | the clients: HTTP/1.1, HTTP/2, and bytes written by hand |
+//! | `ledger` | what really happened: the judge of every watch |
+//! | `follow` | a client that lists and watches for ever and remembers all it was told |
+//! | `program` | the program itself, as a process of its own |
+//! | the others | tests |
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+mod access;
+mod admin;
+mod bad_bodies;
+mod bad_requests;
+mod client;
+mod custom;
+mod demo;
+mod drain;
+mod faults;
+mod follow;
+mod ledger;
+mod program;
+mod restart;
+mod rig;
+mod vanishing;

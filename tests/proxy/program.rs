@@ -1,0 +1,86 @@
+//! The program itself, as a process of its own: its metrics are nobody else's, and it can be sent signals.
+use std::net::SocketAddr;
+use std::process::{ExitStatus, Stdio};
+
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+use watershed::sim::Server;
+
+use crate::client::{Endpoint, within};
+use crate::rig::{eventually, plain_get};
+
+pub(crate) struct Program {
+    pub(crate) proxied: Endpoint,
+    admin: SocketAddr,
+    child: Child,
+    _folder: TempDir,
+}
+
+impl Program {
+    /// `watershed serve` in front of an API server, once it is ready; it ends with this value at the latest.
+    pub(crate) async fn start(upstream: &Server) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (kubeconfig, certs) = (folder.path().join("kubeconfig"), folder.path().join("certs"));
+        std::fs::write(&kubeconfig, upstream.kubeconfig_yaml()).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_watershed"))
+            .args([
+                "serve",
+                "--listen",
+                "127.0.0.1:0",
+                "--admin-listen",
+                "127.0.0.1:0",
+                "--log-format",
+                "json",
+            ])
+            .arg("--kubeconfig")
+            .arg(&kubeconfig)
+            .arg("--cert-dir")
+            .arg(&certs)
+            .env_remove("WATERSHED_LOG_LEVEL")
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let (mut proxy, mut admin) = (None, None);
+        while proxy.is_none() || admin.is_none() {
+            let line = within("where it listens", lines.next_line()).await.unwrap();
+            let line = line.expect("it says where it listens before it ends");
+            let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+            let address = || line["fields"]["address"].as_str()?.parse::<SocketAddr>().ok();
+            match line["fields"]["listener"].as_str() {
+                Some("proxy") => proxy = address(),
+                Some("admin") => admin = address(),
+                _ => {}
+            }
+        }
+        // Somebody has to read on, or the program waits for room in the pipe.
+        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        let ca = std::fs::read_to_string(certs.join("ca.crt")).unwrap();
+        let proxied = Endpoint::new(proxy.unwrap(), &ca, upstream.admin_token());
+        let admin = admin.unwrap();
+        eventually("readiness", async || {
+            let answer = plain_get(admin, "GET", "/readyz").await;
+            if answer.starts_with("HTTP/1.1 200 ") { Ok(()) } else { Err(answer) }
+        })
+        .await;
+        Self { proxied, admin, child, _folder: folder }
+    }
+
+    /// Status and body of the admin listener's answer, head included.
+    pub(crate) async fn admin(&self, method: &str, path: &str) -> String {
+        plain_get(self.admin, method, path).await
+    }
+
+    /// Sends SIGTERM.
+    pub(crate) async fn terminate(&self) {
+        let pid = self.child.id().expect("it runs").to_string();
+        let sent = Command::new("kill").args(["-TERM", &pid]).status().await.unwrap();
+        assert!(sent.success());
+    }
+
+    pub(crate) async fn ended(mut self) -> ExitStatus {
+        within("the end of the program", self.child.wait()).await.unwrap()
+    }
+}

@@ -1,0 +1,135 @@
+//! The simulated API server with the proxy in front of it.
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use watershed::app::{self, Running};
+use watershed::sim::{Options, Population, Server};
+use watershed::telemetry;
+use watershed::upstream::UpstreamOptions;
+
+use crate::client::Endpoint;
+
+/// Generous, as it only decides how long a failure takes.
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
+
+pub(crate) struct Rig {
+    pub(crate) upstream: Server,
+    /// The proxy.
+    pub(crate) proxied: Endpoint,
+    /// The API server itself, to compare with.
+    pub(crate) direct: Endpoint,
+    pub(crate) admin: SocketAddr,
+    running: Running,
+    folder: TempDir,
+}
+
+/// A small cluster with an eventful life: bookmarks and progress come in tenths of seconds.
+pub(crate) fn small() -> Options {
+    Options {
+        population: Population { nodes: 4, namespaces: 3, pods: 40, ..Population::default() },
+        bookmark_every: Duration::from_millis(300),
+        progress_every: Duration::from_millis(300),
+        ..Options::default()
+    }
+}
+
+pub(crate) fn loopback() -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, 0))
+}
+
+impl Rig {
+    pub(crate) async fn start(options: Options) -> Self {
+        Self::prepared(options, |_| {}).await
+    }
+
+    /// `prepare` sees the API server before the proxy does.
+    pub(crate) async fn prepared(options: Options, prepare: impl FnOnce(&Server)) -> Self {
+        let upstream = Server::start(options).await.unwrap();
+        prepare(&upstream);
+        let (running, folder) = start_proxy(&upstream.kubeconfig_yaml()).await.unwrap();
+        let ca = std::fs::read_to_string(running.ca_file.as_ref().unwrap()).unwrap();
+        Self {
+            proxied: Endpoint::new(running.address, &ca, upstream.admin_token()),
+            direct: Endpoint::new(upstream.address(), upstream.ca_pem(), upstream.admin_token()),
+            admin: running.admin_address,
+            upstream,
+            running,
+            folder,
+        }
+    }
+
+    /// Begins the proxy's shutdown, as SIGTERM does; the rest goes on.
+    pub(crate) fn shut_down(self) -> (Server, impl Future<Output = ()>) {
+        let Self { upstream, running, folder, .. } = self;
+        (upstream, async move {
+            running.shut_down().await;
+            drop(folder);
+        })
+    }
+
+    /// Ends everything.
+    pub(crate) async fn stop(self) {
+        let (upstream, end) = self.shut_down();
+        end.await;
+        upstream.shutdown().await;
+    }
+}
+
+/// The proxy as `watershed serve` runs it, on free ports, with everything it writes in a temporary folder.
+pub(crate) async fn start_proxy(kubeconfig: &str) -> anyhow::Result<(Running, TempDir)> {
+    watershed::http::install_crypto();
+    // The proxy's log, for whoever looks for the cause of a failure.
+    if let Ok(filter) = std::env::var("WATERSHED_LOG_LEVEL") {
+        let _ = telemetry::logs(telemetry::LogFormat::Text, &filter);
+    }
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("kubeconfig");
+    std::fs::write(&file, kubeconfig)?;
+    let options = UpstreamOptions { kubeconfig: Some(file), ..UpstreamOptions::default() };
+    let config = app::Config::new(options, loopback(), loopback(), folder.path().join("certs"));
+    Ok((app::start(config).await?, folder))
+}
+
+/// Waits for a condition; what is missing is said when it doesn't come.
+pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> Result<(), String>) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match holds().await {
+            Ok(()) => return,
+            Err(why) if Instant::now() >= deadline => panic!("{what}: not after {PATIENCE:?}: {why}"),
+            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    }
+}
+
+/// Waits for a value.
+pub(crate) async fn becomes<T: PartialEq + std::fmt::Debug>(
+    what: &str,
+    wanted: T,
+    mut now: impl AsyncFnMut() -> T,
+) {
+    eventually(what, async || {
+        let now = now().await;
+        if now == wanted { Ok(()) } else { Err(format!("it is {now:?}, wanted is {wanted:?}")) }
+    })
+    .await;
+}
+
+/// A request without TLS, as probes and scrapers send them; the answer with its head.
+pub(crate) async fn plain_get(address: SocketAddr, method: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("{method} {path} HTTP/1.1\r\nHost: admin\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    text
+}
+
+/// The value of a series, zero when there is none.
+pub(crate) async fn metric(admin: SocketAddr, series: &str) -> f64 {
+    let text = plain_get(admin, "GET", "/metrics").await;
+    text.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok()).unwrap_or(0.0)
+}
