@@ -90,6 +90,8 @@ pub struct Running {
     /// The CA clients must trust, when the serving certificate is self-signed.
     pub ca_file: Option<PathBuf>,
     drain: drain::Trigger,
+    /// The admin listener's own: it answers while the proxy ends.
+    admin_drain: drain::Trigger,
     grace: Duration,
     forwarder: Forwarder,
     scopes: Scopes,
@@ -112,6 +114,7 @@ impl Running {
         if tokio::time::timeout(self.grace, ended).await.is_err() {
             tracing::warn!("some sessions did not end in time and are cut (--drain-seconds)");
         }
+        self.admin_drain.drain(Duration::ZERO);
         self.background.iter().for_each(JoinHandle::abort);
         self.scopes.shut_down();
         tracing::info!("stopped");
@@ -159,16 +162,17 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         config.limits.clone(),
         draining.clone(),
     ));
+    let (admin_drain, admin_draining) = drain::channel();
     let state = admin::State {
         catalog,
         scopes: scopes.clone(),
-        draining: draining.clone(),
+        draining,
         metrics: metrics.clone(),
         gauges: admin::metrics::Gauges::default(),
     };
     let background = vec![
         tokio::spawn(follower.run()),
-        tokio::spawn(admin::serve(admin_listener, Arc::new(state), config.limits, draining)),
+        tokio::spawn(admin::serve(admin_listener, Arc::new(state), config.limits, admin_draining)),
         tokio::spawn(upkeep(metrics)),
     ];
     tracing::info!(listener = "proxy", address = %address, "listening");
@@ -178,6 +182,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         admin_address,
         ca_file,
         drain,
+        admin_drain,
         grace: config.drain,
         forwarder,
         scopes,

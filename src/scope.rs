@@ -212,9 +212,14 @@ impl Scopes {
     /// The type's schema changed: what upstream serves for the same versions may differ now, so its
     /// scopes are listed again, as soon as upstream has taken the schema into use.
     pub fn schema_changed(&self, gvr: &GroupVersionResource) {
-        for scope in self.open.lock().values().filter(|scope| scope.key.gvr == *gvr) {
+        self.open.lock().retain(|key, scope| {
+            if key.gvr != *gvr {
+                return true;
+            }
             scope.schema_changed.notify_one();
-        }
+            // What could not be cached under the old schema is tried again with the next request.
+            !matches!(scope.phase(), Phase::Stopped(_))
+        });
     }
 
     /// Closes every scope: the process ends.

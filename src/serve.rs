@@ -7,6 +7,7 @@ mod gzip;
 mod list;
 pub mod metrics;
 mod source;
+mod until_drain;
 mod watch;
 
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use crate::access::{Access, Attributes, Authenticated, Decision, Identity};
 use crate::catalog::Catalog;
 use crate::http::body::Body;
 use crate::http::drain;
-use crate::kube::{PartialForm, Representation, Status};
+use crate::kube::{PartialForm, Representation, Status, Verb};
 use crate::scope::{NotReady, Ready, Scope, ScopeKey, Scopes};
 use crate::upstream::Forwarder;
 
@@ -118,6 +119,7 @@ impl Inner {
     async fn forward(&self, request: Request<Incoming>, plan: &decide::Planned) -> Response<Body> {
         let encoding = plan.errors;
         match self.forwarder.forward(request, plan.long_running).await {
+            Ok(response) if plan.verb == Verb::Watch => until_drain::apply(response, &self.draining),
             Ok(response) => response,
             Err(error) => {
                 tracing::warn!(%error, "a request could not be forwarded");

@@ -72,6 +72,9 @@ pub enum UpstreamError {
         /// How many there may be.
         limit: usize,
     },
+    /// This process is about to end.
+    #[error("the proxy is shutting down")]
+    Ending,
     /// The proxy's own token could not be had.
     #[error("no credentials for the API server: {0} (the user's part of the kubeconfig)")]
     Credentials(String),

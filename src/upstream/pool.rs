@@ -318,7 +318,11 @@ impl Group {
         let dialing = task
             .map(|joined| match joined {
                 Ok(result) => result,
-                Err(error) => std::panic::resume_unwind(error.into_panic()),
+                // Only a runtime that ends cancels it.
+                Err(error) => match error.try_into_panic() {
+                    Ok(panic) => std::panic::resume_unwind(panic),
+                    Err(_) => Err(UpstreamError::Ending),
+                },
             })
             .boxed()
             .shared();

@@ -5,7 +5,7 @@ use crate::client::{BOTH, Next, Protocol, within};
 use crate::follow::{Follower, Opening};
 use crate::ledger::{Event, Interest, Ledger, compare};
 use crate::program::Program;
-use crate::rig::{Rig, eventually, small};
+use crate::rig::{Rig, eventually, plain_get, small};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shutdown_ends_watches_cleanly_and_finishes_what_runs() {
@@ -18,6 +18,11 @@ async fn a_shutdown_ends_watches_cleanly_and_finishes_what_runs() {
     for n in 0..10 {
         watches.push(rig.proxied.watch(BOTH[n % 2], &path).await);
     }
+    // Forwarded, as the version is left open.
+    let forwarded = [
+        rig.proxied.watch(BOTH[0], "/api/v1/pods?watch=1").await,
+        rig.proxied.watch(BOTH[1], "/api/v1/pods?watch=1").await,
+    ];
     // A request that is under way: upstream has its head, and the client still owes half of the body.
     let body = r#"{"metadata":{"name":"slow","namespace":"default"}}"#;
     let head = format!(
@@ -32,7 +37,7 @@ async fn a_shutdown_ends_watches_cleanly_and_finishes_what_runs() {
         Follower::start(&rig.proxied.connect(Protocol::Http2).await.unwrap(), Interest::All, Opening::List);
     follower.judge(&ledger).await;
 
-    let address = rig.proxied.address;
+    let (address, admin) = (rig.proxied.address, rig.admin);
     let (upstream, end) = rig.shut_down();
     let end = tokio::spawn(end);
     let expected = ledger.between(&Interest::All, version.parse().unwrap(), u64::MAX);
@@ -43,12 +48,17 @@ async fn a_shutdown_ends_watches_cleanly_and_finishes_what_runs() {
         let bookmark = String::from_utf8(lines.last().unwrap().to_vec()).unwrap();
         assert!(bookmark.contains("BOOKMARK"), "a client learns from where to go on elsewhere: {bookmark}");
     }
+    for watch in forwarded {
+        assert_eq!(watch.rest().await.1, Next::End, "a clean end of a forwarded watch");
+    }
     eventually("no new connections", async || match TcpStream::connect(address).await {
         Err(_) => Ok(()),
         Ok(_) => Err("one was accepted".to_owned()),
     })
     .await;
     assert!(!end.is_finished(), "a request is still under way");
+    let ready = plain_get(admin, "GET", "/readyz").await;
+    assert!(ready.contains("503") && ready.contains("[-]shutdown failed"), "{ready}");
     slow.text.clear();
     slow.write(&body[20..]).await;
     assert!(slow.read_until(|text| text.contains("}\n")).await, "the answer is whole: {}", slow.text);

@@ -1,0 +1,159 @@
+//! Forwarded watches end with the process as those from memory do: between two events.
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::{Response, StatusCode, header};
+use http_body::Frame;
+use http_body_util::BodyExt;
+
+use crate::http::body::{Body, BoxError};
+use crate::http::drain;
+use crate::kube::Encoding;
+
+/// Lets a forwarded watch end when the process begins to. Other answers pass as they are.
+pub(super) fn apply(response: Response<Body>, draining: &drain::Watch) -> Response<Body> {
+    let media_type = response.headers().get(header::CONTENT_TYPE).map(http::HeaderValue::as_bytes);
+    let plain = !response.headers().contains_key(header::CONTENT_ENCODING);
+    let encoding = [Encoding::Json, Encoding::Protobuf]
+        .into_iter()
+        .find(|encoding| media_type == Some(encoding.content_type(true).as_bytes()));
+    match encoding {
+        Some(encoding) if plain && response.status() == StatusCode::OK => response.map(|body| {
+            let draining = draining.clone();
+            let draining = Box::pin(async move { draining.draining().await });
+            UntilDrain { body, draining: Some(draining), place: Place::new(encoding) }.boxed_unsync()
+        }),
+        _ => response,
+    }
+}
+
+struct UntilDrain {
+    body: Body,
+    /// Gone once it has begun.
+    draining: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    place: Place,
+}
+
+/// Where in the stream of events the last byte was.
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    /// One line an event.
+    Lines { between: bool },
+    /// Four bytes of length, then so many bytes. What is known of the length, and what is missing.
+    Lengths { prefix: Vec<u8>, missing: usize },
+}
+
+impl Place {
+    fn new(encoding: Encoding) -> Self {
+        match encoding {
+            Encoding::Json => Self::Lines { between: true },
+            Encoding::Protobuf => Self::Lengths { prefix: Vec::new(), missing: 0 },
+        }
+    }
+
+    fn is_between(&self) -> bool {
+        match self {
+            Self::Lines { between } => *between,
+            Self::Lengths { prefix, missing } => prefix.is_empty() && *missing == 0,
+        }
+    }
+
+    fn pass(&mut self, mut data: &[u8]) {
+        match self {
+            Self::Lines { between } => *between = data.last().map_or(*between, |last| *last == b'\n'),
+            Self::Lengths { prefix, missing } => {
+                while !data.is_empty() {
+                    let wanted = if *missing > 0 { *missing } else { 4 - prefix.len() };
+                    let (passed, rest) = data.split_at(wanted.min(data.len()));
+                    data = rest;
+                    if *missing > 0 {
+                        *missing -= passed.len();
+                        continue;
+                    }
+                    prefix.extend_from_slice(passed);
+                    if let Ok(length) = <[u8; 4]>::try_from(prefix.as_slice()) {
+                        *missing = u32::from_be_bytes(length) as usize;
+                        prefix.clear();
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl http_body::Body for UntilDrain {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = self.get_mut();
+        if this.draining.as_mut().is_some_and(|draining| draining.as_mut().poll(context).is_ready()) {
+            this.draining = None;
+        }
+        if this.draining.is_none() && this.place.is_between() {
+            return Poll::Ready(None);
+        }
+        let frame = ready!(Pin::new(&mut this.body).poll_frame(context));
+        if let Some(Ok(frame)) = &frame
+            && let Some(data) = frame.data_ref()
+        {
+            this.place.pass(data);
+        }
+        Poll::Ready(frame)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use http_body_util::StreamBody;
+
+    use super::*;
+
+    #[test]
+    fn it_is_known_where_events_end() {
+        let mut lines = Place::new(Encoding::Json);
+        for (data, between) in
+            [(&b""[..], true), (b"{}\n", true), (b"{", false), (b"", false), (b"}\n{}\n", true)]
+        {
+            lines.pass(data);
+            assert_eq!(lines.is_between(), between, "{data:?}");
+        }
+        let stream = [&[0, 0, 0, 3][..], b"abc", &[0, 0, 0, 0], &[0, 0, 1, 0], &[7; 256]].concat();
+        let ends = [0, 7, 11, stream.len()];
+        for size in 1..9 {
+            let mut lengths = Place::new(Encoding::Protobuf);
+            let mut at = 0;
+            for data in stream.chunks(size) {
+                at += data.len();
+                lengths.pass(data);
+                assert_eq!(lengths.is_between(), ends.contains(&at), "{at}");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_ends_between_two_events() {
+        let (trigger, draining) = drain::channel();
+        let (sender, receiver) = tokio::sync::mpsc::unbounded_channel::<Bytes>();
+        let stream = futures_util::stream::unfold(receiver, |mut receiver| async move {
+            let data = receiver.recv().await?;
+            Some((Ok::<_, BoxError>(Frame::data(data)), receiver))
+        });
+        let response = Response::builder().header(header::CONTENT_TYPE, "application/json");
+        let response = response.body(BodyExt::boxed_unsync(StreamBody::new(stream))).unwrap();
+        let mut body = apply(response, &draining).into_body();
+        sender.send(Bytes::from_static(b"{}\n{")).unwrap();
+        body.frame().await.unwrap().unwrap();
+        trigger.drain(Duration::from_secs(20));
+        tokio::time::timeout(Duration::from_secs(1), body.frame()).await.unwrap_err();
+        sender.send(Bytes::from_static(b"}\n")).unwrap();
+        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "}\n");
+        assert!(body.frame().await.is_none());
+    }
+}
