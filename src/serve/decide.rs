@@ -231,6 +231,10 @@ fn list(
     if paged && (narrows("metadata.name") || narrows("metadata.namespace")) {
         return Err(Reason::Paging);
     }
+    // Whether version "0" lifts the limit of a later page differs from release to release.
+    if after.is_some() && limit.is_none() && options.limit > 0 {
+        return Err(Reason::Paging);
+    }
     // Events have no watch cache upstream: version "0" does not lift the limit, and pages are etcd's.
     if *resource.gvr.resource == *"events" && (paged || options.limit > 0) {
         return Err(Reason::Paging);

@@ -42,7 +42,7 @@ func (t target) prepare(tt *testing.T, ctx context.Context, c command) *exec.Cmd
 	if !ok {
 		home, _ = homes.LoadOrStore(tt.Name()+t.name, tt.TempDir())
 	}
-	cmd := exec.CommandContext(ctx, filepath.Join(".bin", "kubectl"), c.args...)
+	cmd := exec.CommandContext(ctx, filepath.Join(programs, "kubectl"), c.args...)
 	cmd.Env = append([]string{"PATH=/usr/bin:/bin", "HOME=" + home.(string), "KUBECONFIG=" + t.kubeconfig}, c.env...)
 	// Were this process killed, kubectl must not stay behind. Parent-death
 	// signals belong to threads, and Go may retire one early; then kubectl dies

@@ -6,6 +6,7 @@ package real
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -42,6 +43,9 @@ var (
 	// shared is the cluster behind both.
 	shared *cluster
 	direct = os.Getenv("REAL_DIRECT") != ""
+	// programs is where the API server and its company are: those of build.sh, or
+	// of another release (see build-release.sh).
+	programs = cmp.Or(os.Getenv("REAL_BIN"), ".bin")
 )
 
 func TestMain(m *testing.M) {
@@ -118,7 +122,7 @@ func startCluster(args ...string) (*cluster, error) {
 // startBareCluster runs a cluster. The harness stops when its stdin ends, so
 // that it cannot outlive this process, however this process ends.
 func startBareCluster(args ...string) (*cluster, error) {
-	c := &cluster{command: exec.Command(filepath.Join(".bin", "cluster"), args...)}
+	c := &cluster{command: exec.Command(filepath.Join(programs, "cluster"), args...)}
 	c.command.Stderr = &c.stderr
 	stdin, err := c.command.StdinPipe()
 	if err != nil {
