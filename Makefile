@@ -5,7 +5,7 @@ REAL := tests/real
 BIN := $(REAL)/.bin
 PROXY := target/debug/watershed
 
-.PHONY: help build release test test-rust test-real real lint bench bench-real demo cluster fmt clean
+.PHONY: help build release test test-rust test-real test-python test-release real lint bench bench-real demo cluster fmt clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -26,6 +26,16 @@ test-rust: real ## Rust tests: pure rooms, simulated upstream, real kube-apiserv
 
 test-real: build real ## Go tests: real clients through the proxy, in front of a real kube-apiserver
 	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) $(GO) test -count=1 -timeout 20m ./...
+
+test-python: build real ## Python's kubernetes client through the proxy; installs the client, so not part of test
+	python3 -m venv $(BIN)/python
+	$(BIN)/python/bin/pip install --quiet --requirement tests/python/requirements.txt
+	$(BIN)/python/bin/python tests/python/test_client.py
+
+RELEASE ?= v1.32.13
+test-release: build ## The real clients in front of another release of kube-apiserver; RELEASE=v1.32.13
+	cd $(REAL) && ./build-release.sh $(RELEASE)
+	cd $(REAL) && REAL_BIN=.bin-$(RELEASE) WATERSHED_BIN=$(CURDIR)/$(PROXY) $(GO) test -count=1 -timeout 20m ./...
 
 lint: ## Formatting, clippy, go vet
 	$(CARGO) fmt --check
@@ -56,4 +66,4 @@ cluster: build real ## A real API server with the proxy in front, until Ctrl-C; 
 
 clean: ## Remove what was built
 	$(CARGO) clean
-	rm -rf $(BIN)
+	rm -rf $(BIN) $(BIN)-*

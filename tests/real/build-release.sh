@@ -2,7 +2,8 @@
 # Builds kube-apiserver of another release, for trying the proxy in front of it:
 #   ./build-release.sh v1.33.6
 #   REAL_BIN=.bin-v1.33.6 go test .
-# The other programs are those of build.sh. Takes some ten minutes the first time.
+# The other programs are those of build.sh. Takes some ten minutes the first time. Where a checksum
+# database lacks old modules, set GONOSUMDB=k8s.io.
 set -eu
 cd "$(dirname "$0")"
 release=${1:?usage: build-release.sh vX.Y.Z}
