@@ -20,9 +20,9 @@ use crate::access::{Access, Attributes, Authenticated, Decision, Identity};
 use crate::catalog::Catalog;
 use crate::http::body::Body;
 use crate::http::drain;
-use crate::kube::{PartialForm, Representation, Status, Verb};
+use crate::kube::{Encoding, PartialForm, Representation, Status, Verb};
 use crate::scope::{NotReady, Ready, Scope, ScopeKey, Scopes};
-use crate::upstream::Forwarder;
+use crate::upstream::{Forwarder, Stopped};
 
 use decide::{Plan, Read, decide};
 use metrics::{InFlight, Labels};
@@ -66,7 +66,8 @@ impl Outcome {
 impl Opened {
     /// How the objects are to be reduced, if only their metadata is asked for.
     fn partial(&self) -> Option<PartialForm> {
-        self.representation.metadata_only.then(|| PartialForm::of(&self.ready.form))
+        let Representation { encoding, metadata_only } = self.representation;
+        metadata_only.then(|| PartialForm::of(&self.ready.form, encoding))
     }
 }
 
@@ -176,21 +177,20 @@ impl Inner {
             return Err(Reason::UnknownType);
         }
         for &representation in &read.representations {
-            let key = ScopeKey { gvr: resource.gvr.clone(), encoding: representation.encoding };
-            let scope = self.scopes.open(&key, &resource.kind, &resource.fields);
-            if scope.fields != resource.fields {
-                return Err(Reason::UnknownType);
-            }
-            match scope.ready(self.scopes.config().sync_wait).await {
-                Ok(ready) => return Ok(Opened { scope, ready, representation }),
-                Err(NotReady::Syncing) => return Err(Reason::Syncing),
-                // Metadata can be had in every encoding, whatever the objects have.
-                Err(NotReady::Stopped(crate::upstream::Stopped::NotAcceptable))
-                    if !representation.metadata_only => {}
-                Err(NotReady::Stopped(crate::upstream::Stopped::NotAcceptable)) => {
-                    return Err(Reason::Representation);
+            // Metadata can be had in every encoding, whatever the objects have.
+            let others = if representation.metadata_only { &[Encoding::Json][..] } else { &[] };
+            for &encoding in [representation.encoding].iter().chain(others) {
+                let key = ScopeKey { gvr: resource.gvr.clone(), encoding };
+                let scope = self.scopes.open(&key, &resource.kind, &resource.fields);
+                if scope.fields != resource.fields {
+                    return Err(Reason::UnknownType);
                 }
-                Err(NotReady::Stopped(_)) => return Err(Reason::NotCached),
+                match scope.ready(self.scopes.config().sync_wait).await {
+                    Ok(ready) => return Ok(Opened { scope, ready, representation }),
+                    Err(NotReady::Syncing) => return Err(Reason::Syncing),
+                    Err(NotReady::Stopped(Stopped::NotAcceptable)) => {}
+                    Err(NotReady::Stopped(_)) => return Err(Reason::NotCached),
+                }
             }
         }
         Err(Reason::Representation)

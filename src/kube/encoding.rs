@@ -8,6 +8,7 @@ mod form;
 mod frames;
 mod json;
 mod list;
+mod object_meta;
 mod partial;
 mod protobuf;
 #[cfg(test)]

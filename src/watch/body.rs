@@ -246,7 +246,8 @@ impl WatchBody {
                 }
                 Step::Expired { version, oldest } => {
                     let status = Status::expired_watch(version, oldest);
-                    chunk.push(self.form.status_event(&status.to_object(self.form.encoding())));
+                    let form = self.view.form(&self.form);
+                    chunk.push(form.status_event(&status.to_object(form.encoding())));
                     self.over(Ending::Expired);
                     return Poll::Ready(self.hand_out(chunk));
                 }

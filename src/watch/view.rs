@@ -101,6 +101,11 @@ impl View {
         self.framed(EventKind::Added, &object.bytes, form)
     }
 
+    /// How what the client gets is framed.
+    pub fn form<'a>(&'a self, whole: &'a TypeForm) -> &'a TypeForm {
+        self.partial.as_ref().map_or(whole, PartialForm::form)
+    }
+
     /// The frame of a bookmark.
     pub fn bookmark(&self, form: &BookmarkForm, version: ResourceVersion) -> Bytes {
         match &self.partial {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -39,6 +40,7 @@ func TestMetadataOnly(t *testing.T) {
 		{podPath, "application/json"},
 		{podPath, "application/vnd.kubernetes.protobuf"},
 		{w.path(ns, ""), "application/json"},
+		{w.path(ns, ""), "application/vnd.kubernetes.protobuf"},
 	} {
 		t.Run(kind.path[:9]+kind.media, func(t *testing.T) {
 			equal := func(r request) answer {
@@ -103,6 +105,14 @@ func TestMetadataOnly(t *testing.T) {
 				if want != got || !strings.Contains(want, "200") {
 					t.Errorf("%s\nupstream: %q\nproxied:  %q", query, want, got)
 				}
+			}
+			// A streamed list and its end mark, whose version is that of a cache.
+			digits := regexp.MustCompile(`[0-9]+`)
+			streamed := "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
+			lists := []<-chan string{watch(upstream, streamed), watch(proxied, streamed)}
+			want, got := within(t, "upstream's list", lists[0]), within(t, "the proxied list", lists[1])
+			if digits.ReplaceAllString(want, "N") != digits.ReplaceAllString(got, "N") || !strings.Contains(want, "initial-events-end") {
+				t.Errorf("streamed\nupstream: %q\nproxied:  %q", want, got)
 			}
 			// What upstream refuses is refused.
 			same(t, request{path: kind.path + "?resourceVersion=0", accept: kind.media + one})

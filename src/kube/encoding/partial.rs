@@ -8,7 +8,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use serde_json::value::RawValue;
 
 use super::form::Style;
-use super::{Encoding, EventKind, ListParts, Malformed, TypeForm, json, protobuf};
+use super::{Encoding, EventKind, ListParts, Malformed, TypeForm, json, object_meta, protobuf};
 use crate::kube::ResourceVersion;
 
 const KIND: &str = "PartialObjectMetadata";
@@ -48,19 +48,19 @@ const ODD: Malformed = Malformed("metadata that can't be printed as a struct");
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartialForm {
     form: TypeForm,
-    /// The full objects are printed with sorted members.
-    sorted: bool,
+    source: Style,
 }
 
 impl PartialForm {
-    /// The form for objects of a type that come in `whole`.
-    pub fn of(whole: &TypeForm) -> Self {
-        let style = match whole.encoding() {
+    /// The form, in an encoding, for objects of a type that come in `whole`. JSON can be had of objects in
+    /// JSON only.
+    pub fn of(whole: &TypeForm, encoding: Encoding) -> Self {
+        let style = match encoding {
             Encoding::Json => Style::Struct { bare_items: false, null_items: true },
             Encoding::Protobuf => Style::Message,
         };
         let form = TypeForm::of_names(KIND, API_VERSION, LIST_KIND, style);
-        Self { form, sorted: matches!(whole.style, Style::Sorted) }
+        Self { form, source: whole.style }
     }
 
     /// The form of the reduced objects themselves.
@@ -70,15 +70,16 @@ impl PartialForm {
 
     /// The metadata of a full object; shares its bytes where upstream prints both alike.
     pub fn metadata(&self, object: &Bytes) -> Result<Bytes, Malformed> {
-        match self.form.encoding() {
-            Encoding::Json => {
-                let metadata = object.slice(json::metadata_span(object)?);
-                if self.sorted { in_struct_order(&metadata) } else { Ok(metadata) }
-            }
-            Encoding::Protobuf => {
-                let [_, metadata, _] = protobuf::split_metadata(object)?;
-                Ok(object.slice_ref(metadata))
-            }
+        let (source, wanted) = (self.source, self.form.encoding());
+        if source == Style::Message {
+            let [_, metadata, _] = protobuf::split_metadata(object)?;
+            return Ok(object.slice_ref(metadata));
+        }
+        let metadata = object.slice(json::metadata_span(object)?);
+        match (source, wanted) {
+            (_, Encoding::Protobuf) => object_meta::to_protobuf(&metadata).map(Bytes::from),
+            (Style::Sorted, Encoding::Json) => in_struct_order(&metadata),
+            (_, Encoding::Json) => Ok(metadata),
         }
     }
 

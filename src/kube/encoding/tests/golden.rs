@@ -37,7 +37,7 @@ fn metadata_is_cut_out_as_upstream_does() {
         let case = Case::find("partial", encoding);
         let (expected, page) = case.learn();
         let (pods, _) = Case::find("pods", encoding).learn();
-        let partial = PartialForm::of(&pods);
+        let partial = PartialForm::of(&pods, encoding);
         assert_eq!(*partial.form(), expected);
         // An object that is nothing but metadata is reduced to itself.
         let metadata: Vec<_> = page.objects.iter().map(|object| partial.metadata(object).unwrap()).collect();
