@@ -1,0 +1,236 @@
+package real
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var conformanceTable = filepath.Join("..", "..", "docs", "conformance.md")
+
+const conformanceIntroduction = `# Conformance
+
+What kube-apiserver v1.37.1 answers to every combination of the options of gets, lists and watches, what watershed answers, and from where. Written by a run of the matrix in
+` + "`tests/real/`" + ` (` + "`CONFORMANCE_WRITE=1 make conformance`" + `), and held by every later run: a cell that is answered otherwise, or from elsewhere, fails ` + "`TestConformanceMatrix`" + `.
+
+"The same" means status, headers and body, byte for byte; [the tests' README](../tests/real/README.md#conformance) says what little is let off. Combinations that are answered alike share a row,
+and the first row that fits is the one that counts.
+
+The types are a built-in one with namespaces, one without, events (which upstream does not cache), and a custom one.
+
+| value | what |
+|---|---|
+| resourceVersion current | of the type's last change |
+| resourceVersion old | before the last three changes, and held |
+| resourceVersion ancient | 1, which etcd no longer has |
+| resourceVersion future | far ahead |
+| continue valid | upstream's token for old |
+| continue expired, inconsistent | the same at version 1, at -1 |
+| garbage | what is no such value |
+| from | the header ` + "`X-Watershed-Source`" + ` |
+`
+
+// row is one row of a table: the values that it is about, for each axis, and
+// how all of these are answered. The first row that has a cell counts.
+type row struct {
+	values  [][]string
+	outcome outcome
+}
+
+func (r row) has(c cell) bool {
+	for i, v := range r.values {
+		if !slices.Contains(v, c[i]) && !slices.Equal(v, []string{"any"}) {
+			return false
+		}
+	}
+	return true
+}
+
+// grid is how the cells of a matrix were answered.
+type grid struct {
+	axes     []axis
+	outcomes map[string]outcome
+}
+
+func (g *grid) at(c cell) outcome { return g.outcomes[strings.Join(c, "|")] }
+
+// rows says it all in few rows.
+func (g *grid) rows() []row {
+	var box [][]string
+	for _, a := range g.axes {
+		box = append(box, a.values)
+	}
+	rows := g.within(box)
+	// A row may name what an earlier one has taken; then it says less.
+	for i := range rows {
+		for axis := range g.axes {
+			wider := slices.Clone(rows[i].values)
+			wider[axis] = g.axes[axis].values
+			if !slices.ContainsFunc(boxed(wider), func(c cell) bool {
+				return !slices.ContainsFunc(rows[:i+1], func(r row) bool { return r.has(c) })
+			}) {
+				rows[i].values = wider
+			}
+		}
+	}
+	for i := range rows {
+		for axis, v := range rows[i].values {
+			if len(v) == len(g.axes[axis].values) {
+				rows[i].values[axis] = []string{"any"}
+			}
+		}
+	}
+	return rows
+}
+
+// within is the rows of a part of the grid.
+func (g *grid) within(box [][]string) (rows []row) {
+	if o, same := g.uniform(box); same {
+		return []row{{slices.Clone(box), o}}
+	}
+	box = slices.Clone(box)
+	// What is answered in one way whatever else is asked comes first.
+	for axis := 0; axis < len(box); axis++ {
+		for _, v := range box[axis] {
+			part := narrowed(box, axis, v)
+			if o, same := g.uniform(part); same && len(box[axis]) > 1 {
+				rows = append(rows, row{part, o})
+				box[axis] = slices.DeleteFunc(slices.Clone(box[axis]), func(other string) bool { return other == v })
+				return append(rows, g.within(box)...)
+			}
+		}
+	}
+	axis := slices.IndexFunc(box, func(v []string) bool { return len(v) > 1 })
+	type group struct {
+		values []string
+		rows   []row
+	}
+	var groups []*group
+	for _, v := range box[axis] {
+		part := g.within(narrowed(box, axis, v))
+		for i := range part {
+			part[i].values[axis] = nil
+		}
+		i := slices.IndexFunc(groups, func(other *group) bool { return fmt.Sprint(other.rows) == fmt.Sprint(part) })
+		if i < 0 {
+			groups = append(groups, &group{rows: part})
+			i = len(groups) - 1
+		}
+		groups[i].values = append(groups[i].values, v)
+	}
+	for _, group := range groups {
+		for _, r := range group.rows {
+			r.values[axis] = group.values
+			rows = append(rows, r)
+		}
+	}
+	return rows
+}
+
+func narrowed(box [][]string, axis int, value string) [][]string {
+	box = slices.Clone(box)
+	box[axis] = []string{value}
+	return box
+}
+
+// uniform says whether all of a part is answered in one way.
+func (g *grid) uniform(box [][]string) (o outcome, same bool) {
+	all := boxed(box)
+	o = g.at(all[0])
+	for _, c := range all {
+		if g.at(c) != o {
+			return o, false
+		}
+	}
+	return o, true
+}
+
+// holdTable compares outcomes with the committed table, or writes it.
+func holdTable(t *testing.T, results map[string]map[string]outcome) {
+	t.Helper()
+	if conformanceWrite {
+		check(t, os.WriteFile(conformanceTable, []byte(renderTable(results)), 0o644))
+		return
+	}
+	text := string(must(os.ReadFile(conformanceTable))(t))
+	wrong := 0
+	for _, m := range matrices {
+		rows := parseTable(t, text, m)
+		for _, c := range m.cells() {
+			o, asked := results[m.name][strings.Join(c, "|")]
+			if !asked {
+				continue
+			}
+			i := slices.IndexFunc(rows, func(r row) bool { return r.has(c) })
+			if i < 0 {
+				t.Fatalf("%s has no row for %s %v", conformanceTable, m.name, c)
+			}
+			if rows[i].outcome != o {
+				if wrong++; wrong <= shownDifferences {
+					t.Errorf("%s %v is now: %v; in %s: %v", m.name, c, o, conformanceTable, rows[i].outcome)
+				}
+			}
+		}
+	}
+	if wrong > 0 {
+		t.Errorf("%d cells are not as %s says; CONFORMANCE_WRITE=1 writes it anew", wrong, conformanceTable)
+	}
+}
+
+func renderTable(results map[string]map[string]outcome) string {
+	var b strings.Builder
+	b.WriteString(conformanceIntroduction)
+	for _, m := range matrices {
+		same, from := 0, map[string]int{}
+		for _, o := range results[m.name] {
+			if o.ours == "the same" {
+				same++
+			}
+			source, _, _ := strings.Cut(o.source, ";")
+			from[source]++
+		}
+		fmt.Fprintf(&b, "\n## %s\n\n%d combinations, %d answered the same: %d from the snapshot, %d from the window, %d forwarded.\n\n",
+			m.name, len(results[m.name]), same, from["snapshot"], from["window"], from["forward"])
+		for _, a := range m.axes {
+			fmt.Fprintf(&b, "| %s ", a.name)
+		}
+		fmt.Fprintf(&b, "| upstream | watershed | from |\n%s\n", strings.Repeat("|---", len(m.axes)+3)+"|")
+		g := grid{m.axes, results[m.name]}
+		for _, r := range g.rows() {
+			for _, v := range r.values {
+				fmt.Fprintf(&b, "| %s ", strings.Join(v, ", "))
+			}
+			fmt.Fprintf(&b, "| %v |\n", r.outcome)
+		}
+	}
+	return b.String()
+}
+
+func parseTable(t *testing.T, text string, m *matrix) (rows []row) {
+	t.Helper()
+	_, section, found := strings.Cut(text, "\n## "+m.name+"\n")
+	if !found {
+		t.Fatalf("%s has no section %s", conformanceTable, m.name)
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	n := len(m.axes)
+	for line := range strings.Lines(section) {
+		line = strings.TrimSpace(line)
+		if !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| "+m.axes[0].name+" |") {
+			continue
+		}
+		fields := strings.Split(strings.Trim(line, "| "), " | ")
+		if len(fields) != n+3 {
+			t.Fatalf("not a row of %s: %s", m.name, line)
+		}
+		r := row{outcome: outcome{fields[n], fields[n+1], fields[n+2]}}
+		for _, f := range fields[:n] {
+			r.values = append(r.values, strings.Split(f, ", "))
+		}
+		rows = append(rows, r)
+	}
+	return rows
+}
