@@ -643,3 +643,38 @@ func apart(want, got string) string {
 	}
 	return fmt.Sprintf("they part at byte %d\nupstream: %s\nasked:    %s", i, excerpt(want, i), excerpt(got, i))
 }
+
+// items is the versions of what is in a list, by namespace and name.
+func (a answer) items() (map[string]uint64, error) {
+	all := map[string]uint64{}
+	if strings.HasPrefix(a.body, "{") {
+		var list struct{ Items []parsedObject }
+		err := json.Unmarshal([]byte(a.body), &list)
+		for _, o := range list.Items {
+			all[o.key()] = o.version()
+		}
+		return all, err
+	}
+	raw, err := unwrap([]byte(a.body))
+	if err != nil {
+		return nil, err
+	}
+	_, others, ok := firstField(raw)
+	for ok && len(others) > 0 {
+		size, n := binary.Uvarint(others[1:])
+		if others[0] != 0x12 || n <= 0 || uint64(len(others)-1-n) < size {
+			return nil, errors.New("not a list")
+		}
+		first, _, whole := firstField(others[1+n : 1+n+int(size)])
+		var object metav1.ObjectMeta
+		if !whole || object.Unmarshal(first) != nil {
+			return nil, errors.New("an item without metadata")
+		}
+		all[object.Namespace+"/"+object.Name] = version(object.ResourceVersion)
+		others = others[1+n+int(size):]
+	}
+	if !ok {
+		return nil, errors.New("not a list")
+	}
+	return all, nil
+}

@@ -293,11 +293,9 @@ func watchInShort(a answer) string {
 // objects is how many of each type there are at either version.
 const objects = 5
 
-// furnishMatrix makes what the matrices are about. What happened before this is
-// forgotten by etcd.
+// furnishMatrix makes what the matrices are about.
 func furnishMatrix(t *testing.T) map[string]*terrain {
 	t.Helper()
-	forgetHistory(t)
 	ns := namespace(t)
 	w := newWidget(t)
 	w.define(t, upstream)
@@ -342,25 +340,7 @@ func furnishMatrix(t *testing.T) map[string]*terrain {
 		}
 		settle(t, g.collection, g.current)
 	}
-	// Upstream looks every 15 seconds whether etcd has forgotten something.
-	for kind, g := range terrains {
-		eventually(t, "upstream has forgotten old "+kind, func() error {
-			if a := upstream.send(t, request{path: g.collection + "?resourceVersionMatch=Exact&resourceVersion=1"}); a.status != 410 {
-				return fmt.Errorf("%d", a.status)
-			}
-			return nil
-		})
-	}
 	return terrains
-}
-
-var forgetOnce sync.Once
-
-// forgetHistory has etcd forget what happened before; once is enough, and the
-// earlier, the less there is to wait for.
-func forgetHistory(t *testing.T) {
-	t.Helper()
-	forgetOnce.Do(func() { check(t, shared.tell("compact")) })
 }
 
 // finalize ends a namespace that is being deleted; nobody else does.
@@ -404,13 +384,12 @@ func workers[T any](n int, all []T, do func(int, T)) {
 	running.Wait()
 }
 
-// TestConformanceMatrix sends every combination of the options of gets, lists
+// conformanceMatrix sends every combination of the options of gets, lists
 // and watches both ways, for a built-in type, one without namespaces, events and
 // a custom type. The short form takes a sample, another one each time.
-func TestConformanceMatrix(t *testing.T) {
+func conformanceMatrix(t *testing.T) {
 	seed := seeded(t)
 	terrains := furnishMatrix(t)
-	both := sides{upstream, proxied}
 	results := map[string]map[string]outcome{}
 	for _, m := range matrices {
 		began := time.Now()
@@ -434,7 +413,7 @@ func TestConformanceMatrix(t *testing.T) {
 			values := m.values(c)
 			g := terrains[values["type"]]
 			r := m.ask(g, values)
-			v := both.compare(r)
+			v := sides{upstream, proxied}.compare(r)
 			found.note(r, v)
 			o := outcome{upstream: inShort(r, g, v.want), ours: "the same", source: v.got.header.Get("X-Watershed-Source")}
 			if v.difference != "" {
