@@ -4,12 +4,14 @@ import (
 	"bufio"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -97,19 +99,29 @@ type response struct {
 	took time.Duration
 }
 
-// ask sends a request. Go's client would ask for gzip by itself and hide it.
-func (t target) ask(r request) (response, error) {
+// ask sends a request and takes in all of the answer.
+func (t target) ask(r request) (response, error) { return t.follow(r, func() {}) }
+
+// follow also says when the answer has begun.
+func (t target) follow(r request, begun func()) (response, error) {
+	// Go's client would ask for gzip by itself and hide it.
 	header := map[string]string{"Accept-Encoding": "identity"}
-	for name, value := range r.header {
-		header[name] = value
-	}
+	maps.Copy(header, r.header)
 	r.header = header
-	began := time.Now()
-	a, err := t.try(r)
-	if err != nil {
-		err = fmt.Errorf("%s, %v: %w", t.name, r, err)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	since := time.Now()
+	resp, err := t.open(ctx, r)
+	begun()
+	var body []byte
+	if err == nil {
+		defer resp.Body.Close()
+		body, err = io.ReadAll(resp.Body)
 	}
-	return response{a, time.Since(began)}, err
+	if err != nil {
+		return response{}, fmt.Errorf("%s, %v, after %v: %w", t.name, r, time.Since(since), err)
+	}
+	return response{answer{resp.StatusCode, resp.Header, string(body)}, time.Since(since)}, nil
 }
 
 func (r request) query() url.Values {
@@ -410,12 +422,11 @@ func firstField(message []byte) (first, others []byte, ok bool) {
 
 // frame is one event of a watch in whatever form.
 type frame struct {
-	event    string
-	key      string
-	version  uint64
-	endMark  bool
-	raw      string
-	labelled map[string]string
+	event   string
+	key     string
+	version uint64
+	endMark bool
+	raw     string
 }
 
 func (f frame) String() string {
@@ -448,7 +459,7 @@ func framesOfJSON(body string) (all []frame, err error) {
 			return all, fmt.Errorf("not an event: %q", line)
 		}
 		all = append(all, frame{event: p.event, key: p.object.key(), version: p.object.version(),
-			endMark: strings.Contains(string(p.raw), endMark), raw: line, labelled: p.object.Metadata.Labels})
+			endMark: strings.Contains(string(p.raw), endMark), raw: line})
 	}
 	return all, nil
 }
@@ -482,7 +493,7 @@ func framesOfProtobuf(body string) (all []frame, err error) {
 				return all, fmt.Errorf("an object without metadata: %q", raw)
 			}
 			f.key, f.version = object.Namespace+"/"+object.Name, version(object.ResourceVersion)
-			f.endMark, f.labelled = object.Annotations[endMark] == "true", object.Labels
+			f.endMark = object.Annotations[endMark] == "true"
 		}
 		all = append(all, f)
 	}

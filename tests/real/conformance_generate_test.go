@@ -71,7 +71,6 @@ var sorts = []sort{
 	{"/apis/events.k8s.io/v1", "events", true, "", []string{"regarding.kind=Pod", "reason=Tested", "reportingController="}},
 	{"/api/v1", "namespaces", false, "", []string{"status.phase=Active", "metadata.name=conf"}},
 	{"/api/v1", "nodes", false, `"spec":{"unschedulable":true}`, []string{"spec.unschedulable=true", "spec.unschedulable!=true"}},
-	{"/api/v1", "componentstatuses", false, "", nil},
 	{"/apis/apps/v1", "deployments", true, `"spec":{"replicas":1,"selector":{"matchLabels":{"a":"b"}},"template":` + template + `}`, nil},
 	{"/apis/apps/v1", "statefulsets", true, `"spec":{"replicas":1,"serviceName":"s","selector":{"matchLabels":{"a":"b"}},"template":` + template + `}`, nil},
 	{"/apis/apps/v1", "daemonsets", true, `"spec":{"selector":{"matchLabels":{"a":"b"}},"template":` + template + `}`, nil},
@@ -276,7 +275,7 @@ const unset = "\x00"
 
 var (
 	acceptsDrawn = draw{
-		{36, ""}, {6, "application/json"}, {12, protobufType}, {5, protobufType + ",application/json"}, {3, "*/*"}, {2, "application/yaml"},
+		{50, ""}, {8, "application/json"}, {16, protobufType}, {8, protobufType + ",application/json"}, {4, "*/*"}, {2, "application/yaml"},
 		{4, "application/json;as=Table;g=meta.k8s.io;v=v1"}, {2, "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json"},
 		{4, "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}, {4, "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"},
 		{3, protobufType + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"},
@@ -289,7 +288,7 @@ var (
 		{1, "application/json;profile=x"}, {1, "nonsense"}, {1, "*/*;q=0.1, " + protobufType}, {1, "application/json, */*"},
 	}
 	versionsDrawn = draw{
-		{40, unset}, {32, "0"}, {8, "{current}"}, {8, "{old}"}, {2, "1"}, {1, "007"}, {1, "abc"}, {1, ""}, {1, "-1"}, {1, "18446744073709551616"}, {1, "0x10"}, {1, "00"},
+		{30, unset}, {40, "0"}, {10, "{current}"}, {10, "{old}"}, {2, "1"}, {1, "007"}, {1, "abc"}, {1, ""}, {1, "-1"}, {1, "18446744073709551616"}, {1, "0x10"}, {1, "00"},
 	}
 	matchesDrawn   = draw{{80, unset}, {8, "NotOlderThan"}, {8, "Exact"}, {1, ""}, {1, "exact"}}
 	limitsDrawn    = draw{{70, unset}, {6, "1"}, {6, "2"}, {4, "5"}, {3, "500"}, {1, "0"}, {1, "-1"}, {1, "abc"}, {1, ""}, {1, "9223372036854775808"}}
@@ -306,7 +305,7 @@ var (
 	prettyDrawn    = draw{{93, unset}, {2, "true"}, {1, "1"}, {1, "false"}, {1, ""}, {1, "abc"}}
 	encodingsDrawn = draw{{70, ""}, {16, "gzip"}, {2, "gzip, deflate, br"}, {1, "gzip;q=0"}, {1, "*"}, {1, "br"}, {1, "GZIP"}}
 	agentsDrawn    = draw{{90, ""}, {3, "curl/8.9.1"}, {2, "Mozilla/5.0 (X11)"}, {1, "Wget/1.2"}, {2, "kubectl/v1.37.1"}}
-	usersDrawn     = draw{{76, ""}, {10, "alice"}, {8, "bob"}, {2, "-"}, {2, "?"}}
+	usersDrawn     = draw{{88, ""}, {5, "alice"}, {4, "bob"}, {1, "-"}, {1, "?"}}
 	methodsDrawn   = draw{{96, "GET"}, {3, "HEAD"}, {1, "OPTIONS"}}
 	watchesDrawn   = draw{{20, "watch=1"}, {10, "watch=true"}, {1, "watch"}, {1, "watch="}, {1, "watch=abc"}, {1, "watch=TRUE"}, {1, "watch=1&watch=0"}}
 	notWatchDrawn  = draw{{95, ""}, {1, "watch=0"}, {1, "watch=false"}, {1, "watch=FALSE"}, {1, "watch=0&watch=1"}}
@@ -322,7 +321,7 @@ var (
 		{1, "/api/v1/namespaces/conf/configmaps/ALPHA"}, {1, "/api/v1/namespaces/nobody/configmaps"}, {1, "/api/v1/namespaces/nobody/configmaps/alpha"}, {1, "/api/v1/namespaces/Bad_Name/configmaps"},
 		{1, "/apis/apps/v1/namespaces/conf/deployments/alpha/scale"}, {1, "/apis/conformance.test/v1/namespaces/conf/gadgets/alpha/status"}, {1, "/apis/conformance.test/v1/namespaces/conf/beacons"}, {1, "/apis/conformance.test/v1/gadgets/alpha"},
 		{1, "/api/v1/watch/configmaps"}, {1, "/api/v1/watch/namespaces/conf/configmaps"}, {1, "/api/v1/watch/namespaces/conf/configmaps/alpha"}, {1, "/apis/apps/v1/watch/deployments"}, {1, "/apis/conformance.test/v1/watch/gadgets"},
-		{1, "/api/v1/watch"}, {1, "/api/v1/watch/componentstatuses"}, {1, "/openapi/v3"}, {1, "/.well-known/openid-configuration"}, {1, "/api/v1/namespaces/conf/pods/alpha/log"}, {1, "/api/v1/proxy/nodes/alpha"},
+		{1, "/api/v1/watch"}, {1, "/api/v1/watch/componentstatuses"}, {1, "/api/v1/componentstatuses?watch=1"}, {1, "/openapi/v3"}, {1, "/.well-known/openid-configuration"}, {1, "/api/v1/namespaces/conf/pods/alpha/log"}, {1, "/api/v1/proxy/nodes/alpha"},
 	}
 )
 
@@ -420,6 +419,9 @@ func (g *ground) generate() request {
 		if value == "{token}" {
 			q[i] = name + "={token " + strings.TrimSuffix(collection, "/") + "}"
 		}
+	}
+	if path, own, found := strings.Cut(r.path, "?"); found {
+		r.path, q = path, append(q, own)
 	}
 	return q.on(r.path).like(r)
 }
