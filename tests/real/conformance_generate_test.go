@@ -200,7 +200,8 @@ func (g *ground) write(s sort, ns, name string) {
 		r = request{method: "PATCH", path: path, contentType: mergePatch,
 			body: fmt.Sprintf(`{"metadata":{"labels":{"tier":"%s"},"annotations":{"n":"%d"}}}`, tier, g.chance.IntN(1000))}
 	}
-	g.there[path] = r.method != "DELETE"
+	// Claims stay, to be deleted by a controller that is not here.
+	g.there[path] = r.method != "DELETE" || s.plural == "persistentvolumeclaims"
 	targets()[g.chance.IntN(2)].ok(g.t, r)
 }
 

@@ -1,6 +1,7 @@
 package real
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -219,7 +220,9 @@ func inShort(r request, t *terrain, a answer) string {
 		var causes []string
 		if status.Details != nil {
 			for _, c := range status.Details.Causes {
-				causes = append(causes, strings.Trim(fmt.Sprint(c.Field, " ", strings.TrimPrefix(string(c.Type), "FieldValue")), " "))
+				if cause := cmp.Or(c.Field, string(c.Type)); !slices.Contains(causes, cause) {
+					causes = append(causes, cause)
+				}
 			}
 		}
 		if len(causes) > 0 {

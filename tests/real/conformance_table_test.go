@@ -16,8 +16,7 @@ const conformanceIntroduction = `# Conformance
 What kube-apiserver v1.37.1 answers to every combination of the options of gets, lists and watches, what watershed answers, and from where. Written by a run of the matrix in
 ` + "`tests/real/`" + ` (` + "`CONFORMANCE_WRITE=1 make conformance`" + `), and held by every later run: a cell that is answered otherwise, or from elsewhere, fails ` + "`TestConformance/matrix`" + `.
 
-"The same" means status, headers and body, byte for byte; [the tests' README](../tests/real/README.md#conformance) says what little is let off. Combinations that are answered alike share a row,
-and the first row that fits is the one that counts.
+"The same" means status, headers and body, byte for byte; [the tests' README](../tests/real/README.md#conformance) says what little is let off. Combinations that are answered alike share a row.
 
 The types are a built-in one with namespaces, one without, events (which upstream does not cache), and a custom one.
 
@@ -34,7 +33,7 @@ The types are a built-in one with namespaces, one without, events (which upstrea
 `
 
 // row is one row of a table: the values that it is about, for each axis, and
-// how all of these are answered. The first row that has a cell counts.
+// how all of these are answered.
 type row struct {
 	values  [][]string
 	outcome outcome
@@ -42,7 +41,7 @@ type row struct {
 
 func (r row) has(c cell) bool {
 	for i, v := range r.values {
-		if !slices.Contains(v, c[i]) && !slices.Equal(v, []string{"any"}) {
+		if !slices.Contains(v, c[i]) {
 			return false
 		}
 	}
@@ -64,26 +63,62 @@ func (g *grid) rows() []row {
 		box = append(box, a.values)
 	}
 	rows := g.within(box)
-	// A row may name what an earlier one has taken; then it says less.
-	for i := range rows {
-		for axis := range g.axes {
-			wider := slices.Clone(rows[i].values)
-			wider[axis] = g.axes[axis].values
-			if !slices.ContainsFunc(boxed(wider), func(c cell) bool {
-				return !slices.ContainsFunc(rows[:i+1], func(r row) bool { return r.has(c) })
-			}) {
-				rows[i].values = wider
-			}
-		}
-	}
-	for i := range rows {
-		for axis, v := range rows[i].values {
-			if len(v) == len(g.axes[axis].values) {
-				rows[i].values[axis] = []string{"any"}
-			}
-		}
+	for merged := true; merged; {
+		rows, merged = merge(rows)
 	}
 	return rows
+}
+
+// named is some values of an axis in short.
+func (a axis) named(values []string) string {
+	var in, out []string
+	for _, v := range a.values {
+		if slices.Contains(values, v) {
+			in = append(in, v)
+		} else {
+			out = append(out, v)
+		}
+	}
+	switch {
+	case len(out) == 0:
+		return "any"
+	case len(out) == 1 && len(in) > 2:
+		return "not " + out[0]
+	}
+	return strings.Join(in, ", ")
+}
+
+// valuesOf is the inverse of named.
+func (a axis) valuesOf(name string) []string {
+	if name == "any" {
+		return a.values
+	}
+	if but, found := strings.CutPrefix(name, "not "); found {
+		return slices.DeleteFunc(slices.Clone(a.values), func(v string) bool { return v == but })
+	}
+	return strings.Split(name, ", ")
+}
+
+// merge makes one row of two that differ in one axis only, if there are such.
+func merge(rows []row) ([]row, bool) {
+	for i, r := range rows {
+		for j := i + 1; j < len(rows); j++ {
+			if r.outcome != rows[j].outcome {
+				continue
+			}
+			at, apart := 0, 0
+			for axis := range r.values {
+				if !slices.Equal(r.values[axis], rows[j].values[axis]) {
+					at, apart = axis, apart+1
+				}
+			}
+			if apart == 1 {
+				r.values[at] = slices.Concat(r.values[at], rows[j].values[at])
+				return slices.Delete(rows, j, j+1), true
+			}
+		}
+	}
+	return rows, false
 }
 
 // within is the rows of a part of the grid.
@@ -91,15 +126,20 @@ func (g *grid) within(box [][]string) (rows []row) {
 	if o, same := g.uniform(box); same {
 		return []row{{slices.Clone(box), o}}
 	}
-	box = slices.Clone(box)
 	// What is answered in one way whatever else is asked comes first.
 	for axis := 0; axis < len(box); axis++ {
 		for _, v := range box[axis] {
-			part := narrowed(box, axis, v)
-			if o, same := g.uniform(part); same && len(box[axis]) > 1 {
-				rows = append(rows, row{part, o})
-				box[axis] = slices.DeleteFunc(slices.Clone(box[axis]), func(other string) bool { return other == v })
-				return append(rows, g.within(box)...)
+			if o, same := g.uniform(narrowed(box, axis, v)); same {
+				alike, others := []string{}, []string{}
+				for _, v := range box[axis] {
+					if also, same := g.uniform(narrowed(box, axis, v)); same && also == o {
+						alike = append(alike, v)
+					} else {
+						others = append(others, v)
+					}
+				}
+				rows = append(rows, row{narrowed(box, axis, alike...), o})
+				return append(rows, g.within(narrowed(box, axis, others...))...)
 			}
 		}
 	}
@@ -123,16 +163,16 @@ func (g *grid) within(box [][]string) (rows []row) {
 	}
 	for _, group := range groups {
 		for _, r := range group.rows {
-			r.values[axis] = group.values
+			r.values[axis] = slices.Clone(group.values)
 			rows = append(rows, r)
 		}
 	}
 	return rows
 }
 
-func narrowed(box [][]string, axis int, value string) [][]string {
+func narrowed(box [][]string, axis int, values ...string) [][]string {
 	box = slices.Clone(box)
-	box[axis] = []string{value}
+	box[axis] = values
 	return box
 }
 
@@ -200,8 +240,8 @@ func renderTable(results map[string]map[string]outcome) string {
 		fmt.Fprintf(&b, "| upstream | watershed | from |\n%s\n", strings.Repeat("|---", len(m.axes)+3)+"|")
 		g := grid{m.axes, results[m.name]}
 		for _, r := range g.rows() {
-			for _, v := range r.values {
-				fmt.Fprintf(&b, "| %s ", strings.Join(v, ", "))
+			for i, v := range r.values {
+				fmt.Fprintf(&b, "| %s ", m.axes[i].named(v))
 			}
 			fmt.Fprintf(&b, "| %v |\n", r.outcome)
 		}
@@ -227,8 +267,8 @@ func parseTable(t *testing.T, text string, m *matrix) (rows []row) {
 			t.Fatalf("not a row of %s: %s", m.name, line)
 		}
 		r := row{outcome: outcome{fields[n], fields[n+1], fields[n+2]}}
-		for _, f := range fields[:n] {
-			r.values = append(r.values, strings.Split(f, ", "))
+		for i, f := range fields[:n] {
+			r.values = append(r.values, m.axes[i].valuesOf(f))
 		}
 		rows = append(rows, r)
 	}
