@@ -373,7 +373,7 @@ func (g *ground) generate() request {
 		}
 	case n < 32:
 		r.path = s.path(ns, "")
-		q = append(q, watchesDrawn.pick(c), "timeoutSeconds=1")
+		q = append(q, watchesDrawn.pick(c), "timeoutSeconds="+map[bool]string{true: "4", false: "1"}[s.plural == "events"])
 		add("resourceVersion", versionsDrawn)
 		if state := statesDrawn.pick(c); state != unset {
 			q = append(q, "sendInitialEvents="+state)

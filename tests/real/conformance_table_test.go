@@ -189,7 +189,7 @@ func (g *grid) uniform(box [][]string) (o outcome, same bool) {
 }
 
 // holdTable compares outcomes with the committed table, or writes it.
-func holdTable(t *testing.T, results map[string]map[string]outcome) {
+func holdTable(t *testing.T, results []map[string]outcome) {
 	t.Helper()
 	if conformanceWrite {
 		check(t, os.WriteFile(conformanceTable, []byte(renderTable(results)), 0o644))
@@ -197,20 +197,20 @@ func holdTable(t *testing.T, results map[string]map[string]outcome) {
 	}
 	text := string(must(os.ReadFile(conformanceTable))(t))
 	wrong := 0
-	for _, m := range matrices {
+	for i, m := range matrices {
 		rows := parseTable(t, text, m)
 		for _, c := range m.cells() {
-			o, asked := results[m.name][strings.Join(c, "|")]
+			o, asked := results[i][strings.Join(c, "|")]
 			if !asked {
 				continue
 			}
-			i := slices.IndexFunc(rows, func(r row) bool { return r.has(c) })
-			if i < 0 {
+			at := slices.IndexFunc(rows, func(r row) bool { return r.has(c) })
+			if at < 0 {
 				t.Fatalf("%s has no row for %s %v", conformanceTable, m.name, c)
 			}
-			if rows[i].outcome != o {
+			if rows[at].outcome != o {
 				if wrong++; wrong <= shownDifferences {
-					t.Errorf("%s %v is now: %v; in %s: %v", m.name, c, o, conformanceTable, rows[i].outcome)
+					t.Errorf("%s %v is now: %v; in %s: %v", m.name, c, o, conformanceTable, rows[at].outcome)
 				}
 			}
 		}
@@ -220,12 +220,12 @@ func holdTable(t *testing.T, results map[string]map[string]outcome) {
 	}
 }
 
-func renderTable(results map[string]map[string]outcome) string {
+func renderTable(results []map[string]outcome) string {
 	var b strings.Builder
 	b.WriteString(conformanceIntroduction)
-	for _, m := range matrices {
+	for i, m := range matrices {
 		same, from := 0, map[string]int{}
-		for _, o := range results[m.name] {
+		for _, o := range results[i] {
 			if o.ours == "the same" {
 				same++
 			}
@@ -233,12 +233,12 @@ func renderTable(results map[string]map[string]outcome) string {
 			from[source]++
 		}
 		fmt.Fprintf(&b, "\n## %s\n\n%d combinations, %d answered the same: %d from the snapshot, %d from the window, %d forwarded.\n\n",
-			m.name, len(results[m.name]), same, from["snapshot"], from["window"], from["forward"])
+			m.name, len(results[i]), same, from["snapshot"], from["window"], from["forward"])
 		for _, a := range m.axes {
 			fmt.Fprintf(&b, "| %s ", a.name)
 		}
 		fmt.Fprintf(&b, "| upstream | watershed | from |\n%s\n", strings.Repeat("|---", len(m.axes)+3)+"|")
-		g := grid{m.axes, results[m.name]}
+		g := grid{m.axes, results[i]}
 		for _, r := range g.rows() {
 			for i, v := range r.values {
 				fmt.Fprintf(&b, "| %s ", m.axes[i].named(v))

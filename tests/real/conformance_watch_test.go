@@ -183,13 +183,16 @@ func conformanceWatches(t *testing.T) {
 		found.note(r, v)
 		events, err := want.frames()
 		check(t, err)
-		if len(events) < 10 {
-			t.Errorf("%v saw %d events only", r, len(events))
+		if len(events) == 0 {
+			t.Errorf("%v saw nothing", r)
 		}
 		for _, e := range events {
 			count[e.event]++
 		}
 	}
 	found.report()
+	if count["MODIFIED"] < 200 || count["DELETED"] < 100 {
+		t.Errorf("hardly anything was seen: %v", count)
+	}
 	t.Logf("%d watches on each side saw %v", len(requests), count)
 }
