@@ -117,7 +117,9 @@ type ground struct {
 	there map[string]bool
 	// current is the version all writes have come to, old that of the batch before.
 	current, old uint64
-	tokens       map[string]string
+	// own is the newest version among each type's objects.
+	own    map[string]uint64
+	tokens map[string]string
 }
 
 func (g *ground) furnish() {
@@ -214,7 +216,7 @@ func (g *ground) turn() {
 	if g.old == 0 {
 		g.old = g.current
 	}
-	g.tokens = map[string]string{}
+	g.tokens, g.own = map[string]string{}, map[string]uint64{}
 	for _, s := range sorts {
 		for _, ns := range []string{"", "conf"} {
 			if ns != "" && !s.namespaced {
@@ -229,6 +231,9 @@ func (g *ground) turn() {
 			continue
 		}
 		want := must(upstream.ok(t, request{path: s.path("", "")}).items())(t)
+		for _, v := range want {
+			g.own[s.path("", "")] = max(g.own[s.path("", "")], v)
+		}
 		for _, accept := range []string{"", protobufType} {
 			g.settle(s, accept, want)
 		}
@@ -290,7 +295,7 @@ var (
 		{1, "application/json;profile=x"}, {1, "nonsense"}, {1, "*/*;q=0.1, " + protobufType}, {1, "application/json, */*"},
 	}
 	versionsDrawn = draw{
-		{30, unset}, {40, "0"}, {10, "{current}"}, {10, "{old}"}, {2, "1"}, {1, "007"}, {1, "abc"}, {1, ""}, {1, "-1"}, {1, "18446744073709551616"}, {1, "0x10"}, {1, "00"},
+		{30, unset}, {40, "0"}, {4, "{current}"}, {8, "{own}"}, {8, "{old}"}, {2, "1"}, {1, "007"}, {1, "abc"}, {1, ""}, {1, "-1"}, {1, "18446744073709551616"}, {1, "0x10"}, {1, "00"},
 	}
 	matchesDrawn   = draw{{80, unset}, {8, "NotOlderThan"}, {8, "Exact"}, {1, ""}, {1, "exact"}}
 	limitsDrawn    = draw{{70, unset}, {6, "1"}, {6, "2"}, {4, "5"}, {3, "500"}, {1, "0"}, {1, "-1"}, {1, "abc"}, {1, ""}, {1, "9223372036854775808"}}
@@ -418,6 +423,9 @@ func (g *ground) generate() request {
 		if given && value != "{token}" && strings.HasSuffix(name, "Selector") {
 			q[i] = name + "=" + url.QueryEscape(value)
 		}
+		if value == "{own}" {
+			q[i] = name + "={own " + s.path("", "") + "}"
+		}
 		if value == "{token}" {
 			q[i] = name + "={token " + strings.TrimSuffix(collection, "/") + "}"
 		}
@@ -437,6 +445,14 @@ func (r request) like(other request) request {
 // now fills in what only this moment knows.
 func (g *ground) now(r request) request {
 	r.path = strings.NewReplacer("{current}", fmt.Sprint(g.current), "{old}", fmt.Sprint(g.old)).Replace(r.path)
+	if before, after, found := strings.Cut(r.path, "{own "); found {
+		collection, rest, _ := strings.Cut(after, "}")
+		v, known := g.own[collection]
+		if !known {
+			v = g.current
+		}
+		r.path = before + fmt.Sprint(v) + rest
+	}
 	if before, after, found := strings.Cut(r.path, "{token "); found {
 		collection, rest, _ := strings.Cut(after, "}")
 		token := g.tokens[collection]

@@ -407,7 +407,8 @@ func conformanceMatrix(t *testing.T) {
 		running.Go(func() { results[i] = m.run(t, seed, terrains) })
 	}
 	running.Wait()
-	if !direct {
+	// The table is of one release.
+	if !direct && os.Getenv("REAL_BIN") == "" {
 		holdTable(t, results)
 	}
 }
