@@ -82,13 +82,20 @@ func (p sides) inTurn(r request) (before, got response, after *response, err err
 	return before, got, nil, err
 }
 
+// atOnce opens three watches, each when the one before has begun: what depends
+// on the moment, as ages do, is between the outer two.
 func (p sides) atOnce(r request) (before, got response, after *response, err error) {
+	after = &response{}
 	var all sync.WaitGroup
 	var errs [3]error
-	after = &response{}
-	all.Go(func() { before, errs[0] = p.right.ask(r) })
-	all.Go(func() { got, errs[1] = p.asked.ask(r) })
-	all.Go(func() { *after, errs[2] = p.right.ask(r) })
+	for i, to := range []struct {
+		target
+		into *response
+	}{{p.right, &before}, {p.asked, &got}, {p.right, after}} {
+		begun := make(chan struct{})
+		all.Go(func() { *to.into, errs[i] = to.follow(r, func() { close(begun) }) })
+		<-begun
+	}
 	all.Wait()
 	return before, got, after, errors.Join(errs[:]...)
 }
