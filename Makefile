@@ -4,8 +4,9 @@ GO ?= go
 REAL := tests/real
 BIN := $(REAL)/.bin
 PROXY := target/debug/watershed
+PAIRS ?= 6000
 
-.PHONY: help build release test test-rust test-real test-python test-release real lint bench bench-real demo cluster fmt clean
+.PHONY: help build release test test-rust test-real test-python test-release conformance real lint bench bench-real demo cluster fmt clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -36,6 +37,9 @@ RELEASE ?= v1.32.13
 test-release: build ## The real clients in front of another release of kube-apiserver; RELEASE=v1.32.13
 	cd $(REAL) && ./build-release.sh $(RELEASE)
 	cd $(REAL) && REAL_BIN=.bin-$(RELEASE) WATERSHED_BIN=$(CURDIR)/$(PROXY) $(GO) test -count=1 -timeout 20m ./...
+
+conformance: build real ## Every combination of read options and 6,000 generated requests, compared with upstream (minutes)
+	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) CONFORMANCE_FULL=1 CONFORMANCE_PAIRS=$(PAIRS) $(GO) test -count=1 -timeout 20m -v -run '^TestConformance$$' .
 
 lint: ## Formatting, clippy, go vet
 	$(CARGO) fmt --check

@@ -34,7 +34,11 @@ func (t target) client() *http.Client {
 	if c, ok := clients.Load(t.url); ok {
 		return c.(*http.Client)
 	}
-	c, _ := clients.LoadOrStore(t.url, &http.Client{Transport: &http.Transport{TLSClientConfig: t.tls(), ForceAttemptHTTP2: true}})
+	c, _ := clients.LoadOrStore(t.url, &http.Client{
+		Transport: &http.Transport{TLSClientConfig: t.tls(), ForceAttemptHTTP2: true},
+		// A redirect is an answer like any other.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	})
 	return c.(*http.Client)
 }
 
