@@ -28,6 +28,20 @@ impl GroupVersionResource {
         }
     }
 
+    /// Whether upstream moves a part of such objects into their annotations when it converts them to a
+    /// served version. Objects reduced to their metadata are made before that, and lack those annotations.
+    /// Source: `kubernetes/pkg/apis/*/v*/conversion.go`.
+    pub fn keeps_data_in_annotations(&self) -> bool {
+        const TYPES: [(&str, &str); 5] = [
+            ("", "replicationcontrollers"),
+            ("apps", "daemonsets"),
+            ("apps", "deployments"),
+            ("autoscaling", "horizontalpodautoscalers"),
+            ("flowcontrol.apiserver.k8s.io", "prioritylevelconfigurations"),
+        ];
+        TYPES.contains(&(&*self.group, &*self.resource))
+    }
+
     /// `resource.group`, or the bare resource in the core group: the form upstream's messages use.
     pub fn qualified_resource(&self) -> String {
         if self.group.is_empty() {

@@ -159,7 +159,14 @@ fn plan<B>(
     }
     let named = info.verb == Verb::Get;
     let namespace = namespace(asked, resource, named)?;
-    let representations = representations(wanted)?;
+    let mut representations = representations(wanted);
+    if resource.gvr.keeps_data_in_annotations() {
+        let whole = representations.iter().take_while(|representation| !representation.metadata_only).count();
+        representations.truncate(whole);
+    }
+    if representations.is_empty() {
+        return Err(Reason::Representation);
+    }
     let query = request.uri().query();
     let pretty = wants_pretty(query, request.headers());
     let read = |kind, selectors, at_least| Read {
@@ -275,11 +282,10 @@ fn watch(options: &ListOptions, filter: Filter) -> Result<(Watch, Option<Resourc
 }
 
 /// The representations to try, as long as the client's order names ones that are held here.
-fn representations(wanted: &[Wanted]) -> Result<Vec<Representation>, Reason> {
+fn representations(wanted: &[Wanted]) -> Vec<Representation> {
     let held = wanted.iter().map_while(|wanted| match wanted {
         Wanted::Held(representation) => Some(*representation),
         Wanted::Other => None,
     });
-    let held: Vec<_> = held.collect();
-    if held.is_empty() { Err(Reason::Representation) } else { Ok(held) }
+    held.collect()
 }

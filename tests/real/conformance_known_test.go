@@ -1,7 +1,6 @@
 package real
 
 import (
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -31,31 +30,6 @@ var knownDifferences = []knownDifference{
 		},
 		shown: func(t *testing.T) []request {
 			return []request{{path: "/api/v1/namespaces?watch=1&resourceVersion=0&allowWatchBookmarks=true&timeoutSeconds=1", header: map[string]string{"Accept-Encoding": "gzip"}}}
-		},
-	},
-	{
-		name: "metadata of converted types",
-		reason: "some fields of an older form are annotations in a version of a type, and not part of the metadata alone: upstream makes the latter from " +
-			"its own form of the object, and memory from the version's",
-		is: func(r request, want, got answer) bool {
-			return strings.Contains(r.accept, "as=PartialObjectMetadata") && want.status == 200 && fromMemory(got) &&
-				(strings.Contains(r.path, "/apps/v1/") && strings.Contains(r.path, "daemonsets") || strings.Contains(r.path, "/autoscaling/v1/"))
-		},
-		shown: func(t *testing.T) (all []request) {
-			here := "/namespaces/" + namespace(t)
-			const scalers = "/horizontalpodautoscalers"
-			for _, made := range []struct{ writing, reading, body string }{
-				{"/apis/apps/v1" + here + "/daemonsets", "/apis/apps/v1" + here + "/daemonsets",
-					`{"metadata":{"name":"d"},"spec":{"selector":{"matchLabels":{"a":"b"}},"template":` + template + `}}`},
-				{"/apis/autoscaling/v2" + here + scalers, "/apis/autoscaling/v1" + here + scalers,
-					`{"metadata":{"name":"d"},"spec":{"maxReplicas":3,"scaleTargetRef":{"kind":"Deployment","name":"d","apiVersion":"apps/v1"},"metrics":[{"type":"Resource","resource":{"name":"memory","target":{"type":"Utilization","averageUtilization":50}}}]}}`},
-			} {
-				var object parsedObject
-				check(t, json.Unmarshal([]byte(upstream.ok(t, request{method: "POST", path: made.writing, body: made.body}).body), &object))
-				settle(t, made.reading, object.version())
-				all = append(all, request{path: made.reading + "?resourceVersion=0", accept: "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"})
-			}
-			return all
 		},
 	},
 }

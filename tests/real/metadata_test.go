@@ -121,3 +121,31 @@ func TestMetadataOnly(t *testing.T) {
 		})
 	}
 }
+
+// TestMetadataOfConvertedTypes: some types keep a part of themselves in their
+// annotations, in the served version alone. Upstream makes the metadata without
+// them, so it is asked.
+func TestMetadataOfConvertedTypes(t *testing.T) {
+	here := "/namespaces/" + namespace(t)
+	const scalers = "/horizontalpodautoscalers"
+	for _, made := range []struct{ writing, reading, body string }{
+		{"/apis/apps/v1" + here + "/daemonsets", "/apis/apps/v1" + here + "/daemonsets",
+			`{"metadata":{"name":"d"},"spec":{"selector":{"matchLabels":{"a":"b"}},"template":` + template + `}}`},
+		{"/apis/autoscaling/v2" + here + scalers, "/apis/autoscaling/v1" + here + scalers,
+			`{"metadata":{"name":"d"},"spec":{"maxReplicas":3,"scaleTargetRef":{"kind":"Deployment","name":"d","apiVersion":"apps/v1"},"metrics":[{"type":"Resource","resource":{"name":"memory","target":{"type":"Utilization","averageUtilization":50}}}]}}`},
+	} {
+		upstream.ok(t, request{method: "POST", path: made.writing, body: made.body})
+		for _, media := range []string{"application/json", "application/vnd.kubernetes.protobuf"} {
+			for _, r := range []request{
+				{path: made.reading + "?resourceVersion=0", accept: media + ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"},
+				{path: made.reading + "/d?resourceVersion=0", accept: media + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"},
+				{path: made.reading + "?resourceVersion=0&watch=1&timeoutSeconds=1", accept: media + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1"},
+				{path: made.reading + "/d?resourceVersion=0"},
+			} {
+				if a := same(t, r); a.status != 200 {
+					t.Errorf("%v: %d", r, a.status)
+				}
+			}
+		}
+	}
+}
