@@ -24,7 +24,9 @@ const DENIED: Duration = Duration::from_secs(1);
 /// Questions with more text than this are asked anew each time: the cache is bounded by entries.
 /// Source of the size: the webhook authorizer's (plugin/pkg/authorizer/webhook/webhook.go).
 const MAX_CACHED_BYTES: usize = 10_000;
-const MAX_VERDICTS: u64 = 100_000;
+/// All verdicts together, and what one takes besides its text.
+const MAX_BYTES: u64 = 64 << 20;
+const VERDICT_BYTES: usize = 512;
 
 /// What upstream's authorizers look at.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -116,7 +118,11 @@ impl Expiry<Question, Decision> for Lifetime {
 
 impl Authorizer {
     pub(super) fn new(client: Client) -> Self {
-        Self { client, verdicts: Cache::builder().max_capacity(MAX_VERDICTS).expire_after(Lifetime).build() }
+        let weigh = |(_, attributes): &Question, _: &Decision| {
+            u32::try_from(VERDICT_BYTES + attributes.size()).unwrap_or(u32::MAX)
+        };
+        let verdicts = Cache::builder().weigher(weigh).max_capacity(MAX_BYTES).expire_after(Lifetime).build();
+        Self { client, verdicts }
     }
 
     /// May `identity` do this?

@@ -126,8 +126,7 @@ struct SelectableField {
 
 #[derive(Default, Deserialize)]
 struct Status {
-    #[serde(default)]
-    conditions: Vec<Condition>,
+    conditions: Option<Vec<Condition>>,
 }
 
 #[derive(Deserialize)]
@@ -140,7 +139,9 @@ struct Condition {
 impl Definition {
     fn read(self, version: ResourceVersion) -> Custom {
         let namespaced = self.spec.scope == "Namespaced";
-        let is = |kind: &str| self.status.conditions.iter().any(|c| c.kind == kind && c.status == "True");
+        let is = |kind: &str| {
+            self.status.conditions.iter().flatten().any(|c| c.kind == kind && c.status == "True")
+        };
         let served = self.spec.versions.into_iter().filter(|version| version.served);
         let versions = served.map(|version| {
             let paths: Vec<_> = version.selectable_fields.into_iter().map(|field| field.json_path).collect();

@@ -84,7 +84,7 @@ impl Definitions {
 async fn has_more(subscription: &mut Subscription) -> bool {
     poll_fn(|context| {
         loop {
-            match subscription.step(context, 64) {
+            match subscription.step(context, 64, usize::MAX) {
                 Step::Events(events) if events.is_empty() => {}
                 Step::Events(_) => return Poll::Ready(true),
                 Step::CaughtUp(_) => return Poll::Pending,

@@ -1,15 +1,20 @@
 //! Forwarded watches end with the process as those from memory do: between two events.
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Response, StatusCode, header};
 use http_body::Frame;
 use http_body_util::BodyExt;
+use tokio::time::Sleep;
 
 use crate::http::body::{Body, BoxError};
 use crate::http::drain;
 use crate::kube::Encoding;
+
+/// A compressed stream without data for this long is between two events.
+const QUIET: Duration = Duration::from_millis(500);
 
 /// Lets a forwarded watch end when the process begins to. Other answers pass as they are.
 pub(super) fn apply(response: Response<Body>, draining: &drain::Watch) -> Response<Body> {
@@ -19,10 +24,11 @@ pub(super) fn apply(response: Response<Body>, draining: &drain::Watch) -> Respon
         .into_iter()
         .find(|encoding| media_type == Some(encoding.content_type(true).as_bytes()));
     match encoding {
-        Some(encoding) if plain && response.status() == StatusCode::OK => response.map(|body| {
+        Some(encoding) if response.status() == StatusCode::OK => response.map(|body| {
             let draining = draining.clone();
             let draining = Box::pin(async move { draining.draining().await });
-            UntilDrain { body, draining: Some(draining), place: Place::new(encoding) }.boxed_unsync()
+            let place = if plain { Place::new(encoding) } else { Place::Unseen { quiet: None } };
+            UntilDrain { body, draining: Some(draining), place }.boxed_unsync()
         }),
         _ => response,
     }
@@ -36,12 +42,15 @@ struct UntilDrain {
 }
 
 /// Where in the stream of events the last byte was.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum Place {
     /// One line an event.
     Lines { between: bool },
     /// Four bytes of length, then so many bytes. What is known of the length, and what is missing.
     Lengths { prefix: Vec<u8>, missing: usize },
+    /// Compressed. Upstream ends a member of gzip with each event or batch of them, so that a stream that
+    /// is quiet stands between two. The moment from which on it counts as quiet.
+    Unseen { quiet: Option<Pin<Box<Sleep>>> },
 }
 
 impl Place {
@@ -56,11 +65,23 @@ impl Place {
         match self {
             Self::Lines { between } => *between,
             Self::Lengths { prefix, missing } => prefix.is_empty() && *missing == 0,
+            Self::Unseen { .. } => false,
+        }
+    }
+
+    /// Nothing comes at the moment.
+    fn poll_quiet(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        match self {
+            Self::Unseen { quiet } => {
+                quiet.get_or_insert_with(|| Box::pin(tokio::time::sleep(QUIET))).as_mut().poll(context)
+            }
+            _ => Poll::Pending,
         }
     }
 
     fn pass(&mut self, mut data: &[u8]) {
         match self {
+            Self::Unseen { quiet } => *quiet = None,
             Self::Lines { between } => *between = data.last().map_or(*between, |last| *last == b'\n'),
             Self::Lengths { prefix, missing } => {
                 while !data.is_empty() {
@@ -97,7 +118,13 @@ impl http_body::Body for UntilDrain {
         if this.draining.is_none() && this.place.is_between() {
             return Poll::Ready(None);
         }
-        let frame = ready!(Pin::new(&mut this.body).poll_frame(context));
+        let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(context) else {
+            if this.draining.is_none() {
+                ready!(this.place.poll_quiet(context));
+                return Poll::Ready(None);
+            }
+            return Poll::Pending;
+        };
         if let Some(Ok(frame)) = &frame
             && let Some(data) = frame.data_ref()
         {
@@ -109,9 +136,8 @@ impl http_body::Body for UntilDrain {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use http_body_util::StreamBody;
+    use tokio::sync::mpsc::UnboundedSender;
 
     use super::*;
 
@@ -137,16 +163,36 @@ mod tests {
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_watch_ends_between_two_events() {
-        let (trigger, draining) = drain::channel();
+    /// An answer whose body is what is sent.
+    fn streamed(response: http::response::Builder) -> (UnboundedSender<Bytes>, Response<Body>) {
         let (sender, receiver) = tokio::sync::mpsc::unbounded_channel::<Bytes>();
         let stream = futures_util::stream::unfold(receiver, |mut receiver| async move {
             let data = receiver.recv().await?;
             Some((Ok::<_, BoxError>(Frame::data(data)), receiver))
         });
-        let response = Response::builder().header(header::CONTENT_TYPE, "application/json");
-        let response = response.body(BodyExt::boxed_unsync(StreamBody::new(stream))).unwrap();
+        let response = response.header(header::CONTENT_TYPE, "application/json");
+        (sender, response.body(BodyExt::boxed_unsync(StreamBody::new(stream))).unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_compressed_watch_ends_once_it_is_quiet() {
+        let (trigger, draining) = drain::channel();
+        let (sender, response) = streamed(Response::builder().header(header::CONTENT_ENCODING, "gzip"));
+        let mut body = apply(response, &draining).into_body();
+        sender.send(Bytes::from_static(b"a member")).unwrap();
+        body.frame().await.unwrap().unwrap();
+        tokio::time::timeout(Duration::from_mins(1), body.frame()).await.unwrap_err();
+        trigger.drain(Duration::from_secs(20));
+        sender.send(Bytes::from_static(b"another")).unwrap();
+        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "another");
+        let ended = tokio::time::timeout(Duration::from_secs(1), body.frame()).await;
+        assert!(ended.unwrap().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_ends_between_two_events() {
+        let (trigger, draining) = drain::channel();
+        let (sender, response) = streamed(Response::builder());
         let mut body = apply(response, &draining).into_body();
         sender.send(Bytes::from_static(b"{}\n{")).unwrap();
         body.frame().await.unwrap().unwrap();

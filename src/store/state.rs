@@ -302,7 +302,7 @@ impl Reader {
             slot_key,
             interest,
             next: Some(next),
-            start: version,
+            ahead: (version > snapshot.version()).then_some(version),
             version,
         };
         (subscription, snapshot)
@@ -323,16 +323,16 @@ pub struct Subscription {
     pub(super) interest: Interest,
     /// The next event to hand out, while there is one known to be unread.
     next: Option<u64>,
-    /// Events up to this version are not the subscriber's.
-    start: ResourceVersion,
+    /// The start lay ahead of the scope: events up to this version are not the subscriber's.
+    ahead: Option<ResourceVersion>,
     /// Everything of interest up to here was handed out (or lies before the start).
     version: ResourceVersion,
 }
 
 impl Subscription {
-    /// The next events, at most `most` of them. Registers the waker of `context` before it looks, so
+    /// The next events, at most `most` of them, and no more than reach `bytes`. Registers the waker of `context` before it looks, so
     /// that nothing slips in between.
-    pub fn step(&mut self, context: &Context<'_>, most: usize) -> Step {
+    pub fn step(&mut self, context: &Context<'_>, most: usize, bytes: usize) -> Step {
         self.slot.waker.register(context.waker());
         let state = self.shared.state.read();
         let unseen = self.slot.unseen.swap(NOTHING, Ordering::AcqRel);
@@ -342,7 +342,7 @@ impl Subscription {
         };
         if from < state.window.first() || from == u64::MAX {
             // By sequence, not by version: of events that share one, some may be read and others lost.
-            if self.start < state.window.floor() {
+            if self.ahead.is_none_or(|start| start < state.window.floor()) {
                 self.next = Some(from);
                 return Step::Expired { version: self.version, oldest: state.window.floor() };
             }
@@ -350,7 +350,13 @@ impl Subscription {
             from = state.window.first();
         }
         let events: Vec<_> = if from < state.window.head() {
-            state.window.from(from).take(most).cloned().collect()
+            let mut left = Some(bytes);
+            let fits = |event: &&Arc<Event>| {
+                let fits = left.is_some();
+                left = left.and_then(|left| left.checked_sub(event.frame.len()));
+                fits
+            };
+            state.window.from(from).take_while(fits).take(most).cloned().collect()
         } else {
             Vec::new()
         };
@@ -363,8 +369,10 @@ impl Subscription {
             // Come back for the end.
             self.next = Some(next);
         }
-        // A start in the future.
-        let events: Vec<_> = events.into_iter().filter(|event| event.version > self.start).collect();
+        let mut events = events;
+        if let Some(start) = self.ahead {
+            events.retain(|event| event.version > start);
+        }
         if let Some(last) = events.last() {
             self.version = last.version;
         }

@@ -65,7 +65,7 @@ impl Follower {
 
     fn step(&mut self, most: usize) -> Step {
         let waker = Waker::from(Arc::clone(&self.wakes));
-        self.subscription.step(&Context::from_waker(&waker), most)
+        self.subscription.step(&Context::from_waker(&waker), most, usize::MAX)
     }
 
     /// Versions until there is nothing more for now.
@@ -331,6 +331,38 @@ fn a_fresh_list_ends_every_watch_from_before_it() {
     // More may have happened at version 11 than was seen of it.
     writer.replace(at(11, &[]));
     assert!(matches!(caught_up.drain().1, Step::Expired { .. }));
+}
+
+#[test]
+fn a_list_at_an_older_version_ends_every_watch_too() {
+    // A restored backup: versions begin again below.
+    let (mut writer, reader) = new(big());
+    writer.replace(at(1000, &[("ns/a", 5)]));
+    let mut caught_up = Follower::new(&reader, Start::After(ResourceVersion(1000)), Interest::All);
+    caught_up.drain();
+    writer.replace(at(500, &[]));
+    assert!(matches!(caught_up.drain().1, Step::Expired { .. }));
+}
+
+#[test]
+fn a_step_hands_out_no_more_bytes_than_asked_for() {
+    let (mut writer, reader) = new(big());
+    writer.replace(at(10, &[]));
+    let mut follower = Follower::new(&reader, Start::Now, Interest::All);
+    for version in 11..=20 {
+        put(&mut writer, Instant::now(), EventKind::Added, &format!("ns/p{version}"), version, "n1");
+    }
+    let size = reader.figures().event_bytes / 10;
+    let mut sizes = Vec::new();
+    loop {
+        let waker = Waker::from(Arc::clone(&follower.wakes));
+        match follower.subscription.step(&Context::from_waker(&waker), 64, 1) {
+            Step::Events(events) => sizes.push(events.len()),
+            end => break assert!(matches!(end, Step::CaughtUp(ResourceVersion(20)))),
+        }
+    }
+    assert!(size > 1);
+    assert_eq!(sizes, [1; 10]);
 }
 
 #[test]

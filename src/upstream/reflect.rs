@@ -522,7 +522,8 @@ impl Reflector {
             .map_err(|error| Trouble::Broken(error.to_string()))?;
         // After a 410 or a refusal another API server, or another connection through the balancer, is asked.
         let refused = (1..=REFUSALS_ELSEWHERE).contains(&self.refusals);
-        let elsewhere = self.expirations > 0 || refused;
+        // Watches only: all pages of a list are one server's.
+        let elsewhere = watch && (self.expirations > 0 || refused);
         let avoid = if elsewhere { self.served_by.take() } else { None };
         let options = SendOptions { fresh_connection: elsewhere, avoid };
         let answer = timeout(ANSWER, self.client.send(Class::Watch, request, options)).await;

@@ -17,6 +17,8 @@ use crate::store::{Items, Step, Subscription};
 const BOOKMARK_EVERY: Duration = Duration::from_mins(1);
 /// And once more this long before the deadline. Source: `cache_watcher.go` (nextBookmarkTime).
 const BOOKMARK_BEFORE_DEADLINE: Duration = Duration::from_secs(2);
+/// A tick that is seen this late was missed by a client that did not read.
+const OVERDUE: Duration = Duration::from_secs(5);
 /// Several events that wait together are written together, up to about this many bytes: one write
 /// and one TLS record instead of many. A single event is passed on without a copy.
 const CHUNK: usize = 32 * 1024;
@@ -124,6 +126,9 @@ pub struct WatchBody {
     bookmark_due: bool,
     recheck: Recheck,
     rechecking: Option<Pin<Box<dyn Future<Output = bool> + Send>>>,
+    /// The answer is waited for before anything more is sent: the client had stopped reading, and what
+    /// waits for it may be from after its grant was taken away.
+    overdue: bool,
     draining: Pin<Box<dyn Future<Output = ()> + Send>>,
     observer: Box<dyn Observer>,
 }
@@ -145,6 +150,7 @@ impl WatchBody {
             bookmark_due: false,
             recheck: terms.recheck,
             rechecking: None,
+            overdue: false,
             draining: terms.draining,
             observer: terms.observer,
         }
@@ -168,6 +174,7 @@ impl WatchBody {
                 return Some(Ending::Deadline);
             }
             self.bookmark_due = true;
+            self.overdue |= now.saturating_duration_since(self.timer.deadline()) > OVERDUE;
             self.rechecking.get_or_insert_with(|| (self.recheck)());
             self.timer.as_mut().reset(next_tick(now, self.deadline));
         }
@@ -175,6 +182,7 @@ impl WatchBody {
             && let Poll::Ready(allowed) = allowed.as_mut().poll(context)
         {
             self.rechecking = None;
+            self.overdue = false;
             if !allowed {
                 return Some(Ending::Revoked);
             }
@@ -197,7 +205,7 @@ impl WatchBody {
             chunk.bytes < CHUNK && failed.is_none()
         });
         if let Some(error) = failed {
-            self.broken(&error);
+            self.broken(&error, &mut chunk);
         } else if !more {
             if let Some(mark) = initial.end_mark.take() {
                 chunk.push(mark);
@@ -207,23 +215,31 @@ impl WatchBody {
         self.hand_out(chunk)
     }
 
-    /// An object is not to be skipped over: the watch ends, and the client starts again.
-    fn broken(&mut self, error: &Malformed) {
+    /// An object is not to be skipped over. The client is sent to list again, which is forwarded then;
+    /// from where it is it would come here again.
+    fn broken(&mut self, error: &Malformed, chunk: &mut Chunk) {
         tracing::error!(%error, "an object could not be framed; the watch is ended");
+        self.expire(chunk, self.start, self.start);
         self.over(Ending::Broken);
+    }
+
+    fn expire(&self, chunk: &mut Chunk, version: ResourceVersion, oldest: ResourceVersion) {
+        let form = self.view.form(&self.form);
+        let status = Status::expired_watch(version, oldest).to_object(form.encoding());
+        chunk.push(form.status_event(&status));
     }
 
     fn poll_events(&mut self, context: &Context<'_>) -> Poll<Option<Bytes>> {
         let mut chunk = Chunk::default();
         loop {
-            match self.subscription.step(context, BATCH) {
+            match self.subscription.step(context, BATCH, CHUNK.saturating_sub(chunk.bytes)) {
                 Step::Events(events) => {
                     for event in events {
                         match self.view.frame(&event, &self.form) {
                             Ok(Some(frame)) => chunk.push(frame),
                             Ok(None) => {}
                             Err(error) => {
-                                self.broken(&error);
+                                self.broken(&error, &mut chunk);
                                 return Poll::Ready(self.hand_out(chunk));
                             }
                         }
@@ -245,9 +261,7 @@ impl WatchBody {
                     };
                 }
                 Step::Expired { version, oldest } => {
-                    let status = Status::expired_watch(version, oldest);
-                    let form = self.view.form(&self.form);
-                    chunk.push(form.status_event(&status.to_object(form.encoding())));
+                    self.expire(&mut chunk, version, oldest);
                     self.over(Ending::Expired);
                     return Poll::Ready(self.hand_out(chunk));
                 }
@@ -328,6 +342,9 @@ impl http_body::Body for WatchBody {
             let last = if how == Ending::Draining { this.last_chunk(context) } else { None };
             this.over(how);
             return Poll::Ready(last.map(|chunk| Ok(Frame::data(chunk))));
+        }
+        if this.overdue {
+            return Poll::Pending;
         }
         while matches!(this.phase, Phase::Initial(_)) {
             if let Some(chunk) = this.initial_chunk() {

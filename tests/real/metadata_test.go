@@ -100,6 +100,9 @@ func TestMetadataOnly(t *testing.T) {
 			patch("one-0", `{"metadata": {"labels": {"odd": "1"}}}`)
 			patch("one-1", `{"metadata": {"annotations": {"more": "x"}}}`)
 			patch("one-0", `{"metadata": {"labels": {"odd": "0"}}}`)
+			// It has a finalizer, and so is only marked.
+			upstream.send(t, request{method: "DELETE", path: kind.path + "/one-2"})
+			patch("one-2", `{"metadata": {"annotations": {"after": "`+kind.media+`"}}}`)
 			for i, query := range queries {
 				want, got := within(t, "upstream's watch", reads[2*i]), within(t, "the proxied watch", reads[2*i+1])
 				if want != got || !strings.Contains(want, "200") {

@@ -186,8 +186,10 @@ fn put_members(
     for &name in order {
         let Some(value) = members.remove(name) else { continue };
         let value = value.get();
-        // Releases before 1.34 print a null here in both forms.
-        if matches!(value, "{}" | "[]" | r#""""# | "null" | "0") && name != "creationTimestamp" {
+        // A pointer's zero is printed, and a null for the time by releases before 1.34, in both forms.
+        let kept =
+            matches!((name, value), ("deletionGracePeriodSeconds", "0") | ("creationTimestamp", "null"));
+        if matches!(value, "{}" | "[]" | r#""""# | "null" | "0") && !kept {
             return Err(ODD);
         }
         out.put_u8(separator);
@@ -223,8 +225,8 @@ mod tests {
 
     #[test]
     fn a_custom_resources_metadata_is_put_in_struct_order() {
-        let sorted = br#"{"annotations":{"a":"\u003c"},"creationTimestamp":"T","generation":1,"labels":{"l":"1"},"managedFields":[{"apiVersion":"v","fieldsType":"FieldsV1","fieldsV1":{"f:x":{}},"manager":"m","operation":"Update","subresource":"status","time":"T"}],"name":"n","ownerReferences":[{"apiVersion":"v","controller":true,"kind":"K","name":"o","uid":"u"}],"resourceVersion":"7","uid":"u"}"#;
-        let expected = br#"{"name":"n","uid":"u","resourceVersion":"7","generation":1,"creationTimestamp":"T","labels":{"l":"1"},"annotations":{"a":"\u003c"},"ownerReferences":[{"apiVersion":"v","kind":"K","name":"o","uid":"u","controller":true}],"managedFields":[{"manager":"m","operation":"Update","apiVersion":"v","time":"T","fieldsType":"FieldsV1","fieldsV1":{"f:x":{}},"subresource":"status"}]}"#;
+        let sorted = br#"{"annotations":{"a":"\u003c"},"creationTimestamp":"T","deletionGracePeriodSeconds":0,"deletionTimestamp":"D","generation":1,"labels":{"l":"1"},"managedFields":[{"apiVersion":"v","fieldsType":"FieldsV1","fieldsV1":{"f:x":{}},"manager":"m","operation":"Update","subresource":"status","time":"T"}],"name":"n","ownerReferences":[{"apiVersion":"v","controller":true,"kind":"K","name":"o","uid":"u"}],"resourceVersion":"7","uid":"u"}"#;
+        let expected = br#"{"name":"n","uid":"u","resourceVersion":"7","generation":1,"creationTimestamp":"T","deletionTimestamp":"D","deletionGracePeriodSeconds":0,"labels":{"l":"1"},"annotations":{"a":"\u003c"},"ownerReferences":[{"apiVersion":"v","kind":"K","name":"o","uid":"u","controller":true}],"managedFields":[{"manager":"m","operation":"Update","apiVersion":"v","time":"T","fieldsType":"FieldsV1","fieldsV1":{"f:x":{}},"subresource":"status"}]}"#;
         assert_eq!(in_struct_order(sorted).as_deref(), Ok(&expected[..]));
         for odd in ["{}", r#"{"name":"n","more":1}"#, r#"{"labels":{},"name":"n"}"#, "7", r#"{"name":"n""#] {
             assert_eq!(in_struct_order(odd.as_bytes()), Err(ODD), "{odd}");
