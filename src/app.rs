@@ -9,7 +9,6 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::access::Access;
 use crate::catalog::Follower;
 use crate::http::tls::{ServerTls, TlsOptions};
 use crate::http::{self, drain};
@@ -145,13 +144,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
 
     let forwarder = Forwarder::new(&upstream);
     let (drain, draining) = drain::channel();
-    let server = Server::new(
-        catalog.clone(),
-        scopes.clone(),
-        Access::new(&client),
-        forwarder.clone(),
-        draining.clone(),
-    );
+    let server = Server::new(catalog.clone(), scopes.clone(), client, forwarder.clone(), draining.clone());
     let proxy = tokio::spawn(http::listen::serve(
         listener,
         tls,

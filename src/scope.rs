@@ -102,7 +102,8 @@ pub struct Scope {
     first_list: OnceLock<ResourceVersion>,
     opened: Instant,
     phase: watch::Receiver<Phase>,
-    reached: watch::Receiver<ResourceVersion>,
+    /// The version of the newest snapshot, for those who wait for one.
+    reached: watch::Sender<ResourceVersion>,
     schema_changed: Notify,
     stop: CancellationToken,
 }
@@ -146,9 +147,20 @@ impl Scope {
 
     /// Waits until the scope has reached `version`; says whether it did.
     pub async fn reached(&self, version: ResourceVersion, wait: Duration) -> bool {
-        let mut reached = self.reached.clone();
+        let mut reached = self.reached.subscribe();
         let wanted = reached.wait_for(|reached| *reached >= version);
         matches!(tokio::time::timeout(wait, wanted).await, Ok(Ok(_)))
+    }
+
+    /// Takes it that `snapshot`, one of this scope's, has upstream's objects at `version`; see [`Reader::prove`].
+    pub fn prove(&self, snapshot: Snapshot, version: ResourceVersion) {
+        self.reader.prove(snapshot, version);
+        self.tell_reached();
+    }
+
+    /// Looked up while nobody else can tell: a later version is never followed by an earlier one.
+    fn tell_reached(&self) {
+        self.reached.send_modify(|reached| *reached = self.reader.version());
     }
 
     /// Where it is in its life.
@@ -254,7 +266,6 @@ impl Scopes {
     fn start(&self, key: ScopeKey, target: Target) -> Arc<Scope> {
         let (writer, reader) = store::new(self.config.window);
         let (publish, phase) = watch::channel(Phase::Syncing);
-        let (reach, reached) = watch::channel(ResourceVersion::default());
         let scope = Arc::new(Scope {
             key,
             fields: Arc::clone(&target.fields),
@@ -265,7 +276,7 @@ impl Scopes {
             first_list: OnceLock::new(),
             opened: Instant::now(),
             phase,
-            reached,
+            reached: watch::Sender::default(),
             schema_changed: Notify::new(),
             stop: CancellationToken::new(),
         });
@@ -273,7 +284,6 @@ impl Scopes {
             reflector: Reflector::new(self.client.clone(), target),
             writer,
             publish,
-            reach,
             events: counter_of(UPSTREAM_EVENTS, &scope.key.gvr),
             scope: Arc::clone(&scope),
             scopes: self.clone(),
@@ -294,7 +304,6 @@ struct Pump {
     reflector: Reflector,
     writer: Writer,
     publish: watch::Sender<Phase>,
-    reach: watch::Sender<ResourceVersion>,
     events: Counter,
     scope: Arc<Scope>,
     scopes: Scopes,
@@ -392,7 +401,7 @@ impl Pump {
             Change::Resumed => self.count(UPSTREAM_RESUMES).increment(1),
             Change::Interrupted => {}
         }
-        self.reach.send_replace(self.scope.reader.version());
+        self.scope.tell_reached();
     }
 }
 

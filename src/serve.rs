@@ -2,6 +2,7 @@
 mod answer;
 mod audit_id;
 mod decide;
+mod fence;
 mod get;
 mod gzip;
 mod list;
@@ -20,11 +21,12 @@ use crate::access::{Access, Attributes, Authenticated, Decision, Identity};
 use crate::catalog::Catalog;
 use crate::http::body::Body;
 use crate::http::drain;
-use crate::kube::{Encoding, PartialForm, Representation, Status, Verb};
+use crate::kube::{Encoding, PartialForm, Representation, ResourceVersion, Status, Verb};
 use crate::scope::{NotReady, Ready, Scope, ScopeKey, Scopes};
-use crate::upstream::{Forwarder, Stopped};
+use crate::upstream::{Client, Forwarder, Stopped};
 
-use decide::{Plan, Read, decide};
+use decide::{Age, Plan, Read, decide};
+use fence::Fences;
 use metrics::{InFlight, Labels};
 pub use source::{Reason, Source};
 
@@ -41,6 +43,7 @@ struct Inner {
     catalog: Catalog,
     scopes: Scopes,
     access: Access,
+    fences: Fences,
     forwarder: Forwarder,
     draining: drain::Watch,
 }
@@ -50,6 +53,10 @@ struct Opened {
     scope: Arc<Scope>,
     ready: Arc<Ready>,
     representation: Representation,
+    /// The version that a snapshot must have at least to be the answer.
+    floor: ResourceVersion,
+    /// What answers that come from a snapshot say of their source.
+    source: Source,
 }
 
 impl Outcome {
@@ -82,11 +89,13 @@ impl Server {
     pub fn new(
         catalog: Catalog,
         scopes: Scopes,
-        access: Access,
+        client: Client,
         forwarder: Forwarder,
         draining: drain::Watch,
     ) -> Self {
-        Self(Arc::new(Inner { catalog, scopes, access, forwarder, draining }))
+        let access = Access::new(&client);
+        let fences = Fences::new(client);
+        Self(Arc::new(Inner { catalog, scopes, access, fences, forwarder, draining }))
     }
 
     /// Answers one request.
@@ -149,14 +158,12 @@ impl Inner {
                 return Outcome::Forward(Reason::ReviewFailed);
             }
         }
-        let opened = match self.open(read).await {
+        let mut opened = match self.open(read).await {
             Ok(opened) => opened,
             Err(reason) => return Outcome::Forward(reason),
         };
-        if let Some(version) = read.at_least()
-            && !opened.scope.reached(version, VERSION_WAIT).await
-        {
-            return Outcome::Forward(Reason::VersionAhead);
+        if let Err(reason) = self.ripen(&mut opened, read.age).await {
+            return Outcome::Forward(reason);
         }
         match &read.kind {
             decide::ReadKind::Get { name, .. } => get::answer(&opened, read, name).compressed(request),
@@ -186,7 +193,10 @@ impl Inner {
                     return Err(Reason::UnknownType);
                 }
                 match scope.ready(self.scopes.config().sync_wait).await {
-                    Ok(ready) => return Ok(Opened { scope, ready, representation }),
+                    Ok(ready) => {
+                        let (floor, source) = (ResourceVersion::default(), Source::Snapshot);
+                        return Ok(Opened { scope, ready, representation, floor, source });
+                    }
                     Err(NotReady::Syncing) => return Err(Reason::Syncing),
                     Err(NotReady::Stopped(Stopped::NotAcceptable)) => {}
                     Err(NotReady::Stopped(_)) => return Err(Reason::NotCached),
@@ -194,6 +204,27 @@ impl Inner {
             }
         }
         Err(Reason::Representation)
+    }
+
+    /// Waits until the scope is as new as the answer must be.
+    async fn ripen(&self, opened: &mut Opened, age: Age) -> Result<(), Reason> {
+        match age {
+            Age::Any => {}
+            Age::NotOlderThan(version) => {
+                if !opened.scope.reached(version, VERSION_WAIT).await {
+                    return Err(Reason::VersionAhead);
+                }
+                opened.floor = version;
+            }
+            Age::Latest => {
+                opened.floor = self.fences.pass(&opened.scope).await.map_err(|why| {
+                    tracing::debug!(resource = %opened.scope.key.gvr, %why, "a consistent read is forwarded");
+                    Reason::Unproven
+                })?;
+                opened.source = Source::Fence;
+            }
+        }
+        Ok(())
     }
 
     /// Long watches are asked about again. While upstream cannot be asked, what was granted stands.

@@ -18,7 +18,9 @@ mod error;
 mod forward;
 mod hop_by_hop;
 mod pool;
+mod probe;
 mod reflect;
+mod stream;
 #[cfg(test)]
 pub(crate) mod testing;
 mod upgrade;
@@ -29,5 +31,7 @@ pub use client::Client;
 pub use credentials::{CredentialsError, Upstream, UpstreamOptions};
 pub use error::UpstreamError;
 pub use forward::Forwarder;
+
 pub use pool::{Class, SendOptions, ServedBy};
+pub use probe::{CatchUp, Keys, Listed, Probe, ProbeError, Seen};
 pub use reflect::{Change, Found, Reflector, Stopped, Target};

@@ -108,7 +108,8 @@ impl FieldTable {
         self.labels.iter().find(|(known, _)| known == label).map(|(_, position)| *position)
     }
 
-    pub(super) fn namespaced(&self) -> bool {
+    /// Whether its objects live in namespaces.
+    pub fn namespaced(&self) -> bool {
         self.namespaced
     }
 

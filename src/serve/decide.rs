@@ -40,7 +40,17 @@ pub(super) struct Read {
     /// Refusals are to be indented.
     pretty: bool,
     attributes: Attributes,
-    at_least: Option<ResourceVersion>,
+    pub(super) age: Age,
+}
+
+/// How old the state may be that a read is answered from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Age {
+    Any,
+    /// This version, or a later one.
+    NotOlderThan(ResourceVersion),
+    /// Not older than the request: `resourceVersion` is unset.
+    Latest,
 }
 
 pub(super) enum ReadKind {
@@ -98,11 +108,6 @@ impl Read {
     /// What authorization is asked about.
     pub(super) fn attributes(&self) -> Attributes {
         self.attributes.clone()
-    }
-
-    /// The version that the answer must not be older than.
-    pub(super) fn at_least(&self) -> Option<ResourceVersion> {
-        self.at_least
     }
 }
 
@@ -169,26 +174,26 @@ fn plan<B>(
     }
     let query = request.uri().query();
     let pretty = wants_pretty(query, request.headers());
-    let read = |kind, selectors, at_least| Read {
+    let read = |kind, selectors, age| Read {
         resource: Arc::clone(resource),
         representations: representations.clone(),
         namespace: namespace.clone(),
         kind,
         pretty,
         attributes: Attributes { verb: info.verb, resource: asked.clone(), selectors },
-        at_least,
+        age,
     };
     if named {
-        let at_least = match get_read(query).map_err(|_| Reason::Parameters)? {
+        let age = match get_read(query).map_err(|_| Reason::Parameters)? {
             GetRead::Consistent => return Err(Reason::Consistent),
-            GetRead::Any => None,
-            GetRead::NotOlderThan(version) => Some(version),
+            GetRead::Any => Age::Any,
+            GetRead::NotOlderThan(version) => Age::NotOlderThan(version),
         };
         if pretty {
             return Err(Reason::Pretty);
         }
         let name = asked.name.clone().ok_or(Reason::NotAResource)?;
-        return Ok(read(ReadKind::Get { name }, Selectors::default(), at_least));
+        return Ok(read(ReadKind::Get { name }, Selectors::default(), age));
     }
 
     let options = ListOptions::parse(query).map_err(|_| Reason::Parameters)?;
@@ -200,14 +205,14 @@ fn plan<B>(
     let filter = Filter::new(namespace.clone(), labels, fields.as_ref(), &resource.fields)
         .map_err(|_| Reason::Selector)?;
     if info.verb == Verb::Watch {
-        let (watch, at_least) = watch(&options, filter)?;
-        return Ok(read(ReadKind::Watch(watch), selectors, at_least));
+        let (watch, age) = watch(&options, filter)?;
+        return Ok(read(ReadKind::Watch(watch), selectors, age));
     }
     if pretty {
         return Err(Reason::Pretty);
     }
-    let (list, at_least) = list(&options, filter, fields.as_ref(), resource)?;
-    Ok(read(ReadKind::List(list), selectors, at_least))
+    let (list, age) = list(&options, filter, fields.as_ref(), resource)?;
+    Ok(read(ReadKind::List(list), selectors, age))
 }
 
 fn list(
@@ -215,18 +220,18 @@ fn list(
     filter: Filter,
     fields: Option<&FieldSelector>,
     resource: &Resource,
-) -> Result<(List, Option<ResourceVersion>), Reason> {
+) -> Result<(List, Age), Reason> {
     let mut after = None;
-    let (exact, at_least) = match options.list_read() {
-        ListRead::Any => (None, None),
-        ListRead::NotOlderThan(version) => (None, Some(version)),
-        ListRead::Consistent => return Err(Reason::Consistent),
-        ListRead::Exact(version) => (Some(version), Some(version)),
+    let (exact, age) = match options.list_read() {
+        ListRead::Any => (None, Age::Any),
+        ListRead::NotOlderThan(version) => (None, Age::NotOlderThan(version)),
+        ListRead::Consistent => (None, Age::Latest),
+        ListRead::Exact(version) => (Some(version), Age::NotOlderThan(version)),
         ListRead::Continue => {
             let token = options.continue_token.as_deref().and_then(ContinueToken::decode);
             let token = token.ok_or(Reason::ContinueToken)?;
             after = Some(token.after);
-            (Some(token.version), Some(token.version))
+            (Some(token.version), Age::NotOlderThan(token.version))
         }
         ListRead::Invalid => return Err(Reason::Parameters),
     };
@@ -246,7 +251,7 @@ fn list(
     if *resource.gvr.resource == *"events" && (paged || options.limit > 0) {
         return Err(Reason::Paging);
     }
-    Ok((List { filter, exact, limit, after }, at_least))
+    Ok((List { filter, exact, limit, after }, age))
 }
 
 /// The namespace that narrows the read, if the URL fits the type: upstream has no other paths, and
@@ -263,22 +268,25 @@ fn namespace(asked: &ResourceRequest, resource: &Resource, named: bool) -> Resul
     if fits { Ok(asked.namespace.clone()) } else { Err(Reason::UnknownType) }
 }
 
-fn watch(options: &ListOptions, filter: Filter) -> Result<(Watch, Option<ResourceVersion>), Reason> {
-    let (begin, at_least) = match options.watch_start() {
+fn watch(options: &ListOptions, filter: Filter) -> Result<(Watch, Age), Reason> {
+    let asked_for = options.send_initial_events == Some(true);
+    let (begin, age) = match options.watch_start() {
         WatchStart::StateFromCache { at_least, end_mark } => {
-            let asked_for = options.send_initial_events == Some(true);
-            (Begin::State { end_mark, asked_for }, at_least)
+            (Begin::State { end_mark, asked_for }, at_least.map_or(Age::Any, Age::NotOlderThan))
         }
-        WatchStart::EventsAfter(version) => (Begin::After(version), None),
-        WatchStart::EventsAfterCurrentCache => (Begin::Now, None),
-        WatchStart::Consistent => return Err(Reason::Consistent),
+        WatchStart::EventsAfter(version) => (Begin::After(version), Age::Any),
+        WatchStart::EventsAfterCurrentCache => (Begin::Now, Age::Any),
+        WatchStart::Consistent if options.initial_events() => {
+            (Begin::State { end_mark: options.end_mark(), asked_for }, Age::Latest)
+        }
+        WatchStart::Consistent => (Begin::Now, Age::Latest),
         WatchStart::Invalid => return Err(Reason::Parameters),
     };
     let timeout_seconds = match options.timeout_seconds {
         None | Some(0) => None,
         Some(seconds) => Some(u64::try_from(seconds).map_err(|_| Reason::Parameters)?),
     };
-    Ok((Watch { filter, begin, bookmarks: options.allow_bookmarks, timeout_seconds }, at_least))
+    Ok((Watch { filter, begin, bookmarks: options.allow_bookmarks, timeout_seconds }, age))
 }
 
 /// The representations to try, as long as the client's order names ones that are held here.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use http::StatusCode;
 
 use super::decide::Read;
-use super::source::{Reason, Source};
+use super::source::Reason;
 use super::{Opened, Outcome, answer, from_memory};
 use crate::http::body::full;
 use crate::kube::Status;
@@ -14,7 +14,11 @@ pub(super) fn answer(opened: &Opened, read: &Read, name: &str) -> Outcome {
         Some(namespace) => format!("{namespace}/{name}"),
         None => name.to_owned(),
     };
-    let found = opened.scope.reader.snapshot().get(&key).map(Arc::clone);
+    let snapshot = opened.scope.reader.snapshot();
+    if snapshot.version() < opened.floor {
+        return Outcome::Forward(Reason::VersionAhead);
+    }
+    let found = snapshot.get(&key).map(Arc::clone);
     let warnings = &opened.ready.warnings;
     let response = if let Some(object) = found {
         let body = match opened.partial() {
@@ -31,5 +35,5 @@ pub(super) fn answer(opened: &Opened, read: &Read, name: &str) -> Outcome {
     } else {
         answer::status(&Status::not_found(&read.resource.gvr, name), read.errors(), warnings)
     };
-    Outcome::Answered(Source::Snapshot, response)
+    Outcome::Answered(opened.source, response)
 }

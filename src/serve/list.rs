@@ -27,7 +27,15 @@ pub(super) fn answer(opened: &Opened, read: &Read, list: &List) -> Outcome {
         Some(At::Ahead) => return Outcome::Forward(Reason::VersionAhead),
         Some(At::Lost) => return Outcome::Forward(Reason::Exact),
     };
+    // Listed anew since it was looked at, at another server.
+    if snapshot.version() < opened.floor {
+        return Outcome::Forward(Reason::VersionAhead);
+    }
     let page = Page::cut(&snapshot, read.namespace.as_deref(), list);
+    if page.token.is_some() && opened.source == Source::Fence {
+        // The window does not lead back to a state that is ahead of its events.
+        reader.pin(Instant::now(), snapshot.clone());
+    }
     let items = match opened.partial() {
         None => Items::Whole(Arc::clone(&opened.ready.form), page.objects),
         Some(partial) => {
@@ -44,7 +52,7 @@ pub(super) fn answer(opened: &Opened, read: &Read, list: &List) -> Outcome {
     let content_type = opened.representation.encoding.content_type(false);
     let mut response = from_memory(StatusCode::OK, content_type, body, &opened.ready.warnings);
     response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
-    Outcome::Answered(Source::Snapshot, response)
+    Outcome::Answered(opened.source, response)
 }
 
 /// The objects of one answer: references only, the body holds no bytes of its own but what it sends.

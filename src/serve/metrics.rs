@@ -10,7 +10,7 @@ use metrics::{
 use super::decide::Planned;
 use super::source::Source;
 use crate::catalog::Resource;
-use crate::kube::Verb;
+use crate::kube::{GroupVersionResource, Verb};
 use crate::watch::{Ending, Observer};
 
 /// Every answered request.
@@ -28,6 +28,13 @@ pub const EVENT_BYTES: &str = "watershed_watch_event_bytes_total";
 /// Watches that ended, and how.
 pub const ENDED: &str = "watershed_watches_ended_total";
 
+/// Consistent reads that asked for a proof, and what gave it.
+pub const FENCED: &str = "watershed_fence_reads_total";
+/// How long they waited for it.
+pub const FENCE_DURATION: &str = "watershed_fence_duration_seconds";
+/// What upstream was asked for these proofs.
+pub const FENCE_REQUESTS: &str = "watershed_fence_upstream_requests_total";
+
 /// Tells the recorder what the metrics mean.
 pub fn describe() {
     describe_counter!(
@@ -42,6 +49,15 @@ pub fn describe() {
         EVENT_BYTES,
         "Bytes of events, bookmarks and initial objects handed to watching clients."
     );
+    describe_counter!(
+        FENCED,
+        "Consistent reads that waited for memory to be shown new enough, by what showed it; failed ones are forwarded."
+    );
+    describe_histogram!(
+        FENCE_DURATION,
+        "Seconds that consistent reads waited, by what showed memory new enough."
+    );
+    describe_counter!(FENCE_REQUESTS, "Requests to upstream that show how new memory is, by kind.");
     describe_counter!(ENDED, "Watches served from memory that ended, by how they did.");
 }
 
@@ -66,6 +82,20 @@ impl Labels {
         };
         Self { verb, group, resource }
     }
+}
+
+/// A consistent read waited at the fence; `step` says what let it pass.
+pub(super) fn fenced(gvr: &GroupVersionResource, step: &'static str, took: Duration) {
+    counter!(FENCED, "group" => Arc::clone(&gvr.group), "resource" => Arc::clone(&gvr.resource), "step" => step)
+        .increment(1);
+    histogram!(FENCE_DURATION, "step" => step).record(took);
+}
+
+/// Upstream is asked where it is.
+pub(super) fn fence_asked(gvr: &GroupVersionResource, request: &'static str) {
+    counter!(FENCE_REQUESTS, "group" => Arc::clone(&gvr.group), "resource" => Arc::clone(&gvr.resource),
+        "request" => request)
+    .increment(1);
 }
 
 /// A request on its way to an answer.

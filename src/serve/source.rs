@@ -8,6 +8,8 @@ pub enum Source {
     Snapshot,
     /// From the window of recent events.
     Window,
+    /// From a snapshot that was shown to be no older than the request.
+    Fence,
     /// Refused by what upstream said of the caller.
     Access,
     /// From upstream.
@@ -20,6 +22,7 @@ impl Source {
         match self {
             Self::Snapshot => "snapshot",
             Self::Window => "window",
+            Self::Fence => "fence",
             Self::Access => "access",
             Self::Forward(_) => "forward",
         }
@@ -88,8 +91,10 @@ reasons! {
     Parameters = "parameters",
     /// A selector that upstream would refuse, or that is not understood here.
     Selector = "selector",
-    /// A consistent read: no older than its arrival.
+    /// A consistent read that is upstream's to answer: a get, or by the operator's choice.
     Consistent = "consistent-read",
+    /// A consistent read, for which memory was not shown to be new enough in time.
+    Unproven = "unproven",
     /// A read at exactly one version, which is not held (any more).
     Exact = "exact-version",
     /// A page of a list whose selector upstream reads in another way.

@@ -28,7 +28,7 @@ pub(super) fn answer(
     draining: &drain::Watch,
     labels: &Labels,
 ) -> Outcome {
-    let Opened { scope, ready, representation } = opened;
+    let Opened { scope, ready, representation, .. } = opened;
     let view = View { filter: watch.filter.clone(), partial: opened.partial() };
     // A release that does not stream initial events refuses to be asked, and does not mark the end
     // of those it sends unasked.
@@ -47,6 +47,9 @@ pub(super) fn answer(
     };
     let (subscription, snapshot) = scope.reader.subscribe(start, watch.filter.interest(&scope.fields));
     let version = snapshot.version();
+    if version < opened.floor {
+        return Outcome::Forward(Reason::VersionAhead);
+    }
     let (initial, source) = match watch.begin {
         Begin::State { end_mark, .. } => {
             let end_mark = if end_mark && ready.streams_initial_events {
@@ -59,8 +62,9 @@ pub(super) fn answer(
                 None
             };
             let items = snapshot.into_items(watch.filter.namespace());
-            (Some(Initial { items, end_mark }), Source::Snapshot)
+            (Some(Initial { items, end_mark }), opened.source)
         }
+        Begin::Now if opened.source == Source::Fence => (None, Source::Fence),
         Begin::After(_) | Begin::Now => (None, Source::Window),
     };
     let timeout = match watch.timeout_seconds {

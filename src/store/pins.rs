@@ -12,22 +12,16 @@ const MOST: usize = 16;
 #[derive(Debug, Default)]
 pub(super) struct Pins {
     states: VecDeque<(Instant, Snapshot)>,
-    /// Grows with every fresh list, before which no state is worth anything.
-    generation: u64,
 }
 
 impl Pins {
-    pub(super) fn generation(&self) -> u64 {
-        self.generation
-    }
-
     pub(super) fn get(&self, version: ResourceVersion) -> Option<&Snapshot> {
         self.states.iter().map(|(_, state)| state).find(|state| state.version() == version)
     }
 
-    /// Keeps a state that was made in this generation; the oldest goes if there are too many.
-    pub(super) fn put(&mut self, generation: u64, now: Instant, state: Snapshot) {
-        if generation != self.generation || self.get(state.version()).is_some() {
+    /// Keeps a state; the oldest goes if there are too many.
+    pub(super) fn put(&mut self, now: Instant, state: Snapshot) {
+        if self.get(state.version()).is_some() {
             return;
         }
         if self.states.len() == MOST {
@@ -45,6 +39,5 @@ impl Pins {
 
     pub(super) fn clear(&mut self) {
         self.states.clear();
-        self.generation += 1;
     }
 }

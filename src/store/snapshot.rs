@@ -14,6 +14,8 @@ use crate::kube::ResourceVersion;
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     version: ResourceVersion,
+    /// Which of the scope's lists it goes back to. What was known before a fresh list does not mix with it.
+    generation: u64,
     objects: OrdSet<ByKey>,
     size: usize,
 }
@@ -95,8 +97,22 @@ impl Snapshot {
         };
     }
 
+    /// The same objects, as the state at another version.
+    pub(super) fn at_version(mut self, version: ResourceVersion) -> Self {
+        self.version = version;
+        self
+    }
+
     pub(super) fn set_version(&mut self, version: ResourceVersion) {
         self.version = version;
+    }
+
+    pub(super) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    pub(super) fn set_generation(&mut self, generation: u64) {
+        self.generation = generation;
     }
 
     pub(super) fn insert(&mut self, object: Arc<Object>) -> Option<Arc<Object>> {

@@ -21,6 +21,7 @@ pub fn new(limits: Limits) -> (Writer, Reader) {
     let shared = Arc::new(Shared {
         state: RwLock::new(State {
             snapshot: Snapshot::default(),
+            proven: None,
             window: Window::new(limits),
             index: Index::default(),
             pins: Pins::default(),
@@ -45,11 +46,27 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
+    /// The state that upstream's events have led to.
     snapshot: Snapshot,
+    /// The same or an older one's objects, which were shown to be upstream's at a version that the
+    /// events have not reached yet (nothing of this type happened, as far as it left a trace).
+    proven: Option<Snapshot>,
     window: Window,
     index: Index,
     pins: Pins,
     closed: Option<Closed>,
+}
+
+impl State {
+    fn newest(&self) -> &Snapshot {
+        self.proven.as_ref().unwrap_or(&self.snapshot)
+    }
+
+    /// Events have led to `version`: what was proven up to there is history.
+    fn advance(&mut self, version: ResourceVersion) {
+        self.snapshot.set_version(version);
+        self.proven.take_if(|proven| proven.version() <= version);
+    }
 }
 
 /// What upstream said cannot follow what is known: the scope must be listed again.
@@ -87,11 +104,13 @@ pub struct Writer {
 impl Writer {
     /// Puts a fresh list in place of everything known. Watches from before its version are told that
     /// their version expired: what happened in between is not known (invariant `no silent gap`).
-    pub fn replace(&mut self, snapshot: Snapshot) {
+    pub fn replace(&mut self, mut snapshot: Snapshot) {
         let mut state = self.shared.state.write();
         let seen_all = state.window.head();
         state.window.reset(snapshot.version());
         state.pins.clear();
+        state.proven = None;
+        snapshot.set_generation(state.snapshot.generation() + 1);
         state.snapshot = snapshot;
         let wakers = state.index.mark_all(seen_all);
         drop(state);
@@ -131,7 +150,7 @@ impl Writer {
         } else {
             state.snapshot.insert(Arc::clone(&object))
         };
-        state.snapshot.set_version(version);
+        state.advance(version);
         let sequence = state.window.head();
         let wakers = state.index.mark(sequence, previous.as_deref(), &object);
         let event = Event { kind: frame.kind, version, object, previous, frame: frame.frame };
@@ -145,7 +164,7 @@ impl Writer {
     pub fn progress(&mut self, now: Instant, version: ResourceVersion) {
         let mut state = self.shared.state.write();
         if version > state.snapshot.version() {
-            state.snapshot.set_version(version);
+            state.advance(version);
         }
         state.window.trim(now);
         let oldest = now.checked_sub(state.window.age());
@@ -240,32 +259,57 @@ pub enum Step {
 impl Reader {
     /// The newest snapshot.
     pub fn snapshot(&self) -> Snapshot {
-        self.shared.state.read().snapshot.clone()
+        self.shared.state.read().newest().clone()
     }
 
     /// The version reached.
     pub fn version(&self) -> ResourceVersion {
+        self.shared.state.read().newest().version()
+    }
+
+    /// The version that upstream's events have led to. That of the newest snapshot may be ahead of it.
+    pub fn followed(&self) -> ResourceVersion {
         self.shared.state.read().snapshot.version()
+    }
+
+    /// Takes it that upstream's objects at `version` are those of `snapshot`, one of this reader's.
+    ///
+    /// Events up to `version` may still arrive, if together they left no trace: an object that came and
+    /// went again. Watches that are open get them; whoever starts at `version` does not.
+    pub fn prove(&self, snapshot: Snapshot, version: ResourceVersion) {
+        let mut state = self.shared.state.write();
+        if snapshot.generation() == state.snapshot.generation() && version > state.newest().version() {
+            state.proven = Some(snapshot.at_version(version));
+        }
+    }
+
+    /// Keeps a snapshot for a while, for [`Reader::at`]: somebody will ask for the next page of it.
+    pub fn pin(&self, now: Instant, snapshot: Snapshot) {
+        let mut state = self.shared.state.write();
+        if snapshot.generation() == state.snapshot.generation() {
+            state.pins.put(now, snapshot);
+        }
     }
 
     /// The state at `version`: the newest one, and everything after `version` taken back. States far
     /// behind are kept for a while, as the pages of one list all ask for the same.
     pub fn at(&self, now: Instant, version: ResourceVersion) -> At {
         let state = self.shared.state.read();
+        let proven = state.proven.as_ref().filter(|proven| proven.version() == version);
+        if let Some(known) = proven.or_else(|| state.pins.get(version)) {
+            return At::Held(known.clone());
+        }
         if version > state.snapshot.version() {
             return At::Ahead;
         }
-        if let Some(pinned) = state.pins.get(version) {
-            return At::Held(pinned.clone());
-        }
         let Some(from) = state.window.after(version) else { return At::Lost };
         let events: Vec<_> = state.window.from(from).cloned().collect();
-        let (mut snapshot, generation) = (state.snapshot.clone(), state.pins.generation());
+        let mut snapshot = state.snapshot.clone();
         drop(state);
         events.iter().rev().for_each(|event| snapshot.undo(event));
         snapshot.set_version(version);
         if events.len() >= WORTH_PINNING {
-            self.shared.state.write().pins.put(generation, now, snapshot.clone());
+            self.pin(now, snapshot.clone());
         }
         At::Held(snapshot)
     }
@@ -274,9 +318,9 @@ impl Reader {
     pub fn figures(&self) -> Figures {
         let state = self.shared.state.read();
         Figures {
-            version: state.snapshot.version(),
-            objects: state.snapshot.len(),
-            object_bytes: state.snapshot.size(),
+            version: state.newest().version(),
+            objects: state.newest().len(),
+            object_bytes: state.newest().size(),
             events: state.window.len(),
             event_bytes: state.window.bytes(),
             watchers: state.index.len(),
@@ -287,7 +331,8 @@ impl Reader {
     /// Both are of one moment: nothing lies between the snapshot and the first event.
     pub fn subscribe(&self, start: Start, interest: Interest) -> (Subscription, Snapshot) {
         let mut state = self.shared.state.write();
-        let snapshot = state.snapshot.clone();
+        let followed = state.snapshot.version();
+        let snapshot = state.newest().clone();
         let (slot, slot_key) = state.index.add(interest.clone());
         let (next, version) = match start {
             Start::Now => (state.window.head(), snapshot.version()),
@@ -302,7 +347,7 @@ impl Reader {
             slot_key,
             interest,
             next: Some(next),
-            ahead: (version > snapshot.version()).then_some(version),
+            ahead: (version > followed).then_some(version),
             version,
         };
         (subscription, snapshot)

@@ -293,6 +293,56 @@ fn every_version_of_the_window_can_be_had_again() {
 }
 
 #[test]
+fn a_proven_state_counts_as_newer_than_its_events() {
+    let now = Instant::now();
+    let (mut writer, reader) = new(big());
+    writer.replace(at(10, &[("a/x", 5)]));
+    let mut before = Follower::new(&reader, Start::Now, Interest::All);
+    reader.prove(reader.snapshot(), ResourceVersion(20));
+    assert_eq!((reader.version(), reader.followed()), (ResourceVersion(20), ResourceVersion(10)));
+    assert!(matches!(reader.at(now, ResourceVersion(20)), At::Held(state) if state.len() == 1));
+    assert!(matches!(reader.at(now, ResourceVersion(15)), At::Ahead));
+    // An older proof, or one that comes late, changes nothing.
+    reader.prove(reader.snapshot(), ResourceVersion(18));
+    assert_eq!(reader.version(), ResourceVersion(20));
+
+    let mut after = Follower::new(&reader, Start::Now, Interest::All);
+    let (_, snapshot) = reader.subscribe(Start::Now, Interest::All);
+    assert_eq!(snapshot.version(), ResourceVersion(20));
+    // Nothing of this was left at 20. Who watched before is owed it; who began at 20 must not see it.
+    put(&mut writer, now, EventKind::Added, "a/y", 12, "n1");
+    put(&mut writer, now, EventKind::Deleted, "a/y", 13, "n1");
+    let (seen, end) = before.drain();
+    assert_eq!(seen, [12, 13]);
+    assert!(matches!(end, Step::CaughtUp(ResourceVersion(13))), "{end:?}");
+    assert_eq!(after.drain().0, Vec::<u64>::new());
+    assert_eq!(reader.version(), ResourceVersion(20));
+
+    put(&mut writer, now, EventKind::Modified, "a/x", 25, "n1");
+    assert_eq!((before.drain().0, after.drain().0), (vec![25], vec![25]));
+    assert_eq!((reader.version(), reader.followed()), (ResourceVersion(25), ResourceVersion(25)));
+    assert!(
+        matches!(reader.at(now, ResourceVersion(20)), At::Held(state) if state.get("a/x").unwrap().version.0 == 5)
+    );
+}
+
+#[test]
+fn a_proof_ends_with_the_list_it_is_about() {
+    let now = Instant::now();
+    let (mut writer, reader) = new(big());
+    writer.replace(at(10, &[("a/x", 5)]));
+    let old = reader.snapshot();
+    reader.prove(old.clone(), ResourceVersion(20));
+    // Another server, which is behind.
+    writer.replace(at(15, &[("a/x", 5), ("a/y", 12)]));
+    assert_eq!(reader.version(), ResourceVersion(15));
+    reader.prove(old.clone(), ResourceVersion(30));
+    reader.pin(now, old);
+    assert_eq!((reader.version(), reader.snapshot().len()), (ResourceVersion(15), 2));
+    assert!(matches!(reader.at(now, ResourceVersion(10)), At::Lost));
+}
+
+#[test]
 fn items_after_a_key_are_those_of_its_list() {
     let snapshot = at(9, &[("a/x", 1), ("a/y", 2), ("a-b/x", 3), ("b/x", 4)]);
     let keys = |namespace, after| {

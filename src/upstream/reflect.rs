@@ -7,19 +7,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use http_body_util::BodyExt;
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout};
 
+use super::stream::{Stream, StreamError};
 use super::{Address, Class, Client, SendOptions, ServedBy, UpstreamBody, UpstreamError};
 use crate::kube::{
-    BookmarkForm, Encoding, EventKind, FieldTable, Frame, FrameDecoder, GroupVersionResource, ListPage,
-    Malformed, ResourceVersion, Scanned, TypeForm, read_bookmark, read_error, scan,
+    BookmarkForm, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ListPage, Malformed,
+    ResourceVersion, Scanned, TypeForm, read_bookmark, read_error, scan,
 };
 
-/// A stream without an event or bookmark for this long is dead: bookmarks come every minute.
-const SILENCE: Duration = Duration::from_secs(90);
-/// Types without a watch cache (events) send no bookmarks. Their streams are renewed this rarely;
-/// a dead connection is found by HTTP/2 pings.
-const SILENCE_WITHOUT_BOOKMARKS: Duration = Duration::from_mins(10);
 /// An API server that does not know sendInitialEvents sends no end mark: give up after this silence.
 const INITIAL_SILENCE: Duration = Duration::from_secs(15);
 /// For response headers, and for a list's body to move on.
@@ -28,8 +24,6 @@ const ANSWER: Duration = Duration::from_mins(1);
 const PAGE: usize = 500;
 /// A page's body above this is refused: bounded memory. etcd limits an object to 1.5 MiB or so.
 const MAX_PAGE_BYTES: usize = 2 << 30;
-/// A single watch frame above this is refused.
-const MAX_FRAME_BYTES: usize = 64 << 20;
 /// Waits between attempts, doubling from the first to the last, with jitter.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// A refusal of what was granted before is final after this long.
@@ -111,6 +105,16 @@ pub enum Stopped {
     Failed,
 }
 
+impl From<StreamError> for Trouble {
+    fn from(error: StreamError) -> Self {
+        match error {
+            StreamError::Broken(how) => Self::Broken(how),
+            StreamError::Silent(silence) => Self::Silent(silence),
+            StreamError::Malformed(error) => Self::Malformed(error),
+        }
+    }
+}
+
 /// Why an attempt failed; all of these pass.
 #[derive(Debug, thiserror::Error)]
 enum Trouble {
@@ -140,17 +144,6 @@ enum State {
     Resuming { version: ResourceVersion },
     /// A stream is open.
     Watching { version: ResourceVersion, stream: Box<Stream> },
-}
-
-/// An open watch.
-struct Stream {
-    body: UpstreamBody,
-    decoder: FrameDecoder,
-    /// A frame that was looked at and is still to be taken in.
-    again: Option<Frame>,
-    opened: Instant,
-    /// Whether this stream brought a bookmark; then silence means that it is dead.
-    bookmarks: bool,
 }
 
 /// Follows one [`Target`].
@@ -506,13 +499,7 @@ impl Reflector {
 
     async fn open(&mut self, query: &str) -> Result<Box<Stream>, Trouble> {
         let (_, body) = self.request(query, true).await?;
-        Ok(Box::new(Stream {
-            body,
-            decoder: FrameDecoder::new(self.target.encoding, MAX_FRAME_BYTES),
-            again: None,
-            opened: Instant::now(),
-            bookmarks: false,
-        }))
+        Ok(Box::new(Stream::new(body, self.target.encoding)))
     }
 
     async fn request(&mut self, query: &str, watch: bool) -> Result<(HeaderMap, UpstreamBody), Trouble> {
@@ -559,38 +546,5 @@ impl Reflector {
             StatusCode::GONE => Trouble::Expired(text),
             status => Trouble::Status(status, text),
         })
-    }
-}
-
-impl Stream {
-    /// The next frame, `None` at a clean end between two frames.
-    async fn next_frame(&mut self) -> Result<Option<Frame>, Trouble> {
-        if let Some(frame) = self.again.take() {
-            return Ok(Some(frame));
-        }
-        let silence = if self.bookmarks { SILENCE } else { SILENCE_WITHOUT_BOOKMARKS };
-        let until = Instant::now() + silence;
-        loop {
-            if let Some(frame) = self.decoder.next_frame()? {
-                return Ok(Some(frame));
-            }
-            match timeout_at(until, self.body.frame()).await {
-                Err(_) => return Err(Trouble::Silent(silence)),
-                Ok(Some(Ok(frame))) => {
-                    if let Ok(data) = frame.into_data() {
-                        self.decoder.push(data);
-                    }
-                }
-                Ok(Some(Err(error))) => return Err(Trouble::Broken(error.to_string())),
-                Ok(None) if self.decoder.is_clean() => {
-                    // Ends that follow one another at once are not a server's timeout.
-                    if self.opened.elapsed() < Duration::from_secs(1) {
-                        return Err(Trouble::Broken("ended as soon as it began".into()));
-                    }
-                    return Ok(None);
-                }
-                Ok(None) => return Err(Trouble::Broken("ended in the middle of an event".into())),
-            }
-        }
     }
 }

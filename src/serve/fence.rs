@@ -1,0 +1,301 @@
+//! Consistent reads from memory: a snapshot that is shown to be no older than the request.
+//!
+//! Upstream is asked for the version it is at, once for all readers that wait: R. The cache may answer
+//! as soon as it is known to be at R or beyond. That is shown, whichever comes first:
+//!
+//! 1. it is there already: nothing was written since, or the events were faster than the answer;
+//! 2. an event or a bookmark of the scope's own watch brings it there. On a busy type that takes moments;
+//! 3. of a small type upstream lists all names and versions instead of one: if they are the cache's, it has
+//!    the state at R. Names count as much as versions, as a deletion changes no other object's version;
+//! 4. a short watch of metadata, opened from where the cache is, brings a bookmark: all that happened
+//!    before it was said, to be compared with what the cache has seen.
+//!
+//! Nothing of this relies on which API server answers: R of one and a bookmark of another, older one do not
+//! fit together, and the wait goes on. Versions are only compared within a type.
+mod turns;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::time::timeout;
+
+use super::metrics;
+use crate::kube::ResourceVersion;
+use crate::scope::{Scope, ScopeKey};
+use crate::store::Snapshot;
+use crate::upstream::{Client, Keys, Listed, Probe, ProbeError, Seen};
+
+use turns::Turns;
+
+/// A reader waits this long at most; then upstream answers. It waits as long for its own cache.
+/// Source: `apiserver/pkg/storage/cacher/watch_cache.go` (blockTimeout).
+const MOST: Duration = Duration::from_secs(3);
+/// What is on its way from upstream already is waited for this long.
+const ON_ITS_WAY: Duration = Duration::from_millis(100);
+/// Of types with up to so many objects upstream lists all names and versions.
+const SMALL: usize = 250;
+/// How long a catch-up watch is asked to last. Upstream sends a bookmark in its last two seconds, but of
+/// shorter watches often not (measured: after 1.4 to 2.7 s; with 3 s seldom, with 2 never).
+const CATCH_UP: Duration = Duration::from_secs(4);
+/// A type whose catch-up watches bring no bookmarks is not tried again for this long.
+const WITHOUT_BOOKMARKS: Duration = Duration::from_mins(5);
+/// And one whose catch-up watch failed, for this long.
+const AFTER_FAILURE: Duration = Duration::from_secs(5);
+
+/// What showed that a cache is new enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// It was there already.
+    Current,
+    /// Upstream has the same objects.
+    Validated,
+    /// An event or bookmark of the scope's own watch.
+    Followed,
+    /// A bookmark of a catch-up watch.
+    CaughtUp,
+}
+
+impl Step {
+    /// The metric label.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Current => "current",
+            Self::Validated => "validated",
+            Self::Followed => "followed",
+            Self::CaughtUp => "caught-up",
+        }
+    }
+}
+
+/// Why a cache was not shown to be new enough.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(super) enum Unproven {
+    #[error("upstream did not say where it is: {0}")]
+    NoAnswer(Arc<ProbeError>),
+    #[error("upstream did not say where it is")]
+    Failed,
+    #[error("the cache did not get there in time")]
+    Late,
+}
+
+/// The fences of all scopes.
+pub(super) struct Fences {
+    client: Client,
+    fences: Mutex<HashMap<ScopeKey, Arc<Fence>>>,
+}
+
+impl Fences {
+    pub(super) fn new(client: Client) -> Self {
+        Self { client, fences: Mutex::default() }
+    }
+
+    /// Waits until the scope's newest snapshot is shown to be no older than this call. Says which version
+    /// a snapshot must have at least: that the scope has one does not mean that it keeps it.
+    pub(super) async fn pass(&self, scope: &Arc<Scope>) -> Result<ResourceVersion, Unproven> {
+        let started = Instant::now();
+        let fence = self.of(scope);
+        let passed = timeout(MOST, fence.pass()).await.unwrap_or(Err(Unproven::Late));
+        let step = passed.as_ref().map_or("failed", |(step, _)| step.as_str());
+        metrics::fenced(&scope.key.gvr, step, started.elapsed());
+        Ok(passed?.1)
+    }
+
+    fn of(&self, scope: &Arc<Scope>) -> Arc<Fence> {
+        let mut fences = self.fences.lock();
+        let known = fences.get(&scope.key).filter(|fence| Arc::ptr_eq(&fence.scope, scope));
+        if let Some(fence) = known {
+            return Arc::clone(fence);
+        }
+        let fence = Arc::new(Fence::new(self.client.clone(), Arc::clone(scope)));
+        fences.insert(scope.key.clone(), Arc::clone(&fence));
+        fence
+    }
+}
+
+/// Where upstream was, some time after the question.
+#[derive(Clone, Debug)]
+struct Sighting {
+    version: ResourceVersion,
+    /// The cache was found to have the state at that version.
+    validated: bool,
+}
+
+struct Fence {
+    scope: Arc<Scope>,
+    probe: Probe,
+    turns: Arc<Turns<Result<Sighting, Unproven>>>,
+    /// Readers that wait for the cache to get somewhere.
+    waiting: AtomicUsize,
+    catching_up: AtomicBool,
+    /// Until when catch-up watches are known to be of no use.
+    useless_until: Mutex<Option<Instant>>,
+}
+
+impl Fence {
+    fn new(client: Client, scope: Arc<Scope>) -> Self {
+        let probe = Probe::new(client, &scope.key.gvr, scope.fields.namespaced());
+        Self {
+            scope,
+            probe,
+            turns: Arc::default(),
+            waiting: AtomicUsize::new(0),
+            catching_up: AtomicBool::new(false),
+            useless_until: Mutex::default(),
+        }
+    }
+
+    async fn pass(self: &Arc<Self>) -> Result<(Step, ResourceVersion), Unproven> {
+        let fence = Arc::clone(self);
+        let sighting = self.turns.next(move || {
+            let fence = Arc::clone(&fence);
+            async move { fence.sight().await }
+        });
+        let Sighting { version, validated } = sighting.await.unwrap_or(Err(Unproven::Failed))?;
+        if self.scope.reader.version() >= version {
+            return Ok((if validated { Step::Validated } else { Step::Current }, version));
+        }
+        let _waiting = Waiting::new(&self.waiting);
+        if self.scope.reached(version, ON_ITS_WAY).await {
+            return Ok((Step::Followed, version));
+        }
+        if !self.catch_up() {
+            return Err(Unproven::Late);
+        }
+        // The caller's patience ends before this.
+        if !self.scope.reached(version, MOST).await {
+            return Err(Unproven::Late);
+        }
+        let followed = self.scope.reader.followed() >= version;
+        Ok((if followed { Step::Followed } else { Step::CaughtUp }, version))
+    }
+
+    /// Asks upstream where it is, and compares what it has if that is little.
+    async fn sight(&self) -> Result<Sighting, Unproven> {
+        let small = self.scope.reader.snapshot().len() <= SMALL;
+        // A small type may have grown meanwhile; then the list is cut off, and nothing is compared.
+        let limit = if small { 2 * SMALL } else { 1 };
+        metrics::fence_asked(&self.scope.key.gvr, if small { "validate" } else { "list" });
+        let listed = timeout(MOST, self.probe.list(limit)).await.map_err(|_| Unproven::Late)?;
+        let Listed { version, all } = listed.map_err(|error| Unproven::NoAnswer(Arc::new(error)))?;
+        let Some(all) = all else { return Ok(Sighting { version, validated: false }) };
+        let validated = self.validate(version, &all).await;
+        Ok(Sighting { version, validated })
+    }
+
+    /// Compares what upstream has at `version` with the cache. Events that are on their way may make the
+    /// two equal, or carry the cache past it.
+    async fn validate(&self, version: ResourceVersion, all: &Keys) -> bool {
+        let until = Instant::now() + ON_ITS_WAY;
+        loop {
+            let snapshot = self.scope.reader.snapshot();
+            if snapshot.version() >= version {
+                return false;
+            }
+            if is_all_of(&snapshot, all) {
+                self.scope.prove(snapshot, version);
+                return true;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            let next = ResourceVersion(snapshot.version().0 + 1);
+            if left.is_zero() || !self.scope.reached(next, left).await {
+                return false;
+            }
+        }
+    }
+
+    /// Sees to it that a catch-up watch is open while somebody waits. Says whether that is of any use.
+    fn catch_up(self: &Arc<Self>) -> bool {
+        if self.useless_until.lock().is_some_and(|until| Instant::now() < until) {
+            return false;
+        }
+        if !self.catching_up.swap(true, Ordering::SeqCst) {
+            tokio::spawn(CatchingUp(Arc::clone(self)).run());
+        }
+        true
+    }
+
+    /// One watch, from where the cache is to the first bookmark. Says whether there was one.
+    async fn watch(&self) -> Result<bool, ProbeError> {
+        let mut last = self.scope.reader.version();
+        metrics::fence_asked(&self.scope.key.gvr, "watch");
+        let mut watch = self.probe.watch(last, CATCH_UP).await?;
+        while let Some(seen) = watch.next().await? {
+            match seen {
+                Seen::Event(version) => last = last.max(version),
+                Seen::Bookmark(version) => {
+                    // The scope's own watch brings the same events; the newest snapshot has them then.
+                    if self.scope.reached(last, MOST).await {
+                        let snapshot = self.scope.reader.snapshot();
+                        if snapshot.version() >= last {
+                            self.scope.prove(snapshot, version);
+                        }
+                    }
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Whether the snapshot's objects are these, in these versions.
+fn is_all_of(snapshot: &Snapshot, all: &Keys) -> bool {
+    let same = |(key, version): &(String, ResourceVersion)| {
+        snapshot.get(key).is_some_and(|object| object.version == *version)
+    };
+    snapshot.len() == all.len() && all.iter().all(same)
+}
+
+/// The task that keeps a catch-up watch open.
+struct CatchingUp(Arc<Fence>);
+
+impl CatchingUp {
+    async fn run(self) {
+        let fence = &self.0;
+        loop {
+            while fence.waiting.load(Ordering::SeqCst) > 0 {
+                let useless = match timeout(2 * CATCH_UP, fence.watch()).await {
+                    Ok(Ok(true)) => continue,
+                    Ok(Ok(false)) => WITHOUT_BOOKMARKS,
+                    Ok(Err(error)) => {
+                        tracing::debug!(resource = %fence.scope.key.gvr, %error, "a catch-up watch failed");
+                        AFTER_FAILURE
+                    }
+                    Err(_) => AFTER_FAILURE,
+                };
+                *fence.useless_until.lock() = Some(Instant::now() + useless);
+                return;
+            }
+            fence.catching_up.store(false, Ordering::SeqCst);
+            // Who began to wait in between found it running.
+            if fence.waiting.load(Ordering::SeqCst) == 0 || fence.catching_up.swap(true, Ordering::SeqCst) {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for CatchingUp {
+    fn drop(&mut self) {
+        self.0.catching_up.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Somebody waits, for as long as this lives.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn new(waiting: &'a AtomicUsize) -> Self {
+        waiting.fetch_add(1, Ordering::SeqCst);
+        Self(waiting)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,157 @@
+//! Small questions that tell how new a cached state of a type is. They ask for metadata alone.
+use std::time::Duration;
+
+use http::{Request, StatusCode, header};
+use http_body_util::{BodyExt, Limited};
+
+use super::stream::{Stream, StreamError};
+use super::{Class, Client, SendOptions, UpstreamBody, UpstreamError};
+use crate::kube::{
+    Encoding, EventKind, FieldTable, GroupVersionResource, Malformed, ResourceVersion, TypeForm,
+    read_bookmark, scan,
+};
+
+/// In protobuf where upstream has it: it is smaller, and costs less to make.
+const LIST: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
+    application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+const WATCH: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,\
+    application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+const KIND: &str = "PartialObjectMetadata";
+/// Metadata may be large: annotations of 256 KiB, and managed fields.
+const MAX_BYTES: usize = 256 << 20;
+
+/// Asks about one type. Custom types have protobuf in this form, too.
+#[derive(Clone, Debug)]
+pub struct Probe {
+    client: Client,
+    path: String,
+    fields: FieldTable,
+}
+
+/// An object's key and version.
+pub type Keys = Vec<(String, ResourceVersion)>;
+
+/// What a list said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// The version of the list: no older than the question.
+    pub version: ResourceVersion,
+    /// All objects there are, unless the list was cut off by its limit.
+    pub all: Option<Keys>,
+}
+
+/// What a watch said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// An object changed at this version.
+    Event(ResourceVersion),
+    /// Everything up to this version has been said.
+    Bookmark(ResourceVersion),
+}
+
+/// Upstream did not say.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// It could not be asked.
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
+    /// It refused.
+    #[error("upstream answered {0}")]
+    Status(StatusCode),
+    /// Its answer ended early, or is not what was asked for.
+    #[error("the answer is of no use: {0}")]
+    Answer(String),
+}
+
+impl From<Malformed> for ProbeError {
+    fn from(error: Malformed) -> Self {
+        Self::Answer(error.to_string())
+    }
+}
+
+impl From<StreamError> for ProbeError {
+    fn from(error: StreamError) -> Self {
+        Self::Answer(error.to_string())
+    }
+}
+
+impl Probe {
+    /// Of a type.
+    pub fn new(client: Client, gvr: &GroupVersionResource, namespaced: bool) -> Self {
+        Self { client, path: gvr.collection_path(), fields: FieldTable::metadata_only(namespaced) }
+    }
+
+    /// A list of at most `limit` objects, no older than this call. No timeout is applied.
+    pub async fn list(&self, limit: usize) -> Result<Listed, ProbeError> {
+        let (encoding, body) = self.get(&format!("limit={limit}"), LIST, false).await?;
+        let body = Limited::new(body, MAX_BYTES).collect().await;
+        let body = body.map_err(|error| ProbeError::Answer(error.to_string()))?.to_bytes();
+        let (_, page) = TypeForm::learn(encoding, KIND, &body)?;
+        let key = |object| {
+            let scanned = scan(encoding, object, &self.fields)?;
+            Ok((scanned.attributes.key().to_owned(), scanned.version))
+        };
+        let all = match page.continue_token {
+            None => Some(page.objects.iter().map(|object| key(object)).collect::<Result<_, Malformed>>()?),
+            Some(_) => None,
+        };
+        Ok(Listed { version: page.version, all })
+    }
+
+    /// A watch of `lasting` that starts at `from`.
+    ///
+    /// Upstream sends a bookmark some time before a watch's deadline, if there is enough time for it.
+    /// Source: `apiserver/pkg/storage/cacher/cache_watcher.go` (nextBookmarkTime).
+    pub async fn watch(&self, from: ResourceVersion, lasting: Duration) -> Result<CatchUp, ProbeError> {
+        let seconds = lasting.as_secs();
+        let query =
+            format!("watch=1&allowWatchBookmarks=true&resourceVersion={from}&timeoutSeconds={seconds}");
+        let (encoding, body) = self.get(&query, WATCH, true).await?;
+        Ok(CatchUp { stream: Stream::new(body, encoding), encoding, fields: self.fields.clone() })
+    }
+
+    async fn get(
+        &self,
+        query: &str,
+        accept: &'static str,
+        watch: bool,
+    ) -> Result<(Encoding, UpstreamBody), ProbeError> {
+        let request = Request::get(format!("{}?{query}", self.path))
+            .header(header::ACCEPT, accept)
+            .body(crate::http::body::empty())
+            .map_err(|error| ProbeError::Answer(error.to_string()))?;
+        let class = if watch { Class::Watch } else { Class::Short };
+        let response = self.client.send(class, request, SendOptions::default()).await?;
+        if response.status() != StatusCode::OK {
+            return Err(ProbeError::Status(response.status()));
+        }
+        let actual = response.headers().get(header::CONTENT_TYPE);
+        let is = |encoding: &Encoding| {
+            actual.is_some_and(|actual| actual.as_bytes() == encoding.content_type(watch).as_bytes())
+        };
+        let encoding = [Encoding::Protobuf, Encoding::Json].into_iter().find(is);
+        let encoding = encoding.ok_or_else(|| ProbeError::Answer(format!("content type {actual:?}")))?;
+        Ok((encoding, response.into_body()))
+    }
+}
+
+/// An open watch of metadata.
+pub struct CatchUp {
+    stream: Stream,
+    encoding: Encoding,
+    fields: FieldTable,
+}
+
+impl CatchUp {
+    /// What comes next, `None` at the watch's end. An ERROR event is an error.
+    pub async fn next(&mut self) -> Result<Option<Seen>, ProbeError> {
+        let Some(frame) = self.stream.next_frame().await? else { return Ok(None) };
+        Ok(Some(match frame.kind {
+            EventKind::Added | EventKind::Modified | EventKind::Deleted => {
+                Seen::Event(scan(self.encoding, &frame.object, &self.fields)?.version)
+            }
+            EventKind::Bookmark => Seen::Bookmark(read_bookmark(self.encoding, &frame.object)?.version),
+            EventKind::Error => return Err(ProbeError::Answer("an ERROR event".to_owned())),
+        }))
+    }
+}

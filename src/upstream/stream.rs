@@ -1,0 +1,76 @@
+//! An open watch, frame by frame.
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use tokio::time::{Instant, timeout_at};
+
+use super::UpstreamBody;
+use crate::kube::{Encoding, Frame, FrameDecoder, Malformed};
+
+/// A stream without an event or bookmark for this long is dead: bookmarks come every minute.
+const SILENCE: Duration = Duration::from_secs(90);
+/// Types without a watch cache (events) send no bookmarks. Their streams are renewed this rarely;
+/// a dead connection is found by HTTP/2 pings.
+const SILENCE_WITHOUT_BOOKMARKS: Duration = Duration::from_mins(10);
+/// A single watch frame above this is refused.
+const MAX_FRAME_BYTES: usize = 64 << 20;
+
+/// Why a stream is of no more use.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StreamError {
+    #[error("the stream broke: {0}")]
+    Broken(String),
+    #[error("nothing came for {0:?}")]
+    Silent(Duration),
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+}
+
+/// An open watch.
+pub(super) struct Stream {
+    body: UpstreamBody,
+    decoder: FrameDecoder,
+    /// A frame that was looked at and is still to be taken in.
+    pub(super) again: Option<Frame>,
+    opened: Instant,
+    /// Whether this stream brought a bookmark; then silence means that it is dead.
+    pub(super) bookmarks: bool,
+}
+
+impl Stream {
+    pub(super) fn new(body: UpstreamBody, encoding: Encoding) -> Self {
+        let decoder = FrameDecoder::new(encoding, MAX_FRAME_BYTES);
+        Self { body, decoder, again: None, opened: Instant::now(), bookmarks: false }
+    }
+
+    /// The next frame, `None` at a clean end between two frames.
+    pub(super) async fn next_frame(&mut self) -> Result<Option<Frame>, StreamError> {
+        if let Some(frame) = self.again.take() {
+            return Ok(Some(frame));
+        }
+        let silence = if self.bookmarks { SILENCE } else { SILENCE_WITHOUT_BOOKMARKS };
+        let until = Instant::now() + silence;
+        loop {
+            if let Some(frame) = self.decoder.next_frame()? {
+                return Ok(Some(frame));
+            }
+            match timeout_at(until, self.body.frame()).await {
+                Err(_) => return Err(StreamError::Silent(silence)),
+                Ok(Some(Ok(frame))) => {
+                    if let Ok(data) = frame.into_data() {
+                        self.decoder.push(data);
+                    }
+                }
+                Ok(Some(Err(error))) => return Err(StreamError::Broken(error.to_string())),
+                Ok(None) if self.decoder.is_clean() => {
+                    // Ends that follow one another at once are not a server's timeout.
+                    if self.opened.elapsed() < Duration::from_secs(1) {
+                        return Err(StreamError::Broken("ended as soon as it began".into()));
+                    }
+                    return Ok(None);
+                }
+                Ok(None) => return Err(StreamError::Broken("ended in the middle of an event".into())),
+            }
+        }
+    }
+}
