@@ -18,6 +18,7 @@ mod custom;
 mod demo;
 mod drain;
 mod faults;
+mod fence;
 mod follow;
 mod ledger;
 mod program;

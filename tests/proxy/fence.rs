@@ -1,0 +1,189 @@
+//! Consistent reads: answered from memory only when memory was shown to be new enough.
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use http::StatusCode;
+use watershed::sim::{Options, Population, pods};
+
+use crate::client::{Answer, Protocol, within};
+use crate::program::Program;
+use crate::rig::{Rig, small};
+
+const PODS: &str = "/api/v1/pods";
+
+/// Upstream says nothing of its own accord: no bookmarks, and its caches stand still while nothing happens.
+fn quiet(pods: usize) -> Options {
+    let never = Duration::from_hours(1);
+    Options {
+        population: Population { nodes: 2, namespaces: 2, pods, ..Population::default() },
+        bookmark_every: never,
+        progress_every: never,
+        ..Options::default()
+    }
+}
+
+fn source(answer: &Answer) -> &str {
+    answer.header("x-watershed-source")
+}
+
+fn names(answer: &Answer) -> Vec<String> {
+    let list = answer.json();
+    let items = list["items"].as_array().unwrap().iter();
+    items.map(|item| item["metadata"]["name"].as_str().unwrap().to_owned()).collect()
+}
+
+fn version(answer: &Answer) -> u64 {
+    answer.json()["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
+}
+
+/// A name and namespace of a pod that is neither the newest nor the last.
+fn some_pod(rig: &Rig) -> (String, String) {
+    let key = rig.upstream.state().snapshot(&pods()).into_keys().nth(1).unwrap();
+    let (namespace, name) = key.split_once('/').unwrap();
+    (namespace.to_owned(), name.to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_small_idle_type_is_validated_and_its_lists_are_upstreams() {
+    let rig = Rig::start(quiet(20)).await;
+    rig.proxied.get(Protocol::Http2, &format!("{PODS}?resourceVersion=0")).await;
+    for n in 0..3 {
+        // Others move: the version goes on, and with it the one that a consistent list has.
+        let text = format!(r#"{{"metadata":{{"name":"other-{n}"}}}}"#);
+        let namespaces = watershed::kube::GroupVersionResource::new("", "v1", "namespaces");
+        let moved = rig.upstream.state().create(&namespaces, &text).unwrap();
+        for query in ["", "?limit=7", "?labelSelector=app", "?fieldSelector=spec.nodeName=node-0001"] {
+            let path = format!("{PODS}{query}");
+            let (ours, theirs) =
+                (rig.proxied.get(Protocol::Http2, &path).await, rig.direct.get(Protocol::Http2, &path).await);
+            assert_eq!(ours.essence(), theirs.essence(), "{path}");
+            assert_eq!(source(&ours), "fence", "{path}");
+            assert!(version(&ours) >= moved);
+        }
+    }
+    // All pages are of one version, although the cache's events have not reached it.
+    let first = rig.proxied.get(Protocol::Http2, &format!("{PODS}?limit=7")).await;
+    let token = first.json()["metadata"]["continue"].as_str().unwrap().to_owned();
+    let again = rig.proxied.get(Protocol::Http2, PODS).await;
+    let rest = rig.proxied.get(Protocol::Http2, &format!("{PODS}?continue={token}")).await;
+    assert_eq!((source(&rest), version(&rest)), ("snapshot", version(&first)));
+    assert_eq!([names(&first), names(&rest)].concat(), names(&again));
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_cache_has_not_heard_of_is_not_hidden() {
+    for population in [20, 300] {
+        let rig = Rig::start(quiet(population)).await;
+        rig.proxied.get(Protocol::Http2, &format!("{PODS}?resourceVersion=0")).await;
+        // The list that upstream is asked for in proof has the greatest version that it had before: only
+        // the missing name tells.
+        rig.upstream.faults().delay_events(Duration::from_secs(30));
+        let (namespace, name) = some_pod(&rig);
+        rig.upstream.state().delete(&pods(), &namespace, &name).unwrap();
+        let consistent = rig.proxied.get(Protocol::Http2, PODS).await;
+        assert!(!names(&consistent).contains(&name), "deleted before the list: {}", source(&consistent));
+        assert_eq!(source(&consistent), "forward; reason=unproven");
+        // The cache by itself would have been wrong.
+        let cached = rig.proxied.get(Protocol::Http2, &format!("{PODS}?resourceVersion=0")).await;
+        assert!(names(&cached).contains(&name));
+        rig.upstream.faults().delay_events(Duration::ZERO);
+        rig.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_idle_type_is_caught_up_with() {
+    let upstream = watershed::sim::Server::start(Options {
+        // A cache that moves on with nothing happening, as upstream's does when it is read consistently.
+        progress_every: Duration::from_millis(200),
+        ..quiet(300)
+    })
+    .await
+    .unwrap();
+    let program = Program::start(&upstream).await;
+    program.proxied.get(Protocol::Http2, PODS).await;
+    let namespaces = watershed::kube::GroupVersionResource::new("", "v1", "namespaces");
+    upstream.state().create(&namespaces, r#"{"metadata":{"name":"one"}}"#).unwrap();
+    let answer = program.proxied.get(Protocol::Http2, PODS).await;
+    assert_eq!(source(&answer), "fence");
+    let metrics = program.admin("GET", "/metrics").await;
+    let caught_up = r#"watershed_fence_reads_total{group="",resource="pods",step="caught-up"} 1"#;
+    assert!(metrics.lines().any(|line| line == caught_up), "{metrics}");
+    upstream.faults().set(|active| active.no_bookmarks = true);
+    // Without bookmarks nothing shows it. The answer is upstream's then, and later ones don't wait for it.
+    upstream.state().create(&namespaces, r#"{"metadata":{"name":"other"}}"#).unwrap();
+    let answer = program.proxied.get(Protocol::Http2, PODS).await;
+    assert_eq!((answer.status, source(&answer)), (StatusCode::OK, "forward; reason=unproven"));
+    let metrics = program.admin("GET", "/metrics").await;
+    for line in [
+        r#"watershed_fence_reads_total{group="",resource="pods",step="failed"} 1"#,
+        r#"watershed_fence_upstream_requests_total{group="",resource="pods",request="list"} 3"#,
+    ] {
+        assert!(metrics.lines().any(|l| l == line), "{line} is missing in\n{metrics}");
+    }
+    program.terminate().await;
+    assert!(program.ended().await.success());
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_that_wait_together_share_a_proof() {
+    let rig = Rig::start(quiet(20)).await;
+    rig.proxied.get(Protocol::Http2, PODS).await;
+    let before = rig.upstream.stats().requests_on("LIST", "pods");
+    let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+    let reads = (0..300).map(|_| async {
+        let request = http::Request::get(PODS).body(crate::client::nothing()).unwrap();
+        connection.read(request).await.unwrap()
+    });
+    for answer in within("300 lists", join_all(reads)).await {
+        assert_eq!((answer.status, source(&answer)), (StatusCode::OK, "fence"));
+    }
+    let lists = rig.upstream.stats().requests_on("LIST", "pods") - before;
+    assert!(lists < 100, "300 lists at once cost upstream {lists}");
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_that_begins_consistently_begins_with_what_was_written() {
+    let rig = Rig::start(small()).await;
+    rig.proxied.get(Protocol::Http2, &format!("{PODS}?resourceVersion=0")).await;
+    for n in 0..20 {
+        let text = format!(r#"{{"metadata":{{"name":"late-{n}","namespace":"default"}}}}"#);
+        let written = rig.upstream.state().create(&pods(), &text).unwrap();
+        let path = format!(
+            "{PODS}?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
+        );
+        let mut lines = rig.proxied.watch(Protocol::Http2, &path).await;
+        let mut seen = false;
+        let mark = loop {
+            let line = lines.line().await;
+            if line.starts_with(r#"{"type":"BOOKMARK""#) {
+                break line;
+            }
+            assert!(line.starts_with(r#"{"type":"ADDED""#), "{line}");
+            seen |= line.contains(&format!(r#""name":"late-{n}""#));
+        };
+        assert!(seen, "late-{n} was written before the watch");
+        assert!(mark.contains("k8s.io/initial-events-end"), "{mark}");
+        let mark: serde_json::Value = serde_json::from_str(&mark).unwrap();
+        let mark = mark["object"]["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap();
+        assert!(mark >= written);
+    }
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upstream_that_does_not_answer_fails_no_slower_than_it_would() {
+    let rig = Rig::start(quiet(20)).await;
+    rig.proxied.get(Protocol::Http2, PODS).await;
+    // What refuses the proof's list refuses the client's.
+    rig.upstream.faults().refuse(2, 500, None);
+    let started = Instant::now();
+    let answer = rig.proxied.get(Protocol::Http2, PODS).await;
+    assert_eq!((answer.status, source(&answer)), (StatusCode::INTERNAL_SERVER_ERROR, "forward; reason=unproven"));
+    assert!(started.elapsed() < Duration::from_secs(30), "it is not waited for what was refused");
+    assert_eq!(source(&rig.proxied.get(Protocol::Http2, PODS).await), "fence");
+    rig.stop().await;
+}
