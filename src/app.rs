@@ -13,7 +13,7 @@ use crate::catalog::Follower;
 use crate::http::tls::{ServerTls, TlsOptions};
 use crate::http::{self, drain};
 use crate::scope::{self, Scopes};
-use crate::serve::Server;
+use crate::serve::{Policy, Server};
 use crate::upstream::{Client, Forwarder, Upstream, UpstreamOptions};
 use crate::{admin, telemetry};
 
@@ -34,6 +34,8 @@ pub struct Config {
     pub admin_listen: SocketAddr,
     /// How scopes keep their data.
     pub scopes: scope::Config,
+    /// What is done with requests where there is a choice.
+    pub policy: Policy,
     /// Aggregated API groups whose types are cached, too. Only for servers that answer everyone alike.
     pub aggregated: Vec<String>,
     /// How many connections are served at a time, and the like.
@@ -58,6 +60,7 @@ impl Config {
             names: Vec::new(),
             admin_listen,
             scopes: scope::Config::default(),
+            policy: Policy::default(),
             aggregated: Vec::new(),
             limits: http::Limits::default(),
             // kube-apiserver and most balancers give up on a server within a minute.
@@ -132,6 +135,12 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
             "cannot read upstream's discovery (check --kubeconfig, --server and the proxy's permissions)",
         )?;
     tracing::info!(types = catalog.len(), "read discovery");
+    for name in config.policy.weakened() {
+        tracing::warn!(
+            resource = name,
+            "consistent reads may get an older state (consistentReads: cache in --config)"
+        );
+    }
 
     let tls = ServerTls::load(config.tls()).await?;
     let ca_file = tls.ca_file();
@@ -144,7 +153,14 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
 
     let forwarder = Forwarder::new(&upstream);
     let (drain, draining) = drain::channel();
-    let server = Server::new(catalog.clone(), scopes.clone(), client, forwarder.clone(), draining.clone());
+    let server = Server::new(
+        catalog.clone(),
+        config.policy,
+        scopes.clone(),
+        client,
+        forwarder.clone(),
+        draining.clone(),
+    );
     let proxy = tokio::spawn(http::listen::serve(
         listener,
         tls,

@@ -1,4 +1,5 @@
 //! The command line.
+mod config;
 mod demo;
 mod kubeconfig;
 
@@ -53,6 +54,9 @@ enum Command {
 /// Flags of `watershed serve`.
 #[derive(Args, Debug)]
 struct Serve {
+    /// Configuration file (YAML): how consistent reads are answered, for all types and for some.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Kubeconfig of the proxy's own identity at the API server. Without it: $KUBECONFIG, then the
     /// in-cluster service account, then ~/.kube/config.
     #[arg(long, value_name = "FILE")]
@@ -122,8 +126,9 @@ impl Serve {
         // Before anything else, so that a signal during the start ends it, too.
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
+        let config = self.config()?;
         let started = tokio::select! {
-            started = app::start(self.config()) => started?,
+            started = app::start(config) => started?,
             _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
             _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
         };
@@ -139,7 +144,7 @@ impl Serve {
         }
     }
 
-    fn config(self) -> app::Config {
+    fn config(self) -> anyhow::Result<app::Config> {
         let upstream = UpstreamOptions {
             kubeconfig: self.kubeconfig,
             context: self.context,
@@ -153,6 +158,9 @@ impl Serve {
         config.scopes.window.age = Duration::from_secs(self.window_seconds);
         config.scopes.window.bytes = self.window_mib << 20;
         config.drain = Duration::from_secs(self.drain_seconds);
-        config
+        if let Some(file) = &self.config {
+            config.policy = config::read(file)?;
+        }
+        Ok(config)
     }
 }

@@ -7,6 +7,7 @@ mod get;
 mod gzip;
 mod list;
 pub mod metrics;
+mod policy;
 mod source;
 mod until_drain;
 mod watch;
@@ -28,6 +29,7 @@ use crate::upstream::{Client, Forwarder, Stopped};
 use decide::{Age, Plan, Read, decide};
 use fence::Fences;
 use metrics::{InFlight, Labels};
+pub use policy::{ConsistentReads, Policy};
 pub use source::{Reason, Source};
 
 /// A version that is ahead of the cache is waited for this long; then upstream answers, which waits
@@ -41,6 +43,7 @@ pub struct Server(Arc<Inner>);
 
 struct Inner {
     catalog: Catalog,
+    policy: Policy,
     scopes: Scopes,
     access: Access,
     fences: Fences,
@@ -88,6 +91,7 @@ impl Server {
     /// Puts the rooms together.
     pub fn new(
         catalog: Catalog,
+        policy: Policy,
         scopes: Scopes,
         client: Client,
         forwarder: Forwarder,
@@ -95,13 +99,13 @@ impl Server {
     ) -> Self {
         let access = Access::new(&client);
         let fences = Fences::new(client);
-        Self(Arc::new(Inner { catalog, scopes, access, fences, forwarder, draining }))
+        Self(Arc::new(Inner { catalog, policy, scopes, access, fences, forwarder, draining }))
     }
 
     /// Answers one request.
     pub async fn handle(&self, request: Request<Incoming>) -> Response<Body> {
         let started = Instant::now();
-        let plan = decide(&self.0.catalog, &request);
+        let plan = decide(&self.0.catalog, &self.0.policy, &request);
         let labels = Labels::new(&plan, request.method());
         let in_flight = InFlight::begin(&labels);
         let outcome = match &plan.plan {
@@ -210,6 +214,7 @@ impl Inner {
     async fn ripen(&self, opened: &mut Opened, age: Age) -> Result<(), Reason> {
         match age {
             Age::Any => {}
+            Age::Weakened => opened.source = Source::Cache,
             Age::NotOlderThan(version) => {
                 if !opened.scope.reached(version, VERSION_WAIT).await {
                     return Err(Reason::VersionAhead);

@@ -12,6 +12,7 @@
 mod check;
 mod children;
 mod client;
+mod consistent;
 mod limit;
 mod process;
 mod servers;
@@ -67,7 +68,7 @@ pub(crate) struct Args {
     /// Clients speak HTTP/1.1 instead of HTTP/2
     #[arg(long)]
     http1: bool,
-    /// Only work whose name contains this (memory, LIST, GET, event, fan-out)
+    /// Only work whose name contains this (memory, LIST, GET, consistent, event, fan-out)
     #[arg(long, value_name = "WORD")]
     only: Option<String>,
     /// Write all rounds to this file

@@ -31,6 +31,8 @@ pub(crate) struct Server {
 /// Everything that runs. The order of the fields is the order in which it ends.
 pub(crate) struct Servers {
     pub(crate) measured: Vec<Server>,
+    /// What stands behind the proxy.
+    pub(crate) upstream: Reach,
     /// The URL of each pod.
     pub(crate) pods: Seeded,
     /// Resident memory of the proxy when it had no object yet.
@@ -118,10 +120,10 @@ pub(crate) async fn start(args: &Args) -> anyhow::Result<Servers> {
     ];
     if let Some(pid) = pid {
         let writer = Writer::patches(&upstream, &pods);
-        measured.push(Server { kind: Kind::KubeApiserver, pid, reach: upstream, writer });
+        measured.push(Server { kind: Kind::KubeApiserver, pid, reach: upstream.clone(), writer });
     }
     let children = vec![limit, proxy, child];
-    Ok(Servers { measured, pods, proxy_empty, list_bytes, _children: children, _folder: folder })
+    Ok(Servers { measured, upstream, pods, proxy_empty, list_bytes, _children: children, _folder: folder })
 }
 
 fn simulation(args: &Args, folder: &Path) -> anyhow::Result<Upstream> {

@@ -14,6 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::Args;
 use crate::client::Connection;
+use crate::consistent;
 use crate::process::{cpu, resident};
 use crate::servers::{ALL_PODS, Kind, Server, Servers, node_pods};
 use crate::table::Table;
@@ -45,6 +46,9 @@ pub(crate) async fn all(args: &Args, servers: &Servers) -> anyhow::Result<Table>
         if wanted(&reads.name) {
             reads.measure(args, servers, &mut table).await?;
         }
+    }
+    if wanted("consistent LIST") {
+        consistent::all(args, servers, &mut table).await?;
     }
     for fan in fans(args) {
         if wanted(&fan.name) {

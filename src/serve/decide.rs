@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use http::{HeaderMap, Request, header};
 
+use super::policy::{ConsistentReads, Policy};
 use super::source::Reason;
 use crate::access::{Attributes, Selectors};
 use crate::catalog::{Catalog, Resource};
@@ -51,6 +52,20 @@ pub(super) enum Age {
     NotOlderThan(ResourceVersion),
     /// Not older than the request: `resourceVersion` is unset.
     Latest,
+    /// The same, but the operator prefers any answer from memory.
+    Weakened,
+}
+
+impl Age {
+    /// Of a read with `resourceVersion` unset.
+    fn latest(choice: ConsistentReads, verb: Verb) -> Result<Self, Reason> {
+        match choice {
+            ConsistentReads::Cache => Ok(Self::Weakened),
+            // One object costs upstream no more than the proof would.
+            ConsistentReads::Fence if verb != Verb::Get => Ok(Self::Latest),
+            ConsistentReads::Fence | ConsistentReads::Forward => Err(Reason::Consistent),
+        }
+    }
 }
 
 pub(super) enum ReadKind {
@@ -111,7 +126,7 @@ impl Read {
     }
 }
 
-pub(super) fn decide<B>(catalog: &Catalog, request: &Request<B>) -> Planned {
+pub(super) fn decide<B>(catalog: &Catalog, policy: &Policy, request: &Request<B>) -> Planned {
     let uri = request.uri();
     let info = RequestInfo::parse(request.method(), uri.path(), uri.query());
     let resource = info.resource.as_ref().and_then(|asked| catalog.get(&asked.gvr));
@@ -121,7 +136,7 @@ pub(super) fn decide<B>(catalog: &Catalog, request: &Request<B>) -> Planned {
         _ => Encoding::Json,
     };
     let long_running = is_upgrade(request.headers()) || is_long_running(&info, uri.query());
-    let plan = match plan(&info, resource.as_ref(), request, &wanted) {
+    let plan = match plan(&info, resource.as_ref(), policy, request, &wanted) {
         Ok(read) => Plan::Read(Box::new(read)),
         Err(reason) => Plan::Forward(reason),
     };
@@ -145,6 +160,7 @@ fn is_upgrade(headers: &HeaderMap) -> bool {
 fn plan<B>(
     info: &RequestInfo,
     resource: Option<&Arc<Resource>>,
+    policy: &Policy,
     request: &Request<B>,
     wanted: &[Wanted],
 ) -> Result<Read, Reason> {
@@ -172,6 +188,7 @@ fn plan<B>(
     if representations.is_empty() {
         return Err(Reason::Representation);
     }
+    let latest = Age::latest(policy.consistent_reads(&resource.gvr), info.verb);
     let query = request.uri().query();
     let pretty = wants_pretty(query, request.headers());
     let read = |kind, selectors, age| Read {
@@ -185,7 +202,7 @@ fn plan<B>(
     };
     if named {
         let age = match get_read(query).map_err(|_| Reason::Parameters)? {
-            GetRead::Consistent => return Err(Reason::Consistent),
+            GetRead::Consistent => latest?,
             GetRead::Any => Age::Any,
             GetRead::NotOlderThan(version) => Age::NotOlderThan(version),
         };
@@ -205,13 +222,13 @@ fn plan<B>(
     let filter = Filter::new(namespace.clone(), labels, fields.as_ref(), &resource.fields)
         .map_err(|_| Reason::Selector)?;
     if info.verb == Verb::Watch {
-        let (watch, age) = watch(&options, filter)?;
+        let (watch, age) = watch(&options, filter, latest)?;
         return Ok(read(ReadKind::Watch(watch), selectors, age));
     }
     if pretty {
         return Err(Reason::Pretty);
     }
-    let (list, age) = list(&options, filter, fields.as_ref(), resource)?;
+    let (list, age) = list(&options, filter, fields.as_ref(), resource, latest)?;
     Ok(read(ReadKind::List(list), selectors, age))
 }
 
@@ -220,12 +237,13 @@ fn list(
     filter: Filter,
     fields: Option<&FieldSelector>,
     resource: &Resource,
+    latest: Result<Age, Reason>,
 ) -> Result<(List, Age), Reason> {
     let mut after = None;
     let (exact, age) = match options.list_read() {
         ListRead::Any => (None, Age::Any),
         ListRead::NotOlderThan(version) => (None, Age::NotOlderThan(version)),
-        ListRead::Consistent => (None, Age::Latest),
+        ListRead::Consistent => (None, latest?),
         ListRead::Exact(version) => (Some(version), Age::NotOlderThan(version)),
         ListRead::Continue => {
             let token = options.continue_token.as_deref().and_then(ContinueToken::decode);
@@ -268,7 +286,7 @@ fn namespace(asked: &ResourceRequest, resource: &Resource, named: bool) -> Resul
     if fits { Ok(asked.namespace.clone()) } else { Err(Reason::UnknownType) }
 }
 
-fn watch(options: &ListOptions, filter: Filter) -> Result<(Watch, Age), Reason> {
+fn watch(options: &ListOptions, filter: Filter, latest: Result<Age, Reason>) -> Result<(Watch, Age), Reason> {
     let asked_for = options.send_initial_events == Some(true);
     let (begin, age) = match options.watch_start() {
         WatchStart::StateFromCache { at_least, end_mark } => {
@@ -277,9 +295,9 @@ fn watch(options: &ListOptions, filter: Filter) -> Result<(Watch, Age), Reason> 
         WatchStart::EventsAfter(version) => (Begin::After(version), Age::Any),
         WatchStart::EventsAfterCurrentCache => (Begin::Now, Age::Any),
         WatchStart::Consistent if options.initial_events() => {
-            (Begin::State { end_mark: options.end_mark(), asked_for }, Age::Latest)
+            (Begin::State { end_mark: options.end_mark(), asked_for }, latest?)
         }
-        WatchStart::Consistent => (Begin::Now, Age::Latest),
+        WatchStart::Consistent => (Begin::Now, latest?),
         WatchStart::Invalid => return Err(Reason::Parameters),
     };
     let timeout_seconds = match options.timeout_seconds {

@@ -11,7 +11,7 @@ use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
 
 use super::decide::{List, Read};
-use super::source::{Reason, Source};
+use super::source::Reason;
 use super::{Opened, Outcome, from_memory};
 use crate::kube::{ContinueToken, ListParts, PartialForm, ResourceVersion, TypeForm};
 use crate::store::{At, Object, Snapshot};
@@ -32,7 +32,7 @@ pub(super) fn answer(opened: &Opened, read: &Read, list: &List) -> Outcome {
         return Outcome::Forward(Reason::VersionAhead);
     }
     let page = Page::cut(&snapshot, read.namespace.as_deref(), list);
-    if page.token.is_some() && opened.source == Source::Fence {
+    if page.token.is_some() && snapshot.version() > reader.followed() {
         // The window does not lead back to a state that is ahead of its events.
         reader.pin(Instant::now(), snapshot.clone());
     }

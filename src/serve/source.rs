@@ -10,6 +10,8 @@ pub enum Source {
     Window,
     /// From a snapshot that was shown to be no older than the request.
     Fence,
+    /// A consistent read, from a snapshot that may be older than it: the operator's choice.
+    Cache,
     /// Refused by what upstream said of the caller.
     Access,
     /// From upstream.
@@ -23,6 +25,7 @@ impl Source {
             Self::Snapshot => "snapshot",
             Self::Window => "window",
             Self::Fence => "fence",
+            Self::Cache => "cache",
             Self::Access => "access",
             Self::Forward(_) => "forward",
         }

@@ -64,7 +64,7 @@ pub(super) fn answer(
             let items = snapshot.into_items(watch.filter.namespace());
             (Some(Initial { items, end_mark }), opened.source)
         }
-        Begin::Now if opened.source == Source::Fence => (None, Source::Fence),
+        Begin::Now if opened.source != Source::Snapshot => (None, opened.source),
         Begin::After(_) | Begin::Now => (None, Source::Window),
     };
     let timeout = match watch.timeout_seconds {

@@ -3,6 +3,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use http::StatusCode;
+use watershed::serve::{ConsistentReads, Policy};
 use watershed::sim::{Options, Population, pods};
 
 use crate::client::{Answer, Protocol, within};
@@ -182,8 +183,43 @@ async fn an_upstream_that_does_not_answer_fails_no_slower_than_it_would() {
     rig.upstream.faults().refuse(2, 500, None);
     let started = Instant::now();
     let answer = rig.proxied.get(Protocol::Http2, PODS).await;
-    assert_eq!((answer.status, source(&answer)), (StatusCode::INTERNAL_SERVER_ERROR, "forward; reason=unproven"));
+    assert_eq!(
+        (answer.status, source(&answer)),
+        (StatusCode::INTERNAL_SERVER_ERROR, "forward; reason=unproven")
+    );
     assert!(started.elapsed() < Duration::from_secs(30), "it is not waited for what was refused");
     assert_eq!(source(&rig.proxied.get(Protocol::Http2, PODS).await), "fence");
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_operator_chooses_how_consistent_reads_are_answered() {
+    let choices = |text: &[(&str, ConsistentReads)]| {
+        text.iter().map(|(resource, choice)| ((String::new(), (*resource).to_owned()), *choice)).collect()
+    };
+    let policy = Policy {
+        consistent_reads: ConsistentReads::Forward,
+        resources: choices(&[("nodes", ConsistentReads::Fence), ("pods", ConsistentReads::Cache)]),
+    };
+    assert_eq!(policy.weakened(), ["pods"]);
+    let rig = Rig::configured(quiet(20), |config| config.policy = policy).await;
+    rig.proxied.get(Protocol::Http2, &format!("{PODS}?resourceVersion=0")).await;
+    for (path, wanted) in [
+        ("/api/v1/nodes", "fence"),
+        ("/api/v1/nodes/node-0000", "forward; reason=consistent-read"),
+        ("/api/v1/secrets", "forward; reason=consistent-read"),
+        (PODS, "cache"),
+    ] {
+        let answer = rig.proxied.get(Protocol::Http2, path).await;
+        assert_eq!(source(&answer), wanted, "{path}");
+    }
+    // Who chose so gets what was chosen.
+    rig.upstream.faults().delay_events(Duration::from_secs(30));
+    let (namespace, name) = some_pod(&rig);
+    rig.upstream.state().delete(&pods(), &namespace, &name).unwrap();
+    assert!(names(&rig.proxied.get(Protocol::Http2, PODS).await).contains(&name));
+    let one = rig.proxied.get(Protocol::Http2, &format!("/api/v1/namespaces/{namespace}/pods/{name}")).await;
+    assert_eq!((one.status, source(&one)), (StatusCode::OK, "cache"));
+    rig.upstream.faults().delay_events(Duration::ZERO);
     rig.stop().await;
 }

@@ -45,11 +45,24 @@ impl Rig {
         Self::prepared(options, |_| {}).await
     }
 
+    /// `configure` changes how the proxy runs.
+    pub(crate) async fn configured(options: Options, configure: impl FnOnce(&mut app::Config)) -> Self {
+        Self::build(options, |_| {}, configure).await
+    }
+
     /// `prepare` sees the API server before the proxy does.
     pub(crate) async fn prepared(options: Options, prepare: impl FnOnce(&Server)) -> Self {
+        Self::build(options, prepare, |_| {}).await
+    }
+
+    async fn build(
+        options: Options,
+        prepare: impl FnOnce(&Server),
+        configure: impl FnOnce(&mut app::Config),
+    ) -> Self {
         let upstream = Server::start(options).await.unwrap();
         prepare(&upstream);
-        let (running, folder) = start_proxy(&upstream.kubeconfig_yaml()).await.unwrap();
+        let (running, folder) = start_configured(&upstream.kubeconfig_yaml(), configure).await.unwrap();
         let ca = std::fs::read_to_string(running.ca_file.as_ref().unwrap()).unwrap();
         Self {
             proxied: Endpoint::new(running.address, &ca, upstream.admin_token()),
@@ -80,6 +93,13 @@ impl Rig {
 
 /// The proxy as `watershed serve` runs it, on free ports, with everything it writes in a temporary folder.
 pub(crate) async fn start_proxy(kubeconfig: &str) -> anyhow::Result<(Running, TempDir)> {
+    start_configured(kubeconfig, |_| {}).await
+}
+
+async fn start_configured(
+    kubeconfig: &str,
+    configure: impl FnOnce(&mut app::Config),
+) -> anyhow::Result<(Running, TempDir)> {
     watershed::http::install_crypto();
     // The proxy's log, for whoever looks for the cause of a failure.
     if let Ok(filter) = std::env::var("WATERSHED_LOG_LEVEL") {
@@ -89,7 +109,8 @@ pub(crate) async fn start_proxy(kubeconfig: &str) -> anyhow::Result<(Running, Te
     let file = folder.path().join("kubeconfig");
     std::fs::write(&file, kubeconfig)?;
     let options = UpstreamOptions { kubeconfig: Some(file), ..UpstreamOptions::default() };
-    let config = app::Config::new(options, loopback(), loopback(), folder.path().join("certs"));
+    let mut config = app::Config::new(options, loopback(), loopback(), folder.path().join("certs"));
+    configure(&mut config);
     Ok((app::start(config).await?, folder))
 }
 
