@@ -62,6 +62,14 @@ impl Catalog {
         self.types.load().get(gvr).cloned()
     }
 
+    /// Whether a type of this group, in this version or in any, is known.
+    pub fn has(&self, group: &str, version: Option<&str>) -> bool {
+        let is = |gvr: &GroupVersionResource| {
+            *gvr.group == *group && version.is_none_or(|version| *gvr.version == *version)
+        };
+        self.types.load().keys().any(is)
+    }
+
     /// How many types are known.
     pub fn len(&self) -> usize {
         self.types.load().len()

@@ -2,6 +2,7 @@
 mod answer;
 mod audit_id;
 mod decide;
+mod documents;
 mod fence;
 mod get;
 mod gzip;
@@ -27,6 +28,7 @@ use crate::scope::{NotReady, Ready, Scope, ScopeKey, Scopes};
 use crate::upstream::{Client, Forwarder, Stopped};
 
 use decide::{Age, Plan, Read, decide};
+use documents::Documents;
 use fence::Fences;
 use metrics::{InFlight, Labels};
 pub use policy::{ConsistentReads, Policy};
@@ -47,6 +49,7 @@ struct Inner {
     scopes: Scopes,
     access: Access,
     fences: Fences,
+    documents: Documents,
     forwarder: Forwarder,
     draining: drain::Watch,
 }
@@ -98,8 +101,9 @@ impl Server {
         draining: drain::Watch,
     ) -> Self {
         let access = Access::new(&client);
-        let fences = Fences::new(client);
-        Self(Arc::new(Inner { catalog, policy, scopes, access, fences, forwarder, draining }))
+        let fences = Fences::new(client.clone());
+        let documents = Documents::new(client);
+        Self(Arc::new(Inner { catalog, policy, scopes, access, fences, documents, forwarder, draining }))
     }
 
     /// Answers one request.
@@ -111,6 +115,7 @@ impl Server {
         let outcome = match &plan.plan {
             Plan::Forward(reason) => Outcome::Forward(*reason),
             Plan::Read(read) => self.0.read(read, &request, &labels).await,
+            Plan::Document(asked) => self.0.document(asked, &request).await,
         };
         let audit_id = audit_id::of(request.headers());
         let (source, mut response) = match outcome {
@@ -175,6 +180,33 @@ impl Inner {
             decide::ReadKind::Watch(watch) => {
                 let recheck = self.recheck(identity, attributes);
                 watch::answer(&opened, read, watch, recheck, &self.draining, labels)
+            }
+        }
+    }
+
+    /// Whoever may not see a document, or is not known, hears it from upstream.
+    async fn document(&self, asked: &documents::Asked, request: &Request<Incoming>) -> Outcome {
+        let identity = match self.access.authenticator.authenticate(request.headers()).await {
+            Ok(Authenticated::As(identity)) => identity,
+            Ok(Authenticated::Refused | Authenticated::Unknown) => return Outcome::Forward(Reason::Identity),
+            Err(error) => {
+                tracing::warn!(%error, "a token could not be reviewed");
+                return Outcome::Forward(Reason::ReviewFailed);
+            }
+        };
+        match self.access.authorizer.authorize_path(&identity, &asked.path).await {
+            Ok(Decision::Allowed) => {}
+            Ok(Decision::Denied(_)) => return Outcome::Forward(Reason::NotAResource),
+            Err(error) => {
+                tracing::warn!(%error, "an access could not be reviewed");
+                return Outcome::Forward(Reason::ReviewFailed);
+            }
+        }
+        match self.documents.answer(asked).await {
+            Ok(response) => Outcome::Answered(Source::Document, response),
+            Err(error) => {
+                tracing::debug!(path = asked.path, %error, "a document is forwarded");
+                Outcome::Forward(Reason::NotAResource)
             }
         }
     }

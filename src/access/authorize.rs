@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::authorization::v1::{
-    FieldSelectorAttributes, LabelSelectorAttributes, ResourceAttributes, SubjectAccessReview,
-    SubjectAccessReviewSpec,
+    FieldSelectorAttributes, LabelSelectorAttributes, NonResourceAttributes, ResourceAttributes,
+    SubjectAccessReview, SubjectAccessReviewSpec,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldSelectorRequirement, LabelSelectorRequirement};
 use moka::Expiry;
@@ -95,7 +95,24 @@ pub enum Decision {
     Denied(Arc<str>),
 }
 
-type Question = (Arc<Identity>, Attributes);
+/// What may be asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Asked {
+    Resource(Attributes),
+    /// To get a path that is no resource's.
+    Path(String),
+}
+
+impl Asked {
+    fn size(&self) -> usize {
+        match self {
+            Self::Resource(attributes) => attributes.size(),
+            Self::Path(path) => path.len(),
+        }
+    }
+}
+
+type Question = (Arc<Identity>, Asked);
 
 /// Asks for verdicts and remembers them for a short time.
 pub struct Authorizer {
@@ -118,8 +135,8 @@ impl Expiry<Question, Decision> for Lifetime {
 
 impl Authorizer {
     pub(super) fn new(client: Client) -> Self {
-        let weigh = |(_, attributes): &Question, _: &Decision| {
-            u32::try_from(VERDICT_BYTES + attributes.size()).unwrap_or(u32::MAX)
+        let weigh = |(_, asked): &Question, _: &Decision| {
+            u32::try_from(VERDICT_BYTES + asked.size()).unwrap_or(u32::MAX)
         };
         let verdicts = Cache::builder().weigher(weigh).max_capacity(MAX_BYTES).expire_after(Lifetime).build();
         Self { client, verdicts }
@@ -131,21 +148,42 @@ impl Authorizer {
         identity: &Arc<Identity>,
         attributes: &Attributes,
     ) -> Result<Decision, Arc<ReviewError>> {
-        if attributes.size() > MAX_CACHED_BYTES {
-            return Box::pin(self.review(identity, attributes)).await.map_err(Arc::new);
+        self.decide(identity, Asked::Resource(attributes.clone())).await
+    }
+
+    /// May `identity` get this path, which is no resource's?
+    pub async fn authorize_path(
+        &self,
+        identity: &Arc<Identity>,
+        path: &str,
+    ) -> Result<Decision, Arc<ReviewError>> {
+        self.decide(identity, Asked::Path(path.to_owned())).await
+    }
+
+    async fn decide(&self, identity: &Arc<Identity>, asked: Asked) -> Result<Decision, Arc<ReviewError>> {
+        if asked.size() > MAX_CACHED_BYTES {
+            return Box::pin(self.review(identity, &asked)).await.map_err(Arc::new);
         }
-        let question = (Arc::clone(identity), attributes.clone());
+        let question = (Arc::clone(identity), asked);
         if let Some(decision) = self.verdicts.get(&question).await {
             return Ok(decision);
         }
         // Concurrent questions that are equal share one review. Boxed: it is large and rare.
-        let review = Box::pin(self.review(identity, attributes));
+        let asked = question.1.clone();
+        let review = Box::pin(async move { self.review(identity, &asked).await });
         Box::pin(self.verdicts.try_get_with(question, review)).await
     }
 
-    async fn review(&self, identity: &Identity, attributes: &Attributes) -> Result<Decision, ReviewError> {
-        let review =
-            SubjectAccessReview { spec: spec(identity, attributes), ..SubjectAccessReview::default() };
+    async fn review(&self, identity: &Identity, asked: &Asked) -> Result<Decision, ReviewError> {
+        let mut spec = spec(identity);
+        match asked {
+            Asked::Resource(attributes) => spec.resource_attributes = Some(resource(attributes)),
+            Asked::Path(path) => {
+                let verb = Some(Verb::Get.as_str().to_owned());
+                spec.non_resource_attributes = Some(NonResourceAttributes { path: Some(path.clone()), verb });
+            }
+        }
+        let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
         let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
         let review: SubjectAccessReview = post(&self.client, path, &review).await?;
         let status = review.status.unwrap_or_default();
@@ -157,7 +195,17 @@ impl Authorizer {
     }
 }
 
-fn spec(identity: &Identity, attributes: &Attributes) -> SubjectAccessReviewSpec {
+fn spec(identity: &Identity) -> SubjectAccessReviewSpec {
+    SubjectAccessReviewSpec {
+        user: Some(identity.user.clone()),
+        uid: identity.uid.clone(),
+        groups: Some(identity.groups.clone()),
+        extra: Some(identity.extra.iter().cloned().collect::<BTreeMap<_, _>>()),
+        ..SubjectAccessReviewSpec::default()
+    }
+}
+
+fn resource(attributes: &Attributes) -> ResourceAttributes {
     let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     let Attributes { verb, resource, selectors } = attributes;
     let labels = selectors.labels.iter().map(|(key, operator, values)| LabelSelectorRequirement {
@@ -170,7 +218,7 @@ fn spec(identity: &Identity, attributes: &Attributes) -> SubjectAccessReviewSpec
         operator: (*operator).to_owned(),
         values: Some(values.clone()),
     });
-    let resource = ResourceAttributes {
+    ResourceAttributes {
         verb: Some(verb.as_str().to_owned()),
         group: some(&resource.gvr.group),
         version: some(&resource.gvr.version),
@@ -182,13 +230,5 @@ fn spec(identity: &Identity, attributes: &Attributes) -> SubjectAccessReviewSpec
             .then(|| FieldSelectorAttributes { requirements: Some(fields.collect()), raw_selector: None }),
         label_selector: (!selectors.labels.is_empty())
             .then(|| LabelSelectorAttributes { requirements: Some(labels.collect()), raw_selector: None }),
-    };
-    SubjectAccessReviewSpec {
-        user: Some(identity.user.clone()),
-        uid: identity.uid.clone(),
-        groups: Some(identity.groups.clone()),
-        extra: Some(identity.extra.iter().cloned().collect::<BTreeMap<_, _>>()),
-        resource_attributes: Some(resource),
-        non_resource_attributes: None,
     }
 }

@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use http::{HeaderMap, Request, header};
 
+use super::documents;
 use super::policy::{ConsistentReads, Policy};
 use super::source::Reason;
 use crate::access::{Attributes, Selectors};
@@ -29,6 +30,7 @@ pub(super) struct Planned {
 pub(super) enum Plan {
     Forward(Reason),
     Read(Box<Read>),
+    Document(Box<documents::Asked>),
 }
 
 /// A read that memory can answer.
@@ -138,6 +140,10 @@ pub(super) fn decide<B>(catalog: &Catalog, policy: &Policy, request: &Request<B>
     let long_running = is_upgrade(request.headers()) || is_long_running(&info, uri.query());
     let plan = match plan(&info, resource.as_ref(), policy, request, &wanted) {
         Ok(read) => Plan::Read(Box::new(read)),
+        Err(reason @ Reason::NotAResource) => match documents::Asked::of(catalog, request) {
+            Some(asked) => Plan::Document(Box::new(asked)),
+            None => Plan::Forward(reason),
+        },
         Err(reason) => Plan::Forward(reason),
     };
     Planned { plan, verb: info.verb, resource, long_running, errors }

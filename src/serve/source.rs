@@ -12,6 +12,8 @@ pub enum Source {
     Fence,
     /// A consistent read, from a snapshot that may be older than it: the operator's choice.
     Cache,
+    /// From the discovery and OpenAPI documents that are kept.
+    Document,
     /// Refused by what upstream said of the caller.
     Access,
     /// From upstream.
@@ -26,6 +28,7 @@ impl Source {
             Self::Window => "window",
             Self::Fence => "fence",
             Self::Cache => "cache",
+            Self::Document => "document",
             Self::Access => "access",
             Self::Forward(_) => "forward",
         }
@@ -76,7 +79,7 @@ macro_rules! reasons {
 reasons! {
     /// Not a get, list or watch.
     NotARead = "not-a-read",
-    /// Not a resource's path: discovery, OpenAPI, health, or not understood.
+    /// Not a resource's path, nor that of a document that is kept: health, metrics, or not understood.
     NotAResource = "not-a-resource",
     /// A type that discovery does not show as listable and watchable, or does not show so.
     UnknownType = "unknown-type",

@@ -35,7 +35,7 @@ async fn health_and_metrics_say_what_they_should() {
     assert!(program.admin("GET", "/api/v1/pods").await.starts_with("HTTP/1.1 404 "), "no way in for clients");
 
     program.proxied.get(Protocol::Http2, "/api/v1/pods?resourceVersion=0").await;
-    program.proxied.get(Protocol::Http2, "/version").await;
+    program.proxied.get(Protocol::Http2, "/livez").await;
     let watch = program.proxied.watch(Protocol::Http2, "/api/v1/pods?watch=1&resourceVersion=0").await;
     let metrics = program.admin("GET", "/metrics").await;
     assert!(metrics.contains("content-type: text/plain; version=0.0.4; charset=utf-8\r\n"), "{metrics}");

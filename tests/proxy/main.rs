@@ -16,6 +16,7 @@ mod bad_requests;
 mod client;
 mod custom;
 mod demo;
+mod documents;
 mod drain;
 mod faults;
 mod fence;

@@ -1,0 +1,232 @@
+//! Discovery, OpenAPI and version documents from memory. Upstream shows everybody the same ones.
+//!
+//! A document is upstream's answer as it came, kept for the same path, query, Accept and Accept-Encoding. After
+//! [`FRESH`] upstream is asked whether it is still current, once for all who wait, by ETag where it has one.
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Limited};
+use moka::future::Cache;
+use moka::ops::compute::{CompResult, Op};
+use tokio::time::timeout;
+
+use crate::catalog::Catalog;
+use crate::http::body::{Body, empty, full};
+use crate::kube::wants_pretty;
+use crate::upstream::{Class, Client, SendOptions, UpstreamError};
+
+/// A document is shown without a question for this long, counted from before upstream was asked last.
+const FRESH: Duration = Duration::from_millis(900);
+/// All documents together; a large cluster's OpenAPI has some ten MB in each encoding.
+const MAX_BYTES: u64 = 256 << 20;
+/// The largest that is kept.
+const MAX_DOCUMENT: usize = 64 << 20;
+/// Documents that nobody asked for in this time go.
+const IDLE: Duration = Duration::from_mins(10);
+const ANSWER: Duration = Duration::from_secs(10);
+/// What belongs to one answer and not to the document.
+const OF_THE_ANSWER: &[&str] = &[
+    "audit-id",
+    "connection",
+    "content-length",
+    "date",
+    "keep-alive",
+    "transfer-encoding",
+    "x-kubernetes-pf-flowschema-uid",
+    "x-kubernetes-pf-prioritylevel-uid",
+];
+/// What an answer without a body leaves out. Source: Go's `net/http` (writeNotModified, serveContent).
+const OF_THE_BODY: &[HeaderName] =
+    &[header::CONTENT_TYPE, header::CONTENT_ENCODING, header::LAST_MODIFIED, header::ACCEPT_RANGES];
+
+/// A request for a document.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    /// What authorization is asked about.
+    pub(super) path: String,
+    key: Key,
+    /// The one ETag that the client has.
+    known: Option<HeaderValue>,
+}
+
+/// What upstream's answer depends on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    path_and_query: String,
+    accept: Option<HeaderValue>,
+    accept_encoding: Option<HeaderValue>,
+}
+
+/// Upstream's answer.
+#[derive(Debug)]
+struct Document {
+    headers: HeaderMap,
+    body: Bytes,
+    /// Upstream said that it is current, some time after this.
+    asked: Instant,
+}
+
+/// Upstream's answer is no document, or there is none.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NoDocument {
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
+    #[error("upstream answered {0}")]
+    Status(StatusCode),
+    #[error("the answer is of no use: {0}")]
+    Answer(String),
+}
+
+impl Asked {
+    /// The document that a request is for, if it can be had from memory.
+    pub(super) fn of<B>(catalog: &Catalog, request: &Request<B>) -> Option<Self> {
+        let (uri, headers) = (request.uri(), request.headers());
+        let plain = request.method() == Method::GET
+            && is_document(catalog, uri.path())
+            && !wants_pretty(uri.query(), headers)
+            && !headers.contains_key(header::RANGE)
+            && !headers.keys().any(|name| {
+                let name = name.as_str();
+                name.starts_with("if-") && name != "if-none-match" || name.starts_with("impersonate-")
+            });
+        let one = |name| {
+            let mut values = headers.get_all(name).iter();
+            let first = values.next().cloned();
+            if values.next().is_none() { Some(first) } else { None }
+        };
+        let known = one(header::IF_NONE_MATCH)?;
+        // Lists, weak tags and the asterisk are read differently by different handlers.
+        let simple = |tag: &HeaderValue| {
+            let tag = tag.to_str().ok().and_then(|tag| tag.strip_prefix('"')?.strip_suffix('"'));
+            tag.is_some_and(|tag| !tag.contains('"'))
+        };
+        if !plain || !known.as_ref().is_none_or(simple) {
+            return None;
+        }
+        let key = Key {
+            path_and_query: uri.path_and_query()?.as_str().to_owned(),
+            accept: one(header::ACCEPT)?,
+            accept_encoding: one(header::ACCEPT_ENCODING)?,
+        };
+        Some(Self { path: uri.path().to_owned(), key, known })
+    }
+}
+
+/// Documents that the API server makes itself. Those of an aggregated API come from a server of its own, which may look
+/// at who asks; its types are not in the catalog.
+fn is_document(catalog: &Catalog, path: &str) -> bool {
+    let segments: Vec<_> = path.split('/').collect();
+    match segments[..] {
+        ["", "api" | "apis" | "version"] | ["", "api", "v1"] | ["", "openapi", "v2" | "v3"] => true,
+        ["", "openapi", "v3", "api", version] => catalog.has("", Some(version)),
+        ["", "apis", group] => catalog.has(group, None),
+        ["", "apis", group, version] | ["", "openapi", "v3", "apis", group, version] => {
+            catalog.has(group, Some(version))
+        }
+        _ => false,
+    }
+}
+
+/// Keeps documents.
+pub(super) struct Documents {
+    client: Client,
+    held: Cache<Key, Arc<Document>>,
+}
+
+impl Documents {
+    pub(super) fn new(client: Client) -> Self {
+        let weigh = |key: &Key, document: &Arc<Document>| {
+            let text = key.path_and_query.len() + document.headers.len() * 64 + document.body.len();
+            u32::try_from(text + 1024).unwrap_or(u32::MAX)
+        };
+        let held = Cache::builder().weigher(weigh).max_capacity(MAX_BYTES).time_to_idle(IDLE).build();
+        Self { client, held }
+    }
+
+    /// The answer to a request. An error means that upstream should give it.
+    pub(super) async fn answer(&self, asked: &Asked) -> Result<Response<Body>, NoDocument> {
+        let held = self.held.get(&asked.key).await.filter(|held| held.is_fresh());
+        let document = match held {
+            Some(document) => document,
+            None => Box::pin(self.ask(&asked.key)).await?,
+        };
+        Ok(document.answer(asked.known.as_ref()))
+    }
+
+    /// One question at a time for each document; who waited for it takes its answer.
+    async fn ask(&self, key: &Key) -> Result<Arc<Document>, NoDocument> {
+        let asked = self.held.entry_by_ref(key).and_try_compute_with(|held| async move {
+            let held = held.map(moka::Entry::into_value);
+            match held {
+                Some(held) if held.is_fresh() => Ok::<_, NoDocument>(Op::Nop),
+                held => Ok(Op::Put(self.fetch(key, held).await?)),
+            }
+        });
+        Ok(match asked.await? {
+            CompResult::Inserted(entry)
+            | CompResult::ReplacedWith(entry)
+            | CompResult::Unchanged(entry)
+            | CompResult::Removed(entry) => entry.into_value(),
+            CompResult::StillNone(_) => return Err(NoDocument::Answer("it was not kept".to_owned())),
+        })
+    }
+
+    async fn fetch(&self, key: &Key, held: Option<Arc<Document>>) -> Result<Arc<Document>, NoDocument> {
+        let asked = Instant::now();
+        let odd = |error: String| NoDocument::Answer(error);
+        let mut request =
+            Request::get(&key.path_and_query).body(empty()).map_err(|error| odd(error.to_string()))?;
+        let tag = held.as_ref().and_then(|held| held.headers.get(header::ETAG)).cloned();
+        let fields = [
+            (header::ACCEPT, key.accept.clone()),
+            (header::ACCEPT_ENCODING, key.accept_encoding.clone()),
+            (header::IF_NONE_MATCH, tag),
+        ];
+        request.headers_mut().extend(fields.into_iter().filter_map(|(name, value)| Some((name, value?))));
+        let answered = async {
+            let response = self.client.send(Class::Short, request, SendOptions::default()).await?;
+            let (mut parts, body) = response.into_parts();
+            if let (StatusCode::NOT_MODIFIED, Some(held)) = (parts.status, held) {
+                let Document { headers, body, .. } = &*held;
+                return Ok(Document { headers: headers.clone(), body: body.clone(), asked });
+            }
+            if parts.status != StatusCode::OK {
+                return Err(NoDocument::Status(parts.status));
+            }
+            let body = Limited::new(body, MAX_DOCUMENT).collect().await;
+            let body = body.map_err(|error| odd(error.to_string()))?.to_bytes();
+            for name in OF_THE_ANSWER {
+                parts.headers.remove(*name);
+            }
+            Ok(Document { headers: parts.headers, body, asked })
+        };
+        let answered = timeout(ANSWER, answered).await;
+        answered.unwrap_or_else(|_| Err(odd(format!("no answer within {ANSWER:?}")))).map(Arc::new)
+    }
+}
+
+impl Document {
+    fn is_fresh(&self) -> bool {
+        self.asked.elapsed() < FRESH
+    }
+
+    fn answer(&self, known: Option<&HeaderValue>) -> Response<Body> {
+        let unchanged = known.is_some() && self.headers.get(header::ETAG) == known;
+        let mut response = if unchanged {
+            let mut response = Response::new(empty());
+            *response.status_mut() = StatusCode::NOT_MODIFIED;
+            response
+        } else {
+            Response::new(full(self.body.clone()))
+        };
+        *response.headers_mut() = self.headers.clone();
+        if unchanged {
+            for name in OF_THE_BODY {
+                response.headers_mut().remove(name);
+            }
+        }
+        response
+    }
+}
