@@ -4,6 +4,7 @@ mod continue_token;
 mod encoding;
 mod field_selector;
 mod fields;
+mod gzip;
 mod label_selector;
 mod list_options;
 mod media;
@@ -20,6 +21,7 @@ pub use encoding::{
 };
 pub use field_selector::{FieldOperator, FieldRequirement, FieldSelector};
 pub use fields::FieldTable;
+pub use gzip::{GZIP_LEVEL, accepts_gzip, gzip_member};
 pub use label_selector::{InvalidSelector, LabelOperator, LabelRequirement, LabelSelector};
 pub use list_options::{
     GetRead, InvalidOptions, ListOptions, ListRead, VersionMatch, VersionParam, WatchStart, get_read,

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::kube::{BookmarkForm, Encoding, FieldTable, GroupVersionResource, ResourceVersion, TypeForm};
 use crate::store::{self, Closed, Limits, Object, Reader, Snapshot, Writer};
-use crate::upstream::{Change, Client, Reflector, Stopped, Target};
+use crate::upstream::{Change, Client, Reflector, Stopped, Target, WatchCompression};
 use crate::watch::Bookmarks;
 
 /// A scope that stopped is opened anew after this long at the earliest; requests are forwarded meanwhile.
@@ -96,6 +96,8 @@ pub struct Scope {
     pub reader: Reader,
     /// Upstream's form of bookmarks, once known.
     pub bookmarks: Bookmarks,
+    /// Whether upstream compresses the type's watches, learned when a client would have it so.
+    pub compression: WatchCompression,
     /// When upstream last said something: an event, a bookmark or a list.
     pub last_heard: Mutex<Instant>,
     following: AtomicBool,
@@ -266,8 +268,10 @@ impl Scopes {
     fn start(&self, key: ScopeKey, target: Target) -> Arc<Scope> {
         let (writer, reader) = store::new(self.config.window);
         let (publish, phase) = watch::channel(Phase::Syncing);
+        let compression = WatchCompression::new(self.client.clone(), key.gvr.clone(), key.encoding);
         let scope = Arc::new(Scope {
             key,
+            compression,
             fields: Arc::clone(&target.fields),
             reader,
             bookmarks: Arc::new(ArcSwapOption::empty()),

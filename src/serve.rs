@@ -179,7 +179,8 @@ impl Inner {
             decide::ReadKind::List(list) => list::answer(&opened, read, list).compressed(request),
             decide::ReadKind::Watch(watch) => {
                 let recheck = self.recheck(identity, attributes);
-                watch::answer(&opened, read, watch, recheck, &self.draining, labels)
+                let coding = watch::coding(&opened, watch, request.headers()).await;
+                watch::answer(&opened, read, watch, coding, recheck, &self.draining, labels)
             }
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! One task holds the [`Writer`]; any number of [`Reader`]s take snapshots and follow the events.
 //! No IO and no async here: time and wake-ups come from outside.
+mod compressed;
 mod object;
 mod pins;
 mod snapshot;

@@ -11,6 +11,7 @@
 mod address;
 mod body;
 mod client;
+mod compression;
 mod connect;
 mod connection;
 pub mod credentials;
@@ -28,6 +29,7 @@ mod upgrade;
 pub use address::Address;
 pub use body::UpstreamBody;
 pub use client::Client;
+pub use compression::WatchCompression;
 pub use credentials::{CredentialsError, Upstream, UpstreamOptions};
 pub use error::UpstreamError;
 pub use forward::Forwarder;

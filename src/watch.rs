@@ -1,6 +1,10 @@
 //! One client's watch: its view of a scope's events, and the response body that carries them.
 mod body;
+mod chunk;
+#[cfg(test)]
+mod tests;
 mod view;
 
 pub use body::{Bookmarks, Ending, Initial, Observer, Recheck, Terms, WatchBody};
-pub use view::{Filter, View};
+pub use chunk::Coding;
+pub use view::{Filter, Seen, View};

@@ -23,7 +23,7 @@ pub const IN_FLIGHT: &str = "watershed_requests_in_flight";
 pub const WATCHES: &str = "watershed_watches";
 /// Events, bookmarks and initial objects handed to clients.
 pub const EVENTS: &str = "watershed_watch_events_total";
-/// Their bytes.
+/// Their bytes, as compressed as they are sent.
 pub const EVENT_BYTES: &str = "watershed_watch_event_bytes_total";
 /// Watches that ended, and how.
 pub const ENDED: &str = "watershed_watches_ended_total";
@@ -47,7 +47,7 @@ pub fn describe() {
     describe_counter!(EVENTS, "Events, bookmarks and initial objects handed to watching clients.");
     describe_counter!(
         EVENT_BYTES,
-        "Bytes of events, bookmarks and initial objects handed to watching clients."
+        "Bytes of events, bookmarks and initial objects handed to watching clients, after compression."
     );
     describe_counter!(
         FENCED,

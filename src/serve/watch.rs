@@ -2,17 +2,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::StatusCode;
+use http::{HeaderMap, StatusCode};
 use http_body_util::BodyExt;
 use tokio::time::Instant;
 
 use super::decide::{Begin, Read, Watch};
 use super::metrics::{Labels, WatchMeter};
 use super::source::{Reason, Source};
-use super::{Opened, Outcome, from_memory};
+use super::{Opened, Outcome, from_memory, gzip};
 use crate::http::drain;
+use crate::kube::accepts_gzip;
 use crate::store::Start;
-use crate::watch::{Initial, Recheck, Terms, View, WatchBody};
+use crate::watch::{Coding, Initial, Recheck, Terms, View, WatchBody};
 
 /// Without `timeoutSeconds` a watch ends after one to two times this.
 /// Source: `--min-request-timeout`, `apiserver/pkg/endpoints/handlers/get.go`.
@@ -20,10 +21,18 @@ const MIN_TIMEOUT: Duration = Duration::from_mins(30);
 /// Longer than anybody waits, short enough to be added to a clock.
 const MAX_TIMEOUT: Duration = Duration::from_hours(10 * 365 * 24);
 
+/// Compressed are the watches that mark the end of the state they begin with, for who takes gzip, where
+/// upstream does so. Source: `apiserver/pkg/endpoints/handlers/watch.go` (BeginStream).
+pub(super) async fn coding(opened: &Opened, watch: &Watch, headers: &HeaderMap) -> Coding {
+    let asked_for = matches!(watch.begin, Begin::State { end_mark: true, .. }) && accepts_gzip(headers);
+    if asked_for && opened.scope.compression.is_on().await { Coding::Gzip } else { Coding::Identity }
+}
+
 pub(super) fn answer(
     opened: &Opened,
     read: &Read,
     watch: &Watch,
+    coding: Coding,
     recheck: Recheck,
     draining: &drain::Watch,
     labels: &Labels,
@@ -77,6 +86,7 @@ pub(super) fn answer(
         Terms {
             form: Arc::clone(&ready.form),
             view,
+            coding,
             start: match watch.begin {
                 Begin::After(version) => version,
                 Begin::State { .. } | Begin::Now => version,
@@ -90,7 +100,10 @@ pub(super) fn answer(
         },
     );
     let body = body.map_err(|never| match never {}).boxed_unsync();
-    let response =
+    let mut response =
         from_memory(StatusCode::OK, representation.encoding.content_type(true), body, &ready.warnings);
+    if coding == Coding::Gzip {
+        gzip::mark(response.headers_mut());
+    }
     Outcome::Answered(source, response)
 }

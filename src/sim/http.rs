@@ -17,6 +17,7 @@ use super::state::State;
 use super::stats::Stats;
 use super::status::Failure;
 use super::{discovery, list, watch, write};
+use crate::kube::{accepts_gzip, gzip_member};
 
 /// The body of every answer.
 pub(crate) type Body = UnsyncBoxBody<Bytes, BodyError>;
@@ -153,12 +154,22 @@ impl Shared {
                 let shape = Shape::negotiate(headers, "")?;
                 let query = query?;
                 let filter = query.filter(&KINDS[index], &target.attributes.namespace)?;
+                let compressed = self.options.compressed_watches
+                    && watch::is_watch_list(&query, self.faults.active().watch_list)
+                    && accepts_gzip(headers);
                 let body = watch::watch(Arc::clone(&self), index, filter, &query, shape).await?;
                 let mut response = Response::new(body);
-                response
-                    .headers_mut()
-                    .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-                Ok(response)
+                let headers = response.headers_mut();
+                headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                if !compressed {
+                    return Ok(response);
+                }
+                headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+                headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
+                // A member of gzip for each flush.
+                Ok(response.map(|body| {
+                    body.map_frame(|frame| frame.map_data(|data| gzip_member(&data))).boxed_unsync()
+                }))
             }
             "update" => write::update(&self, index, target, &read(body).await?).map(written),
             "patch" => write::patch(&self, index, target, content_type, &read(body).await?).map(written),

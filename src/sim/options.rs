@@ -24,6 +24,9 @@ pub struct Options {
     pub min_request_timeout: Duration,
     /// HTTP/2 streams a connection.
     pub max_streams: u32,
+    /// Whether watches that mark the end of their initial events are compressed for who takes gzip, as they are
+    /// since 1.37.
+    pub compressed_watches: bool,
     /// What `/version` says.
     pub release: String,
 }
@@ -61,6 +64,7 @@ impl Default for Options {
             fresh_timeout: Duration::from_secs(3),
             min_request_timeout: Duration::from_mins(30),
             max_streams: 100,
+            compressed_watches: true,
             release: "v1.37.1".to_owned(),
         }
     }

@@ -125,6 +125,11 @@ pub(crate) async fn watch(
     Ok(http_body_util::BodyExt::boxed_unsync(StreamBody::new(body)))
 }
 
+/// Whether upstream would compress such a watch. Source: apiserver `pkg/endpoints/handlers/get.go` (isListWatchRequest).
+pub(crate) fn is_watch_list(query: &Query, mode: WatchList) -> bool {
+    query.bookmarks && matches!(validate(query, mode), Ok(Some(true)))
+}
+
 /// Whether the state comes first as ADDED events, and whether with an end mark: `None` is a plain watch, or the old
 /// form when the version is unset or 0. Source: apimachinery `internalversion/{defaults,validation/validation}.go`.
 fn validate(query: &Query, mode: WatchList) -> Result<Option<bool>, Failure> {

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use parking_lot::RwLock;
 
+use super::compressed::Compressed;
 use super::object::Object;
 use super::pins::Pins;
 use super::snapshot::Snapshot;
@@ -153,7 +154,8 @@ impl Writer {
         state.advance(version);
         let sequence = state.window.head();
         let wakers = state.index.mark(sequence, previous.as_deref(), &object);
-        let event = Event { kind: frame.kind, version, object, previous, frame: frame.frame };
+        let compressed = Compressed::counted_in(state.window.compressed());
+        let event = Event { kind: frame.kind, version, object, previous, frame: frame.frame, compressed };
         state.window.push(now, Arc::new(event));
         drop(state);
         wake(wakers);

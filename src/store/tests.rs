@@ -216,6 +216,43 @@ fn age_bounds_the_window() {
 }
 
 #[test]
+fn compressed_forms_count_with_their_events() {
+    let mut limits = Limits { age: Duration::from_secs(10), bytes: 1 << 30 };
+    let start = Instant::now();
+    let taken = |reader: &Reader| reader.figures().event_bytes;
+    // Ten events, which somebody has wanted compressed or not.
+    let fill = |limits, compressed: bool| {
+        let (mut writer, reader) = new(limits);
+        writer.replace(at(10, &[]));
+        let mut follower = Follower::new(&reader, Start::Now, Interest::All);
+        let mut bytes = 0;
+        for version in 11..=20 {
+            put(&mut writer, start, EventKind::Added, &format!("ns/p{version}"), version, "n1");
+            let Step::Events(events) = follower.step(1) else { panic!("no event") };
+            bytes +=
+                events.iter().filter(|_| compressed).map(|event| event.compressed().len()).sum::<usize>();
+        }
+        (writer, reader, bytes)
+    };
+    let (_, reader, _) = fill(limits, false);
+    let plain = taken(&reader);
+    let (mut writer, reader, compressed) = fill(limits, true);
+    assert!(compressed > 1000);
+    assert_eq!(taken(&reader), plain + compressed);
+    writer.progress(start + Duration::from_secs(11), ResourceVersion(21));
+    assert_eq!(taken(&reader), 0);
+    let (mut writer, reader, _) = fill(limits, true);
+    writer.replace(at(30, &[]));
+    assert_eq!(taken(&reader), 0);
+    // They take the place of others.
+    limits.bytes = plain + compressed / 2;
+    let (mut writer, reader, _) = fill(limits, true);
+    writer.progress(start, ResourceVersion(21));
+    assert!(taken(&reader) <= limits.bytes);
+    assert!((5..10).contains(&reader.figures().events));
+}
+
+#[test]
 fn what_does_not_add_up_is_refused() {
     let (mut writer, _reader) = new(big());
     let now = Instant::now();

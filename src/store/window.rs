@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
+use super::compressed::{Compressed, Tally};
 use super::object::Object;
 use crate::kube::{EventKind, ResourceVersion};
 
@@ -21,9 +22,18 @@ pub struct Event {
     pub previous: Option<Arc<Object>>,
     /// The whole watch frame as upstream sent it.
     pub frame: Bytes,
+    /// The same compressed, once somebody wanted it so.
+    pub(super) compressed: Compressed,
 }
 
 impl Event {
+    /// The frame as one member of gzip, compressed once for all who want it.
+    pub fn compressed(&self) -> Bytes {
+        self.compressed.of(&self.frame)
+    }
+
+    /// What it takes as long as it is in the window. Its compressed form, which comes later if at all, counts
+    /// in the tally.
     fn size(&self) -> usize {
         // `object` usually shares the frame's bytes, and `previous` was paid for when it was new.
         self.frame.len() + self.object.attributes.heap_size() + size_of::<Self>()
@@ -35,7 +45,7 @@ impl Event {
 pub struct Limits {
     /// Events younger than this are kept while the bytes allow it.
     pub age: Duration,
-    /// Upper bound of the frames held.
+    /// Upper bound of the frames held, their compressed forms included.
     pub bytes: usize,
 }
 
@@ -48,12 +58,20 @@ pub(super) struct Window {
     /// The oldest version a watch may start from: everything after it is here.
     floor: ResourceVersion,
     bytes: usize,
+    compressed: Tally,
     limits: Limits,
 }
 
 impl Window {
     pub(super) fn new(limits: Limits) -> Self {
-        Self { events: VecDeque::new(), first: 0, floor: ResourceVersion::default(), bytes: 0, limits }
+        Self {
+            events: VecDeque::new(),
+            first: 0,
+            floor: ResourceVersion::default(),
+            bytes: 0,
+            compressed: Tally::default(),
+            limits,
+        }
     }
 
     pub(super) fn first(&self) -> u64 {
@@ -79,7 +97,12 @@ impl Window {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.bytes
+        self.bytes + self.compressed.bytes()
+    }
+
+    /// Where the compressed forms of this window's events are counted.
+    pub(super) fn compressed(&self) -> &Tally {
+        &self.compressed
     }
 
     pub(super) fn push(&mut self, now: Instant, event: Arc<Event>) {
@@ -91,7 +114,7 @@ impl Window {
     /// Lets go of what is too old or too much. The newest event may go too, if it alone is too large.
     pub(super) fn trim(&mut self, now: Instant) {
         while let Some((at, event)) = self.events.front() {
-            if self.bytes <= self.limits.bytes && now.saturating_duration_since(*at) <= self.limits.age {
+            if self.bytes() <= self.limits.bytes && now.saturating_duration_since(*at) <= self.limits.age {
                 break;
             }
             self.bytes -= event.size();

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http_body::Frame;
 use tokio::time::{Instant, Sleep};
 
-use super::view::View;
+use super::chunk::{Chunk, Coding};
+use super::view::{Seen, View};
 use crate::kube::{BookmarkForm, Malformed, ResourceVersion, Status, TypeForm};
 use crate::store::{Items, Step, Subscription};
 
@@ -19,8 +20,8 @@ const BOOKMARK_EVERY: Duration = Duration::from_mins(1);
 const BOOKMARK_BEFORE_DEADLINE: Duration = Duration::from_secs(2);
 /// A tick that is seen this late was missed by a client that did not read.
 const OVERDUE: Duration = Duration::from_secs(5);
-/// Several events that wait together are written together, up to about this many bytes: one write
-/// and one TLS record instead of many. A single event is passed on without a copy.
+/// Several events that wait together are written together, up to about this many bytes before they
+/// are compressed: one write and one TLS record instead of many. A single event is passed on without a copy.
 const CHUNK: usize = 32 * 1024;
 /// Events taken from the window at a time, so that the scope is locked for moments only.
 const BATCH: usize = 64;
@@ -71,6 +72,8 @@ pub struct Terms {
     pub form: Arc<TypeForm>,
     /// Which events the client sees.
     pub view: View,
+    /// How what it gets is coded.
+    pub coding: Coding,
     /// The version the watch starts after; bookmarks are sent only above it.
     pub start: ResourceVersion,
     /// The state to begin with, and whether its end is marked with a bookmark.
@@ -97,7 +100,7 @@ pub struct Initial {
 
 /// Counts what a watch does.
 pub trait Observer: Send + 'static {
-    /// `events` frames of together `bytes` were handed out.
+    /// So many frames were handed out, in so many bytes (compressed ones, of a watch that is).
     fn sent(&mut self, events: usize, bytes: usize);
     /// The watch is over.
     fn ended(&mut self, how: Ending);
@@ -117,6 +120,7 @@ pub struct WatchBody {
     subscription: Subscription,
     form: Arc<TypeForm>,
     view: View,
+    coding: Coding,
     start: ResourceVersion,
     phase: Phase,
     bookmarks: Option<Bookmarks>,
@@ -142,6 +146,7 @@ impl WatchBody {
             subscription,
             form: terms.form,
             view: terms.view,
+            coding: terms.coding,
             start: terms.start,
             phase: terms.initial.map_or(Phase::Following, Phase::Initial),
             bookmarks: terms.bookmarks,
@@ -193,7 +198,7 @@ impl WatchBody {
     /// The next chunk of the initial state, `None` when it has all been sent.
     fn initial_chunk(&mut self) -> Option<Bytes> {
         let Phase::Initial(initial) = &mut self.phase else { return None };
-        let mut chunk = Chunk::default();
+        let mut chunk = Chunk::new(self.coding);
         let mut failed = None;
         let more = initial.items.next_batch(|object| {
             if self.view.filter.matches(&object.attributes) {
@@ -202,7 +207,7 @@ impl WatchBody {
                     Err(error) => failed = Some(error),
                 }
             }
-            chunk.bytes < CHUNK && failed.is_none()
+            chunk.bytes() < CHUNK && failed.is_none()
         });
         if let Some(error) = failed {
             self.broken(&error, &mut chunk);
@@ -230,13 +235,14 @@ impl WatchBody {
     }
 
     fn poll_events(&mut self, context: &Context<'_>) -> Poll<Option<Bytes>> {
-        let mut chunk = Chunk::default();
+        let mut chunk = Chunk::new(self.coding);
         loop {
-            match self.subscription.step(context, BATCH, CHUNK.saturating_sub(chunk.bytes)) {
+            match self.subscription.step(context, BATCH, CHUNK.saturating_sub(chunk.bytes())) {
                 Step::Events(events) => {
                     for event in events {
                         match self.view.frame(&event, &self.form) {
-                            Ok(Some(frame)) => chunk.push(frame),
+                            Ok(Some(Seen::Whole)) => chunk.push_whole(&event),
+                            Ok(Some(Seen::Made(frame))) => chunk.push(frame),
                             Ok(None) => {}
                             Err(error) => {
                                 self.broken(&error, &mut chunk);
@@ -244,7 +250,7 @@ impl WatchBody {
                             }
                         }
                     }
-                    if chunk.bytes >= CHUNK {
+                    if chunk.bytes() >= CHUNK {
                         return Poll::Ready(self.hand_out(chunk));
                     }
                 }
@@ -286,11 +292,13 @@ impl WatchBody {
     }
 
     fn hand_out(&mut self, chunk: Chunk) -> Option<Bytes> {
-        if chunk.frames.is_empty() {
+        let frames = chunk.frames();
+        if frames == 0 {
             return None;
         }
-        self.observer.sent(chunk.frames.len(), chunk.bytes);
-        Some(chunk.join())
+        let bytes = chunk.join();
+        self.observer.sent(frames, bytes.len());
+        Some(bytes)
     }
 }
 
@@ -300,29 +308,6 @@ fn next_tick(now: Instant, deadline: Instant) -> Instant {
     match deadline.checked_sub(BOOKMARK_BEFORE_DEADLINE) {
         Some(last) if last > now => regular.min(last),
         _ => regular.min(deadline),
-    }
-}
-
-/// Frames that go out in one piece.
-#[derive(Default)]
-struct Chunk {
-    frames: Vec<Bytes>,
-    bytes: usize,
-}
-
-impl Chunk {
-    fn push(&mut self, frame: Bytes) {
-        self.bytes += frame.len();
-        self.frames.push(frame);
-    }
-
-    fn join(mut self) -> Bytes {
-        if self.frames.len() == 1 {
-            return self.frames.swap_remove(0);
-        }
-        let mut joined = BytesMut::with_capacity(self.bytes);
-        self.frames.iter().for_each(|frame| joined.extend_from_slice(frame));
-        joined.freeze()
     }
 }
 

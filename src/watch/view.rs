@@ -95,6 +95,15 @@ pub struct View {
     pub partial: Option<PartialForm>,
 }
 
+/// An event as the client sees it.
+#[derive(Debug)]
+pub enum Seen {
+    /// As upstream sent it of the whole scope: its frame, which all such watches share.
+    Whole,
+    /// In a frame of the client's own.
+    Made(Bytes),
+}
+
 impl View {
     /// The frame of an object that the watch begins with.
     pub fn initial(&self, object: &Object, form: &TypeForm) -> Result<Bytes, Malformed> {
@@ -129,10 +138,10 @@ impl View {
         }
     }
 
-    /// The frame the client gets for `event`, `None` when it does not concern its view.
+    /// What the client gets for `event`, `None` when it does not concern its view.
     ///
     /// Source of the transitions: `apiserver/pkg/storage/cacher/cache_watcher.go` (convertToWatchEvent).
-    pub fn frame(&self, event: &Event, form: &TypeForm) -> Result<Option<Bytes>, Malformed> {
+    pub fn frame(&self, event: &Event, form: &TypeForm) -> Result<Option<Seen>, Malformed> {
         let before = event.previous.as_deref();
         let matched = before.is_some_and(|object| self.filter.matches(&object.attributes));
         let matches = event.kind != EventKind::Deleted && self.filter.matches(&event.object.attributes);
@@ -143,15 +152,15 @@ impl View {
             (true, false) => EventKind::Deleted,
         };
         if kind == event.kind && self.partial.is_none() {
-            return Ok(Some(event.frame.clone()));
+            return Ok(Some(Seen::Whole));
         }
         let last_seen = |object: &Object| form.with_version(&object.bytes, event.version);
-        Ok(Some(match (kind, before) {
+        Ok(Some(Seen::Made(match (kind, before) {
             // Left the view by an update: the last state that was in it, at the version of the update.
             (EventKind::Deleted, Some(before)) if event.kind != EventKind::Deleted => {
                 self.framed(kind, &last_seen(before)?, form)?
             }
             _ => self.framed(kind, &event.object.bytes, form)?,
-        }))
+        })))
     }
 }

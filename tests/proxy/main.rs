@@ -14,6 +14,7 @@ mod admin;
 mod bad_bodies;
 mod bad_requests;
 mod client;
+mod compressed;
 mod custom;
 mod demo;
 mod documents;

@@ -172,7 +172,13 @@ func conformanceWatches(t *testing.T) {
 	}
 	var requests []request
 	for _, l := range looks {
-		requests = append(requests, s.request(l, seconds, ""))
+		r := s.request(l, seconds, "")
+		requests = append(requests, r)
+		// Upstream compresses these.
+		if strings.HasPrefix(l.from, "sendInitialEvents") {
+			r.header = map[string]string{"Accept-Encoding": "gzip"}
+			requests = append(requests, r)
+		}
 	}
 	all := s.run(chance, targets(), requests, seconds)
 	found := &findings{t: t}

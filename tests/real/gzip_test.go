@@ -3,13 +3,21 @@ package real
 import (
 	"compress/gzip"
 	"context"
+	"fmt"
 	"io"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clientfeatures "k8s.io/client-go/features"
+	clientfeaturestesting "k8s.io/client-go/features/testing"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 )
 
 // TestCompressed: lists and objects above upstream's threshold are compressed
@@ -71,5 +79,217 @@ func TestCompressed(t *testing.T) {
 				t.Errorf("%s, %q: bodies equal: %v\nupstream: %s\nproxied:  %s", path, accept, wantBody == gotBody, wantHead, gotHead)
 			}
 		}
+	}
+}
+
+// gzipped is what a client sends that takes gzip.
+var gzipped = map[string]string{"Accept-Encoding": "gzip"}
+
+// knowsOfCompression waits until the proxy has learned whether upstream compresses
+// watches of config maps: on a busy machine it may serve the first before that.
+func knowsOfCompression(t *testing.T) {
+	t.Helper()
+	for _, accept := range []string{jsonType, protobufType} {
+		r := request{path: "/api/v1/configmaps?watch=1&resourceVersion=0&allowWatchBookmarks=true&timeoutSeconds=1", accept: accept, header: gzipped}
+		want := upstream.send(t, r).header.Get("Content-Encoding")
+		eventually(t, "it is known whether watches are compressed", func() error {
+			if got := proxied.send(t, r).header.Get("Content-Encoding"); got != want {
+				return fmt.Errorf("not %q but %q", want, got)
+			}
+			return nil
+		})
+	}
+}
+
+// TestCompressedWatches: a watch is compressed for whom upstream would compress it,
+// and says the same.
+func TestCompressedWatches(t *testing.T) {
+	ns := namespace(t)
+	here := "/api/v1/namespaces/" + ns + "/configmaps?watch=1&timeoutSeconds=2&"
+	ctx := context.Background()
+	client := kubeClient(t, upstream).CoreV1().ConfigMaps(ns)
+	for i := range 100 {
+		cm := configMap(fmt.Sprintf("cm-%d", i), "text", strings.Repeat("word ", 100))
+		must(client.Create(ctx, cm, metav1.CreateOptions{}))(t)
+	}
+	version := must(client.List(ctx, metav1.ListOptions{}))(t).ResourceVersion
+	knowsOfCompression(t)
+
+	var requests []request
+	for _, query := range []string{
+		"resourceVersion=0&allowWatchBookmarks=true",
+		"resourceVersion=0",
+		"resourceVersion=0&allowWatchBookmarks=true&sendInitialEvents=false&resourceVersionMatch=NotOlderThan",
+		"resourceVersion=0&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan",
+		"resourceVersion=0&sendInitialEvents=true&resourceVersionMatch=NotOlderThan",
+		"sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&resourceVersion=" + version,
+		"sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true",
+		"sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&resourceVersion=0&labelSelector=app%3Dcm-7",
+		"sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&resourceVersion=0&labelSelector=app%3Dnobody",
+		"sendInitialEvents=true&allowWatchBookmarks=true&resourceVersion=0",
+		"allowWatchBookmarks=true&resourceVersion=" + version,
+		"allowWatchBookmarks=true&resourceVersion=1",
+		"allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=100000000",
+	} {
+		for _, accept := range []string{jsonType, protobufType, metadataOnly} {
+			requests = append(requests, request{path: here + query, accept: accept, header: gzipped})
+		}
+	}
+	for _, encoding := range []string{"identity", "br , gzip", "deflate, gzip;q=1.0", "*", "GZIP"} {
+		requests = append(requests, request{path: here + "resourceVersion=0&allowWatchBookmarks=true", header: map[string]string{"Accept-Encoding": encoding}})
+	}
+	var asked sync.WaitGroup
+	var mutex sync.Mutex
+	compressed := map[string]int{}
+	for _, r := range requests {
+		asked.Go(func() {
+			v := sides{upstream, proxied}.compare(r)
+			if v.difference != "" {
+				t.Errorf("%v Accept: %q, answered from %q\n%s", r, r.accept, v.got.header.Get("X-Watershed-Source"), v.difference)
+			}
+			mutex.Lock()
+			defer mutex.Unlock()
+			if v.want.header.Get("Content-Encoding") != "" {
+				compressed[v.got.header.Get("X-Watershed-Source")]++
+			}
+		})
+	}
+	asked.Wait()
+	t.Logf("compressed of %d, by where they are from: %v", len(requests), compressed)
+}
+
+// TestCompressedWatchesArePrompt: what has happened can be read before anything
+// else happens, although it is compressed.
+func TestCompressedWatchesArePrompt(t *testing.T) {
+	ns := namespace(t)
+	ctx := context.Background()
+	client := kubeClient(t, upstream).CoreV1().ConfigMaps(ns)
+	knowsOfCompression(t)
+	must(client.Create(ctx, configMap("first", "text", "here"), metav1.CreateOptions{}))(t)
+
+	watch := func(to target, labels string) *stream {
+		return to.watch(t, request{
+			path: "/api/v1/namespaces/" + ns + "/configmaps?watch=1&resourceVersion=0&allowWatchBookmarks=true&labelSelector=" + labels, header: gzipped})
+	}
+	same := func(labels string) func(what string) {
+		want, got := watch(upstream, labels), watch(proxied, labels)
+		if w, g := want.header.Get("Content-Encoding"), got.header.Get("Content-Encoding"); w != g {
+			t.Errorf("upstream's is compressed by %q, the proxy's by %q", w, g)
+		} else if source := got.header.Get("X-Watershed-Source"); w != "" && !direct && source != "snapshot" {
+			t.Errorf("it is answered from %q", source)
+		}
+		return func(what string) {
+			t.Helper()
+			w, g := want.next(t), got.next(t)
+			if w.raw != g.raw || w.String() != what {
+				t.Errorf("%s:\nupstream: %s\nproxied:  %s", what, w.raw, g.raw)
+			}
+		}
+	}
+	// The first is as upstream frames the events itself; the second has to make
+	// its own.
+	whole, gold := same(""), same("tier%3Dgold")
+	whole("ADDED first")
+	for i := range 5 {
+		name := fmt.Sprintf("cm-%d", i)
+		must(client.Create(ctx, configMap(name), metav1.CreateOptions{}))(t)
+		whole("ADDED " + name)
+		for _, tier := range []string{"gold", "iron"} {
+			patch := fmt.Sprintf(`{"metadata":{"labels":{"tier":"%s"}}}`, tier)
+			must(client.Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
+			whole("MODIFIED " + name)
+			gold(map[string]string{"gold": "ADDED ", "iron": "DELETED "}[tier] + name)
+		}
+	}
+	check(t, client.Delete(ctx, "first", metav1.DeleteOptions{}))
+	whole("DELETED first")
+}
+
+// seenBy notes how watches were answered.
+type seenBy struct {
+	next http.RoundTripper
+
+	mutex sync.Mutex
+	// answers to watches that begin with the state: how they came, and from where.
+	answers map[string]int
+}
+
+func (s *seenBy) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := s.next.RoundTrip(r)
+	if err == nil && r.URL.Query().Get("sendInitialEvents") == "true" {
+		s.mutex.Lock()
+		defer s.mutex.Unlock()
+		source, _, _ := strings.Cut(resp.Header.Get("X-Watershed-Source"), ";")
+		s.answers[fmt.Sprintf("%d compressed=%v %s", resp.StatusCode, resp.Uncompressed, source)]++
+	}
+	return resp, err
+}
+
+// TestCompressedInformers: client-go asks for gzip unless it is told otherwise. Its
+// informers open with a compressed watch and follow each event as it comes.
+func TestCompressedInformers(t *testing.T) {
+	clientfeaturestesting.SetFeatureDuringTest(t, clientfeatures.WatchListClient, true)
+	knowsOfCompression(t)
+	for _, contentType := range []string{jsonType, protobufType} {
+		t.Run(contentType, func(t *testing.T) {
+			ns := namespace(t)
+			ctx := context.Background()
+			write := kubeClient(t, upstream).CoreV1().ConfigMaps(ns)
+			must(write.Create(ctx, configMap("first"), metav1.CreateOptions{}))(t)
+			answers := map[string]map[string]int{}
+			for _, to := range targets() {
+				config := to.config()
+				config.ContentType, config.AcceptContentTypes = contentType, contentType
+				seen := &seenBy{answers: map[string]int{}}
+				config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+					seen.next = next
+					return seen
+				})
+				factory := informers.NewSharedInformerFactoryWithOptions(must(kubernetes.NewForConfig(config))(t), 0, informers.WithNamespace(ns),
+					informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+						// Without a version it is a consistent read, which is forwarded.
+						if o.ResourceVersion == "" {
+							o.ResourceVersion = "0"
+						}
+					}))
+				informer := factory.Core().V1().ConfigMaps().Informer()
+				stop := make(chan struct{})
+				defer close(stop)
+				go informer.Run(stop)
+				knows := func(name string) {
+					t.Helper()
+					eventually(t, to.name+" knows "+name, func() error {
+						if _, known, _ := informer.GetStore().GetByKey(ns + "/" + name); !known || !informer.HasSynced() {
+							return errNotYet
+						}
+						return nil
+					})
+				}
+				knows("first")
+				// Each is waited for before the next is made.
+				for i := range 5 {
+					name := fmt.Sprintf("%s-%d", to.name, i)
+					must(write.Create(ctx, configMap(name), metav1.CreateOptions{}))(t)
+					knows(name)
+				}
+				seen.mutex.Lock()
+				answers[to.name] = maps.Clone(seen.answers)
+				seen.mutex.Unlock()
+			}
+			t.Log(answers)
+			if direct {
+				return
+			}
+			for how, n := range answers["upstream"] {
+				got := answers["proxied"][how+"snapshot"]
+				if !strings.Contains(how, "compressed=true") {
+					// Releases that do not compress have other reasons to be asked themselves.
+					got += answers["proxied"][how+"forward"]
+				}
+				if got != n {
+					t.Errorf("informers' watches are answered in another way: %v", answers)
+				}
+			}
+		})
 	}
 }

@@ -2,6 +2,7 @@ package real
 
 import (
 	"bufio"
+	"compress/gzip"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -232,7 +233,7 @@ func (t target) watch(tt *testing.T, r request) *stream {
 	s := &stream{events: make(chan event, 1000), ended: make(chan error, 1), status: resp.StatusCode, header: resp.Header}
 	tt.Cleanup(func() { cancel(); resp.Body.Close() })
 	go func() {
-		lines := bufio.NewReader(resp.Body)
+		lines := bufio.NewReader(unpacked(resp))
 		for {
 			line, err := lines.ReadString('\n')
 			if err != nil {
@@ -251,6 +252,30 @@ func (t target) watch(tt *testing.T, r request) *stream {
 		}
 	}()
 	return s
+}
+
+// unpacked is the body as it was before its compression. Whoever reads it waits for
+// no more than what is read.
+func unpacked(resp *http.Response) io.Reader {
+	if resp.Header.Get("Content-Encoding") != "gzip" {
+		return resp.Body
+	}
+	return &gunzip{from: resp.Body}
+}
+
+// gunzip waits for the first bytes only when it is read: a watch may have none.
+type gunzip struct {
+	from    io.Reader
+	members *gzip.Reader
+}
+
+func (g *gunzip) Read(into []byte) (n int, err error) {
+	if g.members == nil {
+		if g.members, err = gzip.NewReader(g.from); err != nil {
+			return 0, err
+		}
+	}
+	return g.members.Read(into)
 }
 
 // next is the next event that is not a bookmark.

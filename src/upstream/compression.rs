@@ -1,0 +1,236 @@
+//! Whether upstream compresses watches, learned from its own answers.
+//!
+//! Releases differ: from 1.37 on a watch that marks the end of its initial events is compressed for who
+//! takes gzip, unless the feature gate WatchListCompression is off
+//! (`apiserver/pkg/endpoints/handlers/watch.go`). The proxy's own watches do not ask for it, as that would
+//! cost the decoding. So upstream is asked with a watch of nothing, of which only the head is read.
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, StatusCode, header};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+
+use super::{Class, Client, SendOptions, UpstreamError};
+use crate::kube::{Encoding, GroupVersionResource};
+
+/// An answer holds for this long; then it is asked again, as upstream may be of another release by now.
+const HOLDS: Duration = Duration::from_mins(10);
+/// After a question that failed, the next comes no sooner. Longer than [`ANSWER`], so that there is never
+/// more than one.
+const TRY_AGAIN: Duration = Duration::from_secs(30);
+/// For response headers.
+const ANSWER: Duration = Duration::from_secs(10);
+/// Who needs the first answer waits for it this long. An answer that is not compressed is never wrong.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// A watch that upstream would compress. No object has such a name
+/// (`apimachinery/pkg/api/validation/path/name.go`), and version 0 is read from upstream's cache.
+const QUESTION: &str =
+    "watch=1&allowWatchBookmarks=true&resourceVersion=0&timeoutSeconds=1&fieldSelector=metadata.name%3D..";
+
+/// Knows whether upstream compresses the watches of a type. Cheap to clone.
+///
+/// It is asked when somebody wants to know, at most once at a time however many these are, and anew in the
+/// background once the answer is old.
+#[derive(Clone, Debug)]
+pub struct WatchCompression(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    client: Client,
+    gvr: GroupVersionResource,
+    encoding: Encoding,
+    /// Upstream's last answer, `None` until there is one. A question that fails is taken for a no where
+    /// nothing was known, and changes nothing where something was.
+    answer: watch::Sender<Option<bool>>,
+    /// When the next question is due; none is under way then.
+    due: Mutex<Option<Instant>>,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Trouble {
+    #[error(transparent)]
+    Request(#[from] http::Error),
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
+    #[error("no answer within {ANSWER:?}")]
+    Silent,
+    #[error("upstream answered {0}")]
+    Status(StatusCode),
+}
+
+impl WatchCompression {
+    /// Nothing is asked yet.
+    pub fn new(client: Client, gvr: GroupVersionResource, encoding: Encoding) -> Self {
+        let (answer, _) = watch::channel(None);
+        Self(Arc::new(Inner { client, gvr, encoding, answer, due: Mutex::new(None) }))
+    }
+
+    /// Whether a watch that marks the end of its initial events is compressed for who takes gzip.
+    pub async fn is_on(&self) -> bool {
+        if self.0.begin() {
+            let inner = Arc::clone(&self.0);
+            // A task of its own: whoever began it may leave.
+            tokio::spawn(async move { inner.learn().await });
+        }
+        let mut answer = self.0.answer.subscribe();
+        matches!(timeout(PATIENCE, answer.wait_for(Option::is_some)).await, Ok(Ok(answer)) if *answer == Some(true))
+    }
+}
+
+impl Inner {
+    /// Whether a question is due. The caller is the one to ask it then.
+    fn begin(&self) -> bool {
+        let now = Instant::now();
+        let mut due = self.due.lock();
+        let begins = due.is_none_or(|due| due <= now);
+        if begins {
+            *due = Some(now + TRY_AGAIN);
+        }
+        begins
+    }
+
+    async fn learn(&self) {
+        match self.ask().await {
+            Ok(on) => {
+                *self.due.lock() = Some(Instant::now() + HOLDS);
+                if self.answer.send_replace(Some(on)) != Some(on) {
+                    tracing::info!(resource = %self.gvr, on, "learned whether upstream compresses watches");
+                }
+            }
+            Err(error) => {
+                tracing::warn!(resource = %self.gvr, %error, "cannot learn whether upstream compresses watches");
+                self.answer.send_modify(|answer| *answer = Some(answer.unwrap_or(false)));
+            }
+        }
+    }
+
+    async fn ask(&self) -> Result<bool, Trouble> {
+        let request = Request::get(format!("{}?{QUESTION}", self.gvr.collection_path()))
+            .header(header::ACCEPT, self.encoding.content_type(true))
+            .header(header::ACCEPT_ENCODING, "gzip")
+            .body(crate::http::body::empty())?;
+        let answer = timeout(ANSWER, self.client.send(Class::Watch, request, SendOptions::default())).await;
+        let response = answer.map_err(|_| Trouble::Silent)??;
+        if response.status() != StatusCode::OK {
+            return Err(Trouble::Status(response.status()));
+        }
+        Ok(response.headers().get(header::CONTENT_ENCODING).is_some_and(|coding| coding == "gzip"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+
+    use http::Response;
+
+    use super::*;
+    use crate::upstream::testing::{Api, HTTP2, Pki, SOON, eventually, hanging, upstream_of};
+
+    /// An API server that can be told how to answer, and counts.
+    struct Asked {
+        /// Of what is answered; 201 stands for a compressed 200.
+        status: Arc<AtomicU16>,
+        questions: Arc<AtomicUsize>,
+        compression: WatchCompression,
+        _api: Api,
+    }
+
+    const COMPRESSED: u16 = 201;
+
+    impl Asked {
+        async fn new(status: u16) -> Self {
+            let pki = Pki::new();
+            let status = Arc::new(AtomicU16::new(status));
+            let questions = Arc::new(AtomicUsize::new(0));
+            let (told, count) = (Arc::clone(&status), Arc::clone(&questions));
+            let api = Api::start(&pki, HTTP2, move |request, _| {
+                assert_eq!(request.uri().path(), "/api/v1/pods");
+                assert_eq!(request.uri().query(), Some(QUESTION));
+                assert_eq!(request.headers()["accept-encoding"], "gzip");
+                count.fetch_add(1, Ordering::AcqRel);
+                let told = told.load(Ordering::Acquire);
+                async move {
+                    let answer = match told {
+                        COMPRESSED => Response::builder().header("content-encoding", "gzip"),
+                        status => Response::builder().status(status),
+                    };
+                    answer.body(hanging()).unwrap()
+                }
+            })
+            .await;
+            let client = Client::new(&upstream_of(&pki, &api).await);
+            let gvr = GroupVersionResource::new("", "v1", "pods");
+            let compression = WatchCompression::new(client, gvr, Encoding::Json);
+            Self { status, questions, compression, _api: api }
+        }
+
+        fn questions(&self) -> usize {
+            self.questions.load(Ordering::Acquire)
+        }
+
+        fn answer(&self) -> Option<bool> {
+            *self.compression.0.answer.borrow()
+        }
+
+        /// Many want to know at the same time; what they are told once something is known.
+        async fn is_on(&self) -> bool {
+            let many = std::iter::repeat_with(|| self.compression.is_on()).take(50);
+            futures_util::future::join_all(many).await;
+            eventually(|| self.answer().is_some()).await;
+            self.compression.is_on().await
+        }
+
+        /// As if the time until the next question had passed, which was to be about this long.
+        fn comes_due(&self, expected: Duration) {
+            let now = Instant::now();
+            let left = self.compression.0.due.lock().replace(now).unwrap() - now;
+            assert!(left <= expected && left + SOON > expected, "{left:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn one_question_is_asked_for_all() {
+        for (status, on) in [(COMPRESSED, true), (200, false)] {
+            let asked = Asked::new(status).await;
+            assert_eq!(asked.questions(), 0, "nobody wanted to know");
+            assert_eq!(asked.is_on().await, on);
+            assert_eq!(asked.questions(), 1);
+        }
+    }
+
+    #[tokio::test]
+    async fn an_old_answer_stands_until_there_is_a_new_one() {
+        let asked = Asked::new(COMPRESSED).await;
+        assert!(asked.is_on().await);
+        asked.status.store(200, Ordering::Release);
+        asked.comes_due(HOLDS);
+        assert!(asked.compression.is_on().await, "nobody waits for the new answer");
+        eventually(|| asked.answer() == Some(false)).await;
+        asked.status.store(COMPRESSED, Ordering::Release);
+        asked.comes_due(HOLDS);
+        asked.is_on().await;
+        eventually(|| asked.answer() == Some(true)).await;
+        // A failure takes nothing back.
+        asked.status.store(503, Ordering::Release);
+        asked.comes_due(HOLDS);
+        assert!(asked.is_on().await);
+        eventually(|| asked.questions() == 4).await;
+        assert!(asked.is_on().await);
+        assert_eq!(asked.questions(), 4);
+    }
+
+    #[tokio::test]
+    async fn a_question_that_failed_is_asked_again_later() {
+        let asked = Asked::new(403).await;
+        assert!(!asked.is_on().await);
+        assert_eq!(asked.questions(), 1);
+        asked.status.store(COMPRESSED, Ordering::Release);
+        asked.comes_due(TRY_AGAIN);
+        asked.is_on().await;
+        eventually(|| asked.answer() == Some(true)).await;
+        assert_eq!(asked.questions(), 2);
+    }
+}

@@ -1,0 +1,213 @@
+//! Bodies of watches, plain and compressed, side by side.
+use std::io::Read;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use bytes::Bytes;
+use flate2::read::MultiGzDecoder;
+use http_body::Body;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::*;
+use crate::kube::{
+    BookmarkForm, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, LabelSelector, PartialForm,
+    ResourceVersion, TypeForm, scan,
+};
+use crate::store::{self, Limits, Object, Reader, Snapshot, Start, Writer};
+
+/// What was counted of a watch: events and bytes handed out, and how it ended.
+#[derive(Clone, Default)]
+struct Meter(Arc<Mutex<(usize, usize, Option<Ending>)>>);
+
+impl Observer for Meter {
+    fn sent(&mut self, events: usize, bytes: usize) {
+        let mut counted = self.0.lock();
+        counted.0 += events;
+        counted.1 += bytes;
+    }
+
+    fn ended(&mut self, how: Ending) {
+        self.0.lock().2 = Some(how);
+    }
+}
+
+/// A scope of config maps.
+struct Rig {
+    writer: Writer,
+    reader: Reader,
+    form: Arc<TypeForm>,
+    fields: Arc<FieldTable>,
+    bookmarks: Bookmarks,
+    version: u64,
+}
+
+impl Rig {
+    fn new(bytes: usize, objects: u64) -> Self {
+        let list =
+            r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[]}"#;
+        let list = Bytes::from(format!("{list}\n"));
+        let (form, _) = TypeForm::learn(Encoding::Json, "ConfigMap", &list).unwrap();
+        let bookmark = br#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"9"}}"#;
+        let bookmark = BookmarkForm::learn(&form, &Bytes::from_static(bookmark)).unwrap();
+        let configmaps = GroupVersionResource::new("", "v1", "configmaps");
+        let (writer, reader) = store::new(Limits { age: Duration::from_hours(1), bytes });
+        let mut rig = Self {
+            writer,
+            reader,
+            form: Arc::new(form),
+            fields: Arc::new(FieldTable::builtin(&configmaps, true).unwrap()),
+            bookmarks: Arc::new(ArcSwapOption::from_pointee(bookmark)),
+            version: 100,
+        };
+        let objects: Vec<_> =
+            (0..objects).map(|n| Arc::new(rig.object(&format!("first-{n}"), n + 1, "gold"))).collect();
+        rig.writer.replace(Snapshot::new(ResourceVersion(100), objects));
+        rig
+    }
+
+    fn object(&self, name: &str, version: u64, tier: &str) -> Object {
+        let data = "some words ".repeat(50);
+        let text = format!(
+            r#"{{"kind":"ConfigMap","apiVersion":"v1","metadata":{{"name":"{name}","namespace":"ns","resourceVersion":"{version}","labels":{{"tier":"{tier}"}}}},"data":{{"text":"{data}"}}}}"#
+        );
+        let scanned = scan(Encoding::Json, text.as_bytes(), &self.fields).unwrap();
+        Object { bytes: text.into(), version: scanned.version, attributes: scanned.attributes }
+    }
+
+    fn put(&mut self, kind: EventKind, name: &str, tier: &str) {
+        self.version += 1;
+        let object = self.object(name, self.version, tier);
+        let frame = Frame { kind, frame: self.form.event(kind, &object.bytes), object: object.bytes.clone() };
+        self.writer.apply(Instant::now().into_std(), frame, object).unwrap();
+    }
+
+    /// A watch that begins with the state.
+    fn watch(&self, coding: Coding, labels: &str, partial: bool) -> Watching {
+        let labels = Some(LabelSelector::parse(labels).unwrap());
+        let filter = Filter::new(None, labels, None, &self.fields).unwrap();
+        let interest = filter.interest(&self.fields);
+        let partial = partial.then(|| PartialForm::of(&self.form, Encoding::Json));
+        let view = View { filter, partial };
+        let (subscription, snapshot) = self.reader.subscribe(Start::Now, interest);
+        let version = snapshot.version();
+        let end_mark = view.end_mark(&self.bookmarks.load_full().unwrap(), version);
+        let meter = Meter::default();
+        let terms = Terms {
+            form: Arc::clone(&self.form),
+            view,
+            coding,
+            start: version,
+            initial: Some(Initial { items: snapshot.into_items(None), end_mark: Some(end_mark) }),
+            bookmarks: Some(Arc::clone(&self.bookmarks)),
+            deadline: Instant::now() + Duration::from_mins(30),
+            recheck: Arc::new(|| Box::pin(async { true })),
+            draining: Box::pin(std::future::pending()),
+            observer: Box::new(meter.clone()),
+        };
+        Watching { body: WatchBody::new(subscription, terms), coding, meter, pieces: Vec::new() }
+    }
+}
+
+struct Watching {
+    body: WatchBody,
+    coding: Coding,
+    meter: Meter,
+    /// What was handed out.
+    pieces: Vec<Bytes>,
+}
+
+impl Watching {
+    /// What is handed out until there is nothing more for now.
+    fn read(&mut self) -> &[Bytes] {
+        let before = self.pieces.len();
+        let mut context = Context::from_waker(Waker::noop());
+        while let Poll::Ready(Some(frame)) = Pin::new(&mut self.body).poll_frame(&mut context) {
+            self.pieces.push(frame.unwrap().into_data().unwrap());
+        }
+        &self.pieces[before..]
+    }
+
+    /// Its frames. Each piece is readable without those that follow.
+    fn text(&self) -> String {
+        let text = self.pieces.iter().map(|piece| match self.coding {
+            Coding::Identity => piece.to_vec(),
+            Coding::Gzip => unpacked(piece),
+        });
+        let text: Vec<_> = text.inspect(|text| assert_eq!(text.last(), Some(&b'\n'))).collect();
+        String::from_utf8(text.concat()).unwrap()
+    }
+}
+
+fn unpacked(members: &[u8]) -> Vec<u8> {
+    let mut text = Vec::new();
+    MultiGzDecoder::new(members).read_to_end(&mut text).unwrap();
+    text
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_compressed_watch_says_what_a_plain_one_says() {
+    for (labels, partial) in [("", false), ("tier=gold", false), ("tier!=gold", true)] {
+        let mut rig = Rig::new(40_000, 100);
+        let mut both = [Coding::Identity, Coding::Gzip].map(|coding| rig.watch(coding, labels, partial));
+        let read = |both: &mut [Watching; 2]| {
+            for watching in &mut *both {
+                watching.read();
+            }
+            assert_eq!(both[0].text(), both[1].text());
+        };
+        read(&mut both);
+        // One at a time, then many, of which some come into view and go.
+        rig.put(EventKind::Modified, "first-1", "gold");
+        read(&mut both);
+        for n in 0..10 {
+            rig.put(EventKind::Modified, &format!("first-{n}"), ["gold", "iron"][n % 2]);
+            rig.put(EventKind::Added, &format!("new-{n}"), ["iron", "gold", "gold"][n % 3]);
+        }
+        rig.put(EventKind::Deleted, "first-50", "gold");
+        read(&mut both);
+        tokio::time::advance(Duration::from_secs(61)).await;
+        read(&mut both);
+        let text = both[1].text();
+        assert!(text.contains(r#"{"type":"BOOKMARK""#) && text.contains("initial-events-end"), "{text}");
+        // It falls out of the window.
+        for n in 10..90 {
+            rig.put(EventKind::Modified, &format!("first-{n}"), "iron");
+            rig.put(EventKind::Modified, &format!("first-{n}"), "gold");
+            if n == 50 - 1 {
+                rig.put(EventKind::Added, "first-50", "gold");
+            }
+        }
+        read(&mut both);
+        assert!(both[1].text().ends_with("\"code\":410}}\n"), "{}", both[1].text());
+        for Watching { meter, pieces, .. } in &both {
+            let (events, bytes, ended) = *meter.0.lock();
+            assert_eq!(ended, Some(Ending::Expired));
+            assert_eq!(events, both[0].text().lines().count());
+            assert_eq!(bytes, pieces.iter().map(Bytes::len).sum::<usize>());
+        }
+        let [plain, compressed] = both.map(|watching| watching.meter.0.lock().1);
+        assert!(compressed * 2 < plain, "{compressed} of {plain} bytes");
+    }
+}
+
+#[tokio::test]
+async fn watches_share_the_compressed_form_of_an_event() {
+    let mut rig = Rig::new(1 << 20, 1);
+    let mut crowd: Vec<_> = (0..20).map(|_| rig.watch(Coding::Gzip, "", false)).collect();
+    crowd.push(rig.watch(Coding::Gzip, "tier=gold", false));
+    for watching in &mut crowd {
+        watching.read();
+    }
+    let bytes = rig.reader.figures().event_bytes;
+    rig.put(EventKind::Added, "new", "gold");
+    let uncompressed = rig.reader.figures().event_bytes;
+    let pieces: Vec<_> = crowd.iter_mut().map(|watching| watching.read().to_vec()).collect();
+    let [first] = &pieces[0][..] else { panic!("{pieces:?}") };
+    assert!(pieces.iter().all(|piece| piece.len() == 1 && piece[0].as_ptr() == first.as_ptr()));
+    assert_eq!(rig.reader.figures().event_bytes, uncompressed + first.len(), "it counts once");
+    assert!(uncompressed > bytes);
+}

@@ -1,0 +1,150 @@
+//! Watches that are compressed where upstream compresses them.
+use std::io::Write;
+
+use flate2::write::MultiGzDecoder;
+use http::{HeaderMap, HeaderValue, Request};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use watershed::sim::{Options, WatchList};
+
+use crate::client::{BOTH, Connection, Endpoint, Protocol, nothing, within};
+use crate::ledger::{Interest, Ledger};
+use crate::rig::{Rig, eventually, small};
+
+/// A watch by a client that takes gzip.
+struct Watch {
+    headers: HeaderMap,
+    body: Incoming,
+    /// What came, unpacked as it came. `Err` if nothing is to be unpacked.
+    received: Result<MultiGzDecoder<Vec<u8>>, Vec<u8>>,
+    _connection: Connection,
+}
+
+impl Watch {
+    /// Begins with the state and marks its end.
+    async fn open(to: &Endpoint, protocol: Protocol, interest: &Interest) -> Self {
+        let (path, selector) = (interest.path(), interest.selector());
+        let path = format!("{path}?watch=1&resourceVersion=0&allowWatchBookmarks=true{selector}");
+        let connection = to.connect(protocol).await.unwrap();
+        let request = Request::get(&path).header("accept-encoding", "gzip").body(nothing()).unwrap();
+        let response = within(&path, connection.open(request)).await.unwrap();
+        let (head, body) = response.into_parts();
+        assert_eq!(head.status, 200);
+        let coding = head.headers.get("content-encoding").map(HeaderValue::as_bytes);
+        let received = match coding {
+            None => Err(Vec::new()),
+            Some(b"gzip") => Ok(MultiGzDecoder::new(Vec::new())),
+            Some(other) => panic!("coded as {other:?}"),
+        };
+        Self { headers: head.headers, body, received, _connection: connection }
+    }
+
+    fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+
+    fn text(&self) -> &str {
+        std::str::from_utf8(self.received.as_ref().map_or_else(|plain| plain, MultiGzDecoder::get_ref))
+            .unwrap()
+    }
+
+    /// Takes in what comes next; false at the end.
+    async fn receive(&mut self) -> bool {
+        let Some(frame) = within("a frame of the watch", self.body.frame()).await else { return false };
+        if let Ok(data) = frame.unwrap().into_data() {
+            match &mut self.received {
+                Ok(members) => members.write_all(&data).and_then(|()| members.flush()).unwrap(),
+                Err(plain) => plain.extend_from_slice(&data),
+            }
+        }
+        true
+    }
+
+    /// Reads on until so many lines are there, bookmarks of every kind left out.
+    async fn events(&mut self, count: usize) -> Vec<String> {
+        loop {
+            let lines = self.text().split_inclusive('\n').filter(|line| line.ends_with('\n'));
+            let lines: Vec<_> = lines.filter(|line| !line.contains("BOOKMARK")).collect();
+            if lines.len() >= count {
+                return lines.into_iter().map(str::to_owned).collect();
+            }
+            assert!(self.receive().await, "it ended after {}", self.text());
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watches_are_compressed_where_upstream_compresses_them() {
+    let coded = |compressed_watches| Options { compressed_watches, ..small() };
+    for (options, mode, coding) in [
+        (coded(true), WatchList::Served, Some("gzip")),
+        (coded(false), WatchList::Served, None),
+        (coded(true), WatchList::Refused, None),
+    ] {
+        let rig = Rig::prepared(options, |upstream| upstream.faults().watch_list(mode)).await;
+        let ledger = Ledger::new(rig.upstream.state(), 1);
+        let asked = || rig.upstream.stats().requests_on("WATCH", "pods");
+        rig.proxied.get(Protocol::Http2, "/api/v1/pods?resourceVersion=0").await;
+        eventually("the proxy watches", async || if asked() > 0 { Ok(()) } else { Err("no".to_owned()) })
+            .await;
+        let before = asked();
+        // On a busy machine the first may be served before it is known.
+        eventually("it is known", async || {
+            let watch = Watch::open(&rig.proxied, Protocol::Http2, &Interest::All).await;
+            if watch.header("content-encoding") == coding { Ok(()) } else { Err("not yet".to_owned()) }
+        })
+        .await;
+        let mut watches = Vec::new();
+        for n in 0..30 {
+            let interest = Interest::nth(n);
+            let watch = Watch::open(&rig.proxied, BOTH[n % 2], &interest).await;
+            watches.push((interest, watch));
+        }
+        assert_eq!(asked() - before, 1, "one question, however many clients");
+        watches.push((Interest::All, Watch::open(&rig.direct, Protocol::Http1, &Interest::All).await));
+        let start = rig.upstream.state().version();
+        for (_, watch) in &watches {
+            assert_eq!(watch.header("content-encoding"), coding);
+            assert_eq!(watch.header("vary"), coding.map(|_| "Accept-Encoding"));
+        }
+        ledger.writes(100).await;
+        for (interest, watch) in &mut watches {
+            let initial = ledger.at(interest, start).len();
+            let expected = ledger.between(interest, start, u64::MAX);
+            let events = watch.events(initial + expected.len()).await;
+            let expected: Vec<_> = expected.iter().map(|event| event.line.clone()).collect();
+            assert_eq!(events[initial..], expected, "{interest:?}");
+        }
+        drop(watches);
+        rig.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shutdown_ends_compressed_watches_whole() {
+    let rig = Rig::start(small()).await;
+    let ledger = Ledger::new(rig.upstream.state(), 1);
+    eventually("watches are compressed", async || {
+        let watch = Watch::open(&rig.proxied, Protocol::Http2, &Interest::All).await;
+        watch.received.map(drop).map_err(|_| "not yet".to_owned())
+    })
+    .await;
+    let mut watches = Vec::new();
+    for protocol in BOTH {
+        watches.push(Watch::open(&rig.proxied, protocol, &Interest::All).await);
+    }
+    ledger.writes(30).await;
+    for watch in &mut watches {
+        watch.events(70).await;
+    }
+    let (upstream, end) = rig.shut_down();
+    let end = tokio::spawn(end);
+    for watch in &mut watches {
+        while watch.receive().await {}
+        let last = watch.text().lines().last().unwrap().to_owned();
+        assert!(last.starts_with(r#"{"type":"BOOKMARK""#), "{last}");
+        watch.received.as_mut().unwrap().try_finish().expect("the last member is whole");
+    }
+    within("the end of the shutdown", end).await.unwrap();
+    upstream.shutdown().await;
+}
