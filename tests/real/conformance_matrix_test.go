@@ -359,17 +359,20 @@ func finalize(t *testing.T, name string) {
 	must(client.Finalize(context.Background(), ns, metav1.UpdateOptions{}))(t)
 }
 
-// settle waits until both sides' memory has come to a version.
+// settle waits until both sides' memory has come to a version, in each encoding
+// that the type has.
 func settle(t *testing.T, collection string, version uint64) {
 	t.Helper()
 	for _, to := range targets() {
-		eventually(t, fmt.Sprintf("%s has %s of %d", to.name, collection, version), func() error {
-			a, err := to.try(request{path: fmt.Sprintf("%s?resourceVersionMatch=NotOlderThan&resourceVersion=%d", collection, version)})
-			if err == nil && (a.status != 200 || strings.Contains(a.header.Get("X-Watershed-Source"), "version-ahead")) {
-				err = fmt.Errorf("%d from %s", a.status, a.header.Get("X-Watershed-Source"))
-			}
-			return err
-		})
+		for _, accept := range []string{"", protobufType} {
+			eventually(t, fmt.Sprintf("%s has %s of %d as %q", to.name, collection, version, accept), func() error {
+				a, err := to.try(request{path: fmt.Sprintf("%s?resourceVersionMatch=NotOlderThan&resourceVersion=%d", collection, version), accept: accept})
+				if err == nil && (a.status != 200 && a.status != 406 || strings.Contains(a.header.Get("X-Watershed-Source"), "version-ahead")) {
+					err = fmt.Errorf("%d from %s", a.status, a.header.Get("X-Watershed-Source"))
+				}
+				return err
+			})
+		}
 	}
 }
 
