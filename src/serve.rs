@@ -9,7 +9,10 @@ mod gzip;
 mod list;
 pub mod metrics;
 mod policy;
+mod replay;
+mod shared;
 mod source;
+mod turns;
 mod until_drain;
 mod watch;
 
@@ -32,6 +35,7 @@ use documents::Documents;
 use fence::Fences;
 use metrics::{InFlight, Labels};
 pub use policy::{ConsistentReads, Policy};
+use shared::{Place, Shared};
 pub use source::{Reason, Source};
 
 /// A version that is ahead of the cache is waited for this long; then upstream answers, which waits
@@ -50,6 +54,7 @@ struct Inner {
     access: Access,
     fences: Fences,
     documents: Documents,
+    shared: Shared,
     forwarder: Forwarder,
     draining: drain::Watch,
 }
@@ -102,8 +107,10 @@ impl Server {
     ) -> Self {
         let access = Access::new(&client);
         let fences = Fences::new(client.clone());
-        let documents = Documents::new(client);
-        Self(Arc::new(Inner { catalog, policy, scopes, access, fences, documents, forwarder, draining }))
+        let documents = Documents::new(client.clone());
+        let shared = Shared::new(client);
+        let inner = Inner { catalog, policy, scopes, access, fences, documents, shared, forwarder, draining };
+        Self(Arc::new(inner))
     }
 
     /// Answers one request.
@@ -112,9 +119,14 @@ impl Server {
         let plan = decide(&self.0.catalog, &self.0.policy, &request);
         let labels = Labels::new(&plan, request.method());
         let in_flight = InFlight::begin(&labels);
+        // Left when the answer is there.
+        let mut place = None;
         let outcome = match &plan.plan {
             Plan::Forward(reason) => Outcome::Forward(*reason),
-            Plan::Read(read) => self.0.read(read, &request, &labels).await,
+            Plan::Read(read) => {
+                let outcome = self.0.read(read, &request, &labels).await;
+                self.0.share(outcome, read, &request, &mut place).await
+            }
             Plan::Document(asked) => self.0.document(asked, &request).await,
         };
         let audit_id = audit_id::of(request.headers());
@@ -147,26 +159,69 @@ impl Inner {
         }
     }
 
-    /// Authentication and authorization come before anything is read (invariant 5).
-    async fn read(&self, read: &Read, request: &Request<Incoming>, labels: &Labels) -> Outcome {
+    /// Consistent reads that go to upstream go there together, where they are the same.
+    async fn share<'a>(
+        &'a self,
+        outcome: Outcome,
+        read: &Read,
+        request: &Request<Incoming>,
+        place: &mut Option<Place<'a>>,
+    ) -> Outcome {
+        let Outcome::Forward(reason @ (Reason::Consistent | Reason::Unproven)) = outcome else {
+            return outcome;
+        };
+        if matches!(read.kind, decide::ReadKind::Watch(_)) {
+            return outcome;
+        }
+        let place = place.insert(self.shared.enter(request));
+        if place.is_first {
+            return outcome;
+        }
+        if let Err(refused) = self.admit(read, request).await {
+            return refused;
+        }
+        match place.answer().await {
+            Some(replay) => Outcome::Answered(Source::Shared, replay.response()),
+            None => Outcome::Forward(reason),
+        }
+    }
+
+    /// Who is calling, if they may have what they ask for.
+    async fn admit(
+        &self,
+        read: &Read,
+        request: &Request<Incoming>,
+    ) -> Result<(Arc<Identity>, Attributes), Outcome> {
         let identity = match self.access.authenticator.authenticate(request.headers()).await {
             Ok(Authenticated::As(identity)) => identity,
-            Ok(Authenticated::Refused) => return refuse(read, &Status::unauthorized()),
-            Ok(Authenticated::Unknown) => return Outcome::Forward(Reason::Identity),
+            Ok(Authenticated::Refused) => return Err(refuse(read, &Status::unauthorized())),
+            Ok(Authenticated::Unknown) => return Err(Outcome::Forward(Reason::Identity)),
             Err(error) => {
                 tracing::warn!(%error, "a token could not be reviewed");
-                return Outcome::Forward(Reason::ReviewFailed);
+                return Err(Outcome::Forward(Reason::ReviewFailed));
             }
         };
         let attributes = read.attributes();
         match self.access.authorizer.authorize(&identity, &attributes).await {
-            Ok(Decision::Allowed) => {}
-            Ok(Decision::Denied(reason)) => return refuse(read, &denied(&identity, &attributes, &reason)),
+            Ok(Decision::Allowed) => Ok((identity, attributes)),
+            Ok(Decision::Denied(reason)) => Err(refuse(read, &denied(&identity, &attributes, &reason))),
             Err(error) => {
                 tracing::warn!(%error, "an access could not be reviewed");
-                return Outcome::Forward(Reason::ReviewFailed);
+                Err(Outcome::Forward(Reason::ReviewFailed))
             }
         }
+    }
+
+    /// Authentication and authorization come before anything is read (invariant 5).
+    async fn read(&self, read: &Read, request: &Request<Incoming>, labels: &Labels) -> Outcome {
+        // One object costs upstream no more than the proof would.
+        if matches!((&read.kind, read.age), (decide::ReadKind::Get { .. }, Age::Latest)) {
+            return Outcome::Forward(Reason::Consistent);
+        }
+        let (identity, attributes) = match self.admit(read, request).await {
+            Ok(admitted) => admitted,
+            Err(outcome) => return outcome,
+        };
         let mut opened = match self.open(read).await {
             Ok(opened) => opened,
             Err(reason) => return Outcome::Forward(reason),

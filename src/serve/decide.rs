@@ -60,12 +60,11 @@ pub(super) enum Age {
 
 impl Age {
     /// Of a read with `resourceVersion` unset.
-    fn latest(choice: ConsistentReads, verb: Verb) -> Result<Self, Reason> {
+    fn latest(choice: ConsistentReads) -> Result<Self, Reason> {
         match choice {
             ConsistentReads::Cache => Ok(Self::Weakened),
-            // One object costs upstream no more than the proof would.
-            ConsistentReads::Fence if verb != Verb::Get => Ok(Self::Latest),
-            ConsistentReads::Fence | ConsistentReads::Forward => Err(Reason::Consistent),
+            ConsistentReads::Fence => Ok(Self::Latest),
+            ConsistentReads::Forward => Err(Reason::Consistent),
         }
     }
 }
@@ -194,7 +193,7 @@ fn plan<B>(
     if representations.is_empty() {
         return Err(Reason::Representation);
     }
-    let latest = Age::latest(policy.consistent_reads(&resource.gvr), info.verb);
+    let latest = Age::latest(policy.consistent_reads(&resource.gvr));
     let query = request.uri().query();
     let pretty = wants_pretty(query, request.headers());
     let read = |kind, selectors, age| Read {

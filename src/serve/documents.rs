@@ -5,17 +5,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body_util::{BodyExt, Limited};
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use moka::future::Cache;
 use moka::ops::compute::{CompResult, Op};
 use tokio::time::timeout;
 
+use super::replay::{NoReplay, Replay};
 use crate::catalog::Catalog;
-use crate::http::body::{Body, empty, full};
+use crate::http::body::{Body, empty};
 use crate::kube::wants_pretty;
-use crate::upstream::{Class, Client, SendOptions, UpstreamError};
+use crate::upstream::{Class, Client, SendOptions};
 
 /// A document is shown without a question for this long, counted from before upstream was asked last.
 const FRESH: Duration = Duration::from_millis(900);
@@ -26,17 +25,6 @@ const MAX_DOCUMENT: usize = 64 << 20;
 /// Documents that nobody asked for in this time go.
 const IDLE: Duration = Duration::from_mins(10);
 const ANSWER: Duration = Duration::from_secs(10);
-/// What belongs to one answer and not to the document.
-const OF_THE_ANSWER: &[&str] = &[
-    "audit-id",
-    "connection",
-    "content-length",
-    "date",
-    "keep-alive",
-    "transfer-encoding",
-    "x-kubernetes-pf-flowschema-uid",
-    "x-kubernetes-pf-prioritylevel-uid",
-];
 /// What an answer without a body leaves out. Source: Go's `net/http` (writeNotModified, serveContent).
 const OF_THE_BODY: &[HeaderName] =
     &[header::CONTENT_TYPE, header::CONTENT_ENCODING, header::LAST_MODIFIED, header::ACCEPT_RANGES];
@@ -62,21 +50,9 @@ struct Key {
 /// Upstream's answer.
 #[derive(Debug)]
 struct Document {
-    headers: HeaderMap,
-    body: Bytes,
+    answer: Replay,
     /// Upstream said that it is current, some time after this.
     asked: Instant,
-}
-
-/// Upstream's answer is no document, or there is none.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum NoDocument {
-    #[error(transparent)]
-    Upstream(#[from] UpstreamError),
-    #[error("upstream answered {0}")]
-    Status(StatusCode),
-    #[error("the answer is of no use: {0}")]
-    Answer(String),
 }
 
 impl Asked {
@@ -138,7 +114,8 @@ pub(super) struct Documents {
 impl Documents {
     pub(super) fn new(client: Client) -> Self {
         let weigh = |key: &Key, document: &Arc<Document>| {
-            let text = key.path_and_query.len() + document.headers.len() * 64 + document.body.len();
+            let text =
+                key.path_and_query.len() + document.answer.headers.len() * 64 + document.answer.body.len();
             u32::try_from(text + 1024).unwrap_or(u32::MAX)
         };
         let held = Cache::builder().weigher(weigh).max_capacity(MAX_BYTES).time_to_idle(IDLE).build();
@@ -146,7 +123,7 @@ impl Documents {
     }
 
     /// The answer to a request. An error means that upstream should give it.
-    pub(super) async fn answer(&self, asked: &Asked) -> Result<Response<Body>, NoDocument> {
+    pub(super) async fn answer(&self, asked: &Asked) -> Result<Response<Body>, NoReplay> {
         let held = self.held.get(&asked.key).await.filter(|held| held.is_fresh());
         let document = match held {
             Some(document) => document,
@@ -156,11 +133,11 @@ impl Documents {
     }
 
     /// One question at a time for each document; who waited for it takes its answer.
-    async fn ask(&self, key: &Key) -> Result<Arc<Document>, NoDocument> {
+    async fn ask(&self, key: &Key) -> Result<Arc<Document>, NoReplay> {
         let asked = self.held.entry_by_ref(key).and_try_compute_with(|held| async move {
             let held = held.map(moka::Entry::into_value);
             match held {
-                Some(held) if held.is_fresh() => Ok::<_, NoDocument>(Op::Nop),
+                Some(held) if held.is_fresh() => Ok::<_, NoReplay>(Op::Nop),
                 held => Ok(Op::Put(self.fetch(key, held).await?)),
             }
         });
@@ -169,16 +146,16 @@ impl Documents {
             | CompResult::ReplacedWith(entry)
             | CompResult::Unchanged(entry)
             | CompResult::Removed(entry) => entry.into_value(),
-            CompResult::StillNone(_) => return Err(NoDocument::Answer("it was not kept".to_owned())),
+            CompResult::StillNone(_) => return Err(NoReplay::Answer("it was not kept".to_owned())),
         })
     }
 
-    async fn fetch(&self, key: &Key, held: Option<Arc<Document>>) -> Result<Arc<Document>, NoDocument> {
+    async fn fetch(&self, key: &Key, held: Option<Arc<Document>>) -> Result<Arc<Document>, NoReplay> {
         let asked = Instant::now();
-        let odd = |error: String| NoDocument::Answer(error);
+        let odd = |error: String| NoReplay::Answer(error);
         let mut request =
             Request::get(&key.path_and_query).body(empty()).map_err(|error| odd(error.to_string()))?;
-        let tag = held.as_ref().and_then(|held| held.headers.get(header::ETAG)).cloned();
+        let tag = held.as_ref().and_then(|held| held.answer.headers.get(header::ETAG)).cloned();
         let fields = [
             (header::ACCEPT, key.accept.clone()),
             (header::ACCEPT_ENCODING, key.accept_encoding.clone()),
@@ -187,20 +164,13 @@ impl Documents {
         request.headers_mut().extend(fields.into_iter().filter_map(|(name, value)| Some((name, value?))));
         let answered = async {
             let response = self.client.send(Class::Short, request, SendOptions::default()).await?;
-            let (mut parts, body) = response.into_parts();
-            if let (StatusCode::NOT_MODIFIED, Some(held)) = (parts.status, held) {
-                let Document { headers, body, .. } = &*held;
-                return Ok(Document { headers: headers.clone(), body: body.clone(), asked });
+            match (response.status(), held) {
+                (StatusCode::OK, _) => {
+                    Ok(Document { answer: Replay::read(response, MAX_DOCUMENT).await?, asked })
+                }
+                (StatusCode::NOT_MODIFIED, Some(held)) => Ok(Document { answer: held.answer.clone(), asked }),
+                (status, _) => Err(NoReplay::Status(status)),
             }
-            if parts.status != StatusCode::OK {
-                return Err(NoDocument::Status(parts.status));
-            }
-            let body = Limited::new(body, MAX_DOCUMENT).collect().await;
-            let body = body.map_err(|error| odd(error.to_string()))?.to_bytes();
-            for name in OF_THE_ANSWER {
-                parts.headers.remove(*name);
-            }
-            Ok(Document { headers: parts.headers, body, asked })
         };
         let answered = timeout(ANSWER, answered).await;
         answered.unwrap_or_else(|_| Err(odd(format!("no answer within {ANSWER:?}")))).map(Arc::new)
@@ -213,16 +183,11 @@ impl Document {
     }
 
     fn answer(&self, known: Option<&HeaderValue>) -> Response<Body> {
-        let unchanged = known.is_some() && self.headers.get(header::ETAG) == known;
-        let mut response = if unchanged {
-            let mut response = Response::new(empty());
-            *response.status_mut() = StatusCode::NOT_MODIFIED;
-            response
-        } else {
-            Response::new(full(self.body.clone()))
-        };
-        *response.headers_mut() = self.headers.clone();
+        let unchanged = known.is_some() && self.answer.headers.get(header::ETAG) == known;
+        let mut response = self.answer.response();
         if unchanged {
+            *response.status_mut() = StatusCode::NOT_MODIFIED;
+            *response.body_mut() = empty();
             for name in OF_THE_BODY {
                 response.headers_mut().remove(name);
             }

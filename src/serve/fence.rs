@@ -12,8 +12,6 @@
 //!
 //! Nothing of this relies on which API server answers: R of one and a bookmark of another, older one do not
 //! fit together, and the wait goes on. Versions are only compared within a type.
-mod turns;
-
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -23,12 +21,11 @@ use parking_lot::Mutex;
 use tokio::time::timeout;
 
 use super::metrics;
+use super::turns::Turns;
 use crate::kube::ResourceVersion;
 use crate::scope::{Scope, ScopeKey};
 use crate::store::Snapshot;
 use crate::upstream::{Client, Keys, Listed, Probe, ProbeError, Seen};
-
-use turns::Turns;
 
 /// A reader waits this long at most; then upstream answers. It waits as long for its own cache.
 /// Source: `apiserver/pkg/storage/cacher/watch_cache.go` (blockTimeout).

@@ -14,6 +14,8 @@ pub enum Source {
     Cache,
     /// From the discovery and OpenAPI documents that are kept.
     Document,
+    /// From upstream, for several who asked the same at the same time.
+    Shared,
     /// Refused by what upstream said of the caller.
     Access,
     /// From upstream.
@@ -29,6 +31,7 @@ impl Source {
             Self::Fence => "fence",
             Self::Cache => "cache",
             Self::Document => "document",
+            Self::Shared => "shared",
             Self::Access => "access",
             Self::Forward(_) => "forward",
         }

@@ -223,3 +223,45 @@ async fn the_operator_chooses_how_consistent_reads_are_answered() {
     rig.upstream.faults().delay_events(Duration::ZERO);
     rig.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gets_of_the_same_at_the_same_time_are_shared() {
+    let rig = Rig::start(quiet(20)).await;
+    let (namespace, name) = some_pod(&rig);
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
+    let direct = rig.direct.get(Protocol::Http2, &path).await;
+    let alone = rig.proxied.get(Protocol::Http2, &path).await;
+    assert_eq!((alone.essence(), source(&alone)), (direct.essence(), "forward; reason=consistent-read"));
+    let before = rig.upstream.stats().requests_on("GET", "pods");
+    let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+    let get = || connection.read(http::Request::get(&path).body(crate::client::nothing()).unwrap());
+    for answer in within("300 gets", join_all((0..300).map(|_| get()))).await {
+        assert_eq!(answer.unwrap().essence(), direct.essence());
+    }
+    let gets = rig.upstream.stats().requests_on("GET", "pods") - before;
+    assert!(gets < 100, "300 gets at once cost upstream {gets}");
+    // No answer is older than the question: what was written before is seen, however many ask.
+    for n in 0..20 {
+        let reads = join_all((0..30).map(|_| get()));
+        let read_and_write = async {
+            let text = format!(
+                r#"{{"metadata":{{"name":"{name}","namespace":"{namespace}","labels":{{"n":"{n}"}}}}}}"#
+            );
+            let written = rig.upstream.state().update(&pods(), &text).unwrap();
+            let after = get().await.unwrap();
+            assert!(
+                version(&after) >= written,
+                "{} is older than {written}: {}",
+                version(&after),
+                source(&after)
+            );
+        };
+        tokio::join!(reads, read_and_write);
+    }
+    // Who may not get it alone does not get it with others.
+    let stranger = rig.proxied.as_user("nobody-has-this-token").connect(Protocol::Http2).await.unwrap();
+    let strange = || stranger.read(http::Request::get(&path).body(crate::client::nothing()).unwrap());
+    let (answers, _) = tokio::join!(join_all((0..50).map(|_| strange())), join_all((0..100).map(|_| get())));
+    assert!(answers.into_iter().all(|answer| answer.unwrap().status == StatusCode::UNAUTHORIZED));
+    rig.stop().await;
+}
