@@ -336,17 +336,28 @@ func faultyAnswers(t *testing.T) {
 	t.Logf("%d faults, %d requests for each", len(faults)-1, len(probes))
 }
 
+// faultyWatches lasts longer where little is written in a second: a fault has
+// something to happen to only once there was an event of its kind.
 func faultyWatches(t *testing.T) {
+	const longest = 40
+	for seconds, enough := 5, false; !enough; seconds *= 2 {
+		t.Run(fmt.Sprint(seconds, " seconds"), func(t *testing.T) { enough = faultyWatchesFor(t, seconds, seconds >= longest) })
+		enough = enough || seconds >= longest
+	}
+}
+
+// faultyWatchesFor yields whether enough was written to judge by.
+func faultyWatchesFor(t *testing.T, seconds int, last bool) bool {
 	chance := chances(seeded(t), 3)
-	s := putOn(t, chance, "-f")
-	const seconds = 5
+	suffix := fmt.Sprint("-f", seconds)
+	s := putOn(t, chance, suffix)
 	var requests []request
 	for _, l := range []look{
 		{"configmaps", "", "", "", "", since},
 		{"configmaps", "", "tier=gold", "", "", since},
 		{"configmaps", "", "tier!=lead", "", "", stateFirst},
 	} {
-		requests = append(requests, s.request(l, seconds, "-f"))
+		requests = append(requests, s.request(l, seconds, suffix))
 	}
 	faults := append(faultsOfWatches(), fault{name: "none"})
 	places := []target{upstream}
@@ -355,10 +366,18 @@ func faultyWatches(t *testing.T) {
 	}
 	// A moment for the first states to be there.
 	for i := range 6 {
-		upstream.ok(t, request{method: "POST", path: "/api/v1/namespaces/watched-f/configmaps", body: asJSON(configMap(fmt.Sprint("early-", i)))})
+		upstream.ok(t, request{method: "POST", path: "/api/v1/namespaces/watched" + suffix + "/configmaps", body: asJSON(configMap(fmt.Sprint("early-", i)))})
 	}
 	time.Sleep(200 * time.Millisecond)
 	all := s.run(chance, places, requests, seconds)
+	count := map[string]int{}
+	for _, e := range must(all[0][0].frames())(t) {
+		count[e.event]++
+	}
+	if !last && (count["MODIFIED"] < 20 || count["DELETED"] < 10) {
+		t.Logf("hardly anything was written: %v", count)
+		return false
+	}
 	seen := make([][]string, len(faults))
 	for i := range faults {
 		for j, r := range requests {
@@ -368,6 +387,7 @@ func faultyWatches(t *testing.T) {
 		}
 	}
 	report(t, faults, seen)
+	return true
 }
 
 // report fails the test for each fault that was not seen, and for what was seen

@@ -67,10 +67,6 @@ func TestCustomResourceLife(t *testing.T) {
 
 	// A second edition of the type: what is new in it is served, and informers
 	// go on.
-	old := proxied.watch(t, request{path: w.path(ns, "") + "?watch=1&resourceVersion=0"})
-	for range 3 {
-		old.next(t)
-	}
 	proxied.ok(t, request{method: "PATCH", path: definitions + "/" + w.name(), contentType: "application/merge-patch+json", body: w.definition(true)})
 	eventually(t, "the new field is kept", func() error {
 		a := proxied.ok(t, request{method: "PATCH", path: w.path(ns, "a"), contentType: "application/merge-patch+json", body: `{"spec":{"colour":"red"}}`})
@@ -90,6 +86,16 @@ func TestCustomResourceLife(t *testing.T) {
 	})
 	upstream.ok(t, request{method: "POST", path: w.path(ns, ""), body: w.object("d", 4)})
 	awaitStore("the informer goes on after the change of the type", "a", "b", "c", "d")
+
+	// Once the type is served anew, watches last: it may be listed again a moment
+	// after the change, which ends those that are open.
+	eventually(t, "watches last", func() error {
+		events, err := proxied.watch(t, request{path: w.path(ns, "") + "?watch=1&resourceVersion=0&timeoutSeconds=4"}).rest(t)
+		if err != nil || len(events) != 4 {
+			return fmt.Errorf("%v, %v", events, err)
+		}
+		return nil
+	})
 
 	// The end of the type: open watches see the objects go, and end.
 	watches := map[string]*stream{}
