@@ -156,7 +156,6 @@ type lector struct {
 	journal *journal
 	chance  *rand.Rand
 	place   watchPlace
-	replica int
 }
 
 // wish is what a client reads, and how.
@@ -216,7 +215,7 @@ func (l *lector) wish() wish {
 }
 
 func (l *lector) reading(m manner, w wish) reading {
-	return reading{manner: m, words: fmt.Sprintf("%s of %v by replica %d", m, w, l.replica),
+	return reading{manner: m, words: fmt.Sprintf("%s of %v from %s", m, w, l.place.url),
 		selector: selectors[w.selector], namespace: w.namespace, begun: l.bout.stage.now()}
 }
 
@@ -244,8 +243,7 @@ func (l *lector) odd(format string, args ...any) {
 }
 
 // get reads one object, which upstream answers.
-func (l *lector) get() {
-	w := l.wish()
+func (l *lector) get(w wish) {
 	w.selector, w.metadata, w.protobuf = "", false, false
 	w.namespace = l.bout.stage.spaces[l.chance.IntN(2)]
 	name := fmt.Sprintf("w%d-%d-0", l.chance.IntN(4), l.chance.IntN(slots))
@@ -288,8 +286,7 @@ func (l *lector) fetch(path, accept string) (answer, error) {
 }
 
 // list reads the latest state, at once or in pages.
-func (l *lector) list() {
-	w := l.wish()
+func (l *lector) list(w wish) {
 	query := w.query()
 	how, pages := byList, 1
 	if l.chance.IntN(3) == 0 {
@@ -348,8 +345,7 @@ func decode(w wish, text []byte, into unmarshaler) error {
 
 // watch reads the latest state by a watch that begins with it, and then for a
 // while what follows.
-func (l *lector) watch() {
-	w := l.wish()
+func (l *lector) watch(w wish) {
 	query := w.query()
 	for _, part := range strings.Split(stateLatest+"&watch=1&timeoutSeconds=60", "&") {
 		name, value, _ := strings.Cut(part, "=")

@@ -192,7 +192,7 @@ func (b *bout) write(lasting time.Duration) {
 			}
 		})
 	}
-	chance := b.stage.chance()
+	chance, places := b.stage.chance(), b.places(ways[2:])
 	b.running.Go(func() {
 		lone := &scribe{number: 9, there: map[string]uint64{}, born: map[string]int{}}
 		name := fmt.Sprint("lone-", b.stage.now().Milliseconds())
@@ -201,31 +201,40 @@ func (b *bout) write(lasting time.Duration) {
 				return
 			}
 			lone.toggle(b, chance, ways[chance.IntN(len(ways))], ofLimitRanges, b.stage.spaces[1], name)
+			// This is when memory has not heard of it yet.
+			for _, place := range places {
+				l := lector{bout: b, journal: b.journal, chance: chance, place: place}
+				l.list(wish{kind: ofLimitRanges})
+			}
 		}
 	})
 }
 
-// read has some clients list and get, and others watch.
-func (b *bout) read(j *journal, lists, watches int, pause time.Duration, fronts ...target) {
-	var places []watchPlace
+// places are ways by connections of their own.
+func (b *bout) places(fronts []target) (places []watchPlace) {
 	for _, f := range fronts {
 		place := b.stage.place(f)
 		b.t.Cleanup(place.client.CloseIdleConnections)
 		places = append(places, place)
 	}
+	return places
+}
+
+// read has some clients list and get, and others watch.
+func (b *bout) read(j *journal, lists, watches int, pause time.Duration, fronts ...target) {
+	places := b.places(fronts)
 	for i := range lists + watches {
 		chance := b.stage.chance()
 		b.running.Go(func() {
 			for b.pause(between(chance, time.Millisecond, pause)) {
-				replica := chance.IntN(len(places))
-				l := lector{bout: b, journal: j, chance: chance, place: places[replica], replica: replica}
+				l := lector{bout: b, journal: j, chance: chance, place: places[chance.IntN(len(places))]}
 				switch {
 				case i >= lists:
-					l.watch()
+					l.watch(l.wish())
 				case chance.IntN(8) == 0:
-					l.get()
+					l.get(l.wish())
 				default:
-					l.list()
+					l.list(l.wish())
 				}
 			}
 		})
