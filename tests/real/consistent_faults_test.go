@@ -67,7 +67,7 @@ func (s *robustness) lagging(t *testing.T, lasting time.Duration) {
 	misled := newJournal()
 	b.write(lasting)
 	// Most wait most of the time.
-	b.readAll(40, 20, 40*time.Millisecond)
+	b.readAll(80, 30, 40*time.Millisecond)
 	b.read(misled, 3, 2, 60*time.Millisecond, around...)
 	time.Sleep(lasting)
 	b.finish()
