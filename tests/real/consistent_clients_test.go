@@ -12,6 +12,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strings"
 	"time"
 
@@ -139,15 +140,17 @@ func (w *scribe) do(b *bout, chance *rand.Rand, to target, k kind, ns, path, met
 	return true
 }
 
+var number = regexp.MustCompile(`\d\d+|https://[^ "]+`)
+
 // summary is what errors of one kind have in common.
 func summary(err error) string {
-	text := err.Error()
-	for _, word := range []string{"connection refused", "connection reset", "EOF", "deadline exceeded", "no API server", "http2"} {
+	text := number.ReplaceAllString(err.Error(), "N")
+	for _, word := range []string{"connection refused", "connection reset", "EOF", "deadline exceeded", "could not be reached", "INTERNAL_ERROR"} {
 		if strings.Contains(text, word) {
 			return word
 		}
 	}
-	return fmt.Sprintf("%.160s", text)
+	return fmt.Sprintf("%.200s", text)
 }
 
 // lector is a client about to read something.
