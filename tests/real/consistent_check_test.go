@@ -54,6 +54,8 @@ const (
 	byPages manner = "pages"
 	byWatch manner = "watch"
 	byGet   manner = "get"
+	// byEvents is a watch that begins with the next event after the latest state.
+	byEvents manner = "events"
 )
 
 // reading is one read, and what came of it.
@@ -63,7 +65,8 @@ type reading struct {
 	source       string
 	begun, ended moment
 	// version is that of the list, or of the watch's end mark. That of a get is
-	// its object's, or 0 when there was none.
+	// its object's, or 0 when there was none. Where a watch without a state began
+	// is not said.
 	version   uint64
 	selector  labels.Selector
 	namespace string
@@ -199,6 +202,10 @@ func (c *checker) look(i int, r *reading, state *replay) {
 		c.get(i, r)
 		return
 	}
+	if r.manner == byEvents {
+		c.onward(i, r)
+		return
+	}
 	state.advance(r.version)
 	c.contents(i, r, state)
 	c.times(i, r)
@@ -272,7 +279,7 @@ func (c *checker) events(i int, r *reading) {
 	}
 	for _, m := range r.marks {
 		switch {
-		case m.version < r.version:
+		case m.version < r.version && r.manner == byWatch:
 			c.say(eventsAfterEnd, i, "a bookmark of %d after the end mark", m.version)
 			return
 		case m.version >= next:
@@ -280,6 +287,29 @@ func (c *checker) events(i int, r *reading) {
 			return
 		}
 	}
+}
+
+// onward asks of a watch that began with the next event whether there was a
+// version, neither too old nor of the future, on which these events follow.
+func (c *checker) onward(i int, r *reading) {
+	if len(r.events) == 0 {
+		return
+	}
+	first := r.events[0].version
+	if oldest := max(c.acknowledged.at(r.begun), c.read.at(r.begun)); first <= oldest {
+		c.say(neverThat, i, "%v, where it was %d before", r.events[0], oldest)
+		return
+	}
+	begun := *r
+	state := newReplay(c.history)
+	begun.version = first - 1
+	if next := c.ahead.at(r.ended); next <= begun.version {
+		// What was written when the watch was open already is not before its begin.
+		begun.version = next - 1
+	}
+	state.advance(begun.version)
+	begun.items = state.selected(r.selects)
+	c.events(i, &begun)
 }
 
 // after is the first n events that follow on a reading, and the version of the

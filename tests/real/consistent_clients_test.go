@@ -347,16 +347,21 @@ func decode(w wish, text []byte, into unmarshaler) error {
 }
 
 // watch reads the latest state by a watch that begins with it, and then for a
-// while what follows.
+// while what follows; or what follows alone.
 func (l *lector) watch(w wish) {
-	query := w.query()
-	for _, part := range strings.Split(stateLatest+"&watch=1&timeoutSeconds=60", "&") {
-		name, value, _ := strings.Cut(part, "=")
-		query.Set(name, value)
+	how, marked := byWatch, false
+	if l.chance.IntN(4) == 0 {
+		how, marked = byEvents, true
 	}
+	query := w.query()
+	query.Set("watch", "1")
+	query.Set("timeoutSeconds", "60")
+	query.Set("allowWatchBookmarks", "true")
+	query.Set("resourceVersionMatch", "NotOlderThan")
+	query.Set("sendInitialEvents", fmt.Sprint(how == byWatch))
 	ctx, cancel := context.WithTimeout(l.bout.ctx, patience)
 	defer cancel()
-	r := l.reading(byWatch, w)
+	r := l.reading(how, w)
 	resp, err := l.place.get(ctx, w.kind.path(w.namespace)+"?"+query.Encode(), w.accept(false))
 	if err != nil {
 		l.failed(err)
@@ -365,7 +370,13 @@ func (l *lector) watch(w wish) {
 	defer resp.Body.Close()
 	r.source = resp.Header.Get("X-Watershed-Source")
 	reader := bufio.NewReaderSize(resp.Body, 16<<10)
-	marked := false
+	follow := func() {
+		r.ended = l.bout.stage.now()
+		time.AfterFunc(between(l.chance, 100*time.Millisecond, 2*time.Second), cancel)
+	}
+	if marked {
+		follow()
+	}
 	for {
 		event, object, err := readMetadata(w, reader)
 		if err != nil && ctx.Err() == nil {
@@ -381,8 +392,8 @@ func (l *lector) watch(w wish) {
 		switch {
 		case event == "BOOKMARK" && !marked && object.Annotations[endMark] == "true":
 			marked = true
-			r.ended, r.version = l.bout.stage.now(), item.version
-			time.AfterFunc(between(l.chance, 100*time.Millisecond, 2*time.Second), cancel)
+			r.version = item.version
+			follow()
 		case event == "BOOKMARK" && marked:
 			r.marks = append(r.marks, mark{item.version, len(r.events)})
 		case event == "ADDED" && !marked:

@@ -46,6 +46,9 @@ func TestConsistencyCheckSeesPlantedFaults(t *testing.T) {
 		return reading{manner: byWatch, begun: 31, ended: 35, version: version, selector: all, items: of("a", 10, "b", 30), events: events, marks: marks}
 	}
 	rest := []seen{event("DELETED", "a", 40), event("ADDED", "c", 50), event("DELETED", "c", 60), event("ADDED", "a", 70)}
+	onward := func(begun, ended moment, events ...seen) reading {
+		return reading{manner: byEvents, begun: begun, ended: ended, selector: all, events: events}
+	}
 	get := func(key string, begun, ended moment, version uint64) reading {
 		return reading{manner: byGet, begun: begun, ended: ended, version: version, selector: all, items: of(key, 0)}
 	}
@@ -94,6 +97,14 @@ func TestConsistencyCheckSeesPlantedFaults(t *testing.T) {
 			events: []seen{event("DELETED", "b", 30), event("DELETED", "a", 40)}}}, nil},
 		{"leaving a selection unseen", []reading{{manner: byWatch, begun: 20, ended: 25, version: 20, selector: golden, items: of("a", 10, "b", 20),
 			events: []seen{event("DELETED", "a", 40)}}}, []rule{eventsAfterEnd}},
+
+		{"a watch from now on", []reading{onward(33, 35, rest...)}, nil},
+		{"a watch from now on that is told where it is", []reading{{manner: byEvents, begun: 33, ended: 35, selector: all, events: rest, marks: []mark{{30, 0}, {45, 1}}}}, nil},
+		{"a watch from now on that saw nothing", []reading{onward(33, 35)}, nil},
+		{"a watch from now on that was opened slowly", []reading{onward(33, 65, rest[2:]...)}, nil},
+		{"a watch from now on that begins too early", []reading{onward(51, 55, rest...)}, []rule{neverThat}},
+		{"a watch from now on that begins too late", []reading{onward(33, 35, rest[1:]...)}, []rule{eventsAfterEnd}},
+		{"a watch from now on that loses something", []reading{onward(33, 35, rest[0], rest[2])}, []rule{eventsAfterEnd}},
 
 		{"a get", []reading{get("b", 31, 35, 30)}, nil},
 		{"a get of what was replaced", []reading{get("b", 41, 45, 20)}, []rule{neverThat}},
