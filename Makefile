@@ -6,7 +6,7 @@ BIN := $(REAL)/.bin
 PROXY := target/debug/watershed
 PAIRS ?= 6000
 
-.PHONY: help build release test test-rust test-real test-python test-release conformance real lint bench bench-real demo cluster fmt clean
+.PHONY: help build release test test-rust test-real test-python test-release conformance robustness real lint bench bench-real demo cluster fmt clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -40,6 +40,10 @@ test-release: build ## The real clients in front of another release of kube-apis
 
 conformance: build real ## Every combination of read options and 6,000 generated requests, compared with upstream (minutes)
 	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) CONFORMANCE_FULL=1 CONFORMANCE_PAIRS=$(PAIRS) $(GO) test -count=1 -timeout 20m -v -run '^TestConformance$$' .
+
+ROBUSTNESS_SECONDS ?= 600
+robustness: build real ## Consistent reads through two replicas checked for linearizability under faults, for ROBUSTNESS_SECONDS=600
+	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) ROBUSTNESS_SECONDS=$(ROBUSTNESS_SECONDS) $(GO) test -count=1 -timeout 24h -v -run '^TestConsistentReads$$' .
 
 lint: ## Formatting, clippy, go vet
 	$(CARGO) fmt --check

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -223,15 +224,17 @@ func faultsOfWatches() []fault {
 	}
 }
 
-// startFaulty runs a proxy in front of upstream that does one thing wrong.
-func startFaulty(t *testing.T, f fault) target {
+// startFaulty runs a proxy in front of another place that does one thing wrong.
+func startFaulty(t *testing.T, before target, f fault) target {
 	t.Helper()
-	to := must(url.Parse(upstream.url))(t)
-	transport := &http.Transport{TLSClientConfig: upstream.tls(), ForceAttemptHTTP2: true}
+	to := must(url.Parse(before.url))(t)
+	transport := &http.Transport{TLSClientConfig: before.tls(), ForceAttemptHTTP2: true}
 	t.Cleanup(transport.CloseIdleConnections)
 	server := httptest.NewServer(&httputil.ReverseProxy{
 		Transport:     transport,
 		FlushInterval: -1,
+		// Clients that go away are no news.
+		ErrorLog: log.New(io.Discard, "", 0),
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(to)
 			if f.asked != nil {
@@ -260,7 +263,7 @@ func startFaulty(t *testing.T, f fault) target {
 		},
 	})
 	t.Cleanup(server.Close)
-	return target{name: "faulty", url: server.URL, ca: upstream.ca}
+	return target{name: "faulty", url: server.URL, ca: before.ca}
 }
 
 // alterEvents passes a watch on line by line; an event that becomes nothing at
@@ -313,7 +316,7 @@ func faultyAnswers(t *testing.T) {
 	faults := append(faultsOfAnswers(), fault{name: "none", twice: true})
 	places := make([]target, len(faults))
 	for i, f := range faults {
-		places[i] = startFaulty(t, f)
+		places[i] = startFaulty(t, upstream, f)
 	}
 	seen := make([][]string, len(faults))
 	for round := range 2 {
@@ -362,7 +365,7 @@ func faultyWatchesFor(t *testing.T, seconds int, last bool) bool {
 	faults := append(faultsOfWatches(), fault{name: "none"})
 	places := []target{upstream}
 	for _, f := range faults {
-		places = append(places, startFaulty(t, f))
+		places = append(places, startFaulty(t, upstream, f))
 	}
 	// A moment for the first states to be there.
 	for i := range 6 {

@@ -122,13 +122,21 @@ func (p *ownProxy) tail() string {
 	return strings.Join(lines[max(len(lines)-60, 0):], "")
 }
 
+func (p *ownProxy) metrics() (string, error) {
+	resp, err := http.Get(p.admin + "/metrics")
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	return string(text), err
+}
+
 // sum adds up a metric of the proxy, of one resource or of all.
 func (p *ownProxy) sum(t *testing.T, metric, resource string) int {
 	t.Helper()
-	resp := must(http.Get(p.admin + "/metrics"))(t)
-	defer resp.Body.Close()
 	total := 0.0
-	for line := range strings.Lines(string(must(io.ReadAll(resp.Body))(t))) {
+	for line := range strings.Lines(must(p.metrics())(t)) {
 		name, _, _ := strings.Cut(line, "{")
 		if name != metric || resource != "" && !strings.Contains(line, fmt.Sprintf(`resource="%s"`, resource)) {
 			continue
@@ -138,4 +146,20 @@ func (p *ownProxy) sum(t *testing.T, metric, resource string) int {
 		total += n
 	}
 	return int(total)
+}
+
+// addUp adds a metric of the proxy to counts by one of its labels.
+func (p *ownProxy) addUp(t *testing.T, metric, label string, counts map[string]int) {
+	t.Helper()
+	for line := range strings.Lines(must(p.metrics())(t)) {
+		name, rest, _ := strings.Cut(line, "{")
+		if name != metric {
+			continue
+		}
+		_, value, _ := strings.Cut(rest, label+`="`)
+		value, _, _ = strings.Cut(value, `"`)
+		var n float64
+		fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &n)
+		counts[value] += int(n)
+	}
 }
