@@ -13,8 +13,8 @@
 //! Nothing of this relies on which API server answers: R of one and a bookmark of another, older one do not
 //! fit together, and the wait goes on. Versions are only compared within a type.
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -94,7 +94,7 @@ impl Fences {
     pub(super) async fn pass(&self, scope: &Arc<Scope>) -> Result<ResourceVersion, Unproven> {
         let started = Instant::now();
         let fence = self.of(scope);
-        let passed = timeout(MOST, fence.pass()).await.unwrap_or(Err(Unproven::Late));
+        let passed = timeout(MOST, fence.pass(scope)).await.unwrap_or(Err(Unproven::Late));
         let step = passed.as_ref().map_or("failed", |(step, _)| step.as_str());
         metrics::fenced(&scope.key.gvr, step, started.elapsed());
         Ok(passed?.1)
@@ -102,11 +102,11 @@ impl Fences {
 
     fn of(&self, scope: &Arc<Scope>) -> Arc<Fence> {
         let mut fences = self.fences.lock();
-        let known = fences.get(&scope.key).filter(|fence| Arc::ptr_eq(&fence.scope, scope));
+        let known = fences.get(&scope.key).filter(|fence| Weak::ptr_eq(&fence.scope, &Arc::downgrade(scope)));
         if let Some(fence) = known {
             return Arc::clone(fence);
         }
-        let fence = Arc::new(Fence::new(self.client.clone(), Arc::clone(scope)));
+        let fence = Arc::new(Fence::new(self.client.clone(), scope));
         fences.insert(scope.key.clone(), Arc::clone(&fence));
         fence
     }
@@ -121,7 +121,8 @@ struct Sighting {
 }
 
 struct Fence {
-    scope: Arc<Scope>,
+    /// What it belongs to. A scope that was closed is not kept for this.
+    scope: Weak<Scope>,
     probe: Probe,
     turns: Arc<Turns<Result<Sighting, Unproven>>>,
     /// Readers that wait for the cache to get somewhere.
@@ -132,10 +133,10 @@ struct Fence {
 }
 
 impl Fence {
-    fn new(client: Client, scope: Arc<Scope>) -> Self {
+    fn new(client: Client, scope: &Arc<Scope>) -> Self {
         let probe = Probe::new(client, &scope.key.gvr, scope.fields.namespaced());
         Self {
-            scope,
+            scope: Arc::downgrade(scope),
             probe,
             turns: Arc::default(),
             waiting: AtomicUsize::new(0),
@@ -144,90 +145,69 @@ impl Fence {
         }
     }
 
-    async fn pass(self: &Arc<Self>) -> Result<(Step, ResourceVersion), Unproven> {
-        let fence = Arc::clone(self);
+    async fn pass(self: &Arc<Self>, scope: &Arc<Scope>) -> Result<(Step, ResourceVersion), Unproven> {
+        let (fence, of) = (Arc::clone(self), Arc::clone(scope));
         let sighting = self.turns.next(move || {
-            let fence = Arc::clone(&fence);
-            async move { fence.sight().await }
+            let (fence, scope) = (Arc::clone(&fence), Arc::clone(&of));
+            async move { fence.sight(&scope).await }
         });
         let Sighting { version, validated } = sighting.await.unwrap_or(Err(Unproven::Failed))?;
-        if self.scope.reader.version() >= version {
+        if scope.reader.version() >= version {
             return Ok((if validated { Step::Validated } else { Step::Current }, version));
         }
         let _waiting = Waiting::new(&self.waiting);
-        if self.scope.reached(version, ON_ITS_WAY).await {
+        if scope.reached(version, ON_ITS_WAY).await {
             return Ok((Step::Followed, version));
         }
-        if !self.catch_up() {
+        if !self.catch_up(scope) {
             return Err(Unproven::Late);
         }
         // The caller's patience ends before this.
-        if !self.scope.reached(version, MOST).await {
+        if !scope.reached(version, MOST).await {
             return Err(Unproven::Late);
         }
-        let followed = self.scope.reader.followed() >= version;
+        let followed = scope.reader.followed() >= version;
         Ok((if followed { Step::Followed } else { Step::CaughtUp }, version))
     }
 
     /// Asks upstream where it is, and compares what it has if that is little.
-    async fn sight(&self) -> Result<Sighting, Unproven> {
-        let small = self.scope.reader.snapshot().len() <= SMALL;
+    async fn sight(&self, scope: &Scope) -> Result<Sighting, Unproven> {
+        let small = scope.reader.snapshot().len() <= SMALL;
         // A small type may have grown meanwhile; then the list is cut off, and nothing is compared.
         let limit = if small { 2 * SMALL } else { 1 };
-        metrics::fence_asked(&self.scope.key.gvr, if small { "validate" } else { "list" });
+        metrics::fence_asked(&scope.key.gvr, if small { "validate" } else { "list" });
         let listed = timeout(MOST, self.probe.list(limit)).await.map_err(|_| Unproven::Late)?;
         let Listed { version, all } = listed.map_err(|error| Unproven::NoAnswer(Arc::new(error)))?;
         let Some(all) = all else { return Ok(Sighting { version, validated: false }) };
-        let validated = self.validate(version, &all).await;
+        let validated = validate(scope, version, &all).await;
         Ok(Sighting { version, validated })
     }
 
-    /// Compares what upstream has at `version` with the cache. Events that are on their way may make the
-    /// two equal, or carry the cache past it.
-    async fn validate(&self, version: ResourceVersion, all: &Keys) -> bool {
-        let until = Instant::now() + ON_ITS_WAY;
-        loop {
-            let snapshot = self.scope.reader.snapshot();
-            if snapshot.version() >= version {
-                return false;
-            }
-            if is_all_of(&snapshot, all) {
-                self.scope.prove(snapshot, version);
-                return true;
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            let next = ResourceVersion(snapshot.version().0 + 1);
-            if left.is_zero() || !self.scope.reached(next, left).await {
-                return false;
-            }
-        }
-    }
-
     /// Sees to it that a catch-up watch is open while somebody waits. Says whether that is of any use.
-    fn catch_up(self: &Arc<Self>) -> bool {
+    fn catch_up(self: &Arc<Self>, scope: &Arc<Scope>) -> bool {
         if self.useless_until.lock().is_some_and(|until| Instant::now() < until) {
             return false;
         }
         if !self.catching_up.swap(true, Ordering::SeqCst) {
-            tokio::spawn(CatchingUp(Arc::clone(self)).run());
+            tokio::spawn(CatchingUp { fence: Arc::clone(self), scope: Arc::clone(scope) }.run());
         }
         true
     }
 
     /// One watch, from where the cache is to the first bookmark. Says whether there was one.
-    async fn watch(&self) -> Result<bool, ProbeError> {
-        let mut last = self.scope.reader.version();
-        metrics::fence_asked(&self.scope.key.gvr, "watch");
+    async fn watch(&self, scope: &Scope) -> Result<bool, ProbeError> {
+        let mut last = scope.reader.version();
+        metrics::fence_asked(&scope.key.gvr, "watch");
         let mut watch = self.probe.watch(last, CATCH_UP).await?;
         while let Some(seen) = watch.next().await? {
             match seen {
                 Seen::Event(version) => last = last.max(version),
                 Seen::Bookmark(version) => {
                     // The scope's own watch brings the same events; the newest snapshot has them then.
-                    if self.scope.reached(last, MOST).await {
-                        let snapshot = self.scope.reader.snapshot();
+                    if scope.reached(last, MOST).await {
+                        let snapshot = scope.reader.snapshot();
                         if snapshot.version() >= last {
-                            self.scope.prove(snapshot, version);
+                            scope.prove(snapshot, version);
                         }
                     }
                     return Ok(true);
@@ -235,6 +215,27 @@ impl Fence {
             }
         }
         Ok(false)
+    }
+}
+
+/// Compares what upstream has at `version` with the cache. Events that are on their way may make the
+/// two equal, or carry the cache past it.
+async fn validate(scope: &Scope, version: ResourceVersion, all: &Keys) -> bool {
+    let until = Instant::now() + ON_ITS_WAY;
+    loop {
+        let snapshot = scope.reader.snapshot();
+        if snapshot.version() >= version {
+            return false;
+        }
+        if is_all_of(&snapshot, all) {
+            scope.prove(snapshot, version);
+            return true;
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        let next = ResourceVersion(snapshot.version().0 + 1);
+        if left.is_zero() || !scope.reached(next, left).await {
+            return false;
+        }
     }
 }
 
@@ -247,18 +248,21 @@ fn is_all_of(snapshot: &Snapshot, all: &Keys) -> bool {
 }
 
 /// The task that keeps a catch-up watch open.
-struct CatchingUp(Arc<Fence>);
+struct CatchingUp {
+    fence: Arc<Fence>,
+    scope: Arc<Scope>,
+}
 
 impl CatchingUp {
     async fn run(self) {
-        let fence = &self.0;
+        let Self { fence, scope } = &self;
         loop {
             while fence.waiting.load(Ordering::SeqCst) > 0 {
-                let useless = match timeout(2 * CATCH_UP, fence.watch()).await {
+                let useless = match timeout(2 * CATCH_UP, fence.watch(scope)).await {
                     Ok(Ok(true)) => continue,
                     Ok(Ok(false)) => WITHOUT_BOOKMARKS,
                     Ok(Err(error)) => {
-                        tracing::debug!(resource = %fence.scope.key.gvr, %error, "a catch-up watch failed");
+                        tracing::debug!(resource = %scope.key.gvr, %error, "a catch-up watch failed");
                         AFTER_FAILURE
                     }
                     Err(_) => AFTER_FAILURE,
@@ -277,7 +281,7 @@ impl CatchingUp {
 
 impl Drop for CatchingUp {
     fn drop(&mut self) {
-        self.0.catching_up.store(false, Ordering::SeqCst);
+        self.fence.catching_up.store(false, Ordering::SeqCst);
     }
 }
 
