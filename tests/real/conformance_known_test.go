@@ -29,7 +29,11 @@ var knownDifferences = []knownDifference{
 			return r.isWatch() && want.header.Get("Content-Encoding") == "gzip" && got.header.Get("Content-Encoding") == "" && fromMemory(got)
 		},
 		shown: func(t *testing.T) []request {
-			return []request{{path: "/api/v1/namespaces?watch=1&resourceVersion=0&allowWatchBookmarks=true&timeoutSeconds=1", header: map[string]string{"Accept-Encoding": "gzip"}}}
+			r := request{path: "/api/v1/namespaces?watch=1&resourceVersion=0&allowWatchBookmarks=true&timeoutSeconds=1", header: map[string]string{"Accept-Encoding": "gzip"}}
+			if upstream.send(t, r).header.Get("Content-Encoding") == "" {
+				t.Skip("this release compresses no watches")
+			}
+			return []request{r}
 		},
 	},
 }
