@@ -188,12 +188,14 @@ pub struct Scopes {
     client: Client,
     config: Config,
     open: Arc<Mutex<HashMap<ScopeKey, Arc<Scope>>>>,
+    /// What the newest bookmarks that tell it told ([`BookmarkForm::null_in_structs`]).
+    null_in_structs: Arc<Mutex<Option<bool>>>,
 }
 
 impl Scopes {
     /// No scope yet.
     pub fn new(client: Client, config: Config) -> Self {
-        Self { client, config, open: Arc::default() }
+        Self { client, config, open: Arc::default(), null_in_structs: Arc::default() }
     }
 
     /// How scopes keep their data.
@@ -349,7 +351,12 @@ impl Pump {
 
     fn learn_bookmark(&self, form: Option<BookmarkForm>) {
         if let Some(form) = form {
-            self.scope.bookmarks.store(Some(Arc::new(form)));
+            let known = {
+                let mut known = self.scopes.null_in_structs.lock();
+                *known = form.null_in_structs().or(*known);
+                *known
+            };
+            self.scope.bookmarks.store(Some(Arc::new(form.told(known))));
         }
     }
 

@@ -110,7 +110,7 @@ reasons! {
     Paging = "paging",
     /// A continue token that upstream would refuse, or that asks for the newest state.
     ContinueToken = "continue-token",
-    /// sendInitialEvents, which upstream does not offer.
+    /// Initial events whose end upstream does not mark, or in a way that is not known.
     InitialEvents = "initial-events",
     /// A version that this cache has not reached.
     VersionAhead = "version-ahead",

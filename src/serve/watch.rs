@@ -63,10 +63,11 @@ pub(super) fn answer(
         Begin::State { end_mark, .. } => {
             let end_mark = if end_mark && ready.streams_initial_events {
                 // Upstream marked the end of its own initial events, so its form is known.
-                let Some(form) = scope.bookmarks.load_full() else {
+                let form = scope.bookmarks.load_full();
+                let Some(mark) = form.and_then(|form| view.end_mark(&form, version)) else {
                     return Outcome::Forward(Reason::InitialEvents);
                 };
-                Some(view.end_mark(&form, version))
+                Some(mark)
             } else {
                 None
             };

@@ -258,8 +258,9 @@ impl WatchBody {
                     if std::mem::take(&mut self.bookmark_due)
                         && version > self.start
                         && let Some(form) = self.bookmarks.as_ref().and_then(|forms| forms.load_full())
+                        && let Some(frame) = self.view.bookmark(&form, version)
                     {
-                        chunk.push(self.view.bookmark(&form, version));
+                        chunk.push(frame);
                     }
                     return match self.hand_out(chunk) {
                         Some(bytes) => Poll::Ready(Some(bytes)),

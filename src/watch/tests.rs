@@ -101,7 +101,7 @@ impl Rig {
             view,
             coding,
             start: version,
-            initial: Some(Initial { items: snapshot.into_items(None), end_mark: Some(end_mark) }),
+            initial: Some(Initial { items: snapshot.into_items(None), end_mark }),
             bookmarks: Some(Arc::clone(&self.bookmarks)),
             deadline: Instant::now() + Duration::from_mins(30),
             recheck: Arc::new(|| Box::pin(async { true })),

@@ -115,19 +115,19 @@ impl View {
         self.partial.as_ref().map_or(whole, PartialForm::form)
     }
 
-    /// The frame of a bookmark.
-    pub fn bookmark(&self, form: &BookmarkForm, version: ResourceVersion) -> Bytes {
+    /// The frame of a bookmark, if it is certain how upstream writes it.
+    pub fn bookmark(&self, form: &BookmarkForm, version: ResourceVersion) -> Option<Bytes> {
         match &self.partial {
-            None => form.plain(version),
-            Some(partial) => form.partial(partial).plain(version),
+            None => Some(form.plain(version)),
+            Some(partial) => Some(form.partial(partial)?.plain(version)),
         }
     }
 
-    /// The frame of the bookmark that ends the initial events.
-    pub fn end_mark(&self, form: &BookmarkForm, version: ResourceVersion) -> Bytes {
+    /// The frame of the bookmark that ends the initial events, if it is certain how upstream writes it.
+    pub fn end_mark(&self, form: &BookmarkForm, version: ResourceVersion) -> Option<Bytes> {
         match &self.partial {
             None => form.initial_events_end(version),
-            Some(partial) => form.partial(partial).initial_events_end(version),
+            Some(partial) => form.partial(partial)?.initial_events_end(version),
         }
     }
 

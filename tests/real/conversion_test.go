@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -151,8 +152,14 @@ func TestConversionFails(t *testing.T) {
 	c.broken.Store(false)
 	awaitSame(t, request{path: v2.path(ns, "one") + "?resourceVersion=0"})
 
-	// It fails later: nothing has changed, and what was converted is there.
+	// It fails later: nothing has changed, and what was converted is there. An
+	// upstream that takes states of the past from etcd would have to convert those.
 	known := reads(t, v2.path(ns, ""), "one", "labelSelector=form%3Dv2")
+	if !upstream.writesSlash() {
+		known = slices.DeleteFunc(known, func(r request) bool {
+			return strings.Contains(r.path, "=Exact") || strings.Contains(r.path, "limit=1")
+		})
+	}
 	watches := map[string]*stream{}
 	for _, to := range targets() {
 		watches[to.name] = to.watch(t, request{path: v2.path(ns, "") + "?watch=1&resourceVersion=0"})

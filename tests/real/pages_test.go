@@ -140,7 +140,7 @@ var tokens = regexp.MustCompile(`eyJ2Ij[A-Za-z0-9_-]+`)
 // equalLists compares two answers to the byte. Older releases take pages from
 // etcd and leave a slash out of their tokens, which all releases read either way.
 func equalLists(want, got string) bool {
-	if want == got || programs == ".bin" {
+	if want == got || upstream.writesSlash() {
 		return want == got
 	}
 	read := func(list string) string {

@@ -78,7 +78,15 @@ func readsAt(t *testing.T, collection, name string, newest uint64, selectors ...
 func sameAnswers(t *testing.T, requests []request) (statuses map[int]int) {
 	t.Helper()
 	found := &findings{t: t}
-	workers(48, requests, func(_ int, r request) { found.note(r, sides{upstream, proxied}.compare(r)) })
+	workers(48, requests, func(_ int, r request) {
+		v := sides{upstream, proxied}.compare(r)
+		if v.difference != "" && r.isWatch() {
+			// On a busy machine a second may be over before all is said.
+			r.path = strings.Replace(r.path, "timeoutSeconds=1", "timeoutSeconds=7", 1)
+			v = sides{upstream, proxied}.compare(r)
+		}
+		found.note(r, v)
+	})
 	found.report()
 	return found.statuses
 }

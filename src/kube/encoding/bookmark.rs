@@ -10,6 +10,10 @@ use crate::kube::ResourceVersion;
 /// Annotation of the bookmark that ends the initial events; its value is `true`.
 /// Source: `apimachinery/pkg/apis/meta/v1/types.go`, `InitialEventsAnnotationKey`.
 const END_MARK: &str = "k8s.io/initial-events-end";
+/// Annotation beside it in releases from 1.32 on that were soon without it again: an empty list of the type in
+/// the watch's representation, in base64.
+/// Source: `apiserver/pkg/endpoints/handlers/response.go` of 1.32 and 1.33, `watchListTransformer`.
+const BLUEPRINT: &str = "kubernetes.io/initial-events-list-blueprint";
 
 /// What a bookmark says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,13 +26,18 @@ pub struct Bookmark {
 
 /// Reads the object of a BOOKMARK event.
 pub fn read_bookmark(encoding: Encoding, object: &[u8]) -> Result<Bookmark, Malformed> {
+    read(encoding, object).map(|(bookmark, _)| bookmark)
+}
+
+/// A bookmark and its blueprint.
+fn read(encoding: Encoding, object: &[u8]) -> Result<(Bookmark, Option<String>), Malformed> {
     match encoding {
         Encoding::Json => read_json(object),
         Encoding::Protobuf => read_protobuf(object),
     }
 }
 
-fn read_json(object: &[u8]) -> Result<Bookmark, Malformed> {
+fn read_json(object: &[u8]) -> Result<(Bookmark, Option<String>), Malformed> {
     #[derive(Deserialize)]
     struct Object {
         metadata: Metadata,
@@ -39,34 +48,38 @@ fn read_json(object: &[u8]) -> Result<Bookmark, Malformed> {
         version: String,
         annotations: Option<Annotations>,
     }
-    #[derive(Deserialize)]
+    #[derive(Default, Deserialize)]
     struct Annotations {
         #[serde(rename = "k8s.io/initial-events-end")]
         end: Option<String>,
+        #[serde(rename = "kubernetes.io/initial-events-list-blueprint")]
+        blueprint: Option<String>,
     }
     let object: Object =
         serde_json::from_slice(object).map_err(|_| Malformed("bookmark that can't be read"))?;
-    let end = object.metadata.annotations.and_then(|annotations| annotations.end);
-    bookmark(&object.metadata.version, end.as_deref())
+    let annotations = object.metadata.annotations.unwrap_or_default();
+    Ok((bookmark(&object.metadata.version, annotations.end.as_deref())?, annotations.blueprint))
 }
 
-fn read_protobuf(object: &[u8]) -> Result<Bookmark, Malformed> {
+fn read_protobuf(object: &[u8]) -> Result<(Bookmark, Option<String>), Malformed> {
     let [_, metadata, _] = protobuf::split_metadata(object)?;
-    let (mut version, mut end) = ("", None);
+    let (mut version, mut end, mut blueprint) = ("", None, None);
     let mut fields = Reader::new(metadata);
     while let Some((number, value)) = fields.next()? {
         match number {
             6 => version = value.text()?,
             12 => {
                 let (key, value) = protobuf::map_entry(value.bytes()?)?;
-                if key == END_MARK {
-                    end = Some(value);
+                match key {
+                    END_MARK => end = Some(value),
+                    BLUEPRINT => blueprint = Some(value.to_owned()),
+                    _ => {}
                 }
             }
             _ => {}
         }
     }
-    bookmark(version, end)
+    Ok((bookmark(version, end)?, blueprint))
 }
 
 fn bookmark(version: &str, end: Option<&str>) -> Result<Bookmark, Malformed> {
@@ -87,15 +100,29 @@ pub struct BookmarkForm {
     after: Bytes,
     /// Upstream prints `"creationTimestamp":null`, as servers before 1.34 do.
     null_creation: bool,
+    /// The same of structs, as which objects reduced to their metadata are printed. Bookmarks of types that are
+    /// printed as maps do not tell.
+    null_in_structs: Option<bool>,
+    blueprint: Blueprint,
+}
+
+/// What stands beside the end mark.
+#[derive(Clone, Debug)]
+enum Blueprint {
+    None,
+    Known(Box<str>),
+    /// One of a list that was not seen.
+    Unknown,
 }
 
 impl BookmarkForm {
     /// Learns from the object of any bookmark of the type, with or without the end mark.
     ///
-    /// Refuses one whose metadata says anything but version and end mark.
+    /// Refuses one whose metadata says anything but version, end mark and blueprint.
     pub fn learn(form: &TypeForm, bookmark_object: &Bytes) -> Result<Self, Malformed> {
         form.check(bookmark_object)?;
-        let seen = read_bookmark(form.encoding(), bookmark_object)?;
+        let (seen, blueprint) = read(form.encoding(), bookmark_object)?;
+        let blueprint = blueprint.map_or(Blueprint::None, |text| Blueprint::Known(text.into()));
         let (before, after) = match form.encoding() {
             Encoding::Json => {
                 let span = json::metadata_span(bookmark_object)?;
@@ -115,20 +142,44 @@ impl BookmarkForm {
                 before: before.clone(),
                 after: after.clone(),
                 null_creation,
+                null_in_structs: matches!(form.style, Style::Struct { .. }).then_some(null_creation),
+                blueprint: blueprint.clone(),
             })
             .find(|learned| learned.object(seen.version, seen.initial_events_end) == *bookmark_object)
             .ok_or(Malformed("bookmark with unexpected metadata"))
     }
 
-    /// The form for clients that only want metadata.
-    pub fn partial(&self, partial: &PartialForm) -> Self {
+    /// Whether upstream prints `"creationTimestamp":null` in structs, if this type's bookmarks tell.
+    pub fn null_in_structs(&self) -> Option<bool> {
+        self.null_in_structs
+    }
+
+    /// The same form, with what other types' bookmarks tell.
+    #[must_use]
+    pub fn told(mut self, null_in_structs: Option<bool>) -> Self {
+        self.null_in_structs = self.null_in_structs.or(null_in_structs);
+        self
+    }
+
+    /// The form for clients that only want metadata, if it is known.
+    pub fn partial(&self, partial: &PartialForm) -> Option<Self> {
+        let null_in_structs = match partial.form().style {
+            Style::Message => self.null_in_structs,
+            Style::Struct { .. } | Style::Sorted => Some(self.null_in_structs?),
+        };
         let (before, after) = partial.around();
-        Self {
+        Some(Self {
             form: partial.form().clone(),
             before: Bytes::from_static(before),
             after: Bytes::from_static(after),
-            null_creation: self.null_creation,
-        }
+            null_creation: null_in_structs.unwrap_or_default(),
+            null_in_structs,
+            blueprint: match self.blueprint {
+                Blueprint::None => Blueprint::None,
+                // That of a list of metadata.
+                Blueprint::Known(_) | Blueprint::Unknown => Blueprint::Unknown,
+            },
+        })
     }
 
     /// A whole frame of a bookmark at a version.
@@ -136,16 +187,17 @@ impl BookmarkForm {
         self.form.event(EventKind::Bookmark, &self.object(version, false).into())
     }
 
-    /// A whole frame of the bookmark that ends the initial events.
-    pub fn initial_events_end(&self, version: ResourceVersion) -> Bytes {
-        self.form.event(EventKind::Bookmark, &self.object(version, true).into())
+    /// A whole frame of the bookmark that ends the initial events, if all of it is known.
+    pub fn initial_events_end(&self, version: ResourceVersion) -> Option<Bytes> {
+        let known = !matches!(self.blueprint, Blueprint::Unknown);
+        known.then(|| self.form.event(EventKind::Bookmark, &self.object(version, true).into()))
     }
 
     fn object(&self, version: ResourceVersion, end: bool) -> Vec<u8> {
         let metadata = match self.form.style {
             Style::Struct { .. } => self.struct_metadata(version, end).into_bytes(),
             Style::Sorted => self.sorted_metadata(version, end).into_bytes(),
-            Style::Message => message_metadata(version, end),
+            Style::Message => self.message_metadata(version, end),
         };
         let mut out = Vec::with_capacity(self.before.len() + metadata.len() + self.after.len() + 6);
         out.extend_from_slice(&self.before);
@@ -161,31 +213,46 @@ impl BookmarkForm {
     /// Source: `apimachinery/pkg/apis/meta/v1/types.go:139-306`.
     fn struct_metadata(&self, version: ResourceVersion, end: bool) -> String {
         let creation = if self.null_creation { r#","creationTimestamp":null"# } else { "" };
-        let mark = if end { format!(r#","annotations":{{"{END_MARK}":"true"}}"#) } else { String::new() };
+        let mark = if end { format!(",{}", self.annotations()) } else { String::new() };
         format!(r#"{{"resourceVersion":"{version}"{creation}{mark}}}"#)
     }
 
     /// The same sorted, as custom resources are printed.
     fn sorted_metadata(&self, version: ResourceVersion, end: bool) -> String {
         let creation = if self.null_creation { r#""creationTimestamp":null,"# } else { "" };
-        let mark = if end { format!(r#""annotations":{{"{END_MARK}":"true"}},"#) } else { String::new() };
+        let mark = if end { format!("{},", self.annotations()) } else { String::new() };
         format!(r#"{{{mark}{creation}"resourceVersion":"{version}"}}"#)
+    }
+
+    fn annotations(&self) -> String {
+        let blueprint = match &self.blueprint {
+            Blueprint::Known(text) => format!(r#","{BLUEPRINT}":"{text}""#),
+            Blueprint::None | Blueprint::Unknown => String::new(),
+        };
+        format!(r#""annotations":{{"{END_MARK}":"true"{blueprint}}}"#)
+    }
+
+    /// ObjectMeta with its fields 1 to 8, which are always written, and 12, the annotations.
+    fn message_metadata(&self, version: ResourceVersion, end: bool) -> Vec<u8> {
+        let mut out = Vec::with_capacity(80);
+        (1..=5).for_each(|number| protobuf::put_bytes(&mut out, number, b""));
+        protobuf::put_bytes(&mut out, 6, version.to_string().as_bytes());
+        // generation 0
+        out.extend_from_slice(&[7 << 3, 0]);
+        protobuf::put_bytes(&mut out, 8, b"");
+        if end {
+            put_annotation(&mut out, END_MARK, "true");
+            if let Blueprint::Known(text) = &self.blueprint {
+                put_annotation(&mut out, BLUEPRINT, text);
+            }
+        }
+        out
     }
 }
 
-/// ObjectMeta with its fields 1 to 8, which are always written, and 12, the annotations.
-fn message_metadata(version: ResourceVersion, end: bool) -> Vec<u8> {
-    let mut out = Vec::with_capacity(80);
-    (1..=5).for_each(|number| protobuf::put_bytes(&mut out, number, b""));
-    protobuf::put_bytes(&mut out, 6, version.to_string().as_bytes());
-    // generation 0
-    out.extend_from_slice(&[7 << 3, 0]);
-    protobuf::put_bytes(&mut out, 8, b"");
-    if end {
-        let mut entry = Vec::with_capacity(40);
-        protobuf::put_bytes(&mut entry, 1, END_MARK.as_bytes());
-        protobuf::put_bytes(&mut entry, 2, b"true");
-        protobuf::put_bytes(&mut out, 12, &entry);
-    }
-    out
+fn put_annotation(out: &mut Vec<u8>, key: &str, value: &str) {
+    let mut entry = Vec::with_capacity(key.len() + value.len() + 6);
+    protobuf::put_bytes(&mut entry, 1, key.as_bytes());
+    protobuf::put_bytes(&mut entry, 2, value.as_bytes());
+    protobuf::put_bytes(out, 12, &entry);
 }

@@ -60,7 +60,7 @@ fn metadata_is_cut_out_as_upstream_does() {
         }
         let bookmark =
             Case::find("pods", encoding).frames().into_iter().find(|f| f.kind == EventKind::Bookmark);
-        let form = BookmarkForm::learn(&pods, &bookmark.unwrap().object).unwrap().partial(&partial);
+        let form = BookmarkForm::learn(&pods, &bookmark.unwrap().object).unwrap().partial(&partial).unwrap();
         let reduced = form.plain(ResourceVersion(9));
         let frames = decode(encoding, [reduced]).unwrap();
         assert_eq!(read_bookmark(encoding, &frames[0].object).unwrap().version, ResourceVersion(9));
@@ -114,7 +114,8 @@ fn bookmarks_are_derived_from_either_kind() {
         for from in [plain, end] {
             let bookmarks = BookmarkForm::learn(&form, &from.object).unwrap();
             assert_eq!(bookmarks.plain(ResourceVersion(225)), plain.frame, "{}", case.directory);
-            assert_eq!(bookmarks.initial_events_end(ResourceVersion(1225)), end.frame, "{}", case.directory);
+            let mark = bookmarks.initial_events_end(ResourceVersion(1225));
+            assert_eq!(mark.as_ref(), Some(&end.frame), "{}", case.directory);
         }
         for object in case.objects() {
             assert!(BookmarkForm::learn(&form, &object).is_err(), "an object is no bookmark");
@@ -139,11 +140,73 @@ fn bookmarks_of_older_servers() {
         let frames = decode(Encoding::Json, [Bytes::from(from.clone())]).unwrap();
         let bookmarks = BookmarkForm::learn(&form, &frames[0].object).unwrap();
         assert_eq!(bookmarks.plain(ResourceVersion(9)), plain);
-        assert_eq!(bookmarks.initial_events_end(ResourceVersion(9)), end);
+        assert_eq!(bookmarks.initial_events_end(ResourceVersion(9)).unwrap(), end);
     }
     let odd = line(r#""resourceVersion":"9","annotations":{"other":"x"}"#);
     let frames = decode(Encoding::Json, [Bytes::from(odd)]).unwrap();
     assert!(BookmarkForm::learn(&form, &frames[0].object).is_err());
+}
+
+/// What 1.32 ends initial events with, as recorded from it.
+#[test]
+fn end_marks_keep_their_blueprint() {
+    const SECRETS: &str = concat!(
+        r#"{"type":"BOOKMARK","object":{"kind":"Secret","apiVersion":"v1","metadata":{"resourceVersion":"1","creationTimestamp":null,"#,
+        r#""annotations":{"k8s.io/initial-events-end":"true","kubernetes.io/initial-events-list-blueprint":"#,
+        r#""eyJraW5kIjoiU2VjcmV0TGlzdCIsImFwaVZlcnNpb24iOiJ2MSIsIm1ldGFkYXRhIjp7fSwiaXRlbXMiOm51bGx9Cg=="}}}}"#,
+        "\n"
+    );
+    const FOOS: &str = concat!(
+        r#"{"type":"BOOKMARK","object":{"apiVersion":"ex.io/v1","kind":"Foo","metadata":{"annotations":{"k8s.io/initial-events-end":"true","#,
+        r#""kubernetes.io/initial-events-list-blueprint":"eyJhcGlWZXJzaW9uIjoiZXguaW8vdjEiLCJpdGVtcyI6W10sImtpbmQiOiJGb29MaXN0In0K"},"#,
+        r#""resourceVersion":"228"}}}"#,
+        "\n"
+    );
+    const MESSAGE: &[u8] = b"\x00\x00\x00\xc3\n\x08BOOKMARK\x12\xb6\x01\n\xb3\x01k8s\x00\n\x0c\n\x02v1\x12\x06Secret\x12\x9a\x01\n\x95\x01\
+        \n\x00\x12\x00\x1a\x00\"\x00*\x002\x0118\x00B\x00b!\n\x19k8s.io/initial-events-end\x12\x04true\
+        b_\n+kubernetes.io/initial-events-list-blueprint\x120azhzAAoQCgJ2MRIKU2VjcmV0TGlzdBIICgYKABIAGgAaACIA\x1a\x00\x1a\x00\"\x00";
+    for (directory, encoding, end) in [
+        ("secrets", Encoding::Json, SECRETS.as_bytes()),
+        ("secrets", Encoding::Protobuf, MESSAGE),
+        ("foos", Encoding::Json, FOOS.as_bytes()),
+    ] {
+        let (form, _) = Case::find(directory, encoding).learn();
+        let read =
+            |frame: Bytes| read_bookmark(encoding, &decode(encoding, [frame]).unwrap()[0].object).unwrap();
+        let object = &decode(encoding, [Bytes::from_static(end)]).unwrap()[0].object;
+        let bookmarks = BookmarkForm::learn(&form, object).unwrap();
+        let mark = read(Bytes::from_static(end));
+        assert!(mark.initial_events_end);
+        assert_eq!(bookmarks.initial_events_end(mark.version).unwrap(), end, "{directory}");
+        let plain = bookmarks.plain(ResourceVersion(7));
+        assert!(!plain.windows(9).any(|text| text == b"blueprint"));
+        let expected = Bookmark { version: ResourceVersion(7), initial_events_end: false };
+        assert_eq!(read(plain), expected);
+        // Of objects reduced to their metadata another list would be encoded.
+        let reduced = bookmarks.told(Some(true)).partial(&PartialForm::of(&form, encoding)).unwrap();
+        assert_eq!(reduced.initial_events_end(mark.version), None);
+        assert_eq!(read(reduced.plain(ResourceVersion(7))), expected);
+    }
+}
+
+#[test]
+fn reduced_bookmarks_of_custom_types_wait_for_others_to_tell() {
+    let case = Case::find("foos", Encoding::Json);
+    let (form, _) = case.learn();
+    let bookmark = case.frames().into_iter().find(|frame| frame.kind == EventKind::Bookmark).unwrap();
+    let learned = BookmarkForm::learn(&form, &bookmark.object).unwrap();
+    let reduced = PartialForm::of(&form, Encoding::Json);
+    assert!(learned.partial(&reduced).is_none());
+    assert!(learned.partial(&PartialForm::of(&form, Encoding::Protobuf)).is_some());
+    for (null, expected) in [
+        (false, r#""metadata":{"resourceVersion":"7"}}"#),
+        (true, r#""metadata":{"resourceVersion":"7","creationTimestamp":null}}"#),
+    ] {
+        let told = learned.clone().told(Some(null));
+        let frame = told.partial(&reduced).unwrap().plain(ResourceVersion(7));
+        assert!(String::from_utf8_lossy(&frame).contains(expected), "{frame:?}");
+        assert_eq!(told.plain(ResourceVersion(7)), learned.plain(ResourceVersion(7)));
+    }
 }
 
 #[test]
