@@ -192,22 +192,35 @@ func (b *bout) write(lasting time.Duration) {
 			}
 		})
 	}
-	chance, places := b.stage.chance(), b.places(ways[2:])
-	b.running.Go(func() {
-		lone := &scribe{number: 9, there: map[string]uint64{}, born: map[string]int{}}
-		name := fmt.Sprint("lone-", b.stage.now().Milliseconds())
-		for range 2 {
-			if !b.pause(lasting * 3 / 10) {
-				return
-			}
-			lone.toggle(b, chance, ways[chance.IntN(len(ways))], ofLimitRanges, b.stage.spaces[1], name)
-			// This is when memory has not heard of it yet.
-			for _, place := range places {
-				l := lector{bout: b, journal: b.journal, chance: chance, place: place}
-				l.list(wish{kind: ofLimitRanges})
+	chance := b.stage.chance()
+	b.running.Go(func() { b.lone(chance, ways, lasting*2/10) })
+}
+
+// lone writes the quiet type: after a long silence something comes and goes at
+// once, something appears, and goes. Each time both replicas are asked while they
+// may not have heard of it.
+func (b *bout) lone(chance *rand.Rand, ways []target, silence time.Duration) {
+	places := b.places(ways[2:])
+	w := &scribe{number: 9, there: map[string]uint64{}, born: map[string]int{}}
+	name := fmt.Sprint("lone-", b.stage.now().Milliseconds())
+	for _, times := range []int{2, 1, 1, 2} {
+		if !b.pause(silence) {
+			return
+		}
+		to := ways[chance.IntN(len(ways))]
+		for range times {
+			w.toggle(b, chance, to, ofLimitRanges, b.stage.spaces[1], w.name(ofLimitRanges.path(b.stage.spaces[1])+"/"+name, name))
+		}
+		for _, place := range places {
+			for range 3 {
+				l := lector{bout: b, journal: b.journal, chance: chances(chance.Uint64(), 0), place: place}
+				b.running.Go(func() {
+					l.list(wish{kind: ofLimitRanges})
+					l.watch(wish{kind: ofLimitRanges})
+				})
 			}
 		}
-	})
+	}
 }
 
 // places are ways by connections of their own.

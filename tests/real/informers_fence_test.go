@@ -154,6 +154,9 @@ func TestInformersStartAtTheFence(t *testing.T) {
 		if len(all)%10 == 0 {
 			config = p.config()
 			config.Dial = (&net.Dialer{Timeout: patience}).DialContext
+			// A hundred first states, compressed by a program built for debugging,
+			// take it longer than a proof may take.
+			config.DisableCompression = true
 		}
 		var informer cache.SharedIndexInformer
 		switch kind {
