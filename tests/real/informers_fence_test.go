@@ -154,9 +154,6 @@ func TestInformersStartAtTheFence(t *testing.T) {
 		if len(all)%10 == 0 {
 			config = p.config()
 			config.Dial = (&net.Dialer{Timeout: patience}).DialContext
-			// A hundred first states, compressed by a program built for debugging,
-			// take it longer than a proof may take.
-			config.DisableCompression = true
 		}
 		var informer cache.SharedIndexInformer
 		switch kind {
@@ -247,6 +244,22 @@ func TestInformersStartAtTheFence(t *testing.T) {
 	elsewhere := func(n int) { annotate("/api/v1/namespaces/"+ns, n) }
 	everywhere := func(n int) { annotate(paths[types[n%len(types)]]+fmt.Sprint("/there-", each), n) }
 	few := []string{small, w.plural}
+
+	// The first of each type also lets the proxy ask whether upstream compresses
+	// watches, with a watch of nothing that is over at once.
+	for _, kind := range types {
+		open(kind)
+	}
+	synced()
+	eventually(t, "upstream has answered that", func() error {
+		watched := countCosts(t, c, p, types).watched
+		for _, kind := range types {
+			if watched[kind] == 0 {
+				return fmt.Errorf("no watch of %s has ended", kind)
+			}
+		}
+		return nil
+	})
 
 	t.Run("at once", func(t *testing.T) {
 		before := countCosts(t, c, p, types)
