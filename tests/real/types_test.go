@@ -172,16 +172,23 @@ func TestEventsChurn(t *testing.T) {
 	ns := namespace(t)
 	core := sort{root: "/api/v1", plural: "events"}
 	grouped := sort{root: "/apis/events.k8s.io/v1", plural: "events"}
+	for _, s := range []sort{core, grouped} {
+		for _, accept := range []string{"", protobufType} {
+			proxied.ok(t, request{path: s.path("", "") + "?resourceVersion=0", accept: accept})
+		}
+	}
+	// Upstream takes the state of events from etcd, and after a watch of it has
+	// begun; so these begin at a version.
+	begin := fmt.Sprintf("?watch=1&resourceVersion=%d", must(upstream.revision())(t))
 	var watches []request
 	for _, s := range []sort{core, grouped} {
 		for _, accept := range []string{"", protobufType, metadataOnly, metadataWire} {
-			proxied.ok(t, request{path: s.path("", "") + "?resourceVersion=0", accept: strings.Replace(accept, "Metadata;", "MetadataList;", 1)})
-			watches = append(watches, request{path: s.path(ns, "") + "?watch=1&resourceVersion=0", accept: accept})
+			watches = append(watches, request{path: s.path(ns, "") + begin, accept: accept})
 		}
 	}
 	selected := func(s sort, field string) {
 		for _, accept := range []string{"", protobufType} {
-			watches = append(watches, request{path: s.path("", "") + "?watch=1&resourceVersion=0&labelSelector=!none&fieldSelector=" + url.QueryEscape(field+",metadata.namespace="+ns), accept: accept})
+			watches = append(watches, request{path: s.path("", "") + begin + "&labelSelector=!none&fieldSelector=" + url.QueryEscape(field+",metadata.namespace="+ns), accept: accept})
 		}
 	}
 	selected(core, "involvedObject.name!=pod-1")
