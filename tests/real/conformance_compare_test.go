@@ -629,7 +629,8 @@ func (p sides) differInFrames(r request, want, got response, wanted []frame) str
 // retryAfter is drawn by lot where upstream has no watch cache.
 var retryAfter = regexp.MustCompile(`"retryAfterSeconds":[123]\b`)
 
-// steady is an event, but for the version an ERROR says upstream has come to.
+// steady is an event, but for the version an ERROR says its server has come to or
+// begins with.
 func steady(r request, f frame) string {
 	if f.event != "ERROR" {
 		return f.raw
@@ -638,8 +639,11 @@ func steady(r request, f frame) string {
 	if text != f.raw && strings.Contains(r.path, "/events?") {
 		text = retryAfter.ReplaceAllString(text, `"retryAfterSeconds":N`)
 	}
-	return text
+	return oldestVersion.ReplaceAllString(text, "${1}N)")
 }
+
+// oldestVersion is in the text of an Expired: what this server can go on from.
+var oldestVersion = regexp.MustCompile(`(too old resource version: \d+ \()\d+\)`)
 
 // wrongMarks checks what bookmarks promise, and that they look like upstream's.
 func (p sides) wrongMarks(r request, w, g recorded) string {

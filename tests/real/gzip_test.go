@@ -128,7 +128,6 @@ func TestCompressedWatches(t *testing.T) {
 		"sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&resourceVersion=0&labelSelector=app%3Dnobody",
 		"sendInitialEvents=true&allowWatchBookmarks=true&resourceVersion=0",
 		"allowWatchBookmarks=true&resourceVersion=" + version,
-		"allowWatchBookmarks=true&resourceVersion=1",
 		"allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=100000000",
 	} {
 		for _, accept := range []string{jsonType, protobufType, metadataOnly} {
