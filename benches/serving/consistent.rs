@@ -17,7 +17,7 @@ use crate::table::Table;
 use crate::upstream::node_name;
 
 /// Lists at a time, and the connections they share.
-const CROWD: (usize, usize) = (50, 5);
+const CROWD: (usize, usize) = (200, 10);
 /// Writes to another type while the listed one is idle: they move upstream's version, and the version of
 /// each list with it. Where nothing at all is written, every cache is new enough.
 const OTHERS: Duration = Duration::from_millis(100);

@@ -37,8 +37,8 @@ const SMALL: usize = 250;
 /// How long a catch-up watch is asked to last. Upstream sends a bookmark in its last two seconds, but of
 /// shorter watches often not (measured: after 1.4 to 2.7 s; with 3 s seldom, with 2 never).
 const CATCH_UP: Duration = Duration::from_secs(4);
-/// A type whose catch-up watches bring no bookmarks is not tried again for this long.
-const WITHOUT_BOOKMARKS: Duration = Duration::from_mins(5);
+/// A type whose catch-up watches brought no bookmark twice in a row is not tried again for this long.
+const WITHOUT_BOOKMARKS: Duration = Duration::from_mins(1);
 /// And one whose catch-up watch failed, for this long.
 const AFTER_FAILURE: Duration = Duration::from_secs(5);
 
@@ -127,6 +127,8 @@ struct Fence {
     turns: Arc<Turns<Result<Sighting, Unproven>>>,
     /// Readers that wait for the cache to get somewhere.
     waiting: AtomicUsize,
+    /// Catch-up watches in a row that brought no bookmark.
+    fruitless: AtomicUsize,
     catching_up: AtomicBool,
     /// Until when catch-up watches are known to be of no use.
     useless_until: Mutex<Option<Instant>>,
@@ -140,6 +142,7 @@ impl Fence {
             probe,
             turns: Arc::default(),
             waiting: AtomicUsize::new(0),
+            fruitless: AtomicUsize::new(0),
             catching_up: AtomicBool::new(false),
             useless_until: Mutex::default(),
         }
@@ -258,8 +261,14 @@ impl CatchingUp {
         let Self { fence, scope } = &self;
         loop {
             while fence.waiting.load(Ordering::SeqCst) > 0 {
+                // To its end, whoever waits: what it tells of the type is for the next reader.
                 let useless = match timeout(2 * CATCH_UP, fence.watch(scope)).await {
-                    Ok(Ok(true)) => continue,
+                    Ok(Ok(true)) => {
+                        fence.fruitless.store(0, Ordering::SeqCst);
+                        continue;
+                    }
+                    // A busy server may be late with one.
+                    Ok(Ok(false)) if fence.fruitless.fetch_add(1, Ordering::SeqCst) == 0 => continue,
                     Ok(Ok(false)) => WITHOUT_BOOKMARKS,
                     Ok(Err(error)) => {
                         tracing::debug!(resource = %scope.key.gvr, %error, "a catch-up watch failed");
