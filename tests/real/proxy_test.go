@@ -1,8 +1,6 @@
 package real
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +14,8 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+
+	"watershed.test/real/internal/proxylog"
 )
 
 // ownProxy is a watershed of one scenario's own, which knows the servers that
@@ -83,23 +83,11 @@ func startProxy(t *testing.T, kubeconfig string, servers ...string) *ownProxy {
 		if err != nil {
 			return err
 		}
-		for line := range bytes.Lines(text) {
-			var entry struct {
-				Fields struct{ Message, Listener, Address string }
-			}
-			if json.Unmarshal(line, &entry) != nil || entry.Fields.Message != "listening" {
-				continue
-			}
-			switch entry.Fields.Listener {
-			case "proxy":
-				p.url = "https://" + entry.Fields.Address
-			case "admin":
-				p.admin = "http://" + entry.Fields.Address
-			}
-		}
-		if p.url == "" || p.admin == "" {
+		address, admin := proxylog.Addresses(text)
+		if address == "" || admin == "" {
 			return errors.New("it has not said where it listens")
 		}
+		p.url, p.admin = "https://"+address, "http://"+admin
 		resp, err := http.Get(p.admin + "/readyz")
 		if err != nil {
 			return err

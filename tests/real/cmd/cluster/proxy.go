@@ -1,14 +1,14 @@
 package main
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
+
+	"watershed.test/real/internal/proxylog"
 )
 
 // proxy is a watershed in front of the cluster.
@@ -68,20 +68,7 @@ func (p *proxy) readAddresses() error {
 	if err != nil {
 		return err
 	}
-	for line := range bytes.Lines(text) {
-		var entry struct {
-			Fields struct{ Message, Listener, Address string }
-		}
-		if json.Unmarshal(line, &entry) != nil || entry.Fields.Message != "listening" {
-			continue
-		}
-		switch entry.Fields.Listener {
-		case "proxy":
-			p.address = entry.Fields.Address
-		case "admin":
-			p.admin = entry.Fields.Address
-		}
-	}
+	p.address, p.admin = proxylog.Addresses(text)
 	if p.address == "" || p.admin == "" {
 		return errors.New("has not said where it listens")
 	}
