@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use http::{HeaderValue, Request, Response, StatusCode};
 use hyper::body::Incoming;
 
-use crate::access::{Access, Attributes, Authenticated, Decision, Identity};
+use crate::access::{Access, Attributes, Authenticated, Decision, Identity, ReviewError};
 use crate::catalog::Catalog;
 use crate::http::body::Body;
 use crate::http::drain;
@@ -107,8 +107,8 @@ impl Server {
     ) -> Self {
         let access = Access::new(&client);
         let fences = Fences::new(client.clone());
-        let documents = Documents::new(client.clone());
-        let shared = Shared::new(client);
+        let documents = Documents::new(client);
+        let shared = Shared::new(forwarder.clone());
         let inner = Inner { catalog, policy, scopes, access, fences, documents, shared, forwarder, draining };
         Self(Arc::new(inner))
     }
@@ -127,7 +127,10 @@ impl Server {
                 let outcome = self.0.read(read, &request, &labels).await;
                 self.0.share(outcome, read, &request, &mut place).await
             }
-            Plan::Document(asked) => self.0.document(asked, &request).await,
+            Plan::Document(asked) => match self.0.document(asked, &request).await {
+                Ok(response) => Outcome::Answered(Source::Document, response),
+                Err(reason) => Outcome::Forward(reason),
+            },
         };
         let audit_id = audit_id::of(request.headers());
         let (source, mut response) = match outcome {
@@ -180,7 +183,7 @@ impl Inner {
         if let Err(refused) = self.admit(read, request).await {
             return refused;
         }
-        match place.answer().await {
+        match place.answer(request.headers()).await {
             Some(replay) => Outcome::Answered(Source::Shared, replay.response()),
             None => Outcome::Forward(reason),
         }
@@ -192,24 +195,29 @@ impl Inner {
         read: &Read,
         request: &Request<Incoming>,
     ) -> Result<(Arc<Identity>, Attributes), Outcome> {
-        let identity = match self.access.authenticator.authenticate(request.headers()).await {
-            Ok(Authenticated::As(identity)) => identity,
-            Ok(Authenticated::Refused) => return Err(refuse(read, &Status::unauthorized())),
-            Ok(Authenticated::Unknown) => return Err(Outcome::Forward(Reason::Identity)),
-            Err(error) => {
-                tracing::warn!(%error, "a token could not be reviewed");
-                return Err(Outcome::Forward(Reason::ReviewFailed));
-            }
+        let refuse = |status: &Status| match read.refused_by_upstream() {
+            Some(reason) => Outcome::Forward(reason),
+            None => Outcome::Answered(Source::Access, answer::status(status, read.errors(), &[])),
+        };
+        let identity = match self.identify(request).await.map_err(Outcome::Forward)? {
+            Authenticated::As(identity) => identity,
+            Authenticated::Refused => return Err(refuse(&Status::unauthorized())),
+            Authenticated::Unknown => return Err(Outcome::Forward(Reason::Identity)),
         };
         let attributes = read.attributes();
-        match self.access.authorizer.authorize(&identity, &attributes).await {
-            Ok(Decision::Allowed) => Ok((identity, attributes)),
-            Ok(Decision::Denied(reason)) => Err(refuse(read, &denied(&identity, &attributes, &reason))),
-            Err(error) => {
-                tracing::warn!(%error, "an access could not be reviewed");
-                Err(Outcome::Forward(Reason::ReviewFailed))
-            }
+        let reviewed = self.access.authorizer.authorize(&identity, &attributes).await;
+        match verdict(reviewed).map_err(Outcome::Forward)? {
+            Decision::Allowed => Ok((identity, attributes)),
+            Decision::Denied(reason) => Err(refuse(&denied(&identity, &attributes, &reason))),
         }
+    }
+
+    async fn identify(&self, request: &Request<Incoming>) -> Result<Authenticated, Reason> {
+        let reviewed = self.access.authenticator.authenticate(request.headers()).await;
+        reviewed.map_err(|error| {
+            tracing::warn!(%error, "a token could not be reviewed");
+            Reason::ReviewFailed
+        })
     }
 
     /// Authentication and authorization come before anything is read (invariant 5).
@@ -241,30 +249,20 @@ impl Inner {
     }
 
     /// Whoever may not see a document, or is not known, hears it from upstream.
-    async fn document(&self, asked: &documents::Asked, request: &Request<Incoming>) -> Outcome {
-        let identity = match self.access.authenticator.authenticate(request.headers()).await {
-            Ok(Authenticated::As(identity)) => identity,
-            Ok(Authenticated::Refused | Authenticated::Unknown) => return Outcome::Forward(Reason::Identity),
-            Err(error) => {
-                tracing::warn!(%error, "a token could not be reviewed");
-                return Outcome::Forward(Reason::ReviewFailed);
-            }
-        };
-        match self.access.authorizer.authorize_path(&identity, &asked.path).await {
-            Ok(Decision::Allowed) => {}
-            Ok(Decision::Denied(_)) => return Outcome::Forward(Reason::NotAResource),
-            Err(error) => {
-                tracing::warn!(%error, "an access could not be reviewed");
-                return Outcome::Forward(Reason::ReviewFailed);
-            }
+    async fn document(
+        &self,
+        asked: &documents::Asked,
+        request: &Request<Incoming>,
+    ) -> Result<Response<Body>, Reason> {
+        let Authenticated::As(identity) = self.identify(request).await? else { return Err(Reason::Identity) };
+        let reviewed = self.access.authorizer.authorize_path(&identity, &asked.path).await;
+        if verdict(reviewed)? != Decision::Allowed {
+            return Err(Reason::NotAResource);
         }
-        match self.documents.answer(asked).await {
-            Ok(response) => Outcome::Answered(Source::Document, response),
-            Err(error) => {
-                tracing::debug!(path = asked.path, %error, "a document is forwarded");
-                Outcome::Forward(Reason::NotAResource)
-            }
-        }
+        self.documents.answer(asked).await.map_err(|error| {
+            tracing::debug!(path = asked.path, %error, "a document is forwarded");
+            Reason::NotAResource
+        })
     }
 
     /// The scope in the first representation that the client accepts and the type has.
@@ -336,11 +334,11 @@ impl Inner {
     }
 }
 
-fn refuse(read: &Read, status: &Status) -> Outcome {
-    if let Some(reason) = read.refused_by_upstream() {
-        return Outcome::Forward(reason);
-    }
-    Outcome::Answered(Source::Access, answer::status(status, read.errors(), &[]))
+fn verdict(reviewed: Result<Decision, Arc<ReviewError>>) -> Result<Decision, Reason> {
+    reviewed.map_err(|error| {
+        tracing::warn!(%error, "an access could not be reviewed");
+        Reason::ReviewFailed
+    })
 }
 
 fn denied(identity: &Identity, attributes: &Attributes, reason: &str) -> Status {

@@ -31,9 +31,9 @@ pub use body::UpstreamBody;
 pub use client::Client;
 pub use compression::WatchCompression;
 pub use credentials::{CredentialsError, Upstream, UpstreamOptions};
-pub use error::UpstreamError;
+pub use error::{NoAnswer, UpstreamError};
 pub use forward::Forwarder;
 
 pub use pool::{Class, SendOptions, ServedBy};
-pub use probe::{CatchUp, Keys, Listed, Probe, ProbeError, Seen};
+pub use probe::{CatchUp, Keys, Listed, Probe, Seen};
 pub use reflect::{Change, Found, Reflector, Stopped, Target};

@@ -3,11 +3,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, StatusCode, header};
-use http_body_util::{BodyExt, Limited};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
+use crate::http::body;
 use crate::upstream::{Class, Client, SendOptions, UpstreamError};
 
 /// A verdict takes milliseconds. After this long the connection is taken for dead, and another is tried.
@@ -51,15 +51,14 @@ async fn ask(client: &Client, path: &str, review: Bytes, fresh: bool) -> Result<
     let request = Request::post(path)
         .header(header::CONTENT_TYPE, "application/json")
         .header(header::ACCEPT, "application/json")
-        .body(crate::http::body::full(review))
+        .body(body::full(review))
         .map_err(not_understood)?;
     let options = SendOptions { fresh_connection: fresh, avoid: None };
     let response = client.send(Class::Short, request, options).await?;
     if !response.status().is_success() {
         return Err(ReviewError::Refused(response.status()));
     }
-    let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;
-    Ok(body.map_err(not_understood)?.to_bytes())
+    body::whole(response.into_body(), MAX_BYTES).await.map_err(not_understood)
 }
 
 fn not_understood(error: impl std::fmt::Display) -> ReviewError {

@@ -2,9 +2,9 @@
 use std::time::Duration;
 
 use http::{Request, StatusCode, header};
-use http_body_util::{BodyExt, Limited};
 use serde::Deserialize;
 
+use crate::http::body;
 use crate::kube::GroupVersionResource;
 use crate::upstream::{Class, Client, SendOptions, UpstreamError};
 
@@ -131,7 +131,7 @@ pub(super) async fn get<T: serde::de::DeserializeOwned>(
     let not_understood = |why: String| DiscoveryError::NotUnderstood { path: path.to_owned(), why };
     let request = Request::get(path)
         .header(header::ACCEPT, accept)
-        .body(crate::http::body::empty())
+        .body(body::empty())
         .map_err(|error| not_understood(error.to_string()))?;
     let asked = async {
         let response = client.send(Class::Short, request, SendOptions::default()).await?;
@@ -139,8 +139,7 @@ pub(super) async fn get<T: serde::de::DeserializeOwned>(
         if status != StatusCode::OK {
             return Err(DiscoveryError::Refused { path: path.to_owned(), status });
         }
-        let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;
-        Ok(body.map_err(|error| not_understood(error.to_string()))?.to_bytes())
+        body::whole(response.into_body(), MAX_BYTES).await.map_err(|error| not_understood(error.to_string()))
     };
     let body = tokio::time::timeout(ANSWER, asked)
         .await

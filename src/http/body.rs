@@ -5,7 +5,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
-use http_body_util::{BodyExt, Empty, Full};
+use http_body_util::{BodyExt, Empty, Full, Limited};
 use hyper::body::Incoming;
 
 /// Any error, as hyper wants it from a body.
@@ -22,6 +22,14 @@ pub fn full(bytes: impl Into<Bytes>) -> Body {
 /// A body without bytes.
 pub fn empty() -> Body {
     Empty::new().map_err(|never| match never {}).boxed_unsync()
+}
+
+/// All of a body that has at most `limit` bytes.
+pub async fn whole<B>(body: B, limit: usize) -> Result<Bytes, BoxError>
+where
+    B: http_body::Body<Error: Into<BoxError>>,
+{
+    Ok(Limited::new(body, limit).collect().await?.to_bytes())
 }
 
 /// A client's request body, ready to be sent on.

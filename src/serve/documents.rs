@@ -10,11 +10,11 @@ use moka::future::Cache;
 use moka::ops::compute::{CompResult, Op};
 use tokio::time::timeout;
 
-use super::replay::{NoReplay, Replay};
+use super::replay::{Question, Replay};
 use crate::catalog::Catalog;
 use crate::http::body::{Body, empty};
 use crate::kube::wants_pretty;
-use crate::upstream::{Class, Client, SendOptions};
+use crate::upstream::{Class, Client, NoAnswer, SendOptions};
 
 /// A document is shown without a question for this long, counted from before upstream was asked last.
 const FRESH: Duration = Duration::from_millis(900);
@@ -34,17 +34,9 @@ const OF_THE_BODY: &[HeaderName] =
 pub(super) struct Asked {
     /// What authorization is asked about.
     pub(super) path: String,
-    key: Key,
+    question: Question,
     /// The one ETag that the client has.
     known: Option<HeaderValue>,
-}
-
-/// What upstream's answer depends on.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Key {
-    path_and_query: String,
-    accept: Option<HeaderValue>,
-    accept_encoding: Option<HeaderValue>,
 }
 
 /// Upstream's answer.
@@ -67,26 +59,16 @@ impl Asked {
                 let name = name.as_str();
                 name.starts_with("if-") && name != "if-none-match" || name.starts_with("impersonate-")
             });
-        let one = |name| {
-            let mut values = headers.get_all(name).iter();
-            let first = values.next().cloned();
-            if values.next().is_none() { Some(first) } else { None }
-        };
-        let known = one(header::IF_NONE_MATCH)?;
+        let once = |name| headers.get_all(name).iter().nth(1).is_none();
+        let known = headers.get(header::IF_NONE_MATCH).cloned();
         // Lists, weak tags and the asterisk are read differently by different handlers.
         let simple = |tag: &HeaderValue| {
             let tag = tag.to_str().ok().and_then(|tag| tag.strip_prefix('"')?.strip_suffix('"'));
             tag.is_some_and(|tag| !tag.contains('"'))
         };
-        if !plain || !known.as_ref().is_none_or(simple) {
-            return None;
-        }
-        let key = Key {
-            path_and_query: uri.path_and_query()?.as_str().to_owned(),
-            accept: one(header::ACCEPT)?,
-            accept_encoding: one(header::ACCEPT_ENCODING)?,
-        };
-        Some(Self { path: uri.path().to_owned(), key, known })
+        let once = [header::IF_NONE_MATCH, header::ACCEPT, header::ACCEPT_ENCODING].into_iter().all(once);
+        let fits = plain && once && known.as_ref().is_none_or(simple);
+        fits.then(|| Self { path: uri.path().to_owned(), question: Question::of(request), known })
     }
 }
 
@@ -108,14 +90,15 @@ fn is_document(catalog: &Catalog, path: &str) -> bool {
 /// Keeps documents.
 pub(super) struct Documents {
     client: Client,
-    held: Cache<Key, Arc<Document>>,
+    held: Cache<Question, Arc<Document>>,
 }
 
 impl Documents {
     pub(super) fn new(client: Client) -> Self {
-        let weigh = |key: &Key, document: &Arc<Document>| {
-            let text =
-                key.path_and_query.len() + document.answer.headers.len() * 64 + document.answer.body.len();
+        let weigh = |question: &Question, document: &Arc<Document>| {
+            let text = question.path_and_query.len()
+                + document.answer.headers.len() * 64
+                + document.answer.body.len();
             u32::try_from(text + 1024).unwrap_or(u32::MAX)
         };
         let held = Cache::builder().weigher(weigh).max_capacity(MAX_BYTES).time_to_idle(IDLE).build();
@@ -123,22 +106,22 @@ impl Documents {
     }
 
     /// The answer to a request. An error means that upstream should give it.
-    pub(super) async fn answer(&self, asked: &Asked) -> Result<Response<Body>, NoReplay> {
-        let held = self.held.get(&asked.key).await.filter(|held| held.is_fresh());
+    pub(super) async fn answer(&self, asked: &Asked) -> Result<Response<Body>, NoAnswer> {
+        let held = self.held.get(&asked.question).await.filter(|held| held.is_fresh());
         let document = match held {
             Some(document) => document,
-            None => Box::pin(self.ask(&asked.key)).await?,
+            None => Box::pin(self.ask(&asked.question)).await?,
         };
         Ok(document.answer(asked.known.as_ref()))
     }
 
     /// One question at a time for each document; who waited for it takes its answer.
-    async fn ask(&self, key: &Key) -> Result<Arc<Document>, NoReplay> {
-        let asked = self.held.entry_by_ref(key).and_try_compute_with(|held| async move {
+    async fn ask(&self, question: &Question) -> Result<Arc<Document>, NoAnswer> {
+        let asked = self.held.entry_by_ref(question).and_try_compute_with(|held| async move {
             let held = held.map(moka::Entry::into_value);
             match held {
-                Some(held) if held.is_fresh() => Ok::<_, NoReplay>(Op::Nop),
-                held => Ok(Op::Put(self.fetch(key, held).await?)),
+                Some(held) if held.is_fresh() => Ok::<_, NoAnswer>(Op::Nop),
+                held => Ok(Op::Put(self.fetch(question, held).await?)),
             }
         });
         Ok(match asked.await? {
@@ -146,22 +129,18 @@ impl Documents {
             | CompResult::ReplacedWith(entry)
             | CompResult::Unchanged(entry)
             | CompResult::Removed(entry) => entry.into_value(),
-            CompResult::StillNone(_) => return Err(NoReplay::Answer("it was not kept".to_owned())),
+            CompResult::StillNone(_) => return Err(NoAnswer::Useless("it was not kept".to_owned())),
         })
     }
 
-    async fn fetch(&self, key: &Key, held: Option<Arc<Document>>) -> Result<Arc<Document>, NoReplay> {
+    async fn fetch(
+        &self,
+        question: &Question,
+        held: Option<Arc<Document>>,
+    ) -> Result<Arc<Document>, NoAnswer> {
         let asked = Instant::now();
-        let odd = |error: String| NoReplay::Answer(error);
-        let mut request =
-            Request::get(&key.path_and_query).body(empty()).map_err(|error| odd(error.to_string()))?;
         let tag = held.as_ref().and_then(|held| held.answer.headers.get(header::ETAG)).cloned();
-        let fields = [
-            (header::ACCEPT, key.accept.clone()),
-            (header::ACCEPT_ENCODING, key.accept_encoding.clone()),
-            (header::IF_NONE_MATCH, tag),
-        ];
-        request.headers_mut().extend(fields.into_iter().filter_map(|(name, value)| Some((name, value?))));
+        let request = question.request([(header::IF_NONE_MATCH, tag)])?;
         let answered = async {
             let response = self.client.send(Class::Short, request, SendOptions::default()).await?;
             match (response.status(), held) {
@@ -169,11 +148,11 @@ impl Documents {
                     Ok(Document { answer: Replay::read(response, MAX_DOCUMENT).await?, asked })
                 }
                 (StatusCode::NOT_MODIFIED, Some(held)) => Ok(Document { answer: held.answer.clone(), asked }),
-                (status, _) => Err(NoReplay::Status(status)),
+                (status, _) => Err(NoAnswer::Status(status)),
             }
         };
         let answered = timeout(ANSWER, answered).await;
-        answered.unwrap_or_else(|_| Err(odd(format!("no answer within {ANSWER:?}")))).map(Arc::new)
+        answered.unwrap_or_else(|_| Err(NoAnswer::Useless(format!("none within {ANSWER:?}")))).map(Arc::new)
     }
 }
 

@@ -25,7 +25,7 @@ use super::turns::Turns;
 use crate::kube::ResourceVersion;
 use crate::scope::{Scope, ScopeKey};
 use crate::store::Snapshot;
-use crate::upstream::{Client, Keys, Listed, Probe, ProbeError, Seen};
+use crate::upstream::{Client, Keys, Listed, NoAnswer, Probe, Seen};
 
 /// A reader waits this long at most; then upstream answers. It waits as long for its own cache.
 /// Source: `apiserver/pkg/storage/cacher/watch_cache.go` (blockTimeout).
@@ -71,7 +71,7 @@ impl Step {
 #[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum Unproven {
     #[error("upstream did not say where it is: {0}")]
-    NoAnswer(Arc<ProbeError>),
+    NoAnswer(Arc<NoAnswer>),
     #[error("upstream did not say where it is")]
     Failed,
     #[error("the cache did not get there in time")]
@@ -198,7 +198,7 @@ impl Fence {
     }
 
     /// One watch, from where the cache is to the first bookmark. Says whether there was one.
-    async fn watch(&self, scope: &Scope) -> Result<bool, ProbeError> {
+    async fn watch(&self, scope: &Scope) -> Result<bool, NoAnswer> {
         let mut last = scope.reader.version();
         metrics::fence_asked(&scope.key.gvr, "watch");
         let mut watch = self.probe.watch(last, CATCH_UP).await?;

@@ -1,10 +1,9 @@
-//! An answer of upstream's that is given to more than one caller.
+//! An answer of upstream's that is given to more than one caller, and the question it answers.
 use bytes::Bytes;
-use http::{HeaderMap, Response, StatusCode};
-use http_body_util::{BodyExt, Limited};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
 
-use crate::http::body::{Body, full};
-use crate::upstream::{UpstreamBody, UpstreamError};
+use crate::http::body::{self, Body, BoxError};
+use crate::upstream::NoAnswer;
 
 /// What belongs to one answer alone.
 const OF_ONE_ANSWER: &[&str] = &[
@@ -17,6 +16,42 @@ const OF_ONE_ANSWER: &[&str] = &[
     "x-kubernetes-pf-flowschema-uid",
     "x-kubernetes-pf-prioritylevel-uid",
 ];
+/// Of a read's header, the fields that its answer depends on.
+const NEGOTIATED: [HeaderName; 2] = [header::ACCEPT, header::ACCEPT_ENCODING];
+
+/// What upstream's answer to a read depends on, besides who asks.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Question {
+    pub(super) path_and_query: String,
+    negotiated: [Vec<HeaderValue>; 2],
+}
+
+impl Question {
+    pub(super) fn of<B>(request: &Request<B>) -> Self {
+        let path_and_query = request.uri().path_and_query();
+        Self {
+            path_and_query: path_and_query.map_or_else(String::new, ToString::to_string),
+            negotiated: NEGOTIATED.map(|name| request.headers().get_all(name).iter().cloned().collect()),
+        }
+    }
+
+    /// A request that asks it, with further fields.
+    pub(super) fn request(
+        &self,
+        fields: impl IntoIterator<Item = (HeaderName, Option<HeaderValue>)>,
+    ) -> Result<Request<Body>, NoAnswer> {
+        let request = Request::get(&self.path_and_query).body(body::empty());
+        let mut request = request.map_err(|error| NoAnswer::Useless(error.to_string()))?;
+        let headers = request.headers_mut();
+        for (name, values) in NEGOTIATED.iter().zip(&self.negotiated) {
+            for value in values {
+                headers.append(name, value.clone());
+            }
+        }
+        headers.extend(fields.into_iter().filter_map(|(name, value)| Some((name, value?))));
+        Ok(request)
+    }
+}
 
 /// An answer, whole.
 #[derive(Clone, Debug)]
@@ -26,23 +61,14 @@ pub(super) struct Replay {
     pub(super) body: Bytes,
 }
 
-/// There is no answer that could be given to several.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum NoReplay {
-    #[error(transparent)]
-    Upstream(#[from] UpstreamError),
-    #[error("upstream answered {0}")]
-    Status(StatusCode),
-    #[error("the answer is of no use: {0}")]
-    Answer(String),
-}
-
 impl Replay {
     /// Reads an answer to its end, if its body has at most `limit` bytes.
-    pub(super) async fn read(response: Response<UpstreamBody>, limit: usize) -> Result<Self, NoReplay> {
+    pub(super) async fn read<B>(response: Response<B>, limit: usize) -> Result<Self, NoAnswer>
+    where
+        B: http_body::Body<Error: Into<BoxError>>,
+    {
         let (mut parts, body) = response.into_parts();
-        let body = Limited::new(body, limit).collect().await;
-        let body = body.map_err(|error| NoReplay::Answer(error.to_string()))?.to_bytes();
+        let body = body::whole(body, limit).await.map_err(|error| NoAnswer::Useless(error.to_string()))?;
         for name in OF_ONE_ANSWER {
             parts.headers.remove(*name);
         }
@@ -50,7 +76,7 @@ impl Replay {
     }
 
     pub(super) fn response(&self) -> Response<Body> {
-        let mut response = Response::new(full(self.body.clone()));
+        let mut response = Response::new(body::full(self.body.clone()));
         *response.status_mut() = self.status;
         *response.headers_mut() = self.headers.clone();
         response

@@ -4,6 +4,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::StatusCode;
+
 use super::address::Address;
 
 /// Why a request got no answer from upstream. Cheap to clone: one failed connection attempt is
@@ -97,6 +99,20 @@ impl UpstreamError {
     pub fn is_unsent(&self) -> bool {
         !matches!(self, UpstreamError::Closed { .. } | UpstreamError::Cut { .. })
     }
+}
+
+/// Upstream was asked, and its answer can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum NoAnswer {
+    /// It could not be asked.
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
+    /// It refused.
+    #[error("upstream answered {0}")]
+    Status(StatusCode),
+    /// Its answer ended early, came late, or is not what was asked for.
+    #[error("the answer is of no use: {0}")]
+    Useless(String),
 }
 
 /// An error with all its causes on one line; hyper's own text hides them.

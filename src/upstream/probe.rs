@@ -2,10 +2,10 @@
 use std::time::Duration;
 
 use http::{Request, StatusCode, header};
-use http_body_util::{BodyExt, Limited};
 
 use super::stream::{Stream, StreamError};
-use super::{Class, Client, SendOptions, UpstreamBody, UpstreamError};
+use super::{Class, Client, NoAnswer, SendOptions, UpstreamBody};
+use crate::http::body;
 use crate::kube::{
     Encoding, EventKind, FieldTable, GroupVersionResource, Malformed, ResourceVersion, TypeForm,
     read_bookmark, scan,
@@ -49,29 +49,15 @@ pub enum Seen {
     Bookmark(ResourceVersion),
 }
 
-/// Upstream did not say.
-#[derive(Debug, thiserror::Error)]
-pub enum ProbeError {
-    /// It could not be asked.
-    #[error(transparent)]
-    Upstream(#[from] UpstreamError),
-    /// It refused.
-    #[error("upstream answered {0}")]
-    Status(StatusCode),
-    /// Its answer ended early, or is not what was asked for.
-    #[error("the answer is of no use: {0}")]
-    Answer(String),
-}
-
-impl From<Malformed> for ProbeError {
+impl From<Malformed> for NoAnswer {
     fn from(error: Malformed) -> Self {
-        Self::Answer(error.to_string())
+        Self::Useless(error.to_string())
     }
 }
 
-impl From<StreamError> for ProbeError {
+impl From<StreamError> for NoAnswer {
     fn from(error: StreamError) -> Self {
-        Self::Answer(error.to_string())
+        Self::Useless(error.to_string())
     }
 }
 
@@ -82,10 +68,10 @@ impl Probe {
     }
 
     /// A list of at most `limit` objects, no older than this call. No timeout is applied.
-    pub async fn list(&self, limit: usize) -> Result<Listed, ProbeError> {
+    pub async fn list(&self, limit: usize) -> Result<Listed, NoAnswer> {
         let (encoding, body) = self.get(&format!("limit={limit}"), LIST, false).await?;
-        let body = Limited::new(body, MAX_BYTES).collect().await;
-        let body = body.map_err(|error| ProbeError::Answer(error.to_string()))?.to_bytes();
+        let body = body::whole(body, MAX_BYTES).await;
+        let body = body.map_err(|error| NoAnswer::Useless(error.to_string()))?;
         let (_, page) = TypeForm::learn(encoding, KIND, &body)?;
         let key = |object| {
             let scanned = scan(encoding, object, &self.fields)?;
@@ -102,7 +88,7 @@ impl Probe {
     ///
     /// Upstream sends a bookmark some time before a watch's deadline, if there is enough time for it.
     /// Source: `apiserver/pkg/storage/cacher/cache_watcher.go` (nextBookmarkTime).
-    pub async fn watch(&self, from: ResourceVersion, lasting: Duration) -> Result<CatchUp, ProbeError> {
+    pub async fn watch(&self, from: ResourceVersion, lasting: Duration) -> Result<CatchUp, NoAnswer> {
         let seconds = lasting.as_secs();
         let query =
             format!("watch=1&allowWatchBookmarks=true&resourceVersion={from}&timeoutSeconds={seconds}");
@@ -115,22 +101,22 @@ impl Probe {
         query: &str,
         accept: &'static str,
         watch: bool,
-    ) -> Result<(Encoding, UpstreamBody), ProbeError> {
+    ) -> Result<(Encoding, UpstreamBody), NoAnswer> {
         let request = Request::get(format!("{}?{query}", self.path))
             .header(header::ACCEPT, accept)
-            .body(crate::http::body::empty())
-            .map_err(|error| ProbeError::Answer(error.to_string()))?;
+            .body(body::empty())
+            .map_err(|error| NoAnswer::Useless(error.to_string()))?;
         let class = if watch { Class::Watch } else { Class::Short };
         let response = self.client.send(class, request, SendOptions::default()).await?;
         if response.status() != StatusCode::OK {
-            return Err(ProbeError::Status(response.status()));
+            return Err(NoAnswer::Status(response.status()));
         }
         let actual = response.headers().get(header::CONTENT_TYPE);
         let is = |encoding: &Encoding| {
             actual.is_some_and(|actual| actual.as_bytes() == encoding.content_type(watch).as_bytes())
         };
         let encoding = [Encoding::Protobuf, Encoding::Json].into_iter().find(is);
-        let encoding = encoding.ok_or_else(|| ProbeError::Answer(format!("content type {actual:?}")))?;
+        let encoding = encoding.ok_or_else(|| NoAnswer::Useless(format!("content type {actual:?}")))?;
         Ok((encoding, response.into_body()))
     }
 }
@@ -144,14 +130,14 @@ pub struct CatchUp {
 
 impl CatchUp {
     /// What comes next, `None` at the watch's end. An ERROR event is an error.
-    pub async fn next(&mut self) -> Result<Option<Seen>, ProbeError> {
+    pub async fn next(&mut self) -> Result<Option<Seen>, NoAnswer> {
         let Some(frame) = self.stream.next_frame().await? else { return Ok(None) };
         Ok(Some(match frame.kind {
             EventKind::Added | EventKind::Modified | EventKind::Deleted => {
                 Seen::Event(scan(self.encoding, &frame.object, &self.fields)?.version)
             }
             EventKind::Bookmark => Seen::Bookmark(read_bookmark(self.encoding, &frame.object)?.version),
-            EventKind::Error => return Err(ProbeError::Answer("an ERROR event".to_owned())),
+            EventKind::Error => return Err(NoAnswer::Useless("an ERROR event".to_owned())),
         }))
     }
 }

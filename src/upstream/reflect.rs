@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
-use http_body_util::BodyExt;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::stream::{Stream, StreamError};
 use super::{Address, Class, Client, SendOptions, ServedBy, UpstreamBody, UpstreamError};
+use crate::http::body;
 use crate::kube::{
     BookmarkForm, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ListPage, Malformed,
     ResourceVersion, Scanned, TypeForm, read_bookmark, read_error, scan,
@@ -492,9 +492,9 @@ impl Reflector {
     /// A list's body. A continue token that expired (410) starts the list anew.
     async fn get(&mut self, query: &str) -> Result<(HeaderMap, Bytes), Trouble> {
         let (headers, body) = self.request(query, false).await?;
-        let limited = http_body_util::Limited::new(body, MAX_PAGE_BYTES);
-        let collected = timeout(ANSWER, limited.collect()).await.map_err(|_| Trouble::Silent(ANSWER))?;
-        Ok((headers, collected.map_err(|error| Trouble::Broken(error.to_string()))?.to_bytes()))
+        let whole = timeout(ANSWER, body::whole(body, MAX_PAGE_BYTES)).await;
+        let whole = whole.map_err(|_| Trouble::Silent(ANSWER))?;
+        Ok((headers, whole.map_err(|error| Trouble::Broken(error.to_string()))?))
     }
 
     async fn open(&mut self, query: &str) -> Result<Box<Stream>, Trouble> {
@@ -505,7 +505,7 @@ impl Reflector {
     async fn request(&mut self, query: &str, watch: bool) -> Result<(HeaderMap, UpstreamBody), Trouble> {
         let request = Request::get(format!("{}?{query}", self.target.gvr.collection_path()))
             .header(header::ACCEPT, self.target.encoding.content_type(watch))
-            .body(crate::http::body::empty())
+            .body(body::empty())
             .map_err(|error| Trouble::Broken(error.to_string()))?;
         // After a 410 or a refusal another API server, or another connection through the balancer, is asked.
         let refused = (1..=REFUSALS_ELSEWHERE).contains(&self.refusals);
@@ -526,10 +526,8 @@ impl Reflector {
             let (parts, body) = response.into_parts();
             return Ok((parts.headers, body));
         }
-        let limited = http_body_util::Limited::new(response.into_body(), 64 * 1024);
-        let text = match timeout(ANSWER, limited.collect()).await {
+        let text = match timeout(ANSWER, body::whole(response.into_body(), 64 * 1024)).await {
             Ok(Ok(body)) => {
-                let body = body.to_bytes();
                 let status = read_error(Encoding::Json, &body);
                 if status.message.is_empty() {
                     String::from_utf8_lossy(&body).into_owned()

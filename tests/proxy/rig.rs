@@ -55,7 +55,8 @@ impl Rig {
         Self::build(options, prepare, |_| {}).await
     }
 
-    async fn build(
+    /// Both.
+    pub(crate) async fn build(
         options: Options,
         prepare: impl FnOnce(&Server),
         configure: impl FnOnce(&mut app::Config),
