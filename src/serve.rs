@@ -234,7 +234,7 @@ impl Inner {
             Ok(opened) => opened,
             Err(reason) => return Outcome::Forward(reason),
         };
-        if let Err(reason) = self.ripen(&mut opened, read.age).await {
+        if let Err(reason) = self.ripen(&mut opened, read).await {
             return Outcome::Forward(reason);
         }
         match &read.kind {
@@ -297,8 +297,8 @@ impl Inner {
     }
 
     /// Waits until the scope is as new as the answer must be.
-    async fn ripen(&self, opened: &mut Opened, age: Age) -> Result<(), Reason> {
-        match age {
+    async fn ripen(&self, opened: &mut Opened, read: &Read) -> Result<(), Reason> {
+        match read.age {
             Age::Any => {}
             Age::Weakened => opened.source = Source::Cache,
             Age::NotOlderThan(version) => {
@@ -308,7 +308,8 @@ impl Inner {
                 opened.floor = version;
             }
             Age::Latest => {
-                opened.floor = self.fences.pass(&opened.scope).await.map_err(|why| {
+                let passed = self.fences.pass(&opened.scope, |snapshot| read.is_cheap_upstream(snapshot));
+                opened.floor = passed.await.map_err(|why| {
                     tracing::debug!(resource = %opened.scope.key.gvr, %why, "a consistent read is forwarded");
                     Reason::Unproven
                 })?;

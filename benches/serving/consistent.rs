@@ -1,5 +1,6 @@
 //! Consistent lists: how long they take, and what they cost upstream.
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -139,10 +140,11 @@ impl Case {
         };
         let mut connection = servers.upstream.connect(false).await?;
         Ok(AbortOnDropHandle::new(tokio::spawn(async move {
-            for number in 0.. {
+            loop {
+                let number = WRITES.fetch_add(1, Ordering::Relaxed);
                 let body = format!(r#"{{"metadata":{{"annotations":{{"bench/number":"{number}"}}}}}}"#);
                 let body = Some(("application/merge-patch+json", body.into()));
-                let path = &paths[number % paths.len()];
+                let path = &paths[usize::try_from(number).unwrap_or(0) % paths.len()];
                 let Ok(answer) = connection.send(Method::PATCH, path, body).await else { return };
                 if answer.into_body().collect().await.is_err() {
                     return;
@@ -153,6 +155,8 @@ impl Case {
     }
 }
 
+/// Of all runs: what is written must differ from what is there, or upstream writes nothing.
+static WRITES: AtomicU64 = AtomicU64::new(0);
 const NAMESPACE: &str = "/api/v1/namespaces/bench-0";
 
 /// Lists and watches of a type that upstream has answered, from its own metrics.

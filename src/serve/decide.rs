@@ -4,6 +4,7 @@ use std::sync::Arc;
 use http::{HeaderMap, Request, header};
 
 use super::documents;
+use super::list;
 use super::policy::{ConsistentReads, Policy};
 use super::source::Reason;
 use crate::access::{Attributes, Selectors};
@@ -13,7 +14,11 @@ use crate::kube::{
     RequestInfo, ResourceRequest, ResourceVersion, Verb, Wanted, WatchStart, acceptable, get_read,
     wants_pretty,
 };
+use crate::store::Snapshot;
 use crate::watch::Filter;
+
+/// A list of so many objects costs upstream about as much as any request.
+const FEW_OBJECTS: usize = 100;
 
 /// What is to be done with a request, and what is known of it either way.
 pub(super) struct Planned {
@@ -118,6 +123,15 @@ impl Read {
             _ if self.pretty => Some(Reason::Pretty),
             Representation { metadata_only: true, .. } => Some(Reason::Representation),
             _ => None,
+        }
+    }
+
+    /// Whether upstream would have little to do for it. A watch would stay with upstream.
+    pub(super) fn is_cheap_upstream(&self, snapshot: &Snapshot) -> bool {
+        match &self.kind {
+            ReadKind::Get { .. } => true,
+            ReadKind::List(list) => list::is_within(snapshot, self.namespace.as_deref(), list, FEW_OBJECTS),
+            ReadKind::Watch(_) => false,
         }
     }
 

@@ -10,6 +10,9 @@
 //! 4. a short watch of metadata, opened from where the cache is, brings a bookmark: all that happened
 //!    before it was said, to be compared with what the cache has seen.
 //!
+//! Where there is nothing to follow, 4 takes two seconds. A few readers at a time that want little of a
+//! large type are better off at upstream, and so is upstream.
+//!
 //! Nothing of this relies on which API server answers: R of one and a bookmark of another, older one do not
 //! fit together, and the wait goes on. Versions are only compared within a type.
 use std::collections::HashMap;
@@ -32,6 +35,10 @@ use crate::upstream::{Client, Keys, Listed, NoAnswer, Probe, Seen};
 const MOST: Duration = Duration::from_secs(3);
 /// What is on its way from upstream already is waited for this long.
 const ON_ITS_WAY: Duration = Duration::from_millis(100);
+/// And by a few readers for this long, if what they ask for is little.
+const SOON: Duration = Duration::from_millis(20);
+/// So many readers at a time are few: they cost upstream no more than the proof.
+const FEW: usize = 3;
 /// Of types with up to so many objects upstream lists all names and versions.
 const SMALL: usize = 250;
 /// How long a catch-up watch is asked to last. Upstream sends a bookmark in its last two seconds, but of
@@ -76,6 +83,18 @@ pub(super) enum Unproven {
     Failed,
     #[error("the cache did not get there in time")]
     Late,
+    #[error("upstream answers it sooner than the cache gets there")]
+    Cheap,
+}
+
+impl Unproven {
+    /// The metric label, where a step would be.
+    fn as_str(&self) -> &'static str {
+        match self {
+            Self::Cheap => "cheaper-upstream",
+            Self::NoAnswer(_) | Self::Failed | Self::Late => "failed",
+        }
+    }
 }
 
 /// The fences of all scopes.
@@ -91,11 +110,17 @@ impl Fences {
 
     /// Waits until the scope's newest snapshot is shown to be no older than this call. Says which version
     /// a snapshot must have at least: that the scope has one does not mean that it keeps it.
-    pub(super) async fn pass(&self, scope: &Arc<Scope>) -> Result<ResourceVersion, Unproven> {
+    ///
+    /// `is_cheap` tells whether upstream would have little to do for what is wanted of the snapshot.
+    pub(super) async fn pass(
+        &self,
+        scope: &Arc<Scope>,
+        is_cheap: impl Fn(&Snapshot) -> bool,
+    ) -> Result<ResourceVersion, Unproven> {
         let started = Instant::now();
         let fence = self.of(scope);
-        let passed = timeout(MOST, fence.pass(scope)).await.unwrap_or(Err(Unproven::Late));
-        let step = passed.as_ref().map_or("failed", |(step, _)| step.as_str());
+        let passed = timeout(MOST, fence.pass(scope, is_cheap)).await.unwrap_or(Err(Unproven::Late));
+        let step = passed.as_ref().map_or_else(Unproven::as_str, |(step, _)| step.as_str());
         metrics::fenced(&scope.key.gvr, step, started.elapsed());
         Ok(passed?.1)
     }
@@ -148,7 +173,11 @@ impl Fence {
         }
     }
 
-    async fn pass(self: &Arc<Self>, scope: &Arc<Scope>) -> Result<(Step, ResourceVersion), Unproven> {
+    async fn pass(
+        self: &Arc<Self>,
+        scope: &Arc<Scope>,
+        is_cheap: impl Fn(&Snapshot) -> bool,
+    ) -> Result<(Step, ResourceVersion), Unproven> {
         let (fence, of) = (Arc::clone(self), Arc::clone(scope));
         let sighting = self.turns.next(move || {
             let (fence, scope) = (Arc::clone(&fence), Arc::clone(&of));
@@ -159,6 +188,12 @@ impl Fence {
             return Ok((if validated { Step::Validated } else { Step::Current }, version));
         }
         let _waiting = Waiting::new(&self.waiting);
+        if scope.reached(version, SOON).await {
+            return Ok((Step::Followed, version));
+        }
+        if self.waiting.load(Ordering::SeqCst) <= FEW && is_cheap(&scope.reader.snapshot()) {
+            return Err(Unproven::Cheap);
+        }
         if scope.reached(version, ON_ITS_WAY).await {
             return Ok((Step::Followed, version));
         }

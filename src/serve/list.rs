@@ -55,6 +55,13 @@ pub(super) fn answer(opened: &Opened, read: &Read, list: &List) -> Outcome {
     Outcome::Answered(opened.source, response)
 }
 
+/// Whether the answer has so few objects at the most.
+pub(super) fn is_within(snapshot: &Snapshot, namespace: Option<&str>, list: &List, most: usize) -> bool {
+    let items = snapshot.items_after(namespace, list.after.as_deref());
+    let wanted = items.filter(|object| list.filter.matches(&object.attributes)).take(most + 1).count();
+    wanted.min(list.limit.unwrap_or(usize::MAX)) <= most
+}
+
 /// The objects of one answer: references only, the body holds no bytes of its own but what it sends.
 struct Page {
     objects: Vec<Arc<Object>>,

@@ -129,6 +129,31 @@ async fn a_large_idle_type_is_caught_up_with() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lone_reader_of_little_does_not_wait_for_a_large_idle_type() {
+    let progress_every = Duration::from_millis(200);
+    let rig = Rig::start(Options { progress_every, ..quiet(300) }).await;
+    rig.proxied.get(Protocol::Http2, PODS).await;
+    let namespaces = watershed::kube::GroupVersionResource::new("", "v1", "namespaces");
+    for (number, little) in ["?limit=10", "?fieldSelector=metadata.name%3Dnone"].iter().enumerate() {
+        let text = format!(r#"{{"metadata":{{"name":"other-{number}"}}}}"#);
+        rig.upstream.state().create(&namespaces, &text).unwrap();
+        let path = format!("{PODS}{little}");
+        let alone = rig.proxied.get(Protocol::Http2, &path).await;
+        assert_eq!(source(&alone), "forward; reason=unproven", "{little}");
+        // Who comes in a crowd is waited for: one proof for all costs upstream less.
+        let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+        let reads = (0..50).map(|_| async {
+            let request = http::Request::get(&path).body(crate::client::nothing()).unwrap();
+            connection.read(request).await.unwrap()
+        });
+        let answers = within("50 lists", join_all(reads)).await;
+        let forwarded = answers.iter().filter(|answer| source(answer) != "fence").count();
+        assert!(forwarded <= 5, "{forwarded} of 50 lists went to upstream");
+    }
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_that_wait_together_share_a_proof() {
     let rig = Rig::start(quiet(20)).await;
     rig.proxied.get(Protocol::Http2, PODS).await;
