@@ -1,8 +1,8 @@
 //! Who may see what: callers are known by TokenReview and let in by SubjectAccessReview.
 //!
 //! Nothing here emulates upstream's rules. It is asked, and its answer is kept for a short time.
-mod authenticate;
-mod authorize;
+pub mod authenticate;
+pub mod authorize;
 mod review;
 
 use std::sync::Arc;
@@ -26,6 +26,15 @@ pub struct Identity {
     pub extra: Vec<(String, Vec<String>)>,
 }
 
+/// How callers are known and let in.
+#[derive(Clone, Debug, Default)]
+pub struct Config {
+    /// Who is calling?
+    pub authentication: authenticate::Config,
+    /// May they?
+    pub authorization: authorize::Config,
+}
+
 /// Both questions in one place.
 #[derive(Clone)]
 pub struct Access {
@@ -37,10 +46,10 @@ pub struct Access {
 
 impl Access {
     /// Asks through `client`, with the proxy's own identity.
-    pub fn new(client: &Client) -> Self {
+    pub fn new(client: &Client, config: Config) -> Self {
         Self {
-            authenticator: Arc::new(Authenticator::new(client.clone())),
-            authorizer: Arc::new(Authorizer::new(client.clone())),
+            authenticator: Arc::new(Authenticator::new(client.clone(), config.authentication)),
+            authorizer: Arc::new(Authorizer::new(client.clone(), config.authorization)),
         }
     }
 }

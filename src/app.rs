@@ -9,6 +9,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+use crate::access::{self, Access};
 use crate::catalog::Follower;
 use crate::http::tls::{ServerTls, TlsOptions};
 use crate::http::{self, drain};
@@ -32,6 +33,8 @@ pub struct Config {
     pub names: Vec<String>,
     /// Where metrics and health are served, by plain HTTP.
     pub admin_listen: SocketAddr,
+    /// How callers are known and let in.
+    pub access: access::Config,
     /// How scopes keep their data.
     pub scopes: scope::Config,
     /// What is done with requests where there is a choice.
@@ -59,6 +62,7 @@ impl Config {
             cert_dir,
             names: Vec::new(),
             admin_listen,
+            access: access::Config::default(),
             scopes: scope::Config::default(),
             policy: Policy::default(),
             aggregated: Vec::new(),
@@ -157,6 +161,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         catalog.clone(),
         config.policy,
         scopes.clone(),
+        Access::new(&client, config.access),
         client,
         forwarder.clone(),
         draining.clone(),
@@ -164,9 +169,9 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let proxy = tokio::spawn(http::listen::serve(
         listener,
         tls,
-        move |request, _peer| {
+        move |request, peer| {
             let server = server.clone();
-            async move { server.handle(request).await }
+            async move { server.handle(request, peer).await }
         },
         config.limits.clone(),
         draining.clone(),

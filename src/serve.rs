@@ -25,7 +25,7 @@ use hyper::body::Incoming;
 use crate::access::{Access, Attributes, Authenticated, Decision, Identity, ReviewError};
 use crate::catalog::Catalog;
 use crate::http::body::Body;
-use crate::http::drain;
+use crate::http::{Peer, drain};
 use crate::kube::{Encoding, PartialForm, Representation, ResourceVersion, Status, Verb};
 use crate::scope::{NotReady, Ready, Scope, ScopeKey, Scopes};
 use crate::upstream::{Client, Forwarder, Stopped};
@@ -101,11 +101,11 @@ impl Server {
         catalog: Catalog,
         policy: Policy,
         scopes: Scopes,
+        access: Access,
         client: Client,
         forwarder: Forwarder,
         draining: drain::Watch,
     ) -> Self {
-        let access = Access::new(&client);
         let fences = Fences::new(client.clone());
         let documents = Documents::new(client);
         let shared = Shared::new(forwarder.clone());
@@ -114,7 +114,7 @@ impl Server {
     }
 
     /// Answers one request.
-    pub async fn handle(&self, request: Request<Incoming>) -> Response<Body> {
+    pub async fn handle(&self, request: Request<Incoming>, _peer: Peer) -> Response<Body> {
         let started = Instant::now();
         let plan = decide(&self.0.catalog, &self.0.policy, &request);
         let labels = Labels::new(&plan, request.method());

@@ -11,14 +11,25 @@ use super::Identity;
 use super::review::{ReviewError, post};
 use crate::upstream::Client;
 
-/// How long a token that was accepted is not reviewed again. Source: kube-apiserver's own token
-/// cache (kubeapiserver/options/authentication.go).
-const ACCEPTED: Duration = Duration::from_secs(10);
 /// How long a refused one is refused without asking: keeps a client in a retry loop off upstream.
 const REFUSED: Duration = Duration::from_secs(2);
 const MAX_TOKENS: u64 = 100_000;
 /// A token longer than this is not reviewed here but forwarded.
 const MAX_TOKEN_BYTES: usize = 64 * 1024;
+
+/// How callers are known.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// How long a token that was accepted is not reviewed again.
+    pub token_ttl: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        // Source: kube-apiserver's own token cache (kubeapiserver/options/authentication.go).
+        Self { token_ttl: Duration::from_secs(10) }
+    }
+}
 
 /// What is known of a caller.
 #[derive(Clone, Debug)]
@@ -39,7 +50,7 @@ pub struct Authenticator {
     verdicts: Cache<[u8; 32], Option<Arc<Identity>>>,
 }
 
-struct Lifetime;
+struct Lifetime(Config);
 
 impl Expiry<[u8; 32], Option<Arc<Identity>>> for Lifetime {
     fn expire_after_create(
@@ -48,15 +59,15 @@ impl Expiry<[u8; 32], Option<Arc<Identity>>> for Lifetime {
         verdict: &Option<Arc<Identity>>,
         _: std::time::Instant,
     ) -> Option<Duration> {
-        Some(if verdict.is_some() { ACCEPTED } else { REFUSED })
+        Some(if verdict.is_some() { self.0.token_ttl } else { REFUSED })
     }
 }
 
 impl Authenticator {
-    pub(super) fn new(client: Client) -> Self {
+    pub(super) fn new(client: Client, config: Config) -> Self {
         let mut key = [0; 32];
         getrandom::fill(&mut key).expect("the operating system gives random bytes");
-        let verdicts = Cache::builder().max_capacity(MAX_TOKENS).expire_after(Lifetime).build();
+        let verdicts = Cache::builder().max_capacity(MAX_TOKENS).expire_after(Lifetime(config)).build();
         Self { client, key, verdicts }
     }
 

@@ -16,17 +16,32 @@ use super::review::{ReviewError, post};
 use crate::kube::{FieldOperator, FieldSelector, LabelOperator, LabelSelector, ResourceRequest, Verb};
 use crate::upstream::Client;
 
-/// How long a grant stands. Source: the delegated authorizer's default
-/// (apiserver/pkg/server/options/authorization.go).
-const GRANTED: Duration = Duration::from_secs(10);
-/// How long a denial stands. A program is often let in just after it was refused, and tries again.
-const DENIED: Duration = Duration::from_secs(1);
 /// Questions with more text than this are asked anew each time: the cache is bounded by entries.
 /// Source of the size: the webhook authorizer's (plugin/pkg/authorizer/webhook/webhook.go).
 const MAX_CACHED_BYTES: usize = 10_000;
 /// All verdicts together, and what one takes besides its text.
 const MAX_BYTES: u64 = 64 << 20;
 const VERDICT_BYTES: usize = 512;
+
+/// How long verdicts stand.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// A grant.
+    pub allowed_ttl: Duration,
+    /// A denial.
+    pub denied_ttl: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            // Source: the delegated authorizer's default (apiserver/pkg/server/options/authorization.go).
+            allowed_ttl: Duration::from_secs(10),
+            // A program is often let in just after it was refused, and tries again.
+            denied_ttl: Duration::from_secs(1),
+        }
+    }
+}
 
 /// What upstream's authorizers look at.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -120,7 +135,7 @@ pub struct Authorizer {
     verdicts: Cache<Question, Decision>,
 }
 
-struct Lifetime;
+struct Lifetime(Config);
 
 impl Expiry<Question, Decision> for Lifetime {
     fn expire_after_create(
@@ -129,16 +144,16 @@ impl Expiry<Question, Decision> for Lifetime {
         decision: &Decision,
         _: std::time::Instant,
     ) -> Option<Duration> {
-        Some(if *decision == Decision::Allowed { GRANTED } else { DENIED })
+        Some(if *decision == Decision::Allowed { self.0.allowed_ttl } else { self.0.denied_ttl })
     }
 }
 
 impl Authorizer {
-    pub(super) fn new(client: Client) -> Self {
+    pub(super) fn new(client: Client, config: Config) -> Self {
         let weigh = |(_, asked): &Question, _: &Decision| {
             u32::try_from(VERDICT_BYTES + asked.size()).unwrap_or(u32::MAX)
         };
-        let verdicts = Cache::builder().weigher(weigh).max_capacity(MAX_BYTES).expire_after(Lifetime).build();
+        let verdicts = Cache::builder().weigher(weigh).max_capacity(MAX_BYTES).expire_after(Lifetime(config)).build();
         Self { client, verdicts }
     }
 
