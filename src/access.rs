@@ -1,17 +1,28 @@
-//! Who may see what: callers are known by TokenReview and let in by SubjectAccessReview.
+//! Who may see what: callers are known by TokenReview or certificate, and let in by SubjectAccessReview.
 //!
 //! Nothing here emulates upstream's rules. It is asked, and its answer is kept for a short time.
 pub mod authenticate;
 pub mod authorize;
+mod caller;
+mod certificate;
+pub mod front_proxy;
+mod impersonate;
 mod review;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::http::tls::TlsError;
 use crate::upstream::Client;
 
 pub use authenticate::{Authenticated, Authenticator};
 pub use authorize::{Attributes, Authorizer, Decision, Selectors};
+pub use caller::{Caller, Refusal, Vouched};
 pub use review::ReviewError;
+
+use caller::Own;
+use certificate::Certificates;
+use front_proxy::FrontProxies;
 
 /// A caller as upstream knows them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -29,10 +40,24 @@ pub struct Identity {
 /// How callers are known and let in.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
-    /// Who is calling?
+    /// Who is calling, by credentials that upstream takes as well?
     pub authentication: authenticate::Config,
+    /// Authorities of callers' certificates (`--client-ca-file`). As in an API server, who has one is in the cluster
+    /// whoever that is, so it must be upstream's own.
+    pub client_ca: Option<PathBuf>,
+    /// Front proxies that are believed.
+    pub front_proxy: Option<front_proxy::Config>,
+    /// Everybody is the proxy itself (`--single-identity`).
+    pub single_identity: bool,
     /// May they?
     pub authorization: authorize::Config,
+}
+
+impl Config {
+    /// The files of all authorities that sign certificates of use.
+    pub fn authorities(&self) -> Vec<PathBuf> {
+        self.client_ca.iter().chain(self.front_proxy.as_ref().map(|proxy| &proxy.ca)).cloned().collect()
+    }
 }
 
 /// Both questions in one place.
@@ -42,14 +67,29 @@ pub struct Access {
     pub authenticator: Arc<Authenticator>,
     /// May they?
     pub authorizer: Arc<Authorizer>,
+    certificates: Option<Certificates>,
+    front_proxies: Option<Arc<FrontProxies>>,
+    own: Option<Arc<Own>>,
 }
 
 impl Access {
     /// Asks through `client`, with the proxy's own identity.
-    pub fn new(client: &Client, config: Config) -> Self {
-        Self {
-            authenticator: Arc::new(Authenticator::new(client.clone(), config.authentication)),
-            authorizer: Arc::new(Authorizer::new(client.clone(), config.authorization)),
-        }
+    pub async fn new(client: &Client, config: Config) -> Result<Self, TlsError> {
+        let Config { authentication, client_ca, front_proxy, single_identity, authorization } = config;
+        let certificates = match client_ca {
+            Some(file) => Some(Certificates::load(file).await?),
+            None => None,
+        };
+        let front_proxies = match front_proxy {
+            Some(config) => Some(Arc::new(FrontProxies::load(config).await?)),
+            None => None,
+        };
+        Ok(Self {
+            authenticator: Arc::new(Authenticator::new(client.clone(), authentication)),
+            authorizer: Arc::new(Authorizer::new(client.clone(), authorization)),
+            certificates,
+            front_proxies,
+            own: single_identity.then(|| Arc::new(Own::new(client.clone()))),
+        })
     }
 }

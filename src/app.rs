@@ -79,7 +79,7 @@ impl Config {
         TlsOptions {
             cert,
             key,
-            client_ca: None,
+            client_cas: self.access.authorities(),
             cert_dir: self.cert_dir.clone(),
             names: self.names.clone(),
             listen: self.listen.ip(),
@@ -155,13 +155,14 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let admin_listener = bind(config.admin_listen, "--admin-listen").await?;
     let (address, admin_address) = (listener.local_addr()?, admin_listener.local_addr()?);
 
+    let access = Access::new(&client, config.access).await?;
     let forwarder = Forwarder::new(&upstream);
     let (drain, draining) = drain::channel();
     let server = Server::new(
         catalog.clone(),
         config.policy,
         scopes.clone(),
-        Access::new(&client, config.access),
+        access,
         client,
         forwarder.clone(),
         draining.clone(),

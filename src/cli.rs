@@ -1,4 +1,5 @@
 //! The command line.
+mod access;
 mod config;
 mod demo;
 mod kubeconfig;

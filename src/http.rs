@@ -4,6 +4,7 @@
 //! handed to [`listen::serve`].
 
 pub mod body;
+mod client_certificates;
 mod connection;
 pub mod drain;
 pub mod listen;

@@ -22,7 +22,9 @@ use std::time::{Duration, Instant};
 use http::{HeaderValue, Request, Response, StatusCode};
 use hyper::body::Incoming;
 
-use crate::access::{Access, Attributes, Authenticated, Decision, Identity, ReviewError};
+use crate::access::{
+    Access, Attributes, Authenticated, Caller, Decision, Identity, Refusal, ReviewError,
+};
 use crate::catalog::Catalog;
 use crate::http::body::Body;
 use crate::http::{Peer, drain};
@@ -30,7 +32,7 @@ use crate::kube::{Encoding, PartialForm, Representation, ResourceVersion, Status
 use crate::scope::{NotReady, Ready, Scope, ScopeKey, Scopes};
 use crate::upstream::{Client, Forwarder, Stopped};
 
-use decide::{Age, Plan, Read, decide};
+use decide::{Age, Plan, Planned, Read, decide};
 use documents::Documents;
 use fence::Fences;
 use metrics::{InFlight, Labels};
@@ -114,20 +116,22 @@ impl Server {
     }
 
     /// Answers one request.
-    pub async fn handle(&self, request: Request<Incoming>, _peer: Peer) -> Response<Body> {
+    pub async fn handle(&self, request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let started = Instant::now();
+        let caller = self.0.access.caller(request.headers(), &peer).await;
         let plan = decide(&self.0.catalog, &self.0.policy, &request);
         let labels = Labels::new(&plan, request.method());
         let in_flight = InFlight::begin(&labels);
         // Left when the answer is there.
         let mut place = None;
-        let outcome = match &plan.plan {
-            Plan::Forward(reason) => Outcome::Forward(*reason),
-            Plan::Read(read) => {
-                let outcome = self.0.read(read, &request, &labels).await;
-                self.0.share(outcome, read, &request, &mut place).await
+        let outcome = match (&caller, &plan.plan) {
+            (Caller::Refused(refusal), _) => Outcome::Answered(Source::Access, refused(refusal, plan.errors)),
+            (_, Plan::Forward(reason)) => Outcome::Forward(*reason),
+            (_, Plan::Read(read)) => {
+                let outcome = self.0.read(read, &request, &caller, &labels).await;
+                self.0.share(outcome, read, &request, &caller, &mut place).await
             }
-            Plan::Document(asked) => match self.0.document(asked, &request).await {
+            (_, Plan::Document(asked)) => match self.0.document(asked, &request, &caller).await {
                 Ok(response) => Outcome::Answered(Source::Document, response),
                 Err(reason) => Outcome::Forward(reason),
             },
@@ -140,7 +144,7 @@ impl Server {
             }
             Outcome::Forward(reason) => {
                 let source = Source::Forward(reason);
-                (source, self.0.forward(request, &plan).await)
+                (source, self.0.forward(request, &plan, &caller).await)
             }
         };
         response.headers_mut().insert("x-watershed-source", source.header());
@@ -150,9 +154,9 @@ impl Server {
 }
 
 impl Inner {
-    async fn forward(&self, request: Request<Incoming>, plan: &decide::Planned) -> Response<Body> {
+    async fn forward(&self, request: Request<Incoming>, plan: &Planned, caller: &Caller) -> Response<Body> {
         let encoding = plan.errors;
-        match self.forwarder.forward(request, plan.long_running).await {
+        match self.forwarder.forward(request, plan.long_running, &caller.authority()).await {
             Ok(response) if plan.verb == Verb::Watch => until_drain::apply(response, &self.draining),
             Ok(response) => response,
             Err(error) => {
@@ -168,6 +172,7 @@ impl Inner {
         outcome: Outcome,
         read: &Read,
         request: &Request<Incoming>,
+        caller: &Caller,
         place: &mut Option<Place<'a>>,
     ) -> Outcome {
         let Outcome::Forward(reason @ (Reason::Consistent | Reason::Unproven)) = outcome else {
@@ -180,10 +185,10 @@ impl Inner {
         if place.is_first {
             return outcome;
         }
-        if let Err(refused) = self.admit(read, request).await {
+        if let Err(refused) = self.admit(read, request, caller).await {
             return refused;
         }
-        match place.answer(request.headers()).await {
+        match place.answer(request.headers(), &caller.authority()).await {
             Some(replay) => Outcome::Answered(Source::Shared, replay.response()),
             None => Outcome::Forward(reason),
         }
@@ -194,12 +199,13 @@ impl Inner {
         &self,
         read: &Read,
         request: &Request<Incoming>,
+        caller: &Caller,
     ) -> Result<(Arc<Identity>, Attributes), Outcome> {
         let refuse = |status: &Status| match read.refused_by_upstream() {
             Some(reason) => Outcome::Forward(reason),
             None => Outcome::Answered(Source::Access, answer::status(status, read.errors(), &[])),
         };
-        let identity = match self.identify(request).await.map_err(Outcome::Forward)? {
+        let identity = match self.identify(request, caller).await.map_err(Outcome::Forward)? {
             Authenticated::As(identity) => identity,
             Authenticated::Refused => return Err(refuse(&Status::unauthorized())),
             Authenticated::Unknown => return Err(Outcome::Forward(Reason::Identity)),
@@ -212,7 +218,10 @@ impl Inner {
         }
     }
 
-    async fn identify(&self, request: &Request<Incoming>) -> Result<Authenticated, Reason> {
+    async fn identify(&self, request: &Request<Incoming>, caller: &Caller) -> Result<Authenticated, Reason> {
+        if let Caller::Vouched(vouched) = caller {
+            return Ok(vouched.identity.clone().map_or(Authenticated::Unknown, Authenticated::As));
+        }
         let reviewed = self.access.authenticator.authenticate(request.headers()).await;
         reviewed.map_err(|error| {
             tracing::warn!(%error, "a token could not be reviewed");
@@ -221,12 +230,18 @@ impl Inner {
     }
 
     /// Authentication and authorization come before anything is read (invariant 5).
-    async fn read(&self, read: &Read, request: &Request<Incoming>, labels: &Labels) -> Outcome {
+    async fn read(
+        &self,
+        read: &Read,
+        request: &Request<Incoming>,
+        caller: &Caller,
+        labels: &Labels,
+    ) -> Outcome {
         // One object costs upstream no more than the proof would.
         if matches!((&read.kind, read.age), (decide::ReadKind::Get { .. }, Age::Latest)) {
             return Outcome::Forward(Reason::Consistent);
         }
-        let (identity, attributes) = match self.admit(read, request).await {
+        let (identity, attributes) = match self.admit(read, request, caller).await {
             Ok(admitted) => admitted,
             Err(outcome) => return outcome,
         };
@@ -253,8 +268,9 @@ impl Inner {
         &self,
         asked: &documents::Asked,
         request: &Request<Incoming>,
+        caller: &Caller,
     ) -> Result<Response<Body>, Reason> {
-        let Authenticated::As(identity) = self.identify(request).await? else { return Err(Reason::Identity) };
+        let Authenticated::As(identity) = self.identify(request, caller).await? else { return Err(Reason::Identity) };
         let reviewed = self.access.authorizer.authorize_path(&identity, &asked.path).await;
         if verdict(reviewed)? != Decision::Allowed {
             return Err(Reason::NotAResource);
@@ -332,6 +348,17 @@ impl Inner {
                 !matches!(asked.await, Ok(Ok(Decision::Denied(_))))
             })
         })
+    }
+}
+
+fn refused(refusal: &Refusal, encoding: Encoding) -> Response<Body> {
+    match refusal {
+        Refusal::Status(status) => answer::status(status, encoding, &[]),
+        Refusal::Unknown(error) => {
+            tracing::warn!(%error, "it could not be found out whom a caller may act as");
+            let message = "the API server could not be asked whom the caller may act as";
+            answer::status(&Status::service_unavailable(message, 1), encoding, &[])
+        }
     }
 }
 

@@ -1,12 +1,15 @@
 //! The side of the API server: its addresses and credentials, the connections to it, and the
 //! requests that go there.
 //!
-//! Two kinds of requests leave here and never share a connection:
+//! Three kinds of requests leave here and never share a connection:
 //! - the proxy's own ([`Client`]): with its client certificate and its token;
-//! - the callers' ([`Forwarder`]): with theirs.
+//! - the callers' ([`Forwarder`]): with their tokens;
+//! - those of callers who have nothing that upstream would take, for whom the proxy vouches: with its credentials,
+//!   which act as the caller ([`Authority::Impersonated`]).
 //!
-//! Invariant: the proxy's credentials are never lent to a caller. A forwarded request travels on
-//! connections made without the proxy's client certificate, and no code on its way can add a token.
+//! Invariant: the proxy's credentials are never lent to a caller. A forwarded request either travels on
+//! connections made without the proxy's client certificate and gets no token, or says whom it is for. Only
+//! where the operator made all callers one with the proxy ([`Authority::Own`]) it does not.
 
 mod address;
 mod body;
@@ -32,7 +35,7 @@ pub use client::Client;
 pub use compression::WatchCompression;
 pub use credentials::{CredentialsError, Upstream, UpstreamOptions};
 pub use error::{NoAnswer, UpstreamError};
-pub use forward::Forwarder;
+pub use forward::{Authority, Forwarder};
 
 pub use pool::{Class, SendOptions, ServedBy};
 pub use probe::{CatchUp, Keys, Listed, Probe, Seen};

@@ -1,4 +1,4 @@
-//! Bearer tokens, by TokenReview.
+//! Callers with credentials of their own: bearer tokens, by TokenReview, and those without any.
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use moka::Expiry;
 use moka::future::Cache;
 
-use super::Identity;
-use super::review::{ReviewError, post};
+use super::{Identity, impersonate};
+use super::review::{ReviewError, identity, post};
 use crate::upstream::Client;
 
 /// How long a refused one is refused without asking: keeps a client in a retry loop off upstream.
@@ -20,14 +20,18 @@ const MAX_TOKEN_BYTES: usize = 64 * 1024;
 /// How callers are known.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// How long a token that was accepted is not reviewed again.
+    /// How long a token that was accepted is not reviewed again (`--authentication-token-webhook-cache-ttl`).
     pub token_ttl: Duration,
+    /// The audiences of which a token must be for one (`--api-audiences`); upstream's own if there are none.
+    pub audiences: Vec<String>,
+    /// Whoever shows no credentials is `system:anonymous` (`--anonymous-auth`); else upstream decides.
+    pub anonymous: bool,
 }
 
 impl Default for Config {
     fn default() -> Self {
         // Source: kube-apiserver's own token cache (kubeapiserver/options/authentication.go).
-        Self { token_ttl: Duration::from_secs(10) }
+        Self { token_ttl: Duration::from_secs(10), audiences: Vec::new(), anonymous: false }
     }
 }
 
@@ -45,12 +49,16 @@ pub enum Authenticated {
 /// Reviews tokens and remembers the verdicts for a short time.
 pub struct Authenticator {
     client: Client,
+    config: Config,
+    anonymous: Arc<Identity>,
     /// Tokens are never kept: only a hash of them, keyed anew in each process.
     key: [u8; 32],
     verdicts: Cache<[u8; 32], Option<Arc<Identity>>>,
 }
 
-struct Lifetime(Config);
+struct Lifetime {
+    accepted: Duration,
+}
 
 impl Expiry<[u8; 32], Option<Arc<Identity>>> for Lifetime {
     fn expire_after_create(
@@ -59,7 +67,7 @@ impl Expiry<[u8; 32], Option<Arc<Identity>>> for Lifetime {
         verdict: &Option<Arc<Identity>>,
         _: std::time::Instant,
     ) -> Option<Duration> {
-        Some(if verdict.is_some() { self.0.token_ttl } else { REFUSED })
+        Some(if verdict.is_some() { self.accepted } else { REFUSED })
     }
 }
 
@@ -67,12 +75,16 @@ impl Authenticator {
     pub(super) fn new(client: Client, config: Config) -> Self {
         let mut key = [0; 32];
         getrandom::fill(&mut key).expect("the operating system gives random bytes");
-        let verdicts = Cache::builder().max_capacity(MAX_TOKENS).expire_after(Lifetime(config)).build();
-        Self { client, key, verdicts }
+        let lifetime = Lifetime { accepted: config.token_ttl };
+        let verdicts = Cache::builder().max_capacity(MAX_TOKENS).expire_after(lifetime).build();
+        Self { client, config, anonymous: Arc::new(impersonate::anonymous()), key, verdicts }
     }
 
     /// Who sent a request with these headers.
     pub async fn authenticate(&self, headers: &HeaderMap) -> Result<Authenticated, Arc<ReviewError>> {
+        if self.config.anonymous && shows_nothing(headers) {
+            return Ok(Authenticated::As(Arc::clone(&self.anonymous)));
+        }
         let Some(token) = bearer_token(headers) else { return Ok(Authenticated::Unknown) };
         let hash = *blake3::keyed_hash(&self.key, token.as_bytes()).as_bytes();
         let verdict = match self.verdicts.get(&hash).await {
@@ -84,8 +96,9 @@ impl Authenticator {
     }
 
     async fn review(&self, token: &str) -> Result<Option<Arc<Identity>>, ReviewError> {
+        let wanted = Some(self.config.audiences.clone()).filter(|audiences| !audiences.is_empty());
         let review = TokenReview {
-            spec: TokenReviewSpec { token: token.to_owned(), audiences: None },
+            spec: TokenReviewSpec { token: token.to_owned(), audiences: wanted.clone() },
             ..TokenReview::default()
         };
         let review: TokenReview =
@@ -94,15 +107,16 @@ impl Authenticator {
         if status.authenticated != Some(true) {
             return Ok(None);
         }
-        let user = status.user.unwrap_or_default();
-        // A name is what authorization is asked for; without one there is nobody.
-        let Some(name) = user.username.filter(|name| !name.is_empty()) else { return Ok(None) };
-        Ok(Some(Arc::new(Identity {
-            user: name,
-            uid: user.uid,
-            groups: user.groups.unwrap_or_default(),
-            extra: user.extra.unwrap_or_default().into_iter().collect(),
-        })))
+        // An authenticator that knows no audiences says so by naming none, and then the token is upstream's only.
+        // Source: `authentication/v1/types.go` (TokenReviewStatus).
+        if let Some(wanted) = wanted {
+            let given = status.audiences.unwrap_or_default();
+            if !given.iter().any(|audience| wanted.contains(audience)) {
+                tracing::debug!(?given, "a token is for other audiences (--api-audiences)");
+                return Ok(None);
+            }
+        }
+        Ok(identity(status.user.unwrap_or_default()).map(Arc::new))
     }
 }
 
@@ -111,13 +125,18 @@ impl Authenticator {
 fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let mut values = headers.get_all(header::AUTHORIZATION).iter();
     let (Some(value), None) = (values.next(), values.next()) else { return None };
-    if headers.keys().any(|name| name.as_str().starts_with("impersonate-")) {
+    if impersonate::is_asked_for(headers) {
         return None;
     }
     let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
     // Upstream makes something of further spaces; what exactly is not for us to repeat.
     let plain = !token.is_empty() && token.len() <= MAX_TOKEN_BYTES && !token.contains([' ', '\t']);
     (scheme.eq_ignore_ascii_case("bearer") && plain).then_some(token)
+}
+
+/// Whether upstream would take a request for an anonymous one.
+fn shows_nothing(headers: &HeaderMap) -> bool {
+    !headers.contains_key(header::AUTHORIZATION) && !impersonate::is_asked_for(headers)
 }
 
 #[cfg(test)]

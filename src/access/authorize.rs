@@ -114,6 +114,8 @@ pub enum Decision {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Asked {
     Resource(Attributes),
+    /// To act as what is named.
+    Impersonation(ResourceRequest),
     /// To get a path that is no resource's.
     Path(String),
 }
@@ -122,6 +124,10 @@ impl Asked {
     fn size(&self) -> usize {
         match self {
             Self::Resource(attributes) => attributes.size(),
+            Self::Impersonation(named) => {
+                let texts = [&named.namespace, &named.name, &named.subresource];
+                texts.into_iter().flatten().map(String::len).sum()
+            }
             Self::Path(path) => path.len(),
         }
     }
@@ -166,6 +172,15 @@ impl Authorizer {
         self.decide(identity, Asked::Resource(attributes.clone())).await
     }
 
+    /// May `identity` act as what is named?
+    pub async fn authorize_impersonation(
+        &self,
+        identity: &Arc<Identity>,
+        named: &ResourceRequest,
+    ) -> Result<Decision, Arc<ReviewError>> {
+        self.decide(identity, Asked::Impersonation(named.clone())).await
+    }
+
     /// May `identity` get this path, which is no resource's?
     pub async fn authorize_path(
         &self,
@@ -193,6 +208,10 @@ impl Authorizer {
         let mut spec = spec(identity);
         match asked {
             Asked::Resource(attributes) => spec.resource_attributes = Some(resource(attributes)),
+            Asked::Impersonation(named) => {
+                let verb = Some("impersonate".to_owned());
+                spec.resource_attributes = Some(ResourceAttributes { verb, ..named_attributes(named) });
+            }
             Asked::Path(path) => {
                 let verb = Some(Verb::Get.as_str().to_owned());
                 spec.non_resource_attributes = Some(NonResourceAttributes { path: Some(path.clone()), verb });
@@ -221,7 +240,6 @@ fn spec(identity: &Identity) -> SubjectAccessReviewSpec {
 }
 
 fn resource(attributes: &Attributes) -> ResourceAttributes {
-    let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     let Attributes { verb, resource, selectors } = attributes;
     let labels = selectors.labels.iter().map(|(key, operator, values)| LabelSelectorRequirement {
         key: key.clone(),
@@ -235,15 +253,23 @@ fn resource(attributes: &Attributes) -> ResourceAttributes {
     });
     ResourceAttributes {
         verb: Some(verb.as_str().to_owned()),
-        group: some(&resource.gvr.group),
-        version: some(&resource.gvr.version),
-        resource: some(&resource.gvr.resource),
-        namespace: resource.namespace.clone(),
-        name: resource.name.clone(),
-        subresource: resource.subresource.clone(),
         field_selector: (!selectors.fields.is_empty())
             .then(|| FieldSelectorAttributes { requirements: Some(fields.collect()), raw_selector: None }),
         label_selector: (!selectors.labels.is_empty())
             .then(|| LabelSelectorAttributes { requirements: Some(labels.collect()), raw_selector: None }),
+        ..named_attributes(resource)
+    }
+}
+
+fn named_attributes(named: &ResourceRequest) -> ResourceAttributes {
+    let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    ResourceAttributes {
+        group: some(&named.gvr.group),
+        version: some(&named.gvr.version),
+        resource: some(&named.gvr.resource),
+        namespace: named.namespace.clone(),
+        name: named.name.clone(),
+        subresource: named.subresource.clone(),
+        ..ResourceAttributes::default()
     }
 }

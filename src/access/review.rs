@@ -3,10 +3,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, StatusCode, header};
+use k8s_openapi::api::authentication::v1::UserInfo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
+use super::Identity;
 use crate::http::body;
 use crate::upstream::{Class, Client, SendOptions, UpstreamError};
 
@@ -30,6 +32,16 @@ pub enum ReviewError {
     /// No verdict in time.
     #[error("upstream did not answer a review within {0:?}")]
     Late(Duration),
+}
+
+/// The user of a review's answer; without a name there is nobody.
+pub(super) fn identity(user: UserInfo) -> Option<Identity> {
+    Some(Identity {
+        user: user.username.filter(|name| !name.is_empty())?,
+        uid: user.uid,
+        groups: user.groups.unwrap_or_default(),
+        extra: user.extra.unwrap_or_default().into_iter().collect(),
+    })
 }
 
 pub(super) async fn post<T: DeserializeOwned>(

@@ -4,9 +4,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::ensure;
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::access::Callers;
 use super::config;
 use crate::app;
 use crate::upstream::UpstreamOptions;
@@ -58,6 +60,8 @@ pub(super) struct Serve {
     /// How long open requests and watches may take to end after SIGTERM (seconds).
     #[arg(long, default_value_t = 20, value_name = "SECONDS")]
     drain_seconds: u64,
+    #[command(flatten)]
+    callers: Callers,
 }
 
 impl Serve {
@@ -96,6 +100,12 @@ impl Serve {
         config.aggregated = self.aggregated;
         config.scopes.window.age = Duration::from_secs(self.window_seconds);
         config.scopes.window.bytes = self.window_mib << 20;
+        ensure!(
+            !self.callers.single_identity || self.listen.ip().is_loopback(),
+            "{} is no loopback address: whoever reaches it would be the proxy (--single-identity, --listen)",
+            self.listen
+        );
+        self.callers.apply(&mut config.access)?;
         config.drain = Duration::from_secs(self.drain_seconds);
         if let Some(file) = &self.config {
             config.policy = config::read(file)?;

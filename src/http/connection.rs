@@ -37,7 +37,8 @@ pub struct Peer {
 /// What the TLS handshake told about the client.
 #[derive(Debug, Default)]
 pub struct TlsPeer {
-    /// The client's certificate and its chain, verified against the client CA; empty without one.
+    /// The client's certificate and what it sent along, whose key it holds. **Nobody has verified who signed it.**
+    /// Empty without one.
     pub certificates: Vec<CertificateDer<'static>>,
     /// The name the client asked for.
     pub server_name: Option<String>,

@@ -9,10 +9,10 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::TlsAcceptor;
 
+use super::client_certificates::AnyCertificate;
 use super::self_signed;
 
 /// How often the files are looked at. cert-manager and kubelet renew long before expiry; this only
@@ -26,8 +26,9 @@ pub struct TlsOptions {
     pub cert: Option<PathBuf>,
     /// Its private key in PEM (`--tls-key`).
     pub key: Option<PathBuf>,
-    /// The CA of clients that identify themselves by certificate (`--client-ca`).
-    pub client_ca: Option<PathBuf>,
+    /// Authorities that sign clients' certificates (`--client-ca-file`). Clients are asked for a certificate if
+    /// there are any; it is taken whoever signed it.
+    pub client_cas: Vec<PathBuf>,
     /// Where a self-signed pair and its CA are kept when no certificate is given (`--cert-dir`).
     pub cert_dir: PathBuf,
     /// Further names and addresses for the self-signed certificate (`--tls-san`).
@@ -91,7 +92,7 @@ struct Shared {
 struct Source {
     cert: PathBuf,
     key: PathBuf,
-    client_ca: Option<PathBuf>,
+    client_cas: Vec<PathBuf>,
     /// Set for a self-signed pair: renewed here.
     self_signed: Option<SelfSigned>,
 }
@@ -106,7 +107,7 @@ struct SelfSigned {
 struct Files {
     cert: Vec<u8>,
     key: Vec<u8>,
-    client_ca: Option<Vec<u8>>,
+    client_cas: Vec<Vec<u8>>,
 }
 
 // === impl ServerTls ===
@@ -188,16 +189,16 @@ async fn blocking<T: Send + 'static>(
 
 impl Source {
     fn new(options: &TlsOptions) -> Result<Source, TlsError> {
-        let client_ca = options.client_ca.clone();
+        let client_cas = options.client_cas.clone();
         match (&options.cert, &options.key) {
             (Some(cert), Some(key)) => {
-                Ok(Source { cert: cert.clone(), key: key.clone(), client_ca, self_signed: None })
+                Ok(Source { cert: cert.clone(), key: key.clone(), client_cas, self_signed: None })
             }
             (None, None) => {
                 let names = self_signed::names(options.listen, &options.names);
                 let pair = self_signed::ensure(&options.cert_dir, &names)?;
                 let self_signed = Some(SelfSigned { dir: options.cert_dir.clone(), names });
-                Ok(Source { cert: pair.cert, key: pair.key, client_ca, self_signed })
+                Ok(Source { cert: pair.cert, key: pair.key, client_cas, self_signed })
             }
             _ => Err(TlsError::HalfPair),
         }
@@ -207,7 +208,7 @@ impl Source {
         Ok(Files {
             cert: read(&self.cert)?,
             key: read(&self.key)?,
-            client_ca: self.client_ca.as_deref().map(read).transpose()?,
+            client_cas: self.client_cas.iter().map(|path| read(path)).collect::<Result<_, _>>()?,
         })
     }
 
@@ -226,20 +227,17 @@ impl Source {
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .map_err(|error| unusable(&error, &self.cert))?;
-        let builder = match (&self.client_ca, &files.client_ca) {
-            (Some(path), Some(pem)) => {
-                let mut roots = RootCertStore::empty();
-                for certificate in certificates(path, pem)? {
-                    roots.add(certificate).map_err(|error| unusable(&error, path))?;
-                }
-                // Without a certificate a client may still bring a token.
-                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
-                    .allow_unauthenticated()
-                    .build()
-                    .map_err(|error| unusable(&error, path))?;
-                builder.with_client_cert_verifier(verifier)
+        let mut authorities = RootCertStore::empty();
+        for (path, pem) in self.client_cas.iter().zip(&files.client_cas) {
+            for certificate in certificates(path, pem)? {
+                authorities.add(certificate).map_err(|error| unusable(&error, path))?;
             }
-            _ => builder.with_no_client_auth(),
+        }
+        let builder = if self.client_cas.is_empty() {
+            builder.with_no_client_auth()
+        } else {
+            let algorithms = provider.signature_verification_algorithms;
+            builder.with_client_cert_verifier(Arc::new(AnyCertificate::new(&authorities, algorithms)))
         };
         let mut config =
             builder.with_single_cert(chain, key).map_err(|error| unusable(&error, &self.cert))?;
@@ -252,7 +250,8 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     std::fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
 }
 
-fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+/// The certificates in a PEM file's text; at least one.
+pub(crate) fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let wrong = |reason: String| TlsError::Pem { path: path.to_owned(), what: "certificate", reason };
     let chain = CertificateDer::pem_slice_iter(pem)
         .collect::<Result<Vec<_>, _>>()

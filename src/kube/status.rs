@@ -51,6 +51,15 @@ impl Status {
 
     /// 403 for a resource. `reason` is the authorizer's, and may be empty.
     pub fn forbidden(user: &str, verb: Verb, resource: &ResourceRequest, reason: &str) -> Self {
+        Self::forbidden_to(user, verb.as_str(), resource, reason)
+    }
+
+    /// 403 for who may not act as what is named.
+    pub fn forbidden_impersonation(user: &str, named: &ResourceRequest, reason: &str) -> Self {
+        Self::forbidden_to(user, "impersonate", named, reason)
+    }
+
+    fn forbidden_to(user: &str, verb: &str, resource: &ResourceRequest, reason: &str) -> Self {
         let ResourceRequest { gvr, namespace, name, subresource, .. } = resource;
         let what = match subresource {
             Some(subresource) => format!("{}/{subresource}", gvr.resource),
@@ -61,9 +70,8 @@ impl Status {
             None => "at the cluster scope".to_owned(),
         };
         let sentence = format!(
-            "User {} cannot {} resource {} in API group {} {place}",
+            "User {} cannot {verb} resource {} in API group {} {place}",
             quote(user),
-            verb.as_str(),
             quote(&what),
             quote(&gvr.group),
         );

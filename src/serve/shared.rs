@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use super::replay::{Question, Replay};
 use super::turns::Turns;
 use crate::http::body::Body;
-use crate::upstream::{Forwarder, NoAnswer};
+use crate::upstream::{Authority, Forwarder, NoAnswer};
 
 /// Larger answers are sent to each by themselves: these are held whole.
 const MAX_BYTES: usize = 32 << 20;
@@ -64,16 +64,19 @@ impl Shared {
 impl Place<'_> {
     /// The answer to a request that is sent after this call, with the credentials of `caller` or of another who
     /// waits; `None` if upstream should be asked for each.
-    pub(super) async fn answer(&self, caller: &HeaderMap) -> Option<Arc<Replay>> {
+    pub(super) async fn answer(&self, caller: &HeaderMap, authority: &Authority) -> Option<Arc<Replay>> {
         let (forwarder, question) = (self.shared.forwarder.clone(), self.question.clone());
+        let authority = authority.clone();
         let caller = [header::AUTHORIZATION, header::USER_AGENT].map(|name| {
             let value = caller.get(&name).cloned();
             (name, value)
         });
         let answer = self.turns.next(move || {
             let (forwarder, question, caller) = (forwarder.clone(), question.clone(), caller.clone());
+            let authority = authority.clone();
             async move {
-                let fetched = timeout(ANSWER, fetch(&forwarder, &question, caller)).await.ok()?;
+                let fetched = fetch(&forwarder, &question, caller, &authority);
+                let fetched = timeout(ANSWER, fetched).await.ok()?;
                 fetched
                     .inspect_err(|error| tracing::debug!(%error, "a shared read failed"))
                     .ok()
@@ -100,8 +103,9 @@ async fn fetch(
     forwarder: &Forwarder,
     question: &Question,
     caller: [(HeaderName, Option<HeaderValue>); 2],
+    authority: &Authority,
 ) -> Result<Replay, NoAnswer> {
-    let response = forwarder.forward_body(question.request(caller)?, false).await?;
+    let response = forwarder.forward_body(question.request(caller)?, false, authority).await?;
     match response.status() {
         StatusCode::OK | StatusCode::NOT_FOUND => Replay::read(response.map(named), MAX_BYTES).await,
         status => Err(NoAnswer::Status(status)),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use http::header::{AUTHORIZATION, HeaderMap, HeaderName};
 use http::{Method, Request, Response, Version};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -16,11 +17,22 @@ use super::pool::{Class, Pool, SendOptions};
 use super::upgrade;
 use crate::http::body::{self, Body, BoxError};
 
-/// Sends callers' requests to upstream with their own credentials and brings back the answers.
-/// Cheap to clone.
+/// Whose credentials a request is sent with.
+#[derive(Clone, Debug)]
+pub enum Authority {
+    /// The caller's, as they stand in its headers. It goes over a connection that shows no certificate.
+    Caller,
+    /// The proxy's, which acts as somebody: these headers say as whom. Of what the caller sent of the kind,
+    /// nothing is sent on.
+    Impersonated(Arc<HeaderMap>),
+    /// The proxy's, for whoever may reach it. The caller's wish to act as somebody is sent on.
+    Own,
+}
+
+/// Sends callers' requests to upstream and brings back the answers. Cheap to clone.
 ///
-/// Invariant: everything here goes over connections of `Identity::Bare`, which show no client
-/// certificate, and nothing here can reach the proxy's token.
+/// Invariant: a request of [`Authority::Caller`] cannot reach the proxy's token, nor a connection that shows
+/// its certificate; any other says whom it is for, but for [`Authority::Own`].
 #[derive(Clone)]
 pub struct Forwarder {
     shared: Arc<Shared>,
@@ -28,7 +40,10 @@ pub struct Forwarder {
 
 struct Shared {
     upstream: Upstream,
-    pool: Pool,
+    /// Connections that show no certificate.
+    bare: Pool,
+    /// Connections that show the proxy's own, if it has one.
+    own: Pool,
     dialer: Arc<Dialer>,
     tunnels: TaskTracker,
 }
@@ -37,9 +52,10 @@ impl Forwarder {
     /// A forwarder to this upstream. Needs a running runtime.
     pub fn new(upstream: &Upstream) -> Forwarder {
         let dialer = Arc::new(Dialer::default());
-        let pool = Pool::new(upstream, Identity::Bare, &dialer);
+        let [bare, own] =
+            [Identity::Bare, Identity::Own].map(|identity| Pool::new(upstream, identity, &dialer));
         let tunnels = TaskTracker::new();
-        Forwarder { shared: Arc::new(Shared { upstream: upstream.clone(), pool, dialer, tunnels }) }
+        Forwarder { shared: Arc::new(Shared { upstream: upstream.clone(), bare, own, dialer, tunnels }) }
     }
 
     /// Sends a request on; `long` for watches, logs and all that may stay open.
@@ -51,9 +67,11 @@ impl Forwarder {
         &self,
         request: Request<Incoming>,
         long: bool,
+        authority: &Authority,
     ) -> Result<Response<Body>, UpstreamError> {
         let version = request.version();
-        self.forward_body(request.map(|incoming| body::from_client(incoming, version)), long).await
+        let request = request.map(|incoming| body::from_client(incoming, version));
+        self.forward_body(request, long, authority).await
     }
 
     /// As [`Forwarder::forward`], for a request whose body was looked at already.
@@ -61,6 +79,7 @@ impl Forwarder {
         &self,
         mut request: Request<Body>,
         long: bool,
+        authority: &Authority,
     ) -> Result<Response<Body>, UpstreamError> {
         if request.method() == Method::CONNECT {
             return Err(UpstreamError::Refused {
@@ -74,12 +93,14 @@ impl Forwarder {
             _ => None,
         };
         hop_by_hop::clean_request(request.headers_mut())?;
+        let identity = self.authorize(request.headers_mut(), authority).await?;
         if let Some(protocol) = protocol {
             // Boxed: few requests need the room for a handshake.
             return Box::pin(upgrade::forward(
                 &self.shared.upstream,
                 &self.shared.dialer,
                 &self.shared.tunnels,
+                identity,
                 request,
                 protocol,
             ))
@@ -88,8 +109,42 @@ impl Forwarder {
         // What hyper keeps here belongs to the client's connection.
         request.extensions_mut().clear();
         let class = if long { Class::LongForward } else { Class::Short };
-        let response = self.shared.pool.send(class, request, SendOptions::default()).await?;
+        let pool = match identity {
+            Identity::Bare => &self.shared.bare,
+            Identity::Own => &self.shared.own,
+        };
+        let response = pool.send(class, request, SendOptions::default()).await?;
         Ok(to_client(response))
+    }
+
+    /// Puts the credentials into a request's headers. Says over which connections it may go.
+    async fn authorize(&self, headers: &mut HeaderMap, authority: &Authority) -> Result<Identity, UpstreamError> {
+        let acting = match authority {
+            Authority::Caller => return Ok(Identity::Bare),
+            Authority::Impersonated(acting) => Some(acting),
+            Authority::Own => None,
+        };
+        let claims = |name: &HeaderName| {
+            let name = name.as_str();
+            *name == *AUTHORIZATION.as_str()
+                || name.starts_with("x-remote-")
+                || (acting.is_some() && name.starts_with("impersonate-"))
+        };
+        let claimed: Vec<_> = headers.keys().filter(|name| claims(name)).cloned().collect();
+        for name in claimed {
+            headers.remove(name);
+        }
+        if let Some(acting) = acting {
+            headers.extend(acting.iter().map(|(name, value)| (name.clone(), value.clone())));
+        }
+        let plain = std::mem::take(headers);
+        *headers = self.shared.upstream.current().authorize(plain).await?;
+        if acting.is_some_and(|acting| !is_exactly(headers, acting)) {
+            // Its groups would become the caller's.
+            let reason = "the proxy's kubeconfig acts as somebody (as:), so that the proxy cannot act as its callers";
+            return Err(UpstreamError::Credentials(reason.to_owned()));
+        }
+        Ok(Identity::Own)
     }
 
     /// Waits until all tunnels (exec, attach, port-forward) have ended. They are not ended by a
@@ -103,6 +158,13 @@ impl Forwarder {
     pub fn tunnels(&self) -> usize {
         self.shared.tunnels.len()
     }
+}
+
+/// Whether a request is for whom `acting` says, and nobody else.
+fn is_exactly(headers: &HeaderMap, acting: &HeaderMap) -> bool {
+    let count = headers.keys().filter(|name| name.as_str().starts_with("impersonate-")).count();
+    let same = |name| headers.get_all(name).iter().eq(acting.get_all(name));
+    count == acting.keys_len() && acting.keys().all(same)
 }
 
 impl std::fmt::Debug for Forwarder {

@@ -30,7 +30,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::credentials::{Upstream, UpstreamOptions};
-use super::forward::Forwarder;
+use super::forward::{Authority, Forwarder};
 use crate::http::body::{self, Body, BoxError};
 use crate::http::tls::{ServerTls, TlsOptions};
 use crate::http::{Limits, drain, listen};
@@ -266,6 +266,12 @@ pub(crate) const OWN_TOKEN: &str = "proxy-secret-token";
 
 /// A kubeconfig with a client certificate and a token, in a directory of its own.
 pub(crate) fn kubeconfig(pki: &Pki, url: &str) -> (TempDir, UpstreamOptions) {
+    let user = format!("{{client-certificate: client.crt, client-key: client.key, token: {OWN_TOKEN}}}");
+    kubeconfig_with(pki, url, &user)
+}
+
+/// The same, with a user that may name `client.crt` and `client.key`.
+pub(crate) fn kubeconfig_with(pki: &Pki, url: &str, user: &str) -> (TempDir, UpstreamOptions) {
     let dir = tempfile::tempdir().unwrap();
     let (cert, key) = pki.issue("the-proxy", &[]);
     let file = |name: &str, content: &str| {
@@ -276,8 +282,7 @@ pub(crate) fn kubeconfig(pki: &Pki, url: &str) -> (TempDir, UpstreamOptions) {
     file("ca.crt", &pki.ca_pem);
     file("client.crt", &cert);
     file("client.key", &key);
-    let user = format!("{{client-certificate: client.crt, client-key: client.key, token: {OWN_TOKEN}}}");
-    let path = file("config", &kubeconfig_text(url, &user));
+    let path = file("config", &kubeconfig_text(url, user));
     (dir, options(path))
 }
 
@@ -311,6 +316,10 @@ pub(crate) struct Proxy {
 
 impl Proxy {
     pub(crate) async fn start(upstream: &Upstream) -> Proxy {
+        Self::start_as(upstream, Authority::Caller).await
+    }
+
+    pub(crate) async fn start_as(upstream: &Upstream, authority: Authority) -> Proxy {
         let cert_dir = tempfile::tempdir().unwrap();
         let tls = ServerTls::load(tls_options(&cert_dir)).await.unwrap();
         let roots = roots(&std::fs::read_to_string(tls.ca_file().unwrap()).unwrap());
@@ -319,10 +328,10 @@ impl Proxy {
         let (trigger, watch) = drain::channel();
         let forwarder = Forwarder::new(upstream);
         let service = move |request: Request<Incoming>, _peer| {
-            let forwarder = forwarder.clone();
+            let (forwarder, authority) = (forwarder.clone(), authority.clone());
             async move {
                 let long = request.uri().path().starts_with("/long");
-                forwarder.forward(request, long).await.unwrap_or_else(|error| {
+                forwarder.forward(request, long, &authority).await.unwrap_or_else(|error| {
                     let mut response = text(error.to_string());
                     *response.status_mut() = if error.is_refused() {
                         http::StatusCode::BAD_REQUEST
@@ -354,10 +363,31 @@ pub(crate) fn tls_options(dir: &TempDir) -> TlsOptions {
     TlsOptions {
         cert: None,
         key: None,
-        client_ca: None,
+        client_cas: Vec::new(),
         cert_dir: dir.path().to_owned(),
         names: Vec::new(),
         listen: "127.0.0.1".parse().unwrap(),
+    }
+}
+
+/// What a client shows: also a certificate without its key.
+#[derive(Debug)]
+struct Shown(Arc<rustls::sign::CertifiedKey>);
+
+impl Shown {
+    fn new(cert: &str, key: &str) -> Self {
+        let key = provider().key_provider.load_private_key(private_key(key)).unwrap();
+        Self(Arc::new(rustls::sign::CertifiedKey::new(chain(cert), key)))
+    }
+}
+
+impl rustls::client::ResolvesClientCert for Shown {
+    fn resolve(&self, _: &[&[u8]], _: &[rustls::SignatureScheme]) -> Option<Arc<rustls::sign::CertifiedKey>> {
+        Some(Arc::clone(&self.0))
+    }
+
+    fn has_certs(&self) -> bool {
+        true
     }
 }
 
@@ -373,7 +403,7 @@ pub(crate) async fn connect(
         .unwrap()
         .with_root_certificates(roots.clone());
     let mut config = match identity {
-        Some((cert, key)) => builder.with_client_auth_cert(chain(&cert), private_key(&key)).unwrap(),
+        Some((cert, key)) => builder.with_client_cert_resolver(Arc::new(Shown::new(&cert, &key))),
         None => builder.with_no_client_auth(),
     };
     config.alpn_protocols = vec![protocol.to_vec()];

@@ -27,11 +27,12 @@ pub(super) async fn forward(
     upstream: &Upstream,
     dialer: &Dialer,
     tunnels: &TaskTracker,
+    identity: Identity,
     mut request: Request<Body>,
     protocol: HeaderValue,
 ) -> Result<Response<Body>, UpstreamError> {
     let material = upstream.current();
-    let dialed = dialer.dial(&material, Identity::Bare, true, None).await?;
+    let dialed = dialer.dial(&material, identity, true, None).await?;
     let address = dialed.address;
     let handshaken = http1::handshake(TokioIo::new(dialed.stream)).await;
     let (mut sender, driver) = handshaken

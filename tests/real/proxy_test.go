@@ -43,15 +43,23 @@ var spawner = sync.OnceValue(func() chan func() {
 // these servers, or of the one that the kubeconfig names.
 func startProxy(t *testing.T, kubeconfig string, servers ...string) *ownProxy {
 	t.Helper()
+	var args []string
+	for _, server := range servers {
+		args = append(args, "--server", server)
+	}
+	return runProxy(t, kubeconfig, args...)
+}
+
+// runProxy runs one with further flags.
+func runProxy(t *testing.T, kubeconfig string, flags ...string) *ownProxy {
+	t.Helper()
 	dir := t.TempDir()
 	p := &ownProxy{log: filepath.Join(dir, "log")}
 	log := must(os.Create(p.log))(t)
 	defer log.Close()
 	args := []string{"serve", "--kubeconfig", kubeconfig, "--listen", "127.0.0.1:0",
 		"--admin-listen", "127.0.0.1:0", "--cert-dir", dir, "--log-format", "json"}
-	for _, server := range servers {
-		args = append(args, "--server", server)
-	}
+	args = append(args, flags...)
 	command := exec.Command(must(watershed())(t), args...)
 	command.Stdout, command.Stderr = log, log
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

@@ -10,7 +10,7 @@ use tokio_util::sync::PollSender;
 
 use super::*;
 use crate::upstream::testing::{
-    Api, HTTP1, HTTP2, OWN_TOKEN, Pki, Proxy, Settings, eventually, get, hanging, read, soon, streamed, text,
+    Api, HTTP1, HTTP2, OWN_TOKEN, Pki, Proxy, Settings, eventually, get, hanging, kubeconfig_with, read, soon, streamed, text,
     upstream_of,
 };
 
@@ -437,4 +437,76 @@ async fn connect_is_refused() {
     let answer = soon(proxy.http1().await.send_request(request)).await.unwrap();
     assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
     assert_eq!(api.accepted(), 0);
+}
+
+/// What upstream sees of a request that is full of claims.
+async fn seen_as(authority: Authority, user: &str, http2: bool, request: Request<Body>) -> String {
+    let pki = Pki::new();
+    let api = Api::start(&pki, HTTP2, |request: Request<Incoming>, conn| async move {
+        let fields = request.headers().iter();
+        let mut seen: Vec<_> = fields.map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
+        seen.sort();
+        text(format!("certificate={}\n{}", conn.client_cert, seen.join("\n")))
+    })
+    .await;
+    let (_folder, options) = kubeconfig_with(&pki, &api.url(), user);
+    let upstream = Upstream::load(&options).await.unwrap();
+    let proxy = Proxy::start_as(&upstream, authority).await;
+    read(ask(&proxy, http2, request).await.unwrap()).await.unwrap()
+}
+
+fn full_of_claims(mut request: Request<Body>) -> Request<Body> {
+    for (name, value) in [
+        ("authorization", "Bearer callers"),
+        ("impersonate-user", "admin"),
+        ("impersonate-group", "system:masters"),
+        ("impersonate-extra-a", "b"),
+        ("impersonate-anything", "c"),
+        ("x-remote-user", "admin"),
+        ("x-remote-extra-scopes", "all"),
+        ("accept", "application/json"),
+    ] {
+        request.headers_mut().insert(name, value.parse().unwrap());
+    }
+    request
+}
+
+fn acting(pairs: &[(&'static str, &str)]) -> Authority {
+    let mut headers = HeaderMap::new();
+    for (name, value) in pairs {
+        headers.append(*name, value.parse().unwrap());
+    }
+    Authority::Impersonated(Arc::new(headers))
+}
+
+const JANE: &[(&str, &str)] =
+    &[("impersonate-user", "jane"), ("impersonate-group", "a"), ("impersonate-group", "b")];
+
+#[tokio::test]
+async fn who_is_vouched_for_is_nobody_but_themselves() {
+    let own = format!("{{token: {OWN_TOKEN}}}");
+    for (http2, request) in [(true, get("/short")), (false, get("/long")), (false, upgrade("/exec"))] {
+        let seen = seen_as(acting(JANE), &own, http2, full_of_claims(request)).await;
+        assert!(seen.contains(&format!("authorization: Bearer {OWN_TOKEN}")), "{seen}");
+        assert!(seen.contains("accept: application/json"), "{seen}");
+        let claims: Vec<_> =
+            seen.lines().filter(|line| line.starts_with("impersonate-") || line.starts_with("x-remote-")).collect();
+        assert_eq!(claims, ["impersonate-group: a", "impersonate-group: b", "impersonate-user: jane"], "{seen}");
+        assert!(!seen.contains("callers"), "{seen}");
+    }
+}
+
+#[tokio::test]
+async fn a_proxy_that_acts_as_somebody_cannot_act_as_its_callers() {
+    let own = format!("{{token: {OWN_TOKEN}, as: admin, as-groups: [\"system:masters\"]}}");
+    let seen = seen_as(acting(JANE), &own, true, get("/short")).await;
+    assert!(seen.contains("cannot act as its callers") && !seen.contains("impersonate-"), "{seen}");
+}
+
+#[tokio::test]
+async fn with_one_identity_for_all_a_wish_to_be_another_is_passed_on() {
+    let own = format!("{{token: {OWN_TOKEN}}}");
+    let seen = seen_as(Authority::Own, &own, true, full_of_claims(get("/short"))).await;
+    assert!(seen.contains(&format!("authorization: Bearer {OWN_TOKEN}")), "{seen}");
+    assert!(seen.contains("impersonate-user: admin") && !seen.contains("x-remote-"), "{seen}");
 }

@@ -1,0 +1,108 @@
+use rcgen::{
+    BasicConstraints, CertificateParams, CustomExtension, DnType, DnValue, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+};
+use rustls::pki_types::pem::PemObject;
+
+use super::*;
+
+struct Ca {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Ca {
+    fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "test-ca");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self { pem, issuer: Issuer::new(params, key) }
+    }
+
+    fn sign(&self, shape: impl FnOnce(&mut CertificateParams)) -> Vec<CertificateDer<'static>> {
+        let mut params = CertificateParams::default();
+        shape(&mut params);
+        let key = KeyPair::generate().unwrap();
+        let pem = params.signed_by(&key, &self.issuer).unwrap().pem();
+        vec![CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()]
+    }
+}
+
+async fn load(ca: &Ca) -> (tempfile::TempDir, Certificates) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("ca.crt");
+    std::fs::write(&file, &ca.pem).unwrap();
+    (folder, Certificates::load(file).await.unwrap())
+}
+
+#[tokio::test]
+async fn a_certificate_says_who_and_in_which_groups() {
+    let ca = Ca::new();
+    let (_folder, certificates) = load(&ca).await;
+    let chain = ca.sign(|params| {
+        let name = &mut params.distinguished_name;
+        name.push(DnType::CommonName, "jane");
+        name.push(DnType::OrganizationName, DnValue::Utf8String("builders".into()));
+        name.push(DnType::CustomDnType(vec![1, 3, 6, 1, 4, 1, 57683, 2]), "1234");
+    });
+    let subject = certificates.verify(&chain).unwrap();
+    assert_eq!((&*subject.common_name, &*subject.organizations), ("jane", &["builders".to_owned()][..]));
+    assert_eq!(subject.uid.as_deref(), Some("1234"));
+    assert_eq!(subject.fingerprint.len(), 64);
+}
+
+#[tokio::test]
+async fn what_upstream_would_not_take_is_nobodys() {
+    let (ca, strangers) = (Ca::new(), Ca::new());
+    let (_folder, certificates) = load(&ca).await;
+    let jane = |params: &mut CertificateParams| params.distinguished_name.push(DnType::CommonName, "jane");
+    assert!(certificates.verify(&ca.sign(jane)).is_some());
+    assert!(certificates.verify(&strangers.sign(jane)).is_none(), "another authority");
+    assert!(certificates.verify(&[]).is_none());
+    let ended = ca.sign(|params| {
+        jane(params);
+        params.not_after = rcgen::date_time_ymd(2020, 1, 1);
+    });
+    assert!(certificates.verify(&ended).is_none(), "it has ended");
+    let early = ca.sign(|params| {
+        jane(params);
+        params.not_before = rcgen::date_time_ymd(2090, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2091, 1, 1);
+    });
+    assert!(certificates.verify(&early).is_none(), "it has not begun");
+    let server = ca.sign(|params| {
+        jane(params);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    });
+    assert!(certificates.verify(&server).is_none(), "not for clients");
+    let unknown = ca.sign(|params| {
+        jane(params);
+        let mut extension = CustomExtension::from_oid_content(&[1, 2, 3, 4], vec![5, 0]);
+        extension.set_criticality(true);
+        params.custom_extensions = vec![extension];
+    });
+    assert!(certificates.verify(&unknown).is_none(), "a critical extension that is not known");
+    let two = ca.sign(|params| {
+        jane(params);
+        let uid = || DnType::CustomDnType(vec![1, 3, 6, 1, 4, 1, 57683, 2]);
+        params.distinguished_name.push(uid(), "");
+    });
+    assert!(certificates.verify(&two).is_none(), "an empty unique id");
+}
+
+#[tokio::test]
+async fn a_changed_file_counts_and_a_broken_one_does_not() {
+    let (ca, others) = (Ca::new(), Ca::new());
+    let (folder, certificates) = load(&ca).await;
+    let jane = |params: &mut CertificateParams| params.distinguished_name.push(DnType::CommonName, "jane");
+    let (old, new) = (ca.sign(jane), others.sign(jane));
+    assert!(certificates.verify(&old).is_some() && certificates.verify(&new).is_none());
+    let file = folder.path().join("ca.crt");
+    std::fs::write(&file, "nothing").unwrap();
+    certificates.reload().await;
+    assert!(certificates.verify(&old).is_some());
+    std::fs::write(&file, &others.pem).unwrap();
+    certificates.reload().await;
+    assert!(certificates.verify(&old).is_none() && certificates.verify(&new).is_some(), "verdicts went, too");
+}

@@ -1,0 +1,78 @@
+//! Flags that say how callers are known.
+use std::path::PathBuf;
+
+use anyhow::ensure;
+use clap::Args;
+
+use crate::access::{self, authenticate, front_proxy};
+
+/// Who is calling.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Callers")]
+pub(super) struct Callers {
+    /// Authorities (PEM) of client certificates: must be the API server's own. Their bearers are impersonated upstream,
+    /// which the proxy's identity must be permitted to do.
+    #[arg(long, visible_alias = "client-ca", value_name = "FILE")]
+    client_ca_file: Option<PathBuf>,
+    /// Authorities (PEM) of the certificates of front proxies, which say in headers whom a request is for.
+    #[arg(long, value_name = "FILE")]
+    requestheader_client_ca_file: Option<PathBuf>,
+    /// Common names that a front proxy's certificate may have; without it, any.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "requestheader_client_ca_file")]
+    requestheader_allowed_names: Vec<String>,
+    /// Headers in which a front proxy names the user; the first that is there counts.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "x-remote-user")]
+    requestheader_username_headers: Vec<String>,
+    /// Headers with the user's unique id; the first that is there counts.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "x-remote-uid")]
+    requestheader_uid_headers: Vec<String>,
+    /// Headers with the user's groups.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "x-remote-group")]
+    requestheader_group_headers: Vec<String>,
+    /// What headers with further attributes of the user begin with.
+    #[arg(long, value_name = "PREFIXES", value_delimiter = ',', default_value = "x-remote-extra-")]
+    requestheader_extra_headers_prefix: Vec<String>,
+    /// Audiences of which a bearer token must be for one, for answers from memory. Without it: the API server's own.
+    #[arg(long, value_name = "AUDIENCES", value_delimiter = ',')]
+    api_audiences: Vec<String>,
+    /// Answer requests without credentials from memory, too, as what system:anonymous may see. Without it the API server
+    /// answers them.
+    #[arg(long)]
+    anonymous_auth: bool,
+    /// Everybody who reaches the proxy is the proxy: its own credentials are used for all requests. For a sidecar; only
+    /// on a loopback address or a Unix socket.
+    #[arg(
+        long,
+        conflicts_with_all = ["client_ca_file", "requestheader_client_ca_file", "api_audiences", "anonymous_auth"]
+    )]
+    pub(super) single_identity: bool,
+}
+
+impl Callers {
+    /// Fills in what is said here.
+    pub(super) fn apply(self, access: &mut access::Config) -> anyhow::Result<()> {
+        let authentication = &mut access.authentication;
+        *authentication = authenticate::Config {
+            audiences: self.api_audiences,
+            anonymous: self.anonymous_auth,
+            ..authentication.clone()
+        };
+        access.client_ca = self.client_ca_file;
+        access.single_identity = self.single_identity;
+        if let Some(ca) = self.requestheader_client_ca_file {
+            ensure!(
+                !self.requestheader_username_headers.iter().all(String::is_empty),
+                "a front proxy has to name the user (--requestheader-username-headers)"
+            );
+            access.front_proxy = Some(front_proxy::Config {
+                ca,
+                allowed_names: self.requestheader_allowed_names,
+                username_headers: self.requestheader_username_headers,
+                uid_headers: self.requestheader_uid_headers,
+                group_headers: self.requestheader_group_headers,
+                extra_prefixes: self.requestheader_extra_headers_prefix,
+            });
+        }
+        Ok(())
+    }
+}

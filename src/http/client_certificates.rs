@@ -1,0 +1,69 @@
+//! Certificates that clients show: that they hold the key is made sure of here, who they are is not.
+
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme};
+
+/// Asks for a certificate and takes any, or none.
+///
+/// As in an API server, a certificate of an unknown authority does not end the handshake: its bearer may
+/// have a token, and there may be several authorities, for different ends. So nothing may be concluded
+/// from a certificate that was not verified since.
+#[derive(Debug)]
+pub(super) struct AnyCertificate {
+    /// The authorities whose certificates are of use, for clients that have several to choose from.
+    hints: Vec<DistinguishedName>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl AnyCertificate {
+    pub(super) fn new(authorities: &RootCertStore, algorithms: WebPkiSupportedAlgorithms) -> Self {
+        Self { hints: authorities.subjects(), algorithms }
+    }
+}
+
+impl ClientCertVerifier for AnyCertificate {
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &self.hints
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        // The signature is verified with the key in it.
+        rustls::server::ParsedCertificate::try_from(end_entity)
+            .map(|_| ClientCertVerified::assertion())
+            .map_err(|_| Error::InvalidCertificate(CertificateError::BadEncoding))
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, certificate, signed, &self.algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signed, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}

@@ -1,0 +1,317 @@
+package real
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"math/big"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// signer is an authority of a test's own.
+type signer struct {
+	file string
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newSigner(t *testing.T, dir, name string) *signer {
+	t.Helper()
+	s := &signer{file: filepath.Join(dir, name+".crt"), key: must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)}
+	s.cert = &x509.Certificate{
+		Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+	}
+	der := s.sign(t, s.cert, s.key)
+	s.cert = must(x509.ParseCertificate(der))(t)
+	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	check(t, os.WriteFile(s.file, text, 0o600))
+	return s
+}
+
+func (s *signer) sign(t *testing.T, template *x509.Certificate, key *ecdsa.PrivateKey) []byte {
+	t.Helper()
+	template.SerialNumber = must(rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 100)))(t)
+	if template.NotBefore.IsZero() {
+		template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	}
+	return must(x509.CreateCertificate(rand.Reader, template, s.cert, key.Public(), s.key))(t)
+}
+
+// person is a client's certificate; with no template, none is shown.
+func (s *signer) person(t *testing.T, template *x509.Certificate) *tls.Certificate {
+	t.Helper()
+	key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	template.KeyUsage = x509.KeyUsageDigitalSignature
+	if template.ExtKeyUsage == nil {
+		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	}
+	return &tls.Certificate{Certificate: [][]byte{s.sign(t, template, key)}, PrivateKey: key}
+}
+
+func named(name string, groups ...string) *x509.Certificate {
+	return &x509.Certificate{Subject: pkix.Name{CommonName: name, Organization: groups}}
+}
+
+// showing is this way to the API for a client with a certificate.
+func (t target) showing(certificate *tls.Certificate) *http.Client {
+	config := t.tls()
+	if certificate != nil {
+		// Whatever authorities the server says it knows: it is shown.
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return certificate, nil }
+	}
+	return &http.Client{Transport: &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true}}
+}
+
+type shownAnswer struct {
+	status int
+	source string
+	body   string
+}
+
+func ask(t *testing.T, client *http.Client, to target, r request) shownAnswer {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var body io.Reader
+	if r.body != "" {
+		body = strings.NewReader(r.body)
+	}
+	req := must(http.NewRequestWithContext(ctx, r.verb(), to.url+r.path, body))(t)
+	req.Header.Set("Content-Type", "application/json")
+	for name, value := range r.header {
+		// Several values of one field, as a list.
+		for _, one := range strings.Split(value, "|") {
+			req.Header.Add(name, one)
+		}
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatalf("%v %s: %v", r, to.name, err)
+	}
+	defer resp.Body.Close()
+	text := must(io.ReadAll(resp.Body))(t)
+	return shownAnswer{resp.StatusCode, resp.Header.Get("X-Watershed-Source"), string(text)}
+}
+
+const selfReview = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+
+var whoAmI = request{method: "POST", path: selfReview, body: `{"kind":"SelfSubjectReview","apiVersion":"authentication.k8s.io/v1"}`}
+
+// who reads what upstream knows of the caller.
+func who(body string) string {
+	var review struct {
+		Status struct{ UserInfo json.RawMessage }
+	}
+	if json.Unmarshal([]byte(body), &review) != nil {
+		return body
+	}
+	return string(review.Status.UserInfo)
+}
+
+// essenceOf drops what differs from moment to moment.
+func essenceOf(r request, body string) string {
+	if r.path == selfReview {
+		return who(body)
+	}
+	if r.method == "POST" && strings.Contains(body, `"creationTimestamp"`) {
+		return "made"
+	}
+	var list struct {
+		Kind     string
+		Metadata map[string]any
+		Items    []json.RawMessage
+	}
+	if json.Unmarshal([]byte(body), &list) == nil && strings.HasSuffix(list.Kind, "List") {
+		return fmt.Sprintf("%s", list.Items)
+	}
+	return body
+}
+
+// TestCertificates: callers with client certificates, and those for whom a
+// front proxy speaks, are to upstream who they are without the proxy in between:
+// in reads from memory, in what is forwarded, and in upgrades.
+func TestCertificates(t *testing.T) {
+	if direct {
+		t.Skip("needs a proxy of its own")
+	}
+	dir := t.TempDir()
+	clientCA, frontCA, strangers := newSigner(t, dir, "clients"), newSigner(t, dir, "front-proxies"), newSigner(t, dir, "strangers")
+	front := []string{
+		"--requestheader-client-ca-file=" + frontCA.file,
+		"--requestheader-allowed-names=front",
+		"--requestheader-username-headers=X-Remote-User",
+		"--requestheader-group-headers=X-Remote-Group",
+		"--requestheader-uid-headers=X-Remote-Uid",
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
+	}
+	args := []string{"--apiserver-arg=--client-ca-file=" + clientCA.file}
+	for _, flag := range front {
+		args = append(args, "--apiserver-arg="+flag)
+	}
+	c := must(startBareCluster(args...))(t)
+	t.Cleanup(c.stop)
+	up := c.upstream()
+	client := must(kubernetes.NewForConfig(&rest.Config{Host: up.url, BearerToken: c.AdminToken, TLSClientConfig: rest.TLSClientConfig{CAFile: up.ca}, QPS: -1}))(t)
+	ctx := context.Background()
+	grant := func(name string, rules []rbacv1.PolicyRule, subjects ...rbacv1.Subject) {
+		t.Helper()
+		must(client.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}, metav1.CreateOptions{}))(t)
+		must(client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name},
+			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name}, Subjects: subjects}, metav1.CreateOptions{}))(t)
+	}
+	user := func(name string) rbacv1.Subject {
+		return rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: "User", Name: name}
+	}
+	group := func(name string) rbacv1.Subject {
+		return rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: "Group", Name: name}
+	}
+	grant("impersonator", []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"users", "groups", "serviceaccounts"}, Verbs: []string{"impersonate"}},
+		// Attributes are subresources of userextras, and RBAC has no wildcard for those alone.
+		{APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"*"}, Verbs: []string{"impersonate"}},
+	}, user("watershed"))
+	grant("reader", []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "list", "watch"}}}, user("jane"), group("readers"))
+	grant("writer", []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create", "delete"}}}, user("jane"))
+	grant("deputy", []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"users"}, ResourceNames: []string{"jane"}, Verbs: []string{"impersonate"}},
+		{APIGroups: []string{""}, Resources: []string{"groups"}, ResourceNames: []string{"readers"}, Verbs: []string{"impersonate"}},
+		{APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"userextras/scopes"}, Verbs: []string{"impersonate"}},
+		{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, Verbs: []string{"impersonate"}},
+	}, user("deputy"))
+	for _, name := range []string{"apple", "pear"} {
+		must(client.CoreV1().ConfigMaps("default").Create(ctx, configMap(name), metav1.CreateOptions{}))(t)
+	}
+	proxy := runProxy(t, c.ProxyKubeconfig, append([]string{"--client-ca-file=" + clientCA.file}, front...)...)
+
+	ended := named("jane")
+	ended.NotBefore, ended.NotAfter = time.Now().Add(-2*time.Hour), time.Now().Add(-time.Hour)
+	server := named("jane")
+	server.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	uid := named("jane", "builders")
+	uid.Subject.ExtraNames = []pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57683, 2}, Value: "1234"}}
+	people := []struct {
+		name        string
+		certificate *tls.Certificate
+		header      map[string]string
+	}{
+		{"jane", clientCA.person(t, named("jane", "builders", "painters")), nil},
+		{"jane with a unique id", clientCA.person(t, uid), nil},
+		{"a reader by group", clientCA.person(t, named("joe", "readers")), nil},
+		{"nobody much", clientCA.person(t, named("nobody")), nil},
+		{"a node", clientCA.person(t, named("system:node:n1", "system:nodes")), nil},
+		{"a master", clientCA.person(t, named("root", "system:masters")), nil},
+		{"a letter that is not ASCII", clientCA.person(t, named("jäne", "readers")), nil},
+		{"no name", clientCA.person(t, named("")), nil},
+		{"ended", clientCA.person(t, ended), nil},
+		{"for servers", clientCA.person(t, server), nil},
+		{"of strangers", strangers.person(t, named("jane")), nil},
+		{"of strangers, with a token", strangers.person(t, named("jane")), map[string]string{"Authorization": "Bearer " + c.Tokens["alice"]}},
+		{"with another's token", clientCA.person(t, named("jane")), map[string]string{"Authorization": "Bearer " + c.Tokens["alice"]}},
+		{"with a bad token", clientCA.person(t, named("jane")), map[string]string{"Authorization": "Bearer nobodys"}},
+		{"claims to be a front proxy", clientCA.person(t, named("front")), map[string]string{"X-Remote-User": "root", "X-Remote-Group": "system:masters"}},
+		{"a front proxy", frontCA.person(t, named("front")), map[string]string{"X-Remote-User": "jane", "X-Remote-Group": "a|readers", "X-Remote-Uid": "7", "X-Remote-Extra-Scopes.example.com%2Fview": "x|y"}},
+		{"a front proxy for nobody", frontCA.person(t, named("front")), nil},
+		{"a front proxy of another name", frontCA.person(t, named("back")), map[string]string{"X-Remote-User": "jane"}},
+		{"a front proxy for anonymous", frontCA.person(t, named("front")), map[string]string{"X-Remote-User": "system:anonymous", "X-Remote-Group": "system:unauthenticated"}},
+		{"no certificate, claims", nil, map[string]string{"X-Remote-User": "root", "X-Remote-Group": "system:masters"}},
+		{"a deputy as jane", clientCA.person(t, named("deputy")), map[string]string{"Impersonate-User": "jane"}},
+		{"a deputy as a reader", clientCA.person(t, named("deputy")), map[string]string{"Impersonate-User": "jane", "Impersonate-Group": "readers", "Impersonate-Extra-Scopes": "x|y"}},
+		{"a deputy as a service account", clientCA.person(t, named("deputy")), map[string]string{"Impersonate-User": "system:serviceaccount:default:builder"}},
+		{"a deputy as nobody", clientCA.person(t, named("deputy")), map[string]string{"Impersonate-Group": "readers"}},
+	}
+	// Whoever may not act as another is refused with the same status, in words of the permission that was looked for.
+	refused := []struct {
+		name   string
+		header map[string]string
+	}{
+		{"a deputy as root", map[string]string{"Impersonate-User": "root"}},
+		{"a deputy as a master", map[string]string{"Impersonate-User": "jane", "Impersonate-Group": "system:masters"}},
+		{"a deputy with a unique id", map[string]string{"Impersonate-User": "jane", "Impersonate-Uid": "7"}},
+		{"a deputy with more", map[string]string{"Impersonate-User": "jane", "Impersonate-Extra-Other": "x"}},
+	}
+	requests := []request{
+		whoAmI,
+		{path: "/api/v1/namespaces/default/configmaps?resourceVersion=0"},
+		{path: "/api/v1/namespaces/default/configmaps"},
+		{path: "/api/v1/namespaces/default/configmaps/apple?resourceVersion=0"},
+		{path: "/api/v1/namespaces/default/configmaps/apple"},
+		{path: "/api/v1/pods?resourceVersion=0"},
+		{path: "/api/v1/nodes/n1?resourceVersion=0"},
+		{path: "/apis"},
+		{path: "/healthz"},
+		{method: "POST", path: "/api/v1/namespaces/default/configmaps?dryRun=All", body: asJSON(withKind(configMap("new")))},
+		{method: "DELETE", path: "/api/v1/namespaces/default/configmaps/pear?dryRun=All"},
+		{path: "/api/v1/namespaces/default/pods/none/log"},
+		{method: "POST", path: "/api/v1/namespaces/default/pods/none/exec?command=true", header: map[string]string{"Connection": "Upgrade", "Upgrade": "SPDY/3.1"}},
+	}
+	fromMemory := 0
+	for _, person := range people {
+		ours, theirs := proxy.showing(person.certificate), up.showing(person.certificate)
+		for _, r := range requests {
+			client := []*http.Client{ours, theirs}
+			if r.header["Upgrade"] != "" {
+				// Only HTTP/1.1 has upgrades.
+				client = []*http.Client{overHTTP1(proxy.target, person.certificate), overHTTP1(up, person.certificate)}
+			}
+			r.header = merged(r.header, person.header)
+			got, wanted := ask(t, client[0], proxy.target, r), ask(t, client[1], up, r)
+			if got.status != wanted.status || essenceOf(r, got.body) != essenceOf(r, wanted.body) {
+				t.Errorf("%s: %v\n  ours: %d %s\ntheirs: %d %s", person.name, r, got.status, got.body, wanted.status, wanted.body)
+			}
+			if got.source == "snapshot" {
+				fromMemory++
+			}
+		}
+	}
+	if fromMemory < 15 {
+		t.Errorf("only %d answers were from memory", fromMemory)
+	}
+	deputy := clientCA.person(t, named("deputy"))
+	for _, person := range refused {
+		for _, r := range requests[:6] {
+			r.header = merged(r.header, person.header)
+			got, wanted := ask(t, proxy.showing(deputy), proxy.target, r), ask(t, up.showing(deputy), up, r)
+			if got.status != 403 || wanted.status != 403 {
+				t.Errorf("%s: %v\n  ours: %d %s\ntheirs: %d %s", person.name, r, got.status, got.body, wanted.status, wanted.body)
+			}
+		}
+	}
+}
+
+func overHTTP1(to target, certificate *tls.Certificate) *http.Client {
+	client := to.showing(certificate)
+	transport := client.Transport.(*http.Transport)
+	transport.ForceAttemptHTTP2 = false
+	transport.TLSNextProto = map[string]func(string, *tls.Conn) http.RoundTripper{}
+	return client
+}
+
+func merged(all ...map[string]string) map[string]string {
+	out := map[string]string{}
+	for _, one := range all {
+		for name, value := range one {
+			out[name] = value
+		}
+	}
+	return out
+}
