@@ -8,6 +8,7 @@ mod certificate;
 pub mod front_proxy;
 mod impersonate;
 mod review;
+mod service_account;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,10 +20,12 @@ pub use authenticate::{Authenticated, Authenticator};
 pub use authorize::{Attributes, Authorizer, Decision, Selectors};
 pub use caller::{Caller, Refusal, Vouched};
 pub use review::ReviewError;
+pub use service_account::BoundObjects;
 
 use caller::Own;
 use certificate::Certificates;
 use front_proxy::FrontProxies;
+use service_account::ServiceAccounts;
 
 /// A caller as upstream knows them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -73,8 +76,12 @@ pub struct Access {
 }
 
 impl Access {
-    /// Asks through `client`, with the proxy's own identity.
-    pub async fn new(client: &Client, config: Config) -> Result<Self, TlsError> {
+    /// Asks through `client`, with the proxy's own identity. `objects` are those that tokens may be bound to.
+    pub async fn new(
+        client: &Client,
+        config: Config,
+        objects: Arc<dyn BoundObjects>,
+    ) -> Result<Self, TlsError> {
         let Config { authentication, client_ca, front_proxy, single_identity, authorization } = config;
         let certificates = match client_ca {
             Some(file) => Some(Certificates::load(file).await?),
@@ -84,8 +91,11 @@ impl Access {
             Some(config) => Some(Arc::new(FrontProxies::load(config).await?)),
             None => None,
         };
+        let locally = authentication
+            .validate_locally
+            .then(|| ServiceAccounts::new(client.clone(), authentication.audiences.clone(), objects));
         Ok(Self {
-            authenticator: Arc::new(Authenticator::new(client.clone(), authentication)),
+            authenticator: Arc::new(Authenticator::new(client.clone(), authentication, locally)),
             authorizer: Arc::new(Authorizer::new(client.clone(), authorization)),
             certificates,
             front_proxies,

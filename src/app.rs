@@ -14,7 +14,7 @@ use crate::catalog::Follower;
 use crate::http::tls::{ServerTls, TlsOptions};
 use crate::http::{self, drain};
 use crate::scope::{self, Scopes};
-use crate::serve::{Policy, Server};
+use crate::serve::{CachedObjects, Policy, Server};
 use crate::upstream::{Client, Forwarder, Upstream, UpstreamOptions};
 use crate::{admin, telemetry};
 
@@ -155,7 +155,8 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let admin_listener = bind(config.admin_listen, "--admin-listen").await?;
     let (address, admin_address) = (listener.local_addr()?, admin_listener.local_addr()?);
 
-    let access = Access::new(&client, config.access).await?;
+    let objects = CachedObjects::new(catalog.clone(), scopes.clone());
+    let access = Access::new(&client, config.access, Arc::new(objects)).await?;
     let forwarder = Forwarder::new(&upstream);
     let (drain, draining) = drain::channel();
     let server = Server::new(

@@ -16,8 +16,8 @@ mod version;
 pub use attributes::Attributes;
 pub use continue_token::ContinueToken;
 pub use encoding::{
-    Bookmark, BookmarkForm, ErrorStatus, EventKind, Frame, FrameDecoder, ListPage, ListParts, Malformed,
-    PartialForm, Scanned, TypeForm, read_bookmark, read_error, scan,
+    Bookmark, BookmarkForm, ErrorStatus, EventKind, Frame, FrameDecoder, Life, ListPage, ListParts,
+    Malformed, PartialForm, Scanned, TypeForm, read_bookmark, read_error, read_life, scan,
 };
 pub use field_selector::{FieldOperator, FieldRequirement, FieldSelector};
 pub use fields::FieldTable;

@@ -220,6 +220,11 @@ impl Scopes {
         scope
     }
 
+    /// The scope with this key, if it is open.
+    pub fn get(&self, key: &ScopeKey) -> Option<Arc<Scope>> {
+        self.open.lock().get(key).cloned()
+    }
+
     /// Every scope there is, for metrics and pages.
     pub fn all(&self) -> Vec<Arc<Scope>> {
         self.open.lock().values().cloned().collect()

@@ -1,6 +1,7 @@
 //! Answers one request: from memory where that is exactly what upstream would say, else upstream does.
 mod answer;
 mod audit_id;
+mod bound_objects;
 mod decide;
 mod documents;
 mod fence;
@@ -22,9 +23,7 @@ use std::time::{Duration, Instant};
 use http::{HeaderValue, Request, Response, StatusCode};
 use hyper::body::Incoming;
 
-use crate::access::{
-    Access, Attributes, Authenticated, Caller, Decision, Identity, Refusal, ReviewError,
-};
+use crate::access::{Access, Attributes, Authenticated, Caller, Decision, Identity, Refusal, ReviewError};
 use crate::catalog::Catalog;
 use crate::http::body::Body;
 use crate::http::{Peer, drain};
@@ -32,6 +31,7 @@ use crate::kube::{Encoding, PartialForm, Representation, ResourceVersion, Status
 use crate::scope::{NotReady, Ready, Scope, ScopeKey, Scopes};
 use crate::upstream::{Client, Forwarder, Stopped};
 
+pub use bound_objects::CachedObjects;
 use decide::{Age, Plan, Planned, Read, decide};
 use documents::Documents;
 use fence::Fences;
@@ -270,7 +270,9 @@ impl Inner {
         request: &Request<Incoming>,
         caller: &Caller,
     ) -> Result<Response<Body>, Reason> {
-        let Authenticated::As(identity) = self.identify(request, caller).await? else { return Err(Reason::Identity) };
+        let Authenticated::As(identity) = self.identify(request, caller).await? else {
+            return Err(Reason::Identity);
+        };
         let reviewed = self.access.authorizer.authorize_path(&identity, &asked.path).await;
         if verdict(reviewed)? != Decision::Allowed {
             return Err(Reason::NotAResource);

@@ -7,12 +7,15 @@ use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use moka::Expiry;
 use moka::future::Cache;
 
-use super::{Identity, impersonate};
 use super::review::{ReviewError, identity, post};
+use super::service_account::ServiceAccounts;
+use super::{Identity, impersonate};
 use crate::upstream::Client;
 
 /// How long a refused one is refused without asking: keeps a client in a retry loop off upstream.
 const REFUSED: Duration = Duration::from_secs(2);
+/// A token that is good for longer is reviewed again after this, whatever can be seen here.
+const LOOKED_AT_HERE: Duration = Duration::from_hours(1);
 const MAX_TOKENS: u64 = 100_000;
 /// A token longer than this is not reviewed here but forwarded.
 const MAX_TOKEN_BYTES: usize = 64 * 1024;
@@ -24,6 +27,9 @@ pub struct Config {
     pub token_ttl: Duration,
     /// The audiences of which a token must be for one (`--api-audiences`); upstream's own if there are none.
     pub audiences: Vec<String>,
+    /// Tokens of service accounts that were accepted once are not reviewed again while they can be seen to be good
+    /// (`--validate-service-account-tokens-locally`).
+    pub validate_locally: bool,
     /// Whoever shows no credentials is `system:anonymous` (`--anonymous-auth`); else upstream decides.
     pub anonymous: bool,
 }
@@ -31,7 +37,12 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         // Source: kube-apiserver's own token cache (kubeapiserver/options/authentication.go).
-        Self { token_ttl: Duration::from_secs(10), audiences: Vec::new(), anonymous: false }
+        Self {
+            token_ttl: Duration::from_secs(10),
+            audiences: Vec::new(),
+            validate_locally: false,
+            anonymous: false,
+        }
     }
 }
 
@@ -54,6 +65,9 @@ pub struct Authenticator {
     /// Tokens are never kept: only a hash of them, keyed anew in each process.
     key: [u8; 32],
     verdicts: Cache<[u8; 32], Option<Arc<Identity>>>,
+    locally: Option<ServiceAccounts>,
+    /// Whose tokens were that upstream accepted, for as long as they may be looked at here.
+    accepted: Cache<[u8; 32], Arc<Identity>>,
 }
 
 struct Lifetime {
@@ -72,12 +86,14 @@ impl Expiry<[u8; 32], Option<Arc<Identity>>> for Lifetime {
 }
 
 impl Authenticator {
-    pub(super) fn new(client: Client, config: Config) -> Self {
+    pub(super) fn new(client: Client, config: Config, locally: Option<ServiceAccounts>) -> Self {
         let mut key = [0; 32];
         getrandom::fill(&mut key).expect("the operating system gives random bytes");
         let lifetime = Lifetime { accepted: config.token_ttl };
         let verdicts = Cache::builder().max_capacity(MAX_TOKENS).expire_after(lifetime).build();
-        Self { client, config, anonymous: Arc::new(impersonate::anonymous()), key, verdicts }
+        let accepted = Cache::builder().max_capacity(MAX_TOKENS).time_to_live(LOOKED_AT_HERE).build();
+        let anonymous = Arc::new(impersonate::anonymous());
+        Self { client, config, anonymous, key, verdicts, locally, accepted }
     }
 
     /// Who sent a request with these headers.
@@ -90,9 +106,31 @@ impl Authenticator {
         let verdict = match self.verdicts.get(&hash).await {
             Some(verdict) => verdict,
             // Concurrent reviews of one token share one question. Boxed: it is large and rare.
-            None => Box::pin(self.verdicts.try_get_with(hash, Box::pin(self.review(token)))).await?,
+            None => {
+                Box::pin(self.verdicts.try_get_with(hash, Box::pin(self.known_or_reviewed(hash, token))))
+                    .await?
+            }
         };
         Ok(verdict.map_or(Authenticated::Refused, Authenticated::As))
+    }
+
+    async fn known_or_reviewed(
+        &self,
+        hash: [u8; 32],
+        token: &str,
+    ) -> Result<Option<Arc<Identity>>, ReviewError> {
+        let Some(locally) = &self.locally else { return self.review(token).await };
+        if let Some(identity) = self.accepted.get(&hash).await
+            && locally.is_still_good(token, &identity).await
+        {
+            return Ok(Some(identity));
+        }
+        let verdict = self.review(token).await?;
+        match &verdict {
+            Some(identity) => self.accepted.insert(hash, Arc::clone(identity)).await,
+            None => self.accepted.invalidate(&hash).await,
+        }
+        Ok(verdict)
     }
 
     async fn review(&self, token: &str) -> Result<Option<Arc<Identity>>, ReviewError> {

@@ -78,7 +78,8 @@ impl Access {
             let identity = if asks_to_be_another { None } else { own.identity().await };
             return Caller::Vouched(Vouched { identity, authority: Authority::Own });
         }
-        let Some(chain) = peer.tls.as_ref().map(|tls| &*tls.certificates).filter(|chain| !chain.is_empty()) else {
+        let Some(chain) = peer.tls.as_ref().map(|tls| &*tls.certificates).filter(|chain| !chain.is_empty())
+        else {
             return Caller::Own;
         };
         let Some(identity) = self.shown(chain, headers) else {
@@ -107,7 +108,11 @@ impl Access {
         identity.map(with_everybodys_group)
     }
 
-    async fn impersonated(&self, identity: &Arc<Identity>, headers: &HeaderMap) -> Result<Arc<Identity>, Refusal> {
+    async fn impersonated(
+        &self,
+        identity: &Arc<Identity>,
+        headers: &HeaderMap,
+    ) -> Result<Arc<Identity>, Refusal> {
         let wanted = Wanted::of(headers).map_err(Status::bad_request)?;
         if wanted.is_nobody() {
             return Ok(Arc::clone(identity));

@@ -57,7 +57,11 @@ impl FrontProxies {
     }
 
     /// For whom a request is, if it comes from a front proxy that says so.
-    pub(super) fn identify(&self, chain: &[CertificateDer<'static>], headers: &HeaderMap) -> Option<Identity> {
+    pub(super) fn identify(
+        &self,
+        chain: &[CertificateDer<'static>],
+        headers: &HeaderMap,
+    ) -> Option<Identity> {
         let subject = self.certificates.verify(chain)?;
         let allowed = &self.config.allowed_names;
         if !allowed.is_empty() && !allowed.contains(&subject.common_name) {
@@ -137,7 +141,8 @@ mod tests {
             ]),
         );
         let extra = [("odd%zz", vec![""]), ("scopes.example.com/view", vec!["one", "two"])];
-        let extra = extra.map(|(key, values)| (key.to_owned(), values.into_iter().map(str::to_owned).collect()));
+        let extra =
+            extra.map(|(key, values)| (key.to_owned(), values.into_iter().map(str::to_owned).collect()));
         let groups = vec!["a".to_owned(), "b,c".to_owned()];
         let (user, uid) = ("jane".to_owned(), Some("7".to_owned()));
         assert_eq!(identity, Some(Identity { user, uid, groups, extra: extra.to_vec() }));

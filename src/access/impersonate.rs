@@ -44,7 +44,8 @@ pub(super) fn headers(identity: &Identity) -> Result<HeaderMap, Unwritable> {
     }
     for (key, values) in &identity.extra {
         let name = escaped(key);
-        let name = HeaderName::try_from(format!("{EXTRA}{name}")).map_err(|_| Unwritable("extra attribute"))?;
+        let name =
+            HeaderName::try_from(format!("{EXTRA}{name}")).map_err(|_| Unwritable("extra attribute"))?;
         for text in values {
             headers.append(name.clone(), value(text, "extra attribute")?);
         }
@@ -87,9 +88,11 @@ impl Wanted {
     pub(super) fn of(headers: &HeaderMap) -> Result<Self, String> {
         let text = |value: &HeaderValue| {
             // Upstream takes any bytes; what is not text is no name of anybody here.
-            String::from_utf8(value.as_bytes().to_vec()).map_err(|_| "an Impersonate header is not text".to_owned())
+            String::from_utf8(value.as_bytes().to_vec())
+                .map_err(|_| "an Impersonate header is not text".to_owned())
         };
-        let first = |name: &HeaderName| headers.get(name).map(text).transpose().map(Option::unwrap_or_default);
+        let first =
+            |name: &HeaderName| headers.get(name).map(text).transpose().map(Option::unwrap_or_default);
         let (user, uid) = (first(&USER)?, first(&UID)?);
         let groups = headers.get_all(GROUP).iter().map(text).collect::<Result<Vec<_>, _>>()?;
         let mut extra = BTreeMap::<_, Vec<_>>::new();
@@ -121,9 +124,10 @@ impl Wanted {
             name_from_selector: false,
         };
         let user = match service_account(&self.user) {
-            Some((namespace, name)) => {
-                ResourceRequest { namespace: Some(namespace.to_owned()), ..ask("", "v1", "serviceaccounts", name) }
-            }
+            Some((namespace, name)) => ResourceRequest {
+                namespace: Some(namespace.to_owned()),
+                ..ask("", "v1", "serviceaccounts", name)
+            },
             None => ask("", "v1", "users", &self.user),
         };
         let mut asks = vec![user];
@@ -147,8 +151,7 @@ impl Wanted {
         if let Some((namespace, _)) = service_account(&self.user)
             && groups.is_empty()
         {
-            groups =
-                vec!["system:serviceaccounts".to_owned(), format!("system:serviceaccounts:{namespace}")];
+            groups = vec!["system:serviceaccounts".to_owned(), format!("system:serviceaccounts:{namespace}")];
         }
         let uid = Some(self.uid).filter(|uid| !uid.is_empty());
         let extra = self.extra.into_iter().collect();
@@ -165,10 +168,14 @@ impl Wanted {
         let extra = if self.extra.is_empty() {
             "map[string][]string(nil)".to_owned()
         } else {
-            let pairs: Vec<_> = self.extra.iter().map(|(key, values)| format!("{key:?}:{}", list(values))).collect();
+            let pairs: Vec<_> =
+                self.extra.iter().map(|(key, values)| format!("{key:?}:{}", list(values))).collect();
             format!("map[string][]string{{{}}}", pairs.join(", "))
         };
-        format!("&user.DefaultInfo{{Name:{:?}, UID:{:?}, Groups:{groups}, Extra:{extra}}}", self.user, self.uid)
+        format!(
+            "&user.DefaultInfo{{Name:{:?}, UID:{:?}, Groups:{groups}, Extra:{extra}}}",
+            self.user, self.uid
+        )
     }
 }
 
@@ -221,7 +228,11 @@ mod tests {
         for wanted in [
             identity("jane", &[], &[]),
             identity("jane doe", &["a", "b, c", "system:masters"], &[]),
-            identity("J\u{e4}ne", &["\u{1f600}"], &[("scopes.example.com/View", &["x y", "z"]), ("50%", &["%41"])]),
+            identity(
+                "J\u{e4}ne",
+                &["\u{1f600}"],
+                &[("scopes.example.com/View", &["x y", "z"]), ("50%", &["%41"])],
+            ),
             Identity { uid: Some("7".into()), ..identity("jane", &[], &[]) },
         ] {
             let written = headers(&wanted).unwrap();
@@ -240,7 +251,9 @@ mod tests {
 
     #[test]
     fn nobody_becomes_somebody_else_by_being_written_down() {
-        for text in [" admin", "admin ", "\tadmin", "admin\r\nImpersonate-Group: system:masters", "", " ", "a\0b"] {
+        for text in
+            [" admin", "admin ", "\tadmin", "admin\r\nImpersonate-Group: system:masters", "", " ", "a\0b"]
+        {
             assert_eq!(headers(&identity(text, &[], &[])), Err(Unwritable("name")), "{text:?}");
             assert_eq!(headers(&identity("jane", &[text], &[])), Err(Unwritable("group")), "{text:?}");
         }
@@ -280,7 +293,9 @@ mod tests {
     #[test]
     fn what_is_no_service_account_is_a_user() {
         assert_eq!(service_account("system:serviceaccount:n:a.b-c"), Some(("n", "a.b-c")));
-        for user in ["n:a", "system:serviceaccount:n", "system:serviceaccount:n:", "system:serviceaccount:n:a:b"] {
+        for user in
+            ["n:a", "system:serviceaccount:n", "system:serviceaccount:n:", "system:serviceaccount:n:a:b"]
+        {
             assert_eq!(service_account(user), None, "{user}");
         }
         for user in ["N:a", "n.m:a", "n:-a", "n:a..b", ":a"] {

@@ -35,6 +35,11 @@ pub(super) struct Callers {
     /// Audiences of which a bearer token must be for one, for answers from memory. Without it: the API server's own.
     #[arg(long, value_name = "AUDIENCES", value_delimiter = ',')]
     api_audiences: Vec<String>,
+    /// Do not review a service account's token again while it can be seen to be good: signed by a key that the API server
+    /// shows, not expired, and the account and what else it is bound to still there in memory. Needs the ClusterRole
+    /// system:service-account-issuer-discovery.
+    #[arg(long)]
+    validate_service_account_tokens_locally: bool,
     /// Answer requests without credentials from memory, too, as what system:anonymous may see. Without it the API server
     /// answers them.
     #[arg(long)]
@@ -43,7 +48,8 @@ pub(super) struct Callers {
     /// on a loopback address or a Unix socket.
     #[arg(
         long,
-        conflicts_with_all = ["client_ca_file", "requestheader_client_ca_file", "api_audiences", "anonymous_auth"]
+        conflicts_with_all = ["client_ca_file", "requestheader_client_ca_file", "api_audiences", "anonymous_auth",
+            "validate_service_account_tokens_locally"]
     )]
     pub(super) single_identity: bool,
 }
@@ -54,6 +60,7 @@ impl Callers {
         let authentication = &mut access.authentication;
         *authentication = authenticate::Config {
             audiences: self.api_audiences,
+            validate_locally: self.validate_service_account_tokens_locally,
             anonymous: self.anonymous_auth,
             ..authentication.clone()
         };

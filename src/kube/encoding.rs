@@ -7,6 +7,7 @@ mod bookmark;
 mod form;
 mod frames;
 mod json;
+mod life;
 mod list;
 mod object_meta;
 mod partial;
@@ -19,6 +20,7 @@ use std::borrow::Cow;
 pub use bookmark::{Bookmark, BookmarkForm, read_bookmark};
 pub use form::TypeForm;
 pub use frames::{EventKind, Frame, FrameDecoder};
+pub use life::{Life, read_life};
 pub use list::{ListPage, ListParts};
 pub use partial::PartialForm;
 

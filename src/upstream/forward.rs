@@ -118,7 +118,11 @@ impl Forwarder {
     }
 
     /// Puts the credentials into a request's headers. Says over which connections it may go.
-    async fn authorize(&self, headers: &mut HeaderMap, authority: &Authority) -> Result<Identity, UpstreamError> {
+    async fn authorize(
+        &self,
+        headers: &mut HeaderMap,
+        authority: &Authority,
+    ) -> Result<Identity, UpstreamError> {
         let acting = match authority {
             Authority::Caller => return Ok(Identity::Bare),
             Authority::Impersonated(acting) => Some(acting),
@@ -141,7 +145,8 @@ impl Forwarder {
         *headers = self.shared.upstream.current().authorize(plain).await?;
         if acting.is_some_and(|acting| !is_exactly(headers, acting)) {
             // Its groups would become the caller's.
-            let reason = "the proxy's kubeconfig acts as somebody (as:), so that the proxy cannot act as its callers";
+            let reason =
+                "the proxy's kubeconfig acts as somebody (as:), so that the proxy cannot act as its callers";
             return Err(UpstreamError::Credentials(reason.to_owned()));
         }
         Ok(Identity::Own)

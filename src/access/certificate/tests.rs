@@ -1,5 +1,6 @@
 use rcgen::{
-    BasicConstraints, CertificateParams, CustomExtension, DnType, DnValue, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    BasicConstraints, CertificateParams, CustomExtension, DnType, DnValue, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair,
 };
 use rustls::pki_types::pem::PemObject;
 

@@ -10,8 +10,8 @@ use tokio_util::sync::PollSender;
 
 use super::*;
 use crate::upstream::testing::{
-    Api, HTTP1, HTTP2, OWN_TOKEN, Pki, Proxy, Settings, eventually, get, hanging, kubeconfig_with, read, soon, streamed, text,
-    upstream_of,
+    Api, HTTP1, HTTP2, OWN_TOKEN, Pki, Proxy, Settings, eventually, get, hanging, kubeconfig_with, read,
+    soon, streamed, text, upstream_of,
 };
 
 async fn proxied<H, F>(settings: Settings, handler: H) -> (Api, Proxy)
@@ -444,7 +444,8 @@ async fn seen_as(authority: Authority, user: &str, http2: bool, request: Request
     let pki = Pki::new();
     let api = Api::start(&pki, HTTP2, |request: Request<Incoming>, conn| async move {
         let fields = request.headers().iter();
-        let mut seen: Vec<_> = fields.map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
+        let mut seen: Vec<_> =
+            fields.map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
         seen.sort();
         text(format!("certificate={}\n{}", conn.client_cert, seen.join("\n")))
     })
@@ -489,9 +490,15 @@ async fn who_is_vouched_for_is_nobody_but_themselves() {
         let seen = seen_as(acting(JANE), &own, http2, full_of_claims(request)).await;
         assert!(seen.contains(&format!("authorization: Bearer {OWN_TOKEN}")), "{seen}");
         assert!(seen.contains("accept: application/json"), "{seen}");
-        let claims: Vec<_> =
-            seen.lines().filter(|line| line.starts_with("impersonate-") || line.starts_with("x-remote-")).collect();
-        assert_eq!(claims, ["impersonate-group: a", "impersonate-group: b", "impersonate-user: jane"], "{seen}");
+        let claims: Vec<_> = seen
+            .lines()
+            .filter(|line| line.starts_with("impersonate-") || line.starts_with("x-remote-"))
+            .collect();
+        assert_eq!(
+            claims,
+            ["impersonate-group: a", "impersonate-group: b", "impersonate-user: jane"],
+            "{seen}"
+        );
         assert!(!seen.contains("callers"), "{seen}");
     }
 }

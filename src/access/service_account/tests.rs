@@ -1,0 +1,137 @@
+use jsonwebtoken::jwk::{Jwk, JwkSet};
+use jsonwebtoken::{EncodingKey, Header, encode, get_current_timestamp};
+use serde_json::{Value, json};
+
+use super::*;
+
+struct Signer {
+    key: EncodingKey,
+    kid: &'static str,
+}
+
+impl Signer {
+    fn new(kid: &'static str) -> Self {
+        let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+        Self { key: EncodingKey::from_ec_der(&pair.serialize_der()), kid }
+    }
+
+    fn public(&self) -> Jwk {
+        let mut key = Jwk::from_encoding_key(&self.key, Algorithm::ES256).unwrap();
+        key.common.key_id = Some(self.kid.to_owned());
+        key
+    }
+
+    fn sign(&self, claims: &Value) -> String {
+        let header = Header { kid: Some(self.kid.to_owned()), ..Header::new(Algorithm::ES256) };
+        encode(&header, claims, &self.key).unwrap()
+    }
+}
+
+fn claims() -> Value {
+    let now = get_current_timestamp();
+    json!({
+        "iss": "https://issuer.test", "aud": ["https://issuer.test"], "sub": "system:serviceaccount:n:builder",
+        "nbf": now - 10, "iat": now - 10, "exp": now + 600, "jti": "j",
+        "kubernetes.io": {
+            "namespace": "n", "serviceaccount": {"name": "builder", "uid": "sa-1"},
+            "pod": {"name": "p", "uid": "pod-1"}, "node": {"name": "node", "uid": "node-1"}, "warnafter": now,
+        },
+    })
+}
+
+fn with(path: &str, value: Value) -> Value {
+    let mut claims = claims();
+    *claims.pointer_mut(path).unwrap() = value;
+    claims
+}
+
+#[test]
+fn only_what_a_present_key_signed_and_time_has_not_ended_is_good() {
+    let (signer, other) = (Signer::new("one"), Signer::new("two"));
+    let keys = JwkSet { keys: vec![signer.public()] };
+    let now = get_current_timestamp();
+    assert!(verified(&signer.sign(&claims()), &keys, &[]).is_some());
+    for (what, token) in [
+        ("ended", signer.sign(&with("/exp", json!(now - 1)))),
+        ("not begun", signer.sign(&with("/nbf", json!(now + 60)))),
+        ("of a key that is gone", other.sign(&claims())),
+        ("of another key of that name", Signer { key: other.key, kid: "one" }.sign(&claims())),
+        ("bound to what is not known", signer.sign(&with("/kubernetes.io", json!({
+            "namespace": "n", "serviceaccount": {"name": "builder", "uid": "sa-1"}, "moon": {"name": "m", "uid": "1"},
+        })))),
+        ("without an end", {
+            let mut claims = claims();
+            claims.as_object_mut().unwrap().remove("exp");
+            signer.sign(&claims)
+        }),
+        ("no token", "a.b.c".to_owned()),
+        ("unsigned", {
+            let signed = signer.sign(&claims());
+            let payload = signed.split('.').nth(1).unwrap();
+            format!("eyJhbGciOiJub25lIiwia2lkIjoib25lIn0.{payload}.")
+        }),
+        ("signed with the public key as a secret", {
+            let header = Header { kid: Some("one".to_owned()), ..Header::new(Algorithm::HS256) };
+            encode(&header, &claims(), &EncodingKey::from_secret(b"public")).unwrap()
+        }),
+    ] {
+        assert!(verified(&token, &keys, &[]).is_none(), "{what}");
+    }
+    assert!(verified(&signer.sign(&claims()), &keys, &["https://issuer.test".to_owned()]).is_some());
+    assert!(verified(&signer.sign(&claims()), &keys, &["https://other.test".to_owned()]).is_none());
+}
+
+/// What is there, by plural name, namespace, name and unique id.
+struct There(Vec<&'static str>);
+
+impl BoundObjects for There {
+    fn is_there(&self, resource: &str, namespace: Option<&str>, name: &str, uid: &str) -> Option<bool> {
+        let asked = format!("{resource} {} {name} {uid}", namespace.unwrap_or("-"));
+        // Secrets are not cached.
+        (resource != "secrets").then(|| self.0.contains(&&*asked))
+    }
+}
+
+async fn good(there: &[&'static str], claims: &Value) -> bool {
+    let signer = Signer::new("one");
+    let pki = crate::upstream::testing::Pki::new();
+    let set = serde_json::to_string(&JwkSet { keys: vec![signer.public()] }).unwrap();
+    let api =
+        crate::upstream::testing::Api::start(&pki, crate::upstream::testing::HTTP2, move |request, _| {
+            let set = set.clone();
+            async move {
+                assert_eq!(request.uri().path(), KEYS);
+                crate::upstream::testing::text(set)
+            }
+        })
+        .await;
+    let client = Client::new(&crate::upstream::testing::upstream_of(&pki, &api).await);
+    let accounts = ServiceAccounts::new(client, Vec::new(), Arc::new(There(there.to_vec())));
+    let identity = Identity {
+        user: "system:serviceaccount:n:builder".to_owned(),
+        uid: None,
+        groups: Vec::new(),
+        extra: Vec::new(),
+    };
+    accounts.is_still_good(&signer.sign(claims), &identity).await
+}
+
+#[tokio::test]
+async fn a_token_ends_with_what_it_is_bound_to() {
+    const ACCOUNT: &str = "serviceaccounts n builder sa-1";
+    assert!(good(&[ACCOUNT, "pods n p pod-1"], &claims()).await);
+    assert!(!good(&[ACCOUNT], &claims()).await, "the pod is gone");
+    assert!(!good(&[ACCOUNT, "pods n p pod-2"], &claims()).await, "another pod of the name");
+    assert!(!good(&["pods n p pod-1"], &claims()).await, "the account is gone");
+    assert!(!good(&[ACCOUNT, "pods n p pod-1"], &with("/sub", json!("system:serviceaccount:n:other"))).await);
+    let bound = |to: Value| {
+        let mut bound = json!({"namespace": "n", "serviceaccount": {"name": "builder", "uid": "sa-1"}});
+        bound.as_object_mut().unwrap().extend(to.as_object().unwrap().clone());
+        with("/kubernetes.io", bound)
+    };
+    assert!(good(&[ACCOUNT], &bound(json!({}))).await);
+    let node = bound(json!({"node": {"name": "node", "uid": "node-1"}}));
+    assert!(good(&[ACCOUNT, "nodes - node node-1"], &node).await);
+    assert!(!good(&[ACCOUNT], &node).await, "the node is gone");
+    assert!(!good(&[ACCOUNT], &bound(json!({"secret": {"name": "s", "uid": "1"}}))).await, "nobody knows");
+}

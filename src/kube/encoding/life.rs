@@ -1,0 +1,80 @@
+//! Which object it is that has a name, and whether it is about to go.
+use std::borrow::Cow;
+
+use serde::Deserialize;
+
+use super::protobuf::{self, Reader};
+use super::{Encoding, Malformed};
+
+/// What tells an object from others that had its name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Life {
+    /// `metadata.uid`; may be empty.
+    pub uid: String,
+    /// `metadata.deletionTimestamp` is set.
+    pub is_ending: bool,
+}
+
+/// Reads it from a stored object.
+pub fn read_life(encoding: Encoding, object: &[u8]) -> Result<Life, Malformed> {
+    match encoding {
+        Encoding::Json => read_json(object),
+        Encoding::Protobuf => read_protobuf(object),
+    }
+}
+
+fn read_json(object: &[u8]) -> Result<Life, Malformed> {
+    #[derive(Deserialize)]
+    struct Object<'a> {
+        #[serde(borrow)]
+        metadata: Metadata<'a>,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Metadata<'a> {
+        #[serde(borrow, default)]
+        uid: Cow<'a, str>,
+        #[serde(borrow)]
+        deletion_timestamp: Option<Cow<'a, str>>,
+    }
+    let object: Object<'_> =
+        serde_json::from_slice(object).map_err(|_| Malformed("metadata that can't be read"))?;
+    let Metadata { uid, deletion_timestamp } = object.metadata;
+    Ok(Life { uid: uid.into_owned(), is_ending: deletion_timestamp.is_some() })
+}
+
+fn read_protobuf(object: &[u8]) -> Result<Life, Malformed> {
+    let [_, metadata, _] = protobuf::split_metadata(object)?;
+    let mut life = Life::default();
+    let mut fields = Reader::new(metadata);
+    while let Some((number, value)) = fields.next()? {
+        match number {
+            5 => value.text()?.clone_into(&mut life.uid),
+            9 => life.is_ending = true,
+            _ => {}
+        }
+    }
+    Ok(life)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_encodings_tell() {
+        let life = |uid: &str, is_ending| Life { uid: uid.to_owned(), is_ending };
+        let json = br#"{"kind":"Pod","metadata":{"name":"a","uid":"u-1","deletionTimestamp":"2026-01-01T00:00:00Z"}}"#;
+        assert_eq!(read_life(Encoding::Json, json).unwrap(), life("u-1", true));
+        assert_eq!(read_life(Encoding::Json, br#"{"metadata":{"uid":"u"}}"#).unwrap(), life("u", false));
+        // Field 1 is the metadata: uid is its field 5, deletionTimestamp its field 9.
+        let mut message = vec![0x0a, 5, 0x2a, 3, b'u', b'-', b'1'];
+        assert_eq!(read_life(Encoding::Protobuf, &message).unwrap(), life("u-1", false));
+        message.splice(1..2, [9]);
+        message.extend([0x4a, 2, 8, 1]);
+        assert_eq!(read_life(Encoding::Protobuf, &message).unwrap(), life("u-1", true));
+        for garbage in [&b"{}"[..], b"", b"\xff\xff", b"{\"metadata\":3}"] {
+            assert!(read_life(Encoding::Json, garbage).is_err(), "{garbage:?}");
+        }
+    }
+}

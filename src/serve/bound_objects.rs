@@ -1,0 +1,48 @@
+//! The objects that service account tokens are bound to, as far as they are cached.
+use std::sync::Arc;
+
+use crate::access::BoundObjects;
+use crate::catalog::Catalog;
+use crate::kube::{Encoding, GroupVersionResource, read_life};
+use crate::scope::{Phase, Scope, ScopeKey, Scopes};
+
+/// Looks into the scopes.
+pub struct CachedObjects {
+    catalog: Catalog,
+    scopes: Scopes,
+}
+
+impl CachedObjects {
+    /// Of these types and scopes.
+    pub fn new(catalog: Catalog, scopes: Scopes) -> Self {
+        Self { catalog, scopes }
+    }
+
+    /// A scope that has the type's present state. Service accounts are few, and every token is bound to one: their
+    /// scope is opened for this; pods and others are looked at where clients have them cached.
+    fn scope(&self, gvr: &GroupVersionResource) -> Option<Arc<Scope>> {
+        let key = |encoding| ScopeKey { gvr: gvr.clone(), encoding };
+        let current = |scope: &Arc<Scope>| scope.is_following() && matches!(scope.phase(), Phase::Ready(_));
+        let [json, protobuf] =
+            [Encoding::Json, Encoding::Protobuf].map(|encoding| self.scopes.get(&key(encoding)));
+        if let Some(scope) = [protobuf, json].into_iter().flatten().find(current) {
+            return Some(scope);
+        }
+        if *gvr.resource == *"serviceaccounts" {
+            let resource = self.catalog.get(gvr)?;
+            self.scopes.open(&key(Encoding::Protobuf), &resource.kind, &resource.fields);
+        }
+        None
+    }
+}
+
+impl BoundObjects for CachedObjects {
+    fn is_there(&self, resource: &str, namespace: Option<&str>, name: &str, uid: &str) -> Option<bool> {
+        let scope = self.scope(&GroupVersionResource::new("", "v1", resource))?;
+        let key = namespace.map_or_else(|| name.to_owned(), |namespace| format!("{namespace}/{name}"));
+        let snapshot = scope.reader.snapshot();
+        let Some(object) = snapshot.get(&key) else { return Some(false) };
+        let life = read_life(scope.key.encoding, &object.bytes).ok()?;
+        Some(life.uid == uid && !life.is_ending)
+    }
+}
