@@ -24,6 +24,7 @@ type ownProxy struct {
 	target
 	admin string
 	log   string
+	pid   int
 }
 
 // spawner starts children on one thread that stays: a parent-death signal is
@@ -39,9 +40,19 @@ var spawner = sync.OnceValue(func() chan func() {
 	return work
 })
 
+// everythingKept is a configuration with which a watershed answers from memory
+// whatever it can. It says so of secrets, of which nothing is kept otherwise.
+const everythingKept = "testdata/everything-kept.yaml"
+
 // startProxy runs a watershed with the identity of a kubeconfig in front of
 // these servers, or of the one that the kubeconfig names.
 func startProxy(t *testing.T, kubeconfig string, servers ...string) *ownProxy {
+	t.Helper()
+	return startConfigured(t, everythingKept, kubeconfig, servers...)
+}
+
+// startConfigured does so with a configuration file, or with none.
+func startConfigured(t *testing.T, config, kubeconfig string, servers ...string) *ownProxy {
 	t.Helper()
 	dir := t.TempDir()
 	p := &ownProxy{log: filepath.Join(dir, "log")}
@@ -49,6 +60,9 @@ func startProxy(t *testing.T, kubeconfig string, servers ...string) *ownProxy {
 	defer log.Close()
 	args := []string{"serve", "--kubeconfig", kubeconfig, "--listen", "127.0.0.1:0",
 		"--admin-listen", "127.0.0.1:0", "--cert-dir", dir, "--log-format", "json"}
+	if config != "" {
+		args = append(args, "--config", config)
+	}
 	for _, server := range servers {
 		args = append(args, "--server", server)
 	}
@@ -58,6 +72,7 @@ func startProxy(t *testing.T, kubeconfig string, servers ...string) *ownProxy {
 	started := make(chan error)
 	spawner() <- func() { started <- command.Start() }
 	check(t, <-started)
+	p.pid = command.Process.Pid
 	ended := make(chan struct{})
 	go func() {
 		command.Wait()
