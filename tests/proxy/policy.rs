@@ -214,9 +214,10 @@ async fn metadata_that_objects_do_not_tell_is_kept_as_upstream_gives_it() {
     let path = "/apis/apps/v1/deployments?resourceVersion=0";
     for (cache, wanted) in [(Cache::Objects, "forward; reason=representation"), (Cache::Metadata, "snapshot")]
     {
-        let rig =
-            Rig::configured(some_secrets(), |config| drop(config.policy.keep("apps", "deployments", cache)))
-                .await;
+        let configure = |config: &mut Config| {
+            config.policy.keep("apps", "deployments", cache);
+        };
+        let rig = Rig::configured(some_secrets(), configure).await;
         let answer = read(&rig.proxied, path, LIST).await;
         assert_eq!((answer.status, source(&answer)), (StatusCode::OK, wanted));
         assert_eq!(answer.essence(), read(&rig.direct, path, LIST).await.essence());
