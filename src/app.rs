@@ -10,11 +10,11 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use crate::access::{self, Access};
-use crate::catalog::Follower;
+use crate::catalog::{Catalog, Follower};
 use crate::http::tls::{ServerTls, TlsOptions};
 use crate::http::{self, drain};
 use crate::scope::{self, Scopes};
-use crate::serve::{CachedObjects, Policy, Server};
+use crate::serve::{Cache, CachedObjects, Kept, Policy, Server};
 use crate::upstream::{Client, Forwarder, Upstream, UpstreamOptions};
 use crate::{admin, telemetry};
 
@@ -145,6 +145,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
             "consistent reads may get an older state (consistentReads: cache in --config)"
         );
     }
+    config.policy.kept().iter().for_each(|kept| announce(kept, &catalog));
 
     let tls = ServerTls::load(config.tls()).await?;
     let ca_file = tls.ca_file();
@@ -205,6 +206,37 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         proxy,
         background,
     })
+}
+
+/// Says what is kept of a type for which that is not the rule.
+fn announce(kept: &Kept, catalog: &Catalog) {
+    let (resource, cache) = (kept.name(), kept.cache.as_str());
+    match (kept.sensitive, kept.cache) {
+        (true, Cache::Objects) => {
+            tracing::warn!(resource, cache, "held in this process's memory, by choice (cache in --config)");
+        }
+        (true, Cache::Metadata) => tracing::warn!(
+            resource,
+            cache,
+            "the metadata is held in memory, by choice (cache in --config); \
+             kubectl apply keeps what it was given in annotations, and so there"
+        ),
+        (_, Cache::Nothing) => {
+            tracing::info!(
+                resource,
+                cache,
+                "not held in memory; its reads are forwarded (cache in --config)"
+            );
+        }
+        (false, _) => tracing::info!(resource, cache, "held in memory by choice (cache in --config)"),
+    }
+    // A type of another group may be defined later.
+    if catalog.has(&kept.group, None)
+        && kept.resource != "*"
+        && !catalog.has_resource(&kept.group, &kept.resource)
+    {
+        tracing::warn!(resource, cache, "upstream has no type of this name (resources in --config)");
+    }
 }
 
 async fn bind(address: SocketAddr, knob: &str) -> anyhow::Result<TcpListener> {

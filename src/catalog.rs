@@ -70,6 +70,11 @@ impl Catalog {
         self.types.load().keys().any(is)
     }
 
+    /// Whether a type of this name is known, in any version.
+    pub fn has_resource(&self, group: &str, resource: &str) -> bool {
+        self.types.load().keys().any(|gvr| *gvr.group == *group && *gvr.resource == *resource)
+    }
+
     /// How many types are known.
     pub fn len(&self) -> usize {
         self.types.load().len()

@@ -13,7 +13,9 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use crate::kube::{BookmarkForm, Encoding, FieldTable, GroupVersionResource, ResourceVersion, TypeForm};
+use crate::kube::{
+    BookmarkForm, FieldTable, GroupVersionResource, Representation, ResourceVersion, TypeForm,
+};
 use crate::store::{self, Closed, Limits, Object, Reader, Snapshot, Writer};
 use crate::upstream::{Change, Client, Reflector, Stopped, Target, WatchCompression};
 use crate::watch::Bookmarks;
@@ -57,8 +59,8 @@ impl Default for Config {
 pub struct ScopeKey {
     /// The type.
     pub gvr: GroupVersionResource,
-    /// The representation it is held in.
-    pub encoding: Encoding,
+    /// The representation it is held in, and no more of its objects than that.
+    pub representation: Representation,
 }
 
 /// Where a scope is in its life.
@@ -212,7 +214,7 @@ impl Scopes {
         let target = Target {
             gvr: key.gvr.clone(),
             kind: Arc::clone(kind),
-            encoding: key.encoding,
+            representation: key.representation,
             fields: Arc::clone(fields),
         };
         let scope = self.start(key.clone(), target);
@@ -275,7 +277,7 @@ impl Scopes {
     fn start(&self, key: ScopeKey, target: Target) -> Arc<Scope> {
         let (writer, reader) = store::new(self.config.window);
         let (publish, phase) = watch::channel(Phase::Syncing);
-        let compression = WatchCompression::new(self.client.clone(), key.gvr.clone(), key.encoding);
+        let compression = WatchCompression::new(self.client.clone(), key.gvr.clone(), key.representation);
         let scope = Arc::new(Scope {
             key,
             compression,
@@ -387,8 +389,8 @@ impl Pump {
                     Arc::new(Object { bytes, version: scanned.version, attributes: scanned.attributes })
                 });
                 let snapshot = Snapshot::new(version, objects);
-                tracing::info!(resource = %self.scope.key.gvr, encoding = ?self.scope.key.encoding, %version,
-                    objects = snapshot.len(), bytes = snapshot.size(), "listed");
+                tracing::info!(resource = %self.scope.key.gvr, encoding = ?self.scope.key.representation.encoding,
+                    metadata_only = self.scope.key.representation.metadata_only, %version, objects = snapshot.len(), bytes = snapshot.size(), "listed");
                 self.count(UPSTREAM_LISTS).increment(1);
                 self.scope.first_list.get_or_init(|| version);
                 self.writer.replace(snapshot);
@@ -430,10 +432,13 @@ impl Drop for Pump {
         let (scope, scopes) = (Arc::clone(&self.scope), self.scopes.clone());
         match &self.stopped {
             Stopped::Closed => {
-                tracing::debug!(resource = %scope.key.gvr, encoding = ?scope.key.encoding, "closed");
+                tracing::debug!(resource = %scope.key.gvr, representation = ?scope.key.representation, "closed");
             }
-            why => tracing::info!(resource = %scope.key.gvr, encoding = ?scope.key.encoding, reason = %why,
-                "not cached; its requests are forwarded"),
+            why => {
+                let representation = scope.key.representation;
+                tracing::info!(resource = %scope.key.gvr, ?representation, reason = %why,
+                    "not cached; its requests are forwarded");
+            }
         }
         scope.following.store(false, Ordering::Relaxed);
         self.publish.send_replace(Phase::Stopped(self.stopped.clone()));

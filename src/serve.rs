@@ -36,7 +36,7 @@ use decide::{Age, Plan, Planned, Read, decide};
 use documents::Documents;
 use fence::Fences;
 use metrics::{InFlight, Labels};
-pub use policy::{ConsistentReads, Policy};
+pub use policy::{Cache, ConsistentReads, Kept, Name, Policy};
 use shared::{Place, Shared};
 pub use source::{Reason, Source};
 
@@ -84,10 +84,11 @@ impl Outcome {
 }
 
 impl Opened {
-    /// How the objects are to be reduced, if only their metadata is asked for.
+    /// How the objects are to be reduced, if only their metadata is asked for and more of them is held.
     fn partial(&self) -> Option<PartialForm> {
         let Representation { encoding, metadata_only } = self.representation;
-        metadata_only.then(|| PartialForm::of(&self.ready.form, encoding))
+        let reduced = metadata_only && !self.scope.key.representation.metadata_only;
+        reduced.then(|| PartialForm::of(&self.ready.form, encoding))
     }
 }
 
@@ -292,10 +293,8 @@ impl Inner {
             return Err(Reason::UnknownType);
         }
         for &representation in &read.representations {
-            // Metadata can be had in every encoding, whatever the objects have.
-            let others = if representation.metadata_only { &[Encoding::Json][..] } else { &[] };
-            for &encoding in [representation.encoding].iter().chain(others) {
-                let key = ScopeKey { gvr: resource.gvr.clone(), encoding };
+            for held in read.held_as(representation) {
+                let key = ScopeKey { gvr: resource.gvr.clone(), representation: held };
                 let scope = self.scopes.open(&key, &resource.kind, &resource.fields);
                 if scope.fields != resource.fields {
                     return Err(Reason::UnknownType);

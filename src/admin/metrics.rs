@@ -6,7 +6,7 @@ use metrics::{describe_counter, describe_gauge, gauge};
 use parking_lot::Mutex;
 
 use crate::catalog::Catalog;
-use crate::kube::Encoding;
+use crate::kube::{Encoding, Representation};
 use crate::scope::{Phase, ScopeKey, Scopes};
 
 /// Types that discovery shows as listable and watchable.
@@ -99,10 +99,12 @@ impl Gauges {
 }
 
 fn of_scope(name: &'static str, key: &ScopeKey) -> metrics::Gauge {
-    let encoding = match key.encoding {
+    let Representation { encoding, metadata_only } = key.representation;
+    let content = if metadata_only { "metadata" } else { "objects" };
+    let encoding = match encoding {
         Encoding::Json => "json",
         Encoding::Protobuf => "protobuf",
     };
     gauge!(name, "group" => Arc::clone(&key.gvr.group), "version" => Arc::clone(&key.gvr.version),
-        "resource" => Arc::clone(&key.gvr.resource), "encoding" => encoding)
+        "resource" => Arc::clone(&key.gvr.resource), "encoding" => encoding, "content" => content)
 }

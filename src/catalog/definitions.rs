@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use super::Catalog;
-use crate::kube::{Encoding, GroupVersionResource};
+use crate::kube::{Encoding, GroupVersionResource, Representation};
 use crate::scope::{Scope, ScopeKey, Scopes, TRY_AGAIN};
 use crate::store::{Interest, Snapshot, Start, Step, Subscription};
 
@@ -51,7 +51,7 @@ impl Definitions {
                         *self = Self::later();
                         return;
                     };
-                    let key = ScopeKey { gvr, encoding: Encoding::Json };
+                    let key = ScopeKey { gvr, representation: Representation::whole(Encoding::Json) };
                     *self = Self::Opening(scopes.open(&key, &resource.kind, &resource.fields));
                 }
                 Self::Opening(scope) => {

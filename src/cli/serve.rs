@@ -16,7 +16,8 @@ use crate::upstream::UpstreamOptions;
 /// Flags of `watershed serve`.
 #[derive(Args, Debug)]
 pub(super) struct Serve {
-    /// Configuration file (YAML): how consistent reads are answered, for all types and for some.
+    /// Configuration file (YAML): how consistent reads are answered and what is kept in memory, for all types and
+    /// for some. Without it, nothing is kept of secrets.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Kubeconfig of the proxy's own identity at the API server. Without it: $KUBECONFIG, then the

@@ -108,6 +108,11 @@ impl FieldTable {
         self.labels.iter().find(|(known, _)| known == label).map(|(_, position)| *position)
     }
 
+    /// Whether the label's value stands in an object's metadata, and nowhere else.
+    pub fn is_of_metadata(&self, label: &str) -> bool {
+        self.position(label).is_some_and(|position| position < 2)
+    }
+
     /// Whether its objects live in namespaces.
     pub fn namespaced(&self) -> bool {
         self.namespaced

@@ -28,6 +28,35 @@ pub struct Representation {
     pub metadata_only: bool,
 }
 
+impl Representation {
+    /// Whole objects.
+    pub const fn whole(encoding: Encoding) -> Self {
+        Self { encoding, metadata_only: false }
+    }
+
+    /// The `Accept` header of who takes a list in nothing else.
+    pub fn accepts_list(self) -> &'static str {
+        match (self.encoding, self.metadata_only) {
+            (encoding, false) => encoding.content_type(false),
+            (Encoding::Json, true) => "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
+            (Encoding::Protobuf, true) => {
+                "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+            }
+        }
+    }
+
+    /// The same for a watch.
+    pub fn accepts_watch(self) -> &'static str {
+        match (self.encoding, self.metadata_only) {
+            (encoding, false) => encoding.content_type(true),
+            (Encoding::Json, true) => "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
+            (Encoding::Protobuf, true) => {
+                "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+            }
+        }
+    }
+}
+
 /// One of the representations a client accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Wanted {
@@ -256,6 +285,18 @@ mod tests {
             "v=v1;v=v1",
         ] {
             assert_eq!(acceptable(&accept(&format!("application/json;{odd}")), Verb::Get), [OTHER], "{odd}");
+        }
+    }
+
+    #[test]
+    fn what_is_asked_for_is_understood() {
+        for encoding in [Encoding::Json, Encoding::Protobuf] {
+            for metadata_only in [false, true] {
+                let asked = Representation { encoding, metadata_only };
+                let wanted = [Wanted::Held(asked)];
+                assert_eq!(acceptable(&accept(asked.accepts_list()), Verb::List), wanted);
+                assert_eq!(acceptable(&accept(asked.accepts_watch()), Verb::Watch), wanted);
+            }
         }
     }
 

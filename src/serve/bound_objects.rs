@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use crate::access::BoundObjects;
 use crate::catalog::Catalog;
-use crate::kube::{Encoding, GroupVersionResource, read_life};
+use crate::kube::{Encoding, GroupVersionResource, Representation, read_life};
 use crate::scope::{Phase, Scope, ScopeKey, Scopes};
 
 /// Looks into the scopes.
@@ -21,7 +21,7 @@ impl CachedObjects {
     /// A scope that has the type's present state. Service accounts are few, and every token is bound to one: their
     /// scope is opened for this; pods and others are looked at where clients have them cached.
     fn scope(&self, gvr: &GroupVersionResource) -> Option<Arc<Scope>> {
-        let key = |encoding| ScopeKey { gvr: gvr.clone(), encoding };
+        let key = |encoding| ScopeKey { gvr: gvr.clone(), representation: Representation::whole(encoding) };
         let current = |scope: &Arc<Scope>| scope.is_following() && matches!(scope.phase(), Phase::Ready(_));
         let [json, protobuf] =
             [Encoding::Json, Encoding::Protobuf].map(|encoding| self.scopes.get(&key(encoding)));
@@ -42,7 +42,7 @@ impl BoundObjects for CachedObjects {
         let key = namespace.map_or_else(|| name.to_owned(), |namespace| format!("{namespace}/{name}"));
         let snapshot = scope.reader.snapshot();
         let Some(object) = snapshot.get(&key) else { return Some(false) };
-        let life = read_life(scope.key.encoding, &object.bytes).ok()?;
+        let life = read_life(scope.key.representation.encoding, &object.bytes).ok()?;
         Some(life.uid == uid && !life.is_ending)
     }
 }

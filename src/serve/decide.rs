@@ -5,14 +5,14 @@ use http::{HeaderMap, Request, header};
 
 use super::documents;
 use super::list;
-use super::policy::{ConsistentReads, Policy};
+use super::policy::{Cache, ConsistentReads, Policy};
 use super::source::Reason;
 use crate::access::{Attributes, Selectors};
 use crate::catalog::{Catalog, Resource};
 use crate::kube::{
-    ContinueToken, Encoding, FieldSelector, GetRead, LabelSelector, ListOptions, ListRead, Representation,
-    RequestInfo, ResourceRequest, ResourceVersion, Verb, Wanted, WatchStart, acceptable, get_read,
-    wants_pretty,
+    ContinueToken, Encoding, FieldSelector, GetRead, GroupVersionResource, LabelSelector, ListOptions,
+    ListRead, Representation, RequestInfo, ResourceRequest, ResourceVersion, Verb, Wanted, WatchStart,
+    acceptable, get_read, wants_pretty,
 };
 use crate::store::Snapshot;
 use crate::watch::Filter;
@@ -43,6 +43,8 @@ pub(super) struct Read {
     pub(super) resource: Arc<Resource>,
     /// What the client takes, best first; never empty.
     pub(super) representations: Vec<Representation>,
+    /// What may be held of the type.
+    pub(super) cache: Cache,
     pub(super) namespace: Option<String>,
     pub(super) kind: ReadKind,
     /// Refusals are to be indented.
@@ -135,6 +137,20 @@ impl Read {
         }
     }
 
+    /// What an answer in this representation can be made of, best first.
+    pub(super) fn held_as(&self, wanted: Representation) -> Vec<Representation> {
+        let whole = Representation::whole;
+        match wanted {
+            // As upstream gives it, which has it in every encoding.
+            Representation { metadata_only: true, .. } if self.cache == Cache::Metadata => vec![wanted],
+            // Metadata can be had in every encoding, whatever the objects have.
+            Representation { encoding: Encoding::Protobuf, metadata_only: true } => {
+                vec![whole(Encoding::Protobuf), whole(Encoding::Json)]
+            }
+            Representation { encoding, .. } => vec![whole(encoding)],
+        }
+    }
+
     /// What authorization is asked about.
     pub(super) fn attributes(&self) -> Attributes {
         self.attributes.clone()
@@ -197,22 +213,20 @@ fn plan<B>(
     if info.legacy_watch {
         return Err(Reason::LegacyWatch);
     }
+    let cache = policy.cache(&resource.gvr);
+    if cache == Cache::Nothing {
+        return Err(Reason::Policy);
+    }
     let named = info.verb == Verb::Get;
     let namespace = namespace(asked, resource, named)?;
-    let mut representations = representations(wanted);
-    if resource.gvr.keeps_data_in_annotations() {
-        let whole = representations.iter().take_while(|representation| !representation.metadata_only).count();
-        representations.truncate(whole);
-    }
-    if representations.is_empty() {
-        return Err(Reason::Representation);
-    }
+    let representations = representations(wanted, &resource.gvr, cache)?;
     let latest = Age::latest(policy.consistent_reads(&resource.gvr));
     let query = request.uri().query();
     let pretty = wants_pretty(query, request.headers());
     let read = |kind, selectors, age| Read {
         resource: Arc::clone(resource),
         representations: representations.clone(),
+        cache,
         namespace: namespace.clone(),
         kind,
         pretty,
@@ -240,6 +254,12 @@ fn plan<B>(
     let selectors = Selectors::new(labels.as_ref(), fields.as_ref());
     let filter = Filter::new(namespace.clone(), labels, fields.as_ref(), &resource.fields)
         .map_err(|_| Reason::Selector)?;
+    let beyond_metadata = |fields: &FieldSelector| {
+        fields.requirements().iter().any(|field| !resource.fields.is_of_metadata(&field.field))
+    };
+    if cache == Cache::Metadata && fields.as_ref().is_some_and(beyond_metadata) {
+        return Err(Reason::Policy);
+    }
     if info.verb == Verb::Watch {
         let (watch, age) = watch(&options, filter, latest)?;
         return Ok(read(ReadKind::Watch(watch), selectors, age));
@@ -326,11 +346,30 @@ fn watch(options: &ListOptions, filter: Filter, latest: Result<Age, Reason>) -> 
     Ok((Watch { filter, begin, bookmarks: options.allow_bookmarks, timeout_seconds }, age))
 }
 
-/// The representations to try, as long as the client's order names ones that are held here.
-fn representations(wanted: &[Wanted]) -> Vec<Representation> {
-    let held = wanted.iter().map_while(|wanted| match wanted {
+/// The representations to try, as long as the client's order names ones that can be held here.
+fn representations(
+    wanted: &[Wanted],
+    gvr: &GroupVersionResource,
+    cache: Cache,
+) -> Result<Vec<Representation>, Reason> {
+    let known = wanted.iter().map_while(|wanted| match wanted {
         Wanted::Held(representation) => Some(*representation),
         Wanted::Other => None,
     });
-    held.collect()
+    let mut known = known.peekable();
+    if known.peek().is_none() {
+        return Err(Reason::Representation);
+    }
+    let is_held = |representation: &Representation| match cache {
+        Cache::Nothing => false,
+        Cache::Metadata => representation.metadata_only,
+        // What upstream makes of such objects cannot be made of them here.
+        Cache::Objects => !(representation.metadata_only && gvr.keeps_data_in_annotations()),
+    };
+    let held: Vec<_> = known.take_while(is_held).collect();
+    match cache {
+        _ if !held.is_empty() => Ok(held),
+        Cache::Objects => Err(Reason::Representation),
+        Cache::Nothing | Cache::Metadata => Err(Reason::Policy),
+    }
 }

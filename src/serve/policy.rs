@@ -2,6 +2,7 @@
 use std::collections::HashMap;
 
 use serde::Deserialize;
+use serde::de::{Deserializer, Error, Unexpected, Visitor};
 
 use crate::kube::GroupVersionResource;
 
@@ -18,13 +19,76 @@ pub enum ConsistentReads {
     Cache,
 }
 
+/// What may be kept in memory of a type.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cache {
+    /// Nothing: all its reads are forwarded.
+    Nothing,
+    /// What upstream gives as `PartialObjectMetadata`. Reads of more than that are forwarded.
+    Metadata,
+    /// The objects.
+    #[default]
+    Objects,
+}
+
+impl Cache {
+    /// As in the configuration.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Nothing => "false",
+            Self::Metadata => "metadata",
+            Self::Objects => "true",
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Cache {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Choice;
+
+        impl Visitor<'_> for Choice {
+            type Value = Cache;
+
+            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str("true, false or metadata")
+            }
+
+            fn visit_bool<E: Error>(self, value: bool) -> Result<Cache, E> {
+                Ok(if value { Cache::Objects } else { Cache::Nothing })
+            }
+
+            fn visit_str<E: Error>(self, value: &str) -> Result<Cache, E> {
+                match value {
+                    "metadata" => Ok(Cache::Metadata),
+                    other => Err(E::invalid_value(Unexpected::Str(other), &self)),
+                }
+            }
+        }
+
+        deserializer.deserialize_any(Choice)
+    }
+}
+
+/// A type in all its versions: API group (empty for the core group) and resource (plural).
+pub type Name = (String, String);
+
+/// Types of which nothing is kept unless they are named, whatever holds for the others.
+const SENSITIVE: &[(&str, &str)] = &[("", "secrets")];
+/// Types that are the same objects as another group's, and the group that stands for both.
+/// Source: `kubernetes/pkg/registry/events/rest/storage_events.go`, which has the core group's storage.
+const SAME: &[(&str, &str, &str)] = &[("events.k8s.io", "events", "")];
+
 /// What is done with requests where there is a choice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     /// For types that are not named.
     pub consistent_reads: ConsistentReads,
     /// By API group (empty for the core group) and resource (plural).
-    pub resources: HashMap<(String, String), ConsistentReads>,
+    pub resources: HashMap<Name, ConsistentReads>,
+    /// What may be kept of types that are not named. Sensitive ones are always to be named.
+    pub cache: Cache,
+    /// What may be kept of those that are named; written by [`keep`](Self::keep).
+    pub caches: HashMap<Name, Cache>,
 }
 
 impl Policy {
@@ -32,11 +96,54 @@ impl Policy {
     pub fn weakened(&self) -> Vec<String> {
         let all = (self.consistent_reads == ConsistentReads::Cache).then(|| "*".to_owned());
         let named = self.resources.iter().filter(|(_, choice)| **choice == ConsistentReads::Cache);
-        let named = named.map(|((group, resource), _)| match group.as_str() {
-            "" => resource.clone(),
-            group => format!("{resource}.{group}"),
-        });
+        let named = named.map(|((group, resource), _)| qualified(group, resource));
         all.into_iter().chain(named).collect()
+    }
+
+    /// Says what may be kept of a type, under whichever of its groups it is named. Gives back what was said
+    /// of it before.
+    pub fn keep(&mut self, group: &str, resource: &str, cache: Cache) -> Option<Cache> {
+        self.caches.insert((stored_in(group, resource).to_owned(), resource.to_owned()), cache)
+    }
+
+    /// What is kept of the types for which that is not the rule, and of all others (`*`) where it is not all:
+    /// by name, in order.
+    pub fn kept(&self) -> Vec<Kept> {
+        let sensitive = SENSITIVE.iter().filter(|(group, resource)| !self.is_named(group, resource));
+        let sensitive = sensitive.map(|(group, resource)| (*group, *resource, Cache::Nothing));
+        let named = self.caches.iter().map(|((group, resource), cache)| (&**group, &**resource, *cache));
+        let exceptions = sensitive.chain(named);
+        let exceptions = exceptions.filter(|(group, resource, cache)| {
+            *cache != Cache::Objects || is_sensitive(group, resource) || self.cache != Cache::Objects
+        });
+        let mut kept: Vec<_> = exceptions
+            .map(|(group, resource, cache)| Kept {
+                group: group.to_owned(),
+                resource: resource.to_owned(),
+                cache,
+                sensitive: is_sensitive(group, resource),
+            })
+            .collect();
+        if self.cache != Cache::Objects {
+            let resource = "*".to_owned();
+            kept.push(Kept { group: String::new(), resource, cache: self.cache, sensitive: false });
+        }
+        kept.sort_by_key(Kept::name);
+        kept
+    }
+
+    fn is_named(&self, group: &str, resource: &str) -> bool {
+        self.caches.contains_key(&(group.to_owned(), resource.to_owned()))
+    }
+
+    pub(super) fn cache(&self, gvr: &GroupVersionResource) -> Cache {
+        let group = stored_in(&gvr.group, &gvr.resource);
+        let unnamed = || if is_sensitive(group, &gvr.resource) { Cache::Nothing } else { self.cache };
+        if self.caches.is_empty() {
+            return unnamed();
+        }
+        let key = (group.to_owned(), gvr.resource.to_string());
+        self.caches.get(&key).copied().unwrap_or_else(unnamed)
     }
 
     pub(super) fn consistent_reads(&self, gvr: &GroupVersionResource) -> ConsistentReads {
@@ -45,5 +152,103 @@ impl Policy {
         }
         let key = (gvr.group.to_string(), gvr.resource.to_string());
         self.resources.get(&key).copied().unwrap_or(self.consistent_reads)
+    }
+}
+
+/// What is kept of a type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// The API group.
+    pub group: String,
+    /// The plural name, or `*`.
+    pub resource: String,
+    /// What is kept.
+    pub cache: Cache,
+    /// Nothing would be, had the operator not said otherwise.
+    pub sensitive: bool,
+}
+
+impl Kept {
+    /// `resource.group`, or the bare resource in the core group.
+    pub fn name(&self) -> String {
+        qualified(&self.group, &self.resource)
+    }
+}
+
+fn qualified(group: &str, resource: &str) -> String {
+    if group.is_empty() { resource.to_owned() } else { format!("{resource}.{group}") }
+}
+
+fn is_sensitive(group: &str, resource: &str) -> bool {
+    SENSITIVE.contains(&(group, resource))
+}
+
+/// The group that stands for all in which upstream serves the same objects.
+fn stored_in<'a>(group: &'a str, resource: &str) -> &'a str {
+    let same = SAME.iter().find(|(other, of, _)| *other == group && *of == resource);
+    same.map_or(group, |(_, _, group)| *group)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cache(policy: &Policy, group: &str, version: &str, resource: &str) -> Cache {
+        policy.cache(&GroupVersionResource::new(group, version, resource))
+    }
+
+    #[test]
+    fn nothing_is_kept_of_secrets_unless_they_are_named() {
+        for others in [Cache::Nothing, Cache::Metadata, Cache::Objects] {
+            let mut policy = Policy { cache: others, ..Policy::default() };
+            assert_eq!(cache(&policy, "", "v1", "secrets"), Cache::Nothing);
+            assert_eq!(cache(&policy, "", "v1", "pods"), others);
+            // Another group's type of this name is another type.
+            assert_eq!(cache(&policy, "example.test", "v1", "secrets"), others);
+            policy.keep("", "configmaps", Cache::Nothing);
+            assert_eq!(cache(&policy, "", "v1", "secrets"), Cache::Nothing);
+            for chosen in [Cache::Metadata, Cache::Objects] {
+                policy.keep("", "secrets", chosen);
+                assert_eq!(cache(&policy, "", "v1", "secrets"), chosen);
+            }
+        }
+    }
+
+    #[test]
+    fn a_choice_holds_in_every_version_and_group_of_the_same_objects() {
+        for group in ["", "events.k8s.io"] {
+            let mut policy = Policy::default();
+            assert_eq!(policy.keep(group, "events", Cache::Nothing), None);
+            assert_eq!(cache(&policy, "", "v1", "events"), Cache::Nothing);
+            assert_eq!(cache(&policy, "events.k8s.io", "v1", "events"), Cache::Nothing);
+            assert_eq!(cache(&policy, "events.k8s.io", "v1beta1", "events"), Cache::Nothing);
+            assert_eq!(cache(&policy, "example.test", "v1", "events"), Cache::Objects);
+            assert_eq!(policy.keep("events.k8s.io", "events", Cache::Metadata), Some(Cache::Nothing));
+        }
+    }
+
+    #[test]
+    fn exceptions_are_told() {
+        let told = |policy: &Policy| {
+            let told = policy.kept().into_iter();
+            told.map(|kept| (kept.name(), kept.cache.as_str(), kept.sensitive)).collect::<Vec<_>>()
+        };
+        let mut policy = Policy::default();
+        assert_eq!(told(&policy), [("secrets".to_owned(), "false", true)]);
+        policy.keep("", "secrets", Cache::Objects);
+        policy.keep("", "pods", Cache::Objects);
+        policy.keep("apps", "deployments", Cache::Metadata);
+        let chosen = ("deployments.apps".to_owned(), "metadata", false);
+        assert_eq!(told(&policy), [chosen.clone(), ("secrets".to_owned(), "true", true)]);
+        policy.cache = Cache::Nothing;
+        assert_eq!(
+            told(&policy),
+            [
+                ("*".to_owned(), "false", false),
+                chosen,
+                ("pods".to_owned(), "true", false),
+                ("secrets".to_owned(), "true", true),
+            ]
+        );
     }
 }

@@ -120,6 +120,8 @@ reasons! {
     Identity = "identity",
     /// Upstream could not be asked about the caller.
     ReviewFailed = "review-failed",
+    /// More than may be kept in memory of the type, by the operator's choice or because it is sensitive.
+    Policy = "policy",
     /// The type's first list is not in yet.
     Syncing = "syncing",
     /// The type cannot be cached.

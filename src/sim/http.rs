@@ -138,20 +138,20 @@ impl Shared {
         match target.attributes.verb.as_str() {
             _ if *method == Method::HEAD => Err(Failure::method_not_allowed()),
             "get" => {
-                let shape = Shape::negotiate(headers, "")?;
+                let shape = self.shape(headers, target, "")?;
                 let attributes = &target.attributes;
                 let body =
                     list::get(&self, index, &attributes.namespace, &attributes.name, &query?, shape).await?;
                 Ok(json(200, body))
             }
             "list" => {
-                let shape = Shape::negotiate(headers, "List")?;
+                let shape = self.shape(headers, target, "List")?;
                 let query = query?;
                 let filter = query.filter(&KINDS[index], &target.attributes.namespace)?;
                 Ok(json(200, list::list(&self, index, &filter, &query, shape).await?))
             }
             "watch" => {
-                let shape = Shape::negotiate(headers, "")?;
+                let shape = self.shape(headers, target, "")?;
                 let query = query?;
                 let filter = query.filter(&KINDS[index], &target.attributes.namespace)?;
                 let compressed = self.options.compressed_watches
@@ -176,6 +176,15 @@ impl Shared {
             "delete" => write::delete(&self, index, target).map(written),
             _ => Err(Failure::method_not_allowed()),
         }
+    }
+
+    /// The form of an answer to a read.
+    fn shape(&self, headers: &HeaderMap, target: &Target, suffix: &str) -> Result<Shape, Failure> {
+        let shape = Shape::negotiate(headers, suffix)?;
+        if shape == Shape::Full {
+            self.stats.whole(target.metric_verb(), &target.resource());
+        }
+        Ok(shape)
     }
 
     /// The type a URL means, if it is served now.

@@ -10,6 +10,8 @@ pub struct Counts {
     /// Requests by verb (`GET`, `LIST`, `WATCH`, `POST` …), resource (`pods`, `deployments.apps`, empty for paths) and
     /// status code. A watch counts when it starts.
     pub requests: BTreeMap<(String, String, u16), u64>,
+    /// Gets, lists and watches that were not of metadata alone, by verb and resource.
+    pub whole: BTreeMap<(String, String), u64>,
     /// Watches open now, by resource.
     pub open_watches: BTreeMap<String, u64>,
     /// Watch events sent, bookmarks and initial ones included, by resource.
@@ -105,6 +107,10 @@ impl Stats {
 
     pub(crate) fn request(&self, verb: &str, resource: &str, code: u16) {
         *self.0.lock().requests.entry((verb.to_owned(), resource.to_owned(), code)).or_default() += 1;
+    }
+
+    pub(crate) fn whole(&self, verb: &str, resource: &str) {
+        *self.0.lock().whole.entry((verb.to_owned(), resource.to_owned())).or_default() += 1;
     }
 
     pub(crate) fn sent(&self, verb: &str, resource: &str, bytes: u64) {

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use super::{Class, Client, SendOptions, UpstreamError};
-use crate::kube::{Encoding, GroupVersionResource};
+use crate::kube::{GroupVersionResource, Representation};
 
 /// An answer holds for this long; then it is asked again, as upstream may be of another release by now.
 const HOLDS: Duration = Duration::from_mins(10);
@@ -40,7 +40,7 @@ pub struct WatchCompression(Arc<Inner>);
 struct Inner {
     client: Client,
     gvr: GroupVersionResource,
-    encoding: Encoding,
+    representation: Representation,
     /// Upstream's last answer, `None` until there is one. A question that fails is taken for a no where
     /// nothing was known, and changes nothing where something was.
     answer: watch::Sender<Option<bool>>,
@@ -62,9 +62,9 @@ enum Trouble {
 
 impl WatchCompression {
     /// Nothing is asked yet.
-    pub fn new(client: Client, gvr: GroupVersionResource, encoding: Encoding) -> Self {
+    pub fn new(client: Client, gvr: GroupVersionResource, representation: Representation) -> Self {
         let (answer, _) = watch::channel(None);
-        Self(Arc::new(Inner { client, gvr, encoding, answer, due: Mutex::new(None) }))
+        Self(Arc::new(Inner { client, gvr, representation, answer, due: Mutex::new(None) }))
     }
 
     /// Whether a watch that marks the end of its initial events is compressed for who takes gzip.
@@ -108,7 +108,7 @@ impl Inner {
 
     async fn ask(&self) -> Result<bool, Trouble> {
         let request = Request::get(format!("{}?{QUESTION}", self.gvr.collection_path()))
-            .header(header::ACCEPT, self.encoding.content_type(true))
+            .header(header::ACCEPT, self.representation.accepts_watch())
             .header(header::ACCEPT_ENCODING, "gzip")
             .body(crate::http::body::empty())?;
         let answer = timeout(ANSWER, self.client.send(Class::Watch, request, SendOptions::default())).await;
@@ -127,6 +127,7 @@ mod tests {
     use http::Response;
 
     use super::*;
+    use crate::kube::Encoding;
     use crate::upstream::testing::{Api, HTTP2, Pki, SOON, eventually, hanging, upstream_of};
 
     /// An API server that can be told how to answer, and counts.
@@ -163,7 +164,7 @@ mod tests {
             .await;
             let client = Client::new(&upstream_of(&pki, &api).await);
             let gvr = GroupVersionResource::new("", "v1", "pods");
-            let compression = WatchCompression::new(client, gvr, Encoding::Json);
+            let compression = WatchCompression::new(client, gvr, Representation::whole(Encoding::Json));
             Self { status, questions, compression, _api: api }
         }
 

@@ -7,7 +7,7 @@ use super::stream::{Stream, StreamError};
 use super::{Class, Client, NoAnswer, SendOptions, UpstreamBody};
 use crate::http::body;
 use crate::kube::{
-    Encoding, EventKind, FieldTable, GroupVersionResource, Malformed, ResourceVersion, TypeForm,
+    Encoding, EventKind, FieldTable, GroupVersionResource, Malformed, PartialForm, ResourceVersion, TypeForm,
     read_bookmark, scan,
 };
 
@@ -16,7 +16,6 @@ const LIST: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata
     application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 const WATCH: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,\
     application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
-const KIND: &str = "PartialObjectMetadata";
 /// Metadata may be large: annotations of 256 KiB, and managed fields.
 const MAX_BYTES: usize = 256 << 20;
 
@@ -72,7 +71,7 @@ impl Probe {
         let (encoding, body) = self.get(&format!("limit={limit}"), LIST, false).await?;
         let body = body::whole(body, MAX_BYTES).await;
         let body = body.map_err(|error| NoAnswer::Useless(error.to_string()))?;
-        let (_, page) = TypeForm::learn(encoding, KIND, &body)?;
+        let (_, page) = TypeForm::learn(encoding, PartialForm::KIND, &body)?;
         let key = |object| {
             let scanned = scan(encoding, object, &self.fields)?;
             Ok((scanned.attributes.key().to_owned(), scanned.version))

@@ -13,7 +13,7 @@ use super::{Address, Class, Client, SendOptions, ServedBy, UpstreamBody, Upstrea
 use crate::http::body;
 use crate::kube::{
     BookmarkForm, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ListPage, Malformed,
-    ResourceVersion, Scanned, TypeForm, read_bookmark, read_error, scan,
+    PartialForm, Representation, ResourceVersion, Scanned, TypeForm, read_bookmark, read_error, scan,
 };
 
 /// An API server that does not know sendInitialEvents sends no end mark: give up after this silence.
@@ -40,8 +40,8 @@ pub struct Target {
     pub gvr: GroupVersionResource,
     /// Its kind, from discovery.
     pub kind: Arc<str>,
-    /// The representation asked for.
-    pub encoding: Encoding,
+    /// The representation asked for. What does not belong to it never leaves upstream.
+    pub representation: Representation,
     /// Where its selectable fields are found.
     pub fields: Arc<FieldTable>,
 }
@@ -316,14 +316,14 @@ impl Reflector {
                 Ok(Change::Event(frame, scanned))
             }
             EventKind::Bookmark => {
-                let bookmark = read_bookmark(self.target.encoding, &frame.object)?;
+                let bookmark = read_bookmark(self.target.representation.encoding, &frame.object)?;
                 // The end of the initial events is marked on streams that bring no others, too.
                 stream.bookmarks |= !bookmark.initial_events_end;
                 let version = bookmark.version;
                 Ok(Change::Progress { version, form: self.learn_bookmark(&frame.object) })
             }
             EventKind::Error => {
-                let status = read_error(self.target.encoding, &frame.object);
+                let status = read_error(self.target.representation.encoding, &frame.object);
                 Err(if status.code == 410 {
                     Trouble::Expired(status.message)
                 } else {
@@ -349,14 +349,14 @@ impl Reflector {
         if let Some(form) = &self.form {
             form.check_frame(frame)?;
         }
-        scan(self.target.encoding, &frame.object, &self.target.fields)
+        scan(self.target.representation.encoding, &frame.object, &self.target.fields)
     }
 
     fn check(&self, object: &Bytes) -> Result<Scanned, Malformed> {
         if let Some(form) = &self.form {
             form.check(object)?;
         }
-        scan(self.target.encoding, object, &self.target.fields)
+        scan(self.target.representation.encoding, object, &self.target.fields)
     }
 
     /// Prepares the next attempt.
@@ -397,8 +397,14 @@ impl Reflector {
         // One small list tells how upstream frames lists of this type.
         let (headers, body) = self.get("limit=1").await?;
         self.warnings = headers.get_all(header::WARNING).iter().cloned().collect();
-        let learned = TypeForm::learn(self.target.encoding, &self.target.kind, &body);
+        let Representation { encoding, metadata_only } = self.target.representation;
+        let kind = if metadata_only { PartialForm::KIND } else { &self.target.kind };
+        let learned = TypeForm::learn(encoding, kind, &body);
         let (form, first) = learned.map_err(|error| Stopped::NotUnderstood(error.to_string()))?;
+        // Of a server that does not look at the parameters of Accept, nothing more than this is taken.
+        if metadata_only && !form.is_partial() {
+            return Err(Stopped::NotAcceptable.into());
+        }
         let form = Arc::new(form);
         self.form = Some(Arc::clone(&form));
         self.bookmark_known = false;
@@ -451,7 +457,7 @@ impl Reflector {
                     found.push((frame.object, scanned));
                 }
                 EventKind::Bookmark => {
-                    let bookmark = read_bookmark(self.target.encoding, &frame.object)?;
+                    let bookmark = read_bookmark(self.target.representation.encoding, &frame.object)?;
                     if !bookmark.initial_events_end {
                         return Err(Trouble::NoInitialEvents);
                     }
@@ -499,12 +505,14 @@ impl Reflector {
 
     async fn open(&mut self, query: &str) -> Result<Box<Stream>, Trouble> {
         let (_, body) = self.request(query, true).await?;
-        Ok(Box::new(Stream::new(body, self.target.encoding)))
+        Ok(Box::new(Stream::new(body, self.target.representation.encoding)))
     }
 
     async fn request(&mut self, query: &str, watch: bool) -> Result<(HeaderMap, UpstreamBody), Trouble> {
+        let representation = self.target.representation;
+        let accept = if watch { representation.accepts_watch() } else { representation.accepts_list() };
         let request = Request::get(format!("{}?{query}", self.target.gvr.collection_path()))
-            .header(header::ACCEPT, self.target.encoding.content_type(watch))
+            .header(header::ACCEPT, accept)
             .body(body::empty())
             .map_err(|error| Trouble::Broken(error.to_string()))?;
         // After a 410 or a refusal another API server, or another connection through the balancer, is asked.
@@ -518,7 +526,7 @@ impl Reflector {
         self.served_by = response.extensions().get::<ServedBy>().map(|by| by.0.clone());
         let status = response.status();
         if status == StatusCode::OK {
-            let expected = self.target.encoding.content_type(watch);
+            let expected = self.target.representation.encoding.content_type(watch);
             let actual = response.headers().get(header::CONTENT_TYPE);
             if actual.is_none_or(|actual| actual.as_bytes() != expected.as_bytes()) {
                 return Err(Stopped::NotUnderstood(format!("content type {actual:?}, not {expected}")).into());
@@ -544,5 +552,51 @@ impl Reflector {
             StatusCode::GONE => Trouble::Expired(text),
             status => Trouble::Status(status, text),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Response;
+
+    use super::*;
+    use crate::upstream::testing::{Api, HTTP2, Pki, SOON, upstream_of};
+
+    /// What comes of following secrets' metadata at an API server that answers like this.
+    async fn followed(status: u16, body: &'static str) -> Stopped {
+        let pki = Pki::new();
+        let api = Api::start(&pki, HTTP2, move |request, _| {
+            let accept = Representation { encoding: Encoding::Json, metadata_only: true }.accepts_list();
+            assert_eq!(request.headers()["accept"], accept);
+            assert_eq!(request.uri().query(), Some("limit=1"));
+            async move {
+                let answer = Response::builder().status(status).header("content-type", "application/json");
+                answer.body(body::full(body)).unwrap()
+            }
+        })
+        .await;
+        let target = Target {
+            gvr: GroupVersionResource::new("", "v1", "secrets"),
+            kind: "Secret".into(),
+            representation: Representation { encoding: Encoding::Json, metadata_only: true },
+            fields: Arc::new(FieldTable::metadata_only(true)),
+        };
+        let mut reflector = Reflector::new(Client::new(&upstream_of(&pki, &api).await), target);
+        timeout(SOON, reflector.next()).await.unwrap().unwrap_err()
+    }
+
+    #[tokio::test]
+    async fn nothing_but_metadata_is_followed_where_that_was_asked_for() {
+        // A server that does not read the parameters of Accept, with and without something to give away.
+        for whole in [
+            r#"{"kind":"SecretList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[{"metadata":{"name":"s","namespace":"n","resourceVersion":"5"},"data":{"k":"AAEC"}}]}
+"#,
+            r#"{"kind":"SecretList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[]}
+"#,
+        ] {
+            assert_eq!(followed(200, whole).await, Stopped::NotAcceptable);
+        }
+        // One that knows no such thing.
+        assert_eq!(followed(406, "").await, Stopped::NotAcceptable);
     }
 }

@@ -2,7 +2,7 @@
 use watershed::sim::Rule;
 
 use crate::client::{BOTH, Endpoint, Protocol};
-use crate::rig::{Rig, eventually, small};
+use crate::rig::{Rig, eventually, small, with_secrets};
 
 /// From memory, and such as are forwarded.
 const READS: &[&str] = &[
@@ -31,7 +31,7 @@ async fn refused(direct: &Endpoint, proxied: &Endpoint, status: u16, reason: &st
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_may_not_gets_upstreams_refusal() {
-    let rig = Rig::start(small()).await;
+    let rig = Rig::configured(small(), with_secrets).await;
     // Whoever may has opened the types: their objects are at hand.
     for path in READS {
         if !path.contains("watch") {

@@ -235,7 +235,12 @@ impl Connection {
     }
 
     pub(crate) async fn watch(&self, path: &str) -> anyhow::Result<Lines> {
-        let response = self.open(Request::get(path).body(nothing())?).await?;
+        self.follow(Request::get(path).body(nothing())?).await
+    }
+
+    /// The same with a request of one's own.
+    pub(crate) async fn follow(&self, request: Request<Body>) -> anyhow::Result<Lines> {
+        let response = self.open(request).await?;
         if response.status() != StatusCode::OK {
             let (status, body) = (response.status(), response.into_body().collect().await?.to_bytes());
             anyhow::bail!("{status}: {}", String::from_utf8_lossy(&body));

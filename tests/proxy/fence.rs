@@ -225,6 +225,7 @@ async fn the_operator_chooses_how_consistent_reads_are_answered() {
     let policy = Policy {
         consistent_reads: ConsistentReads::Forward,
         resources: choices(&[("nodes", ConsistentReads::Fence), ("pods", ConsistentReads::Cache)]),
+        ..Policy::default()
     };
     assert_eq!(policy.weakened(), ["pods"]);
     let rig = Rig::configured(quiet(20), |config| config.policy = policy).await;
@@ -232,7 +233,7 @@ async fn the_operator_chooses_how_consistent_reads_are_answered() {
     for (path, wanted) in [
         ("/api/v1/nodes", "fence"),
         ("/api/v1/nodes/node-0000", "forward; reason=consistent-read"),
-        ("/api/v1/secrets", "forward; reason=consistent-read"),
+        ("/api/v1/configmaps", "forward; reason=consistent-read"),
         (PODS, "cache"),
     ] {
         let answer = rig.proxied.get(Protocol::Http2, path).await;

@@ -23,6 +23,7 @@ mod faults;
 mod fence;
 mod follow;
 mod ledger;
+mod policy;
 mod program;
 mod restart;
 mod rig;

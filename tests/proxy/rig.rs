@@ -6,6 +6,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use watershed::app::{self, Running};
+use watershed::serve::Cache;
 use watershed::sim::{Options, Population, Server};
 use watershed::telemetry;
 use watershed::upstream::UpstreamOptions;
@@ -113,6 +114,11 @@ async fn start_configured(
     let mut config = app::Config::new(options, loopback(), loopback(), folder.path().join("certs"));
     configure(&mut config);
     Ok((app::start(config).await?, folder))
+}
+
+/// The operator lets secrets be kept in memory.
+pub(crate) fn with_secrets(config: &mut app::Config) {
+    config.policy.keep("", "secrets", Cache::Objects);
 }
 
 /// Waits for a condition; what is missing is said when it doesn't come.

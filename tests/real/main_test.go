@@ -114,7 +114,11 @@ func startCluster(args ...string) (*cluster, error) {
 		if err != nil {
 			return nil, err
 		}
-		args = append(args, "--proxy", program)
+		config, err := filepath.Abs(everythingKept)
+		if err != nil {
+			return nil, err
+		}
+		args = append(args, "--proxy", program, "--proxy-arg", "--config", "--proxy-arg", config)
 	}
 	return startBareCluster(args...)
 }

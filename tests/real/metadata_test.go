@@ -5,22 +5,29 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"path"
 	"regexp"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // TestMetadataOnly: PartialObjectMetadata is cut out of what is in memory, and
 // is upstream's to the byte, in gets, lists, pages and watches.
-func TestMetadataOnly(t *testing.T) {
+func TestMetadataOnly(t *testing.T) { metadataIsUpstreams(t) }
+
+// metadataIsUpstreams compares, and asks that it comes from memory.
+func metadataIsUpstreams(t *testing.T) {
+	t.Helper()
 	ns := namespace(t)
 	w := newWidget(t)
 	w.define(t, upstream)
 	w.awaitServed(t, proxied)
 	ctx := context.Background()
-	pods := kubeClient(t, upstream).CoreV1().Pods(ns)
+	core := kubeClient(t, upstream).CoreV1()
+	pods, secrets := core.Pods(ns), core.Secrets(ns)
 	for i := range 3 {
 		p := pod(fmt.Sprintf("one-%d", i), "node")
 		p.Labels = map[string]string{"odd": fmt.Sprint(i % 2)}
@@ -28,6 +35,8 @@ func TestMetadataOnly(t *testing.T) {
 		p.Finalizers = []string{"example.test/keep"}
 		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "n", UID: "u", Controller: new(true)}}
 		must(pods.Create(ctx, p, metav1.CreateOptions{}))(t)
+		secret := &corev1.Secret{ObjectMeta: p.ObjectMeta, Data: map[string][]byte{"key": {0, 1, 0xff}}, Type: "example.test/t"}
+		must(secrets.Create(ctx, secret, metav1.CreateOptions{}))(t)
 		name := fmt.Sprintf("one-%d", i)
 		upstream.ok(t, request{method: "POST", path: w.path(ns, ""), body: w.object(name, i)})
 		upstream.ok(t, request{method: "PATCH", path: w.path(ns, name), contentType: mergePatch, body: fmt.Sprintf(
@@ -35,14 +44,16 @@ func TestMetadataOnly(t *testing.T) {
 			"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u", "controller": true, "blockOwnerDeletion": false}]}}`, i%2)})
 	}
 	const one, many = ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1", ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-	podPath := "/api/v1/namespaces/" + ns + "/pods"
+	podPath, secretPath := "/api/v1/namespaces/"+ns+"/pods", "/api/v1/namespaces/"+ns+"/secrets"
 	for _, kind := range []struct{ path, media string }{
 		{podPath, "application/json"},
 		{podPath, "application/vnd.kubernetes.protobuf"},
+		{secretPath, "application/json"},
+		{secretPath, "application/vnd.kubernetes.protobuf"},
 		{w.path(ns, ""), "application/json"},
 		{w.path(ns, ""), "application/vnd.kubernetes.protobuf"},
 	} {
-		t.Run(kind.path[:9]+kind.media, func(t *testing.T) {
+		t.Run(kind.path[:9]+path.Base(kind.path)+" "+kind.media, func(t *testing.T) {
 			equal := func(r request) answer {
 				t.Helper()
 				want, got := upstream.ok(t, r), proxied.ok(t, r)
@@ -129,6 +140,16 @@ func TestMetadataOnly(t *testing.T) {
 // annotations, in the served version alone. Upstream makes the metadata without
 // them, so it is asked.
 func TestMetadataOfConvertedTypes(t *testing.T) {
+	for _, r := range convertedReads(t) {
+		if a := same(t, r); a.status != 200 {
+			t.Errorf("%v: %d", r, a.status)
+		}
+	}
+}
+
+// convertedReads makes such objects, and reads of them.
+func convertedReads(t *testing.T) (requests []request) {
+	t.Helper()
 	here := "/namespaces/" + namespace(t)
 	const scalers = "/horizontalpodautoscalers"
 	for _, made := range []struct{ writing, reading, body string }{
@@ -139,16 +160,13 @@ func TestMetadataOfConvertedTypes(t *testing.T) {
 	} {
 		upstream.ok(t, request{method: "POST", path: made.writing, body: made.body})
 		for _, media := range []string{"application/json", "application/vnd.kubernetes.protobuf"} {
-			for _, r := range []request{
+			requests = append(requests, []request{
 				{path: made.reading + "?resourceVersion=0", accept: media + ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"},
 				{path: made.reading + "/d?resourceVersion=0", accept: media + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"},
 				{path: made.reading + "?resourceVersion=0&watch=1&timeoutSeconds=1", accept: media + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1"},
 				{path: made.reading + "/d?resourceVersion=0"},
-			} {
-				if a := same(t, r); a.status != 200 {
-					t.Errorf("%v: %d", r, a.status)
-				}
-			}
+			}...)
 		}
 	}
+	return requests
 }

@@ -24,6 +24,7 @@ type ownProxy struct {
 	target
 	admin string
 	log   string
+	pid   int
 }
 
 // spawner starts children on one thread that stays: a parent-death signal is
@@ -39,11 +40,24 @@ var spawner = sync.OnceValue(func() chan func() {
 	return work
 })
 
+// everythingKept is a configuration with which a watershed answers from memory
+// whatever it can. It says so of secrets, of which nothing is kept otherwise.
+const everythingKept = "testdata/everything-kept.yaml"
+
 // startProxy runs a watershed with the identity of a kubeconfig in front of
 // these servers, or of the one that the kubeconfig names.
 func startProxy(t *testing.T, kubeconfig string, servers ...string) *ownProxy {
 	t.Helper()
+	return startConfigured(t, everythingKept, kubeconfig, servers...)
+}
+
+// startConfigured does so with a configuration file, or with none.
+func startConfigured(t *testing.T, config, kubeconfig string, servers ...string) *ownProxy {
+	t.Helper()
 	var args []string
+	if config != "" {
+		args = append(args, "--config", config)
+	}
 	for _, server := range servers {
 		args = append(args, "--server", server)
 	}
@@ -66,6 +80,7 @@ func runProxy(t *testing.T, kubeconfig string, flags ...string) *ownProxy {
 	started := make(chan error)
 	spawner() <- func() { started <- command.Start() }
 	check(t, <-started)
+	p.pid = command.Process.Pid
 	ended := make(chan struct{})
 	go func() {
 		command.Wait()

@@ -11,7 +11,6 @@ use super::form::Style;
 use super::{Encoding, EventKind, ListParts, Malformed, TypeForm, json, object_meta, protobuf};
 use crate::kube::ResourceVersion;
 
-const KIND: &str = "PartialObjectMetadata";
 const LIST_KIND: &str = "PartialObjectMetadataList";
 const API_VERSION: &str = "meta.k8s.io/v1";
 /// What stands around the metadata in JSON.
@@ -51,7 +50,17 @@ pub struct PartialForm {
     source: Style,
 }
 
+impl TypeForm {
+    /// Whether these are objects reduced to their metadata by upstream itself.
+    pub fn is_partial(&self) -> bool {
+        self.kind() == PartialForm::KIND && *self.list_kind == *LIST_KIND && self.api_version() == API_VERSION
+    }
+}
+
 impl PartialForm {
+    /// The kind of reduced objects.
+    pub const KIND: &str = "PartialObjectMetadata";
+
     /// The form, in an encoding, for objects of a type that come in `whole`. JSON can be had of objects in
     /// JSON only.
     pub fn of(whole: &TypeForm, encoding: Encoding) -> Self {
@@ -59,7 +68,7 @@ impl PartialForm {
             Encoding::Json => Style::Struct { bare_items: false, null_items: true },
             Encoding::Protobuf => Style::Message,
         };
-        let form = TypeForm::of_names(KIND, API_VERSION, LIST_KIND, style);
+        let form = TypeForm::of_names(Self::KIND, API_VERSION, LIST_KIND, style);
         Self { form, source: whole.style }
     }
 

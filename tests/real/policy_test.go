@@ -1,0 +1,228 @@
+package real
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// through has the proxied half of the test's comparisons go through a watershed
+// of its own with this configuration, or with none.
+func through(t *testing.T, config string) *ownProxy {
+	t.Helper()
+	if direct {
+		t.Skip("it is about what a proxy keeps")
+	}
+	file := ""
+	if config != "" {
+		file = filepath.Join(t.TempDir(), "config.yaml")
+		check(t, os.WriteFile(file, []byte(config), 0o600))
+	}
+	p := startConfigured(t, file, shared.ProxyKubeconfig)
+	other := proxied
+	t.Cleanup(func() { proxied = other })
+	proxied = p.target
+	return p
+}
+
+// TestSecretsPolicy: what a process holds of secrets is what its configuration
+// says, and nothing by default. Their data is searched for in the memory of the
+// process, and is found there only where it may be kept.
+func TestSecretsPolicy(t *testing.T) {
+	for _, c := range []struct {
+		name, config    string
+		whole, metadata string
+		remembered      bool
+	}{
+		{"by default", "", "forward; reason=policy", "forward; reason=policy", false},
+		{"false", "resources: [{resource: secrets, cache: false}]", "forward; reason=policy", "forward; reason=policy", false},
+		{"metadata", "resources: [{resource: secrets, cache: metadata}]", "forward; reason=policy", "snapshot", false},
+		{"true", "resources: [{resource: secrets, cache: true}]", "snapshot", "snapshot", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := through(t, c.config)
+			ns := namespace(t)
+			path := "/api/v1/namespaces/" + ns + "/secrets"
+			// Neither this process nor the proxy's client ever sends it through the proxy.
+			value := rand.Text()
+			encoded := base64.StdEncoding.EncodeToString([]byte(value))
+			body := fmt.Sprintf(`{"metadata":{"name":"one","labels":{"of":"%s"}},"data":{"key":"%s"}}`, ns, encoded)
+			upstream.ok(t, request{method: "POST", path: path, body: body})
+
+			// Whoever can have it from memory opens it, in all representations.
+			sources := func(accepts []string, path, want string) {
+				t.Helper()
+				for _, accept := range accepts {
+					r := request{path: path, accept: accept}
+					if strings.HasPrefix(want, "forward") {
+						// What comes through is of others: a forwarded answer passes through the process.
+						r.path += "&labelSelector=of%3Dnobody"
+					}
+					if got := proxied.ok(t, r).header.Get("X-Watershed-Source"); got != want {
+						t.Errorf("%v as %q is answered from %q, not %q", r, accept, got, want)
+					}
+				}
+			}
+			sources([]string{"", protobufType}, path+"?resourceVersion=0", c.whole)
+			sources([]string{metadataList, metadataWireList}, path+"?resourceVersion=0", c.metadata)
+			// Another write arrives by the watches, where there are some.
+			patched := upstream.ok(t, request{method: "PATCH", path: path + "/one", contentType: mergePatch, body: `{"metadata":{"annotations":{"a":"b"}}}`})
+			version := versionOf(t, patched.body)
+			if c.metadata == "snapshot" {
+				for _, accept := range []string{metadataOnly, metadataWire} {
+					r := request{path: path + "/one?resourceVersion=" + version, accept: accept}
+					want, got := upstream.ok(t, r), proxied.ok(t, r)
+					if want.body != got.body || got.header.Get("X-Watershed-Source") != "snapshot" {
+						t.Errorf("upstream: %q\nproxied:  %q", want.body, got.body)
+					}
+					if strings.Contains(got.body, value) || strings.Contains(got.body, encoded) {
+						t.Errorf("metadata with data: %q", got.body)
+					}
+				}
+			}
+			metrics := must(p.metrics())(t)
+			for _, content := range []string{"objects", "metadata"} {
+				scope := fmt.Sprintf(`resource="secrets",encoding="json",content="%s"`, content)
+				want := content == "objects" && c.whole == "snapshot" || content == "metadata" && c.name == "metadata"
+				if strings.Contains(metrics, scope) != want {
+					t.Errorf("%s is shown: %v", scope, !want)
+				}
+			}
+			if at := must(search(p.pid, value, encoded))(t); (at != "") != c.remembered {
+				t.Errorf("the data is in the process's memory: %q", at)
+			}
+			// The search finds what is there.
+			if at := must(search(p.pid, ns))(t); c.metadata == "snapshot" && at == "" {
+				t.Error("not even the namespace is in the process's memory")
+			}
+			log := string(must(os.ReadFile(p.log))(t))
+			told := regexp.MustCompile(`"level":"(INFO|WARN)".*"resource":"secrets","cache":"(true|false|metadata)"`).FindStringSubmatch(log)
+			wanted := map[string]string{"by default": "INFO false", "false": "INFO false", "metadata": "WARN metadata", "true": "WARN true"}[c.name]
+			if told == nil || told[1]+" "+told[2] != wanted {
+				t.Errorf("the log says %q, not %q", told, wanted)
+			}
+
+			// All of it is upstream's, whoever answers.
+			sameAnswers(t, reads(t, path, "one", "labelSelector=of", "fieldSelector=type%3DOpaque"))
+		})
+	}
+}
+
+// TestMetadataPolicy: with nothing but metadata in memory, reads of metadata are
+// upstream's to the byte, and all others are, too.
+func TestMetadataPolicy(t *testing.T) {
+	through(t, "cache: metadata\nresources: [{resource: secrets, cache: metadata}]\n")
+	t.Run("only", metadataIsUpstreams)
+	t.Run("converted", func(t *testing.T) {
+		requests := convertedReads(t)
+		sameAnswers(t, requests)
+		for _, r := range requests {
+			want := "snapshot"
+			if r.accept == "" {
+				want = "forward; reason=policy"
+			}
+			if source := proxied.ok(t, r).header.Get("X-Watershed-Source"); source != want {
+				t.Errorf("%v as %q is answered from %q", r, r.accept, source)
+			}
+		}
+	})
+	t.Run("fence", func(t *testing.T) {
+		path := "/api/v1/namespaces/" + namespace(t) + "/secrets"
+		for i := range 20 {
+			name := fmt.Sprintf("s-%d", i)
+			made := upstream.ok(t, request{method: "POST", path: path, body: `{"metadata":{"name":"` + name + `"}}`})
+			r := request{path: path, accept: []string{metadataList, metadataWireList}[i%2]}
+			got := proxied.ok(t, r)
+			if source := got.header.Get("X-Watershed-Source"); source != "fence" {
+				t.Errorf("%v is answered from %q", r, source)
+			}
+			if !strings.Contains(got.body, versionOf(t, made.body)) {
+				t.Fatalf("%s is not in a list that was asked for afterwards: %q", name, got.body)
+			}
+			if want := upstream.ok(t, r); len(want.body) != len(got.body) {
+				t.Errorf("upstream: %q\nproxied:  %q", want.body, got.body)
+			}
+		}
+	})
+	t.Run("all", func(t *testing.T) {
+		ns := namespace(t)
+		w := newWidget(t)
+		w.define(t, upstream)
+		w.awaitServed(t, proxied)
+		upstream.ok(t, request{method: "POST", path: w.path(ns, ""), body: w.object("one", 1)})
+		sameAnswers(t, reads(t, w.path(ns, ""), "one", "labelSelector=a", "fieldSelector=spec.size%3D1"))
+		nodes := request{path: "/api/v1/nodes?resourceVersion=0&fieldSelector=metadata.namespace%3Dx", accept: metadataList}
+		if a := same(t, nodes); a.status != 400 {
+			t.Errorf("%v: %d", nodes, a.status)
+		}
+	})
+}
+
+func versionOf(t *testing.T, object string) string {
+	t.Helper()
+	var made metav1.PartialObjectMetadata
+	check(t, json.Unmarshal([]byte(object), &made))
+	return made.ResourceVersion
+}
+
+// search looks for texts in the memory of a child, and says in which part of it
+// one was found.
+func search(pid int, texts ...string) (string, error) {
+	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return "", err
+	}
+	defer maps.Close()
+	memory, err := os.Open(fmt.Sprintf("/proc/%d/mem", pid))
+	if err != nil {
+		return "", err
+	}
+	defer memory.Close()
+	const overlap = 4096
+	buffer := make([]byte, 4<<20)
+	read := 0
+	lines := bufio.NewScanner(maps)
+	for lines.Scan() {
+		var from, to uint64
+		var rights string
+		if _, err := fmt.Sscanf(lines.Text(), "%x-%x %s", &from, &to, &rights); err != nil {
+			return "", fmt.Errorf("%q: %w", lines.Text(), err)
+		}
+		if rights[0] != 'r' || to > math.MaxInt64 {
+			continue
+		}
+		for at := from; at < to; {
+			n, err := memory.ReadAt(buffer[:min(uint64(len(buffer)), to-at)], int64(at))
+			read += n
+			for _, text := range texts {
+				if bytes.Contains(buffer[:n], []byte(text)) {
+					return lines.Text(), nil
+				}
+			}
+			// The kernel's own pages cannot be read.
+			if err != nil && !errors.Is(err, io.EOF) || n == 0 {
+				break
+			}
+			if at += uint64(n); at < to {
+				at -= uint64(min(overlap, n-1))
+			}
+		}
+	}
+	if read < 1<<20 {
+		return "", fmt.Errorf("only %d bytes could be read", read)
+	}
+	return "", lines.Err()
+}
