@@ -1,4 +1,5 @@
 //! The command line.
+mod audit;
 mod config;
 mod demo;
 mod kubeconfig;

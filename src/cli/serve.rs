@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::config;
+use super::{audit, config};
 use crate::app;
 use crate::upstream::UpstreamOptions;
 
@@ -58,6 +58,8 @@ pub(super) struct Serve {
     /// How long open requests and watches may take to end after SIGTERM (seconds).
     #[arg(long, default_value_t = 20, value_name = "SECONDS")]
     drain_seconds: u64,
+    #[command(flatten)]
+    audit: audit::Flags,
 }
 
 impl Serve {
@@ -97,6 +99,7 @@ impl Serve {
         config.scopes.window.age = Duration::from_secs(self.window_seconds);
         config.scopes.window.bytes = self.window_mib << 20;
         config.drain = Duration::from_secs(self.drain_seconds);
+        config.audit = self.audit.config()?;
         if let Some(file) = &self.config {
             config.policy = config::read(file)?;
         }
