@@ -75,8 +75,10 @@ pub(super) struct Form {
     about: Box<str>,
     /// The answer, once there is one.
     status: Box<str>,
-    /// The annotations, once there are any.
+    /// The annotations without the brace that ends them, once there are any.
     annotations: Box<str>,
+    /// Those that are added with the end.
+    last_annotations: Box<str>,
 }
 
 impl Form {
@@ -90,6 +92,7 @@ impl Form {
             about: about(subject).into(),
             status: "".into(),
             annotations: "".into(),
+            last_annotations: "".into(),
         }
     }
 
@@ -118,19 +121,39 @@ impl Form {
             r#","annotations":{{"authorization.k8s.io/decision":"{decision}","authorization.k8s.io/reason":""#
         );
         escape_json(&mut text, reason);
-        text.push_str("\"}");
+        text.push('"');
         self.annotations = text.into();
+    }
+
+    /// The type is deprecated, as a warning to the client says. Source: `apiserver/pkg/endpoints/metrics/metrics.go`
+    /// (`MonitorRequest`), `apiserver/pkg/endpoints/deprecation/deprecation.go` (`WarningMessage`).
+    pub(super) fn deprecated(&mut self, warning: &str) {
+        let mut text = r#","k8s.io/deprecated":"true""#.to_owned();
+        let release = warning.split_once(" is deprecated in v").and_then(|(_, rest)| {
+            let release = rest.split_once("+, unavailable in v")?.1.split_once('+')?.0;
+            release.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.').then_some(release)
+        });
+        if let Some(release) = release {
+            let _ = write!(text, r#","k8s.io/removed-release":"{release}""#);
+        }
+        self.last_annotations = text.into();
     }
 
     /// The line of one stage.
     pub(super) fn line(&self, stage: Stage, now: Timestamp) -> Bytes {
-        let Self { received, head, about, status, annotations } = self;
+        let Self { received, head, about, status, annotations, last_annotations } = self;
         let (at, status, annotations) = match stage {
             Stage::RequestReceived => (*received, "", ""),
             _ => (now, &**status, &**annotations),
         };
         let mut out = String::with_capacity(
-            KIND.len() + head.len() + about.len() + status.len() + annotations.len() + 160,
+            KIND.len()
+                + head.len()
+                + about.len()
+                + status.len()
+                + annotations.len()
+                + last_annotations.len()
+                + 160,
         );
         out.push_str(KIND);
         out.push_str(head);
@@ -140,9 +163,15 @@ impl Form {
         out.push_str(status);
         let _ = write!(
             out,
-            r#","requestReceivedTimestamp":"{received:.6}","stageTimestamp":"{at:.6}"{annotations}}}"#
+            r#","requestReceivedTimestamp":"{received:.6}","stageTimestamp":"{at:.6}"{annotations}"#
         );
-        out.push('\n');
+        if !annotations.is_empty() {
+            if stage == Stage::ResponseComplete {
+                out.push_str(last_annotations);
+            }
+            out.push('}');
+        }
+        out.push_str("}\n");
         out.into()
     }
 }

@@ -90,7 +90,11 @@ impl Record {
         let Some(asked) = self.asked.take() else { return response };
         let status = response.extensions().get::<Status>().cloned();
         let code = response.status();
-        let Some(complete) = self.log(*asked, code, status, false) else { return response };
+        let warning = response.headers().get(header::WARNING).cloned();
+        let Some(mut complete) = self.log(*asked, code, status, false) else { return response };
+        if let Some(warning) = warning {
+            complete.form.deprecated(&String::from_utf8_lossy(warning.as_bytes()));
+        }
         response.map(|body| body::until_dropped(body, complete))
     }
 

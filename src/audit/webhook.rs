@@ -63,6 +63,12 @@ fn wrong(path: PathBuf, reason: String) -> AuditError {
 impl Webhook {
     async fn new(config: WebhookConfig) -> Result<Self, String> {
         let kubeconfig = Kubeconfig::read_from(&config.config_file).map_err(|error| one_line(&error))?;
+        let mut clusters = kubeconfig.clusters.iter().filter_map(|named| named.cluster.as_ref());
+        if clusters.any(|cluster| cluster.proxy_url.as_ref().is_some_and(|url| !url.is_empty())) {
+            return Err("it has a proxy-url, which is not supported".to_owned());
+        }
+        // kube-client builds its TLS on the process' default provider.
+        crate::http::install_crypto();
         let options = KubeConfigOptions::default();
         let mut target =
             Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|error| one_line(&error))?;
@@ -74,6 +80,8 @@ impl Webhook {
         parts.path_and_query = Some(http::uri::PathAndQuery::from_static("/"));
         target.cluster_url = Uri::from_parts(parts).map_err(|error| one_line(&error))?;
         target.read_timeout = Some(ANSWER);
+        // What HTTPS_PROXY says is not meant for it.
+        target.proxy_url = None;
         let client = Client::try_from(target).map_err(|error| one_line(&error))?;
         Ok(Self { client, uri, config })
     }

@@ -86,6 +86,30 @@ fn a_document_has_no_object_and_a_grant_has_its_reason() {
 }
 
 #[test]
+fn the_end_says_that_a_type_is_deprecated() {
+    let alice = alice();
+    for (warning, wanted) in [
+        (
+            r#"299 - "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice""#,
+            r#","k8s.io/deprecated":"true"}}"#,
+        ),
+        (
+            r#"299 - "x/v1beta1 X is deprecated in v1.36+, unavailable in v1.39+; use x/v1 X""#,
+            r#","k8s.io/deprecated":"true","k8s.io/removed-release":"1.39"}}"#,
+        ),
+        (r#"299 - "a is deprecated in v1+, unavailable in v\"x+""#, r#","k8s.io/deprecated":"true"}}"#),
+    ] {
+        let mut form = Form::new(at(RECEIVED), &subject("/a", "watch", Some(&alice)));
+        form.decided(true, "");
+        form.deprecated(warning);
+        let [started, complete] =
+            [Stage::ResponseStarted, Stage::ResponseComplete].map(|stage| form.line(stage, at(RECEIVED)));
+        assert!(started.ends_with(b"\"authorization.k8s.io/reason\":\"\"}}\n"), "{started:?}");
+        assert!(complete.ends_with(format!("{wanted}\n").as_bytes()), "{complete:?}");
+    }
+}
+
+#[test]
 fn nobody_in_particular_has_an_empty_user() {
     let resource = configmaps(Some("x"));
     let mut form =
