@@ -207,3 +207,6 @@ fn is_long_running(info: &RequestInfo) -> bool {
     info.resource.is_some() && info.verb == Verb::Watch
         || subresource.is_some_and(|part| streams.contains(&part))
 }
+
+#[cfg(test)]
+mod tests;

@@ -26,6 +26,8 @@ const QUERY: &str = "timeout=30s";
 const ATTEMPTS: u32 = 5;
 const FACTOR: f64 = 1.5;
 const JITTER: f64 = 0.2;
+/// Nobody wants to wait longer, and clocks take it.
+const LONGEST_WAIT: Duration = Duration::from_hours(24);
 /// A batch is not larger. Source: kube-apiserver's limit where batches are limited
 /// (apiserver/pkg/server/options/audit.go).
 const MAX_BATCH_BYTES: usize = 10 << 20;
@@ -61,7 +63,9 @@ fn wrong(path: PathBuf, reason: String) -> AuditError {
 }
 
 impl Webhook {
-    async fn new(config: WebhookConfig) -> Result<Self, String> {
+    async fn new(mut config: WebhookConfig) -> Result<Self, String> {
+        config.batch_max_wait = config.batch_max_wait.min(LONGEST_WAIT);
+        config.initial_backoff = config.initial_backoff.min(LONGEST_WAIT);
         let kubeconfig = Kubeconfig::read_from(&config.config_file).map_err(|error| one_line(&error))?;
         let mut clusters = kubeconfig.clusters.iter().filter_map(|named| named.cluster.as_ref());
         if clusters.any(|cluster| cluster.proxy_url.as_ref().is_some_and(|url| !url.is_empty())) {

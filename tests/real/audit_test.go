@@ -167,7 +167,7 @@ func TestAuditLikeUpstream(t *testing.T) {
 		for _, path := range []string{
 			here + "/configmaps?resourceVersion=0", here + "/configmaps/apple?resourceVersion=0", here + "/configmaps/nobody?resourceVersion=0",
 			here + "/configmaps?resourceVersion=0&watch=1&timeoutSeconds=1", here + "/secrets?resourceVersion=0", here + "?resourceVersion=0",
-			"/apis/apps/v1/deployments?resourceVersion=0", "/apis/apps/v1/namespaces/" + ns + "/deployments/x?resourceVersion=0", "/version", "/apis",
+			"/apis/apps/v1/deployments?resourceVersion=0", "/apis/apps/v1/namespaces/" + ns + "/deployments/x?resourceVersion=0", "/api/v1", "/apis",
 		} {
 			if user != "?" || strings.Contains(path, "resourceVersion") {
 				requests = append(requests, request{path: path, user: user})
