@@ -10,6 +10,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use crate::access::{self, Access};
+use crate::audit::{self, Audit};
 use crate::catalog::{Catalog, Follower};
 use crate::http::tls::{ServerTls, TlsOptions};
 use crate::http::{self, drain};
@@ -41,6 +42,8 @@ pub struct Config {
     pub policy: Policy,
     /// Aggregated API groups whose types are cached, too. Only for servers that answer everyone alike.
     pub aggregated: Vec<String>,
+    /// What is logged of the requests that are answered here, if anything.
+    pub audit: Option<audit::Config>,
     /// How many connections are served at a time, and the like.
     pub limits: http::Limits,
     /// How long open requests and watches may take to end at shutdown.
@@ -66,6 +69,7 @@ impl Config {
             scopes: scope::Config::default(),
             policy: Policy::default(),
             aggregated: Vec::new(),
+            audit: None,
             limits: http::Limits::default(),
             // kube-apiserver and most balancers give up on a server within a minute.
             drain: Duration::from_secs(20),
@@ -101,6 +105,7 @@ pub struct Running {
     grace: Duration,
     forwarder: Forwarder,
     scopes: Scopes,
+    audit: Option<Audit>,
     proxy: JoinHandle<()>,
     background: Vec<JoinHandle<()>>,
 }
@@ -120,6 +125,9 @@ impl Running {
         if tokio::time::timeout(self.grace, ended).await.is_err() {
             tracing::warn!("some sessions did not end in time and are cut (--drain-seconds)");
         }
+        if let Some(audit) = &self.audit {
+            audit.shut_down().await;
+        }
         self.admin_drain.drain(Duration::ZERO);
         self.background.iter().for_each(JoinHandle::abort);
         self.scopes.shut_down();
@@ -130,6 +138,10 @@ impl Running {
 /// Starts a proxy. It serves when this returns.
 pub async fn start(config: Config) -> anyhow::Result<Running> {
     let metrics = telemetry::metrics();
+    let audit = match config.audit.clone() {
+        Some(config) => Some(Audit::start(config).await?),
+        None => None,
+    };
     let upstream = Upstream::load(&config.upstream).await?;
     tracing::info!(upstream = ?upstream, from = upstream.source(), "found upstream");
     let client = Client::new(&upstream);
@@ -168,7 +180,8 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         client,
         forwarder.clone(),
         draining.clone(),
-    );
+    )
+    .audited(audit.clone());
     let proxy = tokio::spawn(http::listen::serve(
         listener,
         tls,
@@ -203,6 +216,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         grace: config.drain,
         forwarder,
         scopes,
+        audit,
         proxy,
         background,
     })

@@ -1,5 +1,6 @@
 //! The command line.
 mod access;
+mod audit;
 mod config;
 mod demo;
 mod kubeconfig;

@@ -29,5 +29,5 @@ pub use list_options::{
 pub use media::{Encoding, Representation, Wanted, acceptable, wants_pretty};
 pub use request_info::{RequestInfo, ResourceRequest, Verb};
 pub use resource::GroupVersionResource;
-pub use status::{Details, Status};
+pub use status::{Details, Status, escape_json};
 pub use version::ResourceVersion;

@@ -16,6 +16,7 @@
 //! | [`scope`] | the task that pumps upstream into a store | `scope.rs` |
 //! | [`catalog`] | which types there are: discovery and CRDs | `catalog.rs` |
 //! | [`access`] | who is calling, and may they | `access.rs` |
+//! | [`audit`] | an audit log of what is answered here | `audit/record.rs` |
 //! | [`serve`] | a request: answered from memory, or forwarded and why | `serve/decide.rs` |
 //! | [`http`] | listener, TLS, limits, drain. Knows no resources | `http/listen.rs` |
 //! | [`admin`] | health and metrics | `admin.rs` |
@@ -28,6 +29,7 @@
 pub mod access;
 pub mod admin;
 pub mod app;
+pub mod audit;
 pub mod catalog;
 pub mod cli;
 pub mod demo;

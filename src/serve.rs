@@ -24,6 +24,7 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use hyper::body::Incoming;
 
 use crate::access::{Access, Attributes, Authenticated, Caller, Decision, Identity, Refusal, ReviewError};
+use crate::audit::{self, Audit};
 use crate::catalog::Catalog;
 use crate::http::body::Body;
 use crate::http::{Peer, drain};
@@ -47,7 +48,7 @@ const VERSION_WAIT: Duration = Duration::from_secs(1);
 
 /// Everything needed to answer. Cheap to clone.
 #[derive(Clone)]
-pub struct Server(Arc<Inner>);
+pub struct Server(Arc<Inner>, Option<Audit>);
 
 struct Inner {
     catalog: Catalog,
@@ -113,12 +114,20 @@ impl Server {
         let documents = Documents::new(client);
         let shared = Shared::new(forwarder.clone());
         let inner = Inner { catalog, policy, scopes, access, fences, documents, shared, forwarder, draining };
-        Self(Arc::new(inner))
+        Self(Arc::new(inner), None)
+    }
+
+    /// The same, with an audit log of what is answered here.
+    pub fn audited(self, audit: Option<Audit>) -> Self {
+        Self(self.0, audit)
     }
 
     /// Answers one request.
-    pub async fn handle(&self, request: Request<Incoming>, peer: Peer) -> Response<Body> {
+    pub async fn handle(&self, mut request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let started = Instant::now();
+        let audit_id = audit_id::of(request.headers());
+        let audit = self.1.as_ref();
+        let mut record = audit.map(|audit| audit.begin(&mut request, peer.address.ip(), &audit_id));
         let caller = self.0.access.caller(request.headers(), &peer).await;
         let plan = decide(&self.0.catalog, &self.0.policy, &request);
         let labels = Labels::new(&plan, request.method());
@@ -137,20 +146,26 @@ impl Server {
                 Err(reason) => Outcome::Forward(reason),
             },
         };
-        let audit_id = audit_id::of(request.headers());
-        let (source, mut response) = match outcome {
-            Outcome::Answered(source, mut response) => {
-                response.headers_mut().insert(audit_id::NAME, audit_id);
-                (source, response)
-            }
+        let (source, mut response, own) = match outcome {
+            Outcome::Answered(source, response) => (source, response, true),
             Outcome::Forward(reason) => {
-                let source = Source::Forward(reason);
-                (source, self.0.forward(request, &plan, &caller).await)
+                if let Some(record) = &mut record {
+                    record.forwarded();
+                }
+                let response = self.0.forward(request, &plan, &caller).await;
+                let own = answer::is_own(&response);
+                (Source::Forward(reason), response, own)
             }
         };
+        if own {
+            response.headers_mut().insert(audit_id::NAME, audit_id);
+        }
         response.headers_mut().insert("x-watershed-source", source.header());
         in_flight.answered(source, response.status(), started.elapsed());
-        response
+        match record {
+            Some(record) if own => record.answered(response),
+            _ => response,
+        }
     }
 }
 
@@ -213,17 +228,22 @@ impl Inner {
         };
         let attributes = read.attributes();
         let reviewed = self.access.authorizer.authorize(&identity, &attributes).await;
-        match verdict(reviewed).map_err(Outcome::Forward)? {
-            Decision::Allowed => Ok((identity, attributes)),
+        match verdict(request, reviewed).map_err(Outcome::Forward)? {
+            Decision::Allowed(_) => Ok((identity, attributes)),
             Decision::Denied(reason) => Err(refuse(&denied(&identity, &attributes, &reason))),
         }
     }
 
     async fn identify(&self, request: &Request<Incoming>, caller: &Caller) -> Result<Authenticated, Reason> {
         if let Caller::Vouched(vouched) = caller {
-            return Ok(vouched.identity.clone().map_or(Authenticated::Unknown, Authenticated::As));
+            let Some(identity) = vouched.identity.clone() else { return Ok(Authenticated::Unknown) };
+            audit::caller(request, &identity);
+            return Ok(Authenticated::As(identity));
         }
         let reviewed = self.access.authenticator.authenticate(request.headers()).await;
+        if let Ok(Authenticated::As(identity)) = &reviewed {
+            audit::caller(request, identity);
+        }
         reviewed.map_err(|error| {
             tracing::warn!(%error, "a token could not be reviewed");
             Reason::ReviewFailed
@@ -275,7 +295,7 @@ impl Inner {
             return Err(Reason::Identity);
         };
         let reviewed = self.access.authorizer.authorize_path(&identity, &asked.path).await;
-        if verdict(reviewed)? != Decision::Allowed {
+        if !matches!(verdict(request, reviewed)?, Decision::Allowed(_)) {
             return Err(Reason::NotAResource);
         }
         self.documents.answer(asked).await.map_err(|error| {
@@ -363,7 +383,13 @@ fn refused(refusal: &Refusal, encoding: Encoding) -> Response<Body> {
     }
 }
 
-fn verdict(reviewed: Result<Decision, Arc<ReviewError>>) -> Result<Decision, Reason> {
+fn verdict(
+    request: &Request<Incoming>,
+    reviewed: Result<Decision, Arc<ReviewError>>,
+) -> Result<Decision, Reason> {
+    if let Ok(decision) = &reviewed {
+        audit::decided(request, decision);
+    }
     reviewed.map_err(|error| {
         tracing::warn!(%error, "an access could not be reviewed");
         Reason::ReviewFailed

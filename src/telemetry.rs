@@ -55,5 +55,6 @@ fn install() -> PrometheusHandle {
     }
     serve::metrics::describe();
     crate::admin::metrics::describe();
+    crate::audit::metrics::describe();
     handle
 }

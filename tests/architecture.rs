@@ -14,9 +14,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("scope", &["kube", "store", "upstream", "watch"]),
     ("catalog", &["kube", "store", "upstream", "scope", "http"]),
     ("access", &["kube", "upstream", "http"]),
-    ("serve", &["kube", "store", "watch", "scope", "catalog", "access", "upstream", "http"]),
+    ("audit", &["kube", "access", "http"]),
+    ("serve", &["kube", "store", "watch", "scope", "catalog", "access", "audit", "upstream", "http"]),
     ("admin", &["kube", "scope", "catalog", "http"]),
-    ("telemetry", &["serve", "admin"]),
+    ("telemetry", &["serve", "admin", "audit"]),
     ("sim", &["kube"]),
     ("demo", &["sim"]),
 ];

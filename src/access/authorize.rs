@@ -104,8 +104,8 @@ impl Selectors {
 /// Upstream's verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// They may.
-    Allowed,
+    /// They may, and perhaps why.
+    Allowed(Arc<str>),
     /// They may not, and perhaps why.
     Denied(Arc<str>),
 }
@@ -150,14 +150,15 @@ impl Expiry<Question, Decision> for Lifetime {
         decision: &Decision,
         _: std::time::Instant,
     ) -> Option<Duration> {
-        Some(if *decision == Decision::Allowed { self.0.allowed_ttl } else { self.0.denied_ttl })
+        Some(if matches!(decision, Decision::Allowed(_)) { self.0.allowed_ttl } else { self.0.denied_ttl })
     }
 }
 
 impl Authorizer {
     pub(super) fn new(client: Client, config: Config) -> Self {
-        let weigh = |(_, asked): &Question, _: &Decision| {
-            u32::try_from(VERDICT_BYTES + asked.size()).unwrap_or(u32::MAX)
+        let weigh = |(_, asked): &Question, verdict: &Decision| {
+            let (Decision::Allowed(reason) | Decision::Denied(reason)) = verdict;
+            u32::try_from(VERDICT_BYTES + asked.size() + reason.len()).unwrap_or(u32::MAX)
         };
         let verdicts =
             Cache::builder().weigher(weigh).max_capacity(MAX_BYTES).expire_after(Lifetime(config)).build();
@@ -222,11 +223,12 @@ impl Authorizer {
         let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
         let review: SubjectAccessReview = post(&self.client, path, &review).await?;
         let status = review.status.unwrap_or_default();
+        let reason = status.reason.unwrap_or_default().into();
         // No opinion of any authorizer is a refusal, as in upstream's own filter.
         if status.allowed && status.denied != Some(true) {
-            return Ok(Decision::Allowed);
+            return Ok(Decision::Allowed(reason));
         }
-        Ok(Decision::Denied(status.reason.unwrap_or_default().into()))
+        Ok(Decision::Denied(reason))
     }
 }
 

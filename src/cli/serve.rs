@@ -9,7 +9,7 @@ use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::access::Callers;
-use super::config;
+use super::{audit, config};
 use crate::app;
 use crate::upstream::UpstreamOptions;
 
@@ -63,6 +63,8 @@ pub(super) struct Serve {
     drain_seconds: u64,
     #[command(flatten)]
     callers: Callers,
+    #[command(flatten)]
+    audit: audit::Flags,
 }
 
 impl Serve {
@@ -108,6 +110,7 @@ impl Serve {
         );
         self.callers.apply(&mut config.access)?;
         config.drain = Duration::from_secs(self.drain_seconds);
+        config.audit = self.audit.config()?;
         if let Some(file) = &self.config {
             config.policy = config::read(file)?;
         }

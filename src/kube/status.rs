@@ -302,6 +302,12 @@ fn json_string(out: &mut String, key: &str, text: &str) {
     }
     out.push_str(key);
     out.push('"');
+    escape_json(out, text);
+    out.push('"');
+}
+
+/// Appends the inside of a JSON string with the escapes of Go's encoder.
+pub fn escape_json(out: &mut String, text: &str) {
     for c in text.chars() {
         match c {
             '"' => out.push_str("\\\""),
@@ -317,7 +323,6 @@ fn json_string(out: &mut String, key: &str, text: &str) {
             _ => out.push(c),
         }
     }
-    out.push('"');
 }
 
 /// Go's `%q`.

@@ -11,6 +11,8 @@ pub(super) fn status(status: &Status, encoding: Encoding, warnings: &[HeaderValu
     let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response =
         from_memory(code, encoding.content_type(false), full(status.encode(encoding)), warnings);
+    // For the audit log.
+    response.extensions_mut().insert(status.clone());
     let headers = response.headers_mut();
     if code == StatusCode::FORBIDDEN {
         headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
@@ -19,6 +21,11 @@ pub(super) fn status(status: &Status, encoding: Encoding, warnings: &[HeaderValu
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
     response
+}
+
+/// Whether a response was made here and not upstream.
+pub(super) fn is_own(response: &Response<Body>) -> bool {
+    response.extensions().get::<Status>().is_some()
 }
 
 /// A request that could not be forwarded.

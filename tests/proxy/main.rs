@@ -11,6 +11,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 mod access;
 mod admin;
+mod audit;
 mod bad_bodies;
 mod bad_requests;
 mod client;

@@ -12,7 +12,7 @@ use crate::rig::{eventually, plain_get};
 
 pub(crate) struct Program {
     pub(crate) proxied: Endpoint,
-    admin: SocketAddr,
+    pub(crate) admin: SocketAddr,
     child: Child,
     _folder: TempDir,
 }
@@ -20,6 +20,11 @@ pub(crate) struct Program {
 impl Program {
     /// `watershed serve` in front of an API server, once it is ready; it ends with this value at the latest.
     pub(crate) async fn start(upstream: &Server) -> Self {
+        Self::with(upstream, &[]).await
+    }
+
+    /// The same with further flags.
+    pub(crate) async fn with(upstream: &Server, flags: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (kubeconfig, certs) = (folder.path().join("kubeconfig"), folder.path().join("certs"));
         std::fs::write(&kubeconfig, upstream.kubeconfig_yaml()).unwrap();
@@ -37,6 +42,7 @@ impl Program {
             .arg(&kubeconfig)
             .arg("--cert-dir")
             .arg(&certs)
+            .args(flags)
             .env_remove("WATERSHED_LOG_LEVEL")
             .stderr(Stdio::piped())
             .kill_on_drop(true)

@@ -1,0 +1,271 @@
+package real
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// auditPolicy has rules of most kinds: the same requests have to be logged, in
+// the same stages.
+const auditPolicy = `
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [Panic]
+rules:
+- level: None
+  users: [bob]
+  resources:
+  - resources: [secrets]
+- level: Metadata
+  userGroups: [builders]
+  verbs: [get]
+  omitStages: [RequestReceived]
+- level: None
+  resources:
+  - group: apps
+    resources: ["daemonsets*", "daemonsets/*"]
+  - resources: [configmaps]
+    resourceNames: [pear]
+- level: None
+  nonResourceURLs: ["/apis*"]
+- level: Metadata
+  namespaces: [""]
+  omitStages: [ResponseComplete]
+- level: Metadata
+`
+
+// ofOneEvent are what differs between one event and the next: times, and how
+// long the parts of a slow request took.
+var ofOneEvent = []*regexp.Regexp{
+	regexp.MustCompile(`"(?:requestReceivedTimestamp|stageTimestamp)":"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z)"`),
+	regexp.MustCompile(`"apiserver\.latency\.k8s\.io/[^"]*":"([^"]*)",?`),
+}
+
+// auditEvents is what a log has of a request, as it is written, but for what
+// differs anyway.
+func auditEvents(log, id string) ([]string, error) {
+	text, err := os.ReadFile(log)
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	for line := range strings.Lines(string(text)) {
+		var event struct{ AuditID string }
+		if err := json.Unmarshal([]byte(line), &event); err != nil {
+			return nil, fmt.Errorf("%s: %w in %q", log, err, line)
+		}
+		if event.AuditID != id {
+			continue
+		}
+		line = strings.Replace(line, fmt.Sprintf(`"auditID":%q`, id), `"auditID":"…"`, 1)
+		line = ofOneEvent[0].ReplaceAllString(line, `"time":"…"`)
+		found = append(found, ofOneEvent[1].ReplaceAllString(line, ""))
+	}
+	return found, nil
+}
+
+// auditDifference compares events, byte by byte.
+func auditDifference(wanted, got []string) error {
+	if len(wanted) != len(got) {
+		return fmt.Errorf("upstream logs %d events:\n%s\nthe proxy %d:\n%s", len(wanted), strings.Join(wanted, ""), len(got), strings.Join(got, ""))
+	}
+	for i := range wanted {
+		if wanted[i] != got[i] {
+			return fmt.Errorf("upstream logs\n%sthe proxy\n%s", wanted[i], got[i])
+		}
+	}
+	return nil
+}
+
+// TestAuditLikeUpstream sends the same reads to an API server and to the proxy,
+// both with an audit log and the same policy, and compares their lines.
+func TestAuditLikeUpstream(t *testing.T) {
+	if direct {
+		t.Skip("there is only one audit log")
+	}
+	dir := t.TempDir()
+	policy, wantedLog, gotLog := filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "upstream.log"), filepath.Join(dir, "proxy.log")
+	check(t, os.WriteFile(policy, []byte(auditPolicy), 0o600))
+	c := must(startCluster(
+		"--apiserver-arg", "--audit-policy-file="+policy, "--apiserver-arg", "--audit-log-path="+wantedLog,
+		"--proxy-arg", "--audit-policy-file="+policy, "--proxy-arg", "--audit-log-path="+gotLog,
+	))(t)
+	defer c.stop()
+	up, px := c.upstream(), c.proxied()
+
+	ctx := context.Background()
+	const ns = "audited"
+	must(kubeClient(t, up).CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}, metav1.CreateOptions{}))(t)
+	for _, name := range []string{"apple", "pear"} {
+		up.ok(t, request{method: "POST", path: "/api/v1/namespaces/" + ns + "/configmaps", body: asJSON(withKind(configMap(name)))})
+	}
+	rbac := kubeClient(t, up).RbacV1()
+	must(rbac.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "audited"}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"configmaps", "namespaces"}, Verbs: []string{"get", "list", "watch"}},
+	}}, metav1.CreateOptions{}))(t)
+	must(rbac.ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "audited"},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "audited"},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "bob"}},
+	}, metav1.CreateOptions{}))(t)
+	for _, to := range []target{up, px} {
+		eventually(t, "bob may read", func() error {
+			for _, path := range []string{"/api/v1/configmaps", "/api/v1/namespaces/" + ns} {
+				if a := to.send(t, request{path: path + "?resourceVersion=0", user: "bob"}); a.status != 200 {
+					return fmt.Errorf("%d %s", a.status, a.body)
+				}
+			}
+			return nil
+		})
+	}
+
+	here := "/api/v1/namespaces/" + ns
+	named := map[string]string{"User-Agent": `agent/1.0 (<&> "quoted" ` + "é\u2028\xff) " + strings.Repeat("x", 2000)}
+	far := map[string]string{"X-Forwarded-For": "1.2.3.4, ::ffff:5.6.7.8, junk, 2001:DB8::1, 01.02.03.04", "X-Real-Ip": "9.9.9.9"}
+	const protobuf = "application/vnd.kubernetes.protobuf"
+	requests := []request{
+		{path: here + "/configmaps?resourceVersion=0"},
+		{path: here + "/configmaps?resourceVersion=0&labelSelector=a%3Db&x=%3C'&limit=5", header: named},
+		{path: here + "/configmaps?resourceVersion=0&fieldSelector=metadata.name%3Dapple", header: far},
+		{path: here + "/configmaps?resourceVersion=0&fieldSelector=metadata.name%3Dpear"},
+		{path: here + "/configmaps/apple?resourceVersion=0", accept: protobuf},
+		{path: here + "/configmaps/pear?resourceVersion=0"},
+		{path: here + "/configmaps/nobody?resourceVersion=0"},
+		{path: here + "/configmaps/nobody?resourceVersion=0", accept: protobuf},
+		{path: here + "/configmaps/apple?resourceVersion=0", accept: "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"},
+		{path: "/api/v1/configmaps?resourceVersion=0"},
+		{path: here + "/configmaps"},
+		{path: "/api/v1/namespaces?resourceVersion=0"},
+		{path: here + "?resourceVersion=0"},
+		{path: here + "/endpoints?resourceVersion=0"},
+		{path: here + "/endpoints/nobody?resourceVersion=0"},
+		{path: "/apis/apps/v1/deployments?resourceVersion=0"},
+		{path: "/apis/apps/v1/daemonsets?resourceVersion=0"},
+		{path: "/apis/rbac.authorization.k8s.io/v1/clusterroles/audited?resourceVersion=0"},
+		{path: "/version"},
+		{path: "/api/v1?a=b"},
+		{path: "/apis/apps/v1"},
+		{path: here + "/configmaps?resourceVersion=0&watch=1&timeoutSeconds=1"},
+		{path: here + "/configmaps?resourceVersion=0&watch=1&timeoutSeconds=1&allowWatchBookmarks=true", accept: protobuf},
+		{path: here + "/endpoints?resourceVersion=0&watch=1&timeoutSeconds=1"},
+		{path: "/api/v1/namespaces?resourceVersion=0&watch=1&timeoutSeconds=1"},
+		{path: here + "/secrets?resourceVersion=0&watch=1&timeoutSeconds=1"},
+	}
+	// Some of it once more for those who may only see a part, or nothing.
+	for _, user := range []string{"alice", "bob", "?"} {
+		for _, path := range []string{
+			here + "/configmaps?resourceVersion=0", here + "/configmaps/apple?resourceVersion=0", here + "/configmaps/nobody?resourceVersion=0",
+			here + "/configmaps?resourceVersion=0&watch=1&timeoutSeconds=1", here + "/secrets?resourceVersion=0", here + "?resourceVersion=0",
+			"/apis/apps/v1/deployments?resourceVersion=0", "/apis/apps/v1/namespaces/" + ns + "/deployments/x?resourceVersion=0", "/api/v1", "/apis",
+		} {
+			if user != "?" || strings.Contains(path, "resourceVersion") {
+				requests = append(requests, request{path: path, user: user})
+			}
+		}
+	}
+
+	logged, differ := 0, []string(nil)
+	for i, r := range requests {
+		headers := map[string]string{}
+		maps.Copy(headers, r.header)
+		r.header = headers
+		var ids [2]string
+		for j, to := range []target{up, px} {
+			attempt := 0
+			eventually(t, "an answer from memory: "+r.path+" "+r.user, func() error {
+				// A request that was forwarded is another one.
+				attempt++
+				ids[j] = fmt.Sprintf("%s-%d-%d", to.name, i, attempt)
+				headers["Audit-Id"] = ids[j]
+				a, err := to.try(r)
+				if err != nil {
+					return err
+				}
+				if a.header.Get("Audit-Id") != ids[j] {
+					return fmt.Errorf("the client was told %q", a.header.Get("Audit-Id"))
+				}
+				if source := a.header.Get("X-Watershed-Source"); strings.HasPrefix(source, "forward") {
+					return fmt.Errorf("%s", source)
+				}
+				return nil
+			})
+		}
+		var wanted []string
+		eventually(t, "the same events: "+r.path+" "+r.user, func() error {
+			var err error
+			if wanted, err = auditEvents(wantedLog, ids[0]); err != nil {
+				return err
+			}
+			got, err := auditEvents(gotLog, ids[1])
+			if err != nil {
+				return err
+			}
+			return auditDifference(wanted, got)
+		})
+		logged += len(wanted)
+		differ = append(differ, wanted...)
+	}
+	t.Logf("%d events of %d requests are equal", logged, len(requests))
+	if logged < len(requests) {
+		t.Errorf("only %d events were compared", logged)
+	}
+
+	// Clients that go away.
+	path := here + "/configmaps?resourceVersion=0&watch=1"
+	var ids [2]string
+	for j, to := range []target{up, px} {
+		ids[j] = "gone-" + to.name
+		cut, cancel := context.WithCancel(ctx)
+		resp, err := to.open(cut, request{path: path, header: map[string]string{"Audit-Id": ids[j]}})
+		if err == nil {
+			_, err = io.ReadFull(resp.Body, make([]byte, 10))
+			resp.Body.Close()
+		}
+		cancel()
+		check(t, err)
+	}
+	eventually(t, "the same events of a client that goes away", func() error {
+		wanted, err := auditEvents(wantedLog, ids[0])
+		if err != nil {
+			return err
+		}
+		got, err := auditEvents(gotLog, ids[1])
+		if err != nil {
+			return err
+		}
+		if len(wanted) != 3 {
+			return errNotYet
+		}
+		return auditDifference(wanted, got)
+	})
+
+	// The comparison is shown a difference in every place of every event.
+	for _, line := range differ {
+		for _, planted := range []string{
+			strings.Replace(line, `"level":"Metadata"`, `"level":"Request"`, 1),
+			strings.Replace(line, `"sourceIPs":["`, `"sourceIPs":["1.1.1.1","`, 1),
+			strings.Replace(line, `"userAgent":"`, `"userAgent":"x`, 1),
+			strings.Replace(line, `\u0026`, `&`, 1) + " ",
+			strings.Replace(line, `"stage":"Re`, `"stage":"re`, 1),
+			strings.TrimSuffix(line, "}\n") + `,"x":1}` + "\n",
+		} {
+			if auditDifference([]string{line}, []string{planted}) == nil {
+				t.Fatalf("the difference is not seen between\n%sand\n%s", line, planted)
+			}
+		}
+	}
+	if auditDifference(differ, differ[1:]) == nil {
+		t.Error("a lost event is not seen")
+	}
+}
