@@ -1,7 +1,9 @@
 //! The command line.
+mod admin;
 mod config;
 mod demo;
 mod kubeconfig;
+mod limits;
 mod serve;
 
 use std::process::ExitCode;

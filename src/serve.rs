@@ -6,6 +6,7 @@ mod documents;
 mod fence;
 mod get;
 mod gzip;
+mod limit;
 mod list;
 pub mod metrics;
 mod policy;
@@ -33,6 +34,8 @@ use crate::upstream::{Client, Forwarder, Stopped};
 use decide::{Age, Plan, Read, decide};
 use documents::Documents;
 use fence::Fences;
+use limit::Limiter;
+pub use limit::UserLimits;
 use metrics::{InFlight, Labels};
 pub use policy::{ConsistentReads, Policy};
 use shared::{Place, Shared};
@@ -52,6 +55,7 @@ struct Inner {
     policy: Policy,
     scopes: Scopes,
     access: Access,
+    limiter: Limiter,
     fences: Fences,
     documents: Documents,
     shared: Shared,
@@ -109,25 +113,29 @@ impl Server {
         let fences = Fences::new(client.clone());
         let documents = Documents::new(client);
         let shared = Shared::new(forwarder.clone());
-        let inner = Inner { catalog, policy, scopes, access, fences, documents, shared, forwarder, draining };
+        let limiter = Limiter::new(policy.users);
+        let inner =
+            Inner { catalog, policy, scopes, access, limiter, fences, documents, shared, forwarder, draining };
         Self(Arc::new(inner))
     }
 
     /// Answers one request.
-    pub async fn handle(&self, request: Request<Incoming>, _peer: Peer) -> Response<Body> {
+    pub async fn handle(&self, request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let started = Instant::now();
         let plan = decide(&self.0.catalog, &self.0.policy, &request);
         let labels = Labels::new(&plan, request.method());
         let in_flight = InFlight::begin(&labels);
+        let admitted = self.0.limiter.admit(&self.0.access.authenticator, &request, &peer, &plan).await;
         // Left when the answer is there.
         let mut place = None;
-        let outcome = match &plan.plan {
-            Plan::Forward(reason) => Outcome::Forward(*reason),
-            Plan::Read(read) => {
+        let outcome = match (&admitted, &plan.plan) {
+            (Err(refused), _) => Outcome::Answered(Source::Limit, refused.response()),
+            (_, Plan::Forward(reason)) => Outcome::Forward(*reason),
+            (_, Plan::Read(read)) => {
                 let outcome = self.0.read(read, &request, &labels).await;
                 self.0.share(outcome, read, &request, &mut place).await
             }
-            Plan::Document(asked) => match self.0.document(asked, &request).await {
+            (_, Plan::Document(asked)) => match self.0.document(asked, &request).await {
                 Ok(response) => Outcome::Answered(Source::Document, response),
                 Err(reason) => Outcome::Forward(reason),
             },
@@ -145,7 +153,10 @@ impl Server {
         };
         response.headers_mut().insert("x-watershed-source", source.header());
         in_flight.answered(source, response.status(), started.elapsed());
-        response
+        match admitted {
+            Ok(admitted) => admitted.answered(response),
+            Err(_) => response,
+        }
     }
 }
 

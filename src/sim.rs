@@ -36,6 +36,7 @@ mod watch;
 mod write;
 
 pub use access::{Access, Rule, User};
+pub use http::Recorded;
 pub use faults::{Active, BrokenFrame, Faults, Refusal, WatchList};
 pub use options::{Options, Population};
 pub use server::Server;

@@ -16,7 +16,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("access", &["kube", "upstream", "http"]),
     ("serve", &["kube", "store", "watch", "scope", "catalog", "access", "upstream", "http"]),
     ("admin", &["kube", "scope", "catalog", "http"]),
-    ("telemetry", &["serve", "admin"]),
+    ("telemetry", &["http", "serve", "admin"]),
     ("sim", &["kube"]),
     ("demo", &["sim"]),
 ];

@@ -7,7 +7,9 @@ use std::time::Duration;
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::admin::AdminFlags;
 use super::config;
+use super::limits::LimitFlags;
 use crate::app;
 use crate::upstream::UpstreamOptions;
 
@@ -42,7 +44,7 @@ pub(super) struct Serve {
     /// Where the self-signed certificate and its CA (ca.crt, for clients to trust) are kept.
     #[arg(long, default_value = "watershed-certs", value_name = "DIR")]
     cert_dir: PathBuf,
-    /// Where /metrics, /livez, /readyz and /healthz are served, by plain HTTP.
+    /// Where /metrics, /livez, /readyz, /healthz and /debug/config are served; by plain HTTP, unless --admin-tls-cert is given.
     #[arg(long, default_value = "127.0.0.1:6480", value_name = "ADDR:PORT")]
     admin_listen: SocketAddr,
     /// How long events are kept, so that a watch may start from an old version (seconds).
@@ -58,6 +60,10 @@ pub(super) struct Serve {
     /// How long open requests and watches may take to end after SIGTERM (seconds).
     #[arg(long, default_value_t = 20, value_name = "SECONDS")]
     drain_seconds: u64,
+    #[command(flatten)]
+    limits: LimitFlags,
+    #[command(flatten)]
+    admin: AdminFlags,
 }
 
 impl Serve {
@@ -100,6 +106,9 @@ impl Serve {
         if let Some(file) = &self.config {
             config.policy = config::read(file)?;
         }
+        config.policy.users = self.limits.users();
+        config.limits = self.limits.connections();
+        config.admin = self.admin.protection();
         Ok(config)
     }
 }

@@ -3,6 +3,7 @@ use std::collections::HashMap;
 
 use serde::Deserialize;
 
+use super::limit::UserLimits;
 use crate::kube::GroupVersionResource;
 
 /// How lists and watches with `resourceVersion` unset are answered.
@@ -25,6 +26,8 @@ pub struct Policy {
     pub consistent_reads: ConsistentReads,
     /// By API group (empty for the core group) and resource (plural).
     pub resources: HashMap<(String, String), ConsistentReads>,
+    /// What each caller may use.
+    pub users: UserLimits,
 }
 
 impl Policy {

@@ -225,6 +225,7 @@ async fn the_operator_chooses_how_consistent_reads_are_answered() {
     let policy = Policy {
         consistent_reads: ConsistentReads::Forward,
         resources: choices(&[("nodes", ConsistentReads::Fence), ("pods", ConsistentReads::Cache)]),
+        ..Policy::default()
     };
     assert_eq!(policy.weakened(), ["pods"]);
     let rig = Rig::configured(quiet(20), |config| config.policy = policy).await;
