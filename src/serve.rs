@@ -114,8 +114,18 @@ impl Server {
         let documents = Documents::new(client);
         let shared = Shared::new(forwarder.clone());
         let limiter = Limiter::new(policy.users);
-        let inner =
-            Inner { catalog, policy, scopes, access, limiter, fences, documents, shared, forwarder, draining };
+        let inner = Inner {
+            catalog,
+            policy,
+            scopes,
+            access,
+            limiter,
+            fences,
+            documents,
+            shared,
+            forwarder,
+            draining,
+        };
         Self(Arc::new(inner))
     }
 

@@ -9,6 +9,7 @@
     clippy::struct_excessive_bools,
     reason = "an instrument for developers: it prints, and its flags are many"
 )]
+mod abuse;
 mod check;
 mod children;
 mod client;
@@ -68,7 +69,8 @@ pub(crate) struct Args {
     /// Clients speak HTTP/1.1 instead of HTTP/2
     #[arg(long)]
     http1: bool,
-    /// Only work whose name contains this (memory, LIST, GET, consistent, event, fan-out)
+    /// Only work whose name contains this (memory, LIST, GET, consistent, event, fan-out); abuse is done only when
+    /// it is asked for
     #[arg(long, value_name = "WORD")]
     only: Option<String>,
     /// Write all rounds to this file

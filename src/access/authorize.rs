@@ -153,7 +153,8 @@ impl Authorizer {
         let weigh = |(_, asked): &Question, _: &Decision| {
             u32::try_from(VERDICT_BYTES + asked.size()).unwrap_or(u32::MAX)
         };
-        let verdicts = Cache::builder().weigher(weigh).max_capacity(MAX_BYTES).expire_after(Lifetime(config)).build();
+        let verdicts =
+            Cache::builder().weigher(weigh).max_capacity(MAX_BYTES).expire_after(Lifetime(config)).build();
         Self { client, verdicts }
     }
 

@@ -83,7 +83,10 @@ fn without_credentials(url: &str) -> String {
         Some((scheme, rest)) => {
             let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
             let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-            format!("{scheme}://{host}{}", &rest[authority.len()..].split(['?', '#']).next().unwrap_or_default())
+            format!(
+                "{scheme}://{host}{}",
+                &rest[authority.len()..].split(['?', '#']).next().unwrap_or_default()
+            )
         }
         None => url.rsplit_once('@').map_or(url, |(_, host)| host).to_owned(),
     }

@@ -8,6 +8,7 @@ use crate::admin::Protection;
 /// The admin listener.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Admin listener")]
+#[expect(clippy::struct_field_names, reason = "the flags are called so, beside those of the other listener")]
 pub(super) struct AdminFlags {
     /// Serve the admin listener by TLS, with this certificate (PEM); read again when it changes.
     #[arg(long, requires = "admin_tls_key", value_name = "FILE")]
@@ -23,6 +24,9 @@ pub(super) struct AdminFlags {
 
 impl AdminFlags {
     pub(super) fn protection(self) -> Protection {
-        Protection { certificate: self.admin_tls_cert.zip(self.admin_tls_key), token_file: self.admin_token_file }
+        Protection {
+            certificate: self.admin_tls_cert.zip(self.admin_tls_key),
+            token_file: self.admin_token_file,
+        }
     }
 }

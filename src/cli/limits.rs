@@ -110,7 +110,8 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for flag in ["--max-connections=0", "--max-url-bytes=0", "--max-header-bytes=100", "--idle-seconds=0"] {
+        for flag in ["--max-connections=0", "--max-url-bytes=0", "--max-header-bytes=100", "--idle-seconds=0"]
+        {
             assert!(Line::try_parse_from(["x", flag]).is_err(), "{flag}");
         }
         let limits = Line::parse_from(["x", "--max-connections=8"]).limits.connections();

@@ -211,7 +211,12 @@ where
         without_body(&mut response);
     }
     running.answered();
-    Ok(response.map(|inner| Counted { inner, rest: Bytes::new(), pace: Pace::of_this_task(), _running: running }))
+    Ok(response.map(|inner| Counted {
+        inner,
+        rest: Bytes::new(),
+        pace: Pace::of_this_task(),
+        _running: running,
+    }))
 }
 
 fn too_long(most: usize) -> Response<Body> {

@@ -223,7 +223,9 @@ impl Admitted {
     /// The answer begins.
     pub(super) fn answered(self, response: Response<Body>) -> Response<Body> {
         match self.seat {
-            Some(seat) if self.to_the_end => response.map(|inner| Seated { inner, _seat: seat }.boxed_unsync()),
+            Some(seat) if self.to_the_end => {
+                response.map(|inner| Seated { inner, _seat: seat }.boxed_unsync())
+            }
             _ => response,
         }
     }
@@ -281,7 +283,8 @@ mod tests {
     fn a_burst_is_allowed_and_then_the_rate() {
         let limiter = Limiter::new(UserLimits { per_second: 10, burst: 3, ..UserLimits::default() });
         let begun = Instant::now();
-        let at = |millis| limiter.enter(user("a"), Counts::Whole, begun + Duration::from_millis(millis)).is_ok();
+        let at =
+            |millis| limiter.enter(user("a"), Counts::Whole, begun + Duration::from_millis(millis)).is_ok();
         assert_eq!([at(0), at(0), at(0), at(0)], [true, true, true, false]);
         assert_eq!([at(99), at(101), at(102)], [false, true, false]);
         assert_eq!([at(60_000), at(60_000), at(60_000), at(60_000)], [true, true, true, false]);

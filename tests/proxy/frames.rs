@@ -27,7 +27,6 @@ pub(crate) struct Frames {
 #[derive(Clone, Debug)]
 pub(crate) struct Received {
     pub(crate) kind: u8,
-    pub(crate) flags: u8,
     pub(crate) stream: u32,
     pub(crate) payload: Vec<u8>,
 }
@@ -68,8 +67,7 @@ pub(crate) fn length(out: &mut Vec<u8>, mut length: usize) {
 }
 
 /// The usual fields of a GET.
-pub(crate) fn get<'a>(endpoint: &'a Endpoint, path: &'a str, bearer: &'a str) -> Vec<(&'static str, &'a str)> {
-    let _ = endpoint;
+pub(crate) fn get<'a>(path: &'a str, bearer: &'a str) -> Vec<(&'static str, &'a str)> {
     vec![
         (":method", "GET"),
         (":scheme", "https"),
@@ -107,12 +105,12 @@ impl Frames {
             let mut payload = vec![0; length];
             self.stream.read_exact(&mut payload).await.ok()?;
             let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
-            Some(Received { kind: head[3], flags: head[4], stream, payload })
+            Some(Received { kind: head[3], stream, payload })
         };
         within("a frame or the end", reading).await
     }
 
-    /// The first frame of this kind; the last one before the end when none comes.
+    /// The first frame that is wanted; `None` when the connection ends before.
     pub(crate) async fn find(&mut self, wanted: impl Fn(&Received) -> bool) -> Option<Received> {
         loop {
             let frame = self.next().await?;

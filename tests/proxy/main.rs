@@ -21,6 +21,7 @@ mod custom;
 mod demo;
 mod documents;
 mod drain;
+mod edge;
 mod faults;
 mod fence;
 mod follow;
