@@ -57,18 +57,20 @@ pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> an
     let bearer = proxy.reach.bearer();
     let watch = format!("GET {ALL_PODS}&watch=1 HTTP/1.1\r\nHost: h\r\nAuthorization: {bearer}\r\n\r\n");
     let version = "GET /version HTTP/1.1\r\nHost: h\r\n\r\n";
-    let slow = "GET / HTTP/1.1\r\nX-Slow: ";
+    let endless = "GET / HTTP/1.1\r\nX-Slow: ";
+    let share = |count: usize| (count as f64 * args.abusers) as usize;
+    let (idle, unread, slow) = (share(IDLE), share(UNREAD), share(SLOW));
     for _ in 0..args.rounds {
         let nobody = async |_: Arc<Progress>| {};
         scene(args, proxy, table, "nobody", 0, nobody).await?;
-        let idle = async |progress| hold(proxy, progress, IDLE, Holding::Idle, version).await;
-        scene(args, proxy, table, &format!("{IDLE} idle connections"), IDLE, idle).await?;
-        let unread = async |progress| hold(proxy, progress, UNREAD, Holding::Unread, &watch).await;
-        scene(args, proxy, table, &format!("{UNREAD} watchers that read nothing"), UNREAD, unread).await?;
-        let resets = async |progress| rapid_reset(proxy, progress).await;
-        scene(args, proxy, table, &format!("rapid reset, {RESETTING} connections"), 1_000, resets).await?;
-        let drip = async |progress| hold(proxy, progress, SLOW, Holding::Slow, slow).await;
-        scene(args, proxy, table, &format!("slow loris, {SLOW} connections"), SLOW, drip).await?;
+        let abuse = async |progress| hold(proxy, progress, idle, Holding::Idle, version).await;
+        scene(args, proxy, table, &format!("{idle} idle connections"), idle, abuse).await?;
+        let abuse = async |progress| hold(proxy, progress, unread, Holding::Unread, &watch).await;
+        scene(args, proxy, table, &format!("{unread} watchers that read nothing"), unread, abuse).await?;
+        let abuse = async |progress| rapid_reset(proxy, progress).await;
+        scene(args, proxy, table, &format!("rapid reset, {RESETTING} connections"), 1_000, abuse).await?;
+        let abuse = async |progress| hold(proxy, progress, slow, Holding::Slow, endless).await;
+        scene(args, proxy, table, &format!("slow loris, {slow} connections"), slow, abuse).await?;
     }
     Ok(())
 }
@@ -98,7 +100,10 @@ async fn scene(
     };
     let (measured, ()) = tokio::join!(measured, abuse(Arc::clone(&progress)));
     let (mut waits, memory, done) = measured?;
-    ensure!(done >= count as u64, "{name}: only {done} of {count} in {PATIENCE:?}");
+    ensure!(!waits.is_empty(), "{name}: nobody else was answered");
+    if done < count as u64 {
+        table.remarks.push(format!("{name}: only {done} were there after {PATIENCE:?}"));
+    }
     eprintln!("{done} in all, {} requests beside them", waits.len());
     waits.sort();
     let at = |share: f64| waits[((waits.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e3;

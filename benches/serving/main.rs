@@ -66,6 +66,9 @@ pub(crate) struct Args {
     /// How long it is done each time
     #[arg(long, default_value_t = 2.0, value_name = "SECONDS")]
     seconds: f64,
+    /// Abusers, as a share of 5,000 idle connections, 500 watchers and 1,000 slow ones
+    #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
+    abusers: f64,
     /// Clients speak HTTP/1.1 instead of HTTP/2
     #[arg(long)]
     http1: bool,
