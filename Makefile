@@ -6,7 +6,7 @@ BIN := $(REAL)/.bin
 PROXY := target/debug/watershed
 PAIRS ?= 6000
 
-.PHONY: help build release test test-rust test-real test-python test-release conformance robustness real lint bench bench-real demo cluster fmt clean
+.PHONY: help build release test test-rust test-real test-python test-release conformance robustness real lint bench bench-abuse bench-real demo cluster fmt clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -62,6 +62,9 @@ $(MEASURED): release
 
 bench: $(MEASURED) ## What serving costs, beside a server that only sends (docs/benchmarks.md); BENCH= takes flags
 	$(CARGO) bench --locked --bench serving -- --watershed $(MEASURED) $(BENCH)
+
+bench-abuse: $(MEASURED) ## What abusers cost, and what others notice of them; BENCH= takes flags
+	$(CARGO) bench --locked --bench serving -- --watershed $(MEASURED) --only abuse $(BENCH)
 
 bench-real: $(MEASURED) real ## The same in front of a real kube-apiserver, which is measured too
 	$(CARGO) bench --locked --bench serving -- --watershed $(MEASURED) --kube-apiserver $(BENCH)

@@ -1,4 +1,6 @@
 //! Puts the rooms together. The only place that knows all of them.
+mod report;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -32,8 +34,10 @@ pub struct Config {
     pub cert_dir: PathBuf,
     /// Further names and addresses in the self-signed certificate.
     pub names: Vec<String>,
-    /// Where metrics and health are served, by plain HTTP.
+    /// Where metrics and health are served.
     pub admin_listen: SocketAddr,
+    /// Who may see them.
+    pub admin: admin::Protection,
     /// How callers are known and let in.
     pub access: access::Config,
     /// How scopes keep their data.
@@ -65,6 +69,7 @@ impl Config {
             cert_dir,
             names: Vec::new(),
             admin_listen,
+            admin: admin::Protection::default(),
             access: access::Config::default(),
             scopes: scope::Config::default(),
             policy: Policy::default(),
@@ -88,6 +93,18 @@ impl Config {
             names: self.names.clone(),
             listen: self.listen.ip(),
         }
+    }
+
+    fn admin_tls(&self) -> Option<TlsOptions> {
+        let (cert, key) = self.admin.certificate.clone()?;
+        Some(TlsOptions {
+            cert: Some(cert),
+            key: Some(key),
+            client_cas: Vec::new(),
+            cert_dir: self.cert_dir.clone(),
+            names: Vec::new(),
+            listen: self.admin_listen.ip(),
+        })
     }
 }
 
@@ -159,11 +176,20 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     }
     config.policy.kept().iter().for_each(|kept| announce(kept, &catalog));
 
+    let shown = report::of(&config).to_string();
     let tls = ServerTls::load(config.tls()).await?;
     let ca_file = tls.ca_file();
     if let Some(ca) = &ca_file {
         tracing::info!(ca = %ca.display(), "serving a self-signed certificate; clients must trust its CA");
     }
+    let admin_tls = match config.admin_tls() {
+        Some(options) => Some(ServerTls::load(options).await.context("--admin-tls-cert")?),
+        None => None,
+    };
+    let token = match config.admin.token_file.clone() {
+        Some(file) => Some(admin::TokenFile::load(file).await?),
+        None => None,
+    };
     let listener = bind(config.listen, "--listen").await?;
     let admin_listener = bind(config.admin_listen, "--admin-listen").await?;
     let (address, admin_address) = (listener.local_addr()?, admin_listener.local_addr()?);
@@ -199,10 +225,12 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         draining,
         metrics: metrics.clone(),
         gauges: admin::metrics::Gauges::default(),
+        token,
+        config: shown,
     };
     let background = vec![
         tokio::spawn(follower.run()),
-        tokio::spawn(admin::serve(admin_listener, Arc::new(state), config.limits, admin_draining)),
+        tokio::spawn(admin::serve(admin_listener, admin_tls, Arc::new(state), config.limits, admin_draining)),
         tokio::spawn(upkeep(metrics)),
     ];
     tracing::info!(listener = "proxy", address = %address, "listening");

@@ -1,9 +1,11 @@
 //! The command line.
 mod access;
+mod admin;
 mod audit;
 mod config;
 mod demo;
 mod kubeconfig;
+mod limits;
 mod serve;
 
 use std::process::ExitCode;

@@ -3,15 +3,21 @@
 //! This room knows HTTP and nothing of Kubernetes: everything a request means is one service,
 //! handed to [`listen::serve`].
 
+mod activity;
 pub mod body;
 mod client_certificates;
 mod connection;
 pub mod drain;
+mod limits;
 pub mod listen;
+pub mod metrics;
+mod per_address;
 mod self_signed;
+mod stall;
 pub mod tls;
 
-pub use connection::{Limits, Peer, TlsPeer};
+pub use connection::{Peer, TlsPeer};
+pub use limits::Limits;
 
 /// Chooses the cryptography of all TLS in this process; the first call counts.
 pub fn install_crypto() {

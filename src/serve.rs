@@ -7,6 +7,7 @@ mod documents;
 mod fence;
 mod get;
 mod gzip;
+mod limit;
 mod list;
 pub mod metrics;
 mod policy;
@@ -36,6 +37,8 @@ pub use bound_objects::CachedObjects;
 use decide::{Age, Plan, Planned, Read, decide};
 use documents::Documents;
 use fence::Fences;
+use limit::Limiter;
+pub use limit::UserLimits;
 use metrics::{InFlight, Labels};
 pub use policy::{Cache, ConsistentReads, Kept, Name, Policy};
 use shared::{Place, Shared};
@@ -55,6 +58,7 @@ struct Inner {
     policy: Policy,
     scopes: Scopes,
     access: Access,
+    limiter: Limiter,
     fences: Fences,
     documents: Documents,
     shared: Shared,
@@ -113,7 +117,19 @@ impl Server {
         let fences = Fences::new(client.clone());
         let documents = Documents::new(client);
         let shared = Shared::new(forwarder.clone());
-        let inner = Inner { catalog, policy, scopes, access, fences, documents, shared, forwarder, draining };
+        let limiter = Limiter::new(policy.users);
+        let inner = Inner {
+            catalog,
+            policy,
+            scopes,
+            access,
+            limiter,
+            fences,
+            documents,
+            shared,
+            forwarder,
+            draining,
+        };
         Self(Arc::new(inner), None)
     }
 
@@ -132,16 +148,20 @@ impl Server {
         let plan = decide(&self.0.catalog, &self.0.policy, &request);
         let labels = Labels::new(&plan, request.method());
         let in_flight = InFlight::begin(&labels);
+        let admitted = self.0.limiter.admit(&self.0.access, &caller, &request, &peer, &plan).await;
         // Left when the answer is there.
         let mut place = None;
-        let outcome = match (&caller, &plan.plan) {
-            (Caller::Refused(refusal), _) => Outcome::Answered(Source::Access, refused(refusal, plan.errors)),
-            (_, Plan::Forward(reason)) => Outcome::Forward(*reason),
-            (_, Plan::Read(read)) => {
+        let outcome = match (&caller, &admitted, &plan.plan) {
+            (Caller::Refused(refusal), ..) => {
+                Outcome::Answered(Source::Access, refused(refusal, plan.errors))
+            }
+            (_, Err(refused), _) => Outcome::Answered(Source::Limit, refused.response()),
+            (.., Plan::Forward(reason)) => Outcome::Forward(*reason),
+            (.., Plan::Read(read)) => {
                 let outcome = self.0.read(read, &request, &caller, &labels).await;
                 self.0.share(outcome, read, &request, &caller, &mut place).await
             }
-            (_, Plan::Document(asked)) => match self.0.document(asked, &request, &caller).await {
+            (.., Plan::Document(asked)) => match self.0.document(asked, &request, &caller).await {
                 Ok(response) => Outcome::Answered(Source::Document, response),
                 Err(reason) => Outcome::Forward(reason),
             },
@@ -162,6 +182,10 @@ impl Server {
         }
         response.headers_mut().insert("x-watershed-source", source.header());
         in_flight.answered(source, response.status(), started.elapsed());
+        let response = match admitted {
+            Ok(admitted) => admitted.answered(response),
+            Err(_) => response,
+        };
         match record {
             Some(record) if own => record.answered(response),
             _ => response,
@@ -235,12 +259,7 @@ impl Inner {
     }
 
     async fn identify(&self, request: &Request<Incoming>, caller: &Caller) -> Result<Authenticated, Reason> {
-        if let Caller::Vouched(vouched) = caller {
-            let Some(identity) = vouched.identity.clone() else { return Ok(Authenticated::Unknown) };
-            audit::caller(request, &identity);
-            return Ok(Authenticated::As(identity));
-        }
-        let reviewed = self.access.authenticator.authenticate(request.headers()).await;
+        let reviewed = self.access.identify(caller, request.headers()).await;
         if let Ok(Authenticated::As(identity)) = &reviewed {
             audit::caller(request, identity);
         }

@@ -37,6 +37,7 @@ mod write;
 
 pub use access::{Access, Rule, User};
 pub use faults::{Active, BrokenFrame, Faults, Refusal, WatchList};
+pub use http::Recorded;
 pub use options::{Options, Population};
 pub use server::Server;
 pub use state::{State, WriteError};

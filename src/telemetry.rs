@@ -53,6 +53,7 @@ fn install() -> PrometheusHandle {
     if metrics::set_global_recorder(recorder).is_err() {
         tracing::warn!("another metrics recorder is installed; /metrics will be empty");
     }
+    crate::http::metrics::describe();
     serve::metrics::describe();
     crate::admin::metrics::describe();
     crate::audit::metrics::describe();

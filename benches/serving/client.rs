@@ -14,6 +14,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tokio_util::task::AbortOnDropHandle;
 
 /// Flow control of Go's HTTP/2 client: `transportDefaultStreamFlow`, `transportDefaultConnFlow`.
@@ -66,12 +67,22 @@ impl Reach {
         Ok(Self { address, token: token.to_owned(), http2: Arc::new(config), http1 })
     }
 
-    pub(crate) async fn connect(&self, http1: bool) -> anyhow::Result<Connection> {
+    /// The Authorization header of a request.
+    pub(crate) fn bearer(&self) -> String {
+        format!("Bearer {}", self.token)
+    }
+
+    /// TLS, and no HTTP yet.
+    pub(crate) async fn tls(&self, http1: bool) -> anyhow::Result<TlsStream<TcpStream>> {
         let stream = TcpStream::connect(self.address).await?;
         stream.set_nodelay(true)?;
         let tls = if http1 { &self.http1 } else { &self.http2 };
         let name = ServerName::IpAddress(self.address.ip().into());
-        let io = TokioIo::new(TlsConnector::from(Arc::clone(tls)).connect(name, stream).await?);
+        Ok(TlsConnector::from(Arc::clone(tls)).connect(name, stream).await?)
+    }
+
+    pub(crate) async fn connect(&self, http1: bool) -> anyhow::Result<Connection> {
+        let io = TokioIo::new(self.tls(http1).await?);
         let (sender, task) = if http1 {
             let (sender, connection) = http1::handshake(io).await?;
             (Sender::Http1(sender), tokio::spawn(async move { drop(connection.await) }))
@@ -96,6 +107,10 @@ impl Reach {
 // === impl Connection ===
 
 impl Connection {
+    pub(crate) fn is_closed(&self) -> bool {
+        self.task.is_finished()
+    }
+
     /// Another handle to an HTTP/2 connection.
     pub(crate) fn share(&self) -> anyhow::Result<Self> {
         let Sender::Http2(sender) = &self.sender else {

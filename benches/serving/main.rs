@@ -9,6 +9,7 @@
     clippy::struct_excessive_bools,
     reason = "an instrument for developers: it prints, and its flags are many"
 )]
+mod abuse;
 mod check;
 mod children;
 mod client;
@@ -65,10 +66,14 @@ pub(crate) struct Args {
     /// How long it is done each time
     #[arg(long, default_value_t = 2.0, value_name = "SECONDS")]
     seconds: f64,
+    /// Abusers, as a share of 5,000 idle connections, 500 watchers and 1,000 slow ones
+    #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
+    abusers: f64,
     /// Clients speak HTTP/1.1 instead of HTTP/2
     #[arg(long)]
     http1: bool,
-    /// Only work whose name contains this (memory, LIST, GET, consistent, event, fan-out)
+    /// Only work whose name contains this (memory, LIST, GET, consistent, event, fan-out); abuse is done only when
+    /// it is asked for
     #[arg(long, value_name = "WORD")]
     only: Option<String>,
     /// Write all rounds to this file

@@ -14,11 +14,11 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::Args;
 use crate::client::Connection;
-use crate::consistent;
 use crate::process::{cpu, resident};
 use crate::servers::{ALL_PODS, Kind, Server, Servers, node_pods};
 use crate::table::Table;
 use crate::upstream::{STAMP, STAMP_DIGITS, Session, micros};
+use crate::{abuse, consistent};
 
 /// Connections opened at a time.
 const OPENERS: usize = 16;
@@ -54,6 +54,10 @@ pub(crate) async fn all(args: &Args, servers: &Servers) -> anyhow::Result<Table>
         if wanted(&fan.name) {
             fan.measure(args, servers, &mut table).await?;
         }
+    }
+    // Long, and of another sort than the rest.
+    if args.only.as_deref().is_some_and(|word| word == "abuse") {
+        abuse::all(args, servers, &mut table).await?;
     }
     Ok(table)
 }

@@ -10,7 +10,7 @@ use rustls::pki_types::CertificateDer;
 use super::certificate::Subject;
 use super::impersonate::{self, Wanted, with_everybodys_group};
 use super::review::{ReviewError, identity, post};
-use super::{Access, Decision, Identity};
+use super::{Access, Authenticated, Decision, Identity};
 use crate::http::Peer;
 use crate::kube::Status;
 use crate::upstream::{Authority, Client};
@@ -95,6 +95,21 @@ impl Access {
         match acting.and_then(vouched) {
             Ok(vouched) => Caller::Vouched(vouched),
             Err(refusal) => Caller::Refused(refusal),
+        }
+    }
+
+    /// Who the caller of a request with these headers is.
+    pub async fn identify(
+        &self,
+        caller: &Caller,
+        headers: &HeaderMap,
+    ) -> Result<Authenticated, Arc<ReviewError>> {
+        match caller {
+            Caller::Own => self.authenticator.authenticate(headers).await,
+            Caller::Vouched(vouched) => {
+                Ok(vouched.identity.clone().map_or(Authenticated::Unknown, Authenticated::As))
+            }
+            Caller::Refused(_) => Ok(Authenticated::Refused),
         }
     }
 

@@ -9,6 +9,8 @@ use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::access::Callers;
+use super::admin::AdminFlags;
+use super::limits::LimitFlags;
 use super::{audit, config};
 use crate::app;
 use crate::upstream::UpstreamOptions;
@@ -45,7 +47,7 @@ pub(super) struct Serve {
     /// Where the self-signed certificate and its CA (ca.crt, for clients to trust) are kept.
     #[arg(long, default_value = "watershed-certs", value_name = "DIR")]
     cert_dir: PathBuf,
-    /// Where /metrics, /livez, /readyz and /healthz are served, by plain HTTP.
+    /// Where /metrics, /livez, /readyz, /healthz and /debug/config are served; by plain HTTP, unless --admin-tls-cert is given.
     #[arg(long, default_value = "127.0.0.1:6480", value_name = "ADDR:PORT")]
     admin_listen: SocketAddr,
     /// How long events are kept, so that a watch may start from an old version (seconds).
@@ -64,7 +66,11 @@ pub(super) struct Serve {
     #[command(flatten)]
     callers: Callers,
     #[command(flatten)]
+    limits: LimitFlags,
+    #[command(flatten)]
     audit: audit::Flags,
+    #[command(flatten)]
+    admin: AdminFlags,
 }
 
 impl Serve {
@@ -114,6 +120,9 @@ impl Serve {
         if let Some(file) = &self.config {
             config.policy = config::read(file)?;
         }
+        config.policy.users = self.limits.users();
+        config.limits = self.limits.connections();
+        config.admin = self.admin.protection();
         Ok(config)
     }
 }

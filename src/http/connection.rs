@@ -5,8 +5,7 @@ use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,14 +15,18 @@ use http::{Method, Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
+use super::activity::{Activity, Running};
 use super::body::{self, Body, BoxError};
 use super::drain;
+use super::limits::Limits;
+use super::metrics::{Cut, Listener};
+use super::stall::{Pace, Streams};
 
 /// Who is at the other end of a connection.
 #[derive(Clone, Debug)]
@@ -44,44 +47,23 @@ pub struct TlsPeer {
     pub server_name: Option<String>,
 }
 
-/// What connections may cost.
-#[derive(Clone, Debug)]
-pub struct Limits {
-    /// Connections at a time. Further ones wait in the kernel's backlog.
-    pub connections: usize,
-    /// HTTP/2 streams a connection may have open.
-    pub streams: u32,
-    /// Bytes of answer a connection or a stream may hold that the client has not taken. Not more, as
-    /// the cursor of a watch is the buffer, and it costs nothing.
-    pub send_buffer: usize,
-    /// How long a connection may be without a request before it is closed.
-    pub idle: Duration,
-    /// How long TLS and the first request may take.
-    pub start: Duration,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Limits {
-            connections: 20_000,
-            // kube-apiserver's recommended options say 1000; its bare default of 100 makes
-            // clients with many informers wait.
-            streams: 1000,
-            send_buffer: 64 * 1024,
-            // kube-apiserver's idle timeout.
-            idle: Duration::from_secs(90),
-            start: Duration::from_secs(10),
-        }
-    }
-}
-
 /// The bytes a client may send ahead on one stream, and on a connection.
 const STREAM_WINDOW: u32 = 256 * 1024;
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
 
-/// Room for long tokens and for `Impersonate-Group` lists; kube-apiserver takes up to 1 MB.
-const MAX_HEADER_BYTES: u32 = 128 * 1024;
+/// hyper takes no less for HTTP/1.
+const MIN_BUFFER: usize = 8192;
 const MAX_HEADERS: usize = 512;
+
+/// Streams that the client reset before they were looked at, and streams reset here for what the
+/// client did wrong: beyond these the connection ends ("rapid reset", CVE-2023-44487, and its kin).
+/// They are h2's own defaults, named so that they stay.
+const MAX_PENDING_RESETS: usize = 20;
+const MAX_OWN_RESETS: usize = 1024;
+
+/// An HTTP/2 answer is handed out in pieces of this size, the size of a frame: what is handed out at
+/// once is held for the client, whatever its window.
+const PIECE: usize = 16 * 1024;
 
 /// A ping on a quiet HTTP/2 connection, and how long its answer may take: finds clients that
 /// vanished without a word, whose watches would stay for ever.
@@ -90,35 +72,24 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The settings of both protocols, made once a listener.
 pub(super) struct Protocols {
-    http1: auto::Builder<TokioExecutor>,
-    http2: auto::Builder<TokioExecutor>,
+    http1: auto::Builder<Streams>,
+    http2: auto::Builder<Streams>,
     limits: Limits,
+    listener: Listener,
 }
-
-/// Keeps count of the requests of one connection, to know when it is idle.
-struct Activity {
-    opened: Instant,
-    /// Requests running.
-    running: AtomicU64,
-    /// Milliseconds after `opened` at which the last request ended, plus one; 0 before the first.
-    last_end: AtomicU64,
-}
-
-/// One running request of a connection.
-struct Running(Arc<Activity>);
 
 // === impl Protocols ===
 
 impl Protocols {
-    pub(super) fn new(limits: Limits) -> Self {
-        let mut builder = auto::Builder::new(TokioExecutor::new());
+    pub(super) fn new(limits: Limits, listener: Listener) -> Self {
+        let mut builder = auto::Builder::new(Streams { stall: limits.stall });
         builder
             .http1()
             .timer(TokioTimer::new())
             // hyper counts this from the end of the last request, so it is the idle time too.
             .header_read_timeout(limits.idle)
             // One number for what is read and written ahead: it bounds the request head too.
-            .max_buf_size(limits.send_buffer)
+            .max_buf_size(limits.header_bytes.max(MIN_BUFFER))
             .max_headers(MAX_HEADERS);
         builder
             .http2()
@@ -126,36 +97,55 @@ impl Protocols {
             .max_concurrent_streams(limits.streams)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .max_send_buf_size(limits.send_buffer)
-            .max_header_list_size(MAX_HEADER_BYTES)
+            .max_send_buf_size(limits.stream_buffer)
+            .max_header_list_size(u32::try_from(limits.header_bytes * 2).unwrap_or(u32::MAX))
+            .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
+            .max_local_error_reset_streams(MAX_OWN_RESETS)
             .keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT);
-        Protocols { http1: builder.clone().http1_only(), http2: builder.http2_only(), limits }
+        Protocols { http1: builder.clone().http1_only(), http2: builder.http2_only(), limits, listener }
     }
 
     pub(super) fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// Serves one connection to its end, or until the drain cuts it.
-    pub(super) async fn serve<I, S, F>(&self, io: I, http2: bool, peer: Peer, service: S, drain: drain::Watch)
-    where
+    pub(super) fn listener(&self) -> Listener {
+        self.listener
+    }
+
+    /// Serves one connection to its end, or until the drain or the watch over its client cuts it.
+    pub(super) async fn serve<I, S, F>(
+        &self,
+        io: I,
+        http2: bool,
+        activity: Arc<Activity>,
+        peer: Peer,
+        service: S,
+        drain: drain::Watch,
+    ) where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<Body>> + Send + 'static,
     {
-        let activity = Arc::new(Activity::new());
         let address = peer.address;
+        let url_bytes = self.limits.url_bytes;
         let requests = service_fn({
             let activity = Arc::clone(&activity);
-            move |request| answer(request, peer.clone(), service.clone(), Running::new(&activity))
+            move |request| answer(request, url_bytes, peer.clone(), service.clone(), Running::new(&activity))
         });
+        if !http2 {
+            activity.speaks_http1();
+        }
         let builder = if http2 { &self.http2 } else { &self.http1 };
         let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(io), requests));
         let mut forced = pin!(drain.forced());
         let mut draining = pin!(drain.draining());
+        let mut abused = pin!(activity.abused(&self.limits));
         let mut ending = false;
-        loop {
+        // When a connection that was asked to end, with nothing running on it, is cut.
+        let mut patience = pin!(tokio::time::sleep(Duration::MAX));
+        let cut = loop {
             tokio::select! {
                 result = connection.as_mut() => {
                     if let Err(error) = result {
@@ -169,12 +159,23 @@ impl Protocols {
                 }
                 // Dropping the connection cuts its streams.
                 () = &mut forced => return,
+                cut = &mut abused => break cut,
                 () = activity.idle(&self.limits), if !ending => {
                     ending = true;
                     connection.as_mut().graceful_shutdown();
+                    patience.as_mut().reset(Instant::now() + self.limits.idle);
+                }
+                // Half a head, or answers whose last bytes nobody takes.
+                () = &mut patience => {
+                    if !activity.is_busy() {
+                        break Cut::Idle;
+                    }
+                    patience.as_mut().reset(Instant::now() + self.limits.idle);
                 }
             }
-        }
+        };
+        self.listener.cut(cut);
+        tracing::debug!(%address, reason = cut.as_str(), "connection cut");
     }
 }
 
@@ -182,16 +183,25 @@ impl Protocols {
 /// and the other streams of the connection go on.
 async fn answer<S, F>(
     request: Request<Incoming>,
+    url_bytes: usize,
     peer: Peer,
     service: S,
-    running: Running,
+    mut running: Running,
 ) -> Result<Response<Counted>, Infallible>
 where
     S: Fn(Request<Incoming>, Peer) -> F,
     F: Future<Output = Response<Body>>,
 {
     let head = request.method() == Method::HEAD;
-    let answered = AssertUnwindSafe(async { service(request, peer).await }).catch_unwind().await;
+    let uri = request.uri();
+    let url = uri.path().len() + uri.query().map_or(0, |query| query.len() + 1);
+    let answered = AssertUnwindSafe(async {
+        if url > url_bytes {
+            return too_long(url_bytes);
+        }
+        service(request, peer).await
+    });
+    let answered = answered.catch_unwind().await;
     let mut response = answered.unwrap_or_else(|_| {
         tracing::error!("a request panicked; its client got 500, everything else goes on");
         let mut response = Response::new(body::full("Internal Server Error\n"));
@@ -201,7 +211,19 @@ where
     if head {
         without_body(&mut response);
     }
-    Ok(response.map(|inner| Counted { inner, _running: running }))
+    running.answered();
+    Ok(response.map(|inner| Counted {
+        inner,
+        rest: Bytes::new(),
+        pace: Pace::of_this_task(),
+        _running: running,
+    }))
+}
+
+fn too_long(most: usize) -> Response<Body> {
+    let mut response = Response::new(body::full(format!("the URL is longer than {most} bytes\n")));
+    *response.status_mut() = StatusCode::URI_TOO_LONG;
+    response
 }
 
 /// Leaves of an answer what HEAD wants. hyper does so on HTTP/1 only.
@@ -213,50 +235,13 @@ fn without_body(response: &mut Response<Body>) {
     *response.body_mut() = body::empty();
 }
 
-// === impl Activity ===
-
-impl Activity {
-    fn new() -> Self {
-        Activity { opened: Instant::now(), running: AtomicU64::new(0), last_end: AtomicU64::new(0) }
-    }
-
-    /// Waits until the connection has had nothing to do for as long as the limits allow.
-    async fn idle(&self, limits: &Limits) {
-        loop {
-            let until = match self.last_end.load(Ordering::Acquire) {
-                0 => self.opened + limits.start,
-                end => self.opened + Duration::from_millis(end) + limits.idle,
-            };
-            let busy = self.running.load(Ordering::Acquire) > 0;
-            if !busy && until <= Instant::now() {
-                return;
-            }
-            // While requests run, look again after a whole idle time; it is only about tidiness.
-            tokio::time::sleep_until(if busy { Instant::now() + limits.idle } else { until }).await;
-        }
-    }
-}
-
-// === impl Running ===
-
-impl Running {
-    fn new(activity: &Arc<Activity>) -> Self {
-        activity.running.fetch_add(1, Ordering::AcqRel);
-        Running(Arc::clone(activity))
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let end = u64::try_from(self.0.opened.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.0.last_end.store(end.saturating_add(1), Ordering::Release);
-        self.0.running.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// An answer's body that keeps its connection from being idle.
+/// An answer's body that keeps its connection from being idle, and shows how its client takes it.
 struct Counted {
     inner: Body,
+    /// What is left of a frame that is handed out in pieces.
+    rest: Bytes,
+    /// On HTTP/2.
+    pace: Option<Arc<Pace>>,
     _running: Running,
 }
 
@@ -268,14 +253,35 @@ impl http_body::Body for Counted {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        Pin::new(&mut self.inner).poll_frame(cx)
+        let this = &mut *self;
+        let Some(pace) = &this.pace else { return Pin::new(&mut this.inner).poll_frame(cx) };
+        pace.asked();
+        if this.rest.is_empty() {
+            match ready!(Pin::new(&mut this.inner).poll_frame(cx)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => this.rest = data,
+                    Err(other) => return Poll::Ready(Some(Ok(other))),
+                },
+                end => return Poll::Ready(end),
+            }
+        }
+        pace.handed_out();
+        let piece = this.rest.split_to(PIECE.min(this.rest.len()));
+        Poll::Ready(Some(Ok(Frame::data(piece))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        self.rest.is_empty() && self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        let rest = self.rest.len() as u64;
+        let inner = self.inner.size_hint();
+        let mut hint = SizeHint::new();
+        hint.set_lower(inner.lower().saturating_add(rest));
+        if let Some(upper) = inner.upper().and_then(|upper| upper.checked_add(rest)) {
+            hint.set_upper(upper);
+        }
+        hint
     }
 }

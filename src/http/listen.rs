@@ -11,9 +11,13 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
+use super::activity::{Activity, Watched};
 use super::body::Body;
-use super::connection::{Limits, Peer, Protocols, TlsPeer};
+use super::connection::{Peer, Protocols, TlsPeer};
 use super::drain;
+use super::limits::Limits;
+use super::metrics::{Cut, Listener};
+use super::per_address::PerAddress;
 use super::tls::ServerTls;
 
 /// How long to wait after a failed accept (no file descriptors, no memory), growing to the second.
@@ -34,19 +38,11 @@ pub async fn serve<S, F>(
     S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
-    accept_all(listener, Some(tls), service, limits, drain).await;
+    accept_all(listener, Listener::Proxy, Some(tls), service, limits, drain).await;
 }
 
-/// Serves plain HTTP/1.1 until the drain is over: for the admin listener.
-pub async fn serve_plain<S, F>(listener: TcpListener, service: S, limits: Limits, drain: drain::Watch)
-where
-    S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Response<Body>> + Send + 'static,
-{
-    accept_all(listener, None, service, limits, drain).await;
-}
-
-async fn accept_all<S, F>(
+/// Serves operators until the drain is over: plain HTTP/1.1, or TLS with both protocols.
+pub async fn serve_admin<S, F>(
     listener: TcpListener,
     tls: Option<ServerTls>,
     service: S,
@@ -56,19 +52,40 @@ async fn accept_all<S, F>(
     S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
+    accept_all(listener, Listener::Admin, tls, service, limits, drain).await;
+}
+
+async fn accept_all<S, F>(
+    listener: TcpListener,
+    which: Listener,
+    tls: Option<ServerTls>,
+    service: S,
+    limits: Limits,
+    drain: drain::Watch,
+) where
+    S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
     let permits = Arc::new(Semaphore::new(limits.connections));
-    let protocols = Arc::new(Protocols::new(limits));
+    let addresses = PerAddress::new(limits.connections_per_address);
+    let protocols = Arc::new(Protocols::new(limits, which));
     let connections = TaskTracker::new();
     let accepting = async {
         loop {
             // The permit first: over the limit, clients wait in the kernel's backlog.
             let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
             let (stream, address) = accept(&listener).await;
+            let Some(place) = addresses.enter(address.ip()) else {
+                which.rejected();
+                tracing::debug!(%address, "too many connections from this address (--max-connections-per-address)");
+                continue;
+            };
+            let open = which.connected();
             let protocols = Arc::clone(&protocols);
             let (tls, service, drain) = (tls.clone(), service.clone(), drain.clone());
             connections.spawn(async move {
                 connection(&protocols, stream, address, tls, service, drain).await;
-                drop(permit);
+                drop((open, place, permit));
             });
         }
     };
@@ -120,8 +137,11 @@ async fn connection<S, F>(
     let _ = stream.set_nodelay(true);
     let _ = socket2::SockRef::from(&stream)
         .set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE));
+    let activity = Activity::new();
+    let stream = Watched::new(stream, &activity);
     let Some(tls) = tls else {
-        return protocols.serve(stream, false, Peer { address, tls: None }, service, drain).await;
+        let peer = Peer { address, tls: None };
+        return protocols.serve(stream, false, activity, peer, service, drain).await;
     };
     let handshake = tokio::time::timeout(protocols.limits().start, tls.acceptor().accept(stream));
     let stream = tokio::select! {
@@ -132,6 +152,7 @@ async fn connection<S, F>(
                 return;
             }
             Err(_elapsed) => {
+                protocols.listener().cut(Cut::Handshake);
                 tracing::debug!(%address, "TLS handshake took too long");
                 return;
             }
@@ -145,7 +166,7 @@ async fn connection<S, F>(
         server_name: session.server_name().map(str::to_owned),
     };
     let peer = Peer { address, tls: Some(Arc::new(told)) };
-    protocols.serve(stream, http2, peer, service, drain).await;
+    protocols.serve(stream, http2, activity, peer, service, drain).await;
 }
 
 #[cfg(test)]

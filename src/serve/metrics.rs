@@ -17,6 +17,8 @@ use crate::watch::{Ending, Observer};
 pub const REQUESTS: &str = "watershed_requests_total";
 /// From the request's arrival to the response's headers.
 pub const DURATION: &str = "watershed_request_duration_seconds";
+/// Requests refused as their caller asked for too much.
+pub const LIMITED: &str = "watershed_requests_limited_total";
 /// Requests whose response headers are not sent yet.
 pub const IN_FLIGHT: &str = "watershed_requests_in_flight";
 /// Watches served from memory now.
@@ -42,6 +44,10 @@ pub fn describe() {
         "Requests answered, by verb, resource, source, reason for forwarding and code."
     );
     describe_histogram!(DURATION, "Seconds from a request's arrival to the headers of its response.");
+    describe_counter!(
+        LIMITED,
+        "Requests refused with 429 as their caller asked for too much, by which limit."
+    );
     describe_gauge!(IN_FLIGHT, "Requests whose response headers are not sent yet.");
     describe_gauge!(WATCHES, "Watches that are served from memory now.");
     describe_counter!(EVENTS, "Events, bookmarks and initial objects handed to watching clients.");
@@ -96,6 +102,11 @@ pub(super) fn fence_asked(gvr: &GroupVersionResource, request: &'static str) {
     counter!(FENCE_REQUESTS, "group" => Arc::clone(&gvr.group), "resource" => Arc::clone(&gvr.resource),
         "request" => request)
     .increment(1);
+}
+
+/// A caller asked for too much.
+pub(super) fn limited(reason: &'static str) {
+    counter!(LIMITED, "reason" => reason).increment(1);
 }
 
 /// A request on its way to an answer.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, Unexpected, Visitor};
 
+use super::limit::UserLimits;
 use crate::kube::GroupVersionResource;
 
 /// How lists and watches with `resourceVersion` unset are answered.
@@ -89,6 +90,8 @@ pub struct Policy {
     pub cache: Cache,
     /// What may be kept of those that are named; written by [`keep`](Self::keep).
     pub caches: HashMap<Name, Cache>,
+    /// What each caller may use.
+    pub users: UserLimits,
 }
 
 impl Policy {

@@ -18,6 +18,8 @@ pub enum Source {
     Shared,
     /// Refused by what upstream said of the caller.
     Access,
+    /// Refused, as this caller has asked for too much.
+    Limit,
     /// From upstream.
     Forward(Reason),
 }
@@ -33,6 +35,7 @@ impl Source {
             Self::Document => "document",
             Self::Shared => "shared",
             Self::Access => "access",
+            Self::Limit => "limit",
             Self::Forward(_) => "forward",
         }
     }

@@ -6,6 +6,7 @@ use ::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, head
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
+use parking_lot::Mutex;
 use serde::Deserialize;
 
 use super::access::Access;
@@ -18,6 +19,20 @@ use super::stats::Stats;
 use super::status::Failure;
 use super::{discovery, list, watch, write};
 use crate::kube::{accepts_gzip, gzip_member};
+
+/// The head of a request, as it came in.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    /// The method.
+    pub method: Method,
+    /// Path and query.
+    pub target: String,
+    /// All header fields.
+    pub headers: HeaderMap,
+}
+
+/// Heads kept of a recording.
+const MAX_RECORDED: usize = 10_000;
 
 /// The body of every answer.
 pub(crate) type Body = UnsyncBoxBody<Bytes, BodyError>;
@@ -35,6 +50,8 @@ pub(crate) struct Shared {
     pub(crate) access: Access,
     pub(crate) faults: Faults,
     pub(crate) stats: Stats,
+    /// Heads of requests, once somebody wants them.
+    recorded: Mutex<Option<Vec<Recorded>>>,
     /// Numbers the answers' Audit-Ids.
     answers: AtomicU64,
 }
@@ -69,8 +86,24 @@ impl Shared {
             access: Access::default(),
             faults: Faults::default(),
             stats: Stats::default(),
+            recorded: Mutex::default(),
             answers: AtomicU64::new(0),
             options,
+        }
+    }
+
+    /// Begins a recording, and gives back what the one before holds.
+    pub(crate) fn take_recorded(&self) -> Vec<Recorded> {
+        self.recorded.lock().replace(Vec::new()).unwrap_or_default()
+    }
+
+    fn record(&self, head: &::http::request::Parts) {
+        if let Some(recorded) = self.recorded.lock().as_mut().filter(|heads| heads.len() < MAX_RECORDED) {
+            recorded.push(Recorded {
+                method: head.method.clone(),
+                target: head.uri.path_and_query().map_or_else(String::new, ToString::to_string),
+                headers: head.headers.clone(),
+            });
         }
     }
 
@@ -80,6 +113,7 @@ impl Shared {
         B: hyper::body::Body,
     {
         let (head, body) = request.into_parts();
+        self.record(&head);
         let path = head.uri.path();
         let query = Query::read(head.uri.query().unwrap_or_default());
         // A query that can't be read still has a verb, taken from `watch` alone.

@@ -18,7 +18,7 @@ use tracing::debug;
 use super::access::{ADMIN_TOKEN, Access, VIEWER_TOKEN};
 use super::faults::Faults;
 use super::fixtures;
-use super::http::Shared;
+use super::http::{Recorded, Shared};
 use super::options::Options;
 use super::state::State;
 use super::stats::Counts;
@@ -115,6 +115,11 @@ impl Server {
     /// What it was asked and what it sent so far.
     pub fn stats(&self) -> Counts {
         self.shared.stats.counts()
+    }
+
+    /// Begins to record the heads of requests, and gives back those since the last call.
+    pub fn take_recorded(&self) -> Vec<Recorded> {
+        self.shared.take_recorded()
     }
 
     /// What clients see of a restart: all connections break, and no watch can be resumed from below the present global

@@ -5,10 +5,12 @@
 //! | `rig` | the simulated API server with the proxy in front of it |
 //! | `client` | the clients: HTTP/1.1, HTTP/2, and bytes written by hand |
 //! | `ledger` | what really happened: the judge of every watch |
+//! | `frames` | HTTP/2 written by hand |
 //! | `follow` | a client that lists and watches for ever and remembers all it was told |
 //! | `program` | the program itself, as a process of its own |
 //! | the others | tests |
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
+mod abuse;
 mod access;
 mod admin;
 mod audit;
@@ -20,12 +22,15 @@ mod custom;
 mod demo;
 mod documents;
 mod drain;
+mod edge;
 mod faults;
 mod fence;
 mod follow;
+mod frames;
 mod ledger;
 mod policy;
 mod program;
 mod restart;
 mod rig;
+mod smuggling;
 mod vanishing;

@@ -1,7 +1,9 @@
 //! The program itself, as a process of its own: its metrics are nobody else's, and it can be sent signals.
 use std::net::SocketAddr;
 use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
@@ -14,6 +16,8 @@ pub(crate) struct Program {
     pub(crate) proxied: Endpoint,
     pub(crate) admin: SocketAddr,
     child: Child,
+    /// All it has logged.
+    log: Arc<Mutex<String>>,
     _folder: TempDir,
 }
 
@@ -50,9 +54,11 @@ impl Program {
             .unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let (mut proxy, mut admin) = (None, None);
+        let log = Arc::new(Mutex::new(String::new()));
         while proxy.is_none() || admin.is_none() {
             let line = within("where it listens", lines.next_line()).await.unwrap();
             let line = line.expect("it says where it listens before it ends");
+            *log.lock() += &line;
             let line: serde_json::Value = serde_json::from_str(&line).unwrap();
             let address = || line["fields"]["address"].as_str()?.parse::<SocketAddr>().ok();
             match line["fields"]["listener"].as_str() {
@@ -62,21 +68,37 @@ impl Program {
             }
         }
         // Somebody has to read on, or the program waits for room in the pipe.
-        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        let further = Arc::clone(&log);
+        tokio::spawn(async move {
+            while let Ok(Some(line)) = lines.next_line().await {
+                *further.lock() += &(line + "\n");
+            }
+        });
         let ca = std::fs::read_to_string(certs.join("ca.crt")).unwrap();
         let proxied = Endpoint::new(proxy.unwrap(), &ca, upstream.admin_token());
         let admin = admin.unwrap();
-        eventually("readiness", async || {
-            let answer = plain_get(admin, "GET", "/readyz").await;
-            if answer.starts_with("HTTP/1.1 200 ") { Ok(()) } else { Err(answer) }
-        })
-        .await;
-        Self { proxied, admin, child, _folder: folder }
+        let program = Self { proxied, admin, child, log, _folder: folder };
+        if !flags.contains(&"--admin-tls-cert") {
+            eventually("readiness", async || {
+                let answer = plain_get(admin, "GET", "/readyz").await;
+                if answer.starts_with("HTTP/1.1 200 ") { Ok(()) } else { Err(answer) }
+            })
+            .await;
+        }
+        program
     }
 
     /// Status and body of the admin listener's answer, head included.
     pub(crate) async fn admin(&self, method: &str, path: &str) -> String {
         plain_get(self.admin, method, path).await
+    }
+
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().clone()
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id().expect("it runs")
     }
 
     /// Sends SIGTERM.

@@ -177,7 +177,7 @@ async fn plain_http_is_served_for_admin() {
             Response::new(body::full("ok"))
         }
     };
-    let served = tokio::spawn(serve_plain(listener, service, Limits::default(), watch));
+    let served = tokio::spawn(serve_admin(listener, None, service, Limits::default(), watch));
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.unwrap();
     let mut answer = String::new();

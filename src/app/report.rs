@@ -1,0 +1,146 @@
+//! The configuration as it is in effect, for operators. Names of files stand in it, and nothing of what is in them.
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::Config;
+use crate::serve::{ConsistentReads, Policy};
+
+/// As JSON.
+pub(super) fn of(config: &Config) -> Value {
+    let Config {
+        upstream,
+        listen,
+        certificate,
+        cert_dir,
+        names,
+        admin_listen,
+        admin,
+        access,
+        audit,
+        scopes,
+        policy,
+        aggregated,
+        limits,
+        drain,
+    } = config;
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "upstream": {
+            "kubeconfig": upstream.kubeconfig.as_deref().map(name),
+            "context": upstream.context,
+            "servers": upstream.servers.iter().map(|url| without_credentials(url)).collect::<Vec<_>>(),
+        },
+        "listen": listen.to_string(),
+        "certificate": pair(certificate.as_ref()),
+        "certDir": name(cert_dir),
+        "names": names,
+        "admin": {
+            "listen": admin_listen.to_string(),
+            "certificate": pair(admin.certificate.as_ref()),
+            "tokenFile": admin.token_file.as_deref().map(name),
+        },
+        "access": {
+            "tokenSeconds": seconds(access.authentication.token_ttl),
+            "audiences": access.authentication.audiences,
+            "anonymous": access.authentication.anonymous,
+            "validateServiceAccountTokensLocally": access.authentication.validate_locally,
+            "clientCa": access.client_ca.as_deref().map(name),
+            "frontProxyCa": access.front_proxy.as_ref().map(|proxy| name(&proxy.ca)),
+            "singleIdentity": access.single_identity,
+        },
+        "audit": audit.as_ref().map(|audit| json!({
+            "policyFile": audit.policy_file.as_deref().map(name),
+            "log": audit.log.as_ref().map(|log| name(&log.path)),
+            "webhookConfigFile": audit.webhook.as_ref().map(|webhook| name(&webhook.config_file)),
+        })),
+        "window": { "seconds": seconds(scopes.window.age), "bytes": scopes.window.bytes },
+        "consistentReads": reads(policy),
+        "cache": kept(policy),
+        "cacheAggregated": aggregated,
+        "limits": {
+            "connections": limits.connections,
+            "connectionsPerAddress": limits.connections_per_address,
+            "http2StreamsPerConnection": limits.streams,
+            "http2StreamBufferBytes": limits.stream_buffer,
+            "headerBytes": limits.header_bytes,
+            "urlBytes": limits.url_bytes,
+            "idleSeconds": seconds(limits.idle),
+            "handshakeSeconds": seconds(limits.start),
+            "headerSeconds": seconds(limits.head),
+            "writeStallSeconds": seconds(limits.stall),
+            "requestsInFlightPerUser": policy.users.in_flight,
+            "requestsPerSecondPerUser": policy.users.per_second,
+            "requestsBurstPerUser": policy.users.burst,
+        },
+        "drainSeconds": seconds(*drain),
+    })
+}
+
+fn name(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn pair(files: Option<&(PathBuf, PathBuf)>) -> Value {
+    files.map_or(Value::Null, |(cert, key)| json!({ "cert": name(cert), "key": name(key) }))
+}
+
+fn seconds(duration: Duration) -> f64 {
+    duration.as_secs_f64()
+}
+
+/// A URL may hold a password.
+fn without_credentials(url: &str) -> String {
+    match url.split_once("://") {
+        Some((scheme, rest)) => {
+            let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+            let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+            format!(
+                "{scheme}://{host}{}",
+                &rest[authority.len()..].split(['?', '#']).next().unwrap_or_default()
+            )
+        }
+        None => url.rsplit_once('@').map_or(url, |(_, host)| host).to_owned(),
+    }
+}
+
+fn reads(policy: &Policy) -> Value {
+    let word = |choice: ConsistentReads| match choice {
+        ConsistentReads::Fence => "fence",
+        ConsistentReads::Forward => "forward",
+        ConsistentReads::Cache => "cache",
+    };
+    let mut resources: Vec<_> = policy.resources.iter().collect();
+    resources.sort_by_key(|(key, _)| *key);
+    let resources = resources.into_iter().map(|((group, resource), choice)| {
+        json!({ "group": group, "resource": resource, "consistentReads": word(*choice) })
+    });
+    json!({ "default": word(policy.consistent_reads), "resources": resources.collect::<Vec<_>>() })
+}
+
+fn kept(policy: &Policy) -> Value {
+    let mut named: Vec<_> = policy.caches.iter().collect();
+    named.sort_by_key(|(key, _)| *key);
+    let named = named.into_iter().map(
+        |((group, resource), kept)| json!({ "group": group, "resource": resource, "cache": kept.as_str() }),
+    );
+    json!({ "default": policy.cache.as_str(), "resources": named.collect::<Vec<_>>() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_lose_their_credentials() {
+        for (url, shown) in [
+            ("https://a:b@host:6443/x?token=c", "https://host:6443/x"),
+            ("https://host:6443", "https://host:6443"),
+            ("a:b@host:6443", "host:6443"),
+            ("https://a:b@c@host/", "https://host/"),
+        ] {
+            assert_eq!(without_credentials(url), shown);
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Flags of `watershed serve` on what clients may cost.
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::http::Limits;
+use crate::serve::UserLimits;
+
+/// What clients may cost.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Limits")]
+pub(super) struct LimitFlags {
+    /// Connections of clients at a time. Further ones wait until others end.
+    #[arg(long, default_value_t = 20_000, value_name = "N", value_parser = at_least_one)]
+    max_connections: usize,
+    /// Connections at a time from one address (of IPv6, from one /64). Further ones are closed at once.
+    /// Without it: three quarters of --max-connections.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    max_connections_per_address: Option<usize>,
+    /// HTTP/2 requests and watches at a time on one connection.
+    #[arg(long = "http2-max-streams-per-connection", default_value_t = 1000, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..))]
+    http2_max_streams: u32,
+    /// Bytes of a request's head: line and headers together on HTTP/1.1; twice as many on HTTP/2, which counts
+    /// 32 more for each header. More are refused with 431. At least 8192.
+    #[arg(long, default_value_t = 65_536, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(8192..=1_048_576))]
+    max_header_bytes: u32,
+    /// Bytes of a request's path and query. More are refused with 414.
+    #[arg(long, default_value_t = 65_534, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(1..=65_534))]
+    max_url_bytes: u16,
+    /// How long a TLS handshake may take, and the first request after it to come.
+    #[arg(long, default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    handshake_seconds: u64,
+    /// How long the head of an HTTP/1.1 request may take from its first byte.
+    #[arg(long, default_value_t = 32, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    header_seconds: u64,
+    /// How long a connection stays open without a request.
+    #[arg(long, default_value_t = 90, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    idle_seconds: u64,
+    /// How long a client may take nothing of an answer or of a watch's events that wait for it; 0 for as long as
+    /// it likes. A quiet watch has nothing that waits.
+    #[arg(long, default_value_t = 600, value_name = "SECONDS")]
+    write_stall_seconds: u64,
+    /// Requests of one user at a time; 0 for no limit. Watches count until they begin. Who is not known by a bearer
+    /// token counts by address.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    max_requests_inflight_per_user: u32,
+    /// Requests of one user in a second; 0 for no limit.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    max_requests_per_second_per_user: u32,
+    /// Requests of one user that may come at once. Without it: twice as many as in a second.
+    #[arg(long, default_value_t = 0, value_name = "N", hide_default_value = true)]
+    max_requests_burst_per_user: u32,
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if number > 0 => Ok(number),
+        _ => Err("not a number above zero".to_owned()),
+    }
+}
+
+impl LimitFlags {
+    /// Of connections.
+    pub(super) fn connections(&self) -> Limits {
+        let share = Limits::share_of_an_address(self.max_connections);
+        Limits {
+            connections: self.max_connections,
+            connections_per_address: self.max_connections_per_address.unwrap_or(share),
+            streams: self.http2_max_streams,
+            header_bytes: self.max_header_bytes as usize,
+            url_bytes: usize::from(self.max_url_bytes),
+            idle: Duration::from_secs(self.idle_seconds),
+            start: Duration::from_secs(self.handshake_seconds),
+            head: Duration::from_secs(self.header_seconds),
+            stall: Duration::from_secs(self.write_stall_seconds),
+            ..Limits::default()
+        }
+    }
+
+    /// Of callers.
+    pub(super) fn users(&self) -> UserLimits {
+        UserLimits {
+            in_flight: self.max_requests_inflight_per_user,
+            per_second: self.max_requests_per_second_per_user,
+            burst: self.max_requests_burst_per_user,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        limits: LimitFlags,
+    }
+
+    #[test]
+    fn without_flags_there_are_the_defaults() {
+        let line = Line::parse_from(["x"]);
+        let text = |limits: &Limits| format!("{limits:?}");
+        assert_eq!(text(&line.limits.connections()), text(&Limits::default()));
+        assert_eq!(line.limits.users(), UserLimits::default());
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for flag in ["--max-connections=0", "--max-url-bytes=0", "--max-header-bytes=100", "--idle-seconds=0"]
+        {
+            assert!(Line::try_parse_from(["x", flag]).is_err(), "{flag}");
+        }
+        let limits = Line::parse_from(["x", "--max-connections=8"]).limits.connections();
+        assert_eq!(limits.connections_per_address, 6);
+    }
+}

@@ -1,0 +1,233 @@
+//! What a connection's client does: enough to know when it is idle, and when it abuses its place.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::limits::Limits;
+use super::metrics::Cut;
+
+/// A connection most of whose requests are taken back before they were answered is closed after so many
+/// of them. Requests that are given up are normal, but not in such numbers on one connection: it is
+/// "rapid reset", CVE-2023-44487, each of which may cost a request to upstream.
+const MANY_RESETS: u64 = 500;
+
+/// What one connection does. Moments are milliseconds after `opened`, plus one; 0 stands for never.
+pub(super) struct Activity {
+    opened: Instant,
+    /// Whether requests come one after the other, so that what is read between two of them is a head.
+    http1: AtomicBool,
+    /// Requests running.
+    running: AtomicU64,
+    /// When the last request ended.
+    last_end: AtomicU64,
+    /// When the head began that is being read.
+    head: AtomicU64,
+    /// Since when the client takes nothing of what is to be written.
+    blocked: AtomicU64,
+    requests: AtomicU64,
+    /// Requests that were taken back before their answer.
+    resets: AtomicU64,
+    too_many_resets: Notify,
+}
+
+/// One running request of a connection.
+pub(super) struct Running {
+    activity: Arc<Activity>,
+    answered: bool,
+}
+
+/// A socket whose progress is watched.
+pub(super) struct Watched<I> {
+    inner: I,
+    activity: Arc<Activity>,
+}
+
+// === impl Activity ===
+
+impl Activity {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Activity {
+            opened: Instant::now(),
+            http1: AtomicBool::new(false),
+            running: AtomicU64::new(0),
+            last_end: AtomicU64::new(0),
+            head: AtomicU64::new(0),
+            blocked: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
+            resets: AtomicU64::new(0),
+            too_many_resets: Notify::new(),
+        })
+    }
+
+    pub(super) fn speaks_http1(&self) {
+        self.http1.store(true, Ordering::Release);
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1)
+    }
+
+    /// When a moment is over that began at `mark`; `None` when it did not begin.
+    fn until(&self, mark: &AtomicU64, after: Duration) -> Option<Instant> {
+        match mark.load(Ordering::Acquire) {
+            0 => None,
+            mark => Some(self.opened + Duration::from_millis(mark) + after),
+        }
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        self.running.load(Ordering::Acquire) > 0
+    }
+
+    /// Waits until the connection has had nothing to do for as long as the limits allow.
+    pub(super) async fn idle(&self, limits: &Limits) {
+        loop {
+            let until = self.until(&self.last_end, limits.idle).unwrap_or(self.opened + limits.start);
+            let busy = self.is_busy();
+            if !busy && until <= Instant::now() {
+                return;
+            }
+            // While requests run, look again after a whole idle time; it is only about tidiness.
+            tokio::time::sleep_until(if busy { Instant::now() + limits.idle } else { until }).await;
+        }
+    }
+
+    /// Waits until the client has to be cut.
+    pub(super) async fn abused(&self, limits: &Limits) -> Cut {
+        tokio::select! {
+            cut = self.too_slow(limits) => cut,
+            () = self.too_many_resets.notified() => Cut::Resets,
+        }
+    }
+
+    async fn too_slow(&self, limits: &Limits) -> Cut {
+        let stalls = !limits.stall.is_zero();
+        let rhythm = if stalls { limits.head.min(limits.stall) } else { limits.head };
+        loop {
+            let now = Instant::now();
+            let mut next = now + rhythm.max(Duration::from_millis(10));
+            let kinds = [(&self.head, limits.head, Cut::Head), (&self.blocked, limits.stall, Cut::Stall)];
+            for (mark, after, cut) in kinds {
+                match self.until(mark, after) {
+                    _ if cut == Cut::Stall && !stalls => {}
+                    Some(until) if until <= now => return cut,
+                    Some(until) => next = next.min(until),
+                    None => {}
+                }
+            }
+            tokio::time::sleep_until(next).await;
+        }
+    }
+
+    fn read(&self) {
+        if self.http1.load(Ordering::Relaxed)
+            && self.head.load(Ordering::Relaxed) == 0
+            && self.running.load(Ordering::Acquire) == 0
+        {
+            self.head.store(self.now(), Ordering::Release);
+        }
+    }
+
+    fn written(&self, progress: bool) {
+        let blocked = self.blocked.load(Ordering::Relaxed) > 0;
+        if progress && blocked {
+            self.blocked.store(0, Ordering::Release);
+        } else if !progress && !blocked {
+            self.blocked.store(self.now(), Ordering::Release);
+        }
+    }
+}
+
+// === impl Running ===
+
+impl Running {
+    pub(super) fn new(activity: &Arc<Activity>) -> Self {
+        activity.running.fetch_add(1, Ordering::AcqRel);
+        activity.requests.fetch_add(1, Ordering::Relaxed);
+        activity.head.store(0, Ordering::Release);
+        Running { activity: Arc::clone(activity), answered: false }
+    }
+
+    /// The answer's head is there: whoever goes away now has had something of it.
+    pub(super) fn answered(&mut self) {
+        self.answered = true;
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let activity = &self.activity;
+        activity.last_end.store(activity.now(), Ordering::Release);
+        activity.running.fetch_sub(1, Ordering::AcqRel);
+        if !self.answered {
+            let resets = activity.resets.fetch_add(1, Ordering::Relaxed) + 1;
+            if resets >= MANY_RESETS && resets * 2 > activity.requests.load(Ordering::Relaxed) {
+                activity.too_many_resets.notify_one();
+            }
+        }
+    }
+}
+
+// === impl Watched ===
+
+impl<I> Watched<I> {
+    pub(super) fn new(inner: I, activity: &Arc<Activity>) -> Self {
+        Self { inner, activity: Arc::clone(activity) }
+    }
+
+    fn note<T>(&self, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        self.activity.written(polled.is_ready());
+        polled
+    }
+}
+
+impl<I: AsyncRead + Unpin> AsyncRead for Watched<I> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut self.inner).poll_read(cx, buf);
+        if buf.filled().len() > before {
+            self.activity.read();
+        }
+        polled
+    }
+}
+
+impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.inner).poll_write(cx, buf);
+        self.note(polled)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.inner).poll_write_vectored(cx, bufs);
+        self.note(polled)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,475 @@
+//! Clients that mean harm, or are badly broken: they are cut, they cost a bounded amount of memory, and everybody else is
+//! served meanwhile. The program runs as a process of its own, so that its memory is nobody else's.
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use http::Request;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+use watershed::sim::{Options, Population, Server};
+
+use crate::client::{BOTH, Endpoint, Protocol, nothing, within};
+use crate::frames::{
+    ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, Frames, GOAWAY, HEADERS, PING, RST_STREAM, SETTINGS,
+    WINDOW_UPDATE, block, frame, get, length,
+};
+use crate::ledger::Ledger;
+use crate::program::Program;
+use crate::rig::{eventually, metric, small};
+
+const MIB: u64 = 1 << 20;
+
+/// Everything happens in seconds, but not in so few that a well-behaved client on a busy machine is taken for an abuser.
+const SHORT: &[&str] =
+    &["--handshake-seconds=8", "--header-seconds=8", "--idle-seconds=20", "--write-stall-seconds=8"];
+
+const LIST: &str = "/api/v1/pods?resourceVersion=0";
+
+/// Resident memory in bytes.
+fn resident(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+/// How much the memory of a process grows, at most, while something happens.
+struct Growth {
+    pid: u32,
+    before: u64,
+    most: Arc<AtomicU64>,
+    sampling: JoinHandle<()>,
+}
+
+impl Growth {
+    fn watch(pid: u32) -> Self {
+        let before = resident(pid);
+        let most = Arc::new(AtomicU64::new(before));
+        let peak = Arc::clone(&most);
+        let sampling = tokio::spawn(async move {
+            loop {
+                peak.fetch_max(resident(pid), Ordering::AcqRel);
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        });
+        Self { pid, before, most, sampling }
+    }
+
+    fn end(self) -> u64 {
+        self.sampling.abort();
+        self.most.load(Ordering::Acquire).max(resident(self.pid)) - self.before
+    }
+
+    fn stays_below(self, limit: u64) {
+        let grown = self.end();
+        eprintln!("grew by {} KiB, at most {} MiB are allowed", grown / 1024, limit / MIB);
+        assert!(grown < limit, "grew by {grown} bytes, more than {limit}");
+    }
+}
+
+/// Well-behaved clients that ask all the time; each request has to succeed.
+struct Good {
+    over: Arc<AtomicBool>,
+    tasks: Vec<JoinHandle<u64>>,
+}
+
+impl Good {
+    fn start(endpoint: &Endpoint) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let ask = |protocol| {
+            let (endpoint, over) = (endpoint.clone(), Arc::clone(&over));
+            tokio::spawn(async move {
+                let mut asked = 0;
+                while !over.load(Ordering::Acquire) {
+                    // A connection of their own each: to connect must go on, too.
+                    let connection = within("a connection", endpoint.connect(protocol)).await.unwrap();
+                    for path in [
+                        "/api/v1/pods?resourceVersion=0&limit=20",
+                        "/api/v1/namespaces/team-00/pods?limit=1",
+                        "/version",
+                    ] {
+                        let request = Request::get(path).body(nothing()).unwrap();
+                        let answer = within(path, connection.read(request)).await.unwrap();
+                        assert_eq!(answer.status, 200, "{path}: {answer:?}");
+                        asked += 1;
+                    }
+                }
+                asked
+            })
+        };
+        let tasks = BOTH.map(ask).into();
+        Self { over, tasks }
+    }
+
+    async fn all_were_served(self) {
+        self.over.store(true, Ordering::Release);
+        for task in self.tasks {
+            assert!(within("the last answer", task).await.unwrap() > 0);
+        }
+    }
+}
+
+struct Scene {
+    upstream: Server,
+    program: Program,
+    good: Good,
+    bearer: String,
+}
+
+impl Scene {
+    async fn start(options: Options, flags: &[&str]) -> Self {
+        let upstream = Server::start(options).await.unwrap();
+        let program = Program::with(&upstream, flags).await;
+        // What is held for everybody is there before anything is measured.
+        for protocol in BOTH {
+            program.proxied.get(protocol, LIST).await;
+        }
+        let good = Good::start(&program.proxied);
+        let bearer = format!("Bearer {}", upstream.admin_token());
+        Self { upstream, program, good, bearer }
+    }
+
+    fn proxied(&self) -> &Endpoint {
+        &self.program.proxied
+    }
+
+    async fn metric(&self, series: &str) -> f64 {
+        metric(self.program.admin, series).await
+    }
+
+    async fn cut(&self, reason: &str) -> f64 {
+        self.metric(&format!(r#"watershed_connections_cut_total{{listener="proxy",reason="{reason}"}}"#))
+            .await
+    }
+
+    async fn end(self) {
+        self.good.all_were_served().await;
+        self.program.terminate().await;
+        assert!(self.program.ended().await.success());
+        self.upstream.shutdown().await;
+    }
+}
+
+/// Reads until the other side has closed.
+async fn ends(stream: &mut (impl tokio::io::AsyncRead + Unpin)) {
+    let mut rest = Vec::new();
+    let _ = within("the end of a connection", stream.read_to_end(&mut rest)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slow_loris_is_cut_in_the_handshake_and_in_the_head() {
+    let scene = Scene::start(small(), SHORT).await;
+    let growth = Growth::watch(scene.program.pid());
+    let address = scene.proxied().address;
+    let mut tasks = Vec::new();
+    for n in 0..150 {
+        let endpoint = scene.proxied().clone();
+        tasks.push(tokio::spawn(async move {
+            match n % 3 {
+                // Half-open: not a byte.
+                0 => ends(&mut TcpStream::connect(address).await.unwrap()).await,
+                // A ClientHello of 16 KB, a byte at a time.
+                1 => {
+                    let mut stream = TcpStream::connect(address).await.unwrap();
+                    let hello = [&[22, 3, 1, 64, 0, 1, 0, 63, 252, 3, 3][..], &[0; 1000]].concat();
+                    for byte in hello {
+                        if stream.write_all(&[byte]).await.is_err() {
+                            return;
+                        }
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                    }
+                    ends(&mut stream).await;
+                }
+                // A head that never ends; on half of them after a proper request.
+                _ => {
+                    let mut raw = endpoint.raw(b"", |_| true).await;
+                    if n % 2 == 0 {
+                        raw.write("GET /livez HTTP/1.1\r\nHost: h\r\n\r\n").await;
+                        assert!(raw.read_until(|text| text.contains("\r\n\r\n")).await);
+                    }
+                    raw.write("GET / HTTP/1.1\r\n").await;
+                    while raw.stream.write_all(b"x").await.is_ok() && raw.stream.flush().await.is_ok() {
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                    }
+                }
+            }
+        }));
+    }
+    for task in tasks {
+        within("all to be cut", task).await.unwrap();
+    }
+    growth.stays_below(16 * MIB);
+    assert!(scene.cut("handshake-timeout").await >= 100.0);
+    assert!(scene.cut("header-timeout").await >= 50.0);
+    scene.end().await;
+}
+
+/// Each flood runs until the server closes, or until so much was sent that a leak would show.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn floods_of_frames_end_the_connection_or_cost_nothing() {
+    let scene = Scene::start(small(), SHORT).await;
+    let bearer = scene.bearer.clone();
+    let growth = Growth::watch(scene.program.pid());
+    let head = |path: &str| block(&get(path, &bearer));
+
+    // Rapid reset (CVE-2023-44487), of requests that are answered here and of such that are forwarded.
+    for path in ["/api/v1/pods/x", LIST] {
+        let mut frames = Frames::open(scene.proxied(), 65_535).await;
+        let head = head(path);
+        let mut open = true;
+        for batch in 0..4_000 {
+            let mut bytes = Vec::new();
+            for n in 0..10 {
+                let id = (batch * 10 + n) * 2 + 1;
+                bytes.extend(frame(HEADERS, END_STREAM | END_HEADERS, id, &head));
+                bytes.extend(frame(RST_STREAM, 0, id, &8_u32.to_be_bytes()));
+            }
+            open = frames.send(&bytes).await;
+            if !open {
+                break;
+            }
+        }
+        assert!(!open, "40,000 resets of {path} are too many");
+    }
+
+    // The same a little slower, so that each request has begun before it is taken back.
+    let mut frames = Frames::open(scene.proxied(), 65_535).await;
+    let mut post = get("/api/v1/namespaces/team-00/configmaps", &bearer);
+    post[0] = (":method", "POST");
+    let post = block(&post);
+    let (mut sent, mut open) = (0, true);
+    while open {
+        assert!(sent < 20_000, "so many requests were taken back");
+        let (mut begin, mut reset) = (Vec::new(), Vec::new());
+        for id in (0..15).map(|n| (sent + n) * 2 + 1) {
+            begin.extend(frame(HEADERS, END_HEADERS, id, &post));
+            reset.extend(frame(RST_STREAM, 0, id, &8_u32.to_be_bytes()));
+        }
+        sent += 15;
+        begin.extend(frame(PING, 0, 0, &[1; 8]));
+        open = frames.send(&begin).await
+            && frames.find(|frame| frame.kind == PING).await.is_some()
+            && frames.send(&reset).await;
+    }
+
+    // CONTINUATION without an end (CVE-2024-27316).
+    let mut frames = Frames::open(scene.proxied(), 65_535).await;
+    frames.send(&frame(HEADERS, END_STREAM, 1, &head(LIST))).await;
+    let more = frame(CONTINUATION, 0, 1, &block(&[("x-more", &"a".repeat(8_000))]));
+    let mut sent = 0;
+    while frames.send(&more).await {
+        sent += 1;
+        assert!(sent < 10_000, "CONTINUATION frames are taken without an end");
+    }
+
+    // A small block that the table makes large: one entry of 4,000 bytes, named 16,000 times.
+    let mut frames = Frames::open(scene.proxied(), 65_535).await;
+    let mut bomb = head(LIST);
+    bomb.push(0x40);
+    for text in ["x-bomb", &"a".repeat(3_900)] {
+        length(&mut bomb, text.len());
+        bomb.extend(text.as_bytes());
+    }
+    bomb.extend(vec![0xbe; 12_000]);
+    frames.send(&frame(HEADERS, END_STREAM | END_HEADERS, 1, &bomb)).await;
+    let answer = frames.find(|frame| frame.stream == 1 || frame.kind == GOAWAY).await.unwrap();
+    let refused = answer.kind != HEADERS || answer.payload.windows(3).any(|part| part == b"431");
+    assert!(refused || answer.payload.first() == Some(&0x08), "{answer:?}");
+
+    // Frames that ask for an answer each, which nobody reads; and such that carry nothing.
+    let floods = [
+        frame(PING, 0, 0, &[7; 8]),
+        frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 255, 255]),
+        frame(DATA, 0, 1, &[]),
+        frame(WINDOW_UPDATE, 0, 0, &1_u32.to_be_bytes()),
+    ];
+    for flood in floods {
+        let mut frames = Frames::open(scene.proxied(), 65_535).await;
+        frames.send(&frame(HEADERS, END_HEADERS, 1, &post)).await;
+        let many = flood.repeat(1_000);
+        let flooding = async {
+            for _ in 0..300 {
+                if !frames.send(&many).await {
+                    break;
+                }
+            }
+        };
+        // Without a reader the server stops reading too, at some point.
+        let _ = tokio::time::timeout(Duration::from_secs(2), flooding).await;
+    }
+    growth.stays_below(48 * MIB);
+    assert!(scene.cut("resets").await >= 1.0, "resets of requests that were begun are counted here");
+    scene.end().await;
+}
+
+/// Reads and acknowledges everything but what the window keeps away, and counts the streams that are reset.
+fn attend(mut frames: Frames) -> Arc<AtomicU64> {
+    let resets = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&resets);
+    tokio::spawn(async move {
+        while let Some(received) = frames.next().await {
+            match received.kind {
+                SETTINGS if received.payload.is_empty() => {}
+                SETTINGS => drop(frames.send(&frame(SETTINGS, ACK, 0, &[])).await),
+                PING => drop(frames.send(&frame(PING, ACK, 0, &received.payload)).await),
+                RST_STREAM => drop(counter.fetch_add(1, Ordering::AcqRel)),
+                _ => {}
+            }
+        }
+    });
+    resets
+}
+
+/// A list of 6 MB, so that no socket buffer holds it.
+fn large() -> Options {
+    let mut options = small();
+    options.population = Population { pods: 1_500, ..options.population };
+    options
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_takes_nothing_is_cut_and_costs_little() {
+    let scene = Scene::start(large(), SHORT).await;
+    let bearer = scene.bearer.clone();
+    let version = scene.proxied().get(Protocol::Http2, "/api/v1/pods?resourceVersion=0&limit=1").await.json();
+    let version = version["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+    let watch = format!("/api/v1/pods?watch=1&resourceVersion={version}&timeoutSeconds=600");
+    let paths = [LIST.to_owned(), format!("{watch}&allowWatchBookmarks=true")];
+    let growth = Growth::watch(scene.program.pid());
+
+    // A quiet watch has nothing that waits for its client, who does not have to read anything.
+    let quiet = "/api/v1/namespaces/team-00/secrets?watch=1&resourceVersion=0&timeoutSeconds=600";
+    let mut quiet = Some(scene.proxied().watch(Protocol::Http2, quiet).await);
+
+    let (mut plain, mut streams, mut attentive) = (Vec::new(), Vec::new(), Vec::new());
+    for n in 0..20 {
+        // HTTP/1.1: the socket fills up.
+        let path = &paths[n % 2];
+        let request = format!("GET {path} HTTP/1.1\r\nHost: h\r\nAuthorization: {bearer}\r\n\r\n");
+        plain.push(scene.proxied().raw(request.as_bytes(), |_| true).await);
+    }
+    for window in [0, 1, 1_000, i32::MAX.cast_unsigned()] {
+        // HTTP/2: the window is closed, or open and the socket fills up.
+        let mut frames = Frames::open(scene.proxied(), window).await;
+        frames.send(&frame(WINDOW_UPDATE, 0, 0, &0x7000_0000_u32.to_be_bytes())).await;
+        for n in 0..100_u32 {
+            let head = block(&get(&paths[n as usize % 2], &bearer));
+            frames.send(&frame(HEADERS, END_STREAM | END_HEADERS, n * 2 + 1, &head)).await;
+        }
+        if window == i32::MAX.cast_unsigned() {
+            streams.push(frames);
+        } else {
+            attentive.push((window, attend(frames)));
+        }
+    }
+    let ledger = Ledger::new(scene.upstream.state(), 3);
+    for _ in 0..20 {
+        ledger.writes(100).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    // Those whose window is closed are reset one by one, and the connection is not cut for it. With a window of
+    // nothing, no byte of an answer is made, and nothing waits.
+    for (window, resets) in &attentive {
+        eventually("streams that are not taken to be reset", async || match resets.load(Ordering::Acquire) {
+            50.. => Ok(()),
+            _ if *window == 0 => Ok(()),
+            few => Err(format!("{few} with a window of {window}")),
+        })
+        .await;
+    }
+    eventually("all to be cut", async || {
+        let (connections, answers) = (
+            scene.cut("write-stall").await,
+            scene.metric(r#"watershed_answers_cut_total{reason="write-stall"}"#).await,
+        );
+        let done = connections >= 20.0 && answers >= 150.0;
+        if done { Ok(()) } else { Err(format!("{connections} connections, {answers} answers")) }
+    })
+    .await;
+    growth.stays_below(96 * MIB);
+
+    let secrets = watershed::kube::GroupVersionResource::new("", "v1", "secrets");
+    let object = r#"{"metadata":{"name":"late","namespace":"team-00"}}"#;
+    scene.upstream.state().create(&secrets, object).unwrap();
+    let mut quiet = quiet.take().unwrap();
+    while !quiet.line().await.contains("late") {}
+    drop((plain, streams));
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_address_has_so_many_connections_and_no_more() {
+    let scene =
+        Scene::start(small(), &["--max-connections-per-address", "120", "--handshake-seconds", "40"]).await;
+    let growth = Growth::watch(scene.program.pid());
+    let rejected = r#"watershed_connections_rejected_total{listener="proxy",reason="per-address"}"#;
+    // The well-behaved come from this address, too: room is left for them until the end.
+    let mut idle = Vec::new();
+    for _ in 0..100 {
+        idle.push(within("a handshake", scene.proxied().tls(Protocol::Http2)).await.unwrap());
+    }
+    assert!(scene.metric(rejected).await < 1.0);
+    assert!(scene.metric(r#"watershed_connections{listener="proxy"}"#).await >= 100.0);
+    drop(idle);
+    growth.stays_below(32 * MIB);
+    let Scene { upstream, program, good, .. } = scene;
+    good.all_were_served().await;
+    let mut held = Vec::new();
+    loop {
+        match program.proxied.tls(Protocol::Http2).await {
+            Ok(stream) => held.push(stream),
+            Err(_) => break,
+        }
+        assert!(held.len() <= 120);
+    }
+    assert!(metric(program.admin, rejected).await >= 1.0);
+    drop(held);
+    eventually("room for others", async || {
+        let connected = program.proxied.tls(Protocol::Http1).await;
+        connected.map(drop).map_err(|error| error.to_string())
+    })
+    .await;
+    program.terminate().await;
+    assert!(program.ended().await.success());
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn garbage_is_refused() {
+    let scene = Scene::start(small(), SHORT).await;
+    let growth = Growth::watch(scene.program.pid());
+    let mut random = fastrand::Rng::with_seed(11);
+    for n in 0..120 {
+        let mut bytes = vec![0; 4 + random.usize(..3_000)];
+        random.fill(&mut bytes);
+        match n % 3 {
+            0 => {
+                let mut stream = TcpStream::connect(scene.proxied().address).await.unwrap();
+                let _ = stream.write_all(&bytes).await;
+                ends(&mut stream).await;
+            }
+            1 => {
+                let mut raw = scene.proxied().raw(&bytes, |_| false).await;
+                let said = &raw.text;
+                assert!(said.is_empty() || said.starts_with("HTTP/1.1 400 "), "{said:?}");
+                ends(&mut raw.stream).await;
+            }
+            _ => {
+                let mut frames = Frames::open(scene.proxied(), 65_535).await;
+                frames.send(&bytes).await;
+                frames.closed().await;
+            }
+        }
+    }
+    growth.stays_below(16 * MIB);
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_check_of_memory_sees_growth() {
+    let growth = Growth::watch(std::process::id());
+    let grown = std::hint::black_box(vec![1_u8; 128 << 20]);
+    assert!(growth.end() > 100 * MIB);
+    drop(grown);
+}

@@ -1,0 +1,253 @@
+//! What operators set and see at the edge: limits of callers, the admin listener, and no secret anywhere.
+use std::time::Duration;
+
+use http::{Request, StatusCode};
+use http_body_util::BodyExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use watershed::sim::{Options, Population, Server};
+
+use crate::client::{BOTH, Endpoint, Protocol, nothing, whole, within};
+use crate::program::Program;
+use crate::rig::{Rig, eventually, metric, plain_get, small};
+
+const LIST: &str = "/api/v1/pods?resourceVersion=0";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_over_the_limit_gets_429_and_others_are_served() {
+    let upstream = Server::start(small()).await.unwrap();
+    let flags = [
+        "--max-requests-inflight-per-user",
+        "2",
+        "--max-requests-per-second-per-user",
+        "1",
+        "--max-requests-burst-per-user",
+        "40",
+    ];
+    let program = Program::with(&upstream, &flags).await;
+    let limited = async |reason: &str| {
+        metric(program.admin, &format!(r#"watershed_requests_limited_total{{reason="{reason}"}}"#)).await
+    };
+    program.proxied.get(Protocol::Http2, LIST).await;
+
+    // Two requests that are not over, one of them forwarded: the third is one too many.
+    let connection = program.proxied.connect(Protocol::Http2).await.unwrap();
+    let post = || {
+        let (sender, body) =
+            tokio::sync::mpsc::channel::<Result<http_body::Frame<bytes::Bytes>, std::io::Error>>(1);
+        let body = futures_util::stream::unfold(body, async |mut body| Some((body.recv().await?, body)));
+        let body = http_body_util::StreamBody::new(Box::pin(body)).boxed_unsync();
+        (sender, Request::post("/api/v1/namespaces/team-00/configmaps").body(body).unwrap())
+    };
+    let mut open = Vec::new();
+    for _ in 0..2 {
+        let (sender, request) = post();
+        let connection = connection.clone();
+        let task = tokio::spawn(async move { connection.open(request).await.map(drop) });
+        open.push((sender, task));
+    }
+    let in_flight = r#"watershed_requests_in_flight{verb="create"}"#;
+    eventually("two requests to be open", async || match metric(program.admin, in_flight).await {
+        2.0 => Ok(()),
+        other => Err(other.to_string()),
+    })
+    .await;
+    let refused = program.proxied.get(Protocol::Http1, LIST).await;
+    assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(refused.header("retry-after"), "1");
+    assert_eq!(refused.header("content-type"), "text/plain; charset=utf-8");
+    assert_eq!(refused.header("x-watershed-source"), "limit");
+    assert_eq!(refused.body, "Too many requests, please try again later.\n");
+    assert!(limited("in-flight").await >= 1.0);
+    let other = program.proxied.as_user(upstream.viewer_token());
+    assert_eq!(other.get(Protocol::Http2, LIST).await.status, 200, "others are served");
+    for (sender, task) in open {
+        drop(sender);
+        let _ = within("an answer to half a body", task).await;
+    }
+
+    // Open watches do not count.
+    let mut watches = Vec::new();
+    for _ in 0..4 {
+        let watch = "/api/v1/pods?watch=1&resourceVersion=0&timeoutSeconds=600";
+        watches.push(program.proxied.watch(Protocol::Http2, watch).await);
+    }
+    assert_eq!(program.proxied.get(Protocol::Http2, LIST).await.status, 200);
+
+    // More in a second than is allowed, forwarded or not.
+    eventually("the burst to be used up", async || {
+        let status = program.proxied.get(Protocol::Http2, "/api/v1/namespaces/team-00/pods/x").await.status;
+        if status == StatusCode::TOO_MANY_REQUESTS { Ok(()) } else { Err(status.to_string()) }
+    })
+    .await;
+    assert!(limited("rate").await >= 1.0);
+    assert_eq!(other.get(Protocol::Http2, LIST).await.status, 200, "others are served");
+    drop(watches);
+    program.terminate().await;
+    assert!(program.ended().await.success());
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_page_no_metric_and_no_log_line_holds_a_secret() {
+    let upstream = Server::start(small()).await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate =
+        rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
+    std::fs::write(file("tls.crt"), certificate.pem()).unwrap();
+    std::fs::write(file("tls.key"), key.serialize_pem()).unwrap();
+    let token = "secret-of-operators";
+    std::fs::write(file("token"), format!("{token}\n")).unwrap();
+    let (cert, private, token_file) = (file("tls.crt"), file("tls.key"), file("token"));
+    let flags = [
+        "--admin-tls-cert",
+        &cert,
+        "--admin-tls-key",
+        &private,
+        "--admin-token-file",
+        &token_file,
+        "--log-level",
+        "debug",
+    ];
+    let program = Program::with(&upstream, &flags).await;
+    let nobody = Endpoint::new(program.admin, &certificate.pem(), "");
+    let operator = nobody.as_user(token);
+    eventually("readiness", async || match operator.get(Protocol::Http2, "/readyz").await.status {
+        StatusCode::OK => Ok(()),
+        other => Err(other.to_string()),
+    })
+    .await;
+
+    // Secrets on their way: a good token, a bad one, one in an impersonation, a secret's content.
+    let secrets = [upstream.admin_token(), "token-of-nobody-at-all", token, "content-of-a-secret"];
+    let body = r#"{"metadata":{"name":"s"},"data":{"a":"content-of-a-secret"}}"#;
+    for protocol in BOTH {
+        for user in [&secrets[..1], &secrets[1..2]].concat() {
+            let endpoint = program.proxied.as_user(user);
+            for path in [LIST, "/api/v1/secrets", "/nowhere", "/version"] {
+                endpoint.get(protocol, path).await;
+            }
+            let post = Request::post("/api/v1/namespaces/team-00/secrets")
+                .header("content-type", "application/json")
+                .header("impersonate-user", "somebody")
+                .body(whole(body))
+                .unwrap();
+            within("an answer", endpoint.send(protocol, post)).await.unwrap();
+        }
+        nobody.as_user("token-of-nobody-at-all").get(protocol, "/metrics").await;
+    }
+
+    for path in ["/livez", "/readyz", "/healthz", "/readyz?verbose"] {
+        assert_eq!(nobody.get(Protocol::Http1, path).await.status, 200, "{path} is for probes");
+    }
+    let mut told = String::new();
+    for path in ["/", "/metrics", "/debug/config", "/nowhere", "/livez", "/readyz?verbose", "/healthz"] {
+        let open = ["/livez", "/healthz"].contains(&path) || path.starts_with("/readyz");
+        for stranger in
+            [&nobody, &nobody.as_user("token-of-nobody-at-all"), &nobody.as_user(upstream.admin_token())]
+        {
+            let refusal = stranger.get(Protocol::Http2, path).await;
+            assert_eq!(refusal.status == 401, !open, "{path}");
+        }
+        let answer = operator.get(Protocol::Http2, path).await;
+        assert_ne!(answer.status, 401, "{path}");
+        told += &String::from_utf8_lossy(&answer.body);
+        let headers = answer.headers.values().filter_map(|value| value.to_str().ok());
+        headers.for_each(|value| told += value);
+    }
+    let config = operator.get(Protocol::Http2, "/debug/config").await.json();
+    assert_eq!(config["admin"]["tokenFile"], token_file);
+    assert_eq!(config["admin"]["certificate"]["key"], private);
+    assert_eq!(config["limits"]["connections"], 20_000);
+
+    // The token and the certificate may change.
+    std::fs::write(file("token"), "another-secret").unwrap();
+    assert_eq!(operator.get(Protocol::Http2, "/metrics").await.status, 401);
+    assert_eq!(nobody.as_user("another-secret").get(Protocol::Http2, "/metrics").await.status, 200);
+
+    told += &program.log();
+    assert!(told.contains("watershed_requests_total") && told.contains("connected to upstream"), "{told}");
+    let key_lines = key.serialize_pem();
+    let key_lines = key_lines.lines().filter(|line| !line.starts_with('-'));
+    for secret in secrets.into_iter().chain(["another-secret"]).chain(key_lines) {
+        assert!(secret.len() > 8, "{secret}");
+        let found = told.find(secret);
+        assert_eq!(
+            found,
+            None,
+            "{secret}: …{}",
+            &told[found.unwrap_or(0).saturating_sub(200)..][..400.min(told.len())]
+        );
+    }
+    program.terminate().await;
+    assert!(program.ended().await.success());
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unread_forwarded_answers_leave_room_on_upstreams_connections() {
+    // A list of about 6 MB, which upstream answers itself: far more than a stream's window.
+    let mut options: Options = small();
+    options.population = Population { pods: 1_500, ..options.population };
+    let rig = Rig::configured(options, |config| {
+        config.policy.consistent_reads = watershed::serve::ConsistentReads::Forward;
+    })
+    .await;
+    let mut lazy = Vec::new();
+    for n in 0..60 {
+        // More than may share one of upstream's connections, if all of them are left lying. Each asks for something
+        // else, so that nobody shares an answer.
+        let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+        let path = format!("/api/v1/pods?labelSelector=nothing-{n}%21%3Dhere");
+        let answer =
+            within(&path, connection.open(Request::get(&path).body(nothing()).unwrap())).await.unwrap();
+        assert_eq!(answer.headers()["x-watershed-source"], "forward; reason=consistent-read");
+        lazy.push((connection, answer));
+    }
+    let before = rig.upstream.stats().connections;
+    for protocol in BOTH {
+        let answer = rig.proxied.get(protocol, "/api/v1/pods").await;
+        assert_eq!(
+            answer.json()["items"].as_array().unwrap().len(),
+            1_500,
+            "whole, beside those who do not read"
+        );
+    }
+    assert_eq!(rig.upstream.stats().connections, before, "on a connection that the lazy ones use");
+    // They were not cut either: whoever begins to read gets it all.
+    let (connection, answer) = lazy.pop().unwrap();
+    let body = within("the rest", answer.into_body().collect()).await.unwrap().to_bytes();
+    assert_eq!(
+        serde_json::from_slice::<serde_json::Value>(&body).unwrap()["items"].as_array().unwrap().len(),
+        1_500
+    );
+    drop((connection, lazy));
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn urls_and_heads_have_a_length() {
+    let rig = Rig::configured(small(), |config| {
+        config.limits.url_bytes = 1_000;
+        config.limits.header_bytes = 10_000;
+    })
+    .await;
+    for protocol in BOTH {
+        let path = |length: usize| format!("{LIST}&labelSelector={}", "a".repeat(length));
+        assert_ne!(rig.proxied.get(protocol, &path(60)).await.status, 414);
+        assert_eq!(rig.proxied.get(protocol, &path(1_000)).await.status, StatusCode::URI_TOO_LONG);
+        let large = Request::get("/version").header("x-large", "a".repeat(30_000)).body(nothing()).unwrap();
+        let answer = within("an answer", rig.proxied.send(protocol, large)).await.unwrap();
+        assert_eq!(answer.status, StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
+    }
+    // The admin listener has the same limits.
+    let mut stream = tokio::net::TcpStream::connect(rig.admin).await.unwrap();
+    let head = format!("GET /{} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", "a".repeat(2_000));
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    tokio::time::timeout(Duration::from_mins(1), stream.read_to_string(&mut answer)).await.unwrap().unwrap();
+    assert!(answer.starts_with("HTTP/1.1 414 "), "{answer}");
+    assert!(plain_get(rig.admin, "GET", "/livez").await.starts_with("HTTP/1.1 200 "));
+    rig.stop().await;
+}
