@@ -157,11 +157,13 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
 
     let forwarder = Forwarder::new(&upstream);
     let (drain, draining) = drain::channel();
+    let access = Access::new(&client, config.access);
+    let follow_rbac = access.follow_rbac(scopes.clone());
     let server = Server::new(
         catalog.clone(),
         config.policy,
         scopes.clone(),
-        Access::new(&client, config.access),
+        access,
         client,
         forwarder.clone(),
         draining.clone(),
@@ -186,6 +188,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     };
     let background = vec![
         tokio::spawn(follower.run()),
+        tokio::spawn(follow_rbac),
         tokio::spawn(admin::serve(admin_listener, Arc::new(state), config.limits, admin_draining)),
         tokio::spawn(upkeep(metrics)),
     ];

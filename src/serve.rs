@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use http::{HeaderValue, Request, Response, StatusCode};
 use hyper::body::Incoming;
 
-use crate::access::{Access, Attributes, Authenticated, Decision, Identity, ReviewError};
+use crate::access::{Access, Attributes, Authenticated, Decision, Identity, Judged, ReviewError};
 use crate::catalog::Catalog;
 use crate::http::body::Body;
 use crate::http::{Peer, drain};
@@ -127,9 +127,9 @@ impl Server {
                 let outcome = self.0.read(read, &request, &labels).await;
                 self.0.share(outcome, read, &request, &mut place).await
             }
-            Plan::Document(asked) => match self.0.document(asked, &request).await {
+            Plan::Document(asked) => match self.0.document(asked, &request, plan.errors).await {
                 Ok(response) => Outcome::Answered(Source::Document, response),
-                Err(reason) => Outcome::Forward(reason),
+                Err(outcome) => outcome,
             },
         };
         let audit_id = audit_id::of(request.headers());
@@ -189,35 +189,44 @@ impl Inner {
         }
     }
 
-    /// Who is calling, if they may have what they ask for.
-    async fn admit(
-        &self,
-        read: &Read,
-        request: &Request<Incoming>,
-    ) -> Result<(Arc<Identity>, Attributes), Outcome> {
+    /// That the caller may have what they ask for.
+    async fn admit(&self, read: &Read, request: &Request<Incoming>) -> Result<Judged, Outcome> {
         let refuse = |status: &Status| match read.refused_by_upstream() {
             Some(reason) => Outcome::Forward(reason),
             None => Outcome::Answered(Source::Access, answer::status(status, read.errors(), &[])),
         };
-        let identity = match self.identify(request).await.map_err(Outcome::Forward)? {
+        let identity = match self.identify(request, read.errors()).await? {
             Authenticated::As(identity) => identity,
             Authenticated::Refused => return Err(refuse(&Status::unauthorized())),
             Authenticated::Unknown => return Err(Outcome::Forward(Reason::Identity)),
         };
         let attributes = read.attributes();
         let reviewed = self.access.authorizer.authorize(&identity, &attributes).await;
-        match verdict(reviewed).map_err(Outcome::Forward)? {
-            Decision::Allowed => Ok((identity, attributes)),
-            Decision::Denied(reason) => Err(refuse(&denied(&identity, &attributes, &reason))),
+        let judged = reviewed.map_err(|error| self.unreviewed(&error, read.errors()))?;
+        match judged.decision() {
+            Decision::Allowed => Ok(judged),
+            Decision::Denied(reason) => Err(refuse(&denied(&identity, &attributes, reason))),
         }
     }
 
-    async fn identify(&self, request: &Request<Incoming>) -> Result<Authenticated, Reason> {
+    async fn identify(
+        &self,
+        request: &Request<Incoming>,
+        errors: Encoding,
+    ) -> Result<Authenticated, Outcome> {
         let reviewed = self.access.authenticator.authenticate(request.headers()).await;
-        reviewed.map_err(|error| {
-            tracing::warn!(%error, "a token could not be reviewed");
-            Reason::ReviewFailed
-        })
+        reviewed.map_err(|error| self.unreviewed(&error, errors))
+    }
+
+    /// Upstream could not be asked about the caller.
+    fn unreviewed(&self, error: &ReviewError, errors: Encoding) -> Outcome {
+        tracing::warn!(%error, "a caller could not be reviewed");
+        if !self.access.must_refuse(error) {
+            return Outcome::Forward(Reason::ReviewFailed);
+        }
+        let message = format!("the API server could not be asked about the caller: {error}");
+        let status = Status::service_unavailable(message, 1);
+        Outcome::Answered(Source::Access, answer::status(&status, errors, &[]))
     }
 
     /// Authentication and authorization come before anything is read (invariant 5).
@@ -226,8 +235,8 @@ impl Inner {
         if matches!((&read.kind, read.age), (decide::ReadKind::Get { .. }, Age::Latest)) {
             return Outcome::Forward(Reason::Consistent);
         }
-        let (identity, attributes) = match self.admit(read, request).await {
-            Ok(admitted) => admitted,
+        let judged = match self.admit(read, request).await {
+            Ok(judged) => judged,
             Err(outcome) => return outcome,
         };
         let mut opened = match self.open(read).await {
@@ -241,9 +250,9 @@ impl Inner {
             decide::ReadKind::Get { name, .. } => get::answer(&opened, read, name).compressed(request),
             decide::ReadKind::List(list) => list::answer(&opened, read, list).compressed(request),
             decide::ReadKind::Watch(watch) => {
-                let recheck = self.recheck(identity, attributes);
+                let guard = self.access.authorizer.guard(judged);
                 let coding = watch::coding(&opened, watch, request.headers()).await;
-                watch::answer(&opened, read, watch, coding, recheck, &self.draining, labels)
+                watch::answer(&opened, read, watch, coding, guard, &self.draining, labels)
             }
         }
     }
@@ -253,15 +262,20 @@ impl Inner {
         &self,
         asked: &documents::Asked,
         request: &Request<Incoming>,
-    ) -> Result<Response<Body>, Reason> {
-        let Authenticated::As(identity) = self.identify(request).await? else { return Err(Reason::Identity) };
+        errors: Encoding,
+    ) -> Result<Response<Body>, Outcome> {
+        let forward = |reason| Err(Outcome::Forward(reason));
+        let Authenticated::As(identity) = self.identify(request, errors).await? else {
+            return forward(Reason::Identity);
+        };
         let reviewed = self.access.authorizer.authorize_path(&identity, &asked.path).await;
-        if verdict(reviewed)? != Decision::Allowed {
-            return Err(Reason::NotAResource);
+        let judged = reviewed.map_err(|error| self.unreviewed(&error, errors))?;
+        if *judged.decision() != Decision::Allowed {
+            return forward(Reason::NotAResource);
         }
-        self.documents.answer(asked).await.map_err(|error| {
+        self.documents.answer(asked).await.or_else(|error| {
             tracing::debug!(path = asked.path, %error, "a document is forwarded");
-            Reason::NotAResource
+            forward(Reason::NotAResource)
         })
     }
 
@@ -318,28 +332,6 @@ impl Inner {
         }
         Ok(())
     }
-
-    /// Long watches are asked about again. While upstream cannot be asked, what was granted stands.
-    fn recheck(&self, identity: Arc<Identity>, attributes: Attributes) -> crate::watch::Recheck {
-        let authorizer = Arc::clone(&self.access.authorizer);
-        let question = Arc::new((identity, attributes));
-        Arc::new(move || {
-            let (authorizer, question) = (Arc::clone(&authorizer), Arc::clone(&question));
-            Box::pin(async move {
-                // A task of its own: equal questions share one review, and a watch whose client stopped
-                // reading is not polled. Everybody else would wait for it.
-                let asked = tokio::spawn(async move { authorizer.authorize(&question.0, &question.1).await });
-                !matches!(asked.await, Ok(Ok(Decision::Denied(_))))
-            })
-        })
-    }
-}
-
-fn verdict(reviewed: Result<Decision, Arc<ReviewError>>) -> Result<Decision, Reason> {
-    reviewed.map_err(|error| {
-        tracing::warn!(%error, "an access could not be reviewed");
-        Reason::ReviewFailed
-    })
 }
 
 fn denied(identity: &Identity, attributes: &Attributes, reason: &str) -> Status {

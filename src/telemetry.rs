@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tracing_subscriber::EnvFilter;
 
-use crate::serve;
+use crate::{access, serve};
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -54,6 +54,7 @@ fn install() -> PrometheusHandle {
         tracing::warn!("another metrics recorder is installed; /metrics will be empty");
     }
     serve::metrics::describe();
+    access::metrics::describe();
     crate::admin::metrics::describe();
     handle
 }

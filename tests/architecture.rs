@@ -13,10 +13,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("watch", &["kube", "store"]),
     ("scope", &["kube", "store", "upstream", "watch"]),
     ("catalog", &["kube", "store", "upstream", "scope", "http"]),
-    ("access", &["kube", "upstream", "http"]),
+    ("access", &["kube", "store", "upstream", "scope", "http"]),
     ("serve", &["kube", "store", "watch", "scope", "catalog", "access", "upstream", "http"]),
     ("admin", &["kube", "scope", "catalog", "http"]),
-    ("telemetry", &["serve", "admin"]),
+    ("telemetry", &["access", "serve", "admin"]),
     ("sim", &["kube"]),
     ("demo", &["sim"]),
 ];

@@ -8,6 +8,7 @@ use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::config;
+use crate::access::Unavailable;
 use crate::app;
 use crate::upstream::UpstreamOptions;
 
@@ -55,6 +56,15 @@ pub(super) struct Serve {
     /// answers do not depend on who asks. May be repeated.
     #[arg(long = "cache-aggregated", value_name = "GROUP")]
     aggregated: Vec<String>,
+    /// How long a grant is remembered that RBAC gave, unless RBAC changes (such as 5m; 0s asks each time). Others: 10 s at most.
+    #[arg(long, default_value = "5m", value_parser = duration, value_name = "DURATION")]
+    authorization_webhook_cache_authorized_ttl: Duration,
+    /// How long a denial is remembered, unless RBAC changes (such as 30s; 0s asks each time).
+    #[arg(long, default_value = "30s", value_parser = duration, value_name = "DURATION")]
+    authorization_webhook_cache_unauthorized_ttl: Duration,
+    /// What is done with requests while the API server cannot be asked about their callers.
+    #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
+    authorization_unavailable: Unavailable,
     /// How long open requests and watches may take to end after SIGTERM (seconds).
     #[arg(long, default_value_t = 20, value_name = "SECONDS")]
     drain_seconds: u64,
@@ -96,10 +106,41 @@ impl Serve {
         config.aggregated = self.aggregated;
         config.scopes.window.age = Duration::from_secs(self.window_seconds);
         config.scopes.window.bytes = self.window_mib << 20;
+        let authorization = &mut config.access.authorization;
+        authorization.allowed_ttl = self.authorization_webhook_cache_authorized_ttl;
+        authorization.denied_ttl = self.authorization_webhook_cache_unauthorized_ttl;
+        authorization.unavailable = self.authorization_unavailable;
         config.drain = Duration::from_secs(self.drain_seconds);
         if let Some(file) = &self.config {
             config.policy = config::read(file)?;
         }
         Ok(config)
+    }
+}
+
+/// The longest time that anything is remembered.
+const MAX_DURATION: Duration = Duration::from_hours(24);
+
+/// As Go's and kube-apiserver's flags have it: 5m, 30s, 1h30m, 0s.
+fn duration(text: &str) -> Result<Duration, String> {
+    let parsed: jiff::SignedDuration = text.parse().map_err(|error: jiff::Error| error.to_string())?;
+    let duration = Duration::try_from(parsed).map_err(|_| "it is negative".to_owned())?;
+    if duration > MAX_DURATION { Err("it is longer than a day".to_owned()) } else { Ok(duration) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_written_as_in_kube_apiserver() {
+        for (text, seconds) in
+            [("5m", 300.0), ("30s", 30.0), ("0s", 0.0), ("1h30m", 5400.0), ("5m0s", 300.0), ("1.5s", 1.5)]
+        {
+            assert_eq!(duration(text).map(|duration| duration.as_secs_f64()), Ok(seconds), "{text}");
+        }
+        for text in ["", "5", "-5m", "5 apples", "1000000h"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
     }
 }

@@ -35,6 +35,19 @@ impl Observer for Meter {
     }
 }
 
+/// What nobody takes away.
+struct Granted;
+
+impl Grant for Granted {
+    fn poll(&mut self, _: &mut Context<'_>) -> Permission {
+        Permission::Granted
+    }
+
+    fn due(&self) -> Instant {
+        Instant::now() + Duration::from_hours(1)
+    }
+}
+
 /// A scope of config maps.
 struct Rig {
     writer: Writer,
@@ -104,7 +117,7 @@ impl Rig {
             initial: Some(Initial { items: snapshot.into_items(None), end_mark }),
             bookmarks: Some(Arc::clone(&self.bookmarks)),
             deadline: Instant::now() + Duration::from_mins(30),
-            recheck: Arc::new(|| Box::pin(async { true })),
+            grant: Box::new(Granted),
             draining: Box::pin(std::future::pending()),
             observer: Box::new(meter.clone()),
         };

@@ -25,5 +25,6 @@ mod follow;
 mod ledger;
 mod program;
 mod restart;
+mod revoke;
 mod rig;
 mod vanishing;
