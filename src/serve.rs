@@ -264,18 +264,17 @@ impl Inner {
         request: &Request<Incoming>,
         errors: Encoding,
     ) -> Result<Response<Body>, Outcome> {
-        let forward = |reason| Err(Outcome::Forward(reason));
         let Authenticated::As(identity) = self.identify(request, errors).await? else {
-            return forward(Reason::Identity);
+            return Err(Outcome::Forward(Reason::Identity));
         };
         let reviewed = self.access.authorizer.authorize_path(&identity, &asked.path).await;
         let judged = reviewed.map_err(|error| self.unreviewed(&error, errors))?;
         if *judged.decision() != Decision::Allowed {
-            return forward(Reason::NotAResource);
+            return Err(Outcome::Forward(Reason::NotAResource));
         }
-        self.documents.answer(asked).await.or_else(|error| {
+        self.documents.answer(asked).await.map_err(|error| {
             tracing::debug!(path = asked.path, %error, "a document is forwarded");
-            forward(Reason::NotAResource)
+            Outcome::Forward(Reason::NotAResource)
         })
     }
 

@@ -345,7 +345,9 @@ impl Authorizer {
 
     async fn decide(&self, identity: &Arc<Identity>, asked: Asked) -> Result<Judged, Arc<ReviewError>> {
         let question = Arc::new(Question { identity: Arc::clone(identity), asked });
-        let verdict = match self.remembered(&question).await {
+        let known = self.remembered(&question).await;
+        metrics::remembered(known.is_some());
+        let verdict = match known {
             Some(verdict) => verdict,
             // Boxed: it is large and rare.
             None => Box::pin(self.judge(&question)).await?,
@@ -356,9 +358,7 @@ impl Authorizer {
     /// The verdict that is known and stands.
     async fn remembered(&self, question: &Arc<Question>) -> Option<Arc<Verdict>> {
         let known = self.verdicts.get(question).await.and_then(Result::ok);
-        let known = known.filter(|verdict| self.stands(verdict, question));
-        metrics::remembered(known.is_some());
-        known
+        known.filter(|verdict| self.stands(verdict, question))
     }
 
     pub(super) fn stands(&self, verdict: &Verdict, question: &Question) -> bool {

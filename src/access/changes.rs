@@ -14,9 +14,10 @@ use super::authorize::{Question, Verdict};
 use super::metrics;
 use super::rbac::{Affected, Kind};
 
-/// API servers read RBAC by watching it, too, and each at its own pace: what one of them says this soon
-/// after a change may be from before it.
-pub(super) const SETTLE: Duration = Duration::from_secs(2);
+/// API servers read RBAC by watching it, too, and each at its own pace: what one of them says soon after a
+/// change may be from before it. So it stands until the next of these moments after the change only.
+const SETTLING: [Duration; 2] = [Duration::from_millis(200), SETTLED];
+const SETTLED: Duration = Duration::from_secs(2);
 /// Changes held, counted with their subjects. More at a time are taken for a change of everything.
 const MAX_WEIGHT: usize = 50_000;
 
@@ -37,7 +38,7 @@ pub(super) struct Changes {
 struct Record {
     /// The number of the oldest change held.
     first: u64,
-    changes: VecDeque<(Instant, Affected)>,
+    changes: VecDeque<(Instant, Arc<Affected>)>,
     weight: usize,
 }
 
@@ -78,7 +79,7 @@ impl Changes {
             head: AtomicU64::new(0),
             followed: AtomicU8::new(0),
             listeners: Mutex::default(),
-            keep: keep + SETTLE,
+            keep: keep + SETTLED,
         }
     }
 
@@ -100,7 +101,7 @@ impl Changes {
 
     /// Something changed just now.
     pub(super) fn record(&self, affected: Affected) {
-        {
+        let affected = {
             let mut record = self.record.write();
             let now = Instant::now();
             while record.changes.front().is_some_and(|(at, _)| now.duration_since(*at) > self.keep) {
@@ -112,12 +113,14 @@ impl Changes {
                 }
                 Affected::Everything
             } else {
-                affected.clone()
+                affected
             };
+            let affected = Arc::new(affected);
             record.weight += affected.weight();
-            record.changes.push_back((now, affected));
+            record.changes.push_back((now, Arc::clone(&affected)));
             self.head.store(record.head(), Ordering::Release);
-        }
+            affected
+        };
         // Woken after the locks are released.
         let listeners = self.listeners.lock();
         let concerned = listeners.iter().filter(|(_, listener)| affected.concerns(&listener.question));
@@ -130,7 +133,7 @@ impl Changes {
     pub(super) fn place(&self) -> Place {
         let record = self.record.read();
         let asked = Instant::now();
-        let unsettled = record.changes.iter().rev().take_while(|(at, _)| *at + SETTLE > asked).count();
+        let unsettled = record.changes.iter().rev().take_while(|(at, _)| *at + SETTLED > asked).count();
         Place { asked, head: record.head(), unsettled: record.head() - unsettled as u64 }
     }
 
@@ -151,7 +154,10 @@ impl Changes {
             if number >= head {
                 verdict.overtaken(at.saturating_duration_since(asked));
             } else {
-                verdict.settles((*at + SETTLE).saturating_duration_since(asked));
+                let moments = SETTLING.iter().map(|after| *at + *after);
+                if let Some(until) = moments.into_iter().find(|moment| *moment > asked) {
+                    verdict.settles(until.duration_since(asked));
+                }
             }
         }
         verdict.compared.fetch_max(record.head(), Ordering::AcqRel);
@@ -214,7 +220,9 @@ mod tests {
 
     fn followed() -> Changes {
         let changes = Changes::new(TTL);
-        Kind::ALL.into_iter().for_each(|kind| changes.set_followed(kind, true));
+        for kind in Kind::ALL {
+            changes.set_followed(kind, true);
+        }
         changes
     }
 
@@ -259,7 +267,11 @@ mod tests {
         let changes = followed();
         let ann = Question::example("ann", &[], None);
         changes.record(users(None, &["ann"]));
-        pass(0.5).await;
+        let at_once = ask(&changes);
+        pass(0.19).await;
+        assert!(stands(&changes, &at_once, &ann));
+        pass(0.31).await;
+        assert!(!stands(&changes, &at_once, &ann));
         let (early, unrelated) = (ask(&changes), Question::example("bob", &[], None));
         assert!(stands(&changes, &early, &ann));
         pass(1.4).await;
@@ -389,8 +401,8 @@ mod tests {
                         for (verdict, (user, place, question)) in verdicts.iter().zip(&questions) {
                             let wanted = now - *asked < TTL && told.iter().all(|(at, n, users, places)| {
                                 let concerns = users.is_none_or(|u| u == *user) && places.is_none_or(|p| p == *place);
-                                let settled = *at + SETTLE;
-                                !concerns || (*n < *number && (*asked >= settled || now < settled))
+                                let unsettled = [200, 2000].map(|after| *at + Duration::from_millis(after)).into_iter().find(|m| m > asked);
+                                !concerns || (*n < *number && unsettled.is_none_or(|until| now < until))
                             });
                             // Not all are looked at each time.
                             if fastrand::bool() {

@@ -55,7 +55,7 @@ async fn follow_scope(kind: Kind, scope: &Scope, changes: &Changes) {
                 sleep(CATCH_UP).await;
             }
             changes.set_followed(kind, connected);
-            pending().await
+            pending::<()>().await;
         };
         tokio::select! {
             () = take_in(kind, &mut subscription, changes) => return,

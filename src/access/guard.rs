@@ -16,9 +16,9 @@ use super::review::{ReviewError, Unavailable};
 pub(super) const LEAST: Duration = Duration::from_mins(1);
 /// At the end of its lifetime a verdict is asked about anew, or this many times later.
 pub(super) const LONGEST: f32 = 1.1;
-/// After a failure, and between two questions that changes made necessary.
+/// Between a failure and the next question, and between an answer and the next.
 const AGAIN: Duration = Duration::from_secs(5);
-const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(200);
 /// What is noticed this late was missed by a client that did not read.
 const OVERDUE: Duration = Duration::from_secs(5);
 
