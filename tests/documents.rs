@@ -89,7 +89,7 @@ fn every_guarantee_names_tests_that_exist() {
 
 #[test]
 fn manifests_use_flags_that_exist() {
-    let command_line = read("src/cli.rs");
+    let command_line = read("src/cli.rs") + &read("src/cli/serve.rs");
     for manifest in ["deploy/base/deployment.yaml", "helm/watershed/templates/deployment.yaml"] {
         let text = read(manifest);
         let flags = text.lines().filter_map(|line| {
