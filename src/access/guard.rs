@@ -42,6 +42,9 @@ pub struct Guard {
     asking: Option<JoinHandle<Result<Arc<Verdict>, Arc<ReviewError>>>>,
     /// Nothing is delivered until upstream has answered.
     held: bool,
+    /// The verdict was found to be in doubt, and whether by a change of RBAC. Each is held back for once: after a
+    /// failure it may be decided otherwise.
+    noticed: Option<bool>,
     /// No question before this moment.
     pause: Instant,
     /// How many lifetimes of a verdict it waits for: watches that began together shall not ask together for ever.
@@ -59,6 +62,7 @@ impl Authorizer {
             verdict,
             asking: None,
             held: false,
+            noticed: None,
             pause: Instant::now(),
             lifetimes: 1.0 + (LONGEST - 1.0) * fastrand::f32(),
         }
@@ -76,7 +80,9 @@ impl Guard {
             let overtaken = self.verdict.overtaken_at().is_some();
             if let Some(asking) = &mut self.asking {
                 let Poll::Ready(answer) = Pin::new(asking).poll(context) else {
-                    self.held |= overtaken;
+                    if overtaken {
+                        self.notice(true, false);
+                    }
                     return self.standing();
                 };
                 self.asking = None;
@@ -85,6 +91,7 @@ impl Guard {
                     Ok(Ok(verdict)) if verdict.decision == Decision::Allowed => {
                         self.verdict = verdict;
                         self.held = false;
+                        self.noticed = None;
                         self.pause = now + PAUSE;
                         continue;
                     }
@@ -99,7 +106,7 @@ impl Guard {
             if now < since {
                 return self.standing();
             }
-            self.held |= changed || now.saturating_duration_since(since) > OVERDUE;
+            self.notice(changed, now.saturating_duration_since(since) > OVERDUE);
             if now < self.pause {
                 return self.standing();
             }
@@ -116,6 +123,13 @@ impl Guard {
             // The answer wakes.
             Some(_) => Instant::now() + LEAST,
             None => self.doubtful_since().0.max(self.pause),
+        }
+    }
+
+    fn notice(&mut self, changed: bool, late: bool) {
+        if self.noticed < Some(changed) {
+            self.noticed = Some(changed);
+            self.held |= changed || late;
         }
     }
 

@@ -7,7 +7,7 @@ use watershed::app;
 use watershed::kube::GroupVersionResource;
 use watershed::sim::{Active, Refusal, Rule, Server};
 
-use crate::client::{Next, Protocol};
+use crate::client::{Lines, Next, Protocol};
 use crate::rig::{Rig, becomes, eventually, small};
 
 const HERE: &str = "/api/v1/namespaces/team-00/configmaps?resourceVersion=0";
@@ -67,6 +67,21 @@ fn reviews(rig: &Rig) -> u64 {
 
 async fn status(rig: &Rig, user: &str) -> u16 {
     rig.proxied.as_user(&format!("{user}-token")).get(Protocol::Http2, HERE).await.status.as_u16()
+}
+
+/// A watch from now on.
+async fn open_watch(rig: &Rig, user: &str) -> Lines {
+    let endpoint = rig.proxied.as_user(&format!("{user}-token"));
+    let snapshot = endpoint.get(Protocol::Http2, HERE).await.json();
+    let version = snapshot["metadata"]["resourceVersion"].as_str().unwrap();
+    let path = format!("/api/v1/namespaces/team-00/configmaps?watch=1&resourceVersion={version}");
+    endpoint.watch(Protocol::Http2, &path).await
+}
+
+fn write(rig: &Rig, name: &str) {
+    let configmaps = GroupVersionResource::new("", "v1", "configmaps");
+    let text = json!({"metadata": {"name": name, "namespace": "team-00"}}).to_string();
+    rig.upstream.state().create(&configmaps, &text).unwrap();
 }
 
 /// Until RBAC is followed and nothing that happened before can count any more.
@@ -132,16 +147,8 @@ async fn a_grant_ends_with_its_binding_and_only_this_one() {
 async fn a_watch_ends_with_its_binding_and_shows_nothing_from_after_it() {
     let rig = Rig::build(small(), furnish, remember).await;
     quiet(&rig).await;
-    let path = "/api/v1/namespaces/team-00/configmaps?watch=1";
-    let open = |user: &str| {
-        let endpoint = rig.proxied.as_user(&format!("{user}-token"));
-        async move {
-            let snapshot = endpoint.get(Protocol::Http2, HERE).await.json();
-            let version = snapshot["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
-            endpoint.watch(Protocol::Http2, &format!("{path}&resourceVersion={version}")).await
-        }
-    };
-    let (ann, same, mut bob) = (open("ann").await, open("ann").await, open("bob").await);
+    let (ann, same) = (open_watch(&rig, "ann").await, open_watch(&rig, "ann").await);
+    let mut bob = open_watch(&rig, "bob").await;
     let before = reviews(&rig);
     let state = rig.upstream.state();
     state.delete(&rbac("rolebindings"), "team-00", "ann").unwrap();
@@ -151,8 +158,7 @@ async fn a_watch_ends_with_its_binding_and_shows_nothing_from_after_it() {
     }
     let asked = reviews(&rig) - before;
     assert!((1..=2).contains(&asked), "{asked} reviews for two equal watches of ann's, and bob's");
-    let configmaps = GroupVersionResource::new("", "v1", "configmaps");
-    state.create(&configmaps, r#"{"metadata":{"name":"after","namespace":"team-00"}}"#).unwrap();
+    write(&rig, "after");
     assert!(bob.line().await.contains("\"after\""), "bob's goes on");
     rig.stop().await;
 }
@@ -212,16 +218,40 @@ async fn while_upstream_cannot_be_asked_grants_stand_and_nothing_else_is_answere
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_that_a_change_concerns_shows_nothing_until_upstream_can_be_asked() {
+    let rig = Rig::build(small(), furnish, remember).await;
+    quiet(&rig).await;
+    let (ann, mut bob) = (open_watch(&rig, "ann").await, open_watch(&rig, "bob").await);
+    refuse_reviews(&rig, 503);
+    rig.upstream.state().delete(&rbac("rolebindings"), "team-00", "ann").unwrap();
+    becomes("what ann reads", 503, async || status(&rig, "ann").await).await;
+    write(&rig, "secret");
+    assert!(bob.line().await.contains("\"secret\""));
+    rig.upstream.faults().set(|active| *active = Active::default());
+    let (lines, end) = ann.rest().await;
+    assert_eq!((lines.len(), end), (0, Next::End));
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forwarding_while_upstream_cannot_be_asked_is_a_choice() {
     let configure = |config: &mut app::Config| {
         remember(config);
         config.access.authorization.unavailable = Unavailable::Forward;
     };
     let rig = Rig::build(small(), furnish, configure).await;
+    quiet(&rig).await;
+    let mut watch = open_watch(&rig, "ann").await;
     refuse_reviews(&rig, 503);
-    let answer = rig.proxied.as_user("ann-token").get(Protocol::Http2, HERE).await;
-    assert_eq!(answer.header("x-watershed-source"), "forward; reason=review-failed");
-    assert_eq!(answer.status, 200);
+    rig.upstream.state().delete(&rbac("rolebindings"), "team-00", "ann").unwrap();
+    becomes("where ann's read goes", "forward; reason=review-failed".to_owned(), async || {
+        let answer = rig.proxied.as_user("ann-token").get(Protocol::Http2, HERE).await;
+        answer.header("x-watershed-source").to_owned()
+    })
+    .await;
+    assert_eq!(status(&rig, "ann").await, 403, "upstream judges");
+    write(&rig, "meanwhile");
+    assert!(watch.line().await.contains("\"meanwhile\""), "an open watch goes on");
     rig.stop().await;
 }
 
