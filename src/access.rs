@@ -1,12 +1,19 @@
 //! Who may see what: callers are known by TokenReview or certificate, and let in by SubjectAccessReview.
 //!
-//! Nothing here emulates upstream's rules. It is asked, and its answer is kept for a short time.
+//! Nothing here emulates upstream's rules. It is asked, and its answer is kept for a while: grants by RBAC for
+//! minutes, as the objects that RBAC consists of are followed, and a change has those asked about anew whom it can
+//! concern.
 pub mod authenticate;
 pub mod authorize;
 mod caller;
 mod certificate;
+mod changes;
+mod follow;
 pub mod front_proxy;
+mod guard;
 mod impersonate;
+pub mod metrics;
+mod rbac;
 mod review;
 mod service_account;
 
@@ -14,12 +21,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::http::tls::TlsError;
+use crate::scope::Scopes;
 use crate::upstream::Client;
 
 pub use authenticate::{Authenticated, Authenticator};
-pub use authorize::{Attributes, Authorizer, Decision, Selectors};
+pub use authorize::{Attributes, Authorizer, Decision, Judged, Selectors};
 pub use caller::{Caller, Refusal, Vouched};
-pub use review::ReviewError;
+pub use guard::{Guard, Standing};
+pub use review::{ReviewError, Unavailable};
 pub use service_account::BoundObjects;
 
 use caller::Own;
@@ -101,5 +110,15 @@ impl Access {
             front_proxies,
             own: single_identity.then(|| Arc::new(Own::new(client.clone()))),
         })
+    }
+
+    /// Follows the changes of RBAC, for ever. Without it verdicts are remembered for seconds only.
+    pub fn follow_rbac(&self, scopes: Scopes) -> impl Future<Output = ()> + Send + use<> {
+        follow::follow(scopes, Arc::clone(self.authorizer.changes()))
+    }
+
+    /// Whether a request whose review failed so is refused; else upstream judges it.
+    pub fn must_refuse(&self, error: &ReviewError) -> bool {
+        error.is_unavailable() && self.authorizer.config().unavailable == Unavailable::Refuse
     }
 }

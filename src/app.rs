@@ -198,6 +198,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let access = Access::new(&client, config.access, Arc::new(objects)).await?;
     let forwarder = Forwarder::new(&upstream);
     let (drain, draining) = drain::channel();
+    let follow_rbac = access.follow_rbac(scopes.clone());
     let server = Server::new(
         catalog.clone(),
         config.policy,
@@ -230,6 +231,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     };
     let background = vec![
         tokio::spawn(follower.run()),
+        tokio::spawn(follow_rbac),
         tokio::spawn(admin::serve(admin_listener, admin_tls, Arc::new(state), config.limits, admin_draining)),
         tokio::spawn(upkeep(metrics)),
     ];

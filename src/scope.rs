@@ -1,6 +1,5 @@
 //! One cached scope: a task that pumps what upstream says into a store.
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -102,7 +101,7 @@ pub struct Scope {
     pub compression: WatchCompression,
     /// When upstream last said something: an event, a bookmark or a list.
     pub last_heard: Mutex<Instant>,
-    following: AtomicBool,
+    following: watch::Sender<bool>,
     first_list: OnceLock<ResourceVersion>,
     opened: Instant,
     phase: watch::Receiver<Phase>,
@@ -140,7 +139,16 @@ impl Scope {
 
     /// Whether upstream's changes arrive: a watch is open, or was a moment ago.
     pub fn is_following(&self) -> bool {
-        self.following.load(Ordering::Relaxed)
+        *self.following.borrow()
+    }
+
+    /// The same, for those who wait for it to turn.
+    pub fn following(&self) -> watch::Receiver<bool> {
+        self.following.subscribe()
+    }
+
+    fn set_following(&self, now: bool) {
+        self.following.send_if_modified(|following| std::mem::replace(following, now) != now);
     }
 
     /// Whether what followed on `version` happened, at least in part, before this scope was first
@@ -285,7 +293,7 @@ impl Scopes {
             reader,
             bookmarks: Arc::new(ArcSwapOption::empty()),
             last_heard: Mutex::new(Instant::now()),
-            following: AtomicBool::new(false),
+            following: watch::Sender::new(false),
             first_list: OnceLock::new(),
             opened: Instant::now(),
             phase,
@@ -370,7 +378,7 @@ impl Pump {
     fn take_in(&mut self, change: Change) {
         let now = Instant::now();
         let interrupted = matches!(change, Change::Interrupted);
-        self.scope.following.store(!interrupted, Ordering::Relaxed);
+        self.scope.set_following(!interrupted);
         if interrupted {
             self.publish.send_if_modified(|phase| {
                 let first = matches!(phase, Phase::Syncing);
@@ -440,7 +448,7 @@ impl Drop for Pump {
                     "not cached; its requests are forwarded");
             }
         }
-        scope.following.store(false, Ordering::Relaxed);
+        scope.set_following(false);
         self.publish.send_replace(Phase::Stopped(self.stopped.clone()));
         self.writer.close(Closed::Gone);
         if let Ok(runtime) = Handle::try_current() {

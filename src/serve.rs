@@ -24,7 +24,9 @@ use std::time::{Duration, Instant};
 use http::{HeaderValue, Request, Response, StatusCode};
 use hyper::body::Incoming;
 
-use crate::access::{Access, Attributes, Authenticated, Caller, Decision, Identity, Refusal, ReviewError};
+use crate::access::{
+    Access, Attributes, Authenticated, Caller, Decision, Identity, Judged, Refusal, ReviewError,
+};
 use crate::audit::{self, Audit};
 use crate::catalog::Catalog;
 use crate::http::body::Body;
@@ -161,9 +163,10 @@ impl Server {
                 let outcome = self.0.read(read, &request, &caller, &labels).await;
                 self.0.share(outcome, read, &request, &caller, &mut place).await
             }
-            (.., Plan::Document(asked)) => match self.0.document(asked, &request, &caller).await {
+            (.., Plan::Document(asked)) => match self.0.document(asked, &request, &caller, plan.errors).await
+            {
                 Ok(response) => Outcome::Answered(Source::Document, response),
-                Err(reason) => Outcome::Forward(reason),
+                Err(outcome) => outcome,
             },
         };
         let (source, mut response, own) = match outcome {
@@ -234,39 +237,52 @@ impl Inner {
         }
     }
 
-    /// Who is calling, if they may have what they ask for.
+    /// That the caller may have what they ask for.
     async fn admit(
         &self,
         read: &Read,
         request: &Request<Incoming>,
         caller: &Caller,
-    ) -> Result<(Arc<Identity>, Attributes), Outcome> {
+    ) -> Result<Judged, Outcome> {
         let refuse = |status: &Status| match read.refused_by_upstream() {
             Some(reason) => Outcome::Forward(reason),
             None => Outcome::Answered(Source::Access, answer::status(status, read.errors(), &[])),
         };
-        let identity = match self.identify(request, caller).await.map_err(Outcome::Forward)? {
+        let identity = match self.identify(request, caller, read.errors()).await? {
             Authenticated::As(identity) => identity,
             Authenticated::Refused => return Err(refuse(&Status::unauthorized())),
             Authenticated::Unknown => return Err(Outcome::Forward(Reason::Identity)),
         };
         let attributes = read.attributes();
         let reviewed = self.access.authorizer.authorize(&identity, &attributes).await;
-        match verdict(request, reviewed).map_err(Outcome::Forward)? {
-            Decision::Allowed(_) => Ok((identity, attributes)),
-            Decision::Denied(reason) => Err(refuse(&denied(&identity, &attributes, &reason))),
+        let judged = reviewed.map_err(|error| self.unreviewed(&error, read.errors()))?;
+        audit::decided(request, judged.decision());
+        match judged.decision() {
+            Decision::Allowed(_) => Ok(judged),
+            Decision::Denied(reason) => Err(refuse(&denied(&identity, &attributes, reason))),
         }
     }
 
-    async fn identify(&self, request: &Request<Incoming>, caller: &Caller) -> Result<Authenticated, Reason> {
+    async fn identify(
+        &self,
+        request: &Request<Incoming>,
+        caller: &Caller,
+        errors: Encoding,
+    ) -> Result<Authenticated, Outcome> {
         let reviewed = self.access.identify(caller, request.headers()).await;
         if let Ok(Authenticated::As(identity)) = &reviewed {
             audit::caller(request, identity);
         }
-        reviewed.map_err(|error| {
-            tracing::warn!(%error, "a token could not be reviewed");
-            Reason::ReviewFailed
-        })
+        reviewed.map_err(|error| self.unreviewed(&error, errors))
+    }
+
+    /// Upstream could not be asked about the caller.
+    fn unreviewed(&self, error: &ReviewError, errors: Encoding) -> Outcome {
+        tracing::warn!(%error, "a caller could not be reviewed");
+        if !self.access.must_refuse(error) {
+            return Outcome::Forward(Reason::ReviewFailed);
+        }
+        Outcome::Answered(Source::Access, not_now(error, errors))
     }
 
     /// Authentication and authorization come before anything is read (invariant 5).
@@ -281,8 +297,8 @@ impl Inner {
         if matches!((&read.kind, read.age), (decide::ReadKind::Get { .. }, Age::Latest)) {
             return Outcome::Forward(Reason::Consistent);
         }
-        let (identity, attributes) = match self.admit(read, request, caller).await {
-            Ok(admitted) => admitted,
+        let judged = match self.admit(read, request, caller).await {
+            Ok(judged) => judged,
             Err(outcome) => return outcome,
         };
         let mut opened = match self.open(read).await {
@@ -296,9 +312,9 @@ impl Inner {
             decide::ReadKind::Get { name, .. } => get::answer(&opened, read, name).compressed(request),
             decide::ReadKind::List(list) => list::answer(&opened, read, list).compressed(request),
             decide::ReadKind::Watch(watch) => {
-                let recheck = self.recheck(identity, attributes);
+                let guard = self.access.authorizer.guard(judged);
                 let coding = watch::coding(&opened, watch, request.headers()).await;
-                watch::answer(&opened, read, watch, coding, recheck, &self.draining, labels)
+                watch::answer(&opened, read, watch, coding, guard, &self.draining, labels)
             }
         }
     }
@@ -309,17 +325,20 @@ impl Inner {
         asked: &documents::Asked,
         request: &Request<Incoming>,
         caller: &Caller,
-    ) -> Result<Response<Body>, Reason> {
-        let Authenticated::As(identity) = self.identify(request, caller).await? else {
-            return Err(Reason::Identity);
+        errors: Encoding,
+    ) -> Result<Response<Body>, Outcome> {
+        let Authenticated::As(identity) = self.identify(request, caller, errors).await? else {
+            return Err(Outcome::Forward(Reason::Identity));
         };
         let reviewed = self.access.authorizer.authorize_path(&identity, &asked.path).await;
-        if !matches!(verdict(request, reviewed)?, Decision::Allowed(_)) {
-            return Err(Reason::NotAResource);
+        let judged = reviewed.map_err(|error| self.unreviewed(&error, errors))?;
+        audit::decided(request, judged.decision());
+        if matches!(judged.decision(), Decision::Denied(_)) {
+            return Err(Outcome::Forward(Reason::NotAResource));
         }
         self.documents.answer(asked).await.map_err(|error| {
             tracing::debug!(path = asked.path, %error, "a document is forwarded");
-            Reason::NotAResource
+            Outcome::Forward(Reason::NotAResource)
         })
     }
 
@@ -374,21 +393,6 @@ impl Inner {
         }
         Ok(())
     }
-
-    /// Long watches are asked about again. While upstream cannot be asked, what was granted stands.
-    fn recheck(&self, identity: Arc<Identity>, attributes: Attributes) -> crate::watch::Recheck {
-        let authorizer = Arc::clone(&self.access.authorizer);
-        let question = Arc::new((identity, attributes));
-        Arc::new(move || {
-            let (authorizer, question) = (Arc::clone(&authorizer), Arc::clone(&question));
-            Box::pin(async move {
-                // A task of its own: equal questions share one review, and a watch whose client stopped
-                // reading is not polled. Everybody else would wait for it.
-                let asked = tokio::spawn(async move { authorizer.authorize(&question.0, &question.1).await });
-                !matches!(asked.await, Ok(Ok(Decision::Denied(_))))
-            })
-        })
-    }
 }
 
 fn refused(refusal: &Refusal, encoding: Encoding) -> Response<Body> {
@@ -396,23 +400,14 @@ fn refused(refusal: &Refusal, encoding: Encoding) -> Response<Body> {
         Refusal::Status(status) => answer::status(status, encoding, &[]),
         Refusal::Unknown(error) => {
             tracing::warn!(%error, "it could not be found out whom a caller may act as");
-            let message = "the API server could not be asked whom the caller may act as";
-            answer::status(&Status::service_unavailable(message, 1), encoding, &[])
+            not_now(error, encoding)
         }
     }
 }
 
-fn verdict(
-    request: &Request<Incoming>,
-    reviewed: Result<Decision, Arc<ReviewError>>,
-) -> Result<Decision, Reason> {
-    if let Ok(decision) = &reviewed {
-        audit::decided(request, decision);
-    }
-    reviewed.map_err(|error| {
-        tracing::warn!(%error, "an access could not be reviewed");
-        Reason::ReviewFailed
-    })
+fn not_now(error: &ReviewError, encoding: Encoding) -> Response<Body> {
+    let message = format!("the API server could not be asked about the caller: {error}");
+    answer::status(&Status::service_unavailable(message, 1), encoding, &[])
 }
 
 fn denied(identity: &Identity, attributes: &Attributes, reason: &str) -> Status {

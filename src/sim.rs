@@ -25,6 +25,7 @@ mod kinds;
 mod list;
 mod object;
 mod options;
+mod rbac;
 mod request;
 mod server;
 pub mod simulate;

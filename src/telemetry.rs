@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tracing_subscriber::EnvFilter;
 
-use crate::serve;
+use crate::{access, serve};
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -55,6 +55,7 @@ fn install() -> PrometheusHandle {
     }
     crate::http::metrics::describe();
     serve::metrics::describe();
+    access::metrics::describe();
     crate::admin::metrics::describe();
     crate::audit::metrics::describe();
     handle

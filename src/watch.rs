@@ -5,6 +5,6 @@ mod chunk;
 mod tests;
 mod view;
 
-pub use body::{Bookmarks, Ending, Initial, Observer, Recheck, Terms, WatchBody};
+pub use body::{Bookmarks, Ending, Grant, Initial, Observer, Permission, Terms, WatchBody};
 pub use chunk::Coding;
 pub use view::{Filter, Seen, View};

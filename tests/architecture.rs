@@ -13,11 +13,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("watch", &["kube", "store"]),
     ("scope", &["kube", "store", "upstream", "watch"]),
     ("catalog", &["kube", "store", "upstream", "scope", "http"]),
-    ("access", &["kube", "upstream", "http"]),
+    ("access", &["kube", "store", "upstream", "scope", "http"]),
     ("audit", &["kube", "access", "http"]),
     ("serve", &["kube", "store", "watch", "scope", "catalog", "access", "audit", "upstream", "http"]),
     ("admin", &["kube", "scope", "catalog", "http"]),
-    ("telemetry", &["http", "serve", "admin", "audit"]),
+    ("telemetry", &["http", "access", "serve", "admin", "audit"]),
     ("sim", &["kube"]),
     ("demo", &["sim"]),
 ];

@@ -1,6 +1,7 @@
 //! Verdicts on single reads, by SubjectAccessReview.
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::authorization::v1::{
@@ -10,9 +11,13 @@ use k8s_openapi::api::authorization::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldSelectorRequirement, LabelSelectorRequirement};
 use moka::Expiry;
 use moka::future::Cache;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep_until};
 
-use super::Identity;
-use super::review::{ReviewError, post};
+use super::changes::{Changes, Place};
+use super::rbac::Subjects;
+use super::review::{ReviewError, Unavailable, post};
+use super::{Identity, guard, metrics};
 use crate::kube::{FieldOperator, FieldSelector, LabelOperator, LabelSelector, ResourceRequest, Verb};
 use crate::upstream::Client;
 
@@ -23,22 +28,44 @@ const MAX_CACHED_BYTES: usize = 10_000;
 const MAX_BYTES: u64 = 64 << 20;
 const VERDICT_BYTES: usize = 512;
 
-/// How long verdicts stand.
+/// How the RBAC authorizer's grants begin.
+/// Source: `kubernetes/plugin/pkg/auth/authorizer/rbac/rbac.go` (authorizingVisitor.visit).
+const BY_RBAC: &str = "RBAC: allowed by ";
+/// What nodes may read follows their pods, and is known to the node authorizer only.
+/// Source: `apiserver/pkg/authentication/user/user.go` (NodesGroup).
+const NODES: &str = "system:nodes";
+
+/// Questions of open watches that upstream is asked at a time, and how long each takes at least: some
+/// two thousand a second at most, however many watches there are.
+const RECHECKS: usize = 16;
+const RECHECK_PACE: Duration = Duration::from_millis(8);
+
+/// How long verdicts stand, at most.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// A grant.
+    /// A grant by RBAC, while the changes of RBAC are followed. Zero asks each time.
     pub allowed_ttl: Duration,
-    /// A denial.
+    /// A denial, while the changes of RBAC are followed. Zero asks each time.
     pub denied_ttl: Duration,
+    /// A grant that may be gone without a sign: not by RBAC, or while RBAC is not followed.
+    pub unwatched_allowed_ttl: Duration,
+    /// A denial that may be gone without a sign: of nodes, or while RBAC is not followed.
+    pub unwatched_denied_ttl: Duration,
+    /// What is done while upstream cannot be asked.
+    pub unavailable: Unavailable,
 }
 
 impl Default for Config {
     fn default() -> Self {
         Self {
+            // Source of both: kube-apiserver's own flags of these names (kubeapiserver/options/authorization.go).
+            allowed_ttl: Duration::from_mins(5),
+            denied_ttl: Duration::from_secs(30),
             // Source: the delegated authorizer's default (apiserver/pkg/server/options/authorization.go).
-            allowed_ttl: Duration::from_secs(10),
+            unwatched_allowed_ttl: Duration::from_secs(10),
             // A program is often let in just after it was refused, and tries again.
-            denied_ttl: Duration::from_secs(1),
+            unwatched_denied_ttl: Duration::from_secs(1),
+            unavailable: Unavailable::default(),
         }
     }
 }
@@ -110,6 +137,14 @@ pub enum Decision {
     Denied(Arc<str>),
 }
 
+impl Decision {
+    /// The authorizer's reason; may be empty.
+    pub fn reason(&self) -> &str {
+        let (Self::Allowed(reason) | Self::Denied(reason)) = self;
+        reason
+    }
+}
+
 /// What may be asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Asked {
@@ -133,36 +168,177 @@ impl Asked {
     }
 }
 
-type Question = (Arc<Identity>, Asked);
-
-/// Asks for verdicts and remembers them for a short time.
-pub struct Authorizer {
-    client: Client,
-    verdicts: Cache<Question, Decision>,
+/// Who asks for what.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Question {
+    identity: Arc<Identity>,
+    asked: Asked,
 }
 
-struct Lifetime(Config);
+impl Question {
+    /// The namespace that RBAC looks at.
+    pub(super) fn namespace(&self) -> Option<&str> {
+        match &self.asked {
+            Asked::Resource(attributes) => attributes.resource.namespace.as_deref(),
+            Asked::Impersonation(named) => named.namespace.as_deref(),
+            Asked::Path(_) => None,
+        }
+    }
 
-impl Expiry<Question, Decision> for Lifetime {
+    /// Whether one of these is who asks.
+    pub(super) fn is_asked_by(&self, subjects: &Subjects) -> bool {
+        let Identity { user, groups, .. } = &*self.identity;
+        subjects.users.contains(user.as_str())
+            || (!subjects.groups.is_empty()
+                && groups.iter().any(|group| subjects.groups.contains(group.as_str())))
+    }
+
+    #[cfg(test)]
+    pub(super) fn example(user: &str, groups: &[&str], namespace: Option<&str>) -> Self {
+        let resource = ResourceRequest {
+            gvr: crate::kube::GroupVersionResource::new("", "v1", "pods"),
+            namespace: namespace.map(str::to_owned),
+            name: None,
+            subresource: None,
+            name_from_selector: false,
+        };
+        let identity = Identity {
+            user: user.to_owned(),
+            uid: None,
+            groups: groups.iter().map(|&group| group.to_owned()).collect(),
+            extra: Vec::new(),
+        };
+        let asked =
+            Asked::Resource(Attributes { verb: Verb::List, resource, selectors: Selectors::default() });
+        Self { identity: Arc::new(identity), asked }
+    }
+}
+
+/// What upstream said to a question, and how long that may be relied on.
+#[derive(Debug)]
+pub(super) struct Verdict {
+    pub(super) decision: Decision,
+    pub(super) place: Place,
+    /// How long it stands while RBAC is followed, and while it is not. From when it was asked.
+    pub(super) ttl: Duration,
+    pub(super) unwatched_ttl: Duration,
+    /// Changes up to this number were looked at.
+    pub(super) compared: AtomicU64,
+    /// Nanoseconds after it was asked that a change concerned it; the largest number for none.
+    overtaken: AtomicU64,
+    /// Nanoseconds after it was asked from which on upstream surely knows an earlier change that concerns it.
+    settles: AtomicU64,
+}
+
+impl Verdict {
+    pub(super) fn new(decision: Decision, place: Place, ttl: Duration, unwatched_ttl: Duration) -> Self {
+        let compared = AtomicU64::new(place.unsettled);
+        let never = || AtomicU64::new(u64::MAX);
+        Self { decision, place, ttl, unwatched_ttl, compared, overtaken: never(), settles: never() }
+    }
+
+    pub(super) fn overtaken(&self, after: Duration) {
+        if self.overtaken.fetch_min(nanoseconds(after), Ordering::AcqRel) == u64::MAX {
+            metrics::dropped();
+        }
+    }
+
+    pub(super) fn settles(&self, after: Duration) {
+        self.settles.fetch_min(nanoseconds(after), Ordering::AcqRel);
+    }
+
+    /// When a change overtook it, if one did.
+    pub(super) fn overtaken_at(&self) -> Option<Instant> {
+        let after = self.overtaken.load(Ordering::Acquire);
+        (after != u64::MAX).then(|| self.place.asked + Duration::from_nanos(after))
+    }
+
+    /// When it should be asked again for the sake of an earlier change, if there was one.
+    pub(super) fn settles_at(&self) -> Option<Instant> {
+        let after = self.settles.load(Ordering::Acquire);
+        (after != u64::MAX).then(|| self.place.asked + Duration::from_nanos(after))
+    }
+
+    pub(super) fn stands(&self, now: Instant, followed: bool) -> bool {
+        let ttl = if followed { self.ttl } else { self.unwatched_ttl };
+        now.saturating_duration_since(self.place.asked) < ttl
+            && self.overtaken_at().is_none()
+            && self.settles_at().is_none_or(|at| now < at)
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX - 1)
+}
+
+/// A question and upstream's answer.
+#[derive(Clone, Debug)]
+pub struct Judged {
+    pub(super) question: Arc<Question>,
+    pub(super) verdict: Arc<Verdict>,
+}
+
+impl Judged {
+    /// What upstream said.
+    pub fn decision(&self) -> &Decision {
+        &self.verdict.decision
+    }
+}
+
+type Reviewed = Result<Arc<Verdict>, Arc<ReviewError>>;
+
+/// Asks for verdicts and remembers them.
+pub struct Authorizer {
+    client: Client,
+    config: Config,
+    verdicts: Cache<Arc<Question>, Reviewed>,
+    changes: Arc<Changes>,
+    rechecks: Arc<Semaphore>,
+}
+
+/// How long the cache holds what may still be of use. What stands is decided at each look.
+struct Lifetime;
+
+impl Expiry<Arc<Question>, Reviewed> for Lifetime {
     fn expire_after_create(
         &self,
-        _: &Question,
-        decision: &Decision,
+        _: &Arc<Question>,
+        reviewed: &Reviewed,
         _: std::time::Instant,
     ) -> Option<Duration> {
-        Some(if matches!(decision, Decision::Allowed(_)) { self.0.allowed_ttl } else { self.0.denied_ttl })
+        Some(reviewed.as_ref().map_or(Duration::ZERO, |verdict| verdict.ttl))
+    }
+
+    fn expire_after_update(
+        &self,
+        question: &Arc<Question>,
+        reviewed: &Reviewed,
+        now: std::time::Instant,
+        _: Option<Duration>,
+    ) -> Option<Duration> {
+        self.expire_after_create(question, reviewed, now)
     }
 }
 
 impl Authorizer {
     pub(super) fn new(client: Client, config: Config) -> Self {
-        let weigh = |(_, asked): &Question, verdict: &Decision| {
-            let (Decision::Allowed(reason) | Decision::Denied(reason)) = verdict;
-            u32::try_from(VERDICT_BYTES + asked.size() + reason.len()).unwrap_or(u32::MAX)
+        let weigh = |question: &Arc<Question>, reviewed: &Reviewed| {
+            let reason = reviewed.as_ref().map_or(0, |verdict| verdict.decision.reason().len());
+            u32::try_from(VERDICT_BYTES + question.asked.size() + reason).unwrap_or(u32::MAX)
         };
-        let verdicts =
-            Cache::builder().weigher(weigh).max_capacity(MAX_BYTES).expire_after(Lifetime(config)).build();
-        Self { client, verdicts }
+        let verdicts = Cache::builder().weigher(weigh).max_capacity(MAX_BYTES).expire_after(Lifetime).build();
+        let longest = config.allowed_ttl.max(config.denied_ttl).max(guard::LEAST);
+        let changes = Arc::new(Changes::new(longest.mul_f32(guard::LONGEST)));
+        let rechecks = Arc::new(Semaphore::new(RECHECKS));
+        Self { client, config, verdicts, changes, rechecks }
+    }
+
+    pub(super) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub(super) fn changes(&self) -> &Arc<Changes> {
+        &self.changes
     }
 
     /// May `identity` do this?
@@ -170,7 +346,7 @@ impl Authorizer {
         &self,
         identity: &Arc<Identity>,
         attributes: &Attributes,
-    ) -> Result<Decision, Arc<ReviewError>> {
+    ) -> Result<Judged, Arc<ReviewError>> {
         self.decide(identity, Asked::Resource(attributes.clone())).await
     }
 
@@ -179,7 +355,7 @@ impl Authorizer {
         &self,
         identity: &Arc<Identity>,
         named: &ResourceRequest,
-    ) -> Result<Decision, Arc<ReviewError>> {
+    ) -> Result<Judged, Arc<ReviewError>> {
         self.decide(identity, Asked::Impersonation(named.clone())).await
     }
 
@@ -188,25 +364,76 @@ impl Authorizer {
         &self,
         identity: &Arc<Identity>,
         path: &str,
-    ) -> Result<Decision, Arc<ReviewError>> {
+    ) -> Result<Judged, Arc<ReviewError>> {
         self.decide(identity, Asked::Path(path.to_owned())).await
     }
 
-    async fn decide(&self, identity: &Arc<Identity>, asked: Asked) -> Result<Decision, Arc<ReviewError>> {
-        if asked.size() > MAX_CACHED_BYTES {
-            return Box::pin(self.review(identity, &asked)).await.map_err(Arc::new);
-        }
-        let question = (Arc::clone(identity), asked);
-        if let Some(decision) = self.verdicts.get(&question).await {
-            return Ok(decision);
-        }
-        // Concurrent questions that are equal share one review. Boxed: it is large and rare.
-        let asked = question.1.clone();
-        let review = Box::pin(async move { self.review(identity, &asked).await });
-        Box::pin(self.verdicts.try_get_with(question, review)).await
+    async fn decide(&self, identity: &Arc<Identity>, asked: Asked) -> Result<Judged, Arc<ReviewError>> {
+        let question = Arc::new(Question { identity: Arc::clone(identity), asked });
+        let known = self.remembered(&question).await;
+        metrics::remembered(known.is_some());
+        let verdict = match known {
+            Some(verdict) => verdict,
+            // Boxed: it is large and rare.
+            None => Box::pin(self.judge(&question)).await?,
+        };
+        Ok(Judged { question, verdict })
     }
 
-    async fn review(&self, identity: &Identity, asked: &Asked) -> Result<Decision, ReviewError> {
+    /// The verdict that is known and stands.
+    async fn remembered(&self, question: &Arc<Question>) -> Option<Arc<Verdict>> {
+        let known = self.verdicts.get(question).await.and_then(Result::ok);
+        known.filter(|verdict| self.stands(verdict, question))
+    }
+
+    pub(super) fn stands(&self, verdict: &Verdict, question: &Question) -> bool {
+        self.changes.tell(verdict, question);
+        verdict.stands(Instant::now(), self.changes.are_followed())
+    }
+
+    /// A verdict that stands, or one that was asked for after this was called.
+    async fn judge(&self, question: &Arc<Question>) -> Reviewed {
+        let arrived = Instant::now();
+        if question.asked.size() <= MAX_CACHED_BYTES {
+            // Equal questions at the same time share one review. Who joins one that was under way may find it
+            // overtaken when it is answered, and joins or makes the next, which is younger than the question.
+            for _ in 0..2 {
+                let fits = |reviewed: &Reviewed| {
+                    let verdict = reviewed.as_ref().ok();
+                    verdict.is_some_and(|known| known.place.asked >= arrived || self.stands(known, question))
+                };
+                let entry = self.verdicts.entry(Arc::clone(question));
+                let reviewed =
+                    entry.or_insert_with_if(self.review(question), |known| !fits(known)).await.into_value();
+                if reviewed.is_err() || fits(&reviewed) {
+                    return reviewed;
+                }
+            }
+        }
+        self.review(question).await
+    }
+
+    /// For a watch that is open. All of them together are asked about at a bounded pace.
+    pub(super) async fn ask_again(&self, question: &Arc<Question>) -> Reviewed {
+        if let Some(verdict) = self.remembered(question).await {
+            return Ok(verdict);
+        }
+        let permit = Arc::clone(&self.rechecks).acquire_owned().await.ok();
+        // Somebody else may have asked the same meanwhile.
+        if let Some(verdict) = self.remembered(question).await {
+            return Ok(verdict);
+        }
+        let next = Instant::now() + RECHECK_PACE;
+        let reviewed = self.judge(question).await;
+        tokio::spawn(async move {
+            sleep_until(next).await;
+            drop(permit);
+        });
+        reviewed
+    }
+
+    async fn review(&self, question: &Question) -> Reviewed {
+        let Question { identity, asked } = question;
         let mut spec = spec(identity);
         match asked {
             Asked::Resource(attributes) => spec.resource_attributes = Some(resource(attributes)),
@@ -221,14 +448,29 @@ impl Authorizer {
         }
         let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
         let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+        let place = self.changes.place();
         let review: SubjectAccessReview = post(&self.client, path, &review).await?;
         let status = review.status.unwrap_or_default();
-        let reason = status.reason.unwrap_or_default().into();
+        let reason = status.reason.unwrap_or_default();
         // No opinion of any authorizer is a refusal, as in upstream's own filter.
-        if status.allowed && status.denied != Some(true) {
-            return Ok(Decision::Allowed(reason));
-        }
-        Ok(Decision::Denied(reason))
+        let allowed = status.allowed && status.denied != Some(true);
+        let (ttl, unwatched_ttl) = self.ttls(identity, allowed, &reason);
+        let decision =
+            if allowed { Decision::Allowed(reason.into()) } else { Decision::Denied(reason.into()) };
+        Ok(Arc::new(Verdict::new(decision, place, ttl, unwatched_ttl)))
+    }
+
+    /// How long a verdict stands while RBAC is followed, and while it is not. Of changes of mind of other
+    /// authorizers (nodes', webhooks') there is no sign; members of system:masters are asked for no reason.
+    fn ttls(&self, identity: &Identity, allowed: bool, reason: &str) -> (Duration, Duration) {
+        let Config { allowed_ttl, denied_ttl, unwatched_allowed_ttl, unwatched_denied_ttl, .. } = self.config;
+        let (ttl, unwatched, watched) = if allowed {
+            (allowed_ttl, unwatched_allowed_ttl, reason.starts_with(BY_RBAC))
+        } else {
+            (denied_ttl, unwatched_denied_ttl, !identity.groups.iter().any(|group| group == NODES))
+        };
+        let unwatched = unwatched.min(ttl);
+        (if watched { ttl } else { unwatched }, unwatched)
     }
 }
 

@@ -133,9 +133,9 @@ impl Access {
             return Ok(Arc::clone(identity));
         }
         for ask in wanted.asks() {
-            let decision = self.authorizer.authorize_impersonation(identity, &ask).await;
-            if let Decision::Denied(reason) = decision.map_err(Refusal::Unknown)? {
-                let status = Status::forbidden_impersonation(&identity.user, &ask, &reason);
+            let judged = self.authorizer.authorize_impersonation(identity, &ask).await;
+            if let Decision::Denied(reason) = judged.map_err(Refusal::Unknown)?.decision() {
+                let status = Status::forbidden_impersonation(&identity.user, &ask, reason);
                 return Err(status.into());
             }
         }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use super::Identity;
+use super::{Identity, metrics};
 use crate::http::body;
 use crate::upstream::{Class, Client, SendOptions, UpstreamError};
 
@@ -17,7 +17,17 @@ const FIRST_ANSWER: Duration = Duration::from_secs(3);
 const SECOND_ANSWER: Duration = Duration::from_secs(7);
 const MAX_BYTES: usize = 1 << 20;
 
-/// Upstream could not be asked, so that nothing is known. The request is then forwarded.
+/// What is done with requests while upstream cannot be asked about their callers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Unavailable {
+    /// They are refused (503), to be sent again. What upstream said before stands until it runs out.
+    #[default]
+    Refuse,
+    /// They are forwarded, and upstream judges if it can be reached. Open watches go on.
+    Forward,
+}
+
+/// Upstream could not be asked, so that nothing is known.
 #[derive(Debug, thiserror::Error)]
 pub enum ReviewError {
     /// The connection failed.
@@ -26,6 +36,9 @@ pub enum ReviewError {
     /// Upstream refused the question: the proxy's identity needs the ClusterRole system:auth-delegator.
     #[error("upstream answered {0} to a review: the proxy's identity needs system:auth-delegator")]
     Refused(StatusCode),
+    /// The answer broke off.
+    #[error("upstream broke off in the middle of a review: {0}")]
+    Cut(String),
     /// The verdict cannot be read.
     #[error("upstream's review is not understood: {0}")]
     NotUnderstood(String),
@@ -44,7 +57,29 @@ pub(super) fn identity(user: UserInfo) -> Option<Identity> {
     })
 }
 
+impl ReviewError {
+    /// Whether upstream is away or overwhelmed, so that the same question may be answered later. Otherwise it
+    /// answered, and refuses to be asked.
+    pub fn is_unavailable(&self) -> bool {
+        match self {
+            Self::Upstream(_) | Self::Cut(_) | Self::Late(_) => true,
+            Self::Refused(status) => status.is_server_error() || *status == StatusCode::TOO_MANY_REQUESTS,
+            Self::NotUnderstood(_) => false,
+        }
+    }
+}
+
 pub(super) async fn post<T: DeserializeOwned>(
+    client: &Client,
+    path: &str,
+    review: &impl Serialize,
+) -> Result<T, ReviewError> {
+    let outcome = put(client, path, review).await;
+    metrics::reviewed(path, &outcome);
+    outcome
+}
+
+async fn put<T: DeserializeOwned>(
     client: &Client,
     path: &str,
     review: &impl Serialize,
@@ -70,7 +105,7 @@ async fn ask(client: &Client, path: &str, review: Bytes, fresh: bool) -> Result<
     if !response.status().is_success() {
         return Err(ReviewError::Refused(response.status()));
     }
-    body::whole(response.into_body(), MAX_BYTES).await.map_err(not_understood)
+    body::whole(response.into_body(), MAX_BYTES).await.map_err(|error| ReviewError::Cut(error.to_string()))
 }
 
 fn not_understood(error: impl std::fmt::Display) -> ReviewError {

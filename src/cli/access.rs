@@ -1,10 +1,11 @@
 //! Flags that say how callers are known.
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::ensure;
 use clap::Args;
 
-use crate::access::{self, authenticate, front_proxy};
+use crate::access::{self, Unavailable, authenticate, front_proxy};
 
 /// Who is calling.
 #[derive(Args, Debug)]
@@ -40,6 +41,18 @@ pub(super) struct Callers {
     /// system:service-account-issuer-discovery.
     #[arg(long)]
     validate_service_account_tokens_locally: bool,
+    /// How long a token is not reviewed again that was accepted (such as 10s, kube-apiserver's own).
+    #[arg(long, default_value = "10s", value_parser = duration, value_name = "DURATION")]
+    authentication_token_webhook_cache_ttl: Duration,
+    /// How long a grant is remembered that RBAC gave, unless RBAC changes (such as 5m; 0s asks each time). Others: 10 s at most.
+    #[arg(long, default_value = "5m", value_parser = duration, value_name = "DURATION")]
+    authorization_webhook_cache_authorized_ttl: Duration,
+    /// How long a denial is remembered, unless RBAC changes (such as 30s; 0s asks each time).
+    #[arg(long, default_value = "30s", value_parser = duration, value_name = "DURATION")]
+    authorization_webhook_cache_unauthorized_ttl: Duration,
+    /// What is done with requests while the API server cannot be asked about their callers.
+    #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
+    authorization_unavailable: Unavailable,
     /// Answer requests without credentials from memory, too, as what system:anonymous may see. Without it the API server
     /// answers them.
     #[arg(long)]
@@ -59,11 +72,15 @@ impl Callers {
     pub(super) fn apply(self, access: &mut access::Config) -> anyhow::Result<()> {
         let authentication = &mut access.authentication;
         *authentication = authenticate::Config {
+            token_ttl: self.authentication_token_webhook_cache_ttl,
             audiences: self.api_audiences,
             validate_locally: self.validate_service_account_tokens_locally,
             anonymous: self.anonymous_auth,
-            ..authentication.clone()
         };
+        let authorization = &mut access.authorization;
+        authorization.allowed_ttl = self.authorization_webhook_cache_authorized_ttl;
+        authorization.denied_ttl = self.authorization_webhook_cache_unauthorized_ttl;
+        authorization.unavailable = self.authorization_unavailable;
         access.client_ca = self.client_ca_file;
         access.single_identity = self.single_identity;
         if let Some(ca) = self.requestheader_client_ca_file {
@@ -81,5 +98,32 @@ impl Callers {
             });
         }
         Ok(())
+    }
+}
+
+/// The longest time that anything is remembered.
+const MAX_DURATION: Duration = Duration::from_hours(24);
+
+/// As Go's and kube-apiserver's flags have it: 5m, 30s, 1h30m, 0s.
+fn duration(text: &str) -> Result<Duration, String> {
+    let parsed: jiff::SignedDuration = text.parse().map_err(|error: jiff::Error| error.to_string())?;
+    let duration = Duration::try_from(parsed).map_err(|_| "it is negative".to_owned())?;
+    if duration > MAX_DURATION { Err("it is longer than a day".to_owned()) } else { Ok(duration) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_written_as_in_kube_apiserver() {
+        for (text, seconds) in
+            [("5m", 300.0), ("30s", 30.0), ("0s", 0.0), ("1h30m", 5400.0), ("5m0s", 300.0), ("1.5s", 1.5)]
+        {
+            assert_eq!(duration(text).map(|duration| duration.as_secs_f64()), Ok(seconds), "{text}");
+        }
+        for text in ["", "5", "-5m", "5 apples", "1000000h"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! A watch: from the present state, or from a version still in the window.
 use std::sync::Arc;
+use std::task::Context;
 use std::time::Duration;
 
 use http::{HeaderMap, StatusCode};
@@ -10,16 +11,31 @@ use super::decide::{Begin, Read, Watch};
 use super::metrics::{Labels, WatchMeter};
 use super::source::{Reason, Source};
 use super::{Opened, Outcome, from_memory, gzip};
+use crate::access::{Guard, Standing};
 use crate::http::drain;
 use crate::kube::accepts_gzip;
 use crate::store::Start;
-use crate::watch::{Coding, Initial, Recheck, Terms, View, WatchBody};
+use crate::watch::{Coding, Grant, Initial, Permission, Terms, View, WatchBody};
 
 /// Without `timeoutSeconds` a watch ends after one to two times this.
 /// Source: `--min-request-timeout`, `apiserver/pkg/endpoints/handlers/get.go`.
 const MIN_TIMEOUT: Duration = Duration::from_mins(30);
 /// Longer than anybody waits, short enough to be added to a clock.
 const MAX_TIMEOUT: Duration = Duration::from_hours(10 * 365 * 24);
+
+impl Grant for Guard {
+    fn poll(&mut self, context: &mut Context<'_>) -> Permission {
+        match Guard::poll(self, context) {
+            Standing::Granted => Permission::Granted,
+            Standing::Asking => Permission::Doubtful,
+            Standing::Gone => Permission::Gone,
+        }
+    }
+
+    fn due(&self) -> Instant {
+        Guard::due(self)
+    }
+}
 
 /// Compressed are the watches that mark the end of the state they begin with, for who takes gzip, where
 /// upstream does so. Source: `apiserver/pkg/endpoints/handlers/watch.go` (BeginStream).
@@ -33,7 +49,7 @@ pub(super) fn answer(
     read: &Read,
     watch: &Watch,
     coding: Coding,
-    recheck: Recheck,
+    guard: Guard,
     draining: &drain::Watch,
     labels: &Labels,
 ) -> Outcome {
@@ -95,7 +111,7 @@ pub(super) fn answer(
             initial,
             bookmarks: watch.bookmarks.then(|| Arc::clone(&scope.bookmarks)),
             deadline: Instant::now() + timeout,
-            recheck,
+            grant: Box::new(guard),
             draining: Box::pin(async move { draining.draining().await }),
             observer: Box::new(WatchMeter::begin(labels, &read.resource)),
         },

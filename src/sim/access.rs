@@ -1,11 +1,13 @@
 //! Who asks, and whether they may.
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use http::HeaderMap;
 use parking_lot::RwLock;
 
-use super::gojson;
+use super::state::State;
 use super::status::Failure;
+use super::{gojson, rbac};
 
 /// Somebody with a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +50,8 @@ pub(crate) struct Attributes {
 #[derive(Debug)]
 pub struct Access {
     tables: RwLock<(BTreeMap<String, User>, Vec<Rule>)>,
+    /// Where the RBAC objects are.
+    state: Option<Arc<State>>,
 }
 
 /// The token of the user `admin` in `system:masters`.
@@ -174,11 +178,16 @@ impl Default for Access {
                 ],
             ),
         ];
-        Self { tables: RwLock::new((users, rules)) }
+        Self { tables: RwLock::new((users, rules)), state: None }
     }
 }
 
 impl Access {
+    /// With the RBAC objects of a cluster beside the rules.
+    pub(crate) fn of(state: &Arc<State>) -> Self {
+        Self { state: Some(Arc::clone(state)), ..Self::default() }
+    }
+
     /// Gives a token to a user.
     pub fn add_user(&self, token: &str, name: &str, groups: &[&str]) {
         let user = User { name: name.to_owned(), groups: groups.iter().map(|&g| g.to_owned()).collect() };
@@ -240,10 +249,19 @@ impl Access {
         Ok(User { name: other.to_owned(), groups })
     }
 
-    /// The authorizer.
+    /// The authorizers.
     pub(crate) fn allowed(&self, user: &User, asked: &Attributes) -> bool {
-        user.groups.iter().any(|g| g == "system:masters")
+        self.reason(user, asked).is_some()
+    }
+
+    /// Why they may, in the authorizer's words; `None` when they may not.
+    pub(crate) fn reason(&self, user: &User, asked: &Attributes) -> Option<String> {
+        if user.groups.iter().any(|g| g == "system:masters")
             || self.tables.read().1.iter().any(|rule| rule.allows(user, asked))
+        {
+            return Some(String::new());
+        }
+        rbac::reason(self.state.as_ref()?, user, asked)
     }
 }
 

@@ -81,9 +81,10 @@ pub(crate) fn full(bytes: impl Into<Bytes>) -> Body {
 
 impl Shared {
     pub(crate) fn new(options: Options) -> Self {
+        let state = Arc::new(State::new(options.history, options.seed));
         Self {
-            state: Arc::new(State::new(options.history, options.seed)),
-            access: Access::default(),
+            access: Access::of(&state),
+            state,
             faults: Faults::default(),
             stats: Stats::default(),
             recorded: Mutex::default(),

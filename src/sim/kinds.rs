@@ -52,8 +52,10 @@ const PLAIN: Kind = Kind {
     delete_returns_object: false,
 };
 
+const RBAC: Kind = Kind { group: "rbac.authorization.k8s.io", ..PLAIN };
+
 /// Every type of this server, in discovery order.
-pub(crate) static KINDS: [Kind; 13] = [
+pub(crate) static KINDS: [Kind; 17] = [
     Kind { resource: "configmaps", singular: "configmap", kind: "ConfigMap", short_names: &["cm"], ..PLAIN },
     Kind {
         resource: "namespaces",
@@ -177,6 +179,30 @@ pub(crate) static KINDS: [Kind; 13] = [
         kind: "EndpointSlice",
         zero_tail: r#","addressType":"","endpoints":null,"ports":null"#,
         ..PLAIN
+    },
+    Kind { resource: "roles", singular: "role", kind: "Role", zero_tail: r#","rules":null"#, ..RBAC },
+    Kind {
+        resource: "rolebindings",
+        singular: "rolebinding",
+        kind: "RoleBinding",
+        zero_tail: r#","roleRef":{"apiGroup":"","kind":"","name":""}"#,
+        ..RBAC
+    },
+    Kind {
+        resource: "clusterroles",
+        singular: "clusterrole",
+        kind: "ClusterRole",
+        namespaced: false,
+        zero_tail: r#","rules":null"#,
+        ..RBAC
+    },
+    Kind {
+        resource: "clusterrolebindings",
+        singular: "clusterrolebinding",
+        kind: "ClusterRoleBinding",
+        namespaced: false,
+        zero_tail: r#","roleRef":{"apiGroup":"","kind":"","name":""}"#,
+        ..RBAC
     },
     Kind {
         group: "example.com",

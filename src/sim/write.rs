@@ -147,10 +147,14 @@ fn access_review(access: &Access, _: &User, review: &Value) -> Value {
             ..Attributes::default()
         }
     };
-    let allowed = access.allowed(&user, &asked);
+    let status = match access.reason(&user, &asked) {
+        None => json!({"allowed": false}),
+        Some(reason) if reason.is_empty() => json!({"allowed": true}),
+        Some(reason) => json!({"allowed": true, "reason": reason}),
+    };
     json!({
         "kind": "SubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {},
-        "spec": review.get("spec"), "status": {"allowed": allowed},
+        "spec": review.get("spec"), "status": status,
     })
 }
 

@@ -18,16 +18,30 @@ use crate::store::{Items, Step, Subscription};
 const BOOKMARK_EVERY: Duration = Duration::from_mins(1);
 /// And once more this long before the deadline. Source: `cache_watcher.go` (nextBookmarkTime).
 const BOOKMARK_BEFORE_DEADLINE: Duration = Duration::from_secs(2);
-/// A tick that is seen this late was missed by a client that did not read.
-const OVERDUE: Duration = Duration::from_secs(5);
 /// Several events that wait together are written together, up to about this many bytes before they
 /// are compressed: one write and one TLS record instead of many. A single event is passed on without a copy.
 const CHUNK: usize = 32 * 1024;
 /// Events taken from the window at a time, so that the scope is locked for moments only.
 const BATCH: usize = 64;
 
-/// Asked again during long watches: may this caller still see this?
-pub type Recheck = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = bool> + Send>> + Send + Sync>;
+/// What a watch may do, as far as its caller's rights go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Permission {
+    /// Go on.
+    Granted,
+    /// Hand out nothing for now: what waits may be from after the grant was taken away.
+    Doubtful,
+    /// End.
+    Gone,
+}
+
+/// Asked all through a watch: may this caller still see this?
+pub trait Grant: Send {
+    /// What the watch may do now. Wakes the task when that may have changed, except by the clock alone.
+    fn poll(&mut self, context: &mut Context<'_>) -> Permission;
+    /// When it is to be polled next at the latest. Not in the past after a poll.
+    fn due(&self) -> Instant;
+}
 
 /// Where bookmarks of this scope come from: upstream's own form, known once it sent one.
 pub type Bookmarks = Arc<arc_swap::ArcSwapOption<BookmarkForm>>;
@@ -82,8 +96,8 @@ pub struct Terms {
     pub bookmarks: Option<Bookmarks>,
     /// When the watch ends.
     pub deadline: Instant,
-    /// Asked with every periodic tick.
-    pub recheck: Recheck,
+    /// The caller's right to see it.
+    pub grant: Box<dyn Grant>,
     /// Resolves when this server begins to shut down.
     pub draining: Pin<Box<dyn Future<Output = ()> + Send>>,
     /// Told once how the watch ended, and of every event handed out.
@@ -112,6 +126,13 @@ enum Phase {
     Over,
 }
 
+/// What is to be done before the events are looked at.
+enum Outside {
+    GoOn,
+    Wait,
+    End(Ending),
+}
+
 /// A `http_body::Body` that reads the window itself: no task, no channel, no queue per watch.
 ///
 /// It is polled only when the connection can take more, so a slow client holds nothing but its
@@ -125,14 +146,12 @@ pub struct WatchBody {
     phase: Phase,
     bookmarks: Option<Bookmarks>,
     deadline: Instant,
-    /// Fires for the next of: bookmark, last bookmark, deadline.
+    /// The next of: bookmark, last bookmark, deadline.
+    tick: Instant,
+    /// Fires for the tick, or when the grant is to be looked at.
     timer: Pin<Box<Sleep>>,
     bookmark_due: bool,
-    recheck: Recheck,
-    rechecking: Option<Pin<Box<dyn Future<Output = bool> + Send>>>,
-    /// The answer is waited for before anything more is sent: the client had stopped reading, and what
-    /// waits for it may be from after its grant was taken away.
-    overdue: bool,
+    grant: Box<dyn Grant>,
     draining: Pin<Box<dyn Future<Output = ()> + Send>>,
     observer: Box<dyn Observer>,
 }
@@ -141,7 +160,7 @@ impl WatchBody {
     /// Begins a watch over `subscription`.
     pub fn new(subscription: Subscription, terms: Terms) -> Self {
         let now = Instant::now();
-        let timer = Box::pin(tokio::time::sleep_until(next_tick(now, terms.deadline)));
+        let tick = next_tick(now, terms.deadline);
         Self {
             subscription,
             form: terms.form,
@@ -151,11 +170,10 @@ impl WatchBody {
             phase: terms.initial.map_or(Phase::Following, Phase::Initial),
             bookmarks: terms.bookmarks,
             deadline: terms.deadline,
-            timer,
+            tick,
+            timer: Box::pin(tokio::time::sleep_until(tick)),
             bookmark_due: false,
-            recheck: terms.recheck,
-            rechecking: None,
-            overdue: false,
+            grant: terms.grant,
             draining: terms.draining,
             observer: terms.observer,
         }
@@ -168,31 +186,36 @@ impl WatchBody {
         }
     }
 
-    /// What ends a watch from outside: deadline, shutdown, a grant that is gone.
-    fn poll_end(&mut self, context: &mut Context<'_>) -> Option<Ending> {
+    /// What ends a watch from outside, or has it wait: deadline, shutdown, a grant that is gone or may be.
+    fn poll_outside(&mut self, context: &mut Context<'_>) -> Outside {
         if self.draining.as_mut().poll(context).is_ready() {
-            return Some(Ending::Draining);
+            return Outside::End(Ending::Draining);
         }
-        while self.timer.as_mut().poll(context).is_ready() {
+        loop {
+            let permission = self.grant.poll(context);
+            let wake = self.tick.min(self.grant.due());
+            if self.timer.deadline() != wake {
+                self.timer.as_mut().reset(wake);
+            }
+            if self.timer.as_mut().poll(context).is_pending() {
+                return match permission {
+                    Permission::Granted => Outside::GoOn,
+                    Permission::Doubtful => Outside::Wait,
+                    Permission::Gone => Outside::End(Ending::Revoked),
+                };
+            }
             let now = Instant::now();
             if now >= self.deadline {
-                return Some(Ending::Deadline);
+                return Outside::End(Ending::Deadline);
             }
-            self.bookmark_due = true;
-            self.overdue |= now.saturating_duration_since(self.timer.deadline()) > OVERDUE;
-            self.rechecking.get_or_insert_with(|| (self.recheck)());
-            self.timer.as_mut().reset(next_tick(now, self.deadline));
-        }
-        if let Some(allowed) = &mut self.rechecking
-            && let Poll::Ready(allowed) = allowed.as_mut().poll(context)
-        {
-            self.rechecking = None;
-            self.overdue = false;
-            if !allowed {
-                return Some(Ending::Revoked);
+            if permission == Permission::Gone {
+                return Outside::End(Ending::Revoked);
+            }
+            if now >= self.tick {
+                self.bookmark_due = true;
+                self.tick = next_tick(now, self.deadline);
             }
         }
-        None
     }
 
     /// The next chunk of the initial state, `None` when it has all been sent.
@@ -324,13 +347,19 @@ impl http_body::Body for WatchBody {
         if matches!(this.phase, Phase::Over) {
             return Poll::Ready(None);
         }
-        if let Some(how) = this.poll_end(context) {
-            let last = if how == Ending::Draining { this.last_chunk(context) } else { None };
-            this.over(how);
-            return Poll::Ready(last.map(|chunk| Ok(Frame::data(chunk))));
-        }
-        if this.overdue {
-            return Poll::Pending;
+        match this.poll_outside(context) {
+            Outside::GoOn => {}
+            Outside::Wait => return Poll::Pending,
+            Outside::End(how) => {
+                let last = match how {
+                    Ending::Draining if this.grant.poll(context) == Permission::Granted => {
+                        this.last_chunk(context)
+                    }
+                    _ => None,
+                };
+                this.over(how);
+                return Poll::Ready(last.map(|chunk| Ok(Frame::data(chunk))));
+            }
         }
         while matches!(this.phase, Phase::Initial(_)) {
             if let Some(chunk) = this.initial_chunk() {

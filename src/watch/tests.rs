@@ -35,6 +35,20 @@ impl Observer for Meter {
     }
 }
 
+/// A grant as the test says it is.
+#[derive(Clone)]
+struct Said(Arc<Mutex<Permission>>);
+
+impl Grant for Said {
+    fn poll(&mut self, _: &mut Context<'_>) -> Permission {
+        *self.0.lock()
+    }
+
+    fn due(&self) -> Instant {
+        Instant::now() + Duration::from_hours(1)
+    }
+}
+
 /// A scope of config maps.
 struct Rig {
     writer: Writer,
@@ -96,6 +110,7 @@ impl Rig {
         let version = snapshot.version();
         let end_mark = view.end_mark(&self.bookmarks.load_full().unwrap(), version);
         let meter = Meter::default();
+        let said = Said(Arc::new(Mutex::new(Permission::Granted)));
         let terms = Terms {
             form: Arc::clone(&self.form),
             view,
@@ -104,11 +119,11 @@ impl Rig {
             initial: Some(Initial { items: snapshot.into_items(None), end_mark }),
             bookmarks: Some(Arc::clone(&self.bookmarks)),
             deadline: Instant::now() + Duration::from_mins(30),
-            recheck: Arc::new(|| Box::pin(async { true })),
+            grant: Box::new(said.clone()),
             draining: Box::pin(std::future::pending()),
             observer: Box::new(meter.clone()),
         };
-        Watching { body: WatchBody::new(subscription, terms), coding, meter, pieces: Vec::new() }
+        Watching { body: WatchBody::new(subscription, terms), coding, meter, said, pieces: Vec::new() }
     }
 }
 
@@ -116,6 +131,7 @@ struct Watching {
     body: WatchBody,
     coding: Coding,
     meter: Meter,
+    said: Said,
     /// What was handed out.
     pieces: Vec<Bytes>,
 }
@@ -210,4 +226,32 @@ async fn watches_share_the_compressed_form_of_an_event() {
     assert!(pieces.iter().all(|piece| piece.len() == 1 && piece[0].as_ptr() == first.as_ptr()));
     assert_eq!(rig.reader.figures().event_bytes, uncompressed + first.len(), "it counts once");
     assert!(uncompressed > bytes);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_handed_out_while_the_grant_is_in_doubt_or_after_it() {
+    let mut rig = Rig::new(1 << 20, 3);
+    let mut both = [0; 2].map(|_| rig.watch(Coding::Identity, "", false));
+    both[0].read();
+    // In the middle of the events, and before the first state.
+    for watching in &mut both {
+        *watching.said.0.lock() = Permission::Doubtful;
+    }
+    rig.put(EventKind::Added, "secret", "gold");
+    tokio::time::advance(Duration::from_secs(61)).await;
+    for watching in &mut both {
+        assert!(watching.read().is_empty());
+        *watching.said.0.lock() = Permission::Granted;
+        watching.read();
+        assert!(watching.text().contains("secret"), "it was kept for later");
+        *watching.said.0.lock() = Permission::Doubtful;
+    }
+    rig.put(EventKind::Added, "another", "gold");
+    for watching in &mut both {
+        watching.read();
+        *watching.said.0.lock() = Permission::Gone;
+        watching.read();
+        assert!(!watching.text().contains("another"));
+        assert_eq!(watching.meter.0.lock().2, Some(Ending::Revoked));
+    }
 }

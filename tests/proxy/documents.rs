@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::{Request, StatusCode};
-use watershed::sim::{pods, widgets};
+use watershed::sim::{Refusal, pods, widgets};
 
 use crate::client::{Protocol, nothing, within};
 use crate::rig::{Rig, small};
@@ -54,7 +54,9 @@ async fn what_upstream_would_say_itself_is_left_to_it() {
         assert_ne!(ours.header("x-watershed-source"), "document");
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
-    rig.upstream.faults().refuse(2, 500, None);
+    let refusal =
+        Refusal { count: 2, code: 500, retry_after: None, resource: Some(String::new()), verb: None };
+    rig.upstream.faults().set(|active| active.refuse = Some(refusal));
     let answer = rig.proxied.get(Protocol::Http2, ALL).await;
     assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(rig.proxied.get(Protocol::Http2, ALL).await.status, StatusCode::OK);

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use http::StatusCode;
 use watershed::serve::{ConsistentReads, Policy};
-use watershed::sim::{Options, Population, Rule, Server, pods};
+use watershed::sim::{Options, Population, Refusal, Rule, Server, pods};
 
 use crate::client::{Answer, Protocol, within};
 use crate::program::Program;
@@ -205,7 +205,9 @@ async fn an_upstream_that_does_not_answer_fails_no_slower_than_it_would() {
     let rig = Rig::start(quiet(20)).await;
     rig.proxied.get(Protocol::Http2, PODS).await;
     // What refuses the proof's list refuses the client's.
-    rig.upstream.faults().refuse(2, 500, None);
+    let refusal =
+        Refusal { count: 2, code: 500, retry_after: None, resource: Some("pods".to_owned()), verb: None };
+    rig.upstream.faults().set(|active| active.refuse = Some(refusal));
     let started = Instant::now();
     let answer = rig.proxied.get(Protocol::Http2, PODS).await;
     assert_eq!(

@@ -31,6 +31,7 @@ mod ledger;
 mod policy;
 mod program;
 mod restart;
+mod revoke;
 mod rig;
 mod smuggling;
 mod vanishing;

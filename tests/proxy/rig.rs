@@ -85,6 +85,16 @@ impl Rig {
         })
     }
 
+    /// Ends the API server alone; the rest ends with the future.
+    pub(crate) async fn without_upstream(self) -> impl Future<Output = ()> {
+        let Self { upstream, running, folder, .. } = self;
+        upstream.shutdown().await;
+        async move {
+            running.shut_down().await;
+            drop(folder);
+        }
+    }
+
     /// Ends everything.
     pub(crate) async fn stop(self) {
         let (upstream, end) = self.shut_down();

@@ -149,6 +149,7 @@ func (p *ownProxy) sum(t *testing.T, metric, resource string) int {
 	total := 0.0
 	for line := range strings.Lines(must(p.metrics())(t)) {
 		name, _, _ := strings.Cut(line, "{")
+		name, _, _ = strings.Cut(name, " ")
 		if name != metric || resource != "" && !strings.Contains(line, fmt.Sprintf(`resource="%s"`, resource)) {
 			continue
 		}

@@ -1,0 +1,111 @@
+//! RBAC as its objects have it: who may, by which binding.
+use serde::Deserialize;
+
+use super::access::{Attributes, User};
+use super::kinds::Kind;
+use super::state::State;
+
+const GROUP: &str = "rbac.authorization.k8s.io";
+
+/// A binding or a role: they have no field in common.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Object {
+    metadata: Metadata,
+    role_ref: Reference,
+    subjects: Vec<Reference>,
+    rules: Vec<Rule>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Metadata {
+    name: String,
+    namespace: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Reference {
+    kind: String,
+    name: String,
+    namespace: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Rule {
+    verbs: Vec<String>,
+    api_groups: Vec<String>,
+    resources: Vec<String>,
+    resource_names: Vec<String>,
+    #[serde(rename = "nonResourceURLs")]
+    paths: Vec<String>,
+}
+
+/// Why they may, in the words of upstream's authorizer; `None` when no binding lets them.
+/// Source: kubernetes `plugin/pkg/auth/authorizer/rbac/rbac.go`, `pkg/registry/rbac/validation/rule.go`.
+pub(crate) fn reason(state: &State, user: &User, asked: &Attributes) -> Option<String> {
+    for resource in ["clusterrolebindings", "rolebindings"] {
+        for binding in objects(state, resource) {
+            let place = &binding.metadata.namespace;
+            let here = resource == "clusterrolebindings" || *place == asked.namespace && !place.is_empty();
+            if !here || !binding.subjects.iter().any(|subject| subject.is(user, place)) {
+                continue;
+            }
+            let roles = if binding.role_ref.kind == "Role" { "roles" } else { "clusterroles" };
+            let role = objects(state, roles).find(|role| {
+                role.metadata.name == binding.role_ref.name
+                    && (roles == "clusterroles" || role.metadata.namespace == *place)
+            });
+            if role.is_some_and(|role| role.rules.iter().any(|rule| rule.allows(asked))) {
+                let (kind, name) = (&binding.role_ref.kind, &binding.metadata.name);
+                return Some(format!(
+                    "RBAC: allowed by {resource} {name:?} of {kind} {:?}",
+                    binding.role_ref.name
+                ));
+            }
+        }
+    }
+    None
+}
+
+fn objects(state: &State, resource: &str) -> impl Iterator<Item = Object> {
+    let view = Kind::find(GROUP, "v1", resource).map(|(index, _)| state.view(index));
+    let objects = view.map(|view| view.objects).unwrap_or_default();
+    objects.into_iter().filter_map(|(_, object)| serde_json::from_slice(&object.bytes).ok())
+}
+
+impl Reference {
+    fn is(&self, user: &User, binding_namespace: &str) -> bool {
+        match self.kind.as_str() {
+            "User" => user.name == self.name,
+            "Group" => user.groups.contains(&self.name),
+            "ServiceAccount" => {
+                let namespace =
+                    if self.namespace.is_empty() { binding_namespace } else { self.namespace.as_str() };
+                user.name == format!("system:serviceaccount:{namespace}:{}", self.name)
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Rule {
+    fn allows(&self, asked: &Attributes) -> bool {
+        let has = |list: &[String], wanted: &str| list.iter().any(|item| item == "*" || item == wanted);
+        if !has(&self.verbs, &asked.verb) {
+            return false;
+        }
+        if asked.resource.is_empty() {
+            return has(&self.paths, &asked.path);
+        }
+        let resource = match asked.subresource.as_str() {
+            "" => asked.resource.clone(),
+            subresource => format!("{}/{subresource}", asked.resource),
+        };
+        has(&self.api_groups, &asked.group)
+            && has(&self.resources, &resource)
+            && (self.resource_names.is_empty() || self.resource_names.contains(&asked.name))
+    }
+}

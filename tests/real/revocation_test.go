@@ -1,0 +1,116 @@
+package real
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestRevocation: grants are remembered for minutes, and end with the binding
+// that gave them: the next reads are refused, open watches are cut. What is given
+// counts soon, too.
+func TestRevocation(t *testing.T) {
+	p := startProxy(t, shared.ProxyKubeconfig)
+	ns := namespace(t)
+	ctx := context.Background()
+	core, rbac := kubeClient(t, upstream).CoreV1(), kubeClient(t, upstream).RbacV1()
+	must(core.ConfigMaps(ns).Create(ctx, configMap("apple"), metav1.CreateOptions{}))(t)
+	must(rbac.Roles(ns).Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "reader"}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "list", "watch"}},
+	}}, metav1.CreateOptions{}))(t)
+	bind := func(name, kind, subject string) {
+		t.Helper()
+		_, err := rbac.RoleBindings(ns).Create(ctx, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name},
+			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "reader"},
+			Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: kind, Name: subject}},
+		}, metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+	}
+	list := "/api/v1/namespaces/" + ns + "/configmaps?resourceVersion=0"
+	read := func(user string) answer { return p.send(t, request{path: list, user: user}) }
+	becomes := func(what, user string, status int) time.Duration {
+		t.Helper()
+		began := time.Now()
+		eventually(t, what, func() error {
+			if a := read(user); a.status != status {
+				return fmt.Errorf("%d %s", a.status, a.body)
+			}
+			return nil
+		})
+		return time.Since(began)
+	}
+	eventually(t, "RBAC is followed", func() error {
+		if p.sum(t, "watershed_rbac_followed", "") != 1 {
+			return fmt.Errorf("it is not")
+		}
+		return nil
+	})
+
+	// Refused first, and remembered so for half a minute.
+	becomes("nobody gave bob anything", "bob", 403)
+	bind("bob", "Group", "builders")
+	bind("alice", "User", "alice")
+	t.Logf("a new binding counts after %v", becomes("bob's rights arrive", "bob", 200))
+	becomes("alice's rights arrive", "alice", 200)
+	// Until API servers have settled after the changes.
+	eventually(t, "grants are remembered", func() error {
+		reviews := p.sum(t, "watershed_access_reviews_total", "")
+		time.Sleep(3 * time.Second)
+		read("bob")
+		// One for the token, which is reviewed more often.
+		if more := p.sum(t, "watershed_access_reviews_total", "") - reviews; more > 1 {
+			return fmt.Errorf("%d reviews", more)
+		}
+		return nil
+	})
+
+	open := func(user string, n int) (watches []*stream) {
+		for range n {
+			w := p.watch(t, request{path: list + "&watch=1", user: user})
+			w.next(t)
+			watches = append(watches, w)
+		}
+		return watches
+	}
+	bobs, alices := open("bob", 5), open("alice", 1)
+	check(t, rbac.RoleBindings(ns).Delete(ctx, "bob", metav1.DeleteOptions{}))
+	deleted := time.Now()
+	becomes("bob's rights go", "bob", 403)
+	refused := time.Since(deleted)
+	for _, w := range bobs {
+		if rest, err := w.rest(t); err != nil || len(rest) > 0 {
+			t.Errorf("bob's watch ends with %v after %v", err, rest)
+		}
+	}
+	t.Logf("after a binding is deleted, reads are refused after %v, and 5 watches are cut after %v", refused, time.Since(deleted))
+
+	must(core.ConfigMaps(ns).Create(ctx, configMap("new"), metav1.CreateOptions{}))(t)
+	if e := alices[0].next(t); e.String() != "ADDED new" {
+		t.Errorf("alice's watch yields %s", e.raw)
+	}
+	if a := read("alice"); a.status != 200 {
+		t.Errorf("alice's list: %d %s", a.status, a.body)
+	}
+
+	// A role is emptied: whoever had it, has nothing.
+	role := must(rbac.Roles(ns).Get(ctx, "reader", metav1.GetOptions{}))(t)
+	role.Rules = nil
+	must(rbac.Roles(ns).Update(ctx, role, metav1.UpdateOptions{}))(t)
+	changed := time.Now()
+	becomes("alice's rights go", "alice", 403)
+	refused = time.Since(changed)
+	if rest, err := alices[0].rest(t); err != nil || len(rest) > 0 {
+		t.Errorf("alice's watch ends with %v after %v", err, rest)
+	}
+	t.Logf("after a role is emptied, reads are refused after %v, and a watch is cut after %v", refused, time.Since(changed))
+	if ended := p.sum(t, "watershed_watches_ended_total", "configmaps"); ended != 6 {
+		t.Errorf("%d watches of config maps ended", ended)
+	}
+}
