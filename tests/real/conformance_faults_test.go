@@ -21,8 +21,10 @@ import (
 
 // fault is what a proxy could do wrong. Each function is nil, or alters its part.
 type fault struct {
-	name   string
-	asked  func(query url.Values)
+	name  string
+	asked func(query url.Values)
+	// token is sent instead of the caller's.
+	token  string
 	answer func(path string, header http.Header, body []byte) []byte
 	// events yields, for a watch, what becomes of each of its lines.
 	events func(query url.Values) func(line []byte) [][]byte
@@ -237,6 +239,9 @@ func startFaulty(t *testing.T, before target, f fault) target {
 		ErrorLog: log.New(io.Discard, "", 0),
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(to)
+			if f.token != "" {
+				r.Out.Header.Set("Authorization", "Bearer "+f.token)
+			}
 			if f.asked != nil {
 				query := r.Out.URL.Query()
 				f.asked(query)
