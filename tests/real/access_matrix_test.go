@@ -3,6 +3,7 @@ package real
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -39,19 +40,17 @@ func TestAccessMatrix(t *testing.T) {
 	}
 	t.Logf("%d combinations of %d users and %d reads", len(requests), len(m.users), len(requests)/len(m.users))
 
-	first := sameFindings(t, requests)
-	m.bothVerdicts(first)
+	m.bothVerdicts(sameFindings(t, requests))
 	m.leaksAreSeen(requests)
 
 	all := append(requests, m.combinations([]string{m.gone})...)
+	concerned := m.combinations([]string{"bob", "viewer", "local", "auditor", "named", "dangling", "nobody", "system:node:east", "system:node:west", m.gone})
 	m.change()
-	m.agree("after the change", all)
-	m.bothVerdicts(sameFindings(t, without(all, request.isWatch)))
+	m.agree("after the change", concerned)
 
 	m.changeBack()
-	m.agree("after the change back", all)
-	last := sameFindings(t, without(all, request.isWatch))
-	m.bothVerdicts(last)
+	m.agree("after the change back", concerned)
+	m.bothVerdicts(sameFindings(t, without(all, request.isWatch)))
 }
 
 func newAccessMatrix(t *testing.T) *accessMatrix {
@@ -254,7 +253,7 @@ func (m *accessMatrix) bothVerdicts(found *findings) {
 // with each single answer that it has no right to give.
 func (m *accessMatrix) leaksAreSeen(requests []request) {
 	m.t.Helper()
-	leaky := startFaulty(m.t, upstream, fault{name: "asks as the administrator", token: shared.AdminToken})
+	leaky := startFaulty(m.t, upstream, fault{name: "asks as the administrator", header: func(h http.Header) { h.Set("Authorization", "Bearer "+shared.AdminToken) }})
 	var mutex sync.Mutex
 	refused, missed := 0, []request{}
 	workers(16, without(requests, request.isWatch), func(_ int, r request) {

@@ -68,7 +68,7 @@ func TestUsersNeverSeeOthers(t *testing.T) {
 		delete(found.leaks, user)
 	}
 	if len(found.leaks) > 0 {
-		t.Errorf("leaks to others than those swapped: %v %v", found.leaks, found.first)
+		t.Errorf("leaks to others than those swapped: %v\n%s", found.leaks, strings.Join(found.first, "\n"))
 	}
 	t.Logf("planted: %d of %d reads were seen to be leaks", found.total, found.reads)
 
@@ -198,6 +198,19 @@ func (c *crowd) learn() {
 			}
 			return nil
 		})
+	}
+	// OpenAPI learns of a type some time after it is served.
+	for _, r := range c.questions {
+		if strings.HasPrefix(r.path, "/openapi/") || strings.HasPrefix(r.path, "/apis") {
+			for _, to := range targets() {
+				eventually(t, r.path+" tells of the type "+to.name, func() error {
+					if a := to.send(t, r); len(c.seen(a).marks) == 0 {
+						return fmt.Errorf("%d", a.status)
+					}
+					return nil
+				})
+			}
+		}
 	}
 	visible := map[string]map[string]bool{}
 	for _, user := range append(slices.Clone(c.steady), c.flipping) {
@@ -444,4 +457,55 @@ func (c *crowd) taken() {
 		}
 		return nil
 	})
+}
+
+// TestStrangersDisturbNobody: upstream goes away from a connection with each answer
+// to somebody it does not know. Whoever has the bad luck to share it must not
+// notice: neither in writes, each of which is carried out once, nor in reads.
+func TestStrangersDisturbNobody(t *testing.T) {
+	ns := namespace(t)
+	here := "/api/v1/namespaces/" + ns + "/configmaps"
+	ctx, stop := context.WithCancel(t.Context())
+	var strangers sync.WaitGroup
+	var answered atomic.Int64
+	for i := range 6 {
+		strangers.Go(func() {
+			for n := i; ctx.Err() == nil; n++ {
+				r := request{path: "/healthz", user: "?"}
+				if n%2 == 0 {
+					r = request{method: "POST", path: here, body: asJSON(withKind(configMap("strange"))), user: []string{"-", "?"}[n/2%2]}
+				}
+				a, err := proxied.try(r)
+				if err != nil || a.status != 401 && a.status != 403 {
+					t.Errorf("%v: %d %s (%v)", r, a.status, a.body, err)
+					return
+				}
+				answered.Add(1)
+			}
+		})
+	}
+	names := make([]string, 150)
+	workers(8, names, func(i int, _ string) {
+		name := fmt.Sprint("n", i)
+		for _, step := range []struct {
+			request
+			status int
+		}{
+			{request{method: "POST", path: here, body: asJSON(withKind(configMap(name)))}, 201},
+			{request{method: "PATCH", path: here + "/" + name, contentType: "application/json-patch+json", body: `[{"op":"add","path":"/data","value":{"a":"b"}}]`}, 200},
+			{request{path: here + "/" + name}, 200},
+			{request{method: "DELETE", path: here + "/" + name}, 200},
+		} {
+			// A write that came twice would be in conflict with itself.
+			if a := proxied.send(t, step.request); a.status != step.status {
+				t.Errorf("%v: %d %s", step.request, a.status, a.body)
+			}
+		}
+	})
+	stop()
+	strangers.Wait()
+	t.Logf("%d requests among %d of strangers", 4*len(names), answered.Load())
+	if answered.Load() < 100 {
+		t.Error("there were hardly any strangers")
+	}
 }

@@ -21,10 +21,9 @@ import (
 
 // fault is what a proxy could do wrong. Each function is nil, or alters its part.
 type fault struct {
-	name  string
-	asked func(query url.Values)
-	// token is sent instead of the caller's.
-	token  string
+	name   string
+	asked  func(query url.Values)
+	header func(of http.Header)
 	answer func(path string, header http.Header, body []byte) []byte
 	// events yields, for a watch, what becomes of each of its lines.
 	events func(query url.Values) func(line []byte) [][]byte
@@ -239,8 +238,8 @@ func startFaulty(t *testing.T, before target, f fault) target {
 		ErrorLog: log.New(io.Discard, "", 0),
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(to)
-			if f.token != "" {
-				r.Out.Header.Set("Authorization", "Bearer "+f.token)
+			if f.header != nil {
+				f.header(r.Out.Header)
 			}
 			if f.asked != nil {
 				query := r.Out.URL.Query()
