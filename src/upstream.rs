@@ -24,6 +24,7 @@ mod hop_by_hop;
 mod pool;
 mod probe;
 mod reflect;
+mod repeat;
 mod stream;
 #[cfg(test)]
 pub(crate) mod testing;

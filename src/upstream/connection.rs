@@ -42,7 +42,9 @@ pub(super) enum Connection {
 
 /// A shared connection.
 pub(super) struct Http2 {
-    sender: http2::SendRequest<Body>,
+    /// `None` once the connection has ended. A request that comes into hyper's queue while that is being closed may
+    /// lie there until the last sender goes, and its caller would wait for ever.
+    sender: Arc<Mutex<Option<http2::SendRequest<Body>>>>,
     pub(super) address: Address,
     pub(super) generation: u64,
     /// Streams given out. Changed upwards only under the group's lock.
@@ -69,6 +71,14 @@ pub(super) struct Lease {
     group: Arc<Group>,
     /// Whether the connection had been used or waiting before: it may have died since.
     pub(super) pooled: bool,
+}
+
+/// Why there is no answer.
+pub(super) enum NotSent {
+    /// The connection had ended before.
+    Ended(Request<Body>),
+    /// What hyper says.
+    Failed(TrySendError<Request<Body>>),
 }
 
 enum Leased {
@@ -132,8 +142,11 @@ pub(super) async fn handshake(
         pause = (pause * 2).min(Duration::from_millis(20));
     }
     peer_limit.store(driver.current_max_send_streams(), Ordering::Release);
+    let sender = Arc::new(Mutex::new(Some(sender)));
     tokio::spawn({
         let (peer_limit, closed) = (Arc::clone(&peer_limit), Arc::clone(&closed));
+        // Weak: when nobody has the sender any more, the connection ends.
+        let sender = Arc::downgrade(&sender);
         async move {
             let _ = poll_fn(|cx| {
                 let polled = Pin::new(&mut driver).poll(cx);
@@ -143,6 +156,10 @@ pub(super) async fn handshake(
             })
             .await;
             closed.store(true, Ordering::Release);
+            drop(driver);
+            if let Some(sender) = sender.upgrade() {
+                sender.lock().take();
+            }
         }
     });
     Ok(Connection::Http2(Arc::new(Http2 {
@@ -161,7 +178,8 @@ pub(super) async fn handshake(
 
 impl Http2 {
     pub(super) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire) || self.sender.is_closed()
+        self.closed.load(Ordering::Acquire)
+            || self.sender.lock().as_ref().is_none_or(http2::SendRequest::is_closed)
     }
 
     /// Takes a stream, if there is one below the limit. Only under the group's lock.
@@ -213,18 +231,19 @@ impl Lease {
     }
 
     /// Sends the request in the form this connection wants it.
-    pub(super) async fn send(
-        &mut self,
-        mut request: Request<Body>,
-    ) -> Result<Response<Incoming>, TrySendError<Request<Body>>> {
+    pub(super) async fn send(&mut self, mut request: Request<Body>) -> Result<Response<Incoming>, NotSent> {
         match &mut self.connection {
             Leased::Http2(connection) => {
                 shape(&mut request, &connection.address, true);
-                connection.sender.clone().try_send_request(request).await
+                let sender = connection.sender.lock().clone();
+                let Some(mut sender) = sender else { return Err(NotSent::Ended(request)) };
+                let answer = sender.try_send_request(request);
+                drop(sender);
+                answer.await.map_err(NotSent::Failed)
             }
             Leased::Http1(connection) => {
                 shape(&mut request, &connection.address, false);
-                connection.sender.try_send_request(request).await
+                connection.sender.try_send_request(request).await.map_err(NotSent::Failed)
             }
             Leased::Gone(_) => unreachable!("a lease is given back only with the answer's end"),
         }

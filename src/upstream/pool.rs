@@ -19,9 +19,10 @@ use tokio::sync::Semaphore;
 use super::address::Address;
 use super::body::{End, UpstreamBody};
 use super::connect::Dialer;
-use super::connection::{self, Connection, Http1, Http2, Lease};
+use super::connection::{self, Connection, Http1, Http2, Lease, NotSent};
 use super::credentials::{Identity, Upstream};
 use super::error::UpstreamError;
+use super::repeat::Repeatable;
 use crate::http::body::{self, Body};
 
 /// Connections without requests are closed after this time, as API servers do.
@@ -164,9 +165,9 @@ impl Pool {
 
     /// Sends a request whose URI is path and query.
     ///
-    /// It is sent anew when its connection turned out dead before the request had left; a read
-    /// without a body also when the connection died, or upstream refused the stream, before any
-    /// answer.
+    /// It is sent anew when its connection turned out dead before the request had left, or when
+    /// upstream said that it did not look at it; a read without a body also when the connection died
+    /// before any answer.
     pub(super) async fn send(
         &self,
         class: Class,
@@ -181,6 +182,13 @@ impl Pool {
         let mut fresh = options.fresh_connection || options.avoid.is_some();
         let mut resends = 0;
         let mut died = false;
+        let mut kept = None;
+        if !bodyless {
+            let (parts, body) = request.into_parts();
+            let (repeatable, body) = Repeatable::begin(body);
+            kept = Some(repeatable);
+            request = Request::from_parts(parts, body);
+        }
         loop {
             let opened = if fresh { group.open(options.avoid.as_ref()).await } else { group.lease().await };
             let mut lease = match opened {
@@ -189,18 +197,29 @@ impl Pool {
                 opened => opened?,
             };
             *request.uri_mut() = uri.clone();
-            let again = repeatable.then(|| copy(&request));
+            let again = copy(&request);
             let mut error = match lease.send(request).await {
                 Ok(response) => return Ok(answer(response, lease, bodyless)),
-                Err(error) => error,
+                Err(NotSent::Failed(error)) => error,
+                Err(NotSent::Ended(unsent)) if resends < MAX_RESENDS => {
+                    request = unsent;
+                    resends += 1;
+                    continue;
+                }
+                Err(NotSent::Ended(_)) => {
+                    return Err(UpstreamError::NoStreams { address: lease.address().clone() });
+                }
             };
             let next = match error.take_message() {
                 Some(unsent) => Some(unsent),
-                None if is_unprocessed(error.error()) => again,
+                None if is_unprocessed(error.error()) => match &mut kept {
+                    Some(kept) => kept.again().map(|body| again.map(|_| body)),
+                    None => Some(again),
+                },
                 // Once: it may be this very request that upstream dies of.
-                None if lease.pooled && !died => {
+                None if repeatable && lease.pooled && !died => {
                     died = true;
-                    again
+                    Some(again)
                 }
                 None => None,
             };
@@ -218,7 +237,7 @@ impl Pool {
     }
 }
 
-/// A request without a body, once more.
+/// A request without its body, once more.
 fn copy(request: &Request<Body>) -> Request<Body> {
     let mut copy = Request::new(body::empty());
     *copy.method_mut() = request.method().clone();
@@ -227,7 +246,10 @@ fn copy(request: &Request<Body>) -> Request<Body> {
     copy
 }
 
-/// Whether upstream said that it did not look at the request: it is going away, or has no room.
+/// Whether upstream said that it did not look at the request: it is going away, or has no room. h2 has only streams
+/// above the last one that a GOAWAY names end with it; that upstream has not acted on those is RFC 9113, 6.8. An API
+/// server goes away from a connection with each answer to somebody it does not know
+/// (apiserver/pkg/endpoints/filters/authentication.go), and others are on it.
 fn is_unprocessed(error: &hyper::Error) -> bool {
     let mut next = std::error::Error::source(error);
     while let Some(cause) = next {

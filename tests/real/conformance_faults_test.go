@@ -23,6 +23,7 @@ import (
 type fault struct {
 	name   string
 	asked  func(query url.Values)
+	header func(of http.Header)
 	answer func(path string, header http.Header, body []byte) []byte
 	// events yields, for a watch, what becomes of each of its lines.
 	events func(query url.Values) func(line []byte) [][]byte
@@ -237,6 +238,9 @@ func startFaulty(t *testing.T, before target, f fault) target {
 		ErrorLog: log.New(io.Discard, "", 0),
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(to)
+			if f.header != nil {
+				f.header(r.Out.Header)
+			}
 			if f.asked != nil {
 				query := r.Out.URL.Query()
 				f.asked(query)

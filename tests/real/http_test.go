@@ -65,12 +65,20 @@ type request struct {
 	// user is whose token to send: "" for the administrator, "-" for none,
 	// "?" for one that nobody has.
 	user string
-	// header has whatever else is to be sent.
-	header map[string]string
+	// header has whatever else is to be sent; repeated is what is sent more than
+	// once, or with names as they are.
+	header   map[string]string
+	repeated http.Header
+	// via is the client with the connections to use, if not those of all.
+	via *http.Client
 }
 
 func (r request) String() string {
-	return strings.TrimSpace(fmt.Sprintf("%s %s %s %v", r.verb(), r.path, r.user, r.header))
+	header := fmt.Sprint(r.header)
+	if len(r.repeated) > 0 {
+		header += fmt.Sprint(r.repeated)
+	}
+	return strings.TrimSpace(fmt.Sprintf("%s %s %s %s", r.verb(), r.path, r.user, header))
 }
 
 func (r request) verb() string {
@@ -101,6 +109,7 @@ func (t target) open(ctx context.Context, r request) (*http.Response, error) {
 	for name, value := range r.header {
 		req.Header.Set(name, value)
 	}
+	maps.Copy(req.Header, r.repeated)
 	switch r.user {
 	case "-":
 	case "?":
@@ -109,6 +118,9 @@ func (t target) open(ctx context.Context, r request) (*http.Response, error) {
 		req.Header.Set("Authorization", "Bearer "+shared.AdminToken)
 	default:
 		req.Header.Set("Authorization", "Bearer "+shared.Tokens[r.user])
+	}
+	if r.via != nil {
+		return r.via.Do(req)
 	}
 	return t.client().Do(req)
 }

@@ -77,6 +77,12 @@ func readsAt(t *testing.T, collection, name string, newest uint64, selectors ...
 // counts upstream's statuses.
 func sameAnswers(t *testing.T, requests []request) (statuses map[int]int) {
 	t.Helper()
+	return sameFindings(t, requests).statuses
+}
+
+// sameFindings does it and tells all it has found.
+func sameFindings(t *testing.T, requests []request) *findings {
+	t.Helper()
 	found := &findings{t: t}
 	workers(48, requests, func(_ int, r request) {
 		v := sides{upstream, proxied}.compare(r)
@@ -88,7 +94,7 @@ func sameAnswers(t *testing.T, requests []request) (statuses map[int]int) {
 		found.note(r, v)
 	})
 	found.report()
-	return found.statuses
+	return found
 }
 
 // sameEvents has the same watches opened at both sides and then something

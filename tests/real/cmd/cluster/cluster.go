@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -20,13 +21,28 @@ import (
 // is usual; a machine busy with a build needs many more.
 const startPatience = 90 * time.Second
 
-// identities are the users the API servers know by token. Only admin may do
-// anything at first, watershed is given its rights by grantProxy.
-var identities = []struct{ token, user, group string }{
+// identities are the users the API servers know by token, and their groups. Only
+// admin may do anything at first, watershed is given its rights by grantProxy.
+var identities = []struct{ token, user, groups string }{
 	{"admintoken", "admin", "system:masters"},
 	{"watershedtoken", "watershed", ""},
 	{"alicetoken", "alice", ""},
 	{"bobtoken", "bob", "builders"},
+	// Who may what in the tests of access; each run has other tokens.
+	{rand.Text(), "viewer", ""},
+	{rand.Text(), "local", ""},
+	{rand.Text(), "auditor", "auditors,readers"},
+	{rand.Text(), "named", ""},
+	{rand.Text(), "dangling", ""},
+	{rand.Text(), "owner", ""},
+	{rand.Text(), "parts", ""},
+	{rand.Text(), "acting", ""},
+	{rand.Text(), "nobody", ""},
+	// The node authorizer knows nodes by name and group together.
+	{rand.Text(), "system:node:east", "system:nodes"},
+	{rand.Text(), "system:node:west", "system:nodes"},
+	{rand.Text(), "system:node:alone", ""},
+	{rand.Text(), "nameless", "system:nodes"},
 }
 
 type cluster struct {
@@ -113,8 +129,8 @@ func (c *cluster) writeSecrets() error {
 	var tokens strings.Builder
 	for _, id := range identities {
 		fmt.Fprintf(&tokens, "%s,%s,%s-uid", id.token, id.user, id.user)
-		if id.group != "" {
-			fmt.Fprintf(&tokens, ",%s", id.group)
+		if id.groups != "" {
+			fmt.Fprintf(&tokens, ",%q", id.groups)
 		}
 		tokens.WriteByte('\n')
 	}

@@ -1,0 +1,204 @@
+//! A request's body that can be sent once more, as long as little of it was sent.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use http_body_util::BodyExt;
+use parking_lot::Mutex;
+
+use crate::http::body::{Body, BoxError};
+
+/// Bytes that are kept of a body: most writes are a few KB, and API servers take 3 MB at most.
+const MAX_KEPT: usize = 256 * 1024;
+
+/// A body on its way, and what it takes to send it again. The body itself is streamed: what was sent is kept, what was
+/// not is still to come.
+pub(super) struct Repeatable {
+    shared: Arc<Mutex<State>>,
+}
+
+struct State {
+    /// What is still to come; `None` once another has taken over.
+    rest: Option<Body>,
+    kept: Kept,
+}
+
+/// What was sent so far.
+enum Kept {
+    All {
+        chunks: Vec<Bytes>,
+        bytes: usize,
+    },
+    /// It was too much, or is not needed any more.
+    Nothing,
+}
+
+/// One attempt to send it.
+struct Attempt {
+    shared: Arc<Mutex<State>>,
+    /// Chunks of an earlier attempt that come first, the next one last.
+    first: Vec<Bytes>,
+}
+
+/// An attempt was given up for the next one.
+#[derive(Debug, thiserror::Error)]
+#[error("the request is being sent on another connection")]
+struct Abandoned;
+
+impl Repeatable {
+    /// The first attempt, in place of the body.
+    pub(super) fn begin(body: Body) -> (Repeatable, Body) {
+        let kept = Kept::All { chunks: Vec::new(), bytes: 0 };
+        let shared = Arc::new(Mutex::new(State { rest: Some(body), kept }));
+        let attempt = Attempt { shared: Arc::clone(&shared), first: Vec::new() };
+        (Repeatable { shared }, attempt.boxed_unsync())
+    }
+
+    /// The next attempt, with all of the body; `None` if too much was sent to be kept. The one before gets no more.
+    pub(super) fn again(&mut self) -> Option<Body> {
+        let mut state = self.shared.lock();
+        let Kept::All { chunks, bytes } = &state.kept else { return None };
+        let (chunks, bytes) = (chunks.clone(), *bytes);
+        let rest = state.rest.take()?;
+        drop(state);
+        let mut first = chunks.clone();
+        first.reverse();
+        let state = State { rest: Some(rest), kept: Kept::All { chunks, bytes } };
+        self.shared = Arc::new(Mutex::new(state));
+        Some(Attempt { shared: Arc::clone(&self.shared), first }.boxed_unsync())
+    }
+}
+
+/// Whoever could have sent it again is gone: nothing has to be kept.
+impl Drop for Repeatable {
+    fn drop(&mut self) {
+        self.shared.lock().kept = Kept::Nothing;
+    }
+}
+
+impl State {
+    fn keep(&mut self, frame: &Frame<Bytes>) {
+        let Kept::All { chunks, bytes } = &mut self.kept else { return };
+        match frame.data_ref() {
+            Some(chunk) if *bytes + chunk.len() <= MAX_KEPT => {
+                *bytes += chunk.len();
+                chunks.push(chunk.clone());
+            }
+            _ => self.kept = Kept::Nothing,
+        }
+    }
+}
+
+impl http_body::Body for Attempt {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if let Some(chunk) = self.first.pop() {
+            return Poll::Ready(Some(Ok(Frame::data(chunk))));
+        }
+        let mut state = self.shared.lock();
+        let Some(rest) = &mut state.rest else { return Poll::Ready(Some(Err(Abandoned.into()))) };
+        let frame = ready!(Pin::new(rest).poll_frame(cx));
+        if let Some(Ok(frame)) = &frame {
+            state.keep(frame);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let state = self.shared.lock();
+        self.first.is_empty() && state.rest.as_ref().is_some_and(http_body::Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let state = self.shared.lock();
+        let first: u64 = self.first.iter().map(|chunk| chunk.len() as u64).sum();
+        let rest = state.rest.as_ref().map(http_body::Body::size_hint).unwrap_or_default();
+        let mut hint = SizeHint::new();
+        hint.set_lower(first + rest.lower());
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(first + upper);
+        }
+        hint
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::{StreamExt, stream};
+    use http_body::Body as _;
+    use http_body_util::StreamBody;
+
+    use super::*;
+
+    fn chunks(chunks: Vec<Result<&'static [u8], BoxError>>) -> Body {
+        let frames =
+            stream::iter(chunks).map(|chunk| chunk.map(|bytes| Frame::data(Bytes::from_static(bytes))));
+        StreamBody::new(frames).boxed_unsync()
+    }
+
+    async fn next(body: &mut Body) -> Option<Result<Bytes, BoxError>> {
+        Some(body.frame().await?.map(|frame| frame.into_data().unwrap()))
+    }
+
+    async fn text(body: Body) -> Result<String, BoxError> {
+        Ok(String::from_utf8(body.collect().await?.to_bytes().to_vec()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn what_was_sent_is_sent_again_and_the_rest_once() {
+        for sent in 0..=4 {
+            let (mut repeatable, mut first) =
+                Repeatable::begin(chunks(vec![Ok(b"a"), Ok(b"bc"), Ok(b"def")]));
+            for _ in 0..sent {
+                next(&mut first).await;
+            }
+            let mut second = repeatable.again().unwrap();
+            assert!(
+                next(&mut first).await.unwrap().unwrap_err().is::<Abandoned>(),
+                "two would share the rest"
+            );
+            assert_eq!(next(&mut second).await.unwrap().unwrap(), "a");
+            assert_eq!(text(repeatable.again().unwrap()).await.unwrap(), "abcdef");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_cut_is_a_cut_at_every_attempt() {
+        let (mut repeatable, mut first) = Repeatable::begin(chunks(vec![Ok(b"a"), Err("cut".into())]));
+        next(&mut first).await.unwrap().unwrap();
+        assert_eq!(text(repeatable.again().unwrap()).await.unwrap_err().to_string(), "cut");
+    }
+
+    #[tokio::test]
+    async fn little_is_kept_and_only_while_it_is_needed() {
+        static LARGE: [u8; MAX_KEPT] = [0; MAX_KEPT];
+        let (mut repeatable, mut first) = Repeatable::begin(chunks(vec![Ok(&LARGE), Ok(b"a")]));
+        next(&mut first).await;
+        assert!(matches!(repeatable.shared.lock().kept, Kept::All { bytes: MAX_KEPT, .. }));
+        next(&mut first).await;
+        assert!(repeatable.again().is_none());
+        assert!(next(&mut first).await.is_none(), "the first attempt goes on");
+
+        let (repeatable, first) = Repeatable::begin(chunks(vec![Ok(b"a")]));
+        let shared = Arc::clone(&repeatable.shared);
+        drop(repeatable);
+        assert_eq!(text(first).await.unwrap(), "a");
+        assert!(matches!(shared.lock().kept, Kept::Nothing));
+    }
+
+    #[test]
+    fn lengths_are_those_of_the_whole() {
+        let (mut repeatable, first) = Repeatable::begin(crate::http::body::full("abc"));
+        assert_eq!(first.size_hint().exact(), Some(3));
+        assert!(!first.is_end_stream());
+        assert_eq!(repeatable.again().unwrap().size_hint().exact(), Some(3));
+    }
+}

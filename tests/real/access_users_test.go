@@ -1,0 +1,511 @@
+package real
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// fewestReads is how many answers have to be looked at, besides those of watches.
+const fewestReads = 10_000
+
+// crowd is users with different rights who read the same at the same time. Each
+// object has a random mark in it, so that whoever gets to see it is found out.
+type crowd struct {
+	t         *testing.T
+	red, blue string
+	rights    rights
+	// marks names what is marked: an object, or a type that only documents show.
+	marks     map[string]string
+	questions []request
+	// steady are the users whose rights stay, flipping the one whose do not.
+	steady   []string
+	flipping string
+	// expected is what upstream said to each user's question when there was nobody
+	// else; for the flipping user, while they had their rights.
+	expected map[string][]seenMarks
+}
+
+// seenMarks is what an answer gives away.
+type seenMarks struct {
+	status int
+	marks  map[string]bool
+}
+
+// TestUsersNeverSeeOthers: ten thousand reads of the same objects by users with
+// different rights, at the same time, over shared and separate connections, while
+// a user's rights come and go: nobody gets to see anything of an object that
+// upstream does not show them, and who may see it does.
+func TestUsersNeverSeeOthers(t *testing.T) {
+	c := newCrowd(t)
+	c.learn()
+
+	// The checker itself: with two users' tokens swapped it has to find both out.
+	swapped := map[string]string{"local": "auditor", "auditor": "local"}
+	found := c.read(600, chances(seeded(t), 1).IntN, func(user string) string {
+		if other := swapped[user]; other != "" {
+			return other
+		}
+		return user
+	})
+	for user := range swapped {
+		if found.leaks[user] == 0 {
+			t.Errorf("the tokens were swapped, and nobody noticed that %s saw what is not theirs", user)
+		}
+		delete(found.leaks, user)
+	}
+	if len(found.leaks) > 0 {
+		t.Errorf("leaks to others than those swapped: %v\n%s", found.leaks, strings.Join(found.first, "\n"))
+	}
+	t.Logf("planted: %d of %d reads were seen to be leaks", found.total, found.reads)
+
+	ctx, stop := context.WithCancel(t.Context())
+	var meanwhile sync.WaitGroup
+	flips, writes := 0, 0
+	meanwhile.Go(func() { flips = c.flip(ctx) })
+	meanwhile.Go(func() { writes = c.write(ctx) })
+	var watched atomic.Int64
+	c.watch(ctx, &meanwhile, &watched)
+	found = c.read(fewestReads+500, chances(seeded(t), 2).IntN, func(user string) string { return user })
+	stop()
+	meanwhile.Wait()
+
+	found.report(t)
+	t.Logf("%d reads by %d users, answered from %v; %d events of watches, %d flips, %d writes",
+		found.reads, len(c.steady)+1, found.sources, watched.Load(), flips, writes)
+	if found.reads < fewestReads || watched.Load() < 100 || flips < 2 {
+		t.Error("that is too little to say anything")
+	}
+	c.taken()
+}
+
+func newCrowd(t *testing.T) *crowd {
+	t.Helper()
+	c := &crowd{t: t, red: namespace(t), blue: namespace(t), marks: map[string]string{}, expected: map[string][]seenMarks{}, flipping: "acting",
+		steady: []string{"local", "auditor", "viewer", "named", "nobody", "-", "?", "system:node:east"}}
+	c.rights = newRights(t, c.red)
+	mark := func(of string) string {
+		// Group names are in small letters.
+		m := strings.ToLower(rand.Text())
+		c.marks[m] = of
+		return m
+	}
+	ctx := context.Background()
+	core := kubeClient(t, upstream).CoreV1()
+	for _, ns := range []string{c.red, c.blue} {
+		for _, name := range []string{"apple", "pear"} {
+			cm := configMap(name, "mark", mark(ns+"/configmaps/"+name))
+			cm.Annotations = map[string]string{"mark": cm.Data["mark"]}
+			must(core.ConfigMaps(ns).Create(ctx, cm, metav1.CreateOptions{}))(t)
+			secret := &corev1.Secret{ObjectMeta: configMap(name).ObjectMeta}
+			secret.Annotations = map[string]string{"mark": mark(ns + "/secrets/" + name)}
+			must(core.Secrets(ns).Create(ctx, secret, metav1.CreateOptions{}))(t)
+			node := map[string]string{"apple": "east", "pear": "west"}[name]
+			p := pod(name, node)
+			p.Annotations = map[string]string{"mark": mark(ns + "/pods/" + name)}
+			if ns == c.red {
+				p.Spec.Volumes = []corev1.Volume{{Name: "c", VolumeSource: corev1.VolumeSource{
+					ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: name}}}}}
+			}
+			must(core.Pods(ns).Create(ctx, p, metav1.CreateOptions{}))(t)
+		}
+		must(core.ConfigMaps(ns).Create(ctx, configMap("tick"), metav1.CreateOptions{}))(t)
+	}
+	w := widget{group: mark("type") + ".example.test", plural: "widgets"}
+	w.define(t, upstream)
+	w.awaitServed(t, proxied)
+
+	r := c.rights
+	all := may("", []string{"configmaps", "pods", "secrets"}, readVerbs)
+	r.role(c.red, "local", all)
+	r.bind(c.red, "local", user("local"))
+	r.role(c.blue, "auditor", all)
+	r.bind(c.blue, "auditor", group("auditors"))
+	r.role("", "viewer", all)
+	r.bind("", "viewer", user("viewer"))
+	r.role(c.red, "named", may("", []string{"configmaps", "pods"}, readVerbs, "apple"))
+	r.bind(c.red, "named", user("named"))
+	r.bindTo(c.red, "acting", "Role", user("acting"))
+	r.role(c.red, "acting", all)
+
+	for _, plural := range []string{"configmaps", "pods", "secrets"} {
+		here := "/api/v1/namespaces/" + c.red + "/" + plural
+		there := "/api/v1/namespaces/" + c.blue + "/" + plural
+		list := upstream.ok(t, request{path: here})
+		version := max(0, slices.Max(slices.Collect(maps.Values(must(list.items())(t)))))
+		settle(t, here, version)
+		page, _, _ := dissect("application/json", upstream.ok(t, request{path: fmt.Sprintf("%s?limit=1&resourceVersion=%d", here, version)}).body)
+		for _, path := range []string{
+			here + "/apple", here + "/apple?resourceVersion=0", here + "/pear", here + "/pear?resourceVersion=0", there + "/apple", there + "/pear?resourceVersion=0",
+			here, here + "?resourceVersion=0", there, there + "?resourceVersion=0",
+			here + "?limit=1", fmt.Sprintf("%s?limit=1&resourceVersion=%d", here, version),
+			here + "?limit=1&continue=" + url.QueryEscape(page.Continue),
+			fmt.Sprintf("%s?resourceVersion=%d&resourceVersionMatch=Exact", here, version),
+			here + "?resourceVersion=0&fieldSelector=metadata.name%3Dapple", there + "?fieldSelector=metadata.name%3Dapple",
+			"/api/v1/" + plural + "?resourceVersion=0&labelSelector=app%3Dapple", "/api/v1/" + plural + "?labelSelector=app%3Dpear",
+		} {
+			c.questions = append(c.questions, request{path: path})
+		}
+		for _, accept := range []string{protobufType, table, metadataList} {
+			c.questions = append(c.questions, request{path: here + "?resourceVersion=0", accept: accept}, request{path: there, accept: accept})
+		}
+	}
+	for _, path := range []string{"/apis", "/openapi/v3", "/openapi/v3/apis/" + w.group + "/v1", "/apis/" + w.group + "/v1", "/api/v1", "/version",
+		"/api/v1/pods?resourceVersion=0&fieldSelector=spec.nodeName%3Deast", "/api/v1/namespaces/" + c.red + "/pods?fieldSelector=spec.nodeName%3Deast"} {
+		c.questions = append(c.questions, request{path: path})
+	}
+	return c
+}
+
+// seen is which marks are in an answer.
+func (c *crowd) seen(a answer) seenMarks {
+	s := seenMarks{status: a.status, marks: map[string]bool{}}
+	for mark := range c.marks {
+		if strings.Contains(a.body, mark) {
+			s.marks[mark] = true
+		}
+	}
+	return s
+}
+
+// learn asks upstream what each user may see, once it has come to know all of
+// their rights, and whether that is what the test is about.
+func (c *crowd) learn() {
+	t := c.t
+	t.Helper()
+	red, blue := "/api/v1/namespaces/"+c.red+"/configmaps", "/api/v1/namespaces/"+c.blue+"/configmaps"
+	for _, to := range targets() {
+		eventually(t, "the rights arrive "+to.name, func() error {
+			for user, path := range map[string]string{"local": red, "auditor": blue, "viewer": "/api/v1/configmaps", "named": red + "/apple", "acting": red, "system:node:east": red + "/apple"} {
+				for _, query := range []string{"", "?resourceVersion=0"} {
+					if a := to.send(t, request{path: path + query, user: user}); a.status != 200 {
+						return fmt.Errorf("%s, %s: %d %s", user, path, a.status, a.body)
+					}
+				}
+			}
+			return nil
+		})
+	}
+	// OpenAPI learns of a type some time after it is served.
+	for _, r := range c.questions {
+		if strings.HasPrefix(r.path, "/openapi/") || strings.HasPrefix(r.path, "/apis") {
+			for _, to := range targets() {
+				eventually(t, r.path+" tells of the type "+to.name, func() error {
+					if a := to.send(t, r); len(c.seen(a).marks) == 0 {
+						return fmt.Errorf("%d", a.status)
+					}
+					return nil
+				})
+			}
+		}
+	}
+	visible := map[string]map[string]bool{}
+	for _, user := range append(slices.Clone(c.steady), c.flipping) {
+		visible[user] = map[string]bool{}
+		for _, r := range c.questions {
+			r.user = user
+			s := c.seen(upstream.send(t, r))
+			c.expected[user] = append(c.expected[user], s)
+			for mark := range s.marks {
+				visible[user][c.marks[mark]] = true
+			}
+		}
+	}
+	for _, user := range []string{"nobody", "-", "?"} {
+		for what := range visible[user] {
+			if what != "type" {
+				t.Fatalf("upstream shows %s to %q", what, user)
+			}
+		}
+	}
+	for user, ns := range map[string]string{"local": c.blue, "auditor": c.red, "named": c.blue, c.flipping: c.blue} {
+		for what := range visible[user] {
+			if strings.HasPrefix(what, ns+"/") {
+				t.Fatalf("upstream shows %s to %q", what, user)
+			}
+		}
+	}
+	if n := len(visible["viewer"]); n != len(c.marks) {
+		t.Fatalf("the viewer sees only %d of %d", n, len(c.marks))
+	}
+}
+
+// crowdFindings is what came of many reads.
+type crowdFindings struct {
+	mutex        sync.Mutex
+	reads, total int
+	// leaks are counted by user, as the checker calls them.
+	leaks map[string]int
+	// wrong is answers that should have been others, without giving away anything.
+	wrong   int
+	busy    int
+	first   []string
+	sources map[string]int
+}
+
+func (f *crowdFindings) tell(format string, args ...any) {
+	if len(f.first) < shownDifferences {
+		f.first = append(f.first, fmt.Sprintf(format, args...))
+	}
+}
+
+func (f *crowdFindings) report(t *testing.T) {
+	t.Helper()
+	if f.total > 0 || f.wrong > 0 {
+		t.Errorf("of %d reads, %d were leaks (%v) and %d wrong:\n%s", f.reads, f.total, f.leaks, f.wrong, strings.Join(f.first, "\n"))
+	}
+	if f.busy > f.reads/50 {
+		t.Errorf("%d of %d reads were turned away for now", f.busy, f.reads)
+	}
+}
+
+// judge looks at what somebody was answered to one of the questions.
+func (c *crowd) judge(f *crowdFindings, user string, question int, a answer) {
+	s, expected := c.seen(a), c.expected[user][question]
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	f.reads++
+	source := a.header.Get("X-Watershed-Source")
+	if strings.HasPrefix(source, "forward") {
+		source = "forward"
+	}
+	f.sources[source]++
+	for mark := range s.marks {
+		if !expected.marks[mark] {
+			f.leaks[user]++
+			f.total++
+			f.tell("LEAK: %q sees %s in %s, answered from %q", user, c.marks[mark], c.questions[question].path, source)
+			return
+		}
+	}
+	switch {
+	case s.status == http.StatusTooManyRequests:
+		f.busy++
+	case user == c.flipping && s.status == http.StatusForbidden:
+	case s.status != expected.status, len(s.marks) != len(expected.marks):
+		f.wrong++
+		f.tell("%q asks %s and gets %d with %d marks, upstream %d with %d; answered from %q: %s",
+			user, c.questions[question].path, s.status, len(s.marks), expected.status, len(expected.marks), source, excerpt(a.body, 0))
+	}
+}
+
+// connections is clients over HTTP/2 and HTTP/1.1, for everybody together and for
+// each user alone.
+func (c *crowd) connections() (of func(user string, kind int) *http.Client, kinds int) {
+	client := func(second bool) *http.Client {
+		transport := &http.Transport{TLSClientConfig: proxied.tls(), ForceAttemptHTTP2: second, MaxIdleConnsPerHost: 4}
+		c.t.Cleanup(transport.CloseIdleConnections)
+		return &http.Client{Transport: transport, Timeout: patience}
+	}
+	together := []*http.Client{client(true), client(false)}
+	alone := map[string][]*http.Client{}
+	for _, user := range append(slices.Clone(c.steady), c.flipping) {
+		alone[user] = []*http.Client{client(true), client(false)}
+	}
+	return func(user string, kind int) *http.Client {
+		if kind < 2 {
+			return together[kind]
+		}
+		return alone[user][kind-2]
+	}, 4
+}
+
+// read has all users ask the same at the same time, question after question, until
+// there were so many reads. The credentials are those of as(user).
+func (c *crowd) read(atLeast int, chance func(int) int, as func(user string) string) *crowdFindings {
+	found := &crowdFindings{leaks: map[string]int{}, sources: map[string]int{}}
+	type job struct {
+		user     string
+		question int
+		kind     int
+	}
+	of, kinds := c.connections()
+	everybody := append(slices.Clone(c.steady), c.flipping)
+	var jobs []job
+	for len(jobs) < atLeast {
+		question := chance(len(c.questions))
+		for i := range 2 * len(everybody) {
+			jobs = append(jobs, job{everybody[i%len(everybody)], question, chance(kinds)})
+		}
+	}
+	workers(36, jobs, func(_ int, j job) {
+		r := c.questions[j.question]
+		r.user, r.via = as(j.user), of(j.user, j.kind)
+		a, err := proxied.try(r)
+		if err != nil {
+			found.mutex.Lock()
+			defer found.mutex.Unlock()
+			found.wrong++
+			found.tell("%q, %s: %v", j.user, r.path, err)
+			return
+		}
+		c.judge(found, j.user, j.question, a)
+	})
+	return found
+}
+
+// flip gives and takes the rights of one user until the context ends.
+func (c *crowd) flip(ctx context.Context) (flips int) {
+	for there := true; ; there = !there {
+		select {
+		case <-ctx.Done():
+			if !there {
+				c.rights.bindTo(c.red, "acting", "Role", user("acting"))
+			}
+			return flips
+		case <-time.After(700 * time.Millisecond):
+		}
+		flips++
+		if there {
+			c.rights.unbind(c.red, "acting")
+		} else {
+			c.rights.bindTo(c.red, "acting", "Role", user("acting"))
+		}
+	}
+}
+
+// write changes objects until the context ends; their marks stay.
+func (c *crowd) write(ctx context.Context) (writes int) {
+	for {
+		select {
+		case <-ctx.Done():
+			return writes
+		case <-time.After(30 * time.Millisecond):
+		}
+		writes++
+		ns := []string{c.red, c.blue}[writes%2]
+		for _, path := range []string{"/configmaps/tick", "/configmaps/apple", "/pods/pear"} {
+			if _, err := upstream.try(request{method: "PATCH", path: "/api/v1/namespaces/" + ns + path, contentType: mergePatch,
+				body: fmt.Sprintf(`{"metadata":{"annotations":{"n":"%d"}}}`, writes)}); err != nil {
+				c.t.Error(err)
+				return writes
+			}
+		}
+	}
+}
+
+// watch has everybody watch what they may and may not, for a second at a time,
+// until the context ends, and counts what was seen.
+func (c *crowd) watch(ctx context.Context, running *sync.WaitGroup, events *atomic.Int64) {
+	of, kinds := c.connections()
+	for i, who := range append(slices.Clone(c.steady), c.flipping) {
+		// What may be seen of one resource in one place may be watched.
+		allowed := map[string]bool{}
+		for _, s := range c.expected[who] {
+			maps.Copy(allowed, s.marks)
+		}
+		running.Go(func() {
+			for n := i; ctx.Err() == nil; n++ {
+				path := []string{"/api/v1/namespaces/" + c.red + "/configmaps", "/api/v1/namespaces/" + c.blue + "/configmaps",
+					"/api/v1/namespaces/" + c.red + "/pods", "/api/v1/configmaps", "/api/v1/pods"}[n%5]
+				query := []string{"resourceVersion=0", stateFirst, "resourceVersion=0&labelSelector=app%3Dapple", "fieldSelector=metadata.name%3Dapple"}[n/5%4]
+				r := request{path: path + "?watch=1&timeoutSeconds=1&" + query, user: who, via: of(who, n%kinds)}
+				a, err := proxied.try(r)
+				if err != nil {
+					c.t.Errorf("%v: %v", r, err)
+					return
+				}
+				for mark := range c.seen(a).marks {
+					if !allowed[mark] {
+						c.t.Errorf("LEAK: %q sees %s in %s", who, c.marks[mark], r.path)
+					}
+				}
+				if a.status == http.StatusOK {
+					events.Add(int64(strings.Count(a.body, "\n")))
+				} else {
+					// A refusal is there at once; not to be asked for as fast as possible.
+					time.Sleep(100 * time.Millisecond)
+				}
+			}
+		})
+	}
+}
+
+// taken: once the flipping user's rights are gone for good, so is everything that
+// the proxy let them see.
+func (c *crowd) taken() {
+	t := c.t
+	t.Helper()
+	c.rights.unbind(c.red, "acting")
+	open := map[int]bool{}
+	for i, expected := range c.expected[c.flipping] {
+		open[i] = expected.status == http.StatusOK && strings.HasPrefix(c.questions[i].path, "/api/v1/")
+	}
+	eventually(t, "the rights are gone", func() error {
+		for i, still := range open {
+			if !still {
+				continue
+			}
+			r := c.questions[i]
+			r.user = c.flipping
+			if a := proxied.send(t, r); a.status != http.StatusForbidden || len(c.seen(a).marks) > 0 {
+				return errors.Join(errNotYet, fmt.Errorf("%v: %d", r, a.status))
+			}
+		}
+		return nil
+	})
+}
+
+// TestStrangersDisturbNobody: upstream goes away from a connection with each answer
+// to somebody it does not know. Whoever has the bad luck to share it must not
+// notice: neither in writes, each of which is carried out once, nor in reads.
+func TestStrangersDisturbNobody(t *testing.T) {
+	ns := namespace(t)
+	here := "/api/v1/namespaces/" + ns + "/configmaps"
+	ctx, stop := context.WithCancel(t.Context())
+	var strangers sync.WaitGroup
+	var answered atomic.Int64
+	for i := range 6 {
+		strangers.Go(func() {
+			for n := i; ctx.Err() == nil; n++ {
+				r := request{path: "/healthz", user: "?"}
+				if n%2 == 0 {
+					r = request{method: "POST", path: here, body: asJSON(withKind(configMap("strange"))), user: []string{"-", "?"}[n/2%2]}
+				}
+				a, err := proxied.try(r)
+				if err != nil || a.status != 401 && a.status != 403 {
+					t.Errorf("%v: %d %s (%v)", r, a.status, a.body, err)
+					return
+				}
+				answered.Add(1)
+			}
+		})
+	}
+	names := make([]string, 150)
+	workers(8, names, func(i int, _ string) {
+		name := fmt.Sprint("n", i)
+		for _, step := range []struct {
+			request
+			status int
+		}{
+			{request{method: "POST", path: here, body: asJSON(withKind(configMap(name)))}, 201},
+			{request{method: "PATCH", path: here + "/" + name, contentType: "application/json-patch+json", body: `[{"op":"add","path":"/data","value":{"a":"b"}}]`}, 200},
+			{request{path: here + "/" + name}, 200},
+			{request{method: "DELETE", path: here + "/" + name}, 200},
+		} {
+			// A write that came twice would be in conflict with itself.
+			if a := proxied.send(t, step.request); a.status != step.status {
+				t.Errorf("%v: %d %s", step.request, a.status, a.body)
+			}
+		}
+	})
+	stop()
+	strangers.Wait()
+	t.Logf("%d requests among %d of strangers", 4*len(names), answered.Load())
+	if answered.Load() < 100 {
+		t.Error("there were hardly any strangers")
+	}
+}
