@@ -1,7 +1,8 @@
 //! Puts the rooms together. The only place that knows all of them.
+mod listen;
 mod report;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +19,9 @@ use crate::http::tls::{ServerTls, TlsOptions};
 use crate::http::{self, drain};
 use crate::scope::{self, Scopes};
 use crate::serve::{Cache, CachedObjects, Kept, Policy, Server};
+use listen::Bound;
+pub use listen::Listen;
+
 use crate::upstream::{Client, Forwarder, Upstream, UpstreamOptions};
 use crate::{admin, telemetry};
 
@@ -26,8 +30,8 @@ use crate::{admin, telemetry};
 pub struct Config {
     /// The API server, and the proxy's own identity there.
     pub upstream: UpstreamOptions,
-    /// Where clients connect, by TLS.
-    pub listen: SocketAddr,
+    /// Where clients connect.
+    pub listen: Listen,
     /// The serving certificate and its key (PEM files); without them a self-signed pair is made.
     pub certificate: Option<(PathBuf, PathBuf)>,
     /// Where a self-signed pair and its CA are kept.
@@ -58,13 +62,13 @@ impl Config {
     /// Defaults for everything but the places.
     pub fn new(
         upstream: UpstreamOptions,
-        listen: SocketAddr,
+        listen: impl Into<Listen>,
         admin_listen: SocketAddr,
         cert_dir: PathBuf,
     ) -> Self {
         Self {
             upstream,
-            listen,
+            listen: listen.into(),
             certificate: None,
             cert_dir,
             names: Vec::new(),
@@ -83,7 +87,7 @@ impl Config {
 }
 
 impl Config {
-    fn tls(&self) -> TlsOptions {
+    fn tls(&self, listen: IpAddr) -> TlsOptions {
         let (cert, key) = self.certificate.clone().unzip();
         TlsOptions {
             cert,
@@ -91,7 +95,7 @@ impl Config {
             client_cas: self.access.authorities(),
             cert_dir: self.cert_dir.clone(),
             names: self.names.clone(),
-            listen: self.listen.ip(),
+            listen,
         }
     }
 
@@ -110,8 +114,8 @@ impl Config {
 
 /// A running proxy.
 pub struct Running {
-    /// Where clients connect.
-    pub address: SocketAddr,
+    /// Where clients connect, if that is not a Unix socket.
+    pub address: Option<SocketAddr>,
     /// Where metrics and health are served.
     pub admin_address: SocketAddr,
     /// The CA clients must trust, when the serving certificate is self-signed.
@@ -177,8 +181,11 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     config.policy.kept().iter().for_each(|kept| announce(kept, &catalog));
 
     let shown = report::of(&config).to_string();
-    let tls = ServerTls::load(config.tls()).await?;
-    let ca_file = tls.ca_file();
+    let tls = match &config.listen {
+        Listen::Tls(address) => Some(ServerTls::load(config.tls(address.ip())).await?),
+        Listen::Socket { .. } => None,
+    };
+    let ca_file = tls.as_ref().and_then(ServerTls::ca_file);
     if let Some(ca) = &ca_file {
         tracing::info!(ca = %ca.display(), "serving a self-signed certificate; clients must trust its CA");
     }
@@ -190,9 +197,9 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         Some(file) => Some(admin::TokenFile::load(file).await?),
         None => None,
     };
-    let listener = bind(config.listen, "--listen").await?;
+    let listener = Bound::new(&config.listen, tls).await?;
     let admin_listener = bind(config.admin_listen, "--admin-listen").await?;
-    let (address, admin_address) = (listener.local_addr()?, admin_listener.local_addr()?);
+    let (address, admin_address) = (listener.address()?, admin_listener.local_addr()?);
 
     let objects = CachedObjects::new(catalog.clone(), scopes.clone());
     let access = Access::new(&client, config.access, Arc::new(objects)).await?;
@@ -209,16 +216,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         draining.clone(),
     )
     .audited(audit.clone());
-    let proxy = tokio::spawn(http::listen::serve(
-        listener,
-        tls,
-        move |request, peer| {
-            let server = server.clone();
-            async move { server.handle(request, peer).await }
-        },
-        config.limits.clone(),
-        draining.clone(),
-    ));
+    let proxy = tokio::spawn(listener.serve(server, config.limits.clone(), draining.clone()));
     let (admin_drain, admin_draining) = drain::channel();
     let state = admin::State {
         catalog,
@@ -235,7 +233,13 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         tokio::spawn(admin::serve(admin_listener, admin_tls, Arc::new(state), config.limits, admin_draining)),
         tokio::spawn(upkeep(metrics)),
     ];
-    tracing::info!(listener = "proxy", address = %address, "listening");
+    match (&config.listen, address) {
+        (Listen::Socket { path, .. }, _) => {
+            tracing::info!(listener = "proxy", socket = %path.display(), "listening");
+        }
+        (_, Some(address)) => tracing::info!(listener = "proxy", address = %address, "listening"),
+        (_, None) => {}
+    }
     tracing::info!(listener = "admin", address = %admin_address, "listening");
     Ok(Running {
         address,

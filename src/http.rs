@@ -13,6 +13,7 @@ pub mod listen;
 pub mod metrics;
 mod per_address;
 mod self_signed;
+pub mod socket;
 mod stall;
 pub mod tls;
 

@@ -33,7 +33,7 @@ async fn start_proxy(upstream: Upstream) -> anyhow::Result<Front> {
     let ca = running.ca_file.as_deref().context("the proxy made no certificate of its own")?;
     let ca_pem = tokio::fs::read_to_string(ca).await?;
     Ok(Front {
-        address: running.address,
+        address: running.address.context("the proxy listens on no address")?,
         ca_pem,
         admin_address: Some(running.admin_address),
         shutdown: Box::pin(async move {

@@ -2,6 +2,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -32,9 +33,12 @@ pub(super) struct Serve {
     /// Address of the API server, instead of the kubeconfig's. Repeat it for several servers of one cluster.
     #[arg(long = "server", value_name = "URL")]
     servers: Vec<String>,
-    /// Where clients connect, by TLS (HTTP/2 and HTTP/1.1).
-    #[arg(long, default_value = "127.0.0.1:6443", value_name = "ADDR:PORT")]
-    listen: SocketAddr,
+    /// Where clients connect: an address, by TLS (HTTP/2 and HTTP/1.1), or unix:PATH, by plain HTTP/1.1.
+    #[arg(long, default_value = "127.0.0.1:6443", value_name = "ADDR:PORT|unix:PATH")]
+    listen: Place,
+    /// Mode of the Unix socket's file, in octal digits: who may write to it may connect.
+    #[arg(long, default_value = "0600", value_parser = mode, value_name = "MODE")]
+    listen_socket_mode: u32,
     /// Serving certificate (PEM). Without it, a self-signed pair is made in --cert-dir.
     #[arg(long, requires = "tls_key", value_name = "FILE")]
     tls_cert: Option<PathBuf>,
@@ -103,17 +107,22 @@ impl Serve {
             servers: self.servers,
             user_agent: String::new(),
         };
-        let mut config = app::Config::new(upstream, self.listen, self.admin_listen, self.cert_dir);
+        let listen = match self.listen {
+            Place::Address(address) => app::Listen::Tls(address),
+            Place::Socket(path) => app::Listen::Socket { path, mode: self.listen_socket_mode },
+        };
+        if let (true, app::Listen::Tls(address)) = (self.callers.single_identity, &listen) {
+            ensure!(
+                address.ip().is_loopback(),
+                "{address} is no loopback address: whoever reaches it would be the proxy (--single-identity, --listen)"
+            );
+        }
+        let mut config = app::Config::new(upstream, listen, self.admin_listen, self.cert_dir);
         config.certificate = self.tls_cert.zip(self.tls_key);
         config.names = self.tls_sans;
         config.aggregated = self.aggregated;
         config.scopes.window.age = Duration::from_secs(self.window_seconds);
         config.scopes.window.bytes = self.window_mib << 20;
-        ensure!(
-            !self.callers.single_identity || self.listen.ip().is_loopback(),
-            "{} is no loopback address: whoever reaches it would be the proxy (--single-identity, --listen)",
-            self.listen
-        );
         self.callers.apply(&mut config.access)?;
         config.drain = Duration::from_secs(self.drain_seconds);
         config.audit = self.audit.config()?;
@@ -124,5 +133,46 @@ impl Serve {
         config.limits = self.limits.connections();
         config.admin = self.admin.protection();
         Ok(config)
+    }
+}
+
+/// Where to listen, as a flag has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    Address(SocketAddr),
+    Socket(PathBuf),
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_prefix("unix:") {
+            Some("") => Err("the socket has no path".to_owned()),
+            Some(path) => Ok(Self::Socket(path.into())),
+            None => text.parse().map(Self::Address).map_err(|_| "neither ADDR:PORT nor unix:PATH".to_owned()),
+        }
+    }
+}
+
+/// The mode of a file.
+fn mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).map_err(|error| error.to_string())?;
+    if mode > 0o777 { Err("it is larger than 0777".to_owned()) } else { Ok(mode) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_and_addresses_are_told_apart() {
+        assert_eq!("[::1]:6443".parse(), Ok(Place::Address("[::1]:6443".parse().unwrap())));
+        assert_eq!("unix:/run/api.sock".parse(), Ok(Place::Socket("/run/api.sock".into())));
+        for text in ["", "unix:", "localhost", "6443", "/run/api.sock"] {
+            assert!(text.parse::<Place>().is_err(), "{text}");
+        }
+        assert_eq!((mode("0600"), mode("660")), (Ok(0o600), Ok(0o660)));
+        assert!(["", "8", "1777", "-1", "rw"].iter().all(|text| mode(text).is_err()));
     }
 }

@@ -31,7 +31,7 @@ use super::stall::{Pace, Streams};
 /// Who is at the other end of a connection.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// The address the connection came from.
+    /// The address the connection came from. Of a Unix socket, the loopback address.
     pub address: SocketAddr,
     /// What the TLS handshake told; `None` on a plain listener.
     pub tls: Option<Arc<TlsPeer>>,

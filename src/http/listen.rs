@@ -1,13 +1,14 @@
 //! Accepting connections: one task each, and none of them can end the listener.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Request, Response};
 use hyper::body::Incoming;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
@@ -55,14 +56,53 @@ pub async fn serve_admin<S, F>(
     accept_all(listener, Listener::Admin, tls, service, limits, drain).await;
 }
 
-async fn accept_all<S, F>(
-    listener: TcpListener,
+/// Serves the clients of a Unix socket until the drain is over, by plain HTTP/1.1.
+pub async fn serve_socket<S, F>(listener: UnixListener, service: S, limits: Limits, drain: drain::Watch)
+where
+    S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
+    accept_all(listener, Listener::Proxy, None, service, limits, drain).await;
+}
+
+/// Where connections come from.
+trait Source: Send + Sync {
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    fn next(&self) -> impl Future<Output = io::Result<(Self::Stream, SocketAddr)>> + Send;
+}
+
+impl Source for TcpListener {
+    type Stream = TcpStream;
+
+    async fn next(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        let (stream, address) = self.accept().await?;
+        // Events are small and wanted now. A socket that is already dead shows it soon enough.
+        let _ = stream.set_nodelay(true);
+        let _ = socket2::SockRef::from(&stream)
+            .set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE));
+        Ok((stream, address))
+    }
+}
+
+impl Source for UnixListener {
+    type Stream = UnixStream;
+
+    async fn next(&self) -> io::Result<(UnixStream, SocketAddr)> {
+        let (stream, _) = self.accept().await?;
+        Ok((stream, SocketAddr::from((Ipv4Addr::LOCALHOST, 0))))
+    }
+}
+
+async fn accept_all<L, S, F>(
+    listener: L,
     which: Listener,
     tls: Option<ServerTls>,
     service: S,
     limits: Limits,
     drain: drain::Watch,
 ) where
+    L: Source,
     S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
@@ -99,10 +139,10 @@ async fn accept_all<S, F>(
 }
 
 /// The next connection, however long it takes. No error of accept is a reason to stop serving.
-async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+async fn accept<L: Source>(listener: &L) -> (L::Stream, SocketAddr) {
     let mut backoff = BACKOFF_MIN;
     loop {
-        match listener.accept().await {
+        match listener.next().await {
             Ok(accepted) => return accepted,
             // That one client is gone already; the next is waiting.
             Err(error) if is_of_one_connection(&error) => {}
@@ -122,21 +162,18 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     )
 }
 
-async fn connection<S, F>(
+async fn connection<I, S, F>(
     protocols: &Protocols,
-    stream: TcpStream,
+    stream: I,
     address: SocketAddr,
     tls: Option<ServerTls>,
     service: S,
     drain: drain::Watch,
 ) where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
-    // Events are small and wanted now. A socket that is already dead shows it soon enough.
-    let _ = stream.set_nodelay(true);
-    let _ = socket2::SockRef::from(&stream)
-        .set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE));
     let activity = Activity::new();
     let stream = Watched::new(stream, &activity);
     let Some(tls) = tls else {

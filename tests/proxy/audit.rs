@@ -111,7 +111,7 @@ async fn answers_from_memory_are_in_the_audit_log() {
     }
 
     let viewer = audited.program.proxied.as_user(audited.upstream.viewer_token());
-    let refused = viewer.get(Protocol::Http1, "/api/v1/secrets?resourceVersion=0").await;
+    let refused = viewer.get(Protocol::Http1, "/apis/apps/v1/replicasets?resourceVersion=0").await;
     assert_eq!((refused.status.as_u16(), refused.header("x-watershed-source")), (403, "access"));
     let events = audited.events_of(refused.header("audit-id"), 1).await;
     assert_eq!(events[0]["responseStatus"]["message"], refused.json()["message"]);

@@ -21,7 +21,7 @@ fn args() -> Args {
 async fn proxy(kubeconfig: &str) -> anyhow::Result<Front> {
     let (running, folder) = start_proxy(kubeconfig).await?;
     Ok(Front {
-        address: running.address,
+        address: running.address.unwrap(),
         ca_pem: std::fs::read_to_string(running.ca_file.as_ref().unwrap())?,
         admin_address: Some(running.admin_address),
         shutdown: Box::pin(async move {

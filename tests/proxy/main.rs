@@ -34,4 +34,5 @@ mod restart;
 mod revoke;
 mod rig;
 mod smuggling;
+mod socket;
 mod vanishing;

@@ -67,7 +67,7 @@ impl Rig {
         let (running, folder) = start_configured(&upstream.kubeconfig_yaml(), configure).await.unwrap();
         let ca = std::fs::read_to_string(running.ca_file.as_ref().unwrap()).unwrap();
         Self {
-            proxied: Endpoint::new(running.address, &ca, upstream.admin_token()),
+            proxied: Endpoint::new(running.address.unwrap(), &ca, upstream.admin_token()),
             direct: Endpoint::new(upstream.address(), upstream.ca_pem(), upstream.admin_token()),
             admin: running.admin_address,
             upstream,
@@ -108,7 +108,7 @@ pub(crate) async fn start_proxy(kubeconfig: &str) -> anyhow::Result<(Running, Te
     start_configured(kubeconfig, |_| {}).await
 }
 
-async fn start_configured(
+pub(crate) async fn start_configured(
     kubeconfig: &str,
     configure: impl FnOnce(&mut app::Config),
 ) -> anyhow::Result<(Running, TempDir)> {

@@ -1,0 +1,72 @@
+//! A Unix socket to listen on, which only those may use whom its file's mode lets.
+
+use std::fs::Permissions;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use tokio::net::{UnixListener, UnixStream};
+
+/// The file of a socket; removed with this value.
+#[derive(Debug)]
+pub struct SocketFile(PathBuf);
+
+/// Listens on a socket whose file has this mode from the first moment on. A file that an ended process left is
+/// replaced; a socket that somebody listens on, or any other file, is an error.
+pub async fn bind(path: &Path, mode: u32) -> io::Result<(UnixListener, SocketFile)> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket"));
+        }
+        Ok(_) if UnixStream::connect(path).await.is_ok() => {
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there"));
+        }
+        _ => {}
+    }
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}", std::process::id()));
+    let beside = SocketFile(beside.into());
+    let _ = std::fs::remove_file(&beside.0);
+    let listener = UnixListener::bind(&beside.0)?;
+    // Nobody knows this name, nor that it is a socket's: with the other it has its mode already.
+    std::fs::set_permissions(&beside.0, Permissions::from_mode(mode))?;
+    std::fs::rename(&beside.0, path)?;
+    Ok((listener, SocketFile(path.to_owned())))
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_file_has_its_mode_and_goes_with_the_listener() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("api.sock");
+        let (listener, file) = bind(&path, 0o640).await.unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+        UnixStream::connect(&path).await.unwrap();
+        let error = bind(&path, 0o600).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        drop(listener);
+        // What an ended process leaves is in nobody's way.
+        let (second, second_file) = bind(&path, 0o600).await.unwrap();
+        UnixStream::connect(&path).await.unwrap();
+        drop((second, second_file, file));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn other_files_are_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notes");
+        std::fs::write(&path, "mine").unwrap();
+        assert_eq!(bind(&path, 0o600).await.unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
+    }
+}
