@@ -18,7 +18,7 @@ pub const FOLLOWED: &str = "watershed_rbac_followed";
 pub fn describe() {
     describe_counter!(
         REVIEWS,
-        "TokenReviews and SubjectAccessReviews that upstream was asked for, by kind and result."
+        "Reviews of tokens, accesses and the proxy itself that upstream was asked for, by kind and result."
     );
     describe_counter!(
         CACHE,
@@ -36,7 +36,11 @@ pub fn describe() {
 }
 
 pub(super) fn reviewed<T>(path: &str, outcome: &Result<T, ReviewError>) {
-    let kind = if path.ends_with("/tokenreviews") { "tokenreview" } else { "subjectaccessreview" };
+    let kind = match path.rsplit('/').next() {
+        Some("tokenreviews") => "tokenreview",
+        Some("selfsubjectreviews") => "selfsubjectreview",
+        _ => "subjectaccessreview",
+    };
     let result = match outcome {
         Ok(_) => "answered",
         Err(error) if error.is_unavailable() => "unavailable",

@@ -154,3 +154,61 @@ func TestSingleIdentity(t *testing.T) {
 		t.Errorf("it serves everybody: %v %s", err, said)
 	}
 }
+
+// TestTokensLookedAtHere: a service account's token is reviewed once, and from
+// then on looked at here, until what it is bound to is gone.
+func TestTokensLookedAtHere(t *testing.T) {
+	if direct {
+		t.Skip("needs a proxy of its own")
+	}
+	ns := namespace(t)
+	furnish(t, ns)
+	ctx, core := context.Background(), kubeClient(t, upstream).CoreV1()
+	must(core.ServiceAccounts(ns).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "builder"}}, metav1.CreateOptions{}))(t)
+	letRead(t, ns, rbacv1.Subject{Kind: "ServiceAccount", Namespace: ns, Name: "builder"})
+	rbac := kubeClient(t, upstream).RbacV1()
+	binding := must(rbac.ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: ns},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:service-account-issuer-discovery"},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "watershed"}},
+	}, metav1.CreateOptions{}))(t)
+	t.Cleanup(func() { rbac.ClusterRoleBindings().Delete(ctx, binding.Name, metav1.DeleteOptions{}) })
+	made := must(core.ServiceAccounts(ns).CreateToken(ctx, "builder", &authv1.TokenRequest{}, metav1.CreateOptions{}))(t)
+	r := request{path: "/api/v1/namespaces/" + ns + "/configmaps?resourceVersion=0", user: "-", header: map[string]string{"Authorization": "Bearer " + made.Status.Token}}
+
+	// Every request looks anew.
+	const ttl = "--authentication-token-webhook-cache-ttl=0s"
+	reviews := func(p *ownProxy) int {
+		counts := map[string]int{}
+		p.addUp(t, "watershed_access_reviews_total", "kind", counts)
+		return counts["tokenreview"]
+	}
+	asked := map[string]int{}
+	for name, flags := range map[string][]string{"here": {ttl, "--validate-service-account-tokens-locally"}, "upstream": {ttl}} {
+		proxy := runProxy(t, shared.ProxyKubeconfig, flags...)
+		answered(t, proxy.target, 200, r)
+		// Until the service accounts are cached.
+		eventually(t, "the account is cached", func() error {
+			before := reviews(proxy)
+			answered(t, proxy.target, 200, r)
+			if name == "here" && reviews(proxy) > before {
+				return fmt.Errorf("reviewed again")
+			}
+			return nil
+		})
+		before := reviews(proxy)
+		for range 20 {
+			answered(t, proxy.target, 200, r)
+		}
+		asked[name] = reviews(proxy) - before
+		if name == "here" {
+			defer func() {
+				check(t, core.ServiceAccounts(ns).Delete(ctx, "builder", metav1.DeleteOptions{}))
+				answered(t, upstream, 401, r)
+				answered(t, proxy.target, 401, r)
+			}()
+		}
+	}
+	if asked["here"] != 0 || asked["upstream"] < 20 {
+		t.Errorf("reviews of 20 requests: %v", asked)
+	}
+}
