@@ -19,6 +19,7 @@ pub mod tls;
 
 pub use connection::{Peer, TlsPeer};
 pub use limits::Limits;
+pub use per_address::counted;
 
 /// Chooses the cryptography of all TLS in this process; the first call counts.
 pub fn install_crypto() {

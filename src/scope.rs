@@ -25,6 +25,9 @@ pub(crate) const TRY_AGAIN: Duration = Duration::from_secs(30);
 /// it have ended our watch before the change was seen here, the scope is listed again after this.
 const REBUILD: Duration = Duration::from_secs(2);
 
+/// A watch that ended in good order is open again after milliseconds; a scope that waits longer does not follow.
+const REOPENED: Duration = Duration::from_secs(2);
+
 /// Times a scope was listed at upstream.
 pub const UPSTREAM_LISTS: &str = "watershed_upstream_lists_total";
 /// Events received from upstream.
@@ -309,6 +312,7 @@ impl Scopes {
             scope: Arc::clone(&scope),
             scopes: self.clone(),
             list_again: None,
+            reopened_by: None,
             stopped: Stopped::Closed,
         };
         tokio::spawn(pump.run());
@@ -330,6 +334,8 @@ struct Pump {
     scopes: Scopes,
     /// When the scope is to be listed again, after a schema change.
     list_again: Option<Instant>,
+    /// Upstream ended the watch: unless it is open again by then, nothing is followed.
+    reopened_by: Option<Instant>,
     /// Why the task is over, once it is; closed, when the runtime ends it.
     stopped: Stopped,
 }
@@ -349,6 +355,11 @@ impl Pump {
                     tracing::info!(resource = %self.scope.key.gvr, "the type's schema changed; listing again");
                     self.list_again = None;
                     self.reflector.restart();
+                    continue;
+                }
+                () = sleep_until(self.reopened_by.unwrap_or_else(Instant::now).into()), if self.reopened_by.is_some() => {
+                    self.reopened_by = None;
+                    self.scope.set_following(false);
                     continue;
                 }
                 change = self.reflector.next() => change,
@@ -377,6 +388,11 @@ impl Pump {
 
     fn take_in(&mut self, change: Change) {
         let now = Instant::now();
+        if matches!(change, Change::Ended) {
+            self.reopened_by = Some(now + REOPENED);
+            return;
+        }
+        self.reopened_by = None;
         let interrupted = matches!(change, Change::Interrupted);
         self.scope.set_following(!interrupted);
         if interrupted {
@@ -418,6 +434,7 @@ impl Pump {
                 if let Err(error) = self.writer.apply(now, frame, object) {
                     tracing::error!(resource = %self.scope.key.gvr, %error, "upstream's events do not add up; listing again");
                     self.reflector.restart();
+                    self.scope.set_following(false);
                 }
             }
             Change::Progress { version, form } => {
@@ -425,7 +442,7 @@ impl Pump {
                 self.writer.progress(now, version);
             }
             Change::Resumed => self.count(UPSTREAM_RESUMES).increment(1),
-            Change::Interrupted => {}
+            Change::Interrupted | Change::Ended => {}
         }
         self.scope.tell_reached();
     }

@@ -199,7 +199,7 @@ impl Server {
 impl Inner {
     async fn forward(&self, request: Request<Incoming>, plan: &Planned, caller: &Caller) -> Response<Body> {
         let encoding = plan.errors;
-        match self.forwarder.forward(request, plan.long_running, &caller.authority()).await {
+        match self.forwarder.forward(request, plan.own_connection, &caller.authority()).await {
             Ok(response) if plan.verb == Verb::Watch => until_drain::apply(response, &self.draining),
             Ok(response) => response,
             Err(error) => {

@@ -96,12 +96,28 @@ impl Authenticator {
         Self { client, config, anonymous, key, verdicts, locally, accepted }
     }
 
+    /// Whose token upstream would take a request with these headers for, whatever else stands in them; `None` if it
+    /// has none, or nobody's. For counting: what else stands there may matter for everything else.
+    pub async fn bearer(&self, headers: &HeaderMap) -> Option<Arc<Identity>> {
+        // As upstream reads it. Source: `apiserver/pkg/authentication/request/bearertoken/bearertoken.go`.
+        let mut words = headers.get(header::AUTHORIZATION)?.to_str().ok()?.trim().split(' ');
+        let (scheme, token) = (words.next()?, words.next()?);
+        if !scheme.eq_ignore_ascii_case("bearer") || token.is_empty() || token.len() > MAX_TOKEN_BYTES {
+            return None;
+        }
+        self.verdict(token).await.ok()?
+    }
+
     /// Who sent a request with these headers.
     pub async fn authenticate(&self, headers: &HeaderMap) -> Result<Authenticated, Arc<ReviewError>> {
         if self.config.anonymous && shows_nothing(headers) {
             return Ok(Authenticated::As(Arc::clone(&self.anonymous)));
         }
         let Some(token) = bearer_token(headers) else { return Ok(Authenticated::Unknown) };
+        Ok(self.verdict(token).await?.map_or(Authenticated::Refused, Authenticated::As))
+    }
+
+    async fn verdict(&self, token: &str) -> Result<Option<Arc<Identity>>, Arc<ReviewError>> {
         let hash = *blake3::keyed_hash(&self.key, token.as_bytes()).as_bytes();
         let verdict = match self.verdicts.get(&hash).await {
             Some(verdict) => verdict,
@@ -111,7 +127,7 @@ impl Authenticator {
                     .await?
             }
         };
-        Ok(verdict.map_or(Authenticated::Refused, Authenticated::As))
+        Ok(verdict)
     }
 
     async fn known_or_reviewed(

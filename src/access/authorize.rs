@@ -176,6 +176,14 @@ pub(super) struct Question {
 }
 
 impl Question {
+    /// Bytes of text in it. An identity is shared between questions at best.
+    fn size(&self) -> usize {
+        let Identity { user, uid, groups, extra } = &*self.identity;
+        let all = |texts: &[String]| texts.iter().map(String::len).sum::<usize>();
+        let extra = extra.iter().map(|(key, values)| key.len() + all(values)).sum::<usize>();
+        self.asked.size() + user.len() + uid.as_ref().map_or(0, String::len) + all(groups) + extra
+    }
+
     /// The namespace that RBAC looks at.
     pub(super) fn namespace(&self) -> Option<&str> {
         match &self.asked {
@@ -324,7 +332,7 @@ impl Authorizer {
     pub(super) fn new(client: Client, config: Config) -> Self {
         let weigh = |question: &Arc<Question>, reviewed: &Reviewed| {
             let reason = reviewed.as_ref().map_or(0, |verdict| verdict.decision.reason().len());
-            u32::try_from(VERDICT_BYTES + question.asked.size() + reason).unwrap_or(u32::MAX)
+            u32::try_from(VERDICT_BYTES + question.size() + reason).unwrap_or(u32::MAX)
         };
         let verdicts = Cache::builder().weigher(weigh).max_capacity(MAX_BYTES).expire_after(Lifetime).build();
         let longest = config.allowed_ttl.max(config.denied_ttl).max(guard::LEAST);

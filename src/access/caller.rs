@@ -8,6 +8,7 @@ use moka::future::Cache;
 use rustls::pki_types::CertificateDer;
 
 use super::certificate::Subject;
+use super::front_proxy::Unreadable;
 use super::impersonate::{self, Wanted, with_everybodys_group};
 use super::review::{ReviewError, identity, post};
 use super::{Access, Authenticated, Decision, Identity};
@@ -82,7 +83,11 @@ impl Access {
         else {
             return Caller::Own;
         };
-        let Some(identity) = self.shown(chain, headers) else {
+        let shown = match self.shown(chain, headers) {
+            Ok(shown) => shown,
+            Err(unreadable) => return Caller::Refused(Status::bad_request(unreadable.to_string()).into()),
+        };
+        let Some(identity) = shown else {
             let has_token = headers.contains_key(http::header::AUTHORIZATION);
             return if has_token { Caller::Own } else { Caller::Refused(Status::unauthorized().into()) };
         };
@@ -114,13 +119,20 @@ impl Access {
     }
 
     /// Whom a certificate or a front proxy says the caller to be.
-    fn shown(&self, chain: &[CertificateDer<'static>], headers: &HeaderMap) -> Option<Identity> {
-        let said = self.front_proxies.as_ref().and_then(|proxies| proxies.identify(chain, headers));
+    fn shown(
+        &self,
+        chain: &[CertificateDer<'static>],
+        headers: &HeaderMap,
+    ) -> Result<Option<Identity>, Unreadable> {
+        let said = match &self.front_proxies {
+            Some(proxies) => proxies.identify(chain, headers)?,
+            None => None,
+        };
         let identity = said.or_else(|| {
             let subject = self.certificates.as_ref()?.verify(chain)?;
             of_subject(&subject)
         });
-        identity.map(with_everybodys_group)
+        Ok(identity.map(with_everybodys_group))
     }
 
     async fn impersonated(

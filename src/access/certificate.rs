@@ -1,4 +1,5 @@
 //! Callers known by certificate: verified against authorities in a file that is read again when it changes.
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -173,7 +174,11 @@ impl Subject {
 
 fn fingerprint(certificate: &[u8]) -> String {
     let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, certificate);
-    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+    let mut text = String::with_capacity(64);
+    for byte in digest.as_ref() {
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
 }
 
 async fn read(file: PathBuf) -> Result<Vec<u8>, TlsError> {

@@ -11,8 +11,8 @@ use slab::Slab;
 use tokio::time::Instant;
 
 use super::authorize::{Question, Verdict};
-use super::metrics;
 use super::rbac::{Affected, Kind};
+use super::{guard, metrics};
 
 /// API servers read RBAC by watching it, too, and each at its own pace: what one of them says soon after a
 /// change may be from before it. So it stands until the next of these moments after the change only.
@@ -79,7 +79,7 @@ impl Changes {
             head: AtomicU64::new(0),
             followed: AtomicU8::new(0),
             listeners: Mutex::default(),
-            keep: keep + SETTLED,
+            keep: keep + SETTLED + guard::OVERDUE,
         }
     }
 

@@ -1,10 +1,11 @@
 //! Callers that a front proxy vouches for, in headers.
 //!
 //! Source: `apiserver/pkg/authentication/request/headerrequest/requestheader.go`.
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 use percent_encoding::percent_decode_str;
 use rustls::pki_types::CertificateDer;
 
@@ -61,27 +62,42 @@ impl FrontProxies {
         &self,
         chain: &[CertificateDer<'static>],
         headers: &HeaderMap,
-    ) -> Option<Identity> {
-        let subject = self.certificates.verify(chain)?;
+    ) -> Result<Option<Identity>, Unreadable> {
+        let Some(subject) = self.certificates.verify(chain) else { return Ok(None) };
         let allowed = &self.config.allowed_names;
         if !allowed.is_empty() && !allowed.contains(&subject.common_name) {
             tracing::debug!(name = subject.common_name, "a front proxy of this name is not believed");
-            return None;
+            return Ok(None);
         }
         said(&self.config, headers)
     }
 }
 
-/// `None` if no user is named, or in a way that cannot be read.
-fn said(config: &Config, headers: &HeaderMap) -> Option<Identity> {
-    let first = |names: &[String]| {
-        names.iter().find_map(|name| headers.get(name)?.to_str().ok().filter(|value| !value.is_empty()))
+/// What a front proxy says of a user is no text. Nothing else is concluded then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a front proxy's header that says who the user is is no text")]
+pub(super) struct Unreadable;
+
+fn text(value: &HeaderValue) -> Result<&str, Unreadable> {
+    std::str::from_utf8(value.as_bytes()).map_err(|_| Unreadable)
+}
+
+/// `None` if no user is named.
+fn said(config: &Config, headers: &HeaderMap) -> Result<Option<Identity>, Unreadable> {
+    let first = |names: &[String]| -> Result<Option<String>, Unreadable> {
+        for value in names.iter().filter_map(|name| headers.get(name)) {
+            let value = text(value)?;
+            if !value.is_empty() {
+                return Ok(Some(value.to_owned()));
+            }
+        }
+        Ok(None)
     };
-    let user = first(&config.username_headers)?.to_owned();
-    let uid = first(&config.uid_headers).map(str::to_owned);
+    let Some(user) = first(&config.username_headers)? else { return Ok(None) };
+    let uid = first(&config.uid_headers)?;
     let mut groups = Vec::new();
     for value in config.group_headers.iter().flat_map(|name| headers.get_all(name)) {
-        let group = value.to_str().ok()?;
+        let group = text(value)?;
         if !group.is_empty() {
             groups.push(group.to_owned());
         }
@@ -91,10 +107,10 @@ fn said(config: &Config, headers: &HeaderMap) -> Option<Identity> {
         let prefix = prefix.to_ascii_lowercase();
         for (name, value) in headers {
             let Some(key) = name.as_str().strip_prefix(&prefix) else { continue };
-            extra.entry(decoded(key)).or_default().push(value.to_str().ok()?.to_owned());
+            extra.entry(decoded(key)).or_default().push(text(value)?.to_owned());
         }
     }
-    Some(Identity { user, uid, groups, extra: extra.into_iter().collect() })
+    Ok(Some(Identity { user, uid, groups, extra: extra.into_iter().collect() }))
 }
 
 /// The name of an attribute. One that is not well encoded is taken as it is.
@@ -106,7 +122,7 @@ pub(super) fn decoded(key: &str) -> String {
     if !well_encoded {
         return key.to_owned();
     }
-    percent_decode_str(key).decode_utf8().map_or_else(|_| key.to_owned(), |key| key.into_owned())
+    percent_decode_str(key).decode_utf8().map_or_else(|_| key.to_owned(), Cow::into_owned)
 }
 
 #[cfg(test)]
@@ -145,8 +161,14 @@ mod tests {
             extra.map(|(key, values)| (key.to_owned(), values.into_iter().map(str::to_owned).collect()));
         let groups = vec!["a".to_owned(), "b,c".to_owned()];
         let (user, uid) = ("jane".to_owned(), Some("7".to_owned()));
-        assert_eq!(identity, Some(Identity { user, uid, groups, extra: extra.to_vec() }));
-        assert_eq!(said(&config, &headers(&[("x-remote-group", "system:masters")])), None);
-        assert_eq!(said(&config, &headers(&[("x-remote-user", "j\u{e4}ne")])), None, "unreadable");
+        assert_eq!(identity, Ok(Some(Identity { user, uid, groups, extra: extra.to_vec() })));
+        assert_eq!(said(&config, &headers(&[("x-remote-group", "system:masters")])), Ok(None));
+        let name = |bytes: &[u8]| {
+            let mut headers = HeaderMap::new();
+            headers.insert("x-remote-user", HeaderValue::from_bytes(bytes).unwrap());
+            said(&config, &headers).map(|identity| identity.unwrap().user)
+        };
+        assert_eq!(name("j\u{e4}ne".as_bytes()), Ok("j\u{e4}ne".to_owned()));
+        assert_eq!(name(b"j\xe4ne"), Err(Unreadable), "and not whoever else the certificate may be of");
     }
 }

@@ -20,7 +20,7 @@ pub(super) const LONGEST: f32 = 1.1;
 const AGAIN: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(200);
 /// What is noticed this late was missed by a client that did not read.
-const OVERDUE: Duration = Duration::from_secs(5);
+pub(super) const OVERDUE: Duration = Duration::from_secs(5);
 
 /// What a watch may do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +96,8 @@ impl Guard {
                         continue;
                     }
                     Ok(Ok(_)) => return Standing::Gone,
+                    // Nobody says any more that they may. Their next request is forwarded, and upstream decides.
+                    Ok(Err(error)) if overtaken && !error.is_unavailable() => return Standing::Gone,
                     Ok(Err(error)) => self.unanswered(&error, now),
                     // The task was ended with the runtime.
                     Err(_) => self.pause = now + AGAIN,
@@ -129,8 +131,9 @@ impl Guard {
     fn notice(&mut self, changed: bool, late: bool) {
         if self.noticed < Some(changed) {
             self.noticed = Some(changed);
-            self.held |= changed || late;
+            self.held |= changed;
         }
+        self.held |= late;
     }
 
     fn standing(&self) -> Standing {

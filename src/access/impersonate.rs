@@ -3,6 +3,7 @@
 //!
 //! Source: `apiserver/pkg/endpoints/filters/impersonation/`.
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -57,7 +58,7 @@ fn escaped(key: &str) -> String {
     let mut name = String::with_capacity(key.len());
     for letter in key.chars() {
         if letter.is_ascii_uppercase() {
-            name.push_str(&format!("%{:02x}", letter as u32));
+            let _ = write!(name, "%{:02x}", u32::from(letter));
         } else {
             name.extend(utf8_percent_encode(letter.encode_utf8(&mut [0; 4]), PLAIN));
         }

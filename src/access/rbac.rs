@@ -76,6 +76,9 @@ impl Subjects {
     }
 }
 
+/// Bindings of a namespace with more subjects than this count for all of the namespace.
+const MAX_SUBJECTS: usize = 16;
+
 impl Affected {
     pub(super) fn concerns(&self, question: &Question) -> bool {
         match self {
@@ -122,8 +125,12 @@ impl Affected {
                 };
                 // Who stands in both keeps what the binding gave, if it gives the same.
                 let subjects = subjects(&old).joined(&subjects(&new), !same_role);
-                let namespace = (kind == Kind::RoleBindings).then(|| namespace.into());
-                (subjects.len() > 0).then_some(Self::Subjects { namespace, subjects })
+                (subjects.len() > 0).then(|| match kind {
+                    // Whoever may write in one namespace must not be able to fill the record.
+                    Kind::RoleBindings if subjects.len() > MAX_SUBJECTS => Self::Namespace(namespace.into()),
+                    Kind::RoleBindings => Self::Subjects { namespace: Some(namespace.into()), subjects },
+                    _ => Self::Subjects { namespace: None, subjects },
+                })
             }
         }
     }

@@ -23,6 +23,8 @@ use crate::upstream::{Class, Client, SendOptions};
 const KEYS: &str = "/openid/v1/jwks";
 /// A key that was taken out of use counts this long at most.
 const KEYS_STAND: Duration = Duration::from_mins(1);
+/// After a failure they are not asked for again for this long.
+const AGAIN: Duration = Duration::from_secs(10);
 const MAX_KEYS_BYTES: usize = 1 << 20;
 const ANSWER: Duration = Duration::from_secs(5);
 /// What upstream signs with, and others that its keys may be made for.
@@ -42,7 +44,8 @@ pub(super) struct ServiceAccounts {
     audiences: Vec<String>,
     objects: Arc<dyn BoundObjects>,
     keys: ArcSwapOption<Keys>,
-    fetching: tokio::sync::Mutex<()>,
+    /// When the keys could not be had last.
+    fetching: tokio::sync::Mutex<Option<Instant>>,
 }
 
 struct Keys {
@@ -118,13 +121,20 @@ impl ServiceAccounts {
         if let Some(keys) = fresh() {
             return Some(keys);
         }
-        let _one = self.fetching.lock().await;
+        let mut failed = self.fetching.lock().await;
         if let Some(keys) = fresh() {
             return Some(keys);
         }
+        // Nobody waits in line for what does not come: their tokens are reviewed.
+        if failed.is_some_and(|at| at.elapsed() < AGAIN) {
+            return None;
+        }
         // Of before the question: they are no older than that.
         let fetched = Instant::now();
-        match timeout(ANSWER, self.fetch()).await {
+        *failed = Some(Instant::now() + ANSWER);
+        let answer = timeout(ANSWER, self.fetch()).await;
+        *failed = if matches!(answer, Ok(Ok(_))) { None } else { Some(Instant::now()) };
+        match answer {
             Ok(Ok(set)) => {
                 let keys = Arc::new(Keys { set, fetched });
                 self.keys.store(Some(Arc::clone(&keys)));

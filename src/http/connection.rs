@@ -61,9 +61,9 @@ const MAX_HEADERS: usize = 512;
 const MAX_PENDING_RESETS: usize = 20;
 const MAX_OWN_RESETS: usize = 1024;
 
-/// An HTTP/2 answer is handed out in pieces of this size, the size of a frame: what is handed out at
-/// once is held for the client, whatever its window.
-const PIECE: usize = 16 * 1024;
+/// An HTTP/2 answer is handed out in pieces of this size: what is handed out at once is held for the
+/// client, whatever its window.
+const PIECE: usize = 64 * 1024;
 
 /// A ping on a quiet HTTP/2 connection, and how long its answer may take: finds clients that
 /// vanished without a word, whose watches would stay for ever.

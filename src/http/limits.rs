@@ -47,7 +47,8 @@ impl Default for Limits {
             // kube-apiserver's recommended options say 1000; its bare default of 100 makes
             // clients with many informers wait.
             streams: 1000,
-            stream_buffer: 16 * 1024,
+            // A quarter of it makes a large list a fifth dearer: more writes, each of less.
+            stream_buffer: 64 * 1024,
             // Room for long tokens and for `Impersonate-Group` lists; kube-apiserver takes up to 1 MB.
             header_bytes: 64 * 1024,
             // What the library that parses them can hold.

@@ -50,7 +50,7 @@ impl Drop for Place {
 }
 
 /// Whoever has one address of a 64-bit network of IPv6 has all of them.
-fn counted(address: IpAddr) -> IpAddr {
+pub fn counted(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),

@@ -2,14 +2,18 @@
 
 use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use tokio::net::{UnixListener, UnixStream};
 
 /// The file of a socket; removed with this value.
 #[derive(Debug)]
-pub struct SocketFile(PathBuf);
+pub struct SocketFile {
+    path: PathBuf,
+    /// Which file of that name: a successor may have put its own there.
+    file: (u64, u64),
+}
 
 /// Listens on a socket whose file has this mode from the first moment on. A file that an ended process left is
 /// replaced; a socket that somebody listens on, or any other file, is an error.
@@ -25,18 +29,24 @@ pub async fn bind(path: &Path, mode: u32) -> io::Result<(UnixListener, SocketFil
     }
     let mut beside = path.as_os_str().to_owned();
     beside.push(format!(".{}", std::process::id()));
-    let beside = SocketFile(beside.into());
-    let _ = std::fs::remove_file(&beside.0);
-    let listener = UnixListener::bind(&beside.0)?;
-    // Nobody knows this name, nor that it is a socket's: with the other it has its mode already.
-    std::fs::set_permissions(&beside.0, Permissions::from_mode(mode))?;
-    std::fs::rename(&beside.0, path)?;
-    Ok((listener, SocketFile(path.to_owned())))
+    let beside = PathBuf::from(beside);
+    let _ = std::fs::remove_file(&beside);
+    let listener = UnixListener::bind(&beside)?;
+    let found = std::fs::symlink_metadata(&beside)?;
+    let mut file = SocketFile { path: beside, file: (found.dev(), found.ino()) };
+    // Nobody knows this name: with the other the file has its mode already.
+    std::fs::set_permissions(&file.path, Permissions::from_mode(mode))?;
+    std::fs::rename(&file.path, path)?;
+    path.clone_into(&mut file.path);
+    Ok((listener, file))
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
+        let found = std::fs::symlink_metadata(&self.path);
+        if found.is_ok_and(|found| (found.dev(), found.ino()) == self.file) {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -56,8 +66,10 @@ mod tests {
         drop(listener);
         // What an ended process leaves is in nobody's way.
         let (second, second_file) = bind(&path, 0o600).await.unwrap();
+        // And an ending one takes nothing from its successor.
+        drop(file);
         UnixStream::connect(&path).await.unwrap();
-        drop((second, second_file, file));
+        drop((second, second_file));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 

@@ -73,6 +73,8 @@ where
 {
     fn execute(&self, stream: F) {
         let stall = self.stall;
+        // Boxed, as the task would have room for it three times over, and it is kilobytes.
+        let mut stream = Box::pin(stream);
         let pace = Arc::new(Pace::new());
         let own = Arc::clone(&pace);
         tokio::spawn(PACE.scope(pace, async move {
@@ -80,7 +82,7 @@ where
                 return stream.await;
             }
             tokio::select! {
-                () = stream => {}
+                () = &mut stream => {}
                 () = own.stalled(stall) => {
                     metrics::answer_cut();
                     tracing::debug!("the client takes nothing of an answer; the stream is reset");

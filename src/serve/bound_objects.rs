@@ -19,18 +19,19 @@ impl CachedObjects {
     }
 
     /// A scope that has the type's present state. Service accounts are few, and every token is bound to one: their
-    /// scope is opened for this; pods and others are looked at where clients have them cached.
+    /// metadata are followed for this; pods and others are looked at where clients have them cached.
     fn scope(&self, gvr: &GroupVersionResource) -> Option<Arc<Scope>> {
-        let key = |encoding| ScopeKey { gvr: gvr.clone(), representation: Representation::whole(encoding) };
+        let key = |representation| ScopeKey { gvr: gvr.clone(), representation };
+        let metadata = Representation { encoding: Encoding::Protobuf, metadata_only: true };
         let current = |scope: &Arc<Scope>| scope.is_following() && matches!(scope.phase(), Phase::Ready(_));
-        let [json, protobuf] =
-            [Encoding::Json, Encoding::Protobuf].map(|encoding| self.scopes.get(&key(encoding)));
-        if let Some(scope) = [protobuf, json].into_iter().flatten().find(current) {
+        let [json, protobuf] = [Encoding::Json, Encoding::Protobuf].map(Representation::whole);
+        let open = [metadata, protobuf, json].map(|representation| self.scopes.get(&key(representation)));
+        if let Some(scope) = open.into_iter().flatten().find(current) {
             return Some(scope);
         }
         if *gvr.resource == *"serviceaccounts" {
             let resource = self.catalog.get(gvr)?;
-            self.scopes.open(&key(Encoding::Protobuf), &resource.kind, &resource.fields);
+            self.scopes.open(&key(metadata), &resource.kind, &resource.fields);
         }
         None
     }

@@ -28,6 +28,8 @@ pub(super) struct Planned {
     pub(super) resource: Option<Arc<Resource>>,
     /// The request may stay open: it does not share connections with short ones.
     pub(super) long_running: bool,
+    /// Nor do changes of protocol, whatever they are for.
+    pub(super) own_connection: bool,
     /// How the client wants refusals.
     pub(super) errors: Encoding,
 }
@@ -166,7 +168,8 @@ pub(super) fn decide<B>(catalog: &Catalog, policy: &Policy, request: &Request<B>
         Some(Wanted::Held(representation)) => representation.encoding,
         _ => Encoding::Json,
     };
-    let long_running = is_upgrade(request.headers()) || is_long_running(&info, uri.query());
+    let long_running = is_long_running(&info, uri.query());
+    let own_connection = long_running || is_upgrade(request.headers());
     let plan = match plan(&info, resource.as_ref(), policy, request, &wanted) {
         Ok(read) => Plan::Read(Box::new(read)),
         Err(reason @ Reason::NotAResource) => match documents::Asked::of(catalog, request) {
@@ -175,7 +178,7 @@ pub(super) fn decide<B>(catalog: &Catalog, policy: &Policy, request: &Request<B>
         },
         Err(reason) => Plan::Forward(reason),
     };
-    Planned { plan, verb: info.verb, resource, long_running, errors }
+    Planned { plan, verb: info.verb, resource, long_running, own_connection, errors }
 }
 
 /// Source: kube-apiserver's own check (controlplane/apiserver/config.go) and following logs.

@@ -10,7 +10,7 @@ use moka::future::Cache;
 use moka::ops::compute::{CompResult, Op};
 use tokio::time::timeout;
 
-use super::replay::{Question, Replay};
+use super::replay::{Question, Replay, Room};
 use crate::catalog::Catalog;
 use crate::http::body::{Body, empty};
 use crate::kube::wants_pretty;
@@ -24,6 +24,9 @@ const MAX_BYTES: u64 = 256 << 20;
 const MAX_DOCUMENT: usize = 64 << 20;
 /// Documents that nobody asked for in this time go.
 const IDLE: Duration = Duration::from_mins(10);
+/// With those that are being sent, and are not kept any more, they take this much at the most.
+const ROOM: usize = 384 << 20;
+const READING: usize = 4;
 const ANSWER: Duration = Duration::from_secs(10);
 /// What an answer without a body leaves out. Source: Go's `net/http` (writeNotModified, serveContent).
 const OF_THE_BODY: &[HeaderName] =
@@ -91,6 +94,7 @@ fn is_document(catalog: &Catalog, path: &str) -> bool {
 pub(super) struct Documents {
     client: Client,
     held: Cache<Question, Arc<Document>>,
+    room: Room,
 }
 
 impl Documents {
@@ -102,7 +106,7 @@ impl Documents {
             u32::try_from(text + 1024).unwrap_or(u32::MAX)
         };
         let held = Cache::builder().weigher(weigh).max_capacity(MAX_BYTES).time_to_idle(IDLE).build();
-        Self { client, held }
+        Self { client, held, room: Room::new(ROOM, READING) }
     }
 
     /// The answer to a request. An error means that upstream should give it.
@@ -110,7 +114,10 @@ impl Documents {
         let held = self.held.get(&asked.question).await.filter(|held| held.is_fresh());
         let document = match held {
             Some(document) => document,
-            None => Box::pin(self.ask(&asked.question)).await?,
+            // Who waits for those before them waits no longer than these.
+            None => {
+                timeout(ANSWER, Box::pin(self.ask(&asked.question))).await.unwrap_or_else(|_| Err(late()))?
+            }
         };
         Ok(document.answer(asked.known.as_ref()))
     }
@@ -145,15 +152,19 @@ impl Documents {
             let response = self.client.send(Class::Short, request, SendOptions::default()).await?;
             match (response.status(), held) {
                 (StatusCode::OK, _) => {
-                    Ok(Document { answer: Replay::read(response, MAX_DOCUMENT).await?, asked })
+                    Ok(Document { answer: Replay::read(response, MAX_DOCUMENT, &self.room).await?, asked })
                 }
                 (StatusCode::NOT_MODIFIED, Some(held)) => Ok(Document { answer: held.answer.clone(), asked }),
                 (status, _) => Err(NoAnswer::Status(status)),
             }
         };
         let answered = timeout(ANSWER, answered).await;
-        answered.unwrap_or_else(|_| Err(NoAnswer::Useless(format!("none within {ANSWER:?}")))).map(Arc::new)
+        answered.unwrap_or_else(|_| Err(late())).map(Arc::new)
     }
+}
+
+fn late() -> NoAnswer {
+    NoAnswer::Useless(format!("none within {ANSWER:?}"))
 }
 
 impl Document {

@@ -227,7 +227,9 @@ impl Fence {
             return false;
         }
         if !self.catching_up.swap(true, Ordering::SeqCst) {
-            tokio::spawn(CatchingUp { fence: Arc::clone(self), scope: Arc::clone(scope) }.run());
+            tokio::spawn(
+                CatchingUp { fence: Arc::clone(self), scope: Arc::clone(scope), is_said: true }.run(),
+            );
         }
         true
     }
@@ -289,11 +291,13 @@ fn is_all_of(snapshot: &Snapshot, all: &Keys) -> bool {
 struct CatchingUp {
     fence: Arc<Fence>,
     scope: Arc<Scope>,
+    /// The fence says that one is open, and means this one.
+    is_said: bool,
 }
 
 impl CatchingUp {
-    async fn run(self) {
-        let Self { fence, scope } = &self;
+    async fn run(mut self) {
+        let (fence, scope) = (&Arc::clone(&self.fence), &Arc::clone(&self.scope));
         loop {
             while fence.waiting.load(Ordering::SeqCst) > 0 {
                 // To its end, whoever waits: what it tells of the type is for the next reader.
@@ -314,18 +318,22 @@ impl CatchingUp {
                 *fence.useless_until.lock() = Some(Instant::now() + useless);
                 return;
             }
+            self.is_said = false;
             fence.catching_up.store(false, Ordering::SeqCst);
             // Who began to wait in between found it running.
             if fence.waiting.load(Ordering::SeqCst) == 0 || fence.catching_up.swap(true, Ordering::SeqCst) {
                 return;
             }
+            self.is_said = true;
         }
     }
 }
 
 impl Drop for CatchingUp {
     fn drop(&mut self) {
-        self.fence.catching_up.store(false, Ordering::SeqCst);
+        if self.is_said {
+            self.fence.catching_up.store(false, Ordering::SeqCst);
+        }
     }
 }
 

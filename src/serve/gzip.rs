@@ -1,6 +1,7 @@
 //! Compressed gets and lists, where upstream compresses. Watches are compressed in their own room, frame by frame.
 use std::io::Write;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -22,10 +23,12 @@ pub(super) fn apply(request: &HeaderMap, response: Response<Body>) -> Response<B
     if !large || !accepts_gzip(request) {
         return response;
     }
+    // Answers need not be compressed, and an encoder whose client takes nothing stays.
+    let Some(place) = Place::take() else { return response };
     let (mut parts, body) = response.into_parts();
     parts.headers.remove(header::CONTENT_LENGTH);
     mark(&mut parts.headers);
-    let body = Gzip { body, encoder: Some(GzEncoder::new(Vec::new(), GZIP_LEVEL)) };
+    let body = Gzip { body, encoder: Some(GzEncoder::new(Vec::new(), GZIP_LEVEL)), _place: place };
     Response::from_parts(parts, body.boxed_unsync())
 }
 
@@ -40,6 +43,29 @@ struct Gzip {
     body: Body,
     /// Gone once the end is written.
     encoder: Option<GzEncoder<Vec<u8>>>,
+    _place: Place,
+}
+
+/// Answers that are compressed at a time. An encoder takes some 300 KiB.
+const MAX_ENCODERS: usize = 200;
+static ENCODERS: AtomicUsize = AtomicUsize::new(0);
+
+/// The place of an encoder.
+struct Place;
+
+impl Place {
+    fn take() -> Option<Self> {
+        let taken = ENCODERS.fetch_add(1, Ordering::Relaxed);
+        // Given back by its drop if it was one too many.
+        let place = Self;
+        (taken < MAX_ENCODERS).then_some(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        ENCODERS.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl http_body::Body for Gzip {

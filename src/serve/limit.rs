@@ -16,8 +16,8 @@ use parking_lot::Mutex;
 use super::decide::Planned;
 use super::metrics;
 use crate::access::{self, Access, Authenticated};
-use crate::http::Peer;
 use crate::http::body::{Body, BoxError, full};
+use crate::http::{Peer, counted};
 use crate::kube::Verb;
 
 /// Callers remembered at a time. Those who come when it is full share one place.
@@ -148,7 +148,11 @@ impl Limiter {
         }
         let caller = match access.identify(caller, request.headers()).await {
             Ok(Authenticated::As(identity)) => Caller::User(identity.user.clone()),
-            _ => Caller::Address(peer.address.ip()),
+            // One whom upstream knows does not become another by what else stands in the request.
+            _ => match access.authenticator.bearer(request.headers()).await {
+                Some(identity) => Caller::User(identity.user.clone()),
+                None => Caller::Address(counted(peer.address.ip())),
+            },
         };
         let counts = match (plan.verb, plan.long_running) {
             (Verb::Watch, _) => Counts::Start,

@@ -1,6 +1,10 @@
 //! An answer of upstream's that is given to more than one caller, and the question it answers.
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::http::body::{self, Body, BoxError};
 use crate::upstream::NoAnswer;
@@ -12,6 +16,7 @@ const OF_ONE_ANSWER: &[&str] = &[
     "content-length",
     "date",
     "keep-alive",
+    "set-cookie",
     "transfer-encoding",
     "x-kubernetes-pf-flowschema-uid",
     "x-kubernetes-pf-prioritylevel-uid",
@@ -61,14 +66,50 @@ pub(super) struct Replay {
     pub(super) body: Bytes,
 }
 
+/// How much may be held of answers for those who take them, however slowly they do. Beyond it, answers are not kept.
+#[derive(Debug)]
+pub(super) struct Room {
+    kibibytes: Arc<Semaphore>,
+    /// Answers that are being read.
+    reading: Semaphore,
+}
+
+/// A body, and its place until the last who is sent it has it.
+struct Placed {
+    body: Bytes,
+    _place: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Placed {
+    fn as_ref(&self) -> &[u8] {
+        &self.body
+    }
+}
+
+impl Room {
+    /// For so many bytes, and so many answers that are read at a time.
+    pub(super) fn new(bytes: usize, reading: usize) -> Self {
+        Self { kibibytes: Arc::new(Semaphore::new(bytes >> 10)), reading: Semaphore::new(reading) }
+    }
+
+    fn place(&self, body: Bytes) -> Option<Bytes> {
+        let kibibytes = u32::try_from((body.len() >> 10) + 1).ok()?;
+        let place = Arc::clone(&self.kibibytes).try_acquire_many_owned(kibibytes).ok()?;
+        Some(Bytes::from_owner(Placed { body, _place: place }))
+    }
+}
+
 impl Replay {
-    /// Reads an answer to its end, if its body has at most `limit` bytes.
-    pub(super) async fn read<B>(response: Response<B>, limit: usize) -> Result<Self, NoAnswer>
+    /// Reads an answer to its end, if its body has at most `limit` bytes and there is room for it.
+    pub(super) async fn read<B>(response: Response<B>, limit: usize, room: &Room) -> Result<Self, NoAnswer>
     where
         B: http_body::Body<Error: Into<BoxError>>,
     {
+        let full = || NoAnswer::Useless("too much is held for those who do not take it".to_owned());
+        let _reading = room.reading.try_acquire().map_err(|_| full())?;
         let (mut parts, body) = response.into_parts();
         let body = body::whole(body, limit).await.map_err(|error| NoAnswer::Useless(error.to_string()))?;
+        let body = room.place(body).ok_or_else(full)?;
         for name in OF_ONE_ANSWER {
             parts.headers.remove(*name);
         }
@@ -80,5 +121,23 @@ impl Replay {
         *response.status_mut() = self.status;
         *response.headers_mut() = self.headers.clone();
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_nobody_takes_leaves_no_room_for_more() {
+        let room = Room::new(8 << 10, 4);
+        let read = || Replay::read(Response::new(body::full(vec![b'x'; 5000])), 1 << 20, &room);
+        let first = read().await.unwrap();
+        assert!(read().await.is_err(), "5 KiB of 8 are taken");
+        let response = first.response();
+        drop(first);
+        assert!(read().await.is_err(), "a client is being sent it");
+        drop(response);
+        assert_eq!(read().await.unwrap().body.len(), 5000);
     }
 }

@@ -14,17 +14,20 @@ use http_body_util::combinators::UnsyncBoxBody;
 use parking_lot::Mutex;
 use tokio::time::timeout;
 
-use super::replay::{Question, Replay};
+use super::replay::{Question, Replay, Room};
 use super::turns::Turns;
 use crate::http::body::Body;
 use crate::upstream::{Authority, Forwarder, NoAnswer};
 
 /// Larger answers are sent to each by themselves: these are held whole.
 const MAX_BYTES: usize = 32 << 20;
+/// And all that is held for those who take it slowly has this much room.
+const ROOM: usize = 64 << 20;
+const READING: usize = 16;
 const ANSWER: Duration = Duration::from_secs(30);
 
 /// Those who ask the same.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Herd {
     /// How many there are.
     size: usize,
@@ -35,6 +38,7 @@ struct Herd {
 pub(super) struct Shared {
     forwarder: Forwarder,
     herds: Mutex<HashMap<Question, Herd>>,
+    room: Arc<Room>,
 }
 
 /// A read that is under way, for as long as this lives.
@@ -48,7 +52,7 @@ pub(super) struct Place<'a> {
 
 impl Shared {
     pub(super) fn new(forwarder: Forwarder) -> Self {
-        Self { forwarder, herds: Mutex::default() }
+        Self { forwarder, herds: Mutex::default(), room: Arc::new(Room::new(ROOM, READING)) }
     }
 
     pub(super) fn enter<B>(&self, request: &Request<B>) -> Place<'_> {
@@ -66,16 +70,16 @@ impl Place<'_> {
     /// waits; `None` if upstream should be asked for each.
     pub(super) async fn answer(&self, caller: &HeaderMap, authority: &Authority) -> Option<Arc<Replay>> {
         let (forwarder, question) = (self.shared.forwarder.clone(), self.question.clone());
-        let authority = authority.clone();
+        let (authority, room) = (authority.clone(), Arc::clone(&self.shared.room));
         let caller = [header::AUTHORIZATION, header::USER_AGENT].map(|name| {
             let value = caller.get(&name).cloned();
             (name, value)
         });
         let answer = self.turns.next(move || {
             let (forwarder, question, caller) = (forwarder.clone(), question.clone(), caller.clone());
-            let authority = authority.clone();
+            let (authority, room) = (authority.clone(), Arc::clone(&room));
             async move {
-                let fetched = fetch(&forwarder, &question, caller, &authority);
+                let fetched = fetch(&forwarder, &question, caller, &authority, &room);
                 let fetched = timeout(ANSWER, fetched).await.ok()?;
                 fetched
                     .inspect_err(|error| tracing::debug!(%error, "a shared read failed"))
@@ -104,10 +108,11 @@ async fn fetch(
     question: &Question,
     caller: [(HeaderName, Option<HeaderValue>); 2],
     authority: &Authority,
+    room: &Room,
 ) -> Result<Replay, NoAnswer> {
     let response = forwarder.forward_body(question.request(caller)?, false, authority).await?;
     match response.status() {
-        StatusCode::OK | StatusCode::NOT_FOUND => Replay::read(response.map(named), MAX_BYTES).await,
+        StatusCode::OK | StatusCode::NOT_FOUND => Replay::read(response.map(named), MAX_BYTES, room).await,
         status => Err(NoAnswer::Status(status)),
     }
 }

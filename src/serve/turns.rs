@@ -1,24 +1,27 @@
 //! One question at a time, whose answer counts for everybody who was waiting when it was asked.
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
 /// Lets callers share questions. An answer is given only to callers that came before its question was
 /// asked: the answer to a question that is under way may be from before the caller came.
-#[derive(Debug)]
 pub(super) struct Turns<T> {
     state: Mutex<State<T>>,
 }
 
-/// Where the answer to the next question will appear.
-type Place<T> = watch::Sender<Option<T>>;
+/// The next question, as the first who waits for it asks it, and where its answer will appear. It may hold
+/// that caller's credentials: those of one who has left are not used for others.
+struct Next<T> {
+    ask: Box<dyn FnOnce() -> BoxFuture<'static, T> + Send>,
+    answer: watch::Sender<Option<T>>,
+}
 
-#[derive(Debug)]
 struct State<T> {
     asking: bool,
     /// There are callers for whom no question was asked yet.
-    next: Option<Place<T>>,
+    next: Option<Next<T>>,
 }
 
 impl<T> Default for Turns<T> {
@@ -32,14 +35,18 @@ impl<T: Clone + Send + Sync + 'static> Turns<T> {
     /// own: it goes on if the caller goes away, as others may wait for it. `None` if it failed.
     pub(super) async fn next<F, A>(self: &Arc<Self>, ask: F) -> Option<T>
     where
-        F: Fn() -> A + Send + 'static,
+        F: FnOnce() -> A + Send + 'static,
         A: Future<Output = T> + Send + 'static,
     {
         let mut answer = {
             let mut state = self.state.lock();
-            let answer = state.next.get_or_insert_with(|| watch::Sender::new(None)).subscribe();
+            let next = state.next.get_or_insert_with(|| Next {
+                ask: Box::new(|| Box::pin(ask())),
+                answer: watch::Sender::new(None),
+            });
+            let answer = next.answer.subscribe();
             if !std::mem::replace(&mut state.asking, true) {
-                tokio::spawn(Arc::clone(self).ask(ask));
+                tokio::spawn(Arc::clone(self).ask());
             }
             answer
         };
@@ -47,15 +54,11 @@ impl<T: Clone + Send + Sync + 'static> Turns<T> {
         (*answer).clone()
     }
 
-    async fn ask<F, A>(self: Arc<Self>, ask: F)
-    where
-        F: Fn() -> A + Send + 'static,
-        A: Future<Output = T> + Send + 'static,
-    {
+    async fn ask(self: Arc<Self>) {
         let asking = Asking(&self);
         // Taken before the question is asked: who comes later waits for the next one.
-        while let Some(place) = asking.begin() {
-            place.send_replace(Some(ask().await));
+        while let Some(Next { ask, answer }) = asking.begin() {
+            answer.send_replace(Some(ask().await));
         }
     }
 }
@@ -64,11 +67,11 @@ impl<T: Clone + Send + Sync + 'static> Turns<T> {
 struct Asking<'a, T>(&'a Turns<T>);
 
 impl<T> Asking<'_, T> {
-    fn begin(&self) -> Option<Place<T>> {
+    fn begin(&self) -> Option<Next<T>> {
         let mut state = self.0.state.lock();
-        let place = state.next.take();
-        state.asking = place.is_some();
-        place
+        let next = state.next.take();
+        state.asking = next.is_some();
+        next
     }
 }
 

@@ -141,9 +141,14 @@ impl Forwarder {
         if let Some(acting) = acting {
             headers.extend(acting.iter().map(|(name, value)| (name.clone(), value.clone())));
         }
+        let wished: HeaderMap = headers
+            .iter()
+            .filter(|(name, _)| name.as_str().starts_with("impersonate-"))
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect();
         let plain = std::mem::take(headers);
         *headers = self.shared.upstream.current().authorize(plain).await?;
-        if acting.is_some_and(|acting| !is_exactly(headers, acting)) {
+        if !wished.is_empty() && !is_exactly(headers, &wished) {
             // Its groups would become the caller's.
             let reason =
                 "the proxy's kubeconfig acts as somebody (as:), so that the proxy cannot act as its callers";

@@ -212,7 +212,7 @@ impl Pool {
             };
             let next = match error.take_message() {
                 Some(unsent) => Some(unsent),
-                None if is_unprocessed(error.error()) => match &mut kept {
+                None if is_unprocessed(error.error(), repeatable || kept.is_some()) => match &mut kept {
                     Some(kept) => kept.again().map(|body| again.map(|_| body)),
                     None => Some(again),
                 },
@@ -250,12 +250,16 @@ fn copy(request: &Request<Body>) -> Request<Body> {
 /// above the last one that a GOAWAY names end with it; that upstream has not acted on those is RFC 9113, 6.8. An API
 /// server goes away from a connection with each answer to somebody it does not know
 /// (apiserver/pkg/endpoints/filters/authentication.go), and others are on it.
-fn is_unprocessed(error: &hyper::Error) -> bool {
+///
+/// `going_away_counts`: not for a write that is all in its head. hyper gives a connection's error to a request
+/// that it has just handed to h2, which still writes the head, so that upstream may see it.
+fn is_unprocessed(error: &hyper::Error, going_away_counts: bool) -> bool {
     let mut next = std::error::Error::source(error);
     while let Some(cause) = next {
         if let Some(error) = cause.downcast_ref::<h2::Error>() {
             return error.is_remote()
-                && (error.reason() == Some(h2::Reason::REFUSED_STREAM) || error.is_go_away());
+                && (error.reason() == Some(h2::Reason::REFUSED_STREAM)
+                    || going_away_counts && error.is_go_away());
         }
         next = cause.source();
     }

@@ -52,6 +52,8 @@ pub type Found = (Bytes, Scanned);
 /// What a step found out.
 #[derive(Debug)]
 pub enum Change {
+    /// Upstream ended the watch in good order. It is opened again at once.
+    Ended,
     /// Everything, at one version. What was known before is void.
     Listed {
         /// How objects of this type are framed.
@@ -269,7 +271,7 @@ impl Reflector {
                     if self.is_rebuilding() {
                         self.state = State::Start;
                     }
-                    return Ok(None);
+                    return Ok(Some(Change::Ended));
                 };
                 // An ERROR event is an answer of 200, but no success: what it says counts as failed.
                 let change = self.take_in(frame, &mut stream)?;

@@ -106,8 +106,11 @@ impl http_body::Body for Attempt {
         let mut state = self.shared.lock();
         let Some(rest) = &mut state.rest else { return Poll::Ready(Some(Err(Abandoned.into()))) };
         let frame = ready!(Pin::new(rest).poll_frame(cx));
-        if let Some(Ok(frame)) = &frame {
-            state.keep(frame);
+        match &frame {
+            // It comes once, and what follows would look like the end of the whole.
+            Some(Err(_)) => state.kept = Kept::Nothing,
+            Some(Ok(frame)) => state.keep(frame),
+            None => {}
         }
         Poll::Ready(frame)
     }

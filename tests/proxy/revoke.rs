@@ -164,6 +164,21 @@ async fn a_watch_ends_with_its_binding_and_shows_nothing_from_after_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_that_upstream_refuses_to_be_asked_about_ends_with_its_binding() {
+    let rig = Rig::build(small(), furnish, remember).await;
+    quiet(&rig).await;
+    let (ann, mut bob) = (open_watch(&rig, "ann").await, open_watch(&rig, "bob").await);
+    // The proxy lost its own right to ask, with the same stroke perhaps.
+    refuse_reviews(&rig, 403);
+    rig.upstream.state().delete(&rbac("rolebindings"), "team-00", "ann").unwrap();
+    let (lines, end) = ann.rest().await;
+    assert_eq!((lines.len(), end), (0, Next::End));
+    write(&rig, "after");
+    assert!(bob.line().await.contains("\"after\""), "bob's goes on");
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_history_of_rbac_drops_everything() {
     let rig = Rig::build(small(), furnish, remember).await;
     quiet(&rig).await;

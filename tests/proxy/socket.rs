@@ -20,7 +20,8 @@ async fn get(socket: &Path, token: &str, path: &str) -> (u16, String, String) {
     let (mut sender, driver) = http1::handshake(TokioIo::new(stream)).await.unwrap();
     tokio::spawn(driver);
     let request = Request::get(path).header(header::HOST, "localhost");
-    let request = request.header(header::AUTHORIZATION, format!("Bearer {token}")).body(Empty::<Bytes>::new());
+    let request =
+        request.header(header::AUTHORIZATION, format!("Bearer {token}")).body(Empty::<Bytes>::new());
     let answer = within("an answer", sender.send_request(request.unwrap())).await.unwrap();
     let source = answer.headers()["x-watershed-source"].to_str().unwrap().to_owned();
     let status = answer.status().as_u16();

@@ -517,3 +517,12 @@ async fn with_one_identity_for_all_a_wish_to_be_another_is_passed_on() {
     assert!(seen.contains(&format!("authorization: Bearer {OWN_TOKEN}")), "{seen}");
     assert!(seen.contains("impersonate-user: admin") && !seen.contains("x-remote-"), "{seen}");
 }
+
+#[tokio::test]
+async fn with_one_identity_that_acts_as_somebody_nobody_can_be_another() {
+    let own = format!("{{token: {OWN_TOKEN}, as: bob}}");
+    let seen = seen_as(Authority::Own, &own, true, get("/short")).await;
+    assert!(seen.contains("impersonate-user: bob"), "{seen}");
+    let seen = seen_as(Authority::Own, &own, true, full_of_claims(get("/short"))).await;
+    assert!(seen.contains("cannot act as its callers") && !seen.contains("impersonate-"), "{seen}");
+}
