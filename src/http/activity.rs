@@ -26,6 +26,8 @@ pub(super) struct Activity {
     http1: AtomicBool,
     /// Requests running.
     running: AtomicU64,
+    /// When the connection stood, with TLS or without.
+    begun: AtomicU64,
     /// When the last request ended.
     last_end: AtomicU64,
     /// When the head began that is being read.
@@ -58,6 +60,7 @@ impl Activity {
             opened: Instant::now(),
             http1: AtomicBool::new(false),
             running: AtomicU64::new(0),
+            begun: AtomicU64::new(0),
             last_end: AtomicU64::new(0),
             head: AtomicU64::new(0),
             blocked: AtomicU64::new(0),
@@ -65,6 +68,11 @@ impl Activity {
             resets: AtomicU64::new(0),
             too_many_resets: Notify::new(),
         })
+    }
+
+    /// The handshake is over: the time for the first request begins.
+    pub(super) fn begin(&self) {
+        self.begun.store(self.now(), Ordering::Release);
     }
 
     pub(super) fn speaks_http1(&self) {
@@ -90,7 +98,9 @@ impl Activity {
     /// Waits until the connection has had nothing to do for as long as the limits allow.
     pub(super) async fn idle(&self, limits: &Limits) {
         loop {
-            let until = self.until(&self.last_end, limits.idle).unwrap_or(self.opened + limits.start);
+            let until = self.until(&self.last_end, limits.idle);
+            let until = until.or_else(|| self.until(&self.begun, limits.start));
+            let until = until.unwrap_or(self.opened + limits.start);
             let busy = self.is_busy();
             if !busy && until <= Instant::now() {
                 return;

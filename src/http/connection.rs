@@ -134,6 +134,7 @@ impl Protocols {
             let activity = Arc::clone(&activity);
             move |request| answer(request, url_bytes, peer.clone(), service.clone(), Running::new(&activity))
         });
+        activity.begin();
         if !http2 {
             activity.speaks_http1();
         }

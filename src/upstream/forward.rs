@@ -6,6 +6,7 @@ use http::header::{AUTHORIZATION, HeaderMap, HeaderName};
 use http::{Method, Request, Response, Version};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
 use super::body::UpstreamBody;
@@ -16,6 +17,9 @@ use super::hop_by_hop;
 use super::pool::{Class, Pool, SendOptions};
 use super::upgrade;
 use crate::http::body::{self, Body, BoxError};
+
+/// Sessions of exec, attach and port-forward at a time, and requests that ask for one.
+const MAX_UPGRADES: usize = 4096;
 
 /// Whose credentials a request is sent with.
 #[derive(Clone, Debug)]
@@ -45,6 +49,8 @@ struct Shared {
     /// Connections that show the proxy's own, if it has one.
     own: Pool,
     dialer: Arc<Dialer>,
+    /// Room for changes of protocol, each of which has a connection of its own.
+    upgrades: Arc<Semaphore>,
     tunnels: TaskTracker,
 }
 
@@ -55,7 +61,9 @@ impl Forwarder {
         let [bare, own] =
             [Identity::Bare, Identity::Own].map(|identity| Pool::new(upstream, identity, &dialer));
         let tunnels = TaskTracker::new();
-        Forwarder { shared: Arc::new(Shared { upstream: upstream.clone(), bare, own, dialer, tunnels }) }
+        let upgrades = Arc::new(Semaphore::new(MAX_UPGRADES));
+        let upstream = upstream.clone();
+        Forwarder { shared: Arc::new(Shared { upstream, bare, own, dialer, upgrades, tunnels }) }
     }
 
     /// Sends a request on; `long` for watches, logs and all that may stay open.
@@ -95,12 +103,15 @@ impl Forwarder {
         hop_by_hop::clean_request(request.headers_mut())?;
         let identity = self.authorize(request.headers_mut(), authority).await?;
         if let Some(protocol) = protocol {
+            let place = Arc::clone(&self.shared.upgrades).try_acquire_owned();
+            let place = place.map_err(|_| UpstreamError::Exhausted { limit: MAX_UPGRADES })?;
             // Boxed: few requests need the room for a handshake.
             return Box::pin(upgrade::forward(
                 &self.shared.upstream,
                 &self.shared.dialer,
                 &self.shared.tunnels,
                 identity,
+                place,
                 request,
                 protocol,
             ))

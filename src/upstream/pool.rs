@@ -22,7 +22,7 @@ use super::connect::Dialer;
 use super::connection::{self, Connection, Http1, Http2, Lease, NotSent};
 use super::credentials::{Identity, Upstream};
 use super::error::UpstreamError;
-use super::repeat::Repeatable;
+use super::repeat::{self, Repeatable};
 use crate::http::body::{self, Body};
 
 /// Connections without requests are closed after this time, as API servers do.
@@ -188,6 +188,8 @@ impl Pool {
             let (repeatable, body) = Repeatable::begin(body);
             kept = Some(repeatable);
             request = Request::from_parts(parts, body);
+        } else if !repeatable {
+            *request.body_mut() = repeat::open_end();
         }
         loop {
             let opened = if fresh { group.open(options.avoid.as_ref()).await } else { group.lease().await };
@@ -197,9 +199,12 @@ impl Pool {
                 opened => opened?,
             };
             *request.uri_mut() = uri.clone();
-            let again = copy(&request);
+            let mut again = copy(&request);
+            if !repeatable {
+                *again.body_mut() = repeat::open_end();
+            }
             let mut error = match lease.send(request).await {
-                Ok(response) => return Ok(answer(response, lease, bodyless)),
+                Ok(response) => return Ok(answer(response, lease, repeatable)),
                 Err(NotSent::Failed(error)) => error,
                 Err(NotSent::Ended(unsent)) if resends < MAX_RESENDS => {
                     request = unsent;
@@ -212,7 +217,7 @@ impl Pool {
             };
             let next = match error.take_message() {
                 Some(unsent) => Some(unsent),
-                None if is_unprocessed(error.error(), repeatable || kept.is_some()) => match &mut kept {
+                None if is_unprocessed(error.error()) => match &mut kept {
                     Some(kept) => kept.again().map(|body| again.map(|_| body)),
                     None => Some(again),
                 },
@@ -250,16 +255,12 @@ fn copy(request: &Request<Body>) -> Request<Body> {
 /// above the last one that a GOAWAY names end with it; that upstream has not acted on those is RFC 9113, 6.8. An API
 /// server goes away from a connection with each answer to somebody it does not know
 /// (apiserver/pkg/endpoints/filters/authentication.go), and others are on it.
-///
-/// `going_away_counts`: not for a write that is all in its head. hyper gives a connection's error to a request
-/// that it has just handed to h2, which still writes the head, so that upstream may see it.
-fn is_unprocessed(error: &hyper::Error, going_away_counts: bool) -> bool {
+fn is_unprocessed(error: &hyper::Error) -> bool {
     let mut next = std::error::Error::source(error);
     while let Some(cause) = next {
         if let Some(error) = cause.downcast_ref::<h2::Error>() {
             return error.is_remote()
-                && (error.reason() == Some(h2::Reason::REFUSED_STREAM)
-                    || going_away_counts && error.is_go_away());
+                && (error.reason() == Some(h2::Reason::REFUSED_STREAM) || error.is_go_away());
         }
         next = cause.source();
     }

@@ -48,6 +48,39 @@ struct Attempt {
 #[error("the request is being sent on another connection")]
 struct Abandoned;
 
+/// The body of a write that has none: nothing, whose end is not sent with the head.
+///
+/// hyper gives a connection's error to a request that it has just handed to h2, which still writes the head. With
+/// an end in it, the request would be whole, and what upstream may have carried out would be sent again.
+pub(super) fn open_end() -> Body {
+    OpenEnd { over: false }.boxed_unsync()
+}
+
+struct OpenEnd {
+    over: bool,
+}
+
+impl http_body::Body for OpenEnd {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        self.over = true;
+        Poll::Ready(None)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.over
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(0)
+    }
+}
+
 impl Repeatable {
     /// The first attempt, in place of the body.
     pub(super) fn begin(body: Body) -> (Repeatable, Body) {

@@ -7,6 +7,7 @@ use http::{Request, Response, StatusCode, Version};
 use hyper::client::conn::http1;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
 
 use super::address::Address;
@@ -28,6 +29,7 @@ pub(super) async fn forward(
     dialer: &Dialer,
     tunnels: &TaskTracker,
     identity: Identity,
+    place: OwnedSemaphorePermit,
     mut request: Request<Body>,
     protocol: HeaderValue,
 ) -> Result<Response<Body>, UpstreamError> {
@@ -55,7 +57,10 @@ pub(super) async fn forward(
     }
     let chosen = response.headers().get(http::header::UPGRADE).cloned();
     let upstream_side = hyper::upgrade::on(&mut response);
-    tunnels.spawn(tunnel(client_side, upstream_side, address));
+    tunnels.spawn(async move {
+        tunnel(client_side, upstream_side, address).await;
+        drop(place);
+    });
     let (mut parts, _) = response.into_parts();
     hop_by_hop::clean_response(&mut parts.headers);
     if let Some(chosen) = chosen {
