@@ -16,12 +16,12 @@ mod version;
 pub use attributes::Attributes;
 pub use continue_token::ContinueToken;
 pub use encoding::{
-    Bookmark, BookmarkForm, ErrorStatus, EventKind, Frame, FrameDecoder, Life, ListPage, ListParts,
-    Malformed, PartialForm, Scanned, TypeForm, read_bookmark, read_error, read_life, scan,
+    Bookmark, BookmarkForm, ErrorStatus, EventKind, Frame, FrameDecoder, Joined, Life, ListPage, ListParts,
+    Malformed, PartialForm, Scanned, Stored, TypeForm, read_bookmark, read_error, read_life, scan,
 };
 pub use field_selector::{FieldOperator, FieldRequirement, FieldSelector};
 pub use fields::FieldTable;
-pub use gzip::{GZIP_LEVEL, accepts_gzip, gzip_member};
+pub use gzip::{Deflated, GZIP_LEVEL, Member, accepts_gzip, deflate, gzip_member};
 pub use label_selector::{InvalidSelector, LabelOperator, LabelRequirement, LabelSelector};
 pub use list_options::{
     GetRead, InvalidOptions, ListOptions, ListRead, VersionMatch, VersionParam, WatchStart, get_read,

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::kube::{
     BookmarkForm, FieldTable, GroupVersionResource, Representation, ResourceVersion, TypeForm,
 };
-use crate::store::{self, Closed, Limits, Object, Reader, Snapshot, Writer};
+use crate::store::{self, Closed, Layout, Limits, Object, Reader, Snapshot, Writer};
 use crate::upstream::{Change, Client, Reflector, Stopped, Target, WatchCompression};
 use crate::watch::Bookmarks;
 
@@ -307,6 +307,7 @@ impl Scopes {
         let pump = Pump {
             reflector: Reflector::new(self.client.clone(), target),
             writer,
+            form: None,
             publish,
             events: counter_of(UPSTREAM_EVENTS, &scope.key.gvr),
             scope: Arc::clone(&scope),
@@ -328,6 +329,8 @@ fn counter_of(name: &'static str, gvr: &GroupVersionResource) -> Counter {
 struct Pump {
     reflector: Reflector,
     writer: Writer,
+    /// That of the last list.
+    form: Option<Arc<TypeForm>>,
     publish: watch::Sender<Phase>,
     events: Counter,
     scope: Arc<Scope>,
@@ -409,10 +412,14 @@ impl Pump {
         match change {
             Change::Listed { form, version, objects, streams_initial_events, warnings, bookmark } => {
                 self.learn_bookmark(bookmark);
-                let objects = objects.into_iter().map(|(bytes, scanned)| {
-                    Arc::new(Object { bytes, version: scanned.version, attributes: scanned.attributes })
+                let objects = objects.into_iter().map(|(bytes, scanned)| Object {
+                    bytes: form.store(&bytes),
+                    version: scanned.version,
+                    attributes: scanned.attributes,
                 });
-                let snapshot = Snapshot::new(version, objects);
+                let layout = Layout { form: Arc::clone(&form), indexed: self.scope.fields.indexed() };
+                let snapshot = Snapshot::new(version, layout, objects);
+                self.form = Some(Arc::clone(&form));
                 tracing::info!(resource = %self.scope.key.gvr, encoding = ?self.scope.key.representation.encoding,
                     metadata_only = self.scope.key.representation.metadata_only, %version, objects = snapshot.len(), bytes = snapshot.size(), "listed");
                 self.count(UPSTREAM_LISTS).increment(1);
@@ -426,8 +433,9 @@ impl Pump {
             }
             Change::Event(frame, scanned) => {
                 self.events.increment(1);
+                let Some(form) = &self.form else { return };
                 let object = Object {
-                    bytes: frame.object.clone(),
+                    bytes: form.store(&frame.object),
                     version: scanned.version,
                     attributes: scanned.attributes,
                 };

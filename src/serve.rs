@@ -9,6 +9,7 @@ mod get;
 mod gzip;
 mod limit;
 mod list;
+mod list_body;
 pub mod metrics;
 mod policy;
 mod replay;
@@ -310,7 +311,7 @@ impl Inner {
         }
         match &read.kind {
             decide::ReadKind::Get { name, .. } => get::answer(&opened, read, name).compressed(request),
-            decide::ReadKind::List(list) => list::answer(&opened, read, list).compressed(request),
+            decide::ReadKind::List(list) => list::answer(&opened, read, list, request.headers()),
             decide::ReadKind::Watch(watch) => {
                 let guard = self.access.authorizer.guard(judged);
                 let coding = watch::coding(&opened, watch, request.headers()).await;

@@ -80,9 +80,10 @@ async fn take_in(kind: Kind, subscription: &mut Subscription, changes: &Changes)
 }
 
 fn changed(kind: Kind, event: &Event, changes: &Changes) {
-    let old = event.previous.as_ref().map(|object| &object.bytes[..]);
-    let new = (event.kind != EventKind::Deleted).then_some(&event.object.bytes[..]);
-    if let Some(affected) = Affected::by(kind, event.object.attributes.namespace(), old, new) {
+    let old = event.previous.as_ref().map(|object| object.bytes.text());
+    let new = (event.kind != EventKind::Deleted).then(|| event.object.bytes.text());
+    let namespace = event.object.attributes.namespace();
+    if let Some(affected) = Affected::by(kind, namespace, old.as_deref(), new.as_deref()) {
         tracing::debug!(kind = kind.name(), object = event.object.key(), "RBAC changed");
         metrics::changed(&kind.gvr().resource);
         changes.record(affected);

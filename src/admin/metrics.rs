@@ -19,6 +19,8 @@ pub const FOLLOWING: &str = "watershed_scope_following";
 pub const OBJECTS: &str = "watershed_scope_objects";
 /// Their bytes.
 pub const OBJECT_BYTES: &str = "watershed_scope_object_bytes";
+/// Bytes of what is kept compressed beside them.
+pub const COMPRESSED_BYTES: &str = "watershed_scope_compressed_bytes";
 /// Events in the window.
 pub const WINDOW_EVENTS: &str = "watershed_scope_window_events";
 /// Their bytes.
@@ -41,6 +43,10 @@ pub fn describe() {
     );
     describe_gauge!(OBJECTS, "Objects in the scope's newest snapshot.");
     describe_gauge!(OBJECT_BYTES, "Bytes held for the objects of the scope's newest snapshot.");
+    describe_gauge!(
+        COMPRESSED_BYTES,
+        "Bytes held beside the objects of the scope's newest snapshot for clients that take gzip."
+    );
     describe_gauge!(WINDOW_EVENTS, "Events in the scope's window of recent events.");
     describe_gauge!(WINDOW_BYTES, "Bytes held for the scope's window of recent events.");
     describe_gauge!(VERSION, "The resourceVersion that the scope has reached.");
@@ -57,8 +63,18 @@ pub fn describe() {
     );
 }
 
-const OF_A_SCOPE: &[&str] =
-    &[READY, FOLLOWING, OBJECTS, OBJECT_BYTES, WINDOW_EVENTS, WINDOW_BYTES, VERSION, SILENCE, WATCHERS];
+const OF_A_SCOPE: &[&str] = &[
+    READY,
+    FOLLOWING,
+    OBJECTS,
+    OBJECT_BYTES,
+    COMPRESSED_BYTES,
+    WINDOW_EVENTS,
+    WINDOW_BYTES,
+    VERSION,
+    SILENCE,
+    WATCHERS,
+];
 
 /// Sets the gauges when somebody asks.
 #[derive(Debug, Default)]
@@ -89,6 +105,7 @@ impl Gauges {
             set(FOLLOWING, f64::from(u8::from(scope.is_following())));
             set(OBJECTS, figures.objects as f64);
             set(OBJECT_BYTES, figures.object_bytes as f64);
+            set(COMPRESSED_BYTES, scope.reader.snapshot().compressed_size() as f64);
             set(WINDOW_EVENTS, figures.events as f64);
             set(WINDOW_BYTES, figures.event_bytes as f64);
             set(VERSION, figures.version.0 as f64);

@@ -61,7 +61,7 @@ impl Parsed {
             if before.is_some_and(|before| before.version == object.version) {
                 continue;
             }
-            let definition: Definition = match serde_json::from_slice(&object.bytes) {
+            let definition: Definition = match serde_json::from_slice(&object.bytes.text()) {
                 Ok(definition) => definition,
                 Err(error) => {
                     tracing::warn!(definition = object.key(), %error, "a definition is not understood");

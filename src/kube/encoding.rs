@@ -1,8 +1,8 @@
 //! Upstream's bytes: cutting them into objects, reading what selectors ask, framing them anew.
 //!
-//! An *object* here is the part of upstream's bytes that stays the same in every envelope. In JSON it is the
-//! full object text as it stands in a watch event, with kind and apiVersion. In protobuf it is the `raw` of
-//! the `runtime.Unknown`, which is also exactly an item of a list.
+//! An *object* here is, in JSON, the full object text as it stands in a watch event, with kind and apiVersion. In
+//! protobuf it is the `raw` of the `runtime.Unknown`, which is also exactly an item of a list. What is held of it
+//! is the part that stays the same in every envelope: [`Stored`].
 mod bookmark;
 mod form;
 mod frames;
@@ -12,6 +12,7 @@ mod list;
 mod object_meta;
 mod partial;
 mod protobuf;
+mod stored;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +24,7 @@ pub use frames::{EventKind, Frame, FrameDecoder};
 pub use life::{Life, read_life};
 pub use list::{ListPage, ListParts};
 pub use partial::PartialForm;
+pub use stored::{Joined, Stored};
 
 use super::{Attributes, Encoding, FieldTable, ResourceVersion};
 

@@ -113,6 +113,12 @@ impl FieldTable {
         self.position(label).is_some_and(|position| position < 2)
     }
 
+    /// The position that objects are worth being found by: upstream has an index of the same.
+    /// Source: `kubernetes/pkg/registry/core/pod/strategy.go` (Indexers).
+    pub fn indexed(&self) -> Option<usize> {
+        self.position("spec.nodeName")
+    }
+
     /// Whether its objects live in namespaces.
     pub fn namespaced(&self) -> bool {
         self.namespaced

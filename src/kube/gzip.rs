@@ -1,8 +1,8 @@
 //! gzip as upstream does it: who gets it, at which level, and in which pieces.
 use std::cell::RefCell;
 
-use bytes::Bytes;
-use flate2::{Compress, Compression, FlushCompress, Status};
+use bytes::{Bytes, BytesMut};
+use flate2::{Compress, Compression, Crc, FlushCompress, Status};
 use http::{HeaderMap, header};
 
 /// Upstream's level.
@@ -16,6 +16,65 @@ thread_local! {
     /// A compressor's state takes hundreds of kilobytes: one for each thread is used again and again, and
     /// none is held by a watch that is waiting.
     static COMPRESSOR: RefCell<Compress> = RefCell::new(Compress::new_gzip(GZIP_LEVEL, WINDOW_BITS));
+    /// The same for what lies within a member.
+    static DEFLATER: RefCell<Compress> = RefCell::new(Compress::new(GZIP_LEVEL, false));
+}
+
+/// The head of a member: deflate, no flags, no time, fastest, an unknown system (RFC 1952, 2.3).
+const HEAD: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 255];
+/// An empty last block, with fixed codes, that begins on a byte (RFC 1951, 3.2.3).
+const LAST_BLOCK: [u8; 2] = [3, 0];
+
+/// A piece of a member: bytes compressed by themselves, and what the member's trailer must know of them.
+///
+/// It refers to nothing before it and ends on a byte, so that it can stand anywhere in any member.
+#[derive(Debug)]
+pub struct Deflated {
+    /// Blocks of deflate (RFC 1951), none of them the last.
+    pub bytes: Bytes,
+    checksum: Crc,
+}
+
+/// The checksum and length of a member that is put together of pieces.
+#[derive(Debug)]
+pub struct Member(Crc);
+
+/// Compresses a piece of a member.
+pub fn deflate(data: &[u8]) -> Deflated {
+    let bytes = DEFLATER.with_borrow_mut(|deflater| compress(deflater, data, &[FlushCompress::Sync]));
+    let mut checksum = Crc::new();
+    checksum.update(data);
+    Deflated { bytes, checksum }
+}
+
+impl Deflated {
+    /// A piece of a few bytes as they are (RFC 1951, 3.2.4): made without a compressor.
+    pub fn stored(data: &'static [u8; 1]) -> Self {
+        let mut checksum = Crc::new();
+        checksum.update(data);
+        Self { bytes: vec![0, 1, 0, 0xfe, 0xff, data[0]].into(), checksum }
+    }
+}
+
+impl Member {
+    /// Begins a member in `out`.
+    pub fn begin(out: &mut BytesMut) -> Self {
+        out.extend_from_slice(&HEAD);
+        Self(Crc::new())
+    }
+
+    /// Appends a piece.
+    pub fn put(&mut self, piece: &Deflated, out: &mut BytesMut) {
+        out.extend_from_slice(&piece.bytes);
+        self.0.combine(&piece.checksum);
+    }
+
+    /// Ends the member.
+    pub fn end(self, out: &mut BytesMut) {
+        out.extend_from_slice(&LAST_BLOCK);
+        out.extend_from_slice(&self.0.sum().to_le_bytes());
+        out.extend_from_slice(&self.0.amount().to_le_bytes());
+    }
 }
 
 /// Whether the client takes gzip, as upstream reads the header: the first line, and a clause that is `gzip`
@@ -34,23 +93,28 @@ pub fn accepts_gzip(headers: &HeaderMap) -> bool {
 /// until the next one begins, and every Go client would be one event late.
 pub fn gzip_member(data: &[u8]) -> Bytes {
     COMPRESSOR.with_borrow_mut(|compressor| {
-        compressor.reset();
-        let mut member = Vec::with_capacity(data.len() / 4 + 128);
-        for flush in [FlushCompress::Sync, FlushCompress::Finish] {
-            loop {
-                let rest = &data[compressor.total_in() as usize..];
-                let status = compressor.compress_vec(rest, &mut member, flush);
-                let status = status.expect("a compressor that was reset takes whatever comes");
-                // Where room is left, nothing is.
-                if status == Status::StreamEnd || member.len() < member.capacity() {
-                    break;
-                }
-                member.reserve(data.len() / 2 + 128);
-            }
-        }
-        // Kept as long as its event is: without the room that was left.
-        Bytes::from(member.into_boxed_slice())
+        compress(compressor, data, &[FlushCompress::Sync, FlushCompress::Finish])
     })
+}
+
+/// Compresses from the start, with these flushes at the end.
+fn compress(compressor: &mut Compress, data: &[u8], flushes: &[FlushCompress]) -> Bytes {
+    compressor.reset();
+    let mut out = Vec::with_capacity(data.len() / 4 + 128);
+    for &flush in flushes {
+        loop {
+            let rest = &data[compressor.total_in() as usize..];
+            let status = compressor.compress_vec(rest, &mut out, flush);
+            let status = status.expect("a compressor that was reset takes whatever comes");
+            // Where room is left, nothing is.
+            if status == Status::StreamEnd || out.len() < out.capacity() {
+                break;
+            }
+            out.reserve(data.len() / 2 + 128);
+        }
+    }
+    // Kept as long as what it is made of: without the room that was left.
+    Bytes::from(out.into_boxed_slice())
 }
 
 #[cfg(test)]
@@ -95,5 +159,31 @@ mod tests {
         let mut again = Vec::new();
         MultiGzDecoder::new(&members[..]).read_to_end(&mut again).unwrap();
         assert!(again == all);
+    }
+
+    #[test]
+    fn pieces_make_one_member() {
+        let words: Vec<u8> = (0..9999_u32).flat_map(|n| (n % 977).to_string().into_bytes()).collect();
+        let mut noise = vec![0; 70_000];
+        fastrand::Rng::with_seed(1).fill(&mut noise);
+        for count in 0..6 {
+            let (mut out, mut all) = (BytesMut::new(), Vec::new());
+            let mut member = Member::begin(&mut out);
+            for data in [&b"{\"items\":["[..], &words, &noise, b"", &words, b"]}\n"].into_iter().take(count) {
+                let before = out.len();
+                member.put(&deflate(data), &mut out);
+                assert!(data.is_empty() || out[before..].ends_with(&[0, 0, 0xff, 0xff]), "it ends on a byte");
+                member.put(&Deflated::stored(b","), &mut out);
+                all.extend_from_slice(data);
+                all.push(b',');
+            }
+            member.end(&mut out);
+            let mut again = Vec::new();
+            // Reads a single member only, and checks its trailer.
+            let mut reader = GzDecoder::new(&out[..]);
+            reader.read_to_end(&mut again).unwrap();
+            assert!(again == all);
+            assert!(reader.into_inner().is_empty(), "nothing follows it");
+        }
     }
 }

@@ -24,7 +24,7 @@ pub(super) fn answer(opened: &Opened, read: &Read, name: &str) -> Outcome {
         let body = match opened.partial() {
             None => opened.ready.form.get_body(&object.bytes),
             Some(partial) => match partial.metadata(&object.bytes) {
-                Ok(metadata) => partial.form().get_body(&partial.object(&metadata)),
+                Ok(metadata) => partial.get_body(&metadata),
                 Err(_) => return Outcome::Forward(Reason::Representation),
             },
         };

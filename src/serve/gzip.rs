@@ -17,10 +17,14 @@ use crate::kube::{GZIP_LEVEL, accepts_gzip};
 /// Source: `apiserver/pkg/endpoints/handlers/responsewriters/writers.go` (defaultGzipThresholdBytes).
 const THRESHOLD: u64 = 128 * 1024;
 
+/// Whether a body of so many bytes is to be compressed for this client.
+pub(super) fn is_wanted(request: &HeaderMap, length: u64) -> bool {
+    length > THRESHOLD && accepts_gzip(request)
+}
+
 /// Compresses an answer's body if the client takes it and it is large enough.
 pub(super) fn apply(request: &HeaderMap, response: Response<Body>) -> Response<Body> {
-    let large = response.body().size_hint().exact().is_some_and(|length| length > THRESHOLD);
-    if !large || !accepts_gzip(request) {
+    if !response.body().size_hint().exact().is_some_and(|length| is_wanted(request, length)) {
         return response;
     }
     // Answers need not be compressed, and an encoder whose client takes nothing stays.

@@ -87,8 +87,8 @@ pub(super) fn answer(
             } else {
                 None
             };
-            let items = snapshot.into_items(watch.filter.namespace());
-            (Some(Initial { items, end_mark }), opened.source)
+            let runs = snapshot.into_runs(watch.filter.namespace());
+            (Some(Initial { runs, rest: None, end_mark }), opened.source)
         }
         Begin::Now if opened.source != Source::Snapshot => (None, opened.source),
         Begin::After(_) | Begin::Now => (None, Source::Window),

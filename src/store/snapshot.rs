@@ -1,12 +1,26 @@
 //! An immutable view of a scope at one resourceVersion.
+#[cfg(test)]
+mod tests;
+
 use std::ops::Bound;
 use std::sync::Arc;
 
 use imbl::OrdSet;
 
-use super::object::{ByKey, Object};
+use super::by_field::ByField;
+use super::leaf::{FULL, Leaf, Run};
+use super::object::Object;
 use super::window::Event;
-use crate::kube::ResourceVersion;
+use crate::kube::{ResourceVersion, TypeForm};
+
+/// How the objects of a scope are held.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    /// How upstream frames lists and events of the type.
+    pub form: Arc<TypeForm>,
+    /// The position of the selectable field that objects are found by, if there is one.
+    pub indexed: Option<usize>,
+}
 
 /// The objects of a scope at one version, in upstream's key order. Cloning costs O(1).
 ///
@@ -16,18 +30,48 @@ pub struct Snapshot {
     version: ResourceVersion,
     /// Which of the scope's lists it goes back to. What was known before a fresh list does not mix with it.
     generation: u64,
-    objects: OrdSet<ByKey>,
+    /// `None` before the first list.
+    layout: Option<Layout>,
+    leaves: OrdSet<ByFirstKey>,
+    by_field: Option<ByField>,
+    len: usize,
     size: usize,
+}
+
+/// An object that is not part of the newest state any more.
+pub(super) struct Replaced {
+    pub(super) object: Arc<Object>,
+    /// Its bytes hold the bytes of others in memory.
+    pub(super) shares: bool,
 }
 
 impl Snapshot {
     /// A snapshot of `objects` at `version`; of several objects with one key the last stays.
-    pub fn new(version: ResourceVersion, objects: impl IntoIterator<Item = Arc<Object>>) -> Self {
-        let mut snapshot = Self { version, ..Self::default() };
-        for object in objects {
-            snapshot.insert(object);
+    pub fn new(version: ResourceVersion, layout: Layout, objects: impl IntoIterator<Item = Object>) -> Self {
+        let mut objects: Vec<Object> = objects.into_iter().collect();
+        // Upstream lists in this order.
+        if !objects.is_sorted_by(|one, next| one.key() < next.key()) {
+            objects.reverse();
+            objects.sort_by(|one, next| one.key().cmp(next.key()));
+            objects.dedup_by(|later, first| later.key() == first.key());
         }
-        snapshot
+        let by_field = layout.indexed.map(|position| ByField::new(position, &objects));
+        let (len, size) = (objects.len(), objects.iter().map(Object::size).sum());
+        let mut leaves = OrdSet::new();
+        let (mut next, mut bytes) = (Vec::new(), 0);
+        // One after the other, so that what they were read from is let go of meanwhile.
+        for object in objects {
+            bytes += object.bytes.len();
+            next.push(object);
+            if bytes >= FULL || next.len() >= Leaf::MANY {
+                bytes = 0;
+                leaves.insert(ByFirstKey::of_new(&layout.form, std::mem::take(&mut next)));
+            }
+        }
+        if !next.is_empty() {
+            leaves.insert(ByFirstKey::of_new(&layout.form, next));
+        }
+        Self { version, generation: 0, layout: Some(layout), leaves, by_field, len, size }
     }
 
     /// The version this is the state at. Every object's own version is at most this.
@@ -37,12 +81,12 @@ impl Snapshot {
 
     /// How many objects there are.
     pub fn len(&self) -> usize {
-        self.objects.len()
+        self.len
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.objects.is_empty()
+        self.len == 0
     }
 
     /// Bytes held by the objects.
@@ -50,15 +94,20 @@ impl Snapshot {
         self.size
     }
 
+    /// Bytes of what is held for readers that take gzip. Looks at all leaves.
+    pub fn compressed_size(&self) -> usize {
+        self.leaves.iter().map(|leaf| leaf.0.compressed_bytes()).sum()
+    }
+
     /// The object with this key (`namespace/name`, or `name` when cluster-scoped).
     pub fn get(&self, key: &str) -> Option<&Arc<Object>> {
-        self.objects.get(key).map(|entry| &entry.0)
+        let leaf = &self.leaves.get_prev(key)?.0;
+        Some(&leaf.objects()[leaf.place(key).ok()?])
     }
 
     /// The objects of one namespace, or of all, in key order.
     pub fn items<'a>(&'a self, namespace: Option<&str>) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
-        let (from, to) = bounds(namespace);
-        self.objects.range::<_, str>((as_deref(&from), as_deref(&to))).map(|entry| &entry.0)
+        self.items_after(namespace, None)
     }
 
     /// The objects of one namespace, or of all, whose keys come after `after`. That is relative to the
@@ -68,25 +117,29 @@ impl Snapshot {
         namespace: Option<&str>,
         after: Option<&str>,
     ) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
-        let (mut from, to) = bounds(namespace);
-        match (after, &mut from) {
-            (Some(after), Bound::Included(key)) => {
-                key.push_str(after);
-                from = Bound::Excluded(std::mem::take(key));
-            }
-            (Some(after), from) => *from = Bound::Excluded(after.to_owned()),
-            (None, _) => {}
-        }
-        // A token of another list may lie behind the end.
-        let empty = matches!((&from, &to), (Bound::Excluded(from), Bound::Excluded(to)) if from >= to);
-        let range = (!empty).then(|| self.objects.range::<_, str>((as_deref(&from), as_deref(&to))));
-        range.into_iter().flatten().map(|entry| &entry.0)
+        self.parts(Bounds::after(namespace, after)).flat_map(|(leaf, from, to)| &leaf.objects()[from..to])
     }
 
-    /// As [`Snapshot::items`], as an iterator that owns its snapshot, for bodies that outlive the caller.
-    pub fn into_items(self, namespace: Option<&str>) -> Items {
-        let (from, to) = bounds(namespace);
-        Items { snapshot: self, from, to }
+    /// The same, in pieces that can be sent as they are.
+    pub fn runs_after<'a>(
+        &'a self,
+        namespace: Option<&str>,
+        after: Option<&str>,
+    ) -> impl Iterator<Item = Run> + use<'a> {
+        let parts = self.parts(Bounds::after(namespace, after));
+        parts.map(|(leaf, from, to)| Run { leaf: Arc::clone(leaf), range: from..to })
+    }
+
+    /// The objects whose field at this position has this value, in key order; `None` if they are not known by it.
+    pub fn with_field(&self, position: usize, value: &str) -> Option<impl Iterator<Item = &Arc<Object>>> {
+        let index = self.by_field.as_ref().filter(|index| index.position() == position)?;
+        Some(index.keys(value).filter_map(|key| self.get(key)))
+    }
+
+    /// As [`Snapshot::runs_after`] from the beginning, as an iterator that owns its snapshot, for bodies that
+    /// outlive the caller.
+    pub fn into_runs(self, namespace: Option<&str>) -> Runs {
+        Runs { bounds: Bounds::after(namespace, None), snapshot: self }
     }
 
     /// Takes an event back that led to this state. Its version is the caller's to set.
@@ -115,68 +168,179 @@ impl Snapshot {
         self.generation = generation;
     }
 
-    pub(super) fn insert(&mut self, object: Arc<Object>) -> Option<Arc<Object>> {
-        self.size += object.size();
-        let old = self.objects.insert(ByKey(object)).map(|entry| entry.0);
-        self.size -= old.as_ref().map_or(0, |old| old.size());
-        old
+    /// How many leaves there are: what one look at all of them costs.
+    pub(super) fn leaves(&self) -> usize {
+        self.leaves.len()
     }
 
-    pub(super) fn remove(&mut self, key: &str) -> Option<Arc<Object>> {
-        let old = self.objects.remove(key).map(|entry| entry.0);
-        self.size -= old.as_ref().map_or(0, |old| old.size());
-        old
-    }
-}
-
-/// The keys of a namespace: they start with `namespace/`, and `0` is the byte after `/`.
-fn bounds(namespace: Option<&str>) -> (Bound<String>, Bound<String>) {
-    match namespace {
-        None => (Bound::Unbounded, Bound::Unbounded),
-        Some(namespace) => {
-            (Bound::Included(format!("{namespace}/")), Bound::Excluded(format!("{namespace}0")))
+    /// Lets go of what is held twice, as its bytes were put in one place for a reader.
+    pub(super) fn settle(&mut self) {
+        let twice: Vec<_> = self.leaves.iter().filter(|leaf| leaf.0.is_held_twice()).cloned().collect();
+        for leaf in twice {
+            self.leaves.insert(ByFirstKey(Arc::new(leaf.0.settle())));
         }
     }
-}
 
-fn as_deref(bound: &Bound<String>) -> Bound<&str> {
-    match bound {
-        Bound::Included(key) => Bound::Included(key),
-        Bound::Excluded(key) => Bound::Excluded(key),
-        Bound::Unbounded => Bound::Unbounded,
+    /// Puts an object in the place of the one with its key. Before the first list there is no place.
+    pub(super) fn insert(&mut self, object: Arc<Object>) -> Option<Replaced> {
+        let form = Arc::clone(&self.layout.as_ref()?.form);
+        self.size += object.size();
+        if let Some(index) = &mut self.by_field {
+            index.insert(&object);
+        }
+        let Some(leaf) = self.leaves.get_prev(object.key()).or_else(|| self.leaves.get_min()).cloned() else {
+            self.len += 1;
+            self.leaves.insert(ByFirstKey(Arc::new(Leaf::new(&form, vec![object]))));
+            return None;
+        };
+        let (changed, old) = leaf.0.with(Arc::clone(&object));
+        if changed.first_key() != leaf.0.first_key() {
+            self.leaves.remove(&leaf);
+        }
+        match changed.split() {
+            None => drop(self.leaves.insert(ByFirstKey(Arc::new(changed)))),
+            Some((one, next)) => {
+                self.leaves.insert(ByFirstKey(Arc::new(one)));
+                self.leaves.insert(ByFirstKey(Arc::new(next)));
+            }
+        }
+        let Some(old) = old else {
+            self.len += 1;
+            return None;
+        };
+        self.size -= old.size();
+        if let Some(index) = &mut self.by_field {
+            index.replaced(&old, &object);
+        }
+        Some(Replaced { shares: leaf.0.shares(&old), object: old })
+    }
+
+    pub(super) fn remove(&mut self, key: &str) -> Option<Replaced> {
+        let leaf = self.leaves.get_prev(key)?.clone();
+        let (rest, old) = leaf.0.without(key)?;
+        self.leaves.remove(&leaf);
+        if let Some(rest) = rest {
+            let next =
+                self.leaves.get_next(rest.first_key()).filter(|next| rest.is_to_join(&next.0)).cloned();
+            let joined = next.map(|next| {
+                self.leaves.remove(&next);
+                rest.join(&next.0)
+            });
+            self.leaves.insert(ByFirstKey(Arc::new(joined.unwrap_or(rest))));
+        }
+        self.len -= 1;
+        self.size -= old.size();
+        if let Some(index) = &mut self.by_field {
+            index.remove(&old);
+        }
+        Some(Replaced { shares: leaf.0.shares(&old), object: old })
+    }
+
+    /// The leaves that have keys within the bounds, and the first and last of their objects that do.
+    fn parts(&self, bounds: Bounds) -> impl Iterator<Item = (&Arc<Leaf>, usize, usize)> {
+        let begin = self.leaves.get_prev(bounds.from.as_str()).map_or("", |leaf| leaf.0.first_key());
+        let leaves = self.leaves.range::<_, str>((Bound::Included(begin), Bound::Unbounded));
+        let parts = leaves.map_while(move |ByFirstKey(leaf)| {
+            let (from, to) = bounds.within(leaf);
+            // The first leaf may end before the bounds begin.
+            let first = leaf.first_key() <= bounds.from.as_str();
+            (from < to || first).then_some((leaf, from, to))
+        });
+        parts.filter(|(_, from, to)| from < to)
     }
 }
 
-/// Walks a snapshot it owns, a batch at a time.
-#[derive(Debug)]
-pub struct Items {
-    snapshot: Snapshot,
-    from: Bound<String>,
-    to: Bound<String>,
+/// Keys from one, which may count or not, to one before which they end.
+#[derive(Clone, Debug)]
+struct Bounds {
+    from: String,
+    with_from: bool,
+    to: Option<String>,
 }
 
-impl Items {
+impl Bounds {
+    /// The keys of a namespace start with `namespace/`, and `0` is the byte after `/`.
+    fn after(namespace: Option<&str>, after: Option<&str>) -> Self {
+        let prefix = namespace.map(|namespace| format!("{namespace}/")).unwrap_or_default();
+        let to = namespace.map(|namespace| format!("{namespace}0"));
+        Self { from: prefix + after.unwrap_or_default(), with_from: after.is_none(), to }
+    }
+
+    /// The first of a leaf's objects within, and the first behind them.
+    fn within(&self, leaf: &Leaf) -> (usize, usize) {
+        let (first, last) = (leaf.first_key(), leaf.objects().last().map_or("", |object| object.key()));
+        let from = if first > self.from.as_str() {
+            0
+        } else {
+            leaf.place(&self.from).map_or_else(|place| place, |place| place + usize::from(!self.with_from))
+        };
+        let to = match &self.to {
+            Some(to) if last >= to.as_str() => leaf.place(to).unwrap_or_else(|place| place),
+            _ => leaf.objects().len(),
+        };
+        // A token of another list may lie behind the end.
+        (from.min(to), to)
+    }
+}
+
+/// Walks a snapshot it owns, a piece at a time.
+#[derive(Debug)]
+pub struct Runs {
+    snapshot: Snapshot,
+    bounds: Bounds,
+}
+
+impl Runs {
     /// The version of the snapshot walked over.
     pub fn version(&self) -> ResourceVersion {
         self.snapshot.version
     }
+}
 
-    /// Calls `each` with the next objects until it answers `false` or the end is reached.
-    /// Returns whether there is more; the object at which `each` said `false` counts as taken.
-    pub fn next_batch(&mut self, mut each: impl FnMut(&Arc<Object>) -> bool) -> bool {
-        let mut last = None;
-        for entry in self.snapshot.objects.range::<_, str>((as_deref(&self.from), as_deref(&self.to))) {
-            if !each(&entry.0) {
-                last = Some(entry.0.key().to_owned());
-                break;
-            }
-        }
-        match last {
-            Some(key) => {
-                self.from = Bound::Excluded(key);
-                true
-            }
-            None => false,
-        }
+impl Iterator for Runs {
+    type Item = Run;
+
+    fn next(&mut self) -> Option<Run> {
+        let (leaf, from, to) = self.snapshot.parts(self.bounds.clone()).next()?;
+        let run = Run { leaf: Arc::clone(leaf), range: from..to };
+        run.objects().last()?.key().clone_into(&mut self.bounds.from);
+        self.bounds.with_from = false;
+        Some(run)
+    }
+}
+
+/// Orders leaves by their first key, so that a snapshot is a set that can be searched by key.
+#[derive(Clone, Debug)]
+struct ByFirstKey(Arc<Leaf>);
+
+impl ByFirstKey {
+    fn of_new(form: &Arc<TypeForm>, objects: Vec<Object>) -> Self {
+        Self(Arc::new(Leaf::of_new(form, objects)))
+    }
+}
+
+impl PartialEq for ByFirstKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.first_key() == other.0.first_key()
+    }
+}
+
+impl Eq for ByFirstKey {}
+
+impl PartialOrd for ByFirstKey {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for ByFirstKey {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.first_key().cmp(other.0.first_key())
+    }
+}
+
+impl std::borrow::Borrow<str> for ByFirstKey {
+    fn borrow(&self) -> &str {
+        self.0.first_key()
     }
 }

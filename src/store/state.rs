@@ -9,7 +9,7 @@ use parking_lot::RwLock;
 use super::compressed::Compressed;
 use super::object::Object;
 use super::pins::Pins;
-use super::snapshot::Snapshot;
+use super::snapshot::{Replaced, Snapshot};
 use super::wake::{Index, Interest, NOTHING, Slot};
 use super::window::{Event, Limits, Window};
 use crate::kube::{EventKind, Frame, ResourceVersion};
@@ -29,7 +29,7 @@ pub fn new(limits: Limits) -> (Writer, Reader) {
             closed: None,
         }),
     });
-    (Writer { shared: Arc::clone(&shared) }, Reader { shared })
+    (Writer { shared: Arc::clone(&shared), untidy: 0 }, Reader { shared })
 }
 
 /// Why a scope stopped for good: its watches end as upstream's would.
@@ -100,6 +100,8 @@ pub enum Inconsistent {
 #[derive(Debug)]
 pub struct Writer {
     shared: Arc<Shared>,
+    /// Changes since all leaves were looked at.
+    untidy: usize,
 }
 
 impl Writer {
@@ -146,16 +148,19 @@ impl Writer {
             return Err(Inconsistent::Existence { kind: frame.kind.as_str(), key, held });
         }
         let object = Arc::new(object);
-        let previous = if frame.kind == EventKind::Deleted {
+        let replaced = if frame.kind == EventKind::Deleted {
             state.snapshot.remove(object.key())
         } else {
             state.snapshot.insert(Arc::clone(&object))
         };
+        tidy(&mut self.untidy, &mut state);
+        let (previous, copied) = replaced.map_or((None, 0), history);
         state.advance(version);
         let sequence = state.window.head();
         let wakers = state.index.mark(sequence, previous.as_deref(), &object);
         let compressed = Compressed::counted_in(state.window.compressed());
-        let event = Event { kind: frame.kind, version, object, previous, frame: frame.frame, compressed };
+        let event =
+            Event { kind: frame.kind, version, object, previous, copied, frame: frame.frame, compressed };
         state.window.push(now, Arc::new(event));
         drop(state);
         wake(wakers);
@@ -169,6 +174,7 @@ impl Writer {
             state.advance(version);
         }
         state.window.trim(now);
+        tidy(&mut self.untidy, &mut state);
         let oldest = now.checked_sub(state.window.age());
         state.pins.let_go(oldest);
     }
@@ -190,6 +196,27 @@ impl Drop for Writer {
             self.close(Closed::Gone);
         }
     }
+}
+
+/// Lets go of what is held twice, so rarely that it costs a change next to nothing.
+fn tidy(changes: &mut usize, state: &mut State) {
+    *changes += 1;
+    if *changes > state.snapshot.leaves() {
+        *changes = 0;
+        state.snapshot.settle();
+    }
+}
+
+/// An object as an event keeps it, and the bytes it takes by itself. It may stay for long: what lies beside it in
+/// memory is not to stay with it.
+fn history(Replaced { object, shares }: Replaced) -> (Option<Arc<Object>>, usize) {
+    if !shares {
+        return (Some(object), 0);
+    }
+    let Object { bytes, version, attributes } = &*object;
+    let alone = Object { bytes: bytes.detached(), version: *version, attributes: attributes.clone() };
+    let size = alone.size();
+    (Some(Arc::new(alone)), size)
 }
 
 fn wake(wakers: Vec<Waker>) {

@@ -9,25 +9,40 @@ use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::*;
-use crate::kube::{Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ResourceVersion, scan};
+use crate::kube::{
+    Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ResourceVersion, TypeForm, scan,
+};
 
-fn fields() -> FieldTable {
+pub(super) fn fields() -> FieldTable {
     FieldTable::builtin(&GroupVersionResource::new("", "v1", "pods"), true).unwrap()
 }
 
+pub(super) fn layout() -> Layout {
+    let list = "{\"kind\":\"PodList\",\"apiVersion\":\"v1\",\"metadata\":{\"resourceVersion\":\"9\"},\"items\":[]}\n";
+    let (form, _) = TypeForm::learn(Encoding::Json, "Pod", &Bytes::from_static(list.as_bytes())).unwrap();
+    Layout { form: Arc::new(form), indexed: fields().indexed() }
+}
+
 fn object(key: &str, version: u64, node: &str) -> Object {
+    sized(key, version, node, 0)
+}
+
+/// An object with so many bytes more.
+pub(super) fn sized(key: &str, version: u64, node: &str, more: usize) -> Object {
     let (namespace, name) = key.split_once('/').unwrap();
+    let more = "x".repeat(more);
     let text = format!(
-        r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{"name":"{name}","namespace":"{namespace}","resourceVersion":"{version}"}},"spec":{{"nodeName":"{node}"}}}}"#
+        r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{"name":"{name}","namespace":"{namespace}","resourceVersion":"{version}"}},"spec":{{"nodeName":"{node}","more":"{more}"}}}}"#
     );
     let scanned = scan(Encoding::Json, text.as_bytes(), &fields()).unwrap();
-    Object { bytes: text.into(), version: scanned.version, attributes: scanned.attributes }
+    let bytes = layout().form.store(&text.into());
+    Object { bytes, version: scanned.version, attributes: scanned.attributes }
 }
 
 fn frame(kind: EventKind, object: &Object) -> Frame {
-    let text =
-        format!("{{\"type\":\"{}\",\"object\":{}}}\n", kind.as_str(), String::from_utf8_lossy(&object.bytes));
-    Frame { kind, frame: Bytes::from(text), object: object.bytes.clone() }
+    let frame = layout().form.event(kind, &object.bytes);
+    let head = format!("{{\"type\":\"{}\",\"object\":", kind.as_str()).len();
+    Frame { kind, object: frame.slice(head..frame.len() - 2), frame }
 }
 
 fn put(writer: &mut Writer, now: Instant, kind: EventKind, key: &str, version: u64, node: &str) {
@@ -40,8 +55,8 @@ fn big() -> Limits {
 }
 
 fn at(version: u64, objects: &[(&str, u64)]) -> Snapshot {
-    let objects = objects.iter().map(|(key, version)| Arc::new(object(key, *version, "n1")));
-    Snapshot::new(ResourceVersion(version), objects)
+    let objects = objects.iter().map(|(key, version)| object(key, *version, "n1"));
+    Snapshot::new(ResourceVersion(version), layout(), objects)
 }
 
 #[derive(Default)]
@@ -542,8 +557,8 @@ proptest! {
                 }
                 Op::Relist => {
                     version += 3;
-                    let objects = model.iter().map(|(key, (at, node))| Arc::new(object(key, *at, node)));
-                    writer.replace(Snapshot::new(ResourceVersion(version), objects));
+                    let objects = model.iter().map(|(key, (at, node))| object(key, *at, node));
+                    writer.replace(Snapshot::new(ResourceVersion(version), layout(), objects));
                     // What happened before is known to nobody who had not read it.
                     history.push((version, "relist".into(), None, String::new()));
                 }

@@ -20,6 +20,8 @@ pub struct Event {
     pub object: Arc<Object>,
     /// The state before, which tells whether a selector's view had the object.
     pub previous: Option<Arc<Object>>,
+    /// Bytes that are held for `previous` alone.
+    pub(super) copied: usize,
     /// The whole watch frame as upstream sent it.
     pub frame: Bytes,
     /// The same compressed, once somebody wanted it so.
@@ -35,8 +37,8 @@ impl Event {
     /// What it takes as long as it is in the window. Its compressed form, which comes later if at all, counts
     /// in the tally.
     fn size(&self) -> usize {
-        // `object` usually shares the frame's bytes, and `previous` was paid for when it was new.
-        self.frame.len() + self.object.attributes.heap_size() + size_of::<Self>()
+        // `object` shares the frame's bytes, and `previous` is a part of the frame of an event before, or copied.
+        self.frame.len() + self.copied + self.object.attributes.heap_size() + size_of::<Self>()
     }
 }
 

@@ -12,7 +12,7 @@ use tokio::time::{Instant, Sleep};
 use super::chunk::{Chunk, Coding};
 use super::view::{Seen, View};
 use crate::kube::{BookmarkForm, Malformed, ResourceVersion, Status, TypeForm};
-use crate::store::{Items, Step, Subscription};
+use crate::store::{Run, Runs, Step, Subscription};
 
 /// Bookmarks come about this often. Source: `cacher.go` (defaultBookmarkFrequency).
 const BOOKMARK_EVERY: Duration = Duration::from_mins(1);
@@ -107,7 +107,9 @@ pub struct Terms {
 /// The state a watch begins with.
 pub struct Initial {
     /// Objects still to be sent as ADDED.
-    pub items: Items,
+    pub runs: Runs,
+    /// What comes before them: the rest of one that was begun.
+    pub rest: Option<Run>,
     /// The bookmark that ends them.
     pub end_mark: Option<Bytes>,
 }
@@ -222,23 +224,34 @@ impl WatchBody {
     fn initial_chunk(&mut self) -> Option<Bytes> {
         let Phase::Initial(initial) = &mut self.phase else { return None };
         let mut chunk = Chunk::new(self.coding);
-        let mut failed = None;
-        let more = initial.items.next_batch(|object| {
-            if self.view.filter.matches(&object.attributes) {
-                match self.view.initial(object, &self.form) {
-                    Ok(frame) => chunk.push(frame),
-                    Err(error) => failed = Some(error),
+        let shared = self.coding == Coding::Gzip && self.view.is_plain();
+        while chunk.bytes() < CHUNK {
+            let Some(mut run) = initial.rest.take().or_else(|| initial.runs.next()) else {
+                if let Some(mark) = initial.end_mark.take() {
+                    chunk.push(mark);
+                }
+                self.phase = Phase::Following;
+                break;
+            };
+            if shared {
+                chunk.push_run(&run);
+                continue;
+            }
+            let mut done = 0;
+            for object in run.objects() {
+                if chunk.bytes() >= CHUNK {
+                    break;
+                }
+                done += 1;
+                if self.view.filter.matches(&object.attributes)
+                    && let Err(error) = chunk.make(|out| self.view.put_initial(object, &self.form, out))
+                {
+                    self.broken(&error, &mut chunk);
+                    return self.hand_out(chunk);
                 }
             }
-            chunk.bytes() < CHUNK && failed.is_none()
-        });
-        if let Some(error) = failed {
-            self.broken(&error, &mut chunk);
-        } else if !more {
-            if let Some(mark) = initial.end_mark.take() {
-                chunk.push(mark);
-            }
-            self.phase = Phase::Following;
+            run.advance(done);
+            initial.rest = Some(run).filter(|run| !run.is_empty());
         }
         self.hand_out(chunk)
     }

@@ -2,7 +2,7 @@
 use bytes::{Bytes, BytesMut};
 
 use crate::kube::gzip_member;
-use crate::store::Event;
+use crate::store::{Event, Run};
 
 /// The content coding of a watch's body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,17 +21,17 @@ pub(super) struct Chunk {
     coding: Coding,
     /// How many frames were put in.
     frames: usize,
-    /// Their bytes before they are compressed: what a chunk is limited by.
+    /// What it took to put them in, in bytes: what a chunk is limited by.
     bytes: usize,
     /// What is ready to be sent.
     pieces: Vec<Bytes>,
-    /// What comes behind it and is to be compressed yet: frames that were made for this watch.
-    plain: Vec<Bytes>,
+    /// What comes behind it and was made for this watch; to be compressed yet.
+    made: BytesMut,
 }
 
 impl Chunk {
     pub(super) fn new(coding: Coding) -> Self {
-        Self { coding, frames: 0, bytes: 0, pieces: Vec::new(), plain: Vec::new() }
+        Self { coding, frames: 0, bytes: 0, pieces: Vec::new(), made: BytesMut::new() }
     }
 
     pub(super) fn frames(&self) -> usize {
@@ -44,48 +44,66 @@ impl Chunk {
 
     /// Adds a frame that was made for this watch.
     pub(super) fn push(&mut self, frame: Bytes) {
-        self.count(&frame);
+        self.count(1, frame.len());
         match self.coding {
-            Coding::Identity => self.pieces.push(frame),
-            Coding::Gzip => self.plain.push(frame),
+            Coding::Identity => self.push_ready(frame),
+            Coding::Gzip => self.made.extend_from_slice(&frame),
         }
+    }
+
+    /// Adds a frame that `put` appends, if it does not fail.
+    pub(super) fn make<E>(&mut self, put: impl FnOnce(&mut BytesMut) -> Result<(), E>) -> Result<(), E> {
+        let before = self.made.len();
+        put(&mut self.made).inspect_err(|_| self.made.truncate(before))?;
+        self.count(1, self.made.len() - before);
+        Ok(())
     }
 
     /// Adds an event in upstream's own frame.
     pub(super) fn push_whole(&mut self, event: &Event) {
-        self.count(&event.frame);
-        self.compress();
-        self.pieces.push(match self.coding {
+        self.count(1, event.frame.len());
+        self.push_ready(match self.coding {
             Coding::Identity => event.frame.clone(),
             Coding::Gzip => event.compressed(),
         });
     }
 
+    /// Adds a run of objects as ADDED events. Only for watches that are compressed.
+    pub(super) fn push_run(&mut self, run: &Run) {
+        let had = run.is_added_compressed();
+        let member = run.added_compressed();
+        self.count(run.len(), if had { member.len() } else { run.items_len() });
+        self.push_ready(member);
+    }
+
     /// All of it, in one piece.
     pub(super) fn join(mut self) -> Bytes {
-        self.compress();
-        join(&mut self.pieces)
+        self.finish_made();
+        if self.pieces.len() == 1 {
+            // A piece alone is passed on without a copy.
+            return self.pieces.remove(0);
+        }
+        self.pieces.concat().into()
     }
 
-    fn count(&mut self, frame: &Bytes) {
-        self.frames += 1;
-        self.bytes += frame.len();
+    fn count(&mut self, frames: usize, bytes: usize) {
+        self.frames += frames;
+        self.bytes += bytes;
     }
 
-    /// Frames in a row become one member.
-    fn compress(&mut self) {
-        if !self.plain.is_empty() {
-            self.pieces.push(gzip_member(&join(&mut self.plain)));
+    fn push_ready(&mut self, piece: Bytes) {
+        self.finish_made();
+        self.pieces.push(piece);
+    }
+
+    /// What was made in a row becomes one piece.
+    fn finish_made(&mut self) {
+        if !self.made.is_empty() {
+            let made = self.made.split().freeze();
+            self.pieces.push(match self.coding {
+                Coding::Identity => made,
+                Coding::Gzip => gzip_member(&made),
+            });
         }
     }
-}
-
-/// A piece alone is passed on without a copy.
-fn join(pieces: &mut Vec<Bytes>) -> Bytes {
-    if pieces.len() == 1 {
-        return pieces.remove(0);
-    }
-    let mut joined = BytesMut::with_capacity(pieces.iter().map(Bytes::len).sum());
-    pieces.drain(..).for_each(|piece| joined.extend_from_slice(&piece));
-    joined.freeze()
 }

@@ -17,7 +17,7 @@ use crate::kube::{
     BookmarkForm, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, LabelSelector, PartialForm,
     ResourceVersion, TypeForm, scan,
 };
-use crate::store::{self, Limits, Object, Reader, Snapshot, Start, Writer};
+use crate::store::{self, Layout, Limits, Object, Reader, Snapshot, Start, Writer};
 
 /// What was counted of a watch: events and bytes handed out, and how it ended.
 #[derive(Clone, Default)]
@@ -77,9 +77,10 @@ impl Rig {
             bookmarks: Arc::new(ArcSwapOption::from_pointee(bookmark)),
             version: 100,
         };
-        let objects: Vec<_> =
-            (0..objects).map(|n| Arc::new(rig.object(&format!("first-{n}"), n + 1, "gold"))).collect();
-        rig.writer.replace(Snapshot::new(ResourceVersion(100), objects));
+        let objects = (0..objects).map(|n| rig.object(&format!("first-{n}"), n + 1, "gold"));
+        let layout = Layout { form: Arc::clone(&rig.form), indexed: None };
+        let snapshot = Snapshot::new(ResourceVersion(100), layout, objects.collect::<Vec<_>>());
+        rig.writer.replace(snapshot);
         rig
     }
 
@@ -89,13 +90,15 @@ impl Rig {
             r#"{{"kind":"ConfigMap","apiVersion":"v1","metadata":{{"name":"{name}","namespace":"ns","resourceVersion":"{version}","labels":{{"tier":"{tier}"}}}},"data":{{"text":"{data}"}}}}"#
         );
         let scanned = scan(Encoding::Json, text.as_bytes(), &self.fields).unwrap();
-        Object { bytes: text.into(), version: scanned.version, attributes: scanned.attributes }
+        let bytes = self.form.store(&text.into());
+        Object { bytes, version: scanned.version, attributes: scanned.attributes }
     }
 
     fn put(&mut self, kind: EventKind, name: &str, tier: &str) {
         self.version += 1;
         let object = self.object(name, self.version, tier);
-        let frame = Frame { kind, frame: self.form.event(kind, &object.bytes), object: object.bytes.clone() };
+        let frame = self.form.event(kind, &object.bytes);
+        let frame = Frame { kind, object: frame.clone(), frame };
         self.writer.apply(Instant::now().into_std(), frame, object).unwrap();
     }
 
@@ -116,7 +119,7 @@ impl Rig {
             view,
             coding,
             start: version,
-            initial: Some(Initial { items: snapshot.into_items(None), end_mark }),
+            initial: Some(Initial { runs: snapshot.into_runs(None), rest: None, end_mark }),
             bookmarks: Some(Arc::clone(&self.bookmarks)),
             deadline: Instant::now() + Duration::from_mins(30),
             grant: Box::new(said.clone()),

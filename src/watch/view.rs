@@ -1,9 +1,9 @@
 //! What a client with a selector sees of the scope's events.
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 
 use crate::kube::{
     Attributes, BookmarkForm, EventKind, FieldSelector, FieldTable, LabelSelector, Malformed, PartialForm,
-    ResourceVersion, TypeForm,
+    ResourceVersion, Stored, TypeForm,
 };
 use crate::store::{Event, Interest, Object};
 
@@ -66,6 +66,12 @@ impl Filter {
             && self.labels.as_ref().is_none_or(|labels| labels.matches(|key| object.label(key)))
     }
 
+    /// The value that the field at this position must have, if it must have one.
+    pub fn equal_to(&self, position: usize) -> Option<(usize, &str)> {
+        let field = self.fields.iter().find(|field| field.equal && field.position == position)?;
+        Some((position, &field.value))
+    }
+
     /// The narrowest index that holds every event of the view.
     pub fn interest(&self, table: &FieldTable) -> Interest {
         let equal = |label| {
@@ -105,9 +111,18 @@ pub enum Seen {
 }
 
 impl View {
-    /// The frame of an object that the watch begins with.
-    pub fn initial(&self, object: &Object, form: &TypeForm) -> Result<Bytes, Malformed> {
-        self.framed(EventKind::Added, &object.bytes, form)
+    /// Appends the frame of an object that the watch begins with.
+    pub fn put_initial(&self, object: &Object, form: &TypeForm, out: &mut BytesMut) -> Result<(), Malformed> {
+        match &self.partial {
+            None => form.put_event(EventKind::Added, &object.bytes, out),
+            Some(partial) => out.extend_from_slice(&partial.event(EventKind::Added, &object.bytes)?),
+        }
+        Ok(())
+    }
+
+    /// Whether it shows all objects of a namespace, or of all, as they are.
+    pub fn is_plain(&self) -> bool {
+        self.partial.is_none() && self.filter.is_plain()
     }
 
     /// How what the client gets is framed.
@@ -131,7 +146,7 @@ impl View {
         }
     }
 
-    fn framed(&self, kind: EventKind, object: &Bytes, form: &TypeForm) -> Result<Bytes, Malformed> {
+    fn framed(&self, kind: EventKind, object: &Stored, form: &TypeForm) -> Result<Bytes, Malformed> {
         match &self.partial {
             None => Ok(form.event(kind, object)),
             Some(partial) => partial.event(kind, object),

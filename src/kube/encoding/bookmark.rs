@@ -184,13 +184,13 @@ impl BookmarkForm {
 
     /// A whole frame of a bookmark at a version.
     pub fn plain(&self, version: ResourceVersion) -> Bytes {
-        self.form.event(EventKind::Bookmark, &self.object(version, false).into())
+        self.form.event_of(EventKind::Bookmark, &self.object(version, false))
     }
 
     /// A whole frame of the bookmark that ends the initial events, if all of it is known.
     pub fn initial_events_end(&self, version: ResourceVersion) -> Option<Bytes> {
         let known = !matches!(self.blueprint, Blueprint::Unknown);
-        known.then(|| self.form.event(EventKind::Bookmark, &self.object(version, true).into()))
+        known.then(|| self.form.event_of(EventKind::Bookmark, &self.object(version, true)))
     }
 
     fn object(&self, version: ResourceVersion, end: bool) -> Vec<u8> {

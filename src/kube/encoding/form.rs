@@ -1,9 +1,9 @@
 //! How objects of one type are wrapped in gets, lists and watch events.
 use std::sync::Arc;
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes, BytesMut};
 
-use super::{Encoding, EventKind, Frame, Malformed, json, protobuf};
+use super::{Encoding, EventKind, Frame, Malformed, Stored, json, protobuf};
 use crate::kube::ResourceVersion;
 
 /// How objects of one type are wrapped, learned from an answer of upstream's.
@@ -119,55 +119,75 @@ impl TypeForm {
     }
 
     /// The body of a GET.
-    pub fn get_body(&self, object: &Bytes) -> Bytes {
+    pub fn get_body(&self, object: &Stored) -> Bytes {
+        let opening = &self.opening[..self.omitted()];
         let mut out;
         match self.encoding() {
             Encoding::Json => {
-                out = Vec::with_capacity(object.len() + 1);
-                out.extend_from_slice(object);
+                out = Vec::with_capacity(opening.len() + object.len() + 1);
+                out.extend_from_slice(opening);
+                out.extend_from_slice(object.bytes());
                 out.push(b'\n');
             }
             Encoding::Protobuf => {
                 out = Vec::with_capacity(protobuf::envelope_len(&self.opening, object.len()));
                 protobuf::put_envelope_head(&mut out, &self.opening, object.len());
-                out.extend_from_slice(object);
+                out.extend_from_slice(object.bytes());
                 out.extend_from_slice(protobuf::UNKNOWN_TAIL);
             }
         }
         out.into()
     }
 
-    /// A whole watch frame. For an ERROR the object is a Status.
-    pub fn event(&self, kind: EventKind, object: &Bytes) -> Bytes {
-        self.frame(kind, object)
+    /// A whole watch frame.
+    pub fn event(&self, kind: EventKind, object: &Stored) -> Bytes {
+        let mut out = BytesMut::new();
+        self.put_event(kind, object, &mut out);
+        out.freeze()
+    }
+
+    /// Appends a whole watch frame.
+    pub fn put_event(&self, kind: EventKind, object: &Stored, out: &mut BytesMut) {
+        self.put_frame(kind, &self.opening[..self.omitted()], object.bytes(), out);
+    }
+
+    /// A whole watch frame around an object's whole text or message.
+    pub(super) fn event_of(&self, kind: EventKind, object: &[u8]) -> Bytes {
+        let mut out = BytesMut::new();
+        self.put_frame(kind, b"", object, &mut out);
+        out.freeze()
     }
 
     /// A whole ERROR frame around a Status: its JSON text, or its bare protobuf message.
     pub fn status_event(&self, status: &[u8]) -> Bytes {
-        self.frame(EventKind::Error, status)
+        self.event_of(EventKind::Error, status)
     }
 
     /// The object with another `metadata.resourceVersion` and every other byte kept.
     ///
     /// This is the splice a DELETED event needs: it carries the previous object with the version of the change.
     /// Source: `apiserver/pkg/storage/cacher/cacher.go:980-992`.
-    pub fn with_version(&self, object: &Bytes, version: ResourceVersion) -> Result<Bytes, Malformed> {
+    pub fn with_version(&self, object: &Stored, version: ResourceVersion) -> Result<Stored, Malformed> {
         let version = version.to_string();
         match self.encoding() {
             Encoding::Json => {
-                let digits = json::version_span(object)?;
-                Ok([&object[..digits.start], version.as_bytes(), &object[digits.end..]].concat().into())
+                let text = [&self.opening[..self.omitted()], object.bytes()].concat();
+                let digits = json::version_span(&text)?;
+                let spliced = [&text[..digits.start], version.as_bytes(), &text[digits.end..]].concat();
+                Ok(self.store(&spliced.into()))
             }
-            Encoding::Protobuf => protobuf::with_version(object, &version).map(Bytes::from),
+            Encoding::Protobuf => Ok(self.store(&protobuf::with_version(object.bytes(), &version)?.into())),
         }
     }
 
-    fn frame(&self, kind: EventKind, object: &[u8]) -> Bytes {
-        let (mut frame, tail) = self.event_ends(kind, object.len());
-        frame.reserve_exact(object.len() + tail.len());
-        frame.extend_from_slice(object);
-        frame.extend_from_slice(tail);
-        frame.into()
+    /// The object's text comes in two parts.
+    fn put_frame(&self, kind: EventKind, opening: &[u8], rest: &[u8], out: &mut BytesMut) {
+        let length = opening.len() + rest.len();
+        let (head, tail) = self.event_ends(kind, length);
+        out.reserve(head.len() + length + tail.len());
+        for part in [&head, opening, rest, tail] {
+            out.put_slice(part);
+        }
     }
 
     /// What stands before and after an event's object.

@@ -48,6 +48,24 @@ pub(super) fn metadata_span(object: &[u8]) -> Result<Range<usize>, Malformed> {
     Ok(span(object, outer.metadata))
 }
 
+/// The same of what is held of an object ([`Stored`](super::Stored)): its whole text, or what follows kind and
+/// apiVersion. In a struct metadata comes next, and nothing behind it need be looked at.
+pub(super) fn stored_metadata_span(stored: &[u8]) -> Result<Range<usize>, Malformed> {
+    const FIRST: &[u8] = br#""metadata":"#;
+    if !stored.starts_with(b"\"") {
+        return metadata_span(stored);
+    }
+    if let Some(rest) = stored.strip_prefix(FIRST) {
+        let mut values = serde_json::Deserializer::from_slice(rest).into_iter::<&RawValue>();
+        if let Some(Ok(metadata)) = values.next() {
+            return Ok(span(stored, metadata));
+        }
+    }
+    let text = [b"{", stored].concat();
+    let Range { start, end } = metadata_span(&text)?;
+    Ok(start - 1..end - 1)
+}
+
 /// Where the digits of an object's `metadata.resourceVersion` stand, without the quotes.
 pub(super) fn version_span(object: &[u8]) -> Result<Range<usize>, Malformed> {
     #[derive(Deserialize)]

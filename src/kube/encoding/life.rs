@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use serde::Deserialize;
 
 use super::protobuf::{self, Reader};
-use super::{Encoding, Malformed};
+use super::{Encoding, Malformed, Stored};
 
 /// What tells an object from others that had its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,7 +16,11 @@ pub struct Life {
 }
 
 /// Reads it from a stored object.
-pub fn read_life(encoding: Encoding, object: &[u8]) -> Result<Life, Malformed> {
+pub fn read_life(encoding: Encoding, object: &Stored) -> Result<Life, Malformed> {
+    read(encoding, &object.text())
+}
+
+fn read(encoding: Encoding, object: &[u8]) -> Result<Life, Malformed> {
     match encoding {
         Encoding::Json => read_json(object),
         Encoding::Protobuf => read_protobuf(object),
@@ -65,16 +69,16 @@ mod tests {
     fn both_encodings_tell() {
         let life = |uid: &str, is_ending| Life { uid: uid.to_owned(), is_ending };
         let json = br#"{"kind":"Pod","metadata":{"name":"a","uid":"u-1","deletionTimestamp":"2026-01-01T00:00:00Z"}}"#;
-        assert_eq!(read_life(Encoding::Json, json).unwrap(), life("u-1", true));
-        assert_eq!(read_life(Encoding::Json, br#"{"metadata":{"uid":"u"}}"#).unwrap(), life("u", false));
+        assert_eq!(read(Encoding::Json, json).unwrap(), life("u-1", true));
+        assert_eq!(read(Encoding::Json, br#"{"metadata":{"uid":"u"}}"#).unwrap(), life("u", false));
         // Field 1 is the metadata: uid is its field 5, deletionTimestamp its field 9.
         let mut message = vec![0x0a, 5, 0x2a, 3, b'u', b'-', b'1'];
-        assert_eq!(read_life(Encoding::Protobuf, &message).unwrap(), life("u-1", false));
+        assert_eq!(read(Encoding::Protobuf, &message).unwrap(), life("u-1", false));
         message.splice(1..2, [9]);
         message.extend([0x4a, 2, 8, 1]);
-        assert_eq!(read_life(Encoding::Protobuf, &message).unwrap(), life("u-1", true));
+        assert_eq!(read(Encoding::Protobuf, &message).unwrap(), life("u-1", true));
         for garbage in [&b"{}"[..], b"", b"\xff\xff", b"{\"metadata\":3}"] {
-            assert!(read_life(Encoding::Json, garbage).is_err(), "{garbage:?}");
+            assert!(read(Encoding::Json, garbage).is_err(), "{garbage:?}");
         }
     }
 }

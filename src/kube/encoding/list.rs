@@ -1,7 +1,7 @@
 //! Lists: reading upstream's into objects, and writing objects as upstream would.
 use std::ops::Range;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -87,22 +87,8 @@ impl TypeForm {
         }
     }
 
-    /// What a list of these objects has around its items.
-    pub fn list_parts<'a>(
-        &self,
-        version: ResourceVersion,
-        continue_token: Option<&str>,
-        remaining: Option<i64>,
-        items: impl Iterator<Item = &'a Bytes>,
-    ) -> ListParts {
-        let (count, bytes) = items.fold((0, 0), |(count, bytes), object| {
-            (count + 1, bytes + self.item_len(count, object.len()) as u64)
-        });
-        self.list_parts_sized(version, continue_token, remaining, count, bytes)
-    }
-
-    /// The same for items whose number and bytes, by [`item_len`](Self::item_len), are known.
-    pub fn list_parts_sized(
+    /// What a list has around its items: `count` of them, in so many bytes with the separators between them.
+    pub fn list_parts(
         &self,
         version: ResourceVersion,
         continue_token: Option<&str>,
@@ -141,66 +127,6 @@ impl TypeForm {
         ListParts { head: head.into(), tail, items }
     }
 
-    /// Bytes an object takes as an item of a list, with the separator that all but the first have.
-    pub fn item_len(&self, index: usize, object: usize) -> usize {
-        match self.style {
-            Style::Message => protobuf::bytes_field_len(object),
-            Style::Struct { .. } | Style::Sorted => {
-                usize::from(index > 0) + object.saturating_sub(self.hidden())
-            }
-        }
-    }
-
-    /// Appends an object as an item, sharing its bytes.
-    pub fn push_item(&self, index: usize, object: &Bytes, out: &mut Vec<Bytes>) {
-        match self.style {
-            Style::Message => {
-                let mut header = Vec::with_capacity(6);
-                protobuf::put_header(&mut header, protobuf::ITEMS, object.len());
-                out.push(header.into());
-                out.push(object.clone());
-            }
-            Style::Struct { bare_items: true, .. } => {
-                out.push(Bytes::from_static(if index > 0 { b",{" } else { b"{" }));
-                out.push(object.slice(self.opening.len().min(object.len())..));
-            }
-            Style::Struct { .. } | Style::Sorted => {
-                if index > 0 {
-                    out.push(Bytes::from_static(b","));
-                }
-                out.push(object.clone());
-            }
-        }
-    }
-
-    /// Appends an object as an item, copying its bytes.
-    pub fn write_item(&self, index: usize, object: &[u8], out: &mut BytesMut) {
-        out.reserve(self.item_len(index, object.len()));
-        match self.style {
-            Style::Message => {
-                let mut header = Vec::with_capacity(6);
-                protobuf::put_header(&mut header, protobuf::ITEMS, object.len());
-                out.put_slice(&header);
-                out.put_slice(object);
-            }
-            Style::Struct { bare_items: true, .. } => {
-                out.put_slice(if index > 0 { b",{" } else { b"{" });
-                out.put_slice(object.get(self.opening.len()..).unwrap_or_default());
-            }
-            Style::Struct { .. } | Style::Sorted => {
-                if index > 0 {
-                    out.put_u8(b',');
-                }
-                out.put_slice(object);
-            }
-        }
-    }
-
-    /// Bytes an object loses as an item: its opening but for the brace.
-    fn hidden(&self) -> usize {
-        if matches!(self.style, Style::Struct { bare_items: true, .. }) { self.opening.len() - 1 } else { 0 }
-    }
-
     /// The object of an item.
     fn object(&self, item: Bytes) -> Result<Bytes, Malformed> {
         if !matches!(self.style, Style::Struct { bare_items: true, .. }) {
@@ -214,6 +140,14 @@ impl TypeForm {
             return Err(OTHER_STYLE);
         }
         Ok([&self.opening[..], &item[1..]].concat().into())
+    }
+
+    /// Bytes of an item that stands at a place, with the separator before all but the first.
+    fn place_len(&self, index: usize, item: usize) -> usize {
+        match self.style {
+            Style::Message => protobuf::bytes_field_len(item),
+            Style::Struct { .. } | Style::Sorted => usize::from(index > 0) + item,
+        }
     }
 
     fn json_page(&self, body: &Bytes, list: &JsonList<'_>) -> Result<ListPage, Malformed> {
@@ -260,9 +194,8 @@ impl TypeForm {
         remaining: Option<i64>,
     ) -> Result<ListPage, Malformed> {
         let token = token.filter(|token| !token.is_empty());
-        let lengths = places.iter().map(|place| place.len() + self.hidden());
-        let items = lengths.enumerate().map(|(index, length)| self.item_len(index, length) as u64).sum();
-        let parts = self.list_parts_sized(version, token, remaining, places.len(), items);
+        let items = places.iter().enumerate().map(|(index, place)| self.place_len(index, place.len()) as u64);
+        let parts = self.list_parts(version, token, remaining, places.len(), items.sum());
         if parts.body_len() != body.len() as u64
             || !body.starts_with(&parts.head)
             || !body.ends_with(&parts.tail)
@@ -273,7 +206,7 @@ impl TypeForm {
         let mut objects = Vec::with_capacity(places.len());
         for (index, place) in places.into_iter().enumerate() {
             // Item by item, so that nothing but upstream's own separators can hide between them.
-            position += self.item_len(index, place.len() + self.hidden());
+            position += self.place_len(index, place.len());
             if place.end != position {
                 return Err(OTHER_STYLE);
             }

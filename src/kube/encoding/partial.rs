@@ -8,8 +8,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use serde_json::value::RawValue;
 
 use super::form::Style;
-use super::{Encoding, EventKind, ListParts, Malformed, TypeForm, json, object_meta, protobuf};
-use crate::kube::ResourceVersion;
+use super::{Encoding, EventKind, Malformed, Stored, TypeForm, json, object_meta, protobuf};
 
 const LIST_KIND: &str = "PartialObjectMetadataList";
 const API_VERSION: &str = "meta.k8s.io/v1";
@@ -78,13 +77,14 @@ impl PartialForm {
     }
 
     /// The metadata of a full object; shares its bytes where upstream prints both alike.
-    pub fn metadata(&self, object: &Bytes) -> Result<Bytes, Malformed> {
+    pub fn metadata(&self, object: &Stored) -> Result<Bytes, Malformed> {
         let (source, wanted) = (self.source, self.form.encoding());
+        let object = object.bytes();
         if source == Style::Message {
             let [_, metadata, _] = protobuf::split_metadata(object)?;
             return Ok(object.slice_ref(metadata));
         }
-        let metadata = object.slice(json::metadata_span(object)?);
+        let metadata = object.slice(json::stored_metadata_span(object)?);
         match (source, wanted) {
             (_, Encoding::Protobuf) => object_meta::to_protobuf(&metadata).map(Bytes::from),
             (Style::Sorted, Encoding::Json) => in_struct_order(&metadata),
@@ -99,38 +99,36 @@ impl PartialForm {
         out.freeze()
     }
 
-    /// What a list of objects with this metadata has around its items.
-    pub fn list_parts<'a>(
-        &self,
-        version: ResourceVersion,
-        continue_token: Option<&str>,
-        remaining: Option<i64>,
-        metadata: impl Iterator<Item = &'a Bytes>,
-    ) -> ListParts {
-        let (count, bytes) = metadata.fold((0, 0), |(count, bytes), metadata| {
-            (count + 1, bytes + self.form.item_len(count, self.object_len(metadata.len())) as u64)
-        });
-        self.form.list_parts_sized(version, continue_token, remaining, count, bytes)
+    /// The body of a GET of the object with this metadata.
+    pub fn get_body(&self, metadata: &Bytes) -> Bytes {
+        self.form.get_body(&self.form.store(&self.object(metadata)))
     }
 
-    /// Appends the object with this metadata as an item of a list.
-    pub fn write_item(&self, index: usize, metadata: &[u8], out: &mut BytesMut) {
+    /// Bytes that the object with this metadata takes as an item of a list, with the separator behind it.
+    pub fn item_len(&self, metadata: &[u8]) -> usize {
         let length = self.object_len(metadata.len());
         match self.form.encoding() {
-            Encoding::Json if index > 0 => out.put_u8(b','),
-            Encoding::Json => {}
-            Encoding::Protobuf => {
-                let mut header = Vec::with_capacity(6);
-                protobuf::put_header(&mut header, protobuf::ITEMS, length);
-                out.put_slice(&header);
-            }
+            Encoding::Json => length + self.form.separator(),
+            Encoding::Protobuf => protobuf::bytes_field_len(length),
+        }
+    }
+
+    /// Appends the object with this metadata as an item of a list, with the separator behind it.
+    pub fn put_item(&self, metadata: &[u8], out: &mut BytesMut) {
+        if self.form.encoding() == Encoding::Protobuf {
+            let mut header = Vec::with_capacity(6);
+            protobuf::put_header(&mut header, protobuf::ITEMS, self.object_len(metadata.len()));
+            out.put_slice(&header);
         }
         self.write(metadata, out);
+        if self.form.encoding() == Encoding::Json {
+            out.put_u8(b',');
+        }
     }
 
     /// A whole watch frame of a full object, reduced.
-    pub fn event(&self, kind: EventKind, object: &Bytes) -> Result<Bytes, Malformed> {
-        Ok(self.form.event(kind, &self.object(&self.metadata(object)?)))
+    pub fn event(&self, kind: EventKind, object: &Stored) -> Result<Bytes, Malformed> {
+        Ok(self.form.event_of(kind, &self.object(&self.metadata(object)?)))
     }
 
     /// What stands before and after the metadata of every object, if that is always the same.

@@ -10,8 +10,12 @@ fn read_everything(case: &Case, bytes: &Bytes) {
     let _ = scan(case.encoding, bytes, &case.fields);
     let _ = read_error(case.encoding, bytes);
     let _ = read_bookmark(case.encoding, bytes);
-    let _ = form.check(bytes);
-    let _ = form.with_version(bytes, ResourceVersion(7));
+    if form.check(bytes).is_ok() {
+        let stored = form.store(bytes);
+        let _ = form.with_version(&stored, ResourceVersion(7));
+        let _ = read_life(case.encoding, &stored);
+        let _ = PartialForm::of(&form, case.encoding).metadata(&stored);
+    }
     let _ = BookmarkForm::learn(&form, bytes);
     if let Ok((form, page)) = TypeForm::learn(case.encoding, case.kind, bytes) {
         assert_eq!(write_list(&form, &page), *bytes, "what is accepted can be written again");

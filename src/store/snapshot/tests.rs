@@ -1,0 +1,185 @@
+//! Snapshots and their pieces, beside a plain map of the same objects.
+use std::collections::BTreeMap;
+use std::io::Read;
+
+use bytes::{Bytes, BytesMut};
+use flate2::read::GzDecoder;
+use proptest::prelude::*;
+
+use super::super::tests::{fields, layout, sized};
+use super::*;
+use crate::kube::{Deflated, Member};
+
+/// Namespaces whose order as keys differs from that of their names.
+const NAMESPACES: [&str; 4] = ["a", "a-b", "a.c", "b"];
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// Namespace, name, node, and size.
+    Put(usize, u16, u8, usize),
+    Delete(usize, u16),
+    /// Somebody reads everything, compressed or not.
+    Read(bool),
+    Settle,
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let size = prop_oneof![3 => 0..200usize, 3 => 2_000..9_000usize, 1 => 20_000..90_000usize];
+    let op = prop_oneof![
+        8 => (0..4usize, 0..60u16, 0..3u8, size)
+            .prop_map(|(namespace, name, node, size)| Op::Put(namespace, name, node, size)),
+        3 => (0..4usize, 0..60u16).prop_map(|(namespace, name)| Op::Delete(namespace, name)),
+        1 => any::<bool>().prop_map(Op::Read),
+        1 => Just(Op::Settle),
+    ];
+    proptest::collection::vec(op, 1..200)
+}
+
+/// All items of the runs, read in one of two ways.
+fn items(runs: impl Iterator<Item = Run>, compressed: bool) -> Bytes {
+    let runs: Vec<Run> = runs.collect();
+    if !compressed {
+        return runs.iter().map(Run::items).collect::<Vec<_>>().concat().into();
+    }
+    let mut out = BytesMut::new();
+    let mut member = Member::begin(&mut out);
+    for run in &runs {
+        member.put(&run.deflated(), &mut out);
+        member.put(&Deflated::stored(b","), &mut out);
+    }
+    member.end(&mut out);
+    let mut all = Vec::new();
+    GzDecoder::new(&out[..]).read_to_end(&mut all).unwrap();
+    all.into()
+}
+
+/// The same from the objects themselves.
+fn expected<'a>(objects: impl Iterator<Item = &'a Arc<Object>>) -> Bytes {
+    let mut out = BytesMut::new();
+    objects.for_each(|object| layout().form.put_item(&object.bytes, &mut out));
+    out.freeze()
+}
+
+/// No object keeps more than itself and its neighbours in memory.
+fn is_frugal(snapshot: &Snapshot) -> bool {
+    snapshot.leaves.iter().all(|leaf| leaf.0.held_in_vain() <= leaf.0.objects().len())
+}
+
+proptest! {
+    #[test]
+    fn a_snapshot_is_a_sorted_map(ops in ops(), from in (0..4usize, 0..60u16)) {
+        let node = fields().position("spec.nodeName").unwrap();
+        let mut model: BTreeMap<String, Arc<Object>> = BTreeMap::new();
+        let mut snapshot = Snapshot::new(ResourceVersion(1), layout(), []);
+        let mut kept = Vec::new();
+        for (step, op) in ops.into_iter().enumerate() {
+            let version = step as u64 + 2;
+            match op {
+                Op::Put(namespace, name, node, size) => {
+                    let key = format!("{}/p{name}", NAMESPACES[namespace]);
+                    let object = Arc::new(sized(&key, version, &format!("n{node}"), size));
+                    let old = model.insert(key, Arc::clone(&object));
+                    let replaced = snapshot.insert(object);
+                    prop_assert_eq!(replaced.map(|it| it.object.version), old.map(|it| it.version));
+                }
+                Op::Delete(namespace, name) => {
+                    let key = format!("{}/p{name}", NAMESPACES[namespace]);
+                    let old = model.remove(&key);
+                    let replaced = snapshot.remove(&key);
+                    prop_assert_eq!(replaced.map(|it| it.object.version), old.map(|it| it.version));
+                }
+                Op::Read(compressed) => {
+                    kept.push((snapshot.clone(), expected(model.values())));
+                    prop_assert!(items(snapshot.runs_after(None, None), compressed) == expected(model.values()));
+                }
+                Op::Settle => snapshot.settle(),
+            }
+            prop_assert!(is_frugal(&snapshot));
+        }
+        // As a whole, and after a settling that nobody notices.
+        for _ in 0..2 {
+            prop_assert_eq!(snapshot.len(), model.len());
+            prop_assert_eq!(snapshot.size(), model.values().map(|object| object.size()).sum::<usize>());
+            let versions = |object: &Arc<Object>| (object.key().to_owned(), object.version);
+            prop_assert!(snapshot.items(None).map(versions).eq(model.values().map(versions)));
+            for (key, object) in &model {
+                let held = snapshot.get(key).unwrap();
+                prop_assert_eq!(&held.bytes, &object.bytes);
+            }
+            prop_assert!(snapshot.get("a/none").is_none());
+            // By namespace, from a key on.
+            let (namespace, name) = (NAMESPACES[from.0], format!("p{}", from.1));
+            let of = |namespace: Option<&str>, after: Option<&str>| {
+                let prefix = namespace.map(|namespace| format!("{namespace}/")).unwrap_or_default();
+                let after = after.map(|after| format!("{prefix}{after}"));
+                let within = |key: &&String| {
+                    key.starts_with(&prefix) && after.as_ref().is_none_or(|after| *key > after)
+                };
+                model.keys().filter(within).map(|key| Arc::clone(&model[key])).collect::<Vec<_>>()
+            };
+            let everywhere = format!("{namespace}/{name}");
+            for (namespace, after) in [
+                (None, None),
+                (None, Some(everywhere.as_str())),
+                (Some(namespace), None),
+                (Some(namespace), Some(name.as_str())),
+                (Some(namespace), Some("zz/z")),
+                (Some("none"), None),
+            ] {
+                let wanted = of(namespace, after);
+                let found = snapshot.items_after(namespace, after).map(versions);
+                prop_assert!(found.eq(wanted.iter().map(versions)), "{namespace:?} {after:?}");
+                for compressed in [false, true] {
+                    let runs = snapshot.runs_after(namespace, after);
+                    prop_assert!(items(runs, compressed) == expected(wanted.iter()), "{namespace:?} {after:?}");
+                }
+                let runs: Vec<_> = snapshot.runs_after(namespace, after).collect();
+                prop_assert!(runs.iter().all(|run| !run.is_empty() && run.items_len() == run.items().len()));
+                if after.is_none() {
+                    let owned = snapshot.clone().into_runs(namespace);
+                    prop_assert!(owned.map(|run| run.items()).eq(runs.iter().map(Run::items)));
+                }
+            }
+            // By field.
+            for value in ["n0", "n1", "n", "n11"] {
+                let wanted = model.values().filter(|object| object.attributes.field(node) == value);
+                let found = snapshot.with_field(node, value).unwrap();
+                prop_assert!(found.map(versions).eq(wanted.map(versions)), "{value}");
+            }
+            prop_assert!(snapshot.with_field(node + 1, "n1").is_none());
+            snapshot.settle();
+        }
+        // Whoever holds an older one sees nothing of what came later.
+        for (older, wanted) in &kept {
+            prop_assert!(items(older.runs_after(None, None), false) == wanted);
+        }
+        // The same objects, listed at once, in any order and partly twice.
+        let copy = |object: &Arc<Object>| Object {
+            bytes: object.bytes.clone(), version: object.version, attributes: object.attributes.clone(),
+        };
+        let stale = model.keys().map(|key| sized(key, 1, "n9", 10));
+        let listed = stale.chain(model.values().rev().map(copy)).collect::<Vec<_>>();
+        let listed = Snapshot::new(ResourceVersion(1), layout(), listed);
+        prop_assert_eq!((listed.len(), listed.size()), (snapshot.len(), snapshot.size()));
+        prop_assert!(items(listed.runs_after(None, None), true) == expected(model.values()));
+        prop_assert_eq!(listed.with_field(node, "n9").unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn what_was_compressed_stays_so_until_its_objects_change() {
+    let objects = (0..100).map(|n| sized(&format!("ns/p{n:03}"), 1, "n1", 4_000));
+    let mut snapshot = Snapshot::new(ResourceVersion(1), layout(), objects);
+    let runs = |snapshot: &Snapshot| snapshot.runs_after(None, None).collect::<Vec<_>>();
+    assert!(runs(&snapshot).len() > 10);
+    assert!(runs(&snapshot).iter().all(|run| !run.is_deflated()));
+    runs(&snapshot).iter().for_each(|run| drop(run.deflated()));
+    assert!(runs(&snapshot).iter().all(Run::is_deflated));
+    let before = snapshot.compressed_size();
+    assert!(before > 0);
+    snapshot.insert(Arc::new(sized("ns/p050", 2, "n1", 4_000)));
+    assert_eq!(runs(&snapshot).iter().filter(|run| !run.is_deflated()).count(), 1);
+    assert!(snapshot.compressed_size() < before);
+    snapshot.settle();
+    assert_eq!(runs(&snapshot).iter().filter(|run| !run.is_deflated()).count(), 1);
+}
