@@ -167,13 +167,20 @@ func (p place) try(objects string, flags ...string) result {
 	return upstream.kubectl(p.t, command{args: args, stdin: objects})
 }
 
-func (p place) accepts(t *testing.T, objects string, flags ...string) (warnings string) {
+// accepts has it check several sets of objects, at once if nothing is wrong.
+func (p place) accepts(t *testing.T, sets map[string]string, flags ...string) (warnings string) {
 	t.Helper()
-	r := p.try(objects, flags...)
-	if r.code != 0 {
-		t.Errorf("refused: %s", r.stderr)
+	all := p.try(strings.Join(slices.Collect(maps.Values(sets)), "\n---\n"), flags...)
+	if all.code == 0 {
+		return all.stderr
 	}
-	return r.stderr
+	t.Errorf("refused: %s", all.stderr)
+	for name, set := range sets {
+		if r := p.try(set, flags...); r.code != 0 {
+			t.Errorf("refused of %s: %s", name, r.stderr)
+		}
+	}
+	return all.stderr
 }
 
 // chart renders the chart in each of its modes. The API server has to accept
@@ -192,15 +199,16 @@ func (p place) chart(t *testing.T) {
 		modes[strings.TrimSuffix(filepath.Base(file), ".yaml")] = []string{"-f", file}
 	}
 	flags := knownFlags(t)
+	onHost, others := map[string]string{}, map[string]string{}
 	for _, mode := range slices.Sorted(maps.Keys(modes)) {
 		t.Run(mode, func(t *testing.T) {
 			upstream.helm(t, append([]string{"lint", "--strict", chart}, modes[mode]...)...).succeeds(t, "lint")
 			text := rendered(t, p.namespace, modes[mode]...)
-			warnings := p.accepts(t, text)
 			all := yamlDocuments(t, text)
-			onHost := strings.Contains(text, "hostPort: ") || strings.Contains(text, "hostNetwork: true")
-			if strings.Contains(warnings, "PodSecurity") != onHost {
-				t.Errorf("uses the host: %v; warnings: %s", onHost, warnings)
+			if strings.Contains(text, "hostPort: ") || strings.Contains(text, "hostNetwork: true") {
+				onHost[mode] = text
+			} else {
+				others[mode] = text
 			}
 			pods := append(ofKind(all, "Deployment"), ofKind(all, "DaemonSet")...)
 			if len(pods) != 1 {
@@ -228,6 +236,13 @@ func (p place) chart(t *testing.T) {
 		})
 	}
 
+	if warnings := p.accepts(t, others); strings.Contains(warnings, "PodSecurity") {
+		t.Error(warnings)
+	}
+	if warnings := p.accepts(t, onHost); len(onHost) != 2 || !strings.Contains(warnings, "hostPort") || !strings.Contains(warnings, "hostNetwork") {
+		t.Errorf("%d modes use the host: %s", len(onHost), warnings)
+	}
+
 	// That objects are checked at all.
 	for _, wrong := range [][2]string{{"replicas: 2", "replicas: two"}, {"maxSurge: 1", "maxSurges: 1"}, {"readOnlyRootFilesystem: true", "readOnlyRootFileSystem: true"}} {
 		text := strings.Replace(rendered(t, p.namespace), wrong[0], wrong[1], 1)
@@ -250,7 +265,8 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"servers={api.example.com}":         "servers",
 		"image.digest=latest":               "digest",
 		"serviceAccount.create=false":       "serviceAccount.name",
-		"monitoring.serviceMonitor.enabled=true,monitoring.podMonitor.enabled=true": "either",
+		"kind=DaemonSet,daemonSet.hostNetwork=true,monitoring.podMonitor.enabled=true": "admin.address",
+		"monitoring.serviceMonitor.enabled=true,monitoring.podMonitor.enabled=true":    "either",
 	} {
 		if r := upstream.helm(t, "template", "w", chart, "--set", value); r.code == 0 || !strings.Contains(r.stderr, says) {
 			t.Errorf("%s: exit code %d, %s", value, r.code, r.stderr)

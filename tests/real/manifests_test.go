@@ -55,12 +55,11 @@ func (p place) manifests(t *testing.T) {
 	if len(ways) < 6 {
 		t.Errorf("only %v", slices.Collect(maps.Keys(ways)))
 	}
+	texts := map[string]string{}
 	for _, way := range slices.Sorted(maps.Keys(ways)) {
 		t.Run(way, func(t *testing.T) {
 			text := built(t, ways[way]...)
-			if warnings := p.accepts(t, text); strings.Contains(warnings, "PodSecurity") {
-				t.Error(warnings)
-			}
+			texts[way] = text
 			all := yamlDocuments(t, text)
 			makers := append(ofKind(all, "Deployment"), ofKind(all, "DaemonSet")...)
 			if len(makers) != 1 {
@@ -90,6 +89,9 @@ func (p place) manifests(t *testing.T) {
 				}
 			}
 		})
+	}
+	if warnings := p.accepts(t, texts); strings.Contains(warnings, "PodSecurity") {
+		t.Error(warnings)
 	}
 }
 
@@ -154,7 +156,7 @@ func (p place) sidecar(t *testing.T) {
 	component := must(filepath.Rel(must(filepath.EvalSymlinks(dir))(t), must(filepath.Abs(deploy+"/sidecar"))(t)))(t)
 	check(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), fmt.Appendf(nil, "resources: [app.yaml]\nnamespace: %s\ncomponents: [%s]\n", namespace, component), 0o600))
 	text := upstream.kubectl(t, command{args: []string{"kustomize", dir}}).succeeds(t, "kustomize")
-	if warnings := p.accepts(t, text); strings.Contains(warnings, "PodSecurity") {
+	if warnings := p.accepts(t, map[string]string{"sidecar": text}); strings.Contains(warnings, "PodSecurity") {
 		t.Error(warnings)
 	}
 	all := yamlDocuments(t, text)
@@ -225,7 +227,7 @@ func (p place) recipes(t *testing.T) {
 	if text == "" {
 		t.Fatal("helm/README.md shows no pod")
 	}
-	p.accepts(t, text, "--namespace", p.namespace)
+	p.accepts(t, map[string]string{"recipe": text}, "--namespace", p.namespace)
 	recipe := yamlDocuments(t, text)[0]
 	hook := ofKind(yamlDocuments(t, rendered(t, "watershed-system", "--set", "fullnameOverride=watershed")), "Pod")[0]
 	for _, object := range []*unstructured.Unstructured{recipe, hook} {
