@@ -237,7 +237,51 @@ func TestExpressions(t *testing.T) {
 	}
 }
 
-// constant, rising and silent are series of two hours.
+// TestDashboard: panels have places of their own, and legends name what is there.
+func TestDashboard(t *testing.T) {
+	var board struct {
+		Panels []struct {
+			ID      int
+			Type    string
+			Title   string
+			GridPos struct{ X, Y, W, H int }
+			Targets []struct{ RefID, Expr, LegendFormat string }
+		}
+	}
+	check(t, json.Unmarshal(must(os.ReadFile(dashboardFile))(t), &board))
+	taken := map[[2]int]string{}
+	ids := map[int]bool{}
+	for _, panel := range board.Panels {
+		if ids[panel.ID] || panel.Title == "" || panel.Type != "row" && len(panel.Targets) == 0 {
+			t.Errorf("panel %d %q", panel.ID, panel.Title)
+		}
+		ids[panel.ID] = true
+		place := panel.GridPos
+		for x := place.X; x < place.X+place.W; x++ {
+			for y := place.Y; y < place.Y+place.H; y++ {
+				if other := taken[[2]int{x, y}]; other != "" || x >= 24 {
+					t.Fatalf("%q lies on %q", panel.Title, other)
+				}
+				taken[[2]int{x, y}] = panel.Title
+			}
+		}
+		refs := map[string]bool{}
+		for _, target := range panel.Targets {
+			if refs[target.RefID] {
+				t.Errorf("%q has two %s", panel.Title, target.RefID)
+			}
+			refs[target.RefID] = true
+			for _, label := range regexp.MustCompile(`\{\{(\w+)\}\}`).FindAllStringSubmatch(target.LegendFormat, -1) {
+				grouped := regexp.MustCompile(`by \([^)]*\b` + label[1] + `\b`).MatchString(target.Expr)
+				if whole := !strings.Contains(target.Expr, "sum") && label[1] == "pod"; !grouped && !whole {
+					t.Errorf("%q: the legend names %s, and %s has none", panel.Title, label[1], target.Expr)
+				}
+			}
+		}
+	}
+}
+
+// constant and rising are series of two hours.
 func constant(value float64) []float64 { return slices.Repeat([]float64{value}, 121) }
 
 func rising(perMinute float64) (values []float64) {
