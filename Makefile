@@ -17,7 +17,7 @@ build: ## Build the proxy (debug)
 release: ## Build the proxy (release)
 	$(CARGO) build --locked --release
 
-real: ## Build kube-apiserver, etcd, kubectl and the test harness from Go modules (cached)
+real: ## Build kube-apiserver, etcd, kubectl, helm and the test harness from Go modules (cached)
 	cd $(REAL) && ./build.sh
 
 test: test-rust test-real ## Run every test
@@ -48,7 +48,7 @@ robustness: build real ## Consistent reads through two replicas checked for line
 lint: ## Formatting, clippy, go vet
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --all-targets -- -D warnings
-	cd $(REAL) && test -z "$$(gofmt -l .)" && $(GO) vet ./...
+	cd $(REAL) && test -z "$$(gofmt -l .)" && $(GO) vet ./... && cd tools && $(GO) vet ./...
 
 fmt: ## Format the sources
 	$(CARGO) fmt

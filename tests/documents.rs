@@ -91,7 +91,12 @@ fn every_guarantee_names_tests_that_exist() {
 fn manifests_use_flags_that_exist() {
     let command_line: String =
         read("src/cli.rs") + &all("src/cli", &[".rs"]).into_iter().map(read).collect::<String>();
-    for manifest in ["deploy/base/deployment.yaml", "helm/watershed/templates/deployment.yaml"] {
+    for manifest in [
+        "deploy/base/deployment.yaml",
+        "deploy/daemonset/daemonset.yaml",
+        "deploy/sidecar/sidecar.yaml",
+        "helm/watershed/templates/_pod.tpl",
+    ] {
         let text = read(manifest);
         let flags = text.lines().filter_map(|line| {
             let flag = line.split_once("- --").or_else(|| line.split_once("\"--"))?.1;

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Builds kube-apiserver, etcd, kubectl and the cluster harness into .bin/.
+# Builds kube-apiserver, etcd, kubectl and the cluster harness into .bin/, and
+# helm and a reader of PromQL.
 # Go's build cache makes a repeated run a matter of seconds.
 set -eu
 cd "$(dirname "$0")"
@@ -22,4 +23,15 @@ done
 # -trimpath: packages built with it are not the ones that go test and go vet
 # find in the cache, and half of Kubernetes would be compiled twice.
 mkdir -p .bin
-exec go build -buildvcs=false -ldflags "$ldflags" -o .bin/ ./cmd/...
+go build -buildvcs=false -ldflags "$ldflags" -o .bin/ ./cmd/...
+
+# Helm takes the cluster it has not seen for one of this version.
+for var in \
+	helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1 \
+	helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor="$minor" \
+	helm.sh/helm/v3/pkg/lint/rules.k8sVersionMajor=1 \
+	helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor="$minor"; do
+	ldflags="$ldflags -X $var"
+done
+cd tools
+exec go build -buildvcs=false -ldflags "$ldflags" -o ../.bin/ helm.sh/helm/v3/cmd/helm ./promql

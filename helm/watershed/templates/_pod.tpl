@@ -1,0 +1,181 @@
+{{/* The pod, whatever makes it. */}}
+{{- define "watershed.pod" -}}
+{{- $hostNetwork := include "watershed.hostNetwork" . -}}
+{{- $daemonSet := eq .Values.kind "DaemonSet" -}}
+metadata:
+  labels:
+    {{- include "watershed.labels" . | nindent 4 }}
+    {{- with .Values.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- if or .Values.podAnnotations (include "watershed.hasFiles" .) }}
+  annotations:
+    {{- with .Values.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- if include "watershed.hasFiles" . }}
+    # The configuration is read at the start: another one needs other pods.
+    checksum/files: {{ print (toJson .Values.config) .Values.clientCA | sha256sum }}
+    {{- end }}
+  {{- end }}
+spec:
+  serviceAccountName: {{ include "watershed.serviceAccount" . }}
+  {{- with .Values.image.pullSecrets }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .Values.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- if $hostNetwork }}
+  hostNetwork: true
+  dnsPolicy: ClusterFirstWithHostNet
+  {{- end }}
+  # preStop, --drain-seconds, and some room.
+  terminationGracePeriodSeconds: {{ add .Values.drainSeconds 15 }}
+  securityContext:
+    runAsNonRoot: true
+    runAsUser: 65532
+    runAsGroup: 65532
+    fsGroup: 65532
+    seccompProfile:
+      type: RuntimeDefault
+  {{- if .Values.topologySpreadConstraints }}
+  topologySpreadConstraints:
+    {{- toYaml .Values.topologySpreadConstraints | nindent 4 }}
+  {{- else if not $daemonSet }}
+  topologySpreadConstraints:
+    {{- range list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
+    - maxSkew: 1
+      topologyKey: {{ . }}
+      whenUnsatisfiable: ScheduleAnyway
+      labelSelector:
+        matchLabels:
+          {{- include "watershed.selector" $ | nindent 10 }}
+    {{- end }}
+  {{- end }}
+  containers:
+    - name: watershed
+      image: {{ include "watershed.image" . | quote }}
+      imagePullPolicy: {{ .Values.image.pullPolicy }}
+      args:
+        - serve
+        - {{ printf "--listen=%s:%s" .Values.listenAddress (include "watershed.httpsPort" .) | quote }}
+        - {{ printf "--admin-listen=%s:%s" (include "watershed.adminAddress" .) (include "watershed.adminPort" .) | quote }}
+        - --tls-cert=/etc/watershed/tls/tls.crt
+        - --tls-key=/etc/watershed/tls/tls.key
+        {{- if .Values.admin.tls }}
+        - --admin-tls-cert=/etc/watershed/tls/tls.crt
+        - --admin-tls-key=/etc/watershed/tls/tls.key
+        {{- end }}
+        {{- if .Values.admin.tokenSecret.name }}
+        - {{ printf "--admin-token-file=/etc/watershed/admin/%s" .Values.admin.tokenSecret.key | quote }}
+        {{- end }}
+        {{- if .Values.config }}
+        - --config=/etc/watershed/files/config.yaml
+        {{- end }}
+        {{- if .Values.clientCA }}
+        - --client-ca-file=/etc/watershed/files/client-ca.crt
+        {{- end }}
+        {{- if .Values.validateServiceAccountTokensLocally }}
+        - --validate-service-account-tokens-locally
+        {{- end }}
+        {{- range .Values.servers }}
+        - {{ printf "--server=%s" . | quote }}
+        {{- end }}
+        - --window-seconds={{ int .Values.window.seconds }}
+        - --window-mib={{ int .Values.window.mib }}
+        - --drain-seconds={{ int .Values.drainSeconds }}
+        - --log-format={{ .Values.log.format }}
+        - {{ printf "--log-level=%s" .Values.log.level | quote }}
+        {{- range .Values.extraArgs }}
+        - {{ . | quote }}
+        {{- end }}
+      {{- with .Values.extraEnv }}
+      env:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      ports:
+        - name: https
+          containerPort: {{ include "watershed.httpsPort" . }}
+          {{- if and $daemonSet .Values.daemonSet.hostPort (not $hostNetwork) }}
+          hostPort: {{ int .Values.daemonSet.hostPort }}
+          hostIP: {{ .Values.daemonSet.hostIP | quote }}
+          {{- end }}
+        - name: admin
+          containerPort: {{ include "watershed.adminPort" . }}
+      startupProbe:
+        {{- include "watershed.probe" (list . "/livez") | nindent 8 }}
+        periodSeconds: 2
+        failureThreshold: 30
+      livenessProbe:
+        {{- include "watershed.probe" (list . "/livez") | nindent 8 }}
+      readinessProbe:
+        {{- include "watershed.probe" (list . "/readyz") | nindent 8 }}
+        periodSeconds: 5
+      lifecycle:
+        preStop:
+          # Until the Service has let go of it, the pod takes new connections.
+          sleep:
+            seconds: 5
+      {{- with .Values.resources }}
+      resources:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      securityContext:
+        allowPrivilegeEscalation: false
+        readOnlyRootFilesystem: true
+        capabilities:
+          drop: ["ALL"]
+      volumeMounts:
+        - name: tls
+          mountPath: /etc/watershed/tls
+          readOnly: true
+        {{- if include "watershed.hasFiles" . }}
+        - name: files
+          mountPath: /etc/watershed/files
+          readOnly: true
+        {{- end }}
+        {{- if .Values.admin.tokenSecret.name }}
+        - name: admin
+          mountPath: /etc/watershed/admin
+          readOnly: true
+        {{- end }}
+        {{- with .Values.extraVolumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+  volumes:
+    - name: tls
+      secret:
+        secretName: {{ include "watershed.tlsSecret" . }}
+        defaultMode: 0440
+    {{- if include "watershed.hasFiles" . }}
+    - name: files
+      configMap:
+        name: {{ include "watershed.fullname" . }}
+    {{- end }}
+    {{- if .Values.admin.tokenSecret.name }}
+    - name: admin
+      secret:
+        secretName: {{ .Values.admin.tokenSecret.name }}
+        defaultMode: 0440
+    {{- end }}
+    {{- with .Values.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with .Values.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- if .Values.tolerations }}
+  tolerations:
+    {{- toYaml .Values.tolerations | nindent 4 }}
+  {{- else if $daemonSet }}
+  tolerations:
+    - operator: Exists
+  {{- end }}
+  {{- with .Values.affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end -}}

@@ -1,0 +1,431 @@
+package real
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+)
+
+const chart = "../../helm/watershed"
+
+// helm runs helm against a target.
+func (t target) helm(tt *testing.T, args ...string) result {
+	tt.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 4*patience)
+	defer cancel()
+	home := tt.TempDir()
+	command := exec.CommandContext(ctx, filepath.Join(".bin", "helm"), args...)
+	command.Env = []string{"PATH=/usr/bin:/bin", "HOME=" + home, "KUBECONFIG=" + t.kubeconfig}
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	var stdout, stderr bytes.Buffer
+	command.Stdout, command.Stderr = &stdout, &stderr
+	err := command.Run()
+	if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) {
+		tt.Fatalf("helm: %v", err)
+	}
+	return result{stdout.String(), stderr.String(), command.ProcessState.ExitCode()}
+}
+
+func (r result) succeeds(t *testing.T, what string) string {
+	t.Helper()
+	if r.code != 0 {
+		t.Fatalf("%s: exit code %d\n%s%s", what, r.code, r.stdout, r.stderr)
+	}
+	return r.stdout
+}
+
+// rendered is the chart with these values and flags.
+func rendered(t *testing.T, namespace string, flags ...string) string {
+	t.Helper()
+	args := append([]string{"template", "w", chart, "--namespace", namespace}, flags...)
+	return upstream.helm(t, args...).succeeds(t, strings.Join(args, " "))
+}
+
+// documents reads YAML of several documents.
+func yamlDocuments(t *testing.T, text string) (all []*unstructured.Unstructured) {
+	t.Helper()
+	for _, part := range regexp.MustCompile(`(?m)^---\s*$`).Split(text, -1) {
+		var object map[string]any
+		if err := yaml.UnmarshalStrict([]byte(part), &object); err != nil {
+			t.Fatalf("%v in:\n%s", err, part)
+		}
+		if len(object) > 0 {
+			all = append(all, &unstructured.Unstructured{Object: object})
+		}
+	}
+	return all
+}
+
+func ofKind(all []*unstructured.Unstructured, kind string) (found []*unstructured.Unstructured) {
+	for _, object := range all {
+		if object.GetKind() == kind {
+			found = append(found, object)
+		}
+	}
+	return found
+}
+
+// customTypes are custom types that charts and manifests use, as those who made
+// them publish them.
+var customTypes = []struct {
+	module, version, sum string
+	files                []string
+}{
+	{"github.com/prometheus-operator/prometheus-operator", "v0.85.0", "h1:M5xLCLEoaW2IJfnuCwFzzpL+jSVQu3KGT84Pye+fW8s=", []string{
+		"example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
+		"example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
+		"example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml",
+	}},
+	{"github.com/cert-manager/cert-manager", "v1.21.2", "h1:UWgoYM+KLNtRlqmoWOKjKBOBUPVHeepQ6/ac3ERJW68=", []string{
+		"deploy/crds/cert-manager.io_certificates.yaml",
+		"deploy/crds/cert-manager.io_issuers.yaml",
+	}},
+}
+
+// definitionFiles has Go fetch them, as it fetches any module.
+var definitionFiles = sync.OnceValues(func() (files []string, err error) {
+	for _, d := range customTypes {
+		out, err := exec.Command("go", "mod", "download", "-json", d.module+"@"+d.version).Output()
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w: %s", d.module, err, out)
+		}
+		var module struct{ Dir, Sum string }
+		if err := json.Unmarshal(out, &module); err != nil {
+			return nil, err
+		}
+		if module.Sum != d.sum {
+			return nil, fmt.Errorf("%s@%s is %s, and was %s", d.module, d.version, module.Sum, d.sum)
+		}
+		for _, file := range d.files {
+			files = append(files, filepath.Join(module.Dir, file))
+		}
+	}
+	return files, nil
+})
+
+// place is where objects are tried: a namespace in a cluster that knows the
+// custom types, in which pods have to be of the standard "restricted" (kubectl
+// tells where one is not).
+type place struct {
+	t         *testing.T
+	namespace string
+}
+
+// TestInstall does with the chart and the manifests what their documents say.
+func TestInstall(t *testing.T) {
+	var files []string
+	for _, file := range must(definitionFiles())(t) {
+		files = append(files, "-f", file)
+	}
+	p := place{t, slug(t)}
+	upstream.kubectl(t, command{args: append([]string{"create"}, files...)}).succeeds(t, "definitions")
+	t.Cleanup(func() {
+		upstream.kubectl(t, command{args: append([]string{"delete", "--wait=true"}, files...)}).succeeds(t, "definitions")
+	})
+	upstream.kubectl(t, command{args: append([]string{"wait", "--for=condition=Established"}, files...)}).succeeds(t, "definitions")
+	for _, namespace := range []string{p.namespace, "watershed-system"} {
+		upstream.kubectl(t, command{args: []string{"create", "namespace", namespace}}).succeeds(t, "namespace")
+		t.Cleanup(func() {
+			upstream.kubectl(t, command{args: []string{"delete", "namespace", namespace, "--wait=false"}})
+		})
+		upstream.kubectl(t, command{args: []string{"label", "namespace", namespace, "pod-security.kubernetes.io/warn=restricted"}}).succeeds(t, "label")
+	}
+	t.Run("chart", p.chart)
+	t.Run("installed", p.installed)
+	t.Run("manifests", p.manifests)
+	t.Run("sidecar", p.sidecar)
+	t.Run("recipes", p.recipes)
+}
+
+// try has the API server check objects without keeping them.
+func (p place) try(objects string, flags ...string) result {
+	p.t.Helper()
+	// In the name of the whole test, so that discovery is read once.
+	args := append([]string{"apply", "--dry-run=server", "--validate=strict", "-f", "-"}, flags...)
+	return upstream.kubectl(p.t, command{args: args, stdin: objects})
+}
+
+// accepts has it check several sets of objects, at once if nothing is wrong.
+func (p place) accepts(t *testing.T, sets map[string]string, flags ...string) (warnings string) {
+	t.Helper()
+	all := p.try(strings.Join(slices.Collect(maps.Values(sets)), "\n---\n"), flags...)
+	if all.code == 0 {
+		return all.stderr
+	}
+	t.Errorf("refused: %s", all.stderr)
+	for name, set := range sets {
+		if r := p.try(set, flags...); r.code != 0 {
+			t.Errorf("refused of %s: %s", name, r.stderr)
+		}
+	}
+	return all.stderr
+}
+
+// chart renders the chart in each of its modes. The API server has to accept
+// all of it.
+func (p place) chart(t *testing.T) {
+	modes := map[string][]string{
+		"default":     nil,
+		"secret":      {"--set", "tls.existingSecret=mine"},
+		"issuer":      {"--set", "tls.certManager.enabled=true,tls.certManager.issuerRef.name=mine,tls.certManager.issuerRef.kind=ClusterIssuer"},
+		"pod-monitor": {"--set", "monitoring.podMonitor.enabled=true"},
+		"per-node":    {"--set", "kind=DaemonSet"},
+		"ipv6":        {"--set", "listenAddress=[::],replicas=1,podDisruptionBudget.enabled=false"},
+		"no-rights":   {"--set", "rbac.create=false,serviceAccount.create=false,serviceAccount.name=mine"},
+	}
+	for _, file := range must(filepath.Glob(chart + "/examples/*.yaml"))(t) {
+		modes[strings.TrimSuffix(filepath.Base(file), ".yaml")] = []string{"-f", file}
+	}
+	flags := knownFlags(t)
+	onHost, others := map[string]string{}, map[string]string{}
+	for _, mode := range slices.Sorted(maps.Keys(modes)) {
+		t.Run(mode, func(t *testing.T) {
+			upstream.helm(t, append([]string{"lint", "--strict", chart}, modes[mode]...)...).succeeds(t, "lint")
+			text := rendered(t, p.namespace, modes[mode]...)
+			all := yamlDocuments(t, text)
+			if strings.Contains(text, "hostPort: ") || strings.Contains(text, "hostNetwork: true") {
+				onHost[mode] = text
+			} else {
+				others[mode] = text
+			}
+			pods := append(ofKind(all, "Deployment"), ofKind(all, "DaemonSet")...)
+			if len(pods) != 1 {
+				t.Fatalf("%d deployments or daemon sets", len(pods))
+			}
+			for _, flag := range flagsOf(t, pods[0]) {
+				if !flags[flag] {
+					t.Errorf("%s is no flag of watershed serve", flag)
+				}
+			}
+			policy, _, _ := unstructured.NestedString(ofKind(all, "Service")[0].Object, "spec", "internalTrafficPolicy")
+			if local := pods[0].GetKind() == "DaemonSet"; (policy == "Local") != local {
+				t.Errorf("a %s's Service has the policy %q", pods[0].GetKind(), policy)
+			}
+			for kind, wanted := range map[string]bool{
+				"Certificate": mode == "issuer" || mode == "everything", "HorizontalPodAutoscaler": mode == "everything",
+				"NetworkPolicy": mode == "everything", "ServiceMonitor": mode == "everything", "PodMonitor": mode == "pod-monitor",
+				"PrometheusRule": mode == "everything", "PodDisruptionBudget": pods[0].GetKind() == "Deployment" && mode != "ipv6",
+				"ClusterRole": mode != "no-rights", "Secret": mode != "secret" && mode != "issuer" && mode != "everything",
+			} {
+				if got := len(ofKind(all, kind)) > 0; got != wanted {
+					t.Errorf("has a %s: %v", kind, got)
+				}
+			}
+		})
+	}
+
+	if warnings := p.accepts(t, others); strings.Contains(warnings, "PodSecurity") {
+		t.Error(warnings)
+	}
+	if warnings := p.accepts(t, onHost); len(onHost) != 2 || !strings.Contains(warnings, "hostPort") || !strings.Contains(warnings, "hostNetwork") {
+		t.Errorf("%d modes use the host: %s", len(onHost), warnings)
+	}
+
+	// That objects are checked at all.
+	for _, wrong := range [][2]string{{"replicas: 2", "replicas: two"}, {"maxSurge: 1", "maxSurges: 1"}, {"readOnlyRootFilesystem: true", "readOnlyRootFileSystem: true"}} {
+		text := strings.Replace(rendered(t, p.namespace), wrong[0], wrong[1], 1)
+		if p.try(text).code == 0 {
+			t.Errorf("%q is accepted", wrong[1])
+		}
+	}
+}
+
+// TestChartRefusesWrongValues: what the chart does not know, it does not pass over.
+func TestChartRefusesWrongValues(t *testing.T) {
+	for value, says := range map[string]string{
+		"replica=3":                         "replica",
+		"kind=StatefulSet":                  "kind",
+		"service.port=0":                    "port",
+		"config.cahce=true":                 "cahce",
+		"config.consistentReads=never":      "consistentReads",
+		"tls.certManager.renewBefore=never": "renewBefore",
+		"clientCA=file.crt":                 "clientCA",
+		"servers={api.example.com}":         "servers",
+		"image.digest=latest":               "digest",
+		"serviceAccount.create=false":       "serviceAccount.name",
+		"kind=DaemonSet,daemonSet.hostNetwork=true,monitoring.podMonitor.enabled=true": "admin.address",
+		"monitoring.serviceMonitor.enabled=true,monitoring.podMonitor.enabled=true":    "either",
+	} {
+		if r := upstream.helm(t, "template", "w", chart, "--set", value); r.code == 0 || !strings.Contains(r.stderr, says) {
+			t.Errorf("%s: exit code %d, %s", value, r.code, r.stderr)
+		}
+	}
+}
+
+// knownFlags are those of watershed serve.
+func knownFlags(t *testing.T) map[string]bool {
+	t.Helper()
+	help := must(exec.Command(must(watershed())(t), "serve", "--help").Output())(t)
+	known := map[string]bool{}
+	for _, flag := range regexp.MustCompile(`(?m)^ +(?:-\w, )?(--[a-z0-9-]+)`).FindAllStringSubmatch(string(help), -1) {
+		known[flag[1]] = true
+	}
+	if len(known) < 40 {
+		t.Fatalf("watershed serve has %d flags", len(known))
+	}
+	return known
+}
+
+// proxyContainer is the proxy's in what makes pods.
+func proxyContainer(t *testing.T, maker *unstructured.Unstructured) map[string]any {
+	t.Helper()
+	for _, field := range []string{"containers", "initContainers"} {
+		containers, _, err := unstructured.NestedSlice(maker.Object, "spec", "template", "spec", field)
+		check(t, err)
+		for _, c := range containers {
+			if c := c.(map[string]any); c["name"] == "watershed" {
+				return c
+			}
+		}
+	}
+	t.Fatalf("%s has no container watershed", maker.GetName())
+	return nil
+}
+
+func argsOf(t *testing.T, maker *unstructured.Unstructured) []string {
+	t.Helper()
+	args, _, err := unstructured.NestedStringSlice(proxyContainer(t, maker), "args")
+	check(t, err)
+	if len(args) < 5 || args[0] != "serve" {
+		t.Fatalf("args: %q", args)
+	}
+	return args
+}
+
+func flagsOf(t *testing.T, maker *unstructured.Unstructured) (flags []string) {
+	t.Helper()
+	for _, arg := range argsOf(t, maker)[1:] {
+		flag, _, _ := strings.Cut(arg, "=")
+		flags = append(flags, flag)
+	}
+	return flags
+}
+
+// installed installs the chart, by a helm whose requests go through
+// watershed; runs a proxy as the Deployment says, with the rights and the
+// certificate that it has there; upgrades it, and takes it out again.
+func (p place) installed(t *testing.T) {
+	namespace := p.namespace
+	ctx := context.Background()
+	client := must(kubernetes.NewForConfig(upstream.config()))(t)
+	proxied.helm(t, "install", "w", chart, "--namespace", namespace, "--set", "caBundle.namespaces={"+namespace+"}").succeeds(t, "install")
+	secret := must(client.CoreV1().Secrets(namespace).Get(ctx, "w-watershed-tls", metav1.GetOptions{}))(t)
+	bundle := must(client.CoreV1().ConfigMaps(namespace).Get(ctx, "w-watershed-ca", metav1.GetOptions{}))(t)
+
+	// What clients are given fits what the proxy shows.
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM([]byte(bundle.Data["ca.crt"])) {
+		t.Fatalf("no CA: %q", bundle.Data["ca.crt"])
+	}
+	block, _ := pem.Decode(secret.Data["tls.crt"])
+	serving := must(x509.ParseCertificate(block.Bytes))(t)
+	host := "w-watershed." + namespace + ".svc"
+	for _, name := range []string{host, host + ".cluster.local", "127.0.0.1"} {
+		if _, err := serving.Verify(x509.VerifyOptions{Roots: roots, DNSName: name}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+
+	// The CA of a Secret that others made is found, too.
+	for _, by := range []string{"tls.existingSecret=w-watershed-tls", "tls.certManager.enabled=true"} {
+		text := proxied.helm(t, "template", "w", chart, "--namespace", namespace, "--dry-run=server", "--set", by).succeeds(t, by)
+		published := ofKind(yamlDocuments(t, text), "ConfigMap")
+		if len(published) != 1 || !strings.Contains(fmt.Sprint(published[0].Object["data"]), strings.TrimSpace(bundle.Data["ca.crt"])) {
+			t.Errorf("%s: the published CA is not the Secret's", by)
+		}
+	}
+
+	// The Deployment's own words, in this place.
+	dir := t.TempDir()
+	for name, data := range secret.Data {
+		check(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
+	}
+	deployment := upstream.kubectl(t, command{args: []string{"get", "deployment", "w-watershed", "-n", namespace, "-o", "yaml"}}).succeeds(t, "get")
+	var flags []string
+	for _, arg := range argsOf(t, yamlDocuments(t, deployment)[0])[1:] {
+		if !strings.HasPrefix(arg, "--listen=") && !strings.HasPrefix(arg, "--admin-listen=") && !strings.HasPrefix(arg, "--log-format=") {
+			flags = append(flags, strings.ReplaceAll(arg, "/etc/watershed/tls/", dir+"/"))
+		}
+	}
+	token := strings.TrimSpace(upstream.kubectl(t, command{args: []string{"create", "token", "w-watershed", "-n", namespace}}).succeeds(t, "token"))
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	check(t, os.WriteFile(kubeconfig, fmt.Appendf(nil, "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters:\n- name: c\n  cluster: {server: %q, certificate-authority: %q}\nusers:\n- name: u\n  user: {token: %q}\ncontexts:\n- name: c\n  context: {cluster: c, user: u}\n", upstream.url, upstream.ca, token), 0o600))
+	own := runProxy(t, kubeconfig, flags...)
+	through := &rest.Config{Host: own.url, BearerToken: shared.AdminToken, TLSClientConfig: rest.TLSClientConfig{CAData: []byte(bundle.Data["ca.crt"]), ServerName: host}}
+	sources := map[string]bool{}
+	through.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			response, err := next.RoundTrip(r)
+			if err == nil {
+				sources[response.Header.Get("X-Watershed-Source")] = true
+			}
+			return response, err
+		})
+	})
+	list := must(must(kubernetes.NewForConfig(through))(t).AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{ResourceVersion: "0"}))(t)
+	if len(list.Items) != 1 || !sources["snapshot"] {
+		t.Errorf("%d deployments from %v", len(list.Items), sources)
+	}
+	eventually(t, "it follows RBAC", func() error {
+		if own.sum(t, "watershed_rbac_followed", "") != 1 {
+			return errNotYet
+		}
+		return nil
+	})
+	// Its certificate is refused by who does not have its CA.
+	if _, err := tls.Dial("tcp", strings.TrimPrefix(own.url, "https://"), &tls.Config{RootCAs: x509.NewCertPool(), ServerName: host}); err == nil {
+		t.Error("trusted without its CA")
+	}
+
+	// An upgrade keeps the certificate, as clients trust its CA.
+	proxied.helm(t, "upgrade", "w", chart, "--namespace", namespace, "--set", "replicas=3,config.cache=true").succeeds(t, "upgrade")
+	after := must(client.CoreV1().Secrets(namespace).Get(ctx, "w-watershed-tls", metav1.GetOptions{}))(t)
+	if !bytes.Equal(after.Data["tls.crt"], secret.Data["tls.crt"]) || !bytes.Equal(after.Data["ca.crt"], secret.Data["ca.crt"]) {
+		t.Error("an upgrade made another certificate")
+	}
+	if again := must(client.CoreV1().ConfigMaps(namespace).Get(ctx, "w-watershed-ca", metav1.GetOptions{}))(t); again.Data["ca.crt"] != bundle.Data["ca.crt"] {
+		t.Error("an upgrade published another CA")
+	}
+
+	// Nothing of it stays.
+	everything := "deployments,daemonsets,services,secrets,configmaps,serviceaccounts,poddisruptionbudgets,clusterroles,clusterrolebindings,networkpolicies,horizontalpodautoscalers"
+	labelled := func() string {
+		return upstream.kubectl(t, command{args: []string{"get", everything, "-A", "-l", "app.kubernetes.io/instance=w", "-o", "name"}}).succeeds(t, "get")
+	}
+	if n := len(strings.Fields(labelled())); n < 8 {
+		t.Errorf("%d objects are labelled as the release's", n)
+	}
+	proxied.helm(t, "uninstall", "w", "--namespace", namespace).succeeds(t, "uninstall")
+	eventually(t, "nothing is left", func() error {
+		if left := labelled(); left != "" {
+			return errors.New(left)
+		}
+		return nil
+	})
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

@@ -1,0 +1,159 @@
+package real
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+const (
+	top        = "../.."
+	dockerfile = top + "/deploy/Dockerfile"
+)
+
+// step is one instruction of a Dockerfile.
+type step struct{ name, rest string }
+
+// steps reads a Dockerfile: comments go, continued lines become one.
+func steps(text string) (all []step) {
+	text = regexp.MustCompile(`(?m)^\s*#.*\n`).ReplaceAllString(text, "")
+	text = strings.ReplaceAll(text, "\\\n", " ")
+	for line := range strings.Lines(text) {
+		if name, rest, ok := strings.Cut(strings.TrimSpace(line), " "); ok {
+			all = append(all, step{name, strings.TrimSpace(rest)})
+		}
+	}
+	return all
+}
+
+// TestImage checks what can be checked of the Dockerfile without Docker: what it
+// copies is there, and enough for cargo; what it runs is a shell's language; and
+// each architecture finds its compiler.
+func TestImage(t *testing.T) {
+	all := steps(string(must(os.ReadFile(dockerfile))(t)))
+	byName := map[string][]string{}
+	for _, s := range all {
+		byName[s.name] = append(byName[s.name], s.rest)
+	}
+	if len(byName["FROM"]) != 2 || len(byName["RUN"]) != 2 || len(byName["COPY"]) != 3 {
+		t.Fatalf("%q", all)
+	}
+
+	// The compiler is as new as it has to be.
+	wanted := regexp.MustCompile(`rust-version = "(.*)"`).FindSubmatch(must(os.ReadFile(top + "/Cargo.toml"))(t))
+	if !strings.Contains(fmt.Sprint(byName["ARG"]), "RUST_IMAGE=rust:"+string(wanted[1])+"-") {
+		t.Errorf("it is built by %q, and needs Rust %s", byName["ARG"], wanted[1])
+	}
+
+	// The context, as .dockerignore leaves it, is a package that cargo takes.
+	context := t.TempDir()
+	ignored := strings.Fields(string(must(os.ReadFile(top + "/.dockerignore"))(t)))
+	out := must(exec.Command("git", "-C", top, "ls-files", "-z", "--cached", "--others", "--exclude-standard").Output())(t)
+	for _, file := range strings.Split(strings.TrimRight(string(out), "\x00"), "\x00") {
+		if !leftOut(file, ignored) {
+			copyFile(t, filepath.Join(top, file), filepath.Join(context, file))
+		}
+	}
+	for _, rest := range byName["COPY"] {
+		if source, _, _ := strings.Cut(rest, " "); !strings.HasPrefix(source, "--from=") {
+			if _, err := os.Stat(filepath.Join(context, source)); err != nil {
+				t.Errorf("COPY %s: %v", rest, err)
+			}
+		}
+	}
+	cargo := exec.Command("cargo", "metadata", "--locked", "--offline", "--no-deps", "--format-version=1")
+	cargo.Dir = context
+	if out, err := cargo.Output(); err != nil || !strings.Contains(string(out), `"name":"watershed"`) {
+		t.Errorf("cargo does not take it: %v", err)
+	}
+	check(t, os.Remove(filepath.Join(context, "src", "main.rs")))
+	cargo = exec.Command("cargo", "metadata", "--locked", "--offline", "--no-deps", "--format-version=1")
+	cargo.Dir = context
+	if out, _ := cargo.Output(); strings.Contains(string(out), `"kind":["bin"]`) {
+		t.Error("a context without the program is taken")
+	}
+
+	// The commands, run with stand-ins for what they call.
+	for _, c := range []struct {
+		build, target string
+		fails         bool
+		says          []string
+	}{
+		{build: "amd64", target: "amd64", says: []string{"cargo build --locked --release --target x86_64-unknown-linux-gnu", "CC=x86_64-linux-gnu-gcc", "LINKER=x86_64-linux-gnu-gcc"}},
+		{build: "amd64", target: "arm64", says: []string{"apt-get install --yes --no-install-recommends gcc-aarch64-linux-gnu g++-aarch64-linux-gnu libc6-dev-arm64-cross", "rustup target add aarch64-unknown-linux-gnu", "cargo build --locked --release --target aarch64-unknown-linux-gnu", "CC=aarch64-linux-gnu-gcc", "LINKER=aarch64-linux-gnu-gcc", "PAGE=16"}},
+		{build: "arm64", target: "amd64", says: []string{"gcc-x86-64-linux-gnu", "libc6-dev-amd64-cross", "rustup target add x86_64-unknown-linux-gnu", "LINKER=x86_64-linux-gnu-gcc"}},
+		{build: "arm64", target: "arm64", says: []string{"--target aarch64-unknown-linux-gnu", "PAGE=16"}},
+		{build: "amd64", target: "s390x", fails: true, says: []string{"no build for s390x"}},
+	} {
+		said, err := dryRun(t, byName["RUN"], c.build, c.target)
+		if (err != nil) != c.fails {
+			t.Errorf("%s on %s: %v: %s", c.target, c.build, err, said)
+		}
+		for _, wanted := range c.says {
+			if !strings.Contains(said, wanted) {
+				t.Errorf("%s on %s: no %q in\n%s", c.target, c.build, wanted, said)
+			}
+		}
+		if c.build == c.target && strings.Contains(said, "apt-get") {
+			t.Errorf("%s on %s needs packages:\n%s", c.target, c.build, said)
+		}
+	}
+
+	// Nothing in it runs as root, and orders are the manifests'.
+	if fmt.Sprint(byName["USER"]) != "[65532:65532]" || fmt.Sprint(byName["ENTRYPOINT"]) != `[["/usr/local/bin/watershed"]]` {
+		t.Errorf("USER %s, ENTRYPOINT %s", byName["USER"], byName["ENTRYPOINT"])
+	}
+}
+
+// leftOut is .dockerignore's language, as far as it is used here.
+func leftOut(file string, patterns []string) bool {
+	for _, pattern := range patterns {
+		if whole, _ := filepath.Match(pattern, file); whole || file == pattern || strings.HasPrefix(file, pattern+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+func copyFile(t *testing.T, from, to string) {
+	t.Helper()
+	data, err := os.ReadFile(from)
+	if errors.Is(err, fs.ErrNotExist) {
+		return // deleted, and not committed yet
+	}
+	check(t, err)
+	check(t, os.MkdirAll(filepath.Dir(to), 0o700))
+	check(t, os.WriteFile(to, data, 0o600))
+}
+
+// dryRun runs the commands of RUN in a folder of their own, in which what they
+// call only says how it was called.
+func dryRun(t *testing.T, commands []string, build, target string) (said string, err error) {
+	t.Helper()
+	dir := t.TempDir()
+	bin := filepath.Join(dir, "bin")
+	check(t, os.Mkdir(bin, 0o700))
+	const speak = "#!/bin/sh\necho \"${0##*/} $*\"\nenv | grep '^C[CX]*_\\|LINKER\\|PAGE' | sed 's/^CC_[a-z0-9_]*=/CC=/; s/^.*LINKER/LINKER/; s/^.*PAGE/PAGE/'\n"
+	for _, program := range []string{"apt-get", "rustup", "cargo", "install"} {
+		check(t, os.WriteFile(filepath.Join(bin, program), []byte(speak), 0o700))
+	}
+	for _, text := range commands {
+		text = regexp.MustCompile(`--mount=\S+`).ReplaceAllString(text, "")
+		text = strings.ReplaceAll(text, "/target", dir+"/target")
+		command := exec.Command("sh", "-c", text)
+		command.Dir = dir
+		command.Env = []string{"PATH=" + bin + ":/usr/bin:/bin", "BUILDARCH=" + build, "TARGETARCH=" + target}
+		out, err := command.CombinedOutput()
+		said += string(out)
+		if err != nil {
+			return said, err
+		}
+	}
+	return said, nil
+}

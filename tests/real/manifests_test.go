@@ -1,0 +1,248 @@
+package real
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+)
+
+const deploy = "../../deploy"
+
+// built is what kubectl makes of a kustomization of a user's own.
+func built(t *testing.T, lines ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	here := must(filepath.Abs(deploy))(t)
+	relative := must(filepath.Rel(must(filepath.EvalSymlinks(dir))(t), here))(t)
+	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n" + strings.Join(lines, "\n") + "\n"
+	text = strings.ReplaceAll(text, "deploy/", relative+"/")
+	check(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600))
+	return upstream.kubectl(t, command{args: []string{"kustomize", dir}}).succeeds(t, "kustomize")
+}
+
+// components are all folders of deploy that go beside another.
+func components(t *testing.T) (all []string) {
+	t.Helper()
+	for _, file := range must(filepath.Glob(deploy + "/*/kustomization.yaml"))(t) {
+		if strings.Contains(string(must(os.ReadFile(file))(t)), "kind: Component") {
+			all = append(all, filepath.Base(filepath.Dir(file)))
+		}
+	}
+	return all
+}
+
+// manifests: the API server accepts each way of putting the manifests together.
+func (p place) manifests(t *testing.T) {
+	flags := knownFlags(t)
+	ways := map[string][]string{
+		"base":      {"resources: [deploy/base]"},
+		"daemonset": {"resources: [deploy/daemonset]"},
+	}
+	for _, component := range components(t) {
+		if component != "sidecar" {
+			ways[component] = []string{"resources: [deploy/base]", "components: [deploy/" + component + "]"}
+		}
+	}
+	if len(ways) < 6 {
+		t.Errorf("only %v", slices.Collect(maps.Keys(ways)))
+	}
+	texts := map[string]string{}
+	for _, way := range slices.Sorted(maps.Keys(ways)) {
+		t.Run(way, func(t *testing.T) {
+			text := built(t, ways[way]...)
+			texts[way] = text
+			all := yamlDocuments(t, text)
+			makers := append(ofKind(all, "Deployment"), ofKind(all, "DaemonSet")...)
+			if len(makers) != 1 {
+				t.Fatalf("%d deployments or daemon sets", len(makers))
+			}
+			for _, flag := range flagsOf(t, makers[0]) {
+				if !flags[flag] {
+					t.Errorf("%s is no flag of watershed serve", flag)
+				}
+			}
+			// What selects pods selects these.
+			labels, _, _ := unstructured.NestedStringMap(makers[0].Object, "spec", "template", "metadata", "labels")
+			for kind, path := range map[string][]string{
+				"Service": {"spec", "selector"}, "PodDisruptionBudget": {"spec", "selector", "matchLabels"},
+				"NetworkPolicy": {"spec", "podSelector", "matchLabels"}, "PodMonitor": {"spec", "selector", "matchLabels"},
+			} {
+				for _, object := range ofKind(all, kind) {
+					selector, _, _ := unstructured.NestedStringMap(object.Object, path...)
+					for key, value := range selector {
+						if labels[key] != value {
+							t.Errorf("the %s selects %s=%s, pods have %v", kind, key, value, labels)
+						}
+					}
+					if len(selector) == 0 {
+						t.Errorf("the %s selects everything", kind)
+					}
+				}
+			}
+		})
+	}
+	if warnings := p.accepts(t, texts); strings.Contains(warnings, "PodSecurity") {
+		t.Error(warnings)
+	}
+}
+
+// TestManifestsAndChartAreOne: what both have is the same.
+func TestManifestsAndChartAreOne(t *testing.T) {
+	plain := yamlDocuments(t, built(t, "resources: [deploy/base]", "components: [deploy/impersonate, deploy/monitoring, deploy/autoscaling]"))
+	charted := yamlDocuments(t, rendered(t, "watershed-system", "--set", "fullnameOverride=watershed,rbac.impersonate=true,autoscaling.enabled=true,"+
+		"monitoring.podMonitor.enabled=true,monitoring.prometheusRule.enabled=true,monitoring.dashboard.enabled=true"))
+	one := func(all []*unstructured.Unstructured, kind, ending string) map[string]any {
+		t.Helper()
+		for _, object := range ofKind(all, kind) {
+			if strings.HasSuffix(object.GetName(), ending) {
+				return object.Object
+			}
+		}
+		t.Fatalf("no %s %s", kind, ending)
+		return nil
+	}
+	for _, part := range []struct {
+		kind, ending string
+		path         []string
+	}{
+		{"ClusterRole", "watershed", []string{"rules"}},
+		{"ClusterRole", "-impersonate", []string{"rules"}},
+		{"PrometheusRule", "watershed", []string{"spec"}},
+		{"ConfigMap", "-dashboard", []string{"data"}},
+		{"HorizontalPodAutoscaler", "watershed", []string{"spec"}},
+		{"Deployment", "watershed", []string{"spec", "strategy"}},
+		{"Deployment", "watershed", []string{"spec", "template", "spec", "securityContext"}},
+		{"Deployment", "watershed", []string{"spec", "template", "spec", "volumes"}},
+		{"Deployment", "watershed", []string{"spec", "template", "spec", "terminationGracePeriodSeconds"}},
+	} {
+		want, _, err := unstructured.NestedFieldNoCopy(one(charted, part.kind, part.ending), part.path...)
+		check(t, err)
+		got, _, err := unstructured.NestedFieldNoCopy(one(plain, part.kind, part.ending), part.path...)
+		check(t, err)
+		if want == nil || !reflect.DeepEqual(want, got) {
+			t.Errorf("%s %v: the chart has\n%v\nthe manifests\n%v", part.kind, part.path, want, got)
+		}
+	}
+	want := proxyContainer(t, &unstructured.Unstructured{Object: one(charted, "Deployment", "watershed")})
+	got := proxyContainer(t, &unstructured.Unstructured{Object: one(plain, "Deployment", "watershed")})
+	for _, field := range []string{"securityContext", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle", "resources", "ports", "volumeMounts"} {
+		if want[field] == nil || !reflect.DeepEqual(want[field], got[field]) {
+			t.Errorf("%s: the chart has %v, the manifests %v", field, want[field], got[field])
+		}
+	}
+}
+
+// sidecar puts the sidecar beside an application and runs it as the
+// manifest says, with the rights that deploy/README.md gives.
+func (p place) sidecar(t *testing.T) {
+	namespace := p.namespace
+	blocks := yamlBlocks(t, filepath.Join(deploy, "README.md"))
+	app := strings.ReplaceAll(blocks["Deployment"], "default", namespace)
+	rights := strings.ReplaceAll(blocks["ClusterRole"], "namespace: default", "namespace: "+namespace)
+	if app == "" || rights == "" {
+		t.Fatal("deploy/README.md shows no application with a sidecar")
+	}
+	dir := t.TempDir()
+	check(t, os.WriteFile(filepath.Join(dir, "app.yaml"), []byte(app), 0o600))
+	component := must(filepath.Rel(must(filepath.EvalSymlinks(dir))(t), must(filepath.Abs(deploy+"/sidecar"))(t)))(t)
+	check(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), fmt.Appendf(nil, "resources: [app.yaml]\nnamespace: %s\ncomponents: [%s]\n", namespace, component), 0o600))
+	text := upstream.kubectl(t, command{args: []string{"kustomize", dir}}).succeeds(t, "kustomize")
+	if warnings := p.accepts(t, map[string]string{"sidecar": text}); strings.Contains(warnings, "PodSecurity") {
+		t.Error(warnings)
+	}
+	all := yamlDocuments(t, text)
+	known := knownFlags(t)
+	var flags []string
+	for _, arg := range argsOf(t, ofKind(all, "Deployment")[0])[1:] {
+		flag, _, _ := strings.Cut(arg, "=")
+		if !known[flag] {
+			t.Errorf("%s is no flag of watershed serve", flag)
+		}
+		if flag == "--single-identity" || flag == "--drain-seconds" {
+			flags = append(flags, arg)
+		}
+	}
+
+	// The application's account, with these rights alone.
+	upstream.kubectl(t, command{args: []string{"apply", "--validate=strict", "-n", namespace, "-f", "-"}, stdin: rights}).succeeds(t, "rights")
+	t.Cleanup(func() {
+		upstream.kubectl(t, command{args: []string{"delete", "-n", namespace, "-f", "-"}, stdin: rights})
+	})
+	account := ofKind(yamlDocuments(t, rights), "ServiceAccount")[0].GetName()
+	token := strings.TrimSpace(upstream.kubectl(t, command{args: []string{"create", "token", account, "-n", namespace}}).succeeds(t, "token"))
+	own := filepath.Join(dir, "own")
+	check(t, os.WriteFile(own, fmt.Appendf(nil, "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters:\n- name: c\n  cluster: {server: %q, certificate-authority: %q}\nusers:\n- name: u\n  user: {token: %q}\ncontexts:\n- name: c\n  context: {cluster: c, user: u}\n", upstream.url, upstream.ca, token), 0o600))
+	proxy := runProxy(t, own, flags...)
+
+	// The application's kubeconfig, as the ConfigMap has it.
+	config, _, _ := unstructured.NestedString(ofKind(all, "ConfigMap")[0].Object, "data", "kubeconfig")
+	config = strings.ReplaceAll(config, "https://127.0.0.1:6443", proxy.url)
+	config = strings.ReplaceAll(config, "/var/run/watershed/certs/ca.crt", proxy.ca)
+	proxy.kubeconfig = filepath.Join(dir, "kubeconfig")
+	check(t, os.WriteFile(proxy.kubeconfig, []byte(config), 0o600))
+	who := proxy.kubectl(t, command{args: []string{"auth", "whoami", "-o", "jsonpath={.status.userInfo.username}"}}).succeeds(t, "whoami")
+	if who != "system:serviceaccount:"+namespace+":"+account {
+		t.Errorf("the application is %s", who)
+	}
+	eventually(t, "its reads come from memory", func() error {
+		r := proxy.kubectl(t, command{args: []string{"get", "--raw", "/api/v1/pods?resourceVersion=0", "-v=8"}})
+		r.succeeds(t, "get")
+		if !strings.Contains(r.stderr, "snapshot") {
+			return errNotYet
+		}
+		return nil
+	})
+}
+
+var yamlBlock = regexp.MustCompile("(?ms)^ *```yaml\n(.*?)^ *```")
+
+// yamlBlocks are the objects that a document shows, by the kind that its block
+// begins with.
+func yamlBlocks(t *testing.T, file string) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	for _, block := range yamlBlock.FindAllStringSubmatch(string(must(os.ReadFile(file))(t)), -1) {
+		var object struct{ Kind string }
+		first, _, _ := strings.Cut(block[1], "\n---\n")
+		if yaml.Unmarshal([]byte(first), &object) == nil && object.Kind != "" {
+			found[object.Kind] = block[1]
+		}
+	}
+	return found
+}
+
+// recipes: the API server accepts what helm/README.md shows to lead a pod
+// to the proxy, and it is what the chart's own test does.
+func (p place) recipes(t *testing.T) {
+	text := yamlBlocks(t, "../../helm/README.md")["Pod"]
+	if text == "" {
+		t.Fatal("helm/README.md shows no pod")
+	}
+	p.accepts(t, map[string]string{"recipe": text}, "--namespace", p.namespace)
+	recipe := yamlDocuments(t, text)[0]
+	hook := ofKind(yamlDocuments(t, rendered(t, "watershed-system", "--set", "fullnameOverride=watershed")), "Pod")[0]
+	for _, object := range []*unstructured.Unstructured{recipe, hook} {
+		containers, _, _ := unstructured.NestedSlice(object.Object, "spec", "containers")
+		env := fmt.Sprint(containers[0].(map[string]any)["env"])
+		if !strings.Contains(env, "watershed.watershed-system.svc") || !strings.Contains(env, "443") {
+			t.Errorf("%s is led to %s", object.GetName(), env)
+		}
+		if automount, set, _ := unstructured.NestedBool(object.Object, "spec", "automountServiceAccountToken"); automount || !set {
+			t.Errorf("%s has the API server's CA", object.GetName())
+		}
+	}
+	want, _, _ := unstructured.NestedSlice(hook.Object, "spec", "volumes")
+	got, _, _ := unstructured.NestedSlice(recipe.Object, "spec", "volumes")
+	if len(want) == 0 || !reflect.DeepEqual(want, got) {
+		t.Errorf("the chart's test has %v, the recipe %v", want, got)
+	}
+}
