@@ -20,7 +20,7 @@ use crate::sim::{Options, Population, Server};
 use fleet::Fleet;
 use picture::{Moment, Picture};
 
-/// How long the clients may take to see the last change.
+/// How long the clients may take to see the last change, unless the caller says otherwise.
 const CONVERGENCE: Duration = Duration::from_secs(20);
 
 /// Flags of `watershed demo`.
@@ -47,6 +47,9 @@ pub struct Args {
     /// Puts no proxy between: what upstream has to do without it
     #[arg(long)]
     pub direct: bool,
+    /// How long the clients may take to see the last change
+    #[arg(skip = CONVERGENCE)]
+    pub patience: Duration,
 }
 
 /// What the proxy needs to know of the upstream it is put in front of.
@@ -119,7 +122,7 @@ where
     let changes = churn.stop().await;
     let state = server.state();
     picture::waiting(state.version());
-    let differences = converge(&fleet, state).await;
+    let differences = converge(&fleet, state, args.patience).await;
     picture::summary(&moment(), changes, &differences);
     fleet.stop().await;
     front.shutdown.await;
@@ -128,8 +131,8 @@ where
 }
 
 /// Compares until every view is equal or time is up; what is left are the differences.
-async fn converge(fleet: &Fleet, state: &crate::sim::State) -> Vec<check::Difference> {
-    let deadline = Instant::now() + CONVERGENCE;
+async fn converge(fleet: &Fleet, state: &crate::sim::State, patience: Duration) -> Vec<check::Difference> {
+    let deadline = Instant::now() + patience;
     let truth = check::Truth::of(state);
     loop {
         let differences = truth.compare(fleet.views());
@@ -178,6 +181,7 @@ mod tests {
             rate: 100.0,
             seed: 3,
             direct: true,
+            patience: Duration::from_mins(3),
         };
         assert!(run(args, async |_| anyhow::bail!("not asked for")).await.unwrap());
     }

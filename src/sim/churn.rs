@@ -178,9 +178,11 @@ impl Churn {
             tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
             while stopped.run_until_cancelled(tick.tick()).await.is_some() {
                 // By the clock, not by counting ticks: a busy machine delays writes but does not lose them.
-                while (done as f64) < started.elapsed().as_secs_f64() * rate {
+                // One that cannot keep up with the clock at all is still to be stopped.
+                while (done as f64) < started.elapsed().as_secs_f64() * rate && !stopped.is_cancelled() {
                     plan.step(&state);
                     done += 1;
+                    tokio::task::yield_now().await;
                 }
             }
             done
@@ -212,5 +214,21 @@ mod tests {
     fn equal_seeds_make_equal_histories() {
         assert_eq!(run(7), run(7));
         assert_ne!(run(7), run(8));
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_cannot_keep_up_with_the_clock_can_be_stopped() {
+        let state = Arc::new(State::new(100, 1));
+        fixtures::populate(&state, Population::cluster(5, 1), 1);
+        let churn = Churn::start(Arc::clone(&state), 1e12, 1, Mix::default());
+        let before = state.version();
+        tokio::time::timeout(Duration::from_mins(1), async {
+            while state.version() == before {
+                tokio::task::yield_now().await;
+            }
+            assert!(churn.stop().await > 0);
+        })
+        .await
+        .unwrap();
     }
 }

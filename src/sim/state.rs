@@ -119,6 +119,12 @@ impl State {
         objects.iter().map(|(k, o)| (k.to_string(), (o.version, o.bytes.clone()))).collect()
     }
 
+    /// One object by its key (`namespace/name`), with its version.
+    pub fn object(&self, gvr: &GroupVersionResource, key: &str) -> Option<(u64, Bytes)> {
+        let object = self.get(Kind::of(gvr)?.0, key)?;
+        Some((object.version, object.bytes.clone()))
+    }
+
     /// Forgets a type's history, as etcd's compaction followed by an eviction would: only the present stays.
     pub fn compact(&self, gvr: &GroupVersionResource) {
         if let Some((index, _)) = Kind::of(gvr) {

@@ -62,11 +62,16 @@ impl Watch {
 
     /// Reads on until so many lines are there, bookmarks of every kind left out.
     async fn events(&mut self, count: usize) -> Vec<String> {
+        let (mut looked_at, mut lines) = (0, Vec::new());
         loop {
-            let lines = self.text().split_inclusive('\n').filter(|line| line.ends_with('\n'));
-            let lines: Vec<_> = lines.filter(|line| !line.contains("BOOKMARK")).collect();
+            for line in self.text()[looked_at..].split_inclusive('\n').filter(|line| line.ends_with('\n')) {
+                looked_at += line.len();
+                if !line.starts_with(r#"{"type":"BOOKMARK""#) {
+                    lines.push(line.to_owned());
+                }
+            }
             if lines.len() >= count {
-                return lines.into_iter().map(str::to_owned).collect();
+                return lines;
             }
             assert!(self.receive().await, "it ended after {}", self.text());
         }
@@ -101,7 +106,7 @@ async fn watches_are_compressed_where_upstream_compresses_them() {
             let watch = Watch::open(&rig.proxied, BOTH[n % 2], &interest).await;
             watches.push((interest, watch));
         }
-        assert_eq!(asked() - before, 1, "one question, however many clients");
+        becomes("questions, however many clients", 1, async || asked() - before).await;
         watches.push((Interest::All, Watch::open(&rig.direct, Protocol::Http1, &Interest::All).await));
         let start = rig.upstream.state().version();
         for (_, watch) in &watches {

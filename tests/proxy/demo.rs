@@ -4,17 +4,18 @@ use std::time::Duration;
 use watershed::demo::{self, Args, Front, Upstream};
 use watershed::sim::{Options, Population, Server};
 
-use crate::rig::start_proxy;
+use crate::rig::{PATIENCE, start_proxy};
 
-fn args() -> Args {
+fn args(patience: Duration) -> Args {
     Args {
         run_for: Some(Duration::from_secs(2)),
         pods: 100,
         nodes: 5,
         clients: 40,
-        rate: 100.0,
+        rate: 50.0,
         seed: 1,
         direct: false,
+        patience,
     }
 }
 
@@ -33,7 +34,8 @@ async fn proxy(kubeconfig: &str) -> anyhow::Result<Front> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_client_of_the_demo_sees_the_truth() {
-    let equal = demo::run(args(), async |upstream: Upstream| proxy(&upstream.kubeconfig_yaml).await).await;
+    let equal =
+        demo::run(args(PATIENCE), async |upstream: Upstream| proxy(&upstream.kubeconfig_yaml).await).await;
     assert!(equal.unwrap());
 }
 
@@ -44,7 +46,7 @@ async fn the_demo_notices_clients_that_see_something_else() {
     let population = Population { configmaps: 0, secrets: 0, ..Population::cluster(100, 5) };
     let twin = Server::start(Options { seed: 1, population, ..Options::default() }).await.unwrap();
     let kubeconfig = twin.kubeconfig_yaml();
-    let equal = demo::run(args(), async |_| proxy(&kubeconfig).await).await;
+    let equal = demo::run(args(Duration::from_secs(3)), async |_| proxy(&kubeconfig).await).await;
     assert!(!equal.unwrap());
     twin.shutdown().await;
 }

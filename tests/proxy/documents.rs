@@ -1,5 +1,5 @@
 //! Discovery from memory.
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use http::{Request, StatusCode};
@@ -16,6 +16,7 @@ async fn everybody_is_shown_the_same_document() {
     let direct = rig.direct.get(Protocol::Http2, ALL).await;
     let asked = || rig.upstream.stats().requests_on("GET", "");
     let before = asked();
+    let began = Instant::now();
     let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
     let reads = (0..200).map(|_| async { connection.read(Request::get(ALL).body(nothing())?).await });
     for answer in within("200 documents", join_all(reads)).await {
@@ -23,7 +24,9 @@ async fn everybody_is_shown_the_same_document() {
         assert_eq!(answer.header("x-watershed-source"), "document");
         assert_eq!(answer.essence(), direct.essence());
     }
-    assert!(asked() - before < 20, "200 readers at once cost upstream {}", asked() - before);
+    // At most one a second and a few at the start, for as long as this machine takes.
+    let (cost, most) = (asked() - before, 20 + 2 * began.elapsed().as_secs());
+    assert!(cost < most.min(150), "200 readers at once cost upstream {cost}");
     rig.stop().await;
 }
 
@@ -54,11 +57,12 @@ async fn what_upstream_would_say_itself_is_left_to_it() {
         assert_ne!(ours.header("x-watershed-source"), "document");
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let refusal =
-        Refusal { count: 2, code: 500, retry_after: None, resource: Some(String::new()), verb: None };
+    let resource = Some(String::new());
+    let refusal = Refusal { count: u32::MAX, code: 500, retry_after: None, resource, verb: None };
     rig.upstream.faults().set(|active| active.refuse = Some(refusal));
     let answer = rig.proxied.get(Protocol::Http2, ALL).await;
     assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
+    rig.upstream.faults().set(|active| active.refuse = None);
     assert_eq!(rig.proxied.get(Protocol::Http2, ALL).await.status, StatusCode::OK);
     let path = format!("/apis/{}/{}", widgets().group, pods().version);
     for path in [path.as_str(), "/api", "/version"] {

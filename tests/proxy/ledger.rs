@@ -177,7 +177,7 @@ impl Ledger {
                 (format!("{namespace}/{name}"), self.state.create(&pods(), &json).unwrap())
             }
         };
-        let after = self.state.snapshot(&pods()).remove(&key).map(|(v, bytes)| Pod::read(v, bytes));
+        let after = self.state.object(&pods(), &key).map(|(v, bytes)| Pod::read(v, bytes));
         let before = match &after {
             Some(pod) => now.insert(key.clone(), pod.clone()),
             None => now.remove(&key),

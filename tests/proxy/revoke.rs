@@ -1,5 +1,5 @@
 //! Grants that are remembered for minutes end with the binding that gave them.
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use watershed::access::Unavailable;
@@ -8,7 +8,7 @@ use watershed::kube::GroupVersionResource;
 use watershed::sim::{Active, Refusal, Rule, Server};
 
 use crate::client::{Lines, Next, Protocol};
-use crate::rig::{Rig, becomes, eventually, small};
+use crate::rig::{Rig, at_leisure, becomes, eventually, small};
 
 const HERE: &str = "/api/v1/namespaces/team-00/configmaps?resourceVersion=0";
 const REVIEWS: &str = "subjectaccessreviews.authorization.k8s.io";
@@ -109,7 +109,7 @@ async fn quiet(rig: &Rig) {
 async fn a_grant_ends_with_its_binding_and_only_this_one() {
     let rig = Rig::build(small(), furnish, remember).await;
     quiet(&rig).await;
-    let before = reviews(&rig);
+    let (before, began) = (reviews(&rig), Instant::now());
     let state = rig.upstream.state();
 
     // What cannot concern them: others' bindings, other namespaces, labels.
@@ -130,7 +130,7 @@ async fn a_grant_ends_with_its_binding_and_only_this_one() {
         assert_eq!(status(&rig, "bob").await, 200);
     }
     let asked = reviews(&rig) - before;
-    assert!((1..=3).contains(&asked), "{asked} reviews");
+    assert!(asked >= 1 && (asked <= 3 || !at_leisure(began)), "{asked} reviews");
 
     // Given back, it counts although the refusal was to be remembered for an hour.
     state.create(&rbac("rolebindings"), &binding("ann", "reader", &["ann"], "a")).unwrap();
@@ -151,13 +151,15 @@ async fn a_watch_ends_with_its_binding_and_shows_nothing_from_after_it() {
     let mut bob = open_watch(&rig, "bob").await;
     let before = reviews(&rig);
     let state = rig.upstream.state();
+    let deleted = Instant::now();
     state.delete(&rbac("rolebindings"), "team-00", "ann").unwrap();
     for watch in [ann, same] {
         let (lines, end) = watch.rest().await;
         assert_eq!((lines.len(), end), (0, Next::End));
     }
     let asked = reviews(&rig) - before;
-    assert!((1..=2).contains(&asked), "{asked} reviews for two equal watches of ann's, and bob's");
+    let most = if at_leisure(deleted) { 2 } else { 6 };
+    assert!((1..=most).contains(&asked), "{asked} reviews for two equal watches of ann's, and bob's");
     write(&rig, "after");
     assert!(bob.line().await.contains("\"after\""), "bob's goes on");
     rig.stop().await;
@@ -278,11 +280,12 @@ async fn nothing_is_remembered_for_no_time_and_other_grants_not_for_long() {
     };
     let rig = Rig::build(small(), furnish, configure).await;
     assert_eq!(status(&rig, "ann").await, 200);
-    let before = reviews(&rig);
+    let (before, began) = (reviews(&rig), Instant::now());
     for _ in 0..3 {
         assert_eq!(status(&rig, "ann").await, 200);
     }
-    assert_eq!(reviews(&rig) - before, 3);
+    let asked = reviews(&rig) - before;
+    assert!(asked == 3 || asked > 3 && !at_leisure(began), "{asked} reviews of 3 requests");
     rig.stop().await;
 
     // By rules that are not RBAC's: no change of an object tells of their end.

@@ -11,10 +11,10 @@ use watershed::sim::{Options, Population, Server};
 use watershed::telemetry;
 use watershed::upstream::UpstreamOptions;
 
-use crate::client::Endpoint;
+use crate::client::{Answer, Endpoint};
 
 /// Generous, as it only decides how long a failure takes.
-pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(3);
 
 pub(crate) struct Rig {
     pub(crate) upstream: Server,
@@ -122,6 +122,8 @@ pub(crate) async fn start_configured(
     std::fs::write(&file, kubeconfig)?;
     let options = UpstreamOptions { kubeconfig: Some(file), ..UpstreamOptions::default() };
     let mut config = app::Config::new(options, loopback(), loopback(), folder.path().join("certs"));
+    // No test is about these, and none shall fail on a machine that stalls.
+    config.limits.start = PATIENCE;
     configure(&mut config);
     Ok((app::start(config).await?, folder))
 }
@@ -134,12 +136,15 @@ pub(crate) fn with_secrets(config: &mut app::Config) {
 /// Waits for a condition; what is missing is said when it doesn't come.
 pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> Result<(), String>) {
     let deadline = Instant::now() + PATIENCE;
+    let mut pause = Duration::from_millis(10);
     loop {
         match holds().await {
             Ok(()) => return,
             Err(why) if Instant::now() >= deadline => panic!("{what}: not after {PATIENCE:?}: {why}"),
-            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            Err(_) => tokio::time::sleep(pause).await,
         }
+        // To look costs something, too.
+        pause = (pause * 3 / 2).min(Duration::from_millis(200));
     }
 }
 
@@ -154,6 +159,41 @@ pub(crate) async fn becomes<T: PartialEq + std::fmt::Debug>(
         if now == wanted { Ok(()) } else { Err(format!("it is {now:?}, wanted is {wanted:?}")) }
     })
     .await;
+}
+
+/// What does not hold on a machine that stalled may be tried again. `holds` says so by `Err`, and fails the test itself
+/// where a stall is no excuse.
+pub(crate) async fn unless_stalled(what: &str, mut holds: impl AsyncFnMut() -> Result<(), String>) {
+    let mut whys = Vec::new();
+    while whys.len() < 10 {
+        match holds().await {
+            Ok(()) => return,
+            Err(why) => whys.push(why),
+        }
+    }
+    panic!("{what}: not once: {whys:#?}");
+}
+
+/// Consistent reads from memory wait this long for their proof (`serve/fence.rs`), and reviews for their first answer.
+const PROOF: Duration = Duration::from_secs(3);
+
+/// An answer that comes from memory, with a proof that it is new enough. On a machine that stalls for as long as a proof
+/// may take the answer is upstream's: then it is asked for again.
+pub(crate) async fn proven(mut ask: impl AsyncFnMut() -> Answer) -> Answer {
+    for _ in 0..10 {
+        let asked = Instant::now();
+        let answer = ask().await;
+        if answer.header("x-watershed-source") == "fence" {
+            return answer;
+        }
+        assert!(asked.elapsed() >= PROOF, "not from memory: {:?}", answer.headers);
+    }
+    panic!("this machine is too slow for a proof");
+}
+
+/// Whether counts of what upstream is asked say something: a question that is not answered in time is asked again.
+pub(crate) fn at_leisure(since: Instant) -> bool {
+    since.elapsed() < PROOF
 }
 
 /// A request without TLS, as probes and scrapers send them; the answer with its head.

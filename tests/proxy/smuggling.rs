@@ -149,7 +149,8 @@ async fn what_http1_can_say_twice_is_understood_once() {
     let direct = rig.direct.raw(two.as_bytes(), |text| text.contains("\r\n\r\n")).await;
     let status = |text: &str| text.split(' ').nth(1).unwrap().to_owned();
     assert_eq!(status(&raw.text), status(&direct.text));
-    for head in arrived(&rig) {
+    // Trials that broke off may still arrive.
+    for head in arrived(&rig).iter().filter(|head| head.target.ends_with(MARK)) {
         let values: Vec<_> = head.headers.get_all("authorization").iter().collect();
         assert_eq!(values, [&bearer, "Bearer nobodys-token"]);
     }
@@ -177,6 +178,7 @@ async fn what_http2_can_say_twice_is_understood_once() {
     let rig = Rig::start(small()).await;
     let bearer = format!("Bearer {}", rig.upstream.admin_token());
     let path = format!("/api/v1/namespaces/team-00/pods/{MARK}");
+    // What may come late is known by the mark of its trial; only what is asked for in another's name has none.
     let usual: Vec<(&str, &str)> = vec![
         (":method", "GET"),
         (":scheme", "https"),
@@ -218,27 +220,30 @@ async fn what_http2_can_say_twice_is_understood_once() {
         ("a length without a body", with(&[("content-length", "5")]), false),
         ("two lengths", with(&[("content-length", "0"), ("content-length", "5")]), false),
     ];
-    let mut reached = 0;
-    for (what, fields, may) in trials {
+    let mut answers = Vec::new();
+    for (trial, (what, fields, _)) in trials.iter().enumerate() {
+        let own = path.replace(MARK, &marked(trial));
+        let fields: Vec<_> =
+            fields.iter().map(|&(name, value)| (name, if value == path { &own } else { value })).collect();
         let mut frames = Frames::open(&rig.proxied, 65_535).await;
         frames.send(&frame(HEADERS, END_STREAM | END_HEADERS, 1, &block(&fields))).await;
         let wanted = |f: &crate::frames::Received| {
             (f.stream == 1 && [HEADERS, RST_STREAM].contains(&f.kind)) || f.kind == GOAWAY
         };
-        let answer = within(what, frames.find(wanted)).await;
-        let arrived = arrived(&rig);
-        let answered = answer.as_ref().is_some_and(|answer| answer.kind == HEADERS);
-        if may {
-            assert!(answered && arrived.len() == 1, "{what}: {answer:?} {arrived:?}");
-        } else {
-            assert!(arrived.is_empty(), "{what}: {answer:?} {arrived:?}");
-        }
-        for head in &arrived {
-            well_formed(head, &bearer);
-            reached += 1;
-        }
+        answers.push(within(what, frames.find(wanted)).await);
     }
-    assert_eq!(reached, 2, "the check sees what arrives");
+    let all = arrived(&rig);
+    for head in &all {
+        well_formed(head, &bearer);
+    }
+    for (trial, (what, _, may)) in trials.iter().enumerate() {
+        let (mark, answer) = (marked(trial), &answers[trial]);
+        let arrived: Vec<_> = all.iter().filter(|head| head.target.contains(&mark)).collect();
+        let answered = answer.as_ref().is_some_and(|answer| answer.kind == HEADERS);
+        assert_eq!(arrived.len(), usize::from(*may), "{what}: {answer:?} {arrived:?}");
+        assert!(answered || !may, "{what}: {answer:?}");
+    }
+    assert_eq!(all.len(), 2, "the check sees what arrives");
 
     // A body that is shorter or longer than it was said to be never becomes an object.
     let body = r#"{"metadata":{"name":"short"}}"#;

@@ -62,6 +62,10 @@ func auditEvents(log, id string) ([]string, error) {
 	}
 	var found []string
 	for line := range strings.Lines(string(text)) {
+		if !strings.HasSuffix(line, "\n") {
+			// It is being written.
+			break
+		}
 		var event struct{ AuditID string }
 		if err := json.Unmarshal([]byte(line), &event); err != nil {
 			return nil, fmt.Errorf("%s: %w in %q", log, err, line)
@@ -95,6 +99,7 @@ func TestAuditLikeUpstream(t *testing.T) {
 	if direct {
 		t.Skip("there is only one audit log")
 	}
+	t.Parallel()
 	dir := t.TempDir()
 	policy, wantedLog, gotLog := filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "upstream.log"), filepath.Join(dir, "proxy.log")
 	check(t, os.WriteFile(policy, []byte(auditPolicy), 0o600))

@@ -385,6 +385,13 @@ func faultyWatchesFor(t *testing.T, seconds int, last bool) bool {
 		t.Logf("hardly anything was written: %v", count)
 		return false
 	}
+	for j, r := range requests {
+		// The last is the one without a fault.
+		if !last && isLate(r, all[0][j], all[len(faults)][j]) {
+			t.Logf("%v: not all was there when its time was over", r)
+			return false
+		}
+	}
 	seen := make([][]string, len(faults))
 	for i := range faults {
 		for j, r := range requests {

@@ -26,7 +26,7 @@ func (s *robustness) cutting(t *testing.T, lasting time.Duration) {
 	b.write(lasting)
 	b.readAll(8, 4, 40*time.Millisecond)
 	cuts := 0
-	for end := time.Now().Add(lasting); time.Now().Before(end); {
+	for end := time.Now().Add(lasting); time.Now().Before(end) || cuts == 0; {
 		time.Sleep(between(chance, 300*time.Millisecond, 1200*time.Millisecond))
 		cuts += relays[chance.IntN(2)].cut(chance)
 	}
@@ -70,6 +70,7 @@ func (s *robustness) lagging(t *testing.T, lasting time.Duration) {
 	b.readAll(80, 30, 40*time.Millisecond)
 	b.read(misled, 3, 2, 60*time.Millisecond, around...)
 	time.Sleep(lasting)
+	b.enough(misled, 30, byList)
 	b.finish()
 	b.report("reads around the fence", misled)
 	writes, _ := b.resolve()

@@ -53,6 +53,7 @@ func TestConsistentReads(t *testing.T) {
 	if direct {
 		t.Skip("it is the proxy's promise that is tested")
 	}
+	t.Parallel()
 	s := newRobustness(t)
 	lasting := 5 * time.Second
 	end := time.Now()
@@ -375,11 +376,40 @@ func (s *robustness) quiet(t *testing.T, lasting time.Duration) {
 	b.write(lasting)
 	b.readAll(8, 4, 40*time.Millisecond)
 	time.Sleep(lasting)
+	b.enough(b.journal, 20, byList, byPages, byWatch, byGet)
 	b.finish()
 	if b.journal.failures+total(b.failed) > 0 {
 		t.Errorf("%d reads and %d writes failed without a fault", b.journal.failures, total(b.failed))
 	}
 	b.plant()
+}
+
+// enough waits until others have written, and readers have read in every manner, so
+// often that there is something to judge by. A slow machine takes longer.
+func (b *bout) enough(j *journal, least int, manners ...manner) {
+	b.t.Helper()
+	eventually(b.t, "enough is written and read", func() error {
+		b.mutex.Lock()
+		writes := len(b.written)
+		b.mutex.Unlock()
+		if writes < 100 {
+			return fmt.Errorf("only %d writes", writes)
+		}
+		j.mutex.Lock()
+		defer j.mutex.Unlock()
+		by := map[manner]int{}
+		for _, readings := range j.readings {
+			for _, r := range readings {
+				by[r.manner]++
+			}
+		}
+		for _, m := range manners {
+			if by[m] < least {
+				return fmt.Errorf("only %v reads", by)
+			}
+		}
+		return nil
+	})
 }
 
 func (b *bout) readAll(lists, watches int, pause time.Duration) {

@@ -116,7 +116,9 @@ func TestNewTypesInDocuments(t *testing.T) {
 					}
 					return nil
 				})
-				time.Sleep(time.Second)
+			}
+			time.Sleep(time.Second)
+			for _, path := range paths {
 				if a := proxied.send(t, request{path: path}); a.status != 200 || !strings.Contains(a.body, w.group) {
 					t.Errorf("%s, answered from %q, does not show what upstream has shown for a second", path, a.header.Get("X-Watershed-Source"))
 				}

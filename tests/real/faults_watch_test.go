@@ -518,8 +518,10 @@ type stretch struct {
 	listed    []seen
 	stateSize int
 	marked    bool
-	events    []seen
-	marks     []mark
+	// fromMemory says that the Expired at its end was the proxy's own.
+	fromMemory bool
+	events     []seen
+	marks      []mark
 }
 
 // watcher is a client that watches, and keeps what it saw.
@@ -535,8 +537,8 @@ type watcher struct {
 	// fault is an end that should not have come.
 	fault error
 	// retried and forwarded count what is allowed, but should be rare.
-	retried, forwarded int
-	open               atomic.Bool
+	retried, forwarded, forwardedLists int
+	open                               atomic.Bool
 }
 
 func (w *watcher) String() string {
@@ -559,7 +561,7 @@ func (w *watcher) live(ctx context.Context) error {
 		s := &stretch{}
 		from := uint64(0)
 		if w.habit != fromState {
-			listed, err := again(ctx, w, func() (*http.Response, error) { return w.get(ctx, "resourceVersion=0") })
+			listed, err := again(ctx, w, &w.forwardedLists, func() (*http.Response, error) { return w.get(ctx, "resourceVersion=0") })
 			if err != nil {
 				return fmt.Errorf("list: %w", err)
 			}
@@ -581,7 +583,12 @@ func (w *watcher) live(ctx context.Context) error {
 			} else {
 				query += "&timeoutSeconds=3600"
 			}
-			resp, err := again(ctx, w, func() (*http.Response, error) { return w.get(ctx, query) })
+			var opened time.Time
+			resp, err := again(ctx, w, &w.forwarded, func() (*http.Response, error) {
+				// Before it begins, however late this learns of that: no watch may be shorter.
+				opened = time.Now()
+				return w.get(ctx, query)
+			})
 			if err != nil {
 				return fmt.Errorf("open: %w", err)
 			}
@@ -591,21 +598,18 @@ func (w *watcher) live(ctx context.Context) error {
 				resp.Body.Close()
 				return fmt.Errorf("the watch was passed on: %s", source)
 			}
-			opened := time.Now()
 			err = w.read(resp, s, &from)
 			switch {
 			case errors.Is(err, errExpired):
 				if !w.relists {
 					return err
 				}
+				s.fromMemory = memory
 			case w.habit != comesBack:
 				return fmt.Errorf("the watch ended after %v: %w", time.Since(opened).Round(time.Millisecond), err)
 			case !memory && !errors.Is(err, errNonsense):
 				// Asked while upstream could not say who the caller is, it was
 				// passed on, and shared upstream's fate.
-				w.mutex.Lock()
-				w.forwarded++
-				w.mutex.Unlock()
 				continue
 			case err != io.EOF || time.Since(opened) < shortWatch-500*time.Millisecond:
 				return fmt.Errorf("a watch of %v ended after %v: %w", shortWatch, time.Since(opened).Round(time.Millisecond), err)
@@ -618,11 +622,16 @@ func (w *watcher) live(ctx context.Context) error {
 }
 
 // again tries until there is an answer. While upstream is away a proxy may not
-// know who is asking; clients try again.
-func again(ctx context.Context, w *watcher, ask func() (*http.Response, error)) (*http.Response, error) {
+// know who is asking; clients try again. What upstream answers is counted.
+func again(ctx context.Context, w *watcher, passedOn *int, ask func() (*http.Response, error)) (*http.Response, error) {
 	deadline := time.Now().Add(patience)
 	for {
 		resp, err := ask()
+		if resp != nil && strings.HasPrefix(resp.Header.Get("X-Watershed-Source"), "forward") && resp.StatusCode < 500 {
+			w.mutex.Lock()
+			*passedOn++
+			w.mutex.Unlock()
+		}
 		if err == nil || ctx.Err() != nil || time.Now().After(deadline) {
 			return resp, err
 		}
@@ -779,11 +788,23 @@ func (w *watcher) verify(tr *truth) error {
 	return nil
 }
 
-// expired is how often the watcher was told 410.
-func (w *watcher) expired() int {
+// expired is how often the watcher was told 410, and how often by the proxy itself.
+func (w *watcher) expired() (all, fromMemory int) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
-	return max(len(w.stretches)-1, 0)
+	for _, s := range w.stretches[:max(len(w.stretches)-1, 0)] {
+		if all++; s.fromMemory {
+			fromMemory++
+		}
+	}
+	return all, fromMemory
+}
+
+// passedOn is how many of its lists and watches upstream answered.
+func (w *watcher) passedOn() (lists, watches int) {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	return w.forwardedLists, w.forwarded
 }
 
 // final is the state the watcher has come to, by its own account.

@@ -402,13 +402,13 @@ func TestKubectlWaits(t *testing.T) {
 
 	// The last one is there to run out of time: when it has, the others, which
 	// started before it, are waiting.
-	const hopeless = "wait pod quince --for=condition=Ready --timeout=2s"
+	const hopeless = "wait pod quince --for=condition=Ready --timeout=4s"
 	waiting := map[string][]*background{}
 	for _, line := range []string{
-		"rollout status deployment press --timeout=30s",
-		"wait deployment press --for=condition=Available --timeout=30s",
-		"wait pod apple --for=delete --timeout=30s",
-		"wait pod pear --for=jsonpath={.status.phase}=Running --timeout=30s",
+		"rollout status deployment press --timeout=90s",
+		"wait deployment press --for=condition=Available --timeout=90s",
+		"wait pod apple --for=delete --timeout=90s",
+		"wait pod pear --for=jsonpath={.status.phase}=Running --timeout=90s",
 		hopeless,
 	} {
 		for _, to := range targets() {

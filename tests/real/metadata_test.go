@@ -1,7 +1,10 @@
 package real
 
 import (
+	"bufio"
+	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -87,33 +90,38 @@ func metadataIsUpstreams(t *testing.T) {
 			}
 
 			// Events, transitions and the last state, as they come.
-			watch := func(to target, query string) <-chan string {
+			// It is read up to the event that has the text.
+			watch := func(to target, query, last string) <-chan string {
 				read := make(chan string, 1)
 				go func() {
-					resp, err := to.open(ctx, request{path: kind.path + "?watch=1&timeoutSeconds=3&resourceVersion=" + version + query, accept: kind.media + one})
+					ctx, cancel := context.WithTimeout(ctx, patience)
+					defer cancel()
+					resp, err := to.open(ctx, request{path: kind.path + "?watch=1&resourceVersion=" + version + query, accept: kind.media + one})
 					if err != nil {
 						read <- err.Error()
 						return
 					}
 					defer resp.Body.Close()
-					body, err := io.ReadAll(resp.Body)
-					read <- fmt.Sprint(resp.Status, resp.Header["Content-Type"], string(body), err)
+					body, err := readUpTo(bufio.NewReader(resp.Body), kind.media == protobufType, last)
+					read <- fmt.Sprint(resp.Status, resp.Header["Content-Type"], body, err)
 				}()
 				return read
 			}
 			var reads []<-chan string
+			after := "after " + kind.media
 			queries := []string{"", "&labelSelector=odd%3D1", "&labelSelector=odd%3D0"}
-			for _, query := range queries {
+			for i, query := range queries {
 				for _, to := range targets() {
-					reads = append(reads, watch(to, query))
+					reads = append(reads, watch(to, query, []string{after, "last of odd", after}[i]))
 				}
 			}
 			patch("one-0", `{"metadata": {"labels": {"odd": "1"}}}`)
 			patch("one-1", `{"metadata": {"annotations": {"more": "x"}}}`)
 			patch("one-0", `{"metadata": {"labels": {"odd": "0"}}}`)
+			patch("one-1", `{"metadata": {"annotations": {"more": "last of odd"}}}`)
 			// It has a finalizer, and so is only marked.
 			upstream.send(t, request{method: "DELETE", path: kind.path + "/one-2"})
-			patch("one-2", `{"metadata": {"annotations": {"after": "`+kind.media+`"}}}`)
+			patch("one-2", `{"metadata": {"annotations": {"after": "`+after+`"}}}`)
 			for i, query := range queries {
 				want, got := within(t, "upstream's watch", reads[2*i]), within(t, "the proxied watch", reads[2*i+1])
 				if want != got || !strings.Contains(want, "200") {
@@ -123,7 +131,8 @@ func metadataIsUpstreams(t *testing.T) {
 			// A streamed list and its end mark, whose version is that of a cache.
 			digits := regexp.MustCompile(`[0-9]+`)
 			streamed := "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
-			lists := []<-chan string{watch(upstream, streamed), watch(proxied, streamed)}
+			const end = "initial-events-end"
+			lists := []<-chan string{watch(upstream, streamed, end), watch(proxied, streamed, end)}
 			want, got := within(t, "upstream's list", lists[0]), within(t, "the proxied list", lists[1])
 			if digits.ReplaceAllString(want, "N") != digits.ReplaceAllString(got, "N") || !strings.Contains(want, "initial-events-end") {
 				t.Errorf("streamed\nupstream: %q\nproxied:  %q", want, got)
@@ -133,6 +142,27 @@ func metadataIsUpstreams(t *testing.T) {
 			same(t, request{path: kind.path + "/one-1?resourceVersion=0", accept: kind.media + many})
 			same(t, request{path: kind.path + "/nobody?resourceVersion=0", accept: kind.media + one})
 		})
+	}
+}
+
+// readUpTo reads whole frames of a watch, up to the first that has a text in it.
+func readUpTo(from *bufio.Reader, framed bool, last string) (string, error) {
+	all := []byte{}
+	for {
+		var frame []byte
+		var err error
+		if framed {
+			frame = make([]byte, 4)
+			if _, err = io.ReadFull(from, frame); err == nil {
+				frame = append(frame, make([]byte, binary.BigEndian.Uint32(frame))...)
+				_, err = io.ReadFull(from, frame[4:])
+			}
+		} else {
+			frame, err = from.ReadBytes('\n')
+		}
+		if all = append(all, frame...); err != nil || bytes.Contains(frame, []byte(last)) {
+			return string(all), err
+		}
 	}
 }
 

@@ -110,7 +110,10 @@ func TestRevocation(t *testing.T) {
 		t.Errorf("alice's watch ends with %v after %v", err, rest)
 	}
 	t.Logf("after a role is emptied, reads are refused after %v, and a watch is cut after %v", refused, time.Since(changed))
-	if ended := p.sum(t, "watershed_watches_ended_total", "configmaps"); ended != 6 {
-		t.Errorf("%d watches of config maps ended", ended)
-	}
+	eventually(t, "the watches that ended are counted", func() error {
+		if ended := p.sum(t, "watershed_watches_ended_total", "configmaps"); ended != 6 {
+			return fmt.Errorf("%d watches of config maps ended", ended)
+		}
+		return nil
+	})
 }

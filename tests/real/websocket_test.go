@@ -30,50 +30,57 @@ func browser() http.Header {
 }
 
 func TestWebSocketWatch(t *testing.T) {
-	ns := namespace(t)
 	ctx := context.Background()
-	api := kubeClient(t, upstream).CoreV1().ConfigMaps(ns)
-	apple := must(api.Create(ctx, configMap("apple", "n", "0"), metav1.CreateOptions{}))(t)
-	path := fmt.Sprintf("/api/v1/namespaces/%s/configmaps?watch=1&timeoutSeconds=4&resourceVersion=%s", ns, apple.ResourceVersion)
-
 	for _, form := range []struct {
 		name  string
 		frame int
-		open  func(to target) (*websocket.Conn, *http.Response, error)
+		open  func(to target, path string) (*websocket.Conn, *http.Response, error)
 	}{
-		{"JSON", websocket.TextMessage, func(to target) (*websocket.Conn, *http.Response, error) {
+		{"JSON", websocket.TextMessage, func(to target, path string) (*websocket.Conn, *http.Response, error) {
 			return to.dial(path, browser())
 		}},
-		{"protobuf", websocket.BinaryMessage, func(to target) (*websocket.Conn, *http.Response, error) {
+		{"protobuf", websocket.BinaryMessage, func(to target, path string) (*websocket.Conn, *http.Response, error) {
 			header := browser()
 			header.Set("Accept", protobufType+";stream=watch")
 			return to.dial(path, header)
 		}},
-		{"token as subprotocol", websocket.TextMessage, func(to target) (*websocket.Conn, *http.Response, error) {
+		{"token as subprotocol", websocket.TextMessage, func(to target, path string) (*websocket.Conn, *http.Response, error) {
 			token := "base64url.bearer.authorization.k8s.io." + base64.RawURLEncoding.EncodeToString([]byte(shared.AdminToken))
 			return to.dial(path, http.Header{"Origin": {"https://example.test"}}, token, "base64.binary.k8s.io")
 		}},
 	} {
 		t.Run(form.name, func(t *testing.T) {
+			t.Parallel()
+			ns := namespace(t)
+			api := kubeClient(t, upstream).CoreV1().ConfigMaps(ns)
+			apple := must(api.Create(ctx, configMap("apple", "n", "0"), metav1.CreateOptions{}))(t)
+			path := fmt.Sprintf("/api/v1/namespaces/%s/configmaps?watch=1&timeoutSeconds=4&resourceVersion=%s", ns, apple.ResourceVersion)
 			conns := map[string]*websocket.Conn{}
-			var opened []string
-			for _, to := range targets() {
-				conn, resp, err := form.open(to)
-				if err != nil {
-					t.Fatalf("%s: %v, %v", to.name, err, resp)
+			// All of it happens while the watches are open, or they are opened again.
+			eventually(t, "the watches are open for long enough", func() error {
+				began := time.Now()
+				var opened []string
+				for _, to := range targets() {
+					conn, resp, err := form.open(to, path)
+					if err != nil {
+						t.Fatalf("%s: %v, %v", to.name, err, resp)
+					}
+					t.Cleanup(func() { conn.Close() })
+					conns[to.name] = conn
+					opened = append(opened, fmt.Sprint(resp.StatusCode, " ", conn.Subprotocol()))
 				}
-				defer conn.Close()
-				conns[to.name] = conn
-				opened = append(opened, fmt.Sprint(resp.StatusCode, " ", conn.Subprotocol()))
-			}
-			if opened[0] != opened[1] {
-				t.Errorf("opened %q upstream and %q through the proxy", opened[0], opened[1])
-			}
-			for n := range 3 {
-				must(api.Patch(ctx, "apple", types.MergePatchType, fmt.Appendf(nil, `{"data":{"n":"%s-%d"}}`, slug(t), n), metav1.PatchOptions{}))(t)
-			}
-			// The version in the URL is from before all the forms: each sees
-			// what the former ones did as well, until upstream ends the watch.
+				if opened[0] != opened[1] {
+					t.Errorf("opened %q upstream and %q through the proxy", opened[0], opened[1])
+				}
+				for n := range 3 {
+					must(api.Patch(ctx, "apple", types.MergePatchType, fmt.Appendf(nil, `{"data":{"n":"%s-%d"}}`, slug(t), n), metav1.PatchOptions{}))(t)
+				}
+				if took := time.Since(began); took > 2*time.Second {
+					return fmt.Errorf("it took %v", took)
+				}
+				return nil
+			})
+			// Until upstream ends the watch.
 			var all [2][]string
 			for i, to := range targets() {
 				for {

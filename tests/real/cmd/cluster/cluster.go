@@ -19,7 +19,7 @@ import (
 
 // startPatience is how long a server may take to become ready. Three seconds
 // is usual; a machine busy with a build needs many more.
-const startPatience = 90 * time.Second
+const startPatience = 4 * time.Minute
 
 // identities are the users the API servers know by token, and their groups. Only
 // admin may do anything at first, watershed is given its rights by grantProxy.
