@@ -37,8 +37,8 @@ fn pod(number: usize, state: u64) -> String {
     let (namespace, name) = (fixtures::namespace_name(number % 2), format!("pod-{number:06}"));
     let node = fixtures::node_name(number % 10);
     let pod = fixtures::pod(&namespace, &name, &node, &mut Rng::with_seed(number as u64));
-    let stamp = format!(r#""annotations": {{"bench/stamp":"{state:016}","#);
-    pod.replacen(r#""annotations": {"#, &stamp, 1)
+    let stamp = format!(r#""annotations":{{"bench/stamp":"{state:016}","#);
+    pod.replacen(r#""annotations":{"#, &stamp, 1)
 }
 
 /// Creates so many pods.

@@ -19,8 +19,8 @@ pub(crate) enum Form {
     ProtobufGzip,
 }
 
-/// Looks into an answer as it comes: how many pods it holds, and whether the mark has come that ends the objects
-/// a watch begins with.
+/// Looks into an answer as it comes: whether the mark has come that ends the objects a watch begins with, and, if that
+/// is wanted, how many pods it holds.
 pub(crate) struct Reader(Decoder);
 
 enum Decoder {
@@ -33,7 +33,8 @@ enum Decoder {
 struct Found {
     /// The end of what came before, in which something may have begun.
     tail: Vec<u8>,
-    /// Pods before that.
+    counts: bool,
+    /// Pods before the tail.
     pods: usize,
     ended: bool,
 }
@@ -79,11 +80,21 @@ impl Form {
 // === impl Reader ===
 
 impl Reader {
+    /// Looks for the mark.
     pub(crate) fn new(form: Form) -> Self {
+        Self::of(form, Found::default())
+    }
+
+    /// Counts pods, too.
+    pub(crate) fn counting(form: Form) -> Self {
+        Self::of(form, Found { counts: true, ..Found::default() })
+    }
+
+    fn of(form: Form, found: Found) -> Self {
         Self(if form.is_gzip() {
-            Decoder::Gzip(Box::new(MultiGzDecoder::new(Found::default())))
+            Decoder::Gzip(Box::new(MultiGzDecoder::new(found)))
         } else {
-            Decoder::Plain(Found::default())
+            Decoder::Plain(found)
         })
     }
 
@@ -128,8 +139,10 @@ impl Write for Found {
         self.tail.extend_from_slice(piece);
         self.ended |= memchr::memmem::find(&self.tail, END_MARK).is_some();
         let cut = self.tail.len().saturating_sub(OVERLAP);
-        self.pods += stamps(&self.tail) - stamps(&self.tail[cut..]);
-        // A stamp over the cut is counted once, when it is whole behind it or before.
+        if self.counts {
+            // One over the cut is counted here, and is not whole behind it.
+            self.pods += stamps(&self.tail) - stamps(&self.tail[cut..]);
+        }
         self.tail.drain(..cut);
         Ok(piece.len())
     }

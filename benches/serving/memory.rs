@@ -65,57 +65,75 @@ pub(crate) async fn peak_of_slow_lists(
 ) -> anyhow::Result<()> {
     let name = slow_lists();
     eprintln!("{name} …");
-    let mut connection = servers.measured[0].reach.connect(args.http1).await?;
-    let answer = connection.get(ALL_PODS).await?;
+    // What others left behind in the allocator's stock would hide some of it.
+    let fresh = servers.fresh_proxy(args)?;
+    let answer = fresh.reach.connect(args.http1).await?.get(ALL_PODS).await?;
     expect_source(&answer, "snapshot")?;
     let (head, body) = answer.into_parts();
     let body = body.collect().await?.to_bytes();
-    for round in 0..=args.rounds {
-        for server in &servers.measured {
-            if server.kind == Kind::Limit {
-                tell(&server.reach, &head.headers, body.clone(), None).await?;
-            }
-            let share = slow_readers(server.pid, &server.reach, args.http1, SLOW, PAUSE, body.len()).await?;
-            // The first round fills the allocator's stock.
-            if round > 0 {
-                table.add(&name, "% of a list / list", false, server.kind, share * 100.0);
-            }
+    let mut all = Vec::new();
+    for server in &servers.measured {
+        let (pid, reach) = match server.kind {
+            Kind::Proxy => (fresh.pid(), fresh.reach.clone()),
+            Kind::Limit | Kind::KubeApiserver => (server.pid, server.reach.clone()),
+        };
+        if server.kind == Kind::Limit {
+            tell(&reach, &head.headers, body.clone(), None).await?;
+        }
+        let readers =
+            SlowReaders { pid, reach, http1: args.http1, readers: SLOW, pause: PAUSE, length: body.len() };
+        all.push((server.kind, readers, None));
+    }
+    for _ in 0..args.rounds {
+        for (kind, readers, floor) in &mut all {
+            let share = readers.growth(floor).await?;
+            table.add(&name, "% of a list / list", false, *kind, share * 100.0);
         }
     }
     Ok(())
 }
 
-/// By how much a server's memory grows at most while so many read a list of `length` bytes slowly, for each of them
-/// and as a share of the list.
-pub(crate) async fn slow_readers(
-    pid: u32,
-    reach: &Reach,
-    http1: bool,
-    readers: usize,
-    pause: Duration,
-    length: usize,
-) -> anyhow::Result<f64> {
-    let mut connections = Vec::new();
-    for _ in 0..readers {
-        connections.push(reach.connect_narrow(http1).await?);
-    }
-    sleep(SETTLE).await;
-    reset_peak(pid)?;
-    let before = resident(pid)?;
-    let reading = connections.into_iter().map(|mut connection| async move {
-        let mut body = connection.get(ALL_PODS).await?.into_body();
-        let (mut read, mut stop) = (0, NARROW as usize);
-        while let Some(frame) = body.frame().await {
-            read += frame?.data_ref().map_or(0, Bytes::len);
-            if read >= stop {
-                sleep(pause).await;
-                stop = read + NARROW as usize;
-            }
+/// Many who read a list slowly at a time.
+pub(crate) struct SlowReaders {
+    /// Of the server.
+    pub(crate) pid: u32,
+    pub(crate) reach: Reach,
+    pub(crate) http1: bool,
+    pub(crate) readers: usize,
+    pub(crate) pause: Duration,
+    /// Bytes of the list.
+    pub(crate) length: usize,
+}
+
+impl SlowReaders {
+    /// By how much the server's memory grows at most, for each reader and as a share of the list.
+    ///
+    /// `floor` is the memory before the first time: what the allocator keeps of it would hide the next time's growth.
+    pub(crate) async fn growth(&self, floor: &mut Option<u64>) -> anyhow::Result<f64> {
+        let mut connections = Vec::new();
+        for _ in 0..self.readers {
+            connections.push(self.reach.connect_narrow(self.http1).await?);
         }
-        ensure!(read.abs_diff(length) < length / 50, "a slow reader got {read} bytes, not {length}");
-        Ok(())
-    });
-    try_join_all(reading).await?;
-    let grown = peak(pid)?.saturating_sub(before);
-    Ok(grown as f64 / readers as f64 / length as f64)
+        sleep(SETTLE).await;
+        reset_peak(self.pid)?;
+        let now = resident(self.pid)?;
+        let before = *floor.insert(floor.map_or(now, |floor| floor.min(now)));
+        let reading = connections.into_iter().map(|mut connection| async move {
+            let mut body = connection.get(ALL_PODS).await?.into_body();
+            let (mut read, mut stop) = (0, NARROW as usize);
+            while let Some(frame) = body.frame().await {
+                read += frame?.data_ref().map_or(0, Bytes::len);
+                if read >= stop {
+                    sleep(self.pause).await;
+                    stop = read + NARROW as usize;
+                }
+            }
+            let length = self.length;
+            ensure!(read.abs_diff(length) < length / 50, "a slow reader got {read} bytes, not {length}");
+            Ok(())
+        });
+        try_join_all(reading).await?;
+        let grown = peak(self.pid)?.saturating_sub(before);
+        Ok(grown as f64 / self.readers as f64 / self.length as f64)
+    }
 }

@@ -204,7 +204,7 @@ impl Reads {
         // Little is sent as it is.
         let form = if self.form.is_of(&head.headers) { self.form } else { Form::Json };
         ensure!(form == self.form || self.pods < 100, "{} came as {:?}", self.name, head.headers);
-        let (mut reader, mut bytes) = (Reader::new(form), BytesMut::new());
+        let (mut reader, mut bytes) = (Reader::counting(form), BytesMut::new());
         while let Some(frame) = body.frame().await {
             let frame = frame?;
             let Some(data) = frame.data_ref() else { continue };

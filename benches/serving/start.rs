@@ -21,8 +21,8 @@ use crate::work::expect_source;
 /// What the proxy itself asks for.
 const ALL: &str = "/api/v1/pods?watch=1&allowWatchBookmarks=true&sendInitialEvents=true\
                    &resourceVersionMatch=NotOlderThan";
-/// The least that needs all pods to be there.
-pub(crate) const ONE: &str = "/api/v1/pods?resourceVersion=0&limit=1";
+/// The least that needs all pods to be there. At version 0 the limit would not count.
+pub(crate) const ONE: &str = "/api/v1/pods?resourceVersion=1&resourceVersionMatch=NotOlderThan&limit=1";
 /// Another type, which is cached before.
 const OTHERS: &str = "/api/v1/namespaces?resourceVersion=0";
 /// Between two reads of it.
