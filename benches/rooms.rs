@@ -61,15 +61,20 @@ fn pod_protobuf() -> Bytes {
     whole.into()
 }
 
-fn object(number: usize, version: u64, bytes: &Bytes, fields: &FieldTable) -> Object {
-    let scanned: Scanned = scan(Encoding::Json, &pod_json(number, version), fields).expect("a pod");
-    Object { bytes: bytes.clone(), version: scanned.version, attributes: scanned.attributes }
-}
-
-/// So many objects, which share their bytes: what the store does depends on their keys alone.
+/// So many objects, which share their bytes: what the store does depends on their attributes alone.
 fn objects(count: usize) -> Vec<Arc<Object>> {
     let (fields, bytes) = (pods(), pod_json(0, 1));
-    (0..count).map(|number| Arc::new(object(number, number as u64 + 1, &bytes, &fields))).collect()
+    let object = |number: usize| {
+        let (namespace, node) = (fixtures::namespace_name(number % 10), fixtures::node_name(number % NODES));
+        let app = fixtures::APPS[number % fixtures::APPS.len()];
+        let small = format!(
+            r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{"name":"pod-{number:06}","namespace":"{namespace}","resourceVersion":"{}","labels":{{"app":"{app}","tier":"backend"}}}},"spec":{{"nodeName":"{node}"}},"status":{{"phase":"Running"}}}}"#,
+            number + 1
+        );
+        let Scanned { version, attributes } = scan(Encoding::Json, small.as_bytes(), &fields).expect("a pod");
+        Arc::new(Object { bytes: bytes.clone(), version, attributes })
+    };
+    (0..count).map(object).collect()
 }
 
 /// A scope that holds these.
@@ -79,26 +84,29 @@ fn scope(objects: &[Arc<Object>]) -> (Writer, Reader) {
     (writer, reader)
 }
 
-/// Changes of objects that are there, one after the other, without an end.
-struct Changes {
-    fields: FieldTable,
-    bytes: Bytes,
-    count: usize,
+/// Changes of objects that are there, without an end.
+struct Changes<'a> {
+    all: &'a [Arc<Object>],
     version: u64,
 }
 
-impl Changes {
-    fn of(count: usize) -> Self {
-        Self { fields: pods(), bytes: pod_json(0, 1), count, version: count as u64 }
+impl<'a> Changes<'a> {
+    fn of(all: &'a [Arc<Object>]) -> Self {
+        Self { all, version: all.len() as u64 }
     }
 
-    fn next(&mut self) -> (Frame, Object) {
+    /// The next version, of whichever object's turn it is.
+    fn modify(&mut self) -> (Frame, Object) {
+        let number = (self.version as usize).wrapping_mul(7919) % self.all.len();
+        self.change(number, EventKind::Modified)
+    }
+
+    fn change(&mut self, number: usize, kind: EventKind) -> (Frame, Object) {
         self.version += 1;
-        let number = (self.version as usize).wrapping_mul(7919) % self.count;
-        let object = object(number, self.version, &self.bytes, &self.fields);
-        let frame =
-            Frame { kind: EventKind::Modified, frame: self.bytes.clone(), object: self.bytes.clone() };
-        (frame, object)
+        let Object { bytes, attributes, .. } = &*self.all[number];
+        let (bytes, attributes) = (bytes.clone(), attributes.clone());
+        let frame = Frame { kind, frame: bytes.clone(), object: bytes.clone() };
+        (frame, Object { bytes, version: ResourceVersion(self.version), attributes })
     }
 }
 
@@ -152,8 +160,7 @@ fn list(form: &TypeForm, objects: &[Bytes]) -> Bytes {
 }
 
 fn selectors(criterion: &mut Criterion) {
-    let (fields, bytes) = (pods(), pod_json(0, 1));
-    let one = object(1, 1, &bytes, &fields);
+    let (fields, one) = (pods(), &objects(1)[0]);
     let mut group = criterion.benchmark_group("match an object");
     for text in ["app=search", "app in (search,billing),tier notin (batch)", "!canary,tier!=batch"] {
         let filter = Filter::new(None, LabelSelector::parse(text).ok(), None, &fields).expect("known fields");
@@ -162,7 +169,7 @@ fn selectors(criterion: &mut Criterion) {
     let selector = watershed::kube::FieldSelector::parse("spec.nodeName=node-001").expect("a selector");
     let filter = Filter::new(None, None, Some(&selector), &fields).expect("known fields");
     group.bench_function("spec.nodeName", |bencher| {
-        bencher.iter(|| filter.matches(black_box(&one.attributes)))
+        bencher.iter(|| filter.matches(black_box(&one.attributes)));
     });
     group.finish();
 }
@@ -194,16 +201,16 @@ fn snapshots(criterion: &mut Criterion) {
         // Every second change finds a snapshot that somebody holds: its nodes are copied.
         for (name, held) in [("change one", false), ("change one of a snapshot that is held", true)] {
             let (mut writer, reader) = scope(&all);
-            let (mut changes, mut holding) = (Changes::of(size), None);
+            let (mut changes, mut holding) = (Changes::of(&all), None);
             let now = Instant::now();
             group.bench_function(name, |bencher| {
                 bencher.iter_batched(
-                    || changes.next(),
+                    || changes.modify(),
                     |(frame, object)| {
                         if held {
                             holding = Some(reader.snapshot());
                         }
-                        writer.apply(now, frame, object)
+                        writer.apply(now, frame, object).expect("a change");
                     },
                     BatchSize::SmallInput,
                 );
@@ -211,20 +218,18 @@ fn snapshots(criterion: &mut Criterion) {
             drop(holding);
         }
         let (mut writer, _reader) = scope(&all);
-        let mut changes = Changes::of(size);
+        let mut changes = Changes::of(&all);
         let now = Instant::now();
         group.bench_function("delete one and add it again", |bencher| {
             bencher.iter_batched(
                 || {
-                    let ((mut deleted, object), (mut added, _)) = (changes.next(), changes.next());
-                    (deleted.kind, added.kind) = (EventKind::Deleted, EventKind::Added);
-                    let attributes = object.attributes.clone();
-                    let version = ResourceVersion(changes.version);
-                    let again = Object { bytes: object.bytes.clone(), version, attributes };
-                    ((deleted, object), (added, again))
+                    let number = (changes.version as usize).wrapping_mul(7919) % size;
+                    [EventKind::Deleted, EventKind::Added].map(|kind| changes.change(number, kind))
                 },
-                |(deleted, added)| {
-                    writer.apply(now, deleted.0, deleted.1).and_then(|()| writer.apply(now, added.0, added.1))
+                |both| {
+                    for (frame, object) in both {
+                        writer.apply(now, frame, object).expect("a change");
+                    }
                 },
                 BatchSize::SmallInput,
             );
@@ -252,11 +257,11 @@ fn watches(criterion: &mut Criterion) {
         let interest = |number| if everybody { Interest::All } else { node(number) };
         let open = (0..watchers).map(|number| reader.subscribe(Start::Now, interest(number)).0);
         let mut open: Vec<_> = open.collect();
-        let (mut changes, now) = (Changes::of(all.len()), Instant::now());
+        let (mut changes, now) = (Changes::of(&all), Instant::now());
         let context = Context::from_waker(Waker::noop());
         group.bench_function(name, |bencher| {
             bencher.iter_batched(
-                || changes.next(),
+                || changes.modify(),
                 |(frame, object)| {
                     writer.apply(now, frame, object).expect("a change");
                     // Of those with a node each, one looks: as only one is woken.

@@ -105,6 +105,10 @@ impl Hop {
                 if round == 0 {
                     continue;
                 }
+                if !waits.kept_up {
+                    let who = kind.name();
+                    table.remarks.push(format!("{name}: {who} did not keep up, so its times are of a queue"));
+                }
                 let figures = [waits.mean(), waits.percentile(50), waits.percentile(99)];
                 for ((what, figure), direct) in ["mean", "p50", "p99"].iter().zip(figures).zip(&mut direct) {
                     table.add(&format!("{name}: {what}"), "ms", true, kind, figure);

@@ -7,17 +7,22 @@ use tokio::task::JoinSet;
 
 use crate::client::Connection;
 
+/// All answers are in so long after the last request, or a tenth of the whole time, if everybody kept up.
+const LATE: Duration = Duration::from_millis(100);
+
 /// How long requests took, from when they were due: what waits behind a slow answer counts as slow, too.
 pub(crate) struct Waits {
     /// Milliseconds, sorted.
     sorted: Vec<f64>,
+    /// Requests were answered as fast as they came: the last one was soon after it was due.
+    pub(crate) kept_up: bool,
 }
 
 impl Waits {
     pub(crate) fn of(mut millis: Vec<f64>) -> anyhow::Result<Self> {
         ensure!(!millis.is_empty(), "nothing was answered");
         millis.sort_unstable_by(f64::total_cmp);
-        Ok(Self { sorted: millis })
+        Ok(Self { sorted: millis, kept_up: true })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -74,5 +79,6 @@ pub(crate) async fn open_loop(
     }
     let _ = clock.join();
     ensure!(millis.len() == wanted, "{} of {wanted} requests were answered", millis.len());
-    Waits::of(millis)
+    let kept_up = start.elapsed() < length + length.max(LATE * 10) / 10;
+    Ok(Waits { kept_up, ..Waits::of(millis)? })
 }

@@ -117,6 +117,7 @@ async fn times(server: &Running) -> anyhow::Result<()> {
             // The last waits for all before it, of which few were answered while the others came.
             let last = wait * waits.len() as f64 - LENGTH.as_secs_f64() * 1e3;
             ensure!(waits.percentile(100) >= last, "who waits in a queue is not seen to");
+            ensure!(!waits.kept_up, "a server that does not keep up is said to");
         }
     }
     Ok(())
