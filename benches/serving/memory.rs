@@ -67,10 +67,12 @@ pub(crate) async fn peak_of_slow_lists(
     eprintln!("{name} …");
     // What others left behind in the allocator's stock would hide some of it.
     let fresh = servers.fresh_proxy(args)?;
-    let answer = fresh.reach.connect(args.http1).await?.get(ALL_PODS).await?;
+    let mut connection = fresh.reach.connect(args.http1).await?;
+    let answer = connection.get(ALL_PODS).await?;
     expect_source(&answer, "snapshot")?;
     let (head, body) = answer.into_parts();
     let body = body.collect().await?.to_bytes();
+    drop(connection);
     let mut all = Vec::new();
     for server in &servers.measured {
         let (pid, reach) = match server.kind {
