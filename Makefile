@@ -6,10 +6,10 @@ BIN := $(REAL)/.bin
 PROXY := target/debug/watershed
 PAIRS ?= 6000
 
-.PHONY: help build release test test-rust test-real test-python test-release conformance robustness real lint bench bench-abuse bench-real demo cluster fmt clean
+.PHONY: help build release test test-rust test-real test-python test-release conformance robustness real lint bench bench-abuse bench-real bench-allocations bench-rooms demo cluster fmt clean
 
 help: ## Show the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
 
 build: ## Build the proxy (debug)
 	$(CARGO) build --locked
@@ -68,6 +68,12 @@ bench-abuse: $(MEASURED) ## What abusers cost, and what others notice of them; B
 
 bench-real: $(MEASURED) real ## The same in front of a real kube-apiserver, which is measured too
 	$(CARGO) bench --locked --bench serving -- --watershed $(MEASURED) --kube-apiserver $(BENCH)
+
+bench-allocations: ## What an event and a read allocate in the proxy; BENCH= takes flags
+	$(CARGO) bench --locked --bench allocations -- $(BENCH)
+
+bench-rooms: ## The pure rooms, function by function; BENCH= takes a filter
+	$(CARGO) bench --locked --bench rooms -- $(BENCH)
 
 demo: ## The main job on a simulated upstream, with a live picture of what is saved
 	$(CARGO) run --locked --release -- demo

@@ -117,7 +117,8 @@ async fn scene(
 
 /// How long each request of two well-behaved clients takes.
 async fn polite(reach: &Reach, length: Duration) -> anyhow::Result<Vec<Duration>> {
-    let path = "/api/v1/pods?resourceVersion=0&limit=5";
+    // At version 0 the limit would not count.
+    let path = "/api/v1/pods?resourceVersion=1&resourceVersionMatch=NotOlderThan&limit=5";
     let mut clients = Vec::new();
     for _ in 0..2 {
         let mut connection = reach.connect(false).await?;

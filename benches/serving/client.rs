@@ -17,9 +17,13 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::form::{Form, Reader};
+
 /// Flow control of Go's HTTP/2 client: `transportDefaultStreamFlow`, `transportDefaultConnFlow`.
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 1 << 30;
+/// The smallest that HTTP/2 begins with: who has such windows holds little that was not read.
+pub(crate) const NARROW: u32 = 65_535;
 
 /// How to reach a server.
 #[derive(Clone)]
@@ -35,6 +39,7 @@ pub(crate) struct Connection {
     sender: Sender,
     authority: String,
     token: String,
+    form: Form,
     /// Drives the connection; ends with its last handle.
     task: Arc<AbortOnDropHandle<()>>,
 }
@@ -67,6 +72,10 @@ impl Reach {
         Ok(Self { address, token: token.to_owned(), http2: Arc::new(config), http1 })
     }
 
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// The Authorization header of a request.
     pub(crate) fn bearer(&self) -> String {
         format!("Bearer {}", self.token)
@@ -82,23 +91,33 @@ impl Reach {
     }
 
     pub(crate) async fn connect(&self, http1: bool) -> anyhow::Result<Connection> {
+        self.connect_with(http1, STREAM_WINDOW, CONNECTION_WINDOW).await
+    }
+
+    /// A connection on which nothing is sent ahead of the reader but 64 KiB and what the kernel holds.
+    pub(crate) async fn connect_narrow(&self, http1: bool) -> anyhow::Result<Connection> {
+        self.connect_with(http1, NARROW, NARROW).await
+    }
+
+    async fn connect_with(&self, http1: bool, stream: u32, connection: u32) -> anyhow::Result<Connection> {
         let io = TokioIo::new(self.tls(http1).await?);
         let (sender, task) = if http1 {
             let (sender, connection) = http1::handshake(io).await?;
             (Sender::Http1(sender), tokio::spawn(async move { drop(connection.await) }))
         } else {
-            let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+            let (sender, driver) = http2::Builder::new(TokioExecutor::new())
                 .timer(TokioTimer::new())
-                .initial_stream_window_size(STREAM_WINDOW)
-                .initial_connection_window_size(CONNECTION_WINDOW)
+                .initial_stream_window_size(stream)
+                .initial_connection_window_size(connection)
                 .handshake(io)
                 .await?;
-            (Sender::Http2(sender), tokio::spawn(async move { drop(connection.await) }))
+            (Sender::Http2(sender), tokio::spawn(async move { drop(driver.await) }))
         };
         Ok(Connection {
             sender,
             authority: self.address.to_string(),
             token: self.token.clone(),
+            form: Form::Json,
             task: Arc::new(AbortOnDropHandle::new(task)),
         })
     }
@@ -107,6 +126,17 @@ impl Reach {
 // === impl Connection ===
 
 impl Connection {
+    /// Asks for every answer in this form; JSON otherwise.
+    pub(crate) fn asking(mut self, form: Form) -> Self {
+        self.form = form;
+        self
+    }
+
+    /// Host and port of the server.
+    pub(crate) fn authority(&self) -> &str {
+        &self.authority
+    }
+
     pub(crate) fn is_closed(&self) -> bool {
         self.task.is_finished()
     }
@@ -120,12 +150,29 @@ impl Connection {
             sender: Sender::Http2(sender.clone()),
             authority: self.authority.clone(),
             token: self.token.clone(),
+            form: self.form,
             task: Arc::clone(&self.task),
         })
     }
 
     /// Sends a request; the answer's head is here when this returns, and its status is a success.
     pub(crate) async fn send(
+        &mut self,
+        method: Method,
+        path: &str,
+        body: Option<(&str, Bytes)>,
+    ) -> anyhow::Result<Response<Incoming>> {
+        let response = self.try_send(method, path, body).await?;
+        let status = response.status();
+        if !status.is_success() {
+            let text = response.into_body().collect().await?.to_bytes();
+            anyhow::bail!("{path}: {status}: {}", String::from_utf8_lossy(&text));
+        }
+        Ok(response)
+    }
+
+    /// The same, whatever the status is.
+    pub(crate) async fn try_send(
         &mut self,
         method: Method,
         path: &str,
@@ -140,15 +187,25 @@ impl Connection {
             .uri(uri)
             .header("host", &self.authority)
             .header("authorization", format!("Bearer {}", self.token))
-            .header("accept", "application/json")
+            .header("accept", self.form.accept())
             .header("user-agent", "watershed-bench");
+        if self.form.is_gzip() {
+            request = request.header("accept-encoding", "gzip");
+        }
         let mut bytes = Bytes::new();
         if let Some((content_type, body)) = body {
             request = request.header("content-type", content_type);
             bytes = body;
         }
-        let request = request.body(Full::new(bytes))?;
-        let response = match &mut self.sender {
+        self.pass_on(request.body(Full::new(bytes))?).await
+    }
+
+    /// Sends a request as it is.
+    pub(crate) async fn pass_on(
+        &mut self,
+        request: Request<Full<Bytes>>,
+    ) -> anyhow::Result<Response<Incoming>> {
+        Ok(match &mut self.sender {
             Sender::Http1(sender) => {
                 sender.ready().await?;
                 sender.send_request(request).await?
@@ -157,13 +214,7 @@ impl Connection {
                 sender.ready().await?;
                 sender.send_request(request).await?
             }
-        };
-        let status = response.status();
-        if !status.is_success() {
-            let text = response.into_body().collect().await?.to_bytes();
-            anyhow::bail!("{path}: {status}: {}", String::from_utf8_lossy(&text));
-        }
-        Ok(response)
+        })
     }
 
     pub(crate) async fn get(&mut self, path: &str) -> anyhow::Result<Response<Incoming>> {
@@ -183,6 +234,21 @@ impl Connection {
             length += frame?.data_ref().map_or(0, Bytes::len);
         }
         ensure!(length > 0, "{path}: an empty answer");
+        Ok(length)
+    }
+
+    /// Reads a watch as far as the objects it begins with go, and leaves it. Returns its bytes until then.
+    pub(crate) async fn swallow_initial(&mut self, path: &str) -> anyhow::Result<usize> {
+        let answer = self.get(path).await?;
+        self.form.expect(answer.headers())?;
+        let (mut body, mut reader, mut length) = (answer.into_body(), Reader::new(self.form), 0);
+        while !reader.ended() {
+            let frame =
+                body.frame().await.with_context(|| format!("{path}: ended before its end mark"))??;
+            let Some(data) = frame.data_ref() else { continue };
+            length += data.len();
+            reader.push(data)?;
+        }
         Ok(length)
     }
 }

@@ -108,7 +108,7 @@ impl Case {
         }
         let _writes = self.writes(args, servers).await?;
         sleep(OTHERS).await;
-        let before = asked(&servers.upstream, self.resource).await?;
+        let before = asked(&servers.upstream.reach, self.resource).await?;
         let took = Arc::new(Mutex::new(Vec::new()));
         let end = Instant::now() + args.length();
         let clients = open.into_iter().map(|mut connection| {
@@ -123,7 +123,7 @@ impl Case {
             }
         });
         try_join_all(clients).await?;
-        let upstream = asked(&servers.upstream, self.resource).await? - before;
+        let upstream = asked(&servers.upstream.reach, self.resource).await? - before;
         let mut took = std::mem::take(&mut *took.lock());
         ensure!(!took.is_empty(), "{}: nothing was listed", self.name);
         took.sort_unstable_by(f64::total_cmp);
@@ -138,7 +138,7 @@ impl Case {
             let other = if self.resource == "namespaces" { &servers.pods.paths[0] } else { NAMESPACE };
             (OTHERS, Arc::new(vec![other.to_owned()]))
         };
-        let mut connection = servers.upstream.connect(false).await?;
+        let mut connection = servers.upstream.reach.connect(false).await?;
         Ok(AbortOnDropHandle::new(tokio::spawn(async move {
             loop {
                 let number = WRITES.fetch_add(1, Ordering::Relaxed);

@@ -1,19 +1,20 @@
 //! The limit server: what hyper and rustls cost when nothing else is done.
 //!
-//! It answers reads with bodies made beforehand and sends every frame it is given to every watcher. It knows no
+//! It answers reads with a body made beforehand and sends every frame it is given to every watcher. It knows no
 //! objects, versions, selectors or callers, so no server built on the same libraries can do the work for less, unless
-//! it sends several events at a time.
+//! it sends several events at a time. With a relay it also stands in for an API server behind a proxy.
 use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
-use anyhow::Context as _;
+use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, header};
 use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full};
@@ -29,26 +30,55 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
 use crate::children::announce;
+use crate::relay::Relay;
 
 /// Frames kept for watchers that are behind. More than any run sends at a time.
 const KEPT: usize = 8192;
 
-/// The bodies, as files in the folder given on the command line.
-pub(crate) const LIST: &str = "list.json";
-pub(crate) const NODE_LIST: &str = "node-list.json";
-pub(crate) const OBJECT: &str = "object.json";
-/// The certificate to trust.
+/// The certificate to trust, as a file in the folder given on the command line.
 pub(crate) const CERTIFICATE: &str = "limit.crt";
 /// Where frames are posted to.
 pub(crate) const PUSH: &str = "/push";
+/// Where the answer to every read from now on is posted to, with its headers.
+pub(crate) const ANSWER: &str = "/answer";
+/// How a fault is asked for with it, see [`Planted`].
+pub(crate) const PLANTED: &str = "bench-planted";
+/// The end of a path that is answered with a log.
+pub(crate) const LOG: &str = "/log";
+/// Length of the log, and of its pieces.
+pub(crate) const LOG_BYTES: usize = 64 << 20;
+const LOG_PIECE: usize = 16 << 10;
+/// Of planted waits.
+pub(crate) const WAIT: Duration = Duration::from_millis(20);
 
-type Body = UnsyncBoxBody<Bytes, Infallible>;
+pub(crate) type Body = UnsyncBoxBody<Bytes, hyper::Error>;
 
 struct Shared {
-    list: Bytes,
-    node_list: Bytes,
-    object: Bytes,
+    answer: ArcSwap<Answer>,
     hub: Arc<Mutex<Hub>>,
+    log: Bytes,
+    relay: Option<Relay>,
+    /// Held while an answer waits that is planted to queue.
+    queue: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct Answer {
+    content_type: Option<HeaderValue>,
+    content_encoding: Option<HeaderValue>,
+    body: Bytes,
+    planted: Option<Planted>,
+}
+
+/// Faults that the instrument must see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Planted {
+    /// Each answer has its own copy of the body.
+    Copy,
+    /// Each answer waits for [`WAIT`].
+    Wait,
+    /// The same, one after the other.
+    Queue,
 }
 
 #[derive(Default)]
@@ -64,6 +94,26 @@ struct Watch {
     next: u64,
 }
 
+struct Log {
+    piece: Bytes,
+    left: usize,
+}
+
+impl Planted {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Copy => "copy",
+            Self::Wait => "wait",
+            Self::Queue => "queue",
+        }
+    }
+
+    fn of(head: &HeaderMap) -> Option<Self> {
+        let name = head.get(PLANTED)?;
+        [Self::Copy, Self::Wait, Self::Queue].into_iter().find(|planted| planted.name() == name)
+    }
+}
+
 impl Hub {
     fn head(&self) -> u64 {
         self.first + self.frames.len() as u64
@@ -72,12 +122,12 @@ impl Hub {
 
 impl http_body::Body for Watch {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = hyper::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let hub = Arc::clone(&self.hub);
         let mut hub = hub.lock();
         let index = self.next.max(hub.first) - hub.first;
@@ -90,16 +140,32 @@ impl http_body::Body for Watch {
     }
 }
 
-/// Serves until it is killed. Says `limit server at ADDRESS` when it is ready.
-pub(crate) fn run(folder: &Path) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(serve(folder))
+impl http_body::Body for Log {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let length = self.left.min(self.piece.len());
+        self.left -= length;
+        Poll::Ready((length > 0).then(|| Ok(Frame::data(self.piece.slice(..length)))))
+    }
 }
 
-async fn serve(folder: &Path) -> anyhow::Result<()> {
-    let read = |name| fs::read(folder.join(name)).map(Bytes::from).with_context(|| format!("no {name}"));
-    let (list, node_list, object) = (read(LIST)?, read(NODE_LIST)?, read(OBJECT)?);
-    let shared = Arc::new(Shared { list, node_list, object, hub: Arc::default() });
+/// Serves until it is killed. Says `limit server at ADDRESS` when it is ready.
+pub(crate) fn run(folder: &Path, relay: Option<SocketAddr>) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(serve(folder, relay))
+}
+
+async fn serve(folder: &Path, relay: Option<SocketAddr>) -> anyhow::Result<()> {
+    let line = b"2026-01-01T00:00:00Z info something was done, and it took no longer than it should have\n";
+    let log: Bytes = line.iter().copied().cycle().take(LOG_PIECE).collect();
+    let relay = relay.map(|address| Relay::read(folder, address)).transpose()?;
+    let (answer, hub, queue) = Default::default();
+    let shared = Arc::new(Shared { answer, hub, log, relay, queue });
     let acceptor = TlsAcceptor::from(Arc::new(tls(&folder.join(CERTIFICATE))?));
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     announce(&format!("limit server at {}", listener.local_addr()?))?;
@@ -135,32 +201,65 @@ async fn connection(stream: TcpStream, acceptor: TlsAcceptor, shared: Arc<Shared
     builder.serve_connection(TokioIo::new(stream), service).await.map_err(anyhow::Error::from_boxed)
 }
 
-async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Result<Response<Body>, hyper::Error> {
+async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> anyhow::Result<Response<Body>> {
     let uri = request.uri();
     let query = uri.query().unwrap_or_default();
-    let body = if request.method() == Method::POST && uri.path() == PUSH {
+    if request.method() == Method::POST && uri.path() == PUSH {
         let frame = request.into_body().collect().await?.to_bytes();
         push(&shared.hub, frame);
-        full(&Bytes::new())
-    } else if query.contains("watch=true") {
+        return Ok(Response::new(full(Bytes::new())));
+    }
+    if request.method() == Method::POST && uri.path() == ANSWER {
+        let (head, body) = request.into_parts();
+        shared.answer.store(Arc::new(Answer {
+            content_type: head.headers.get(header::CONTENT_TYPE).cloned(),
+            content_encoding: head.headers.get(header::CONTENT_ENCODING).cloned(),
+            body: body.collect().await?.to_bytes(),
+            planted: Planted::of(&head.headers),
+        }));
+        return Ok(Response::new(full(Bytes::new())));
+    }
+    // What a proxy wants to know of its upstream: all but pods.
+    if let Some(relay) = shared.relay.as_ref().filter(|_| !uri.path().contains("/pods")) {
+        return relay.answer(request).await;
+    }
+    if query.contains("watch=true") && !query.contains("sendInitialEvents") {
         let hub = Arc::clone(&shared.hub);
         let next = hub.lock().head();
-        Watch { hub, next }.boxed_unsync()
-    } else if query.contains("fieldSelector") {
-        full(&shared.node_list)
-    } else if uri.path().contains("/namespaces/") {
-        full(&shared.object)
-    } else {
-        full(&shared.list)
-    };
-    let mut response = Response::new(body);
-    let json = HeaderValue::from_static("application/json");
-    response.headers_mut().insert(header::CONTENT_TYPE, json);
+        let mut response = Response::new(Watch { hub, next }.boxed_unsync());
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        return Ok(response);
+    }
+    if uri.path().ends_with(LOG) {
+        let mut response = Response::new(Log { piece: shared.log.clone(), left: LOG_BYTES }.boxed_unsync());
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+        return Ok(response);
+    }
+    let answer = shared.answer.load();
+    let mut body = answer.body.clone();
+    if let Some(planted) = answer.planted {
+        match planted {
+            Planted::Copy => body = Bytes::copy_from_slice(&body),
+            Planted::Wait => tokio::time::sleep(WAIT).await,
+            Planted::Queue => {
+                let _turn = shared.queue.lock().await;
+                tokio::time::sleep(WAIT).await;
+            }
+        }
+    }
+    let mut response = Response::new(full(body));
+    let headers =
+        [(header::CONTENT_TYPE, &answer.content_type), (header::CONTENT_ENCODING, &answer.content_encoding)];
+    for (name, value) in headers {
+        if let Some(value) = value {
+            response.headers_mut().insert(name, value.clone());
+        }
+    }
     Ok(response)
 }
 
-fn full(bytes: &Bytes) -> Body {
-    Full::new(bytes.clone()).boxed_unsync()
+fn full(bytes: Bytes) -> Body {
+    Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
 }
 
 fn push(hub: &Mutex<Hub>, frame: Bytes) {

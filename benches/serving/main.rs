@@ -14,13 +14,23 @@ mod check;
 mod children;
 mod client;
 mod consistent;
+mod form;
+mod forward;
 mod limit;
+mod memory;
+mod paced;
+mod planted;
 mod process;
+mod reads;
+mod relay;
 mod servers;
+mod stamp;
+mod start;
 mod table;
 mod upstream;
 mod work;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -69,11 +79,17 @@ pub(crate) struct Args {
     /// Abusers, as a share of 5,000 idle connections, 500 watchers and 1,000 slow ones
     #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
     abusers: f64,
+    /// Requests a second that are forwarded, where the hop through the proxy is timed
+    #[arg(long, default_value_t = 2000.0, value_name = "REQUESTS")]
+    forward_rate: f64,
+    /// Pods there are where a start is measured, and one node's list among more
+    #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = at_least_one)]
+    start_pods: usize,
     /// Clients speak HTTP/1.1 instead of HTTP/2
     #[arg(long)]
     http1: bool,
-    /// Only work whose name contains this (memory, LIST, GET, consistent, event, fan-out); abuse is done only when
-    /// it is asked for
+    /// Only work whose name contains this (memory, LIST, WatchList, GET, gzip, forwarded, consistent, event, fan-out,
+    /// start); abuse is done only when it is asked for
     #[arg(long, value_name = "WORD")]
     only: Option<String>,
     /// Write all rounds to this file
@@ -100,7 +116,12 @@ pub(crate) struct Args {
 enum Part {
     /// Be the limit server
     #[command(hide = true)]
-    Limit { folder: PathBuf },
+    Limit {
+        folder: PathBuf,
+        /// The API server to ask what is not about pods
+        #[arg(long)]
+        relay: Option<SocketAddr>,
+    },
     /// Use CPU
     #[command(hide = true)]
     Burn { milliseconds: u64 },
@@ -131,7 +152,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     match &args.part {
-        Some(Part::Limit { folder }) => return limit::run(folder),
+        Some(Part::Limit { folder, relay }) => return limit::run(folder, *relay),
         Some(Part::Burn { milliseconds }) => return check::burn(*milliseconds),
         Some(Part::Exec { parent, program, arguments }) => {
             return children::become_program(*parent, program, arguments);
@@ -139,15 +160,18 @@ fn main() -> anyhow::Result<()> {
         None => {}
     }
     check::run()?;
-    if args.check || !args.bench {
-        return Ok(());
-    }
     // Thousands of connections are thousands of files, here and in the children.
     let files = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: files.maximum, maximum: files.maximum })?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     // On this thread, which starts the children: they end with it.
-    runtime.block_on(run(&args))
+    runtime.block_on(async {
+        planted::run().await?;
+        if args.check || !args.bench {
+            return Ok(());
+        }
+        run(&args).await
+    })
 }
 
 async fn run(args: &Args) -> anyhow::Result<()> {

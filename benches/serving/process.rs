@@ -24,8 +24,23 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
 
 /// Resident memory in bytes.
 pub(crate) fn resident(pid: u32) -> anyhow::Result<u64> {
+    status_bytes(pid, "VmRSS:")
+}
+
+/// The most resident memory there was since the start or [`reset_peak`], in bytes.
+pub(crate) fn peak(pid: u32) -> anyhow::Result<u64> {
+    status_bytes(pid, "VmHWM:")
+}
+
+/// Has [`peak`] begin anew at what is resident now.
+pub(crate) fn reset_peak(pid: u32) -> anyhow::Result<()> {
+    // Source: Linux, Documentation/filesystems/proc.rst (clear_refs).
+    Ok(fs::write(format!("/proc/{pid}/clear_refs"), "5")?)
+}
+
+fn status_bytes(pid: u32, name: &'static str) -> anyhow::Result<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).context(name)?;
     let kib: u64 = line.trim().trim_end_matches(" kB").parse()?;
     Ok(kib * 1024)
 }

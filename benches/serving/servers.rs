@@ -4,13 +4,18 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 use base64::Engine as _;
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, header};
+use http_body_util::{BodyExt as _, Full};
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::children::Child;
 use crate::client::Reach;
+use crate::limit::Planted;
+use crate::stamp::stamps;
 use crate::upstream::{self, Seeded, Writer};
-use crate::{Args, limit};
+use crate::{Args, limit, relay};
 
 /// Which server it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,26 +37,35 @@ pub(crate) struct Server {
 pub(crate) struct Servers {
     pub(crate) measured: Vec<Server>,
     /// What stands behind the proxy.
-    pub(crate) upstream: Reach,
-    /// The URL of each pod.
+    pub(crate) upstream: Upstream,
     pub(crate) pods: Seeded,
     /// Resident memory of the proxy when it had no object yet.
     pub(crate) proxy_empty: u64,
     /// Length of the body that lists all pods.
     pub(crate) list_bytes: usize,
+    /// One pod's body.
+    pub(crate) object: Bytes,
     _children: Vec<Child>,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
-struct Upstream {
-    child: Child,
-    /// Of kube-apiserver; the simulation is not measured.
-    pid: Option<u32>,
-    reach: Reach,
-    /// The proxy's own.
+/// What stands behind the proxy.
+pub(crate) struct Upstream {
+    pub(crate) reach: Reach,
+    /// The proxy's own kubeconfig.
     kubeconfig: String,
     /// What the proxy's clients show.
     token: String,
+    ca_pem: String,
+    /// Of kube-apiserver; the simulation is not measured.
+    pid: Option<u32>,
+    _child: Child,
+}
+
+/// A server for one kind of work. Dropping it ends it.
+pub(crate) struct Running {
+    pub(crate) reach: Reach,
+    child: Child,
 }
 
 impl Kind {
@@ -75,55 +89,122 @@ pub(crate) async fn start(args: &Args) -> anyhow::Result<Servers> {
     let folder = tempfile::tempdir()?;
     let path = folder.path();
     let upstream = if args.kube_apiserver { cluster(args, path)? } else { simulation(args, path)? };
-    let Upstream { child, pid, reach: upstream, kubeconfig, token } = upstream;
-    let pods = upstream::seed(&upstream, args.pods, args.nodes, args.object_bytes).await?;
+    let pods = upstream::seed(&upstream.reach, args.pods, args.nodes, args.object_bytes).await?;
 
-    let (proxy, proxy_reach) = proxy(args, path, &kubeconfig, &token)?;
+    let proxy = proxy("proxy", args, path, &upstream.kubeconfig, &upstream.token, &[])?;
     let proxy_empty = crate::process::resident(proxy.pid())?;
-    // The limit server sends what the proxy sends. This also opens the proxy's cache.
-    let mut connection = proxy_reach.connect(false).await?;
-    let object = format!("{}?resourceVersion=0", pods.paths[0]);
-    let mut list_bytes = 0;
-    for (file, url) in
-        [(limit::LIST, ALL_PODS), (limit::NODE_LIST, &node_pods(0)), (limit::OBJECT, object.as_str())]
-    {
-        let body = connection.fetch(url).await?;
-        if file == limit::LIST {
-            list_bytes = body.len();
-            let items = memchr::memmem::find_iter(&body, upstream::STAMP).count();
-            // Each of these names has the stamp's key in its managed fields, too, but not as a key with a value.
-            ensure!(items == args.pods, "{items} of {} pods in the proxy's list", args.pods);
-        }
-        fs::write(path.join(file), body)?;
-    }
-    let object = fs::read(path.join(limit::OBJECT))?;
-    let folder_name = path.to_str().context("the temporary folder's path is not text")?;
-    let this = std::env::current_exe()?;
-    let limit = Child::program("limit", path, &this, &["limit", folder_name])?;
-    let line = limit.await_line("limit server at ")?;
-    let address = line.rsplit(' ').next().unwrap_or_default();
-    let limit_reach = Reach::new(address, &fs::read(path.join(limit::CERTIFICATE))?, &token)?;
+    // This also opens the proxy's cache.
+    let mut connection = proxy.reach.connect(false).await?;
+    let list = connection.fetch(ALL_PODS).await?;
+    let items = stamps(&list);
+    ensure!(items == args.pods, "{items} of {} pods in the proxy's list", args.pods);
+    let object = connection.fetch(&format!("{}?resourceVersion=0", pods.paths[0])).await?;
+    let limit = limit("limit", path, &upstream.token, None)?;
 
     let mut measured = vec![
         Server {
             kind: Kind::Proxy,
             pid: proxy.pid(),
-            writer: Writer::patches(&upstream, &pods),
-            reach: proxy_reach,
+            writer: Writer::patches(&upstream.reach, &pods),
+            reach: proxy.reach.clone(),
         },
         Server {
             kind: Kind::Limit,
             pid: limit.pid(),
-            writer: Writer::pushes(&limit_reach, &object)?,
-            reach: limit_reach,
+            writer: Writer::pushes(&limit.reach, &object)?,
+            reach: limit.reach.clone(),
         },
     ];
-    if let Some(pid) = pid {
-        let writer = Writer::patches(&upstream, &pods);
-        measured.push(Server { kind: Kind::KubeApiserver, pid, reach: upstream.clone(), writer });
+    if let Some(pid) = upstream.pid {
+        let writer = Writer::patches(&upstream.reach, &pods);
+        measured.push(Server { kind: Kind::KubeApiserver, pid, reach: upstream.reach.clone(), writer });
     }
-    let children = vec![limit, proxy, child];
-    Ok(Servers { measured, upstream, pods, proxy_empty, list_bytes, _children: children, _folder: folder })
+    let children = vec![limit.child, proxy.child];
+    let list_bytes = list.len();
+    Ok(Servers { measured, upstream, pods, proxy_empty, list_bytes, object, _children: children, folder })
+}
+
+impl Servers {
+    /// A further proxy, with nothing in its memory.
+    pub(crate) fn fresh_proxy(&self, args: &Args) -> anyhow::Result<Running> {
+        let Upstream { kubeconfig, token, .. } = &self.upstream;
+        proxy("fresh-proxy", args, self.folder.path(), kubeconfig, token, &[])
+    }
+
+    /// A limit server that a proxy can take for an API server, and a proxy in front of it that forwards all
+    /// consistent reads. For one place each, as their files have names of their own.
+    pub(crate) fn forwarding(&self, args: &Args) -> anyhow::Result<(Running, Running)> {
+        let Upstream { token, ca_pem, reach, .. } = &self.upstream;
+        let folder = self.folder.path().join("forwarding");
+        fs::create_dir(&folder)?;
+        relay::write(&folder, ca_pem, token)?;
+        let origin = limit("origin", &folder, token, Some(reach))?;
+        let ca = fs::read(folder.join(limit::CERTIFICATE))?;
+        let (kubeconfig, config) = (folder.join("kubeconfig"), folder.join("config.yaml"));
+        let address = origin.reach.address();
+        let ca = base64::engine::general_purpose::STANDARD.encode(ca);
+        fs::write(
+            &kubeconfig,
+            format!(
+                "apiVersion: v1\nkind: Config\ncurrent-context: bench\nclusters:\n- name: bench\n  cluster:\n    \
+                 server: https://{address}\n    certificate-authority-data: {ca}\nusers:\n- name: bench\n  user:\n    \
+                 token: {token}\ncontexts:\n- name: bench\n  context:\n    cluster: bench\n    user: bench\n"
+            ),
+        )?;
+        fs::write(&config, "consistentReads: forward\n")?;
+        let text = |path: &Path| path.to_str().map(str::to_owned).context("not text");
+        let (kubeconfig, config) = (text(&kubeconfig)?, text(&config)?);
+        let proxy = proxy("forwarding-proxy", args, &folder, &kubeconfig, token, &["--config", &config])?;
+        Ok((origin, proxy))
+    }
+}
+
+impl Running {
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.pid()
+    }
+}
+
+/// Has a limit server give this answer to every read from now on.
+pub(crate) async fn tell(
+    limit: &Reach,
+    head: &HeaderMap,
+    body: Bytes,
+    planted: Option<Planted>,
+) -> anyhow::Result<()> {
+    let mut connection = limit.connect(false).await?;
+    let uri = format!("https://{}{}", connection.authority(), limit::ANSWER);
+    let mut request = Request::builder().method(Method::POST).uri(uri);
+    for name in [header::CONTENT_TYPE, header::CONTENT_ENCODING] {
+        if let Some(value) = head.get(&name) {
+            request = request.header(name, value);
+        }
+    }
+    if let Some(planted) = planted {
+        request = request.header(limit::PLANTED, planted.name());
+    }
+    let answer = connection.pass_on(request.body(Full::new(body))?).await?;
+    ensure!(answer.status().is_success(), "the limit server refuses an answer: {}", answer.status());
+    answer.into_body().collect().await?;
+    Ok(())
+}
+
+/// Starts a limit server, with an API server to ask what it does not know itself, if there is to be one.
+pub(crate) fn limit(
+    name: &'static str,
+    folder: &Path,
+    token: &str,
+    relay: Option<&Reach>,
+) -> anyhow::Result<Running> {
+    let folder_name = folder.to_str().context("the temporary folder's path is not text")?;
+    let relay = relay.map(|reach| reach.address().to_string());
+    let relay = relay.iter().flat_map(|address| ["--relay", address.as_str()]);
+    let flags: Vec<_> = ["limit", folder_name].into_iter().chain(relay).collect();
+    let child = Child::program(name, folder, &std::env::current_exe()?, &flags)?;
+    let line = child.await_line("limit server at ")?;
+    let address = line.rsplit(' ').next().unwrap_or_default();
+    let reach = Reach::new(address, &fs::read(folder.join(limit::CERTIFICATE))?, token)?;
+    Ok(Running { reach, child })
 }
 
 fn simulation(args: &Args, folder: &Path) -> anyhow::Result<Upstream> {
@@ -140,7 +221,7 @@ fn simulation(args: &Args, folder: &Path) -> anyhow::Result<Upstream> {
     let (server, token) = (value("server:")?, value("token:")?);
     let ca = base64::engine::general_purpose::STANDARD.decode(value("certificate-authority-data:")?)?;
     let reach = Reach::new(&server, &ca, &token)?;
-    Ok(Upstream { child, pid: None, reach, kubeconfig, token })
+    Ok(Upstream { reach, kubeconfig, token, ca_pem: String::from_utf8(ca)?, pid: None, _child: child })
 }
 
 fn cluster(args: &Args, folder: &Path) -> anyhow::Result<Upstream> {
@@ -152,19 +233,28 @@ fn cluster(args: &Args, folder: &Path) -> anyhow::Result<Upstream> {
         value.with_context(|| format!("the cluster's report has no {pointer}"))
     };
     let token = text("/admin_token")?;
-    let reach = Reach::new(&text("/servers/0")?, &fs::read(text("/ca")?)?, &token)?;
+    let ca_pem = fs::read_to_string(text("/ca")?)?;
+    let reach = Reach::new(&text("/servers/0")?, ca_pem.as_bytes(), &token)?;
     let pid = report.pointer("/pids/apiserver-0").and_then(Value::as_u64).context("no pid")?;
-    Ok(Upstream { child, pid: Some(pid.try_into()?), reach, kubeconfig: text("/proxy_kubeconfig")?, token })
+    let (kubeconfig, pid) = (text("/proxy_kubeconfig")?, Some(pid.try_into()?));
+    Ok(Upstream { reach, kubeconfig, token, ca_pem, pid, _child: child })
 }
 
-fn proxy(args: &Args, folder: &Path, kubeconfig: &str, token: &str) -> anyhow::Result<(Child, Reach)> {
-    let certificates = folder.join("proxy-certs");
+fn proxy(
+    name: &'static str,
+    args: &Args,
+    folder: &Path,
+    kubeconfig: &str,
+    token: &str,
+    further: &[&str],
+) -> anyhow::Result<Running> {
+    let certificates = folder.join(format!("{name}-certs"));
     let certificates = certificates.to_str().context("not text")?;
     let flags = ["serve", "--kubeconfig", kubeconfig, "--cert-dir", certificates, "--log-format", "json"];
-    let flags = [&flags[..], &["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]].concat();
-    let child = Child::program("proxy", folder, &args.watershed, &flags)?;
+    let flags = [&flags[..], &["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"], further].concat();
+    let child = Child::program(name, folder, &args.watershed, &flags)?;
     let line: Value = serde_json::from_str(&child.await_line(r#""listener":"proxy""#)?)?;
     let address = line.pointer("/fields/address").and_then(Value::as_str).context("no address")?;
     let ca = fs::read(Path::new(certificates).join("ca.crt"))?;
-    Ok((child, Reach::new(address, &ca, token)?))
+    Ok(Running { reach: Reach::new(address, &ca, token)?, child })
 }

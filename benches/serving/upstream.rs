@@ -1,4 +1,5 @@
 //! The objects that are served, and the writes that make events.
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,20 +12,22 @@ use http_body_util::BodyExt as _;
 
 use crate::client::{Connection, Reach};
 use crate::limit;
+use crate::stamp::{STAMP, STAMP_DIGITS};
 
-/// The annotation that says when an object was written, in microseconds; always of the same length.
-pub(crate) const STAMP: &[u8] = br#""bench/stamp":""#;
-pub(crate) const STAMP_DIGITS: usize = 16;
 /// Creations under way at a time.
 const CREATORS: usize = 8;
-const NAMESPACES: usize = 10;
+pub(crate) const NAMESPACES: usize = 10;
+/// So many values has the label `shard`, evenly.
+pub(crate) const SHARDS: usize = 50;
 /// All writes are one manager's, so that an object does not grow with the first patch.
 const MANAGER: &str = "fieldManager=bench";
 
 /// The pods at an upstream.
 pub(crate) struct Seeded {
-    /// The URL of each.
+    /// The URL of each that was there from the start.
     pub(crate) paths: Arc<Vec<String>>,
+    /// Variables that make a pod as large as it is to be.
+    variables: usize,
     /// The newest version written, by whomever.
     pub(crate) version: Arc<AtomicU64>,
 }
@@ -70,34 +73,55 @@ pub(crate) async fn seed(reach: &Reach, pods: usize, nodes: usize, bytes: usize)
     let mut sizes = [0; 2];
     for (size, variables) in sizes.iter_mut().zip([0, 10]) {
         let name = format!("probe-{variables}");
-        let body = pod("bench-0", &name, &node_name(0), variables);
+        let body = pod("bench-0", &name, &node_name(0), 0, variables);
         *size =
             write(&connection, Method::POST, &collection("bench-0"), "application/json", body).await?.len();
         let path = format!("{}/{name}?gracePeriodSeconds=0", collection("bench-0"));
         write(&connection, Method::DELETE, &path, "application/json", String::new()).await?;
     }
     let variables = bytes.saturating_sub(sizes[0]) * 10 / (sizes[1] - sizes[0]).max(1);
-    let created = futures_util::stream::iter(0..pods).map(|number| {
-        let (namespace, name) = (format!("bench-{}", number % NAMESPACES), format!("pod-{number:06}"));
-        let connection = &connection;
-        async move {
-            let body = pod(&namespace, &name, &node_name(number % nodes), variables);
-            let path = collection(&namespace);
-            let answer = write(connection, Method::POST, &path, "application/json", body).await?;
-            anyhow::Ok((format!("{path}/{name}"), version(&answer).unwrap_or_default()))
-        }
-    });
-    let created: Vec<_> = created.buffered(CREATORS).try_collect().await?;
+    let created = create(&connection, 0..pods, |number| number % nodes, variables).await?;
     let newest = created.iter().map(|(_, version)| *version).max().unwrap_or_default();
     let paths = created.into_iter().map(|(path, _)| path).collect();
-    Ok(Seeded { paths: Arc::new(paths), version: Arc::new(newest.into()) })
+    Ok(Seeded { paths: Arc::new(paths), variables, version: Arc::new(newest.into()) })
+}
+
+/// Creates more pods of the same size until there are so many, on further nodes. So each node has as many pods in
+/// the end as it had in the beginning.
+pub(crate) async fn grow(reach: &Reach, seeded: &Seeded, nodes: usize, pods: usize) -> anyhow::Result<()> {
+    let before = seeded.paths.len();
+    let further = ((pods - before) * nodes).div_ceil(before);
+    let connection = reach.connect(false).await?;
+    let node = |number| nodes + (number - before) % further;
+    let created = create(&connection, before..pods, node, seeded.variables).await?;
+    let newest = created.iter().map(|(_, version)| *version).max().unwrap_or_default();
+    seeded.version.fetch_max(newest, Ordering::AcqRel);
+    Ok(())
+}
+
+/// Creates pods by their numbers. Returns the URL and the version of each.
+async fn create(
+    connection: &Connection,
+    numbers: Range<usize>,
+    node: impl Fn(usize) -> usize,
+    variables: usize,
+) -> anyhow::Result<Vec<(String, u64)>> {
+    let node = &node;
+    let created = futures_util::stream::iter(numbers).map(|number| async move {
+        let (namespace, name) = (format!("bench-{}", number % NAMESPACES), format!("pod-{number:06}"));
+        let body = pod(&namespace, &name, &node_name(node(number)), number % SHARDS, variables);
+        let path = collection(&namespace);
+        let answer = write(connection, Method::POST, &path, "application/json", body).await?;
+        anyhow::Ok((format!("{path}/{name}"), version(&answer).unwrap_or_default()))
+    });
+    created.buffered(CREATORS).try_collect().await
 }
 
 fn collection(namespace: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/pods")
 }
 
-fn pod(namespace: &str, name: &str, node: &str, variables: usize) -> String {
+fn pod(namespace: &str, name: &str, node: &str, shard: usize, variables: usize) -> String {
     let mut random = fastrand::Rng::with_seed(variables as u64);
     let variable = |number: usize| {
         let value: String = (0..32).map(|_| random.digit(16)).collect();
@@ -105,7 +129,7 @@ fn pod(namespace: &str, name: &str, node: &str, variables: usize) -> String {
     };
     let environment: Vec<_> = (0..variables).map(variable).collect();
     format!(
-        r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"{name}","namespace":"{namespace}","labels":{{"app":"bench","tier":"backend"}},"annotations":{{"bench/stamp":"{:0width$}"}}}},"spec":{{"nodeName":"{node}","containers":[{{"name":"main","image":"registry.example.com/bench:1","env":[{}],"resources":{{"requests":{{"cpu":"100m","memory":"64Mi"}}}}}}]}}}}"#,
+        r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"{name}","namespace":"{namespace}","labels":{{"app":"bench","shard":"{shard:02}","tier":"backend"}},"annotations":{{"bench/stamp":"{:0width$}"}}}},"spec":{{"nodeName":"{node}","containers":[{{"name":"main","image":"registry.example.com/bench:1","env":[{}],"resources":{{"requests":{{"cpu":"100m","memory":"64Mi"}}}}}}]}}}}"#,
         0,
         environment.join(","),
         width = STAMP_DIGITS,

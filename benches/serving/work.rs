@@ -1,7 +1,7 @@
 //! The work that is measured: each is done by every server in turn, round by round, so that a disturbance of the
 //! machine hits all of them alike.
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -14,16 +14,17 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::Args;
 use crate::client::Connection;
-use crate::process::{cpu, resident};
+use crate::process::cpu;
 use crate::servers::{ALL_PODS, Kind, Server, Servers, node_pods};
+use crate::stamp::{STAMP, STAMP_DIGITS};
 use crate::table::Table;
-use crate::upstream::{STAMP, STAMP_DIGITS, Session, micros};
-use crate::{abuse, consistent};
+use crate::upstream::{self, Session, micros};
+use crate::{abuse, consistent, forward, memory, reads, start};
 
 /// Connections opened at a time.
 const OPENERS: usize = 16;
 /// Watches on one connection, where they share: what kube-apiserver allows.
-const STREAMS: usize = 100;
+pub(crate) const STREAMS: usize = 100;
 /// Writes under way at a time, when as many events as possible are wanted.
 const WRITERS: usize = 16;
 /// Events written ahead of the slowest delivery then. Few enough that no server cuts its watchers.
@@ -31,21 +32,28 @@ const AHEAD: u64 = 100;
 /// No delivery for this long: the rest is lost.
 const LOST: Duration = Duration::from_secs(5);
 /// For what a server does after the fact.
-const SETTLE: Duration = Duration::from_millis(300);
-const WARM_UP: Duration = Duration::from_millis(500);
+pub(crate) const SETTLE: Duration = Duration::from_millis(300);
+pub(crate) const WARM_UP: Duration = Duration::from_millis(500);
 
 /// Runs every kind of work whose name contains the wanted word.
 pub(crate) async fn all(args: &Args, servers: &Servers) -> anyhow::Result<Table> {
     let mut table = Table::default();
     let wanted = |name: &str| args.only.as_deref().is_none_or(|word| name.contains(word));
     // Memory first, while the servers are fresh.
-    if wanted("memory") {
-        memory(args, servers, &mut table).await?;
+    if wanted("memory: held, idle watches") {
+        memory::held(args, servers, &mut table).await?;
     }
-    for reads in reads(args, servers) {
+    if wanted(&memory::slow_lists()) {
+        memory::peak_of_slow_lists(args, servers, &mut table).await?;
+    }
+    for reads in reads::all(args, servers) {
         if wanted(&reads.name) {
             reads.measure(args, servers, &mut table).await?;
         }
+    }
+    let names = forward::names(args, servers);
+    if [&names.get, &names.list, &names.log].into_iter().any(|name| wanted(name)) {
+        forward::all(args, servers, &mut table, wanted).await?;
     }
     if wanted("consistent LIST") {
         consistent::all(args, servers, &mut table).await?;
@@ -55,6 +63,18 @@ pub(crate) async fn all(args: &Args, servers: &Servers) -> anyhow::Result<Table>
             fan.measure(args, servers, &mut table).await?;
         }
     }
+    // Last what needs more pods.
+    let (one_node, starting) = (reads::one_node_of_more(args), wanted(&start::name(args)));
+    let one_node = (args.start_pods > args.pods && wanted(&one_node.name)).then_some(one_node);
+    if starting || one_node.is_some() {
+        grow(args, servers).await?;
+    }
+    if let Some(one_node) = one_node {
+        one_node.measure(args, servers, &mut table).await?;
+    }
+    if starting {
+        start::all(args, servers, &mut table).await?;
+    }
     // Long, and of another sort than the rest.
     if args.only.as_deref().is_some_and(|word| word == "abuse") {
         abuse::all(args, servers, &mut table).await?;
@@ -62,157 +82,23 @@ pub(crate) async fn all(args: &Args, servers: &Servers) -> anyhow::Result<Table>
     Ok(table)
 }
 
-// === memory ===
-
-async fn memory(args: &Args, servers: &Servers, table: &mut Table) -> anyhow::Result<()> {
-    let proxy = &servers.measured[0];
-    eprintln!("memory …");
-    sleep(Duration::from_secs(1)).await;
-    let held = resident(proxy.pid)?.saturating_sub(servers.proxy_empty);
-    let share = held as f64 / servers.list_bytes as f64;
-    table.add("memory: all pods held", "RSS / bytes of their list", false, proxy.kind, share);
-    let watches = args.idle_watches;
-    for server in &servers.measured {
-        let few = Watchers::open(args, server, 16, |_| ALL_PODS.to_owned(), 1).await?;
+/// Has so many pods that a start takes a while, and waits until the proxy knows of them.
+async fn grow(args: &Args, servers: &Servers) -> anyhow::Result<()> {
+    if args.start_pods <= args.pods {
+        return Ok(());
+    }
+    eprintln!("making {} pods …", args.start_pods);
+    upstream::grow(&servers.upstream.reach, &servers.pods, args.nodes, args.start_pods).await?;
+    let mut connection = servers.measured[0].reach.connect(false).await?;
+    let all = format!(r#""remainingItemCount":{}"#, args.start_pods - 1);
+    while memchr::memmem::find(&connection.fetch(start::ONE).await?, all.as_bytes()).is_none() {
         sleep(SETTLE).await;
-        let mut before = resident(server.pid)?;
-        let mut open = vec![few];
-        for (per_connection, work) in [
-            (1, format!("memory: an idle watch, own connection ({watches} open)")),
-            (STREAMS, format!("memory: one more idle watch, {STREAMS} to a connection")),
-        ] {
-            if per_connection > 1 && args.http1 {
-                continue;
-            }
-            open.push(Watchers::open(args, server, watches, |_| ALL_PODS.to_owned(), per_connection).await?);
-            sleep(Duration::from_secs(1)).await;
-            let after = resident(server.pid)?;
-            let each = (after as f64 - before as f64) / watches as f64 / 1024.0;
-            table.add(&work, "KiB RSS", true, server.kind, each);
-            before = after;
-        }
     }
     Ok(())
 }
 
-// === reads ===
-
-struct Reads {
-    name: String,
-    unit: &'static str,
-    /// How many of the unit are in a second.
-    scale: f64,
-    /// The n-th request.
-    path: Box<dyn Fn(usize) -> String + Send + Sync>,
-    clients: usize,
-    /// Where the proxy is to take the answer from.
-    source: &'static str,
-    with_limit: bool,
-}
-
-fn reads(args: &Args, servers: &Servers) -> Vec<Reads> {
-    let (pods, nodes) = (args.pods, args.nodes);
-    let paths = Arc::clone(&servers.pods.paths);
-    let (one, many) = (paths[0].clone(), Arc::clone(&paths));
-    let megabytes = servers.list_bytes as f64 / 1e6;
-    let from_memory = "snapshot";
-    vec![
-        Reads {
-            name: format!("LIST {pods} pods, rv=0, JSON ({megabytes:.1} MB)"),
-            unit: "ms CPU / request",
-            scale: 1e3,
-            path: Box::new(|_| ALL_PODS.to_owned()),
-            clients: 1,
-            source: from_memory,
-            with_limit: true,
-        },
-        Reads {
-            name: format!("LIST one node's {} pods by fieldSelector, rv=0", pods / nodes),
-            unit: "µs CPU / request",
-            scale: 1e6,
-            path: Box::new(move |number| node_pods(number % nodes)),
-            clients: args.clients,
-            source: from_memory,
-            with_limit: true,
-        },
-        Reads {
-            name: "GET one pod, rv=0".to_owned(),
-            unit: "µs CPU / request",
-            scale: 1e6,
-            path: Box::new(move |_| format!("{one}?resourceVersion=0")),
-            clients: args.clients,
-            source: from_memory,
-            with_limit: true,
-        },
-        // Whether a caller may is asked upstream for each name.
-        Reads {
-            name: format!("GET {pods} pods in turn, rv=0"),
-            unit: "µs CPU / request",
-            scale: 1e6,
-            path: Box::new(move |number| format!("{}?resourceVersion=0", many[number % many.len()])),
-            clients: args.clients,
-            source: from_memory,
-            with_limit: true,
-        },
-        Reads {
-            name: "GET one pod, most recent (the proxy forwards it)".to_owned(),
-            unit: "µs CPU / request",
-            scale: 1e6,
-            path: Box::new(move |number| paths[number % paths.len()].clone()),
-            clients: args.clients,
-            source: "forward",
-            with_limit: false,
-        },
-    ]
-}
-
-impl Reads {
-    async fn measure(&self, args: &Args, servers: &Servers, table: &mut Table) -> anyhow::Result<()> {
-        eprintln!("{} …", self.name);
-        let measured = || servers.measured.iter().filter(|s| self.with_limit || s.kind != Kind::Limit);
-        for server in measured() {
-            if server.kind == Kind::Proxy {
-                let mut connection = server.reach.connect(args.http1).await?;
-                let answer = connection.get(&(self.path)(0)).await?;
-                expect_source(&answer, self.source)?;
-                answer.into_body().collect().await?;
-            }
-            self.run(args, server, WARM_UP).await?;
-        }
-        for _ in 0..args.rounds {
-            for server in measured() {
-                let seconds = self.run(args, server, args.length()).await?;
-                table.add(&self.name, self.unit, true, server.kind, seconds * self.scale);
-            }
-        }
-        Ok(())
-    }
-
-    /// CPU seconds per request.
-    async fn run(&self, args: &Args, server: &Server, length: Duration) -> anyhow::Result<f64> {
-        let mut connections = Vec::new();
-        for _ in 0..self.clients {
-            connections.push(server.reach.connect(args.http1).await?);
-        }
-        sleep(SETTLE).await;
-        let done = AtomicUsize::new(0);
-        let before = cpu(server.pid)?;
-        let end = Instant::now() + length;
-        let done = &done;
-        let clients = connections.into_iter().map(|mut connection| async move {
-            while Instant::now() < end {
-                let number = done.fetch_add(1, Ordering::Relaxed);
-                connection.swallow(&(self.path)(number)).await?;
-            }
-            anyhow::Ok(())
-        });
-        futures_util::future::try_join_all(clients).await?;
-        let used = cpu(server.pid)?.saturating_sub(before);
-        Ok(used.as_secs_f64() / done.load(Ordering::Relaxed) as f64)
-    }
-}
-
-fn expect_source(answer: &http::Response<Incoming>, wanted: &str) -> anyhow::Result<()> {
+/// Whether the proxy answered from where it was to.
+pub(crate) fn expect_source(answer: &http::Response<Incoming>, wanted: &str) -> anyhow::Result<()> {
     let source = answer.headers().get("x-watershed-source").and_then(|value| value.to_str().ok());
     let source = source.unwrap_or_default();
     ensure!(source.starts_with(wanted), "the proxy answered from {source:?}, not from {wanted}");
@@ -236,36 +122,29 @@ struct Fan {
     pace: Pace,
     /// Whether each watcher wants only its own node's pods, and not all.
     one_node_each: bool,
+    /// Watchers of one connection.
+    per_connection: usize,
 }
 
 fn fans(args: &Args) -> Vec<Fan> {
     let (watchers, rate) = (args.watchers, args.rate);
-    vec![
-        Fan {
-            name: "event taken in, nobody watches".to_owned(),
-            watchers: 0,
-            pace: Pace::Flood,
-            one_node_each: false,
-        },
-        Fan {
-            name: format!("event, {} watchers with a node each", args.nodes),
-            watchers: args.nodes,
-            pace: Pace::Flood,
-            one_node_each: true,
-        },
-        Fan {
-            name: format!("fan-out to {watchers}, {rate} events/s"),
-            watchers,
-            pace: Pace::Rate(rate),
-            one_node_each: false,
-        },
-        Fan {
-            name: format!("fan-out to {watchers}, as fast as delivered"),
-            watchers,
-            pace: Pace::Flood,
-            one_node_each: false,
-        },
-    ]
+    let fan =
+        |name: String, watchers, pace| Fan { name, watchers, pace, one_node_each: false, per_connection: 1 };
+    let node_each = |watchers: usize, per_connection: usize| {
+        let shared = format!(", {per_connection} to a connection");
+        let shared = if per_connection > 1 { shared.as_str() } else { "" };
+        let name = format!("event, {watchers} watchers with a node each{shared}");
+        Fan { one_node_each: true, per_connection, ..fan(name, watchers, Pace::Flood) }
+    };
+    let mut fans =
+        vec![fan("event taken in, nobody watches".to_owned(), 0, Pace::Flood), node_each(args.nodes, 1)];
+    // What an event costs where more and more watch, whom it does not concern.
+    if !args.http1 {
+        fans.extend([1, 10, 100].map(|times| node_each(args.nodes * times, STREAMS)));
+    }
+    fans.push(fan(format!("fan-out to {watchers}, {rate} events/s"), watchers, Pace::Rate(rate)));
+    fans.push(fan(format!("fan-out to {watchers}, as fast as delivered"), watchers, Pace::Flood));
+    fans
 }
 
 struct Outcome {
@@ -281,23 +160,49 @@ struct Outcome {
 impl Fan {
     async fn measure(&self, args: &Args, servers: &Servers, table: &mut Table) -> anyhow::Result<()> {
         eprintln!("{} …", self.name);
-        for _ in 0..args.rounds {
-            for server in &servers.measured {
-                // The limit server knows no selectors: it would send everything to everybody.
-                if !(self.one_node_each && server.kind == Kind::Limit) {
-                    self.round(args, server, table).await?;
+        // The limit server knows no selectors: it would send everything to everybody.
+        let measured = servers.measured.iter().filter(|s| !(self.one_node_each && s.kind == Kind::Limit));
+        let measured: Vec<_> = measured.collect();
+        if self.per_connection > 1 {
+            // So many are opened once. That the others' watchers get what is written at upstream is one delivery more.
+            let mut opened = Vec::new();
+            for server in measured {
+                let watchers = self.open(args, server).await?;
+                self.run(server, &watchers, WARM_UP).await?;
+                opened.push((server, watchers));
+            }
+            for _ in 0..args.rounds {
+                for (server, watchers) in &opened {
+                    self.round(args, server, watchers, table).await?;
                 }
+            }
+            return Ok(());
+        }
+        for _ in 0..args.rounds {
+            for server in &measured {
+                let watchers = self.open(args, server).await?;
+                self.run(server, &watchers, WARM_UP).await?;
+                self.round(args, server, &watchers, table).await?;
+                drop(watchers);
+                sleep(SETTLE).await;
             }
         }
         Ok(())
     }
 
-    async fn round(&self, args: &Args, server: &Server, table: &mut Table) -> anyhow::Result<()> {
+    async fn open(&self, args: &Args, server: &Server) -> anyhow::Result<Watchers> {
         let path = |number| if self.one_node_each { node_pods(number) } else { ALL_PODS.to_owned() };
-        let watchers = Watchers::open(args, server, self.watchers, path, 1).await?;
-        self.run(server, &watchers, WARM_UP).await?;
-        let outcome = self.run(server, &watchers, args.length()).await?;
-        drop(watchers);
+        Watchers::open(args.http1, server, self.watchers, path, self.per_connection).await
+    }
+
+    async fn round(
+        &self,
+        args: &Args,
+        server: &Server,
+        watchers: &Watchers,
+        table: &mut Table,
+    ) -> anyhow::Result<()> {
+        let outcome = self.run(server, watchers, args.length()).await?;
         let Outcome { used, took, events, delivered, expected, p99 } = outcome;
         if delivered < expected {
             table.remarks.push(format!(
@@ -324,7 +229,6 @@ impl Fan {
                 table.add(&format!("{}: rate", self.name), "1000 deliveries / s", false, server.kind, rate);
             }
         }
-        sleep(SETTLE).await;
         Ok(())
     }
 
@@ -422,15 +326,15 @@ struct Seen {
 }
 
 /// Open watches. Dropping them closes them.
-struct Watchers {
+pub(crate) struct Watchers {
     seen: Arc<Seen>,
     _opened: Vec<(Connection, Vec<AbortOnDropHandle<()>>)>,
 }
 
 impl Watchers {
     /// Opens watches from the newest version on; `path` is the read whose changes the n-th one wants.
-    async fn open(
-        args: &Args,
+    pub(crate) async fn open(
+        http1: bool,
         server: &Server,
         watches: usize,
         path: impl Fn(usize) -> String,
@@ -444,7 +348,7 @@ impl Watchers {
             let paths: Vec<_> = (first..watches.min(first + per_connection)).map(&path).collect();
             let seen = Arc::clone(&seen);
             async move {
-                let mut connection = server.reach.connect(args.http1).await?;
+                let mut connection = server.reach.connect(http1).await?;
                 let mut tasks = Vec::new();
                 for path in paths {
                     let answer = connection.get(&path).await?;

@@ -1,0 +1,289 @@
+//! The pure rooms, function by function: what is done once for each object, event, read or watch.
+//!
+//! `cargo bench --bench rooms -- FILTER`; docs/benchmarks.md says what is measured.
+#![allow(missing_docs, clippy::expect_used, reason = "criterion's macros, and a bench may fail")]
+use std::hint::black_box;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
+use fastrand::Rng;
+use watershed::kube::{
+    Encoding, EventKind, FieldTable, Frame, FrameDecoder, GroupVersionResource, LabelSelector,
+    ResourceVersion, Scanned, TypeForm, gzip_member, scan,
+};
+use watershed::sim::fixtures;
+use watershed::store::{self, Interest, Limits, Object, Reader, Snapshot, Start, Step, Writer};
+use watershed::watch::Filter;
+
+/// Upstream's own bytes, which the tests of the room hold.
+const PODS_JSON: &[u8] = include_bytes!("../src/kube/encoding/testdata/pods/list.json");
+const PODS_PROTOBUF: &[u8] = include_bytes!("../src/kube/encoding/testdata/pods/list.pb");
+
+/// Objects of a small and a large scope.
+const SIZES: [usize; 2] = [10_000, 100_000];
+/// Objects of a list that is decoded.
+const LISTED: usize = 1000;
+const NODES: usize = 100;
+
+fn pods() -> FieldTable {
+    FieldTable::builtin(&GroupVersionResource::new("", "v1", "pods"), true).expect("pods are known")
+}
+
+/// A pod as upstream prints it in a watch event, 2 to 4 KB.
+fn pod_json(number: usize, version: u64) -> Bytes {
+    let (namespace, name) = (fixtures::namespace_name(number % 10), format!("pod-{number:06}"));
+    let node = fixtures::node_name(number % NODES);
+    let text = fixtures::pod(&namespace, &name, &node, &mut Rng::with_seed(number as u64));
+    let mut pod: serde_json::Value = serde_json::from_str(&text).expect("fixtures are JSON");
+    pod["metadata"]["resourceVersion"] = version.to_string().into();
+    // As of a struct: kind and apiVersion first.
+    let members = pod.as_object_mut().expect("an object");
+    members.remove("kind");
+    members.remove("apiVersion");
+    format!(r#"{{"kind":"Pod","apiVersion":"v1",{}"#, &pod.to_string()[1..]).into()
+}
+
+/// A pod in protobuf, as large as a real one: that of the tests with a long annotation.
+fn pod_protobuf() -> Bytes {
+    let (_, page) =
+        TypeForm::learn(Encoding::Protobuf, "Pod", &Bytes::from_static(PODS_PROTOBUF)).expect("a list");
+    let pod = page.objects.first().expect("a pod");
+    // A member that nothing asks for: `status.message`, 3.2 KB. Members of one message may come in pieces.
+    let message = vec![b'm'; 3200];
+    let mut status = vec![0x1a, 0x80, 0x19];
+    status.extend(message);
+    let mut whole = pod.to_vec();
+    whole.extend([0x1a, 0x83, 0x19]);
+    whole.extend(status);
+    whole.into()
+}
+
+/// So many objects, which share their bytes: what the store does depends on their attributes alone.
+fn objects(count: usize) -> Vec<Arc<Object>> {
+    let (fields, bytes) = (pods(), pod_json(0, 1));
+    let object = |number: usize| {
+        let (namespace, node) = (fixtures::namespace_name(number % 10), fixtures::node_name(number % NODES));
+        let app = fixtures::APPS[number % fixtures::APPS.len()];
+        let small = format!(
+            r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{"name":"pod-{number:06}","namespace":"{namespace}","resourceVersion":"{}","labels":{{"app":"{app}","tier":"backend"}}}},"spec":{{"nodeName":"{node}"}},"status":{{"phase":"Running"}}}}"#,
+            number + 1
+        );
+        let Scanned { version, attributes } = scan(Encoding::Json, small.as_bytes(), &fields).expect("a pod");
+        Arc::new(Object { bytes: bytes.clone(), version, attributes })
+    };
+    (0..count).map(object).collect()
+}
+
+/// A scope that holds these.
+fn scope(objects: &[Arc<Object>]) -> (Writer, Reader) {
+    let (mut writer, reader) = store::new(Limits { age: Duration::from_mins(5), bytes: 16 << 20 });
+    writer.replace(Snapshot::new(ResourceVersion(objects.len() as u64), objects.iter().cloned()));
+    (writer, reader)
+}
+
+/// Changes of objects that are there, without an end.
+struct Changes<'a> {
+    all: &'a [Arc<Object>],
+    version: u64,
+}
+
+impl<'a> Changes<'a> {
+    fn of(all: &'a [Arc<Object>]) -> Self {
+        Self { all, version: all.len() as u64 }
+    }
+
+    /// The next version, of whichever object's turn it is.
+    fn modify(&mut self) -> (Frame, Object) {
+        let number = (self.version as usize).wrapping_mul(7919) % self.all.len();
+        self.change(number, EventKind::Modified)
+    }
+
+    fn change(&mut self, number: usize, kind: EventKind) -> (Frame, Object) {
+        self.version += 1;
+        let Object { bytes, attributes, .. } = &*self.all[number];
+        let (bytes, attributes) = (bytes.clone(), attributes.clone());
+        let frame = Frame { kind, frame: bytes.clone(), object: bytes.clone() };
+        (frame, Object { bytes, version: ResourceVersion(self.version), attributes })
+    }
+}
+
+fn encoding(criterion: &mut Criterion) {
+    let fields = pods();
+    let mut group = criterion.benchmark_group("scan an object");
+    for (name, encoding, object) in
+        [("JSON", Encoding::Json, pod_json(1, 1)), ("protobuf", Encoding::Protobuf, pod_protobuf())]
+    {
+        scan(encoding, &object, &fields).expect("a pod");
+        group.throughput(Throughput::Bytes(object.len() as u64));
+        group.bench_function(name, |bencher| bencher.iter(|| scan(encoding, black_box(&object), &fields)));
+    }
+    group.finish();
+
+    let mut group = criterion.benchmark_group(format!("read a list of {LISTED}"));
+    for (name, encoding, sample) in
+        [("JSON", Encoding::Json, PODS_JSON), ("protobuf", Encoding::Protobuf, PODS_PROTOBUF)]
+    {
+        let (form, _) = TypeForm::learn(encoding, "Pod", &Bytes::from_static(sample)).expect("a list");
+        let one = if encoding == Encoding::Json { pod_json(1, 1) } else { pod_protobuf() };
+        let list = list(&form, &vec![one; LISTED]);
+        assert_eq!(form.read_list(&list).expect("a list").objects.len(), LISTED);
+        group.throughput(Throughput::Bytes(list.len() as u64));
+        group.bench_function(name, |bencher| bencher.iter(|| form.read_list(black_box(&list))));
+    }
+    group.finish();
+
+    let event: Bytes = [br#"{"type":"MODIFIED","object":"#, &pod_json(1, 1)[..], b"}\n"].concat().into();
+    let mut group = criterion.benchmark_group("one event");
+    group.throughput(Throughput::Bytes(event.len() as u64));
+    group.bench_function("cut from the stream, JSON", |bencher| {
+        let mut decoder = FrameDecoder::new(Encoding::Json, 1 << 20);
+        bencher.iter(|| {
+            decoder.push(event.clone());
+            decoder.next_frame()
+        });
+    });
+    group.bench_function("gzip member", |bencher| bencher.iter(|| gzip_member(black_box(&event))));
+    group.finish();
+}
+
+fn list(form: &TypeForm, objects: &[Bytes]) -> Bytes {
+    let parts = form.list_parts(ResourceVersion(9), None, None, objects.iter());
+    let mut list = BytesMut::from(&parts.head[..]);
+    for (index, object) in objects.iter().enumerate() {
+        form.write_item(index, object, &mut list);
+    }
+    list.extend_from_slice(&parts.tail);
+    list.freeze()
+}
+
+fn selectors(criterion: &mut Criterion) {
+    let (fields, one) = (pods(), &objects(1)[0]);
+    let mut group = criterion.benchmark_group("match an object");
+    for text in ["app=search", "app in (search,billing),tier notin (batch)", "!canary,tier!=batch"] {
+        let filter = Filter::new(None, LabelSelector::parse(text).ok(), None, &fields).expect("known fields");
+        group.bench_function(text, |bencher| bencher.iter(|| filter.matches(black_box(&one.attributes))));
+    }
+    let selector = watershed::kube::FieldSelector::parse("spec.nodeName=node-001").expect("a selector");
+    let filter = Filter::new(None, None, Some(&selector), &fields).expect("known fields");
+    group.bench_function("spec.nodeName", |bencher| {
+        bencher.iter(|| filter.matches(black_box(&one.attributes)));
+    });
+    group.finish();
+}
+
+fn snapshots(criterion: &mut Criterion) {
+    for size in SIZES {
+        let all = objects(size);
+        let mut group = criterion.benchmark_group(format!("{size} objects"));
+        group.sample_size(20);
+        group.bench_function("make a snapshot", |bencher| {
+            bencher.iter_batched(
+                || all.clone(),
+                |all| Snapshot::new(ResourceVersion(size as u64), all),
+                BatchSize::LargeInput,
+            );
+        });
+        let (_writer, reader) = scope(&all);
+        let snapshot = reader.snapshot();
+        group.bench_function("find one", |bencher| {
+            let mut number = 0;
+            bencher.iter(|| {
+                number = (number + 7919) % size;
+                snapshot.get(black_box(all[number].key())).is_some()
+            });
+        });
+        group.bench_function("walk over all", |bencher| {
+            bencher.iter(|| snapshot.items(None).map(|object| object.bytes.len()).sum::<usize>());
+        });
+        // Every second change finds a snapshot that somebody holds: its nodes are copied.
+        for (name, held) in [("change one", false), ("change one of a snapshot that is held", true)] {
+            let (mut writer, reader) = scope(&all);
+            let (mut changes, mut holding) = (Changes::of(&all), None);
+            let now = Instant::now();
+            group.bench_function(name, |bencher| {
+                bencher.iter_batched(
+                    || changes.modify(),
+                    |(frame, object)| {
+                        if held {
+                            holding = Some(reader.snapshot());
+                        }
+                        writer.apply(now, frame, object).expect("a change");
+                    },
+                    BatchSize::SmallInput,
+                );
+            });
+            drop(holding);
+        }
+        let (mut writer, _reader) = scope(&all);
+        let mut changes = Changes::of(&all);
+        let now = Instant::now();
+        group.bench_function("delete one and add it again", |bencher| {
+            bencher.iter_batched(
+                || {
+                    let number = (changes.version as usize).wrapping_mul(7919) % size;
+                    [EventKind::Deleted, EventKind::Added].map(|kind| changes.change(number, kind))
+                },
+                |both| {
+                    for (frame, object) in both {
+                        writer.apply(now, frame, object).expect("a change");
+                    }
+                },
+                BatchSize::SmallInput,
+            );
+        });
+        group.finish();
+    }
+}
+
+fn watches(criterion: &mut Criterion) {
+    let all = objects(SIZES[0]);
+    let position = pods().position("spec.nodeName").expect("known");
+    let mut group = criterion.benchmark_group("a watch");
+    let (_writer, reader) = scope(&all);
+    group.bench_function("subscribe and leave", |bencher| {
+        bencher.iter(|| reader.subscribe(Start::Now, Interest::All));
+    });
+    // An event that concerns everybody, and one that concerns one node of many.
+    let node = |number: usize| Interest::Field(position, fixtures::node_name(number).into());
+    for (name, watchers, everybody) in [
+        ("take an event in and hand it to 1", 1, true),
+        ("take an event in and hand it to 500", 500, true),
+        ("take an event in beside 10000 watchers with a node each", 10_000, false),
+    ] {
+        let (mut writer, reader) = scope(&all);
+        let interest = |number| if everybody { Interest::All } else { node(number) };
+        let open = (0..watchers).map(|number| reader.subscribe(Start::Now, interest(number)).0);
+        let mut open: Vec<_> = open.collect();
+        let (mut changes, now) = (Changes::of(&all), Instant::now());
+        let context = Context::from_waker(Waker::noop());
+        group.bench_function(name, |bencher| {
+            bencher.iter_batched(
+                || changes.modify(),
+                |(frame, object)| {
+                    writer.apply(now, frame, object).expect("a change");
+                    // Of those with a node each, one looks: as only one is woken.
+                    let concerned = if everybody { watchers } else { 1 };
+                    let mut events = 0;
+                    for subscription in &mut open[..concerned] {
+                        while let Step::Events(some) = subscription.step(&context, 64, 32 * 1024) {
+                            events += some.len();
+                        }
+                    }
+                    events
+                },
+                BatchSize::SmallInput,
+            );
+        });
+    }
+    group.finish();
+}
+
+criterion_group! {
+    name = rooms;
+    config = Criterion::default().warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2));
+    targets = encoding, selectors, snapshots, watches
+}
+criterion_main!(rooms);

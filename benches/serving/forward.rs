@@ -1,0 +1,160 @@
+//! What a hop through the proxy costs where it forwards: time and CPU of small requests, and throughput of large
+//! answers.
+//!
+//! The limit server is the upstream here and is asked directly, too. A slower one would hide the hop behind itself.
+use std::time::Duration;
+
+use anyhow::ensure;
+use http::HeaderMap;
+use tokio::time::{Instant, sleep};
+
+use crate::Args;
+use crate::limit::{LOG, LOG_BYTES};
+use crate::paced::open_loop;
+use crate::process::cpu;
+use crate::servers::{ALL_PODS, Kind, Running, Servers, tell};
+use crate::table::Table;
+use crate::work::{SETTLE, WARM_UP, expect_source};
+
+/// Connections that the small requests come on.
+const CONNECTIONS: usize = 8;
+
+/// What the rows are called.
+pub(crate) struct Names {
+    pub(crate) get: String,
+    pub(crate) list: String,
+    pub(crate) log: String,
+}
+
+pub(crate) fn names(args: &Args, servers: &Servers) -> Names {
+    Names {
+        get: format!("forwarded GET, {}/s", args.forward_rate),
+        list: format!("forwarded LIST of everything ({:.1} MB)", servers.list_bytes as f64 / 1e6),
+        log: format!("forwarded log ({} MiB in pieces)", LOG_BYTES >> 20),
+    }
+}
+
+struct Hop {
+    origin: Running,
+    proxy: Running,
+}
+
+/// A large answer.
+struct Large<'a> {
+    name: &'a str,
+    path: &'a str,
+    length: usize,
+}
+
+pub(crate) async fn all(
+    args: &Args,
+    servers: &Servers,
+    table: &mut Table,
+    wanted: impl Fn(&str) -> bool,
+) -> anyhow::Result<()> {
+    let (origin, proxy) = servers.forwarding(args)?;
+    let hop = Hop { origin, proxy };
+    let names = names(args, servers);
+    let json = HeaderMap::from_iter([(http::header::CONTENT_TYPE, "application/json".parse()?)]);
+    if wanted(&names.get) {
+        tell(&hop.origin.reach, &json, servers.object.clone(), None).await?;
+        hop.small(args, servers, table, &names.get).await?;
+    }
+    if wanted(&names.list) {
+        let list = servers.measured[0].reach.connect(false).await?.fetch(ALL_PODS).await?;
+        let length = list.len();
+        tell(&hop.origin.reach, &json, list, None).await?;
+        hop.large(args, table, &Large { name: &names.list, path: "/api/v1/pods", length }).await?;
+    }
+    if wanted(&names.log) {
+        let path = format!("{}{LOG}?follow=true", servers.pods.paths[0]);
+        hop.large(args, table, &Large { name: &names.log, path: &path, length: LOG_BYTES }).await?;
+    }
+    Ok(())
+}
+
+impl Hop {
+    /// Directly first, through the proxy then.
+    fn ways(&self) -> [(Kind, &Running); 2] {
+        [(Kind::Limit, &self.origin), (Kind::Proxy, &self.proxy)]
+    }
+
+    async fn small(
+        &self,
+        args: &Args,
+        servers: &Servers,
+        table: &mut Table,
+        name: &str,
+    ) -> anyhow::Result<()> {
+        eprintln!("{name} …");
+        let path = |number: usize| servers.pods.paths[number % servers.pods.paths.len()].clone();
+        let mut connection = self.proxy.reach.connect(false).await?;
+        expect_source(&connection.get(&path(0)).await?, "forward")?;
+        for round in 0..=args.rounds {
+            let length = if round == 0 { WARM_UP } else { args.length() };
+            let mut direct = [0.0; 3];
+            for (kind, server) in self.ways() {
+                let mut connections = Vec::new();
+                for _ in 0..CONNECTIONS {
+                    connections.push(server.reach.connect(false).await?);
+                }
+                sleep(SETTLE).await;
+                let before = cpu(server.pid())?;
+                let waits = open_loop(&connections, args.forward_rate, length, path).await?;
+                let used = cpu(server.pid())?.saturating_sub(before);
+                if round == 0 {
+                    continue;
+                }
+                if !waits.kept_up {
+                    let who = kind.name();
+                    table.remarks.push(format!("{name}: {who} did not keep up, so its times are of a queue"));
+                }
+                let figures = [waits.mean(), waits.percentile(50), waits.percentile(99)];
+                for ((what, figure), direct) in ["mean", "p50", "p99"].iter().zip(figures).zip(&mut direct) {
+                    table.add(&format!("{name}: {what}"), "ms", true, kind, figure);
+                    if kind == Kind::Proxy {
+                        table.add(&format!("{name}: {what} added"), "ms", false, kind, figure - *direct);
+                    }
+                    *direct = figure;
+                }
+                let each = used.as_secs_f64() * 1e6 / waits.len() as f64;
+                table.add(&format!("{name}: CPU"), "µs CPU / request", true, kind, each);
+            }
+        }
+        Ok(())
+    }
+
+    /// Over and over, by one client.
+    async fn large(&self, args: &Args, table: &mut Table, answer: &Large<'_>) -> anyhow::Result<()> {
+        let Large { name, path, length } = answer;
+        eprintln!("{name} …");
+        let mut connection = self.proxy.reach.connect(false).await?;
+        expect_source(&connection.get(path).await?, "forward")?;
+        for round in 0..=args.rounds {
+            let least = if round == 0 { Duration::ZERO } else { args.length() };
+            for (kind, server) in self.ways() {
+                let mut connection = server.reach.connect(args.http1).await?;
+                sleep(SETTLE).await;
+                let (before, start) = (cpu(server.pid())?, Instant::now());
+                let mut bytes = 0;
+                loop {
+                    let came = connection.swallow(path).await?;
+                    ensure!(came == *length, "{name}: {came} bytes, not {length}");
+                    bytes += came;
+                    if start.elapsed() >= least {
+                        break;
+                    }
+                }
+                let (took, used) = (start.elapsed(), cpu(server.pid())?.saturating_sub(before));
+                if round == 0 {
+                    continue;
+                }
+                let megabytes = bytes as f64 / 1e6;
+                table.add(name, "MB / s", true, kind, megabytes / took.as_secs_f64());
+                let each = used.as_secs_f64() * 1e3 / megabytes;
+                table.add(&format!("{name}: CPU"), "ms CPU / MB", true, kind, each);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,141 @@
+//! Memory that the servers take: for what is held, for watches that wait, for readers that are slow.
+use std::time::Duration;
+
+use anyhow::ensure;
+use bytes::Bytes;
+use futures_util::future::try_join_all;
+use http_body_util::BodyExt as _;
+use tokio::time::sleep;
+
+use crate::Args;
+use crate::client::{NARROW, Reach};
+use crate::process::{peak, reset_peak, resident};
+use crate::servers::{ALL_PODS, Kind, Servers, tell};
+use crate::table::Table;
+use crate::work::{SETTLE, STREAMS, Watchers, expect_source};
+
+/// Lists that are read slowly at a time.
+const SLOW: usize = 50;
+/// A slow reader takes [`NARROW`] bytes and waits so long.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The pods, and watches on them that wait.
+pub(crate) async fn held(args: &Args, servers: &Servers, table: &mut Table) -> anyhow::Result<()> {
+    let proxy = &servers.measured[0];
+    eprintln!("memory …");
+    sleep(Duration::from_secs(1)).await;
+    let held = resident(proxy.pid)?.saturating_sub(servers.proxy_empty);
+    let share = held as f64 / servers.list_bytes as f64;
+    table.add("memory: all pods held", "RSS / bytes of their list", false, proxy.kind, share);
+    let watches = args.idle_watches;
+    for server in &servers.measured {
+        let few = Watchers::open(args.http1, server, 16, |_| ALL_PODS.to_owned(), 1).await?;
+        sleep(SETTLE).await;
+        let mut before = resident(server.pid)?;
+        let mut open = vec![few];
+        for (http1, per_connection, work) in [
+            (false, 1, format!("memory: an idle watch, own connection ({watches} open)")),
+            (false, STREAMS, format!("memory: one more idle watch, {STREAMS} to a connection")),
+            (true, 1, format!("memory: an idle watch, own HTTP/1.1 connection ({watches} open)")),
+        ] {
+            if args.http1 && !http1 {
+                continue;
+            }
+            open.push(Watchers::open(http1, server, watches, |_| ALL_PODS.to_owned(), per_connection).await?);
+            sleep(Duration::from_secs(1)).await;
+            let after = resident(server.pid)?;
+            let each = (after as f64 - before as f64) / watches as f64 / 1024.0;
+            table.add(&work, "KiB RSS", true, server.kind, each);
+            before = after;
+        }
+    }
+    Ok(())
+}
+
+/// What rows of [`peak_of_slow_lists`] begin with.
+pub(crate) fn slow_lists() -> String {
+    format!("memory: peak of {SLOW} slow LISTs of everything")
+}
+
+/// Lists of everything that are read slowly, all at a time.
+pub(crate) async fn peak_of_slow_lists(
+    args: &Args,
+    servers: &Servers,
+    table: &mut Table,
+) -> anyhow::Result<()> {
+    let name = slow_lists();
+    eprintln!("{name} …");
+    // What others left behind in the allocator's stock would hide some of it.
+    let fresh = servers.fresh_proxy(args)?;
+    let mut connection = fresh.reach.connect(args.http1).await?;
+    let answer = connection.get(ALL_PODS).await?;
+    expect_source(&answer, "snapshot")?;
+    let (head, body) = answer.into_parts();
+    let body = body.collect().await?.to_bytes();
+    drop(connection);
+    let mut all = Vec::new();
+    for server in &servers.measured {
+        let (pid, reach) = match server.kind {
+            Kind::Proxy => (fresh.pid(), fresh.reach.clone()),
+            Kind::Limit | Kind::KubeApiserver => (server.pid, server.reach.clone()),
+        };
+        if server.kind == Kind::Limit {
+            tell(&reach, &head.headers, body.clone(), None).await?;
+        }
+        let readers =
+            SlowReaders { pid, reach, http1: args.http1, readers: SLOW, pause: PAUSE, length: body.len() };
+        all.push((server.kind, readers, None));
+    }
+    for _ in 0..args.rounds {
+        for (kind, readers, floor) in &mut all {
+            let share = readers.growth(floor).await?;
+            table.add(&name, "% of a list / list", false, *kind, share * 100.0);
+        }
+    }
+    Ok(())
+}
+
+/// Many who read a list slowly at a time.
+pub(crate) struct SlowReaders {
+    /// Of the server.
+    pub(crate) pid: u32,
+    pub(crate) reach: Reach,
+    pub(crate) http1: bool,
+    pub(crate) readers: usize,
+    pub(crate) pause: Duration,
+    /// Bytes of the list.
+    pub(crate) length: usize,
+}
+
+impl SlowReaders {
+    /// By how much the server's memory grows at most, for each reader and as a share of the list.
+    ///
+    /// `floor` is the memory before the first time: what the allocator keeps of it would hide the next time's growth.
+    pub(crate) async fn growth(&self, floor: &mut Option<u64>) -> anyhow::Result<f64> {
+        let mut connections = Vec::new();
+        for _ in 0..self.readers {
+            connections.push(self.reach.connect_narrow(self.http1).await?);
+        }
+        sleep(SETTLE).await;
+        reset_peak(self.pid)?;
+        let now = resident(self.pid)?;
+        let before = *floor.insert(floor.map_or(now, |floor| floor.min(now)));
+        let reading = connections.into_iter().map(|mut connection| async move {
+            let mut body = connection.get(ALL_PODS).await?.into_body();
+            let (mut read, mut stop) = (0, NARROW as usize);
+            while let Some(frame) = body.frame().await {
+                read += frame?.data_ref().map_or(0, Bytes::len);
+                if read >= stop {
+                    sleep(self.pause).await;
+                    stop = read + NARROW as usize;
+                }
+            }
+            let length = self.length;
+            ensure!(read.abs_diff(length) < length / 50, "a slow reader got {read} bytes, not {length}");
+            Ok(())
+        });
+        try_join_all(reading).await?;
+        let grown = peak(self.pid)?.saturating_sub(before);
+        Ok(grown as f64 / self.readers as f64 / self.length as f64)
+    }
+}

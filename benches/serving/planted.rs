@@ -1,0 +1,142 @@
+//! Checks of the instrument with a server that has planted faults: each must show in the figure that is there for it.
+use std::time::Duration;
+
+use anyhow::ensure;
+use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use http::{HeaderMap, HeaderValue, header};
+
+use crate::form::{Form, Reader};
+use crate::limit::{LOG, LOG_BYTES, Planted, WAIT};
+use crate::memory::SlowReaders;
+use crate::paced::open_loop;
+use crate::servers::{Running, limit, tell};
+
+/// A list whose memory is measured.
+const LIST: usize = 4 << 20;
+const READERS: usize = 10;
+/// Of requests whose time is measured.
+const RATE: f64 = 200.0;
+const LENGTH: Duration = Duration::from_millis(500);
+
+pub(crate) async fn run() -> anyhow::Result<()> {
+    reader()?;
+    let folder = tempfile::tempdir()?;
+    let server = limit("planted", folder.path(), "token", None)?;
+    memory(&server).await?;
+    times(&server).await?;
+    form(&server).await?;
+    let log = server.reach.connect(false).await?.swallow(&format!("/a/pods/b{LOG}")).await?;
+    ensure!(log == LOG_BYTES, "{log} bytes of a log of {LOG_BYTES}");
+    Ok(())
+}
+
+/// What is in an answer is found in every coding, wherever it is cut.
+fn reader() -> anyhow::Result<()> {
+    let mut text = Vec::new();
+    for number in 0..7 {
+        text.extend(
+            format!(r#"{{"annotations":{{"bench/stamp":"{number:016}"}},"f:bench/stamp":{{}}}}"#)
+                .into_bytes(),
+        );
+        text.extend(b"\x0a\x1f\x0a\x0bbench/stamp\x12\x100000000000000000");
+    }
+    let end = br#"{"k8s.io/initial-events-end":"true"}"#;
+    let mut whole = text.clone();
+    whole.extend(end);
+    let member = |data: &[u8]| -> anyhow::Result<Vec<u8>> {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::new(1));
+        std::io::Write::write_all(&mut encoder, data)?;
+        Ok(encoder.finish()?)
+    };
+    let members = [member(&text)?, member(end)?].concat();
+    for (form, sent) in [(Form::Json, &whole), (Form::JsonGzip, &members)] {
+        for size in [1, 7, 64, 65, 1000] {
+            let mut reader = Reader::counting(form);
+            for (number, piece) in sent.chunks(size).enumerate() {
+                let early = reader.ended() && (number + 1) * size + end.len() + 64 < sent.len();
+                ensure!(!early, "the end was seen before it came");
+                reader.push(piece)?;
+            }
+            ensure!(reader.ended(), "{} in pieces of {size}: the end was not seen", form.name());
+            ensure!(reader.pods() == 14, "{} in pieces of {size}: {} pods", form.name(), reader.pods());
+        }
+    }
+    let mut endless = Reader::new(Form::Json);
+    endless.push(&text)?;
+    ensure!(!endless.ended(), "an end was seen that never came");
+    Ok(())
+}
+
+/// A server that copies a list for each reader grows by it, one that does not does not.
+async fn memory(server: &Running) -> anyhow::Result<()> {
+    let list = Bytes::from(vec![b'a'; LIST]);
+    let readers = SlowReaders {
+        pid: server.pid(),
+        reach: server.reach.clone(),
+        http1: false,
+        readers: READERS,
+        pause: Duration::from_millis(5),
+        length: LIST,
+    };
+    let (mut shares, mut floor) = (Vec::new(), None);
+    // A copy is to be seen also where the allocator has stock of the time before.
+    for planted in [None, Some(Planted::Copy), Some(Planted::Copy)] {
+        tell(&server.reach, &HeaderMap::new(), list.clone(), planted).await?;
+        shares.push(readers.growth(&mut floor).await? * 100.0);
+    }
+    println!(
+        "slow lists without a copy of their own are read as {:.0} % of one each, with one as {:.0} %",
+        shares[0], shares[1]
+    );
+    ensure!(shares[0] < 15.0, "slow readers' memory is seen where there is none");
+    ensure!(
+        shares[1..].iter().all(|share| (share - 100.0).abs() < 30.0),
+        "slow readers' memory is not seen: {shares:?}"
+    );
+    Ok(())
+}
+
+/// A wait shows in every time, and a queue in that of those who stand in it.
+async fn times(server: &Running) -> anyhow::Result<()> {
+    let mut connections = Vec::new();
+    for _ in 0..4 {
+        connections.push(server.reach.connect(false).await?);
+    }
+    let wait = WAIT.as_secs_f64() * 1e3;
+    for planted in [Planted::Wait, Planted::Queue] {
+        tell(&server.reach, &HeaderMap::new(), Bytes::from_static(b"{}"), Some(planted)).await?;
+        let waits = open_loop(&connections, RATE, LENGTH, |_| "/".to_owned()).await?;
+        let (mean, p99) = (waits.mean(), waits.percentile(99));
+        println!("a planted {} of {wait} ms is read as {mean:.0} ms (p99 {p99:.0} ms)", planted.name());
+        let wanted = (RATE * LENGTH.as_secs_f64()).ceil() as usize;
+        ensure!(waits.len() == wanted, "{} requests of {wanted}", waits.len());
+        ensure!(mean >= wait && waits.percentile(50) >= wait, "a planted wait is not seen");
+        if planted == Planted::Queue {
+            // The last waits for all before it, of which few were answered while the others came.
+            let last = wait * waits.len() as f64 - LENGTH.as_secs_f64() * 1e3;
+            ensure!(waits.percentile(100) >= last, "who waits in a queue is not seen to");
+            ensure!(!waits.kept_up, "a server that does not keep up is said to");
+        }
+    }
+    Ok(())
+}
+
+/// An answer in another form than was asked for is no answer.
+async fn form(server: &Running) -> anyhow::Result<()> {
+    let mut head =
+        HeaderMap::from_iter([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
+    let body = Bytes::from_static(br#"{"k8s.io/initial-events-end":"true"}"#);
+    let forms = [Form::Json, Form::JsonGzip, Form::Protobuf, Form::ProtobufGzip];
+    for coding in [None, Some(HeaderValue::from_static("gzip"))] {
+        let sent = if coding.is_some() { Form::JsonGzip } else { Form::Json };
+        coding.map(|coding| head.insert(header::CONTENT_ENCODING, coding));
+        tell(&server.reach, &head, body.clone(), None).await?;
+        for form in forms {
+            let answer = server.reach.connect(false).await?.asking(form).get("/").await?;
+            ensure!(form.is_of(answer.headers()) == (form == sent), "{} for {}", sent.name(), form.name());
+        }
+    }
+    Ok(())
+}

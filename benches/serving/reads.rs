@@ -1,0 +1,256 @@
+//! Gets and lists, and the state that a watch begins with: the CPU of one answer.
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use bytes::BytesMut;
+use http::Method;
+use http_body_util::BodyExt as _;
+use tokio::time::{Instant, sleep};
+
+use crate::Args;
+use crate::form::{Form, Reader};
+use crate::process::cpu;
+use crate::servers::{ALL_PODS, Kind, Server, Servers, node_pods, tell};
+use crate::table::Table;
+use crate::upstream::{NAMESPACES, SHARDS};
+use crate::work::{SETTLE, WARM_UP, expect_source};
+
+/// A watch that begins with all pods, as they are known, and marks their end.
+const ALL_PODS_STREAMED: &str = "/api/v1/pods?resourceVersion=0&watch=true&allowWatchBookmarks=true\
+                                 &sendInitialEvents=true&resourceVersionMatch=NotOlderThan&timeoutSeconds=600";
+
+pub(crate) struct Reads {
+    pub(crate) name: String,
+    unit: &'static str,
+    /// How many of the unit are in a second.
+    scale: f64,
+    /// The n-th request.
+    path: Box<dyn Fn(usize) -> String + Send + Sync>,
+    /// Pods in each answer.
+    pods: usize,
+    form: Form,
+    end: End,
+    clients: usize,
+    /// Where the proxy is to take the answer from.
+    source: &'static str,
+    with_limit: bool,
+}
+
+/// When an answer is over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// With its body.
+    Body,
+    /// With the mark behind the objects a watch begins with. The client leaves then.
+    Mark,
+}
+
+fn list(
+    name: String,
+    form: Form,
+    pods: usize,
+    path: impl Fn(usize) -> String + Send + Sync + 'static,
+) -> Reads {
+    Reads {
+        name,
+        unit: "µs CPU / request",
+        scale: 1e6,
+        path: Box::new(path),
+        pods,
+        form,
+        end: End::Body,
+        clients: 1,
+        source: "snapshot",
+        with_limit: true,
+    }
+}
+
+/// All reads of the pods that are there from the start.
+pub(crate) fn all(args: &Args, servers: &Servers) -> Vec<Reads> {
+    let (pods, nodes) = (args.pods, args.nodes);
+    let paths = Arc::clone(&servers.pods.paths);
+    let (one, many) = (paths[0].clone(), Arc::clone(&paths));
+    let megabytes = servers.list_bytes as f64 / 1e6;
+    let share = |number: usize, of: usize| pods / of + usize::from(number < pods % of);
+    let whole = |form: Form| {
+        let size = if form == Form::Json { format!(" ({megabytes:.1} MB)") } else { String::new() };
+        let name = format!("LIST {pods} pods, rv=0, {}{size}", form.name());
+        Reads { unit: "ms CPU / request", scale: 1e3, ..list(name, form, pods, |_| ALL_PODS.to_owned()) }
+    };
+    let streamed = |form: Form| {
+        let name = format!("WatchList {pods} pods, rv=0, {}", form.name());
+        let reads = list(name, form, pods, |_| ALL_PODS_STREAMED.to_owned());
+        Reads { unit: "ms CPU / request", scale: 1e3, end: End::Mark, ..reads }
+    };
+    let clients = args.clients;
+    let get = |name: String, path: Box<dyn Fn(usize) -> String + Send + Sync>| Reads {
+        path,
+        clients,
+        ..list(name, Form::Json, 1, |_| String::new())
+    };
+    vec![
+        whole(Form::Json),
+        whole(Form::JsonGzip),
+        whole(Form::Protobuf),
+        whole(Form::ProtobufGzip),
+        streamed(Form::Json),
+        streamed(Form::JsonGzip),
+        list(
+            format!("LIST one namespace's {} pods, rv=0", share(0, NAMESPACES)),
+            Form::Json,
+            share(0, NAMESPACES),
+            |_| "/api/v1/namespaces/bench-0/pods?resourceVersion=0".to_owned(),
+        ),
+        list(
+            format!("LIST {} of {pods} pods by labelSelector, rv=0", share(7, SHARDS)),
+            Form::Json,
+            share(7, SHARDS),
+            |_| format!("{ALL_PODS}&labelSelector=shard%3D07"),
+        ),
+        Reads {
+            name: format!("LIST one node's {} pods by fieldSelector, rv=0", pods / nodes),
+            ..one_node(args)
+        },
+        get("GET one pod, rv=0".to_owned(), Box::new(move |_| format!("{one}?resourceVersion=0"))),
+        // Whether a caller may is asked upstream for each name.
+        get(
+            format!("GET {pods} pods in turn, rv=0"),
+            Box::new(move |number| format!("{}?resourceVersion=0", many[number % many.len()])),
+        ),
+        Reads {
+            source: "forward",
+            with_limit: false,
+            ..get(
+                "GET one pod, most recent (the proxy forwards it)".to_owned(),
+                Box::new(move |number| paths[number % paths.len()].clone()),
+            )
+        },
+    ]
+}
+
+/// One node's pods where there are more of other nodes: what it costs is to be the same.
+pub(crate) fn one_node_of_more(args: &Args) -> Reads {
+    let (each, of) = (args.pods / args.nodes, args.start_pods);
+    Reads {
+        name: format!("LIST one node's {each} pods by fieldSelector, rv=0, of {of} in all"),
+        ..one_node(args)
+    }
+}
+
+fn one_node(args: &Args) -> Reads {
+    let nodes = args.nodes;
+    // Where they are not even, the first nodes have one more.
+    let first = args.pods.div_ceil(nodes);
+    let reads = list(String::new(), Form::Json, first, move |number| node_pods(number % nodes));
+    Reads { clients: args.clients, ..reads }
+}
+
+impl Reads {
+    pub(crate) async fn measure(
+        &self,
+        args: &Args,
+        servers: &Servers,
+        table: &mut Table,
+    ) -> anyhow::Result<()> {
+        if self.end == End::Mark && args.http1 {
+            // A client that leaves has to connect again there, and that is not what is measured.
+            return Ok(());
+        }
+        if !self.is_offered(servers).await? {
+            table.remarks.push(format!("{}: upstream does not offer this", self.name));
+            return Ok(());
+        }
+        eprintln!("{} …", self.name);
+        let measured = || servers.measured.iter().filter(|s| self.with_limit || s.kind != Kind::Limit);
+        for server in measured() {
+            // The proxy comes first, and the limit server sends what that sends.
+            match server.kind {
+                Kind::Proxy => self.record(args, servers, server).await?,
+                Kind::Limit => {}
+                Kind::KubeApiserver => self.look(args, server).await.map(drop)?,
+            }
+            self.run(args, server, WARM_UP).await?;
+        }
+        for _ in 0..args.rounds {
+            for server in measured() {
+                let seconds = self.run(args, server, args.length()).await?;
+                table.add(&self.name, self.unit, true, server.kind, seconds * self.scale);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether what is asked for is to be had of upstream. gzip of lists is the proxy's own.
+    async fn is_offered(&self, servers: &Servers) -> anyhow::Result<bool> {
+        let compressed_watch = self.end == End::Mark && self.form.is_gzip();
+        if !self.form.is_protobuf() && !compressed_watch {
+            return Ok(true);
+        }
+        let mut connection = servers.upstream.reach.connect(false).await?.asking(self.form);
+        let answer = connection.try_send(Method::GET, &(self.path)(0), None).await?;
+        Ok(answer.status().is_success() && self.form.is_of(answer.headers()))
+    }
+
+    /// One answer: its head and its bytes as they came. It is what it should be.
+    async fn look(&self, args: &Args, server: &Server) -> anyhow::Result<(http::HeaderMap, BytesMut)> {
+        let mut connection = server.reach.connect(args.http1).await?.asking(self.form);
+        let answer = connection.get(&(self.path)(0)).await?;
+        if server.kind == Kind::Proxy {
+            expect_source(&answer, self.source)?;
+        }
+        let (head, mut body) = answer.into_parts();
+        // Little is sent as it is.
+        let form = if self.form.is_of(&head.headers) { self.form } else { Form::Json };
+        ensure!(form == self.form || self.pods < 100, "{} came as {:?}", self.name, head.headers);
+        let (mut reader, mut bytes) = (Reader::counting(form), BytesMut::new());
+        while let Some(frame) = body.frame().await {
+            let frame = frame?;
+            let Some(data) = frame.data_ref() else { continue };
+            reader.push(data)?;
+            bytes.extend_from_slice(data);
+            if self.end == End::Mark && reader.ended() {
+                break;
+            }
+        }
+        ensure!(self.end == End::Body || reader.ended(), "{}: no end mark", self.name);
+        let (pods, kind) = (reader.pods(), server.kind.name());
+        ensure!(pods == self.pods, "{}: {pods} pods from {kind}, not {}", self.name, self.pods);
+        Ok((head.headers, bytes))
+    }
+
+    /// Has the limit server send what the proxy sends.
+    async fn record(&self, args: &Args, servers: &Servers, proxy: &Server) -> anyhow::Result<()> {
+        let (head, bytes) = self.look(args, proxy).await?;
+        let limit = servers.measured.iter().find(|server| server.kind == Kind::Limit);
+        tell(&limit.context("no limit server")?.reach, &head, bytes.freeze(), None).await
+    }
+
+    /// CPU seconds per request.
+    async fn run(&self, args: &Args, server: &Server, length: Duration) -> anyhow::Result<f64> {
+        let mut connections = Vec::new();
+        for _ in 0..self.clients {
+            connections.push(server.reach.connect(args.http1).await?.asking(self.form));
+        }
+        sleep(SETTLE).await;
+        let done = AtomicUsize::new(0);
+        let before = cpu(server.pid)?;
+        let end = Instant::now() + length;
+        let done = &done;
+        let clients = connections.into_iter().map(|mut connection| async move {
+            while Instant::now() < end {
+                let number = done.fetch_add(1, Ordering::Relaxed);
+                let path = (self.path)(number);
+                match self.end {
+                    End::Body => connection.swallow(&path).await?,
+                    End::Mark => connection.swallow_initial(&path).await?,
+                };
+            }
+            anyhow::Ok(())
+        });
+        futures_util::future::try_join_all(clients).await?;
+        let used = cpu(server.pid)?.saturating_sub(before);
+        Ok(used.as_secs_f64() / done.load(Ordering::Relaxed) as f64)
+    }
+}

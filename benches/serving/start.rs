@@ -1,0 +1,136 @@
+//! How long a proxy takes from nothing until it can answer, beside a client that only downloads the same.
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use http::Method;
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep};
+
+use crate::Args;
+use crate::client::Connection;
+use crate::form::Form;
+use crate::paced::Waits;
+use crate::process::{cpu, peak, resident};
+use crate::servers::Kind::Proxy;
+use crate::servers::Servers;
+use crate::table::Table;
+use crate::work::expect_source;
+
+/// What the proxy itself asks for.
+const ALL: &str = "/api/v1/pods?watch=1&allowWatchBookmarks=true&sendInitialEvents=true\
+                   &resourceVersionMatch=NotOlderThan";
+/// The least that needs all pods to be there. At version 0 the limit would not count.
+pub(crate) const ONE: &str = "/api/v1/pods?resourceVersion=1&resourceVersionMatch=NotOlderThan&limit=1";
+/// Another type, which is cached before.
+const OTHERS: &str = "/api/v1/namespaces?resourceVersion=0";
+/// Between two reads of it.
+const PAUSE: Duration = Duration::from_millis(5);
+
+pub(crate) fn name(args: &Args) -> String {
+    format!("start, {} pods", args.start_pods)
+}
+
+pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> anyhow::Result<()> {
+    for form in [Form::Json, Form::Protobuf] {
+        let name = format!("{}, {}", name(args), form.name());
+        let mut connection = servers.upstream.reach.connect(false).await?.asking(form);
+        let answer = connection.try_send(Method::GET, ONE, None).await?;
+        if !(answer.status().is_success() && form.is_of(answer.headers())) {
+            table.remarks.push(format!("{name}: upstream does not offer this"));
+            continue;
+        }
+        eprintln!("{name} …");
+        for round in 0..=args.rounds {
+            let (downloaded, bytes) = download(servers, form).await?;
+            let started = start(args, servers, form).await?;
+            // The first round opens upstream's caches.
+            if round == 0 {
+                continue;
+            }
+            let (seconds, others) = (started.took.as_secs_f64(), started.others);
+            let ratio = seconds / downloaded.as_secs_f64();
+            let mut add = |what: &str, unit, value| {
+                table.add(&format!("{name}: {what}"), unit, false, Proxy, value);
+            };
+            add("until they are cached", "s", seconds);
+            add("a bare client's download", "s", downloaded.as_secs_f64());
+            add("over the download", "ratio", ratio);
+            add("CPU", "µs CPU / pod", started.used.as_secs_f64() * 1e6 / args.start_pods as f64);
+            add("peak memory", "RSS / bytes downloaded", started.grown as f64 / bytes as f64);
+            add("lists of another type meanwhile, median", "ms", others.percentile(50));
+            add("lists of another type meanwhile, longest", "ms", others.percentile(100));
+        }
+    }
+    Ok(())
+}
+
+/// What it takes to have all of it, and its bytes.
+async fn download(servers: &Servers, form: Form) -> anyhow::Result<(Duration, usize)> {
+    let mut connection = servers.upstream.reach.connect(false).await?.asking(form);
+    let begun = Instant::now();
+    let bytes = connection.swallow_initial(ALL).await?;
+    Ok((begun.elapsed(), bytes))
+}
+
+struct Started {
+    /// From the first request for pods until it was answered from memory.
+    took: Duration,
+    used: Duration,
+    /// Bytes of memory at most above what there were before.
+    grown: u64,
+    /// How long others' reads took meanwhile.
+    others: Waits,
+}
+
+async fn start(args: &Args, servers: &Servers, form: Form) -> anyhow::Result<Started> {
+    let proxy = servers.fresh_proxy(args)?;
+    let mut other = proxy.reach.connect(false).await?.asking(form);
+    until_from_memory(&mut other, OTHERS).await?;
+    let mut connection = proxy.reach.connect(false).await?.asking(form);
+    let (before, empty, begun) = (cpu(proxy.pid())?, resident(proxy.pid())?, Instant::now());
+    let over = AtomicBool::new(false);
+    let starting = async {
+        let reached = until_from_memory(&mut connection, ONE).await;
+        let took = begun.elapsed();
+        over.store(true, Ordering::Release);
+        let body = reached?;
+        let all = format!(r#""remainingItemCount":{}"#, args.start_pods - 1);
+        let whole = form.is_protobuf() || memchr::memmem::find(&body, all.as_bytes()).is_some();
+        ensure!(whole, "not all pods were cached: {}", String::from_utf8_lossy(&body[..body.len().min(300)]));
+        anyhow::Ok(took)
+    };
+    let millis = Arc::new(Mutex::new(Vec::new()));
+    let reading = async {
+        while !over.load(Ordering::Acquire) {
+            let asked = Instant::now();
+            let answer = other.get(OTHERS).await?;
+            // Nobody waits for what others need.
+            expect_source(&answer, "snapshot")?;
+            drop(http_body_util::BodyExt::collect(answer.into_body()).await?);
+            millis.lock().push(asked.elapsed().as_secs_f64() * 1e3);
+            sleep(PAUSE).await;
+        }
+        anyhow::Ok(())
+    };
+    let (took, reading) = tokio::join!(starting, reading);
+    let (took, ()) = (took?, reading.context("a reader of another type")?);
+    let used = cpu(proxy.pid())?.saturating_sub(before);
+    let grown = peak(proxy.pid())?.saturating_sub(empty);
+    let others = Waits::of(std::mem::take(&mut *millis.lock()))?;
+    Ok(Started { took, used, grown, others })
+}
+
+/// Asks until the answer is from the proxy's memory; it forwards what it would have to wait for too long.
+async fn until_from_memory(connection: &mut Connection, path: &str) -> anyhow::Result<bytes::Bytes> {
+    loop {
+        let answer = connection.get(path).await?;
+        let held = expect_source(&answer, "snapshot").is_ok();
+        let body = http_body_util::BodyExt::collect(answer.into_body()).await?.to_bytes();
+        if held {
+            return Ok(body);
+        }
+        sleep(PAUSE).await;
+    }
+}
