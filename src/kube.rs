@@ -10,6 +10,7 @@ mod list_options;
 mod media;
 mod request_info;
 mod resource;
+mod selection;
 mod status;
 mod version;
 
@@ -29,5 +30,6 @@ pub use list_options::{
 pub use media::{Encoding, Representation, Wanted, acceptable, wants_pretty};
 pub use request_info::{RequestInfo, ResourceRequest, Verb};
 pub use resource::GroupVersionResource;
+pub use selection::Selection;
 pub use status::{Details, Status, escape_json};
 pub use version::ResourceVersion;

@@ -13,7 +13,7 @@ use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::kube::{
-    BookmarkForm, FieldTable, GroupVersionResource, Representation, ResourceVersion, TypeForm,
+    BookmarkForm, FieldTable, GroupVersionResource, Representation, ResourceVersion, Selection, TypeForm,
 };
 use crate::store::{self, Closed, Layout, Limits, Object, Reader, Snapshot, Writer};
 use crate::upstream::{Change, Client, Reflector, Stopped, Target, WatchCompression};
@@ -56,13 +56,22 @@ impl Default for Config {
     }
 }
 
-/// What a scope covers: for now all objects of a type, in one representation.
+/// What a scope covers: the objects of a type, or some of them, in one representation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ScopeKey {
     /// The type.
     pub gvr: GroupVersionResource,
+    /// Which of its objects.
+    pub selection: Arc<Selection>,
     /// The representation it is held in, and no more of its objects than that.
     pub representation: Representation,
+}
+
+impl ScopeKey {
+    /// All objects of a type.
+    pub fn everything(gvr: GroupVersionResource, representation: Representation) -> Self {
+        Self { gvr, selection: Arc::default(), representation }
+    }
 }
 
 /// Where a scope is in its life.
@@ -224,6 +233,7 @@ impl Scopes {
         }
         let target = Target {
             gvr: key.gvr.clone(),
+            selection: Arc::clone(&key.selection),
             kind: Arc::clone(kind),
             representation: key.representation,
             fields: Arc::clone(fields),
@@ -288,7 +298,7 @@ impl Scopes {
     fn start(&self, key: ScopeKey, target: Target) -> Arc<Scope> {
         let (writer, reader) = store::new(self.config.window);
         let (publish, phase) = watch::channel(Phase::Syncing);
-        let compression = WatchCompression::new(self.client.clone(), key.gvr.clone(), key.representation);
+        let compression = WatchCompression::new(self.client.clone(), key.gvr.clone(), &key.selection, key.representation);
         let scope = Arc::new(Scope {
             key,
             compression,

@@ -43,7 +43,7 @@ use fence::Fences;
 use limit::Limiter;
 pub use limit::UserLimits;
 use metrics::{InFlight, Labels};
-pub use policy::{Cache, ConsistentReads, Kept, Name, Policy};
+pub use policy::{Cache, ConsistentReads, Kept, Name, Policy, name as policy_name};
 use shared::{Place, Shared};
 pub use source::{Reason, Source};
 
@@ -353,7 +353,8 @@ impl Inner {
         }
         for &representation in &read.representations {
             for held in read.held_as(representation) {
-                let key = ScopeKey { gvr: resource.gvr.clone(), representation: held };
+                let (gvr, selection) = (resource.gvr.clone(), Arc::clone(&read.held_in.selection));
+                let key = ScopeKey { gvr, selection, representation: held };
                 let scope = self.scopes.open(&key, &resource.kind, &resource.fields);
                 if scope.fields != resource.fields {
                     return Err(Reason::UnknownType);

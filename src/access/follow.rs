@@ -28,7 +28,7 @@ pub(super) async fn follow(scopes: Scopes, changes: Arc<Changes>) {
 async fn follow_kind(kind: Kind, scopes: &Scopes, changes: &Changes) {
     let gvr = kind.gvr();
     let Some(fields) = FieldTable::builtin(&gvr, kind.is_namespaced()).map(Arc::new) else { return };
-    let key = ScopeKey { gvr, representation: Representation::whole(Encoding::Json) };
+    let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
     loop {
         let scope = scopes.open(&key, &kind.name().into(), &fields);
         if scope.settled().await.is_ok() {

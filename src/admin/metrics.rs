@@ -123,5 +123,5 @@ fn of_scope(name: &'static str, key: &ScopeKey) -> metrics::Gauge {
         Encoding::Protobuf => "protobuf",
     };
     gauge!(name, "group" => Arc::clone(&key.gvr.group), "version" => Arc::clone(&key.gvr.version),
-        "resource" => Arc::clone(&key.gvr.resource), "encoding" => encoding, "content" => content)
+        "resource" => Arc::clone(&key.gvr.resource), "encoding" => encoding, "content" => content, "selection" => key.selection.to_string())
 }

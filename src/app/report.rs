@@ -58,6 +58,7 @@ pub(super) fn of(config: &Config) -> Value {
         "window": { "seconds": seconds(scopes.window.age), "bytes": scopes.window.bytes },
         "consistentReads": reads(policy),
         "cache": kept(policy),
+        "scopes": scoped(policy),
         "cacheAggregated": aggregated,
         "limits": {
             "connections": limits.connections,
@@ -126,6 +127,16 @@ fn kept(policy: &Policy) -> Value {
         |((group, resource), kept)| json!({ "group": group, "resource": resource, "cache": kept.as_str() }),
     );
     json!({ "default": policy.cache.as_str(), "resources": named.collect::<Vec<_>>() })
+}
+
+fn scoped(policy: &Policy) -> Value {
+    let mut named: Vec<_> = policy.scopes.iter().collect();
+    named.sort_by_key(|(key, _)| *key);
+    let named = named.into_iter().map(|((group, resource), selections)| {
+        let selections: Vec<_> = selections.iter().map(ToString::to_string).collect();
+        json!({ "group": group, "resource": resource, "selections": selections })
+    });
+    named.collect()
 }
 
 #[cfg(test)]

@@ -51,7 +51,7 @@ impl Definitions {
                         *self = Self::later();
                         return;
                     };
-                    let key = ScopeKey { gvr, representation: Representation::whole(Encoding::Json) };
+                    let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
                     *self = Self::Opening(scopes.open(&key, &resource.kind, &resource.fields));
                 }
                 Self::Opening(scope) => {

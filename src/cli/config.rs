@@ -1,12 +1,15 @@
 //! The configuration file.
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
+use serde_saphyr::Spanned;
 
-use crate::serve::{Cache, ConsistentReads, Policy};
+use crate::kube::{FieldSelector, LabelSelector, Selection};
+use crate::serve::{Cache, ConsistentReads, Policy, policy_name};
 
 /// What stands in the file. Unknown keys are refused: a misspelt one would be a silent default.
 #[derive(Debug, Default, Deserialize)]
@@ -15,9 +18,31 @@ struct File {
     /// How lists and watches with `resourceVersion` unset are answered.
     consistent_reads: ConsistentReads,
     /// What may be kept in memory of types that are not named.
-    cache: Cache,
+    #[serde(deserialize_with = "said")]
+    cache: Option<Cache>,
     /// Types for which something else is to hold.
     resources: Vec<Override>,
+    /// The parts of types that are held, where that is not everything.
+    scopes: Vec<Spanned<Part>>,
+}
+
+/// What one list and watch at upstream covers.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Part {
+    /// The API group; left out for the core group.
+    #[serde(default, deserialize_with = "group")]
+    group: String,
+    /// The plural name, as in URLs.
+    #[serde(deserialize_with = "resource")]
+    resource: String,
+    /// Each of these namespaces by itself; left out for all together.
+    #[serde(default)]
+    namespaces: Vec<String>,
+    #[serde(default, deserialize_with = "labels")]
+    label_selector: LabelSelector,
+    #[serde(default, deserialize_with = "fields")]
+    field_selector: FieldSelector,
 }
 
 #[derive(Debug, Deserialize)]
@@ -55,18 +80,29 @@ fn resource<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Err
     if fits { Ok(text) } else { Err(D::Error::custom(why())) }
 }
 
-/// Reads the file.
-pub(super) fn read(path: &Path) -> anyhow::Result<Policy> {
-    let text = std::fs::read_to_string(path)
-        .with_context(|| format!("cannot read {} (--config)", path.display()))?;
-    parse(&text).with_context(|| format!("{} (--config) is not a configuration", path.display()))
+fn labels<'de, D: Deserializer<'de>>(deserializer: D) -> Result<LabelSelector, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    LabelSelector::parse(&text).map_err(|error| D::Error::custom(format!("{text:?}: {error}")))
 }
 
-fn parse(text: &str) -> anyhow::Result<Policy> {
+fn fields<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FieldSelector, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    FieldSelector::parse(&text).map_err(|error| D::Error::custom(format!("{text:?}: {error}")))
+}
+
+/// Reads the file, which says what is to differ from `preset`.
+pub(super) fn read(path: &Path, preset: Policy) -> anyhow::Result<Policy> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read {} (--config)", path.display()))?;
+    parse(&text, preset).with_context(|| format!("{} (--config) is not a configuration", path.display()))
+}
+
+fn parse(text: &str, preset: Policy) -> anyhow::Result<Policy> {
     // Nothing but comments is a configuration, too.
     let file: Option<File> = serde_saphyr::from_str(text)?;
-    let File { consistent_reads, cache, resources } = file.unwrap_or_default();
-    let mut policy = Policy { consistent_reads, cache, ..Policy::default() };
+    let File { consistent_reads, cache, resources, scopes } = file.unwrap_or_default();
+    let mut policy = Policy { consistent_reads, cache: cache.unwrap_or(preset.cache), ..preset };
+    let preset = std::mem::take(&mut policy.caches);
     let mut names = HashSet::new();
     for Override { group, resource, consistent_reads, cache } in resources {
         let name = if group.is_empty() { resource.clone() } else { format!("{resource}.{group}") };
@@ -83,16 +119,55 @@ fn parse(text: &str) -> anyhow::Result<Policy> {
         }
         ensure!(names.insert(name.clone()), "{name} is named twice");
     }
+    for (name, cache) in preset {
+        policy.caches.entry(name).or_insert(cache);
+    }
+    hold(&mut policy, scopes)?;
     Ok(policy)
+}
+
+/// Takes the parts of types over, each of which must be of use.
+fn hold(policy: &mut Policy, parts: Vec<Spanned<Part>>) -> anyhow::Result<()> {
+    let mut scopes: HashMap<_, Vec<(u64, Arc<Selection>)>> = HashMap::new();
+    for part in parts {
+        let line = part.referenced.line();
+        let Part { group, resource, namespaces, label_selector, field_selector } = part.value;
+        let name = if group.is_empty() { resource.clone() } else { format!("{resource}.{group}") };
+        ensure!(
+            policy.may_hold(&group, &resource),
+            "line {line}: a scope of {name}, of which nothing may be kept: say cache: true under resources"
+        );
+        let namespaces = if namespaces.is_empty() { vec![None] } else { namespaces.into_iter().map(Some).collect() };
+        let known: &mut Vec<_> = scopes.entry(policy_name(&group, &resource)).or_default();
+        for namespace in namespaces {
+            let (labels, fields) = (label_selector.clone(), field_selector.clone());
+            let selection = Selection { namespace, labels, fields };
+            for (other, scope) in &*known {
+                ensure!(
+                    !scope.covers(&selection) && !selection.covers(scope),
+                    "line {line}: a scope of {name} that has all of the one in line {other}, or is a part of it"
+                );
+            }
+            known.push((line, Arc::new(selection)));
+        }
+    }
+    for (name, selections) in scopes {
+        policy.scopes.insert(name, selections.into_iter().map(|(_, selection)| selection).collect());
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn parsed(text: &str) -> anyhow::Result<Policy> {
+        parse(text, Policy::default())
+    }
+
     #[test]
     fn says_what_holds_for_which_type() {
-        let policy = parse(
+        let policy = parsed(
             "consistentReads: forward\nresources:\n- resource: pods\n  consistentReads: fence\n\
              - group: apps\n  resource: deployments\n  consistentReads: cache\n",
         )
@@ -102,7 +177,7 @@ mod tests {
         assert_eq!(policy.resources[&key("", "pods")], ConsistentReads::Fence);
         assert_eq!(policy.resources[&key("apps", "deployments")], ConsistentReads::Cache);
         for nothing in ["", "# nothing yet\n", "{}"] {
-            assert_eq!(parse(nothing).unwrap(), Policy::default(), "{nothing:?}");
+            assert_eq!(parsed(nothing).unwrap(), Policy::default(), "{nothing:?}");
         }
     }
 
@@ -120,14 +195,14 @@ mod tests {
             "[]",
             "text",
         ] {
-            assert!(parse(text).is_err(), "{text}");
+            assert!(parsed(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn says_what_may_be_kept_of_which_type() {
         let kept = |text: &str| {
-            let kept = parse(text).unwrap().kept().into_iter();
+            let kept = parsed(text).unwrap().kept().into_iter();
             kept.map(|kept| (kept.name(), kept.cache)).collect::<Vec<_>>()
         };
         let of = |name: &str, cache| (name.to_owned(), cache);
@@ -141,7 +216,7 @@ mod tests {
             let text = format!("resources:\n- resource: secrets\n  cache: {choice}\n");
             assert_eq!(kept(&text), [of("secrets", cache)]);
             let text = format!("cache: {choice}\n");
-            assert_eq!(parse(&text).unwrap().cache, cache);
+            assert_eq!(parsed(&text).unwrap().cache, cache);
         }
         let text = "cache: metadata\nresources:\n- resource: deployments\n  group: apps\n  cache: true\n  consistentReads: forward\n\
              - resource: events\n  cache: false\n- group: events.k8s.io\n  resource: events\n  cache: false\n";
@@ -155,7 +230,7 @@ mod tests {
             ]
         );
         let key = ("apps".to_owned(), "deployments".to_owned());
-        assert_eq!(parse(text).unwrap().resources[&key], ConsistentReads::Forward);
+        assert_eq!(parsed(text).unwrap().resources[&key], ConsistentReads::Forward);
     }
 
     #[test]
@@ -163,16 +238,82 @@ mod tests {
         for wrong in
             ["cache: none", "cache: \"true\"", "cache: 1", "cache:", "cache: Metadata", "caches: true"]
         {
-            let error = parse(&format!("consistentReads: fence\n{wrong}\n")).unwrap_err().to_string();
+            let error = parsed(&format!("consistentReads: fence\n{wrong}\n")).unwrap_err().to_string();
             assert!(error.contains("line 2"), "{wrong}: {error}");
             let text = format!("resources:\n- resource: pods\n  {wrong}\n");
-            let error = parse(&text).unwrap_err().to_string();
+            let error = parsed(&text).unwrap_err().to_string();
             assert!(error.contains("line 3"), "{wrong}: {error}");
         }
         for wrong in ["resource: Secrets", "resource: pods/log", "resource: \"*\"", "group: Apps"] {
             let text = format!("resources:\n- cache: false\n  {wrong}\n");
-            let error = parse(&text).unwrap_err().to_string();
+            let error = parsed(&text).unwrap_err().to_string();
             assert!(error.contains("line 3"), "{wrong}: {error}");
         }
+    }
+
+    fn scopes(policy: &Policy, group: &str, resource: &str) -> Vec<String> {
+        let scopes = &policy.scopes[&(group.to_owned(), resource.to_owned())];
+        scopes.iter().map(|selection| selection.to_string()).collect()
+    }
+
+    #[test]
+    fn says_which_parts_are_held() {
+        let text = "scopes:\n- resource: pods\n  fieldSelector: spec.nodeName=n1\n- resource: pods\n  namespaces: [a, b]\n\
+                    \x20 labelSelector: app in (x,y)\n- group: apps\n  resource: deployments\n  namespaces: [a]\n";
+        let policy = parsed(text).unwrap();
+        assert_eq!(
+            scopes(&policy, "", "pods"),
+            [
+                "fieldSelector=spec.nodeName=n1",
+                "namespace=a; labelSelector=app in (x,y)",
+                "namespace=b; labelSelector=app in (x,y)",
+            ]
+        );
+        assert_eq!(scopes(&policy, "apps", "deployments"), ["namespace=a"]);
+    }
+
+    #[test]
+    fn a_scope_that_is_of_no_use_is_refused_with_its_line() {
+        let before = "scopes:\n- resource: pods\n  namespaces: [a]\n- resource: pods\n";
+        for (rest, line) in [
+            ("  namespaces: [b, b]\n", "line 4"),
+            ("  namespaces: [a]\n", "line 4"),
+            ("  namespaces: [a]\n  labelSelector: app=x\n", "line 4"),
+            ("  namespaces: []\n", "line 4"),
+            ("  labelSelector: \"app in (\"\n", "line 5"),
+            ("  fieldSelector: spec.nodeName\n", "line 5"),
+            ("  namespace: a\n", "line 5"),
+            ("  namespaces: [b]\n- resource: secrets\n", "line 6"),
+            ("  namespaces: [b]\n- resource: nodes\nresources:\n- resource: nodes\n  cache: false\n", "line 6"),
+        ] {
+            let error = format!("{:#}", parsed(&format!("{before}{rest}")).unwrap_err());
+            assert!(error.contains(line), "{rest}: {error}");
+        }
+        parsed(&format!("{before}  namespaces: [b]\n  labelSelector: app=x\n")).unwrap();
+    }
+
+    #[test]
+    fn a_file_adds_to_the_preset_of_a_node() {
+        let preset = || Policy::of_node("n1");
+        assert_eq!(parse("", preset()).unwrap(), preset());
+        let text = "resources:\n- resource: services\n  cache: true\n- resource: nodes\n  cache: metadata\nscopes:\n\
+                    - resource: pods\n  namespaces: [a]\n";
+        let policy = parse(text, preset()).unwrap();
+        assert_eq!(policy.cache, Cache::Nothing);
+        let kept = policy.kept().into_iter().map(|kept| (kept.name(), kept.cache.as_str())).collect::<Vec<_>>();
+        let expected = [
+            ("*", "false"),
+            ("leases.coordination.k8s.io", "true"),
+            ("nodes", "metadata"),
+            ("pods", "true"),
+            ("secrets", "false"),
+            ("services", "true"),
+        ];
+        assert_eq!(kept, expected.map(|(name, cache)| (name.to_owned(), cache)));
+        assert_eq!(scopes(&policy, "", "pods"), ["namespace=a"]);
+        assert_eq!(
+            scopes(&policy, "coordination.k8s.io", "leases"),
+            ["namespace=kube-node-lease; fieldSelector=metadata.name=n1"]
+        );
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::access::Callers;
@@ -14,15 +15,20 @@ use super::admin::AdminFlags;
 use super::limits::LimitFlags;
 use super::{audit, config};
 use crate::app;
+use crate::serve::Policy;
 use crate::upstream::UpstreamOptions;
 
 /// Flags of `watershed serve`.
 #[derive(Args, Debug)]
 pub(super) struct Serve {
     /// Configuration file (YAML): how consistent reads are answered and what is kept in memory, for all types and
-    /// for some. Without it, nothing is kept of secrets.
+    /// for some, and the parts of types that are held. Without it, nothing is kept of secrets.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// The node this runs on, for what else runs there: of pods those of the node, the node itself and its lease are
+    /// held, nothing of other types, unless the configuration file names more.
+    #[arg(long, env = "NODE_NAME", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    node_name: Option<String>,
     /// Kubeconfig of the proxy's own identity at the API server. Without it: $KUBECONFIG, then the
     /// in-cluster service account, then ~/.kube/config.
     #[arg(long, value_name = "FILE")]
@@ -126,8 +132,9 @@ impl Serve {
         self.callers.apply(&mut config.access)?;
         config.drain = Duration::from_secs(self.drain_seconds);
         config.audit = self.audit.config()?;
+        config.policy = self.node_name.as_deref().map(Policy::of_node).unwrap_or_default();
         if let Some(file) = &self.config {
-            config.policy = config::read(file)?;
+            config.policy = config::read(file, config.policy)?;
         }
         config.policy.users = self.limits.users();
         config.limits = self.limits.connections();

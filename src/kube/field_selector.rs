@@ -1,6 +1,8 @@
 //! Field selectors, read as upstream reads them. Which fields a type knows is not decided here.
 //!
 //! Source: `apimachinery/pkg/fields/selector.go` (`parseSelector`, `splitTerms`, `UnescapeValue`).
+use std::fmt;
+
 use super::InvalidSelector;
 
 /// A conjunction of requirements on an object's fields.
@@ -51,6 +53,14 @@ impl FieldSelector {
         &self.requirements
     }
 
+    /// The same with a further requirement.
+    #[must_use]
+    pub fn and(&self, requirement: FieldRequirement) -> Self {
+        let mut requirements = self.requirements.clone();
+        requirements.push(requirement);
+        Self { requirements }
+    }
+
     /// Whether every object is selected.
     pub fn is_everything(&self) -> bool {
         self.requirements.is_empty()
@@ -78,7 +88,28 @@ impl FieldSelector {
     }
 }
 
+/// So that it can be read again.
+impl fmt::Display for FieldSelector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, FieldRequirement { field, operator, value }) in self.requirements.iter().enumerate() {
+            let between = if index > 0 { "," } else { "" };
+            let operator = match operator {
+                FieldOperator::Equals => "=",
+                FieldOperator::NotEquals => "!=",
+            };
+            let value = value.replace('\\', r"\\").replace(',', r"\,").replace('=', r"\=");
+            write!(f, "{between}{field}{operator}{value}")?;
+        }
+        Ok(())
+    }
+}
+
 impl FieldRequirement {
+    /// `field=value`
+    pub fn equals(field: &str, value: &str) -> Self {
+        Self { field: field.to_owned(), operator: FieldOperator::Equals, value: value.to_owned() }
+    }
+
     fn parse(term: &str) -> Result<Self, InvalidSelector> {
         let split = |at: usize, operator, len: usize| (&term[..at], operator, &term[at + len..]);
         let (field, operator, value) = (0..term.len())

@@ -3,6 +3,7 @@
 //! Source: `apimachinery/pkg/labels/selector.go` (lexer, parser, `NewRequirement`) and
 //! `apimachinery/pkg/api/validate/content/kube.go` (keys and values).
 use std::collections::BTreeSet;
+use std::fmt;
 
 /// A selector upstream would refuse, or one not certainly understood. It carries no text for the
 /// client: the request is forwarded and upstream refuses it in its own words.
@@ -79,7 +80,36 @@ impl LabelSelector {
     }
 }
 
+/// As upstream writes it (`Requirement.String`), so that it can be read again.
+impl fmt::Display for LabelSelector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, LabelRequirement { key, operator, values }) in self.requirements.iter().enumerate() {
+            if index > 0 {
+                f.write_str(",")?;
+            }
+            let values = values.join(",");
+            match operator {
+                LabelOperator::In => write!(f, "{key} in ({values})"),
+                LabelOperator::NotIn => write!(f, "{key} notin ({values})"),
+                LabelOperator::Exists => f.write_str(key),
+                LabelOperator::DoesNotExist => write!(f, "!{key}"),
+                LabelOperator::Equals => write!(f, "{key}={values}"),
+                LabelOperator::DoubleEquals => write!(f, "{key}=={values}"),
+                LabelOperator::NotEquals => write!(f, "{key}!={values}"),
+                LabelOperator::GreaterThan => write!(f, "{key}>{values}"),
+                LabelOperator::LessThan => write!(f, "{key}<{values}"),
+            }?;
+        }
+        Ok(())
+    }
+}
+
 impl LabelRequirement {
+    /// The number that the value is compared with, of those that are.
+    pub(super) fn bound(&self) -> Option<i64> {
+        self.values.first()?.parse().ok()
+    }
+
     /// Whether the value of the requirement's key (`None`: the object lacks it) satisfies it.
     pub fn matches(&self, value: Option<&str>) -> bool {
         use LabelOperator as Op;

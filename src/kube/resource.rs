@@ -21,11 +21,14 @@ impl GroupVersionResource {
 
     /// The collection's path over all namespaces, for example `/apis/apps/v1/deployments`.
     pub fn collection_path(&self) -> String {
-        if self.group.is_empty() {
-            format!("/api/{}/{}", self.version, self.resource)
-        } else {
-            format!("/apis/{}/{}/{}", self.group, self.version, self.resource)
-        }
+        self.collection_path_in(None)
+    }
+
+    /// The same within a namespace, or in all.
+    pub fn collection_path_in(&self, namespace: Option<&str>) -> String {
+        let root = if self.group.is_empty() { "/api".to_owned() } else { format!("/apis/{}", self.group) };
+        let within = namespace.map(|namespace| format!("namespaces/{namespace}/")).unwrap_or_default();
+        format!("{root}/{}/{within}{}", self.version, self.resource)
     }
 
     /// Whether upstream moves a part of such objects into their annotations when it converts them to a

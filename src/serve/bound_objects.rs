@@ -21,7 +21,7 @@ impl CachedObjects {
     /// A scope that has the type's present state. Service accounts are few, and every token is bound to one: their
     /// metadata are followed for this; pods and others are looked at where clients have them cached.
     fn scope(&self, gvr: &GroupVersionResource) -> Option<Arc<Scope>> {
-        let key = |representation| ScopeKey { gvr: gvr.clone(), representation };
+        let key = |representation| ScopeKey::everything(gvr.clone(), representation);
         let metadata = Representation { encoding: Encoding::Protobuf, metadata_only: true };
         let current = |scope: &Arc<Scope>| scope.is_following() && matches!(scope.phase(), Phase::Ready(_));
         let [json, protobuf] = [Encoding::Json, Encoding::Protobuf].map(Representation::whole);

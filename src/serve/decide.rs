@@ -5,13 +5,13 @@ use http::{HeaderMap, Request, header};
 
 use super::documents;
 use super::list;
-use super::policy::{Cache, ConsistentReads, Policy};
+use super::policy::{Cache, ConsistentReads, HeldIn, Policy};
 use super::source::Reason;
 use crate::access::{Attributes, Selectors};
 use crate::catalog::{Catalog, Resource};
 use crate::kube::{
     ContinueToken, Encoding, FieldSelector, GetRead, GroupVersionResource, LabelSelector, ListOptions,
-    ListRead, Representation, RequestInfo, ResourceRequest, ResourceVersion, Verb, Wanted, WatchStart,
+    ListRead, Representation, RequestInfo, ResourceRequest, ResourceVersion, Selection, Verb, Wanted, WatchStart,
     acceptable, get_read, wants_pretty,
 };
 use crate::store::Snapshot;
@@ -47,6 +47,8 @@ pub(super) struct Read {
     pub(super) representations: Vec<Representation>,
     /// What may be held of the type.
     pub(super) cache: Cache,
+    /// Which scope is looked at.
+    pub(super) held_in: HeldIn,
     pub(super) namespace: Option<String>,
     pub(super) kind: ReadKind,
     /// Refusals are to be indented.
@@ -226,10 +228,11 @@ fn plan<B>(
     let latest = Age::latest(policy.consistent_reads(&resource.gvr));
     let query = request.uri().query();
     let pretty = wants_pretty(query, request.headers());
-    let read = |kind, selectors, age| Read {
+    let read = |kind, selectors, age, held_in| Read {
         resource: Arc::clone(resource),
         representations: representations.clone(),
         cache,
+        held_in,
         namespace: namespace.clone(),
         kind,
         pretty,
@@ -246,7 +249,9 @@ fn plan<B>(
             return Err(Reason::Pretty);
         }
         let name = asked.name.clone().ok_or(Reason::NotAResource)?;
-        return Ok(read(ReadKind::Get { name }, Selectors::default(), age));
+        let selection = Selection::named(namespace.as_deref(), &name);
+        let held_in = policy.held_in(&resource.gvr, &selection, true).ok_or(Reason::NotCovered)?;
+        return Ok(read(ReadKind::Get { name }, Selectors::default(), age, held_in));
     }
 
     let options = ListOptions::parse(query).map_err(|_| Reason::Parameters)?;
@@ -255,6 +260,12 @@ fn plan<B>(
     let fields = options.field_selector.as_deref().map(FieldSelector::parse).transpose();
     let fields = fields.map_err(|_| Reason::Selector)?;
     let selectors = Selectors::new(labels.as_ref(), fields.as_ref());
+    let selection = Selection {
+        namespace: namespace.clone(),
+        labels: labels.clone().unwrap_or_default(),
+        fields: fields.clone().unwrap_or_default(),
+    };
+    let held_in = policy.held_in(&resource.gvr, &selection, false).ok_or(Reason::NotCovered)?;
     let filter = Filter::new(namespace.clone(), labels, fields.as_ref(), &resource.fields)
         .map_err(|_| Reason::Selector)?;
     let beyond_metadata = |fields: &FieldSelector| {
@@ -265,13 +276,13 @@ fn plan<B>(
     }
     if info.verb == Verb::Watch {
         let (watch, age) = watch(&options, filter, latest)?;
-        return Ok(read(ReadKind::Watch(watch), selectors, age));
+        return Ok(read(ReadKind::Watch(watch), selectors, age, held_in));
     }
     if pretty {
         return Err(Reason::Pretty);
     }
     let (list, age) = list(&options, filter, fields.as_ref(), resource, latest)?;
-    Ok(read(ReadKind::List(list), selectors, age))
+    Ok(read(ReadKind::List(list), selectors, age, held_in))
 }
 
 fn list(

@@ -161,7 +161,7 @@ struct Fence {
 
 impl Fence {
     fn new(client: Client, scope: &Arc<Scope>) -> Self {
-        let probe = Probe::new(client, &scope.key.gvr, scope.fields.namespaced());
+        let probe = Probe::new(client, &scope.key.gvr, &scope.key.selection, scope.fields.namespaced());
         Self {
             scope: Arc::downgrade(scope),
             probe,

@@ -1,11 +1,12 @@
 //! What the operator chose, per type.
 use std::collections::HashMap;
+use std::sync::{Arc, LazyLock};
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, Unexpected, Visitor};
 
 use super::limit::UserLimits;
-use crate::kube::GroupVersionResource;
+use crate::kube::{FieldRequirement, FieldSelector, GroupVersionResource, Selection};
 
 /// How lists and watches with `resourceVersion` unset are answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -75,6 +76,9 @@ pub type Name = (String, String);
 
 /// Types of which nothing is kept unless they are named, whatever holds for the others.
 const SENSITIVE: &[(&str, &str)] = &[("", "secrets")];
+/// What is held of types of which no parts are named.
+static EVERYTHING: LazyLock<Arc<Selection>> = LazyLock::new(Arc::default);
+
 /// Types that are the same objects as another group's, and the group that stands for both.
 /// Source: `kubernetes/pkg/registry/events/rest/storage_events.go`, which has the core group's storage.
 const SAME: &[(&str, &str, &str)] = &[("events.k8s.io", "events", "")];
@@ -90,6 +94,8 @@ pub struct Policy {
     pub cache: Cache,
     /// What may be kept of those that are named; written by [`keep`](Self::keep).
     pub caches: HashMap<Name, Cache>,
+    /// The parts of types that are held, each by a scope of its own. Of types that are not named it is everything.
+    pub scopes: HashMap<Name, Vec<Arc<Selection>>>,
     /// What each caller may use.
     pub users: UserLimits,
 }
@@ -106,7 +112,55 @@ impl Policy {
     /// Says what may be kept of a type, under whichever of its groups it is named. Gives back what was said
     /// of it before.
     pub fn keep(&mut self, group: &str, resource: &str, cache: Cache) -> Option<Cache> {
-        self.caches.insert((stored_in(group, resource).to_owned(), resource.to_owned()), cache)
+        self.caches.insert(name(group, resource), cache)
+    }
+
+    /// The preset for a cache on a node, for what runs there: of pods those of the node, the node itself, and its
+    /// lease. Nothing else is kept, unless it is named.
+    pub fn of_node(name: &str) -> Self {
+        let mut policy = Self { cache: Cache::Nothing, ..Self::default() };
+        let bound = FieldSelector::default().and(FieldRequirement::equals("spec.nodeName", name));
+        let pods = Selection { fields: bound, ..Selection::default() };
+        let lease = Selection::named(Some("kube-node-lease"), name);
+        let parts = [
+            ("", "pods", pods),
+            ("", "nodes", Selection::named(None, name)),
+            ("coordination.k8s.io", "leases", lease),
+        ];
+        for (group, resource, selection) in parts {
+            policy.keep(group, resource, Cache::Objects);
+            policy.scopes.insert((group.to_owned(), resource.to_owned()), vec![Arc::new(selection)]);
+        }
+        policy
+    }
+
+    /// Whether anything may be kept of a type.
+    pub fn may_hold(&self, group: &str, resource: &str) -> bool {
+        self.cache(&GroupVersionResource::new(group, "", resource)) != Cache::Nothing
+    }
+
+    /// Where the objects that a read asks for are held; `None` if no scope of the configuration covers them.
+    ///
+    /// The narrowest that certainly has them all. One object may be found where not all of its kind are.
+    pub(super) fn held_in(&self, gvr: &GroupVersionResource, asked: &Selection, one: bool) -> Option<HeldIn> {
+        let complete = |selection: &Arc<Selection>| HeldIn { selection: Arc::clone(selection), is_complete: true };
+        if self.scopes.is_empty() {
+            return Some(complete(&EVERYTHING));
+        }
+        let key = name(&gvr.group, &gvr.resource);
+        let Some(scopes) = self.scopes.get(&key) else { return Some(complete(&EVERYTHING)) };
+        let mut narrowest: Option<&Arc<Selection>> = None;
+        for scope in scopes.iter().filter(|scope| scope.covers(asked)) {
+            if narrowest.is_none_or(|known| known.covers(scope)) {
+                narrowest = Some(scope);
+            }
+        }
+        if let Some(scope) = narrowest {
+            return Some(complete(scope));
+        }
+        let may_have = |scope: &&Arc<Selection>| scope.namespace.is_none() || scope.namespace == asked.namespace;
+        let scope = scopes.iter().filter(|_| one).find(may_have)?;
+        Some(HeldIn { selection: Arc::clone(scope), is_complete: false })
     }
 
     /// What is kept of the types for which that is not the rule, and of all others (`*`) where it is not all:
@@ -158,6 +212,16 @@ impl Policy {
     }
 }
 
+/// The scope that a read is answered from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct HeldIn {
+    /// What it covers.
+    pub(super) selection: Arc<Selection>,
+    /// All that is asked for is there, if it exists. Otherwise what is found is right, and what is not found says
+    /// nothing.
+    pub(super) is_complete: bool,
+}
+
 /// What is kept of a type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
@@ -186,6 +250,11 @@ fn is_sensitive(group: &str, resource: &str) -> bool {
     SENSITIVE.contains(&(group, resource))
 }
 
+/// A type's name, whichever of the groups that have the same objects it is named in.
+pub fn name(group: &str, resource: &str) -> Name {
+    (stored_in(group, resource).to_owned(), resource.to_owned())
+}
+
 /// The group that stands for all in which upstream serves the same objects.
 fn stored_in<'a>(group: &'a str, resource: &str) -> &'a str {
     let same = SAME.iter().find(|(other, of, _)| *other == group && *of == resource);
@@ -195,6 +264,7 @@ fn stored_in<'a>(group: &'a str, resource: &str) -> &'a str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kube::LabelSelector;
 
     fn cache(policy: &Policy, group: &str, version: &str, resource: &str) -> Cache {
         policy.cache(&GroupVersionResource::new(group, version, resource))
@@ -253,5 +323,44 @@ mod tests {
                 ("secrets".to_owned(), "true", true),
             ]
         );
+    }
+
+    #[test]
+    fn the_narrowest_scope_that_has_everything_is_looked_at() {
+        let selection = |namespace: Option<&str>, labels: &str, fields: &str| Selection {
+            namespace: namespace.map(str::to_owned),
+            labels: LabelSelector::parse(labels).unwrap(),
+            fields: FieldSelector::parse(fields).unwrap(),
+        };
+        let pods = GroupVersionResource::new("", "v1", "pods");
+        let held_in = |policy: &Policy, asked: &Selection, one| {
+            policy.held_in(&pods, asked, one).map(|held| (held.selection.to_string(), held.is_complete))
+        };
+        let everything = Some((String::new(), true));
+        assert_eq!(held_in(&Policy::default(), &selection(None, "", ""), false), everything);
+        let node = Policy::of_node("n1");
+        let bound = Some(("fieldSelector=spec.nodeName=n1".to_owned(), true));
+        assert_eq!(held_in(&node, &selection(None, "", "spec.nodeName=n1"), false), bound);
+        assert_eq!(held_in(&node, &selection(Some("a"), "app=x", "spec.nodeName=n1"), false), bound);
+        for fields in ["", "spec.nodeName=n2", "spec.nodeName!=n2", "metadata.name=p"] {
+            assert_eq!(held_in(&node, &selection(None, "", fields), false), None, "{fields}");
+        }
+        // One pod may be the node's; if it is not found, that says nothing.
+        let named = Selection::named(Some("a"), "p");
+        assert_eq!(held_in(&node, &named, true), Some(("fieldSelector=spec.nodeName=n1".to_owned(), false)));
+        // Other types are not concerned.
+        let nodes = GroupVersionResource::new("", "v1", "nodes");
+        assert!(node.held_in(&nodes, &Selection::named(None, "n1"), true).unwrap().is_complete);
+        assert!(!node.held_in(&nodes, &Selection::named(None, "n2"), true).unwrap().is_complete);
+        assert!(node.held_in(&nodes, &selection(None, "", ""), false).is_none());
+
+        let mut policy = Policy::default();
+        let scopes = [selection(Some("a"), "", ""), selection(None, "app", ""), selection(Some("b"), "app=x", "")];
+        policy.scopes.insert(name("", "pods"), scopes.into_iter().map(Arc::new).collect());
+        let asked = selection(Some("b"), "app=x", "spec.nodeName=n1");
+        assert_eq!(held_in(&policy, &asked, false), Some(("namespace=b; labelSelector=app=x".to_owned(), true)));
+        let asked = selection(Some("b"), "app=y", "");
+        assert_eq!(held_in(&policy, &asked, false), Some(("labelSelector=app".to_owned(), true)));
+        assert_eq!(held_in(&policy, &named, true), Some(("namespace=a".to_owned(), true)));
     }
 }

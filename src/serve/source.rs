@@ -125,6 +125,8 @@ reasons! {
     ReviewFailed = "review-failed",
     /// More than may be kept in memory of the type, by the operator's choice or because it is sensitive.
     Policy = "policy",
+    /// Objects that no scope of the configuration is certain to hold.
+    NotCovered = "not-covered",
     /// The type's first list is not in yet.
     Syncing = "syncing",
     /// The type cannot be cached.

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use super::{Class, Client, SendOptions, UpstreamError};
-use crate::kube::{GroupVersionResource, Representation};
+use crate::kube::{GroupVersionResource, Representation, Selection};
 
 /// An answer holds for this long; then it is asked again, as upstream may be of another release by now.
 const HOLDS: Duration = Duration::from_mins(10);
@@ -24,10 +24,8 @@ const TRY_AGAIN: Duration = Duration::from_secs(30);
 const ANSWER: Duration = Duration::from_secs(10);
 /// Who needs the first answer waits for it this long. An answer that is not compressed is never wrong.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// A watch that upstream would compress. No object has such a name
-/// (`apimachinery/pkg/api/validation/path/name.go`), and version 0 is read from upstream's cache.
-const QUESTION: &str =
-    "watch=1&allowWatchBookmarks=true&resourceVersion=0&timeoutSeconds=1&fieldSelector=metadata.name%3D..";
+/// A watch that upstream would compress, of nothing. Version 0 is read from upstream's cache.
+const QUESTION: &str = "watch=1&allowWatchBookmarks=true&resourceVersion=0&timeoutSeconds=1";
 
 /// Knows whether upstream compresses the watches of a type. Cheap to clone.
 ///
@@ -40,6 +38,8 @@ pub struct WatchCompression(Arc<Inner>);
 struct Inner {
     client: Client,
     gvr: GroupVersionResource,
+    /// What is asked.
+    uri: String,
     representation: Representation,
     /// Upstream's last answer, `None` until there is one. A question that fails is taken for a no where
     /// nothing was known, and changes nothing where something was.
@@ -61,10 +61,17 @@ enum Trouble {
 }
 
 impl WatchCompression {
-    /// Nothing is asked yet.
-    pub fn new(client: Client, gvr: GroupVersionResource, representation: Representation) -> Self {
+    /// Nothing is asked yet. The question will be about objects of the selection, as the proxy may see no others.
+    pub fn new(
+        client: Client,
+        gvr: GroupVersionResource,
+        selection: &Selection,
+        representation: Representation,
+    ) -> Self {
         let (answer, _) = watch::channel(None);
-        Self(Arc::new(Inner { client, gvr, representation, answer, due: Mutex::new(None) }))
+        let nothing = selection.nothing_of_it();
+        let uri = format!("{}?{QUESTION}{}", nothing.path(&gvr), nothing.parameters());
+        Self(Arc::new(Inner { client, gvr, uri, representation, answer, due: Mutex::new(None) }))
     }
 
     /// Whether a watch that marks the end of its initial events is compressed for who takes gzip.
@@ -107,7 +114,7 @@ impl Inner {
     }
 
     async fn ask(&self) -> Result<bool, Trouble> {
-        let request = Request::get(format!("{}?{QUESTION}", self.gvr.collection_path()))
+        let request = Request::get(&self.uri)
             .header(header::ACCEPT, self.representation.accepts_watch())
             .header(header::ACCEPT_ENCODING, "gzip")
             .body(crate::http::body::empty())?;
@@ -164,7 +171,7 @@ mod tests {
             .await;
             let client = Client::new(&upstream_of(&pki, &api).await);
             let gvr = GroupVersionResource::new("", "v1", "pods");
-            let compression = WatchCompression::new(client, gvr, Representation::whole(Encoding::Json));
+            let compression = WatchCompression::new(client, gvr, &Selection::default(), Representation::whole(Encoding::Json));
             Self { status, questions, compression, _api: api }
         }
 

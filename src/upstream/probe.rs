@@ -7,7 +7,8 @@ use super::stream::{Stream, StreamError};
 use super::{Class, Client, NoAnswer, SendOptions, UpstreamBody};
 use crate::http::body;
 use crate::kube::{
-    Encoding, EventKind, FieldTable, GroupVersionResource, Malformed, PartialForm, ResourceVersion, TypeForm,
+    Encoding, EventKind, FieldTable, GroupVersionResource, Malformed, PartialForm, ResourceVersion, Selection,
+    TypeForm,
     read_bookmark, scan,
 };
 
@@ -24,6 +25,8 @@ const MAX_BYTES: usize = 256 << 20;
 pub struct Probe {
     client: Client,
     path: String,
+    /// The selectors, each with an ampersand before it.
+    selectors: String,
     fields: FieldTable,
 }
 
@@ -61,9 +64,15 @@ impl From<StreamError> for NoAnswer {
 }
 
 impl Probe {
-    /// Of a type.
-    pub fn new(client: Client, gvr: &GroupVersionResource, namespaced: bool) -> Self {
-        Self { client, path: gvr.collection_path(), fields: FieldTable::metadata_only(namespaced) }
+    /// Of these objects of a type.
+    pub fn new(
+        client: Client,
+        gvr: &GroupVersionResource,
+        selection: &Selection,
+        namespaced: bool,
+    ) -> Self {
+        let (path, selectors) = (selection.path(gvr), selection.parameters());
+        Self { client, path, selectors, fields: FieldTable::metadata_only(namespaced) }
     }
 
     /// A list of at most `limit` objects, no older than this call. No timeout is applied.
@@ -101,7 +110,7 @@ impl Probe {
         accept: &'static str,
         watch: bool,
     ) -> Result<(Encoding, UpstreamBody), NoAnswer> {
-        let request = Request::get(format!("{}?{query}", self.path))
+        let request = Request::get(format!("{}?{query}{}", self.path, self.selectors))
             .header(header::ACCEPT, accept)
             .body(body::empty())
             .map_err(|error| NoAnswer::Useless(error.to_string()))?;

@@ -13,7 +13,7 @@ use super::{Address, Class, Client, SendOptions, ServedBy, UpstreamBody, Upstrea
 use crate::http::body;
 use crate::kube::{
     BookmarkForm, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ListPage, Malformed,
-    PartialForm, Representation, ResourceVersion, Scanned, TypeForm, read_bookmark, read_error, scan,
+    PartialForm, Representation, ResourceVersion, Scanned, Selection, TypeForm, read_bookmark, read_error, scan,
 };
 
 /// An API server that does not know sendInitialEvents sends no end mark: give up after this silence.
@@ -38,6 +38,8 @@ const REBUILT: Duration = Duration::from_secs(30);
 pub struct Target {
     /// The type.
     pub gvr: GroupVersionResource,
+    /// Which of its objects.
+    pub selection: Arc<Selection>,
     /// Its kind, from discovery.
     pub kind: Arc<str>,
     /// The representation asked for. What does not belong to it never leaves upstream.
@@ -513,7 +515,8 @@ impl Reflector {
     async fn request(&mut self, query: &str, watch: bool) -> Result<(HeaderMap, UpstreamBody), Trouble> {
         let representation = self.target.representation;
         let accept = if watch { representation.accepts_watch() } else { representation.accepts_list() };
-        let request = Request::get(format!("{}?{query}", self.target.gvr.collection_path()))
+        let Target { gvr, selection, .. } = &self.target;
+        let request = Request::get(format!("{}?{query}{}", selection.path(gvr), selection.parameters()))
             .header(header::ACCEPT, accept)
             .body(body::empty())
             .map_err(|error| Trouble::Broken(error.to_string()))?;
@@ -579,6 +582,7 @@ mod tests {
         .await;
         let target = Target {
             gvr: GroupVersionResource::new("", "v1", "secrets"),
+            selection: Arc::default(),
             kind: "Secret".into(),
             representation: Representation { encoding: Encoding::Json, metadata_only: true },
             fields: Arc::new(FieldTable::metadata_only(true)),

@@ -1,0 +1,246 @@
+//! A part of a type's objects, as namespaces and selectors cut it out, and whether one part holds another.
+use std::fmt;
+
+use super::{
+    FieldOperator, FieldRequirement, FieldSelector, GroupVersionResource, LabelOperator, LabelRequirement,
+    LabelSelector,
+};
+
+/// Which objects of a type are meant: those of a namespace, or of all, that selectors match. All must hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Selection {
+    /// The namespace, `None` for all.
+    pub namespace: Option<String>,
+    /// Requirements on labels.
+    pub labels: LabelSelector,
+    /// Requirements on fields.
+    pub fields: FieldSelector,
+}
+
+impl Selection {
+    /// Whether it is all objects of the type.
+    pub fn is_everything(&self) -> bool {
+        self.namespace.is_none() && self.labels.is_everything() && self.fields.is_everything()
+    }
+
+    /// Whether every object that is in `other` is certainly in this, whatever objects there are.
+    ///
+    /// It looks at requirements one by one: each of this one's must follow from one of the other's. A `false` may be
+    /// wrong (the other may contradict itself, and hold nothing at all), a `true` never is.
+    pub fn covers(&self, other: &Self) -> bool {
+        let namespace = self.namespace.as_deref().is_none_or(|namespace| other.is_within(namespace));
+        namespace
+            && self.fields.requirements().iter().all(|wanted| other.implies_field(wanted))
+            && self.labels.requirements().iter().all(|wanted| {
+                other.labels.requirements().iter().any(|given| implies_label(given, wanted))
+            })
+    }
+
+    /// The path of its collection.
+    pub fn path(&self, gvr: &GroupVersionResource) -> String {
+        gvr.collection_path_in(self.namespace.as_deref())
+    }
+
+    /// Its selectors as parameters of a URL, each with an ampersand before it; empty without any.
+    pub fn parameters(&self) -> String {
+        let mut out = String::new();
+        for (name, text) in [("labelSelector", self.labels.to_string()), ("fieldSelector", self.fields.to_string())] {
+            if !text.is_empty() {
+                out.extend(["&", name, "="]);
+                out.extend(form_urlencoded::byte_serialize(text.as_bytes()));
+            }
+        }
+        out
+    }
+
+    /// A part of it that holds nothing, as no object has such a name.
+    /// Source: `apimachinery/pkg/api/validation/path/name.go`.
+    #[must_use]
+    pub fn nothing_of_it(&self) -> Self {
+        let name = FieldRequirement::equals(NAME, "..");
+        Self { fields: self.fields.and(name), ..self.clone() }
+    }
+
+    /// The object of this name, and of this namespace if the type has such.
+    pub fn named(namespace: Option<&str>, name: &str) -> Self {
+        let fields = FieldSelector::default().and(FieldRequirement::equals(NAME, name));
+        Self { namespace: namespace.map(str::to_owned), fields, ..Self::default() }
+    }
+
+    fn is_within(&self, namespace: &str) -> bool {
+        self.namespace.as_deref() == Some(namespace)
+            || self.fields.requirements().iter().any(|given| {
+                given.field == NAMESPACE && given.operator == FieldOperator::Equals && given.value == namespace
+            })
+    }
+
+    fn implies_field(&self, wanted: &FieldRequirement) -> bool {
+        let implied = |given: &FieldRequirement| {
+            given.field == wanted.field
+                && match (given.operator, wanted.operator) {
+                    (FieldOperator::Equals, FieldOperator::Equals)
+                    | (FieldOperator::NotEquals, FieldOperator::NotEquals) => given.value == wanted.value,
+                    (FieldOperator::Equals, FieldOperator::NotEquals) => given.value != wanted.value,
+                    (FieldOperator::NotEquals, FieldOperator::Equals) => false,
+                }
+        };
+        let by_namespace = self.namespace.as_ref().is_some_and(|namespace| {
+            implied(&FieldRequirement::equals(NAMESPACE, namespace))
+        });
+        by_namespace || self.fields.requirements().iter().any(implied)
+    }
+}
+
+const NAME: &str = "metadata.name";
+const NAMESPACE: &str = "metadata.namespace";
+
+/// For people, and for labels of metrics; empty for everything.
+impl fmt::Display for Selection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let namespace = self.namespace.clone().unwrap_or_default();
+        let parts = [
+            ("namespace", namespace),
+            ("labelSelector", self.labels.to_string()),
+            ("fieldSelector", self.fields.to_string()),
+        ];
+        let mut between = "";
+        for (name, text) in parts.iter().filter(|(_, text)| !text.is_empty()) {
+            write!(f, "{between}{name}={text}")?;
+            between = "; ";
+        }
+        Ok(())
+    }
+}
+
+/// Whether every value, or lack of one, that satisfies `given` satisfies `wanted`.
+fn implies_label(given: &LabelRequirement, wanted: &LabelRequirement) -> bool {
+    use LabelOperator as Op;
+    if given.key != wanted.key {
+        return false;
+    }
+    match given.operator {
+        // Few values, or none at all: each can be tried.
+        Op::In | Op::Equals | Op::DoubleEquals => given.values.iter().all(|value| wanted.matches(Some(value))),
+        Op::DoesNotExist => wanted.matches(None),
+        Op::Exists => wanted.operator == Op::Exists,
+        Op::NotIn | Op::NotEquals => {
+            matches!(wanted.operator, Op::NotIn | Op::NotEquals)
+                && wanted.values.iter().all(|value| given.values.contains(value))
+        }
+        Op::GreaterThan | Op::LessThan => match wanted.operator {
+            Op::Exists => true,
+            operator if operator != given.operator => false,
+            Op::GreaterThan => given.bound() >= wanted.bound(),
+            _ => given.bound() <= wanted.bound(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn selection(namespace: Option<&str>, labels: &str, fields: &str) -> Selection {
+        Selection {
+            namespace: namespace.map(str::to_owned),
+            labels: LabelSelector::parse(labels).unwrap(),
+            fields: FieldSelector::parse(fields).unwrap(),
+        }
+    }
+
+    /// An object as selections see it.
+    #[derive(Debug)]
+    struct Object {
+        namespace: &'static str,
+        label: Option<&'static str>,
+        other_label: Option<&'static str>,
+        node: &'static str,
+    }
+
+    /// All objects that requirements of [`requirements`] can tell apart, and some more.
+    fn objects() -> impl Iterator<Item = Object> {
+        let labels = [None, Some(""), Some("a"), Some("b"), Some("c"), Some("1"), Some("2"), Some("3"), Some("02")];
+        let spaces = ["x", "y", "z"].into_iter();
+        spaces.flat_map(move |namespace| {
+            labels.into_iter().flat_map(move |label| {
+                [None, Some("a")].into_iter().flat_map(move |other_label| {
+                    ["", "n1", "n2", "n3"].map(|node| Object { namespace, label, other_label, node })
+                })
+            })
+        })
+    }
+
+    fn holds(selection: &Selection, object: &Object) -> bool {
+        selection.namespace.as_deref().is_none_or(|namespace| namespace == object.namespace)
+            && selection.labels.matches(|key| if key == "k" { object.label } else { object.other_label })
+            && selection.fields.matches(|field| match field {
+                "spec.nodeName" => object.node,
+                "metadata.namespace" => object.namespace,
+                other => panic!("{other}"),
+            })
+    }
+
+    const LABELS: &[&str] = &[
+        "k", "!k", "k=a", "k==b", "k!=a", "k in (a,b)", "k in (a)", "k notin (a,b)", "k notin (b)", "k>1", "k>2",
+        "k<2", "k<3", "k in (1,2,02)", "k=", "k!=", "l", "l=a", "!l", "l!=b", "k in (,a)",
+    ];
+    const FIELDS: &[&str] = &[
+        "spec.nodeName=n1", "spec.nodeName=n2", "spec.nodeName!=n1", "spec.nodeName=", "spec.nodeName!=",
+        "metadata.namespace=x", "metadata.namespace=y", "metadata.namespace!=x",
+    ];
+
+    fn selections() -> impl Strategy<Value = Selection> {
+        let some = |from: &'static [&'static str]| proptest::sample::subsequence(from, 0..3);
+        let namespace = proptest::option::of(prop_oneof![Just("x"), Just("y")]);
+        (namespace, some(LABELS), some(FIELDS))
+            .prop_map(|(namespace, labels, fields)| selection(namespace, &labels.join(","), &fields.join(",")))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4000))]
+        #[test]
+        fn what_is_covered_is_held(wide in selections(), narrow in selections()) {
+            let held = |object: &Object| !holds(&narrow, object) || holds(&wide, object);
+            if wide.covers(&narrow) {
+                prop_assert!(objects().all(|object| held(&object)), "{wide:?} {narrow:?}");
+            }
+        }
+
+        #[test]
+        fn what_is_written_is_read_again(one in selections()) {
+            let again = selection(one.namespace.as_deref(), &one.labels.to_string(), &one.fields.to_string());
+            prop_assert_eq!(again, one);
+        }
+    }
+
+    /// Nothing is proven in vain: of single requirements, whatever follows is found to follow.
+    #[test]
+    fn all_that_follows_from_one_requirement_is_found() {
+        let labels = LABELS.iter().map(|labels| selection(None, labels, ""));
+        let all: Vec<_> = labels.chain(FIELDS.iter().map(|fields| selection(None, "", fields))).collect();
+        for wide in &all {
+            for narrow in &all {
+                let follows = objects().all(|object| !holds(narrow, &object) || holds(wide, &object));
+                let same = |one: &Selection| one.labels.requirements().first().map(|label| label.key.clone());
+                // Numbers can be written in many ways, more than were tried.
+                let numbers = [wide, narrow].iter().any(|one| one.labels.to_string().contains(['<', '>']));
+                if same(wide) == same(narrow) && !numbers {
+                    assert_eq!(wide.covers(narrow), follows, "{wide:?} {narrow:?}");
+                } else if wide.covers(narrow) {
+                    assert!(follows, "{wide:?} {narrow:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn parameters_are_escaped() {
+        let odd = selection(Some("x"), "k in (a,b),l", r"metadata.name=a\,b");
+        assert_eq!(odd.parameters(), "&labelSelector=k+in+%28a%2Cb%29%2Cl&fieldSelector=metadata.name%3Da%5C%2Cb");
+        assert_eq!(odd.path(&GroupVersionResource::new("", "v1", "pods")), "/api/v1/namespaces/x/pods");
+        assert_eq!(Selection::default().parameters(), "");
+        assert_eq!(Selection::default().path(&GroupVersionResource::new("apps", "v1", "x")), "/apis/apps/v1/x");
+    }
+}

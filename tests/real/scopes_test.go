@@ -1,0 +1,219 @@
+package real
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/url"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// selectors is the query of a read with selectors.
+func selectors(labels, fields string) string {
+	query := url.Values{}
+	for name, value := range map[string]string{"labelSelector": labels, "fieldSelector": fields} {
+		if value != "" {
+			query.Set(name, value)
+		}
+	}
+	return query.Encode()
+}
+
+// TestScopes: a proxy that holds parts of types answers what these parts certainly
+// have, and nothing else. Objects that come into a part and leave it are to its
+// watchers what they are at upstream, whether they watch all of it or less.
+func TestScopes(t *testing.T) {
+	p := through(t, `
+scopes:
+- resource: configmaps
+  labelSelector: tier in (gold,silver)
+- resource: pods
+  fieldSelector: spec.nodeName=node-a
+- resource: services
+  namespaces: [default]
+`)
+	ns := namespace(t)
+	ctx := context.Background()
+	client := kubeClient(t, upstream)
+	configMaps := client.CoreV1().ConfigMaps(ns)
+	tiers := []string{"gold", "silver", "bronze", ""}
+	put := func(name, tier, data string) {
+		t.Helper()
+		cm := configMap(name, "data", data)
+		cm.Labels = map[string]string{"of": ns, "tier": tier}
+		if tier == "" {
+			delete(cm.Labels, "tier")
+		}
+		must(configMaps.Create(ctx, cm, metav1.CreateOptions{}))(t)
+	}
+	for i, tier := range tiers {
+		put(fmt.Sprintf("first-%d", i), tier, "x")
+	}
+	for _, node := range []string{"node-a", "node-b", ""} {
+		must(client.CoreV1().Pods(ns).Create(ctx, pod("on-"+node, node), metav1.CreateOptions{}))(t)
+	}
+
+	const notCovered = "forward; reason=not-covered"
+	all, mine := "/api/v1/configmaps?", "/api/v1/namespaces/"+ns+"/configmaps?"
+	pods := "/api/v1/namespaces/" + ns + "/pods"
+	for _, c := range []struct{ path, want string }{
+		{all + selectors("tier in (gold,silver)", ""), "snapshot"},
+		{all + selectors("of="+ns+",tier=gold", ""), "snapshot"},
+		{mine + selectors("tier=silver", ""), "snapshot"},
+		{mine + selectors("tier in (silver,bronze)", ""), notCovered},
+		{mine + selectors("tier", ""), notCovered},
+		{mine, notCovered},
+		{mine + selectors("", "metadata.name=first-0"), notCovered},
+		{pods + "?" + selectors("", "spec.nodeName=node-a"), "snapshot"},
+		{pods + "?" + selectors("app", "spec.nodeName=node-a,status.phase!=Failed"), "snapshot"},
+		{pods + "?" + selectors("", "spec.nodeName=node-b"), notCovered},
+		{pods + "?", notCovered},
+		{pods + "/on-node-a?", "snapshot"},
+		{pods + "/on-node-b?", notCovered},
+		{pods + "/absent?", notCovered},
+		{"/api/v1/namespaces/default/services?", "snapshot"},
+		{"/api/v1/namespaces/default/services/absent?", "snapshot"},
+		{"/api/v1/services?", notCovered},
+		{"/api/v1/services?" + selectors("", "metadata.namespace=default"), "snapshot"},
+		{"/api/v1/namespaces/" + ns + "/services?", notCovered},
+	} {
+		for _, version := range []string{"&resourceVersion=0", ""} {
+			r := request{path: c.path + version}
+			want := c.want
+			if version == "" && strings.Contains(c.path, "/absent?") || version == "" && strings.HasSuffix(c.path, "/on-node-a?") {
+				want = "" // A get of the latest state is upstream's.
+			} else if version == "" && want == "snapshot" {
+				want = "fence"
+			}
+			same(t, r)
+			source := proxied.send(t, r).header.Get("X-Watershed-Source")
+			// Upstream may answer a consistent read of little sooner.
+			if want == "fence" && strings.HasPrefix(source, "forward; reason=unproven") || want == "" {
+				continue
+			}
+			if source != want {
+				t.Errorf("%v is answered from %q, not %q", r, source, want)
+			}
+		}
+	}
+
+	// Watchers of all of the part, and of less, begin with the state or after it.
+	type pair struct {
+		of            string
+		direct, proxy *stream
+	}
+	var pairs []pair
+	version := versionOf(t, upstream.ok(t, request{path: mine + "limit=1"}).body)
+	for _, of := range []string{
+		all + selectors("of="+ns+",tier in (gold,silver)", ""),
+		mine + selectors("tier in (gold,silver)", ""),
+		mine + selectors("tier=gold", ""),
+		mine + selectors("tier=silver,!odd", ""),
+	} {
+		for _, begin := range []string{"&resourceVersion=0", "&resourceVersion=" + version,
+			"&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"} {
+			r := request{path: of + "&watch=1" + begin}
+			pairs = append(pairs, pair{r.path, upstream.watch(t, r), proxied.watch(t, r)})
+			if source := pairs[len(pairs)-1].proxy.header.Get("X-Watershed-Source"); strings.HasPrefix(source, "forward") {
+				t.Errorf("%v is answered from %q", r, source)
+			}
+		}
+	}
+
+	// Objects come, go and change sides.
+	chance := rand.New(rand.NewPCG(1, 2))
+	there := map[string]bool{}
+	for i := range 200 {
+		name := fmt.Sprintf("churn-%d", chance.IntN(8))
+		tier := tiers[chance.IntN(len(tiers))]
+		switch {
+		case !there[name]:
+			put(name, tier, fmt.Sprint(i))
+			there[name] = true
+		case chance.IntN(5) == 0:
+			check(t, configMaps.Delete(ctx, name, metav1.DeleteOptions{}))
+			there[name] = false
+		default:
+			label := fmt.Sprintf("%q", tier)
+			if tier == "" {
+				label = "null"
+			}
+			patch := fmt.Sprintf(`{"metadata":{"labels":{"tier":%s,"odd":%s}},"data":{"data":"%d"}}`,
+				label, []string{"null", `"yes"`}[chance.IntN(2)], i)
+			must(configMaps.Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
+		}
+	}
+	for _, tier := range []string{"gold", "silver"} {
+		put("last-"+tier, tier, "x")
+	}
+	count := 0
+	for _, pair := range pairs {
+		last := "last-silver"
+		if strings.Contains(pair.of, "tier%3Dgold") {
+			last = "last-gold"
+		}
+		for {
+			want, got := pair.direct.next(t), pair.proxy.next(t)
+			count++
+			if want.raw != got.raw {
+				t.Fatalf("%s\nupstream: %s\nproxied:  %s", pair.of, want.raw, got.raw)
+			}
+			if want.Object.Metadata.Name == last {
+				break
+			}
+		}
+	}
+	t.Logf("%d events are equal", count)
+	if n := p.sum(t, "watershed_scope_ready", "configmaps"); n != 1 {
+		t.Errorf("%d scopes of configmaps are ready, not one", n)
+	}
+}
+
+// TestNodePreset: with the name of a node a proxy holds what runs there, the node and
+// its lease, and asks upstream for no more of these types.
+func TestNodePreset(t *testing.T) {
+	if direct {
+		t.Skip("it is about what a proxy keeps")
+	}
+	client := kubeClient(t, upstream)
+	ns, ctx := namespace(t), context.Background()
+	node := slug(t) + "-node"
+	for _, name := range []string{node, "other-" + node} {
+		made := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		must(client.CoreV1().Nodes().Create(ctx, made, metav1.CreateOptions{}))(t)
+		t.Cleanup(func() { check(t, client.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{})) })
+		must(client.CoreV1().Pods(ns).Create(ctx, pod("on-"+name, name), metav1.CreateOptions{}))(t)
+	}
+	p := runProxy(t, shared.ProxyKubeconfig, "--node-name", node)
+	other := proxied
+	t.Cleanup(func() { proxied = other })
+	proxied = p.target
+	for path, want := range map[string]string{
+		"/api/v1/pods?fieldSelector=spec.nodeName%3D" + node + "&resourceVersion=0":                     "snapshot",
+		"/api/v1/namespaces/" + ns + "/pods/on-" + node + "?resourceVersion=0":                          "snapshot",
+		"/api/v1/namespaces/" + ns + "/pods/on-other-" + node + "?resourceVersion=0":                    "forward; reason=not-covered",
+		"/api/v1/pods?resourceVersion=0":                                                                "forward; reason=not-covered",
+		"/api/v1/nodes/" + node + "?resourceVersion=0":                                                  "snapshot",
+		"/api/v1/nodes?fieldSelector=metadata.name%3D" + node + "&resourceVersion=0":                    "snapshot",
+		"/api/v1/nodes?resourceVersion=0":                                                               "forward; reason=not-covered",
+		"/api/v1/configmaps?resourceVersion=0":                                                          "forward; reason=policy",
+		"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/" + node + "?resourceVersion=0": "snapshot",
+	} {
+		r := request{path: path}
+		same(t, r)
+		if source := proxied.send(t, r).header.Get("X-Watershed-Source"); source != want {
+			t.Errorf("%v is answered from %q, not %q", r, source, want)
+		}
+	}
+	if objects := p.sum(t, "watershed_scope_objects", "pods"); objects != 1 {
+		t.Errorf("%d pods are held, not the node's one", objects)
+	}
+	if objects := p.sum(t, "watershed_scope_objects", "nodes"); objects != 1 {
+		t.Errorf("%d nodes are held, not the one", objects)
+	}
+}
