@@ -7,15 +7,15 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use fastrand::Rng;
 use watershed::kube::{
     Encoding, EventKind, FieldTable, Frame, FrameDecoder, GroupVersionResource, LabelSelector,
-    ResourceVersion, Scanned, TypeForm, gzip_member, scan,
+    ResourceVersion, Scanned, TypeForm, deflate, gzip_member, scan,
 };
 use watershed::sim::fixtures;
-use watershed::store::{self, Interest, Limits, Object, Reader, Snapshot, Start, Step, Writer};
+use watershed::store::{self, Interest, Layout, Limits, Object, Reader, Snapshot, Start, Step, Writer};
 use watershed::watch::Filter;
 
 /// Upstream's own bytes, which the tests of the room hold.
@@ -61,9 +61,15 @@ fn pod_protobuf() -> Bytes {
     whole.into()
 }
 
-/// So many objects, which share their bytes: what the store does depends on their attributes alone.
+fn layout() -> Layout {
+    let list = Bytes::from_static(PODS_JSON);
+    let (form, _) = TypeForm::learn(Encoding::Json, "Pod", &list).expect("a list");
+    Layout { form: Arc::new(form), indexed: pods().indexed() }
+}
+
+/// So many objects, which share their bytes until a snapshot holds them.
 fn objects(count: usize) -> Vec<Arc<Object>> {
-    let (fields, bytes) = (pods(), pod_json(0, 1));
+    let (fields, bytes) = (pods(), layout().form.store(&pod_json(0, 1)));
     let object = |number: usize| {
         let (namespace, node) = (fixtures::namespace_name(number % 10), fixtures::node_name(number % NODES));
         let app = fixtures::APPS[number % fixtures::APPS.len()];
@@ -77,22 +83,35 @@ fn objects(count: usize) -> Vec<Arc<Object>> {
     (0..count).map(object).collect()
 }
 
+/// A snapshot of copies of these.
+fn snapshot(objects: &[Arc<Object>], layout: Layout) -> Snapshot {
+    let copies = objects.iter().map(|object| Object {
+        bytes: object.bytes.clone(),
+        version: object.version,
+        attributes: object.attributes.clone(),
+    });
+    Snapshot::new(ResourceVersion(objects.len() as u64), layout, copies)
+}
+
 /// A scope that holds these.
 fn scope(objects: &[Arc<Object>]) -> (Writer, Reader) {
     let (mut writer, reader) = store::new(Limits { age: Duration::from_mins(5), bytes: 16 << 20 });
-    writer.replace(Snapshot::new(ResourceVersion(objects.len() as u64), objects.iter().cloned()));
+    writer.replace(snapshot(objects, layout()));
     (writer, reader)
 }
 
 /// Changes of objects that are there, without an end.
 struct Changes<'a> {
     all: &'a [Arc<Object>],
+    /// That of any event.
+    frame: Bytes,
     version: u64,
 }
 
 impl<'a> Changes<'a> {
     fn of(all: &'a [Arc<Object>]) -> Self {
-        Self { all, version: all.len() as u64 }
+        let frame = layout().form.event(EventKind::Modified, &all[0].bytes);
+        Self { all, frame, version: all.len() as u64 }
     }
 
     /// The next version, of whichever object's turn it is.
@@ -105,7 +124,8 @@ impl<'a> Changes<'a> {
         self.version += 1;
         let Object { bytes, attributes, .. } = &*self.all[number];
         let (bytes, attributes) = (bytes.clone(), attributes.clone());
-        let frame = Frame { kind, frame: bytes.clone(), object: bytes.clone() };
+        let frame = self.frame.clone();
+        let frame = Frame { kind, object: frame.clone(), frame };
         (frame, Object { bytes, version: ResourceVersion(self.version), attributes })
     }
 }
@@ -145,18 +165,20 @@ fn encoding(criterion: &mut Criterion) {
             decoder.next_frame()
         });
     });
+    group.bench_function("gzip, a leaf of 32 KiB", |bencher| {
+        let leaf = event.repeat(32 * 1024 / event.len());
+        bencher.iter(|| deflate(black_box(&leaf)));
+    });
     group.bench_function("gzip member", |bencher| bencher.iter(|| gzip_member(black_box(&event))));
     group.finish();
 }
 
 fn list(form: &TypeForm, objects: &[Bytes]) -> Bytes {
-    let parts = form.list_parts(ResourceVersion(9), None, None, objects.iter());
-    let mut list = BytesMut::from(&parts.head[..]);
-    for (index, object) in objects.iter().enumerate() {
-        form.write_item(index, object, &mut list);
-    }
-    list.extend_from_slice(&parts.tail);
-    list.freeze()
+    let stored: Vec<_> = objects.iter().map(|object| form.store(object)).collect();
+    let mut items = form.join(stored.iter()).bytes;
+    items.truncate(items.len() - form.separator());
+    let parts = form.list_parts(ResourceVersion(9), None, None, stored.len(), items.len() as u64);
+    [&parts.head[..], &items, &parts.tail].concat().into()
 }
 
 fn selectors(criterion: &mut Criterion) {
@@ -180,11 +202,7 @@ fn snapshots(criterion: &mut Criterion) {
         let mut group = criterion.benchmark_group(format!("{size} objects"));
         group.sample_size(20);
         group.bench_function("make a snapshot", |bencher| {
-            bencher.iter_batched(
-                || all.clone(),
-                |all| Snapshot::new(ResourceVersion(size as u64), all),
-                BatchSize::LargeInput,
-            );
+            bencher.iter_batched(layout, |layout| snapshot(&all, layout), BatchSize::PerIteration);
         });
         let (_writer, reader) = scope(&all);
         let snapshot = reader.snapshot();
@@ -197,6 +215,10 @@ fn snapshots(criterion: &mut Criterion) {
         });
         group.bench_function("walk over all", |bencher| {
             bencher.iter(|| snapshot.items(None).map(|object| object.bytes.len()).sum::<usize>());
+        });
+        group.bench_function("put a leaf of it together to a list", |bencher| {
+            let run = snapshot.runs_after(None, None).next().expect("a leaf");
+            bencher.iter(|| black_box(&run).items());
         });
         // Every second change finds a snapshot that somebody holds: its nodes are copied.
         for (name, held) in [("change one", false), ("change one of a snapshot that is held", true)] {

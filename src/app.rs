@@ -181,7 +181,12 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     config.policy.kept().iter().for_each(|kept| announce(kept, &catalog));
     for ((group, resource), selections) in &config.policy.scopes {
         let selections: Vec<_> = selections.iter().map(ToString::to_string).collect();
-        tracing::info!(group, resource, ?selections, "no more than these is held, each once somebody asks for it");
+        tracing::info!(
+            group,
+            resource,
+            ?selections,
+            "no more than these is held, each once somebody asks for it"
+        );
     }
 
     let shown = report::of(&config).to_string();

@@ -298,7 +298,8 @@ impl Scopes {
     fn start(&self, key: ScopeKey, target: Target) -> Arc<Scope> {
         let (writer, reader) = store::new(self.config.window);
         let (publish, phase) = watch::channel(Phase::Syncing);
-        let compression = WatchCompression::new(self.client.clone(), key.gvr.clone(), &key.selection, key.representation);
+        let compression =
+            WatchCompression::new(self.client.clone(), key.gvr.clone(), &key.selection, key.representation);
         let scope = Arc::new(Scope {
             key,
             compression,

@@ -137,7 +137,8 @@ fn hold(policy: &mut Policy, parts: Vec<Spanned<Part>>) -> anyhow::Result<()> {
             policy.may_hold(&group, &resource),
             "line {line}: a scope of {name}, of which nothing may be kept: say cache: true under resources"
         );
-        let namespaces = if namespaces.is_empty() { vec![None] } else { namespaces.into_iter().map(Some).collect() };
+        let namespaces =
+            if namespaces.is_empty() { vec![None] } else { namespaces.into_iter().map(Some).collect() };
         let known: &mut Vec<_> = scopes.entry(policy_name(&group, &resource)).or_default();
         for namespace in namespaces {
             let (labels, fields) = (label_selector.clone(), field_selector.clone());
@@ -253,7 +254,7 @@ mod tests {
 
     fn scopes(policy: &Policy, group: &str, resource: &str) -> Vec<String> {
         let scopes = &policy.scopes[&(group.to_owned(), resource.to_owned())];
-        scopes.iter().map(|selection| selection.to_string()).collect()
+        scopes.iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -284,7 +285,10 @@ mod tests {
             ("  fieldSelector: spec.nodeName\n", "line 5"),
             ("  namespace: a\n", "line 5"),
             ("  namespaces: [b]\n- resource: secrets\n", "line 6"),
-            ("  namespaces: [b]\n- resource: nodes\nresources:\n- resource: nodes\n  cache: false\n", "line 6"),
+            (
+                "  namespaces: [b]\n- resource: nodes\nresources:\n- resource: nodes\n  cache: false\n",
+                "line 6",
+            ),
         ] {
             let error = format!("{:#}", parsed(&format!("{before}{rest}")).unwrap_err());
             assert!(error.contains(line), "{rest}: {error}");
@@ -300,7 +304,8 @@ mod tests {
                     - resource: pods\n  namespaces: [a]\n";
         let policy = parse(text, preset()).unwrap();
         assert_eq!(policy.cache, Cache::Nothing);
-        let kept = policy.kept().into_iter().map(|kept| (kept.name(), kept.cache.as_str())).collect::<Vec<_>>();
+        let kept =
+            policy.kept().into_iter().map(|kept| (kept.name(), kept.cache.as_str())).collect::<Vec<_>>();
         let expected = [
             ("*", "false"),
             ("leases.coordination.k8s.io", "true"),

@@ -31,9 +31,11 @@ impl Selection {
         let namespace = self.namespace.as_deref().is_none_or(|namespace| other.is_within(namespace));
         namespace
             && self.fields.requirements().iter().all(|wanted| other.implies_field(wanted))
-            && self.labels.requirements().iter().all(|wanted| {
-                other.labels.requirements().iter().any(|given| implies_label(given, wanted))
-            })
+            && self
+                .labels
+                .requirements()
+                .iter()
+                .all(|wanted| other.labels.requirements().iter().any(|given| implies_label(given, wanted)))
     }
 
     /// The path of its collection.
@@ -44,7 +46,9 @@ impl Selection {
     /// Its selectors as parameters of a URL, each with an ampersand before it; empty without any.
     pub fn parameters(&self) -> String {
         let mut out = String::new();
-        for (name, text) in [("labelSelector", self.labels.to_string()), ("fieldSelector", self.fields.to_string())] {
+        for (name, text) in
+            [("labelSelector", self.labels.to_string()), ("fieldSelector", self.fields.to_string())]
+        {
             if !text.is_empty() {
                 out.extend(["&", name, "="]);
                 out.extend(form_urlencoded::byte_serialize(text.as_bytes()));
@@ -70,7 +74,9 @@ impl Selection {
     fn is_within(&self, namespace: &str) -> bool {
         self.namespace.as_deref() == Some(namespace)
             || self.fields.requirements().iter().any(|given| {
-                given.field == NAMESPACE && given.operator == FieldOperator::Equals && given.value == namespace
+                given.field == NAMESPACE
+                    && given.operator == FieldOperator::Equals
+                    && given.value == namespace
             })
     }
 
@@ -84,9 +90,10 @@ impl Selection {
                     (FieldOperator::NotEquals, FieldOperator::Equals) => false,
                 }
         };
-        let by_namespace = self.namespace.as_ref().is_some_and(|namespace| {
-            implied(&FieldRequirement::equals(NAMESPACE, namespace))
-        });
+        let by_namespace = self
+            .namespace
+            .as_ref()
+            .is_some_and(|namespace| implied(&FieldRequirement::equals(NAMESPACE, namespace)));
         by_namespace || self.fields.requirements().iter().any(implied)
     }
 }
@@ -120,7 +127,9 @@ fn implies_label(given: &LabelRequirement, wanted: &LabelRequirement) -> bool {
     }
     match given.operator {
         // Few values, or none at all: each can be tried.
-        Op::In | Op::Equals | Op::DoubleEquals => given.values.iter().all(|value| wanted.matches(Some(value))),
+        Op::In | Op::Equals | Op::DoubleEquals => {
+            given.values.iter().all(|value| wanted.matches(Some(value)))
+        }
         Op::DoesNotExist => wanted.matches(None),
         Op::Exists => wanted.operator == Op::Exists,
         Op::NotIn | Op::NotEquals => {
@@ -161,7 +170,8 @@ mod tests {
 
     /// All objects that requirements of [`requirements`] can tell apart, and some more.
     fn objects() -> impl Iterator<Item = Object> {
-        let labels = [None, Some(""), Some("a"), Some("b"), Some("c"), Some("1"), Some("2"), Some("3"), Some("02")];
+        let labels =
+            [None, Some(""), Some("a"), Some("b"), Some("c"), Some("1"), Some("2"), Some("3"), Some("02")];
         let spaces = ["x", "y", "z"].into_iter();
         spaces.flat_map(move |namespace| {
             labels.into_iter().flat_map(move |label| {
@@ -183,19 +193,45 @@ mod tests {
     }
 
     const LABELS: &[&str] = &[
-        "k", "!k", "k=a", "k==b", "k!=a", "k in (a,b)", "k in (a)", "k notin (a,b)", "k notin (b)", "k>1", "k>2",
-        "k<2", "k<3", "k in (1,2,02)", "k=", "k!=", "l", "l=a", "!l", "l!=b", "k in (,a)",
+        "k",
+        "!k",
+        "k=a",
+        "k==b",
+        "k!=a",
+        "k in (a,b)",
+        "k in (a)",
+        "k notin (a,b)",
+        "k notin (b)",
+        "k>1",
+        "k>2",
+        "k<2",
+        "k<3",
+        "k in (1,2,02)",
+        "k=",
+        "k!=",
+        "l",
+        "l=a",
+        "!l",
+        "l!=b",
+        "k in (,a)",
     ];
     const FIELDS: &[&str] = &[
-        "spec.nodeName=n1", "spec.nodeName=n2", "spec.nodeName!=n1", "spec.nodeName=", "spec.nodeName!=",
-        "metadata.namespace=x", "metadata.namespace=y", "metadata.namespace!=x",
+        "spec.nodeName=n1",
+        "spec.nodeName=n2",
+        "spec.nodeName!=n1",
+        "spec.nodeName=",
+        "spec.nodeName!=",
+        "metadata.namespace=x",
+        "metadata.namespace=y",
+        "metadata.namespace!=x",
     ];
 
     fn selections() -> impl Strategy<Value = Selection> {
         let some = |from: &'static [&'static str]| proptest::sample::subsequence(from, 0..3);
         let namespace = proptest::option::of(prop_oneof![Just("x"), Just("y")]);
-        (namespace, some(LABELS), some(FIELDS))
-            .prop_map(|(namespace, labels, fields)| selection(namespace, &labels.join(","), &fields.join(",")))
+        (namespace, some(LABELS), some(FIELDS)).prop_map(|(namespace, labels, fields)| {
+            selection(namespace, &labels.join(","), &fields.join(","))
+        })
     }
 
     proptest! {
@@ -238,9 +274,15 @@ mod tests {
     #[test]
     fn parameters_are_escaped() {
         let odd = selection(Some("x"), "k in (a,b),l", r"metadata.name=a\,b");
-        assert_eq!(odd.parameters(), "&labelSelector=k+in+%28a%2Cb%29%2Cl&fieldSelector=metadata.name%3Da%5C%2Cb");
+        assert_eq!(
+            odd.parameters(),
+            "&labelSelector=k+in+%28a%2Cb%29%2Cl&fieldSelector=metadata.name%3Da%5C%2Cb"
+        );
         assert_eq!(odd.path(&GroupVersionResource::new("", "v1", "pods")), "/api/v1/namespaces/x/pods");
         assert_eq!(Selection::default().parameters(), "");
-        assert_eq!(Selection::default().path(&GroupVersionResource::new("apps", "v1", "x")), "/apis/apps/v1/x");
+        assert_eq!(
+            Selection::default().path(&GroupVersionResource::new("apps", "v1", "x")),
+            "/apis/apps/v1/x"
+        );
     }
 }

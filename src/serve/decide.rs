@@ -11,8 +11,8 @@ use crate::access::{Attributes, Selectors};
 use crate::catalog::{Catalog, Resource};
 use crate::kube::{
     ContinueToken, Encoding, FieldSelector, GetRead, GroupVersionResource, LabelSelector, ListOptions,
-    ListRead, Representation, RequestInfo, ResourceRequest, ResourceVersion, Selection, Verb, Wanted, WatchStart,
-    acceptable, get_read, wants_pretty,
+    ListRead, Representation, RequestInfo, ResourceRequest, ResourceVersion, Selection, Verb, Wanted,
+    WatchStart, acceptable, get_read, wants_pretty,
 };
 use crate::store::Snapshot;
 use crate::watch::Filter;

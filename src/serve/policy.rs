@@ -143,7 +143,8 @@ impl Policy {
     ///
     /// The narrowest that certainly has them all. One object may be found where not all of its kind are.
     pub(super) fn held_in(&self, gvr: &GroupVersionResource, asked: &Selection, one: bool) -> Option<HeldIn> {
-        let complete = |selection: &Arc<Selection>| HeldIn { selection: Arc::clone(selection), is_complete: true };
+        let complete =
+            |selection: &Arc<Selection>| HeldIn { selection: Arc::clone(selection), is_complete: true };
         if self.scopes.is_empty() {
             return Some(complete(&EVERYTHING));
         }
@@ -158,7 +159,8 @@ impl Policy {
         if let Some(scope) = narrowest {
             return Some(complete(scope));
         }
-        let may_have = |scope: &&Arc<Selection>| scope.namespace.is_none() || scope.namespace == asked.namespace;
+        let may_have =
+            |scope: &&Arc<Selection>| scope.namespace.is_none() || scope.namespace == asked.namespace;
         let scope = scopes.iter().filter(|_| one).find(may_have)?;
         Some(HeldIn { selection: Arc::clone(scope), is_complete: false })
     }
@@ -355,10 +357,14 @@ mod tests {
         assert!(node.held_in(&nodes, &selection(None, "", ""), false).is_none());
 
         let mut policy = Policy::default();
-        let scopes = [selection(Some("a"), "", ""), selection(None, "app", ""), selection(Some("b"), "app=x", "")];
+        let scopes =
+            [selection(Some("a"), "", ""), selection(None, "app", ""), selection(Some("b"), "app=x", "")];
         policy.scopes.insert(name("", "pods"), scopes.into_iter().map(Arc::new).collect());
         let asked = selection(Some("b"), "app=x", "spec.nodeName=n1");
-        assert_eq!(held_in(&policy, &asked, false), Some(("namespace=b; labelSelector=app=x".to_owned(), true)));
+        assert_eq!(
+            held_in(&policy, &asked, false),
+            Some(("namespace=b; labelSelector=app=x".to_owned(), true))
+        );
         let asked = selection(Some("b"), "app=y", "");
         assert_eq!(held_in(&policy, &asked, false), Some(("labelSelector=app".to_owned(), true)));
         assert_eq!(held_in(&policy, &named, true), Some(("namespace=a".to_owned(), true)));

@@ -19,7 +19,9 @@ const AFTER: char = '\u{1}';
 impl ByField {
     pub(super) fn new(position: usize, objects: &[Object]) -> Self {
         let mut index = Self { position, entries: OrdSet::new() };
-        objects.iter().for_each(|object| index.insert(object));
+        for object in objects {
+            index.insert(object);
+        }
         index
     }
 

@@ -171,7 +171,12 @@ mod tests {
             .await;
             let client = Client::new(&upstream_of(&pki, &api).await);
             let gvr = GroupVersionResource::new("", "v1", "pods");
-            let compression = WatchCompression::new(client, gvr, &Selection::default(), Representation::whole(Encoding::Json));
+            let compression = WatchCompression::new(
+                client,
+                gvr,
+                &Selection::default(),
+                Representation::whole(Encoding::Json),
+            );
             Self { status, questions, compression, _api: api }
         }
 

@@ -7,9 +7,8 @@ use super::stream::{Stream, StreamError};
 use super::{Class, Client, NoAnswer, SendOptions, UpstreamBody};
 use crate::http::body;
 use crate::kube::{
-    Encoding, EventKind, FieldTable, GroupVersionResource, Malformed, PartialForm, ResourceVersion, Selection,
-    TypeForm,
-    read_bookmark, scan,
+    Encoding, EventKind, FieldTable, GroupVersionResource, Malformed, PartialForm, ResourceVersion,
+    Selection, TypeForm, read_bookmark, scan,
 };
 
 /// In protobuf where upstream has it: it is smaller, and costs less to make.
@@ -65,12 +64,7 @@ impl From<StreamError> for NoAnswer {
 
 impl Probe {
     /// Of these objects of a type.
-    pub fn new(
-        client: Client,
-        gvr: &GroupVersionResource,
-        selection: &Selection,
-        namespaced: bool,
-    ) -> Self {
+    pub fn new(client: Client, gvr: &GroupVersionResource, selection: &Selection, namespaced: bool) -> Self {
         let (path, selectors) = (selection.path(gvr), selection.parameters());
         Self { client, path, selectors, fields: FieldTable::metadata_only(namespaced) }
     }

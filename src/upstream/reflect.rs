@@ -13,7 +13,8 @@ use super::{Address, Class, Client, SendOptions, ServedBy, UpstreamBody, Upstrea
 use crate::http::body;
 use crate::kube::{
     BookmarkForm, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ListPage, Malformed,
-    PartialForm, Representation, ResourceVersion, Scanned, Selection, TypeForm, read_bookmark, read_error, scan,
+    PartialForm, Representation, ResourceVersion, Scanned, Selection, TypeForm, read_bookmark, read_error,
+    scan,
 };
 
 /// An API server that does not know sendInitialEvents sends no end mark: give up after this silence.

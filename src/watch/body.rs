@@ -123,7 +123,7 @@ pub trait Observer: Send + 'static {
 }
 
 enum Phase {
-    Initial(Initial),
+    Initial(Box<Initial>),
     Following,
     Over,
 }
@@ -169,7 +169,7 @@ impl WatchBody {
             view: terms.view,
             coding: terms.coding,
             start: terms.start,
-            phase: terms.initial.map_or(Phase::Following, Phase::Initial),
+            phase: terms.initial.map_or(Phase::Following, |initial| Phase::Initial(Box::new(initial))),
             bookmarks: terms.bookmarks,
             deadline: terms.deadline,
             tick,
