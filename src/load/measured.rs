@@ -156,6 +156,8 @@ pub struct Sample {
     pub seconds: f64,
     /// Since the sample before.
     pub events_per_second: f64,
+    /// The same of the bytes of watches.
+    pub watch_bytes_per_second: f64,
     /// Cores each process used since the sample before.
     pub cores: BTreeMap<String, f64>,
     /// Resident bytes.

@@ -9,9 +9,12 @@ use plotters::prelude::*;
 use super::measured::{Distribution, Measured, Round};
 use super::round::OWN;
 
-const WIDTH: u32 = 900;
 /// Of one panel.
-const HEIGHT: u32 = 330;
+const WIDTH: u32 = 640;
+const HEIGHT: u32 = 300;
+const COLUMNS: usize = 2;
+/// Of the line above all panels.
+const LEGEND: u32 = 34;
 const FONT: &str = "sans-serif";
 
 /// One for each server; readable also by those who do not see red from green.
@@ -62,6 +65,9 @@ pub fn plots(measured: &Measured) -> anyhow::Result<Vec<(&'static str, String)>>
     if measured.servers.iter().flat_map(|server| &server.rounds).any(|round| round.watches > 0) {
         panels.push(over_time(measured, "events of all watches", "1/s", |round| {
             round.samples.iter().map(|sample| (sample.seconds, sample.events_per_second)).collect()
+        }));
+        panels.push(over_time(measured, "bytes of all watches", "MB/s", |round| {
+            round.samples.iter().map(|sample| (sample.seconds, sample.watch_bytes_per_second / 1e6)).collect()
         }));
     }
     for name in processes(measured) {
@@ -128,27 +134,44 @@ fn over_time(
     Panel { title: title.to_owned(), unit, curves }
 }
 
-/// One panel below the other.
+/// Panels in two columns, with the servers' colours above.
 fn draw(
     panels: &[Panel],
     names: &[&str],
-    panel: fn(&Area<'_>, &Panel, &[&str]) -> anyhow::Result<()>,
+    panel: fn(&Area<'_>, &Panel) -> anyhow::Result<()>,
 ) -> anyhow::Result<String> {
     let mut svg = String::new();
     {
-        let height = HEIGHT * u32::try_from(panels.len())?;
-        let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
+        let columns = panels.len().min(COLUMNS);
+        let rows = panels.len().div_ceil(COLUMNS);
+        let size = (WIDTH * u32::try_from(columns)?, LEGEND + HEIGHT * u32::try_from(rows)?);
+        let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
         root.fill(&WHITE).map_err(unable)?;
-        for (area, one) in root.split_evenly((panels.len(), 1)).iter().zip(panels) {
-            panel(area, one, names)?;
+        let (above, below) = root.split_vertically(LEGEND);
+        legend(&above, names)?;
+        for (area, one) in below.split_evenly((rows, columns)).iter().zip(panels) {
+            panel(area, one)?;
         }
         root.present().map_err(unable)?;
     }
     Ok(svg)
 }
 
+/// A dash of its colour before each server's name.
+fn legend(area: &Area<'_>, names: &[&str]) -> anyhow::Result<()> {
+    let mut x = 76;
+    for (server, name) in names.iter().enumerate() {
+        let colour = COLOURS[server % COLOURS.len()];
+        area.draw(&PathElement::new([(x, 18), (x + 24, 18)], colour.stroke_width(4))).map_err(unable)?;
+        area.draw(&Text::new((*name).to_owned(), (x + 32, 9), (FONT, 17).into_font())).map_err(unable)?;
+        // About the width of the name.
+        x += 32 + 10 * i32::try_from(name.chars().count())? + 30;
+    }
+    Ok(())
+}
+
 /// Quantiles to the right, each decade of what is left as wide as the one before; milliseconds upwards, in decades, too.
-fn quantile_panel(area: &Area<'_>, panel: &Panel, names: &[&str]) -> anyhow::Result<()> {
+fn quantile_panel(area: &Area<'_>, panel: &Panel) -> anyhow::Result<()> {
     let values = || panel.curves.iter().flat_map(|curve| &curve.points);
     let right = values().map(|point| point.0).fold(1.0, f64::max);
     let low = values().map(|point| point.1).fold(f64::MAX, f64::min).max(0.001);
@@ -174,17 +197,10 @@ fn quantile_panel(area: &Area<'_>, panel: &Panel, names: &[&str]) -> anyhow::Res
         .draw()
         .map_err(unable)?;
     let points = |curve: &Curve| curve.points.iter().map(|(x, ms)| (*x, ms.max(0.001).log10())).collect();
-    lines(&mut chart, panel, names, points)?;
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
-        .background_style(WHITE.mix(0.85))
-        .label_font((FONT, 13))
-        .draw()
-        .map_err(unable)
+    lines(&mut chart, panel, points)
 }
 
-fn time_panel(area: &Area<'_>, panel: &Panel, names: &[&str]) -> anyhow::Result<()> {
+fn time_panel(area: &Area<'_>, panel: &Panel) -> anyhow::Result<()> {
     let values = || panel.curves.iter().flat_map(|curve| &curve.points);
     let right = values().map(|point| point.0).fold(1.0, f64::max);
     let high = values().map(|point| point.1).fold(0.0, f64::max).max(0.001) * 1.15;
@@ -208,36 +224,21 @@ fn time_panel(area: &Area<'_>, panel: &Panel, names: &[&str]) -> anyhow::Result<
         .y_label_style((FONT, 13))
         .draw()
         .map_err(unable)?;
-    lines(&mut chart, panel, names, |curve| curve.points.clone())?;
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::LowerRight)
-        .background_style(WHITE.mix(0.85))
-        .label_font((FONT, 13))
-        .draw()
-        .map_err(unable)
+    lines(&mut chart, panel, |curve| curve.points.clone())
 }
 
 type Chart<'a, 'b, Y> =
     ChartContext<'a, SVGBackend<'b>, Cartesian2d<plotters::coord::types::RangedCoordf64, Y>>;
 
-/// The curves, and one entry of the legend for each server.
+/// The curves.
 fn lines<Y: Ranged<ValueType = f64>>(
     chart: &mut Chart<'_, '_, Y>,
     panel: &Panel,
-    names: &[&str],
     points: impl Fn(&Curve) -> Vec<(f64, f64)>,
 ) -> anyhow::Result<()> {
-    let mut named = vec![false; names.len()];
     for curve in &panel.curves {
         let colour = COLOURS[curve.server % COLOURS.len()];
-        let drawn =
-            chart.draw_series(LineSeries::new(points(curve), colour.stroke_width(2))).map_err(unable)?;
-        if !std::mem::replace(&mut named[curve.server], true) {
-            drawn
-                .label(names[curve.server])
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(3)));
-        }
+        chart.draw_series(LineSeries::new(points(curve), colour.stroke_width(2))).map_err(unable)?;
     }
     Ok(())
 }

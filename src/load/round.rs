@@ -196,7 +196,7 @@ impl Turn<'_> {
         let mut ticks = interval(LOOK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut samples = Vec::new();
-        let mut last = (begun, 0, meter.all());
+        let mut last = (begun, 0, 0, meter.all());
         loop {
             tokio::select! {
                 _ = ticks.tick() => {}
@@ -208,18 +208,20 @@ impl Turn<'_> {
             let over = now - begun >= duration;
             if now - last.0 >= every || (over && samples.is_empty()) {
                 let events = tally.events.load(Ordering::Relaxed);
+                let bytes = tally.watch_bytes.load(Ordering::Relaxed);
                 let usage = meter.all();
                 let cores = |(name, usage): (&String, &Usage)| {
-                    let before = last.2.get(name)?;
+                    let before = last.3.get(name)?;
                     Some((name.clone(), usage.cpu.saturating_sub(before.cpu).as_secs_f64() / since))
                 };
                 samples.push(Sample {
                     seconds: (now - begun).as_secs_f64(),
                     events_per_second: events.saturating_sub(last.1) as f64 / since,
+                    watch_bytes_per_second: bytes.saturating_sub(last.2) as f64 / since,
                     cores: usage.iter().filter_map(cores).collect(),
                     memory_bytes: usage.iter().map(|(name, usage)| (name.clone(), usage.memory)).collect(),
                 });
-                last = (now, events, usage);
+                last = (now, events, bytes, usage);
             }
             if over {
                 return samples;

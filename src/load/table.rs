@@ -289,6 +289,7 @@ pub(super) mod tests {
         let sample = |n: u32| Sample {
             seconds: f64::from(n),
             events_per_second: 1000.0,
+            watch_bytes_per_second: 2e6,
             cores: [("api".to_owned(), 0.5), (OWN.to_owned(), 0.1)].into(),
             memory_bytes: [("api".to_owned(), 1 << 20)].into(),
         };
