@@ -34,7 +34,7 @@ struct Log {
     #[arg(long, global = true, value_enum, default_value_t, env = "WATERSHED_LOG_FORMAT")]
     log_format: LogFormat,
     /// What is logged: a level (error, warn, info, debug, trace) or a filter such as "info,watershed::upstream=debug".
-    /// Without it: info, and warn for the demo.
+    /// Without it: info, warn for the demo, and for the load what each round brought, where no bars show it.
     #[arg(long, global = true, env = "WATERSHED_LOG_LEVEL", value_name = "FILTER")]
     log_level: Option<String>,
 }

@@ -3,8 +3,15 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 
-use super::measured::{Measured, Round, Server, Short};
+use super::measured::{Consumption, Measured, Round, Server, Short};
 use super::round::OWN;
+
+/// How figures of CPU begin, and what they are at least (cores, seconds) for others to be set in relation to them.
+const CPU: &str = "CPU of ";
+const LEAST_CPU: f64 = 0.02;
+
+/// All processes that were measured, but for this one.
+const SERVERS: &str = "all of these";
 
 /// Errors that are shown; the rest is counted.
 const SHOWN: usize = 10;
@@ -183,19 +190,26 @@ fn figures(round: &Round) -> Vec<(String, &'static str, bool, f64)> {
         add(&format!("{name}, p50"), "ms", true, short.latency.p50);
         add(&format!("{name}, p99"), "ms", true, short.latency.p99);
     }
-    // This program comes last.
-    let others = round.processes.iter().filter(|(name, _)| *name != OWN);
-    for (name, used) in others.chain(round.processes.get_key_value(OWN)) {
-        let title = if name == OWN { "this load" } else { name };
-        let own = name == OWN;
-        add(&format!("CPU of {title}, opening"), "s", !own, used.opening_cpu_seconds);
+    // This program comes last, after the sum of all servers'.
+    let others = || round.processes.iter().filter(|(name, _)| *name != OWN);
+    let sum = |of: fn(&Consumption) -> f64| others().map(|(_, used)| of(used)).sum::<f64>();
+    let together = Consumption {
+        opening_cpu_seconds: sum(|used| used.opening_cpu_seconds),
+        cpu_seconds: sum(|used| used.cpu_seconds),
+        memory_bytes: others().map(|(_, used)| used.memory_bytes).sum(),
+    };
+    let together = (others().count() > 1).then_some((SERVERS, &together, true));
+    let each = others().map(|(name, used)| (&**name, used, true));
+    let own = round.processes.get(OWN).map(|used| ("this load", used, false));
+    for (title, used, compare) in each.chain(together).chain(own) {
+        add(&format!("{CPU}{title}, opening"), "s", compare, used.opening_cpu_seconds);
         add(
-            &format!("CPU of {title}"),
+            &format!("{CPU}{title}"),
             "cores",
-            !own,
+            compare,
             used.cpu_seconds / round.seconds.max(f64::MIN_POSITIVE),
         );
-        add(&format!("memory of {title}"), "MiB", !own, used.memory_bytes as f64 / f64::from(1 << 20));
+        add(&format!("memory of {title}"), "MiB", compare, used.memory_bytes as f64 / f64::from(1 << 20));
     }
     add("errors", "", false, round.errors.values().sum::<u64>() as f64);
     all
@@ -234,7 +248,10 @@ impl Row {
     /// The median of the rounds' ratios: what disturbs a round disturbs both servers.
     fn ratio(&self, server: usize) -> Option<f64> {
         let pairs = self.rounds[server].iter().zip(&self.rounds[0]);
-        let ratios = pairs.filter_map(|(value, first)| Some((*value)? / (*first)?));
+        // Over next to nothing, a ratio is the size of a clock tick.
+        let least = if self.name.starts_with(CPU) { LEAST_CPU } else { 0.0 };
+        let pairs = pairs.filter_map(|(value, first)| Some(((*value)?, (*first)?)));
+        let ratios = pairs.filter(|(_, first)| *first >= least).map(|(value, first)| value / first);
         median(ratios.filter(|ratio| ratio.is_finite())).filter(|_| self.compare)
     }
 }
@@ -280,7 +297,7 @@ fn grouped(digits: &str) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::load::measured::{Consumption, Distribution, Sample, Setting};
+    use crate::load::measured::{Distribution, Sample, Setting};
     use crate::load::plan::tests::plan;
     use crate::load::process::Machine;
 

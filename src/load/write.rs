@@ -278,7 +278,7 @@ impl Writer {
                     return true;
                 }
                 Err(error) if attempt == ATTEMPTS => {
-                    tracing::error!(path, %error, "cannot delete what was written")
+                    tracing::error!(path, %error, "cannot delete what was written");
                 }
                 Err(_) => sleep(PAUSE).await,
             }
