@@ -330,7 +330,7 @@ mod tests {
             ("--selector {1..", "--selector"),
             ("--watches 0", "neither watch"),
             ("--rounds 0", "--rounds"),
-            ("--duration -1s", "--duration"),
+            ("--duration=-1s", "--duration"),
             ("--objects 100000", "--objects"),
             ("--mix nowhere.yaml", "--mix"),
             ("--mix a.yaml --watches 5", "--mix"),
