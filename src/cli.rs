@@ -6,6 +6,7 @@ mod config;
 mod demo;
 mod kubeconfig;
 mod limits;
+mod load;
 mod serve;
 
 use std::process::ExitCode;
@@ -33,7 +34,7 @@ struct Log {
     #[arg(long, global = true, value_enum, default_value_t, env = "WATERSHED_LOG_FORMAT")]
     log_format: LogFormat,
     /// What is logged: a level (error, warn, info, debug, trace) or a filter such as "info,watershed::upstream=debug".
-    /// Without it: info, and warn for the demo.
+    /// Without it: info, warn for the demo, and for the load what each round brought, where no bars show it.
     #[arg(long, global = true, env = "WATERSHED_LOG_LEVEL", value_name = "FILTER")]
     log_level: Option<String>,
 }
@@ -46,6 +47,8 @@ enum Command {
     Kubeconfig(kubeconfig::Kubeconfig),
     /// Show the main job on a simulated API server, with proof that every client sees the truth.
     Demo(crate::demo::Args),
+    /// Put load on any API server and measure what its clients get; compare servers, such as one with and without a proxy.
+    Load(Box<load::Load>),
     /// Run a simulated API server by itself, for experiments.
     Simulate(crate::sim::simulate::Args),
 }
@@ -62,6 +65,7 @@ impl Cli {
             }
             Command::Kubeconfig(command) => command.run(),
             Command::Demo(args) => demo::run(args, log_format, level).await,
+            Command::Load(load) => load.run(log_format, level).await,
             Command::Simulate(args) => {
                 logs(log_format, level.unwrap_or(LOG_LEVEL))?;
                 crate::sim::simulate::run(args).await?;

@@ -22,6 +22,7 @@
 //! | [`admin`] | health and metrics | `admin.rs` |
 //! | [`app`] | the only place that knows every room | `app.rs` |
 //! | [`sim`], [`demo`] | a simulated API server, and the demonstration that uses it | `sim.rs` |
+//! | [`load`] | clients that put load on any API server and measure what they get | `load/round.rs` |
 //!
 //! Arrows between rooms go one way; `tests/architecture.rs` holds them.
 #![forbid(unsafe_code)]
@@ -35,6 +36,7 @@ pub mod cli;
 pub mod demo;
 pub mod http;
 pub mod kube;
+pub mod load;
 pub mod scope;
 pub mod serve;
 pub mod sim;

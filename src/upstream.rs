@@ -18,6 +18,7 @@ mod compression;
 mod connect;
 mod connection;
 pub mod credentials;
+mod dial;
 mod error;
 mod forward;
 mod hop_by_hop;
@@ -35,6 +36,7 @@ pub use body::UpstreamBody;
 pub use client::Client;
 pub use compression::WatchCompression;
 pub use credentials::{CredentialsError, Upstream, UpstreamOptions};
+pub use dial::OwnConnection;
 pub use error::{NoAnswer, UpstreamError};
 pub use forward::{Authority, Forwarder};
 

@@ -20,6 +20,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("telemetry", &["http", "access", "serve", "admin", "audit"]),
     ("sim", &["kube"]),
     ("demo", &["sim"]),
+    ("load", &["kube", "upstream"]),
 ];
 
 /// Crates that a pure room must not know.

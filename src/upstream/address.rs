@@ -63,12 +63,12 @@ impl Address {
     }
 
     /// What upstream is called in `Host` and `:authority`.
-    pub(super) fn authority(&self) -> &Authority {
+    pub fn authority(&self) -> &Authority {
         &self.0.authority
     }
 
     /// The target of a request for `uri`'s path and query, here. HTTP/2 wants it absolute.
-    pub(super) fn target(&self, uri: &Uri, absolute: bool) -> Result<Uri, http::Error> {
+    pub fn target(&self, uri: &Uri, absolute: bool) -> Result<Uri, http::Error> {
         let wanted = uri.path_and_query().map_or("/", PathAndQuery::as_str);
         let path = if self.0.base.is_empty() {
             match uri.path_and_query() {

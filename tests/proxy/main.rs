@@ -28,6 +28,7 @@ mod fence;
 mod follow;
 mod frames;
 mod ledger;
+mod load;
 mod policy;
 mod program;
 mod restart;

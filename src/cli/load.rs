@@ -1,0 +1,342 @@
+//! `watershed load`: its flags, and what becomes of its results.
+#![expect(
+    clippy::print_stdout,
+    reason = "the table is the command's product, and standard output is where it belongs"
+)]
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use crate::load::{
+    Access, Counted, FirstState, Form, Group, Measured, Plan, Process, Rate, Resource, Target, Writes,
+    comparison, mix, plots, run, table, verdict,
+};
+use crate::telemetry::{self, LogFormat};
+
+/// Flags of `watershed load`.
+#[derive(Args, Debug)]
+pub(super) struct Load {
+    /// Kubeconfig of the server under load; with --compare, of the writer. Without it: $KUBECONFIG, then the in-cluster
+    /// service account, then ~/.kube/config.
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Context of that kubeconfig, instead of its current one.
+    #[arg(long, value_name = "NAME")]
+    context: Option<String>,
+    /// Servers that do the same work in turn: a name and a kubeconfig for each, the one to compare with first.
+    #[arg(long, value_name = "NAME=FILE,NAME=FILE", value_delimiter = ',', value_parser = named_file)]
+    compare: Vec<(String, PathBuf)>,
+    /// A server process on this machine whose CPU and memory are read. May be repeated.
+    #[arg(long = "pid", value_name = "NAME=PID", value_parser = process)]
+    processes: Vec<Process>,
+    #[command(flatten)]
+    clients: Clients,
+    #[command(flatten)]
+    events: Events,
+    /// How long each round measures.
+    #[arg(long, default_value = "30s", value_name = "DURATION", value_parser = duration)]
+    duration: Duration,
+    /// How often each server has its turn.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    rounds: usize,
+    /// How long all watches may take to have their first state.
+    #[arg(long, default_value = "1m", value_name = "DURATION", value_parser = duration)]
+    start_timeout: Duration,
+    /// How long after the last write an event counts as lost.
+    #[arg(long, default_value = "10s", value_name = "DURATION", value_parser = duration)]
+    settle: Duration,
+    /// Folder for result.json, latency.svg and time.svg. It is made if it is not there.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+/// Who reads what.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Clients")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
+struct Clients {
+    /// Watches, open all the time.
+    #[arg(long, default_value_t = 100, value_name = "N")]
+    watches: usize,
+    /// Lists of the selection: 5/s, 30/m.
+    #[arg(long, default_value = "0/s", value_name = "RATE")]
+    lists: Rate,
+    /// Gets of single objects of the selection.
+    #[arg(long, default_value = "0/s", value_name = "RATE")]
+    gets: Rate,
+    /// What is read: pods, or deployments.v1.apps. Events are made of configmaps alone.
+    #[arg(long, default_value = "configmaps", value_name = "RESOURCE")]
+    resource: Resource,
+    /// Namespace that is read; all of them without it. {1..9} gives each client its own, here and in selectors.
+    #[arg(long, value_name = "NAME")]
+    namespace: Option<Counted>,
+    /// Label selector.
+    #[arg(long, short = 'l', value_name = "SELECTOR")]
+    selector: Option<Counted>,
+    /// Field selector, such as spec.nodeName=node-{0..49}.
+    #[arg(long, value_name = "SELECTOR")]
+    field_selector: Option<Counted>,
+    /// Encoding of answers.
+    #[arg(long, value_enum, default_value_t)]
+    encoding: Form,
+    /// Ask for compressed answers.
+    #[arg(long)]
+    gzip: bool,
+    /// Ask for the objects' metadata only.
+    #[arg(long)]
+    metadata_only: bool,
+    /// Lists and gets ask for the latest state (resourceVersion unset) instead of any (0).
+    #[arg(long)]
+    consistent: bool,
+    /// How watches begin: each with a list; with the state in the watch itself; or where one list for all says.
+    #[arg(long, value_enum, default_value_t)]
+    first_state: FirstState,
+    /// Clients of several kinds, from a YAML file, instead of the flags above.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["watches", "lists", "gets", "resource", "namespace", "selector",
+        "field_selector", "encoding", "gzip", "metadata_only", "consistent", "first_state"])]
+    mix: Option<PathBuf>,
+    /// Connections that the watches share. Without it: one for each 50.
+    #[arg(long, value_name = "N")]
+    connections: Option<usize>,
+    /// HTTP/1.1: a connection for each watch.
+    #[arg(long)]
+    http1: bool,
+}
+
+/// What happens.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Events")]
+struct Events {
+    /// Changes of ConfigMaps; 0 for none.
+    #[arg(long, default_value = "10/s", value_name = "RATE")]
+    write_rate: Rate,
+    /// Kubeconfig of who writes, always to the same server. Without it: --kubeconfig, else the first of --compare.
+    #[arg(long, value_name = "FILE")]
+    writer: Option<PathBuf>,
+    /// An existing namespace for the ConfigMaps. Without it, one is made and deleted again.
+    #[arg(long, value_name = "NAME")]
+    write_namespace: Option<String>,
+    /// ConfigMaps that are changed in turn: watershed-load-0 and so on, with a label watershed-load-object.
+    #[arg(long, default_value_t = 20, value_name = "N")]
+    objects: usize,
+    /// Data in each of them.
+    #[arg(long, default_value_t = 1024, value_name = "BYTES")]
+    object_bytes: usize,
+}
+
+impl Load {
+    pub(super) async fn run(self, format: LogFormat, level: Option<&str>) -> anyhow::Result<ExitCode> {
+        // Log lines would tear the bars apart.
+        let bars = std::io::stderr().is_terminal();
+        telemetry::logs(format, level.unwrap_or(if bars { "error" } else { "warn,watershed::load=info" }))?;
+        let out = self.out.clone();
+        if let Some(folder) = &out {
+            std::fs::create_dir_all(folder)
+                .with_context(|| format!("cannot make the folder {} (--out)", folder.display()))?;
+        }
+        let plan = self.plan()?;
+        let interrupt = CancellationToken::new();
+        let signals = tokio::spawn(interrupted(interrupt.clone()));
+        let measured = run(&plan, &interrupt, bars).await;
+        signals.abort();
+        let measured = measured?;
+        if measured.is_empty() {
+            bail!("interrupted before anything was measured");
+        }
+        println!("{}\n{}", table(&measured), verdict(&measured));
+        if let Some(folder) = &out {
+            for path in write(folder, &measured)? {
+                println!("{}", path.display());
+            }
+        }
+        Ok(if measured.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    fn plan(self) -> anyhow::Result<Plan> {
+        let own = Access { kubeconfig: self.kubeconfig, context: self.context };
+        let Events { write_rate: rate, writer, write_namespace: namespace, objects, object_bytes } =
+            self.events;
+        let writer = writer.map(|file| Access { kubeconfig: Some(file), context: None });
+        let (targets, writer) = match self.compare.len() {
+            0 => (vec![Target { name: "server".to_owned(), access: own }], writer),
+            1 => bail!("one server alone cannot be compared (--compare)"),
+            _ => {
+                let target =
+                    |(name, file)| Target { name, access: Access { kubeconfig: Some(file), context: None } };
+                let given = own.kubeconfig.is_some();
+                ensure!(
+                    given || own.context.is_none(),
+                    "--context belongs to --kubeconfig, which is missing"
+                );
+                (self.compare.into_iter().map(target).collect(), writer.or(given.then_some(own)))
+            }
+        };
+        let clients = self.clients;
+        let groups = match &clients.mix {
+            Some(file) => {
+                let text = std::fs::read_to_string(file)
+                    .with_context(|| format!("cannot read {} (--mix)", file.display()))?;
+                mix(&text).with_context(|| format!("{} (--mix) describes no clients", file.display()))?
+            }
+            None => vec![Group {
+                watches: clients.watches,
+                lists: clients.lists,
+                gets: clients.gets,
+                resource: clients.resource,
+                namespace: clients.namespace.unwrap_or_default(),
+                selector: clients.selector.unwrap_or_default(),
+                field_selector: clients.field_selector.unwrap_or_default(),
+                encoding: clients.encoding,
+                gzip: clients.gzip,
+                metadata_only: clients.metadata_only,
+                consistent: clients.consistent,
+                first_state: clients.first_state,
+            }],
+        };
+        let plan = Plan {
+            targets,
+            writer,
+            groups,
+            connections: clients.connections,
+            http1: clients.http1,
+            writes: Writes { rate, objects, object_bytes, namespace },
+            duration: self.duration,
+            rounds: self.rounds,
+            start_timeout: self.start_timeout,
+            settle: self.settle,
+            processes: self.processes,
+        };
+        plan.check()?;
+        Ok(plan)
+    }
+}
+
+/// The first Ctrl-C ends the measurement in good order, the second at once.
+async fn interrupted(interrupt: CancellationToken) {
+    // An error means that no signal can be waited for.
+    if tokio::signal::ctrl_c().await.is_err() {
+        return;
+    }
+    interrupt.cancel();
+    if tokio::signal::ctrl_c().await.is_ok() {
+        eprintln!("watershed: ended at once; what was written is left");
+        std::process::exit(130);
+    }
+}
+
+/// The files of a result.
+fn write(folder: &Path, measured: &Measured) -> anyhow::Result<Vec<PathBuf>> {
+    let mut result = serde_json::to_value(measured)?;
+    result["clean"] = json!(measured.is_clean());
+    result["figures"] = comparison(measured);
+    let mut files = vec![("result.json", serde_json::to_string_pretty(&result)? + "\n")];
+    files.extend(plots(measured)?);
+    let mut paths = Vec::new();
+    for (name, content) in files {
+        let path = folder.join(name);
+        std::fs::write(&path, content).with_context(|| format!("cannot write {} (--out)", path.display()))?;
+        paths.push(path);
+    }
+    Ok(paths)
+}
+
+/// `proxy=proxy.kubeconfig`
+fn named_file(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, file)) if !name.is_empty() && !file.is_empty() => Ok((name.to_owned(), file.into())),
+        _ => Err("not a name and a kubeconfig, as in proxy=proxy.kubeconfig".to_owned()),
+    }
+}
+
+/// `proxy=1234`
+fn process(text: &str) -> Result<Process, String> {
+    let parsed = text.split_once('=').and_then(|(name, pid)| Some((name, pid.parse().ok()?)));
+    match parsed {
+        Some((name, pid)) if !name.is_empty() && pid > 0 && name != "load" => {
+            Ok(Process { name: name.to_owned(), pid })
+        }
+        Some(("load", _)) => {
+            Err("this program itself is called load in the results: another name, please".to_owned())
+        }
+        _ => Err("not a name and a process id, as in proxy=1234".to_owned()),
+    }
+}
+
+/// `20s`, `1m30s`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let signed: jiff::SignedDuration = text.parse().map_err(|error: jiff::Error| error.to_string())?;
+    Duration::try_from(signed).map_err(|_| "a duration can't be negative".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        load: Load,
+    }
+
+    fn plan(line: &str) -> Result<Plan, String> {
+        let words = ["load"].into_iter().chain(line.split_whitespace());
+        let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
+        line.load.plan().map_err(|error| format!("{error:#}"))
+    }
+
+    #[test]
+    fn a_line_becomes_a_plan() {
+        let plan = plan(
+            "--compare direct=a,proxy=b --watches 500 --lists 5/s --gets 50/s --field-selector spec.nodeName=n-{0..9} \
+             --encoding protobuf --gzip --write-rate 20/s --writer w --duration 1m30s --rounds 3",
+        )
+        .unwrap();
+        assert_eq!(plan.targets.iter().map(|target| &*target.name).collect::<Vec<_>>(), ["direct", "proxy"]);
+        assert_eq!(plan.writer, Some(Access { kubeconfig: Some("w".into()), context: None }));
+        assert_eq!((plan.duration, plan.rounds), (Duration::from_secs(90), 3));
+        let group = &plan.groups[0];
+        assert_eq!((group.watches, group.encoding, group.gzip), (500, Form::Protobuf, true));
+        assert_eq!(group.field_selector.len(), 10);
+    }
+
+    #[test]
+    fn a_single_server_is_its_own_writer() {
+        let plan = plan("--kubeconfig a --context c").unwrap();
+        let access = Access { kubeconfig: Some("a".into()), context: Some("c".to_owned()) };
+        assert_eq!(plan.targets, [Target { name: "server".to_owned(), access }]);
+        assert_eq!(plan.writer, None);
+    }
+
+    #[test]
+    fn mistakes_are_named_with_their_flag() {
+        for (line, flag) in [
+            ("--compare direct=a", "--compare"),
+            ("--compare direct", "--compare"),
+            ("--compare a=x,a=y", "--compare"),
+            ("--compare a=x,b=y --context c", "--context"),
+            ("--pid proxy", "--pid"),
+            ("--pid load=1", "--pid"),
+            ("--pid gone=4294967295", "--pid"),
+            ("--lists often", "--lists"),
+            ("--resource deployments.apps", "--resource"),
+            ("--selector {1..", "--selector"),
+            ("--watches 0", "neither watch"),
+            ("--rounds 0", "--rounds"),
+            ("--duration=-1s", "--duration"),
+            ("--objects 100000", "--objects"),
+            ("--mix nowhere.yaml", "--mix"),
+            ("--mix a.yaml --watches 5", "--mix"),
+        ] {
+            let error = plan(line).expect_err(line);
+            assert!(error.contains(flag), "{line}: {error}");
+        }
+    }
+}

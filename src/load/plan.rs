@@ -1,0 +1,257 @@
+//! All that is to be done, checked before anything is.
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use serde::Deserialize;
+
+use super::group::Group;
+use super::process::Process;
+use super::rate::Rate;
+
+/// Bounds of memory and sockets of this process.
+const MAX_WATCHES: usize = 100_000;
+const MAX_CONNECTIONS: usize = 10_000;
+const MAX_GROUPS: usize = 100;
+const MAX_TARGETS: usize = 10;
+const MAX_PROCESSES: usize = 20;
+const MAX_OBJECTS: usize = 1000;
+/// Watches times the objects they are told of: each such pair has a count of its own.
+const MAX_PAIRS: usize = 20_000_000;
+/// An API server takes no ConfigMap above 1 MiB.
+const MAX_OBJECT_BYTES: usize = 512 << 10;
+const MAX_ROUNDS: usize = 100;
+const MAX_DURATION: Duration = Duration::from_hours(24);
+
+/// All that is to be done.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The servers; others are compared with the first.
+    pub targets: Vec<Target>,
+    /// Who writes, and to which server; `None` for the first target.
+    pub writer: Option<Access>,
+    /// The clients.
+    pub groups: Vec<Group>,
+    /// Connections the watches share; `None` for one for each 50 of them.
+    pub connections: Option<usize>,
+    /// HTTP/1.1 instead of HTTP/2, where each watch has a connection of its own.
+    pub http1: bool,
+    /// What is written, so that there are events.
+    pub writes: Writes,
+    /// How long each round measures.
+    pub duration: Duration,
+    /// How often each server has its turn.
+    pub rounds: usize,
+    /// How long all watches may take to have their first state.
+    pub start_timeout: Duration,
+    /// How long the last events may take after the last write.
+    pub settle: Duration,
+    /// Processes whose CPU and memory are read.
+    pub processes: Vec<Process>,
+}
+
+/// A server under a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// In tables and plots.
+    pub name: String,
+    /// How it is reached.
+    pub access: Access,
+}
+
+/// A kubeconfig and a context in it, each with the defaults of `watershed serve`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// The file.
+    pub kubeconfig: Option<PathBuf>,
+    /// The context.
+    pub context: Option<String>,
+}
+
+/// ConfigMaps that are changed in turn.
+#[derive(Clone, Debug, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Writes {
+    /// Changes.
+    pub rate: Rate,
+    /// How many ConfigMaps.
+    pub objects: usize,
+    /// How much data is in each.
+    pub object_bytes: usize,
+    /// An existing namespace; `None` for one that is made and deleted again.
+    pub namespace: Option<String>,
+}
+
+/// A file of clients.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Mix {
+    clients: Vec<Group>,
+}
+
+/// The clients that a YAML file describes.
+pub fn mix(yaml: &str) -> anyhow::Result<Vec<Group>> {
+    let mix: Mix = serde_saphyr::from_str(yaml)?;
+    ensure!(!mix.clients.is_empty(), "it names no clients");
+    for (n, group) in mix.clients.iter().enumerate() {
+        group.check().map_err(anyhow::Error::msg).with_context(|| format!("clients number {}", n + 1))?;
+    }
+    Ok(mix.clients)
+}
+
+impl Plan {
+    /// Says what cannot be done, in one line.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let Self { targets, groups, writes, processes, .. } = self;
+        ensure!(
+            (1..=MAX_TARGETS).contains(&targets.len()),
+            "between 1 and {MAX_TARGETS} servers can be compared"
+        );
+        let mut names: Vec<&str> = targets.iter().map(|target| &*target.name).collect();
+        names.sort_unstable();
+        ensure!(
+            names.windows(2).all(|pair| pair[0] != pair[1]),
+            "two servers have the same name (--compare)"
+        );
+        let mut names: Vec<&str> = processes.iter().map(|process| &*process.name).collect();
+        names.sort_unstable();
+        ensure!(names.windows(2).all(|pair| pair[0] != pair[1]), "two processes have the same name (--pid)");
+        ensure!(
+            processes.len() <= MAX_PROCESSES,
+            "at most {MAX_PROCESSES} processes can be measured (--pid)"
+        );
+        for Process { name, pid } in processes {
+            let there = Process { name: name.clone(), pid: *pid }.usage().is_some();
+            ensure!(
+                there,
+                "nothing is known of process {pid} of {name}: is it running, and is there a /proc? (--pid)"
+            );
+        }
+        ensure!(
+            (1..=MAX_GROUPS).contains(&groups.len()),
+            "between 1 and {MAX_GROUPS} kinds of clients are possible (--mix)"
+        );
+        for group in groups {
+            group.check().map_err(anyhow::Error::msg)?;
+        }
+        let watches = self.watches();
+        ensure!(watches <= MAX_WATCHES, "at most {MAX_WATCHES} watches are possible (--watches)");
+        ensure!(
+            (1..=MAX_CONNECTIONS).contains(&self.connections()),
+            "between 1 and {MAX_CONNECTIONS} connections are possible (--connections)"
+        );
+        ensure!(
+            (1..=MAX_OBJECTS).contains(&writes.objects),
+            "between 1 and {MAX_OBJECTS} objects can be written (--objects)"
+        );
+        ensure!(
+            watches * writes.objects <= MAX_PAIRS,
+            "{watches} watches of {} objects are too many to count (--watches, --objects)",
+            writes.objects
+        );
+        ensure!(
+            writes.object_bytes <= MAX_OBJECT_BYTES,
+            "an object can have at most {MAX_OBJECT_BYTES} bytes (--object-bytes)"
+        );
+        ensure!(
+            (1..=MAX_ROUNDS).contains(&self.rounds),
+            "between 1 and {MAX_ROUNDS} rounds are possible (--rounds)"
+        );
+        ensure!(
+            self.duration >= Duration::from_secs(1) && self.duration <= MAX_DURATION,
+            "a round measures for at least 1s and at most a day (--duration)"
+        );
+        Ok(())
+    }
+
+    pub(super) fn watches(&self) -> usize {
+        self.groups.iter().map(|group| group.watches).sum()
+    }
+
+    /// Connections the watches share.
+    pub(super) fn connections(&self) -> usize {
+        self.connections.unwrap_or_else(|| self.watches().div_ceil(50).max(1))
+    }
+
+    /// Whose events are whose: all that is written goes through here.
+    pub(super) fn writer(&self) -> &Access {
+        self.writer.as_ref().unwrap_or(&self.targets[0].access)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in super::super) fn plan() -> Plan {
+        Plan {
+            targets: vec![Target { name: "a".to_owned(), access: Access::default() }],
+            writer: None,
+            groups: vec![Group { watches: 120, ..Group::default() }],
+            connections: None,
+            http1: false,
+            writes: Writes { rate: "5/s".parse().unwrap(), objects: 5, object_bytes: 100, namespace: None },
+            duration: Duration::from_secs(1),
+            rounds: 1,
+            start_timeout: Duration::from_secs(10),
+            settle: Duration::from_secs(10),
+            processes: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_mix_is_read() {
+        let groups = mix(
+            "clients:\n- watches: 300\n  fieldSelector: metadata.name=x-{0..9}\n  encoding: protobuf\n  firstState: stream\n\
+             - lists: 5/s\n  resource: pods\n  gzip: true\n- gets: 50\n  consistent: true\n",
+        )
+        .unwrap();
+        let text: Vec<_> = groups.iter().map(Group::describe).collect();
+        assert_eq!(
+            text,
+            [
+                "300 watches of configmaps where metadata.name=x-{0..9} (protobuf)",
+                "5 lists/s of pods (JSON, gzip)",
+                "50 gets/s of configmaps (JSON)"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_mix_with_a_mistake_is_refused() {
+        for (yaml, why) in [
+            ("clients: []", "no clients"),
+            ("clients: [{watchs: 1}]", "watchs"),
+            ("clients: [{watches: 1}, {resource: pods}]", "clients number 2"),
+            ("clients: [{lists: often}]", "not a rate"),
+            ("{}", "clients"),
+        ] {
+            let error = format!("{:#}", mix(yaml).unwrap_err());
+            assert!(error.contains(why), "{yaml}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_plan_is_bounded() {
+        type Change = fn(&mut Plan);
+        assert!(plan().check().is_ok());
+        assert_eq!(plan().connections(), 3);
+        let wrong: [(Change, &str); 9] = [
+            (|p| p.targets.push(p.targets[0].clone()), "--compare"),
+            (|p| p.groups[0].watches = 1_000_000, "--watches"),
+            (|p| p.connections = Some(0), "--connections"),
+            (|p| p.writes.objects = 0, "--objects"),
+            (|p| p.writes.object_bytes = 1 << 30, "--object-bytes"),
+            (|p| p.rounds = 0, "--rounds"),
+            (|p| p.duration = Duration::ZERO, "--duration"),
+            (|p| p.processes.push(Process { name: "x".to_owned(), pid: u32::MAX }), "--pid"),
+            (|p| p.groups.clear(), "--mix"),
+        ];
+        for (change, flag) in wrong {
+            let mut plan = plan();
+            change(&mut plan);
+            let error = plan.check().unwrap_err().to_string();
+            assert!(error.contains(flag) && !error.contains('\n'), "{error}");
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! `watershed load` against the simulated API server and against the proxy: nothing is lost, and what goes wrong is seen.
+use std::path::Path;
+use std::time::Duration;
+
+use base64::Engine as _;
+use serde_json::Value;
+use tokio::process::Command;
+use tokio_util::sync::CancellationToken;
+use watershed::kube::GroupVersionResource;
+use watershed::load::{self, Access, FirstState, Group, Measured, Plan, Target, Writes};
+use watershed::sim::{BrokenFrame, Options, Refusal, Server, WatchList};
+
+use crate::client::within;
+use crate::rig::{eventually, small, start_proxy};
+
+fn target(folder: &Path, name: &str, kubeconfig: &str) -> Target {
+    let file = folder.join(format!("{name}.kubeconfig"));
+    std::fs::write(&file, kubeconfig).unwrap();
+    Target { name: name.to_owned(), access: Access { kubeconfig: Some(file), context: None } }
+}
+
+/// The same users, another server.
+fn through(kubeconfig: &str, server: &str, ca: &str) -> String {
+    let ca = base64::prelude::BASE64_STANDARD.encode(ca);
+    let line = |line: &str| {
+        let indent = &line[..line.len() - line.trim_start().len()];
+        match line.trim().split_once(':') {
+            Some(("server", _)) => format!("{indent}server: {server}\n"),
+            Some(("certificate-authority-data", _)) => format!("{indent}certificate-authority-data: {ca}\n"),
+            _ => format!("{line}\n"),
+        }
+    };
+    kubeconfig.lines().map(line).collect()
+}
+
+fn plan(targets: Vec<Target>) -> Plan {
+    Plan {
+        targets,
+        writer: None,
+        groups: vec![Group { watches: 40, ..Group::default() }],
+        connections: Some(4),
+        http1: false,
+        writes: Writes { rate: "50/s".parse().unwrap(), objects: 5, object_bytes: 200, namespace: None },
+        duration: Duration::from_secs(1),
+        rounds: 1,
+        start_timeout: Duration::from_secs(30),
+        settle: Duration::from_secs(30),
+        processes: Vec::new(),
+    }
+}
+
+async fn run(plan: &Plan) -> anyhow::Result<Measured> {
+    watershed::http::install_crypto();
+    load::run(plan, &CancellationToken::new(), false).await
+}
+
+/// What the load has left behind.
+fn left(server: &Server) -> Vec<String> {
+    let of = |resource| GroupVersionResource::new("", "v1", resource);
+    let all = ["configmaps", "namespaces"].map(|resource| server.state().snapshot(&of(resource)));
+    all.into_iter()
+        .flat_map(std::collections::BTreeMap::into_keys)
+        .filter(|key| key.contains("load"))
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_are_compared_and_no_event_is_lost() {
+    let upstream = Server::start(small()).await.unwrap();
+    let kubeconfig = upstream.kubeconfig_yaml();
+    let (proxy, _folder) = start_proxy(&kubeconfig).await.unwrap();
+    let ca = std::fs::read_to_string(proxy.ca_file.as_ref().unwrap()).unwrap();
+    let url = format!("https://{}", proxy.address.unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let targets = vec![
+        target(folder.path(), "direct", &kubeconfig),
+        target(folder.path(), "proxy", &through(&kubeconfig, &url, &ca)),
+    ];
+    let mut plan = plan(targets);
+    plan.rounds = 2;
+    plan.groups = load::mix(
+        "clients:\n- {watches: 20, lists: 20/s, gets: 20/s}\n\
+         - {watches: 10, fieldSelector: 'metadata.name=watershed-load-{0..4}', firstState: stream, gzip: true}\n\
+         - {watches: 10, selector: 'watershed-load-object in (1,2)', firstState: version, metadataOnly: true}\n\
+         - {watches: 5, resource: pods, lists: 5/s, gzip: true}\n",
+    )
+    .unwrap();
+    let measured = run(&plan).await.unwrap();
+    let text = load::verdict(&measured);
+    assert!(measured.is_clean(), "{text}");
+    for server in &measured.servers {
+        assert_eq!(server.rounds.len(), 2);
+        for round in &server.rounds {
+            assert_eq!((round.watches, round.watches_begun), (45, 45));
+            let writes = round.writes.answered;
+            assert!(writes > 0);
+            // All see each write 20 times, two of ten watches with a name each, and ten watches two objects of five.
+            assert!(round.events_expected >= 22 * writes, "{} of {writes}", round.events_expected);
+            assert_eq!(round.events_delivered, round.events_expected);
+            assert_eq!(round.delivery.count, round.events_delivered);
+            assert!(round.lists.answered > 0 && round.gets.answered > 0, "{round:?}");
+        }
+    }
+    let figures = load::comparison(&measured);
+    let named = |name: &str| {
+        let row = figures.as_array().unwrap().iter().find(|row| row["figure"] == name);
+        row.unwrap_or_else(|| panic!("no {name} in {figures}")).clone()
+    };
+    assert!(named("write to event, p99")["servers"]["proxy"]["ratio"].as_f64().unwrap() > 0.0);
+    assert!(named("lists, p50")["servers"]["proxy"]["ratio"].as_f64().unwrap() > 0.0);
+    assert_eq!(named("events lost")["servers"]["direct"]["rounds"], serde_json::json!([0.0, 0.0]));
+    assert_eq!(left(&upstream), Vec::<String>::new());
+    proxy.shut_down().await;
+    upstream.shutdown().await;
+}
+
+/// The planted faults: an event that never comes, a watch that breaks, a refusal, a server of an older kind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_server_does_wrong_is_in_the_result() {
+    type Fault = fn(&Server);
+    let stream = |plan: &mut Plan| plan.groups[0].first_state = FirstState::Stream;
+    let lists = |plan: &mut Plan| plan.groups[0].lists = "50/s".parse().unwrap();
+    let faults: [(&str, Fault, &dyn Fn(&mut Plan), &str); 4] = [
+        ("broken", |s| s.faults().break_frame(50, BrokenFrame::Half), &|_| {}, "watch: "),
+        ("garbage", |s| s.faults().break_frame(50, BrokenFrame::Garbage), &|_| {}, "watch: "),
+        (
+            "refused",
+            |s| {
+                let refusal = Refusal {
+                    count: 3,
+                    code: 429,
+                    retry_after: None,
+                    resource: Some("configmaps".to_owned()),
+                    verb: Some("LIST".to_owned()),
+                };
+                s.faults().set(|active| active.refuse = Some(refusal.clone()));
+            },
+            &lists,
+            "429 Too Many Requests",
+        ),
+        (
+            "old",
+            |s| s.faults().watch_list(WatchList::Refused),
+            &stream,
+            "watches did not have their first state",
+        ),
+    ];
+    for (name, fault, change, seen) in faults {
+        let server = Server::start(small()).await.unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let mut plan = plan(vec![target(folder.path(), name, &server.kubeconfig_yaml())]);
+        change(&mut plan);
+        plan.start_timeout = Duration::from_secs(5);
+        plan.settle = Duration::from_secs(5);
+        fault(&server);
+        let measured = run(&plan).await.unwrap();
+        let text = load::verdict(&measured);
+        assert!(!measured.is_clean() && text.contains(seen), "{name}: {text}");
+        assert_eq!(left(&server), Vec::<String>::new(), "{name}");
+        server.shutdown().await;
+    }
+}
+
+/// Watches that stay open and send nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_that_never_come_are_lost() {
+    let server = Server::start(small()).await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut plan = plan(vec![target(folder.path(), "silent", &server.kubeconfig_yaml())]);
+    plan.settle = Duration::from_millis(200);
+    server.faults().set(|active| active.silent = true);
+    let measured = run(&plan).await.unwrap();
+    let round = &measured.servers[0].rounds[0];
+    assert!(round.events_lost > 0 && round.events_delivered == 0, "{round:?}");
+    assert_eq!(round.events_lost, round.events_expected);
+    assert!(!measured.is_clean());
+    server.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_work_is_said_in_a_line() {
+    let server = Server::start(Options { max_streams: 10, ..small() }).await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let direct = target(folder.path(), "direct", &server.kubeconfig_yaml());
+    let mut crowded = plan(vec![direct.clone()]);
+    crowded.connections = Some(1);
+    let error = format!("{:#}", run(&crowded).await.unwrap_err());
+    assert!(
+        error.contains("need at least 4 connections (--connections)") && !error.contains('\n'),
+        "{error}"
+    );
+    let mut homeless = plan(vec![direct]);
+    homeless.writes.namespace = Some("team-00".to_owned());
+    let taken = r#"{"metadata":{"name":"watershed-load-3","namespace":"team-00"}}"#;
+    server.state().create(&GroupVersionResource::new("", "v1", "configmaps"), taken).unwrap();
+    let error = format!("{:#}", run(&homeless).await.unwrap_err());
+    assert!(error.contains("watershed-load-3") && error.contains("kubectl delete"), "{error}");
+    // What is not its own is left alone.
+    assert_eq!(left(&server), ["team-00/watershed-load-3"]);
+    server.shutdown().await;
+}
+
+/// The program: files, exit codes, and an orderly end after a signal.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_command_writes_its_files_and_tells_by_its_exit_code() {
+    let server = Server::start(small()).await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let Target { access, .. } = target(folder.path(), "direct", &server.kubeconfig_yaml());
+    let kubeconfig = access.kubeconfig.unwrap();
+    let out = folder.path().join("results");
+    let command = |duration: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_watershed"));
+        command.args([
+            "load",
+            "--watches",
+            "20",
+            "--write-rate",
+            "50/s",
+            "--duration",
+            duration,
+            "--kubeconfig",
+        ]);
+        command.arg(&kubeconfig).arg("--out").arg(&out).arg("--pid");
+        command.arg(format!("simulator={}", std::process::id())).kill_on_drop(true);
+        command.env_remove("WATERSHED_LOG_LEVEL");
+        command
+    };
+    let done = within("the load", command("1s").output()).await.unwrap();
+    let text = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success(), "{text}{}", String::from_utf8_lossy(&done.stderr));
+    assert!(text.contains("| write to event, p99") && text.contains("arrived, once and in order"), "{text}");
+    let result: Value = serde_json::from_slice(&std::fs::read(out.join("result.json")).unwrap()).unwrap();
+    assert_eq!((&result["clean"], &result["interrupted"]), (&Value::Bool(true), &Value::Bool(false)));
+    for pointer in [
+        "/setting/machine/cores",
+        "/setting/writes/rate",
+        "/servers/0/addresses/0",
+        "/servers/0/rounds/0/delivery/quantiles/0",
+        "/servers/0/rounds/0/firstState/p99",
+        "/servers/0/rounds/0/processes/simulator/cpuSeconds",
+        "/servers/0/rounds/0/processes/load/memoryBytes",
+        "/servers/0/rounds/0/samples/0/cores/simulator",
+        "/figures/0/figure",
+    ] {
+        assert!(result.pointer(pointer).is_some(), "{pointer} is missing: {result}");
+    }
+    for picture in ["latency.svg", "time.svg"] {
+        let svg = std::fs::read_to_string(out.join(picture)).unwrap();
+        assert!(roxmltree::Document::parse(&svg).is_ok(), "{picture}");
+    }
+
+    // A write that is refused makes it a failure.
+    let refusal =
+        Refusal { count: 1, code: 500, retry_after: None, resource: None, verb: Some("PATCH".to_owned()) };
+    server.faults().set(|active| active.refuse = Some(refusal));
+    let done = within("the load", command("1s").output()).await.unwrap();
+    assert_eq!(done.status.code(), Some(1), "{}", String::from_utf8_lossy(&done.stdout));
+
+    // Ctrl-C: what was measured is shown, what was written is deleted.
+    let begun = server.stats().requests_of("PATCH");
+    let child = command("10m").stdout(std::process::Stdio::piped()).spawn().unwrap();
+    eventually("writes", async || {
+        let writes = server.stats().requests_of("PATCH") - begun;
+        if writes > 20 { Ok(()) } else { Err(format!("{writes} writes")) }
+    })
+    .await;
+    let pid = child.id().unwrap().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().await.unwrap().success());
+    let done = within("the end", child.wait_with_output()).await.unwrap();
+    let text = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success() && text.contains("interrupted"), "{text}");
+    assert_eq!(left(&server), Vec::<String>::new());
+    server.shutdown().await;
+}
