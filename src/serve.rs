@@ -41,7 +41,7 @@ use documents::Documents;
 use fence::Fences;
 use limit::Limiter;
 pub use limit::UserLimits;
-use metrics::{InFlight, Labels};
+use metrics::{InFlight, Labels, Meters};
 pub use policy::{Cache, ConsistentReads, Kept, Name, Policy};
 use shared::{Place, Shared};
 pub use source::{Reason, Source};
@@ -66,6 +66,7 @@ struct Inner {
     shared: Shared,
     forwarder: Forwarder,
     draining: drain::Watch,
+    meters: Meters,
 }
 
 /// A scope that can answer, and what it knows.
@@ -131,6 +132,7 @@ impl Server {
             shared,
             forwarder,
             draining,
+            meters: Meters::default(),
         };
         Self(Arc::new(inner), None)
     }
@@ -314,7 +316,7 @@ impl Inner {
             decide::ReadKind::Watch(watch) => {
                 let guard = self.access.authorizer.guard(judged);
                 let coding = watch::coding(&opened, watch, request.headers()).await;
-                watch::answer(&opened, read, watch, coding, guard, &self.draining, labels)
+                watch::answer(self, &opened, read, watch, coding, guard, labels)
             }
         }
     }
