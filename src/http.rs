@@ -6,6 +6,7 @@
 mod activity;
 pub mod body;
 mod client_certificates;
+mod clock;
 mod connection;
 pub mod drain;
 mod limits;

@@ -42,7 +42,7 @@ use documents::Documents;
 use fence::Fences;
 use limit::Limiter;
 pub use limit::UserLimits;
-use metrics::{InFlight, Labels};
+use metrics::{InFlight, Labels, Meters};
 pub use policy::{Cache, ConsistentReads, Kept, Name, Policy, name as policy_name};
 use shared::{Place, Shared};
 pub use source::{Reason, Source};
@@ -67,6 +67,7 @@ struct Inner {
     shared: Shared,
     forwarder: Forwarder,
     draining: drain::Watch,
+    meters: Meters,
 }
 
 /// A scope that can answer, and what it knows.
@@ -132,6 +133,7 @@ impl Server {
             shared,
             forwarder,
             draining,
+            meters: Meters::default(),
         };
         Self(Arc::new(inner), None)
     }
@@ -315,7 +317,7 @@ impl Inner {
             decide::ReadKind::Watch(watch) => {
                 let guard = self.access.authorizer.guard(judged);
                 let coding = watch::coding(&opened, watch, request.headers()).await;
-                watch::answer(&opened, read, watch, coding, guard, &self.draining, labels)
+                watch::answer(self, &opened, read, watch, coding, guard, labels)
             }
         }
     }

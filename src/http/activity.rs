@@ -7,12 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures_util::task::AtomicWaker;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::limits::Limits;
-use super::metrics::Cut;
 
 /// A connection most of whose requests are taken back before they were answered is closed after so many
 /// of them. Requests that are given up are normal, but not in such numbers on one connection: it is
@@ -24,6 +23,8 @@ pub(super) struct Activity {
     opened: Instant,
     /// Whether requests come one after the other, so that what is read between two of them is a head.
     http1: AtomicBool,
+    /// Whether anything was read after the handshake.
+    heard: AtomicBool,
     /// Requests running.
     running: AtomicU64,
     /// When the connection stood, with TLS or without.
@@ -37,7 +38,9 @@ pub(super) struct Activity {
     requests: AtomicU64,
     /// Requests that were taken back before their answer.
     resets: AtomicU64,
-    too_many_resets: Notify,
+    /// Whether those were too many, and whom to tell.
+    resetting: AtomicBool,
+    resetter: AtomicWaker,
 }
 
 /// One running request of a connection.
@@ -59,6 +62,7 @@ impl Activity {
         Arc::new(Activity {
             opened: Instant::now(),
             http1: AtomicBool::new(false),
+            heard: AtomicBool::new(false),
             running: AtomicU64::new(0),
             begun: AtomicU64::new(0),
             last_end: AtomicU64::new(0),
@@ -66,7 +70,8 @@ impl Activity {
             blocked: AtomicU64::new(0),
             requests: AtomicU64::new(0),
             resets: AtomicU64::new(0),
-            too_many_resets: Notify::new(),
+            resetting: AtomicBool::new(false),
+            resetter: AtomicWaker::new(),
         })
     }
 
@@ -77,6 +82,10 @@ impl Activity {
 
     pub(super) fn speaks_http1(&self) {
         self.http1.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_http1(&self) -> bool {
+        self.http1.load(Ordering::Relaxed)
     }
 
     fn now(&self) -> u64 {
@@ -95,50 +104,39 @@ impl Activity {
         self.running.load(Ordering::Acquire) > 0
     }
 
-    /// Waits until the connection has had nothing to do for as long as the limits allow.
-    pub(super) async fn idle(&self, limits: &Limits) {
-        loop {
-            let until = self.until(&self.last_end, limits.idle);
-            let until = until.or_else(|| self.until(&self.begun, limits.start));
-            let until = until.unwrap_or(self.opened + limits.start);
-            let busy = self.is_busy();
-            if !busy && until <= Instant::now() {
-                return;
-            }
-            // While requests run, look again after a whole idle time; it is only about tidiness.
-            tokio::time::sleep_until(if busy { Instant::now() + limits.idle } else { until }).await;
-        }
+    /// When the connection has had nothing to do for as long as the limits allow, unless a request comes.
+    pub(super) fn idle_at(&self, limits: &Limits) -> Instant {
+        let until = self.until(&self.last_end, limits.idle);
+        let until = until.or_else(|| self.until(&self.begun, limits.start));
+        until.unwrap_or(self.opened + limits.start)
     }
 
-    /// Waits until the client has to be cut.
-    pub(super) async fn abused(&self, limits: &Limits) -> Cut {
-        tokio::select! {
-            cut = self.too_slow(limits) => cut,
-            () = self.too_many_resets.notified() => Cut::Resets,
-        }
+    /// When a head that is being read has taken too long.
+    pub(super) fn head_at(&self, limits: &Limits) -> Option<Instant> {
+        self.until(&self.head, limits.head)
     }
 
-    async fn too_slow(&self, limits: &Limits) -> Cut {
-        let stalls = !limits.stall.is_zero();
-        let rhythm = if stalls { limits.head.min(limits.stall) } else { limits.head };
-        loop {
-            let now = Instant::now();
-            let mut next = now + rhythm.max(Duration::from_millis(10));
-            let kinds = [(&self.head, limits.head, Cut::Head), (&self.blocked, limits.stall, Cut::Stall)];
-            for (mark, after, cut) in kinds {
-                match self.until(mark, after) {
-                    _ if cut == Cut::Stall && !stalls => {}
-                    Some(until) if until <= now => return cut,
-                    Some(until) => next = next.min(until),
-                    None => {}
-                }
-            }
-            tokio::time::sleep_until(next).await;
-        }
+    /// When the client has taken nothing for too long of what waits for it.
+    pub(super) fn stalled_at(&self, limits: &Limits) -> Option<Instant> {
+        self.until(&self.blocked, limits.stall)
+    }
+
+    /// Whether most requests are taken back, and there were many. Wakes the task when that becomes so.
+    pub(super) fn is_resetting(&self, context: &Context<'_>) -> bool {
+        self.resetter.register(context.waker());
+        self.resetting.load(Ordering::Acquire)
+    }
+
+    /// Whether the client has said nothing since the handshake.
+    pub(super) fn is_silent(&self) -> bool {
+        !self.heard.load(Ordering::Relaxed) && self.requests.load(Ordering::Relaxed) == 0
     }
 
     fn read(&self) {
-        if self.http1.load(Ordering::Relaxed)
+        if !self.heard.load(Ordering::Relaxed) && self.begun.load(Ordering::Relaxed) > 0 {
+            self.heard.store(true, Ordering::Relaxed);
+        }
+        if self.is_http1()
             && self.head.load(Ordering::Relaxed) == 0
             && self.running.load(Ordering::Acquire) == 0
         {
@@ -180,7 +178,8 @@ impl Drop for Running {
         if !self.answered {
             let resets = activity.resets.fetch_add(1, Ordering::Relaxed) + 1;
             if resets >= MANY_RESETS && resets * 2 > activity.requests.load(Ordering::Relaxed) {
-                activity.too_many_resets.notify_one();
+                activity.resetting.store(true, Ordering::Release);
+                activity.resetter.wake();
             }
         }
     }

@@ -1,6 +1,7 @@
 //! One client connection: its limits, its protocol and its end.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};
@@ -14,18 +15,19 @@ use http::header::CONTENT_LENGTH;
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
-use hyper::service::service_fn;
+use hyper::rt::{Read, Write};
+use hyper::server::conn::{http1, http2};
+use hyper::service::{HttpService, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::Instant;
 
 use super::activity::{Activity, Running};
 use super::body::{self, Body, BoxError};
+use super::clock::{Clock, Due};
 use super::drain;
 use super::limits::Limits;
-use super::metrics::{Cut, Listener};
+use super::metrics::Listener;
 use super::stall::{Pace, Streams};
 
 /// Who is at the other end of a connection.
@@ -71,28 +73,35 @@ const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The settings of both protocols, made once a listener.
+///
+/// Which of them a connection speaks is known from TLS. hyper-util's builder for both finds out by itself where upgrades
+/// are wanted, whatever it was told, and what it has looked at makes hyper's buffers twice as large.
 pub(super) struct Protocols {
-    http1: auto::Builder<Streams>,
-    http2: auto::Builder<Streams>,
+    http1: http1::Builder,
+    http2: http2::Builder<Streams>,
     limits: Limits,
     listener: Listener,
+}
+
+/// A connection of either protocol. hyper-util's trait for this is missing on HTTP/1 with upgrades.
+trait Graceful: Future<Output = hyper::Result<()>> {
+    fn graceful_shutdown(self: Pin<&mut Self>);
 }
 
 // === impl Protocols ===
 
 impl Protocols {
     pub(super) fn new(limits: Limits, listener: Listener) -> Self {
-        let mut builder = auto::Builder::new(Streams { stall: limits.stall });
-        builder
-            .http1()
+        let mut http1 = http1::Builder::new();
+        http1
             .timer(TokioTimer::new())
             // hyper counts this from the end of the last request, so it is the idle time too.
             .header_read_timeout(limits.idle)
             // One number for what is read and written ahead: it bounds the request head too.
             .max_buf_size(limits.header_bytes.max(MIN_BUFFER))
             .max_headers(MAX_HEADERS);
-        builder
-            .http2()
+        let mut http2 = http2::Builder::new(Streams { stall: limits.stall });
+        http2
             .timer(TokioTimer::new())
             .max_concurrent_streams(limits.streams)
             .initial_stream_window_size(STREAM_WINDOW)
@@ -103,7 +112,7 @@ impl Protocols {
             .max_local_error_reset_streams(MAX_OWN_RESETS)
             .keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT);
-        Protocols { http1: builder.clone().http1_only(), http2: builder.http2_only(), limits, listener }
+        Protocols { http1, http2, limits, listener }
     }
 
     pub(super) fn limits(&self) -> &Limits {
@@ -132,20 +141,36 @@ impl Protocols {
         let url_bytes = self.limits.url_bytes;
         let requests = service_fn({
             let activity = Arc::clone(&activity);
-            move |request| answer(request, url_bytes, peer.clone(), service.clone(), Running::new(&activity))
+            // Boxed, so that what it takes to find an answer is given back when there is one: watches stay for hours.
+            move |request| {
+                let running = Running::new(&activity);
+                Box::pin(answer(request, url_bytes, peer.clone(), service.clone(), running))
+            }
         });
         activity.begin();
         if !http2 {
             activity.speaks_http1();
         }
-        let builder = if http2 { &self.http2 } else { &self.http1 };
-        let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(io), requests));
-        let mut forced = pin!(drain.forced());
-        let mut draining = pin!(drain.draining());
-        let mut abused = pin!(activity.abused(&self.limits));
-        let mut ending = false;
-        // When a connection that was asked to end, with nothing running on it, is cut.
-        let mut patience = pin!(tokio::time::sleep(Duration::MAX));
+        let io = TokioIo::new(io);
+        if http2 {
+            let connection = pin!(self.http2.serve_connection(io, requests));
+            self.run(connection, &activity, address, drain).await;
+        } else {
+            let connection = pin!(self.http1.serve_connection(io, requests).with_upgrades());
+            self.run(connection, &activity, address, drain).await;
+        }
+    }
+
+    async fn run<C: Graceful>(
+        &self,
+        mut connection: Pin<&mut C>,
+        activity: &Activity,
+        address: SocketAddr,
+        drain: drain::Watch,
+    ) {
+        let mut draining = false;
+        let mut next_act = drain.draining().boxed();
+        let mut clock = Clock::new(activity, &self.limits);
         let cut = loop {
             tokio::select! {
                 result = connection.as_mut() => {
@@ -154,29 +179,51 @@ impl Protocols {
                     }
                     return;
                 }
-                () = &mut draining, if !ending => {
-                    ending = true;
-                    connection.as_mut().graceful_shutdown();
-                }
-                // Dropping the connection cuts its streams.
-                () = &mut forced => return,
-                cut = &mut abused => break cut,
-                () = activity.idle(&self.limits), if !ending => {
-                    ending = true;
-                    connection.as_mut().graceful_shutdown();
-                    patience.as_mut().reset(Instant::now() + self.limits.idle);
-                }
-                // Half a head, or answers whose last bytes nobody takes.
-                () = &mut patience => {
-                    if !activity.is_busy() {
-                        break Cut::Idle;
+                () = &mut next_act => {
+                    if draining {
+                        // Dropping the connection cuts its streams.
+                        return;
                     }
-                    patience.as_mut().reset(Instant::now() + self.limits.idle);
+                    draining = true;
+                    next_act = drain.forced().boxed();
+                    if activity.is_silent() {
+                        // Not even the beginning of HTTP/2 is there, without which nothing can be said.
+                        return;
+                    }
+                    if clock.drain() {
+                        connection.as_mut().graceful_shutdown();
+                    }
                 }
+                due = poll_fn(|context| clock.poll(context)) => match due {
+                    Due::End if activity.is_silent() => return,
+                    Due::End => connection.as_mut().graceful_shutdown(),
+                    Due::Cut(cut) => break cut,
+                },
             }
         };
         self.listener.cut(cut);
         tracing::debug!(%address, reason = cut.as_str(), "connection cut");
+    }
+}
+
+impl<I, S> Graceful for http1::UpgradeableConnection<I, S>
+where
+    S: HttpService<Incoming, ResBody = Counted, Error = Infallible>,
+    I: Read + Write + Unpin + Send + 'static,
+{
+    fn graceful_shutdown(self: Pin<&mut Self>) {
+        Self::graceful_shutdown(self);
+    }
+}
+
+impl<I, S> Graceful for http2::Connection<I, S, Streams>
+where
+    S: HttpService<Incoming, ResBody = Counted, Error = Infallible>,
+    S::Future: Send + 'static,
+    I: Read + Write + Unpin + 'static,
+{
+    fn graceful_shutdown(self: Pin<&mut Self>) {
+        Self::graceful_shutdown(self);
     }
 }
 

@@ -3,9 +3,14 @@
 //! [`Trigger::drain`] starts the first two at once and sets the time of the third. Long answers, as
 //! watches, hold a [`Watch`] and end themselves when [`Watch::draining`] comes.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use parking_lot::Mutex;
+use slab::Slab;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -13,6 +18,7 @@ use tokio::time::Instant;
 #[derive(Clone, Debug)]
 pub struct Trigger {
     deadline: Arc<watch::Sender<Option<Instant>>>,
+    tower: Arc<Tower>,
 }
 
 /// Sees the end coming. Cheap to clone; every connection and every watch has one.
@@ -20,12 +26,29 @@ pub struct Trigger {
 pub struct Watch {
     /// `None` while all is well, then the moment of the third act.
     deadline: watch::Receiver<Option<Instant>>,
+    tower: Arc<Tower>,
+}
+
+/// Rings when the end begins: [`Watch::draining`] for those of whom there are very many, as it takes a quarter of the memory.
+#[derive(Debug)]
+pub struct Bell {
+    tower: Arc<Tower>,
+    /// Who is to be woken, and where it stands in the tower; `None` before the first poll.
+    place: Option<(usize, Waker)>,
+}
+
+/// All bells.
+#[derive(Debug, Default)]
+struct Tower {
+    rung: AtomicBool,
+    wakers: Mutex<Slab<Waker>>,
 }
 
 /// A trigger and its first watch.
 pub fn channel() -> (Trigger, Watch) {
     let (sender, receiver) = watch::channel(None);
-    (Trigger { deadline: Arc::new(sender) }, Watch { deadline: receiver })
+    let tower = Arc::<Tower>::default();
+    (Trigger { deadline: Arc::new(sender), tower: Arc::clone(&tower) }, Watch { deadline: receiver, tower })
 }
 
 // === impl Trigger ===
@@ -38,11 +61,12 @@ impl Trigger {
         self.deadline.send_modify(|deadline| {
             *deadline = Some(deadline.map_or(wanted, |set| set.min(wanted)));
         });
+        self.tower.ring();
     }
 
     /// A further watch.
     pub fn watch(&self) -> Watch {
-        Watch { deadline: self.deadline.subscribe() }
+        Watch { deadline: self.deadline.subscribe(), tower: Arc::clone(&self.tower) }
     }
 }
 
@@ -57,6 +81,11 @@ impl Watch {
     /// Waits for the beginning of the end: finish what can be finished.
     pub async fn draining(&self) {
         self.deadline_set().await;
+    }
+
+    /// The same as a future of few bytes.
+    pub fn bell(&self) -> Bell {
+        Bell { tower: Arc::clone(&self.tower), place: None }
     }
 
     /// Waits for the third act: whatever still runs is dropped.
@@ -85,9 +114,84 @@ impl Watch {
     }
 }
 
+// === impl Bell ===
+
+impl Tower {
+    fn ring(&self) {
+        self.rung.store(true, Ordering::Release);
+        let wakers: Vec<_> = self.wakers.lock().iter().map(|(_, waker)| waker.clone()).collect();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Future for Bell {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let Self { tower, place } = self.get_mut();
+        let waker = context.waker();
+        if place.as_ref().is_none_or(|(_, registered)| !registered.will_wake(waker)) {
+            let mut wakers = tower.wakers.lock();
+            let key = match place.as_ref().and_then(|(key, _)| Some((*key, wakers.get_mut(*key)?))) {
+                Some((key, registered)) => {
+                    registered.clone_from(waker);
+                    key
+                }
+                None => wakers.insert(waker.clone()),
+            };
+            drop(wakers);
+            *place = Some((key, waker.clone()));
+        }
+        // After it is registered, so that nothing slips in between.
+        if tower.rung.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl Drop for Bell {
+    fn drop(&mut self) {
+        if let Some((key, _)) = self.place {
+            self.tower.wakers.lock().try_remove(key);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn bells_ring_once_the_end_begins_and_leave_nothing() {
+        let (trigger, watch) = channel();
+        let mut ringing: Vec<_> = (0..3)
+            .map(|_| {
+                let mut bell = watch.bell();
+                tokio::spawn(async move {
+                    // Moved from one waker to another on its way.
+                    tokio::select! {
+                        biased;
+                        () = &mut bell => return,
+                        () = std::future::ready(()) => {}
+                    }
+                    let woken_elsewhere = futures_util::stream::FuturesUnordered::from_iter([bell]);
+                    futures_util::StreamExt::collect::<()>(woken_elsewhere).await;
+                })
+            })
+            .collect();
+        while watch.tower.wakers.lock().len() < 3 {
+            tokio::task::yield_now().await;
+        }
+        ringing.remove(0).abort();
+        while watch.tower.wakers.lock().len() > 2 {
+            tokio::task::yield_now().await;
+        }
+        assert!(ringing.iter().all(|bell| !bell.is_finished()));
+        trigger.drain(Duration::from_secs(20));
+        for bell in ringing {
+            bell.await.unwrap();
+        }
+        watch.bell().await;
+        assert!(watch.tower.wakers.lock().is_empty());
+    }
 
     #[tokio::test(start_paused = true)]
     async fn the_third_act_comes_after_the_grace() {

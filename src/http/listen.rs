@@ -180,10 +180,12 @@ async fn connection<I, S, F>(
         let peer = Peer { address, tls: None };
         return protocols.serve(stream, false, activity, peer, service, drain).await;
     };
-    let handshake = tokio::time::timeout(protocols.limits().start, tls.acceptor().accept(stream));
+    // Both boxed: a future has room for what passes through it as often as it passes, for as long as it lives, and a TLS
+    // session is a kilobyte.
+    let handshake = Box::pin(tokio::time::timeout(protocols.limits().start, tls.acceptor().accept(stream)));
     let stream = tokio::select! {
         finished = handshake => match finished {
-            Ok(Ok(stream)) => stream,
+            Ok(Ok(stream)) => Box::new(stream),
             Ok(Err(error)) => {
                 tracing::debug!(%address, error = %error, "TLS handshake failed");
                 return;

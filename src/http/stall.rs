@@ -1,12 +1,15 @@
 //! HTTP/2 streams whose client takes nothing of their answer: they are reset, and their neighbours on
 //! the connection go on.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper::rt::Executor;
-use tokio::time::Instant;
+use pin_project_lite::pin_project;
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::metrics;
 
@@ -31,6 +34,18 @@ pub(super) struct Streams {
     pub(super) stall: Duration,
 }
 
+pin_project! {
+    /// A stream's task.
+    struct Stream<F> {
+        #[pin]
+        inner: F,
+        pace: Arc<Pace>,
+        stall: Duration,
+        // While something waits for the client: an idle watch has none.
+        timer: Option<Pin<Box<Sleep>>>,
+    }
+}
+
 impl Pace {
     fn new() -> Self {
         Pace { opened: Instant::now(), waiting: AtomicU64::new(0) }
@@ -52,18 +67,42 @@ impl Pace {
         self.waiting.store(now.saturating_add(1), Ordering::Release);
     }
 
-    async fn stalled(&self, stall: Duration) {
-        loop {
-            let now = Instant::now();
-            let until = match self.waiting.load(Ordering::Acquire) {
-                0 => now + stall,
-                since => self.opened + Duration::from_millis(since) + stall,
-            };
-            if until <= now {
-                return;
-            }
-            tokio::time::sleep_until(until).await;
+    /// When the client will have taken nothing for too long; `None` when nothing waits for it.
+    fn stalls_at(&self, stall: Duration) -> Option<Instant> {
+        match self.waiting.load(Ordering::Acquire) {
+            0 => None,
+            since => Some(self.opened + Duration::from_millis(since) + stall),
         }
+    }
+}
+
+impl<F: Future<Output = ()>> Future for Stream<F> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let this = self.project();
+        if PACE.sync_scope(Arc::clone(this.pace), || this.inner.poll(context)).is_ready() {
+            return Poll::Ready(());
+        }
+        if this.stall.is_zero() {
+            return Poll::Pending;
+        }
+        // Only its own task hands out pieces, so now is the time to look.
+        while let Some(until) = this.pace.stalls_at(*this.stall) {
+            if until <= Instant::now() {
+                metrics::answer_cut();
+                tracing::debug!("the client takes nothing of an answer; the stream is reset");
+                return Poll::Ready(());
+            }
+            let timer = this.timer.get_or_insert_with(|| Box::pin(sleep_until(until)));
+            if timer.as_mut().poll(context).is_pending() {
+                return Poll::Pending;
+            }
+            // Set for a piece that was taken since.
+            timer.as_mut().reset(until);
+        }
+        *this.timer = None;
+        Poll::Pending
     }
 }
 
@@ -72,22 +111,7 @@ where
     F: Future<Output = ()> + Send + 'static,
 {
     fn execute(&self, stream: F) {
-        let stall = self.stall;
-        // Boxed, as the task would have room for it three times over, and it is kilobytes.
-        let mut stream = Box::pin(stream);
         let pace = Arc::new(Pace::new());
-        let own = Arc::clone(&pace);
-        tokio::spawn(PACE.scope(pace, async move {
-            if stall.is_zero() {
-                return stream.await;
-            }
-            tokio::select! {
-                () = &mut stream => {}
-                () = own.stalled(stall) => {
-                    metrics::answer_cut();
-                    tracing::debug!("the client takes nothing of an answer; the stream is reset");
-                }
-            }
-        }));
+        tokio::spawn(Stream { inner: stream, pace, stall: self.stall, timer: None });
     }
 }

@@ -1,4 +1,5 @@
 //! What is counted of requests and watches. The names stand here and nowhere else.
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -6,6 +7,7 @@ use http::{Method, StatusCode};
 use metrics::{
     Counter, Gauge, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
+use parking_lot::Mutex;
 
 use super::decide::Planned;
 use super::source::Source;
@@ -137,8 +139,15 @@ impl Drop for InFlight {
     }
 }
 
-/// Counts what one watch does.
-pub(super) struct WatchMeter {
+/// The meters of watches, by type. A type's is kept for good, as the recorder keeps its series.
+#[derive(Default)]
+pub(super) struct Meters(Mutex<HashMap<GroupResource, Arc<TypeMeter>>>);
+
+/// The labels of a type.
+type GroupResource = (Arc<str>, Arc<str>);
+
+/// Counts what the watches of one type do.
+struct TypeMeter {
     watches: Gauge,
     events: Counter,
     bytes: Counter,
@@ -146,32 +155,39 @@ pub(super) struct WatchMeter {
     group: Arc<str>,
 }
 
-impl WatchMeter {
-    pub(super) fn begin(labels: &Labels, resource: &Resource) -> Self {
-        let group = || Arc::clone(&labels.group);
-        let name = || Arc::clone(&resource.gvr.resource);
-        let watches = gauge!(WATCHES, "group" => group(), "resource" => name());
-        watches.increment(1);
-        Self {
-            watches,
-            events: counter!(EVENTS, "group" => group(), "resource" => name()),
-            bytes: counter!(EVENT_BYTES, "group" => group(), "resource" => name()),
-            resource: name(),
-            group: group(),
-        }
+/// Counts what one watch does. Small, as there may be a hundred thousand.
+pub(super) struct WatchMeter(Arc<TypeMeter>);
+
+impl Meters {
+    pub(super) fn begin(&self, labels: &Labels, resource: &Resource) -> WatchMeter {
+        let key = (Arc::clone(&labels.group), Arc::clone(&resource.gvr.resource));
+        let mut meters = self.0.lock();
+        let meter = meters.entry(key).or_insert_with_key(|(group, resource)| {
+            let group = || Arc::clone(group);
+            let name = || Arc::clone(resource);
+            Arc::new(TypeMeter {
+                watches: gauge!(WATCHES, "group" => group(), "resource" => name()),
+                events: counter!(EVENTS, "group" => group(), "resource" => name()),
+                bytes: counter!(EVENT_BYTES, "group" => group(), "resource" => name()),
+                resource: name(),
+                group: group(),
+            })
+        });
+        meter.watches.increment(1);
+        WatchMeter(Arc::clone(meter))
     }
 }
 
 impl Observer for WatchMeter {
     fn sent(&mut self, events: usize, bytes: usize) {
-        self.events.increment(events as u64);
-        self.bytes.increment(bytes as u64);
+        self.0.events.increment(events as u64);
+        self.0.bytes.increment(bytes as u64);
     }
 
     fn ended(&mut self, how: Ending) {
-        self.watches.decrement(1);
-        counter!(ENDED, "group" => Arc::clone(&self.group), "resource" => Arc::clone(&self.resource),
-            "how" => how.as_str())
-        .increment(1);
+        let TypeMeter { watches, group, resource, .. } = &*self.0;
+        watches.decrement(1);
+        counter!(ENDED, "group" => Arc::clone(group), "resource" => Arc::clone(resource), "how" => how.as_str())
+            .increment(1);
     }
 }

@@ -25,10 +25,8 @@ pub(super) fn apply(response: Response<Body>, draining: &drain::Watch) -> Respon
         .find(|encoding| media_type == Some(encoding.content_type(true).as_bytes()));
     match encoding {
         Some(encoding) if response.status() == StatusCode::OK => response.map(|body| {
-            let draining = draining.clone();
-            let draining = Box::pin(async move { draining.draining().await });
             let place = if plain { Place::new(encoding) } else { Place::Unseen { quiet: None } };
-            UntilDrain { body, draining: Some(draining), place }.boxed_unsync()
+            UntilDrain { body, draining: Some(draining.bell()), place }.boxed_unsync()
         }),
         _ => response,
     }
@@ -37,7 +35,7 @@ pub(super) fn apply(response: Response<Body>, draining: &drain::Watch) -> Respon
 struct UntilDrain {
     body: Body,
     /// Gone once it has begun.
-    draining: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    draining: Option<drain::Bell>,
     place: Place,
 }
 
@@ -112,7 +110,7 @@ impl http_body::Body for UntilDrain {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = self.get_mut();
-        if this.draining.as_mut().is_some_and(|draining| draining.as_mut().poll(context).is_ready()) {
+        if this.draining.as_mut().is_some_and(|draining| Pin::new(draining).poll(context).is_ready()) {
             this.draining = None;
         }
         if this.draining.is_none() && this.place.is_between() {

@@ -8,11 +8,10 @@ use http_body_util::BodyExt;
 use tokio::time::Instant;
 
 use super::decide::{Begin, Read, Watch};
-use super::metrics::{Labels, WatchMeter};
+use super::metrics::Labels;
 use super::source::{Reason, Source};
-use super::{Opened, Outcome, from_memory, gzip};
+use super::{Inner, Opened, Outcome, from_memory, gzip};
 use crate::access::{Guard, Standing};
-use crate::http::drain;
 use crate::kube::accepts_gzip;
 use crate::store::Start;
 use crate::watch::{Coding, Grant, Initial, Permission, Terms, View, WatchBody};
@@ -45,16 +44,16 @@ pub(super) async fn coding(opened: &Opened, watch: &Watch, headers: &HeaderMap) 
 }
 
 pub(super) fn answer(
+    server: &Inner,
     opened: &Opened,
     read: &Read,
     watch: &Watch,
     coding: Coding,
     guard: Guard,
-    draining: &drain::Watch,
     labels: &Labels,
 ) -> Outcome {
     let Opened { scope, ready, representation, .. } = opened;
-    let view = View { filter: watch.filter.clone(), partial: opened.partial() };
+    let view = View { filter: watch.filter.clone(), partial: opened.partial().map(Box::new) };
     // A release that does not stream initial events refuses to be asked, and does not mark the end
     // of those it sends unasked.
     if matches!(watch.begin, Begin::State { asked_for: true, .. }) && !ready.streams_initial_events {
@@ -97,7 +96,6 @@ pub(super) fn answer(
         Some(seconds) => Duration::from_secs(seconds).min(MAX_TIMEOUT),
         None => MIN_TIMEOUT.mul_f64(1.0 + fastrand::f64()),
     };
-    let draining = draining.clone();
     let body = WatchBody::new(
         subscription,
         Terms {
@@ -111,9 +109,9 @@ pub(super) fn answer(
             initial,
             bookmarks: watch.bookmarks.then(|| Arc::clone(&scope.bookmarks)),
             deadline: Instant::now() + timeout,
-            grant: Box::new(guard),
-            draining: Box::pin(async move { draining.draining().await }),
-            observer: Box::new(WatchMeter::begin(labels, &read.resource)),
+            grant: guard,
+            draining: server.draining.bell(),
+            observer: server.meters.begin(labels, &read.resource),
         },
     );
     let body = body.map_err(|never| match never {}).boxed_unsync();
@@ -123,4 +121,18 @@ pub(super) fn answer(
         gzip::mark(response.headers_mut());
     }
     Outcome::Answered(source, response)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::drain::Bell;
+    use crate::serve::metrics::WatchMeter;
+
+    /// There may be a hundred thousand.
+    #[test]
+    fn an_open_watch_is_small() {
+        let bytes = size_of::<WatchBody<Guard, Bell, WatchMeter>>();
+        assert!(bytes <= 384, "{bytes}");
+    }
 }

@@ -1,5 +1,4 @@
 //! The body of a watch response: initial state, events, bookmarks, and a clean end.
-use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -36,7 +35,7 @@ pub enum Permission {
 }
 
 /// Asked all through a watch: may this caller still see this?
-pub trait Grant: Send {
+pub trait Grant: Send + Unpin {
     /// What the watch may do now. Wakes the task when that may have changed, except by the clock alone.
     fn poll(&mut self, context: &mut Context<'_>) -> Permission;
     /// When it is to be polled next at the latest. Not in the past after a poll.
@@ -81,7 +80,7 @@ impl Ending {
 }
 
 /// What was agreed for one watch.
-pub struct Terms {
+pub struct Terms<G, D, O> {
     /// How objects and events of the type are framed.
     pub form: Arc<TypeForm>,
     /// Which events the client sees.
@@ -97,11 +96,11 @@ pub struct Terms {
     /// When the watch ends.
     pub deadline: Instant,
     /// The caller's right to see it.
-    pub grant: Box<dyn Grant>,
+    pub grant: G,
     /// Resolves when this server begins to shut down.
-    pub draining: Pin<Box<dyn Future<Output = ()> + Send>>,
+    pub draining: D,
     /// Told once how the watch ended, and of every event handed out.
-    pub observer: Box<dyn Observer>,
+    pub observer: O,
 }
 
 /// The state a watch begins with.
@@ -115,7 +114,7 @@ pub struct Initial {
 }
 
 /// Counts what a watch does.
-pub trait Observer: Send + 'static {
+pub trait Observer: Send + Unpin + 'static {
     /// So many frames were handed out, in so many bytes (compressed ones, of a watch that is).
     fn sent(&mut self, events: usize, bytes: usize);
     /// The watch is over.
@@ -139,7 +138,9 @@ enum Outside {
 ///
 /// It is polled only when the connection can take more, so a slow client holds nothing but its
 /// position (invariant `a slow client costs itself only`).
-pub struct WatchBody {
+///
+/// The types of what is told from outside are parameters: there may be a hundred thousand bodies, and a box is dearer than what it holds.
+pub struct WatchBody<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> {
     subscription: Subscription,
     form: Arc<TypeForm>,
     view: View,
@@ -153,14 +154,14 @@ pub struct WatchBody {
     /// Fires for the tick, or when the grant is to be looked at.
     timer: Pin<Box<Sleep>>,
     bookmark_due: bool,
-    grant: Box<dyn Grant>,
-    draining: Pin<Box<dyn Future<Output = ()> + Send>>,
-    observer: Box<dyn Observer>,
+    grant: G,
+    draining: D,
+    observer: O,
 }
 
-impl WatchBody {
+impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
     /// Begins a watch over `subscription`.
-    pub fn new(subscription: Subscription, terms: Terms) -> Self {
+    pub fn new(subscription: Subscription, terms: Terms<G, D, O>) -> Self {
         let now = Instant::now();
         let tick = next_tick(now, terms.deadline);
         Self {
@@ -190,7 +191,7 @@ impl WatchBody {
 
     /// What ends a watch from outside, or has it wait: deadline, shutdown, a grant that is gone or may be.
     fn poll_outside(&mut self, context: &mut Context<'_>) -> Outside {
-        if self.draining.as_mut().poll(context).is_ready() {
+        if Pin::new(&mut self.draining).poll(context).is_ready() {
             return Outside::End(Ending::Draining);
         }
         loop {
@@ -348,7 +349,7 @@ fn next_tick(now: Instant, deadline: Instant) -> Instant {
     }
 }
 
-impl http_body::Body for WatchBody {
+impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> http_body::Body for WatchBody<G, D, O> {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
@@ -387,7 +388,7 @@ impl http_body::Body for WatchBody {
     }
 }
 
-impl Drop for WatchBody {
+impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> Drop for WatchBody<G, D, O> {
     fn drop(&mut self) {
         self.over(Ending::Gone);
     }

@@ -108,7 +108,7 @@ impl Rig {
         let filter = Filter::new(None, labels, None, &self.fields).unwrap();
         let interest = filter.interest(&self.fields);
         let partial = partial.then(|| PartialForm::of(&self.form, Encoding::Json));
-        let view = View { filter, partial };
+        let view = View { filter, partial: partial.map(Box::new) };
         let (subscription, snapshot) = self.reader.subscribe(Start::Now, interest);
         let version = snapshot.version();
         let end_mark = view.end_mark(&self.bookmarks.load_full().unwrap(), version);
@@ -122,16 +122,16 @@ impl Rig {
             initial: Some(Initial { runs: snapshot.into_runs(None), rest: None, end_mark }),
             bookmarks: Some(Arc::clone(&self.bookmarks)),
             deadline: Instant::now() + Duration::from_mins(30),
-            grant: Box::new(said.clone()),
-            draining: Box::pin(std::future::pending()),
-            observer: Box::new(meter.clone()),
+            grant: said.clone(),
+            draining: std::future::pending(),
+            observer: meter.clone(),
         };
         Watching { body: WatchBody::new(subscription, terms), coding, meter, said, pieces: Vec::new() }
     }
 }
 
 struct Watching {
-    body: WatchBody,
+    body: WatchBody<Said, std::future::Pending<()>, Meter>,
     coding: Coding,
     meter: Meter,
     said: Said,

@@ -98,7 +98,7 @@ pub struct View {
     /// What the client asked to see.
     pub filter: Filter,
     /// How objects are reduced, if it only wants their metadata.
-    pub partial: Option<PartialForm>,
+    pub partial: Option<Box<PartialForm>>,
 }
 
 /// An event as the client sees it.
@@ -127,7 +127,7 @@ impl View {
 
     /// How what the client gets is framed.
     pub fn form<'a>(&'a self, whole: &'a TypeForm) -> &'a TypeForm {
-        self.partial.as_ref().map_or(whole, PartialForm::form)
+        self.partial.as_ref().map_or(whole, |partial| partial.form())
     }
 
     /// The frame of a bookmark, if it is certain how upstream writes it.

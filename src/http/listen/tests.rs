@@ -117,6 +117,28 @@ async fn a_drain_lets_running_answers_end() {
 }
 
 #[tokio::test]
+async fn a_drain_waits_for_nobody_who_has_said_nothing() {
+    let server = Server::start(Limits::default()).await;
+    let http1 = connect(server.address, &server.roots, b"http/1.1", None).await.unwrap();
+    // Not even the beginning of HTTP/2, without which nothing can be said to its client.
+    let http2 = connect(server.address, &server.roots, b"h2", None).await.unwrap();
+    server.trigger.drain(std::time::Duration::from_hours(1));
+    soon(server.served).await.unwrap();
+    drop((http1, http2));
+}
+
+#[tokio::test]
+async fn the_protocol_is_the_one_that_was_agreed_on() {
+    let server = Server::start(Limits::default()).await;
+    let mut client = connect(server.address, &server.roots, b"http/1.1", None).await.unwrap();
+    client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    let mut answer = Vec::new();
+    // However it ends, it does, and HTTP/2 is not spoken.
+    let _ = soon(client.read_to_end(&mut answer)).await;
+    assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 4"), "{answer:?}");
+}
+
+#[tokio::test]
 async fn a_drain_cuts_what_does_not_end() {
     let server = Server::start(Limits::default()).await;
     let (mut http1, mut http2) = (server.http1().await, server.http2().await);
