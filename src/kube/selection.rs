@@ -175,7 +175,7 @@ mod tests {
         let spaces = ["x", "y", "z"].into_iter();
         spaces.flat_map(move |namespace| {
             labels.into_iter().flat_map(move |label| {
-                [None, Some("a"), Some("z")].into_iter().flat_map(move |other_label| {
+                [None, Some("a"), Some("b"), Some("z")].into_iter().flat_map(move |other_label| {
                     ["", "n1", "n2", "n3"].map(|node| Object { namespace, label, other_label, node })
                 })
             })

@@ -39,7 +39,7 @@ async fn health_and_metrics_say_what_they_should() {
     let watch = program.proxied.watch(Protocol::Http2, "/api/v1/pods?watch=1&resourceVersion=0").await;
     let metrics = program.admin("GET", "/metrics").await;
     assert!(metrics.contains("content-type: text/plain; version=0.0.4; charset=utf-8\r\n"), "{metrics}");
-    let scope = r#"group="",version="v1",resource="pods",encoding="json",content="objects""#;
+    let scope = r#"group="",version="v1",resource="pods",encoding="json",content="objects",selection="""#;
     for line in [
         r#"watershed_requests_total{verb="list",group="",resource="pods",source="snapshot",reason="",code="200"} 1"#.to_owned(),
         r#"watershed_requests_total{verb="watch",group="",resource="pods",source="snapshot",reason="",code="200"} 1"#.to_owned(),

@@ -118,9 +118,9 @@ async fn servers_are_compared_and_no_event_is_lost() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_server_does_wrong_is_in_the_result() {
     type Fault = fn(&Server);
+    type Planted<'a> = (&'a str, Fault, &'a dyn Fn(&mut Plan), &'a str);
     let stream = |plan: &mut Plan| plan.groups[0].first_state = FirstState::Stream;
     let lists = |plan: &mut Plan| plan.groups[0].lists = "50/s".parse().unwrap();
-    type Planted<'a> = (&'a str, Fault, &'a dyn Fn(&mut Plan), &'a str);
     let faults: [Planted<'_>; 4] = [
         ("broken", |s| s.faults().break_frame(50, BrokenFrame::Half), &|_| {}, "watch: "),
         ("garbage", |s| s.faults().break_frame(50, BrokenFrame::Garbage), &|_| {}, "watch: "),
