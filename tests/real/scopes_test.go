@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// selectors is the query of a read with selectors.
-func selectors(labels, fields string) string {
+// selecting is the query of a read with selectors.
+func selecting(labels, fields string) string {
 	query := url.Values{}
 	for name, value := range map[string]string{"labelSelector": labels, "fieldSelector": fields} {
 		if value != "" {
@@ -54,24 +54,24 @@ scopes:
 	for i, tier := range tiers {
 		put(fmt.Sprintf("first-%d", i), tier, "x")
 	}
-	for _, node := range []string{"node-a", "node-b", ""} {
-		must(client.CoreV1().Pods(ns).Create(ctx, pod("on-"+node, node), metav1.CreateOptions{}))(t)
+	for name, node := range map[string]string{"on-node-a": "node-a", "on-node-b": "node-b", "pending": ""} {
+		must(client.CoreV1().Pods(ns).Create(ctx, pod(name, node), metav1.CreateOptions{}))(t)
 	}
 
 	const notCovered = "forward; reason=not-covered"
 	all, mine := "/api/v1/configmaps?", "/api/v1/namespaces/"+ns+"/configmaps?"
 	pods := "/api/v1/namespaces/" + ns + "/pods"
 	for _, c := range []struct{ path, want string }{
-		{all + selectors("tier in (gold,silver)", ""), "snapshot"},
-		{all + selectors("of="+ns+",tier=gold", ""), "snapshot"},
-		{mine + selectors("tier=silver", ""), "snapshot"},
-		{mine + selectors("tier in (silver,bronze)", ""), notCovered},
-		{mine + selectors("tier", ""), notCovered},
+		{all + selecting("tier in (gold,silver)", ""), "snapshot"},
+		{all + selecting("of="+ns+",tier=gold", ""), "snapshot"},
+		{mine + selecting("tier=silver", ""), "snapshot"},
+		{mine + selecting("tier in (silver,bronze)", ""), notCovered},
+		{mine + selecting("tier", ""), notCovered},
 		{mine, notCovered},
-		{mine + selectors("", "metadata.name=first-0"), notCovered},
-		{pods + "?" + selectors("", "spec.nodeName=node-a"), "snapshot"},
-		{pods + "?" + selectors("app", "spec.nodeName=node-a,status.phase!=Failed"), "snapshot"},
-		{pods + "?" + selectors("", "spec.nodeName=node-b"), notCovered},
+		{mine + selecting("", "metadata.name=first-0"), notCovered},
+		{pods + "?" + selecting("", "spec.nodeName=node-a"), "snapshot"},
+		{pods + "?" + selecting("app", "spec.nodeName=node-a,status.phase!=Failed"), "snapshot"},
+		{pods + "?" + selecting("", "spec.nodeName=node-b"), notCovered},
 		{pods + "?", notCovered},
 		{pods + "/on-node-a?", "snapshot"},
 		{pods + "/on-node-b?", notCovered},
@@ -79,13 +79,14 @@ scopes:
 		{"/api/v1/namespaces/default/services?", "snapshot"},
 		{"/api/v1/namespaces/default/services/absent?", "snapshot"},
 		{"/api/v1/services?", notCovered},
-		{"/api/v1/services?" + selectors("", "metadata.namespace=default"), "snapshot"},
+		{"/api/v1/services?" + selecting("", "metadata.namespace=default"), "snapshot"},
 		{"/api/v1/namespaces/" + ns + "/services?", notCovered},
 	} {
 		for _, version := range []string{"&resourceVersion=0", ""} {
 			r := request{path: c.path + version}
 			want := c.want
-			if version == "" && strings.Contains(c.path, "/absent?") || version == "" && strings.HasSuffix(c.path, "/on-node-a?") {
+			get := strings.Contains(c.path, "/absent?") || strings.Contains(c.path, "/on-node-")
+			if version == "" && get {
 				want = "" // A get of the latest state is upstream's.
 			} else if version == "" && want == "snapshot" {
 				want = "fence"
@@ -110,10 +111,10 @@ scopes:
 	var pairs []pair
 	version := versionOf(t, upstream.ok(t, request{path: mine + "limit=1"}).body)
 	for _, of := range []string{
-		all + selectors("of="+ns+",tier in (gold,silver)", ""),
-		mine + selectors("tier in (gold,silver)", ""),
-		mine + selectors("tier=gold", ""),
-		mine + selectors("tier=silver,!odd", ""),
+		all + selecting("of="+ns+",tier in (gold,silver)", ""),
+		mine + selecting("tier in (gold,silver)", ""),
+		mine + selecting("tier=gold", ""),
+		mine + selecting("tier=silver,!odd", ""),
 	} {
 		for _, begin := range []string{"&resourceVersion=0", "&resourceVersion=" + version,
 			"&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"} {
