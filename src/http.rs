@@ -13,6 +13,7 @@ mod limits;
 pub mod listen;
 pub mod metrics;
 mod per_address;
+mod pieces;
 mod self_signed;
 pub mod socket;
 mod stall;

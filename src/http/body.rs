@@ -14,6 +14,11 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// A boxed body: a buffer, a watch or a stream from upstream.
 pub type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 
+/// Put into an answer's extensions: its body is made of references to what lies in memory anyway, is always ready, and
+/// never fails.
+#[derive(Clone, Copy, Debug)]
+pub struct InMemory;
+
 /// A body of bytes known beforehand.
 pub fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()

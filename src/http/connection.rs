@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use futures_util::FutureExt;
 use http::header::CONTENT_LENGTH;
 use http::{Method, Request, Response, StatusCode};
@@ -23,11 +23,12 @@ use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::activity::{Activity, Running};
-use super::body::{self, Body, BoxError};
+use super::body::{self, Body, BoxError, InMemory};
 use super::clock::{Clock, Due};
 use super::drain;
 use super::limits::Limits;
 use super::metrics::Listener;
+use super::pieces::Pieces;
 use super::stall::{Pace, Streams};
 
 /// Who is at the other end of a connection.
@@ -66,6 +67,10 @@ const MAX_OWN_RESETS: usize = 1024;
 /// An HTTP/2 answer is handed out in pieces of this size: what is handed out at once is held for the
 /// client, whatever its window.
 const PIECE: usize = 64 * 1024;
+
+/// What lies in memory anyway costs nothing to be held for a client, and each time that it is handed out some of the
+/// processor. Not more, as a client that takes nothing of it is cut.
+const MOST_PIECES: usize = 256 * 1024;
 
 /// A ping on a quiet HTTP/2 connection, and how long its answer may take: finds clients that
 /// vanished without a word, whose watches would stay for ever.
@@ -260,8 +265,10 @@ where
         without_body(&mut response);
     }
     running.answered();
+    let in_memory = response.extensions().get::<InMemory>().is_some();
     Ok(response.map(|inner| Counted {
         inner,
+        in_memory,
         rest: Bytes::new(),
         pace: Pace::of_this_task(),
         _running: running,
@@ -286,6 +293,7 @@ fn without_body(response: &mut Response<Body>) {
 /// An answer's body that keeps its connection from being idle, and shows how its client takes it.
 struct Counted {
     inner: Body,
+    in_memory: bool,
     /// What is left of a frame that is handed out in pieces.
     rest: Bytes,
     /// On HTTP/2.
@@ -294,28 +302,45 @@ struct Counted {
 }
 
 impl http_body::Body for Counted {
-    type Data = Bytes;
+    type Data = Pieces;
     type Error = BoxError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+    ) -> Poll<Option<Result<Frame<Pieces>, BoxError>>> {
         let this = &mut *self;
-        let Some(pace) = &this.pace else { return Pin::new(&mut this.inner).poll_frame(cx) };
+        let Some(pace) = &this.pace else {
+            let polled = Pin::new(&mut this.inner).poll_frame(cx);
+            return polled.map_ok(|frame| frame.map_data(Pieces::from));
+        };
         pace.asked();
         if this.rest.is_empty() {
             match ready!(Pin::new(&mut this.inner).poll_frame(cx)) {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => this.rest = data,
-                    Err(other) => return Poll::Ready(Some(Ok(other))),
+                    Err(other) => return Poll::Ready(Some(Ok(other.map_data(Pieces::from)))),
                 },
-                end => return Poll::Ready(end),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => return Poll::Ready(None),
             }
         }
         pace.handed_out();
-        let piece = this.rest.split_to(PIECE.min(this.rest.len()));
-        Poll::Ready(Some(Ok(Frame::data(piece))))
+        let mut pieces = Pieces::from(this.rest.split_to(PIECE.min(this.rest.len())));
+        // Such a body always has its next piece ready, and nothing but pieces.
+        while this.in_memory && pieces.remaining() < MOST_PIECES {
+            if this.rest.is_empty()
+                && let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut this.inner).poll_frame(cx)
+                && let Ok(data) = frame.into_data()
+            {
+                this.rest = data;
+            }
+            if this.rest.is_empty() {
+                break;
+            }
+            pieces.push(this.rest.split_to(PIECE.min(this.rest.len())));
+        }
+        Poll::Ready(Some(Ok(Frame::data(pieces))))
     }
 
     fn is_end_stream(&self) -> bool {

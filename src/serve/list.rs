@@ -9,6 +9,7 @@ use super::decide::{List, Read};
 use super::list_body::{CompressedListBody, Items, ListBody};
 use super::source::Reason;
 use super::{Opened, Outcome, from_memory, gzip};
+use crate::http::body::InMemory;
 use crate::kube::{ContinueToken, Malformed};
 use crate::store::{At, Object, Run, Snapshot};
 
@@ -45,9 +46,13 @@ pub(super) fn answer(opened: &Opened, read: &Read, list: &List, headers: &Header
             response
         }
         items => {
+            let in_memory = matches!(items, Items::Runs(..));
             let body = ListBody::new(items, parts).map_err(|never| match never {}).boxed_unsync();
             let mut response = respond(body);
             response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+            if in_memory {
+                response.extensions_mut().insert(InMemory);
+            }
             gzip::apply(headers, response)
         }
     };
