@@ -249,8 +249,8 @@ fn plan<B>(
             return Err(Reason::Pretty);
         }
         let name = asked.name.clone().ok_or(Reason::NotAResource)?;
-        let selection = Selection::named(namespace.as_deref(), &name);
-        let held_in = policy.held_in(&resource.gvr, &selection, true).ok_or(Reason::NotCovered)?;
+        let asked = || Selection::named(namespace.as_deref(), &name);
+        let held_in = policy.held_in(&resource.gvr, true, asked).ok_or(Reason::NotCovered)?;
         return Ok(read(ReadKind::Get { name }, Selectors::default(), age, held_in));
     }
 
@@ -260,12 +260,12 @@ fn plan<B>(
     let fields = options.field_selector.as_deref().map(FieldSelector::parse).transpose();
     let fields = fields.map_err(|_| Reason::Selector)?;
     let selectors = Selectors::new(labels.as_ref(), fields.as_ref());
-    let selection = Selection {
+    let asked = || Selection {
         namespace: namespace.clone(),
         labels: labels.clone().unwrap_or_default(),
         fields: fields.clone().unwrap_or_default(),
     };
-    let held_in = policy.held_in(&resource.gvr, &selection, false).ok_or(Reason::NotCovered)?;
+    let held_in = policy.held_in(&resource.gvr, false, asked).ok_or(Reason::NotCovered)?;
     let filter = Filter::new(namespace.clone(), labels, fields.as_ref(), &resource.fields)
         .map_err(|_| Reason::Selector)?;
     let beyond_metadata = |fields: &FieldSelector| {

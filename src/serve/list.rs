@@ -142,7 +142,8 @@ fn selected(
     let filter = &list.filter;
     let whole = list.limit.is_none() && list.after.is_none();
     let indexed = opened.scope.fields.indexed().filter(|_| whole);
-    if let Some((position, value)) = indexed.and_then(|position| filter.equal_to(position))
+    if let Some(position) = indexed
+        && let Some(value) = filter.equal_to(position)
         && let Some(objects) = snapshot.with_field(position, value)
     {
         return (objects.filter(|object| filter.matches(&object.attributes)).cloned().collect(), 0);

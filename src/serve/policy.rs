@@ -142,7 +142,12 @@ impl Policy {
     /// Where the objects that a read asks for are held; `None` if no scope of the configuration covers them.
     ///
     /// The narrowest that certainly has them all. One object may be found where not all of its kind are.
-    pub(super) fn held_in(&self, gvr: &GroupVersionResource, asked: &Selection, one: bool) -> Option<HeldIn> {
+    pub(super) fn held_in(
+        &self,
+        gvr: &GroupVersionResource,
+        one: bool,
+        asked: impl FnOnce() -> Selection,
+    ) -> Option<HeldIn> {
         let complete =
             |selection: &Arc<Selection>| HeldIn { selection: Arc::clone(selection), is_complete: true };
         if self.scopes.is_empty() {
@@ -150,6 +155,7 @@ impl Policy {
         }
         let key = name(&gvr.group, &gvr.resource);
         let Some(scopes) = self.scopes.get(&key) else { return Some(complete(&EVERYTHING)) };
+        let asked = &asked();
         let mut narrowest: Option<&Arc<Selection>> = None;
         for scope in scopes.iter().filter(|scope| scope.covers(asked)) {
             if narrowest.is_none_or(|known| known.covers(scope)) {
@@ -336,7 +342,9 @@ mod tests {
         };
         let pods = GroupVersionResource::new("", "v1", "pods");
         let held_in = |policy: &Policy, asked: &Selection, one| {
-            policy.held_in(&pods, asked, one).map(|held| (held.selection.to_string(), held.is_complete))
+            policy
+                .held_in(&pods, one, || asked.clone())
+                .map(|held| (held.selection.to_string(), held.is_complete))
         };
         let everything = Some((String::new(), true));
         assert_eq!(held_in(&Policy::default(), &selection(None, "", ""), false), everything);
@@ -352,9 +360,9 @@ mod tests {
         assert_eq!(held_in(&node, &named, true), Some(("fieldSelector=spec.nodeName=n1".to_owned(), false)));
         // Other types are not concerned.
         let nodes = GroupVersionResource::new("", "v1", "nodes");
-        assert!(node.held_in(&nodes, &Selection::named(None, "n1"), true).unwrap().is_complete);
-        assert!(!node.held_in(&nodes, &Selection::named(None, "n2"), true).unwrap().is_complete);
-        assert!(node.held_in(&nodes, &selection(None, "", ""), false).is_none());
+        assert!(node.held_in(&nodes, true, || Selection::named(None, "n1")).unwrap().is_complete);
+        assert!(!node.held_in(&nodes, true, || Selection::named(None, "n2")).unwrap().is_complete);
+        assert!(node.held_in(&nodes, false, || selection(None, "", "")).is_none());
 
         let mut policy = Policy::default();
         let scopes =

@@ -67,23 +67,20 @@ impl Filter {
     }
 
     /// The value that the field at this position must have, if it must have one.
-    pub fn equal_to(&self, position: usize) -> Option<(usize, &str)> {
+    pub fn equal_to(&self, position: usize) -> Option<&str> {
         let field = self.fields.iter().find(|field| field.equal && field.position == position)?;
-        Some((position, &field.value))
+        Some(&field.value)
     }
 
     /// The narrowest index that holds every event of the view.
     pub fn interest(&self, table: &FieldTable) -> Interest {
-        let equal = |label| {
-            let position = table.position(label)?;
-            self.fields.iter().find(|field| field.equal && field.position == position)
-        };
-        let name = equal("metadata.name").map(|field| field.value.as_str());
-        if let (Some(namespace), Some(name)) = (&self.namespace, name) {
+        let equal = |position: Option<usize>| Some((position?, self.equal_to(position?)?));
+        let name = equal(table.position("metadata.name"));
+        if let (Some(namespace), Some((_, name))) = (&self.namespace, name) {
             return Interest::Key(format!("{namespace}/{name}").into());
         }
-        if let Some(field) = equal("spec.nodeName").or_else(|| equal("metadata.name")) {
-            return Interest::Field(field.position, field.value.as_str().into());
+        if let Some((position, value)) = equal(table.indexed()).or(name) {
+            return Interest::Field(position, value.into());
         }
         match &self.namespace {
             Some(namespace) => Interest::Namespace(namespace.as_str().into()),
