@@ -23,6 +23,7 @@
 //! | [`app`] | the only place that knows every room | `app.rs` |
 //! | [`sim`], [`demo`] | a simulated API server, and the demonstration that uses it | `sim.rs` |
 //! | [`load`] | clients that put load on any API server and measure what they get | `load/round.rs` |
+//! | [`figures`] | figures as people read them. Pure | `figures.rs` |
 //!
 //! Arrows between rooms go one way; `tests/architecture.rs` holds them.
 #![forbid(unsafe_code)]
@@ -34,6 +35,7 @@ pub mod audit;
 pub mod catalog;
 pub mod cli;
 pub mod demo;
+pub mod figures;
 pub mod http;
 pub mod kube;
 pub mod load;

@@ -38,7 +38,7 @@ pub use group::{FirstState, Form, Group, Resource};
 pub use measured::{Consumption, Distribution, Measured, Round, Sample, Server, Setting, Short};
 pub use plan::{Access, Plan, Target, Writes, mix};
 pub use plot::plots;
-pub use process::{Machine, Process};
+pub use process::{Machine, Process, cpu_time, status_bytes};
 pub use rate::Rate;
 pub use table::{comparison, table, verdict};
 

@@ -19,8 +19,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("admin", &["kube", "scope", "catalog", "http"]),
     ("telemetry", &["http", "access", "serve", "admin", "audit"]),
     ("sim", &["kube"]),
-    ("demo", &["sim"]),
-    ("load", &["kube", "upstream"]),
+    ("figures", &[]),
+    ("demo", &["sim", "figures"]),
+    ("load", &["kube", "upstream", "figures"]),
 ];
 
 /// Crates that a pure room must not know.

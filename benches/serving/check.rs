@@ -8,7 +8,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::children::{self, Child};
 use crate::process;
-use crate::table::median;
+use watershed::figures::median;
 
 /// What the busy loop uses, by its own clock.
 const PLANTED: Duration = Duration::from_millis(600);
@@ -66,6 +66,6 @@ pub(crate) fn run() -> anyhow::Result<()> {
     process::reset_peak(std::process::id())?;
     let (peak, now) = (process::peak(std::process::id())?, process::resident(std::process::id())?);
     ensure!(peak.abs_diff(now) < 8 << 20, "a peak is not forgotten");
-    ensure!(median(&[3.0, 1.0, 2.0]) == Some(2.0) && median(&[4.0, 1.0, 2.0, 3.0]) == Some(2.5), "median");
+    ensure!(median([3.0, 1.0, 2.0]) == Some(2.0) && median([4.0, 1.0, 2.0, 3.0]) == Some(2.5), "median");
     Ok(())
 }

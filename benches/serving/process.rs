@@ -4,32 +4,23 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde::Serialize;
+use watershed::load::{cpu_time, status_bytes};
 
 /// CPU time of all threads of a process, those that ended included, in user and kernel mode.
 ///
 /// The kernel counts in ticks, so a measurement should take at least thirty of them (0.3 s).
 pub(crate) fn cpu(pid: u32) -> anyhow::Result<Duration> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let ticks = cpu_ticks(&stat).with_context(|| format!("/proc/{pid}/stat is not understood: {stat}"))?;
-    Ok(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
-}
-
-/// Fields 14 and 15, utime and stime. The second field is a name that may hold spaces and parentheses.
-fn cpu_ticks(stat: &str) -> Option<u64> {
-    let (_, after_name) = stat.rsplit_once(") ")?;
-    let mut fields = after_name.split(' ').skip(11);
-    let (user, system): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
-    Some(user + system)
+    cpu_time(pid).with_context(|| format!("/proc/{pid}/stat does not tell"))
 }
 
 /// Resident memory in bytes.
 pub(crate) fn resident(pid: u32) -> anyhow::Result<u64> {
-    status_bytes(pid, "VmRSS:")
+    bytes(pid, "VmRSS:")
 }
 
 /// The most resident memory there was since the start or [`reset_peak`], in bytes.
 pub(crate) fn peak(pid: u32) -> anyhow::Result<u64> {
-    status_bytes(pid, "VmHWM:")
+    bytes(pid, "VmHWM:")
 }
 
 /// Has [`peak`] begin anew at what is resident now.
@@ -38,11 +29,8 @@ pub(crate) fn reset_peak(pid: u32) -> anyhow::Result<()> {
     Ok(fs::write(format!("/proc/{pid}/clear_refs"), "5")?)
 }
 
-fn status_bytes(pid: u32, name: &'static str) -> anyhow::Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix(name)).context(name)?;
-    let kib: u64 = line.trim().trim_end_matches(" kB").parse()?;
-    Ok(kib * 1024)
+fn bytes(pid: u32, name: &str) -> anyhow::Result<u64> {
+    status_bytes(pid, name).with_context(|| format!("/proc/{pid}/status does not tell {name}"))
 }
 
 /// The machine a figure was measured on.

@@ -1,9 +1,9 @@
 //! The results, for people and for programs.
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use watershed::figures::{aligned, median, short};
 
 use crate::process::Machine;
 use crate::servers::Kind;
@@ -34,39 +34,16 @@ pub(crate) struct Setting {
     pub(crate) machine: Machine,
 }
 
-/// The middle of several rounds, which one disturbed round does not move.
-pub(crate) fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => None,
-        n if n % 2 == 1 => Some(sorted[middle]),
-        _ => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
-    }
-}
-
-/// Three digits that matter.
-fn short(value: f64) -> String {
-    let digits = match value.abs() {
-        v if v >= 100.0 => 0,
-        v if v >= 10.0 => 1,
-        v if v >= 1.0 => 2,
-        _ => 3,
-    };
-    format!("{value:.digits$}")
-}
-
 impl Row {
     fn median(&self, kind: Kind) -> Option<f64> {
-        median(self.rounds.get(&kind)?)
+        median(self.rounds.get(&kind)?.iter().copied())
     }
 
     /// The median of the rounds' ratios: what disturbs a round disturbs both servers.
     fn ratio(&self, kind: Kind) -> Option<f64> {
         let (proxy, other) = (self.rounds.get(&Kind::Proxy)?, self.rounds.get(&kind)?);
-        let ratios: Vec<_> = proxy.iter().zip(other).map(|(proxy, other)| proxy / other).collect();
-        median(&ratios).filter(|ratio| self.compare && ratio.is_finite())
+        let ratios = proxy.iter().zip(other).map(|(proxy, other)| proxy / other);
+        median(ratios).filter(|ratio| self.compare && ratio.is_finite())
     }
 }
 
@@ -101,26 +78,7 @@ impl Table {
             }
             lines.push(line);
         }
-        let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
-        let widths: Vec<_> = (0..lines[0].len()).map(width).collect();
-        let mut out = String::new();
-        for (number, line) in lines.iter().enumerate() {
-            for (column, (cell, &width)) in line.iter().zip(&widths).enumerate() {
-                let _ = if column < 2 {
-                    write!(out, "| {cell:<width$} ")
-                } else {
-                    write!(out, "| {cell:>width$} ")
-                };
-            }
-            out.push_str("|\n");
-            if number == 0 {
-                for (column, width) in widths.iter().enumerate() {
-                    let _ = write!(out, "|{}{}", "-".repeat(width + 1), if column < 2 { '-' } else { ':' });
-                }
-                out.push_str("|\n");
-            }
-        }
-        out
+        aligned(&lines)
     }
 
     /// Every round of every figure.
@@ -128,7 +86,7 @@ impl Table {
         let rows = self.rows.iter().map(|row| {
             let servers = row.rounds.iter().map(|(kind, rounds)| {
                 let figures = json!({
-                    "median": median(rounds), "rounds": rounds,
+                    "median": median(rounds.iter().copied()), "rounds": rounds,
                     "proxyRatio": if *kind == Kind::Proxy { None } else { row.ratio(*kind) },
                 });
                 (kind.name().to_owned(), figures)

@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::check::Difference;
 use super::fleet::Totals;
 use super::{Args, Front};
+use crate::figures::grouped;
 use crate::sim::Counts;
 
 /// Clients with differences that are shown; the rest is counted.
@@ -222,19 +223,6 @@ fn saved(received: u64, sent: u64) -> String {
     let saved = 100.0 * (1.0 - sent as f64 / received as f64);
     // Rounding must not turn a little into nothing.
     if saved > 99.9 && sent > 0 { format!("{:.2} %", saved.min(99.99)) } else { format!("{saved:.1} %") }
-}
-
-/// 1234567 → `1,234,567`.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
 }
 
 /// A size in units of a thousand.

@@ -23,12 +23,21 @@ pub(super) struct Usage {
 impl Process {
     /// What it uses now; `None` when it is gone, or the system has no `/proc`.
     pub(super) fn usage(&self) -> Option<Usage> {
-        let pid = self.pid;
-        let ticks = cpu_ticks(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
-        let memory = resident(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?)?;
-        let cpu = Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64);
-        Some(Usage { cpu, memory })
+        Some(Usage { cpu: cpu_time(self.pid)?, memory: status_bytes(self.pid, "VmRSS:")? })
     }
+}
+
+/// CPU time of all threads of a process, those that ended included, in user and kernel mode; `None` as for its usage.
+///
+/// The kernel counts in ticks, mostly of 10 ms.
+pub fn cpu_time(pid: u32) -> Option<Duration> {
+    let ticks = cpu_ticks(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
+    Some(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
+}
+
+/// A figure of a process's memory in bytes, by its name with the colon (`VmRSS:`).
+pub fn status_bytes(pid: u32, name: &str) -> Option<u64> {
+    bytes_of(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?, name)
 }
 
 /// Fields 14 and 15, utime and stime. The second field is a name that may hold spaces and parentheses.
@@ -39,8 +48,8 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
     Some(user + system)
 }
 
-fn resident(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+fn bytes_of(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
     Some(kib * 1024)
 }
@@ -98,8 +107,8 @@ mod tests {
         let stat = "12 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14";
         assert_eq!(cpu_ticks(stat), Some(11 + 12));
         assert_eq!(cpu_ticks("12 (a"), None);
-        assert_eq!(resident("Name:\tx\nVmRSS:\t    2048 kB\n"), Some(2048 * 1024));
-        assert_eq!(resident("Name:\tx\n"), None);
+        assert_eq!(bytes_of("Name:\tx\nVmRSS:\t    2048 kB\n", "VmRSS:"), Some(2048 * 1024));
+        assert_eq!(bytes_of("Name:\tx\n", "VmRSS:"), None);
     }
 
     #[cfg(target_os = "linux")]

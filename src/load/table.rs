@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::measured::{Consumption, Measured, Round, Server, Short};
 use super::round::OWN;
+use crate::figures::{aligned, grouped, median, short};
 
 /// How figures of CPU begin, and what they are at least (cores, seconds) for others to be set in relation to them.
 const CPU: &str = "CPU of ";
@@ -46,25 +47,7 @@ pub fn table(measured: &Measured) -> String {
         }
         lines.push(line);
     }
-    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<_> = (0..lines[0].len()).map(width).collect();
-    let mut out = String::new();
-    for (number, line) in lines.iter().enumerate() {
-        for (column, (cell, &width)) in line.iter().zip(&widths).enumerate() {
-            let written =
-                if column < 2 { write!(out, "| {cell:<width$} ") } else { write!(out, "| {cell:>width$} ") };
-            // A String takes whatever comes.
-            let _ = written;
-        }
-        out.push_str("|\n");
-        if number == 0 {
-            for (column, width) in widths.iter().enumerate() {
-                let _ = write!(out, "|{}{}", "-".repeat(width + 1), if column < 2 { '-' } else { ':' });
-            }
-            out.push_str("|\n");
-        }
-    }
-    out
+    aligned(&lines)
 }
 
 /// The same figures for programs: medians, rounds and ratios to the first server.
@@ -256,42 +239,12 @@ impl Row {
     }
 }
 
-/// The middle of several rounds, which one disturbed round does not move.
-fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let mut sorted: Vec<f64> = values.collect();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => None,
-        n if n % 2 == 1 => Some(sorted[middle]),
-        _ => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
-    }
-}
-
 /// Counts as they are, with separators; everything else in three digits that matter.
 fn figure(value: f64, unit: &str) -> String {
     if unit.is_empty() || value >= 1000.0 {
-        return grouped(&format!("{value:.0}"));
+        return grouped(format_args!("{value:.0}"));
     }
-    let digits = match value.abs() {
-        v if v >= 100.0 => 0,
-        v if v >= 10.0 => 1,
-        v if v >= 1.0 => 2,
-        _ => 3,
-    };
-    format!("{value:.digits$}")
-}
-
-/// 1234567 → `1,234,567`.
-fn grouped(digits: &str) -> String {
-    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
+    short(value)
 }
 
 #[cfg(test)]
