@@ -13,12 +13,15 @@ pub mod front_proxy;
 mod guard;
 mod impersonate;
 pub mod metrics;
+mod own;
 mod rbac;
 mod review;
 mod service_account;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+
+use rustls::pki_types::CertificateDer;
 
 use crate::http::tls::TlsError;
 use crate::scope::Scopes;
@@ -28,6 +31,7 @@ pub use authenticate::{Authenticated, Authenticator};
 pub use authorize::{Attributes, Authorizer, Decision, Judged, Selectors};
 pub use caller::{Caller, Refusal, Vouched};
 pub use guard::{Guard, Standing};
+pub use own::OwnRights;
 pub use review::{ReviewError, Unavailable};
 pub use service_account::BoundObjects;
 
@@ -70,6 +74,11 @@ impl Config {
     pub fn authorities(&self) -> Vec<PathBuf> {
         self.client_ca.iter().chain(self.front_proxy.as_ref().map(|proxy| &proxy.ca)).cloned().collect()
     }
+}
+
+/// The authorities in a file, if callers' certificates can be verified by them.
+pub async fn authorities(file: PathBuf) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    Certificates::load(file).await?.authorities()
 }
 
 /// Both questions in one place.

@@ -1,26 +1,30 @@
 //! Puts the rooms together. The only place that knows all of them.
+pub mod check;
 mod listen;
 mod report;
+mod serving;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use jiff::Timestamp;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use crate::access::{self, Access};
 use crate::audit::{self, Audit};
-use crate::catalog::{Catalog, Follower};
-use crate::http::tls::{ServerTls, TlsOptions};
+use crate::catalog::{Catalog, DiscoveryError, Follower};
+use crate::http::tls::ServerTls;
 use crate::http::{self, drain};
 use crate::scope::{self, Scopes};
 use crate::serve::{Cache, CachedObjects, Kept, Policy, Server};
 use listen::Bound;
 pub use listen::Listen;
+use serving::named;
 
 use crate::upstream::{Client, Forwarder, Upstream, UpstreamOptions};
 use crate::{admin, telemetry};
@@ -86,30 +90,18 @@ impl Config {
     }
 }
 
-impl Config {
-    fn tls(&self, listen: IpAddr) -> TlsOptions {
-        let (cert, key) = self.certificate.clone().unzip();
-        TlsOptions {
-            cert,
-            key,
-            client_cas: self.access.authorities(),
-            cert_dir: self.cert_dir.clone(),
-            names: self.names.clone(),
-            listen,
+/// Why upstream does not say which types it has.
+fn undiscovered(error: DiscoveryError, upstream: &Upstream) -> anyhow::Error {
+    let ended = upstream.certificate().filter(|valid| !valid.is_valid(Timestamp::now()));
+    let unknown = matches!(error, DiscoveryError::Unknown { .. });
+    let knob = match ended {
+        Some(valid) if unknown => {
+            format!("the client certificate of {}: {}", upstream.source(), valid.told(Timestamp::now()))
         }
-    }
-
-    fn admin_tls(&self) -> Option<TlsOptions> {
-        let (cert, key) = self.admin.certificate.clone()?;
-        Some(TlsOptions {
-            cert: Some(cert),
-            key: Some(key),
-            client_cas: Vec::new(),
-            cert_dir: self.cert_dir.clone(),
-            names: Vec::new(),
-            listen: self.admin_listen.ip(),
-        })
-    }
+        _ if unknown => format!("check the user's part of {}", upstream.source()),
+        _ => "check --kubeconfig, --server and the proxy's permissions".to_owned(),
+    };
+    anyhow::Error::new(error).context(format!("cannot read upstream's discovery ({knob})"))
 }
 
 /// A running proxy.
@@ -167,10 +159,8 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     tracing::info!(upstream = ?upstream, from = upstream.source(), "found upstream");
     let client = Client::new(&upstream);
     let scopes = Scopes::new(client.clone(), config.scopes);
-    let (follower, catalog) =
-        Follower::start(client.clone(), scopes.clone(), config.aggregated.clone()).await.context(
-            "cannot read upstream's discovery (check --kubeconfig, --server and the proxy's permissions)",
-        )?;
+    let started = Follower::start(client.clone(), scopes.clone(), config.aggregated.clone()).await;
+    let (follower, catalog) = started.map_err(|error| undiscovered(error, &upstream))?;
     tracing::info!(types = catalog.len(), "read discovery");
     for name in config.policy.weakened() {
         tracing::warn!(
@@ -191,17 +181,14 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
 
     let shown = report::of(&config).to_string();
     let tls = match &config.listen {
-        Listen::Tls(address) => Some(ServerTls::load(config.tls(address.ip())).await?),
+        Listen::Tls(address) => Some(config.serving(address.ip(), config.access.authorities()).await?),
         Listen::Socket { .. } => None,
     };
     let ca_file = tls.as_ref().and_then(ServerTls::ca_file);
     if let Some(ca) = &ca_file {
         tracing::info!(ca = %ca.display(), "serving a self-signed certificate; clients must trust its CA");
     }
-    let admin_tls = match config.admin_tls() {
-        Some(options) => Some(ServerTls::load(options).await.context("--admin-tls-cert")?),
-        None => None,
-    };
+    let admin_tls = config.admin_serving().await?;
     let token = match config.admin.token_file.clone() {
         Some(file) => Some(admin::TokenFile::load(file).await?),
         None => None,
@@ -211,7 +198,9 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let (address, admin_address) = (listener.address()?, admin_listener.local_addr()?);
 
     let objects = CachedObjects::new(catalog.clone(), scopes.clone());
-    let access = Access::new(&client, config.access, Arc::new(objects)).await?;
+    let knobs = config.knobs();
+    let access = Access::new(&client, config.access, Arc::new(objects)).await;
+    let access = access.map_err(|error| named(error, &knobs))?;
     let forwarder = Forwarder::new(&upstream);
     let (drain, draining) = drain::channel();
     let follow_rbac = access.follow_rbac(scopes.clone());

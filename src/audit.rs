@@ -97,6 +97,20 @@ impl WebhookConfig {
     }
 }
 
+/// Whether an audit log can begin, without beginning one.
+pub async fn check(config: &Config) -> Result<(), AuditError> {
+    if let Some(path) = &config.policy_file {
+        Policy::read(path)?;
+    }
+    if let Some(log) = &config.log {
+        write::check(&log.path)?;
+    }
+    if let Some(webhook) = &config.webhook {
+        webhook::check(webhook.clone()).await?;
+    }
+    Ok(())
+}
+
 /// The audit log. Cheap to clone.
 #[derive(Clone)]
 pub struct Audit(Arc<Inner>);

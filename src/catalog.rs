@@ -75,6 +75,11 @@ impl Catalog {
         self.types.load().keys().any(|gvr| *gvr.group == *group && *gvr.resource == *resource)
     }
 
+    /// Every type known, in no order.
+    pub fn all(&self) -> Vec<Arc<Resource>> {
+        self.types.load().values().cloned().collect()
+    }
+
     /// How many types are known.
     pub fn len(&self) -> usize {
         self.types.load().len()

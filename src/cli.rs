@@ -2,18 +2,20 @@
 mod access;
 mod admin;
 mod audit;
+mod check;
 mod config;
 mod demo;
 mod kubeconfig;
 mod limits;
 mod load;
 mod serve;
+pub mod trouble;
 
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::telemetry::{LogFormat, logs};
+use crate::telemetry::{LogFormat, check_filter, logs};
 
 /// What is logged unless asked for otherwise.
 const LOG_LEVEL: &str = "info";
@@ -35,7 +37,7 @@ struct Log {
     log_format: LogFormat,
     /// What is logged: a level (error, warn, info, debug, trace) or a filter such as "info,watershed::upstream=debug".
     /// Without it: info, warn for the demo, and for the load what each round brought, where no bars show it.
-    #[arg(long, global = true, env = "WATERSHED_LOG_LEVEL", value_name = "FILTER")]
+    #[arg(long, global = true, env = "WATERSHED_LOG_LEVEL", value_name = "FILTER", value_parser = filter)]
     log_level: Option<String>,
 }
 
@@ -43,6 +45,8 @@ struct Log {
 enum Command {
     /// Run the proxy in front of an API server.
     Serve(Box<serve::Serve>),
+    /// Say whether the proxy would work with these flags: addresses, certificates, the API server and the proxy's rights there.
+    Check(Box<check::Check>),
     /// Print a kubeconfig that leads through the proxy.
     Kubeconfig(kubeconfig::Kubeconfig),
     /// Show the main job on a simulated API server, with proof that every client sees the truth.
@@ -53,7 +57,20 @@ enum Command {
     Simulate(crate::sim::simulate::Args),
 }
 
+/// Refused here rather than when the logs begin.
+fn filter(text: &str) -> Result<String, String> {
+    check_filter(text).map(|()| text.to_owned()).map_err(|error| error.to_string())
+}
+
 impl Cli {
+    /// What the process was asked for. Where that is not understood it is told, and the exit code is given back.
+    pub fn from_command_line() -> Result<Self, ExitCode> {
+        Self::try_parse().map_err(|error| {
+            let words: Vec<_> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+            trouble::of_command_line(&error, &words)
+        })
+    }
+
     /// Runs what was asked for.
     pub async fn run(self) -> anyhow::Result<ExitCode> {
         let Log { log_format, log_level } = self.log;
@@ -62,6 +79,10 @@ impl Cli {
             Command::Serve(serve) => {
                 logs(log_format, level.unwrap_or(LOG_LEVEL))?;
                 serve.run().await
+            }
+            Command::Check(check) => {
+                logs(log_format, level.unwrap_or("off"))?;
+                check.run().await
             }
             Command::Kubeconfig(command) => command.run(),
             Command::Demo(args) => demo::run(args, log_format, level).await,

@@ -18,10 +18,12 @@ mod self_signed;
 pub mod socket;
 mod stall;
 pub mod tls;
+mod validity;
 
 pub use connection::{Peer, TlsPeer};
 pub use limits::Limits;
 pub use per_address::counted;
+pub use validity::Validity;
 
 /// Chooses the cryptography of all TLS in this process; the first call counts.
 pub fn install_crypto() {

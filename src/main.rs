@@ -1,8 +1,7 @@
 //! The program: allocator, crypto provider, command line. Everything else is the library's.
 use std::process::ExitCode;
 
-use clap::Parser;
-use watershed::cli::Cli;
+use watershed::cli::{Cli, trouble};
 
 /// Thousands of connections and long-lived buffers of all sizes: jemalloc keeps fragmentation low.
 #[cfg(all(target_os = "linux", not(target_env = "musl")))]
@@ -10,7 +9,10 @@ use watershed::cli::Cli;
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::from_command_line() {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
     watershed::http::install_crypto();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -21,10 +23,6 @@ fn main() -> ExitCode {
     };
     match runtime.block_on(cli.run()) {
         Ok(code) => code,
-        Err(error) => {
-            // One line that names the cause and the knob.
-            eprintln!("watershed: {error:#}");
-            ExitCode::FAILURE
-        }
+        Err(error) => trouble::tell(&error),
     }
 }

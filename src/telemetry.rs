@@ -17,9 +17,16 @@ pub enum LogFormat {
     Json,
 }
 
+/// Whether a filter of log lines is one.
+pub fn check_filter(filter: &str) -> anyhow::Result<()> {
+    EnvFilter::try_new(filter)?;
+    Ok(())
+}
+
 /// Sends logs to standard error. `filter` has the syntax of tracing's EnvFilter.
 pub fn logs(format: LogFormat, filter: &str) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(filter)?;
+    // What the verifier of certificates says of a failure is in the error that is told.
+    let filter = EnvFilter::try_new(filter)?.add_directive("rustls_platform_verifier=off".parse()?);
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

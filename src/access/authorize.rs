@@ -492,7 +492,7 @@ fn spec(identity: &Identity) -> SubjectAccessReviewSpec {
     }
 }
 
-fn resource(attributes: &Attributes) -> ResourceAttributes {
+pub(super) fn resource(attributes: &Attributes) -> ResourceAttributes {
     let Attributes { verb, resource, selectors } = attributes;
     let labels = selectors.labels.iter().map(|(key, operator, values)| LabelSelectorRequirement {
         key: key.clone(),
@@ -514,7 +514,7 @@ fn resource(attributes: &Attributes) -> ResourceAttributes {
     }
 }
 
-fn named_attributes(named: &ResourceRequest) -> ResourceAttributes {
+pub(super) fn named_attributes(named: &ResourceRequest) -> ResourceAttributes {
     let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     ResourceAttributes {
         group: some(&named.gvr.group),

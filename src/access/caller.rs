@@ -3,14 +3,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderMap;
-use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use moka::future::Cache;
 use rustls::pki_types::CertificateDer;
 
 use super::certificate::Subject;
 use super::front_proxy::Unreadable;
 use super::impersonate::{self, Wanted, with_everybodys_group};
-use super::review::{ReviewError, identity, post};
+use super::own::OwnRights;
+use super::review::ReviewError;
 use super::{Access, Authenticated, Decision, Identity};
 use crate::http::Peer;
 use crate::kube::Status;
@@ -192,10 +192,6 @@ impl Own {
     }
 
     async fn ask(&self) -> Result<Arc<Identity>, ReviewError> {
-        let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
-        let review: SelfSubjectReview = post(&self.client, path, &SelfSubjectReview::default()).await?;
-        let user = review.status.and_then(|status| status.user_info).unwrap_or_default();
-        let missing = || ReviewError::NotUnderstood("there is no name in it".to_owned());
-        identity(user).map(Arc::new).ok_or_else(missing)
+        OwnRights::new(self.client.clone()).identity().await.map(Arc::new)
     }
 }

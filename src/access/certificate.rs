@@ -85,6 +85,11 @@ impl Certificates {
         Ok(Self(inner))
     }
 
+    /// The authorities themselves.
+    pub(super) fn authorities(&self) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+        tls::certificates(&self.0.file, &self.0.seen.lock())
+    }
+
     /// Takes over a changed file. A broken one is told, and the old authorities are kept.
     pub(super) async fn reload(&self) {
         let file = &self.0.file;

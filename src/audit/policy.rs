@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::error::{AuditError, one_line};
+use super::error::AuditError;
 use super::event::Stage;
 use crate::access::Identity;
 use crate::kube::ResourceRequest;
@@ -104,7 +104,8 @@ impl Policy {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        let file: PolicyFile = serde_saphyr::from_str(text).map_err(|error| one_line(&error))?;
+        let file: PolicyFile =
+            serde_saphyr::from_str(text).map_err(|error| error.without_snippet().to_string())?;
         if file.api_version != "audit.k8s.io/v1" || file.kind != "Policy" {
             let (version, kind) = (file.api_version, file.kind);
             return Err(format!("it is {kind:?} of {version:?}, not Policy of audit.k8s.io/v1"));

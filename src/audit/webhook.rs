@@ -58,6 +58,12 @@ pub(super) async fn start(config: WebhookConfig) -> Result<Queue, AuditError> {
     Ok(queue)
 }
 
+/// Reads the kubeconfig.
+pub(super) async fn check(config: WebhookConfig) -> Result<(), AuditError> {
+    let path = config.config_file.clone();
+    Webhook::new(config).await.map(drop).map_err(|reason| wrong(path, reason))
+}
+
 fn wrong(path: PathBuf, reason: String) -> AuditError {
     AuditError::Webhook { path, reason }
 }

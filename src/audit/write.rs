@@ -34,6 +34,23 @@ pub(super) fn start(config: LogConfig) -> Result<Queue, AuditError> {
     started.map_err(failed)
 }
 
+/// Whether the file can be written, or made. It is not.
+pub(super) fn check(path: &Path) -> Result<(), AuditError> {
+    if path == Path::new("-") {
+        return Ok(());
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let opened = if path.exists() {
+        std::fs::OpenOptions::new().append(true).open(path).map(drop)
+    } else if folder.exists() {
+        tempfile::tempfile_in(folder).map(drop)
+    } else {
+        // It is made with the file.
+        Ok(())
+    };
+    opened.map_err(|source| AuditError::Log { path: path.to_owned(), source })
+}
+
 fn run(mut outlet: Outlet, mut output: Output) {
     let mut block = Vec::with_capacity(BLOCK);
     loop {

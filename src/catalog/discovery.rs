@@ -29,8 +29,18 @@ pub enum DiscoveryError {
     /// Upstream could not be asked.
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
+    /// Upstream does not know who asks.
+    #[error(
+        "upstream answered 401 Unauthorized to {path}: it does not know the proxy's credentials, or they have expired"
+    )]
+    Unknown {
+        /// The document asked for.
+        path: String,
+    },
     /// Upstream refused.
-    #[error("upstream answered {status} to {path}: the proxy's identity needs system:discovery")]
+    #[error(
+        "upstream answered {status} to {path}: the proxy's identity needs the ClusterRole system:discovery"
+    )]
     Refused {
         /// The document asked for.
         path: String,
@@ -136,6 +146,9 @@ pub(super) async fn get<T: serde::de::DeserializeOwned>(
     let asked = async {
         let response = client.send(Class::Short, request, SendOptions::default()).await?;
         let status = response.status();
+        if status == StatusCode::UNAUTHORIZED {
+            return Err(DiscoveryError::Unknown { path: path.to_owned() });
+        }
         if status != StatusCode::OK {
             return Err(DiscoveryError::Refused { path: path.to_owned(), status });
         }

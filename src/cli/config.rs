@@ -3,7 +3,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 use serde_saphyr::Spanned;
@@ -99,7 +99,8 @@ pub(super) fn read(path: &Path, preset: Policy) -> anyhow::Result<Policy> {
 
 fn parse(text: &str, preset: Policy) -> anyhow::Result<Policy> {
     // Nothing but comments is a configuration, too.
-    let file: Option<File> = serde_saphyr::from_str(text)?;
+    let file: Option<File> =
+        serde_saphyr::from_str(text).map_err(|error| anyhow!("{}", error.without_snippet()))?;
     let File { consistent_reads, cache, resources, scopes } = file.unwrap_or_default();
     let mut policy = Policy { consistent_reads, cache: cache.unwrap_or(preset.cache), ..preset };
     let preset = std::mem::take(&mut policy.caches);

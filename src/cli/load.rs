@@ -13,6 +13,7 @@ use clap::Args;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
+use super::trouble::Misused;
 use crate::load::{
     Access, Counted, FirstState, Form, Group, Measured, Plan, Process, Rate, Resource, Target, Writes,
     comparison, mix, plots, run, table, verdict,
@@ -140,7 +141,7 @@ impl Load {
             std::fs::create_dir_all(folder)
                 .with_context(|| format!("cannot make the folder {} (--out)", folder.display()))?;
         }
-        let plan = self.plan()?;
+        let plan = self.plan().map_err(Misused::from)?;
         let interrupt = CancellationToken::new();
         let signals = tokio::spawn(interrupted(interrupt.clone()));
         let measured = run(&plan, &interrupt, bars).await;

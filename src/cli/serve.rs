@@ -13,6 +13,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::access::Callers;
 use super::admin::AdminFlags;
 use super::limits::LimitFlags;
+use super::trouble::Misused;
 use super::{audit, config};
 use crate::app;
 use crate::serve::Policy;
@@ -88,7 +89,7 @@ impl Serve {
         // Before anything else, so that a signal during the start ends it, too.
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        let config = self.config()?;
+        let config = self.config().map_err(Misused::from)?;
         let started = tokio::select! {
             started = app::start(config) => started?,
             _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
@@ -106,7 +107,8 @@ impl Serve {
         }
     }
 
-    fn config(self) -> anyhow::Result<app::Config> {
+    /// What the flags and the configuration file say.
+    pub(super) fn config(self) -> anyhow::Result<app::Config> {
         let upstream = UpstreamOptions {
             kubeconfig: self.kubeconfig,
             context: self.context,

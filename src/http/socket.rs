@@ -18,15 +18,7 @@ pub struct SocketFile {
 /// Listens on a socket whose file has this mode from the first moment on. A file that an ended process left is
 /// replaced; a socket that somebody listens on, or any other file, is an error.
 pub async fn bind(path: &Path, mode: u32) -> io::Result<(UnixListener, SocketFile)> {
-    match std::fs::symlink_metadata(path) {
-        Ok(found) if !found.file_type().is_socket() => {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket"));
-        }
-        Ok(_) if UnixStream::connect(path).await.is_ok() => {
-            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there"));
-        }
-        _ => {}
-    }
+    free(path).await?;
     let mut beside = path.as_os_str().to_owned();
     beside.push(format!(".{}", std::process::id()));
     let beside = PathBuf::from(beside);
@@ -39,6 +31,26 @@ pub async fn bind(path: &Path, mode: u32) -> io::Result<(UnixListener, SocketFil
     std::fs::rename(&file.path, path)?;
     path.clone_into(&mut file.path);
     Ok((listener, file))
+}
+
+/// Whether [`bind`] could: nothing is changed.
+pub async fn can_bind(path: &Path) -> io::Result<()> {
+    free(path).await?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    tempfile::tempfile_in(folder).map(drop)
+}
+
+/// Whether there is nothing at a path, or what an ended process left.
+async fn free(path: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => {
+            Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket"))
+        }
+        Ok(_) if UnixStream::connect(path).await.is_ok() => {
+            Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there"))
+        }
+        _ => Ok(()),
+    }
 }
 
 impl Drop for SocketFile {

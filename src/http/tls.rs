@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use jiff::Timestamp;
 use parking_lot::Mutex;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -14,6 +15,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::client_certificates::AnyCertificate;
 use super::self_signed;
+use super::validity::Validity;
 
 /// How often the files are looked at. cert-manager and kubelet renew long before expiry; this only
 /// has to be short against that, and short enough for an operator who waits for it.
@@ -69,9 +71,28 @@ pub enum TlsError {
         /// rustls' words.
         reason: String,
     },
+    /// The key belongs to another certificate.
+    #[error("the private key in {} is not that of the certificate in {}", key.display(), cert.display())]
+    Mismatch {
+        /// The certificate's file.
+        cert: PathBuf,
+        /// The key's file.
+        key: PathBuf,
+    },
     /// The self-signed pair could not be made.
     #[error(transparent)]
     SelfSigned(#[from] self_signed::SelfSignedError),
+}
+
+impl TlsError {
+    /// The file that is at fault, if it was given.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Read { path, .. } | Self::Pem { path, .. } | Self::Unusable { path, .. } => Some(path),
+            Self::Mismatch { key, .. } => Some(key),
+            Self::HalfPair | Self::SelfSigned(_) => None,
+        }
+    }
 }
 
 /// The server's TLS settings, always the newest. Cheap to clone.
@@ -239,8 +260,18 @@ impl Source {
             let algorithms = provider.signature_verification_algorithms;
             builder.with_client_cert_verifier(Arc::new(AnyCertificate::new(&authorities, algorithms)))
         };
-        let mut config =
-            builder.with_single_cert(chain, key).map_err(|error| unusable(&error, &self.cert))?;
+        let valid = chain.first().and_then(|certificate| Validity::of(certificate));
+        let mut config = builder.with_single_cert(chain, key).map_err(|error| match error {
+            rustls::Error::InconsistentKeys(_) => {
+                TlsError::Mismatch { cert: self.cert.clone(), key: self.key.clone() }
+            }
+            error => unusable(&error, &self.cert),
+        })?;
+        // Served all the same, as by an API server: it may be renewed, and there are clients who do not look.
+        if let Some(valid) = valid.filter(|valid| !valid.is_valid(Timestamp::now())) {
+            let cert = self.cert.display();
+            tracing::error!(%cert, "clients will refuse the serving certificate: {}", valid.told(Timestamp::now()));
+        }
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(config)
     }

@@ -91,7 +91,8 @@ struct Mix {
 
 /// The clients that a YAML file describes.
 pub fn mix(yaml: &str) -> anyhow::Result<Vec<Group>> {
-    let mix: Mix = serde_saphyr::from_str(yaml)?;
+    let mix: Mix =
+        serde_saphyr::from_str(yaml).map_err(|error| anyhow::anyhow!("{}", error.without_snippet()))?;
     ensure!(!mix.clients.is_empty(), "it names no clients");
     for (n, group) in mix.clients.iter().enumerate() {
         group.check().map_err(anyhow::Error::msg).with_context(|| format!("clients number {}", n + 1))?;

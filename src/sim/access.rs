@@ -59,6 +59,11 @@ pub(crate) const ADMIN_TOKEN: &str = "admin-token";
 /// The token of the user `viewer`, who may get, list and watch a few types.
 pub(crate) const VIEWER_TOKEN: &str = "viewer-token";
 
+/// What everybody may ask about themselves. Source: kubernetes `plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go`
+/// (system:basic-user).
+const OWN_REVIEWS: [&str; 2] =
+    ["selfsubjectreviews.authentication.k8s.io", "selfsubjectaccessreviews.authorization.k8s.io"];
+
 // === impl Rule ===
 
 impl Rule {
@@ -163,7 +168,7 @@ impl Default for Access {
         let discovery = ["/api", "/api/*", "/apis", "/apis/*", "/version", "/healthz", "/livez", "/readyz"];
         let rules = vec![
             Rule::new("system:authenticated", &["get"], &discovery),
-            Rule::new("system:authenticated", &["create"], &["selfsubjectreviews.authentication.k8s.io"]),
+            Rule::new("system:authenticated", &["create"], &OWN_REVIEWS),
             Rule::new("system:unauthenticated", &["get"], &["/version", "/healthz", "/livez", "/readyz"]),
             Rule::read(
                 "viewer",

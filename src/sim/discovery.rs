@@ -6,9 +6,10 @@ use super::kinds::{Form, KINDS, Kind};
 const VERBS: [&str; 7] = ["create", "delete", "get", "list", "patch", "update", "watch"];
 
 /// Types that are only ever created: `(group, resource, kind)`.
-const REVIEWS: [(&str, &str, &str); 3] = [
+const REVIEWS: [(&str, &str, &str); 4] = [
     ("authentication.k8s.io", "selfsubjectreviews", "SelfSubjectReview"),
     ("authentication.k8s.io", "tokenreviews", "TokenReview"),
+    ("authorization.k8s.io", "selfsubjectaccessreviews", "SelfSubjectAccessReview"),
     ("authorization.k8s.io", "subjectaccessreviews", "SubjectAccessReview"),
 ];
 

@@ -80,7 +80,7 @@ pub(crate) fn delete(shared: &Shared, index: usize, target: &Target) -> Written 
     Ok((200, format!("{status}{details}}}\n").into()))
 }
 
-/// `POST …/tokenreviews`, `…/subjectaccessreviews`, `…/selfsubjectreviews`; `None` for anything else.
+/// `POST …/tokenreviews`, `…/subjectaccessreviews`, and of oneself; `None` for anything else.
 pub(crate) fn review(access: &Access, caller: &User, target: &Target, body: &[u8]) -> Option<Written> {
     let Attributes { verb, group, resource, .. } = &target.attributes;
     if verb != "create" {
@@ -89,6 +89,7 @@ pub(crate) fn review(access: &Access, caller: &User, target: &Target, body: &[u8
     let answer: fn(&Access, &User, &Value) -> Value = match (group.as_str(), resource.as_str()) {
         ("authentication.k8s.io", "tokenreviews") => token_review,
         ("authentication.k8s.io", "selfsubjectreviews") => self_review,
+        ("authorization.k8s.io", "selfsubjectaccessreviews") => own_access_review,
         ("authorization.k8s.io", "subjectaccessreviews") => access_review,
         _ => return None,
     };
@@ -130,6 +131,21 @@ fn access_review(access: &Access, _: &User, review: &Value) -> Value {
         name: text("/spec/user"),
         groups: groups.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
     };
+    json!({
+        "kind": "SubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {},
+        "spec": review.get("spec"), "status": verdict(access, &user, review),
+    })
+}
+
+fn own_access_review(access: &Access, caller: &User, review: &Value) -> Value {
+    json!({
+        "kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {},
+        "spec": review.get("spec"), "status": verdict(access, caller, review),
+    })
+}
+
+fn verdict(access: &Access, user: &User, review: &Value) -> Value {
+    let text = |at: &str| review.pointer(at).and_then(Value::as_str).unwrap_or_default().to_owned();
     let asked = if review.pointer("/spec/resourceAttributes").is_some() {
         Attributes {
             verb: text("/spec/resourceAttributes/verb"),
@@ -147,15 +163,11 @@ fn access_review(access: &Access, _: &User, review: &Value) -> Value {
             ..Attributes::default()
         }
     };
-    let status = match access.reason(&user, &asked) {
+    match access.reason(user, &asked) {
         None => json!({"allowed": false}),
         Some(reason) if reason.is_empty() => json!({"allowed": true}),
         Some(reason) => json!({"allowed": true, "reason": reason}),
-    };
-    json!({
-        "kind": "SubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {},
-        "spec": review.get("spec"), "status": status,
-    })
+    }
 }
 
 /// The URL's namespace and name are the object's; a body that says otherwise is refused.

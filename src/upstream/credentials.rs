@@ -19,6 +19,7 @@ use tower::{ServiceBuilder, ServiceExt, service_fn};
 
 use super::address::{Address, AddressError};
 use super::error::{UpstreamError, chain};
+use crate::http::Validity;
 use crate::http::body::BoxError;
 
 mod files;
@@ -75,7 +76,7 @@ pub enum CredentialsError {
         tried: String,
     },
     /// The trust or the client certificate can't be used.
-    #[error("cannot use the certificates of {from}: {reason}")]
+    #[error("cannot use the certificates of {from}: {reason} (see --kubeconfig and --context)")]
     Certificates {
         /// Which configuration.
         from: String,
@@ -83,7 +84,7 @@ pub enum CredentialsError {
         reason: String,
     },
     /// The user's token, or what makes it.
-    #[error("cannot log in with the user of {from}: {reason}")]
+    #[error("cannot log in with the user of {from}: {reason} (see --kubeconfig and --context)")]
     Login {
         /// Which configuration.
         from: String,
@@ -201,6 +202,11 @@ impl Upstream {
                 tracing::warn!(%error, "new upstream credentials not taken, keeping the old ones");
             }
         }
+    }
+
+    /// How long the proxy's client certificate is valid, if it has one.
+    pub fn certificate(&self) -> Option<Validity> {
+        validity(&self.current().own.any)
     }
 
     pub(super) fn user_agent(&self) -> String {
@@ -353,8 +359,8 @@ fn material(
     let auth = config.auth_layer().map_err(|error| login(&error))?;
     let headers = config.extra_headers_layer().map_err(|error| login(&error))?;
     let own = config.rustls_client_config().map_err(|error| certificates(chain(&error)))?;
-    let renew_at =
-        expiry(&own).map(|end| end - RENEW_BEFORE).map(|at| at.max(Timestamp::now() + RENEW_PAUSE));
+    let renew_at = validity(&own).map(|valid| valid.not_after - RENEW_BEFORE);
+    let renew_at = renew_at.map(|at| at.max(Timestamp::now() + RENEW_PAUSE));
     // Invariant: without the user there is no certificate to show and no token to send.
     let mut nobody = config.clone();
     nobody.auth_info = AuthInfo::default();
@@ -383,12 +389,11 @@ impl Tls {
     }
 }
 
-/// When the client certificate ends.
-fn expiry(config: &ClientConfig) -> Option<Timestamp> {
+/// When the client certificate begins and ends.
+fn validity(config: &ClientConfig) -> Option<Validity> {
     let schemes = config.crypto_provider().signature_verification_algorithms.supported_schemes();
     let key = config.client_auth_cert_resolver.resolve(&[], &schemes)?;
-    let (_, parsed) = x509_parser::parse_x509_certificate(key.cert.first()?).ok()?;
-    Timestamp::from_second(parsed.validity().not_after.timestamp()).ok()
+    Validity::of(key.cert.first()?)
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {

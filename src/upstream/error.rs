@@ -115,12 +115,14 @@ pub enum NoAnswer {
     Useless(String),
 }
 
-/// An error with all its causes on one line; hyper's own text hides them.
+/// An error with all its causes on one line; hyper's own text hides them. Of a text of several lines, which
+/// shows the place in a YAML file, it is the first.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
+    let first = |text: String| text.lines().next().unwrap_or_default().to_owned();
+    let mut text = first(error.to_string());
     let mut next = error.source();
     while let Some(cause) = next {
-        let words = cause.to_string();
+        let words = first(cause.to_string());
         if !text.contains(&words) {
             text = format!("{text}: {words}");
         }

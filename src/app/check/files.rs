@@ -1,0 +1,132 @@
+//! Certificates, tokens, and what the audit log is made of.
+use std::io;
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+use rustls::pki_types::CertificateDer;
+
+use super::Findings;
+use crate::admin::TokenFile;
+use crate::app::serving::named;
+use crate::app::{Config, Listen};
+use crate::http::Validity;
+use crate::http::tls::{self, TlsError};
+use crate::{access, audit};
+
+const SERVING: &str = "certificate";
+const CALLERS: &str = "callers";
+const ADMIN: &str = "admin";
+const AUDIT: &str = "audit";
+
+pub(super) async fn examine(config: &Config, findings: &mut Findings) {
+    serving(config, findings).await;
+    for (file, flag) in config.authorities() {
+        match access::authorities(file.clone()).await {
+            Ok(certificates) => {
+                for certificate in certificates {
+                    told(
+                        &certificate,
+                        &format!("an authority in {} ({flag})", file.display()),
+                        CALLERS,
+                        findings,
+                    );
+                }
+            }
+            Err(error) => findings.failed(CALLERS, named(error, &config.knobs())),
+        }
+    }
+    match config.admin_serving().await {
+        Ok(None) => {}
+        Ok(Some(_)) => {
+            if let Some((cert, _)) = &config.admin.certificate {
+                served(cert, "--admin-tls-cert", ADMIN, findings);
+            }
+        }
+        Err(error) => findings.failed(ADMIN, error),
+    }
+    if let Some(file) = &config.admin.token_file {
+        match TokenFile::load(file.clone()).await {
+            Ok(_) => {
+                findings.ok(ADMIN, format!("there is a token in {} (--admin-token-file)", file.display()));
+            }
+            Err(error) => findings.failed(ADMIN, error),
+        }
+    }
+    if let Some(config) = &config.audit {
+        match audit::check(config).await {
+            Ok(()) => findings.ok(AUDIT, "the audit log can be written"),
+            Err(error) => findings.failed(AUDIT, error),
+        }
+    }
+}
+
+async fn serving(config: &Config, findings: &mut Findings) {
+    let Listen::Tls(address) = &config.listen else { return };
+    if let Some((cert, _)) = &config.certificate {
+        // Authorities are told of by themselves.
+        match config.serving(address.ip(), Vec::new()).await {
+            Ok(_) => served(cert, "--tls-cert", SERVING, findings),
+            Err(error) => findings.failed(SERVING, error),
+        }
+        return;
+    }
+    let dir = &config.cert_dir;
+    let made = dir.join("tls.crt");
+    match can_keep(dir) {
+        Ok(()) if made.exists() => {
+            let what = format!("self-signed, renewed here, kept in {} (--cert-dir)", dir.display());
+            findings.ok(SERVING, what);
+        }
+        Ok(()) => findings.ok(
+            SERVING,
+            format!("a self-signed one will be made in {} (--cert-dir; or give --tls-cert)", dir.display()),
+        ),
+        Err(error) => findings.error(
+            SERVING,
+            format!(
+                "cannot keep a self-signed certificate in {}: {error} (--cert-dir, or give --tls-cert)",
+                dir.display()
+            ),
+        ),
+    }
+}
+
+/// A folder takes files, or can be made. The file that shows it has no name and is gone at once.
+fn can_keep(dir: &Path) -> io::Result<()> {
+    let there = dir.ancestors().find(|folder| folder.exists() || folder.as_os_str().is_empty());
+    let there = there.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    tempfile::tempfile_in(there).map(drop)
+}
+
+/// What clients will see of a file that could be loaded.
+fn served(file: &PathBuf, flag: &str, subject: &'static str, findings: &mut Findings) {
+    let read = std::fs::read(file).map_err(|source| TlsError::Read { path: file.clone(), source });
+    match read.and_then(|pem| tls::certificates(file, &pem)) {
+        Ok(chain) => {
+            if let Some(certificate) = chain.first() {
+                let names = Validity::names(certificate);
+                let names = if names.is_empty() { "no name".to_owned() } else { names.join(", ") };
+                told(certificate, &format!("{} ({flag}), for {names}", file.display()), subject, findings);
+            }
+        }
+        Err(error) => findings.failed(subject, anyhow::Error::new(error).context(flag.to_owned())),
+    }
+}
+
+fn told(certificate: &CertificateDer<'_>, what: &str, subject: &'static str, findings: &mut Findings) {
+    let now = Timestamp::now();
+    match Validity::of(certificate) {
+        None => findings.error(subject, format!("{what}: it cannot be read when it ends")),
+        Some(valid) => {
+            let message = format!("{what}: {}", valid.told(now));
+            if !valid.is_valid(now) {
+                findings.error(subject, message);
+            } else if valid.ends_soon(now) {
+                findings
+                    .warning(subject, format!("{message}; renew it, the file is read again when it changes"));
+            } else {
+                findings.ok(subject, message);
+            }
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! What the proxy may at upstream, beside what it would need.
+use std::time::Duration;
+
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+
+use super::Findings;
+use crate::access::{Attributes, OwnRights, ReviewError, Selectors};
+use crate::app::{Config, undiscovered};
+use crate::catalog::{Catalog, Follower};
+use crate::kube::{FieldOperator, GroupVersionResource, ResourceRequest, Selection, Verb};
+use crate::scope::Scopes;
+use crate::upstream::Client;
+
+/// How long the list of custom types may take.
+const CUSTOM_TYPES: Duration = Duration::from_secs(10);
+const SUBJECT: &str = "rights";
+const TYPES: &str = "types";
+/// Questions at a time.
+const AT_A_TIME: usize = 16;
+/// Types that are named in a line; the others are counted.
+const NAMED: usize = 8;
+
+/// What the proxy reads for itself, and what it does without.
+const FOR_ITSELF: &[(&str, &str, &str, &str)] = &[
+    (
+        "apiextensions.k8s.io",
+        "v1",
+        "customresourcedefinitions",
+        "new and changed custom types are noticed late, and their own selectable fields not at all",
+    ),
+    ("rbac.authorization.k8s.io", "v1", "roles", RBAC),
+    ("rbac.authorization.k8s.io", "v1", "rolebindings", RBAC),
+    ("rbac.authorization.k8s.io", "v1", "clusterroles", RBAC),
+    ("rbac.authorization.k8s.io", "v1", "clusterrolebindings", RBAC),
+    ("apiregistration.k8s.io", "v1", "apiservices", "nothing but built-in and custom types is cached"),
+];
+const RBAC: &str = "what callers may is remembered for seconds only";
+
+pub(super) async fn examine(config: &Config, client: &Client, findings: &mut Findings) {
+    let rights = OwnRights::new(client.clone());
+    match ask(config, client, &rights, findings).await {
+        Ok(()) => {}
+        Err(ReviewError::Refused(status)) => findings.warning(
+            SUBJECT,
+            format!("upstream does not say what the proxy may: it answered {status} to a SelfSubjectAccessReview; bind the ClusterRole system:basic-user"),
+        ),
+        Err(error) => findings.failed(SUBJECT, anyhow::Error::new(error).context("it cannot be asked what the proxy may")),
+    }
+}
+
+async fn ask(
+    config: &Config,
+    client: &Client,
+    rights: &OwnRights,
+    findings: &mut Findings,
+) -> Result<(), ReviewError> {
+    about_callers(config, rights, findings).await?;
+    for_itself(rights, findings).await?;
+    let scopes = Scopes::new(client.clone(), config.scopes);
+    let started = Follower::start(client.clone(), scopes, config.aggregated.clone()).await;
+    match started.map_err(|error| undiscovered(error, client.upstream())) {
+        Ok((follower, catalog)) => {
+            let following = tokio::spawn(follower.run());
+            let settled = async {
+                while !catalog.is_settled() {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            };
+            if tokio::time::timeout(CUSTOM_TYPES, settled).await.is_err() {
+                findings.warning(TYPES, "custom types could not be read in time, and are left out here");
+            }
+            following.abort();
+            findings.ok(
+                TYPES,
+                format!("upstream has {} types that can be cached, each version counted", catalog.len()),
+            );
+            unknown(config, &catalog, findings);
+            to_hold(config, &catalog, rights, findings).await?;
+        }
+        Err(error) => findings.failed(TYPES, error),
+    }
+    Ok(())
+}
+
+/// Who is calling, and may they?
+async fn about_callers(
+    config: &Config,
+    rights: &OwnRights,
+    findings: &mut Findings,
+) -> Result<(), ReviewError> {
+    let reviews = [
+        (
+            "authentication.k8s.io",
+            "tokenreviews",
+            "no caller with a token is known, so that all are forwarded",
+        ),
+        ("authorization.k8s.io", "subjectaccessreviews", "nobody can be let in, so that all are forwarded"),
+    ];
+    let mut missing = false;
+    for (group, resource, effect) in reviews {
+        // Where everybody is the proxy itself, nobody is reviewed.
+        if config.access.single_identity && resource == "tokenreviews" {
+            continue;
+        }
+        if !rights.may_do("create", GroupVersionResource::new(group, "v1", resource)).await? {
+            missing = true;
+            findings.error(
+                SUBJECT,
+                format!(
+                    "may not create {resource}.{group}: {effect}; bind the ClusterRole system:auth-delegator"
+                ),
+            );
+        }
+    }
+    if !missing {
+        findings.ok(SUBJECT, "may ask who callers are and what they may");
+    }
+    if config.access.authentication.validate_locally && !rights.may_get("/openid/v1/jwks").await? {
+        findings.warning(
+            SUBJECT,
+            "may not get /openid/v1/jwks: every token is reviewed; bind the ClusterRole system:service-account-issuer-discovery, or leave out --validate-service-account-tokens-locally",
+        );
+    }
+    if config.authorities().next().is_some() {
+        let mut may_not = Vec::new();
+        // Source: `apiserver/pkg/endpoints/filters/impersonation` (what a request's headers are checked for).
+        for (group, resource) in [("", "users"), ("", "groups"), ("authentication.k8s.io", "uids")] {
+            if !rights.may_do("impersonate", GroupVersionResource::new(group, "v1", resource)).await? {
+                may_not.push(resource);
+            }
+        }
+        if may_not.is_empty() {
+            findings.ok(SUBJECT, "may act as callers with certificates");
+        } else {
+            findings.warning(
+                SUBJECT,
+                format!(
+                    "may not impersonate all {}: callers with certificates (--client-ca-file, --requestheader-client-ca-file) are refused by upstream, unless they are granted by name",
+                    may_not.join(", ")
+                ),
+            );
+        }
+    }
+    Ok(())
+}
+
+async fn for_itself(rights: &OwnRights, findings: &mut Findings) -> Result<(), ReviewError> {
+    for (group, version, resource, effect) in FOR_ITSELF {
+        let gvr = GroupVersionResource::new(group, version, resource);
+        let mut lacks = Vec::new();
+        for verb in ["list", "watch"] {
+            if !rights.may_do(verb, gvr.clone()).await? {
+                lacks.push(verb);
+            }
+        }
+        if !lacks.is_empty() {
+            findings.warning(
+                SUBJECT,
+                format!(
+                    "may not {} {resource}.{group}: {effect}; add it to the proxy's ClusterRole",
+                    lacks.join(" or ")
+                ),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Types that the configuration names and upstream does not have.
+fn unknown(config: &Config, catalog: &Catalog, findings: &mut Findings) {
+    let policy = &config.policy;
+    let mut named: Vec<_> =
+        policy.resources.keys().chain(policy.caches.keys()).chain(policy.scopes.keys()).collect();
+    named.sort();
+    named.dedup();
+    // A type of another group may be a custom one.
+    let is_missing =
+        |group: &str, resource: &str| catalog.has(group, None) && !catalog.has_resource(group, resource);
+    for (group, resource) in named.into_iter().filter(|(group, resource)| is_missing(group, resource)) {
+        let group = if group.is_empty() { "the core group" } else { group };
+        findings.warning(
+            TYPES,
+            format!("upstream has no {resource} in {group} (resources and scopes in --config)"),
+        );
+    }
+}
+
+/// Whether what may be held can be listed and watched.
+async fn to_hold(
+    config: &Config,
+    catalog: &Catalog,
+    rights: &OwnRights,
+    findings: &mut Findings,
+) -> Result<(), ReviewError> {
+    let everything = GroupVersionResource::new("*", "*", "*");
+    let mut all = true;
+    for verb in ["list", "watch"] {
+        all = all && rights.may_do(verb, everything.clone()).await?;
+    }
+    if all {
+        findings.ok(SUBJECT, "may list and watch everything");
+        return Ok(());
+    }
+    let wanted = wanted(config, catalog);
+    let count = wanted.len();
+    let asked = stream::iter(wanted).map(async |(name, selection, gvr)| {
+        for verb in [Verb::List, Verb::Watch] {
+            if !rights.may(&attributes(verb, &gvr, &selection)).await? {
+                return Ok::<_, ReviewError>(Some(name));
+            }
+        }
+        Ok(None)
+    });
+    let answers: Vec<Option<String>> = asked.buffered(AT_A_TIME).try_collect().await?;
+    let missing: Vec<String> = answers.into_iter().flatten().collect();
+    if missing.is_empty() {
+        findings
+            .ok(SUBJECT, format!("may list and watch what may be held ({count} types and parts of them)"));
+    } else if missing.len() == count {
+        findings.error(SUBJECT, "may list and watch nothing that may be held: all reads are forwarded; grant list and watch in the proxy's ClusterRole");
+    } else {
+        let named = missing.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
+        let more = missing.len().saturating_sub(NAMED);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        findings.warning(
+            SUBJECT,
+            format!(
+                "may not list and watch {} of {count} that may be held, so that their reads are forwarded: {named}{more}; grant it in the proxy's ClusterRole, or say cache: false in --config",
+                missing.len()
+            ),
+        );
+    }
+    Ok(())
+}
+
+/// What one list and watch may be opened for, and how it is called. A right is for all versions of a type.
+fn wanted(config: &Config, catalog: &Catalog) -> Vec<(String, Selection, GroupVersionResource)> {
+    let policy = &config.policy;
+    let mut types = catalog.all();
+    types.sort_by(|one, other| {
+        (&one.gvr.group, &one.gvr.resource).cmp(&(&other.gvr.group, &other.gvr.resource))
+    });
+    types.dedup_by(|one, other| one.gvr.group == other.gvr.group && one.gvr.resource == other.gvr.resource);
+    let mut wanted = Vec::new();
+    for gvr in types.iter().map(|resource| &resource.gvr) {
+        if !policy.may_hold(&gvr.group, &gvr.resource) {
+            continue;
+        }
+        let name = gvr.qualified_resource();
+        match policy.scopes.get(&crate::serve::policy_name(&gvr.group, &gvr.resource)) {
+            None => wanted.push((name, Selection::default(), gvr.clone())),
+            Some(parts) => wanted.extend(
+                parts.iter().map(|part| (format!("{name} ({part})"), Selection::clone(part), gvr.clone())),
+            ),
+        }
+    }
+    wanted
+}
+
+fn attributes(verb: Verb, gvr: &GroupVersionResource, selection: &Selection) -> Attributes {
+    // As upstream reads a list's request. Source: `apiserver/pkg/endpoints/request/requestinfo.go`.
+    let name = selection.fields.requirements().iter().find(|requirement| {
+        requirement.field == "metadata.name" && requirement.operator == FieldOperator::Equals
+    });
+    Attributes {
+        verb,
+        resource: ResourceRequest {
+            gvr: gvr.clone(),
+            namespace: selection.namespace.clone(),
+            name: name.map(|requirement| requirement.value.clone()),
+            subresource: None,
+            name_from_selector: name.is_some(),
+        },
+        selectors: Selectors::new(Some(&selection.labels), Some(&selection.fields)),
+    }
+}

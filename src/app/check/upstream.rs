@@ -1,0 +1,147 @@
+//! The API server: whether it is there, of which version, and whether it knows the proxy.
+use std::time::Duration;
+
+use http::{Request, StatusCode, header};
+use jiff::Timestamp;
+use serde::Deserialize;
+
+use super::Findings;
+use crate::access::{OwnRights, ReviewError};
+use crate::app::Config;
+use crate::http::body;
+use crate::upstream::{Class, Client, CredentialsError, NoAnswer, SendOptions, Upstream, UpstreamOptions};
+
+const CREDENTIALS: &str = "credentials";
+const SERVER: &str = "upstream";
+/// A healthy API server needs milliseconds.
+const ANSWER: Duration = Duration::from_secs(10);
+const MAX_BYTES: usize = 1 << 20;
+
+/// A client, if upstream answers and knows whose it is.
+pub(super) async fn examine(config: &Config, findings: &mut Findings) -> Option<Client> {
+    let upstream = match Upstream::load(&config.upstream).await {
+        Ok(upstream) => upstream,
+        Err(error @ CredentialsError::Address(_)) => {
+            findings.failed(SERVER, anyhow::Error::new(error).context("--server"));
+            return None;
+        }
+        Err(error) => {
+            findings.failed(CREDENTIALS, error);
+            return None;
+        }
+    };
+    let now = Timestamp::now();
+    if let Some(valid) = upstream.certificate() {
+        let message =
+            format!("the client certificate of {} (--kubeconfig): {}", upstream.source(), valid.told(now));
+        if !valid.is_valid(now) {
+            findings.error(CREDENTIALS, message);
+        } else if valid.ends_soon(now) {
+            findings.warning(CREDENTIALS, message);
+        } else {
+            findings.ok(CREDENTIALS, message);
+        }
+    }
+    let reached = reach(&upstream, &config.upstream, findings).await;
+    let client = Client::new(&upstream);
+    if !reached {
+        return None;
+    }
+    match OwnRights::new(client.clone()).identity().await {
+        Ok(identity) => {
+            findings.ok(
+                CREDENTIALS,
+                format!("{}: upstream knows the proxy as {}", upstream.source(), identity.user),
+            );
+        }
+        Err(error) if error.is_unknown() => {
+            let from = upstream.source();
+            findings.error(
+                CREDENTIALS,
+                format!("upstream answered 401 Unauthorized: it does not know the credentials of {from}, or they have expired (--kubeconfig)"),
+            );
+            return None;
+        }
+        Err(ReviewError::Refused(status)) => {
+            findings.warning(
+                CREDENTIALS,
+                format!(
+                    "upstream does not say who the proxy is: it answered {status} to a SelfSubjectReview"
+                ),
+            );
+        }
+        Err(error) => {
+            findings.failed(CREDENTIALS, error);
+            return None;
+        }
+    }
+    Some(client)
+}
+
+/// Asks each address for its version; whether one answered.
+async fn reach(upstream: &Upstream, options: &UpstreamOptions, findings: &mut Findings) -> bool {
+    let addresses = upstream.addresses();
+    let mut reached = false;
+    for address in &addresses {
+        let alone = if addresses.len() == 1 {
+            upstream.clone()
+        } else {
+            let one = UpstreamOptions { servers: vec![address.to_string()], ..options.clone() };
+            match Upstream::load(&one).await {
+                Ok(upstream) => upstream,
+                Err(error) => {
+                    findings.failed(CREDENTIALS, error);
+                    continue;
+                }
+            }
+        };
+        match version(&Client::new(&alone)).await {
+            Ok(version) => {
+                findings.ok(SERVER, format!("{address} answers: {version}"));
+                reached = true;
+            }
+            // That it is there is what is asked here.
+            Err(NoAnswer::Status(status)) => {
+                reached = true;
+                if status != StatusCode::UNAUTHORIZED {
+                    findings.warning(SERVER, format!("{address} answered {status} to /version"));
+                }
+            }
+            Err(error) => {
+                let knob = if options.servers.is_empty() {
+                    "the kubeconfig's server, or --server"
+                } else {
+                    "--server"
+                };
+                findings.failed(
+                    SERVER,
+                    anyhow::Error::new(error).context(format!("no answer from {address} ({knob})")),
+                );
+            }
+        }
+    }
+    reached
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Version {
+    git_version: String,
+}
+
+async fn version(client: &Client) -> Result<String, NoAnswer> {
+    let useless = |error: &dyn std::fmt::Display| NoAnswer::Useless(error.to_string());
+    let request = Request::get("/version").header(header::ACCEPT, "application/json").body(body::empty());
+    let request = request.map_err(|error| useless(&error))?;
+    let asked = async {
+        let response = client.send(Class::Short, request, SendOptions::default()).await?;
+        if response.status() != StatusCode::OK {
+            return Err(NoAnswer::Status(response.status()));
+        }
+        body::whole(response.into_body(), MAX_BYTES).await.map_err(|error| useless(&error))
+    };
+    let late = |_| NoAnswer::Useless(format!("none within {} s", ANSWER.as_secs()));
+    let answer = tokio::time::timeout(ANSWER, asked).await.map_err(late)??;
+    let version: Version = serde_json::from_slice(&answer).map_err(|error| useless(&error))?;
+    Ok(version.git_version)
+}
