@@ -6,7 +6,7 @@ BIN := $(REAL)/.bin
 PROXY := target/debug/watershed
 PAIRS ?= 6000
 
-.PHONY: help build release test test-rust test-real test-python test-release conformance robustness real lint bench bench-abuse bench-real bench-allocations bench-rooms demo cluster fmt clean
+.PHONY: help build release test test-rust test-real test-python test-release conformance robustness real lint bench bench-abuse bench-real bench-allocations bench-rooms demo cluster documents fmt clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -44,6 +44,9 @@ conformance: build real ## Every combination of read options and 6,000 generated
 ROBUSTNESS_SECONDS ?= 600
 robustness: build real ## Consistent reads through two replicas checked for linearizability under faults, for ROBUSTNESS_SECONDS=600
 	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) ROBUSTNESS_SECONDS=$(ROBUSTNESS_SECONDS) $(GO) test -count=1 -timeout 24h -v -run '^TestConsistentReads$$' .
+
+documents: ## Write the documents that are made from the code: docs/configuration.md, docs/config.schema.json
+	WATERSHED_WRITE_DOCUMENTS=1 $(CARGO) test --locked --test documents the_reference_is_what_the_code_makes
 
 lint: ## Formatting, clippy, go vet
 	$(CARGO) fmt --check

@@ -3,11 +3,13 @@ mod access;
 mod admin;
 mod audit;
 mod check;
+mod completion;
 mod config;
 mod demo;
 mod kubeconfig;
 mod limits;
 mod load;
+pub mod reference;
 mod serve;
 pub mod trouble;
 
@@ -20,9 +22,18 @@ use crate::telemetry::{LogFormat, check_filter, logs};
 /// What is logged unless asked for otherwise.
 const LOG_LEVEL: &str = "info";
 
+/// The way of a newcomer, below the list of commands.
+const EXAMPLES: &str = "Examples:
+  watershed demo --for 20s                          what it saves, without any cluster
+  watershed check --kubeconfig proxy.kubeconfig     would it work in front of this one?
+  watershed serve --kubeconfig proxy.kubeconfig     it does
+  watershed kubeconfig > watershed.kubeconfig       how clients find it
+
+docs/configuration.md has every flag, key, metric and exit code.";
+
 /// A caching reverse proxy and watch multiplexer for the Kubernetes API.
 #[derive(Debug, Parser)]
-#[command(version, about, disable_help_subcommand = true)]
+#[command(version, about, disable_help_subcommand = true, after_help = EXAMPLES)]
 pub struct Cli {
     #[command(flatten)]
     log: Log,
@@ -31,6 +42,7 @@ pub struct Cli {
 }
 
 #[derive(Args, Debug)]
+#[command(next_help_heading = "Logs")]
 struct Log {
     /// How log lines look.
     #[arg(long, global = true, value_enum, default_value_t, env = "WATERSHED_LOG_FORMAT")]
@@ -45,7 +57,8 @@ struct Log {
 enum Command {
     /// Run the proxy in front of an API server.
     Serve(Box<serve::Serve>),
-    /// Say whether the proxy would work with these flags: addresses, certificates, the API server and the proxy's rights there.
+    /// Say what would keep the proxy from working with these flags, without starting it: the configuration, certificates,
+    /// the API server and the proxy's rights there.
     Check(Box<check::Check>),
     /// Print a kubeconfig that leads through the proxy.
     Kubeconfig(kubeconfig::Kubeconfig),
@@ -55,6 +68,12 @@ enum Command {
     Load(Box<load::Load>),
     /// Run a simulated API server by itself, for experiments.
     Simulate(crate::sim::simulate::Args),
+    /// Print a script that lets a shell complete commands and flags.
+    Completion(completion::Completion),
+    /// Write manual pages.
+    Man(completion::Man),
+    /// Print the JSON schema of the configuration file, for editors.
+    ConfigSchema,
 }
 
 /// Refused here rather than when the logs begin.
@@ -85,6 +104,9 @@ impl Cli {
                 check.run().await
             }
             Command::Kubeconfig(command) => command.run(),
+            Command::Completion(command) => command.run(),
+            Command::Man(command) => command.run(),
+            Command::ConfigSchema => completion::config_schema(),
             Command::Demo(args) => demo::run(args, log_format, level).await,
             Command::Load(load) => load.run(log_format, level).await,
             Command::Simulate(args) => {

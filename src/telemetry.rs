@@ -1,4 +1,7 @@
 //! Logs and the metrics registry.
+mod labels;
+mod reference;
+
 use std::io::IsTerminal;
 use std::sync::OnceLock;
 
@@ -6,6 +9,8 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tracing_subscriber::EnvFilter;
 
 use crate::{access, serve};
+
+pub use reference::{Described, Sort, reference};
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -60,10 +65,15 @@ fn install() -> PrometheusHandle {
     if metrics::set_global_recorder(recorder).is_err() {
         tracing::warn!("another metrics recorder is installed; /metrics will be empty");
     }
+    describe();
+    handle
+}
+
+/// Tells the recorder in use what all metrics mean.
+fn describe() {
     crate::http::metrics::describe();
     serve::metrics::describe();
     access::metrics::describe();
     crate::admin::metrics::describe();
     crate::audit::metrics::describe();
-    handle
 }

@@ -17,7 +17,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("audit", &["kube", "access", "http"]),
     ("serve", &["kube", "store", "watch", "scope", "catalog", "access", "audit", "upstream", "http"]),
     ("admin", &["kube", "scope", "catalog", "http"]),
-    ("telemetry", &["http", "access", "serve", "admin", "audit"]),
+    ("telemetry", &["http", "access", "scope", "serve", "admin", "audit"]),
     ("sim", &["kube"]),
     ("figures", &[]),
     ("demo", &["sim", "figures"]),

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use watershed::cli::reference;
+
 fn top() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -89,8 +91,7 @@ fn every_guarantee_names_tests_that_exist() {
 
 #[test]
 fn manifests_use_flags_that_exist() {
-    let command_line: String =
-        read("src/cli.rs") + &all("src/cli", &[".rs"]).into_iter().map(read).collect::<String>();
+    let configuration = read("docs/configuration.md");
     for manifest in [
         "deploy/base/deployment.yaml",
         "deploy/daemonset/daemonset.yaml",
@@ -105,11 +106,62 @@ fn manifests_use_flags_that_exist() {
         let flags: Vec<&str> = flags.collect();
         assert!(flags.len() >= 5, "{manifest}: {flags:?}");
         for flag in flags {
-            let by_name = format!("{}: ", flag.replace('-', "_"));
-            let by_attribute = format!("long = \"{flag}\"");
-            let known = command_line.contains(&by_name) || command_line.contains(&by_attribute);
+            let known = ["`", " "].iter().any(|rest| configuration.contains(&format!("| `--{flag}{rest}")));
             assert!(known, "{manifest}: --{flag} is no flag");
         }
+    }
+}
+
+/// Documents that are made from the code. `make documents` writes them, which sets this variable.
+#[test]
+fn the_reference_is_what_the_code_makes() {
+    let write = std::env::var_os("WATERSHED_WRITE_DOCUMENTS").is_some();
+    for (path, made) in [
+        ("docs/configuration.md", reference::configuration()),
+        ("docs/config.schema.json", reference::config_schema()),
+    ] {
+        if write {
+            fs::write(top().join(path), &made).unwrap();
+        }
+        assert!(read(path) == made, "{path} is not what the code makes any more: run `make documents`");
+    }
+}
+
+/// Whoever looks a flag, a key or a metric up finds it.
+#[test]
+fn the_reference_has_everything() {
+    let text = read("docs/configuration.md");
+    for name in [
+        "--kubeconfig FILE",
+        "--client-ca-file FILE`",
+        "--drain-seconds",
+        "--watches N",
+        "--for DURATION",
+        "--nodes",
+        "scopes[].fieldSelector",
+        "resources[].cache",
+        "WATERSHED_LOG_LEVEL",
+        "watershed_requests_total",
+        "process_open_fds",
+    ] {
+        assert!(text.contains(name), "{name}");
+    }
+    // Every metric that the code names, wherever that is.
+    let mut names = BTreeSet::new();
+    for file in all("src", &[".rs"]) {
+        let source = fs::read_to_string(&file).unwrap();
+        for (line, text) in source.lines().enumerate() {
+            let constant =
+                text.trim_start().starts_with("pub const") || text.trim_start().starts_with("const");
+            if let (true, Some((_, rest))) = (constant, text.split_once("&str = \"watershed_")) {
+                let name = rest.split('"').next().unwrap();
+                names.insert((format!("watershed_{name}"), format!("{}:{}", file.display(), line + 1)));
+            }
+        }
+    }
+    assert!(names.len() > 25, "{names:?}");
+    for (name, place) in names {
+        assert!(text.contains(&format!("| `{name}` | ")), "{name} ({place}) is not described");
     }
 }
 

@@ -59,7 +59,7 @@ impl Findings {
 
     /// With all causes, each of them once.
     fn failed(&mut self, subject: &'static str, error: impl Into<anyhow::Error>) {
-        self.error(subject, crate::cli::trouble::one_line(&error.into()));
+        self.error(subject, crate::app::one_line(&error.into()));
     }
 }
 

@@ -5,9 +5,12 @@ use clap::Args;
 
 use crate::admin::Protection;
 
+/// Above its flags in `--help`.
+pub(super) const ADMIN: &str = "Admin listener";
+
 /// The admin listener.
 #[derive(Args, Debug)]
-#[command(next_help_heading = "Admin listener")]
+#[command(next_help_heading = ADMIN)]
 #[expect(clippy::struct_field_names, reason = "the flags are called so, beside those of the other listener")]
 pub(super) struct AdminFlags {
     /// Serve the admin listener by TLS, with this certificate (PEM); read again when it changes.

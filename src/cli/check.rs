@@ -9,8 +9,8 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 
 use super::serve::Serve;
-use super::trouble::one_line;
 use crate::app::check::{Finding, Level, check};
+use crate::app::one_line;
 
 /// Flags of `watershed check`.
 #[derive(Args, Debug)]

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, ensure};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 use serde_saphyr::Spanned;
@@ -12,51 +13,65 @@ use crate::kube::{FieldSelector, LabelSelector, Selection};
 use crate::serve::{Cache, ConsistentReads, Policy, policy_name};
 
 /// What stands in the file. Unknown keys are refused: a misspelt one would be a silent default.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct File {
     /// How lists and watches with `resourceVersion` unset are answered.
     consistent_reads: ConsistentReads,
     /// What may be kept in memory of types that are not named.
     #[serde(deserialize_with = "said")]
+    #[schemars(with = "Cache")]
     cache: Option<Cache>,
     /// Types for which something else is to hold.
     resources: Vec<Override>,
     /// The parts of types that are held, where that is not everything.
+    #[schemars(with = "Vec<Part>")]
     scopes: Vec<Spanned<Part>>,
 }
 
 /// What one list and watch at upstream covers.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Part {
     /// The API group; left out for the core group.
     #[serde(default, deserialize_with = "group")]
+    #[schemars(regex(pattern = "^[a-z0-9.-]*$"))]
     group: String,
     /// The plural name, as in URLs.
     #[serde(deserialize_with = "resource")]
+    #[schemars(regex(pattern = "^[a-z0-9-]+$"))]
     resource: String,
     /// Each of these namespaces by itself; left out for all together.
     #[serde(default)]
     namespaces: Vec<String>,
+    /// Of these, the objects with these labels, as in kubectl's `-l`.
     #[serde(default, deserialize_with = "labels")]
+    #[schemars(with = "String")]
     label_selector: LabelSelector,
+    /// Of these, the objects with these fields, such as `spec.nodeName=node-1`.
     #[serde(default, deserialize_with = "fields")]
+    #[schemars(with = "String")]
     field_selector: FieldSelector,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Override {
     /// The API group; left out for the core group.
     #[serde(default, deserialize_with = "group")]
+    #[schemars(regex(pattern = "^[a-z0-9.-]*$"))]
     group: String,
     /// The plural name, as in URLs.
     #[serde(deserialize_with = "resource")]
+    #[schemars(regex(pattern = "^[a-z0-9-]+$"))]
     resource: String,
+    /// How its lists and watches with `resourceVersion` unset are answered.
     #[serde(default, deserialize_with = "said")]
+    #[schemars(with = "ConsistentReads")]
     consistent_reads: Option<ConsistentReads>,
+    /// What may be kept in memory of it.
     #[serde(default, deserialize_with = "said")]
+    #[schemars(with = "Cache")]
     cache: Option<Cache>,
 }
 
@@ -88,6 +103,11 @@ fn labels<'de, D: Deserializer<'de>>(deserializer: D) -> Result<LabelSelector, D
 fn fields<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FieldSelector, D::Error> {
     let text = String::deserialize(deserializer)?;
     FieldSelector::parse(&text).map_err(|error| D::Error::custom(format!("{text:?}: {error}")))
+}
+
+/// What may stand in the file, as a JSON schema.
+pub(super) fn schema() -> Schema {
+    SchemaGenerator::default().into_root_schema_for::<File>()
 }
 
 /// Reads the file, which says what is to differ from `preset`.

@@ -36,10 +36,6 @@ pub(super) struct Load {
     /// A server process on this machine whose CPU and memory are read. May be repeated.
     #[arg(long = "pid", value_name = "NAME=PID", value_parser = process)]
     processes: Vec<Process>,
-    #[command(flatten)]
-    clients: Clients,
-    #[command(flatten)]
-    events: Events,
     /// How long each round measures.
     #[arg(long, default_value = "30s", value_name = "DURATION", value_parser = duration)]
     duration: Duration,
@@ -55,6 +51,10 @@ pub(super) struct Load {
     /// Folder for result.json, latency.svg and time.svg. It is made if it is not there.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    #[command(flatten)]
+    clients: Clients,
+    #[command(flatten)]
+    events: Events,
 }
 
 /// Who reads what.

@@ -11,7 +11,7 @@ use clap::builder::NonEmptyStringValueParser;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::access::Callers;
-use super::admin::AdminFlags;
+use super::admin::{ADMIN, AdminFlags};
 use super::limits::LimitFlags;
 use super::trouble::Misused;
 use super::{audit, config};
@@ -19,57 +19,62 @@ use crate::app;
 use crate::serve::Policy;
 use crate::upstream::UpstreamOptions;
 
+/// What flags are about, in the order of `--help`.
+const HELD: &str = "What is held";
+const API_SERVER: &str = "API server";
+const CLIENTS: &str = "Where clients connect";
+
 /// Flags of `watershed serve`.
 #[derive(Args, Debug)]
 pub(super) struct Serve {
     /// Configuration file (YAML): how consistent reads are answered and what is kept in memory, for all types and
     /// for some, and the parts of types that are held. Without it, nothing is kept of secrets.
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = HELD, long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// The node this runs on, for what else runs there: of pods those of the node, the node itself and its lease are
     /// held, nothing of other types, unless the configuration file names more.
-    #[arg(long, env = "NODE_NAME", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(help_heading = HELD, long, env = "NODE_NAME", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     node_name: Option<String>,
     /// Kubeconfig of the proxy's own identity at the API server. Without it: $KUBECONFIG, then the
     /// in-cluster service account, then ~/.kube/config.
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = API_SERVER, long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig, instead of its current one.
-    #[arg(long, value_name = "NAME")]
+    #[arg(help_heading = API_SERVER, long, value_name = "NAME")]
     context: Option<String>,
     /// Address of the API server, instead of the kubeconfig's. Repeat it for several servers of one cluster.
-    #[arg(long = "server", value_name = "URL")]
+    #[arg(help_heading = API_SERVER, long = "server", value_name = "URL")]
     servers: Vec<String>,
     /// Where clients connect: an address, by TLS (HTTP/2 and HTTP/1.1), or unix:PATH, by plain HTTP/1.1.
-    #[arg(long, default_value = "127.0.0.1:6443", value_name = "ADDR:PORT|unix:PATH")]
+    #[arg(help_heading = CLIENTS, long, default_value = "127.0.0.1:6443", value_name = "ADDR:PORT|unix:PATH")]
     listen: Place,
     /// Mode of the Unix socket's file, in octal digits: who may write to it may connect.
-    #[arg(long, default_value = "0600", value_parser = mode, value_name = "MODE")]
+    #[arg(help_heading = CLIENTS, long, default_value = "0600", value_parser = mode, value_name = "MODE")]
     listen_socket_mode: u32,
     /// Serving certificate (PEM). Without it, a self-signed pair is made in --cert-dir.
-    #[arg(long, requires = "tls_key", value_name = "FILE")]
+    #[arg(help_heading = CLIENTS, long, requires = "tls_key", value_name = "FILE")]
     tls_cert: Option<PathBuf>,
     /// Private key of the serving certificate (PEM).
-    #[arg(long, requires = "tls_cert", value_name = "FILE")]
+    #[arg(help_heading = CLIENTS, long, requires = "tls_cert", value_name = "FILE")]
     tls_key: Option<PathBuf>,
     /// A further name or address in the self-signed certificate. May be repeated.
-    #[arg(long = "tls-san", value_name = "NAME")]
+    #[arg(help_heading = CLIENTS, long = "tls-san", value_name = "NAME")]
     tls_sans: Vec<String>,
     /// Where the self-signed certificate and its CA (ca.crt, for clients to trust) are kept.
-    #[arg(long, default_value = "watershed-certs", value_name = "DIR")]
+    #[arg(help_heading = CLIENTS, long, default_value = "watershed-certs", value_name = "DIR")]
     cert_dir: PathBuf,
     /// Where /metrics, /livez, /readyz, /healthz and /debug/config are served; by plain HTTP, unless --admin-tls-cert is given.
-    #[arg(long, default_value = "127.0.0.1:6480", value_name = "ADDR:PORT")]
+    #[arg(help_heading = ADMIN, long, default_value = "127.0.0.1:6480", value_name = "ADDR:PORT")]
     admin_listen: SocketAddr,
     /// How long events are kept, so that a watch may start from an old version (seconds).
-    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    #[arg(help_heading = HELD, long, default_value_t = 300, value_name = "SECONDS")]
     window_seconds: u64,
     /// Upper bound of the events kept for one type in one representation (MiB).
-    #[arg(long, default_value_t = 256, value_name = "MIB")]
+    #[arg(help_heading = HELD, long, default_value_t = 256, value_name = "MIB")]
     window_mib: usize,
     /// An aggregated API group whose types are cached, too; all others are forwarded. Only for servers whose
     /// answers do not depend on who asks. May be repeated.
-    #[arg(long = "cache-aggregated", value_name = "GROUP")]
+    #[arg(help_heading = HELD, long = "cache-aggregated", value_name = "GROUP")]
     aggregated: Vec<String>,
     /// How long open requests and watches may take to end after SIGTERM (seconds).
     #[arg(long, default_value_t = 20, value_name = "SECONDS")]

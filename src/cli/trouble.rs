@@ -5,10 +5,11 @@ use clap::CommandFactory as _;
 use clap::error::ErrorKind;
 
 use super::Cli;
+use crate::app::one_line;
 
 /// What the exit codes mean, for the documents.
 pub const EXIT_CODES: &[(u8, &str)] = &[
-    (0, "It did what it was asked for. `serve` after SIGTERM or SIGINT, with nothing left open or cut."),
+    (0, "It did what it was asked for. `serve`: it was ended by SIGTERM or SIGINT."),
     (
         1,
         "It failed: the line on standard error says of what, and which flag or right would help. `check` found an error, \
@@ -30,20 +31,6 @@ pub struct Misused(#[from] anyhow::Error);
 pub fn tell(error: &anyhow::Error) -> ExitCode {
     eprintln!("watershed: {}", one_line(error));
     if error.is::<Misused>() { ExitCode::from(MISUSED) } else { ExitCode::FAILURE }
-}
-
-/// An error and its causes. What several of them say is said once, and of a text of several lines, which shows the
-/// place in a file, the first line is taken.
-pub fn one_line(error: &anyhow::Error) -> String {
-    let mut told = String::new();
-    for cause in error.chain() {
-        let cause = cause.to_string();
-        let cause = cause.lines().next().unwrap_or_default();
-        if !told.contains(cause) {
-            told = if told.is_empty() { cause.to_owned() } else { format!("{told}: {cause}") };
-        }
-    }
-    told
 }
 
 /// Help and versions are printed as they are, mistakes as a line.
@@ -82,13 +69,6 @@ mod tests {
     use clap::Parser as _;
 
     use super::*;
-
-    #[test]
-    fn causes_are_told_once_and_on_one_line() {
-        let error =
-            anyhow::anyhow!("no such file\n --> there").context("cannot read a: no such file").context("--b");
-        assert_eq!(one_line(&error), "--b: cannot read a: no such file");
-    }
 
     #[test]
     fn mistakes_on_the_command_line_are_one_line_with_the_flag() {

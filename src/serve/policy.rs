@@ -1,7 +1,9 @@
 //! What the operator chose, per type.
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, Unexpected, Visitor};
 
@@ -9,7 +11,7 @@ use super::limit::UserLimits;
 use crate::kube::{FieldRequirement, FieldSelector, GroupVersionResource, Selection};
 
 /// How lists and watches with `resourceVersion` unset are answered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum ConsistentReads {
     /// From memory once it was shown to be no older than the request, else by upstream.
@@ -68,6 +70,19 @@ impl<'de> Deserialize<'de> for Cache {
         }
 
         deserializer.deserialize_any(Choice)
+    }
+}
+
+impl JsonSchema for Cache {
+    fn schema_name() -> Cow<'static, str> {
+        "Cache".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "true: the objects; metadata: no more than PartialObjectMetadata; false: nothing.",
+            "enum": [true, false, "metadata"],
+        })
     }
 }
 

@@ -33,6 +33,7 @@ mod load;
 mod mistakes;
 mod policy;
 mod program;
+mod reference;
 mod restart;
 mod revoke;
 mod rig;

@@ -92,6 +92,7 @@ type cluster struct {
 	ProxyCA            string `json:"proxy_ca"`
 	KubeconfigViaProxy string `json:"kubeconfig_via_proxy"`
 	ProxyKubeconfig    string `json:"proxy_kubeconfig"`
+	CertKubeconfig     string `json:"cert_kubeconfig"`
 	Etcd               string
 	Tokens             map[string]string
 

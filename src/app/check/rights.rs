@@ -22,17 +22,17 @@ const NAMED: usize = 8;
 
 /// What the proxy reads for itself, and what it does without.
 const FOR_ITSELF: &[(&str, &str, &str, &str)] = &[
-    (
-        "apiextensions.k8s.io",
-        "v1",
-        "customresourcedefinitions",
-        "new and changed custom types are noticed late, and their own selectable fields not at all",
-    ),
+    ("apiextensions.k8s.io", "v1", "customresourcedefinitions", "reads of custom types are forwarded"),
     ("rbac.authorization.k8s.io", "v1", "roles", RBAC),
     ("rbac.authorization.k8s.io", "v1", "rolebindings", RBAC),
     ("rbac.authorization.k8s.io", "v1", "clusterroles", RBAC),
     ("rbac.authorization.k8s.io", "v1", "clusterrolebindings", RBAC),
-    ("apiregistration.k8s.io", "v1", "apiservices", "nothing but built-in and custom types is cached"),
+    (
+        "apiregistration.k8s.io",
+        "v1",
+        "apiservices",
+        "of the types that are not custom, those of Kubernetes' own groups alone are cached",
+    ),
 ];
 const RBAC: &str = "what callers may is remembered for seconds only";
 
