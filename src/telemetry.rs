@@ -57,6 +57,7 @@ fn install() -> PrometheusHandle {
     serve::metrics::describe();
     access::metrics::describe();
     crate::admin::metrics::describe();
+    crate::upstream::metrics::describe();
     crate::audit::metrics::describe();
     handle
 }
