@@ -1,10 +1,13 @@
-//! The admin listener: health, metrics and the configuration, apart from what clients use.
+//! The admin listener: health, metrics, the status page and the configuration, apart from what clients use.
 mod health;
+mod history;
 pub mod metrics;
+mod status;
 mod token;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
@@ -15,13 +18,16 @@ use crate::catalog::Catalog;
 use crate::http::body::{Body, full};
 use crate::http::listen::serve_admin;
 use crate::http::tls::ServerTls;
-use crate::http::{Limits, drain};
+use crate::http::{Limits, Peer, drain};
 use crate::scope::Scopes;
+use crate::serve::Usage;
+use crate::upstream::Upstream;
 
+pub use history::History;
 pub use token::TokenFile;
 
 /// What somebody sees who comes without knowing what there is.
-const INDEX: &str = "watershed\n\n/metrics  Prometheus metrics\n/livez    the process answers\n/readyz   it should get requests (?verbose says why not)\n/healthz  the same, for older probes\n/debug/config  the configuration in effect, as JSON\n";
+const INDEX: &str = "watershed\n\n/status   what is held, what is saved, and for whom; /status.json the same as JSON\n/metrics  Prometheus metrics\n/livez    the process answers\n/readyz   it should get requests (?verbose says why not)\n/healthz  the same, for older probes\n/debug/config  the configuration in effect, as JSON\n";
 
 const PLAIN: &str = "text/plain; charset=utf-8";
 
@@ -40,13 +46,25 @@ pub struct State {
     pub catalog: Catalog,
     /// The scopes open.
     pub scopes: Scopes,
+    /// What clients were given, and who they are.
+    pub usage: Usage,
+    /// The API server.
+    pub upstream: Upstream,
+    /// The certificate that clients see, if they connect by TLS.
+    pub proxy_tls: Option<ServerTls>,
+    /// The one that operators see.
+    pub admin_tls: Option<ServerTls>,
     /// Whether the process is shutting down.
     pub draining: drain::Watch,
     /// The metrics registry.
     pub metrics: PrometheusHandle,
     /// What is read only when somebody asks.
     pub gauges: metrics::Gauges,
-    /// Without it everybody sees everything.
+    /// The last minutes.
+    pub history: History,
+    /// When the process began to serve.
+    pub started: Instant,
+    /// Without it everybody sees everything, but for the names of users, which are for this machine then.
     pub token: Option<TokenFile>,
     /// The configuration in effect, as JSON without secrets.
     pub config: String,
@@ -60,14 +78,18 @@ pub async fn serve(
     limits: Limits,
     draining: drain::Watch,
 ) {
-    let service = move |request: Request<Incoming>, _| {
+    let sampled = Arc::clone(&state);
+    let service = move |request: Request<Incoming>, peer| {
         let state = Arc::clone(&state);
-        async move { answer(&state, &request).await }
+        async move { answer(&state, &request, &peer).await }
     };
-    serve_admin(listener, tls, service, limits, draining).await;
+    tokio::select! {
+        () = serve_admin(listener, tls, service, limits, draining) => {}
+        () = History::follow(&sampled) => {}
+    }
 }
 
-async fn answer(state: &State, request: &Request<Incoming>) -> Response<Body> {
+async fn answer(state: &State, request: &Request<Incoming>, peer: &Peer) -> Response<Body> {
     if request.method() != Method::GET && request.method() != Method::HEAD {
         return text(
             StatusCode::METHOD_NOT_ALLOWED,
@@ -87,18 +109,32 @@ async fn answer(state: &State, request: &Request<Incoming>) -> Response<Body> {
         && !token.is_shown(request.headers()).await
     {
         let mut refusal = text(StatusCode::UNAUTHORIZED, PLAIN, "401 unauthorized\n".into());
-        refusal.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        let headers = refusal.headers_mut();
+        headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        // For browsers, which ask for a password then.
+        headers.append(header::WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"watershed\""));
         return refusal;
     }
     match request.uri().path() {
         "/debug/config" => text(StatusCode::OK, "application/json", state.config.clone()),
         "/metrics" => {
-            state.gauges.collect(&state.scopes, &state.catalog);
+            state.gauges.collect(state);
             text(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", state.metrics.render())
+        }
+        "/status" | "/status.json" => status::answer(state, request, peer),
+        "/" if is_browser(request) => {
+            let mut answer = text(StatusCode::SEE_OTHER, PLAIN, "see /status\n".into());
+            answer.headers_mut().insert(header::LOCATION, HeaderValue::from_static("/status"));
+            answer
         }
         "/" => text(StatusCode::OK, "text/plain; charset=utf-8", INDEX.into()),
         _ => text(StatusCode::NOT_FOUND, "text/plain; charset=utf-8", "404 page not found\n".into()),
     }
+}
+
+fn is_browser(request: &Request<Incoming>) -> bool {
+    let accept = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    accept.is_some_and(|accept| accept.contains("text/html"))
 }
 
 fn text(status: StatusCode, content_type: &'static str, text: String) -> Response<Body> {

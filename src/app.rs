@@ -8,7 +8,7 @@ mod told;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use jiff::Timestamp;
@@ -195,6 +195,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         Some(file) => Some(admin::TokenFile::load(file).await?),
         None => None,
     };
+    let proxy_tls = tls.clone();
     let listener = Bound::new(&config.listen, tls).await?;
     let admin_listener = bind(config.admin_listen, "--admin-listen").await?;
     let (address, admin_address) = (listener.address()?, admin_listener.local_addr()?);
@@ -216,14 +217,21 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         draining.clone(),
     )
     .audited(audit.clone());
+    let usage = server.usage();
     let proxy = tokio::spawn(listener.serve(server, config.limits.clone(), draining.clone()));
     let (admin_drain, admin_draining) = drain::channel();
     let state = admin::State {
         catalog,
         scopes: scopes.clone(),
+        usage,
+        upstream,
+        proxy_tls,
+        admin_tls: admin_tls.clone(),
         draining,
         metrics: metrics.clone(),
         gauges: admin::metrics::Gauges::default(),
+        history: admin::History::default(),
+        started: Instant::now(),
         token,
         config: shown,
     };

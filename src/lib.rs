@@ -19,7 +19,7 @@
 //! | [`audit`] | an audit log of what is answered here | `audit/record.rs` |
 //! | [`serve`] | a request: answered from memory, or forwarded and why | `serve/decide.rs` |
 //! | [`http`] | listener, TLS, limits, drain. Knows no resources | `http/listen.rs` |
-//! | [`admin`] | health and metrics | `admin.rs` |
+//! | [`admin`] | health, metrics and the status page | `admin.rs` |
 //! | [`app`] | the only place that knows every room | `app.rs` |
 //! | [`sim`], [`demo`] | a simulated API server, and the demonstration that uses it | `sim.rs` |
 //! | [`load`] | clients that put load on any API server and measure what they get | `load/round.rs` |

@@ -2,6 +2,7 @@
 mod answer;
 mod audit_id;
 mod bound_objects;
+mod clients;
 mod decide;
 mod documents;
 mod fence;
@@ -17,6 +18,7 @@ mod shared;
 mod source;
 mod turns;
 mod until_drain;
+mod usage;
 mod watch;
 
 use std::sync::Arc;
@@ -46,6 +48,7 @@ use metrics::{InFlight, Labels, Meters};
 pub use policy::{Cache, ConsistentReads, Kept, Name, Policy, name as policy_name};
 use shared::{Place, Shared};
 pub use source::{Reason, Source};
+pub use usage::{ClientUsage, TopClients, Usage};
 
 /// A version that is ahead of the cache is waited for this long; then upstream answers, which waits
 /// by its own rule (3 s) and refuses in its own words. Events are milliseconds behind; a type on which
@@ -68,6 +71,7 @@ struct Inner {
     forwarder: Forwarder,
     draining: drain::Watch,
     meters: Meters,
+    usage: Usage,
 }
 
 /// A scope that can answer, and what it knows.
@@ -134,6 +138,7 @@ impl Server {
             forwarder,
             draining,
             meters: Meters::default(),
+            usage: Usage::default(),
         };
         Self(Arc::new(inner), None)
     }
@@ -141,6 +146,11 @@ impl Server {
     /// The same, with an audit log of what is answered here.
     pub fn audited(self, audit: Option<Audit>) -> Self {
         Self(self.0, audit)
+    }
+
+    /// What clients were given, and who they are.
+    pub fn usage(&self) -> Usage {
+        self.0.usage.clone()
     }
 
     /// Answers one request.
@@ -154,6 +164,7 @@ impl Server {
         let labels = Labels::new(&plan, request.method());
         let in_flight = InFlight::begin(&labels);
         let admitted = self.0.limiter.admit(&self.0.access, &caller, &request, &peer, &plan).await;
+        let agent = request.headers().get(http::header::USER_AGENT).cloned();
         // Left when the answer is there.
         let mut place = None;
         let outcome = match (&caller, &admitted, &plan.plan) {
@@ -172,6 +183,8 @@ impl Server {
                 Err(outcome) => outcome,
             },
         };
+        // Whoever was looked at for this answer is known now. For no other reason is upstream asked.
+        let user = self.0.access.remembered(&caller, request.headers()).await;
         let (source, mut response, own) = match outcome {
             Outcome::Answered(source, response) => (source, response, true),
             Outcome::Forward(reason) => {
@@ -192,10 +205,15 @@ impl Server {
             Ok(admitted) => admitted.answered(response),
             Err(_) => response,
         };
-        match record {
+        let mut response = match record {
             Some(record) if own => record.answered(response),
             _ => response,
-        }
+        };
+        let user = user.as_ref().map(|identity| identity.user.as_str());
+        let agent = agent.as_ref().and_then(|agent| agent.to_str().ok()).unwrap_or_default();
+        let watch = plan.verb == Verb::Watch && response.status() == StatusCode::OK;
+        response.extensions_mut().insert(self.0.usage.answered(source, user, agent, watch));
+        response
     }
 }
 

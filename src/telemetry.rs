@@ -75,5 +75,6 @@ fn describe() {
     serve::metrics::describe();
     access::metrics::describe();
     crate::admin::metrics::describe();
+    crate::upstream::metrics::describe();
     crate::audit::metrics::describe();
 }

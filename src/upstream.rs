@@ -22,6 +22,7 @@ mod dial;
 mod error;
 mod forward;
 mod hop_by_hop;
+pub mod metrics;
 mod pool;
 mod probe;
 mod reflect;
@@ -29,6 +30,7 @@ mod repeat;
 mod stream;
 #[cfg(test)]
 pub(crate) mod testing;
+mod traffic;
 mod upgrade;
 
 pub use address::Address;
@@ -43,3 +45,4 @@ pub use forward::{Authority, Forwarder};
 pub use pool::{Class, SendOptions, ServedBy};
 pub use probe::{CatchUp, Keys, Listed, Probe, Seen};
 pub use reflect::{Change, Found, Reflector, Stopped, Target};
+pub use traffic::{Connected, Purpose, Traffic};

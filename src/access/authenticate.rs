@@ -17,6 +17,8 @@ const REFUSED: Duration = Duration::from_secs(2);
 /// A token that is good for longer is reviewed again after this, whatever can be seen here.
 const LOOKED_AT_HERE: Duration = Duration::from_hours(1);
 const MAX_TOKENS: u64 = 100_000;
+/// Tokens whose users are known for counting.
+const MAX_COUNTED: u64 = 20_000;
 /// A token longer than this is not reviewed here but forwarded.
 const MAX_TOKEN_BYTES: usize = 64 * 1024;
 
@@ -68,6 +70,8 @@ pub struct Authenticator {
     locally: Option<ServiceAccounts>,
     /// Whose tokens were that upstream accepted, for as long as they may be looked at here.
     accepted: Cache<[u8; 32], Arc<Identity>>,
+    /// Whose tokens were that upstream accepted of late. For counting alone: they may be good no more.
+    counted: Cache<[u8; 32], Arc<Identity>>,
 }
 
 struct Lifetime {
@@ -92,20 +96,27 @@ impl Authenticator {
         let lifetime = Lifetime { accepted: config.token_ttl };
         let verdicts = Cache::builder().max_capacity(MAX_TOKENS).expire_after(lifetime).build();
         let accepted = Cache::builder().max_capacity(MAX_TOKENS).time_to_live(LOOKED_AT_HERE).build();
+        let counted = Cache::builder().max_capacity(MAX_COUNTED).time_to_live(LOOKED_AT_HERE).build();
         let anonymous = Arc::new(impersonate::anonymous());
-        Self { client, config, anonymous, key, verdicts, locally, accepted }
+        Self { client, config, anonymous, key, verdicts, locally, accepted, counted }
     }
 
     /// Whose token upstream would take a request with these headers for, whatever else stands in them; `None` if it
     /// has none, or nobody's. For counting: what else stands there may matter for everything else.
     pub async fn bearer(&self, headers: &HeaderMap) -> Option<Arc<Identity>> {
-        // As upstream reads it. Source: `apiserver/pkg/authentication/request/bearertoken/bearertoken.go`.
-        let mut words = headers.get(header::AUTHORIZATION)?.to_str().ok()?.trim().split(' ');
-        let (scheme, token) = (words.next()?, words.next()?);
-        if !scheme.eq_ignore_ascii_case("bearer") || token.is_empty() || token.len() > MAX_TOKEN_BYTES {
-            return None;
-        }
-        self.verdict(token).await.ok()?
+        self.verdict(shown_token(headers)?).await.ok()?
+    }
+
+    /// The same, as far as it was known within the hour: nobody is asked. For counting alone.
+    pub async fn remembered(&self, headers: &HeaderMap) -> Option<Arc<Identity>> {
+        let Some(token) = shown_token(headers) else {
+            return (self.config.anonymous && shows_nothing(headers)).then(|| Arc::clone(&self.anonymous));
+        };
+        self.counted.get(&self.hash(token)).await
+    }
+
+    fn hash(&self, token: &str) -> [u8; 32] {
+        *blake3::keyed_hash(&self.key, token.as_bytes()).as_bytes()
     }
 
     /// Who sent a request with these headers.
@@ -118,15 +129,20 @@ impl Authenticator {
     }
 
     async fn verdict(&self, token: &str) -> Result<Option<Arc<Identity>>, Arc<ReviewError>> {
-        let hash = *blake3::keyed_hash(&self.key, token.as_bytes()).as_bytes();
+        let hash = self.hash(token);
         let verdict = match self.verdicts.get(&hash).await {
             Some(verdict) => verdict,
             // Concurrent reviews of one token share one question. Boxed: it is large and rare.
-            None => {
-                Box::pin(self.verdicts.try_get_with(hash, Box::pin(self.known_or_reviewed(hash, token))))
-                    .await?
-            }
+            None => Box::pin(self.verdicts.try_get_with(hash, Box::pin(self.find_out(hash, token)))).await?,
         };
+        Ok(verdict)
+    }
+
+    async fn find_out(&self, hash: [u8; 32], token: &str) -> Result<Option<Arc<Identity>>, ReviewError> {
+        let verdict = self.known_or_reviewed(hash, token).await?;
+        if let Some(identity) = &verdict {
+            self.counted.insert(hash, Arc::clone(identity)).await;
+        }
         Ok(verdict)
     }
 
@@ -172,6 +188,15 @@ impl Authenticator {
         }
         Ok(identity(status.user.unwrap_or_default()).map(Arc::new))
     }
+}
+
+/// As upstream reads it, whatever else stands in the request.
+/// Source: `apiserver/pkg/authentication/request/bearertoken/bearertoken.go`.
+fn shown_token(headers: &HeaderMap) -> Option<&str> {
+    let mut words = headers.get(header::AUTHORIZATION)?.to_str().ok()?.trim().split(' ');
+    let (scheme, token) = (words.next()?, words.next()?);
+    let usable = scheme.eq_ignore_ascii_case("bearer") && !token.is_empty() && token.len() <= MAX_TOKEN_BYTES;
+    usable.then_some(token)
 }
 
 /// The token, when it is the only credential and says so plainly. Whatever else identifies a caller

@@ -118,6 +118,15 @@ impl Access {
         }
     }
 
+    /// Who the caller of a request with these headers is, as far as that is known without asking anybody. For counting.
+    pub async fn remembered(&self, caller: &Caller, headers: &HeaderMap) -> Option<Arc<Identity>> {
+        match caller {
+            Caller::Own => self.authenticator.remembered(headers).await,
+            Caller::Vouched(vouched) => vouched.identity.clone(),
+            Caller::Refused(_) => None,
+        }
+    }
+
     /// Whom a certificate or a front proxy says the caller to be.
     fn shown(
         &self,

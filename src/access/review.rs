@@ -100,7 +100,7 @@ async fn ask(client: &Client, path: &str, review: Bytes, fresh: bool) -> Result<
         .header(header::ACCEPT, "application/json")
         .body(body::full(review))
         .map_err(not_understood)?;
-    let options = SendOptions { fresh_connection: fresh, avoid: None };
+    let options = SendOptions { fresh_connection: fresh, ..SendOptions::default() };
     let response = client.send(Class::Short, request, options).await?;
     if !response.status().is_success() {
         return Err(ReviewError::Refused(response.status()));

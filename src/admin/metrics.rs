@@ -5,10 +5,12 @@ use std::sync::Arc;
 use metrics::{describe_counter, describe_gauge, gauge};
 use parking_lot::Mutex;
 
-use crate::catalog::Catalog;
+use super::State;
 use crate::kube::{Encoding, Representation};
-use crate::scope::{Phase, ScopeKey, Scopes};
+use crate::scope::{Phase, ScopeKey};
 
+/// Always 1; its labels say what runs.
+pub const BUILD_INFO: &str = "watershed_build_info";
 /// Types that discovery shows as listable and watchable.
 pub const TYPES: &str = "watershed_types";
 /// 1 when the scope answers, 0 while it syncs or is not cached.
@@ -35,6 +37,7 @@ pub const WATCHERS: &str = "watershed_scope_watchers";
 /// Tells the recorder what the metrics mean.
 pub fn describe() {
     metrics_process::Collector::default().describe();
+    describe_gauge!(BUILD_INFO, "Always 1. The labels say which version runs, and on what.");
     describe_gauge!(TYPES, "Types that upstream's discovery shows as listable and watchable.");
     describe_gauge!(READY, "1 when the scope answers from memory, 0 while it syncs or is not cached.");
     describe_gauge!(
@@ -87,10 +90,16 @@ pub struct Gauges {
 
 impl Gauges {
     /// Sets all of them to what is so now.
-    pub(super) fn collect(&self, scopes: &Scopes, catalog: &Catalog) {
+    pub(super) fn collect(&self, state: &State) {
         self.process.collect();
-        gauge!(TYPES).set(catalog.len() as f64);
-        let scopes = scopes.all();
+        gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION"), "os" => std::env::consts::OS,
+            "architecture" => std::env::consts::ARCH)
+        .set(1.0);
+        gauge!(TYPES).set(state.catalog.len() as f64);
+        crate::http::metrics::publish_certificates(state.proxy_tls.as_ref(), state.admin_tls.as_ref());
+        crate::serve::metrics::publish(&state.usage);
+        crate::upstream::metrics::publish(state.upstream.traffic());
+        let scopes = state.scopes.all();
         let now: HashSet<_> = scopes.iter().map(|scope| scope.key.clone()).collect();
         let gone = std::mem::replace(&mut *self.shown.lock(), now.clone());
         for key in gone.difference(&now) {

@@ -1,7 +1,10 @@
 //! The bearer token that operators show.
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use blake3::Hash;
 use http::{HeaderMap, header};
 use parking_lot::Mutex;
@@ -25,13 +28,13 @@ impl TokenFile {
     /// Whether these headers show the token that is in the file now. A file that cannot be read leaves
     /// the last one valid.
     pub(super) async fn is_shown(&self, headers: &HeaderMap) -> bool {
-        let Some(shown) = bearer(headers) else { return false };
+        let Some(shown) = shown(headers) else { return false };
         match read(&self.path).await {
             Ok(token) => *self.last.lock() = token,
             Err(error) => tracing::warn!(error = %format!("{error:#}"), "keeping the last admin token"),
         }
         // Hashes are compared in constant time.
-        blake3::hash(shown) == *self.last.lock()
+        blake3::hash(&shown) == *self.last.lock()
     }
 }
 
@@ -43,12 +46,21 @@ async fn read(path: &Path) -> anyhow::Result<Hash> {
     Ok(blake3::hash(token))
 }
 
-/// The token of the only Authorization header.
-fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+/// The token of the only Authorization header: as a bearer's, or as the password of anybody, as browsers send what
+/// they ask for.
+fn shown(headers: &HeaderMap) -> Option<Cow<'_, [u8]>> {
     let mut values = headers.get_all(header::AUTHORIZATION).iter();
     let (Some(value), None) = (values.next(), values.next()) else { return None };
-    let (scheme, token) = value.as_bytes().split_at_checked(b"Bearer ".len())?;
-    scheme.eq_ignore_ascii_case(b"Bearer ").then_some(token)
+    let of_scheme = |scheme: &str| {
+        let (shown, rest) = value.as_bytes().split_at_checked(scheme.len())?;
+        shown.eq_ignore_ascii_case(scheme.as_bytes()).then_some(rest)
+    };
+    if let Some(token) = of_scheme("Bearer ") {
+        return Some(Cow::Borrowed(token));
+    }
+    let pair = BASE64_STANDARD.decode(of_scheme("Basic ")?).ok()?;
+    let colon = pair.iter().position(|byte| *byte == b':')?;
+    Some(Cow::Owned(pair[colon + 1..].to_vec()))
 }
 
 #[cfg(test)]
@@ -76,6 +88,10 @@ mod tests {
             (&["Bearer first2"], false),
             (&["Bearer "], false),
             (&["Basic first"], false),
+            (&["Basic OmZpcnN0"], true),             // :first
+            (&["Basic YW55Ym9keTpmaXJzdA=="], true), // anybody:first
+            (&["Basic Zmlyc3Q6"], false),            // first:
+            (&["Basic Zmlyc3Q="], false),            // first
             (&["Bearer first", "Bearer first"], false),
             (&[], false),
         ] {

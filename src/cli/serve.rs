@@ -63,7 +63,7 @@ pub(super) struct Serve {
     /// Where the self-signed certificate and its CA (ca.crt, for clients to trust) are kept.
     #[arg(help_heading = CLIENTS, long, default_value = "watershed-certs", value_name = "DIR")]
     cert_dir: PathBuf,
-    /// Where /metrics, /livez, /readyz, /healthz and /debug/config are served; by plain HTTP, unless --admin-tls-cert is given.
+    /// Where /status, /metrics, /livez, /readyz, /healthz and /debug/config are served; by plain HTTP, unless --admin-tls-cert is given.
     #[arg(help_heading = ADMIN, long, default_value = "127.0.0.1:6480", value_name = "ADDR:PORT")]
     admin_listen: SocketAddr,
     /// How long events are kept, so that a watch may start from an old version (seconds).

@@ -1,6 +1,7 @@
 //! The body type every answer and every upstream request is made of.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -18,6 +19,16 @@ pub type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 /// never fails.
 #[derive(Clone, Copy, Debug)]
 pub struct InMemory;
+
+/// Hears how much of an answer's body was handed to its connection, and by its drop that the answer is over.
+pub trait Meter: Send + Sync {
+    /// So many bytes more.
+    fn sent(&self, bytes: usize);
+}
+
+/// Put into an answer's extensions: who counts it.
+#[derive(Clone)]
+pub struct Metered(pub Arc<dyn Meter>);
 
 /// A body of bytes known beforehand.
 pub fn full(bytes: impl Into<Bytes>) -> Body {

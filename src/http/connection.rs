@@ -23,7 +23,7 @@ use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::activity::{Activity, Running};
-use super::body::{self, Body, BoxError, InMemory};
+use super::body::{self, Body, BoxError, InMemory, Meter, Metered};
 use super::clock::{Clock, Due};
 use super::drain;
 use super::limits::Limits;
@@ -266,11 +266,13 @@ where
     }
     running.answered();
     let in_memory = response.extensions().get::<InMemory>().is_some();
+    let meter = response.extensions_mut().remove::<Metered>().map(|metered| metered.0);
     Ok(response.map(|inner| Counted {
         inner,
         in_memory,
         rest: Bytes::new(),
         pace: Pace::of_this_task(),
+        meter,
         _running: running,
     }))
 }
@@ -298,7 +300,18 @@ struct Counted {
     rest: Bytes,
     /// On HTTP/2.
     pace: Option<Arc<Pace>>,
+    meter: Option<Arc<dyn Meter>>,
     _running: Running,
+}
+
+impl Counted {
+    fn count(&self, bytes: usize) {
+        if let Some(meter) = &self.meter
+            && bytes > 0
+        {
+            meter.sent(bytes);
+        }
+    }
 }
 
 impl http_body::Body for Counted {
@@ -311,8 +324,12 @@ impl http_body::Body for Counted {
     ) -> Poll<Option<Result<Frame<Pieces>, BoxError>>> {
         let this = &mut *self;
         let Some(pace) = &this.pace else {
-            let polled = Pin::new(&mut this.inner).poll_frame(cx);
-            return polled.map_ok(|frame| frame.map_data(Pieces::from));
+            let frame = ready!(Pin::new(&mut this.inner).poll_frame(cx));
+            return Poll::Ready(frame.map(|frame| {
+                let frame = frame?.map_data(Pieces::from);
+                this.count(frame.data_ref().map_or(0, Pieces::remaining));
+                Ok(frame)
+            }));
         };
         pace.asked();
         if this.rest.is_empty() {
@@ -340,6 +357,7 @@ impl http_body::Body for Counted {
             }
             pieces.push(this.rest.split_to(PIECE.min(this.rest.len())));
         }
+        this.count(pieces.remaining());
         Poll::Ready(Some(Ok(Frame::data(pieces))))
     }
 

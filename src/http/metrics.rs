@@ -2,6 +2,8 @@
 
 use metrics::{Gauge, counter, describe_counter, describe_gauge, gauge};
 
+use super::tls::ServerTls;
+
 /// Connections open now.
 pub const CONNECTIONS: &str = "watershed_connections";
 /// Connections closed as soon as they came.
@@ -10,6 +12,9 @@ pub const REJECTED: &str = "watershed_connections_rejected_total";
 pub const CUT: &str = "watershed_connections_cut_total";
 /// Answers on HTTP/2 that were reset as their client took nothing of them.
 pub const ANSWERS_CUT: &str = "watershed_answers_cut_total";
+
+/// When the certificate that clients see ends.
+pub const CERTIFICATE_ENDS: &str = "watershed_serving_certificate_expiration_timestamp_seconds";
 
 /// Tells the recorder what the metrics mean.
 pub fn describe() {
@@ -22,6 +27,10 @@ pub fn describe() {
     describe_counter!(
         ANSWERS_CUT,
         "Answers on HTTP/2 connections that were reset because their client took nothing of them, by reason."
+    );
+    describe_gauge!(
+        CERTIFICATE_ENDS,
+        "When the serving certificate ends, in seconds since January 1, 1970 UTC, by listener."
     );
 }
 
@@ -79,6 +88,15 @@ impl Cut {
             Self::Stall => "write-stall",
             Self::Idle => "idle",
             Self::Resets => "resets",
+        }
+    }
+}
+
+/// Shows when the certificates end that are served now.
+pub fn publish_certificates(proxy: Option<&ServerTls>, admin: Option<&ServerTls>) {
+    for (listener, tls) in [(Listener::Proxy, proxy), (Listener::Admin, admin)] {
+        if let Some(ends) = tls.and_then(ServerTls::ends) {
+            gauge!(CERTIFICATE_ENDS, "listener" => listener.as_str()).set(ends as f64);
         }
     }
 }

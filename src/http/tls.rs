@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -20,6 +21,8 @@ use super::validity::Validity;
 /// How often the files are looked at. cert-manager and kubelet renew long before expiry; this only
 /// has to be short against that, and short enough for an operator who waits for it.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
+
+const UNKNOWN: i64 = i64::MIN;
 
 /// Where the serving certificate comes from.
 #[derive(Clone, Debug)]
@@ -104,6 +107,8 @@ pub struct ServerTls {
 struct Shared {
     source: Source,
     current: ArcSwap<ServerConfig>,
+    /// When the certificate served ends, in seconds since the epoch; [`UNKNOWN`] if that cannot be read.
+    ends: AtomicI64,
     /// The bytes last looked at, whether they were good or not: each change is tried and told once.
     seen: Mutex<Files>,
 }
@@ -139,8 +144,9 @@ impl ServerTls {
         let shared = blocking(move || {
             let source = Source::new(&options)?;
             let files = source.read()?;
-            let config = source.build(&files)?;
-            Ok(Arc::new(Shared { source, current: ArcSwap::from_pointee(config), seen: Mutex::new(files) }))
+            let (config, ends) = source.build(&files)?;
+            let current = ArcSwap::from_pointee(config);
+            Ok(Arc::new(Shared { source, current, ends: AtomicI64::new(ends), seen: Mutex::new(files) }))
         })
         .await?;
         let weak = Arc::downgrade(&shared);
@@ -157,6 +163,11 @@ impl ServerTls {
     /// An acceptor with the certificate of this moment.
     pub fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(self.shared.current.load_full())
+    }
+
+    /// When the certificate served ends, in seconds since the epoch, if that can be read.
+    pub fn ends(&self) -> Option<i64> {
+        Some(self.shared.ends.load(Ordering::Relaxed)).filter(|ends| *ends != UNKNOWN)
     }
 
     /// The CA of the self-signed certificate, for clients to trust; `None` with given files.
@@ -178,7 +189,9 @@ impl ServerTls {
             }
             let built = shared.source.build(&files);
             *seen = files;
-            shared.current.store(Arc::new(built?));
+            let (config, ends) = built?;
+            shared.current.store(Arc::new(config));
+            shared.ends.store(ends, Ordering::Relaxed);
             Ok(true)
         })
         .await;
@@ -233,8 +246,10 @@ impl Source {
         })
     }
 
-    fn build(&self, files: &Files) -> Result<ServerConfig, TlsError> {
+    /// The settings, and when the certificate ends.
+    fn build(&self, files: &Files) -> Result<(ServerConfig, i64), TlsError> {
         let chain = certificates(&self.cert, &files.cert)?;
+        let ends = chain.first().and_then(ends).unwrap_or(UNKNOWN);
         let key = PrivateKeyDer::from_pem_slice(&files.key).map_err(|error| TlsError::Pem {
             path: self.key.clone(),
             what: "private key",
@@ -273,12 +288,17 @@ impl Source {
             tracing::error!(%cert, "clients will refuse the serving certificate: {}", valid.told(Timestamp::now()));
         }
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(config)
+        Ok((config, ends))
     }
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     std::fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
+}
+
+fn ends(certificate: &CertificateDer<'_>) -> Option<i64> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
+    Some(parsed.validity().not_after.timestamp())
 }
 
 /// The certificates in a PEM file's text; at least one.

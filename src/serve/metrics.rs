@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 
 use super::decide::Planned;
 use super::source::Source;
+use super::usage::Usage;
 use crate::catalog::Resource;
 use crate::kube::{GroupVersionResource, Verb};
 use crate::watch::{Ending, Observer};
@@ -23,6 +24,8 @@ pub const DURATION: &str = "watershed_request_duration_seconds";
 pub const LIMITED: &str = "watershed_requests_limited_total";
 /// Requests whose response headers are not sent yet.
 pub const IN_FLIGHT: &str = "watershed_requests_in_flight";
+/// Bytes of answers.
+pub const RESPONSE_BYTES: &str = "watershed_response_bytes_total";
 /// Watches served from memory now.
 pub const WATCHES: &str = "watershed_watches";
 /// Events, bookmarks and initial objects handed to clients.
@@ -51,6 +54,10 @@ pub fn describe() {
         "Requests refused with 429 as their caller asked for too much, by which limit."
     );
     describe_gauge!(IN_FLIGHT, "Requests whose response headers are not sent yet.");
+    describe_counter!(
+        RESPONSE_BYTES,
+        "Bytes of the bodies of answers that clients were sent, as compressed as they are sent, by source. Sessions of exec and port-forward are not in it."
+    );
     describe_gauge!(WATCHES, "Watches that are served from memory now.");
     describe_counter!(EVENTS, "Events, bookmarks and initial objects handed to watching clients.");
     describe_counter!(
@@ -89,6 +96,13 @@ impl Labels {
             verb => verb.as_str(),
         };
         Self { verb, group, resource }
+    }
+}
+
+/// Shows what clients were sent until now.
+pub fn publish(usage: &Usage) {
+    for (source, _, bytes) in usage.by_source() {
+        counter!(RESPONSE_BYTES, "source" => source).absolute(bytes);
     }
 }
 

@@ -25,19 +25,28 @@ pub enum Source {
 }
 
 impl Source {
+    /// The metric labels of all sources, in the order of [`Source::index`].
+    pub const NAMES: [&str; 9] =
+        ["snapshot", "window", "fence", "cache", "document", "shared", "access", "limit", "forward"];
+
+    /// Its place among all sources.
+    pub(super) fn index(self) -> usize {
+        match self {
+            Self::Snapshot => 0,
+            Self::Window => 1,
+            Self::Fence => 2,
+            Self::Cache => 3,
+            Self::Document => 4,
+            Self::Shared => 5,
+            Self::Access => 6,
+            Self::Limit => 7,
+            Self::Forward(_) => 8,
+        }
+    }
+
     /// The metric label.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Snapshot => "snapshot",
-            Self::Window => "window",
-            Self::Fence => "fence",
-            Self::Cache => "cache",
-            Self::Document => "document",
-            Self::Shared => "shared",
-            Self::Access => "access",
-            Self::Limit => "limit",
-            Self::Forward(_) => "forward",
-        }
+        Self::NAMES[self.index()]
     }
 
     /// The reason for forwarding, empty for the other sources.
@@ -66,6 +75,9 @@ macro_rules! reasons {
         }
 
         impl Reason {
+            /// The metric labels of all reasons, in their order.
+            pub const NAMES: &[&str] = &[$($text,)*];
+
             /// The metric label.
             pub fn as_str(self) -> &'static str {
                 match self {

@@ -10,6 +10,7 @@ use hyper::body::Incoming;
 use super::address::Address;
 use super::connection::Lease;
 use super::error::{UpstreamError, chain};
+use super::traffic::Received;
 
 /// The body of an answer from upstream. Dropping it early cancels the request at upstream.
 pub struct UpstreamBody {
@@ -17,6 +18,7 @@ pub struct UpstreamBody {
     lease: Option<Lease>,
     address: Address,
     end: End,
+    received: Received,
 }
 
 /// What counts as a clean end.
@@ -35,7 +37,7 @@ pub(super) enum End {
 }
 
 impl UpstreamBody {
-    pub(super) fn new(inner: Incoming, mut lease: Lease, end: End) -> UpstreamBody {
+    pub(super) fn new(inner: Incoming, mut lease: Lease, end: End, received: Received) -> UpstreamBody {
         let address = lease.address().clone();
         // Nobody has to poll an empty body.
         let lease = if inner.is_end_stream() {
@@ -44,12 +46,12 @@ impl UpstreamBody {
         } else {
             Some(lease)
         };
-        UpstreamBody { inner, lease, address, end }
+        UpstreamBody { inner, lease, address, end, received }
     }
 
     /// An answer whose connection is not the pool's.
-    pub(super) fn unpooled(inner: Incoming, address: Address) -> UpstreamBody {
-        UpstreamBody { inner, lease: None, address, end: End::Reported }
+    pub(super) fn unpooled(inner: Incoming, address: Address, received: Received) -> UpstreamBody {
+        UpstreamBody { inner, lease: None, address, end: End::Reported, received }
     }
 
     fn is_cut(&self) -> bool {
@@ -75,6 +77,9 @@ impl Body for UpstreamBody {
     ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
         match ready!(Pin::new(&mut self.inner).poll_frame(cx)) {
             Some(Ok(frame)) => {
+                if let Some(data) = frame.data_ref() {
+                    self.received.add(data.len());
+                }
                 if self.inner.is_end_stream()
                     && let Some(mut lease) = self.lease.take()
                 {

@@ -20,6 +20,7 @@ use super::address::Address;
 use super::connect::{CONNECT_TIMEOUT, Dialed};
 use super::error::UpstreamError;
 use super::pool::{Class, Group};
+use super::traffic::Open;
 use crate::http::body::Body;
 
 /// Pings on HTTP/2, also with nothing running: a connection that fell into a black hole is noticed
@@ -94,6 +95,7 @@ pub(super) async fn handshake(
     class: Class,
     generation: u64,
     permit: OwnedSemaphorePermit,
+    open: Open,
 ) -> Result<Connection, UpstreamError> {
     let address = dialed.address.clone();
     let failed = |source| UpstreamError::Handshake { address: address.clone(), source: Arc::new(source) };
@@ -104,6 +106,7 @@ pub(super) async fn handshake(
         tokio::spawn(async move {
             // Its end shows in the sender.
             let _ = driver.await;
+            drop(open);
         });
         let idle_since = Instant::now();
         return Ok(Connection::Http1(Http1 { sender, address, generation, idle_since, _permit: permit }));
@@ -156,7 +159,7 @@ pub(super) async fn handshake(
             })
             .await;
             closed.store(true, Ordering::Release);
-            drop(driver);
+            drop((driver, open));
             if let Some(sender) = sender.upgrade() {
                 sender.lock().take();
             }

@@ -19,6 +19,7 @@ use tower::{ServiceBuilder, ServiceExt, service_fn};
 
 use super::address::{Address, AddressError};
 use super::error::{UpstreamError, chain};
+use super::traffic::Traffic;
 use crate::http::Validity;
 use crate::http::body::BoxError;
 
@@ -115,6 +116,7 @@ pub struct Upstream {
 struct Shared {
     options: UpstreamOptions,
     current: ArcSwap<Material>,
+    traffic: Arc<Traffic>,
     /// One rebuild at a time.
     rebuilding: tokio::sync::Mutex<()>,
 }
@@ -160,6 +162,7 @@ impl Upstream {
         let shared = Arc::new(Shared {
             options: options.clone(),
             current: ArcSwap::from_pointee(material),
+            traffic: Arc::default(),
             rebuilding: tokio::sync::Mutex::new(()),
         });
         let weak = Arc::downgrade(&shared);
@@ -181,6 +184,11 @@ impl Upstream {
     /// Where the credentials come from, for the log and the status page.
     pub fn source(&self) -> String {
         self.current().from.clone()
+    }
+
+    /// What goes there and comes from there.
+    pub fn traffic(&self) -> &Arc<Traffic> {
+        &self.shared.traffic
     }
 
     /// Takes over changed files and renews what ends soon. On failure everything stays as it is.

@@ -15,6 +15,7 @@ use super::credentials::{Identity, Upstream};
 use super::error::UpstreamError;
 use super::hop_by_hop;
 use super::pool::{Class, Pool, SendOptions};
+use super::traffic::Purpose;
 use super::upgrade;
 use crate::http::body::{self, Body, BoxError};
 
@@ -124,7 +125,9 @@ impl Forwarder {
             Identity::Bare => &self.shared.bare,
             Identity::Own => &self.shared.own,
         };
-        let response = pool.send(class, request, SendOptions::default()).await?;
+        let response = pool
+            .send(class, request, SendOptions { purpose: Purpose::Forward, ..SendOptions::default() })
+            .await?;
         Ok(to_client(response))
     }
 

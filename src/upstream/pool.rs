@@ -23,6 +23,7 @@ use super::connection::{self, Connection, Http1, Http2, Lease, NotSent};
 use super::credentials::{Identity, Upstream};
 use super::error::UpstreamError;
 use super::repeat::{self, Repeatable};
+use super::traffic::{Purpose, Received};
 use crate::http::body::{self, Body};
 
 /// Connections without requests are closed after this time, as API servers do.
@@ -56,6 +57,8 @@ pub struct SendOptions {
     pub fresh_connection: bool,
     /// Prefer another address than this one (see [`ServedBy`]), where there are several.
     pub avoid: Option<Address>,
+    /// What it is counted as.
+    pub purpose: Purpose,
 }
 
 /// The address an answer came from: an extension of every answer.
@@ -204,7 +207,10 @@ impl Pool {
                 *again.body_mut() = repeat::open_end();
             }
             let mut error = match lease.send(request).await {
-                Ok(response) => return Ok(answer(response, lease, repeatable)),
+                Ok(response) => {
+                    let received = group.upstream.traffic().answered(options.purpose);
+                    return Ok(answer(response, lease, repeatable, received));
+                }
                 Err(NotSent::Failed(error)) => error,
                 Err(NotSent::Ended(unsent)) if resends < MAX_RESENDS => {
                     request = unsent;
@@ -267,7 +273,12 @@ fn is_unprocessed(error: &hyper::Error) -> bool {
     false
 }
 
-fn answer(response: Response<hyper::body::Incoming>, lease: Lease, bodyless: bool) -> Response<UpstreamBody> {
+fn answer(
+    response: Response<hyper::body::Incoming>,
+    lease: Lease,
+    bodyless: bool,
+    received: Received,
+) -> Response<UpstreamBody> {
     let end = match (response.version(), bodyless) {
         (http::Version::HTTP_2, true) => End::Marked,
         (http::Version::HTTP_2, false) => End::MarkedOrReset,
@@ -275,7 +286,7 @@ fn answer(response: Response<hyper::body::Incoming>, lease: Lease, bodyless: boo
     };
     let (mut parts, incoming) = response.into_parts();
     parts.extensions.insert(ServedBy(lease.address().clone()));
-    Response::from_parts(parts, UpstreamBody::new(incoming, lease, end))
+    Response::from_parts(parts, UpstreamBody::new(incoming, lease, end, received))
 }
 
 // === impl Group ===
@@ -383,7 +394,8 @@ impl Group {
         // Boxed: a handshake's state is 20 KB, and every request would carry the room for one.
         let dialed = Box::pin(self.dialer.dial(&material, self.identity, false, avoid)).await?;
         tracing::debug!(address = %dialed.address, http2 = dialed.http2, class = ?self.class, "connected to upstream");
-        Box::pin(connection::handshake(dialed, self.class, material.generation, permit)).await
+        let open = self.upstream.traffic().connected(self.class.into());
+        Box::pin(connection::handshake(dialed, self.class, material.generation, permit, open)).await
     }
 
     /// An HTTP/1 connection that has done its work.

@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::stream::{Stream, StreamError};
-use super::{Address, Class, Client, SendOptions, ServedBy, UpstreamBody, UpstreamError};
+use super::{Address, Class, Client, Purpose, SendOptions, ServedBy, UpstreamBody, UpstreamError};
 use crate::http::body;
 use crate::kube::{
     BookmarkForm, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ListPage, Malformed,
@@ -526,7 +526,11 @@ impl Reflector {
         // Watches only: all pages of a list are one server's.
         let elsewhere = watch && (self.expirations > 0 || refused);
         let avoid = if elsewhere { self.served_by.take() } else { None };
-        let options = SendOptions { fresh_connection: elsewhere, avoid };
+        let options = SendOptions {
+            fresh_connection: elsewhere,
+            avoid,
+            purpose: if watch { Purpose::Watch } else { Purpose::List },
+        };
         let answer = timeout(ANSWER, self.client.send(Class::Watch, request, options)).await;
         let response = answer.map_err(|_| Trouble::Silent(ANSWER))??;
         self.served_by = response.extensions().get::<ServedBy>().map(|by| by.0.clone());

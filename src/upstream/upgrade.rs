@@ -17,6 +17,7 @@ use super::credentials::{Identity, Upstream};
 use super::error::UpstreamError;
 use super::forward::to_client;
 use super::hop_by_hop;
+use super::traffic::{Connected, Purpose};
 use crate::http::body::{self, Body};
 
 /// Bytes in flight in each direction of a tunnel.
@@ -39,9 +40,12 @@ pub(super) async fn forward(
     let handshaken = http1::handshake(TokioIo::new(dialed.stream)).await;
     let (mut sender, driver) = handshaken
         .map_err(|source| UpstreamError::Handshake { address: address.clone(), source: Arc::new(source) })?;
+    let open = Arc::new(upstream.traffic().connected(Connected::Tunnel));
+    let plain = Arc::clone(&open);
     tokio::spawn(async move {
         // Its end shows in the answer or in the tunnel.
         let _ = driver.with_upgrades().await;
+        drop(plain);
     });
 
     let client_side = hyper::upgrade::on(&mut request);
@@ -53,13 +57,14 @@ pub(super) async fn forward(
         .map_err(|source| UpstreamError::Closed { address: address.clone(), source: Arc::new(source) })?;
 
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        return Ok(to_client(response.map(|incoming| UpstreamBody::unpooled(incoming, address))));
+        let received = upstream.traffic().answered(Purpose::Forward);
+        return Ok(to_client(response.map(|incoming| UpstreamBody::unpooled(incoming, address, received))));
     }
     let chosen = response.headers().get(http::header::UPGRADE).cloned();
     let upstream_side = hyper::upgrade::on(&mut response);
     tunnels.spawn(async move {
         tunnel(client_side, upstream_side, address).await;
-        drop(place);
+        drop((place, open));
     });
     let (mut parts, _) = response.into_parts();
     hop_by_hop::clean_response(&mut parts.headers);

@@ -1,10 +1,11 @@
 //! Health and metrics of the program.
 use std::collections::BTreeSet;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use http::{Method, Request};
 use watershed::sim::Server;
 
-use crate::client::{Protocol, nothing, within};
+use crate::client::{BOTH, Next, Protocol, nothing, within};
 use crate::program::Program;
 use crate::rig::{small, unless_stalled};
 
@@ -54,6 +55,65 @@ async fn health_and_metrics_say_what_they_should() {
     ] {
         assert!(metrics.lines().any(|l| l == line), "{line} is missing in\n{metrics}");
     }
+    drop(watch);
+    program.terminate().await;
+    assert!(program.ended().await.success());
+    upstream.shutdown().await;
+}
+
+/// The value of a series.
+pub(crate) fn value(metrics: &str, series: &str) -> f64 {
+    let found = metrics.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok());
+    found.unwrap_or_else(|| panic!("{series} is missing in\n{metrics}"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_are_counted_on_both_sides() {
+    let upstream = Server::start(small()).await.unwrap();
+    let program = Program::start(&upstream).await;
+    let (mut here, mut forwarded) = (0, 0);
+    for protocol in BOTH {
+        for _ in 0..3 {
+            here += program.proxied.get(protocol, "/api/v1/pods?resourceVersion=0").await.body.len();
+        }
+        // Upstream is asked each time.
+        let answer =
+            program.proxied.get(protocol, "/api/v1/pods?fieldSelector=spec.nodeName%3Dx&pretty=1").await;
+        assert!(answer.header("x-watershed-source").starts_with("forward"), "{:?}", answer.headers);
+        forwarded += answer.body.len();
+    }
+    assert!(here > 6 * 40 * 100 && forwarded > 0);
+    let mut watch = program.proxied.watch(Protocol::Http2, "/api/v1/pods?watch=1&resourceVersion=0").await;
+    for _ in 0..40 {
+        let Next::Line(line) = watch.next().await else { panic!("the watch is over") };
+        here += line.len();
+    }
+    // Bookmarks come, too; and what is counted is handed out, not yet received.
+    let metrics = program.admin("GET", "/metrics").await;
+    let of = |series: &str| value(&metrics, series);
+    let sent = of(r#"watershed_response_bytes_total{source="snapshot"}"#);
+    assert!(sent >= here as f64 && sent < (here + 20_000) as f64, "{sent} and {here}");
+    assert!((of(r#"watershed_response_bytes_total{source="forward"}"#) - forwarded as f64).abs() < 0.5);
+    assert!(
+        (of(r#"watershed_upstream_received_bytes_total{purpose="forward"}"#) - forwarded as f64).abs() < 0.5
+    );
+    assert!((of(r#"watershed_upstream_requests_total{purpose="forward"}"#) - 2.0).abs() < 0.5);
+    // Much was sent for little that came.
+    let listed = of(r#"watershed_upstream_received_bytes_total{purpose="list"}"#)
+        + of(r#"watershed_upstream_received_bytes_total{purpose="watch"}"#);
+    assert!(listed > 0.0 && listed < sent, "{listed} and {sent}");
+    assert!(of(r#"watershed_upstream_received_bytes_total{purpose="own"}"#) > 0.0);
+    assert!(of(r#"watershed_upstream_connections{kind="watch"}"#) >= 1.0);
+    assert!(of(r#"watershed_upstream_connections{kind="short"}"#) >= 1.0);
+    assert!(of(r#"watershed_upstream_connections{kind="tunnel"}"#) < 0.5);
+    let ends = of(r#"watershed_serving_certificate_expiration_timestamp_seconds{listener="proxy"}"#);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+    let days = (ends - now) / 86_400.0;
+    assert!(days > 360.0 && days < 370.0, "{days} days");
+    assert!(
+        metrics.contains(concat!(r#"watershed_build_info{version=""#, env!("CARGO_PKG_VERSION"), '"')),
+        "{metrics}"
+    );
     drop(watch);
     program.terminate().await;
     assert!(program.ended().await.success());

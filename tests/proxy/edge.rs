@@ -147,7 +147,17 @@ async fn no_page_no_metric_and_no_log_line_holds_a_secret() {
         assert_eq!(nobody.get(Protocol::Http1, path).await.status, 200, "{path} is for probes");
     }
     let mut told = String::new();
-    for path in ["/", "/metrics", "/debug/config", "/nowhere", "/livez", "/readyz?verbose", "/healthz"] {
+    for path in [
+        "/",
+        "/metrics",
+        "/status",
+        "/status.json",
+        "/debug/config",
+        "/nowhere",
+        "/livez",
+        "/readyz?verbose",
+        "/healthz",
+    ] {
         let open = ["/livez", "/healthz"].contains(&path) || path.starts_with("/readyz");
         for stranger in
             [&nobody, &nobody.as_user("token-of-nobody-at-all"), &nobody.as_user(upstream.admin_token())]

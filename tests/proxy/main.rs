@@ -7,6 +7,7 @@
 //! | `ledger` | what really happened: the judge of every watch |
 //! | `frames` | HTTP/2 written by hand |
 //! | `follow` | a client that lists and watches for ever and remembers all it was told |
+//! | `browser` | the status page in a real browser, if there is one |
 //! | `program` | the program itself, as a process of its own |
 //! | the others | tests |
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
@@ -16,6 +17,7 @@ mod admin;
 mod audit;
 mod bad_bodies;
 mod bad_requests;
+mod browser;
 mod check;
 mod client;
 mod compressed;
@@ -39,4 +41,5 @@ mod revoke;
 mod rig;
 mod smuggling;
 mod socket;
+mod status;
 mod vanishing;

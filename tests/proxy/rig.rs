@@ -198,8 +198,23 @@ pub(crate) fn at_leisure(since: Instant) -> bool {
 
 /// A request without TLS, as probes and scrapers send them; the answer with its head.
 pub(crate) async fn plain_get(address: SocketAddr, method: &str, path: &str) -> String {
+    plain_request(address, method, path, &[]).await
+}
+
+/// The same with headers.
+pub(crate) async fn plain_request(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let request = format!("{method} {path} HTTP/1.1\r\nHost: admin\r\nConnection: close\r\n\r\n");
+    let mut lines = vec![format!("{method} {path} HTTP/1.1"), "Connection: close".to_owned()];
+    if !headers.iter().any(|(name, _)| *name == "Host") {
+        lines.push("Host: admin".to_owned());
+    }
+    lines.extend(headers.iter().map(|(name, value)| format!("{name}: {value}")));
+    let request = lines.join("\r\n") + "\r\n\r\n";
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).await.unwrap();

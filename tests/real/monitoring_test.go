@@ -335,6 +335,11 @@ func healthy() []series {
 		of(constant(100<<20), "watershed_scope_window_bytes", "resource", "pods"),
 		of(restarted, "process_start_time_seconds"),
 		of(constant(0), "watershed_audit_events_dropped_total", "sink", "log"),
+		of(constant(1<<40), "watershed_serving_certificate_expiration_timestamp_seconds", "listener", "proxy"),
+		of(rising(60<<20), "watershed_response_bytes_total", "source", "snapshot"),
+		of(rising(60), "watershed_response_bytes_total", "source", "forward"),
+		of(rising(1<<20), "watershed_upstream_received_bytes_total", "purpose", "watch"),
+		of(rising(600<<20), "watershed_upstream_received_bytes_total", "purpose", "forward"),
 	}
 	all = append(all, buckets("watershed_fence_duration_seconds_bucket", 600, 0, "step", "validated")...)
 	return append(all, buckets("watershed_request_duration_seconds_bucket", 600, 0, "verb", "list", "source", "snapshot")...)
@@ -362,6 +367,8 @@ var ills = map[string][]series{
 	"WatershedFileDescriptorsLow": {of(constant(19000), "process_open_fds")},
 	"WatershedMemoryGrowing":      {of(constant(12<<30), "process_resident_memory_bytes")},
 	"WatershedRestarting":         {of(rising(1), "process_start_time_seconds")},
+	"WatershedCertificateEnds":    {of(constant(3600), "watershed_serving_certificate_expiration_timestamp_seconds", "listener", "proxy")},
+	"WatershedSavesNothing":       {of(rising(120<<20), "watershed_upstream_received_bytes_total", "purpose", "watch")},
 	"WatershedAuditEventsLost":    {of(rising(1), "watershed_audit_events_dropped_total", "sink", "log")},
 }
 

@@ -1,0 +1,305 @@
+//! The report as HTML. It needs nothing from elsewhere, and its tables need no script.
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use super::chart::Chart;
+use super::figure::{bytes, count, duration, percent, rate, whole};
+use super::report::{
+    Certificate, Client, Clients, Forwarded, Health, PhaseName, Report, Row, Source, Upstream,
+};
+use crate::admin::history::Rates;
+
+const STYLE: &str = include_str!("page.css");
+const SCRIPT: &str = include_str!("page.js");
+
+/// In the page, so that no browser asks for one.
+const ICON: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath d='M0 14 5.5 3 9 9.5 11 6l5 8z' fill='%232563a8'/%3E%3C/svg%3E";
+
+/// Of a certificate that ends so soon the page speaks up.
+const SOON: Duration = Duration::from_hours(7 * 24);
+
+/// Nothing but this style and this script, and no requests but for this page.
+pub(super) static SECURITY_POLICY: LazyLock<String> = LazyLock::new(|| {
+    let hash = |text: &str| {
+        let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, text.as_bytes());
+        format!("'sha256-{}'", BASE64_STANDARD.encode(digest.as_ref()))
+    };
+    format!(
+        "default-src 'none'; style-src {}; script-src {}; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        hash(STYLE),
+        hash(SCRIPT)
+    )
+});
+
+pub(super) fn render(report: &Report, rates: &Rates) -> String {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                noscript { meta http-equiv="refresh" content="30"; }
+                title { "watershed" }
+                link rel="icon" href=(ICON);
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                div #live {
+                    (head(report))
+                    main {
+                        (tiles(report))
+                        (charts(rates))
+                        (scopes(&report.scopes))
+                        (clients(report.clients.as_ref()))
+                        div.pair {
+                            (sources(&report.sources))
+                            (forwarded(&report.forwarded))
+                            (upstream(&report.upstream))
+                        }
+                    }
+                }
+                footer {
+                    span { "The same as " a href="/status.json" { "JSON" } }
+                    a href="/metrics" { "Metrics" }
+                    a href="/debug/config" { "Configuration" }
+                    a href="/readyz?verbose" { "Readiness" }
+                    span #fresh {}
+                }
+                script { (PreEscaped(SCRIPT)) }
+            }
+        }
+    };
+    page.into_string()
+}
+
+fn head(report: &Report) -> Markup {
+    let (class, word) = match report.health {
+        Health::Ready => ("good", "ready"),
+        Health::Starting => ("fair", "starting"),
+        Health::ShuttingDown => ("bad", "shutting down"),
+    };
+    let ill = report.scopes.iter().filter(|row| !row.is_well()).count();
+    html! {
+        header {
+            h1 { "watershed" }
+            span.{"pill " (class)} { (word) }
+            @if ill > 0 { span.pill.fair { (ill) " of " (report.scopes.len()) " scopes not followed" } }
+            @for certificate in &report.certificates { (ending(certificate)) }
+            p.about {
+                "version " (report.version) ", up " (duration(Duration::from_secs_f64(report.uptime_seconds))) ", in front of "
+                @for (n, address) in report.upstream.addresses.iter().enumerate() {
+                    @if n > 0 { ", " }
+                    code { (address) }
+                }
+            }
+        }
+    }
+}
+
+fn ending(certificate: &Certificate) -> Markup {
+    let left = u64::try_from(certificate.ends_in_seconds).map(Duration::from_secs).unwrap_or_default();
+    html! {
+        @if left.is_zero() {
+            span.pill.bad { "the certificate of the listener " (certificate.listener) " has ended" }
+        } @else if left < SOON {
+            span.pill.fair { "the certificate of the listener " (certificate.listener) " ends in " (duration(left)) }
+        }
+    }
+}
+
+/// The part of `whole` that `rest` leaves.
+fn saved(rest: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| 1.0 - rest as f64 / whole as f64)
+}
+
+fn tiles(report: &Report) -> Markup {
+    let totals = &report.totals;
+    let requests = totals.requests_here + totals.requests_forwarded;
+    let open = |row: &&Row| row.following;
+    let upstream_watches = report.scopes.iter().filter(open).count();
+    let tile = |title: &str, figure: String, note: Markup| {
+        html! { div.tile { p.title { (title) } p.figure { (figure) } p.note { (note) } } }
+    };
+    let part = |part: Option<f64>| part.map_or_else(|| "–".to_owned(), percent);
+    html! {
+        section.tiles aria-label="Summary" {
+            (tile("Requests answered here", part(saved(totals.requests_forwarded, requests)),
+                html! { (count(totals.requests_here)) " of " (count(requests)) }))
+            // More may come in than goes out, at the beginning.
+            @if totals.received_bytes <= totals.sent_bytes {
+                (tile("Bytes saved upstream", part(saved(totals.received_bytes, totals.sent_bytes)),
+                    html! { (bytes(totals.received_bytes as f64)) " in, " (bytes(totals.sent_bytes as f64)) " out" }))
+            } @else {
+                (tile("Bytes saved upstream", "none yet".to_owned(),
+                    html! { (bytes(totals.received_bytes as f64)) " in, " (bytes(totals.sent_bytes as f64)) " out" }))
+            }
+            (tile("Watches open", count(totals.watches_here + totals.watches_forwarded),
+                html! { (count(upstream_watches as u64)) " upstream"
+                    @if totals.watches_forwarded > 0 { ", and " (count(totals.watches_forwarded)) " forwarded" } }))
+            (tile("Memory", bytes(totals.resident_bytes as f64), html! { (bytes(totals.held_bytes as f64)) " of it objects and events" }))
+        }
+    }
+}
+
+fn charts(rates: &Rates) -> Markup {
+    let since = format!("{} ago", duration(rates.covers));
+    let chart = |title, names: [&'static str; 2], lines, show, bytes| {
+        let [a, b]: &[_; 2] = lines;
+        Chart { title, lines: [(names[0], a), (names[1], b)], show, bytes, since: &since }.render()
+    };
+    html! {
+        section.charts aria-label="The last minutes" {
+            (chart("Requests a second", ["here", "forwarded"], &rates.requests, rate, false))
+            (chart("Bytes a second", ["to clients", "from upstream"], &rates.bytes, bytes, true))
+            (chart("Watches open", ["here", "forwarded"], &rates.watches, whole, false))
+            (chart("Memory", ["process", "objects and events"], &rates.memory, bytes, true))
+        }
+    }
+}
+
+fn scopes(rows: &[Row]) -> Markup {
+    html! {
+        section {
+            h2 { "Scopes" span.sub { "what is held in memory, each followed by one watch upstream" } }
+            @if rows.is_empty() {
+                p.empty { "None yet. The first client that reads a type opens it." }
+            } @else {
+                div.scroll { table #scopes {
+                    thead { tr {
+                        th scope="col" { "Type" } th scope="col" { "Held as" } th scope="col" { "Phase" }
+                        th.n scope="col" { "Objects" } th.n scope="col" { "Bytes" } th.n scope="col" { "Recent events" }
+                        th.n scope="col" { "Watchers" } th.n scope="col" { "Version" } th.n scope="col" { "Last heard" }
+                    } }
+                    tbody { @for row in rows { (scope(row)) } }
+                } }
+            }
+        }
+    }
+}
+
+fn scope(row: &Row) -> Markup {
+    let (class, word) = match (row.phase, row.following) {
+        (PhaseName::Ready, true) => ("good", "ready"),
+        (PhaseName::Ready, false) => ("bad", "not followed"),
+        (PhaseName::Syncing, _) => ("fair", "syncing"),
+        (PhaseName::Failing, _) => ("bad", "failing"),
+        (PhaseName::Stopped, _) => ("fair", "not held"),
+    };
+    html! {
+        tr {
+            th scope="row" {
+                (row.resource) " " span.quiet { @if !row.group.is_empty() { (row.group) "/" } (row.version) }
+                @if !row.selection.is_empty() { div.detail { code { (row.selection) } } }
+            }
+            td { (row.encoding) @if row.content == "metadata" { span.quiet { ", metadata" } } }
+            td {
+                span.{"dot " (class)} {} (word)
+                @if let Some(why) = &row.why { div.detail { (why) } }
+            }
+            td.n { (count(row.objects as u64)) }
+            td.n { (bytes(row.object_bytes as f64)) }
+            td.n { (count(row.window_events as u64))
+                @if row.window_events > 0 { " " span.quiet { (bytes(row.window_bytes as f64)) } } }
+            td.n { (count(row.watchers as u64)) }
+            td.n { (row.resource_version) }
+            td.n { (duration(row.last_heard())) }
+        }
+    }
+}
+
+fn clients(clients: Option<&Clients>) -> Markup {
+    html! {
+        section {
+            h2 { "Clients" span.sub { "who costs most; rates and share are of about the last minute, the rest since they were first seen" } }
+            @match clients {
+                None => p.empty {
+                    "Users and their programs are named only to callers on this machine, as by " code { "kubectl port-forward" }
+                    ", or with the token of " code { "--admin-token-file" } "."
+                },
+                Some(clients) if clients.top.is_empty() => p.empty { "None yet." },
+                Some(clients) => {
+                    div.scroll { table #clients {
+                        thead { tr {
+                            th scope="col" { "User" } th scope="col" { "User agent" } th scope="col" { "Share of cost" }
+                            th.n scope="col" { "Requests/s" } th.n scope="col" { "Bytes/s" } th.n scope="col" { "Watches" }
+                            th.n scope="col" { "Requests" } th.n scope="col" { "Forwarded" } th.n scope="col" { "Bytes" }
+                        } }
+                        tbody { @for row in &clients.top { (client(row)) } }
+                    } }
+                    p.foot {
+                        "Cost is the bytes of answers, and 64 KiB for each request. "
+                        @if clients.known > clients.top.len() { (count((clients.known - clients.top.len()) as u64)) " more are known. " }
+                        @if clients.let_go > 0 { (count(clients.let_go)) " that cost little made room for others." }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn client(row: &Client) -> Markup {
+    html! {
+        tr {
+            th scope="row" { @match &row.user { Some(user) => (user), None => span.quiet title="No answer of upstream's says whose the credentials are" { "not known here" } } }
+            td.agent { @if row.agent.is_empty() { span.quiet { "none" } } @else { (row.agent) } }
+            td.share {
+                svg.bar viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true" {
+                    rect.track width="100" height="6" rx="3" {}
+                    rect.fill width=(format!("{:.1}", row.share * 100.0)) height="6" rx="3" {}
+                }
+                span { (percent(row.share)) }
+            }
+            td.n { (rate(row.requests_per_second)) }
+            td.n { (bytes(row.bytes_per_second)) }
+            td.n { (count(row.watches)) }
+            td.n { (count(row.requests)) }
+            td.n { (count(row.forwarded)) }
+            td.n { (bytes(row.sent_bytes as f64)) }
+        }
+    }
+}
+
+fn sources(rows: &[Source]) -> Markup {
+    html! {
+        section {
+            h2 { "Answers" span.sub { "by where they came from" } }
+            table #sources {
+                thead { tr { th scope="col" { "Source" } th.n scope="col" { "Requests" } th.n scope="col" { "Bytes" } } }
+                tbody { @for row in rows { tr {
+                    th scope="row" { (row.name) } td.n { (count(row.requests)) } td.n { (bytes(row.sent_bytes as f64)) }
+                } } }
+            }
+        }
+    }
+}
+
+fn forwarded(rows: &[Forwarded]) -> Markup {
+    html! {
+        section {
+            h2 { "Forwarded" span.sub { "and why" } }
+            table #forwarded {
+                thead { tr { th scope="col" { "Reason" } th.n scope="col" { "Requests" } } }
+                tbody { @for row in rows { tr { th scope="row" { (row.reason) } td.n { (count(row.requests)) } } } }
+            }
+        }
+    }
+}
+
+fn upstream(upstream: &Upstream) -> Markup {
+    html! {
+        section {
+            h2 { "Upstream" span.sub { "what it was asked for, over " (count(upstream.connections)) " connections" } }
+            table #upstream {
+                thead { tr { th scope="col" { "Purpose" } th.n scope="col" { "Requests" } th.n scope="col" { "Bytes" } } }
+                tbody { @for row in &upstream.traffic { tr {
+                    th scope="row" { (row.purpose) } td.n { (count(row.requests)) } td.n { (bytes(row.received_bytes as f64)) }
+                } } }
+            }
+        }
+    }
+}

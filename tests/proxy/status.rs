@@ -1,0 +1,229 @@
+//! The status page: what it tells, to whom, and that nobody can write on it.
+use http::Request;
+use serde_json::Value;
+use watershed::sim::{Rule, Server};
+
+use crate::client::{Answer, Connection, Endpoint, Lines, Protocol, nothing, within};
+use crate::program::Program;
+use crate::rig::{Rig, eventually, plain_request, small};
+
+/// A request of a program that calls itself so.
+async fn get_as(connection: &Connection, agent: &str, path: &str) -> Answer {
+    let request = Request::get(path).header("user-agent", agent).body(nothing()).unwrap();
+    within(path, connection.read(request)).await.unwrap()
+}
+
+/// The same, for a watch.
+pub(crate) async fn watch_as(endpoint: &Endpoint, agent: &str, path: &str) -> Lines {
+    let connection = endpoint.connect(Protocol::Http2).await.unwrap();
+    let request = Request::get(path).header("user-agent", agent).body(nothing()).unwrap();
+    within(path, connection.follow(request)).await.unwrap()
+}
+
+fn body(answer: &str) -> &str {
+    answer.split_once("\r\n\r\n").map_or("", |(_, body)| body)
+}
+
+async fn status(rig: &Rig) -> Value {
+    let host = rig.admin.to_string();
+    let answer = plain_request(rig.admin, "GET", "/status.json", &[("Host", &host)]).await;
+    serde_json::from_str(body(&answer)).unwrap_or_else(|error| panic!("{error}: {answer}"))
+}
+
+async fn page(rig: &Rig) -> String {
+    let host = rig.admin.to_string();
+    plain_request(rig.admin, "GET", "/status", &[("Host", &host)]).await
+}
+
+fn client<'a>(status: &'a Value, agent: &str) -> Option<&'a Value> {
+    status["clients"]["top"].as_array().unwrap().iter().find(|row| row["agent"] == agent)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_status_page_tells_what_is_held_and_for_whom() {
+    let rig = Rig::start(small()).await;
+    let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+    let mut received = 0;
+    for _ in 0..3 {
+        received += get_as(&connection, "lister/1", "/api/v1/pods?resourceVersion=0").await.body.len();
+    }
+    let forwarded = get_as(&connection, "forwarder/1", "/api/v1/pods?pretty=1").await.body.len();
+    let watch = watch_as(&rig.proxied, "watcher/1", "/api/v1/pods?watch=1&resourceVersion=0").await;
+
+    let told = status(&rig).await;
+    let pods = told["scopes"].as_array().unwrap().iter().find(|row| row["resource"] == "pods").unwrap();
+    for (name, wanted) in [
+        ("objects", Value::from(40)),
+        ("watchers", 1.into()),
+        ("phase", "ready".into()),
+        ("following", true.into()),
+        ("encoding", "json".into()),
+        ("content", "objects".into()),
+        ("selection", "".into()),
+    ] {
+        assert_eq!(pods[name], wanted, "{name} of {pods:#}");
+    }
+    assert!(pods["objectBytes"].as_u64().unwrap() > 10_000 && pods["resourceVersion"].as_u64().unwrap() > 0);
+    let lister = client(&told, "lister/1").unwrap();
+    assert_eq!(
+        (
+            &lister["user"],
+            &lister["requests"],
+            &lister["forwarded"],
+            &lister["sentBytes"],
+            &lister["watches"]
+        ),
+        (&"admin".into(), &3.into(), &0.into(), &received.into(), &0.into())
+    );
+    let forwarder = client(&told, "forwarder/1").unwrap();
+    assert_eq!(
+        (&forwarder["requests"], &forwarder["forwarded"], &forwarder["sentBytes"]),
+        (&1.into(), &1.into(), &forwarded.into())
+    );
+    assert_eq!(forwarder["user"], "admin", "upstream was asked for another request of theirs");
+    assert_eq!(client(&told, "watcher/1").unwrap()["watches"], 1);
+    assert_eq!(
+        (&told["totals"]["watchesHere"], &told["totals"]["requestsForwarded"]),
+        (&1.into(), &1.into())
+    );
+    assert_eq!(told["forwarded"][0]["reason"], "pretty");
+
+    // The same for people.
+    let html = page(&rig).await;
+    for part in [
+        "<table id=\"scopes\"",
+        "<table id=\"clients\"",
+        ">pods ",
+        "lister/1",
+        "forwarder/1",
+        "pretty",
+        "application/json",
+    ] {
+        assert_eq!(html.contains(part), part != "application/json", "{part} in {html}");
+    }
+    let by_query = plain_request(rig.admin, "GET", "/status?format=json", &[]).await;
+    assert!(by_query.contains("content-type: application/json\r\n"), "{by_query}");
+    let browser = plain_request(rig.admin, "GET", "/", &[("Accept", "text/html,*/*")]).await;
+    assert!(browser.starts_with("HTTP/1.1 303 ") && browser.contains("location: /status\r\n"), "{browser}");
+    assert!(plain_request(rig.admin, "GET", "/", &[]).await.contains("/status"));
+
+    eventually("readiness", async || match &status(&rig).await["health"] {
+        health if health == "ready" => Ok(()),
+        other => Err(other.to_string()),
+    })
+    .await;
+
+    // What is over is not told any more.
+    drop(watch);
+    eventually("no watch", async || {
+        let told = status(&rig).await;
+        let pods = told["scopes"].as_array().unwrap().iter().find(|row| row["resource"] == "pods").unwrap();
+        let now = [
+            &pods["watchers"],
+            &client(&told, "watcher/1").unwrap()["watches"],
+            &told["totals"]["watchesHere"],
+        ];
+        if now.iter().all(|watches| **watches == 0) { Ok(()) } else { Err(format!("{now:?}")) }
+    })
+    .await;
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hostile_names_are_shown_as_text() {
+    let rig = Rig::start(small()).await;
+    let user = "<b onmouseover=alert(1)>\"'& </td>";
+    rig.upstream.access().add_user("hostile", user, &[]);
+    rig.upstream.access().allow(Rule::read(user, &["pods"]));
+    let connection = rig.proxied.as_user("hostile").connect(Protocol::Http2).await.unwrap();
+    let agents = [
+        "\"><script>alert(1)</script>",
+        "</style><style>*{display:none}",
+        "</script><img src=//evil.example.com/x onerror=alert(1)>",
+        "'; alert(1); '",
+        "&lt;b&gt; {{7*7}} ${7*7} %3Cscript%3E \\u003cscript",
+    ];
+    for agent in agents {
+        assert_eq!(get_as(&connection, agent, "/api/v1/pods?resourceVersion=0").await.status, 200);
+    }
+    // What can stand in a header, and is no text.
+    let odd = Request::get("/api/v1/pods?resourceVersion=0");
+    let odd = odd.header("user-agent", http::HeaderValue::from_bytes(b"\xff\xfe<script>").unwrap());
+    within("an answer", connection.read(odd.body(nothing()).unwrap())).await.unwrap();
+    let long = "<script>".repeat(2_000);
+    get_as(&connection, &long, "/api/v1/pods?resourceVersion=0").await;
+
+    let told = status(&rig).await;
+    for agent in agents {
+        assert_eq!(client(&told, agent).unwrap_or_else(|| panic!("{agent} in {told:#}"))["user"], user);
+    }
+    let html = page(&rig).await;
+    // One of each is the page's own.
+    for tag in ["<script", "<style", "</script", "</style"] {
+        assert_eq!(html.matches(tag).count(), 1, "{tag} in {html}");
+    }
+    for tag in ["<img", "<b onmouseover", "</td>\"", "onerror=alert(1)>"] {
+        assert!(!html.contains(tag), "{tag} in {html}");
+    }
+    assert!(html.contains("&lt;script&gt;alert(1)&lt;/script&gt;") && html.len() < 100_000, "{html}");
+    let head = html.split_once("\r\n\r\n").unwrap().0;
+    for header in [
+        "content-security-policy: default-src 'none'; style-src 'sha256-",
+        "x-content-type-options: nosniff",
+        "cache-control: no-store",
+    ] {
+        assert!(head.contains(header), "{header} in {head}");
+    }
+    assert!(
+        !head.contains("unsafe") && !html.contains("//evil.example.com\"") && !html.contains("src=\""),
+        "{html}"
+    );
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn users_are_named_to_operators_only() {
+    let rig = Rig::start(small()).await;
+    let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+    get_as(&connection, "teller/1", "/api/v1/pods?resourceVersion=0").await;
+    let own = rig.admin.to_string();
+    // A page from elsewhere, by a name that leads here.
+    for (host, named) in [(own.as_str(), true), ("localhost:6480", true), ("evil.example.com", false)] {
+        for path in ["/status", "/status.json"] {
+            let answer = plain_request(rig.admin, "GET", path, &[("Host", host)]).await;
+            assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("pods"), "{answer}");
+            assert_eq!(answer.contains("teller/1"), named, "{path} at {host}");
+        }
+    }
+    rig.stop().await;
+
+    let upstream = Server::start(small()).await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    std::fs::write(&file, "secret-of-operators").unwrap();
+    let program = Program::with(&upstream, &["--admin-token-file", file.to_str().unwrap()]).await;
+    let connection = program.proxied.connect(Protocol::Http2).await.unwrap();
+    get_as(&connection, "teller/1", "/api/v1/pods?resourceVersion=0").await;
+    for (credentials, status) in [
+        ("Bearer secret-of-operators", "200"),
+        ("Basic YW55Ym9keTpzZWNyZXQtb2Ytb3BlcmF0b3Jz", "200"), // anybody:secret-of-operators
+        ("Basic c2VjcmV0LW9mLW9wZXJhdG9yczo=", "401"),         // secret-of-operators:
+        ("Bearer another", "401"),
+        ("", "401"),
+    ] {
+        for path in ["/status", "/status.json", "/status?format=json"] {
+            let headers = [("Authorization", credentials), ("Host", "watershed.example.com")];
+            let answer = plain_request(program.admin, "GET", path, &headers).await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{credentials}: {answer}");
+            assert_eq!(answer.contains("teller/1"), status == "200", "{credentials}: {answer}");
+        }
+    }
+    let refused = plain_request(program.admin, "GET", "/status", &[]).await;
+    assert!(
+        refused.contains("www-authenticate: Basic realm=\"watershed\"\r\n"),
+        "a browser asks then: {refused}"
+    );
+    program.terminate().await;
+    assert!(program.ended().await.success());
+    upstream.shutdown().await;
+}
