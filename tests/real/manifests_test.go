@@ -70,6 +70,9 @@ func (p place) manifests(t *testing.T) {
 					t.Errorf("%s is no flag of watershed serve", flag)
 				}
 			}
+			if onNode := isNodes(t, makers[0]); onNode != (way == "daemonset") {
+				t.Errorf("the proxy is told its node: %v", onNode)
+			}
 			// What selects pods selects these.
 			labels, _, _ := unstructured.NestedStringMap(makers[0].Object, "spec", "template", "metadata", "labels")
 			for kind, path := range map[string][]string{
