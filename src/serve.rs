@@ -160,6 +160,9 @@ impl Server {
             (Caller::Refused(refusal), ..) => {
                 Outcome::Answered(Source::Access, refused(refusal, plan.errors))
             }
+            _ if plan.verb == Verb::Watch && self.0.draining.is_draining() => {
+                Outcome::Answered(Source::Shutdown, answer::ending(plan.errors))
+            }
             (_, Err(refused), _) => Outcome::Answered(Source::Limit, refused.response()),
             (.., Plan::Forward(reason)) => Outcome::Forward(*reason),
             (.., Plan::Read(read)) => {

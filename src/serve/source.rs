@@ -20,6 +20,8 @@ pub enum Source {
     Access,
     /// Refused, as this caller has asked for too much.
     Limit,
+    /// Refused, as the process ends.
+    Shutdown,
     /// From upstream.
     Forward(Reason),
 }
@@ -36,6 +38,7 @@ impl Source {
             Self::Shared => "shared",
             Self::Access => "access",
             Self::Limit => "limit",
+            Self::Shutdown => "shutdown",
             Self::Forward(_) => "forward",
         }
     }
