@@ -225,6 +225,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         draining.clone(),
     )
     .audited(audit.clone());
+    let hold_always = server.clone().hold_always();
     let proxy = tokio::spawn(listener.serve(server, config.limits.clone(), draining.clone()));
     let (admin_drain, admin_draining) = drain::channel();
     let state = admin::State {
@@ -239,6 +240,8 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let background = vec![
         tokio::spawn(follower.run()),
         tokio::spawn(follow_rbac),
+        tokio::spawn(hold_always),
+        tokio::spawn(scopes.clone().close_idle()),
         tokio::spawn(admin::serve(admin_listener, admin_tls, Arc::new(state), config.limits, admin_draining)),
         tokio::spawn(upkeep(metrics)),
     ];

@@ -16,7 +16,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("access", &["kube", "store", "upstream", "scope", "http"]),
     ("audit", &["kube", "access", "http"]),
     ("serve", &["kube", "store", "watch", "scope", "catalog", "access", "audit", "upstream", "http"]),
-    ("admin", &["kube", "scope", "catalog", "http"]),
+    ("admin", &["kube", "store", "scope", "catalog", "http"]),
     ("telemetry", &["http", "access", "serve", "admin", "audit"]),
     ("sim", &["kube"]),
     ("figures", &[]),

@@ -132,6 +132,8 @@ reasons! {
     NotCovered = "not-covered",
     /// The type's first list is not in yet.
     Syncing = "syncing",
+    /// The proxy itself may not list and watch it.
+    NotPermitted = "not-permitted",
     /// The type cannot be cached.
     NotCached = "not-cached",
 }

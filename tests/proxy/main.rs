@@ -19,6 +19,7 @@ mod bad_requests;
 mod client;
 mod compressed;
 mod custom;
+mod demand;
 mod demo;
 mod documents;
 mod drain;

@@ -174,6 +174,10 @@ func (p place) sidecar(t *testing.T) {
 			flags = append(flags, arg)
 		}
 	}
+	file := filepath.Join(dir, "config.yaml")
+	configuration, _, _ := unstructured.NestedString(ofKind(all, "ConfigMap")[0].Object, "data", "config.yaml")
+	check(t, os.WriteFile(file, []byte(configuration), 0o600))
+	flags = append(flags, "--config", file)
 
 	// The application's account, with these rights alone.
 	upstream.kubectl(t, command{args: []string{"apply", "--validate=strict", "-n", namespace, "-f", "-"}, stdin: rights}).succeeds(t, "rights")
