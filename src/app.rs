@@ -218,6 +218,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     )
     .audited(audit.clone());
     let usage = server.usage();
+    let hold_always = server.clone().hold_always();
     let proxy = tokio::spawn(listener.serve(server, config.limits.clone(), draining.clone()));
     let (admin_drain, admin_draining) = drain::channel();
     let state = admin::State {
@@ -238,6 +239,8 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let background = vec![
         tokio::spawn(follower.run()),
         tokio::spawn(follow_rbac),
+        tokio::spawn(hold_always),
+        tokio::spawn(scopes.clone().close_idle()),
         tokio::spawn(admin::serve(admin_listener, admin_tls, Arc::new(state), config.limits, admin_draining)),
         tokio::spawn(upkeep(metrics)),
     ];

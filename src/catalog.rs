@@ -80,6 +80,13 @@ impl Catalog {
         self.types.load().values().cloned().collect()
     }
 
+    /// The types of this name, in all their versions.
+    pub fn of_name(&self, group: &str, resource: &str) -> Vec<Arc<Resource>> {
+        let types = self.types.load();
+        let found = types.values().filter(|of| *of.gvr.group == *group && *of.gvr.resource == *resource);
+        found.cloned().collect()
+    }
+
     /// How many types are known.
     pub fn len(&self) -> usize {
         self.types.load().len()

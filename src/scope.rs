@@ -1,4 +1,6 @@
 //! One cached scope: a task that pumps what upstream says into a store.
+mod lend;
+
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -18,6 +20,8 @@ use crate::kube::{
 use crate::store::{self, Closed, Layout, Limits, Object, Reader, Snapshot, Writer};
 use crate::upstream::{Change, Client, Reflector, Stopped, Target, WatchCompression};
 use crate::watch::Bookmarks;
+use lend::Usage;
+pub use lend::{Keep, Lent};
 
 /// A scope that stopped is opened anew after this long at the earliest; requests are forwarded meanwhile.
 pub(crate) const TRY_AGAIN: Duration = Duration::from_secs(30);
@@ -34,6 +38,8 @@ pub const UPSTREAM_LISTS: &str = "watershed_upstream_lists_total";
 pub const UPSTREAM_EVENTS: &str = "watershed_upstream_events_total";
 /// Times an interrupted upstream watch went on without a loss.
 pub const UPSTREAM_RESUMES: &str = "watershed_upstream_resumes_total";
+/// Times a scope was given up or closed, by the reason.
+pub const STOPPED: &str = "watershed_scopes_stopped_total";
 
 /// How scopes keep their data.
 #[derive(Clone, Copy, Debug)]
@@ -107,6 +113,8 @@ pub struct Scope {
     pub fields: Arc<FieldTable>,
     /// Its objects and events.
     pub reader: Reader,
+    /// It covers what a client asked for, and is not one that the configuration names.
+    pub by_demand: bool,
     /// Upstream's form of bookmarks, once known.
     pub bookmarks: Bookmarks,
     /// Whether upstream compresses the type's watches, learned when a client would have it so.
@@ -120,6 +128,7 @@ pub struct Scope {
     /// The version of the newest snapshot, for those who wait for one.
     reached: watch::Sender<ResourceVersion>,
     schema_changed: Notify,
+    usage: Usage,
     stop: CancellationToken,
 }
 
@@ -204,12 +213,15 @@ pub enum NotReady {
     Stopped(#[from] Stopped),
 }
 
+/// The open scopes of a type.
+type Family = HashMap<ScopeKey, Arc<Scope>>;
+
 /// All scopes of this process. Opened lazily, by the first client that wants one.
 #[derive(Clone)]
 pub struct Scopes {
     client: Client,
     config: Config,
-    open: Arc<Mutex<HashMap<ScopeKey, Arc<Scope>>>>,
+    open: Arc<Mutex<HashMap<GroupVersionResource, Family>>>,
     /// What the newest bookmarks that tell it told ([`BookmarkForm::null_in_structs`]).
     null_in_structs: Arc<Mutex<Option<bool>>>,
 }
@@ -225,10 +237,41 @@ impl Scopes {
         &self.config
     }
 
-    /// The scope with this key; opened if it is not.
+    /// The scope with this key; opened if it is not. It stays open for as long as the process runs.
     pub fn open(&self, key: &ScopeKey, kind: &Arc<str>, fields: &Arc<FieldTable>) -> Arc<Scope> {
         let mut open = self.open.lock();
-        if let Some(scope) = open.get(key) {
+        let family = open.entry(key.gvr.clone()).or_default();
+        let scope = self.of_family(family, key, kind, fields, Keep::default());
+        scope.usage.pin();
+        scope
+    }
+
+    /// Lends the scope that is chosen with a look at the type's open ones; it is opened if it is not.
+    pub fn lend(
+        &self,
+        of: (&GroupVersionResource, Representation),
+        kind: &Arc<str>,
+        fields: &Arc<FieldTable>,
+        choose: impl FnOnce(&mut dyn Iterator<Item = &Arc<Scope>>) -> Option<(Arc<Selection>, Keep)>,
+    ) -> Option<Lent> {
+        let (gvr, representation) = of;
+        let mut open = self.open.lock();
+        let family = open.entry(gvr.clone()).or_default();
+        let mut present = family.values().filter(|scope| scope.key.representation == representation);
+        let (selection, keep) = choose(&mut present)?;
+        let key = ScopeKey { gvr: gvr.clone(), selection, representation };
+        Some(Lent::new(&self.of_family(family, &key, kind, fields, keep)))
+    }
+
+    fn of_family(
+        &self,
+        family: &mut Family,
+        key: &ScopeKey,
+        kind: &Arc<str>,
+        fields: &Arc<FieldTable>,
+        keep: Keep,
+    ) -> Arc<Scope> {
+        if let Some(scope) = family.get(key) {
             return Arc::clone(scope);
         }
         let target = Target {
@@ -238,28 +281,27 @@ impl Scopes {
             representation: key.representation,
             fields: Arc::clone(fields),
         };
-        let scope = self.start(key.clone(), target);
-        open.insert(key.clone(), Arc::clone(&scope));
+        let scope = self.start(key.clone(), target, keep);
+        family.insert(key.clone(), Arc::clone(&scope));
         scope
     }
 
     /// The scope with this key, if it is open.
     pub fn get(&self, key: &ScopeKey) -> Option<Arc<Scope>> {
-        self.open.lock().get(key).cloned()
+        self.open.lock().get(&key.gvr)?.get(key).cloned()
     }
 
     /// Every scope there is, for metrics and pages.
     pub fn all(&self) -> Vec<Arc<Scope>> {
-        self.open.lock().values().cloned().collect()
+        self.open.lock().values().flat_map(HashMap::values).cloned().collect()
     }
 
     /// The type's schema changed: what upstream serves for the same versions may differ now, so its
     /// scopes are listed again, as soon as upstream has taken the schema into use.
     pub fn schema_changed(&self, gvr: &GroupVersionResource) {
-        self.open.lock().retain(|key, scope| {
-            if key.gvr != *gvr {
-                return true;
-            }
+        let mut open = self.open.lock();
+        let Some(family) = open.get_mut(gvr) else { return };
+        family.retain(|_, scope| {
             scope.schema_changed.notify_one();
             // What could not be cached under the old schema is tried again with the next request.
             !matches!(scope.phase(), Phase::Stopped(_))
@@ -268,14 +310,15 @@ impl Scopes {
 
     /// Closes every scope: the process ends.
     pub fn shut_down(&self) {
-        self.open.lock().drain().for_each(|(_, scope)| scope.stop.cancel());
+        self.open.lock().drain().flat_map(|(_, family)| family).for_each(|(_, scope)| scope.stop.cancel());
     }
 
     /// Lets go of a scope that stopped, so that the next request opens a new one.
     fn forget(&self, scope: &Arc<Scope>) {
         let mut open = self.open.lock();
-        if open.get(&scope.key).is_some_and(|known| Arc::ptr_eq(known, scope)) {
-            open.remove(&scope.key);
+        let Some(family) = open.get_mut(&scope.key.gvr) else { return };
+        if family.get(&scope.key).is_some_and(|known| Arc::ptr_eq(known, scope)) {
+            family.remove(&scope.key);
         }
     }
 
@@ -283,11 +326,8 @@ impl Scopes {
     /// watches end at once, or after `grace`: objects of a type that is being deleted are still
     /// deleted one by one, and watchers are owed those events, as upstream sends them.
     pub fn close(&self, gvr: &GroupVersionResource, grace: Duration) {
-        let closed: Vec<_> = {
-            let mut open = self.open.lock();
-            open.extract_if(|key, _| key.gvr == *gvr).map(|(_, scope)| scope).collect()
-        };
-        for scope in closed {
+        let closed = self.open.lock().remove(gvr);
+        for scope in closed.into_iter().flat_map(HashMap::into_values) {
             tokio::spawn(async move {
                 tokio::time::sleep(grace).await;
                 scope.stop.cancel();
@@ -295,13 +335,15 @@ impl Scopes {
         }
     }
 
-    fn start(&self, key: ScopeKey, target: Target) -> Arc<Scope> {
-        let (writer, reader) = store::new(self.config.window);
+    fn start(&self, key: ScopeKey, target: Target, keep: Keep) -> Arc<Scope> {
+        let (writer, reader) = store::new(keep.window.unwrap_or(self.config.window));
         let (publish, phase) = watch::channel(Phase::Syncing);
         let compression =
             WatchCompression::new(self.client.clone(), key.gvr.clone(), &key.selection, key.representation);
         let scope = Arc::new(Scope {
             key,
+            by_demand: keep.by_demand,
+            usage: Usage::new(keep.idle),
             compression,
             fields: Arc::clone(&target.fields),
             reader,
@@ -480,13 +522,23 @@ impl Drop for Pump {
             }
             why => {
                 let representation = scope.key.representation;
-                tracing::info!(resource = %scope.key.gvr, ?representation, reason = %why,
+                tracing::info!(resource = %scope.key.gvr, selection = %scope.key.selection, ?representation, reason = %why,
                     "not cached; its requests are forwarded");
             }
         }
+        let labels = [
+            ("group", scope.key.gvr.group.to_string()),
+            ("resource", scope.key.gvr.resource.to_string()),
+            ("reason", self.stopped.as_str().to_owned()),
+        ];
+        counter!(STOPPED, &labels).increment(1);
         scope.set_following(false);
         self.publish.send_replace(Phase::Stopped(self.stopped.clone()));
         self.writer.close(Closed::Gone);
+        // Who closed it has let go of it.
+        if self.stopped == Stopped::Closed {
+            return;
+        }
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
                 sleep(TRY_AGAIN).await;

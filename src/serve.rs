@@ -1,9 +1,11 @@
 //! Answers one request: from memory where that is exactly what upstream would say, else upstream does.
+mod always;
 mod answer;
 mod audit_id;
 mod bound_objects;
 mod clients;
 mod decide;
+mod demand;
 mod documents;
 mod fence;
 mod get;
@@ -35,7 +37,7 @@ use crate::catalog::Catalog;
 use crate::http::body::Body;
 use crate::http::{Peer, drain};
 use crate::kube::{Encoding, PartialForm, Representation, ResourceVersion, Status, Verb};
-use crate::scope::{NotReady, Ready, Scope, ScopeKey, Scopes};
+use crate::scope::{Lent, NotReady, Phase, Ready, Scope, Scopes};
 use crate::upstream::{Client, Forwarder, Stopped};
 
 pub use bound_objects::CachedObjects;
@@ -45,7 +47,8 @@ use fence::Fences;
 use limit::Limiter;
 pub use limit::UserLimits;
 use metrics::{InFlight, Labels, Meters};
-pub use policy::{Cache, ConsistentReads, Kept, Name, Policy, name as policy_name};
+use policy::Coverage;
+pub use policy::{Cache, ConsistentReads, Holding, Kept, Name, Policy, name as policy_name};
 use shared::{Place, Shared};
 pub use source::{Reason, Source};
 pub use usage::{ClientUsage, TopClients, Usage};
@@ -76,7 +79,9 @@ struct Inner {
 
 /// A scope that can answer, and what it knows.
 struct Opened {
-    scope: Arc<Scope>,
+    scope: Lent,
+    /// All that is asked for is there, if it exists.
+    is_complete: bool,
     ready: Arc<Ready>,
     representation: Representation,
     /// The version that a snapshot must have at least to be the answer.
@@ -153,6 +158,11 @@ impl Server {
         self.0.usage.clone()
     }
 
+    /// Keeps the scopes open that the policy wants open before anybody asks.
+    pub async fn hold_always(self) {
+        self.0.hold_always().await;
+    }
+
     /// Answers one request.
     pub async fn handle(&self, mut request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let started = Instant::now();
@@ -170,6 +180,9 @@ impl Server {
         let outcome = match (&caller, &admitted, &plan.plan) {
             (Caller::Refused(refusal), ..) => {
                 Outcome::Answered(Source::Access, refused(refusal, plan.errors))
+            }
+            _ if plan.verb == Verb::Watch && self.0.draining.is_draining() => {
+                Outcome::Answered(Source::Shutdown, answer::ending(plan.errors))
             }
             (_, Err(refused), _) => Outcome::Answered(Source::Limit, refused.response()),
             (.., Plan::Forward(reason)) => Outcome::Forward(*reason),
@@ -373,24 +386,42 @@ impl Inner {
         }
         for &representation in &read.representations {
             for held in read.held_as(representation) {
-                let (gvr, selection) = (resource.gvr.clone(), Arc::clone(&read.held_in.selection));
-                let key = ScopeKey { gvr, selection, representation: held };
-                let scope = self.scopes.open(&key, &resource.kind, &resource.fields);
+                let (scope, is_complete) = self.lend(read, held).ok_or(Reason::NotCovered)?;
                 if scope.fields != resource.fields {
                     return Err(Reason::UnknownType);
                 }
                 match scope.ready(self.scopes.config().sync_wait).await {
                     Ok(ready) => {
                         let (floor, source) = (ResourceVersion::default(), Source::Snapshot);
-                        return Ok(Opened { scope, ready, representation, floor, source });
+                        return Ok(Opened { scope, is_complete, ready, representation, floor, source });
                     }
                     Err(NotReady::Syncing) => return Err(Reason::Syncing),
                     Err(NotReady::Stopped(Stopped::NotAcceptable)) => {}
+                    Err(NotReady::Stopped(Stopped::Forbidden(_))) => return Err(Reason::NotPermitted),
                     Err(NotReady::Stopped(_)) => return Err(Reason::NotCached),
                 }
             }
         }
         Err(Reason::Representation)
+    }
+
+    /// The scope that the read is answered from, opened if it is not, and whether it has all that is asked for.
+    fn lend(&self, read: &Read, held: Representation) -> Option<(Lent, bool)> {
+        let gvr = &read.resource.gvr;
+        let keep = |by_demand| self.policy.kept_for(gvr, by_demand, self.scopes.config().window);
+        let mut is_complete = true;
+        let scope = self.scopes.lend((gvr, held), &read.resource.kind, &read.resource.fields, |open| {
+            let by_demand = matches!(read.held_in, Coverage::ByDemand { .. });
+            let held_in = match &read.held_in {
+                Coverage::Held(held_in) => held_in.clone(),
+                Coverage::ByDemand { asked, one, demand } => {
+                    demand.choose(asked, *one, &open.map(present).collect::<Vec<_>>())?
+                }
+            };
+            is_complete = held_in.is_complete;
+            Some((held_in.selection, keep(by_demand)))
+        })?;
+        Some((scope, is_complete))
     }
 
     /// Waits until the scope is as new as the answer must be.
@@ -415,6 +446,17 @@ impl Inner {
         }
         Ok(())
     }
+}
+
+/// A scope as [`demand`] looks at it.
+fn present(scope: &Arc<Scope>) -> demand::Present {
+    let condition = match scope.phase() {
+        Phase::Ready(_) => demand::Condition::Ready,
+        Phase::Syncing | Phase::Failing => demand::Condition::Syncing,
+        Phase::Stopped(Stopped::NotAcceptable) => demand::Condition::Unknown,
+        Phase::Stopped(_) => demand::Condition::Failed,
+    };
+    demand::Present { selection: Arc::clone(&scope.key.selection), condition }
 }
 
 fn refused(refusal: &Refusal, encoding: Encoding) -> Response<Body> {

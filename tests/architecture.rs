@@ -16,7 +16,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("access", &["kube", "store", "upstream", "scope", "http"]),
     ("audit", &["kube", "access", "http"]),
     ("serve", &["kube", "store", "watch", "scope", "catalog", "access", "audit", "upstream", "http"]),
-    ("admin", &["kube", "scope", "catalog", "http", "upstream", "serve", "figures"]),
+    ("admin", &["kube", "store", "scope", "catalog", "http", "upstream", "serve", "figures"]),
     ("telemetry", &["http", "access", "upstream", "scope", "serve", "admin", "audit"]),
     ("sim", &["kube"]),
     ("figures", &[]),

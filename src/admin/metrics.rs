@@ -1,13 +1,14 @@
 //! Gauges of the scopes, read when somebody asks. The names stand here and nowhere else.
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use metrics::{describe_counter, describe_gauge, gauge};
 use parking_lot::Mutex;
 
 use super::State;
-use crate::kube::{Encoding, Representation};
-use crate::scope::{Phase, ScopeKey};
+use crate::kube::{Encoding, GroupVersionResource, Representation, Selection};
+use crate::scope::{Phase, Scope, ScopeKey};
+use crate::store::Figures;
 
 /// Always 1; its labels say what runs.
 pub const BUILD_INFO: &str = "watershed_build_info";
@@ -34,6 +35,9 @@ pub const SILENCE: &str = "watershed_scope_last_heard_seconds";
 /// Watches that follow the scope.
 pub const WATCHERS: &str = "watershed_scope_watchers";
 
+/// How many scopes the others are of: those of a type that were opened by demand are shown together.
+pub const COUNT: &str = "watershed_scope_count";
+
 /// Tells the recorder what the metrics mean.
 pub fn describe() {
     metrics_process::Collector::default().describe();
@@ -55,6 +59,14 @@ pub fn describe() {
     describe_gauge!(VERSION, "The resourceVersion that the scope has reached.");
     describe_gauge!(SILENCE, "Seconds since upstream last sent an event, bookmark or list for the scope.");
     describe_gauge!(WATCHERS, "Watches that follow the scope.");
+    describe_gauge!(
+        COUNT,
+        "Scopes that the other gauges tell of: those of a type that were opened by demand are added up, and ready if all are."
+    );
+    describe_counter!(
+        crate::scope::STOPPED,
+        "Scopes that were given up (forbidden: the proxy may not list and watch it) or closed, by the reason."
+    );
     describe_counter!(
         crate::scope::UPSTREAM_LISTS,
         "Times a scope was listed at upstream, first and after a loss of history."
@@ -66,7 +78,7 @@ pub fn describe() {
     );
 }
 
-const OF_A_SCOPE: &[&str] = &[
+const OF_A_SCOPE: [&str; 11] = [
     READY,
     FOLLOWING,
     OBJECTS,
@@ -77,6 +89,7 @@ const OF_A_SCOPE: &[&str] = &[
     VERSION,
     SILENCE,
     WATCHERS,
+    COUNT,
 ];
 
 /// Sets the gauges when somebody asks.
@@ -85,7 +98,7 @@ pub struct Gauges {
     /// CPU, memory and file descriptors, under the names every Prometheus client library uses.
     process: metrics_process::Collector,
     /// The scopes shown last: those that are gone must not stay at what they were.
-    shown: Mutex<HashSet<ScopeKey>>,
+    shown: Mutex<HashSet<Shown>>,
 }
 
 impl Gauges {
@@ -99,38 +112,95 @@ impl Gauges {
         crate::http::metrics::publish_certificates(state.proxy_tls.as_ref(), state.admin_tls.as_ref());
         crate::serve::metrics::publish(&state.usage);
         crate::upstream::metrics::publish(state.upstream.traffic());
-        let scopes = state.scopes.all();
-        let now: HashSet<_> = scopes.iter().map(|scope| scope.key.clone()).collect();
-        let gone = std::mem::replace(&mut *self.shown.lock(), now.clone());
-        for key in gone.difference(&now) {
+        let mut now: HashMap<Shown, Sums> = HashMap::new();
+        for scope in state.scopes.all() {
+            now.entry(Shown::of(&scope)).or_default().add(&scope);
+        }
+        let gone = std::mem::replace(&mut *self.shown.lock(), now.keys().cloned().collect());
+        for shown in gone.iter().filter(|shown| !now.contains_key(shown)) {
             for name in OF_A_SCOPE {
-                of_scope(name, key).set(0.0);
+                shown.gauge(name).set(0.0);
             }
         }
-        for scope in scopes {
-            let figures = scope.reader.figures();
-            let set = |name: &'static str, value: f64| of_scope(name, &scope.key).set(value);
-            set(READY, f64::from(u8::from(matches!(scope.phase(), Phase::Ready(_)))));
-            set(FOLLOWING, f64::from(u8::from(scope.is_following())));
-            set(OBJECTS, figures.objects as f64);
-            set(OBJECT_BYTES, figures.object_bytes as f64);
-            set(COMPRESSED_BYTES, scope.reader.snapshot().compressed_size() as f64);
-            set(WINDOW_EVENTS, figures.events as f64);
-            set(WINDOW_BYTES, figures.event_bytes as f64);
-            set(VERSION, figures.version.0 as f64);
-            set(SILENCE, scope.last_heard.lock().elapsed().as_secs_f64());
-            set(WATCHERS, figures.watchers as f64);
+        for (shown, sums) in now {
+            for (name, value) in OF_A_SCOPE.iter().zip(sums.values()) {
+                shown.gauge(name).set(value);
+            }
         }
     }
 }
 
-fn of_scope(name: &'static str, key: &ScopeKey) -> metrics::Gauge {
-    let Representation { encoding, metadata_only } = key.representation;
-    let content = if metadata_only { "metadata" } else { "objects" };
-    let encoding = match encoding {
-        Encoding::Json => "json",
-        Encoding::Protobuf => "protobuf",
-    };
-    gauge!(name, "group" => Arc::clone(&key.gvr.group), "version" => Arc::clone(&key.gvr.version),
-        "resource" => Arc::clone(&key.gvr.resource), "encoding" => encoding, "content" => content, "selection" => key.selection.to_string())
+/// What is shown together: a scope, or all of a type that were opened by demand. What these select was made up by
+/// clients, and is no label.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Shown {
+    gvr: GroupVersionResource,
+    representation: Representation,
+    /// `None` for all that were opened by demand.
+    selection: Option<Arc<Selection>>,
+}
+
+#[derive(Debug, Default)]
+struct Sums {
+    scopes: usize,
+    ready: usize,
+    following: usize,
+    compressed: usize,
+    silence: f64,
+    figures: Figures,
+}
+
+impl Sums {
+    fn add(&mut self, scope: &Scope) {
+        let figures = scope.reader.figures();
+        self.scopes += 1;
+        self.ready += usize::from(matches!(scope.phase(), Phase::Ready(_)));
+        self.following += usize::from(scope.is_following());
+        self.compressed += scope.reader.snapshot().compressed_size();
+        self.silence = self.silence.max(scope.last_heard.lock().elapsed().as_secs_f64());
+        self.figures.version = self.figures.version.max(figures.version);
+        self.figures.objects += figures.objects;
+        self.figures.object_bytes += figures.object_bytes;
+        self.figures.events += figures.events;
+        self.figures.event_bytes += figures.event_bytes;
+        self.figures.watchers += figures.watchers;
+    }
+
+    /// In the order of [`OF_A_SCOPE`].
+    fn values(&self) -> [f64; OF_A_SCOPE.len()] {
+        let Figures { version, objects, object_bytes, events, event_bytes, watchers } = self.figures;
+        [
+            f64::from(u8::from(self.ready == self.scopes)),
+            f64::from(u8::from(self.following == self.scopes)),
+            objects as f64,
+            object_bytes as f64,
+            self.compressed as f64,
+            events as f64,
+            event_bytes as f64,
+            version.0 as f64,
+            self.silence,
+            watchers as f64,
+            self.scopes as f64,
+        ]
+    }
+}
+
+impl Shown {
+    fn of(scope: &Scope) -> Self {
+        let ScopeKey { gvr, selection, representation } = scope.key.clone();
+        Self { gvr, representation, selection: Some(selection).filter(|_| !scope.by_demand) }
+    }
+
+    fn gauge(&self, name: &'static str) -> metrics::Gauge {
+        let key = self;
+        let Representation { encoding, metadata_only } = key.representation;
+        let selection = key.selection.as_ref().map_or_else(|| "by demand".to_owned(), ToString::to_string);
+        let content = if metadata_only { "metadata" } else { "objects" };
+        let encoding = match encoding {
+            Encoding::Json => "json",
+            Encoding::Protobuf => "protobuf",
+        };
+        gauge!(name, "group" => Arc::clone(&key.gvr.group), "version" => Arc::clone(&key.gvr.version),
+        "resource" => Arc::clone(&key.gvr.resource), "encoding" => encoding, "content" => content, "selection" => selection)
+    }
 }

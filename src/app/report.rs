@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::Config;
-use crate::serve::{ConsistentReads, Policy};
+use crate::serve::{ConsistentReads, Holding, Policy};
 
 /// As JSON.
 pub(super) fn of(config: &Config) -> Value {
@@ -59,6 +59,7 @@ pub(super) fn of(config: &Config) -> Value {
         "consistentReads": reads(policy),
         "cache": kept(policy),
         "scopes": scoped(policy),
+        "holding": held(policy),
         "cacheAggregated": aggregated,
         "limits": {
             "connections": limits.connections,
@@ -137,6 +138,26 @@ fn scoped(policy: &Policy) -> Value {
         json!({ "group": group, "resource": resource, "selections": selections })
     });
     named.collect()
+}
+
+fn held(policy: &Policy) -> Value {
+    let shown = |holding: &Holding| {
+        json!({
+            "always": holding.always,
+            "narrow": holding.narrow,
+            "merge": holding.merge,
+            "maxUpstreamWatches": holding.most,
+            "idleSeconds": holding.idle.map(seconds),
+            "windowSeconds": holding.window_age.map(seconds),
+            "windowBytes": holding.window_bytes,
+        })
+    };
+    let mut named: Vec<_> = policy.holdings.iter().collect();
+    named.sort_by_key(|(key, _)| *key);
+    let named = named.into_iter().map(|((group, resource), holding)| {
+        json!({ "group": group, "resource": resource, "holding": shown(holding) })
+    });
+    json!({ "default": shown(&policy.holding), "resources": named.collect::<Vec<_>>() })
 }
 
 #[cfg(test)]

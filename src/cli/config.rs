@@ -1,16 +1,18 @@
 //! The configuration file.
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, anyhow, ensure};
-use schemars::{JsonSchema, Schema, SchemaGenerator};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
-use serde::de::{Deserializer, Error};
+use serde::de::{Deserializer, Error, Unexpected, Visitor};
 use serde_saphyr::Spanned;
 
 use crate::kube::{FieldSelector, LabelSelector, Selection};
-use crate::serve::{Cache, ConsistentReads, Policy, policy_name};
+use crate::serve::{Cache, ConsistentReads, Holding, Policy, policy_name};
 
 /// What stands in the file. Unknown keys are refused: a misspelt one would be a silent default.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -20,10 +22,19 @@ struct File {
     consistent_reads: ConsistentReads,
     /// What may be kept in memory of types that are not named.
     #[serde(deserialize_with = "said")]
-    #[schemars(with = "Cache")]
-    cache: Option<Cache>,
+    #[schemars(with = "Choice")]
+    cache: Option<Choice>,
+    /// Scopes for what clients ask for, instead of one of everything, of all types.
+    #[serde(deserialize_with = "said")]
+    #[schemars(with = "bool")]
+    narrow: Option<bool>,
+    /// A scope that nobody has read for so long is closed (seconds).
+    #[serde(deserialize_with = "said")]
+    #[schemars(with = "u64")]
+    idle_seconds: Option<u64>,
     /// Types for which something else is to hold.
-    resources: Vec<Override>,
+    #[schemars(with = "Vec<Override>")]
+    resources: Vec<Spanned<Override>>,
     /// The parts of types that are held, where that is not everything.
     #[schemars(with = "Vec<Part>")]
     scopes: Vec<Spanned<Part>>,
@@ -71,8 +82,107 @@ struct Override {
     consistent_reads: Option<ConsistentReads>,
     /// What may be kept in memory of it.
     #[serde(default, deserialize_with = "said")]
-    #[schemars(with = "Cache")]
-    cache: Option<Cache>,
+    #[schemars(with = "Choice")]
+    cache: Option<Choice>,
+    /// Scopes for what clients ask for, instead of one of everything.
+    #[serde(default, deserialize_with = "said")]
+    #[schemars(with = "bool")]
+    narrow: Option<bool>,
+    #[serde(default, deserialize_with = "said")]
+    #[schemars(with = "bool")]
+    merge: Option<bool>,
+    #[serde(default, deserialize_with = "said")]
+    #[schemars(with = "usize")]
+    max_upstream_watches: Option<usize>,
+    #[serde(default, deserialize_with = "said")]
+    #[schemars(with = "u64")]
+    idle_seconds: Option<u64>,
+    #[serde(default, deserialize_with = "said")]
+    #[schemars(with = "u64")]
+    window_seconds: Option<u64>,
+    #[serde(default, deserialize_with = "said")]
+    #[schemars(with = "usize")]
+    window_mib: Option<usize>,
+}
+
+/// What may be kept of a type, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Choice {
+    /// Nothing.
+    Never,
+    /// Metadata, once somebody asks for it.
+    Metadata,
+    /// The objects, once somebody asks for them.
+    Demand,
+    /// The objects, from the start.
+    Always,
+}
+
+impl Choice {
+    fn cache(self) -> Cache {
+        match self {
+            Self::Never => Cache::Nothing,
+            Self::Metadata => Cache::Metadata,
+            Self::Demand | Self::Always => Cache::Objects,
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Choice {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Word;
+
+        impl Visitor<'_> for Word {
+            type Value = Choice;
+
+            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str("demand (or true), always, metadata or never (or false)")
+            }
+
+            fn visit_bool<E: Error>(self, value: bool) -> Result<Choice, E> {
+                Ok(if value { Choice::Demand } else { Choice::Never })
+            }
+
+            fn visit_str<E: Error>(self, value: &str) -> Result<Choice, E> {
+                match value {
+                    "demand" => Ok(Choice::Demand),
+                    "always" => Ok(Choice::Always),
+                    "metadata" => Ok(Choice::Metadata),
+                    "never" => Ok(Choice::Never),
+                    other => Err(E::invalid_value(Unexpected::Str(other), &self)),
+                }
+            }
+        }
+
+        deserializer.deserialize_any(Word)
+    }
+}
+
+impl JsonSchema for Choice {
+    fn schema_name() -> Cow<'static, str> {
+        "Cache".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "demand (or true): the objects, once somebody asks for them; always: from the start; metadata: no more than PartialObjectMetadata; never (or false): nothing.",
+            "enum": ["demand", "always", "metadata", "never", true, false],
+        })
+    }
+}
+
+impl Override {
+    fn holding(&self) -> Holding {
+        Holding {
+            always: self.cache == Some(Choice::Always),
+            narrow: self.narrow,
+            merge: self.merge,
+            most: self.max_upstream_watches,
+            idle: self.idle_seconds.map(Duration::from_secs),
+            window_age: self.window_seconds.map(Duration::from_secs),
+            window_bytes: self.window_mib.map(|mib| mib.saturating_mul(1 << 20)),
+        }
+    }
 }
 
 /// What may be left out, but not left empty.
@@ -121,29 +231,63 @@ fn parse(text: &str, preset: Policy) -> anyhow::Result<Policy> {
     // Nothing but comments is a configuration, too.
     let file: Option<File> =
         serde_saphyr::from_str(text).map_err(|error| anyhow!("{}", error.without_snippet()))?;
-    let File { consistent_reads, cache, resources, scopes } = file.unwrap_or_default();
-    let mut policy = Policy { consistent_reads, cache: cache.unwrap_or(preset.cache), ..preset };
+    let File { consistent_reads, cache, narrow, idle_seconds, resources, scopes } = file.unwrap_or_default();
+    ensure!(cache != Some(Choice::Always), "cache: always is for types that are named under resources");
+    let mut policy = Policy { consistent_reads, cache: cache.map_or(preset.cache, Choice::cache), ..preset };
+    policy.holding = Holding { narrow, idle: idle_seconds.map(Duration::from_secs), ..Holding::default() };
     let preset = std::mem::take(&mut policy.caches);
     let mut names = HashSet::new();
-    for Override { group, resource, consistent_reads, cache } in resources {
+    for part in resources {
+        let (line, said) = (part.referenced.line(), part.value);
+        let holding = said.holding();
+        let Override { group, resource, consistent_reads, cache, .. } = said;
         let name = if group.is_empty() { resource.clone() } else { format!("{resource}.{group}") };
-        ensure!(consistent_reads.is_some() || cache.is_some(), "nothing is said of {name}");
-        if let Some(cache) = cache {
+        ensure!(
+            consistent_reads.is_some() || cache.is_some() || holding != Holding::default(),
+            "line {line}: nothing is said of {name}"
+        );
+        if let Some(cache) = cache.map(Choice::cache) {
             let before = policy.keep(&group, &resource, cache);
             ensure!(
                 before.is_none_or(|before| before == cache),
-                "{name} is named with another cache before, in this group or in one that has the same objects"
+                "line {line}: {name} is named with another cache before, in this group or in one that has the same objects"
             );
+        }
+        if holding != Holding::default() {
+            let narrow = holding.narrow.or(narrow).unwrap_or(false);
+            let unused = cache == Some(Choice::Never);
+            ensure!(!unused, "line {line}: of {name} nothing is kept: it has no scopes to say anything of");
+            ensure!(
+                narrow || (holding.merge.is_none() && holding.most.is_none()),
+                "line {line}: merge and maxUpstreamWatches are about narrow scopes: say narrow: true of {name}"
+            );
+            ensure!(
+                holding.most != Some(0),
+                "line {line}: {name} with no upstream watch at all: say cache: never"
+            );
+            ensure!(
+                !(holding.always && holding.idle.is_some()),
+                "line {line}: {name} is always held, and has no idleSeconds"
+            );
+            policy.hold(&group, &resource, holding);
         }
         if let Some(consistent_reads) = consistent_reads {
             policy.resources.insert((group, resource), consistent_reads);
         }
-        ensure!(names.insert(name.clone()), "{name} is named twice");
+        ensure!(names.insert(name.clone()), "line {line}: {name} is named twice");
     }
     for (name, cache) in preset {
         policy.caches.entry(name).or_insert(cache);
     }
     hold(&mut policy, scopes)?;
+    for ((group, resource), holding) in &policy.holdings {
+        let narrow = holding.narrow.or(narrow).unwrap_or(false);
+        let named = policy.scopes.contains_key(&policy_name(group, resource));
+        ensure!(
+            !(holding.always && narrow && !named),
+            "{resource} is always held, and narrow: name its parts under scopes"
+        );
+    }
     Ok(policy)
 }
 
@@ -156,7 +300,7 @@ fn hold(policy: &mut Policy, parts: Vec<Spanned<Part>>) -> anyhow::Result<()> {
         let name = if group.is_empty() { resource.clone() } else { format!("{resource}.{group}") };
         ensure!(
             policy.may_hold(&group, &resource),
-            "line {line}: a scope of {name}, of which nothing may be kept: say cache: true under resources"
+            "line {line}: a scope of {name}, of which nothing may be kept: say cache: demand under resources"
         );
         let namespaces =
             if namespaces.is_empty() { vec![None] } else { namespaces.into_iter().map(Some).collect() };
@@ -232,9 +376,13 @@ mod tests {
         for text in ["", "cache: true\n", "resources:\n- resource: secrets\n  consistentReads: fence\n"] {
             assert_eq!(kept(text), [of("secrets", Cache::Nothing)], "{text}");
         }
-        for (choice, cache) in
-            [("true", Cache::Objects), ("metadata", Cache::Metadata), ("false", Cache::Nothing)]
-        {
+        for (choice, cache) in [
+            ("true", Cache::Objects),
+            ("demand", Cache::Objects),
+            ("metadata", Cache::Metadata),
+            ("false", Cache::Nothing),
+            ("never", Cache::Nothing),
+        ] {
             let text = format!("resources:\n- resource: secrets\n  cache: {choice}\n");
             assert_eq!(kept(&text), [of("secrets", cache)]);
             let text = format!("cache: {choice}\n");
@@ -271,6 +419,46 @@ mod tests {
             let error = parsed(&text).unwrap_err().to_string();
             assert!(error.contains("line 3"), "{wrong}: {error}");
         }
+    }
+
+    #[test]
+    fn says_how_scopes_are_opened_and_held() {
+        let policy = parsed(
+            "narrow: true\nidleSeconds: 30\nresources:\n- resource: pods\n  cache: always\n  narrow: false\n  windowSeconds: 7\n\
+             \x20 windowMib: 2\n- resource: configmaps\n  maxUpstreamWatches: 3\n  merge: false\n  idleSeconds: 0\n",
+        )
+        .unwrap();
+        assert_eq!((policy.holding.narrow, policy.holding.idle), (Some(true), Some(Duration::from_secs(30))));
+        let pods = policy.holding("", "pods");
+        assert!(pods.always && pods.narrow == Some(false) && pods.window_bytes == Some(2 << 20));
+        assert_eq!(pods.window_age, Some(Duration::from_secs(7)));
+        let maps = policy.holding("", "configmaps");
+        assert_eq!(
+            (maps.narrow, maps.most, maps.merge, maps.idle),
+            (Some(true), Some(3), Some(false), Some(Duration::ZERO))
+        );
+        assert_eq!(policy.holding("", "services"), policy.holding);
+    }
+
+    #[test]
+    fn what_cannot_be_held_so_is_refused_with_its_line() {
+        let before = "resources:\n- resource: nodes\n  cache: always\n";
+        for (rest, says) in [
+            ("- resource: pods\n  narrow: yes please\n", "line 5"),
+            ("- resource: pods\n  maxUpstreamWatches: 3\n", "line 4"),
+            ("- resource: pods\n  merge: true\n", "narrow: true"),
+            ("- resource: pods\n  narrow: true\n  maxUpstreamWatches: 0\n", "line 4"),
+            ("- resource: pods\n  cache: never\n  idleSeconds: 5\n", "line 4"),
+            ("- resource: pods\n  cache: always\n  idleSeconds: 5\n", "line 4"),
+            ("- resource: pods\n  cache: always\n  narrow: true\n", "name its parts"),
+            ("- resource: pods\n  idleSeconds: -1\n", "line 5"),
+            ("- resource: nodes\n  narrow: true\n", "line 4"),
+            ("cache: always\n", "under resources"),
+        ] {
+            let error = format!("{:#}", parsed(&format!("{before}{rest}")).unwrap_err());
+            assert!(error.contains(says), "{rest}: {error}");
+        }
+        parsed(&format!("{before}- resource: pods\n  cache: always\n  narrow: true\nscopes:\n- resource: pods\n  namespaces: [a]\n")).unwrap();
     }
 
     fn scopes(policy: &Policy, group: &str, resource: &str) -> Vec<String> {
@@ -328,12 +516,12 @@ mod tests {
         let kept =
             policy.kept().into_iter().map(|kept| (kept.name(), kept.cache.as_str())).collect::<Vec<_>>();
         let expected = [
-            ("*", "false"),
-            ("leases.coordination.k8s.io", "true"),
+            ("*", "never"),
+            ("leases.coordination.k8s.io", "demand"),
             ("nodes", "metadata"),
-            ("pods", "true"),
-            ("secrets", "false"),
-            ("services", "true"),
+            ("pods", "demand"),
+            ("secrets", "never"),
+            ("services", "demand"),
         ];
         assert_eq!(kept, expected.map(|(name, cache)| (name.to_owned(), cache)));
         assert_eq!(scopes(&policy, "", "pods"), ["namespace=a"]);

@@ -28,6 +28,12 @@ pub(super) fn is_own(response: &Response<Body>) -> bool {
     response.extensions().get::<Status>().is_some()
 }
 
+/// A watch that comes while the process ends would end with it. As an API server does, it is sent to another one.
+/// Source: `apiserver/pkg/server/filters/watch_termination.go`, `waitgroup.go`.
+pub(super) fn ending(encoding: Encoding) -> Response<Body> {
+    status(&Status::service_unavailable("the proxy is shutting down", 1), encoding, &[])
+}
+
 /// A request that could not be forwarded.
 pub(super) fn unreachable(error: &UpstreamError, encoding: Encoding) -> Response<Body> {
     if error.is_refused() {

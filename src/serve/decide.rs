@@ -5,7 +5,7 @@ use http::{HeaderMap, Request, header};
 
 use super::documents;
 use super::list;
-use super::policy::{Cache, ConsistentReads, HeldIn, Policy};
+use super::policy::{Cache, ConsistentReads, Coverage, Policy};
 use super::source::Reason;
 use crate::access::{Attributes, Selectors};
 use crate::catalog::{Catalog, Resource};
@@ -48,7 +48,7 @@ pub(super) struct Read {
     /// What may be held of the type.
     pub(super) cache: Cache,
     /// Which scope is looked at.
-    pub(super) held_in: HeldIn,
+    pub(super) held_in: Coverage,
     pub(super) namespace: Option<String>,
     pub(super) kind: ReadKind,
     /// Refusals are to be indented.

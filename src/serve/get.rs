@@ -30,7 +30,7 @@ pub(super) fn answer(opened: &Opened, read: &Read, name: &str) -> Outcome {
         };
         let content_type = opened.representation.encoding.content_type(false);
         from_memory(StatusCode::OK, content_type, full(body), warnings)
-    } else if !read.held_in.is_complete {
+    } else if !opened.is_complete {
         return Outcome::Forward(Reason::NotCovered);
     } else if let Some(reason) = read.refused_by_upstream() {
         return Outcome::Forward(reason);

@@ -1,14 +1,19 @@
 //! What the operator chose, per type.
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, Unexpected, Visitor};
 
+use super::demand::{Demand, MOST};
 use super::limit::UserLimits;
 use crate::kube::{FieldRequirement, FieldSelector, GroupVersionResource, Selection};
+use crate::scope::Keep;
+use crate::store::Limits;
+
+/// A scope that was opened by demand is held for nobody for this long: longer than rollouts and restarts of its clients take.
+const IDLE: Duration = Duration::from_mins(10);
 
 /// How lists and watches with `resourceVersion` unset are answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -39,50 +44,49 @@ impl Cache {
     /// As in the configuration.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Nothing => "false",
+            Self::Nothing => "never",
             Self::Metadata => "metadata",
-            Self::Objects => "true",
+            Self::Objects => "demand",
         }
     }
 }
 
-impl<'de> Deserialize<'de> for Cache {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Choice;
-
-        impl Visitor<'_> for Choice {
-            type Value = Cache;
-
-            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                formatter.write_str("true, false or metadata")
-            }
-
-            fn visit_bool<E: Error>(self, value: bool) -> Result<Cache, E> {
-                Ok(if value { Cache::Objects } else { Cache::Nothing })
-            }
-
-            fn visit_str<E: Error>(self, value: &str) -> Result<Cache, E> {
-                match value {
-                    "metadata" => Ok(Cache::Metadata),
-                    other => Err(E::invalid_value(Unexpected::Str(other), &self)),
-                }
-            }
-        }
-
-        deserializer.deserialize_any(Choice)
-    }
+/// How the scopes of a type are opened and held. What is left open is as for types that are not named.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Holding {
+    /// They are opened at the start, and not only once somebody asks.
+    pub always: bool,
+    /// Of what the configuration names no part of, no more is held than what clients ask for.
+    pub narrow: Option<bool>,
+    /// Whether scopes of a namespace or of everything may take the place of many narrow ones.
+    pub merge: Option<bool>,
+    /// The most scopes in one representation, if they are narrow.
+    pub most: Option<usize>,
+    /// A scope is closed once nobody has used it for so long; zero for never.
+    pub idle: Option<Duration>,
+    /// How long events are kept.
+    pub window_age: Option<Duration>,
+    /// Upper bound of the events kept (bytes).
+    pub window_bytes: Option<usize>,
 }
 
-impl JsonSchema for Cache {
-    fn schema_name() -> Cow<'static, str> {
-        "Cache".into()
+impl Holding {
+    fn or(self, other: Self) -> Self {
+        Self {
+            always: self.always,
+            narrow: self.narrow.or(other.narrow),
+            merge: self.merge.or(other.merge),
+            most: self.most.or(other.most),
+            idle: self.idle.or(other.idle),
+            window_age: self.window_age.or(other.window_age),
+            window_bytes: self.window_bytes.or(other.window_bytes),
+        }
     }
 
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "description": "true: the objects; metadata: no more than PartialObjectMetadata; false: nothing.",
-            "enum": [true, false, "metadata"],
-        })
+    /// What may be opened by demand, if anything.
+    fn demand(self) -> Option<Demand> {
+        let demand = Demand { most: self.most.unwrap_or(MOST), merge: self.merge.unwrap_or(true) };
+        self.narrow.unwrap_or(false).then_some(demand)
     }
 }
 
@@ -111,6 +115,10 @@ pub struct Policy {
     pub caches: HashMap<Name, Cache>,
     /// The parts of types that are held, each by a scope of its own. Of types that are not named it is everything.
     pub scopes: HashMap<Name, Vec<Arc<Selection>>>,
+    /// How scopes are opened and held, of types that are not named.
+    pub holding: Holding,
+    /// And of those that are; written by [`hold`](Self::hold).
+    pub holdings: HashMap<Name, Holding>,
     /// What each caller may use.
     pub users: UserLimits,
 }
@@ -128,6 +136,41 @@ impl Policy {
     /// of it before.
     pub fn keep(&mut self, group: &str, resource: &str, cache: Cache) -> Option<Cache> {
         self.caches.insert(name(group, resource), cache)
+    }
+
+    /// Says how the scopes of a type are opened and held, under whichever of its groups it is named.
+    pub fn hold(&mut self, group: &str, resource: &str, holding: Holding) {
+        self.holdings.insert(name(group, resource), holding);
+    }
+
+    /// How the scopes of a type are opened and held.
+    pub fn holding(&self, group: &str, resource: &str) -> Holding {
+        match self.holdings.get(&name(group, resource)) {
+            Some(named) => named.or(self.holding),
+            None => self.holding,
+        }
+    }
+
+    /// How long a scope of the type is held, and how much of its history, if all others have `window`.
+    pub(super) fn kept_for(&self, gvr: &GroupVersionResource, by_demand: bool, window: Limits) -> Keep {
+        let holding = self.holding(&gvr.group, &gvr.resource);
+        let idle = holding.idle.or_else(|| by_demand.then_some(IDLE)).filter(|idle| !idle.is_zero());
+        let own = holding.window_age.is_some() || holding.window_bytes.is_some();
+        let window = Limits {
+            age: holding.window_age.unwrap_or(window.age),
+            bytes: holding.window_bytes.unwrap_or(window.bytes),
+        };
+        Keep { by_demand, idle: idle.filter(|_| !holding.always), window: own.then_some(window) }
+    }
+
+    /// The types whose scopes are opened at the start.
+    pub(super) fn always(&self) -> impl Iterator<Item = &Name> {
+        self.holdings.iter().filter(|(_, holding)| holding.always).map(|(name, _)| name)
+    }
+
+    /// The parts of a type that are held, if it is not named everything.
+    pub(super) fn parts(&self, name: &Name) -> Vec<Arc<Selection>> {
+        self.scopes.get(name).cloned().unwrap_or_else(|| vec![Arc::clone(&EVERYTHING)])
     }
 
     /// The preset for a cache on a node, for what runs there: of pods those of the node, the node itself, and its
@@ -154,7 +197,8 @@ impl Policy {
         self.cache(&GroupVersionResource::new(group, "", resource)) != Cache::Nothing
     }
 
-    /// Where the objects that a read asks for are held; `None` if no scope of the configuration covers them.
+    /// Where the objects that a read asks for are held, or may be; `None` if no scope of the configuration covers them,
+    /// and none is to be opened for what it asks for.
     ///
     /// The narrowest that certainly has them all. One object may be found where not all of its kind are.
     pub(super) fn held_in(
@@ -162,17 +206,20 @@ impl Policy {
         gvr: &GroupVersionResource,
         one: bool,
         asked: impl FnOnce() -> Selection,
-    ) -> Option<HeldIn> {
-        let complete =
-            |selection: &Arc<Selection>| HeldIn { selection: Arc::clone(selection), is_complete: true };
-        if self.scopes.is_empty() {
+    ) -> Option<Coverage> {
+        let complete = |selection: &Arc<Selection>| {
+            Coverage::Held(HeldIn { selection: Arc::clone(selection), is_complete: true })
+        };
+        let demand = self.holding(&gvr.group, &gvr.resource).demand();
+        let scopes =
+            if self.scopes.is_empty() { None } else { self.scopes.get(&name(&gvr.group, &gvr.resource)) };
+        if scopes.is_none() && demand.is_none() {
             return Some(complete(&EVERYTHING));
         }
-        let key = name(&gvr.group, &gvr.resource);
-        let Some(scopes) = self.scopes.get(&key) else { return Some(complete(&EVERYTHING)) };
-        let asked = &asked();
+        let scopes = scopes.map(Vec::as_slice).unwrap_or_default();
+        let asked = asked();
         let mut narrowest: Option<&Arc<Selection>> = None;
-        for scope in scopes.iter().filter(|scope| scope.covers(asked)) {
+        for scope in scopes.iter().filter(|scope| scope.covers(&asked)) {
             if narrowest.is_none_or(|known| known.covers(scope)) {
                 narrowest = Some(scope);
             }
@@ -180,10 +227,13 @@ impl Policy {
         if let Some(scope) = narrowest {
             return Some(complete(scope));
         }
+        if let Some(demand) = demand {
+            return Some(Coverage::ByDemand { asked: Arc::new(asked), one, demand });
+        }
         let may_have =
             |scope: &&Arc<Selection>| scope.namespace.is_none() || scope.namespace == asked.namespace;
         let scope = scopes.iter().filter(|_| one).find(may_have)?;
-        Some(HeldIn { selection: Arc::clone(scope), is_complete: false })
+        Some(Coverage::Held(HeldIn { selection: Arc::clone(scope), is_complete: false }))
     }
 
     /// What is kept of the types for which that is not the rule, and of all others (`*`) where it is not all:
@@ -233,6 +283,15 @@ impl Policy {
         let key = (gvr.group.to_string(), gvr.resource.to_string());
         self.resources.get(&key).copied().unwrap_or(self.consistent_reads)
     }
+}
+
+/// Where a read is answered from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Coverage {
+    /// A scope that the configuration names, or everything.
+    Held(HeldIn),
+    /// A scope that was opened for what clients ask for, or is to be.
+    ByDemand { asked: Arc<Selection>, one: bool, demand: Demand },
 }
 
 /// The scope that a read is answered from.
@@ -330,20 +389,20 @@ mod tests {
             told.map(|kept| (kept.name(), kept.cache.as_str(), kept.sensitive)).collect::<Vec<_>>()
         };
         let mut policy = Policy::default();
-        assert_eq!(told(&policy), [("secrets".to_owned(), "false", true)]);
+        assert_eq!(told(&policy), [("secrets".to_owned(), "never", true)]);
         policy.keep("", "secrets", Cache::Objects);
         policy.keep("", "pods", Cache::Objects);
         policy.keep("apps", "deployments", Cache::Metadata);
         let chosen = ("deployments.apps".to_owned(), "metadata", false);
-        assert_eq!(told(&policy), [chosen.clone(), ("secrets".to_owned(), "true", true)]);
+        assert_eq!(told(&policy), [chosen.clone(), ("secrets".to_owned(), "demand", true)]);
         policy.cache = Cache::Nothing;
         assert_eq!(
             told(&policy),
             [
-                ("*".to_owned(), "false", false),
+                ("*".to_owned(), "never", false),
                 chosen,
-                ("pods".to_owned(), "true", false),
-                ("secrets".to_owned(), "true", true),
+                ("pods".to_owned(), "demand", false),
+                ("secrets".to_owned(), "demand", true),
             ]
         );
     }
@@ -357,9 +416,10 @@ mod tests {
         };
         let pods = GroupVersionResource::new("", "v1", "pods");
         let held_in = |policy: &Policy, asked: &Selection, one| {
-            policy
-                .held_in(&pods, one, || asked.clone())
-                .map(|held| (held.selection.to_string(), held.is_complete))
+            policy.held_in(&pods, one, || asked.clone()).map(|held| match held {
+                Coverage::Held(held) => (held.selection.to_string(), held.is_complete),
+                Coverage::ByDemand { asked, .. } => (format!("by demand: {asked}"), false),
+            })
         };
         let everything = Some((String::new(), true));
         assert_eq!(held_in(&Policy::default(), &selection(None, "", ""), false), everything);
@@ -375,8 +435,10 @@ mod tests {
         assert_eq!(held_in(&node, &named, true), Some(("fieldSelector=spec.nodeName=n1".to_owned(), false)));
         // Other types are not concerned.
         let nodes = GroupVersionResource::new("", "v1", "nodes");
-        assert!(node.held_in(&nodes, true, || Selection::named(None, "n1")).unwrap().is_complete);
-        assert!(!node.held_in(&nodes, true, || Selection::named(None, "n2")).unwrap().is_complete);
+        for (name, has_it) in [("n1", true), ("n2", false)] {
+            let held = node.held_in(&nodes, true, || Selection::named(None, name));
+            assert!(matches!(held, Some(Coverage::Held(held)) if held.is_complete == has_it), "{name}");
+        }
         assert!(node.held_in(&nodes, false, || selection(None, "", "")).is_none());
 
         let mut policy = Policy::default();
@@ -391,5 +453,42 @@ mod tests {
         let asked = selection(Some("b"), "app=y", "");
         assert_eq!(held_in(&policy, &asked, false), Some(("labelSelector=app".to_owned(), true)));
         assert_eq!(held_in(&policy, &named, true), Some(("namespace=a".to_owned(), true)));
+        // What is in no part is held by demand, if it may be.
+        assert_eq!(held_in(&policy, &selection(None, "", ""), false), None);
+        policy.holding.narrow = Some(true);
+        let by_demand = Some(("by demand: namespace=c".to_owned(), false));
+        assert_eq!(held_in(&policy, &selection(Some("c"), "", ""), false), by_demand);
+        assert_eq!(
+            held_in(&policy, &selection(Some("a"), "", ""), false),
+            Some(("namespace=a".to_owned(), true))
+        );
+    }
+
+    #[test]
+    fn scopes_are_held_as_their_type_or_all_types_say() {
+        let gvr = |resource: &str| GroupVersionResource::new("", "v1", resource);
+        let window = Limits { age: Duration::from_mins(5), bytes: 1 << 20 };
+        let mut policy = Policy::default();
+        let kept = |policy: &Policy, resource, by_demand| {
+            let keep = policy.kept_for(&gvr(resource), by_demand, window);
+            (
+                keep.idle.map(|idle| idle.as_secs()),
+                keep.window.map(|window| (window.age.as_secs(), window.bytes)),
+            )
+        };
+        assert_eq!(kept(&policy, "pods", false), (None, None));
+        assert_eq!(kept(&policy, "pods", true), (Some(600), None));
+        policy.holding.idle = Some(Duration::from_mins(1));
+        let second = Some(Duration::from_secs(1));
+        policy.hold("", "pods", Holding { window_age: second, ..Holding::default() });
+        policy.hold(
+            "",
+            "nodes",
+            Holding { idle: Some(Duration::ZERO), window_bytes: Some(7), ..Holding::default() },
+        );
+        policy.hold("", "services", Holding { idle: second, always: true, ..Holding::default() });
+        assert_eq!(kept(&policy, "pods", false), (Some(60), Some((1, 1 << 20))));
+        assert_eq!(kept(&policy, "nodes", true), (None, Some((300, 7))));
+        assert_eq!(kept(&policy, "services", false), (None, None));
     }
 }

@@ -20,14 +20,17 @@ pub enum Source {
     Access,
     /// Refused, as this caller has asked for too much.
     Limit,
+    /// Refused, as the process ends.
+    Shutdown,
     /// From upstream.
     Forward(Reason),
 }
 
 impl Source {
     /// The metric labels of all sources, in the order of [`Source::index`].
-    pub const NAMES: [&str; 9] =
-        ["snapshot", "window", "fence", "cache", "document", "shared", "access", "limit", "forward"];
+    pub const NAMES: [&str; 10] = [
+        "snapshot", "window", "fence", "cache", "document", "shared", "access", "limit", "shutdown", "forward",
+    ];
 
     /// Its place among all sources.
     pub(super) fn index(self) -> usize {
@@ -40,7 +43,8 @@ impl Source {
             Self::Shared => 5,
             Self::Access => 6,
             Self::Limit => 7,
-            Self::Forward(_) => 8,
+            Self::Shutdown => 8,
+            Self::Forward(_) => 9,
         }
     }
 
@@ -141,6 +145,8 @@ reasons! {
     NotCovered = "not-covered",
     /// The type's first list is not in yet.
     Syncing = "syncing",
+    /// The proxy itself may not list and watch it.
+    NotPermitted = "not-permitted",
     /// The type cannot be cached.
     NotCached = "not-cached",
 }

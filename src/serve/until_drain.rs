@@ -15,6 +15,9 @@ use crate::kube::Encoding;
 
 /// A compressed stream without data for this long is between two events.
 const QUIET: Duration = Duration::from_millis(500);
+/// A watch that ends sooner than this and brought nothing has client-go list again.
+/// Source: `client-go/tools/cache/reflector.go` (handleAnyWatch, `VeryShortWatchError`).
+const VERY_SHORT: Duration = Duration::from_secs(1);
 
 /// Lets a forwarded watch end when the process begins to. Other answers pass as they are.
 pub(super) fn apply(response: Response<Body>, draining: &drain::Watch) -> Response<Body> {
@@ -26,7 +29,8 @@ pub(super) fn apply(response: Response<Body>, draining: &drain::Watch) -> Respon
     match encoding {
         Some(encoding) if response.status() == StatusCode::OK => response.map(|body| {
             let place = if plain { Place::new(encoding) } else { Place::Unseen { quiet: None } };
-            UntilDrain { body, draining: Some(draining.bell()), place }.boxed_unsync()
+            let young = Some(Box::pin(tokio::time::sleep(VERY_SHORT)));
+            UntilDrain { body, draining: Some(draining.bell()), place, young }.boxed_unsync()
         }),
         _ => response,
     }
@@ -37,6 +41,8 @@ struct UntilDrain {
     /// Gone once it has begun.
     draining: Option<drain::Bell>,
     place: Place,
+    /// Until it has brought something, or lasted.
+    young: Option<Pin<Box<Sleep>>>,
 }
 
 /// Where in the stream of events the last byte was.
@@ -113,11 +119,14 @@ impl http_body::Body for UntilDrain {
         if this.draining.as_mut().is_some_and(|draining| Pin::new(draining).poll(context).is_ready()) {
             this.draining = None;
         }
-        if this.draining.is_none() && this.place.is_between() {
+        if this.young.as_mut().is_some_and(|young| young.as_mut().poll(context).is_ready()) {
+            this.young = None;
+        }
+        if this.draining.is_none() && this.young.is_none() && this.place.is_between() {
             return Poll::Ready(None);
         }
         let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(context) else {
-            if this.draining.is_none() {
+            if this.draining.is_none() && this.young.is_none() {
                 ready!(this.place.poll_quiet(context));
                 return Poll::Ready(None);
             }
@@ -126,6 +135,7 @@ impl http_body::Body for UntilDrain {
         if let Some(Ok(frame)) = &frame
             && let Some(data) = frame.data_ref()
         {
+            this.young = None;
             this.place.pass(data);
         }
         Poll::Ready(frame)
@@ -185,6 +195,16 @@ mod tests {
         assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "another");
         let ended = tokio::time::timeout(Duration::from_secs(1), body.frame()).await;
         assert!(ended.unwrap().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_has_just_begun_lasts_a_second() {
+        let (trigger, draining) = drain::channel();
+        trigger.drain(Duration::from_secs(20));
+        let (_sender, response) = streamed(Response::builder());
+        let mut body = apply(response, &draining).into_body();
+        tokio::time::timeout(Duration::from_millis(990), body.frame()).await.unwrap_err();
+        assert!(tokio::time::timeout(Duration::from_secs(1), body.frame()).await.unwrap().is_none());
     }
 
     #[tokio::test(start_paused = true)]

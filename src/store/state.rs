@@ -230,7 +230,7 @@ pub struct Reader {
 }
 
 /// Figures of a scope at a moment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Figures {
     /// The version reached.
     pub version: ResourceVersion,

@@ -110,6 +110,20 @@ pub enum Stopped {
     Failed,
 }
 
+impl Stopped {
+    /// The metric label.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Vanished => "vanished",
+            Self::Forbidden(_) => "forbidden",
+            Self::NotAcceptable => "not-acceptable",
+            Self::NotUnderstood(_) => "not-understood",
+            Self::Closed => "closed",
+            Self::Failed => "failed",
+        }
+    }
+}
+
 impl From<StreamError> for Trouble {
     fn from(error: StreamError) -> Self {
         match error {

@@ -127,6 +127,28 @@ enum Phase {
     Over,
 }
 
+/// Whether a bookmark is to be sent.
+#[derive(Clone, Copy, Default)]
+enum Due {
+    #[default]
+    Not,
+    /// If it says more than the client knows.
+    WithNews,
+    /// As a last word: client-go lists again when a watch ends within a second without any.
+    /// Source: `client-go/tools/cache/reflector.go` (handleAnyWatch, `VeryShortWatchError`).
+    InAnyCase,
+}
+
+impl Due {
+    fn is_met(self, version: ResourceVersion, start: ResourceVersion) -> bool {
+        match self {
+            Self::Not => false,
+            Self::WithNews => version > start,
+            Self::InAnyCase => version >= start,
+        }
+    }
+}
+
 /// What is to be done before the events are looked at.
 enum Outside {
     GoOn,
@@ -153,7 +175,7 @@ pub struct WatchBody<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> {
     tick: Instant,
     /// Fires for the tick, or when the grant is to be looked at.
     timer: Pin<Box<Sleep>>,
-    bookmark_due: bool,
+    bookmark_due: Due,
     grant: G,
     draining: D,
     observer: O,
@@ -175,7 +197,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
             deadline: terms.deadline,
             tick,
             timer: Box::pin(tokio::time::sleep_until(tick)),
-            bookmark_due: false,
+            bookmark_due: Due::Not,
             grant: terms.grant,
             draining: terms.draining,
             observer: terms.observer,
@@ -215,7 +237,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
                 return Outside::End(Ending::Revoked);
             }
             if now >= self.tick {
-                self.bookmark_due = true;
+                self.bookmark_due = Due::WithNews;
                 self.tick = next_tick(now, self.deadline);
             }
         }
@@ -292,8 +314,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
                     }
                 }
                 Step::CaughtUp(version) => {
-                    if std::mem::take(&mut self.bookmark_due)
-                        && version > self.start
+                    if std::mem::take(&mut self.bookmark_due).is_met(version, self.start)
                         && let Some(form) = self.bookmarks.as_ref().and_then(|forms| forms.load_full())
                         && let Some(frame) = self.view.bookmark(&form, version)
                     {
@@ -322,7 +343,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
         if matches!(self.phase, Phase::Initial(_)) {
             return None;
         }
-        self.bookmark_due = true;
+        self.bookmark_due = Due::InAnyCase;
         match self.poll_events(context) {
             Poll::Ready(chunk) => chunk,
             Poll::Pending => None,

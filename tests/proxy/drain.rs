@@ -1,6 +1,7 @@
 //! The end of the proxy, as its clients see it.
 use crate::client::{BOTH, Next, Protocol, within};
 use crate::follow::{Follower, Opening};
+use crate::frames::{DATA, END_HEADERS, END_STREAM, Frames, HEADERS, block, frame, get};
 use crate::ledger::{Event, Interest, Ledger, compare};
 use crate::program::Program;
 use crate::rig::{PATIENCE, Rig, eventually, plain_get, small};
@@ -31,7 +32,18 @@ async fn a_shutdown_ends_watches_cleanly_and_finishes_what_runs() {
     );
     let mut slow = rig.proxied.raw(head.as_bytes(), |text| text.contains("100 Continue\r\n\r\n")).await;
     slow.write(&body[..20]).await;
+    // A client that asks on its connection before it has seen that this is to end.
+    let mut late = Frames::open(&rig.proxied, 65_535).await;
+    let ask = |path: &str, id| {
+        frame(HEADERS, END_STREAM | END_HEADERS, id, &block(&get(path, "Bearer admin-token")))
+    };
+    late.send(&ask("/api/v1/nodes?resourceVersion=0", 1)).await;
+    late.find(|frame| frame.kind == HEADERS && frame.stream == 1).await.unwrap();
     ledger.writes(30).await;
+    // With nothing new for it.
+    let now = ledger.between(&Interest::All, 0, u64::MAX).last().unwrap().version;
+    let path = format!("/api/v1/pods?watch=1&allowWatchBookmarks=1&resourceVersion={now}");
+    let silent = rig.proxied.watch(Protocol::Http2, &path).await;
     let follower =
         Follower::start(&rig.proxied.connect(Protocol::Http2).await.unwrap(), Interest::All, Opening::List);
     follower.judge(&ledger).await;
@@ -56,6 +68,18 @@ async fn a_shutdown_ends_watches_cleanly_and_finishes_what_runs() {
         Ok(_) => Err("one was accepted".to_owned()),
     })
     .await;
+    late.send(&ask("/api/v1/pods?watch=1&resourceVersion=0", 3)).await;
+    let answer = late.find(|frame| frame.kind == DATA && frame.stream == 3).await.unwrap().payload;
+    drop(late);
+    let answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
+    assert_eq!(
+        (&answer["code"], &answer["details"]["retryAfterSeconds"]),
+        (&503.into(), &1.into()),
+        "{answer}"
+    );
+    let (lines, last) = silent.rest().await;
+    let text = String::from_utf8_lossy(lines.last().unwrap()).into_owned();
+    assert!(last == Next::End && text.contains("BOOKMARK") && text.contains(&now.to_string()), "{text}");
     assert!(!end.is_finished(), "a request is still under way");
     let ready = plain_get(admin, "GET", "/readyz").await;
     assert!(ready.contains("503") && ready.contains("[-]shutdown failed"), "{ready}");

@@ -22,6 +22,7 @@ mod check;
 mod client;
 mod compressed;
 mod custom;
+mod demand;
 mod demo;
 mod documents;
 mod drain;

@@ -192,6 +192,8 @@ func (p place) chart(t *testing.T) {
 		"issuer":      {"--set", "tls.certManager.enabled=true,tls.certManager.issuerRef.name=mine,tls.certManager.issuerRef.kind=ClusterIssuer"},
 		"pod-monitor": {"--set", "monitoring.podMonitor.enabled=true"},
 		"per-node":    {"--set", "kind=DaemonSet"},
+		"whole-types": {"--set", "kind=DaemonSet,daemonSet.nodePreset=false"},
+		"named":       {"--set-json", `config={"narrow":true,"scopes":[{"resource":"pods","namespaces":["a"],"labelSelector":"app=x"}],"resources":[{"resource":"nodes","cache":"always","narrow":false,"windowMib":8},{"resource":"services","maxUpstreamWatches":4,"merge":false,"idleSeconds":60}]}`, "--set", "kind=DaemonSet,extraEnv[0].name=X,extraEnv[0].value=y"},
 		"ipv6":        {"--set", "listenAddress=[::],replicas=1,podDisruptionBudget.enabled=false"},
 		"no-rights":   {"--set", "rbac.create=false,serviceAccount.create=false,serviceAccount.name=mine"},
 	}
@@ -218,6 +220,10 @@ func (p place) chart(t *testing.T) {
 				if !flags[flag] {
 					t.Errorf("%s is no flag of watershed serve", flag)
 				}
+			}
+			// On a node it holds what runs there; only there it knows a node.
+			if onNode := isNodes(t, pods[0]); onNode != (pods[0].GetKind() == "DaemonSet" && mode != "whole-types") {
+				t.Errorf("a %s's proxy is told its node: %v", pods[0].GetKind(), onNode)
 			}
 			policy, _, _ := unstructured.NestedString(ofKind(all, "Service")[0].Object, "spec", "internalTrafficPolicy")
 			if local := pods[0].GetKind() == "DaemonSet"; (policy == "Local") != local {
@@ -260,6 +266,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"service.port=0":                    "port",
 		"config.cahce=true":                 "cahce",
 		"config.consistentReads=never":      "consistentReads",
+		"config.scopes[0].resorce=pods":     "resorce",
 		"tls.certManager.renewBefore=never": "renewBefore",
 		"clientCA=file.crt":                 "clientCA",
 		"servers={api.example.com}":         "servers",
@@ -302,6 +309,21 @@ func proxyContainer(t *testing.T, maker *unstructured.Unstructured) map[string]a
 	}
 	t.Fatalf("%s has no container watershed", maker.GetName())
 	return nil
+}
+
+// isNodes is whether the proxy's pod is told its node's name.
+func isNodes(t *testing.T, maker *unstructured.Unstructured) bool {
+	t.Helper()
+	variables, _, err := unstructured.NestedSlice(proxyContainer(t, maker), "env")
+	check(t, err)
+	for _, variable := range variables {
+		variable := variable.(map[string]any)
+		field, _, _ := unstructured.NestedString(variable, "valueFrom", "fieldRef", "fieldPath")
+		if variable["name"] == "NODE_NAME" && field == "spec.nodeName" {
+			return true
+		}
+	}
+	return false
 }
 
 func argsOf(t *testing.T, maker *unstructured.Unstructured) []string {

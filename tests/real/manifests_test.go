@@ -70,6 +70,9 @@ func (p place) manifests(t *testing.T) {
 					t.Errorf("%s is no flag of watershed serve", flag)
 				}
 			}
+			if onNode := isNodes(t, makers[0]); onNode != (way == "daemonset") {
+				t.Errorf("the proxy is told its node: %v", onNode)
+			}
 			// What selects pods selects these.
 			labels, _, _ := unstructured.NestedStringMap(makers[0].Object, "spec", "template", "metadata", "labels")
 			for kind, path := range map[string][]string{
@@ -171,6 +174,10 @@ func (p place) sidecar(t *testing.T) {
 			flags = append(flags, arg)
 		}
 	}
+	file := filepath.Join(dir, "config.yaml")
+	configuration, _, _ := unstructured.NestedString(ofKind(all, "ConfigMap")[0].Object, "data", "config.yaml")
+	check(t, os.WriteFile(file, []byte(configuration), 0o600))
+	flags = append(flags, "--config", file)
 
 	// The application's account, with these rights alone.
 	upstream.kubectl(t, command{args: []string{"apply", "--validate=strict", "-n", namespace, "-f", "-"}, stdin: rights}).succeeds(t, "rights")

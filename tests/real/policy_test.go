@@ -110,8 +110,8 @@ func TestSecretsPolicy(t *testing.T) {
 				t.Error("not even the namespace is in the process's memory")
 			}
 			log := string(must(os.ReadFile(p.log))(t))
-			told := regexp.MustCompile(`"level":"(INFO|WARN)".*"resource":"secrets","cache":"(true|false|metadata)"`).FindStringSubmatch(log)
-			wanted := map[string]string{"by default": "INFO false", "false": "INFO false", "metadata": "WARN metadata", "true": "WARN true"}[c.name]
+			told := regexp.MustCompile(`"level":"(INFO|WARN)".*"resource":"secrets","cache":"(demand|never|metadata)"`).FindStringSubmatch(log)
+			wanted := map[string]string{"by default": "INFO never", "false": "INFO never", "metadata": "WARN metadata", "true": "WARN demand"}[c.name]
 			if told == nil || told[1]+" "+told[2] != wanted {
 				t.Errorf("the log says %q, not %q", told, wanted)
 			}

@@ -217,4 +217,14 @@ func TestNodePreset(t *testing.T) {
 	if objects := p.sum(t, "watershed_scope_objects", "nodes"); objects != 1 {
 		t.Errorf("%d nodes are held, not the one", objects)
 	}
+
+	// As a DaemonSet's pod is told.
+	t.Setenv("NODE_NAME", node)
+	told := runProxy(t, shared.ProxyKubeconfig)
+	for of, want := range map[string]string{node: "snapshot", "other-" + node: "forward; reason=not-covered"} {
+		r := request{path: "/api/v1/nodes?fieldSelector=metadata.name%3D" + of + "&resourceVersion=0"}
+		if source := told.send(t, r).header.Get("X-Watershed-Source"); source != want {
+			t.Errorf("of %s, by the environment: %q, not %q", of, source, want)
+		}
+	}
 }

@@ -91,9 +91,19 @@ spec:
         {{- range .Values.extraArgs }}
         - {{ . | quote }}
         {{- end }}
-      {{- with .Values.extraEnv }}
+      {{- $onNode := and $daemonSet .Values.daemonSet.nodePreset }}
+      {{- if or $onNode .Values.extraEnv }}
       env:
+        {{- if $onNode }}
+        # What --node-name is taken from: what runs on the node is all that is held.
+        - name: NODE_NAME
+          valueFrom:
+            fieldRef:
+              fieldPath: spec.nodeName
+        {{- end }}
+        {{- with .Values.extraEnv }}
         {{- toYaml . | nindent 8 }}
+        {{- end }}
       {{- end }}
       ports:
         - name: https

@@ -1,0 +1,122 @@
+//! Scopes that are lent to requests, and closed once nobody has wanted them for a while.
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::time::sleep;
+
+use super::{Scope, Scopes};
+use crate::store::Limits;
+
+/// How often it is looked for scopes that nobody uses.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How long a scope is held, and how much of its history.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Keep {
+    /// It covers what a client asked for, and is not one that the configuration names.
+    pub by_demand: bool,
+    /// It is closed once nobody has read or watched it for so long; `None` for never.
+    pub idle: Option<Duration>,
+    /// Its history, if not that of all scopes.
+    pub window: Option<Limits>,
+}
+
+/// Who uses a scope, and who did last.
+#[derive(Debug)]
+pub(super) struct Usage {
+    idle: Option<Duration>,
+    /// The proxy follows it for itself.
+    pinned: AtomicBool,
+    lent: AtomicUsize,
+    last: Mutex<Instant>,
+}
+
+/// A scope that is not closed while this is held. What goes on longer, as a watch does, is its subscription's affair.
+#[derive(Debug)]
+pub struct Lent(Arc<Scope>);
+
+// === impl Usage ===
+
+impl Usage {
+    pub(super) fn new(idle: Option<Duration>) -> Self {
+        Self {
+            idle,
+            pinned: AtomicBool::new(false),
+            lent: AtomicUsize::new(0),
+            last: Mutex::new(Instant::now()),
+        }
+    }
+
+    pub(super) fn pin(&self) {
+        self.pinned.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether nobody has used it for as long as it is held for nobody.
+    fn is_over(&self, watchers: usize, now: Instant) -> bool {
+        let Some(idle) = self.idle else { return false };
+        if self.pinned.load(Ordering::SeqCst) {
+            return false;
+        }
+        let mut last = self.last.lock();
+        if watchers > 0 || self.lent.load(Ordering::SeqCst) > 0 {
+            *last = now;
+        }
+        now.saturating_duration_since(*last) >= idle
+    }
+}
+
+// === impl Lent ===
+
+impl Lent {
+    pub(super) fn new(scope: &Arc<Scope>) -> Self {
+        scope.usage.lent.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(scope))
+    }
+}
+
+impl Deref for Lent {
+    type Target = Arc<Scope>;
+
+    fn deref(&self) -> &Arc<Scope> {
+        &self.0
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        *self.0.usage.last.lock() = Instant::now();
+        self.0.usage.lent.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+// === impl Scopes ===
+
+impl Scopes {
+    /// Closes scopes that nobody has used for as long as they are held for nobody. Never ends.
+    pub async fn close_idle(self) {
+        loop {
+            sleep(LOOK).await;
+            self.close_idle_at(Instant::now());
+        }
+    }
+
+    /// Scopes are lent under the lock that is held here: none is closed that somebody has just got.
+    pub(super) fn close_idle_at(&self, now: Instant) {
+        let mut closed = Vec::new();
+        let mut open = self.open.lock();
+        for family in open.values_mut() {
+            let over =
+                family.extract_if(|_, scope| scope.usage.is_over(scope.reader.figures().watchers, now));
+            closed.extend(over.map(|(_, scope)| scope));
+        }
+        open.retain(|_, family| !family.is_empty());
+        drop(open);
+        for scope in closed {
+            tracing::info!(resource = %scope.key.gvr, selection = %scope.key.selection, "closed, as nobody used it");
+            scope.stop.cancel();
+        }
+    }
+}

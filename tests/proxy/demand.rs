@@ -1,0 +1,159 @@
+//! Scopes that are opened for what clients ask for: few, then one for all, and none once nobody asks.
+use std::time::Duration;
+
+use watershed::app::Config;
+use watershed::serve::Holding;
+use watershed::sim::{Rule, Server, fixtures};
+
+use crate::client::{Endpoint, Protocol};
+use crate::follow::{Follower, Opening};
+use crate::ledger::{Interest, Ledger};
+use crate::rig::{Rig, becomes, eventually, metric, small, start_configured};
+
+fn narrow(most: usize, idle: u64) -> impl FnOnce(&mut Config) {
+    move |config| {
+        let idle = Some(Duration::from_secs(idle));
+        let holding = Holding { narrow: Some(true), most: Some(most), idle, ..Holding::default() };
+        config.policy.hold("", "pods", holding);
+    }
+}
+
+async fn source(endpoint: &Endpoint, path: &str) -> String {
+    endpoint.get(Protocol::Http2, path).await.header("x-watershed-source").to_owned()
+}
+
+fn of(namespace: usize) -> String {
+    format!("/api/v1/namespaces/{}/pods?resourceVersion=0", fixtures::namespace_name(namespace))
+}
+
+fn watches(upstream: &Server) -> u64 {
+    upstream.stats().open_watches.get("pods").copied().unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn narrow_scopes_become_one_and_nobody_is_disturbed() {
+    let rig = Rig::configured(small(), narrow(4, 2)).await;
+    let ledger = Ledger::new(rig.upstream.state(), 7);
+    let start = |interest: Interest, opening| {
+        let proxied = rig.proxied.clone();
+        async move { Follower::start(&proxied.connect(Protocol::Http2).await.unwrap(), interest, opening) }
+    };
+    let first = start(Interest::Namespace(fixtures::namespace_name(0)), Opening::List).await;
+    first.judge(&ledger).await;
+    assert_eq!(watches(&rig.upstream), 1, "one namespace's");
+    // What it covers is answered from it, for whoever asks.
+    assert_eq!(source(&rig.proxied, &format!("{}&labelSelector=tier", of(0))).await, "snapshot");
+    let name = rig
+        .upstream
+        .state()
+        .snapshot(&watershed::sim::pods())
+        .into_keys()
+        .find(|key| key.starts_with(&fixtures::namespace_name(0)));
+    let name = name.unwrap().replace('/', "/pods/");
+    assert_eq!(
+        source(&rig.proxied, &format!("/api/v1/namespaces/{name}?resourceVersion=0")).await,
+        "snapshot"
+    );
+    assert_eq!(
+        source(&rig.proxied, "/api/v1/namespaces/elsewhere/pods/one?resourceVersion=0").await,
+        "forward; reason=not-covered"
+    );
+    assert_eq!(watches(&rig.upstream), 1);
+    let second = start(Interest::Node(fixtures::node_name(1)), Opening::WatchList).await;
+    second.judge(&ledger).await;
+    assert_eq!(source(&rig.proxied, &of(1)).await, "snapshot");
+    becomes("narrow watches", 3, async || watches(&rig.upstream)).await;
+    // The next would be one too many, unless it has everything.
+    let others = [
+        start(Interest::Tier(fixtures::TIERS[0]), Opening::List).await,
+        start(Interest::Namespace(fixtures::namespace_name(2)), Opening::WatchList).await,
+        start(Interest::All, Opening::List).await,
+    ];
+    ledger.writes(60).await;
+    for follower in others.iter().chain([&first, &second]) {
+        follower.judge(&ledger).await;
+    }
+    assert!(watches(&rig.upstream) <= 4);
+    // Whoever comes now is led to the wide one: that nobody watches is closed, and who watches goes on.
+    for _ in 0..3 {
+        assert_eq!(source(&rig.proxied, &of(1)).await, "snapshot");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    becomes("watches that are of use", 3, async || watches(&rig.upstream)).await;
+    ledger.writes(30).await;
+    for follower in others.iter().chain([&first, &second]) {
+        follower.judge_undisturbed(&ledger).await;
+    }
+    drop((first, second));
+    becomes("the wide watch", 1, async || watches(&rig.upstream)).await;
+    drop(others);
+    becomes("no watch", 0, async || watches(&rig.upstream)).await;
+    // And begins anew.
+    assert_eq!(source(&rig.proxied, &of(0)).await, "snapshot");
+    assert_eq!(watches(&rig.upstream), 1);
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whole_types_are_closed_only_where_that_is_wanted() {
+    let rig = Rig::configured(small(), |config| {
+        let idle = Some(Duration::from_secs(1));
+        config.policy.hold("", "services", Holding { idle, ..Holding::default() });
+        config.policy.hold("", "nodes", Holding { always: true, ..Holding::default() });
+    })
+    .await;
+    let open = |resource: &str| rig.upstream.stats().open_watches.get(resource).copied().unwrap_or_default();
+    becomes("a watch of nodes, before anybody asks", 1, async || open("nodes")).await;
+    for path in ["/api/v1/services?resourceVersion=0", "/api/v1/configmaps?resourceVersion=0"] {
+        assert_eq!(source(&rig.proxied, path).await, "snapshot");
+    }
+    assert_eq!((open("services"), open("configmaps")), (1, 1));
+    becomes("services nobody wants", 0, async || open("services")).await;
+    assert_eq!((open("nodes"), open("configmaps")), (1, 1));
+    assert_eq!(source(&rig.proxied, "/api/v1/services?resourceVersion=0").await, "snapshot");
+    rig.stop().await;
+}
+
+/// A proxy whose identity may read pods in one namespace only, as that of a sidecar.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_missing_right_concerns_its_scope_alone() {
+    let upstream = Server::start(small()).await.unwrap();
+    upstream.access().add_user("sidecar-token", "sidecar", &[]);
+    let rule = Rule::read("sidecar", &["pods"]).in_namespace(&fixtures::namespace_name(0));
+    let reviews = ["tokenreviews.authentication.k8s.io", "subjectaccessreviews.authorization.k8s.io"];
+    let rules = [rule, Rule::read("sidecar", &["nodes"]), Rule::new("sidecar", &["create"], &reviews)];
+    rules.into_iter().for_each(|rule| upstream.access().allow(rule));
+    let kubeconfig = upstream.kubeconfig_yaml().replace(upstream.admin_token(), "sidecar-token");
+    let (running, _folder) = start_configured(&kubeconfig, narrow(4, 60)).await.unwrap();
+    let ca = std::fs::read_to_string(running.ca_file.as_ref().unwrap()).unwrap();
+    let proxied = Endpoint::new(running.address.unwrap(), &ca, upstream.admin_token());
+    let direct = Endpoint::new(upstream.address(), upstream.ca_pem(), upstream.admin_token());
+    let refused = "forward; reason=not-permitted";
+    for _ in 0..2 {
+        for (path, wanted) in [
+            (of(0).as_str(), "snapshot"),
+            (&of(1), refused),
+            (&format!("{}&labelSelector=tier", of(1)), refused),
+            ("/api/v1/pods?resourceVersion=0", refused),
+            ("/api/v1/services?resourceVersion=0", refused),
+            ("/api/v1/nodes?resourceVersion=0", "snapshot"),
+        ] {
+            assert_eq!(source(&proxied, path).await, wanted, "{path}");
+            let [here, there] = [&proxied, &direct].map(|endpoint| endpoint.get(Protocol::Http2, path));
+            assert_eq!(here.await.essence(), there.await.essence(), "{path}");
+        }
+    }
+    assert_eq!(watches(&upstream), 1);
+    let stopped = r#"watershed_scopes_stopped_total{group="",resource="services",reason="forbidden"}"#;
+    assert!(metric(running.admin_address, stopped).await >= 1.0);
+    // The right is given; what was refused is tried again, and others do not notice.
+    upstream.access().allow(Rule::read("sidecar", &["pods"]));
+    eventually("what was refused is held", async || match source(&proxied, &of(1)).await.as_str() {
+        "snapshot" => Ok(()),
+        other => Err(other.to_owned()),
+    })
+    .await;
+    assert_eq!(source(&proxied, "/api/v1/services?resourceVersion=0").await, refused);
+    running.shut_down().await;
+    upstream.shutdown().await;
+}
