@@ -9,7 +9,7 @@ use http::HeaderMap;
 use tokio::time::{Instant, sleep};
 
 use crate::Args;
-use crate::limit::{LOG, LOG_BYTES};
+use crate::limit::{LOG, LOG_BYTES, RATE};
 use crate::paced::open_loop;
 use crate::process::cpu;
 use crate::servers::{ALL_PODS, Kind, Running, Servers, tell};
@@ -18,12 +18,15 @@ use crate::work::{SETTLE, WARM_UP, expect_source};
 
 /// Connections that the small requests come on.
 const CONNECTIONS: usize = 8;
+/// Of the link that a log comes over, in Gbit/s.
+const LINK: usize = 1;
 
 /// What the rows are called.
 pub(crate) struct Names {
     pub(crate) get: String,
     pub(crate) list: String,
     pub(crate) log: String,
+    pub(crate) link: String,
 }
 
 pub(crate) fn names(args: &Args, servers: &Servers) -> Names {
@@ -31,6 +34,7 @@ pub(crate) fn names(args: &Args, servers: &Servers) -> Names {
         get: format!("forwarded GET, {}/s", args.forward_rate),
         list: format!("forwarded LIST of everything ({:.1} MB)", servers.list_bytes as f64 / 1e6),
         log: format!("forwarded log ({} MiB in pieces)", LOG_BYTES >> 20),
+        link: format!("forwarded log, upstream at {LINK} Gbit/s"),
     }
 }
 
@@ -70,6 +74,11 @@ pub(crate) async fn all(
         let path = format!("{}{LOG}?follow=true", servers.pods.paths[0]);
         hop.large(args, table, &Large { name: &names.log, path: &path, length: LOG_BYTES }).await?;
     }
+    if wanted(&names.link) {
+        let rate = LINK * 1_000_000_000 / 8;
+        let path = format!("{}{LOG}?follow=true&{RATE}{rate}", servers.pods.paths[0]);
+        hop.large(args, table, &Large { name: &names.link, path: &path, length: LOG_BYTES }).await?;
+    }
     Ok(())
 }
 
@@ -77,6 +86,13 @@ impl Hop {
     /// Directly first, through the proxy then.
     fn ways(&self) -> [(Kind, &Running); 2] {
         [(Kind::Limit, &self.origin), (Kind::Proxy, &self.proxy)]
+    }
+
+    /// What the client, upstream and the proxy have used, which share the machine: where its cores are all busy, this says
+    /// how much of the direct throughput is left.
+    fn cpu_of_all(&self, kind: Kind) -> anyhow::Result<Duration> {
+        let ends = cpu(std::process::id())? + cpu(self.origin.pid())?;
+        Ok(if kind == Kind::Proxy { ends + cpu(self.proxy.pid())? } else { ends })
     }
 
     async fn small(
@@ -135,7 +151,8 @@ impl Hop {
             for (kind, server) in self.ways() {
                 let mut connection = server.reach.connect(args.http1).await?;
                 sleep(SETTLE).await;
-                let (before, start) = (cpu(server.pid())?, Instant::now());
+                let (before, all_before, start) =
+                    (cpu(server.pid())?, self.cpu_of_all(kind)?, Instant::now());
                 let mut bytes = 0;
                 loop {
                     let came = connection.swallow(path).await?;
@@ -146,6 +163,7 @@ impl Hop {
                     }
                 }
                 let (took, used) = (start.elapsed(), cpu(server.pid())?.saturating_sub(before));
+                let all = self.cpu_of_all(kind)?.saturating_sub(all_before);
                 if round == 0 {
                     continue;
                 }
@@ -153,6 +171,8 @@ impl Hop {
                 table.add(name, "MB / s", true, kind, megabytes / took.as_secs_f64());
                 let each = used.as_secs_f64() * 1e3 / megabytes;
                 table.add(&format!("{name}: CPU"), "ms CPU / MB", true, kind, each);
+                let all = all.as_secs_f64() * 1e3 / megabytes;
+                table.add(&format!("{name}: CPU, client and upstream too"), "ms CPU / MB", true, kind, all);
             }
         }
         Ok(())

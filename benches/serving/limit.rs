@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -27,6 +27,7 @@ use rcgen::{CertificateParams, KeyPair};
 use rustls::ServerConfig;
 use rustls::pki_types::PrivateKeyDer;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{Sleep, sleep};
 use tokio_rustls::TlsAcceptor;
 
 use crate::children::announce;
@@ -48,6 +49,8 @@ pub(crate) const LOG: &str = "/log";
 /// Length of the log, and of its pieces.
 pub(crate) const LOG_BYTES: usize = 64 << 20;
 const LOG_PIECE: usize = 16 << 10;
+/// In the query, with a number: the log comes at so many bytes a second and no faster, as over a link of that speed.
+pub(crate) const RATE: &str = "rate=";
 /// Of planted waits.
 pub(crate) const WAIT: Duration = Duration::from_millis(20);
 
@@ -97,6 +100,14 @@ struct Watch {
 struct Log {
     piece: Bytes,
     left: usize,
+    link: Option<Link>,
+}
+
+/// A link of a known speed.
+struct Link {
+    rate: f64,
+    /// When the next piece may go.
+    free: Pin<Box<Sleep>>,
 }
 
 impl Planted {
@@ -146,11 +157,24 @@ impl http_body::Body for Log {
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
+        context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let length = self.left.min(self.piece.len());
+        if let Some(link) = &mut self.link {
+            ready!(link.free.as_mut().poll(context));
+            // From when it was free, not from now: what a timer is late by is made up for.
+            let next = link.free.deadline() + Duration::from_secs_f64(length as f64 / link.rate);
+            link.free.as_mut().reset(next);
+        }
         self.left -= length;
         Poll::Ready((length > 0).then(|| Ok(Frame::data(self.piece.slice(..length)))))
+    }
+}
+
+impl Link {
+    fn of(query: &str) -> Option<Self> {
+        let rate = query.split('&').find_map(|parameter| parameter.strip_prefix(RATE)?.parse().ok())?;
+        Some(Self { rate, free: Box::pin(sleep(Duration::ZERO)) })
     }
 }
 
@@ -231,7 +255,8 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> anyhow::Resu
         return Ok(response);
     }
     if uri.path().ends_with(LOG) {
-        let mut response = Response::new(Log { piece: shared.log.clone(), left: LOG_BYTES }.boxed_unsync());
+        let log = Log { piece: shared.log.clone(), left: LOG_BYTES, link: Link::of(query) };
+        let mut response = Response::new(log.boxed_unsync());
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
         return Ok(response);
     }
@@ -240,10 +265,10 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> anyhow::Resu
     if let Some(planted) = answer.planted {
         match planted {
             Planted::Copy => body = Bytes::copy_from_slice(&body),
-            Planted::Wait => tokio::time::sleep(WAIT).await,
+            Planted::Wait => sleep(WAIT).await,
             Planted::Queue => {
                 let _turn = shared.queue.lock().await;
-                tokio::time::sleep(WAIT).await;
+                sleep(WAIT).await;
             }
         }
     }

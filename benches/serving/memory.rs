@@ -19,18 +19,21 @@ const SLOW: usize = 50;
 /// A slow reader takes [`NARROW`] bytes and waits so long.
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// Until what was given back has left the process: allocators keep it for a while.
+const GIVEN_BACK: Duration = Duration::from_secs(5);
+
 /// The pods, and watches on them that wait.
 pub(crate) async fn held(args: &Args, servers: &Servers, table: &mut Table) -> anyhow::Result<()> {
     let proxy = &servers.measured[0];
     eprintln!("memory …");
-    sleep(Duration::from_secs(1)).await;
+    sleep(GIVEN_BACK).await;
     let held = resident(proxy.pid)?.saturating_sub(servers.proxy_empty);
     let share = held as f64 / servers.list_bytes as f64;
     table.add("memory: all pods held", "RSS / bytes of their list", false, proxy.kind, share);
     let watches = args.idle_watches;
     for server in &servers.measured {
         let few = Watchers::open(args.http1, server, 16, |_| ALL_PODS.to_owned(), 1).await?;
-        sleep(SETTLE).await;
+        sleep(GIVEN_BACK).await;
         let mut before = resident(server.pid)?;
         let mut open = vec![few];
         for (http1, per_connection, work) in [
@@ -42,7 +45,7 @@ pub(crate) async fn held(args: &Args, servers: &Servers, table: &mut Table) -> a
                 continue;
             }
             open.push(Watchers::open(http1, server, watches, |_| ALL_PODS.to_owned(), per_connection).await?);
-            sleep(Duration::from_secs(1)).await;
+            sleep(GIVEN_BACK).await;
             let after = resident(server.pid)?;
             let each = (after as f64 - before as f64) / watches as f64 / 1024.0;
             table.add(&work, "KiB RSS", true, server.kind, each);

@@ -279,7 +279,7 @@ fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX - 1)
 }
 
-/// A question and upstream's answer.
+/// A question and upstream's answer. What is remembered of equal questions is one and the same.
 #[derive(Clone, Debug)]
 pub struct Judged {
     pub(super) question: Arc<Question>,
@@ -293,7 +293,7 @@ impl Judged {
     }
 }
 
-type Reviewed = Result<Arc<Verdict>, Arc<ReviewError>>;
+type Reviewed = Result<Judged, Arc<ReviewError>>;
 
 /// Asks for verdicts and remembers them.
 pub struct Authorizer {
@@ -314,7 +314,7 @@ impl Expiry<Arc<Question>, Reviewed> for Lifetime {
         reviewed: &Reviewed,
         _: std::time::Instant,
     ) -> Option<Duration> {
-        Some(reviewed.as_ref().map_or(Duration::ZERO, |verdict| verdict.ttl))
+        Some(reviewed.as_ref().map_or(Duration::ZERO, |judged| judged.verdict.ttl))
     }
 
     fn expire_after_update(
@@ -331,7 +331,7 @@ impl Expiry<Arc<Question>, Reviewed> for Lifetime {
 impl Authorizer {
     pub(super) fn new(client: Client, config: Config) -> Self {
         let weigh = |question: &Arc<Question>, reviewed: &Reviewed| {
-            let reason = reviewed.as_ref().map_or(0, |verdict| verdict.decision.reason().len());
+            let reason = reviewed.as_ref().map_or(0, |judged| judged.decision().reason().len());
             u32::try_from(VERDICT_BYTES + question.size() + reason).unwrap_or(u32::MAX)
         };
         let verdicts = Cache::builder().weigher(weigh).max_capacity(MAX_BYTES).expire_after(Lifetime).build();
@@ -380,21 +380,20 @@ impl Authorizer {
         let question = Arc::new(Question { identity: Arc::clone(identity), asked });
         let known = self.remembered(&question).await;
         metrics::remembered(known.is_some());
-        let verdict = match known {
-            Some(verdict) => verdict,
+        match known {
+            Some(judged) => Ok(judged),
             // Boxed: it is large and rare.
-            None => Box::pin(self.judge(&question)).await?,
-        };
-        Ok(Judged { question, verdict })
+            None => Box::pin(self.judge(&question)).await,
+        }
     }
 
     /// The verdict that is known and stands.
-    async fn remembered(&self, question: &Arc<Question>) -> Option<Arc<Verdict>> {
+    async fn remembered(&self, question: &Arc<Question>) -> Option<Judged> {
         let known = self.verdicts.get(question).await.and_then(Result::ok);
-        known.filter(|verdict| self.stands(verdict, question))
+        known.filter(|judged| self.stands(judged))
     }
 
-    pub(super) fn stands(&self, verdict: &Verdict, question: &Question) -> bool {
+    fn stands(&self, Judged { question, verdict }: &Judged) -> bool {
         self.changes.tell(verdict, question);
         verdict.stands(Instant::now(), self.changes.are_followed())
     }
@@ -407,8 +406,8 @@ impl Authorizer {
             // overtaken when it is answered, and joins or makes the next, which is younger than the question.
             for _ in 0..2 {
                 let fits = |reviewed: &Reviewed| {
-                    let verdict = reviewed.as_ref().ok();
-                    verdict.is_some_and(|known| known.place.asked >= arrived || self.stands(known, question))
+                    let known = reviewed.as_ref().ok();
+                    known.is_some_and(|known| known.verdict.place.asked >= arrived || self.stands(known))
                 };
                 let entry = self.verdicts.entry(Arc::clone(question));
                 let reviewed =
@@ -423,13 +422,13 @@ impl Authorizer {
 
     /// For a watch that is open. All of them together are asked about at a bounded pace.
     pub(super) async fn ask_again(&self, question: &Arc<Question>) -> Reviewed {
-        if let Some(verdict) = self.remembered(question).await {
-            return Ok(verdict);
+        if let Some(judged) = self.remembered(question).await {
+            return Ok(judged);
         }
         let permit = Arc::clone(&self.rechecks).acquire_owned().await.ok();
         // Somebody else may have asked the same meanwhile.
-        if let Some(verdict) = self.remembered(question).await {
-            return Ok(verdict);
+        if let Some(judged) = self.remembered(question).await {
+            return Ok(judged);
         }
         let next = Instant::now() + RECHECK_PACE;
         let reviewed = self.judge(question).await;
@@ -440,8 +439,8 @@ impl Authorizer {
         reviewed
     }
 
-    async fn review(&self, question: &Question) -> Reviewed {
-        let Question { identity, asked } = question;
+    async fn review(&self, question: &Arc<Question>) -> Reviewed {
+        let Question { identity, asked } = &**question;
         let mut spec = spec(identity);
         match asked {
             Asked::Resource(attributes) => spec.resource_attributes = Some(resource(attributes)),
@@ -465,7 +464,8 @@ impl Authorizer {
         let (ttl, unwatched_ttl) = self.ttls(identity, allowed, &reason);
         let decision =
             if allowed { Decision::Allowed(reason.into()) } else { Decision::Denied(reason.into()) };
-        Ok(Arc::new(Verdict::new(decision, place, ttl, unwatched_ttl)))
+        let verdict = Arc::new(Verdict::new(decision, place, ttl, unwatched_ttl));
+        Ok(Judged { question: Arc::clone(question), verdict })
     }
 
     /// How long a verdict stands while RBAC is followed, and while it is not. Of changes of mind of other

@@ -39,7 +39,7 @@ pub struct Guard {
     question: Arc<Question>,
     verdict: Arc<Verdict>,
     ear: Ear,
-    asking: Option<JoinHandle<Result<Arc<Verdict>, Arc<ReviewError>>>>,
+    asking: Option<JoinHandle<Result<Judged, Arc<ReviewError>>>>,
     /// Nothing is delivered until upstream has answered.
     held: bool,
     /// The verdict was found to be in doubt, and whether by a change of RBAC. Each is held back for once: after a
@@ -88,8 +88,8 @@ impl Guard {
                 self.asking = None;
                 let now = Instant::now();
                 match answer {
-                    Ok(Ok(verdict)) if matches!(verdict.decision, Decision::Allowed(_)) => {
-                        self.verdict = verdict;
+                    Ok(Ok(judged)) if matches!(judged.decision(), Decision::Allowed(_)) => {
+                        self.verdict = judged.verdict;
                         self.held = false;
                         self.noticed = None;
                         self.pause = now + PAUSE;

@@ -41,8 +41,12 @@ pub(super) fn answer(opened: &Opened, read: &Read, list: &List, headers: &Header
         // What lies in memory as it is sent lies there compressed, too.
         Items::Runs(form, runs) if gzip::is_wanted(headers, length) => {
             let body = CompressedListBody::new(&form, runs, parts);
+            let in_memory = body.is_in_memory();
             let mut response = respond(body.map_err(|never| match never {}).boxed_unsync());
             gzip::mark(response.headers_mut());
+            if in_memory {
+                response.extensions_mut().insert(InMemory);
+            }
             response
         }
         items => {

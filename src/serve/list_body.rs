@@ -192,6 +192,12 @@ impl CompressedListBody {
         Self { runs: runs.into_iter(), parts, separator, member: None, place: Place::Head }
     }
 
+    /// Whether somebody had nearly all of it before, so that what is left to be compressed keeps nobody waiting.
+    pub(super) fn is_in_memory(&self) -> bool {
+        let runs = self.runs.as_slice();
+        runs.iter().filter(|run| !run.is_deflated()).nth(COMPRESSED_AT_ONCE).is_none()
+    }
+
     fn next_chunk(&mut self) -> Option<Bytes> {
         let mut chunk = BytesMut::new();
         let mut compressed = 0;
