@@ -39,4 +39,5 @@ mod revoke;
 mod rig;
 mod smuggling;
 mod socket;
+mod traces;
 mod vanishing;
