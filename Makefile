@@ -6,7 +6,7 @@ BIN := $(REAL)/.bin
 PROXY := target/debug/watershed
 PAIRS ?= 6000
 
-.PHONY: help build release test test-rust test-real test-python test-release conformance robustness real lint bench bench-abuse bench-real bench-allocations bench-rooms screenshots demo cluster documents fmt clean
+.PHONY: help build release test test-rust test-real test-python test-release test-otel conformance robustness real lint bench bench-abuse bench-real bench-allocations bench-rooms screenshots demo cluster documents fmt clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ RELEASE ?= v1.32.13
 test-release: build ## The real clients in front of another release of kube-apiserver; RELEASE=v1.32.13
 	cd $(REAL) && ./build-release.sh $(RELEASE)
 	cd $(REAL) && REAL_BIN=.bin-$(RELEASE) WATERSHED_BIN=$(CURDIR)/$(PROXY) $(GO) test -count=1 -timeout 20m ./...
+
+test-otel: ## Traces, with the feature otel
+	$(CARGO) test --locked --features otel --test proxy traces::
 
 conformance: build real ## Every combination of read options and 6,000 generated requests, compared with upstream (minutes)
 	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) CONFORMANCE_FULL=1 CONFORMANCE_PAIRS=$(PAIRS) $(GO) test -count=1 -timeout 20m -v -run '^TestConformance$$' .

@@ -121,6 +121,7 @@ pub struct Running {
     forwarder: Forwarder,
     scopes: Scopes,
     audit: Option<Audit>,
+    traces: Option<telemetry::Traces>,
     proxy: JoinHandle<()>,
     background: Vec<JoinHandle<()>>,
 }
@@ -143,6 +144,9 @@ impl Running {
         if let Some(audit) = &self.audit {
             audit.shut_down().await;
         }
+        if let Some(traces) = self.traces {
+            traces.end().await;
+        }
         self.admin_drain.drain(Duration::ZERO);
         self.background.iter().for_each(JoinHandle::abort);
         self.scopes.shut_down();
@@ -153,6 +157,7 @@ impl Running {
 /// Starts a proxy. It serves when this returns.
 pub async fn start(config: Config) -> anyhow::Result<Running> {
     let metrics = telemetry::metrics();
+    let traces = telemetry::traces()?;
     let audit = match config.audit.clone() {
         Some(config) => Some(Audit::start(config).await?),
         None => None,
@@ -262,6 +267,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         forwarder,
         scopes,
         audit,
+        traces,
         proxy,
         background,
     })

@@ -1,6 +1,7 @@
 //! Logs and the metrics registry.
 mod labels;
 mod reference;
+mod traces;
 
 use std::io::IsTerminal;
 use std::sync::OnceLock;
@@ -11,6 +12,7 @@ use tracing_subscriber::EnvFilter;
 use crate::{access, serve};
 
 pub use reference::{Described, Sort, reference};
+pub use traces::{Traces, traced, traces};
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]

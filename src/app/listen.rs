@@ -11,6 +11,7 @@ use crate::http::socket::{self, SocketFile};
 use crate::http::tls::ServerTls;
 use crate::http::{Limits, drain, listen};
 use crate::serve::Server;
+use crate::telemetry;
 
 /// Where clients connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +74,7 @@ impl Bound {
     pub(super) async fn serve(self, server: Server, limits: Limits, draining: drain::Watch) {
         let service = move |request, peer| {
             let server = server.clone();
-            async move { server.handle(request, peer).await }
+            async move { telemetry::traced(request, |request| server.handle(request, peer)).await }
         };
         match self {
             Self::Tls(listener, tls) => listen::serve(listener, tls, service, limits, draining).await,

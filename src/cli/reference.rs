@@ -225,7 +225,7 @@ fn environment(text: &mut String, command: &Command) {
     for (variable, what) in variables {
         let _ = writeln!(text, "| `{variable}` | {what} |");
     }
-    text.push_str("\n`HTTPS_PROXY` and the like are not looked at, and neither is `RUST_LOG`.\n");
+    text.push_str("\n`HTTPS_PROXY` and the like are not looked at, and neither is `RUST_LOG`. With the cargo feature `otel` OpenTelemetry's own variables say where traces go: see [operations.md](operations.md#traces).\n");
 }
 
 fn metrics(text: &mut String) {

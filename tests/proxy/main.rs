@@ -43,4 +43,5 @@ mod rig;
 mod smuggling;
 mod socket;
 mod status;
+mod traces;
 mod vanishing;

@@ -29,6 +29,15 @@ impl Program {
 
     /// The same with further flags.
     pub(crate) async fn with(upstream: &Server, flags: &[&str]) -> Self {
+        Self::with_variables(upstream, flags, &[]).await
+    }
+
+    /// And with variables of the environment.
+    pub(crate) async fn with_variables(
+        upstream: &Server,
+        flags: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (kubeconfig, certs) = (folder.path().join("kubeconfig"), folder.path().join("certs"));
         std::fs::write(&kubeconfig, upstream.kubeconfig_yaml()).unwrap();
@@ -48,6 +57,7 @@ impl Program {
             .arg(&certs)
             .args(flags)
             .env_remove("WATERSHED_LOG_LEVEL")
+            .envs(variables.iter().copied())
             .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
