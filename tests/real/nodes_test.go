@@ -1,8 +1,10 @@
 package real
 
 import (
+	"encoding/hex"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"slices"
@@ -142,10 +144,16 @@ func TestNodeCaches(t *testing.T) {
 	}
 	var made sync.WaitGroup
 	for worker := range 8 {
+		chance := rand.New(rand.NewPCG(9, uint64(worker)))
 		made.Go(func() {
 			for i := worker; i < pods; i += 8 {
 				p := pod(fmt.Sprint("pod-", i), node(i))
-				p.Annotations = map[string]string{"filler": strings.Repeat("0123456789abcdef", 100)}
+				// Half of it is there for compression to find.
+				filler := make([]byte, 700)
+				for i := range filler {
+					filler[i] = byte(chance.UintN(256))
+				}
+				p.Annotations = map[string]string{"filler": hex.EncodeToString(filler)}
 				if _, err := writer.CoreV1().Pods("default").Create(ctx, p, metav1.CreateOptions{}); err != nil {
 					t.Error(err)
 				}
