@@ -6,7 +6,7 @@ BIN := $(REAL)/.bin
 PROXY := target/debug/watershed
 PAIRS ?= 6000
 
-.PHONY: help build release test test-rust test-real test-python test-release test-otel conformance robustness real lint bench bench-abuse bench-real bench-allocations bench-rooms screenshots demo cluster documents fmt clean
+.PHONY: help build release test test-rust test-real test-python test-release test-otel conformance robustness real lint bench bench-abuse bench-real bench-allocations bench-rooms simulate-nodes screenshots demo cluster documents fmt clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -74,6 +74,10 @@ bench-abuse: $(MEASURED) ## What abusers cost, and what others notice of them; B
 
 bench-real: $(MEASURED) real ## The same in front of a real kube-apiserver, which is measured too
 	$(CARGO) bench --locked --bench serving -- --watershed $(MEASURED) --kube-apiserver $(BENCH)
+
+simulate-nodes: $(MEASURED) real ## 50 nodes with a proxy each, 10,000 pods; upstream's bytes and requests, and memory. Takes NODES=, NODE_PODS=, NODE_AGENTS=, NODE_SECONDS=, NODE_CHANGES=
+	cd $(REAL) && WATERSHED_BIN=$(abspath $(MEASURED)) NODES=$(or $(NODES),50) NODE_PODS=$(or $(NODE_PODS),10000) NODE_AGENTS=$(or $(NODE_AGENTS),3) \
+		NODE_SECONDS=$(or $(NODE_SECONDS),60) NODE_CHANGES=$(or $(NODE_CHANGES),50) $(GO) test -count=1 -timeout 60m -v -run 'TestNodeCaches' .
 
 bench-allocations: ## What an event and a read allocate in the proxy; BENCH= takes flags
 	$(CARGO) bench --locked --bench allocations -- $(BENCH)

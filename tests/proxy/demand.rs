@@ -1,13 +1,16 @@
 //! Scopes that are opened for what clients ask for: few, then one for all, and none once nobody asks.
 use std::time::Duration;
 
+use futures_util::future::join_all;
+use http::Request;
 use watershed::app::Config;
 use watershed::serve::Holding;
-use watershed::sim::{Rule, Server, fixtures};
+use watershed::sim::{Options, Rule, Server, fixtures};
 
-use crate::client::{Endpoint, Protocol};
+use crate::client::{Endpoint, Next, Protocol, nothing};
 use crate::follow::{Follower, Opening};
 use crate::ledger::{Interest, Ledger};
+use crate::program::Program;
 use crate::rig::{Rig, becomes, eventually, metric, small, start_configured};
 
 fn narrow(most: usize, idle: u64) -> impl FnOnce(&mut Config) {
@@ -155,5 +158,94 @@ async fn a_missing_right_concerns_its_scope_alone() {
     .await;
     assert_eq!(source(&proxied, "/api/v1/services?resourceVersion=0").await, refused);
     running.shut_down().await;
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_type_that_vanishes_takes_its_scopes_alone() {
+    let widgets = watershed::sim::widgets();
+    let rig = Rig::configured(small(), |config| {
+        config.policy.holding = Holding { narrow: Some(true), ..Holding::default() };
+    })
+    .await;
+    let state = rig.upstream.state();
+    let ledger = Ledger::new(state, 3);
+    let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+    let beside =
+        Follower::start(&connection, Interest::Namespace(fixtures::namespace_name(1)), Opening::List);
+    beside.judge(&ledger).await;
+    let path = |namespace: &str| format!("/apis/example.com/v1/namespaces/{namespace}/widgets");
+    let [here, there] = ["default", "kube-system"].map(path);
+    let held = async |path: &str, wanted: &str| {
+        becomes("the list's source", wanted.to_owned(), async || {
+            source(&rig.proxied, &format!("{path}?resourceVersion=0")).await
+        })
+        .await;
+    };
+    let mut watches = Vec::new();
+    for path in [&here, &there] {
+        held(path, "snapshot").await;
+        watches.push(rig.proxied.watch(Protocol::Http2, &format!("{path}?watch=1&resourceVersion=0")).await);
+    }
+    let open = || {
+        let all = rig.upstream.stats().open_watches;
+        all.get("widgets.example.com").copied().unwrap_or_default()
+    };
+    assert_eq!(open(), 2);
+    state.serve_custom(&widgets, false);
+    for watch in watches {
+        assert_eq!(watch.rest().await.1, Next::End, "as upstream ends it");
+    }
+    held(&here, "forward; reason=unknown-type").await;
+    becomes("watches of what is gone", 0, async || open()).await;
+    ledger.writes(20).await;
+    beside.judge_undisturbed(&ledger).await;
+    state.serve_custom(&widgets, true);
+    held(&there, "snapshot").await;
+    assert_eq!(open(), 1, "one namespace's, as that is what is asked for");
+    beside.judge_undisturbed(&ledger).await;
+    rig.stop().await;
+}
+
+/// What a scope costs that nothing happens to: a watch on a shared connection at upstream, a task, and little memory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_thousand_scopes_share_connections_and_cost_little() {
+    const SCOPES: usize = 2_000;
+    let quiet = Duration::from_mins(1);
+    let upstream =
+        Server::start(Options { bookmark_every: quiet, progress_every: quiet, ..small() }).await.unwrap();
+    let namespaces: Vec<_> = (0..SCOPES).map(|n| format!("tenant-{n}")).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.yaml");
+    let text = format!("scopes:\n- resource: configmaps\n  namespaces: [{}]\n", namespaces.join(", "));
+    std::fs::write(&file, text).unwrap();
+    let program = Program::with(&upstream, &["--config", file.to_str().unwrap()]).await;
+    let connection = program.proxied.connect(Protocol::Http2).await.unwrap();
+    let resident = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", program.pid())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+    };
+    let read = async |namespace: &str| {
+        let path = format!("/api/v1/namespaces/{namespace}/configmaps?resourceVersion=0");
+        let answer = connection.read(Request::get(path).body(nothing()).unwrap()).await.unwrap();
+        answer.header("x-watershed-source").to_owned()
+    };
+    assert_eq!(read(&namespaces[0]).await, "snapshot");
+    let (before, connections) = (resident(), upstream.stats().connections);
+    for some in namespaces[1..].chunks(50) {
+        let sources = join_all(some.iter().map(|namespace| read(namespace))).await;
+        assert!(sources.iter().all(|source| source == "snapshot"), "{sources:?}");
+    }
+    let counts = upstream.stats();
+    assert_eq!(counts.open_watches["configmaps"], SCOPES as u64);
+    let each = (resident() - before) as f64 / (SCOPES - 1) as f64;
+    let further = counts.connections - connections;
+    println!("{each:.1} KiB for each of {SCOPES} scopes, on {further} further connections");
+    assert!(each < 64.0, "{each} KiB a scope");
+    // A hundred streams to each, and those of short requests.
+    assert!(further <= SCOPES as u64 / 100 + 4, "{further} connections");
+    program.terminate().await;
+    assert_eq!(program.ended().await.code(), Some(0));
     upstream.shutdown().await;
 }

@@ -42,7 +42,9 @@ type robustness struct {
 	writers []*scribe
 	seed    uint64
 	streams uint64
-	began   time.Time
+	// config is the configuration of the replicas.
+	config string
+	began  time.Time
 }
 
 // TestConsistentReads has many clients write, directly and through two replicas,
@@ -69,12 +71,25 @@ func TestConsistentReads(t *testing.T) {
 	}
 }
 
+// TestConsistentReadsOfParts does so with replicas whose scopes are parts of types
+// that come and go.
+func TestConsistentReadsOfParts(t *testing.T) {
+	if direct {
+		t.Skip("it is the proxy's promise that is tested")
+	}
+	t.Parallel()
+	s := newRobustness(t)
+	s.config = "testdata/parts.yaml"
+	t.Run("none", func(t *testing.T) { s.quiet(t, 5*time.Second) })
+	t.Run("connections cut", func(t *testing.T) { s.cutting(t, 5*time.Second) })
+}
+
 func newRobustness(t *testing.T) *robustness {
 	t.Helper()
 	seed := seeded(t)
 	c := must(startBareCluster("--apiservers", "2"))(t)
 	t.Cleanup(c.stop)
-	s := &robustness{cluster: c, widget: newWidget(t), truths: map[string]*truth{}, seed: seed, began: time.Now()}
+	s := &robustness{cluster: c, config: everythingKept, widget: newWidget(t), truths: map[string]*truth{}, seed: seed, began: time.Now()}
 	s.kinds = []kind{ofConfigMaps, ofSecrets, kindOf(s.widget), ofLimitRanges}
 	at := s.server(immortal)
 	at.ok(t, request{method: "POST", path: definitions, body: s.widget.definition(false)})
@@ -421,7 +436,7 @@ func (s *robustness) replicas(t *testing.T, servers ...string) []*ownProxy {
 	t.Helper()
 	other := slices.Clone(servers)
 	slices.Reverse(other)
-	return []*ownProxy{startProxy(t, s.cluster.ProxyKubeconfig, servers...), startProxy(t, s.cluster.ProxyKubeconfig, other...)}
+	return []*ownProxy{startConfigured(t, s.config, s.cluster.ProxyKubeconfig, servers...), startConfigured(t, s.config, s.cluster.ProxyKubeconfig, other...)}
 }
 
 // selectors are what readers ask for; most ask for everything.
