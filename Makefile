@@ -6,7 +6,7 @@ BIN := $(REAL)/.bin
 PROXY := target/debug/watershed
 PAIRS ?= 6000
 
-.PHONY: help build release test test-rust test-real test-python test-release conformance robustness real lint bench bench-abuse bench-real bench-allocations bench-rooms screenshots demo cluster fmt clean
+.PHONY: help build release test test-rust test-real test-python test-release conformance robustness real lint bench bench-abuse bench-real bench-allocations bench-rooms screenshots experiment demo cluster fmt clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -77,6 +77,9 @@ bench-rooms: ## The pure rooms, function by function; BENCH= takes a filter
 
 screenshots: ## The pictures of the status page in docs/images, made in a real Chromium (five minutes)
 	WATERSHED_SCREENSHOTS=$(CURDIR)/docs/images $(CARGO) test --locked --test proxy the_status_page_in_a_browser -- --nocapture
+
+experiment: release real ## What upstream pays by the number of clients, with the proxy and without, drawn (docs/experiments.md; a quarter of an hour)
+	tests/lab/clients.sh
 
 demo: ## The main job on a simulated upstream, with a live picture of what is saved
 	$(CARGO) run --locked --release -- demo

@@ -7,6 +7,7 @@ mod demo;
 mod kubeconfig;
 mod limits;
 mod load;
+mod plot;
 mod serve;
 
 use std::process::ExitCode;
@@ -49,6 +50,8 @@ enum Command {
     Demo(crate::demo::Args),
     /// Put load on any API server and measure what its clients get; compare servers, such as one with and without a proxy.
     Load(Box<load::Load>),
+    /// Draw what servers cost against the number of watches, from several results of load.
+    Plot(plot::Plot),
     /// Run a simulated API server by itself, for experiments.
     Simulate(crate::sim::simulate::Args),
 }
@@ -66,6 +69,7 @@ impl Cli {
             Command::Kubeconfig(command) => command.run(),
             Command::Demo(args) => demo::run(args, log_format, level).await,
             Command::Load(load) => load.run(log_format, level).await,
+            Command::Plot(plot) => plot.run(),
             Command::Simulate(args) => {
                 logs(log_format, level.unwrap_or(LOG_LEVEL))?;
                 crate::sim::simulate::run(args).await?;
