@@ -92,7 +92,7 @@ pub fn plots(measured: &Measured) -> anyhow::Result<Vec<(&'static str, String)>>
 
 /// Panels whose points lie at numbers of watches.
 pub(super) fn against_watches(panels: &[Panel], names: &[&str]) -> anyhow::Result<String> {
-    draw(panels, names, |area, panel| linear_panel(area, panel, &Bottom::Watches))
+    draw(panels, names, |area, panel| linear_panel(area, panel, Bottom::Watches))
 }
 
 /// The processes that were measured, this program last.
@@ -207,7 +207,7 @@ fn quantile_panel(area: &Area<'_>, panel: &Panel) -> anyhow::Result<()> {
 }
 
 fn time_panel(area: &Area<'_>, panel: &Panel) -> anyhow::Result<()> {
-    linear_panel(area, panel, &Bottom::Seconds)
+    linear_panel(area, panel, Bottom::Seconds)
 }
 
 /// What goes to the right.
@@ -218,7 +218,7 @@ enum Bottom {
     Watches,
 }
 
-fn linear_panel(area: &Area<'_>, panel: &Panel, bottom: &Bottom) -> anyhow::Result<()> {
+fn linear_panel(area: &Area<'_>, panel: &Panel, bottom: Bottom) -> anyhow::Result<()> {
     let (unit, described, label_area) = match bottom {
         Bottom::Seconds => (" s", "", 32),
         Bottom::Watches => ("", "watches", 48),
@@ -249,7 +249,7 @@ fn linear_panel(area: &Area<'_>, panel: &Panel, bottom: &Bottom) -> anyhow::Resu
         .draw()
         .map_err(unable)?;
     lines(&mut chart, panel, |curve| curve.points.clone())?;
-    if *bottom == Bottom::Watches {
+    if bottom == Bottom::Watches {
         for curve in &panel.curves {
             let colour = COLOURS[curve.server % COLOURS.len()];
             let marks = curve.points.iter().map(|point| Circle::new(*point, 4, colour.filled()));
