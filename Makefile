@@ -88,6 +88,9 @@ bench-rooms: ## The pure rooms, function by function; BENCH= takes a filter
 screenshots: ## The pictures of the status page in docs/images, made in a real Chromium (five minutes)
 	WATERSHED_SCREENSHOTS=$(CURDIR)/docs/images $(CARGO) test --locked --test proxy the_status_page_in_a_browser -- --nocapture
 
+experiment: release real ## What upstream pays by the number of clients, with the proxy and without, drawn (docs/experiments.md; a quarter of an hour)
+	tests/lab/clients.sh
+
 demo: ## The main job on a simulated upstream, with a live picture of what is saved
 	$(CARGO) run --locked --release -- demo
 

@@ -9,6 +9,7 @@ mod demo;
 mod kubeconfig;
 mod limits;
 mod load;
+mod plot;
 pub mod reference;
 mod serve;
 pub mod trouble;
@@ -66,6 +67,8 @@ enum Command {
     Demo(crate::demo::Args),
     /// Put load on any API server and measure what its clients get; compare servers, such as one with and without a proxy.
     Load(Box<load::Load>),
+    /// Draw what servers cost against the number of watches, from several results of load.
+    Plot(plot::Plot),
     /// Run a simulated API server by itself, for experiments.
     Simulate(crate::sim::simulate::Args),
     /// Print a script that lets a shell complete commands and flags.
@@ -109,6 +112,7 @@ impl Cli {
             Command::ConfigSchema => completion::config_schema(),
             Command::Demo(args) => demo::run(args, log_format, level).await,
             Command::Load(load) => load.run(log_format, level).await,
+            Command::Plot(plot) => plot.run(),
             Command::Simulate(args) => {
                 logs(log_format, level.unwrap_or(LOG_LEVEL))?;
                 crate::sim::simulate::run(args).await?;

@@ -16,6 +16,7 @@ mod rate;
 mod request;
 mod round;
 mod stamp;
+mod steps;
 mod table;
 mod tally;
 mod trouble;
@@ -40,6 +41,7 @@ pub use plan::{Access, Plan, Target, Writes, mix};
 pub use plot::plots;
 pub use process::{Machine, Process, cpu_time, status_bytes};
 pub use rate::Rate;
+pub use steps::steps;
 pub use table::{comparison, table, verdict};
 
 /// Does what the plan says. `interrupt` ends it early, with what was measured so far. What was written is deleted again

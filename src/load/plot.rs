@@ -34,16 +34,16 @@ const COLOURS: [RGBColor; 10] = [
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// A curve and the server it belongs to.
-struct Curve {
-    server: usize,
-    points: Vec<(f64, f64)>,
+pub(super) struct Curve {
+    pub(super) server: usize,
+    pub(super) points: Vec<(f64, f64)>,
 }
 
 /// What is drawn in one place.
-struct Panel {
-    title: String,
-    unit: &'static str,
-    curves: Vec<Curve>,
+pub(super) struct Panel {
+    pub(super) title: String,
+    pub(super) unit: &'static str,
+    pub(super) curves: Vec<Curve>,
 }
 
 /// File names and pictures: how long events and requests took, and what happened over time. What was not measured has
@@ -88,6 +88,11 @@ pub fn plots(measured: &Measured) -> anyhow::Result<Vec<(&'static str, String)>>
         files.push(("time.svg", draw(&panels, &names, time_panel)?));
     }
     Ok(files)
+}
+
+/// Panels whose points lie at numbers of watches.
+pub(super) fn against_watches(panels: &[Panel], names: &[&str]) -> anyhow::Result<String> {
+    draw(panels, names, |area, panel| linear_panel(area, panel, Bottom::Watches))
 }
 
 /// The processes that were measured, this program last.
@@ -202,6 +207,22 @@ fn quantile_panel(area: &Area<'_>, panel: &Panel) -> anyhow::Result<()> {
 }
 
 fn time_panel(area: &Area<'_>, panel: &Panel) -> anyhow::Result<()> {
+    linear_panel(area, panel, Bottom::Seconds)
+}
+
+/// What goes to the right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bottom {
+    Seconds,
+    /// Few points, which are marked.
+    Watches,
+}
+
+fn linear_panel(area: &Area<'_>, panel: &Panel, bottom: Bottom) -> anyhow::Result<()> {
+    let (unit, described, label_area) = match bottom {
+        Bottom::Seconds => (" s", "", 32),
+        Bottom::Watches => ("", "watches", 48),
+    };
     let values = || panel.curves.iter().flat_map(|curve| &curve.points);
     let right = values().map(|point| point.0).fold(1.0, f64::max);
     let high = values().map(|point| point.1).fold(0.0, f64::max).max(0.001) * 1.15;
@@ -209,7 +230,7 @@ fn time_panel(area: &Area<'_>, panel: &Panel) -> anyhow::Result<()> {
         .caption(format!("{}, {}", panel.title, panel.unit), (FONT, 17))
         .margin(12)
         .margin_right(28)
-        .x_label_area_size(32)
+        .x_label_area_size(label_area)
         .y_label_area_size(64)
         .build_cartesian_2d(0.0..right, 0.0..high)
         .map_err(unable)?;
@@ -220,13 +241,22 @@ fn time_panel(area: &Area<'_>, panel: &Panel) -> anyhow::Result<()> {
         .light_line_style(WHITE)
         .bold_line_style(BLACK.mix(0.15))
         .y_labels(6)
-        .x_label_formatter(&|x| format!("{x:.0} s"))
+        .x_label_formatter(&|x| format!("{x:.0}{unit}"))
+        .x_desc(described)
         .y_label_formatter(&|y| format!("{y:.digits$}"))
         .x_label_style((FONT, 13))
         .y_label_style((FONT, 13))
         .draw()
         .map_err(unable)?;
-    lines(&mut chart, panel, |curve| curve.points.clone())
+    lines(&mut chart, panel, |curve| curve.points.clone())?;
+    if bottom == Bottom::Watches {
+        for curve in &panel.curves {
+            let colour = COLOURS[curve.server % COLOURS.len()];
+            let marks = curve.points.iter().map(|point| Circle::new(*point, 4, colour.filled()));
+            chart.draw_series(marks).map_err(unable)?;
+        }
+    }
+    Ok(())
 }
 
 type Chart<'a, 'b, Y> =

@@ -1,4 +1,5 @@
 //! Change: a seeded sequence of creates, updates and deletes, at a rate.
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,11 +25,41 @@ pub struct Mix {
     pub deployments: u32,
     /// Writes to the custom type.
     pub widgets: u32,
+    /// Bytes of data in each config map written; 0 for some hundred.
+    pub configmap_bytes: usize,
 }
 
 impl Default for Mix {
     fn default() -> Self {
-        Self { pods: 70, configmaps: 5, leases: 15, deployments: 5, widgets: 5 }
+        Self { pods: 70, configmaps: 5, leases: 15, deployments: 5, widgets: 5, configmap_bytes: 0 }
+    }
+}
+
+impl FromStr for Mix {
+    type Err = String;
+
+    /// `pods=70,leases=30`: what is not named does not change.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut mix =
+            Self { pods: 0, configmaps: 0, leases: 0, deployments: 0, widgets: 0, configmap_bytes: 0 };
+        for pair in text.split(',') {
+            let (kind, weight) =
+                pair.split_once('=').ok_or("not a kind and a weight, as in pods=70,leases=30")?;
+            let place = match kind {
+                "pods" => &mut mix.pods,
+                "configmaps" => &mut mix.configmaps,
+                "leases" => &mut mix.leases,
+                "deployments" => &mut mix.deployments,
+                "widgets" => &mut mix.widgets,
+                other => {
+                    return Err(format!(
+                        "{other} does not change: pods, configmaps, leases, deployments and widgets do"
+                    ));
+                }
+            };
+            *place = weight.parse::<u16>().map_err(|error| format!("{weight}: {error}"))?.into();
+        }
+        Ok(mix)
     }
 }
 
@@ -85,7 +116,7 @@ impl Plan {
 
     /// Does the next write. A write that finds its object changed by somebody else is skipped.
     pub fn step(&mut self, state: &State) {
-        let Mix { pods, configmaps, leases, deployments, widgets } = self.mix;
+        let Mix { pods, configmaps, leases, deployments, widgets, configmap_bytes } = self.mix;
         let mut dice = self.rng.u32(0..(pods + configmaps + leases + deployments + widgets).max(1));
         let mut falls_on = |weight: u32| {
             let hit = dice < weight;
@@ -96,7 +127,10 @@ impl Plan {
             self.pod(state);
         } else if falls_on(configmaps) {
             let rng = &mut self.rng;
-            rewrite(state, &gvr("", "configmaps"), &self.configmaps, rng, fixtures::configmap);
+            let make = |namespace: &str, name: &str, rng: &mut Rng| {
+                fixtures::configmap(namespace, name, configmap_bytes, rng)
+            };
+            rewrite(state, &gvr("", "configmaps"), &self.configmaps, rng, make);
         } else if falls_on(leases) {
             if self.nodes > 0 {
                 let node = fixtures::node_name(self.rng.usize(0..self.nodes));
@@ -155,7 +189,7 @@ fn rewrite(
     gvr: &GroupVersionResource,
     names: &[(String, String)],
     rng: &mut Rng,
-    make: fn(&str, &str, &mut Rng) -> String,
+    make: impl Fn(&str, &str, &mut Rng) -> String,
 ) {
     if !names.is_empty() {
         let (namespace, name) = &names[rng.usize(0..names.len())];
@@ -208,6 +242,16 @@ mod tests {
         let mut plan = Plan::new(&state, seed, Mix::default());
         (0..500).for_each(|_| plan.step(&state));
         super::super::resources().iter().map(|gvr| state.snapshot(gvr)).collect()
+    }
+
+    #[test]
+    fn a_mix_is_read() {
+        let mix: Mix = "pods=3,leases=1".parse().unwrap();
+        assert_eq!((mix.pods, mix.leases, mix.configmaps, mix.deployments), (3, 1, 0, 0));
+        for (text, why) in [("pods", "pods=70"), ("secrets=1", "secrets"), ("pods=-1", "-1"), ("", "pods=70")]
+        {
+            assert!(text.parse::<Mix>().unwrap_err().contains(why), "{text}");
+        }
     }
 
     #[test]

@@ -53,7 +53,8 @@ pub(crate) fn populate(state: &State, population: Population, seed: u64) {
         create("", "pods", pod(&namespace(n), &pod_name(n, &mut rng), &node(n), &mut rng));
     }
     for n in 0..population.configmaps {
-        create("", "configmaps", configmap(&namespace(n), &format!("config-{n:04}"), &mut rng));
+        let name = format!("config-{n:04}");
+        create("", "configmaps", configmap(&namespace(n), &name, population.configmap_bytes, &mut rng));
     }
     for n in 0..population.secrets {
         create("", "secrets", secret(&namespace(n), &format!("secret-{n:04}"), &mut rng));
@@ -104,9 +105,12 @@ pub fn pod(namespace: &str, name: &str, node: &str, rng: &mut Rng) -> String {
     fill(&include_str!("templates/pod.json").replace("${status}", status), &values)
 }
 
-/// A config map of some keys.
-pub fn configmap(namespace: &str, name: &str, rng: &mut Rng) -> String {
-    let data: Vec<_> = (0..rng.usize(1..8)).map(|n| format!(r#""key-{n}":"{}""#, hash(rng, 120))).collect();
+/// A config map: of some keys, or of one with so many bytes.
+pub fn configmap(namespace: &str, name: &str, bytes: usize, rng: &mut Rng) -> String {
+    let data: Vec<_> = match bytes {
+        0 => (0..rng.usize(1..8)).map(|n| format!(r#""key-{n}":"{}""#, hash(rng, 120))).collect(),
+        bytes => vec![format!(r#""key":"{}""#, hash(rng, bytes))],
+    };
     let values = [
         ("name", name.to_owned()),
         ("namespace", namespace.to_owned()),

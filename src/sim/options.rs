@@ -42,6 +42,8 @@ pub struct Population {
     pub pods: usize,
     /// Config maps.
     pub configmaps: usize,
+    /// Bytes of data in each of them; 0 for some hundred.
+    pub configmap_bytes: usize,
     /// Secrets.
     pub secrets: usize,
     /// Services.
@@ -79,6 +81,7 @@ impl Population {
             nodes,
             pods,
             configmaps: share(10),
+            configmap_bytes: 0,
             secrets: share(20),
             services: share(20),
             deployments: share(20),

@@ -188,11 +188,11 @@ async fn clients(rig: &Rig) -> Vec<Lines> {
         }
     }
     for node in 0..4 {
-        let (token, user) = (format!("node-{node}"), format!("system:node:node-{node}"));
+        let (token, user) = (format!("node-{node:03}"), format!("system:node:node-{node:03}"));
         access.add_user(&token, &user, &[]);
         access.allow(Rule::new(&user, &["get", "list", "watch"], &["*"]));
         let path =
-            format!("/api/v1/pods?watch=1&resourceVersion=0&fieldSelector=spec.nodeName%3Dnode-{node}");
+            format!("/api/v1/pods?watch=1&resourceVersion=0&fieldSelector=spec.nodeName%3Dnode-{node:03}");
         open.push(watch_as(&rig.proxied.as_user(&token), "kubelet/v1.34.1 (linux/amd64)", &path).await);
     }
     open
@@ -210,7 +210,7 @@ async fn read_on(proxied: Endpoint) {
         get("metrics", "kube-state-metrics/v2.17.0", "/apis/apps/v1/deployments?resourceVersion=0").await;
         for n in 0..=fastrand::usize(..6) {
             get(
-                "node-1",
+                "node-001",
                 "kubelet/v1.34.1 (linux/amd64)",
                 &format!("/api/v1/namespaces/team-0{n}?resourceVersion=0"),
             )
@@ -276,7 +276,7 @@ async fn the_status_page_in_a_browser() {
         "<table id=\"clients\">",
         "<table id=\"sources\">",
         "kubelet/v1.34.1",
-        "system:node:node-1",
+        "system:node:node-001",
         "pods",
         "<svg",
         "http-equiv=\"refresh\"",

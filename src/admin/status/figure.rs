@@ -28,12 +28,18 @@ pub(super) fn bytes(bytes: f64) -> String {
     let mut value = bytes;
     let mut unit = "B";
     for larger in ["KiB", "MiB", "GiB", "TiB", "PiB"] {
-        if value < 1023.5 {
+        if value < 999.5 {
             break;
         }
         (value, unit) = (value / 1024.0, larger);
     }
-    if unit == "B" { format!("{value:.0} B") } else { format!("{} {unit}", short(value)) }
+    let digits = match value {
+        _ if unit == "B" => 0,
+        v if v >= 99.95 => 0,
+        v if v >= 9.995 => 1,
+        _ => 2,
+    };
+    format!("{value:.digits$} {unit}")
 }
 
 /// 97.5 %.

@@ -1,0 +1,34 @@
+//! `watershed plot`: several results of `watershed load` as one picture.
+#![expect(clippy::print_stdout, reason = "it says where the picture is")]
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Args;
+
+use crate::load::steps;
+
+/// Flags of `watershed plot`.
+#[derive(Args, Debug)]
+pub(super) struct Plot {
+    /// Files result.json of `watershed load --out`, each of another number of watches.
+    #[arg(required = true, value_name = "RESULT")]
+    results: Vec<PathBuf>,
+    /// Where the picture goes (SVG).
+    #[arg(long, default_value = "clients.svg", value_name = "FILE")]
+    out: PathBuf,
+}
+
+impl Plot {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let read = |path: &PathBuf| {
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+        };
+        let texts: Vec<_> = self.results.iter().map(read).collect::<anyhow::Result<_>>()?;
+        let picture = steps(&texts)?;
+        std::fs::write(&self.out, picture)
+            .with_context(|| format!("cannot write {} (--out)", self.out.display()))?;
+        println!("{}", self.out.display());
+        Ok(ExitCode::SUCCESS)
+    }
+}
