@@ -540,9 +540,12 @@ impl Drop for Pump {
             return;
         }
         if let Ok(runtime) = Handle::try_current() {
+            let scope = Arc::downgrade(&scope);
             runtime.spawn(async move {
                 sleep(TRY_AGAIN).await;
-                scopes.forget(&scope);
+                if let Some(scope) = scope.upgrade() {
+                    scopes.forget(&scope);
+                }
             });
         }
     }

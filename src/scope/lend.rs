@@ -120,3 +120,53 @@ impl Scopes {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::{Encoding, FieldTable, GroupVersionResource, Representation};
+    use crate::scope::{Config, ScopeKey};
+    use crate::store::{Interest, Start};
+    use crate::upstream::Client;
+    use crate::upstream::testing::{Api, HTTP2, Pki, text, upstream_of};
+
+    #[tokio::test]
+    async fn only_what_nobody_uses_is_closed() {
+        let pki = Pki::new();
+        let api = Api::start(&pki, HTTP2, |_, _| async { text("no list") }).await;
+        let scopes = Scopes::new(Client::new(&upstream_of(&pki, &api).await), Config::default());
+        let fields = Arc::new(FieldTable::metadata_only(true));
+        let representation = Representation::whole(Encoding::Json);
+        let gvr = |resource: &str| GroupVersionResource::new("", "v1", resource);
+        let lend = |resource: &str, idle: Option<u64>| {
+            let keep = Keep { idle: idle.map(Duration::from_secs), ..Keep::default() };
+            let of = (&gvr(resource), representation);
+            scopes.lend(of, &"Kind".into(), &fields, |_| Some((Arc::default(), keep))).unwrap()
+        };
+        let lent = lend("lent", Some(5));
+        let watched = lend("watched", Some(5));
+        let (subscription, _) = watched.reader.subscribe(Start::Now, Interest::All);
+        drop(watched);
+        drop(lend("pinned", Some(5)));
+        scopes.open(&ScopeKey::everything(gvr("pinned"), representation), &"Kind".into(), &fields);
+        drop(lend("whole", None));
+        drop(lend("idle", Some(5)));
+        let open = || {
+            let mut names: Vec<_> =
+                scopes.all().iter().map(|scope| scope.key.gvr.resource.to_string()).collect();
+            names.sort();
+            names.join(" ")
+        };
+        let now = Instant::now();
+        scopes.close_idle_at(now + Duration::from_secs(4));
+        assert_eq!(open(), "idle lent pinned watched whole");
+        scopes.close_idle_at(now + Duration::from_secs(6));
+        assert_eq!(open(), "lent pinned watched whole");
+        drop((lent, subscription));
+        // The time begins when the last one leaves.
+        scopes.close_idle_at(now + Duration::from_secs(8));
+        assert_eq!(open(), "pinned watched whole");
+        scopes.close_idle_at(now + Duration::from_secs(12));
+        assert_eq!(open(), "pinned whole");
+    }
+}

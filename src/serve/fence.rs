@@ -132,6 +132,8 @@ impl Fences {
             return Arc::clone(fence);
         }
         let fence = Arc::new(Fence::new(self.client.clone(), scope));
+        // Scopes come and go by what clients ask for.
+        fences.retain(|_, fence| fence.scope.strong_count() > 0);
         fences.insert(scope.key.clone(), Arc::clone(&fence));
         fence
     }
@@ -350,5 +352,35 @@ impl<'a> Waiting<'a> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::{FieldTable, GroupVersionResource, Representation, Selection};
+    use crate::scope::{Config, Keep, Scopes};
+    use crate::upstream::testing::{Api, HTTP2, Pki, eventually, text, upstream_of};
+
+    #[tokio::test]
+    async fn of_scopes_that_are_gone_nothing_is_kept() {
+        let pki = Pki::new();
+        let api = Api::start(&pki, HTTP2, |_, _| async { text("no list") }).await;
+        let client = Client::new(&upstream_of(&pki, &api).await);
+        let (scopes, fences) = (Scopes::new(client.clone(), Config::default()), Fences::new(client));
+        let gvr = GroupVersionResource::new("", "v1", "pods");
+        let fields = Arc::new(FieldTable::metadata_only(true));
+        for name in 0..20 {
+            let selection = Arc::new(Selection::named(None, &name.to_string()));
+            let of = (&gvr, Representation::whole(crate::kube::Encoding::Json));
+            let lent =
+                scopes.lend(of, &"Pod".into(), &fields, |_| Some((selection, Keep::default()))).unwrap();
+            fences.of(&lent);
+            let weak = Arc::downgrade(&*lent);
+            drop(lent);
+            scopes.close(&gvr, Duration::ZERO);
+            eventually(|| weak.strong_count() == 0).await;
+        }
+        assert_eq!(fences.fences.lock().len(), 1);
     }
 }

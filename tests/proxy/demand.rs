@@ -125,7 +125,9 @@ async fn a_missing_right_concerns_its_scope_alone() {
     let rule = Rule::read("sidecar", &["pods"]).in_namespace(&fixtures::namespace_name(0));
     let reviews = ["tokenreviews.authentication.k8s.io", "subjectaccessreviews.authorization.k8s.io"];
     let rules = [rule, Rule::read("sidecar", &["nodes"]), Rule::new("sidecar", &["create"], &reviews)];
-    rules.into_iter().for_each(|rule| upstream.access().allow(rule));
+    for rule in rules {
+        upstream.access().allow(rule);
+    }
     let kubeconfig = upstream.kubeconfig_yaml().replace(upstream.admin_token(), "sidecar-token");
     let (running, _folder) = start_configured(&kubeconfig, narrow(4, 60)).await.unwrap();
     let ca = std::fs::read_to_string(running.ca_file.as_ref().unwrap()).unwrap();
@@ -208,6 +210,7 @@ async fn a_type_that_vanishes_takes_its_scopes_alone() {
 }
 
 /// What a scope costs that nothing happens to: a watch on a shared connection at upstream, a task, and little memory.
+#[expect(clippy::print_stdout, reason = "docs/benchmarks.md shows the figure")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_thousand_scopes_share_connections_and_cost_little() {
     const SCOPES: usize = 2_000;
