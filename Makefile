@@ -6,7 +6,7 @@ BIN := $(REAL)/.bin
 PROXY := target/debug/watershed
 PAIRS ?= 6000
 
-.PHONY: help build release test test-rust test-real test-python test-release test-otel conformance robustness real lint bench bench-abuse bench-real bench-allocations bench-rooms simulate-nodes screenshots demo cluster documents fmt clean
+.PHONY: help build release test test-rust test-real test-python test-release test-otel conformance robustness real lint bench bench-abuse bench-real bench-allocations bench-rooms simulate-nodes screenshots experiment demo cluster documents fmt clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
