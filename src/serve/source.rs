@@ -29,7 +29,8 @@ pub enum Source {
 impl Source {
     /// The metric labels of all sources, in the order of [`Source::index`].
     pub const NAMES: [&str; 10] = [
-        "snapshot", "window", "fence", "cache", "document", "shared", "access", "limit", "shutdown", "forward",
+        "snapshot", "window", "fence", "cache", "document", "shared", "access", "limit", "shutdown",
+        "forward",
     ];
 
     /// Its place among all sources.

@@ -1,5 +1,5 @@
 //! By what each metric is told apart. A test holds this to what a running proxy shows.
-use crate::{access, admin, audit, http, scope, serve};
+use crate::{access, admin, audit, http, scope, serve, upstream};
 
 /// A type of upstream's.
 const TYPE: &[&str] = &["group", "resource"];
@@ -12,7 +12,9 @@ const LABELS: &[(&str, &[&str])] = &[
     (http::metrics::REJECTED, &["listener", "reason"]),
     (http::metrics::CUT, &["listener", "reason"]),
     (http::metrics::ANSWERS_CUT, &["reason"]),
+    (http::metrics::CERTIFICATE_ENDS, &["listener"]),
     (serve::metrics::REQUESTS, &["verb", "group", "resource", "source", "reason", "code"]),
+    (serve::metrics::RESPONSE_BYTES, &["source"]),
     (serve::metrics::DURATION, &["verb", "source"]),
     (serve::metrics::LIMITED, &["reason"]),
     (serve::metrics::IN_FLIGHT, &["verb"]),
@@ -26,6 +28,7 @@ const LABELS: &[(&str, &[&str])] = &[
     (access::metrics::REVIEWS, &["kind", "result"]),
     (access::metrics::CACHE, &["result"]),
     (access::metrics::CHANGES, &["resource"]),
+    (admin::metrics::BUILD_INFO, &["version", "os", "architecture"]),
     (admin::metrics::READY, SCOPE),
     (admin::metrics::FOLLOWING, SCOPE),
     (admin::metrics::OBJECTS, SCOPE),
@@ -36,9 +39,14 @@ const LABELS: &[(&str, &[&str])] = &[
     (admin::metrics::VERSION, SCOPE),
     (admin::metrics::SILENCE, SCOPE),
     (admin::metrics::WATCHERS, SCOPE),
+    (admin::metrics::COUNT, SCOPE),
+    (upstream::metrics::REQUESTS, &["purpose"]),
+    (upstream::metrics::RECEIVED_BYTES, &["purpose"]),
+    (upstream::metrics::CONNECTIONS, &["kind"]),
     (scope::UPSTREAM_LISTS, TYPE),
     (scope::UPSTREAM_EVENTS, TYPE),
     (scope::UPSTREAM_RESUMES, TYPE),
+    (scope::STOPPED, &["group", "resource", "reason"]),
     (audit::metrics::DROPPED, &["sink"]),
 ];
 
