@@ -246,7 +246,8 @@ impl Scopes {
         scope
     }
 
-    /// Lends the scope that is chosen with a look at the type's open ones; it is opened if it is not.
+    /// Lends the scope that is chosen with a look at the type's open ones, in all its versions and representations; it is
+    /// opened if it is not.
     pub fn lend(
         &self,
         of: (&GroupVersionResource, Representation),
@@ -256,9 +257,12 @@ impl Scopes {
     ) -> Option<Lent> {
         let (gvr, representation) = of;
         let mut open = self.open.lock();
-        let family = open.entry(gvr.clone()).or_default();
-        let mut present = family.values().filter(|scope| scope.key.representation == representation);
+        let of_type =
+            |other: &GroupVersionResource| other.group == gvr.group && other.resource == gvr.resource;
+        let mut present =
+            open.iter().filter(|(other, _)| of_type(other)).flat_map(|(_, family)| family.values());
         let (selection, keep) = choose(&mut present)?;
+        let family = open.entry(gvr.clone()).or_default();
         let key = ScopeKey { gvr: gvr.clone(), selection, representation };
         Some(Lent::new(&self.of_family(family, &key, kind, fields, keep)))
     }

@@ -415,7 +415,12 @@ impl Inner {
             let held_in = match &read.held_in {
                 Coverage::Held(held_in) => held_in.clone(),
                 Coverage::ByDemand { asked, one, demand } => {
-                    demand.choose(asked, *one, &open.map(present).collect::<Vec<_>>())?
+                    let is_here =
+                        |scope: &&Arc<Scope>| scope.key.gvr == *gvr && scope.key.representation == held;
+                    let (here, elsewhere): (Vec<_>, Vec<_>) = open.partition(is_here);
+                    let here: Vec<_> = here.into_iter().map(present).collect();
+                    let elsewhere = elsewhere.into_iter().filter(|scope| present(scope).condition.is_alive());
+                    demand.choose(asked, *one, &here, elsewhere.count())?
                 }
             };
             is_complete = held_in.is_complete;

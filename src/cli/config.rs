@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, Unexpected, Visitor};
@@ -23,7 +23,7 @@ struct File {
     /// What may be kept in memory of types that are not named.
     #[serde(deserialize_with = "said")]
     #[schemars(with = "Choice")]
-    cache: Option<Choice>,
+    cache: Option<Spanned<Choice>>,
     /// Scopes for what clients ask for, instead of one of everything, of all types.
     #[serde(deserialize_with = "said")]
     #[schemars(with = "bool")]
@@ -232,11 +232,16 @@ fn parse(text: &str, preset: Policy) -> anyhow::Result<Policy> {
     let file: Option<File> =
         serde_saphyr::from_str(text).map_err(|error| anyhow!("{}", error.without_snippet()))?;
     let File { consistent_reads, cache, narrow, idle_seconds, resources, scopes } = file.unwrap_or_default();
-    ensure!(cache != Some(Choice::Always), "cache: always is for types that are named under resources");
-    let mut policy = Policy { consistent_reads, cache: cache.map_or(preset.cache, Choice::cache), ..preset };
+    if let Some(cache) = cache.as_ref().filter(|cache| cache.value == Choice::Always) {
+        bail!("line {}: cache: always is for types that are named under resources", cache.referenced.line());
+    }
+    let cache = cache.map_or(preset.cache, |cache| cache.value.cache());
+    let mut policy = Policy { consistent_reads, cache, ..preset };
     policy.holding = Holding { narrow, idle: idle_seconds.map(Duration::from_secs), ..Holding::default() };
     let preset = std::mem::take(&mut policy.caches);
     let mut names = HashSet::new();
+    // Of these parts must be named.
+    let mut parted = Vec::new();
     for part in resources {
         let (line, said) = (part.referenced.line(), part.value);
         let holding = said.holding();
@@ -269,6 +274,9 @@ fn parse(text: &str, preset: Policy) -> anyhow::Result<Policy> {
                 !(holding.always && holding.idle.is_some()),
                 "line {line}: {name} is always held, and has no idleSeconds"
             );
+            if holding.always && narrow {
+                parted.push((line, name.clone(), policy_name(&group, &resource)));
+            }
             policy.hold(&group, &resource, holding);
         }
         if let Some(consistent_reads) = consistent_reads {
@@ -280,13 +288,9 @@ fn parse(text: &str, preset: Policy) -> anyhow::Result<Policy> {
         policy.caches.entry(name).or_insert(cache);
     }
     hold(&mut policy, scopes)?;
-    for ((group, resource), holding) in &policy.holdings {
-        let narrow = holding.narrow.or(narrow).unwrap_or(false);
-        let named = policy.scopes.contains_key(&policy_name(group, resource));
-        ensure!(
-            !(holding.always && narrow && !named),
-            "{resource} is always held, and narrow: name its parts under scopes"
-        );
+    for (line, name, key) in parted {
+        let named = policy.scopes.contains_key(&key);
+        ensure!(named, "line {line}: {name} is always held, and narrow: name its parts under scopes");
     }
     Ok(policy)
 }
@@ -450,10 +454,10 @@ mod tests {
             ("- resource: pods\n  narrow: true\n  maxUpstreamWatches: 0\n", "line 4"),
             ("- resource: pods\n  cache: never\n  idleSeconds: 5\n", "line 4"),
             ("- resource: pods\n  cache: always\n  idleSeconds: 5\n", "line 4"),
-            ("- resource: pods\n  cache: always\n  narrow: true\n", "name its parts"),
+            ("- resource: pods\n  cache: always\n  narrow: true\n", "line 4: pods is always held"),
             ("- resource: pods\n  idleSeconds: -1\n", "line 5"),
             ("- resource: nodes\n  narrow: true\n", "line 4"),
-            ("cache: always\n", "under resources"),
+            ("cache: always\n", "line 4: cache: always is for types"),
         ] {
             let error = format!("{:#}", parsed(&format!("{before}{rest}")).unwrap_err());
             assert!(error.contains(says), "{rest}: {error}");

@@ -13,7 +13,7 @@ const IN_A_NAMESPACE: usize = 3;
 /// What a type's scopes that are opened by demand may cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Demand {
-    /// The most scopes, each a watch at upstream, that the type has in a representation.
+    /// The most scopes, each a watch at upstream, that the type has in all its versions and representations.
     pub(super) most: usize,
     /// Whether a namespace's or all objects may take the place of narrow ones.
     pub(super) merge: bool,
@@ -41,6 +41,13 @@ pub(super) enum Condition {
     Unknown,
 }
 
+impl Condition {
+    /// Whether it is, or is to be, a watch at upstream.
+    pub(super) fn is_alive(self) -> bool {
+        matches!(self, Self::Ready | Self::Syncing)
+    }
+}
+
 /// A scope that is open.
 #[derive(Clone, Debug)]
 pub(super) struct Present {
@@ -51,8 +58,15 @@ pub(super) struct Present {
 impl Demand {
     /// The scope that a read of `asked` is to be answered from, open or to be opened; `None`: it is forwarded.
     ///
-    /// For one object none is opened. It may be found where not all of its kind are.
-    pub(super) fn choose(self, asked: &Arc<Selection>, one: bool, present: &[Present]) -> Option<HeldIn> {
+    /// For one object none is opened. It may be found where not all of its kind are. `present` are those in the version and
+    /// representation that is asked for, `elsewhere` is how many there are in others.
+    pub(super) fn choose(
+        self,
+        asked: &Arc<Selection>,
+        one: bool,
+        present: &[Present],
+        elsewhere: usize,
+    ) -> Option<HeldIn> {
         let complete =
             |selection: &Arc<Selection>| HeldIn { selection: Arc::clone(selection), is_complete: true };
         if let Some(useless) = present.iter().find(|scope| scope.condition == Condition::Unknown) {
@@ -84,10 +98,11 @@ impl Demand {
         }
         let everything = Arc::<Selection>::default();
         let may_merge = |into: &Selection| self.merge && refused(into).is_none();
-        if alive.len() >= self.most {
+        let watches = alive.len() + elsewhere;
+        if watches >= self.most {
             return None;
         }
-        if alive.len() + 1 == self.most && may_merge(&everything) {
+        if watches + 1 == self.most && may_merge(&everything) {
             return Some(complete(&everything));
         }
         if asked.namespace.is_some() {
@@ -141,7 +156,7 @@ mod tests {
         asked: (Option<&str>, &str),
         all: &[(Option<&str>, &str, Condition)],
     ) -> Option<String> {
-        let held = demand.choose(&selection(asked.0, asked.1), false, &present(all))?;
+        let held = demand.choose(&selection(asked.0, asked.1), false, &present(all), 0)?;
         assert!(held.is_complete);
         Some(held.selection.to_string())
     }
@@ -176,6 +191,20 @@ mod tests {
     }
 
     #[test]
+    fn other_versions_and_representations_count() {
+        let four = Demand { most: 4, merge: true };
+        let open = present(&[(Some("a"), "", Ready)]);
+        let chosen = |namespace, elsewhere| {
+            let held = four.choose(&selection(Some(namespace), ""), false, &open, elsewhere);
+            held.map(|held| held.selection.to_string())
+        };
+        assert_eq!(chosen("b", 1).as_deref(), Some("namespace=b"));
+        assert_eq!(chosen("b", 2).as_deref(), Some(""), "the last is everything");
+        assert_eq!(chosen("b", 3), None);
+        assert_eq!(chosen("a", 3).as_deref(), Some("namespace=a"), "what is open is used");
+    }
+
+    #[test]
     fn many_in_a_namespace_share_the_namespace() {
         let demand = Demand::default();
         let mut open = vec![(Some("a"), "w", Ready), (Some("a"), "x", Ready), (Some("a"), "y", Ready)];
@@ -207,7 +236,7 @@ mod tests {
         let one = Arc::new(Selection::named(Some("a"), "n"));
         let choose = |all: &[_]| {
             Demand::default()
-                .choose(&one, true, &present(all))
+                .choose(&one, true, &present(all), 0)
                 .map(|held| (held.selection.to_string(), held.is_complete))
         };
         assert_eq!(choose(&[]), None);
@@ -227,20 +256,21 @@ mod tests {
             asked in prop::collection::vec((0..4_usize, 0..5_usize, 0..8_u8), 1..60),
             most in 1..9_usize,
             merge: bool,
+            elsewhere in 0..3_usize,
         ) {
             let demand = Demand { most, merge };
             let mut open: Vec<Present> = Vec::new();
             for (namespace, labels, fate) in asked {
                 let namespace = [None, Some("a"), Some("b"), Some("c")][namespace];
                 let wanted = selection(namespace, ["", "x", "y", "x,y", "x=1"][labels]);
-                if let Some(held) = demand.choose(&wanted, false, &open) {
+                if let Some(held) = demand.choose(&wanted, false, &open, elsewhere) {
                     prop_assert!(held.is_complete && held.selection.covers(&wanted));
                     if !open.iter().any(|scope| scope.selection == held.selection) {
                         open.push(Present { selection: held.selection, condition: Syncing });
                     }
                 }
                 let alive = open.iter().filter(|scope| scope.condition != Failed).count();
-                prop_assert!(alive <= most, "{alive} of {most}");
+                prop_assert!(alive == 0 || alive + elsewhere <= most, "{alive} and {elsewhere} of {most}");
                 let at = usize::from(fate) % open.len().max(1);
                 match fate {
                     0 if !open.is_empty() => drop(open.remove(at)),
