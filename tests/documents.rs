@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use watershed::cli::reference;
+use clap::Parser;
+use watershed::cli::{Cli, reference};
 
 fn top() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -46,6 +47,28 @@ fn links(text: &str) -> Vec<&str> {
 /// What stands `between backticks`, outside of blocks.
 fn code(text: &str) -> Vec<&str> {
     text.split('`').skip(1).step_by(2).collect()
+}
+
+/// The commands in blocks of code, as words, without what a shell makes of their output.
+fn commands(text: &str) -> Vec<Vec<String>> {
+    let blocks = text.split("```").skip(1).step_by(2).filter_map(|block| block.split_once('\n'));
+    let lines = blocks
+        .flat_map(|(_, block)| block.replace("\\\n", " ").lines().map(str::to_owned).collect::<Vec<_>>());
+    let mut found = Vec::new();
+    for line in lines {
+        let line = line.split(" #").next().unwrap_or_default();
+        for command in line.split(['|', ';', '&', '>']) {
+            let words = command.split_whitespace().skip_while(|word| {
+                *word == "$" || *word == "do" || (word.contains('=') && !word.starts_with('-'))
+            });
+            let words = words.filter(|word| *word != "…").map(|word| {
+                // A number, wherever a value is put in.
+                if word.starts_with('$') { "1".to_owned() } else { word.replace(['"', '\''], "") }
+            });
+            found.push(words.collect());
+        }
+    }
+    found
 }
 
 #[test]
@@ -112,6 +135,37 @@ fn manifests_use_flags_that_exist() {
     }
 }
 
+/// Whoever copies a command from a document is understood.
+#[test]
+fn commands_in_documents_are_understood() {
+    let makefile = read("Makefile");
+    let (mut wrong, mut checked) = (Vec::new(), 0);
+    for document in all("", &[".md"]) {
+        for words in commands(&fs::read_to_string(&document).unwrap()) {
+            let complaint = match words.first().map(String::as_str) {
+                Some(program) if program == "watershed" || program.ends_with("/watershed") => {
+                    Cli::try_parse_from(&words)
+                        .err()
+                        .filter(|error| error.use_stderr())
+                        .map(|e| e.to_string())
+                }
+                Some("make") => {
+                    let targets = words[1..].iter().take_while(|word| !word.contains('='));
+                    let mut unknown = targets.filter(|target| !makefile.contains(&format!("\n{target}:")));
+                    unknown.next().map(|target| format!("no target {target}"))
+                }
+                _ => continue,
+            };
+            checked += 1;
+            if let Some(complaint) = complaint {
+                wrong.push(format!("{}: {}: {complaint}", document.display(), words.join(" ")));
+            }
+        }
+    }
+    assert!(checked > 20, "{checked}");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 /// Documents that are made from the code. `make documents` writes them, which sets this variable.
 #[test]
 fn the_reference_is_what_the_code_makes() {
@@ -169,4 +223,12 @@ fn the_reference_has_everything() {
 fn the_checks_see_what_they_look_for() {
     assert_eq!(links("[a](b.md#c) and [d](https://e) ![f](g.svg) [h](#i)"), ["b.md", "g.svg"]);
     assert_eq!(code("x `y` and `z w`."), ["y", "z w"]);
+    let text = "watershed a\n```sh\nA=1 watershed b \\\n  --c 'd' > e & # f\nmake g | h\n```\nmake i";
+    let words = commands(text);
+    assert!(words.contains(&["watershed", "b", "--c", "d"].map(str::to_owned).to_vec()), "{words:?}");
+    assert!(words.contains(&["make", "g"].map(str::to_owned).to_vec()), "{words:?}");
+    assert!(
+        !words.concat().contains(&"i".to_owned()) && !words.concat().contains(&"a".to_owned()),
+        "{words:?}"
+    );
 }
