@@ -144,10 +144,7 @@ fn commands_in_documents_are_understood() {
         for words in commands(&fs::read_to_string(&document).unwrap()) {
             let complaint = match words.first().map(String::as_str) {
                 Some(program) if program == "watershed" || program.ends_with("/watershed") => {
-                    Cli::try_parse_from(&words)
-                        .err()
-                        .filter(|error| error.use_stderr())
-                        .map(|e| e.to_string())
+                    Cli::try_parse_from(&words).err().filter(clap::Error::use_stderr).map(|e| e.to_string())
                 }
                 Some("make") => {
                     let targets = words[1..].iter().take_while(|word| !word.contains('='));
