@@ -3,7 +3,6 @@ pub mod check;
 mod listen;
 mod report;
 mod serving;
-mod told;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -26,7 +25,6 @@ use crate::serve::{Cache, CachedObjects, Kept, Policy, Server};
 use listen::Bound;
 pub use listen::Listen;
 use serving::named;
-pub use told::one_line;
 
 use crate::upstream::{Client, Forwarder, Upstream, UpstreamOptions};
 use crate::{admin, telemetry};

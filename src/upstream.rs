@@ -39,7 +39,7 @@ pub use client::Client;
 pub use compression::WatchCompression;
 pub use credentials::{CredentialsError, Upstream, UpstreamOptions};
 pub use dial::OwnConnection;
-pub use error::{NoAnswer, UpstreamError};
+pub use error::{NoAnswer, UpstreamError, one_line};
 pub use forward::{Authority, Forwarder};
 
 pub use pool::{Class, SendOptions, ServedBy};

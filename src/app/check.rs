@@ -12,6 +12,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::Config;
+use crate::upstream::one_line;
 
 /// How much a finding matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -59,7 +60,7 @@ impl Findings {
 
     /// With all causes, each of them once.
     fn failed(&mut self, subject: &'static str, error: impl Into<anyhow::Error>) {
-        self.error(subject, crate::app::one_line(&error.into()));
+        self.error(subject, one_line(error.into().as_ref()));
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::serve::Serve;
 use crate::app::check::{Finding, Level, check};
-use crate::app::one_line;
+use crate::upstream::one_line;
 
 /// Flags of `watershed check`.
 #[derive(Args, Debug)]
@@ -37,7 +37,11 @@ impl Check {
         let findings = match self.serve.config() {
             Ok(config) => check(&config).await,
             Err(error) => {
-                vec![Finding { level: Level::Error, subject: "configuration", message: one_line(&error) }]
+                vec![Finding {
+                    level: Level::Error,
+                    subject: "configuration",
+                    message: one_line(error.as_ref()),
+                }]
             }
         };
         let good = findings.iter().all(|finding| finding.level != Level::Error);

@@ -88,18 +88,23 @@ struct Override {
     #[serde(default, deserialize_with = "said")]
     #[schemars(with = "bool")]
     narrow: Option<bool>,
+    /// Whether scopes of a namespace or of everything may take the place of many narrow ones; true, if nothing is said.
     #[serde(default, deserialize_with = "said")]
     #[schemars(with = "bool")]
     merge: Option<bool>,
+    /// The most narrow scopes, each a watch at upstream, in all its versions and representations; 8, if nothing is said.
     #[serde(default, deserialize_with = "said")]
     #[schemars(with = "usize")]
     max_upstream_watches: Option<usize>,
+    /// A scope that nobody has used for so long is closed; 0 for never. Narrow ones after 600, others never, if nothing is said.
     #[serde(default, deserialize_with = "said")]
     #[schemars(with = "u64")]
     idle_seconds: Option<u64>,
+    /// How long its events are kept, instead of `--window-seconds`.
     #[serde(default, deserialize_with = "said")]
     #[schemars(with = "u64")]
     window_seconds: Option<u64>,
+    /// Upper bound of the events kept in each of its scopes (MiB), instead of `--window-mib`.
     #[serde(default, deserialize_with = "said")]
     #[schemars(with = "usize")]
     window_mib: Option<usize>,

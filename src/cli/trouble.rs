@@ -5,7 +5,7 @@ use clap::CommandFactory as _;
 use clap::error::ErrorKind;
 
 use super::Cli;
-use crate::app::one_line;
+use crate::upstream::one_line;
 
 /// What the exit codes mean, for the documents.
 pub const EXIT_CODES: &[(u8, &str)] = &[
@@ -29,7 +29,7 @@ pub struct Misused(#[from] anyhow::Error);
 
 /// Says on standard error why a command failed.
 pub fn tell(error: &anyhow::Error) -> ExitCode {
-    eprintln!("watershed: {}", one_line(error));
+    eprintln!("watershed: {}", one_line(error.as_ref()));
     if error.is::<Misused>() { ExitCode::from(MISUSED) } else { ExitCode::FAILURE }
 }
 

@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -21,8 +20,6 @@ use super::validity::Validity;
 /// How often the files are looked at. cert-manager and kubelet renew long before expiry; this only
 /// has to be short against that, and short enough for an operator who waits for it.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
-
-const UNKNOWN: i64 = i64::MIN;
 
 /// Where the serving certificate comes from.
 #[derive(Clone, Debug)]
@@ -106,11 +103,16 @@ pub struct ServerTls {
 
 struct Shared {
     source: Source,
-    current: ArcSwap<ServerConfig>,
-    /// When the certificate served ends, in seconds since the epoch; [`UNKNOWN`] if that cannot be read.
-    ends: AtomicI64,
+    current: ArcSwap<Served>,
     /// The bytes last looked at, whether they were good or not: each change is tried and told once.
     seen: Mutex<Files>,
+}
+
+/// What clients get.
+struct Served {
+    config: Arc<ServerConfig>,
+    /// Of the certificate, if that can be read.
+    valid: Option<Validity>,
 }
 
 /// The files, after a self-signed pair has been made where needed.
@@ -144,9 +146,8 @@ impl ServerTls {
         let shared = blocking(move || {
             let source = Source::new(&options)?;
             let files = source.read()?;
-            let (config, ends) = source.build(&files)?;
-            let current = ArcSwap::from_pointee(config);
-            Ok(Arc::new(Shared { source, current, ends: AtomicI64::new(ends), seen: Mutex::new(files) }))
+            let current = ArcSwap::from_pointee(source.build(&files)?);
+            Ok(Arc::new(Shared { source, current, seen: Mutex::new(files) }))
         })
         .await?;
         let weak = Arc::downgrade(&shared);
@@ -162,12 +163,12 @@ impl ServerTls {
 
     /// An acceptor with the certificate of this moment.
     pub fn acceptor(&self) -> TlsAcceptor {
-        TlsAcceptor::from(self.shared.current.load_full())
+        TlsAcceptor::from(Arc::clone(&self.shared.current.load().config))
     }
 
     /// When the certificate served ends, in seconds since the epoch, if that can be read.
     pub fn ends(&self) -> Option<i64> {
-        Some(self.shared.ends.load(Ordering::Relaxed)).filter(|ends| *ends != UNKNOWN)
+        self.shared.current.load().valid.map(|valid| valid.not_after.as_second())
     }
 
     /// The CA of the self-signed certificate, for clients to trust; `None` with given files.
@@ -189,9 +190,7 @@ impl ServerTls {
             }
             let built = shared.source.build(&files);
             *seen = files;
-            let (config, ends) = built?;
-            shared.current.store(Arc::new(config));
-            shared.ends.store(ends, Ordering::Relaxed);
+            shared.current.store(Arc::new(built?));
             Ok(true)
         })
         .await;
@@ -246,10 +245,8 @@ impl Source {
         })
     }
 
-    /// The settings, and when the certificate ends.
-    fn build(&self, files: &Files) -> Result<(ServerConfig, i64), TlsError> {
+    fn build(&self, files: &Files) -> Result<Served, TlsError> {
         let chain = certificates(&self.cert, &files.cert)?;
-        let ends = chain.first().and_then(ends).unwrap_or(UNKNOWN);
         let key = PrivateKeyDer::from_pem_slice(&files.key).map_err(|error| TlsError::Pem {
             path: self.key.clone(),
             what: "private key",
@@ -288,17 +285,12 @@ impl Source {
             tracing::error!(%cert, "clients will refuse the serving certificate: {}", valid.told(Timestamp::now()));
         }
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok((config, ends))
+        Ok(Served { config: Arc::new(config), valid })
     }
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     std::fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
-}
-
-fn ends(certificate: &CertificateDer<'_>) -> Option<i64> {
-    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
-    Some(parsed.validity().not_after.timestamp())
 }
 
 /// The certificates in a PEM file's text; at least one.

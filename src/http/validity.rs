@@ -23,12 +23,13 @@ impl Validity {
     /// Of a certificate; `None` if it cannot be read.
     pub fn of(certificate: &CertificateDer<'_>) -> Option<Self> {
         let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
-        let at = |seconds| Timestamp::from_second(seconds).ok();
+        // The end of the year 9999, which stands for no end (RFC 5280, 4.1.2.5), is a day later than a timestamp can be.
+        let [first, last] = [Timestamp::MIN, Timestamp::MAX].map(Timestamp::as_second);
+        let at = |time: x509_parser::time::ASN1Time| {
+            Timestamp::from_second(time.timestamp().clamp(first, last)).ok()
+        };
         let validity = parsed.validity();
-        Some(Self {
-            not_before: at(validity.not_before.timestamp())?,
-            not_after: at(validity.not_after.timestamp())?,
-        })
+        Some(Self { not_before: at(validity.not_before)?, not_after: at(validity.not_after)? })
     }
 
     /// The names and addresses that a certificate is for.
@@ -91,5 +92,14 @@ mod tests {
         }
         let short = Validity { not_before: at(0), not_after: at(10) };
         assert!(!short.ends_soon(at(8)) && short.ends_soon(Timestamp::from_second(10 * 86_400 - 1).unwrap()));
+    }
+
+    #[test]
+    fn a_certificate_without_an_end_is_valid() {
+        let mut params = rcgen::CertificateParams::default();
+        params.not_after = rcgen::date_time_ymd(9999, 12, 31);
+        let certificate = params.self_signed(&rcgen::KeyPair::generate().unwrap()).unwrap();
+        let valid = Validity::of(certificate.der()).unwrap();
+        assert!(valid.is_valid(Timestamp::now()) && !valid.ends_soon(Timestamp::now()), "{valid:?}");
     }
 }

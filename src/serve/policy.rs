@@ -60,7 +60,7 @@ pub struct Holding {
     pub narrow: Option<bool>,
     /// Whether scopes of a namespace or of everything may take the place of many narrow ones.
     pub merge: Option<bool>,
-    /// The most scopes in one representation, if they are narrow.
+    /// The most scopes in all versions and representations together, if they are narrow.
     pub most: Option<usize>,
     /// A scope is closed once nobody has used it for so long; zero for never.
     pub idle: Option<Duration>,
@@ -145,6 +145,9 @@ impl Policy {
 
     /// How the scopes of a type are opened and held.
     pub fn holding(&self, group: &str, resource: &str) -> Holding {
+        if self.holdings.is_empty() {
+            return self.holding;
+        }
         match self.holdings.get(&name(group, resource)) {
             Some(named) => named.or(self.holding),
             None => self.holding,

@@ -9,7 +9,7 @@ use hyper::body::Incoming;
 
 use super::address::Address;
 use super::connection::Lease;
-use super::error::{UpstreamError, chain};
+use super::error::{UpstreamError, one_line};
 use super::traffic::Received;
 
 /// The body of an answer from upstream. Dropping it early cancels the request at upstream.
@@ -89,7 +89,7 @@ impl Body for UpstreamBody {
             }
             Some(Err(error)) => {
                 self.lease = None;
-                Poll::Ready(Some(Err(self.cut(chain(&error)))))
+                Poll::Ready(Some(Err(self.cut(one_line(&error)))))
             }
             None if self.is_cut() => {
                 self.lease = None;

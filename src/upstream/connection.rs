@@ -32,8 +32,8 @@ const PING_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_HEADER_BYTES: u32 = 256 * 1024;
 const MAX_HEADERS: usize = 512;
 
-/// The most that upstream may put into one frame. Each frame is a turn of three tasks on its way to the client, and with
-/// the 16 KiB of the protocol a large answer costs a half more.
+/// The most that upstream may put into one frame. Each frame is a turn of three tasks on its way to the client, so
+/// a large answer comes in fewer of them than with the 16 KiB of the protocol.
 const FRAME: u32 = 256 * 1024;
 
 /// Bytes of a request's body held here while upstream does not take them.

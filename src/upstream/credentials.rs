@@ -18,7 +18,7 @@ use rustls::pki_types::ServerName;
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 
 use super::address::{Address, AddressError};
-use super::error::{UpstreamError, chain};
+use super::error::{UpstreamError, one_line};
 use super::traffic::Traffic;
 use crate::http::Validity;
 use crate::http::body::BoxError;
@@ -281,7 +281,7 @@ impl Material {
         Box::pin(async move {
             match answer.await {
                 Ok(answer) => Ok(answer.into_body()),
-                Err(error) => Err(UpstreamError::Credentials(chain(error.as_ref()))),
+                Err(error) => Err(UpstreamError::Credentials(one_line(error.as_ref()))),
             }
         })
     }
@@ -304,7 +304,7 @@ async fn build(options: UpstreamOptions, generation: u64) -> Result<Material, Cr
 async fn read(options: &UpstreamOptions) -> Result<(Config, String), CredentialsError> {
     if files::in_cluster(options) {
         let config =
-            Config::incluster().map_err(|error| CredentialsError::InCluster { reason: chain(&error) })?;
+            Config::incluster().map_err(|error| CredentialsError::InCluster { reason: one_line(&error) })?;
         return Ok((config, "the service account of this pod".to_owned()));
     }
     let paths = files::kubeconfig_paths(options);
@@ -314,7 +314,7 @@ async fn read(options: &UpstreamOptions) -> Result<(Config, String), Credentials
     }
     let wrong = |error: &dyn std::error::Error| CredentialsError::Kubeconfig {
         from: from.clone(),
-        reason: chain(error),
+        reason: one_line(error),
     };
     let kubeconfig = match &options.kubeconfig {
         Some(path) => Kubeconfig::read_from(path),
@@ -348,8 +348,10 @@ fn material(
 ) -> Result<Material, CredentialsError> {
     // kube-client builds its TLS on the process' default provider.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-    let login =
-        |error: &dyn std::error::Error| CredentialsError::Login { from: from.clone(), reason: chain(error) };
+    let login = |error: &dyn std::error::Error| CredentialsError::Login {
+        from: from.clone(),
+        reason: one_line(error),
+    };
     let certificates = |reason: String| CredentialsError::Certificates { from: from.clone(), reason };
     let servers = if options.servers.is_empty() {
         vec![config.cluster_url.to_string()]
@@ -366,14 +368,14 @@ fn material(
     // The token first: kube-client swallows a plugin's failure when it asks it for a certificate.
     let auth = config.auth_layer().map_err(|error| login(&error))?;
     let headers = config.extra_headers_layer().map_err(|error| login(&error))?;
-    let own = config.rustls_client_config().map_err(|error| certificates(chain(&error)))?;
+    let own = config.rustls_client_config().map_err(|error| certificates(one_line(&error)))?;
     let renew_at = validity(&own).map(|valid| valid.not_after - RENEW_BEFORE);
     let renew_at = renew_at.map(|at| at.max(Timestamp::now() + RENEW_PAUSE));
     // Invariant: without the user there is no certificate to show and no token to send.
     let mut nobody = config.clone();
     nobody.auth_info = AuthInfo::default();
     nobody.headers.clear();
-    let bare = nobody.rustls_client_config().map_err(|error| certificates(chain(&error)))?;
+    let bare = nobody.rustls_client_config().map_err(|error| certificates(one_line(&error)))?;
     Ok(Material {
         generation,
         addresses,

@@ -115,18 +115,30 @@ pub enum NoAnswer {
     Useless(String),
 }
 
-/// An error with all its causes on one line; hyper's own text hides them. Of a text of several lines, which
-/// shows the place in a YAML file, it is the first.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let first = |text: String| text.lines().next().unwrap_or_default().to_owned();
-    let mut text = first(error.to_string());
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let words = first(cause.to_string());
-        if !text.contains(&words) {
-            text = format!("{text}: {words}");
+/// An error with all its causes on one line; hyper's own text hides them. What several of them say is said once, and of a
+/// text of several lines, which shows the place in a YAML file, the first line is taken.
+pub fn one_line(error: &dyn std::error::Error) -> String {
+    let mut told = String::new();
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let words = error.to_string();
+        let words = words.lines().next().unwrap_or_default();
+        if !told.contains(words) {
+            told = if told.is_empty() { words.to_owned() } else { format!("{told}: {words}") };
         }
-        next = cause.source();
+        next = error.source();
     }
-    text
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_are_told_once_and_on_one_line() {
+        let error =
+            anyhow::anyhow!("no such file\n --> there").context("cannot read a: no such file").context("--b");
+        assert_eq!(one_line(error.as_ref()), "--b: cannot read a: no such file");
+    }
 }

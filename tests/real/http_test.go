@@ -28,14 +28,16 @@ type answer struct {
 	body   string
 }
 
+// clients are kept by address and CA: a proxy may get the port of one that has ended.
 var clients sync.Map
 
 // client is the plain HTTP client for this way to the API.
 func (t target) client() *http.Client {
-	if c, ok := clients.Load(t.url); ok {
+	key := [2]string{t.url, t.ca}
+	if c, ok := clients.Load(key); ok {
 		return c.(*http.Client)
 	}
-	c, _ := clients.LoadOrStore(t.url, &http.Client{
+	c, _ := clients.LoadOrStore(key, &http.Client{
 		Transport: &http.Transport{TLSClientConfig: t.tls(), ForceAttemptHTTP2: true},
 		// A redirect is an answer like any other.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
