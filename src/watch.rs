@@ -6,5 +6,5 @@ mod tests;
 mod view;
 
 pub use body::{Bookmarks, Ending, Grant, Initial, Observer, Permission, Terms, WatchBody};
-pub use chunk::Coding;
+pub use chunk::{Coding, WORTH_SHARING};
 pub use view::{Filter, Seen, View};

@@ -15,8 +15,8 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// A boxed body: a buffer, a watch or a stream from upstream.
 pub type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 
-/// Put into an answer's extensions: its body is made of references to what lies in memory anyway, is always ready, and
-/// never fails.
+/// Put into an answer's extensions: its body is made of references to what lies in memory anyway and never fails.
+/// While its size hint promises more, that is ready.
 #[derive(Clone, Copy, Debug)]
 pub struct InMemory;
 

@@ -323,15 +323,9 @@ impl http_body::Body for Counted {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Pieces>, BoxError>>> {
         let this = &mut *self;
-        let Some(pace) = &this.pace else {
-            let frame = ready!(Pin::new(&mut this.inner).poll_frame(cx));
-            return Poll::Ready(frame.map(|frame| {
-                let frame = frame?.map_data(Pieces::from);
-                this.count(frame.data_ref().map_or(0, Pieces::remaining));
-                Ok(frame)
-            }));
-        };
-        pace.asked();
+        if let Some(pace) = &this.pace {
+            pace.asked();
+        }
         if this.rest.is_empty() {
             match ready!(Pin::new(&mut this.inner).poll_frame(cx)) {
                 Some(Ok(frame)) => match frame.into_data() {
@@ -342,11 +336,16 @@ impl http_body::Body for Counted {
                 None => return Poll::Ready(None),
             }
         }
-        pace.handed_out();
-        let mut pieces = Pieces::from(this.rest.split_to(PIECE.min(this.rest.len())));
-        // Such a body always has its next piece ready, and nothing but pieces.
+        let piece = if let Some(pace) = &this.pace {
+            pace.handed_out();
+            PIECE
+        } else {
+            usize::MAX
+        };
+        let mut pieces = Pieces::from(this.rest.split_to(piece.min(this.rest.len())));
         while this.in_memory && pieces.remaining() < MOST_PIECES {
             if this.rest.is_empty()
+                && this.inner.size_hint().lower() > 0
                 && let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut this.inner).poll_frame(cx)
                 && let Ok(data) = frame.into_data()
             {
@@ -355,7 +354,7 @@ impl http_body::Body for Counted {
             if this.rest.is_empty() {
                 break;
             }
-            pieces.push(this.rest.split_to(PIECE.min(this.rest.len())));
+            pieces.push(this.rest.split_to(piece.min(this.rest.len())));
         }
         this.count(pieces.remaining());
         Poll::Ready(Some(Ok(Frame::data(pieces))))

@@ -50,7 +50,7 @@ pub(super) fn answer(opened: &Opened, read: &Read, list: &List, headers: &Header
             response
         }
         items => {
-            let in_memory = matches!(items, Items::Runs(..));
+            let in_memory = matches!(items, Items::Runs(..) | Items::Objects(..));
             let body = ListBody::new(items, parts).map_err(|never| match never {}).boxed_unsync();
             let mut response = respond(body);
             response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));

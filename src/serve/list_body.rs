@@ -9,11 +9,13 @@ use http_body::{Frame, SizeHint};
 
 use crate::kube::{Deflated, ListParts, Member, PartialForm, TypeForm, deflate};
 use crate::store::{Object, Run};
+use crate::watch::WORTH_SHARING;
 
 /// Small pieces are joined to pieces of about this size, so that they do not become a frame each.
 const CHUNK: usize = 64 * 1024;
-/// From this size on a piece is sent from where it lies, without a copy.
-const WORTH_SHARING: usize = 16 * 1024;
+/// The least room for what stands between two pieces that are not copied, and for how much it is made at a time.
+const BETWEEN: usize = 64;
+const ROOM: usize = 1024;
 /// So many pieces are compressed before others have their turn. Most were compressed before.
 const COMPRESSED_AT_ONCE: usize = 4;
 
@@ -67,19 +69,31 @@ impl Items {
         }
     }
 
-    /// Appends a piece with a separator behind it, or gives it back to be sent from where it lies.
+    /// Appends a piece, or what stands before it where it is given back, to be sent from where it lies.
     fn put(&self, index: usize, out: &mut BytesMut) -> Option<Bytes> {
-        match self {
-            Self::Runs(_, runs) => {
+        let is_last = index + 1 == self.pieces();
+        let piece = match self {
+            Self::Runs(form, runs) => {
                 let items = runs[index].items();
-                if items.len() >= WORTH_SHARING {
-                    return Some(items);
-                }
-                out.extend_from_slice(&items);
+                items.slice(..items.len() - if is_last { form.separator() } else { 0 })
             }
-            Self::Objects(form, objects) => form.put_item(&objects[index].bytes, out),
-            Self::Metadata(partial, metadata) => partial.put_item(&metadata[index], out),
+            Self::Objects(form, objects) => {
+                if index > 0 {
+                    form.put_separator(out);
+                }
+                form.put_item_head(&objects[index].bytes, out);
+                objects[index].bytes.share()
+            }
+            Self::Metadata(partial, metadata) => {
+                partial.put_item(&metadata[index], out);
+                out.truncate(out.len() - if is_last { partial.form().separator() } else { 0 });
+                return None;
+            }
+        };
+        if piece.len() >= WORTH_SHARING {
+            return Some(piece);
         }
+        out.extend_from_slice(&piece);
         None
     }
 }
@@ -97,6 +111,10 @@ pub(super) struct ListBody {
     parts: ListParts,
     next: usize,
     place: Place,
+    /// What is copied, up to the next piece that is not.
+    copied: BytesMut,
+    /// How much room is made for that at a time.
+    room: usize,
     /// A piece that is sent next.
     shared: Option<Bytes>,
     /// Bytes still to be sent.
@@ -106,18 +124,19 @@ pub(super) struct ListBody {
 impl ListBody {
     pub(super) fn new(items: Items, parts: ListParts) -> Self {
         let left = parts.body_len();
-        Self { items, parts, next: 0, place: Place::Head, shared: None, left }
+        let are_large = left >= (items.pieces() * WORTH_SHARING) as u64;
+        let room = if are_large { ROOM } else { usize::try_from(left).unwrap_or(CHUNK).min(CHUNK) };
+        Self { items, parts, next: 0, place: Place::Head, copied: BytesMut::new(), room, shared: None, left }
     }
 
     fn next_chunk(&mut self) -> Option<Bytes> {
         if let Some(shared) = self.shared.take() {
             return Some(shared);
         }
-        let mut chunk = BytesMut::new();
         loop {
             match self.place {
                 Place::Head => {
-                    chunk.extend_from_slice(&self.parts.head);
+                    self.copied.extend_from_slice(&self.parts.head);
                     self.place = Place::Items;
                 }
                 Place::Items => {
@@ -125,27 +144,23 @@ impl ListBody {
                         self.place = Place::Tail;
                         continue;
                     }
-                    let mut shared = self.items.put(self.next, &mut chunk);
-                    self.next += 1;
-                    if self.next == self.items.pieces() {
-                        let separator = self.items.form().separator();
-                        match &mut shared {
-                            Some(shared) => shared.truncate(shared.len() - separator),
-                            None => chunk.truncate(chunk.len() - separator),
-                        }
+                    if self.copied.capacity() - self.copied.len() < BETWEEN {
+                        self.copied.reserve(self.room);
                     }
-                    if chunk.is_empty() && shared.is_some() {
+                    let shared = self.items.put(self.next, &mut self.copied);
+                    self.next += 1;
+                    if self.copied.is_empty() && shared.is_some() {
                         return shared;
                     }
-                    if shared.is_some() || chunk.len() >= CHUNK {
+                    if shared.is_some() || self.copied.len() >= CHUNK {
                         self.shared = shared;
-                        return Some(chunk.freeze());
+                        return Some(self.copied.split().freeze());
                     }
                 }
                 Place::Tail => {
-                    chunk.extend_from_slice(&self.parts.tail);
+                    self.copied.extend_from_slice(&self.parts.tail);
                     self.place = Place::Over;
-                    return Some(chunk.freeze());
+                    return Some(self.copied.split().freeze());
                 }
                 Place::Over => return None,
             }
@@ -249,5 +264,12 @@ impl http_body::Body for CompressedListBody {
 
     fn is_end_stream(&self) -> bool {
         matches!(self.place, Place::Over)
+    }
+
+    /// How much it is, nobody knows before it is compressed.
+    fn size_hint(&self) -> SizeHint {
+        let mut hint = SizeHint::new();
+        hint.set_lower(u64::from(!self.is_end_stream()));
+        hint
     }
 }

@@ -12,6 +12,7 @@ use super::metrics::Labels;
 use super::source::{Reason, Source};
 use super::{Inner, Opened, Outcome, from_memory, gzip};
 use crate::access::{Guard, Standing};
+use crate::http::body::InMemory;
 use crate::kube::accepts_gzip;
 use crate::store::Start;
 use crate::watch::{Coding, Grant, Initial, Permission, Terms, View, WatchBody};
@@ -120,6 +121,7 @@ pub(super) fn answer(
     if coding == Coding::Gzip {
         gzip::mark(response.headers_mut());
     }
+    response.extensions_mut().insert(InMemory);
     Outcome::Answered(source, response)
 }
 

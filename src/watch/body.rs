@@ -5,12 +5,12 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body::Frame;
+use http_body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
-use super::chunk::{Chunk, Coding};
+use super::chunk::{Chunk, Coding, Pieces};
 use super::view::{Seen, View};
-use crate::kube::{BookmarkForm, Malformed, ResourceVersion, Status, TypeForm};
+use crate::kube::{BookmarkForm, EventKind, Malformed, ResourceVersion, Status, TypeForm};
 use crate::store::{Run, Runs, Step, Subscription};
 
 /// Bookmarks come about this often. Source: `cacher.go` (defaultBookmarkFrequency).
@@ -18,8 +18,10 @@ const BOOKMARK_EVERY: Duration = Duration::from_mins(1);
 /// And once more this long before the deadline. Source: `cache_watcher.go` (nextBookmarkTime).
 const BOOKMARK_BEFORE_DEADLINE: Duration = Duration::from_secs(2);
 /// Several events that wait together are written together, up to about this many bytes before they
-/// are compressed: one write and one TLS record instead of many. A single event is passed on without a copy.
+/// are compressed: one write and one TLS record instead of many. Small ones are copied for that, large ones are not.
 const CHUNK: usize = 32 * 1024;
+/// The state a watch begins with goes out in larger chunks: most of it is sent from where it lies.
+const INITIAL_CHUNK: usize = 64 * 1024;
 /// Events taken from the window at a time, so that the scope is locked for moments only.
 const BATCH: usize = 64;
 
@@ -121,12 +123,6 @@ pub trait Observer: Send + Unpin + 'static {
     fn ended(&mut self, how: Ending);
 }
 
-enum Phase {
-    Initial(Box<Initial>),
-    Following,
-    Over,
-}
-
 /// Whether a bookmark is to be sent.
 #[derive(Clone, Copy, Default)]
 enum Due {
@@ -168,7 +164,11 @@ pub struct WatchBody<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> {
     view: View,
     coding: Coding,
     start: ResourceVersion,
-    phase: Phase,
+    /// What is left of the state it begins with.
+    initial: Option<Box<Initial>>,
+    over: bool,
+    /// What is left of the chunk that is handed out, never empty.
+    rest: Option<Box<Pieces>>,
     bookmarks: Option<Bookmarks>,
     deadline: Instant,
     /// The next of: bookmark, last bookmark, deadline.
@@ -192,7 +192,9 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
             view: terms.view,
             coding: terms.coding,
             start: terms.start,
-            phase: terms.initial.map_or(Phase::Following, |initial| Phase::Initial(Box::new(initial))),
+            initial: terms.initial.map(Box::new),
+            over: false,
+            rest: None,
             bookmarks: terms.bookmarks,
             deadline: terms.deadline,
             tick,
@@ -205,8 +207,8 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
     }
 
     fn over(&mut self, how: Ending) {
-        if !matches!(self.phase, Phase::Over) {
-            self.phase = Phase::Over;
+        if !self.over {
+            self.over = true;
             self.observer.ended(how);
         }
     }
@@ -245,15 +247,15 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
 
     /// The next chunk of the initial state, `None` when it has all been sent.
     fn initial_chunk(&mut self) -> Option<Bytes> {
-        let Phase::Initial(initial) = &mut self.phase else { return None };
+        let initial = self.initial.as_mut()?;
         let mut chunk = Chunk::new(self.coding);
         let shared = self.coding == Coding::Gzip && self.view.is_plain();
-        while chunk.bytes() < CHUNK {
+        while chunk.bytes() < INITIAL_CHUNK {
             let Some(mut run) = initial.rest.take().or_else(|| initial.runs.next()) else {
                 if let Some(mark) = initial.end_mark.take() {
                     chunk.push(mark);
                 }
-                self.phase = Phase::Following;
+                self.initial = None;
                 break;
             };
             if shared {
@@ -262,15 +264,21 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
             }
             let mut done = 0;
             for object in run.objects() {
-                if chunk.bytes() >= CHUNK {
+                if chunk.bytes() >= INITIAL_CHUNK {
                     break;
                 }
                 done += 1;
-                if self.view.filter.matches(&object.attributes)
-                    && let Err(error) = chunk.make(|out| self.view.put_initial(object, &self.form, out))
+                if !self.view.filter.matches(&object.attributes) {
+                    continue;
+                }
+                match self.view.partial.as_ref().map(|partial| partial.event(EventKind::Added, &object.bytes))
                 {
-                    self.broken(&error, &mut chunk);
-                    return self.hand_out(chunk);
+                    None => chunk.push_object(&self.form, &object.bytes),
+                    Some(Ok(frame)) => chunk.push(frame),
+                    Some(Err(error)) => {
+                        self.broken(&error, &mut chunk);
+                        return self.hand_out(chunk);
+                    }
                 }
             }
             run.advance(done);
@@ -340,7 +348,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
 
     /// What is ready now, with a bookmark that lets the client go on elsewhere.
     fn last_chunk(&mut self, context: &Context<'_>) -> Option<Bytes> {
-        if matches!(self.phase, Phase::Initial(_)) {
+        if self.initial.is_some() {
             return None;
         }
         self.bookmark_due = Due::InAnyCase;
@@ -350,14 +358,15 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
         }
     }
 
+    /// The first piece of a chunk; the others come next.
     fn hand_out(&mut self, chunk: Chunk) -> Option<Bytes> {
         let frames = chunk.frames();
-        if frames == 0 {
-            return None;
-        }
-        let bytes = chunk.join();
-        self.observer.sent(frames, bytes.len());
-        Some(bytes)
+        let mut pieces = chunk.finish();
+        let bytes = pieces.bytes();
+        let first = pieces.next()?;
+        self.observer.sent(frames, bytes);
+        self.rest = Some(pieces).filter(|rest| rest.len() > 0).map(Box::new);
+        Some(first)
     }
 }
 
@@ -379,7 +388,12 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> http_body::Body for 
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let this = self.get_mut();
-        if matches!(this.phase, Phase::Over) {
+        if let Some(rest) = &mut this.rest {
+            let next = rest.next();
+            this.rest.take_if(|rest| rest.len() == 0);
+            return Poll::Ready(next.map(|next| Ok(Frame::data(next))));
+        }
+        if this.over {
             return Poll::Ready(None);
         }
         match this.poll_outside(context) {
@@ -396,16 +410,23 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> http_body::Body for 
                 return Poll::Ready(last.map(|chunk| Ok(Frame::data(chunk))));
             }
         }
-        while matches!(this.phase, Phase::Initial(_)) {
+        while !this.over && this.initial.is_some() {
             if let Some(chunk) = this.initial_chunk() {
                 return Poll::Ready(Some(Ok(Frame::data(chunk))));
             }
         }
-        if matches!(this.phase, Phase::Over) {
+        if this.over {
             return Poll::Ready(None);
         }
         let chunk = ready!(this.poll_events(context));
         Poll::Ready(chunk.map(|chunk| Ok(Frame::data(chunk))))
+    }
+
+    /// What is left of a chunk goes out with its beginning.
+    fn size_hint(&self) -> SizeHint {
+        let mut hint = SizeHint::new();
+        hint.set_lower(self.rest.as_ref().map_or(0, |rest| rest.len() as u64));
+        hint
     }
 }
 

@@ -1,8 +1,18 @@
-//! What goes out in one piece, in the coding of the watch.
-use bytes::{Bytes, BytesMut};
+//! What goes out at once, in the coding of the watch.
+use std::collections::VecDeque;
 
-use crate::kube::gzip_member;
+use bytes::{BufMut, Bytes, BytesMut};
+
+use crate::kube::{EventKind, Stored, TypeForm, gzip_member};
 use crate::store::{Event, Run};
+
+/// From this size on (bytes) a piece of an answer is sent from where it lies, without a copy. What is written to the
+/// network at once is 16 KiB in at most 16 places (HTTP/2, TLS), so that smaller ones would make more writes of it.
+pub const WORTH_SHARING: usize = 2 * 1024;
+/// The least room for what stands between two shared pieces.
+const BETWEEN: usize = 256;
+/// Such room is made for several at a time.
+const ROOM: usize = 1024;
 
 /// The content coding of a watch's body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,7 +25,7 @@ pub enum Coding {
     Gzip,
 }
 
-/// Frames that go out in one piece.
+/// Frames that go out at once.
 #[derive(Debug)]
 pub(super) struct Chunk {
     coding: Coding,
@@ -24,14 +34,42 @@ pub(super) struct Chunk {
     /// What it took to put them in, in bytes: what a chunk is limited by.
     bytes: usize,
     /// What is ready to be sent.
-    pieces: Vec<Bytes>,
-    /// What comes behind it and was made for this watch; to be compressed yet.
+    pieces: VecDeque<Bytes>,
+    /// What comes behind it: small pieces, copied.
+    small: BytesMut,
+    /// What comes behind that and was made for this watch; to be compressed yet.
     made: BytesMut,
 }
 
+/// A chunk on its way out.
+#[derive(Debug)]
+pub(super) struct Pieces(VecDeque<Bytes>);
+
+impl Pieces {
+    /// Bytes of all of them.
+    pub(super) fn bytes(&self) -> usize {
+        self.0.iter().map(Bytes::len).sum()
+    }
+}
+
+impl Iterator for Pieces {
+    type Item = Bytes;
+
+    fn next(&mut self) -> Option<Bytes> {
+        self.0.pop_front()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.0.iter().size_hint()
+    }
+}
+
+impl ExactSizeIterator for Pieces {}
+
 impl Chunk {
     pub(super) fn new(coding: Coding) -> Self {
-        Self { coding, frames: 0, bytes: 0, pieces: Vec::new(), made: BytesMut::new() }
+        let (pieces, small, made) = Default::default();
+        Self { coding, frames: 0, bytes: 0, pieces, small, made }
     }
 
     pub(super) fn frames(&self) -> usize {
@@ -51,12 +89,22 @@ impl Chunk {
         }
     }
 
-    /// Adds a frame that `put` appends, if it does not fail.
-    pub(super) fn make<E>(&mut self, put: impl FnOnce(&mut BytesMut) -> Result<(), E>) -> Result<(), E> {
-        let before = self.made.len();
-        put(&mut self.made).inspect_err(|_| self.made.truncate(before))?;
-        self.count(1, self.made.len() - before);
-        Ok(())
+    /// Adds an object as an ADDED event.
+    pub(super) fn push_object(&mut self, form: &TypeForm, object: &Stored) {
+        self.count(1, object.len());
+        match self.coding {
+            Coding::Identity if object.len() >= WORTH_SHARING => {
+                if self.small.capacity() - self.small.len() < BETWEEN {
+                    self.small.reserve(ROOM);
+                }
+                let tail = form.put_event_head(EventKind::Added, object, &mut self.small);
+                self.finish_small();
+                self.pieces.push_back(object.share());
+                self.small.put_slice(tail);
+            }
+            Coding::Identity => form.put_event(EventKind::Added, object, &mut self.small),
+            Coding::Gzip => form.put_event(EventKind::Added, object, &mut self.made),
+        }
     }
 
     /// Adds an event in upstream's own frame.
@@ -76,14 +124,11 @@ impl Chunk {
         self.push_ready(member);
     }
 
-    /// All of it, in one piece.
-    pub(super) fn join(mut self) -> Bytes {
+    /// All of it. No piece is empty.
+    pub(super) fn finish(mut self) -> Pieces {
         self.finish_made();
-        if self.pieces.len() == 1 {
-            // A piece alone is passed on without a copy.
-            return self.pieces.remove(0);
-        }
-        self.pieces.concat().into()
+        self.finish_small();
+        Pieces(self.pieces)
     }
 
     fn count(&mut self, frames: usize, bytes: usize) {
@@ -93,17 +138,26 @@ impl Chunk {
 
     fn push_ready(&mut self, piece: Bytes) {
         self.finish_made();
-        self.pieces.push(piece);
+        // A single one is passed on without a copy, whatever its size.
+        if piece.len() < WORTH_SHARING && !(self.pieces.is_empty() && self.small.is_empty()) {
+            self.small.extend_from_slice(&piece);
+        } else {
+            self.finish_small();
+            self.pieces.push_back(piece);
+        }
     }
 
-    /// What was made in a row becomes one piece.
+    fn finish_small(&mut self) {
+        if !self.small.is_empty() {
+            self.pieces.push_back(self.small.split().freeze());
+        }
+    }
+
+    /// What was made in a row becomes one member.
     fn finish_made(&mut self) {
         if !self.made.is_empty() {
-            let made = self.made.split().freeze();
-            self.pieces.push(match self.coding {
-                Coding::Identity => made,
-                Coding::Gzip => gzip_member(&made),
-            });
+            let made = std::mem::take(&mut self.made);
+            self.push_ready(gzip_member(&made));
         }
     }
 }

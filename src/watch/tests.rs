@@ -85,7 +85,8 @@ impl Rig {
     }
 
     fn object(&self, name: &str, version: u64, tier: &str) -> Object {
-        let data = "some words ".repeat(50);
+        // Some are so large that they are sent from where they lie.
+        let data = "some words ".repeat(if name.ends_with(['3', '7']) { 400 } else { 50 });
         let text = format!(
             r#"{{"kind":"ConfigMap","apiVersion":"v1","metadata":{{"name":"{name}","namespace":"ns","resourceVersion":"{version}","labels":{{"tier":"{tier}"}}}},"data":{{"text":"{data}"}}}}"#
         );
@@ -135,7 +136,7 @@ struct Watching {
     coding: Coding,
     meter: Meter,
     said: Said,
-    /// What was handed out.
+    /// What was handed out, each time all that was ready.
     pieces: Vec<Bytes>,
 }
 
@@ -144,9 +145,18 @@ impl Watching {
     fn read(&mut self) -> &[Bytes] {
         let before = self.pieces.len();
         let mut context = Context::from_waker(Waker::noop());
+        let mut ready = Vec::new();
         while let Poll::Ready(Some(frame)) = Pin::new(&mut self.body).poll_frame(&mut context) {
-            self.pieces.push(frame.unwrap().into_data().unwrap());
+            let piece = frame.unwrap().into_data().unwrap();
+            assert!(!piece.is_empty());
+            ready.push(piece);
+            if self.body.size_hint().lower() == 0 {
+                let all = if let [one] = &ready[..] { one.clone() } else { ready.concat().into() };
+                self.pieces.push(all);
+                ready.clear();
+            }
         }
+        assert_eq!(ready, [] as [Bytes; 0], "what was promised came");
         &self.pieces[before..]
     }
 
@@ -170,7 +180,7 @@ fn unpacked(members: &[u8]) -> Vec<u8> {
 #[tokio::test(start_paused = true)]
 async fn a_compressed_watch_says_what_a_plain_one_says() {
     for (labels, partial) in [("", false), ("tier=gold", false), ("tier!=gold", true)] {
-        let mut rig = Rig::new(40_000, 100);
+        let mut rig = Rig::new(80_000, 100);
         let mut both = [Coding::Identity, Coding::Gzip].map(|coding| rig.watch(coding, labels, partial));
         let read = |both: &mut [Watching; 2]| {
             for watching in &mut *both {
@@ -211,6 +221,34 @@ async fn a_compressed_watch_says_what_a_plain_one_says() {
         let [plain, compressed] = both.map(|watching| watching.meter.0.lock().1);
         assert!(compressed * 2 < plain, "{compressed} of {plain} bytes");
     }
+}
+
+#[tokio::test]
+async fn large_objects_and_events_are_not_copied_for_a_watch() {
+    let mut rig = Rig::new(1 << 20, 20);
+    let mut watching = rig.watch(Coding::Identity, "", false);
+    let mut context = Context::from_waker(Waker::noop());
+    let mut pieces = || {
+        let mut pieces = Vec::new();
+        while let Poll::Ready(Some(frame)) = Pin::new(&mut watching.body).poll_frame(&mut context) {
+            pieces.push(frame.unwrap().into_data().unwrap());
+        }
+        pieces
+    };
+    let (initial, snapshot) = (pieces(), rig.reader.snapshot());
+    let is_there = |object: &Object| initial.iter().any(|piece| object.bytes.is_part_of(piece));
+    let (large, small): (Vec<_>, Vec<_>) =
+        snapshot.items(None).partition(|object| object.key().ends_with(['3', '7']));
+    assert_eq!((large.len(), small.len()), (4, 16));
+    assert!(large.iter().all(|object| is_there(object)) && !small.iter().any(|object| is_there(object)));
+    // What lies between two of them is one piece.
+    assert!(initial.len() <= 2 * large.len() + 1, "{}", initial.len());
+    for name in ["new-1", "new-2", "new-3", "new-4", "new-5"] {
+        rig.put(EventKind::Added, name, "gold");
+    }
+    let events = pieces();
+    let frames: Vec<_> = events.iter().map(|piece| piece.split(|byte| *byte == b'\n').count() - 1).collect();
+    assert_eq!(frames, [1, 1, 1, 2], "the first as it is, one copied, one as it is, two copied");
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
 //! What a client with a selector sees of the scope's events.
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
 use crate::kube::{
     Attributes, BookmarkForm, EventKind, FieldSelector, FieldTable, LabelSelector, Malformed, PartialForm,
@@ -108,15 +108,6 @@ pub enum Seen {
 }
 
 impl View {
-    /// Appends the frame of an object that the watch begins with.
-    pub fn put_initial(&self, object: &Object, form: &TypeForm, out: &mut BytesMut) -> Result<(), Malformed> {
-        match &self.partial {
-            None => form.put_event(EventKind::Added, &object.bytes, out),
-            Some(partial) => out.extend_from_slice(&partial.event(EventKind::Added, &object.bytes)?),
-        }
-        Ok(())
-    }
-
     /// Whether it shows all objects of a namespace, or of all, as they are.
     pub fn is_plain(&self) -> bool {
         self.partial.is_none() && self.filter.is_plain()

@@ -1,4 +1,5 @@
 //! How objects of one type are wrapped in gets, lists and watch events.
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -151,6 +152,16 @@ impl TypeForm {
         self.put_frame(kind, &self.opening[..self.omitted()], object.bytes(), out);
     }
 
+    /// Appends what stands before an object's [bytes](Stored::share) in a watch frame, and tells what stands after
+    /// them.
+    pub fn put_event_head(&self, kind: EventKind, object: &Stored, out: &mut BytesMut) -> &'static [u8] {
+        let opening = &self.opening[..self.omitted()];
+        let (head, tail) = self.event_ends(kind, opening.len() + object.len());
+        out.put_slice(&head);
+        out.put_slice(opening);
+        tail
+    }
+
     /// A whole watch frame around an object's whole text or message.
     pub(super) fn event_of(&self, kind: EventKind, object: &[u8]) -> Bytes {
         let mut out = BytesMut::new();
@@ -191,19 +202,28 @@ impl TypeForm {
     }
 
     /// What stands before and after an event's object.
-    fn event_ends(&self, kind: EventKind, object: usize) -> (Vec<u8>, &'static [u8]) {
+    fn event_ends(&self, kind: EventKind, object: usize) -> (Cow<'static, [u8]>, &'static [u8]) {
         match (self.encoding(), kind) {
-            (Encoding::Json, _) => {
-                (format!(r#"{{"type":"{}","object":"#, kind.as_str()).into_bytes(), b"}\n".as_slice())
-            }
+            (Encoding::Json, _) => (json_head(kind).into(), b"}\n"),
             (Encoding::Protobuf, EventKind::Error) => {
                 let (api_version, kind_name) = STATUS;
                 let names = protobuf::type_meta(api_version, kind_name);
-                (protobuf::event_head(kind.as_str(), &names, object), protobuf::UNKNOWN_TAIL)
+                (protobuf::event_head(kind.as_str(), &names, object).into(), protobuf::UNKNOWN_TAIL)
             }
             (Encoding::Protobuf, _) => {
-                (protobuf::event_head(kind.as_str(), &self.opening, object), protobuf::UNKNOWN_TAIL)
+                (protobuf::event_head(kind.as_str(), &self.opening, object).into(), protobuf::UNKNOWN_TAIL)
             }
         }
+    }
+}
+
+/// What stands before the object in JSON.
+fn json_head(kind: EventKind) -> &'static [u8] {
+    match kind {
+        EventKind::Added => br#"{"type":"ADDED","object":"#,
+        EventKind::Modified => br#"{"type":"MODIFIED","object":"#,
+        EventKind::Deleted => br#"{"type":"DELETED","object":"#,
+        EventKind::Bookmark => br#"{"type":"BOOKMARK","object":"#,
+        EventKind::Error => br#"{"type":"ERROR","object":"#,
     }
 }

@@ -57,6 +57,11 @@ impl Stored {
         }
     }
 
+    /// The same bytes, not copied.
+    pub fn share(&self) -> Bytes {
+        self.0.clone()
+    }
+
     pub(super) fn bytes(&self) -> &Bytes {
         &self.0
     }
@@ -84,21 +89,27 @@ impl TypeForm {
 
     /// Appends an object as an item of a list, with the separator behind it.
     pub fn put_item(&self, object: &Stored, out: &mut BytesMut) {
+        self.put_item_head(object, out);
+        out.put_slice(object.bytes());
+        self.put_separator(out);
+    }
+
+    /// Appends what stands before an object's [bytes](Stored::share) in a list.
+    pub fn put_item_head(&self, object: &Stored, out: &mut BytesMut) {
         match self.style {
             Style::Message => {
                 let mut header = Vec::with_capacity(6);
                 protobuf::put_header(&mut header, protobuf::ITEMS, object.len());
                 out.put_slice(&header);
-                out.put_slice(object.bytes());
             }
-            Style::Struct { .. } | Style::Sorted => {
-                if self.omitted() > 0 {
-                    out.put_u8(b'{');
-                }
-                out.put_slice(object.bytes());
-                out.put_u8(b',');
-            }
+            Style::Struct { .. } | Style::Sorted if self.omitted() > 0 => out.put_u8(b'{'),
+            Style::Struct { .. } | Style::Sorted => {}
         }
+    }
+
+    /// Appends what stands between two items of a list.
+    pub fn put_separator(&self, out: &mut BytesMut) {
+        out.put_bytes(b',', self.separator());
     }
 
     /// Objects as a run of items.
