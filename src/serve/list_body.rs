@@ -214,7 +214,9 @@ impl CompressedListBody {
     }
 
     fn next_chunk(&mut self) -> Option<Bytes> {
-        let mut chunk = BytesMut::new();
+        // Room for all of it where it is only put together: it would be copied once more as it grows.
+        let is_ready = self.runs.as_slice().first().is_some_and(Run::is_deflated);
+        let mut chunk = BytesMut::with_capacity(if is_ready { CHUNK + CHUNK / 8 } else { 0 });
         let mut compressed = 0;
         loop {
             match self.place {
