@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
+use bytes::Bytes;
 use http::HeaderValue;
 use metrics::{Counter, counter};
 use parking_lot::Mutex;
@@ -15,10 +16,11 @@ use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::kube::{
-    BookmarkForm, FieldTable, GroupVersionResource, Representation, ResourceVersion, Selection, TypeForm,
+    BookmarkForm, FieldTable, GroupVersionResource, Representation, ResourceVersion, Scanned, Selection,
+    TypeForm,
 };
-use crate::store::{self, Closed, Layout, Limits, Object, Reader, Snapshot, Writer};
-use crate::upstream::{Change, Client, Reflector, Stopped, Target, WatchCompression};
+use crate::store::{self, Closed, Layout, Limits, Object, Reader, Snapshot, SnapshotBuilder, Writer};
+use crate::upstream::{Change, Client, Collect, Reflector, Stopped, Target, WatchCompression};
 use crate::watch::Bookmarks;
 use lend::Usage;
 pub use lend::{Keep, Lent};
@@ -446,7 +448,7 @@ impl Pump {
         }
     }
 
-    fn take_in(&mut self, change: Change) {
+    fn take_in(&mut self, change: Change<SnapshotBuilder>) {
         let now = Instant::now();
         if matches!(change, Change::Ended) {
             self.reopened_by = Some(now + REOPENED);
@@ -469,13 +471,7 @@ impl Pump {
         match change {
             Change::Listed { form, version, objects, streams_initial_events, warnings, bookmark } => {
                 self.learn_bookmark(bookmark);
-                let objects = objects.into_iter().map(|(bytes, scanned)| Object {
-                    bytes: form.store(&bytes),
-                    version: scanned.version,
-                    attributes: scanned.attributes,
-                });
-                let layout = Layout { form: Arc::clone(&form), indexed: self.scope.fields.indexed() };
-                let snapshot = Snapshot::new(version, layout, objects);
+                let snapshot = objects.finish(version);
                 self.form = Some(Arc::clone(&form));
                 tracing::info!(resource = %self.scope.key.gvr, encoding = ?self.scope.key.representation.encoding,
                     metadata_only = self.scope.key.representation.metadata_only, %version, objects = snapshot.len(), bytes = snapshot.size(), "listed");
@@ -491,11 +487,7 @@ impl Pump {
             Change::Event(frame, scanned) => {
                 self.events.increment(1);
                 let Some(form) = &self.form else { return };
-                let object = Object {
-                    bytes: form.store(&frame.object),
-                    version: scanned.version,
-                    attributes: scanned.attributes,
-                };
+                let object = stored(form, &frame.object, scanned);
                 if let Err(error) = self.writer.apply(now, frame, object) {
                     tracing::error!(resource = %self.scope.key.gvr, %error, "upstream's events do not add up; listing again");
                     self.reflector.restart();
@@ -510,6 +502,21 @@ impl Pump {
             Change::Interrupted | Change::Ended => {}
         }
         self.scope.tell_reached();
+    }
+}
+
+/// An object as the store takes it: a slice of what was received.
+fn stored(form: &TypeForm, object: &Bytes, scanned: Scanned) -> Object {
+    Object { bytes: form.store(object), version: scanned.version, attributes: scanned.attributes }
+}
+
+impl Collect for SnapshotBuilder {
+    fn begin(form: &Arc<TypeForm>, fields: &FieldTable) -> Self {
+        Self::new(Layout { form: Arc::clone(form), indexed: fields.indexed() })
+    }
+
+    fn add(&mut self, object: &Bytes, scanned: Scanned) {
+        self.put(stored(self.form(), object, scanned));
     }
 }
 

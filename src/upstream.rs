@@ -44,5 +44,5 @@ pub use forward::{Authority, Forwarder};
 
 pub use pool::{Class, SendOptions, ServedBy};
 pub use probe::{CatchUp, Keys, Listed, Probe, Seen};
-pub use reflect::{Change, Found, Reflector, Stopped, Target};
+pub use reflect::{Change, Collect, Reflector, Stopped, Target};
 pub use traffic::{Connected, Purpose, Traffic};

@@ -17,12 +17,8 @@ const BETWEEN: char = '\0';
 const AFTER: char = '\u{1}';
 
 impl ByField {
-    pub(super) fn new(position: usize, objects: &[Object]) -> Self {
-        let mut index = Self { position, entries: OrdSet::new() };
-        for object in objects {
-            index.insert(object);
-        }
-        index
+    pub(super) fn new(position: usize) -> Self {
+        Self { position, entries: OrdSet::new() }
     }
 
     pub(super) fn position(&self) -> usize {

@@ -5,9 +5,9 @@ use std::sync::{Arc, OnceLock};
 use bytes::{Bytes, BytesMut};
 
 use super::object::Object;
-use crate::kube::{Deflated, EventKind, Joined, TypeForm, deflate, gzip_member};
+use crate::kube::{Attributes, Deflated, EventKind, Joined, ResourceVersion, TypeForm, deflate, gzip_member};
 
-/// A new leaf has about so many bytes: large enough that sending it costs little more than its bytes, small enough
+/// A new leaf has at most so many bytes, unless it is one object that has more: large enough that sending it costs little more than its bytes, small enough
 /// that a change of one object leaves little to be made again.
 pub(super) const FULL: usize = 32 * 1024;
 /// Above these a leaf is split.
@@ -59,20 +59,10 @@ impl Leaf {
         Self { form, objects, items, packed, base: None, changed: 0, settled: false }
     }
 
-    /// A leaf of new objects, with their bytes in one place.
-    pub(super) fn of_new(form: &Arc<TypeForm>, objects: Vec<Object>) -> Self {
-        let stored = || objects.iter().map(|object| &object.bytes);
-        let packed = Packed::new(form.join(stored()));
-        let slices: Vec<_> = form.split(&packed.joined, stored()).collect();
-        let objects = objects.into_iter().zip(slices);
-        let objects = objects.map(|(object, bytes)| Arc::new(Object { bytes, ..object })).collect();
-        Self::settled(Arc::clone(form), objects, Arc::new(packed))
-    }
-
     /// The same objects with their bytes in one place, and nothing else of them held.
     pub(super) fn settle(&self) -> Self {
         let packed = Arc::clone(self.packed());
-        let slices = self.form.split(&packed.joined, self.objects.iter().map(|object| &object.bytes));
+        let slices = self.form.split(&packed.joined, self.objects.iter().map(|object| object.bytes.len()));
         let objects = self.objects.iter().zip(slices).map(|(object, bytes)| {
             Arc::new(Object { bytes, version: object.version, attributes: object.attributes.clone() })
         });
@@ -159,6 +149,11 @@ impl Leaf {
         !self.settled && self.packed.get().is_some()
     }
 
+    /// Whether its objects' bytes are in one place.
+    pub(super) fn is_settled(&self) -> bool {
+        self.settled
+    }
+
     /// How many objects are held that are not in the leaf, only because others are.
     #[cfg(test)]
     pub(super) fn held_in_vain(&self) -> usize {
@@ -192,6 +187,62 @@ impl Leaf {
         self.packed.get_or_init(|| {
             Arc::new(Packed::new(self.form.join(self.objects.iter().map(|object| &object.bytes))))
         })
+    }
+}
+
+/// A leaf in the making. What is put into it is copied at once, so that it holds nothing of what the objects were
+/// read from; and it is used for one leaf after the other, so that only their own memory is new.
+#[derive(Debug, Default)]
+pub(super) struct Growing {
+    items: BytesMut,
+    parts: Vec<Part>,
+}
+
+/// An object whose bytes are among the items of a leaf in the making.
+#[derive(Debug)]
+struct Part {
+    /// Where its item ends, the separator included.
+    end: u32,
+    /// Bytes of what is held of it.
+    length: usize,
+    version: ResourceVersion,
+    attributes: Attributes,
+}
+
+impl Growing {
+    /// Whether a leaf with the object would not be too large. One object always has room.
+    pub(super) fn has_room(&self, form: &TypeForm, object: &Object) -> bool {
+        let few = self.parts.len() < Leaf::MANY;
+        self.parts.is_empty() || (few && self.items.len() + form.item_len(&object.bytes) <= FULL)
+    }
+
+    /// Puts an object behind the others.
+    pub(super) fn put(&mut self, form: &TypeForm, object: Object) {
+        let Object { bytes, version, attributes } = object;
+        form.put_item(&bytes, &mut self.items);
+        self.parts.push(Part { end: self.items.len() as u32, length: bytes.len(), version, attributes });
+    }
+
+    /// The key of the last object.
+    pub(super) fn last_key(&self) -> Option<&str> {
+        self.parts.last().map(|part| part.attributes.key())
+    }
+
+    /// A leaf of the objects, unless there is none; and begins anew.
+    pub(super) fn take(&mut self, form: &Arc<TypeForm>) -> Option<Leaf> {
+        if self.parts.is_empty() {
+            return None;
+        }
+        let ends = self.parts.iter().map(|part| part.end).collect();
+        let joined = Joined { bytes: Bytes::copy_from_slice(&self.items), ends };
+        self.items.clear();
+        let lengths: Vec<_> = self.parts.iter().map(|part| part.length).collect();
+        let slices = form.split(&joined, lengths.into_iter());
+        let objects = slices.zip(self.parts.drain(..)).map(|(bytes, part)| {
+            Arc::new(Object { bytes, version: part.version, attributes: part.attributes })
+        });
+        let objects = objects.collect();
+        Some(Leaf::settled(Arc::clone(form), objects, Arc::new(Packed::new(joined))))
     }
 }
 

@@ -1,4 +1,5 @@
 //! An immutable view of a scope at one resourceVersion.
+mod builder;
 #[cfg(test)]
 mod tests;
 
@@ -8,10 +9,11 @@ use std::sync::Arc;
 use imbl::OrdSet;
 
 use super::by_field::ByField;
-use super::leaf::{FULL, Leaf, Run};
+use super::leaf::{Leaf, Run};
 use super::object::Object;
 use super::window::Event;
 use crate::kube::{ResourceVersion, TypeForm};
+pub use builder::SnapshotBuilder;
 
 /// How the objects of a scope are held.
 #[derive(Clone, Debug)]
@@ -48,30 +50,9 @@ pub(super) struct Replaced {
 impl Snapshot {
     /// A snapshot of `objects` at `version`; of several objects with one key the last stays.
     pub fn new(version: ResourceVersion, layout: Layout, objects: impl IntoIterator<Item = Object>) -> Self {
-        let mut objects: Vec<Object> = objects.into_iter().collect();
-        // Upstream lists in this order.
-        if !objects.is_sorted_by(|one, next| one.key() < next.key()) {
-            objects.reverse();
-            objects.sort_by(|one, next| one.key().cmp(next.key()));
-            objects.dedup_by(|later, first| later.key() == first.key());
-        }
-        let by_field = layout.indexed.map(|position| ByField::new(position, &objects));
-        let (len, size) = (objects.len(), objects.iter().map(Object::size).sum());
-        let mut leaves = OrdSet::new();
-        let (mut next, mut bytes) = (Vec::new(), 0);
-        // One after the other, so that what they were read from is let go of meanwhile.
-        for object in objects {
-            bytes += object.bytes.len();
-            next.push(object);
-            if bytes >= FULL || next.len() >= Leaf::MANY {
-                bytes = 0;
-                leaves.insert(ByFirstKey::of_new(&layout.form, std::mem::take(&mut next)));
-            }
-        }
-        if !next.is_empty() {
-            leaves.insert(ByFirstKey::of_new(&layout.form, next));
-        }
-        Self { version, generation: 0, layout: Some(layout), leaves, by_field, len, size }
+        let mut builder = SnapshotBuilder::new(layout);
+        objects.into_iter().for_each(|object| builder.put(object));
+        builder.finish(version)
     }
 
     /// The version this is the state at. Every object's own version is at most this.
@@ -175,8 +156,12 @@ impl Snapshot {
 
     /// Lets go of what is held twice, as its bytes were put in one place for a reader.
     pub(super) fn settle(&mut self) {
-        let twice: Vec<_> = self.leaves.iter().filter(|leaf| leaf.0.is_held_twice()).cloned().collect();
-        for leaf in twice {
+        self.settle_those(Leaf::is_held_twice);
+    }
+
+    fn settle_those(&mut self, are_concerned: impl Fn(&Leaf) -> bool) {
+        let concerned: Vec<_> = self.leaves.iter().filter(|leaf| are_concerned(&leaf.0)).cloned().collect();
+        for leaf in concerned {
             self.leaves.insert(ByFirstKey(Arc::new(leaf.0.settle())));
         }
     }
@@ -312,12 +297,6 @@ impl Iterator for Runs {
 /// Orders leaves by their first key, so that a snapshot is a set that can be searched by key.
 #[derive(Clone, Debug)]
 struct ByFirstKey(Arc<Leaf>);
-
-impl ByFirstKey {
-    fn of_new(form: &Arc<TypeForm>, objects: Vec<Object>) -> Self {
-        Self(Arc::new(Leaf::of_new(form, objects)))
-    }
-}
 
 impl PartialEq for ByFirstKey {
     fn eq(&self, other: &Self) -> bool {

@@ -1,6 +1,7 @@
 //! Follows one scope at the API server: lists it once, then watches, and recovers.
 //!
-//! A state machine: [`Reflector::next`] takes one step and says what changed. It knows no store.
+//! A state machine: [`Reflector::next`] takes one step and says what changed. It knows no store: what a list's
+//! objects are collected in is the caller's ([`Collect`]).
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,12 +50,19 @@ pub struct Target {
     pub fields: Arc<FieldTable>,
 }
 
-/// An object and what was read from it.
-pub type Found = (Bytes, Scanned);
+/// What a list's objects are collected in as they arrive. A list that fails in the middle drops it.
+pub trait Collect: Send {
+    /// Nothing yet, of a type whose objects are framed like this.
+    fn begin(form: &Arc<TypeForm>, fields: &FieldTable) -> Self;
+
+    /// Takes the next object, which the form fits. It is a slice of whatever chunk it arrived in: whoever keeps
+    /// it keeps that.
+    fn add(&mut self, object: &Bytes, scanned: Scanned);
+}
 
 /// What a step found out.
 #[derive(Debug)]
-pub enum Change {
+pub enum Change<C> {
     /// Upstream ended the watch in good order. It is opened again at once.
     Ended,
     /// Everything, at one version. What was known before is void.
@@ -64,7 +72,7 @@ pub enum Change {
         /// The version the objects are the state at.
         version: ResourceVersion,
         /// All objects.
-        objects: Vec<Found>,
+        objects: C,
         /// Whether upstream serves sendInitialEvents for this type.
         streams_initial_events: bool,
         /// The Warning headers upstream sends with reads of this type.
@@ -236,7 +244,7 @@ impl Reflector {
 
     /// The next change. Retries for ever with backoff, except where retrying cannot help.
     /// Dropping the future between two calls loses nothing that was handed out.
-    pub async fn next(&mut self) -> Result<Change, Stopped> {
+    pub async fn next<C: Collect>(&mut self) -> Result<Change<C>, Stopped> {
         loop {
             if let Some(at) = self.retry_at {
                 sleep_until(at).await;
@@ -259,7 +267,7 @@ impl Reflector {
         }
     }
 
-    async fn step(&mut self) -> Result<Option<Change>, Trouble> {
+    async fn step<C: Collect>(&mut self) -> Result<Option<Change<C>>, Trouble> {
         match std::mem::replace(&mut self.state, State::Start) {
             State::Start => {
                 let (change, version, stream) = self.list().await?;
@@ -328,7 +336,7 @@ impl Reflector {
             && self.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSAL
     }
 
-    fn take_in(&mut self, frame: Frame, stream: &mut Stream) -> Result<Change, Trouble> {
+    fn take_in<C>(&mut self, frame: Frame, stream: &mut Stream) -> Result<Change<C>, Trouble> {
         match frame.kind {
             EventKind::Added | EventKind::Modified | EventKind::Deleted => {
                 let scanned = self.check_frame(&frame)?;
@@ -412,7 +420,9 @@ impl Reflector {
     }
 
     /// The initial state, streamed or in pages.
-    async fn list(&mut self) -> Result<(Change, ResourceVersion, Option<Box<Stream>>), Trouble> {
+    async fn list<C: Collect>(
+        &mut self,
+    ) -> Result<(Change<C>, ResourceVersion, Option<Box<Stream>>), Trouble> {
         // One small list tells how upstream frames lists of this type.
         let (headers, body) = self.get("limit=1").await?;
         self.warnings = headers.get_all(header::WARNING).iter().cloned().collect();
@@ -428,31 +438,36 @@ impl Reflector {
         self.form = Some(Arc::clone(&form));
         self.bookmark_known = false;
         if self.streaming {
-            let (found, version, stream) = self.stream_initial().await?;
+            let objects = C::begin(&form, &self.target.fields);
+            let (objects, version, stream) = self.stream_initial(objects).await?;
             // Known together with the state: clients that want it marked wait for nothing else.
             let bookmark = stream.again.as_ref().and_then(|mark| self.learn_bookmark(&mark.object));
-            return Ok((self.listed(form, version, found, bookmark), version, Some(stream)));
+            return Ok((self.listed(form, version, objects, bookmark), version, Some(stream)));
         }
-        let (found, version) = self.list_pages(&form, first).await?;
-        let listed = self.listed(form, version, found, None);
+        let objects = C::begin(&form, &self.target.fields);
+        let (objects, version) = self.list_pages(objects, &form, first).await?;
+        let listed = self.listed(form, version, objects, None);
         // Upstream may be another release when it is listed next.
         self.streaming = true;
         Ok((listed, version, None))
     }
 
-    fn listed(
+    fn listed<C>(
         &self,
         form: Arc<TypeForm>,
         version: ResourceVersion,
-        objects: Vec<Found>,
+        objects: C,
         bookmark: Option<BookmarkForm>,
-    ) -> Change {
+    ) -> Change<C> {
         let (streams_initial_events, warnings) = (self.streaming, self.warnings.clone());
         Change::Listed { form, version, objects, streams_initial_events, warnings, bookmark }
     }
 
     /// A watch that begins with the state. The end mark stays in the stream, as the first frame.
-    async fn stream_initial(&mut self) -> Result<(Vec<Found>, ResourceVersion, Box<Stream>), Trouble> {
+    async fn stream_initial<C: Collect>(
+        &mut self,
+        mut objects: C,
+    ) -> Result<(C, ResourceVersion, Box<Stream>), Trouble> {
         let query =
             "watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
         let mut stream = match self.open(query).await {
@@ -462,9 +477,8 @@ impl Reflector {
             }
             stream => stream?,
         };
-        let mut found = Vec::new();
         loop {
-            let frame = match timeout(INITIAL_SILENCE, stream.next_frame()).await {
+            let frame = match timeout(INITIAL_SILENCE, stream.next_passing_frame()).await {
                 Err(_) => return Err(Trouble::NoInitialEvents),
                 Ok(frame) => {
                     frame?.ok_or_else(|| Trouble::Broken("ended before the initial events".into()))?
@@ -473,7 +487,7 @@ impl Reflector {
             match frame.kind {
                 EventKind::Added => {
                     let scanned = self.check_frame(&frame)?;
-                    found.push((frame.object, scanned));
+                    objects.add(&frame.object, scanned);
                 }
                 EventKind::Bookmark => {
                     let bookmark = read_bookmark(self.target.representation.encoding, &frame.object)?;
@@ -481,11 +495,11 @@ impl Reflector {
                         return Err(Trouble::NoInitialEvents);
                     }
                     let version = bookmark.version;
-                    stream.again = Some(frame);
-                    return Ok((found, version, stream));
+                    stream.again = Some(frame.detached());
+                    return Ok((objects, version, stream));
                 }
                 EventKind::Error => {
-                    self.take_in(frame, &mut stream)?;
+                    self.take_in::<C>(frame, &mut stream)?;
                 }
                 EventKind::Modified | EventKind::Deleted => {
                     // Events before the end mark: this server ignored the parameter.
@@ -495,20 +509,19 @@ impl Reflector {
         }
     }
 
-    async fn list_pages(
+    async fn list_pages<C: Collect>(
         &mut self,
+        mut objects: C,
         form: &TypeForm,
         first: ListPage,
-    ) -> Result<(Vec<Found>, ResourceVersion), Trouble> {
-        let mut found = Vec::new();
+    ) -> Result<(C, ResourceVersion), Trouble> {
         let mut page = first;
         loop {
             for object in page.objects {
                 let scanned = self.check(&object)?;
-                // A slice would keep its whole page in memory.
-                found.push((Bytes::copy_from_slice(&object), scanned));
+                objects.add(&object, scanned);
             }
-            let Some(token) = page.continue_token else { return Ok((found, page.version)) };
+            let Some(token) = page.continue_token else { return Ok((objects, page.version)) };
             let token: String = form_urlencoded::byte_serialize(token.as_bytes()).collect();
             page = form.read_list(&self.get(&format!("limit={PAGE}&continue={token}")).await?.1)?;
         }
@@ -581,10 +594,26 @@ impl Reflector {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use http::Response;
 
     use super::*;
     use crate::upstream::testing::{Api, HTTP2, Pki, SOON, upstream_of};
+
+    /// How many there are.
+    #[derive(Debug)]
+    struct Count(usize);
+
+    impl Collect for Count {
+        fn begin(_: &Arc<TypeForm>, _: &FieldTable) -> Self {
+            Self(0)
+        }
+
+        fn add(&mut self, _: &Bytes, _: Scanned) {
+            self.0 += 1;
+        }
+    }
 
     /// What comes of following secrets' metadata at an API server that answers like this.
     async fn followed(status: u16, body: &'static str) -> Stopped {
@@ -607,7 +636,88 @@ mod tests {
             fields: Arc::new(FieldTable::metadata_only(true)),
         };
         let mut reflector = Reflector::new(Client::new(&upstream_of(&pki, &api).await), target);
-        timeout(SOON, reflector.next()).await.unwrap().unwrap_err()
+        timeout(SOON, reflector.next::<Count>()).await.unwrap().unwrap_err()
+    }
+
+    /// Pods as events, and the mark that ends the initial ones.
+    fn events(kind: &str, names: &[&str]) -> String {
+        let event = |name: &&str| {
+            format!(
+                r#"{{"type":"{kind}","object":{{"kind":"Pod","apiVersion":"v1","metadata":{{"name":"{name}","namespace":"ns","resourceVersion":"9"}}}}}}"#
+            ) + "\n"
+        };
+        names.iter().map(event).collect()
+    }
+
+    const LIST: &str = concat!(
+        r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[]}"#,
+        "\n"
+    );
+    const MARK: &str = concat!(
+        r#"{"type":"BOOKMARK","object":{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"8","annotations":{"k8s.io/initial-events-end":"true"}}}}"#,
+        "\n"
+    );
+
+    /// Follows pods at an API server whose watches bring this, one after the other.
+    async fn follow_pods(watches: [String; 2]) -> (Api, Reflector) {
+        let pki = Pki::new();
+        let opened = Arc::new(AtomicUsize::new(0));
+        let api = Api::start(&pki, HTTP2, move |request, _| {
+            let watch = request.uri().query().is_some_and(|query| query.starts_with("watch=1"));
+            let body = if watch {
+                watches[opened.fetch_add(1, Ordering::SeqCst).min(1)].clone()
+            } else {
+                LIST.to_owned()
+            };
+            async move {
+                let content_type = Encoding::Json.content_type(watch);
+                Response::builder().header("content-type", content_type).body(body::full(body)).unwrap()
+            }
+        })
+        .await;
+        let gvr = GroupVersionResource::new("", "v1", "pods");
+        let target = Target {
+            fields: Arc::new(FieldTable::builtin(&gvr, true).unwrap()),
+            gvr,
+            selection: Arc::default(),
+            kind: "Pod".into(),
+            representation: Representation::whole(Encoding::Json),
+        };
+        let reflector = Reflector::new(Client::new(&upstream_of(&pki, &api).await), target);
+        (api, reflector)
+    }
+
+    async fn next(reflector: &mut Reflector) -> Change<Count> {
+        timeout(SOON, reflector.next::<Count>()).await.unwrap().unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_list_that_fails_in_the_middle_leaves_no_trace() {
+        let whole = events("ADDED", &["a", "b", "c"]) + MARK;
+        // Cut between two objects, within one, and at one that cannot be read.
+        let cut = events("ADDED", &["a", "b"]);
+        let within = &cut[..cut.len() - 9];
+        let odd = cut.replace(r#""name":"b""#, r#""name":"#) + MARK;
+        for broken in [&cut, within, odd.as_str()] {
+            let (_api, mut reflector) = follow_pods([broken.to_owned(), whole.clone()]).await;
+            assert!(matches!(next(&mut reflector).await, Change::Interrupted), "{broken}");
+            let listed = next(&mut reflector).await;
+            assert!(matches!(listed, Change::Listed { objects: Count(3), .. }), "{broken} {listed:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_event_after_the_initial_state_does_not_keep_what_arrived_with_it() {
+        let all = events("ADDED", &["a", "b", "c"]) + MARK + &events("MODIFIED", &["a", "b", "c"]);
+        let (_api, mut reflector) = follow_pods([all.clone(), all]).await;
+        assert!(matches!(next(&mut reflector).await, Change::Listed { objects: Count(3), .. }));
+        assert!(matches!(next(&mut reflector).await, Change::Progress { .. }));
+        let Change::Event(Frame { frame, object, .. }, _) = next(&mut reflector).await else {
+            panic!("no event")
+        };
+        drop(object);
+        // What follows it waits in the stream.
+        assert!(frame.is_unique());
     }
 
     #[tokio::test]

@@ -45,13 +45,25 @@ impl Stream {
 
     /// The next frame, `None` at a clean end between two frames.
     pub(super) async fn next_frame(&mut self) -> Result<Option<Frame>, StreamError> {
+        self.next(FrameDecoder::next_frame).await
+    }
+
+    /// The same for somebody who lets go of it at once ([`FrameDecoder::next_passing_frame`]).
+    pub(super) async fn next_passing_frame(&mut self) -> Result<Option<Frame>, StreamError> {
+        self.next(FrameDecoder::next_passing_frame).await
+    }
+
+    async fn next(
+        &mut self,
+        cut: fn(&mut FrameDecoder) -> Result<Option<Frame>, Malformed>,
+    ) -> Result<Option<Frame>, StreamError> {
         if let Some(frame) = self.again.take() {
             return Ok(Some(frame));
         }
         let silence = if self.bookmarks { SILENCE } else { SILENCE_WITHOUT_BOOKMARKS };
         let until = Instant::now() + silence;
         loop {
-            if let Some(frame) = self.decoder.next_frame()? {
+            if let Some(frame) = cut(&mut self.decoder)? {
                 return Ok(Some(frame));
             }
             match timeout_at(until, self.body.frame()).await {

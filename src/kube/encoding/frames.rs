@@ -59,10 +59,22 @@ pub struct Frame {
     pub object: Bytes,
 }
 
+impl Frame {
+    /// A copy that shares no memory with anything.
+    #[must_use]
+    pub fn detached(&self) -> Self {
+        let frame = Bytes::copy_from_slice(&self.frame);
+        // An empty slice stands nowhere.
+        let start = if self.object.is_empty() { 0 } else { offset_in(&self.frame, &self.object) };
+        let object = frame.slice(start..start + self.object.len());
+        Self { kind: self.kind, frame, object }
+    }
+}
+
 /// Cuts the chunks of a watch's body into frames.
 ///
 /// Bytes are copied only where a frame spans chunks, or where it is so small that it would keep a much larger
-/// chunk in memory. After an error the decoder gives no more frames.
+/// chunk in memory and its taker does not let go of it. After an error the decoder gives no more frames.
 #[derive(Debug)]
 pub struct FrameDecoder {
     encoding: Encoding,
@@ -74,8 +86,17 @@ pub struct FrameDecoder {
     failed: Option<Malformed>,
 }
 
-/// A frame shares its chunk's memory only if it is at least this part of it.
+/// A frame that is kept shares its chunk's memory only if it is at least this part of it.
 const WORTH_SHARING: usize = 2;
+
+/// What the taker of a frame does with it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Taker {
+    /// It may stay for long.
+    Keeps,
+    /// It is gone before the next one is taken.
+    LetsGo,
+}
 
 impl FrameDecoder {
     /// A decoder that refuses frames above a size, framing included.
@@ -93,10 +114,20 @@ impl FrameDecoder {
 
     /// The next event, if it has arrived in full.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, Malformed> {
+        self.next(Taker::Keeps)
+    }
+
+    /// The same for somebody who lets go of it at once: it may keep a chunk in memory that is much larger.
+    pub fn next_passing_frame(&mut self) -> Result<Option<Frame>, Malformed> {
+        self.next(Taker::LetsGo)
+    }
+
+    fn next(&mut self, taker: Taker) -> Result<Option<Frame>, Malformed> {
         if let Some(failure) = self.failed {
             return Err(failure);
         }
-        let next = self.cut().and_then(|frame| frame.map(|frame| open(self.encoding, frame)).transpose());
+        let next =
+            self.cut(taker).and_then(|frame| frame.map(|frame| open(self.encoding, frame)).transpose());
         if let Err(failure) = next {
             self.failed = Some(failure);
             self.partial = Vec::new();
@@ -111,7 +142,7 @@ impl FrameDecoder {
     }
 
     /// Takes the next frame's bytes off the chunks.
-    fn cut(&mut self) -> Result<Option<Bytes>, Malformed> {
+    fn cut(&mut self, taker: Taker) -> Result<Option<Bytes>, Malformed> {
         const TOO_LARGE: Malformed = Malformed("event larger than allowed");
         while let Some((chunk, size)) = self.chunks.front_mut() {
             // How many bytes of the chunk belong to the frame, and whether they complete it.
@@ -132,7 +163,8 @@ impl FrameDecoder {
             if self.partial.len() + length > self.max_frame_bytes {
                 return Err(TOO_LARGE);
             }
-            let share = complete && self.partial.is_empty() && length * WORTH_SHARING >= *size;
+            let worth_sharing = taker == Taker::LetsGo || length * WORTH_SHARING >= *size;
+            let share = complete && self.partial.is_empty() && worth_sharing;
             let frame = if share {
                 Some(chunk.split_to(length))
             } else {

@@ -124,15 +124,16 @@ impl TypeForm {
         Joined { bytes: out.freeze(), ends }
     }
 
-    /// The objects of a run of items, in their order, as slices of it. `objects` are those it was made of.
-    pub fn split<'a>(
+    /// The objects of a run of items, in their order, as slices of it. `lengths` are those of the objects it was
+    /// made of.
+    pub fn split(
         &self,
         joined: &Joined,
-        objects: impl Iterator<Item = &'a Stored>,
+        lengths: impl Iterator<Item = usize>,
     ) -> impl Iterator<Item = Stored> {
-        joined.ends.iter().zip(objects).map(|(end, object)| {
+        joined.ends.iter().zip(lengths).map(|(end, length)| {
             let end = *end as usize - self.separator();
-            Stored(joined.bytes.slice(end - object.len()..end))
+            Stored(joined.bytes.slice(end - length..end))
         })
     }
 

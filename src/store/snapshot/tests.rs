@@ -6,6 +6,7 @@ use bytes::{Bytes, BytesMut};
 use flate2::read::GzDecoder;
 use proptest::prelude::*;
 
+use super::super::leaf::FULL;
 use super::super::tests::{fields, layout, sized};
 use super::*;
 use crate::kube::{Deflated, Member};
@@ -163,6 +164,81 @@ proptest! {
         prop_assert_eq!((listed.len(), listed.size()), (snapshot.len(), snapshot.size()));
         prop_assert!(items(listed.runs_after(None, None), true) == expected(model.values()));
         prop_assert_eq!(listed.with_field(node, "n9").unwrap().count(), 0);
+    }
+}
+
+/// Keys as they may be listed: some of them in order, the rest as it comes, and some twice.
+fn listings() -> impl Strategy<Value = Vec<(String, u8, usize)>> {
+    let size = prop_oneof![6 => 0..200usize, 3 => 2_000..9_000usize, 1 => 20_000..70_000usize];
+    let object = (0..4usize, 0..300u16, 0..3u8, size).prop_map(|(namespace, name, node, size)| {
+        (format!("{}/p{name:03}", NAMESPACES[namespace]), node, size)
+    });
+    (proptest::collection::vec(object, 0..150), 0..150usize).prop_map(|(mut listing, sorted)| {
+        let sorted = sorted.min(listing.len());
+        listing[..sorted].sort();
+        listing
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_list_in_any_order_makes_the_same_snapshot(listing in listings(), in_order in any::<bool>()) {
+        let mut listing = listing;
+        if in_order {
+            listing.sort();
+            listing.dedup_by(|next, one| next.0 == one.0);
+        }
+        let mut model = BTreeMap::new();
+        let mut builder = SnapshotBuilder::new(layout());
+        for (version, (key, node, size)) in listing.iter().enumerate() {
+            let object = || sized(key, version as u64 + 1, &format!("n{node}"), *size);
+            builder.put(object());
+            model.insert(key.clone(), Arc::new(object()));
+        }
+        let snapshot = builder.finish(ResourceVersion(999));
+        prop_assert_eq!(snapshot.version(), ResourceVersion(999));
+        prop_assert_eq!(snapshot.len(), model.len());
+        prop_assert_eq!(snapshot.size(), model.values().map(|object| object.size()).sum::<usize>());
+        let known = |object: &Arc<Object>| (object.version, object.attributes.clone(), object.bytes.clone());
+        prop_assert!(snapshot.items(None).map(known).eq(model.values().map(known)));
+        prop_assert!(model.iter().all(|(key, object)| known(snapshot.get(key).unwrap()) == known(object)));
+        prop_assert!(items(snapshot.runs_after(None, None), false) == expected(model.values()));
+        let node = fields().position("spec.nodeName").unwrap();
+        for value in ["n0", "n1", "n2"] {
+            let wanted = model.values().filter(|object| object.attributes.field(node) == value);
+            prop_assert!(snapshot.with_field(node, value).unwrap().map(known).eq(wanted.map(known)), "{value}");
+        }
+        // However they came, the objects lie side by side, and nothing else of them is held.
+        prop_assert!(snapshot.leaves.iter().all(|leaf| leaf.0.is_settled() && leaf.0.held_in_vain() == 0));
+        if in_order {
+            let runs: Vec<Run> = snapshot.runs_after(None, None).collect();
+            prop_assert!(runs.iter().all(|run| run.items_len() <= FULL || run.len() == 1));
+            prop_assert!(runs.iter().all(|run| run.len() <= Leaf::MANY));
+            let room = |two: &[Run]| {
+                let (one, next) = (&two[0], &two[1].objects()[0]);
+                one.len() < Leaf::MANY && one.items_len() + layout().form.item_len(&next.bytes) <= FULL
+            };
+            prop_assert!(!runs.windows(2).any(room), "a leaf that has room for the next object");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_held_of_what_a_list_was_read_from() {
+    let form = layout().form;
+    let keys: Vec<String> = (0..40).map(|n| format!("ns/p{n:02}")).collect();
+    for in_order in [true, false] {
+        let mut builder = SnapshotBuilder::new(layout());
+        for (index, key) in keys.iter().enumerate() {
+            // One small object of a large chunk.
+            let key = if in_order { key } else { &keys[index * 7 % keys.len()] };
+            let object = sized(key, 1, "n1", 100);
+            let whole = form.get_body(&object.bytes);
+            let chunk = Bytes::from([&whole[..whole.len() - 1], " ".repeat(100_000).as_bytes()].concat());
+            builder.put(Object { bytes: form.store(&chunk.slice(..whole.len() - 1)), ..object });
+            assert!(chunk.is_unique(), "{in_order} {index}");
+        }
+        assert_eq!(builder.finish(ResourceVersion(1)).len(), keys.len());
     }
 }
 

@@ -107,6 +107,14 @@ fn small_frames_do_not_pin_large_chunks() {
         "the object is a slice of its frame"
     );
 
+    // Who lets go of it at once does not need the copy; the next one may keep its frame again.
+    let passing = decoder.next_passing_frame().unwrap().unwrap();
+    assert_eq!(passing, frame);
+    assert!(chunk.as_ptr_range().contains(&passing.frame.as_ptr()));
+    let kept = [passing.detached(), decoder.next_frame().unwrap().unwrap()];
+    assert!(kept.iter().all(|kept| *kept == frame && !chunk.as_ptr_range().contains(&kept.frame.as_ptr())));
+    assert!(kept.iter().all(|kept| kept.frame.as_ptr_range().contains(&kept.object.as_ptr())));
+
     let chunk = Bytes::from(line);
     decoder = FrameDecoder::new(Encoding::Json, 1000);
     decoder.push(chunk.clone());
@@ -251,8 +259,10 @@ proptest! {
         for chunk in chunks {
             decoder.push(chunk);
         }
-        for frame in case.frames() {
-            prop_assert_eq!(decoder.next_frame(), Ok(Some(frame)));
+        for (index, frame) in case.frames().into_iter().enumerate() {
+            let passing = index % 2 == 0;
+            let next = if passing { decoder.next_passing_frame() } else { decoder.next_frame() };
+            prop_assert_eq!(next, Ok(Some(frame)));
         }
         prop_assert!(decoder.is_clean());
     }
