@@ -212,6 +212,7 @@ impl Server {
         if own {
             response.headers_mut().insert(audit_id::NAME, audit_id);
         }
+        audit_id::come_once(response.headers_mut());
         response.headers_mut().insert("x-watershed-source", source.header());
         in_flight.answered(source, response.status(), started.elapsed());
         let response = match admitted {

@@ -179,6 +179,10 @@ impl Ear {
         Self { changes: Arc::clone(changes), listener, key }
     }
 
+    pub(super) fn question(&self) -> &Arc<Question> {
+        &self.listener.question
+    }
+
     /// To be called before the verdict is looked at, so that nothing slips in between.
     pub(super) fn listen(&self, waker: &Waker) {
         self.listener.waker.register(waker);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::authorize::{Authorizer, Decision, Judged, Question, Verdict};
+use super::authorize::{Authorizer, Decision, Judged, Verdict};
 use super::changes::Ear;
 use super::review::{ReviewError, Unavailable};
 
@@ -36,7 +36,6 @@ pub enum Standing {
 /// Watches over a grant. Waits for nothing: it is polled with its watch.
 pub struct Guard {
     authorizer: Arc<Authorizer>,
-    question: Arc<Question>,
     verdict: Arc<Verdict>,
     ear: Ear,
     asking: Option<JoinHandle<Result<Judged, Arc<ReviewError>>>>,
@@ -58,7 +57,6 @@ impl Authorizer {
         Guard {
             ear: Ear::new(self.changes(), &question),
             authorizer: Arc::clone(self),
-            question,
             verdict,
             asking: None,
             held: false,
@@ -76,7 +74,7 @@ impl Guard {
         // First, so that no change slips in between.
         self.ear.listen(context.waker());
         loop {
-            self.authorizer.changes().tell(&self.verdict, &self.question);
+            self.authorizer.changes().tell(&self.verdict, self.ear.question());
             let overtaken = self.verdict.overtaken_at().is_some();
             if let Some(asking) = &mut self.asking {
                 let Poll::Ready(answer) = Pin::new(asking).poll(context) else {
@@ -112,7 +110,7 @@ impl Guard {
             if now < self.pause {
                 return self.standing();
             }
-            let (authorizer, question) = (Arc::clone(&self.authorizer), Arc::clone(&self.question));
+            let (authorizer, question) = (Arc::clone(&self.authorizer), Arc::clone(self.ear.question()));
             // A task of its own: equal questions share one review, and a watch whose client stopped reading is not
             // polled. Everybody else would wait for it.
             self.asking = Some(tokio::spawn(async move { authorizer.ask_again(&question).await }));

@@ -1,10 +1,9 @@
 //! HTTP/2 streams whose client takes nothing of their answer: they are reset, and their neighbours on
 //! the connection go on.
 
+use std::cell::Cell;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use hyper::rt::Executor;
@@ -14,17 +13,20 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::metrics;
 
 tokio::task_local! {
-    /// Of the stream whose task this is.
-    static PACE: Arc<Pace>;
+    /// Of the stream whose task is polled.
+    static PACE: Cell<Pace>;
 }
 
-/// How an answer is taken.
-pub(super) struct Pace {
-    opened: Instant,
-    /// Since when a piece that was handed out is not asked after: milliseconds after `opened`, plus
-    /// one, or 0 when nothing waits for the client. hyper asks for the next piece when the client's
-    /// window and the stream's buffer have room, and not before.
-    waiting: AtomicU64,
+/// What became of an answer's pieces while its stream was polled. hyper asks for the next piece when the client's
+/// window and the stream's buffer have room, and not before.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Pace {
+    /// Nothing: whether one waits for the client is as it was.
+    AsBefore,
+    /// The next one is asked for: none waits.
+    Asked,
+    /// One was handed out, and waits.
+    HandedOut,
 }
 
 /// Runs HTTP/2 streams, each until its client has taken nothing of its answer for too long. Dropping a
@@ -39,7 +41,6 @@ pin_project! {
     struct Stream<F> {
         #[pin]
         inner: F,
-        pace: Arc<Pace>,
         stall: Duration,
         // While something waits for the client: an idle watch has none.
         timer: Option<Pin<Box<Sleep>>>,
@@ -47,32 +48,15 @@ pin_project! {
 }
 
 impl Pace {
-    fn new() -> Self {
-        Pace { opened: Instant::now(), waiting: AtomicU64::new(0) }
+    /// Whether this task is a stream's. HTTP/1 has none.
+    pub(super) fn is_kept() -> bool {
+        PACE.try_with(|_| ()).is_ok()
     }
 
-    /// That of the stream that this task serves; `None` on HTTP/1.
-    pub(super) fn of_this_task() -> Option<Arc<Self>> {
-        PACE.try_with(Arc::clone).ok()
-    }
-
-    /// A piece is asked for.
-    pub(super) fn asked(&self) {
-        self.waiting.store(0, Ordering::Release);
-    }
-
-    /// A piece is handed out.
-    pub(super) fn handed_out(&self) {
-        let now = u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.waiting.store(now.saturating_add(1), Ordering::Release);
-    }
-
-    /// When the client will have taken nothing for too long; `None` when nothing waits for it.
-    fn stalls_at(&self, stall: Duration) -> Option<Instant> {
-        match self.waiting.load(Ordering::Acquire) {
-            0 => None,
-            since => Some(self.opened + Duration::from_millis(since) + stall),
-        }
+    /// Tells the stream whose task this is.
+    pub(super) fn tell(self) {
+        // Without one nobody asks.
+        let _ = PACE.try_with(|pace| pace.set(self));
     }
 }
 
@@ -81,28 +65,25 @@ impl<F: Future<Output = ()>> Future for Stream<F> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let this = self.project();
-        if PACE.sync_scope(Arc::clone(this.pace), || this.inner.poll(context)).is_ready() {
+        let (polled, pace) =
+            PACE.sync_scope(Cell::new(Pace::AsBefore), || (this.inner.poll(context), PACE.with(Cell::get)));
+        if polled.is_ready() {
             return Poll::Ready(());
         }
-        if this.stall.is_zero() {
-            return Poll::Pending;
-        }
-        // Only its own task hands out pieces, so now is the time to look.
-        while let Some(until) = this.pace.stalls_at(*this.stall) {
-            if until <= Instant::now() {
-                metrics::answer_cut();
-                tracing::debug!("the client takes nothing of an answer; the stream is reset");
-                return Poll::Ready(());
+        match pace {
+            Pace::AsBefore => {}
+            Pace::Asked => *this.timer = None,
+            Pace::HandedOut if this.stall.is_zero() => {}
+            Pace::HandedOut => {
+                let until = Instant::now() + *this.stall;
+                this.timer.get_or_insert_with(|| Box::pin(sleep_until(until))).as_mut().reset(until);
             }
-            let timer = this.timer.get_or_insert_with(|| Box::pin(sleep_until(until)));
-            if timer.as_mut().poll(context).is_pending() {
-                return Poll::Pending;
-            }
-            // Set for a piece that was taken since.
-            timer.as_mut().reset(until);
         }
-        *this.timer = None;
-        Poll::Pending
+        let Some(timer) = this.timer else { return Poll::Pending };
+        ready!(timer.as_mut().poll(context));
+        metrics::answer_cut();
+        tracing::debug!("the client takes nothing of an answer; the stream is reset");
+        Poll::Ready(())
     }
 }
 
@@ -111,7 +92,35 @@ where
     F: Future<Output = ()> + Send + 'static,
 {
     fn execute(&self, stream: F) {
-        let pace = Arc::new(Pace::new());
-        tokio::spawn(Stream { inner: stream, pace, stall: self.stall, timer: None });
+        tokio::spawn(Stream { inner: stream, stall: self.stall, timer: None });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use super::*;
+
+    const STALL: Duration = Duration::from_secs(10);
+
+    #[tokio::test(start_paused = true)]
+    async fn who_takes_nothing_is_cut_and_who_asks_for_the_next_piece_is_not() {
+        for (then, cut) in [(Pace::AsBefore, true), (Pace::HandedOut, true), (Pace::Asked, false)] {
+            let mut told = [Pace::HandedOut, then].into_iter();
+            let inner = poll_fn(move |context| {
+                if let Some(pace) = told.next() {
+                    pace.tell();
+                    context.waker().wake_by_ref();
+                }
+                Poll::Pending
+            });
+            let begun = Instant::now();
+            let stream = Stream { inner, stall: STALL, timer: None };
+            let ended = tokio::time::timeout(STALL * 2, stream).await.is_ok();
+            assert_eq!(ended, cut, "{then:?}");
+            assert!(begun.elapsed() >= STALL);
+        }
+        assert!(!Pace::is_kept());
     }
 }

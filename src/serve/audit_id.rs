@@ -15,6 +15,14 @@ pub(super) fn of(headers: &HeaderMap) -> HeaderValue {
     HeaderValue::try_from(id).expect("hexadecimal digits and dashes are a header value")
 }
 
+/// Has a connection not keep it. HTTP/2 has a table of what was sent before, to name it shortly the next time: of this
+/// there is no next time, and the last fifty of each connection would push out what does come again.
+pub(super) fn come_once(headers: &mut HeaderMap) {
+    if let Some(id) = headers.get_mut(NAME) {
+        id.set_sensitive(true);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -33,5 +41,14 @@ mod tests {
         assert_eq!(id.len(), 36);
         assert_eq!(&id[14..15], "4");
         assert!("89ab".contains(&id[19..20]), "{id}");
+    }
+
+    #[test]
+    fn no_connection_keeps_it() {
+        let mut headers = HeaderMap::new();
+        come_once(&mut headers);
+        headers.insert(NAME, of(&HeaderMap::new()));
+        come_once(&mut headers);
+        assert!(headers[NAME].is_sensitive(), "literal, and never indexed (RFC 7541, 6.2.3)");
     }
 }

@@ -135,6 +135,6 @@ mod tests {
     #[test]
     fn an_open_watch_is_small() {
         let bytes = size_of::<WatchBody<Guard, Bell, WatchMeter>>();
-        assert!(bytes <= 384, "{bytes}");
+        assert!(bytes <= 320, "{bytes}");
     }
 }

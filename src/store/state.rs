@@ -362,7 +362,7 @@ impl Reader {
         let mut state = self.shared.state.write();
         let followed = state.snapshot.version();
         let snapshot = state.newest().clone();
-        let (slot, slot_key) = state.index.add(interest.clone());
+        let (interest, slot, slot_key) = state.index.add(interest);
         let (next, version) = match start {
             Start::Now => (state.window.head(), snapshot.version()),
             // A sequence number that is not held any more makes the first step say so.
@@ -394,7 +394,7 @@ pub struct Subscription {
     shared: Arc<Shared>,
     slot: Arc<Slot>,
     slot_key: usize,
-    pub(super) interest: Interest,
+    pub(super) interest: Arc<Interest>,
     /// The next event to hand out, while there is one known to be unread.
     next: Option<u64>,
     /// The start lay ahead of the scope: events up to this version are not the subscriber's.

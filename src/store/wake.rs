@@ -48,7 +48,8 @@ impl Slot {
 /// All subscriptions of a scope, by what they are interested in.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    slots: HashMap<Interest, Slab<Arc<Slot>>>,
+    /// Who is interested holds the key, too.
+    slots: HashMap<Arc<Interest>, Slab<Arc<Slot>>>,
     /// Positions of fields that somebody is interested in, with how many are.
     fields: HashMap<usize, usize>,
     count: usize,
@@ -59,14 +60,18 @@ impl Index {
         self.count
     }
 
-    pub(super) fn add(&mut self, interest: Interest) -> (Arc<Slot>, usize) {
+    pub(super) fn add(&mut self, interest: Interest) -> (Arc<Interest>, Arc<Slot>, usize) {
         if let Interest::Field(position, _) = interest {
             *self.fields.entry(position).or_default() += 1;
         }
         let slot = Arc::new(Slot { unseen: AtomicU64::new(NOTHING), waker: AtomicWaker::new() });
-        let key = self.slots.entry(interest).or_default().insert(Arc::clone(&slot));
+        let interest = match self.slots.get_key_value(&interest) {
+            Some((equal, _)) => Arc::clone(equal),
+            None => Arc::new(interest),
+        };
+        let key = self.slots.entry(Arc::clone(&interest)).or_default().insert(Arc::clone(&slot));
         self.count += 1;
-        (slot, key)
+        (interest, slot, key)
     }
 
     pub(super) fn remove(&mut self, interest: &Interest, key: usize) {

@@ -10,16 +10,22 @@ use crate::store::{Event, Interest, Object};
 /// Namespace and selectors of a read. All must hold.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
-    namespace: Option<String>,
+    namespace: Option<Box<str>>,
+    /// Most reads have none.
+    selectors: Option<Box<Selectors>>,
+}
+
+#[derive(Clone, Debug)]
+struct Selectors {
     labels: Option<LabelSelector>,
     /// Requirements by the field's position in the type's table.
-    fields: Vec<FieldRequirement>,
+    fields: Box<[FieldRequirement]>,
 }
 
 #[derive(Clone, Debug)]
 struct FieldRequirement {
     position: usize,
-    value: String,
+    value: Box<str>,
     equal: bool,
 }
 
@@ -41,12 +47,15 @@ impl Filter {
                 position: table
                     .position(&requirement.field)
                     .ok_or_else(|| UnknownField(requirement.field.clone()))?,
-                value: requirement.value.clone(),
+                value: requirement.value.as_str().into(),
                 equal: requirement.operator == crate::kube::FieldOperator::Equals,
             })
         });
-        let fields = fields.collect::<Result<_, _>>()?;
-        Ok(Self { namespace, labels: labels.filter(|labels| !labels.is_everything()), fields })
+        let fields = fields.collect::<Result<Box<[_]>, _>>()?;
+        let labels = labels.filter(|labels| !labels.is_everything());
+        let selects = labels.is_some() || !fields.is_empty();
+        let selectors = selects.then(|| Box::new(Selectors { labels, fields }));
+        Ok(Self { namespace: namespace.map(Into::into), selectors })
     }
 
     /// The namespace asked for, `None` for all.
@@ -56,19 +65,19 @@ impl Filter {
 
     /// Whether nothing but the namespace narrows the view.
     pub fn is_plain(&self) -> bool {
-        self.labels.is_none() && self.fields.is_empty()
+        self.selectors.is_none()
     }
 
     /// Whether an object is in the view.
     pub fn matches(&self, object: &Attributes) -> bool {
         self.namespace.as_deref().is_none_or(|namespace| namespace == object.namespace())
-            && self.fields.iter().all(|field| (object.field(field.position) == field.value) == field.equal)
-            && self.labels.as_ref().is_none_or(|labels| labels.matches(|key| object.label(key)))
+            && self.selectors.as_ref().is_none_or(|selectors| selectors.match_to(object))
     }
 
     /// The value that the field at this position must have, if it must have one.
     pub fn equal_to(&self, position: usize) -> Option<&str> {
-        let field = self.fields.iter().find(|field| field.equal && field.position == position)?;
+        let fields = &self.selectors.as_ref()?.fields;
+        let field = fields.iter().find(|field| field.equal && field.position == position)?;
         Some(&field.value)
     }
 
@@ -83,9 +92,16 @@ impl Filter {
             return Interest::Field(position, value.into());
         }
         match &self.namespace {
-            Some(namespace) => Interest::Namespace(namespace.as_str().into()),
+            Some(namespace) => Interest::Namespace(namespace.clone()),
             None => Interest::All,
         }
+    }
+}
+
+impl Selectors {
+    fn match_to(&self, object: &Attributes) -> bool {
+        self.fields.iter().all(|field| (object.field(field.position) == &*field.value) == field.equal)
+            && self.labels.as_ref().is_none_or(|labels| labels.matches(|key| object.label(key)))
     }
 }
 
