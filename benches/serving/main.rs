@@ -82,7 +82,7 @@ pub(crate) struct Args {
     /// Requests a second that are forwarded, where the hop through the proxy is timed
     #[arg(long, default_value_t = 2000.0, value_name = "REQUESTS")]
     forward_rate: f64,
-    /// Pods there are where a start is measured, and one node's list among more
+    /// Pods there are where a start is measured, and one node's list among more; no fewer than --pods
     #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = at_least_one)]
     start_pods: usize,
     /// Clients speak HTTP/1.1 instead of HTTP/2
@@ -150,7 +150,9 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 }
 
 fn main() -> anyhow::Result<()> {
-    let args = Args::parse();
+    let mut args = Args::parse();
+    // Pods only come.
+    args.start_pods = args.start_pods.max(args.pods);
     match &args.part {
         Some(Part::Limit { folder, relay }) => return limit::run(folder, *relay),
         Some(Part::Burn { milliseconds }) => return check::burn(*milliseconds),
