@@ -228,8 +228,7 @@ impl Snapshot {
         let parts = leaves.map_while(move |ByFirstKey(leaf)| {
             let (from, to) = bounds.within(leaf);
             // The first leaf may end before the bounds begin.
-            let first = leaf.first_key() <= bounds.from.as_str();
-            (from < to || first).then_some((leaf, from, to))
+            (from < to || leaf.first_key() <= bounds.from.as_str()).then_some((leaf, from, to))
         });
         parts.filter(|(_, from, to)| from < to)
     }
@@ -251,8 +250,16 @@ impl Bounds {
         Self { from: prefix + after.unwrap_or_default(), with_from: after.is_none(), to }
     }
 
+    /// Whether no key has to be looked at.
+    fn is_everything(&self) -> bool {
+        self.from.is_empty() && self.with_from && self.to.is_none()
+    }
+
     /// The first of a leaf's objects within, and the first behind them.
     fn within(&self, leaf: &Leaf) -> (usize, usize) {
+        if self.is_everything() {
+            return (0, leaf.objects().len());
+        }
         let (first, last) = (leaf.first_key(), leaf.objects().last().map_or("", |object| object.key()));
         let from = if first > self.from.as_str() {
             0
