@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderValue, Response, header};
 use http_body::{Body as _, Frame};
 use http_body_util::BodyExt;
 
-use crate::http::body::{Body, BoxError};
+use crate::http::body::{Body, BoxError, InMemory};
 use crate::kube::{GZIP_LEVEL, accepts_gzip};
 
 /// Bodies up to this many bytes are not worth it.
@@ -31,6 +31,7 @@ pub(super) fn apply(request: &HeaderMap, response: Response<Body>) -> Response<B
     let Some(place) = Place::take() else { return response };
     let (mut parts, body) = response.into_parts();
     parts.headers.remove(header::CONTENT_LENGTH);
+    parts.extensions.remove::<InMemory>();
     mark(&mut parts.headers);
     let body = Gzip { body, encoder: Some(GzEncoder::new(Vec::new(), GZIP_LEVEL)), _place: place };
     Response::from_parts(parts, body.boxed_unsync())

@@ -50,9 +50,9 @@ pub(super) fn answer(opened: &Opened, read: &Read, list: &List, headers: &Header
             response
         }
         items => {
-            let in_memory = matches!(items, Items::Runs(..) | Items::Objects(..));
-            let body = ListBody::new(items, parts).map_err(|never| match never {}).boxed_unsync();
-            let mut response = respond(body);
+            let body = ListBody::new(items, parts);
+            let in_memory = body.is_in_memory();
+            let mut response = respond(body.map_err(|never| match never {}).boxed_unsync());
             response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
             if in_memory {
                 response.extensions_mut().insert(InMemory);

@@ -13,8 +13,7 @@ use crate::watch::WORTH_SHARING;
 
 /// Small pieces are joined to pieces of about this size, so that they do not become a frame each.
 const CHUNK: usize = 64 * 1024;
-/// The least room for what stands between two pieces that are not copied, and for how much it is made at a time.
-const BETWEEN: usize = 64;
+/// Room that is made at a time for what stands between pieces that are not copied.
 const ROOM: usize = 1024;
 /// So many pieces are compressed before others have their turn. Most were compressed before.
 const COMPRESSED_AT_ONCE: usize = 4;
@@ -69,8 +68,21 @@ impl Items {
         }
     }
 
-    /// Appends a piece, or what stands before it where it is given back, to be sent from where it lies.
-    fn put(&self, index: usize, out: &mut BytesMut) -> Option<Bytes> {
+    /// Whether next to nothing of it has to be copied to be sent.
+    fn are_in_memory(&self) -> bool {
+        match self {
+            Self::Runs(..) => true,
+            Self::Objects(_, objects) => {
+                let lengths = objects.iter().map(|object| object.bytes.len());
+                lengths.filter(|length| *length < WORTH_SHARING).sum::<usize>() <= CHUNK
+            }
+            Self::Metadata(..) => false,
+        }
+    }
+
+    /// Appends a piece; or what stands before it, and gives it back to be sent from where it lies, if it is large and
+    /// that is wanted.
+    fn put(&self, index: usize, share: bool, out: &mut BytesMut) -> Option<Bytes> {
         let is_last = index + 1 == self.pieces();
         let piece = match self {
             Self::Runs(form, runs) => {
@@ -90,7 +102,7 @@ impl Items {
                 return None;
             }
         };
-        if piece.len() >= WORTH_SHARING {
+        if share && piece.len() >= WORTH_SHARING {
             return Some(piece);
         }
         out.extend_from_slice(&piece);
@@ -113,8 +125,8 @@ pub(super) struct ListBody {
     place: Place,
     /// What is copied, up to the next piece that is not.
     copied: BytesMut,
-    /// How much room is made for that at a time.
-    room: usize,
+    /// Large pieces are not copied. Then there are many small ones, which the connection has to put together.
+    in_memory: bool,
     /// A piece that is sent next.
     shared: Option<Bytes>,
     /// Bytes still to be sent.
@@ -124,9 +136,16 @@ pub(super) struct ListBody {
 impl ListBody {
     pub(super) fn new(items: Items, parts: ListParts) -> Self {
         let left = parts.body_len();
-        let are_large = left >= (items.pieces() * WORTH_SHARING) as u64;
-        let room = if are_large { ROOM } else { usize::try_from(left).unwrap_or(CHUNK).min(CHUNK) };
-        Self { items, parts, next: 0, place: Place::Head, copied: BytesMut::new(), room, shared: None, left }
+        let in_memory = items.are_in_memory();
+        // What comes later gets as much room again.
+        let room = if in_memory { ROOM } else { usize::try_from(left).unwrap_or(CHUNK).min(CHUNK) };
+        let copied = BytesMut::with_capacity(room);
+        Self { items, parts, next: 0, place: Place::Head, copied, in_memory, shared: None, left }
+    }
+
+    /// Whether it is made of references to what lies in memory.
+    pub(super) fn is_in_memory(&self) -> bool {
+        self.in_memory
     }
 
     fn next_chunk(&mut self) -> Option<Bytes> {
@@ -144,10 +163,7 @@ impl ListBody {
                         self.place = Place::Tail;
                         continue;
                     }
-                    if self.copied.capacity() - self.copied.len() < BETWEEN {
-                        self.copied.reserve(self.room);
-                    }
-                    let shared = self.items.put(self.next, &mut self.copied);
+                    let shared = self.items.put(self.next, self.in_memory, &mut self.copied);
                     self.next += 1;
                     if self.copied.is_empty() && shared.is_some() {
                         return shared;
@@ -273,5 +289,62 @@ impl http_body::Body for CompressedListBody {
         let mut hint = SizeHint::new();
         hint.set_lower(u64::from(!self.is_end_stream()));
         hint
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body::Body as _;
+
+    use super::*;
+    use crate::kube::{Encoding, FieldTable, GroupVersionResource, ResourceVersion, scan};
+
+    const LIST: &str =
+        r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[]}"#;
+
+    /// Config maps with so many bytes of data.
+    fn selected(form: &TypeForm, sizes: &[usize]) -> Vec<Arc<Object>> {
+        let fields = FieldTable::builtin(&GroupVersionResource::new("", "v1", "configmaps"), true).unwrap();
+        let object = |(index, size): (usize, &usize)| {
+            let data = "x".repeat(*size);
+            let text = format!(
+                r#"{{"kind":"ConfigMap","apiVersion":"v1","metadata":{{"name":"c-{index}","namespace":"ns","resourceVersion":"5"}},"data":{{"text":"{data}"}}}}"#
+            );
+            let scanned = scan(Encoding::Json, text.as_bytes(), &fields).unwrap();
+            let bytes = form.store(&text.into());
+            Arc::new(Object { bytes, version: scanned.version, attributes: scanned.attributes })
+        };
+        sizes.iter().enumerate().map(object).collect()
+    }
+
+    #[test]
+    fn a_selection_is_sent_from_where_it_lies_if_little_of_it_has_to_be_copied() {
+        let (form, _) = TypeForm::learn(Encoding::Json, "ConfigMap", &format!("{LIST}\n").into()).unwrap();
+        let form = Arc::new(form);
+        let mixed = [[3_000; 10], [300; 10]].concat();
+        for (sizes, in_memory) in
+            [(vec![3_000; 40], true), (mixed, true), (vec![300; 400], false), (vec![], true)]
+        {
+            let objects = selected(&form, &sizes);
+            let mut all = BytesMut::new();
+            for object in &objects {
+                form.put_item(&object.bytes, &mut all);
+            }
+            all.truncate(all.len().saturating_sub(form.separator()));
+            let items = Items::Objects(Arc::clone(&form), objects.clone());
+            let parts = form.list_parts(ResourceVersion(9), None, None, items.count(), items.bytes());
+            let expected = [&parts.head[..], &all, &parts.tail].concat();
+            let mut body = ListBody::new(items, parts);
+            assert_eq!(body.is_in_memory(), in_memory);
+            let mut frames = Vec::new();
+            while let Some(frame) = body.next_chunk() {
+                frames.push(frame);
+            }
+            assert!(body.is_end_stream());
+            assert!(frames.concat() == expected);
+            let is_shared = |object: &&Arc<Object>| frames.iter().any(|frame| object.bytes.is_part_of(frame));
+            let large = sizes.iter().filter(|size| **size >= WORTH_SHARING).count();
+            assert_eq!(objects.iter().filter(is_shared).count(), if in_memory { large } else { 0 });
+        }
     }
 }
