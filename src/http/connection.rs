@@ -296,7 +296,7 @@ fn without_body(response: &mut Response<Body>) {
 struct Counted {
     inner: Body,
     in_memory: bool,
-    /// On HTTP/2.
+    /// On HTTP/2, where what is handed out at once is held.
     in_pieces: bool,
     /// What is left of a frame that is handed out in pieces.
     rest: Bytes,
@@ -323,9 +323,7 @@ impl http_body::Body for Counted {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Pieces>, BoxError>>> {
         let this = &mut *self;
-        if this.in_pieces {
-            Pace::Asked.tell();
-        }
+        Pace::Asked.tell();
         if this.rest.is_empty() {
             match ready!(Pin::new(&mut this.inner).poll_frame(cx)) {
                 Some(Ok(frame)) => match frame.into_data() {
@@ -336,12 +334,8 @@ impl http_body::Body for Counted {
                 None => return Poll::Ready(None),
             }
         }
-        let piece = if this.in_pieces {
-            Pace::HandedOut.tell();
-            PIECE
-        } else {
-            usize::MAX
-        };
+        Pace::HandedOut.tell();
+        let piece = if this.in_pieces { PIECE } else { usize::MAX };
         let mut pieces = Pieces::from(this.rest.split_to(piece.min(this.rest.len())));
         while this.in_memory && pieces.remaining() < MOST_PIECES {
             if this.rest.is_empty()

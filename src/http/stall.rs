@@ -53,9 +53,8 @@ impl Pace {
         PACE.try_with(|_| ()).is_ok()
     }
 
-    /// Tells the stream whose task this is.
+    /// Tells the stream whose task this is. Of HTTP/1 nobody is told.
     pub(super) fn tell(self) {
-        // Without one nobody asks.
         let _ = PACE.try_with(|pace| pace.set(self));
     }
 }

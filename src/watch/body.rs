@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
-use super::chunk::{Chunk, Coding, Pieces};
+use super::chunk::{Chunk, Coding};
 use super::view::{Seen, View};
 use crate::kube::{BookmarkForm, EventKind, Malformed, ResourceVersion, Status, TypeForm};
 use crate::store::{Run, Runs, Step, Subscription};
@@ -168,7 +168,7 @@ pub struct WatchBody<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> {
     initial: Option<Box<Initial>>,
     over: bool,
     /// What is left of the chunk that is handed out, never empty.
-    rest: Option<Box<Pieces>>,
+    rest: Option<Box<std::vec::IntoIter<Bytes>>>,
     bookmarks: Option<Bookmarks>,
     deadline: Instant,
     /// The next of: bookmark, last bookmark, deadline.
@@ -361,8 +361,9 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
     /// The first piece of a chunk; the others come next.
     fn hand_out(&mut self, chunk: Chunk) -> Option<Bytes> {
         let frames = chunk.frames();
-        let mut pieces = chunk.finish();
-        let bytes = pieces.bytes();
+        let pieces = chunk.finish();
+        let bytes = pieces.iter().map(Bytes::len).sum();
+        let mut pieces = pieces.into_iter();
         let first = pieces.next()?;
         self.observer.sent(frames, bytes);
         self.rest = Some(pieces).filter(|rest| rest.len() > 0).map(Box::new);

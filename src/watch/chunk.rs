@@ -1,6 +1,4 @@
 //! What goes out at once, in the coding of the watch.
-use std::collections::VecDeque;
-
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::kube::{EventKind, Stored, TypeForm, gzip_member};
@@ -9,9 +7,7 @@ use crate::store::{Event, Run};
 /// From this size on (bytes) a piece of an answer is sent from where it lies, without a copy. What is written to the
 /// network at once is 16 KiB in at most 16 places (HTTP/2, TLS), so that smaller ones would make more writes of it.
 pub const WORTH_SHARING: usize = 2 * 1024;
-/// The least room for what stands between two shared pieces.
-const BETWEEN: usize = 256;
-/// Such room is made for several at a time.
+/// Room that is made at a time for what stands between shared pieces.
 const ROOM: usize = 1024;
 
 /// The content coding of a watch's body.
@@ -26,7 +22,7 @@ pub enum Coding {
 }
 
 /// Frames that go out at once.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Chunk {
     coding: Coding,
     /// How many frames were put in.
@@ -34,42 +30,16 @@ pub(super) struct Chunk {
     /// What it took to put them in, in bytes: what a chunk is limited by.
     bytes: usize,
     /// What is ready to be sent.
-    pieces: VecDeque<Bytes>,
+    pieces: Vec<Bytes>,
     /// What comes behind it: small pieces, copied.
     small: BytesMut,
     /// What comes behind that and was made for this watch; to be compressed yet.
     made: BytesMut,
 }
 
-/// A chunk on its way out.
-#[derive(Debug)]
-pub(super) struct Pieces(VecDeque<Bytes>);
-
-impl Pieces {
-    /// Bytes of all of them.
-    pub(super) fn bytes(&self) -> usize {
-        self.0.iter().map(Bytes::len).sum()
-    }
-}
-
-impl Iterator for Pieces {
-    type Item = Bytes;
-
-    fn next(&mut self) -> Option<Bytes> {
-        self.0.pop_front()
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        self.0.iter().size_hint()
-    }
-}
-
-impl ExactSizeIterator for Pieces {}
-
 impl Chunk {
     pub(super) fn new(coding: Coding) -> Self {
-        let (pieces, small, made) = Default::default();
-        Self { coding, frames: 0, bytes: 0, pieces, small, made }
+        Self { coding, ..Self::default() }
     }
 
     pub(super) fn frames(&self) -> usize {
@@ -94,12 +64,13 @@ impl Chunk {
         self.count(1, object.len());
         match self.coding {
             Coding::Identity if object.len() >= WORTH_SHARING => {
-                if self.small.capacity() - self.small.len() < BETWEEN {
-                    self.small.reserve(ROOM);
+                if self.small.capacity() == 0 {
+                    // What comes later gets as much room again.
+                    self.small = BytesMut::with_capacity(ROOM);
                 }
                 let tail = form.put_event_head(EventKind::Added, object, &mut self.small);
                 self.finish_small();
-                self.pieces.push_back(object.share());
+                self.pieces.push(object.share());
                 self.small.put_slice(tail);
             }
             Coding::Identity => form.put_event(EventKind::Added, object, &mut self.small),
@@ -125,10 +96,10 @@ impl Chunk {
     }
 
     /// All of it. No piece is empty.
-    pub(super) fn finish(mut self) -> Pieces {
+    pub(super) fn finish(mut self) -> Vec<Bytes> {
         self.finish_made();
         self.finish_small();
-        Pieces(self.pieces)
+        self.pieces
     }
 
     fn count(&mut self, frames: usize, bytes: usize) {
@@ -143,13 +114,13 @@ impl Chunk {
             self.small.extend_from_slice(&piece);
         } else {
             self.finish_small();
-            self.pieces.push_back(piece);
+            self.pieces.push(piece);
         }
     }
 
     fn finish_small(&mut self) {
         if !self.small.is_empty() {
-            self.pieces.push_back(self.small.split().freeze());
+            self.pieces.push(self.small.split().freeze());
         }
     }
 

@@ -14,7 +14,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -41,10 +40,7 @@ scrape_configs:
 	address := listener.Addr().String()
 	check(t, listener.Close())
 	command := exec.Command(program, "--config.file="+config, "--storage.tsdb.path="+dir, "--web.listen-address="+address, "--log.level=warn")
-	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	started := make(chan error)
-	spawner() <- func() { started <- command.Start() }
-	check(t, <-started)
+	startChild(t, command)
 	t.Cleanup(func() {
 		command.Process.Kill()
 		command.Wait()

@@ -76,10 +76,7 @@ func runProxy(t *testing.T, kubeconfig string, flags ...string) *ownProxy {
 	args = append(args, flags...)
 	command := exec.Command(must(watershed())(t), args...)
 	command.Stdout, command.Stderr = log, log
-	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	started := make(chan error)
-	spawner() <- func() { started <- command.Start() }
-	check(t, <-started)
+	startChild(t, command)
 	p.pid = command.Process.Pid
 	ended := make(chan struct{})
 	go func() {
@@ -122,6 +119,15 @@ func runProxy(t *testing.T, kubeconfig string, flags ...string) *ownProxy {
 		return nil
 	})
 	return p
+}
+
+// startChild starts a program that ends with this process, however that ends.
+func startChild(t *testing.T, command *exec.Cmd) {
+	t.Helper()
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	started := make(chan error)
+	spawner() <- func() { started <- command.Start() }
+	check(t, <-started)
 }
 
 func (p *ownProxy) tail() string {
