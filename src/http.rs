@@ -9,6 +9,7 @@ mod client_certificates;
 mod clock;
 mod connection;
 pub mod drain;
+mod gathered;
 mod limits;
 pub mod listen;
 pub mod metrics;

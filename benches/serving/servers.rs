@@ -140,7 +140,7 @@ impl Servers {
         relay::write(&folder, ca_pem, token)?;
         let origin = limit("origin", &folder, token, Some(reach))?;
         let ca = fs::read(folder.join(limit::CERTIFICATE))?;
-        let (kubeconfig, config) = (folder.join("kubeconfig"), folder.join("config.yaml"));
+        let kubeconfig = folder.join("kubeconfig");
         let address = origin.reach.address();
         let ca = base64::engine::general_purpose::STANDARD.encode(ca);
         fs::write(
@@ -151,11 +151,16 @@ impl Servers {
                  token: {token}\ncontexts:\n- name: bench\n  context:\n    cluster: bench\n    user: bench\n"
             ),
         )?;
-        fs::write(&config, "consistentReads: forward\n")?;
-        let text = |path: &Path| path.to_str().map(str::to_owned).context("not text");
-        let (kubeconfig, config) = (text(&kubeconfig)?, text(&config)?);
-        let proxy = proxy("forwarding-proxy", args, &folder, &kubeconfig, token, &["--config", &config])?;
-        Ok((origin, proxy))
+        let kubeconfig = kubeconfig.to_str().context("not text")?;
+        Ok((origin, forwarding_proxy(args, &folder, kubeconfig, token)?))
+    }
+
+    /// A further proxy that forwards all consistent reads.
+    pub(crate) fn forwarding_to_upstream(&self, args: &Args) -> anyhow::Result<Running> {
+        let Upstream { kubeconfig, token, .. } = &self.upstream;
+        let folder = self.folder.path().join("forwarding-to-upstream");
+        fs::create_dir(&folder)?;
+        forwarding_proxy(args, &folder, kubeconfig, token)
     }
 }
 
@@ -238,6 +243,13 @@ fn cluster(args: &Args, folder: &Path) -> anyhow::Result<Upstream> {
     let pid = report.pointer("/pids/apiserver-0").and_then(Value::as_u64).context("no pid")?;
     let (kubeconfig, pid) = (text("/proxy_kubeconfig")?, Some(pid.try_into()?));
     Ok(Upstream { reach, kubeconfig, token, ca_pem, pid, _child: child })
+}
+
+fn forwarding_proxy(args: &Args, folder: &Path, kubeconfig: &str, token: &str) -> anyhow::Result<Running> {
+    let config = folder.join("config.yaml");
+    fs::write(&config, "consistentReads: forward\n")?;
+    let config = config.to_str().context("not text")?;
+    proxy("forwarding-proxy", args, folder, kubeconfig, token, &["--config", config])
 }
 
 fn proxy(

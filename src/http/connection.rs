@@ -19,13 +19,16 @@ use hyper::rt::{Read, Write};
 use hyper::server::conn::{http1, http2};
 use hyper::service::{HttpService, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use pin_project_lite::pin_project;
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::server::TlsStream;
 
 use super::activity::{Activity, Running};
 use super::body::{self, Body, BoxError, InMemory, Meter, Metered};
 use super::clock::{Clock, Due};
 use super::drain;
+use super::gathered::{Gathered, Turns};
 use super::limits::Limits;
 use super::metrics::Listener;
 use super::pieces::Pieces;
@@ -89,8 +92,19 @@ pub(super) struct Protocols {
 }
 
 /// A connection of either protocol. hyper-util's trait for this is missing on HTTP/1 with upgrades.
-trait Graceful: Future<Output = hyper::Result<()>> {
+trait Graceful: Future<Output = Result<(), Self::Error>> {
+    type Error: std::fmt::Display;
+
     fn graceful_shutdown(self: Pin<&mut Self>);
+}
+
+pin_project! {
+    /// A connection, and what sends what it writes.
+    struct InTurns<C, I> {
+        #[pin]
+        connection: C,
+        turns: Turns<I>,
+    }
 }
 
 // === impl Protocols ===
@@ -129,10 +143,9 @@ impl Protocols {
     }
 
     /// Serves one connection to its end, or until the drain or the watch over its client cuts it.
-    pub(super) async fn serve<I, S, F>(
+    pub(super) async fn serve_http1<I, S, F>(
         &self,
         io: I,
-        http2: bool,
         activity: Arc<Activity>,
         peer: Peer,
         service: S,
@@ -143,27 +156,52 @@ impl Protocols {
         F: Future<Output = Response<Body>> + Send + 'static,
     {
         let address = peer.address;
-        let url_bytes = self.limits.url_bytes;
-        let requests = service_fn({
-            let activity = Arc::clone(&activity);
-            // Boxed, so that what it takes to find an answer is given back when there is one: watches stay for hours.
-            move |request| {
-                let running = Running::new(&activity);
-                Box::pin(answer(request, url_bytes, peer.clone(), service.clone(), running))
-            }
-        });
+        activity.speaks_http1();
+        let requests = self.requests(&activity, peer, service);
+        let connection = pin!(self.http1.serve_connection(TokioIo::new(io), requests).with_upgrades());
+        self.run(connection, &activity, address, drain).await;
+    }
+
+    /// The same of HTTP/2.
+    pub(super) async fn serve_http2<I, S, F>(
+        &self,
+        tls: TlsStream<I>,
+        activity: Arc<Activity>,
+        peer: Peer,
+        service: S,
+        drain: drain::Watch,
+    ) where
+        I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Response<Body>> + Send + 'static,
+    {
+        let address = peer.address;
+        let requests = self.requests(&activity, peer, service);
+        let (io, turns) = Gathered::new(tls);
+        let connection = self.http2.serve_connection(TokioIo::new(io), requests);
+        let connection = pin!(InTurns { connection, turns });
+        self.run(connection, &activity, address, drain).await;
+    }
+
+    /// What answers the requests of a connection.
+    fn requests<S, F>(
+        &self,
+        activity: &Arc<Activity>,
+        peer: Peer,
+        service: S,
+    ) -> impl HttpService<Incoming, ResBody = Counted, Error = Infallible, Future: Send + 'static> + use<S, F>
+    where
+        S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Response<Body>> + Send + 'static,
+    {
         activity.begin();
-        if !http2 {
-            activity.speaks_http1();
-        }
-        let io = TokioIo::new(io);
-        if http2 {
-            let connection = pin!(self.http2.serve_connection(io, requests));
-            self.run(connection, &activity, address, drain).await;
-        } else {
-            let connection = pin!(self.http1.serve_connection(io, requests).with_upgrades());
-            self.run(connection, &activity, address, drain).await;
-        }
+        let activity = Arc::clone(activity);
+        let url_bytes = self.limits.url_bytes;
+        // Boxed, so that what it takes to find an answer is given back when there is one: watches stay for hours.
+        service_fn(move |request| {
+            let running = Running::new(&activity);
+            Box::pin(answer(request, url_bytes, peer.clone(), service.clone(), running))
+        })
     }
 
     async fn run<C: Graceful>(
@@ -216,19 +254,36 @@ where
     S: HttpService<Incoming, ResBody = Counted, Error = Infallible>,
     I: Read + Write + Unpin + Send + 'static,
 {
+    type Error = hyper::Error;
+
     fn graceful_shutdown(self: Pin<&mut Self>) {
         Self::graceful_shutdown(self);
     }
 }
 
-impl<I, S> Graceful for http2::Connection<I, S, Streams>
+impl<I, S> Graceful for InTurns<http2::Connection<TokioIo<Gathered<I>>, S, Streams>, I>
 where
     S: HttpService<Incoming, ResBody = Counted, Error = Infallible>,
     S::Future: Send + 'static,
-    I: Read + Write + Unpin + 'static,
+    I: AsyncRead + AsyncWrite + Unpin + 'static,
 {
+    type Error = BoxError;
+
     fn graceful_shutdown(self: Pin<&mut Self>) {
-        Self::graceful_shutdown(self);
+        self.project().connection.graceful_shutdown();
+    }
+}
+
+impl<C, I> Future for InTurns<C, I>
+where
+    C: Future<Output = hyper::Result<()>>,
+    I: AsyncRead + AsyncWrite + Unpin,
+{
+    type Output = Result<(), BoxError>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        let this = self.project();
+        this.turns.poll(context, |context| this.connection.poll(context))
     }
 }
 

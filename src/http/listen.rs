@@ -178,7 +178,7 @@ async fn connection<I, S, F>(
     let stream = Watched::new(stream, &activity);
     let Some(tls) = tls else {
         let peer = Peer { address, tls: None };
-        return protocols.serve(stream, false, activity, peer, service, drain).await;
+        return protocols.serve_http1(stream, activity, peer, service, drain).await;
     };
     // Both boxed: a future has room for what passes through it as often as it passes, for as long as it lives, and a TLS
     // session is a kilobyte.
@@ -205,7 +205,11 @@ async fn connection<I, S, F>(
         server_name: session.server_name().map(str::to_owned),
     };
     let peer = Peer { address, tls: Some(Arc::new(told)) };
-    protocols.serve(stream, http2, activity, peer, service, drain).await;
+    if http2 {
+        protocols.serve_http2(*stream, activity, peer, service, drain).await;
+    } else {
+        protocols.serve_http1(stream, activity, peer, service, drain).await;
+    }
 }
 
 #[cfg(test)]

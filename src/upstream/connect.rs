@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
+use tokio::io::BufReader;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
@@ -33,8 +34,11 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 #[cfg(not(windows))]
 const KEEPALIVE_RETRIES: u32 = 3;
 
+/// What is read at a time: rustls asks for 4 KiB.
+const READ_AHEAD: usize = 64 * 1024;
+
 /// Bytes to and from the API server.
-pub(super) type Stream = Either<TcpStream, TlsStream<TcpStream>>;
+pub(super) type Stream = Either<TcpStream, TlsStream<BufReader<TcpStream>>>;
 
 /// A connection, and what was agreed on.
 pub(super) struct Dialed {
@@ -110,7 +114,7 @@ async fn connect(
     let failed = |source| UpstreamError::Tls { address: address.clone(), source: Arc::new(source) };
     let name = material.server_name(address).map_err(|error| failed(io::Error::other(error)))?;
     let connector = TlsConnector::from(material.tls(identity, http1_only));
-    let tls = connector.connect(name, tcp).await.map_err(failed)?;
+    let tls = connector.connect(name, BufReader::with_capacity(READ_AHEAD, tcp)).await.map_err(failed)?;
     let http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
     Ok(Dialed { stream: Either::Right(tls), http2, address: address.clone() })
 }

@@ -1,18 +1,15 @@
 //! Connections outside of any pool, for instruments that decide themselves which requests share one.
 use http::HeaderMap;
-use tokio::net::TcpStream;
-use tokio_rustls::client::TlsStream;
-use tokio_util::either::Either;
 
 use super::address::Address;
-use super::connect::Dialer;
+use super::connect::{Dialer, Stream};
 use super::credentials::{Identity, Upstream};
 use super::error::UpstreamError;
 
 /// A connection on which no HTTP has been spoken yet.
 pub struct OwnConnection {
     /// Bytes to and from the server.
-    pub stream: Either<TcpStream, TlsStream<TcpStream>>,
+    pub stream: Stream,
     /// Whether HTTP/2 was agreed on; HTTP/1.1 otherwise.
     pub http2: bool,
     /// Where it leads.
