@@ -131,7 +131,8 @@ fn compress(compressor: &mut Compress, data: &[u8], flushes: &[FlushCompress]) -
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
+    use std::io::{Read, Seek, Write};
+    use std::process::Command;
 
     use flate2::read::{GzDecoder, MultiGzDecoder};
     use http::HeaderValue;
@@ -196,6 +197,38 @@ mod tests {
             reader.read_to_end(&mut again).unwrap();
             assert!(again == all);
             assert!(reader.into_inner().is_empty(), "nothing follows it");
+            for (program, arguments) in OTHERS {
+                // Where it is installed.
+                let Some(read) = read_by(program, arguments, &out) else { continue };
+                assert!(read == all, "{program} {arguments:?}");
+            }
         }
+    }
+
+    /// What reads gzip besides flate2 here and Go in `TestCompressed`: Python, zlib by itself, and GNU.
+    const OTHERS: [(&str, &[&str]); 3] = [
+        (
+            "python3",
+            &["-c", "import gzip, sys; sys.stdout.buffer.write(gzip.decompress(sys.stdin.buffer.read()))"],
+        ),
+        (
+            "python3",
+            &[
+                "-c",
+                "import sys, zlib\nmember = zlib.decompressobj(31)\nall = member.decompress(sys.stdin.buffer.read())\n\
+                 assert member.eof and not member.unused_data\nsys.stdout.buffer.write(all)",
+            ],
+        ),
+        ("gzip", &["-dc"]),
+    ];
+
+    /// What a program makes of a member; `None` where there is no such program.
+    fn read_by(program: &str, arguments: &[&str], member: &[u8]) -> Option<Vec<u8>> {
+        let mut input = tempfile::tempfile().unwrap();
+        input.write_all(member).unwrap();
+        input.rewind().unwrap();
+        let output = Command::new(program).args(arguments).stdin(input).output().ok()?;
+        assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+        Some(output.stdout)
     }
 }
