@@ -33,15 +33,15 @@ pub(crate) struct Names {
 }
 
 pub(crate) fn names(args: &Args, servers: &Servers) -> Names {
+    let list = |from: &str| {
+        format!("forwarded LIST of everything{from} ({:.1} MB)", servers.list_bytes as f64 / 1e6)
+    };
     Names {
         get: format!("forwarded GET, {}/s", args.forward_rate),
-        list: format!("forwarded LIST of everything ({:.1} MB)", servers.list_bytes as f64 / 1e6),
+        list: list(""),
         log: format!("forwarded log ({} MiB in pieces)", LOG_BYTES >> 20),
         link: format!("forwarded log, upstream at {LINK} Gbit/s"),
-        real: format!(
-            "forwarded LIST of everything from kube-apiserver ({:.1} MB)",
-            servers.list_bytes as f64 / 1e6
-        ),
+        real: list(" from kube-apiserver"),
     }
 }
 
@@ -68,12 +68,6 @@ pub(crate) async fn all(
     wanted: impl Fn(&str) -> bool,
 ) -> anyhow::Result<()> {
     let names = names(args, servers);
-    let real = servers.measured.iter().find(|server| server.kind == Kind::KubeApiserver);
-    if let Some(server) = real.filter(|_| wanted(&names.real)) {
-        let (kind, origin, origin_pid) = (server.kind, server.reach.clone(), server.pid);
-        let hop = Hop { kind, origin, origin_pid, proxy: servers.forwarding_to_upstream(args)? };
-        hop.large(args, table, &Large { name: &names.real, path: "/api/v1/pods", length: None }).await?;
-    }
     let (origin, proxy) = servers.forwarding(args)?;
     let hop = Hop { kind: Kind::Limit, origin: origin.reach.clone(), origin_pid: origin.pid(), proxy };
     let json = HeaderMap::from_iter([(http::header::CONTENT_TYPE, "application/json".parse()?)]);
@@ -97,6 +91,20 @@ pub(crate) async fn all(
         hop.large(args, table, &Large { name: &names.link, path: &path, length: Some(LOG_BYTES) }).await?;
     }
     Ok(())
+}
+
+/// A list that a real API server makes, if there is one.
+pub(crate) async fn from_kube_apiserver(
+    args: &Args,
+    servers: &Servers,
+    table: &mut Table,
+    name: &str,
+) -> anyhow::Result<()> {
+    let real = servers.measured.iter().find(|server| server.kind == Kind::KubeApiserver);
+    let Some(server) = real else { return Ok(()) };
+    let (kind, origin, origin_pid) = (server.kind, server.reach.clone(), server.pid);
+    let hop = Hop { kind, origin, origin_pid, proxy: servers.forwarding_to_upstream(args)? };
+    hop.large(args, table, &Large { name, path: "/api/v1/pods", length: None }).await
 }
 
 impl Hop {

@@ -52,7 +52,10 @@ pub(crate) async fn all(args: &Args, servers: &Servers) -> anyhow::Result<Table>
         }
     }
     let names = forward::names(args, servers);
-    if [&names.get, &names.list, &names.log, &names.link, &names.real].into_iter().any(|name| wanted(name)) {
+    if wanted(&names.real) {
+        forward::from_kube_apiserver(args, servers, &mut table, &names.real).await?;
+    }
+    if [&names.get, &names.list, &names.log, &names.link].into_iter().any(|name| wanted(name)) {
         forward::all(args, servers, &mut table, wanted).await?;
     }
     if wanted("consistent LIST") {

@@ -91,6 +91,17 @@ pub(super) struct Protocols {
     listener: Listener,
 }
 
+/// What answers the requests of a connection.
+pub(super) trait Requests:
+    HttpService<Incoming, ResBody = Counted, Error = Infallible, Future: Send + 'static>
+{
+}
+
+impl<S> Requests for S where
+    S: HttpService<Incoming, ResBody = Counted, Error = Infallible, Future: Send + 'static>
+{
+}
+
 /// A connection of either protocol. hyper-util's trait for this is missing on HTTP/1 with upgrades.
 trait Graceful: Future<Output = Result<(), Self::Error>> {
     type Error: std::fmt::Display;
@@ -142,59 +153,17 @@ impl Protocols {
         self.listener
     }
 
-    /// Serves one connection to its end, or until the drain or the watch over its client cuts it.
-    pub(super) async fn serve_http1<I, S, F>(
-        &self,
-        io: I,
-        activity: Arc<Activity>,
-        peer: Peer,
-        service: S,
-        drain: drain::Watch,
-    ) where
-        I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
-        F: Future<Output = Response<Body>> + Send + 'static,
-    {
-        let address = peer.address;
-        activity.speaks_http1();
-        let requests = self.requests(&activity, peer, service);
-        let connection = pin!(self.http1.serve_connection(TokioIo::new(io), requests).with_upgrades());
-        self.run(connection, &activity, address, drain).await;
-    }
-
-    /// The same of HTTP/2.
-    pub(super) async fn serve_http2<I, S, F>(
-        &self,
-        tls: TlsStream<I>,
-        activity: Arc<Activity>,
-        peer: Peer,
-        service: S,
-        drain: drain::Watch,
-    ) where
-        I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
-        F: Future<Output = Response<Body>> + Send + 'static,
-    {
-        let address = peer.address;
-        let requests = self.requests(&activity, peer, service);
-        let (io, turns) = Gathered::new(tls);
-        let connection = self.http2.serve_connection(TokioIo::new(io), requests);
-        let connection = pin!(InTurns { connection, turns });
-        self.run(connection, &activity, address, drain).await;
-    }
-
     /// What answers the requests of a connection.
-    fn requests<S, F>(
+    pub(super) fn requests<S, F>(
         &self,
         activity: &Arc<Activity>,
         peer: Peer,
         service: S,
-    ) -> impl HttpService<Incoming, ResBody = Counted, Error = Infallible, Future: Send + 'static> + use<S, F>
+    ) -> impl Requests + use<S, F>
     where
         S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<Body>> + Send + 'static,
     {
-        activity.begin();
         let activity = Arc::clone(activity);
         let url_bytes = self.limits.url_bytes;
         // Boxed, so that what it takes to find an answer is given back when there is one: watches stay for hours.
@@ -204,6 +173,39 @@ impl Protocols {
         })
     }
 
+    /// Serves one connection to its end, or until the drain or the watch over its client cuts it.
+    pub(super) async fn serve_http1<I>(
+        &self,
+        io: I,
+        requests: impl Requests,
+        activity: &Activity,
+        address: SocketAddr,
+        drain: drain::Watch,
+    ) where
+        I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        activity.speaks_http1();
+        let connection = pin!(self.http1.serve_connection(TokioIo::new(io), requests).with_upgrades());
+        self.run(connection, activity, address, drain).await;
+    }
+
+    /// The same of HTTP/2.
+    pub(super) async fn serve_http2<I>(
+        &self,
+        tls: TlsStream<I>,
+        requests: impl Requests,
+        activity: &Activity,
+        address: SocketAddr,
+        drain: drain::Watch,
+    ) where
+        I: AsyncRead + AsyncWrite + Unpin + 'static,
+    {
+        let (io, turns) = Gathered::new(tls);
+        let connection = self.http2.serve_connection(TokioIo::new(io), requests);
+        let connection = pin!(InTurns { connection, turns });
+        self.run(connection, activity, address, drain).await;
+    }
+
     async fn run<C: Graceful>(
         &self,
         mut connection: Pin<&mut C>,
@@ -211,6 +213,7 @@ impl Protocols {
         address: SocketAddr,
         drain: drain::Watch,
     ) {
+        activity.begin();
         let mut draining = false;
         let mut next_act = drain.draining().boxed();
         let mut clock = Clock::new(activity, &self.limits);
@@ -251,7 +254,7 @@ impl Protocols {
 
 impl<I, S> Graceful for http1::UpgradeableConnection<I, S>
 where
-    S: HttpService<Incoming, ResBody = Counted, Error = Infallible>,
+    S: Requests,
     I: Read + Write + Unpin + Send + 'static,
 {
     type Error = hyper::Error;
@@ -263,8 +266,7 @@ where
 
 impl<I, S> Graceful for InTurns<http2::Connection<TokioIo<Gathered<I>>, S, Streams>, I>
 where
-    S: HttpService<Incoming, ResBody = Counted, Error = Infallible>,
-    S::Future: Send + 'static,
+    S: Requests,
     I: AsyncRead + AsyncWrite + Unpin + 'static,
 {
     type Error = BoxError;
@@ -348,7 +350,7 @@ fn without_body(response: &mut Response<Body>) {
 }
 
 /// An answer's body that keeps its connection from being idle, and shows how its client takes it.
-struct Counted {
+pub(super) struct Counted {
     inner: Body,
     in_memory: bool,
     /// On HTTP/2, where what is handed out at once is held.

@@ -178,7 +178,8 @@ async fn connection<I, S, F>(
     let stream = Watched::new(stream, &activity);
     let Some(tls) = tls else {
         let peer = Peer { address, tls: None };
-        return protocols.serve_http1(stream, activity, peer, service, drain).await;
+        let requests = protocols.requests(&activity, peer, service);
+        return protocols.serve_http1(stream, requests, &activity, address, drain).await;
     };
     // Both boxed: a future has room for what passes through it as often as it passes, for as long as it lives, and a TLS
     // session is a kilobyte.
@@ -205,10 +206,11 @@ async fn connection<I, S, F>(
         server_name: session.server_name().map(str::to_owned),
     };
     let peer = Peer { address, tls: Some(Arc::new(told)) };
+    let requests = protocols.requests(&activity, peer, service);
     if http2 {
-        protocols.serve_http2(*stream, activity, peer, service, drain).await;
+        protocols.serve_http2(*stream, requests, &activity, address, drain).await;
     } else {
-        protocols.serve_http1(stream, activity, peer, service, drain).await;
+        protocols.serve_http1(stream, requests, &activity, address, drain).await;
     }
 }
 
