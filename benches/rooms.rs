@@ -1,7 +1,11 @@
 //! The pure rooms, function by function: what is done once for each object, event, read or watch.
 //!
 //! `cargo bench --bench rooms -- FILTER`; docs/benchmarks.md says what is measured.
-#![allow(missing_docs, clippy::expect_used, reason = "criterion's macros, and a bench may fail")]
+#![allow(
+    missing_docs,
+    clippy::expect_used,
+    reason = "criterion's macros, and a bench may fail"
+)]
 use std::hint::black_box;
 use std::sync::Arc;
 use std::task::{Context, Waker};
@@ -15,7 +19,9 @@ use watershed::kube::{
     ResourceVersion, Scanned, TypeForm, deflate, gzip_member, scan,
 };
 use watershed::sim::fixtures;
-use watershed::store::{self, Interest, Layout, Limits, Object, Reader, Snapshot, Start, Step, Writer};
+use watershed::store::{
+    self, Interest, Layout, Limits, Object, Reader, Snapshot, Start, Step, Writer,
+};
 use watershed::watch::Filter;
 
 /// Upstream's own bytes, which the tests of the room hold.
@@ -34,7 +40,10 @@ fn pods() -> FieldTable {
 
 /// A pod as upstream prints it in a watch event, 2 to 4 KB.
 fn pod_json(number: usize, version: u64) -> Bytes {
-    let (namespace, name) = (fixtures::namespace_name(number % 10), format!("pod-{number:06}"));
+    let (namespace, name) = (
+        fixtures::namespace_name(number % 10),
+        format!("pod-{number:06}"),
+    );
     let node = fixtures::node_name(number % NODES);
     let text = fixtures::pod(&namespace, &name, &node, &mut Rng::with_seed(number as u64));
     let mut pod: serde_json::Value = serde_json::from_str(&text).expect("fixtures are JSON");
@@ -43,15 +52,24 @@ fn pod_json(number: usize, version: u64) -> Bytes {
     let members = pod.as_object_mut().expect("an object");
     members.remove("kind");
     members.remove("apiVersion");
-    format!(r#"{{"kind":"Pod","apiVersion":"v1",{}"#, &pod.to_string()[1..]).into()
+    format!(
+        r#"{{"kind":"Pod","apiVersion":"v1",{}"#,
+        &pod.to_string()[1..]
+    )
+    .into()
 }
 
 /// A pod in protobuf, as large as a real one: that of the tests with a long annotation.
 fn pod_protobuf() -> Bytes {
-    let (_, page) =
-        TypeForm::learn(Encoding::Protobuf, "Pod", &Bytes::from_static(PODS_PROTOBUF)).expect("a list");
+    let (_, page) = TypeForm::learn(
+        Encoding::Protobuf,
+        "Pod",
+        &Bytes::from_static(PODS_PROTOBUF),
+    )
+    .expect("a list");
     let pod = page.objects.first().expect("a pod");
-    // A member that nothing asks for: `status.message`, 3.2 KB. Members of one message may come in pieces.
+    // A member that nothing asks for: `status.message`, 3.2 KB. Members of one message may come in
+    // pieces.
     let message = vec![b'm'; 3200];
     let mut status = vec![0x1a, 0x80, 0x19];
     status.extend(message);
@@ -64,21 +82,34 @@ fn pod_protobuf() -> Bytes {
 fn layout() -> Layout {
     let list = Bytes::from_static(PODS_JSON);
     let (form, _) = TypeForm::learn(Encoding::Json, "Pod", &list).expect("a list");
-    Layout { form: Arc::new(form), indexed: pods().indexed() }
+    Layout {
+        form: Arc::new(form),
+        indexed: pods().indexed(),
+    }
 }
 
 /// So many objects, which share their bytes until a snapshot holds them.
 fn objects(count: usize) -> Vec<Arc<Object>> {
     let (fields, bytes) = (pods(), layout().form.store(&pod_json(0, 1)));
     let object = |number: usize| {
-        let (namespace, node) = (fixtures::namespace_name(number % 10), fixtures::node_name(number % NODES));
+        let (namespace, node) = (
+            fixtures::namespace_name(number % 10),
+            fixtures::node_name(number % NODES),
+        );
         let app = fixtures::APPS[number % fixtures::APPS.len()];
         let small = format!(
             r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{"name":"pod-{number:06}","namespace":"{namespace}","resourceVersion":"{}","labels":{{"app":"{app}","tier":"backend"}}}},"spec":{{"nodeName":"{node}"}},"status":{{"phase":"Running"}}}}"#,
             number + 1
         );
-        let Scanned { version, attributes } = scan(Encoding::Json, small.as_bytes(), &fields).expect("a pod");
-        Arc::new(Object { bytes: bytes.clone(), version, attributes })
+        let Scanned {
+            version,
+            attributes,
+        } = scan(Encoding::Json, small.as_bytes(), &fields).expect("a pod");
+        Arc::new(Object {
+            bytes: bytes.clone(),
+            version,
+            attributes,
+        })
     };
     (0..count).map(object).collect()
 }
@@ -95,7 +126,10 @@ fn snapshot(objects: &[Arc<Object>], layout: Layout) -> Snapshot {
 
 /// A scope that holds these.
 fn scope(objects: &[Arc<Object>]) -> (Writer, Reader) {
-    let (mut writer, reader) = store::new(Limits { age: Duration::from_mins(5), bytes: 16 << 20 });
+    let (mut writer, reader) = store::new(Limits {
+        age: Duration::from_mins(5),
+        bytes: 16 << 20,
+    });
     writer.replace(snapshot(objects, layout()));
     (writer, reader)
 }
@@ -111,7 +145,11 @@ struct Changes<'a> {
 impl<'a> Changes<'a> {
     fn of(all: &'a [Arc<Object>]) -> Self {
         let frame = layout().form.event(EventKind::Modified, &all[0].bytes);
-        Self { all, frame, version: all.len() as u64 }
+        Self {
+            all,
+            frame,
+            version: all.len() as u64,
+        }
     }
 
     /// The next version, of whichever object's turn it is.
@@ -122,40 +160,70 @@ impl<'a> Changes<'a> {
 
     fn change(&mut self, number: usize, kind: EventKind) -> (Frame, Object) {
         self.version += 1;
-        let Object { bytes, attributes, .. } = &*self.all[number];
+        let Object {
+            bytes, attributes, ..
+        } = &*self.all[number];
         let (bytes, attributes) = (bytes.clone(), attributes.clone());
         let frame = self.frame.clone();
-        let frame = Frame { kind, object: frame.clone(), frame };
-        (frame, Object { bytes, version: ResourceVersion(self.version), attributes })
+        let frame = Frame {
+            kind,
+            object: frame.clone(),
+            frame,
+        };
+        (
+            frame,
+            Object {
+                bytes,
+                version: ResourceVersion(self.version),
+                attributes,
+            },
+        )
     }
 }
 
 fn encoding(criterion: &mut Criterion) {
     let fields = pods();
     let mut group = criterion.benchmark_group("scan an object");
-    for (name, encoding, object) in
-        [("JSON", Encoding::Json, pod_json(1, 1)), ("protobuf", Encoding::Protobuf, pod_protobuf())]
-    {
+    for (name, encoding, object) in [
+        ("JSON", Encoding::Json, pod_json(1, 1)),
+        ("protobuf", Encoding::Protobuf, pod_protobuf()),
+    ] {
         scan(encoding, &object, &fields).expect("a pod");
         group.throughput(Throughput::Bytes(object.len() as u64));
-        group.bench_function(name, |bencher| bencher.iter(|| scan(encoding, black_box(&object), &fields)));
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| scan(encoding, black_box(&object), &fields))
+        });
     }
     group.finish();
 
     let mut group = criterion.benchmark_group(format!("read a list of {LISTED}"));
-    for (name, encoding, sample) in
-        [("JSON", Encoding::Json, PODS_JSON), ("protobuf", Encoding::Protobuf, PODS_PROTOBUF)]
-    {
-        let (form, _) = TypeForm::learn(encoding, "Pod", &Bytes::from_static(sample)).expect("a list");
-        let one = if encoding == Encoding::Json { pod_json(1, 1) } else { pod_protobuf() };
+    for (name, encoding, sample) in [
+        ("JSON", Encoding::Json, PODS_JSON),
+        ("protobuf", Encoding::Protobuf, PODS_PROTOBUF),
+    ] {
+        let (form, _) =
+            TypeForm::learn(encoding, "Pod", &Bytes::from_static(sample)).expect("a list");
+        let one = if encoding == Encoding::Json {
+            pod_json(1, 1)
+        } else {
+            pod_protobuf()
+        };
         let list = list(&form, &vec![one; LISTED]);
         assert_eq!(form.read_list(&list).expect("a list").objects.len(), LISTED);
         group.throughput(Throughput::Bytes(list.len() as u64));
-        group.bench_function(name, |bencher| bencher.iter(|| form.read_list(black_box(&list))));
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| form.read_list(black_box(&list)))
+        });
     }
     group.finish();
 
-    let event: Bytes = [br#"{"type":"MODIFIED","object":"#, &pod_json(1, 1)[..], b"}\n"].concat().into();
+    let event: Bytes = [
+        br#"{"type":"MODIFIED","object":"#,
+        &pod_json(1, 1)[..],
+        b"}\n",
+    ]
+    .concat()
+    .into();
     let mut group = criterion.benchmark_group("one event");
     group.throughput(Throughput::Bytes(event.len() as u64));
     group.bench_function("cut from the stream, JSON", |bencher| {
@@ -169,7 +237,9 @@ fn encoding(criterion: &mut Criterion) {
         let leaf = event.repeat(32 * 1024 / event.len());
         bencher.iter(|| deflate(black_box(&leaf)));
     });
-    group.bench_function("gzip member", |bencher| bencher.iter(|| gzip_member(black_box(&event))));
+    group.bench_function("gzip member", |bencher| {
+        bencher.iter(|| gzip_member(black_box(&event)))
+    });
     group.finish();
 }
 
@@ -177,18 +247,32 @@ fn list(form: &TypeForm, objects: &[Bytes]) -> Bytes {
     let stored: Vec<_> = objects.iter().map(|object| form.store(object)).collect();
     let mut items = form.join(stored.iter()).bytes;
     items.truncate(items.len() - form.separator());
-    let parts = form.list_parts(ResourceVersion(9), None, None, stored.len(), items.len() as u64);
+    let parts = form.list_parts(
+        ResourceVersion(9),
+        None,
+        None,
+        stored.len(),
+        items.len() as u64,
+    );
     [&parts.head[..], &items, &parts.tail].concat().into()
 }
 
 fn selectors(criterion: &mut Criterion) {
     let (fields, one) = (pods(), &objects(1)[0]);
     let mut group = criterion.benchmark_group("match an object");
-    for text in ["app=search", "app in (search,billing),tier notin (batch)", "!canary,tier!=batch"] {
-        let filter = Filter::new(None, LabelSelector::parse(text).ok(), None, &fields).expect("known fields");
-        group.bench_function(text, |bencher| bencher.iter(|| filter.matches(black_box(&one.attributes))));
+    for text in [
+        "app=search",
+        "app in (search,billing),tier notin (batch)",
+        "!canary,tier!=batch",
+    ] {
+        let filter = Filter::new(None, LabelSelector::parse(text).ok(), None, &fields)
+            .expect("known fields");
+        group.bench_function(text, |bencher| {
+            bencher.iter(|| filter.matches(black_box(&one.attributes)))
+        });
     }
-    let selector = watershed::kube::FieldSelector::parse("spec.nodeName=node-001").expect("a selector");
+    let selector =
+        watershed::kube::FieldSelector::parse("spec.nodeName=node-001").expect("a selector");
     let filter = Filter::new(None, None, Some(&selector), &fields).expect("known fields");
     group.bench_function("spec.nodeName", |bencher| {
         bencher.iter(|| filter.matches(black_box(&one.attributes)));
@@ -202,7 +286,11 @@ fn snapshots(criterion: &mut Criterion) {
         let mut group = criterion.benchmark_group(format!("{size} objects"));
         group.sample_size(20);
         group.bench_function("make a snapshot", |bencher| {
-            bencher.iter_batched(layout, |layout| snapshot(&all, layout), BatchSize::PerIteration);
+            bencher.iter_batched(
+                layout,
+                |layout| snapshot(&all, layout),
+                BatchSize::PerIteration,
+            );
         });
         let (_writer, reader) = scope(&all);
         let snapshot = reader.snapshot();
@@ -214,14 +302,22 @@ fn snapshots(criterion: &mut Criterion) {
             });
         });
         group.bench_function("walk over all", |bencher| {
-            bencher.iter(|| snapshot.items(None).map(|object| object.bytes.len()).sum::<usize>());
+            bencher.iter(|| {
+                snapshot
+                    .items(None)
+                    .map(|object| object.bytes.len())
+                    .sum::<usize>()
+            });
         });
         group.bench_function("put a leaf of it together to a list", |bencher| {
             let run = snapshot.runs_after(None, None).next().expect("a leaf");
             bencher.iter(|| black_box(&run).items());
         });
         // Every second change finds a snapshot that somebody holds: its nodes are copied.
-        for (name, held) in [("change one", false), ("change one of a snapshot that is held", true)] {
+        for (name, held) in [
+            ("change one", false),
+            ("change one of a snapshot that is held", true),
+        ] {
             let (mut writer, reader) = scope(&all);
             let (mut changes, mut holding) = (Changes::of(&all), None);
             let now = Instant::now();
@@ -273,10 +369,20 @@ fn watches(criterion: &mut Criterion) {
     for (name, watchers, everybody) in [
         ("take an event in and hand it to 1", 1, true),
         ("take an event in and hand it to 500", 500, true),
-        ("take an event in beside 10000 watchers with a node each", 10_000, false),
+        (
+            "take an event in beside 10000 watchers with a node each",
+            10_000,
+            false,
+        ),
     ] {
         let (mut writer, reader) = scope(&all);
-        let interest = |number| if everybody { Interest::All } else { node(number) };
+        let interest = |number| {
+            if everybody {
+                Interest::All
+            } else {
+                node(number)
+            }
+        };
         let open = (0..watchers).map(|number| reader.subscribe(Start::Now, interest(number)).0);
         let mut open: Vec<_> = open.collect();
         let (mut changes, now) = (Changes::of(&all), Instant::now());

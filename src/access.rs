@@ -1,8 +1,9 @@
-//! Who may see what: callers are known by TokenReview or certificate, and let in by SubjectAccessReview.
+//! Who may see what: callers are known by TokenReview or certificate, and let in by
+//! SubjectAccessReview.
 //!
-//! Nothing here emulates upstream's rules. It is asked, and its answer is kept for a while: grants by RBAC for
-//! minutes, as the objects that RBAC consists of are followed, and a change has those asked about anew whom it can
-//! concern.
+//! Nothing here emulates upstream's rules. It is asked, and its answer is kept for a while: grants
+//! by RBAC for minutes, as the objects that RBAC consists of are followed, and a change has those
+//! asked about anew whom it can concern.
 pub mod authenticate;
 pub mod authorize;
 mod caller;
@@ -58,8 +59,8 @@ pub struct Identity {
 pub struct Config {
     /// Who is calling, by credentials that upstream takes as well?
     pub authentication: authenticate::Config,
-    /// Authorities of callers' certificates (`--client-ca-file`). As in an API server, who has one is in the cluster
-    /// whoever that is, so it must be upstream's own.
+    /// Authorities of callers' certificates (`--client-ca-file`). As in an API server, who has one
+    /// is in the cluster whoever that is, so it must be upstream's own.
     pub client_ca: Option<PathBuf>,
     /// Front proxies that are believed.
     pub front_proxy: Option<front_proxy::Config>,
@@ -72,7 +73,11 @@ pub struct Config {
 impl Config {
     /// The files of all authorities that sign certificates of use.
     pub fn authorities(&self) -> Vec<PathBuf> {
-        self.client_ca.iter().chain(self.front_proxy.as_ref().map(|proxy| &proxy.ca)).cloned().collect()
+        self.client_ca
+            .iter()
+            .chain(self.front_proxy.as_ref().map(|proxy| &proxy.ca))
+            .cloned()
+            .collect()
     }
 }
 
@@ -94,13 +99,20 @@ pub struct Access {
 }
 
 impl Access {
-    /// Asks through `client`, with the proxy's own identity. `objects` are those that tokens may be bound to.
+    /// Asks through `client`, with the proxy's own identity. `objects` are those that tokens may be
+    /// bound to.
     pub async fn new(
         client: &Client,
         config: Config,
         objects: Arc<dyn BoundObjects>,
     ) -> Result<Self, TlsError> {
-        let Config { authentication, client_ca, front_proxy, single_identity, authorization } = config;
+        let Config {
+            authentication,
+            client_ca,
+            front_proxy,
+            single_identity,
+            authorization,
+        } = config;
         let certificates = match client_ca {
             Some(file) => Some(Certificates::load(file).await?),
             None => None,
@@ -109,9 +121,9 @@ impl Access {
             Some(config) => Some(Arc::new(FrontProxies::load(config).await?)),
             None => None,
         };
-        let locally = authentication
-            .validate_locally
-            .then(|| ServiceAccounts::new(client.clone(), authentication.audiences.clone(), objects));
+        let locally = authentication.validate_locally.then(|| {
+            ServiceAccounts::new(client.clone(), authentication.audiences.clone(), objects)
+        });
         Ok(Self {
             authenticator: Arc::new(Authenticator::new(client.clone(), authentication, locally)),
             authorizer: Arc::new(Authorizer::new(client.clone(), authorization)),

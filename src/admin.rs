@@ -1,4 +1,5 @@
-//! The admin listener: health, metrics, the status page and the configuration, apart from what clients use.
+//! The admin listener: health, metrics, the status page and the configuration, apart from what
+//! clients use.
 mod health;
 mod history;
 pub mod metrics;
@@ -64,7 +65,8 @@ pub struct State {
     pub history: History,
     /// When the process began to serve.
     pub started: Instant,
-    /// Without it everybody sees everything, but for the names of users, which are for this machine then.
+    /// Without it everybody sees everything, but for the names of users, which are for this machine
+    /// then.
     pub token: Option<TokenFile>,
     /// The configuration in effect, as JSON without secrets.
     pub config: String,
@@ -97,7 +99,10 @@ async fn answer(state: &State, request: &Request<Incoming>, peer: &Peer) -> Resp
             "method not allowed\n".into(),
         );
     }
-    let verbose = request.uri().query().is_some_and(|query| query.contains("verbose"));
+    let verbose = request
+        .uri()
+        .query()
+        .is_some_and(|query| query.contains("verbose"));
     // Probes have no token.
     match request.uri().path() {
         "/livez" => return health::alive(),
@@ -112,34 +117,52 @@ async fn answer(state: &State, request: &Request<Incoming>, peer: &Peer) -> Resp
         let headers = refusal.headers_mut();
         headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         // For browsers, which ask for a password then.
-        headers.append(header::WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"watershed\""));
+        headers.append(
+            header::WWW_AUTHENTICATE,
+            HeaderValue::from_static("Basic realm=\"watershed\""),
+        );
         return refusal;
     }
     match request.uri().path() {
         "/debug/config" => text(StatusCode::OK, "application/json", state.config.clone()),
         "/metrics" => {
             state.gauges.collect(state);
-            text(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", state.metrics.render())
+            text(
+                StatusCode::OK,
+                "text/plain; version=0.0.4; charset=utf-8",
+                state.metrics.render(),
+            )
         }
         "/status" | "/status.json" => status::answer(state, request, peer),
         "/" if is_browser(request) => {
             let mut answer = text(StatusCode::SEE_OTHER, PLAIN, "see /status\n".into());
-            answer.headers_mut().insert(header::LOCATION, HeaderValue::from_static("/status"));
+            answer
+                .headers_mut()
+                .insert(header::LOCATION, HeaderValue::from_static("/status"));
             answer
         }
         "/" => text(StatusCode::OK, "text/plain; charset=utf-8", INDEX.into()),
-        _ => text(StatusCode::NOT_FOUND, "text/plain; charset=utf-8", "404 page not found\n".into()),
+        _ => text(
+            StatusCode::NOT_FOUND,
+            "text/plain; charset=utf-8",
+            "404 page not found\n".into(),
+        ),
     }
 }
 
 fn is_browser(request: &Request<Incoming>) -> bool {
-    let accept = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    let accept = request
+        .headers()
+        .get(header::ACCEPT)
+        .and_then(|accept| accept.to_str().ok());
     accept.is_some_and(|accept| accept.contains("text/html"))
 }
 
 fn text(status: StatusCode, content_type: &'static str, text: String) -> Response<Body> {
     let mut response = Response::new(full(text));
     *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }

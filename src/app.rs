@@ -52,7 +52,8 @@ pub struct Config {
     pub scopes: scope::Config,
     /// What is done with requests where there is a choice.
     pub policy: Policy,
-    /// Aggregated API groups whose types are cached, too. Only for servers that answer everyone alike.
+    /// Aggregated API groups whose types are cached, too. Only for servers that answer everyone
+    /// alike.
     pub aggregated: Vec<String>,
     /// What is logged of the requests that are answered here, if anything.
     pub audit: Option<audit::Config>,
@@ -92,11 +93,17 @@ impl Config {
 
 /// Why upstream does not say which types it has.
 fn undiscovered(error: DiscoveryError, upstream: &Upstream) -> anyhow::Error {
-    let ended = upstream.certificate().filter(|valid| !valid.is_valid(Timestamp::now()));
+    let ended = upstream
+        .certificate()
+        .filter(|valid| !valid.is_valid(Timestamp::now()));
     let unknown = matches!(error, DiscoveryError::Unknown { .. });
     let knob = match ended {
         Some(valid) if unknown => {
-            format!("the client certificate of {}: {}", upstream.source(), valid.told(Timestamp::now()))
+            format!(
+                "the client certificate of {}: {}",
+                upstream.source(),
+                valid.told(Timestamp::now())
+            )
         }
         _ if unknown => format!("check the user's part of {}", upstream.source()),
         _ => "check --kubeconfig, --server and the proxy's permissions".to_owned(),
@@ -173,7 +180,11 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
             "consistent reads may get an older state (consistentReads: cache in --config)"
         );
     }
-    config.policy.kept().iter().for_each(|kept| announce(kept, &catalog));
+    config
+        .policy
+        .kept()
+        .iter()
+        .for_each(|kept| announce(kept, &catalog));
     for ((group, resource), selections) in &config.policy.scopes {
         let selections: Vec<_> = selections.iter().map(ToString::to_string).collect();
         tracing::info!(
@@ -186,7 +197,11 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
 
     let shown = report::of(&config).to_string();
     let tls = match &config.listen {
-        Listen::Tls(address) => Some(config.serving(address.ip(), config.access.authorities()).await?),
+        Listen::Tls(address) => Some(
+            config
+                .serving(address.ip(), config.access.authorities())
+                .await?,
+        ),
         Listen::Socket { .. } => None,
     };
     let ca_file = tls.as_ref().and_then(ServerTls::ca_file);
@@ -244,7 +259,13 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         tokio::spawn(follow_rbac),
         tokio::spawn(hold_always),
         tokio::spawn(scopes.clone().close_idle()),
-        tokio::spawn(admin::serve(admin_listener, admin_tls, Arc::new(state), config.limits, admin_draining)),
+        tokio::spawn(admin::serve(
+            admin_listener,
+            admin_tls,
+            Arc::new(state),
+            config.limits,
+            admin_draining,
+        )),
         tokio::spawn(upkeep(metrics)),
     ];
     match (&config.listen, address) {
@@ -276,7 +297,11 @@ fn announce(kept: &Kept, catalog: &Catalog) {
     let (resource, cache) = (kept.name(), kept.cache.as_str());
     match (kept.sensitive, kept.cache) {
         (true, Cache::Objects) => {
-            tracing::warn!(resource, cache, "held in this process's memory, by choice (cache in --config)");
+            tracing::warn!(
+                resource,
+                cache,
+                "held in this process's memory, by choice (cache in --config)"
+            );
         }
         (true, Cache::Metadata) => tracing::warn!(
             resource,
@@ -291,19 +316,29 @@ fn announce(kept: &Kept, catalog: &Catalog) {
                 "not held in memory; its reads are forwarded (cache in --config)"
             );
         }
-        (false, _) => tracing::info!(resource, cache, "held in memory by choice (cache in --config)"),
+        (false, _) => tracing::info!(
+            resource,
+            cache,
+            "held in memory by choice (cache in --config)"
+        ),
     }
     // A type of another group may be defined later.
     if catalog.has(&kept.group, None)
         && kept.resource != "*"
         && !catalog.has_resource(&kept.group, &kept.resource)
     {
-        tracing::warn!(resource, cache, "upstream has no type of this name (resources in --config)");
+        tracing::warn!(
+            resource,
+            cache,
+            "upstream has no type of this name (resources in --config)"
+        );
     }
 }
 
 async fn bind(address: SocketAddr, knob: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address} ({knob})"))
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address} ({knob})"))
 }
 
 /// Histograms collect samples until somebody folds them in.

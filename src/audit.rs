@@ -1,7 +1,8 @@
 //! An audit log of the requests that are answered here, and so never reach upstream's own.
 //!
-//! The events have the form of kube-apiserver's at level Metadata, and go where its own go: to a file that is rotated, or to
-//! a webhook in batches. Serving never waits for either: what does not fit into a bounded queue is dropped and counted.
+//! The events have the form of kube-apiserver's at level Metadata, and go where its own go: to a
+//! file that is rotated, or to a webhook in batches. Serving never waits for either: what does not
+//! fit into a bounded queue is dropped and counted.
 mod body;
 mod error;
 mod event;
@@ -41,7 +42,8 @@ const LOG_BUFFER: usize = 10_000;
 /// What is logged, and where to.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
-    /// A Policy of kube-apiserver's (audit.k8s.io/v1). Without it everything is logged when it is answered.
+    /// A Policy of kube-apiserver's (audit.k8s.io/v1). Without it everything is logged when it is
+    /// answered.
     pub policy_file: Option<PathBuf>,
     /// A file.
     pub log: Option<LogConfig>,
@@ -65,7 +67,12 @@ pub struct LogConfig {
 impl LogConfig {
     /// With kube-apiserver's defaults.
     pub fn new(path: PathBuf) -> Self {
-        Self { path, max_age: 366, max_backups: 100, max_size: 100 << 20 }
+        Self {
+            path,
+            max_age: 366,
+            max_backups: 100,
+            max_size: 100 << 20,
+        }
     }
 }
 
@@ -143,7 +150,12 @@ impl Audit {
             sinks.push(webhook::start(webhook).await?);
         }
         let events = ::metrics::counter!(metrics::EVENTS);
-        Ok(Self(Arc::new(Inner { policy, sinks, events, open: TaskTracker::new() })))
+        Ok(Self(Arc::new(Inner {
+            policy,
+            sinks,
+            events,
+            open: TaskTracker::new(),
+        })))
     }
 
     /// A request has arrived. What is found out about its caller is kept with it.
@@ -158,7 +170,8 @@ impl Audit {
         }
     }
 
-    /// Sees to it that what was logged arrives, within a few seconds. For the end, when nothing is served any more.
+    /// Sees to it that what was logged arrives, within a few seconds. For the end, when nothing is
+    /// served any more.
     pub async fn shut_down(&self) {
         self.0.open.close();
         let _ = tokio::time::timeout(LAST_EVENTS, self.0.open.wait()).await;

@@ -72,7 +72,10 @@ impl Catalog {
 
     /// Whether a type of this name is known, in any version.
     pub fn has_resource(&self, group: &str, resource: &str) -> bool {
-        self.types.load().keys().any(|gvr| *gvr.group == *group && *gvr.resource == *resource)
+        self.types
+            .load()
+            .keys()
+            .any(|gvr| *gvr.group == *group && *gvr.resource == *resource)
     }
 
     /// Every type known, in no order.
@@ -83,7 +86,9 @@ impl Catalog {
     /// The types of this name, in all their versions.
     pub fn of_name(&self, group: &str, resource: &str) -> Vec<Arc<Resource>> {
         let types = self.types.load();
-        let found = types.values().filter(|of| *of.gvr.group == *group && *of.gvr.resource == *resource);
+        let found = types
+            .values()
+            .filter(|of| *of.gvr.group == *group && *of.gvr.resource == *resource);
         found.cloned().collect()
     }
 
@@ -187,8 +192,9 @@ impl Follower {
 
     fn schema_changed(&self, changed: &custom::Name) {
         let types = self.catalog.types.load_full();
-        let affected =
-            types.keys().filter(|gvr| *gvr.group == *changed.group && *gvr.resource == *changed.plural);
+        let affected = types
+            .keys()
+            .filter(|gvr| *gvr.group == *changed.group && *gvr.resource == *changed.plural);
         affected.for_each(|gvr| self.scopes.schema_changed(gvr));
     }
 
@@ -200,11 +206,15 @@ impl Follower {
     fn publish(&mut self) {
         let mut types = Types::new();
         for entry in &self.discovered {
-            // What custom types are is for their definitions to say: discovery does not tell their fields.
-            if self.origins.of(&entry.gvr) != Some(Origin::BuiltIn) && !self.is_vouched(&entry.gvr) {
+            // What custom types are is for their definitions to say: discovery does not tell their
+            // fields.
+            if self.origins.of(&entry.gvr) != Some(Origin::BuiltIn) && !self.is_vouched(&entry.gvr)
+            {
                 continue;
             }
-            let Some(fields) = FieldTable::builtin(&entry.gvr, entry.namespaced) else { continue };
+            let Some(fields) = FieldTable::builtin(&entry.gvr, entry.namespaced) else {
+                continue;
+            };
             let resource = Resource {
                 gvr: entry.gvr.clone(),
                 kind: entry.kind.as_str().into(),
@@ -231,7 +241,10 @@ impl Follower {
         }
         // Requests that were on their way meanwhile may have opened one with the old fields.
         for scope in self.scopes.all() {
-            if after.get(&scope.key.gvr).is_some_and(|now| now.fields != scope.fields) {
+            if after
+                .get(&scope.key.gvr)
+                .is_some_and(|now| now.fields != scope.fields)
+            {
                 self.scopes.close(&scope.key.gvr, Duration::ZERO);
             }
         }

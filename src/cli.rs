@@ -46,10 +46,17 @@ pub struct Cli {
 #[command(next_help_heading = "Logs")]
 struct Log {
     /// How log lines look.
-    #[arg(long, global = true, value_enum, default_value_t, env = "WATERSHED_LOG_FORMAT")]
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        default_value_t,
+        env = "WATERSHED_LOG_FORMAT"
+    )]
     log_format: LogFormat,
-    /// What is logged: a level (error, warn, info, debug, trace) or a filter such as "info,watershed::upstream=debug".
-    /// Without it: info, warn for the demo, and for the load what each round brought, where no bars show it.
+    /// What is logged: a level (error, warn, info, debug, trace) or a filter such as
+    /// "info,watershed::upstream=debug". Without it: info, warn for the demo, and for the load what
+    /// each round brought, where no bars show it.
     #[arg(long, global = true, env = "WATERSHED_LOG_LEVEL", value_name = "FILTER", value_parser = filter)]
     log_level: Option<String>,
 }
@@ -58,14 +65,15 @@ struct Log {
 enum Command {
     /// Run the proxy in front of an API server.
     Serve(Box<serve::Serve>),
-    /// Say what would keep the proxy from working with these flags, without starting it: the configuration, certificates,
-    /// the API server and the proxy's rights there.
+    /// Say what would keep the proxy from working with these flags, without starting it: the
+    /// configuration, certificates, the API server and the proxy's rights there.
     Check(Box<check::Check>),
     /// Print a kubeconfig that leads through the proxy.
     Kubeconfig(kubeconfig::Kubeconfig),
     /// Show the main job on a simulated API server, with proof that every client sees the truth.
     Demo(crate::demo::Args),
-    /// Put load on any API server and measure what its clients get; compare servers, such as one with and without a proxy.
+    /// Put load on any API server and measure what its clients get; compare servers, such as one
+    /// with and without a proxy.
     Load(Box<load::Load>),
     /// Draw what servers cost against the number of watches, from several results of load.
     Plot(plot::Plot),
@@ -81,21 +89,29 @@ enum Command {
 
 /// Refused here rather than when the logs begin.
 fn filter(text: &str) -> Result<String, String> {
-    check_filter(text).map(|()| text.to_owned()).map_err(|error| error.to_string())
+    check_filter(text)
+        .map(|()| text.to_owned())
+        .map_err(|error| error.to_string())
 }
 
 impl Cli {
-    /// What the process was asked for. Where that is not understood it is told, and the exit code is given back.
+    /// What the process was asked for. Where that is not understood it is told, and the exit code
+    /// is given back.
     pub fn from_command_line() -> Result<Self, ExitCode> {
         Self::try_parse().map_err(|error| {
-            let words: Vec<_> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+            let words: Vec<_> = std::env::args_os()
+                .map(|word| word.to_string_lossy().into_owned())
+                .collect();
             trouble::of_command_line(&error, &words)
         })
     }
 
     /// Runs what was asked for.
     pub async fn run(self) -> anyhow::Result<ExitCode> {
-        let Log { log_format, log_level } = self.log;
+        let Log {
+            log_format,
+            log_level,
+        } = self.log;
         let level = log_level.as_deref();
         match self.command {
             Command::Serve(serve) => {

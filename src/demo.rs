@@ -1,7 +1,9 @@
-//! `watershed demo`: a simulated API server, the real proxy and many watching clients in one process, with a live picture
-//! of what the proxy saves and, at the end, proof that every client saw the truth.
+//! `watershed demo`: a simulated API server, the real proxy and many watching clients in one
+//! process, with a live picture of what the proxy saves and, at the end, proof that every client
+//! saw the truth.
 //!
-//! The demo knows neither the proxy's rooms nor its configuration: whoever calls [`run`] starts the proxy.
+//! The demo knows neither the proxy's rooms nor its configuration: whoever calls [`run`] starts the
+//! proxy.
 mod check;
 mod client;
 mod connect;
@@ -82,15 +84,33 @@ pub async fn run<Start>(args: Args, start_proxy: Start) -> anyhow::Result<bool>
 where
     Start: AsyncFnOnce(Upstream) -> anyhow::Result<Front>,
 {
-    let population = Population { configmaps: 0, secrets: 0, ..Population::cluster(args.pods, args.nodes) };
-    let server = Server::start(Options { seed: args.seed, population, ..Options::default() }).await?;
-    let front = if args.direct { direct(&server) } else { start_proxy(upstream(&server)).await? };
+    let population = Population {
+        configmaps: 0,
+        secrets: 0,
+        ..Population::cluster(args.pods, args.nodes)
+    };
+    let server = Server::start(Options {
+        seed: args.seed,
+        population,
+        ..Options::default()
+    })
+    .await?;
+    let front = if args.direct {
+        direct(&server)
+    } else {
+        start_proxy(upstream(&server)).await?
+    };
     let mut picture = Picture::new();
     picture::opening(&args, &server.url(), &front);
 
     let started = Instant::now();
     let fleet = Fleet::start(&args, population.namespaces, &front, server.admin_token())?;
-    let churn = Churn::start(Arc::clone(server.state()), args.rate, args.seed, Mix::default());
+    let churn = Churn::start(
+        Arc::clone(server.state()),
+        args.rate,
+        args.seed,
+        Mix::default(),
+    );
     let moment = || Moment {
         elapsed: started.elapsed(),
         clients: fleet.totals(),
@@ -101,7 +121,8 @@ where
     let end = async {
         match args.run_for {
             Some(time) => tokio::time::sleep(time).await,
-            // An error means that no signal can be waited for: then only the process' end ends the demo.
+            // An error means that no signal can be waited for: then only the process' end ends the
+            // demo.
             None if tokio::signal::ctrl_c().await.is_err() => std::future::pending().await,
             None => {}
         }
@@ -131,7 +152,11 @@ where
 }
 
 /// Compares until every view is equal or time is up; what is left are the differences.
-async fn converge(fleet: &Fleet, state: &crate::sim::State, patience: Duration) -> Vec<check::Difference> {
+async fn converge(
+    fleet: &Fleet,
+    state: &crate::sim::State,
+    patience: Duration,
+) -> Vec<check::Difference> {
     let deadline = Instant::now() + patience;
     let truth = check::Truth::of(state);
     loop {
@@ -183,7 +208,11 @@ mod tests {
             direct: true,
             patience: Duration::from_mins(3),
         };
-        assert!(run(args, async |_| anyhow::bail!("not asked for")).await.unwrap());
+        assert!(
+            run(args, async |_| anyhow::bail!("not asked for"))
+                .await
+                .unwrap()
+        );
     }
 
     #[test]

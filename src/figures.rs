@@ -1,7 +1,8 @@
 //! Figures as people read them: medians, digits that matter, tables.
 use std::fmt::{Display, Write as _};
 
-/// The middle of several rounds, which one disturbed round does not move: halfway between two, `None` of nothing.
+/// The middle of several rounds, which one disturbed round does not move: halfway between two,
+/// `None` of nothing.
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
@@ -37,23 +38,37 @@ pub fn grouped(number: impl Display) -> String {
     out
 }
 
-/// Lines of as many cells each as a Markdown table that is also readable as it is. The first line is the head; the
-/// first two columns are words, the others figures.
+/// Lines of as many cells each as a Markdown table that is also readable as it is. The first line
+/// is the head; the first two columns are words, the others figures.
 pub fn aligned(lines: &[Vec<String>]) -> String {
     let columns = lines.first().map_or(0, Vec::len);
-    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+    let width = |column: usize| {
+        lines
+            .iter()
+            .map(|line| line[column].chars().count())
+            .max()
+            .unwrap_or(0)
+    };
     let widths: Vec<_> = (0..columns).map(width).collect();
     let mut out = String::new();
     for (number, line) in lines.iter().enumerate() {
         for (column, (cell, &width)) in line.iter().zip(&widths).enumerate() {
             // A String takes whatever comes.
-            let _ =
-                if column < 2 { write!(out, "| {cell:<width$} ") } else { write!(out, "| {cell:>width$} ") };
+            let _ = if column < 2 {
+                write!(out, "| {cell:<width$} ")
+            } else {
+                write!(out, "| {cell:>width$} ")
+            };
         }
         out.push_str("|\n");
         if number == 0 {
             for (column, width) in widths.iter().enumerate() {
-                let _ = write!(out, "|{}{}", "-".repeat(width + 1), if column < 2 { '-' } else { ':' });
+                let _ = write!(
+                    out,
+                    "|{}{}",
+                    "-".repeat(width + 1),
+                    if column < 2 { '-' } else { ':' }
+                );
             }
             out.push_str("|\n");
         }

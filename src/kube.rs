@@ -17,15 +17,17 @@ mod version;
 pub use attributes::Attributes;
 pub use continue_token::ContinueToken;
 pub use encoding::{
-    Bookmark, BookmarkForm, ErrorStatus, EventKind, Frame, FrameDecoder, Joined, Life, ListPage, ListParts,
-    Malformed, PartialForm, Scanned, Stored, TypeForm, read_bookmark, read_error, read_life, scan,
+    Bookmark, BookmarkForm, ErrorStatus, EventKind, Frame, FrameDecoder, Joined, Life, ListPage,
+    ListParts, Malformed, PartialForm, Scanned, Stored, TypeForm, read_bookmark, read_error,
+    read_life, scan,
 };
 pub use field_selector::{FieldOperator, FieldRequirement, FieldSelector};
 pub use fields::FieldTable;
 pub use gzip::{Deflated, GZIP_LEVEL, Member, accepts_gzip, deflate, gzip_member};
 pub use label_selector::{InvalidSelector, LabelOperator, LabelRequirement, LabelSelector};
 pub use list_options::{
-    GetRead, InvalidOptions, ListOptions, ListRead, VersionMatch, VersionParam, WatchStart, get_read,
+    GetRead, InvalidOptions, ListOptions, ListRead, VersionMatch, VersionParam, WatchStart,
+    get_read,
 };
 pub use media::{Encoding, Representation, Wanted, acceptable, wants_pretty};
 pub use request_info::{RequestInfo, ResourceRequest, Verb};

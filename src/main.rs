@@ -14,7 +14,10 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     watershed::http::install_crypto();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!("watershed: cannot start the runtime: {error}");

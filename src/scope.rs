@@ -16,22 +16,27 @@ use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::kube::{
-    BookmarkForm, FieldTable, GroupVersionResource, Representation, ResourceVersion, Scanned, Selection,
-    TypeForm,
+    BookmarkForm, FieldTable, GroupVersionResource, Representation, ResourceVersion, Scanned,
+    Selection, TypeForm,
 };
-use crate::store::{self, Closed, Layout, Limits, Object, Reader, Snapshot, SnapshotBuilder, Writer};
+use crate::store::{
+    self, Closed, Layout, Limits, Object, Reader, Snapshot, SnapshotBuilder, Writer,
+};
 use crate::upstream::{Change, Client, Collect, Reflector, Stopped, Target, WatchCompression};
 use crate::watch::Bookmarks;
 use lend::Usage;
 pub use lend::{Keep, Lent};
 
-/// A scope that stopped is opened anew after this long at the earliest; requests are forwarded meanwhile.
+/// A scope that stopped is opened anew after this long at the earliest; requests are forwarded
+/// meanwhile.
 pub(crate) const TRY_AGAIN: Duration = Duration::from_secs(30);
-/// After a schema change an API server builds the type's storage anew, within about a second. Should
-/// it have ended our watch before the change was seen here, the scope is listed again after this.
+/// After a schema change an API server builds the type's storage anew, within about a second.
+/// Should it have ended our watch before the change was seen here, the scope is listed again after
+/// this.
 const REBUILD: Duration = Duration::from_secs(2);
 
-/// A watch that ended in good order is open again after milliseconds; a scope that waits longer does not follow.
+/// A watch that ended in good order is open again after milliseconds; a scope that waits longer
+/// does not follow.
 const REOPENED: Duration = Duration::from_secs(2);
 
 /// Times a scope was listed at upstream.
@@ -58,7 +63,10 @@ impl Default for Config {
         Self {
             // Clients that reconnect within this time go on without a new list. kube-apiserver
             // promises 75 s; rolling restarts of large clusters take minutes.
-            window: Limits { age: Duration::from_mins(5), bytes: 256 << 20 },
+            window: Limits {
+                age: Duration::from_mins(5),
+                bytes: 256 << 20,
+            },
             sync_wait: Duration::from_secs(30),
         }
     }
@@ -78,7 +86,11 @@ pub struct ScopeKey {
 impl ScopeKey {
     /// All objects of a type.
     pub fn everything(gvr: GroupVersionResource, representation: Representation) -> Self {
-        Self { gvr, selection: Arc::default(), representation }
+        Self {
+            gvr,
+            selection: Arc::default(),
+            representation,
+        }
     }
 }
 
@@ -153,7 +165,11 @@ impl Scope {
     /// Waits until the scope is ready or stopped, however long that takes.
     pub async fn settled(&self) -> Result<Arc<Ready>, Stopped> {
         let mut phase = self.phase.clone();
-        match phase.wait_for(|phase| matches!(phase, Phase::Ready(_) | Phase::Stopped(_))).await.as_deref() {
+        match phase
+            .wait_for(|phase| matches!(phase, Phase::Ready(_) | Phase::Stopped(_)))
+            .await
+            .as_deref()
+        {
             Ok(Phase::Ready(ready)) => Ok(Arc::clone(ready)),
             Ok(Phase::Stopped(why)) => Err(why.clone()),
             _ => Err(Stopped::Failed),
@@ -171,13 +187,16 @@ impl Scope {
     }
 
     fn set_following(&self, now: bool) {
-        self.following.send_if_modified(|following| std::mem::replace(following, now) != now);
+        self.following
+            .send_if_modified(|following| std::mem::replace(following, now) != now);
     }
 
     /// Whether what followed on `version` happened, at least in part, before this scope was first
     /// listed: it never knew that history, where upstream may.
     pub fn is_before_first_list(&self, version: ResourceVersion) -> bool {
-        self.first_list.get().is_some_and(|first| version < *first && self.reader.oldest() == *first)
+        self.first_list
+            .get()
+            .is_some_and(|first| version < *first && self.reader.oldest() == *first)
     }
 
     /// Waits until the scope has reached `version`; says whether it did.
@@ -187,7 +206,8 @@ impl Scope {
         matches!(tokio::time::timeout(wait, wanted).await, Ok(Ok(_)))
     }
 
-    /// Takes it that `snapshot`, one of this scope's, has upstream's objects at `version`; see [`Reader::prove`].
+    /// Takes it that `snapshot`, one of this scope's, has upstream's objects at `version`; see
+    /// [`Reader::prove`].
     pub fn prove(&self, snapshot: Snapshot, version: ResourceVersion) {
         self.reader.prove(snapshot, version);
         self.tell_reached();
@@ -195,7 +215,8 @@ impl Scope {
 
     /// Looked up while nobody else can tell: a later version is never followed by an earlier one.
     fn tell_reached(&self) {
-        self.reached.send_modify(|reached| *reached = self.reader.version());
+        self.reached
+            .send_modify(|reached| *reached = self.reader.version());
     }
 
     /// Where it is in its life.
@@ -231,7 +252,12 @@ pub struct Scopes {
 impl Scopes {
     /// No scope yet.
     pub fn new(client: Client, config: Config) -> Self {
-        Self { client, config, open: Arc::default(), null_in_structs: Arc::default() }
+        Self {
+            client,
+            config,
+            open: Arc::default(),
+            null_in_structs: Arc::default(),
+        }
     }
 
     /// How scopes keep their data.
@@ -248,8 +274,8 @@ impl Scopes {
         scope
     }
 
-    /// Lends the scope that is chosen with a look at the type's open ones, in all its versions and representations; it is
-    /// opened if it is not.
+    /// Lends the scope that is chosen with a look at the type's open ones, in all its versions and
+    /// representations; it is opened if it is not.
     pub fn lend(
         &self,
         of: (&GroupVersionResource, Representation),
@@ -259,13 +285,20 @@ impl Scopes {
     ) -> Option<Lent> {
         let (gvr, representation) = of;
         let mut open = self.open.lock();
-        let of_type =
-            |other: &GroupVersionResource| other.group == gvr.group && other.resource == gvr.resource;
-        let mut present =
-            open.iter().filter(|(other, _)| of_type(other)).flat_map(|(_, family)| family.values());
+        let of_type = |other: &GroupVersionResource| {
+            other.group == gvr.group && other.resource == gvr.resource
+        };
+        let mut present = open
+            .iter()
+            .filter(|(other, _)| of_type(other))
+            .flat_map(|(_, family)| family.values());
         let (selection, keep) = choose(&mut present)?;
         let family = open.entry(gvr.clone()).or_default();
-        let key = ScopeKey { gvr: gvr.clone(), selection, representation };
+        let key = ScopeKey {
+            gvr: gvr.clone(),
+            selection,
+            representation,
+        };
         Some(Lent::new(&self.of_family(family, &key, kind, fields, keep)))
     }
 
@@ -299,14 +332,21 @@ impl Scopes {
 
     /// Every scope there is, for metrics and pages.
     pub fn all(&self) -> Vec<Arc<Scope>> {
-        self.open.lock().values().flat_map(HashMap::values).cloned().collect()
+        self.open
+            .lock()
+            .values()
+            .flat_map(HashMap::values)
+            .cloned()
+            .collect()
     }
 
     /// The type's schema changed: what upstream serves for the same versions may differ now, so its
     /// scopes are listed again, as soon as upstream has taken the schema into use.
     pub fn schema_changed(&self, gvr: &GroupVersionResource) {
         let mut open = self.open.lock();
-        let Some(family) = open.get_mut(gvr) else { return };
+        let Some(family) = open.get_mut(gvr) else {
+            return;
+        };
         family.retain(|_, scope| {
             scope.schema_changed.notify_one();
             // What could not be cached under the old schema is tried again with the next request.
@@ -316,14 +356,23 @@ impl Scopes {
 
     /// Closes every scope: the process ends.
     pub fn shut_down(&self) {
-        self.open.lock().drain().flat_map(|(_, family)| family).for_each(|(_, scope)| scope.stop.cancel());
+        self.open
+            .lock()
+            .drain()
+            .flat_map(|(_, family)| family)
+            .for_each(|(_, scope)| scope.stop.cancel());
     }
 
     /// Lets go of a scope that stopped, so that the next request opens a new one.
     fn forget(&self, scope: &Arc<Scope>) {
         let mut open = self.open.lock();
-        let Some(family) = open.get_mut(&scope.key.gvr) else { return };
-        if family.get(&scope.key).is_some_and(|known| Arc::ptr_eq(known, scope)) {
+        let Some(family) = open.get_mut(&scope.key.gvr) else {
+            return;
+        };
+        if family
+            .get(&scope.key)
+            .is_some_and(|known| Arc::ptr_eq(known, scope))
+        {
             family.remove(&scope.key);
         }
     }
@@ -344,8 +393,12 @@ impl Scopes {
     fn start(&self, key: ScopeKey, target: Target, keep: Keep) -> Arc<Scope> {
         let (writer, reader) = store::new(keep.window.unwrap_or(self.config.window));
         let (publish, phase) = watch::channel(Phase::Syncing);
-        let compression =
-            WatchCompression::new(self.client.clone(), key.gvr.clone(), &key.selection, key.representation);
+        let compression = WatchCompression::new(
+            self.client.clone(),
+            key.gvr.clone(),
+            &key.selection,
+            key.representation,
+        );
         let scope = Arc::new(Scope {
             key,
             by_demand: keep.by_demand,
@@ -469,7 +522,14 @@ impl Pump {
         }
         *self.scope.last_heard.lock() = now;
         match change {
-            Change::Listed { form, version, objects, streams_initial_events, warnings, bookmark } => {
+            Change::Listed {
+                form,
+                version,
+                objects,
+                streams_initial_events,
+                warnings,
+                bookmark,
+            } => {
                 self.learn_bookmark(bookmark);
                 let snapshot = objects.finish(version);
                 self.form = Some(Arc::clone(&form));
@@ -507,12 +567,19 @@ impl Pump {
 
 /// An object as the store takes it: a slice of what was received.
 fn stored(form: &TypeForm, object: &Bytes, scanned: Scanned) -> Object {
-    Object { bytes: form.store(object), version: scanned.version, attributes: scanned.attributes }
+    Object {
+        bytes: form.store(object),
+        version: scanned.version,
+        attributes: scanned.attributes,
+    }
 }
 
 impl Collect for SnapshotBuilder {
     fn begin(form: &Arc<TypeForm>, fields: &FieldTable) -> Self {
-        Self::new(Layout { form: Arc::clone(form), indexed: fields.indexed() })
+        Self::new(Layout {
+            form: Arc::clone(form),
+            indexed: fields.indexed(),
+        })
     }
 
     fn add(&mut self, object: &Bytes, scanned: Scanned) {
@@ -544,7 +611,8 @@ impl Drop for Pump {
         ];
         counter!(STOPPED, &labels).increment(1);
         scope.set_following(false);
-        self.publish.send_replace(Phase::Stopped(self.stopped.clone()));
+        self.publish
+            .send_replace(Phase::Stopped(self.stopped.clone()));
         self.writer.close(Closed::Gone);
         // Who closed it has let go of it.
         if self.stopped == Stopped::Closed {

@@ -1,4 +1,5 @@
-//! Answers one request: from memory where that is exactly what upstream would say, else upstream does.
+//! Answers one request: from memory where that is exactly what upstream would say, else upstream
+//! does.
 mod always;
 mod answer;
 mod audit_id;
@@ -54,8 +55,8 @@ pub use source::{Reason, Source};
 pub use usage::{ClientUsage, TopClients, Usage};
 
 /// A version that is ahead of the cache is waited for this long; then upstream answers, which waits
-/// by its own rule (3 s) and refuses in its own words. Events are milliseconds behind; a type on which
-/// nothing happens would not get there before its next bookmark.
+/// by its own rule (3 s) and refuses in its own words. Events are milliseconds behind; a type on
+/// which nothing happens would not get there before its next bookmark.
 const VERSION_WAIT: Duration = Duration::from_secs(1);
 
 /// Everything needed to answer. Cheap to clone.
@@ -102,9 +103,13 @@ impl Outcome {
 }
 
 impl Opened {
-    /// How the objects are to be reduced, if only their metadata is asked for and more of them is held.
+    /// How the objects are to be reduced, if only their metadata is asked for and more of them is
+    /// held.
     fn partial(&self) -> Option<PartialForm> {
-        let Representation { encoding, metadata_only } = self.representation;
+        let Representation {
+            encoding,
+            metadata_only,
+        } = self.representation;
         let reduced = metadata_only && !self.scope.key.representation.metadata_only;
         reduced.then(|| PartialForm::of(&self.ready.form, encoding))
     }
@@ -173,7 +178,11 @@ impl Server {
         let plan = decide(&self.0.catalog, &self.0.policy, &request);
         let labels = Labels::new(&plan, request.method());
         let in_flight = InFlight::begin(&labels);
-        let admitted = self.0.limiter.admit(&self.0.access, &caller, &request, &peer, &plan).await;
+        let admitted = self
+            .0
+            .limiter
+            .admit(&self.0.access, &caller, &request, &peer, &plan)
+            .await;
         let agent = request.headers().get(http::header::USER_AGENT).cloned();
         // Left when the answer is there.
         let mut place = None;
@@ -188,15 +197,19 @@ impl Server {
             (.., Plan::Forward(reason)) => Outcome::Forward(*reason),
             (.., Plan::Read(read)) => {
                 let outcome = self.0.read(read, &request, &caller, &labels).await;
-                self.0.share(outcome, read, &request, &caller, &mut place).await
+                self.0
+                    .share(outcome, read, &request, &caller, &mut place)
+                    .await
             }
-            (.., Plan::Document(asked)) => match self.0.document(asked, &request, &caller, plan.errors).await
-            {
-                Ok(response) => Outcome::Answered(Source::Document, response),
-                Err(outcome) => outcome,
-            },
+            (.., Plan::Document(asked)) => {
+                match self.0.document(asked, &request, &caller, plan.errors).await {
+                    Ok(response) => Outcome::Answered(Source::Document, response),
+                    Err(outcome) => outcome,
+                }
+            }
         };
-        // Whoever was looked at for this answer is known now. For no other reason is upstream asked.
+        // Whoever was looked at for this answer is known now. For no other reason is upstream
+        // asked.
         let user = self.0.access.remembered(&caller, request.headers()).await;
         let (source, mut response, own) = match outcome {
             Outcome::Answered(source, response) => (source, response, true),
@@ -213,7 +226,9 @@ impl Server {
             response.headers_mut().insert(audit_id::NAME, audit_id);
         }
         audit_id::come_once(response.headers_mut());
-        response.headers_mut().insert("x-watershed-source", source.header());
+        response
+            .headers_mut()
+            .insert("x-watershed-source", source.header());
         in_flight.answered(source, response.status(), started.elapsed());
         let response = match admitted {
             Ok(admitted) => admitted.answered(response),
@@ -224,18 +239,34 @@ impl Server {
             _ => response,
         };
         let user = user.as_ref().map(|identity| identity.user.as_str());
-        let agent = agent.as_ref().and_then(|agent| agent.to_str().ok()).unwrap_or_default();
+        let agent = agent
+            .as_ref()
+            .and_then(|agent| agent.to_str().ok())
+            .unwrap_or_default();
         let watch = plan.verb == Verb::Watch && response.status() == StatusCode::OK;
-        response.extensions_mut().insert(self.0.usage.answered(source, user, agent, watch));
+        response
+            .extensions_mut()
+            .insert(self.0.usage.answered(source, user, agent, watch));
         response
     }
 }
 
 impl Inner {
-    async fn forward(&self, request: Request<Incoming>, plan: &Planned, caller: &Caller) -> Response<Body> {
+    async fn forward(
+        &self,
+        request: Request<Incoming>,
+        plan: &Planned,
+        caller: &Caller,
+    ) -> Response<Body> {
         let encoding = plan.errors;
-        match self.forwarder.forward(request, plan.own_connection, &caller.authority()).await {
-            Ok(response) if plan.verb == Verb::Watch => until_drain::apply(response, &self.draining),
+        match self
+            .forwarder
+            .forward(request, plan.own_connection, &caller.authority())
+            .await
+        {
+            Ok(response) if plan.verb == Verb::Watch => {
+                until_drain::apply(response, &self.draining)
+            }
             Ok(response) => response,
             Err(error) => {
                 tracing::warn!(%error, "a request could not be forwarded");
@@ -289,7 +320,11 @@ impl Inner {
             Authenticated::Unknown => return Err(Outcome::Forward(Reason::Identity)),
         };
         let attributes = read.attributes();
-        let reviewed = self.access.authorizer.authorize(&identity, &attributes).await;
+        let reviewed = self
+            .access
+            .authorizer
+            .authorize(&identity, &attributes)
+            .await;
         let judged = reviewed.map_err(|error| self.unreviewed(&error, read.errors()))?;
         audit::decided(request, judged.decision());
         match judged.decision() {
@@ -329,7 +364,10 @@ impl Inner {
         labels: &Labels,
     ) -> Outcome {
         // One object costs upstream no more than the proof would.
-        if matches!((&read.kind, read.age), (decide::ReadKind::Get { .. }, Age::Latest)) {
+        if matches!(
+            (&read.kind, read.age),
+            (decide::ReadKind::Get { .. }, Age::Latest)
+        ) {
             return Outcome::Forward(Reason::Consistent);
         }
         let judged = match self.admit(read, request, caller).await {
@@ -344,7 +382,9 @@ impl Inner {
             return Outcome::Forward(reason);
         }
         match &read.kind {
-            decide::ReadKind::Get { name, .. } => get::answer(&opened, read, name).compressed(request),
+            decide::ReadKind::Get { name, .. } => {
+                get::answer(&opened, read, name).compressed(request)
+            }
             decide::ReadKind::List(list) => list::answer(&opened, read, list, request.headers()),
             decide::ReadKind::Watch(watch) => {
                 let guard = self.access.authorizer.guard(judged);
@@ -365,7 +405,11 @@ impl Inner {
         let Authenticated::As(identity) = self.identify(request, caller, errors).await? else {
             return Err(Outcome::Forward(Reason::Identity));
         };
-        let reviewed = self.access.authorizer.authorize_path(&identity, &asked.path).await;
+        let reviewed = self
+            .access
+            .authorizer
+            .authorize_path(&identity, &asked.path)
+            .await;
         let judged = reviewed.map_err(|error| self.unreviewed(&error, errors))?;
         audit::decided(request, judged.decision());
         if matches!(judged.decision(), Decision::Denied(_)) {
@@ -379,10 +423,15 @@ impl Inner {
 
     /// The scope in the first representation that the client accepts and the type has.
     async fn open(&self, read: &Read) -> Result<Opened, Reason> {
-        // While it was found out who asks, the type may have got other selectable fields. The request's
-        // selectors were resolved against the old ones, and a scope must not be opened with those.
+        // While it was found out who asks, the type may have got other selectable fields. The
+        // request's selectors were resolved against the old ones, and a scope must not be opened
+        // with those.
         let resource = &read.resource;
-        if self.catalog.get(&resource.gvr).is_none_or(|now| now.fields != resource.fields) {
+        if self
+            .catalog
+            .get(&resource.gvr)
+            .is_none_or(|now| now.fields != resource.fields)
+        {
             return Err(Reason::UnknownType);
         }
         for &representation in &read.representations {
@@ -394,11 +443,20 @@ impl Inner {
                 match scope.ready(self.scopes.config().sync_wait).await {
                     Ok(ready) => {
                         let (floor, source) = (ResourceVersion::default(), Source::Snapshot);
-                        return Ok(Opened { scope, is_complete, ready, representation, floor, source });
+                        return Ok(Opened {
+                            scope,
+                            is_complete,
+                            ready,
+                            representation,
+                            floor,
+                            source,
+                        });
                     }
                     Err(NotReady::Syncing) => return Err(Reason::Syncing),
                     Err(NotReady::Stopped(Stopped::NotAcceptable)) => {}
-                    Err(NotReady::Stopped(Stopped::Forbidden(_))) => return Err(Reason::NotPermitted),
+                    Err(NotReady::Stopped(Stopped::Forbidden(_))) => {
+                        return Err(Reason::NotPermitted);
+                    }
                     Err(NotReady::Stopped(_)) => return Err(Reason::NotCached),
                 }
             }
@@ -406,27 +464,39 @@ impl Inner {
         Err(Reason::Representation)
     }
 
-    /// The scope that the read is answered from, opened if it is not, and whether it has all that is asked for.
+    /// The scope that the read is answered from, opened if it is not, and whether it has all that
+    /// is asked for.
     fn lend(&self, read: &Read, held: Representation) -> Option<(Lent, bool)> {
         let gvr = &read.resource.gvr;
-        let keep = |by_demand| self.policy.kept_for(gvr, by_demand, self.scopes.config().window);
+        let keep = |by_demand| {
+            self.policy
+                .kept_for(gvr, by_demand, self.scopes.config().window)
+        };
         let mut is_complete = true;
-        let scope = self.scopes.lend((gvr, held), &read.resource.kind, &read.resource.fields, |open| {
-            let by_demand = matches!(read.held_in, Coverage::ByDemand { .. });
-            let held_in = match &read.held_in {
-                Coverage::Held(held_in) => held_in.clone(),
-                Coverage::ByDemand { asked, one, demand } => {
-                    let is_here =
-                        |scope: &&Arc<Scope>| scope.key.gvr == *gvr && scope.key.representation == held;
-                    let (here, elsewhere): (Vec<_>, Vec<_>) = open.partition(is_here);
-                    let here: Vec<_> = here.into_iter().map(present).collect();
-                    let elsewhere = elsewhere.into_iter().filter(|scope| present(scope).condition.is_alive());
-                    demand.choose(asked, *one, &here, elsewhere.count())?
-                }
-            };
-            is_complete = held_in.is_complete;
-            Some((held_in.selection, keep(by_demand)))
-        })?;
+        let scope = self.scopes.lend(
+            (gvr, held),
+            &read.resource.kind,
+            &read.resource.fields,
+            |open| {
+                let by_demand = matches!(read.held_in, Coverage::ByDemand { .. });
+                let held_in = match &read.held_in {
+                    Coverage::Held(held_in) => held_in.clone(),
+                    Coverage::ByDemand { asked, one, demand } => {
+                        let is_here = |scope: &&Arc<Scope>| {
+                            scope.key.gvr == *gvr && scope.key.representation == held
+                        };
+                        let (here, elsewhere): (Vec<_>, Vec<_>) = open.partition(is_here);
+                        let here: Vec<_> = here.into_iter().map(present).collect();
+                        let elsewhere = elsewhere
+                            .into_iter()
+                            .filter(|scope| present(scope).condition.is_alive());
+                        demand.choose(asked, *one, &here, elsewhere.count())?
+                    }
+                };
+                is_complete = held_in.is_complete;
+                Some((held_in.selection, keep(by_demand)))
+            },
+        )?;
         Some((scope, is_complete))
     }
 
@@ -442,7 +512,9 @@ impl Inner {
                 opened.floor = version;
             }
             Age::Latest => {
-                let passed = self.fences.pass(&opened.scope, |snapshot| read.is_cheap_upstream(snapshot));
+                let passed = self
+                    .fences
+                    .pass(&opened.scope, |snapshot| read.is_cheap_upstream(snapshot));
                 opened.floor = passed.await.map_err(|why| {
                     tracing::debug!(resource = %opened.scope.key.gvr, %why, "a consistent read is forwarded");
                     Reason::Unproven
@@ -462,7 +534,10 @@ fn present(scope: &Arc<Scope>) -> demand::Present {
         Phase::Stopped(Stopped::NotAcceptable) => demand::Condition::Unknown,
         Phase::Stopped(_) => demand::Condition::Failed,
     };
-    demand::Present { selection: Arc::clone(&scope.key.selection), condition }
+    demand::Present {
+        selection: Arc::clone(&scope.key.selection),
+        condition,
+    }
 }
 
 fn refused(refusal: &Refusal, encoding: Encoding) -> Response<Body> {
@@ -481,7 +556,12 @@ fn not_now(error: &ReviewError, encoding: Encoding) -> Response<Body> {
 }
 
 fn denied(identity: &Identity, attributes: &Attributes, reason: &str) -> Status {
-    Status::forbidden(&identity.user, attributes.verb, &attributes.resource, reason)
+    Status::forbidden(
+        &identity.user,
+        attributes.verb,
+        &attributes.resource,
+        reason,
+    )
 }
 
 /// Headers that every answer from memory has.
@@ -494,8 +574,14 @@ fn from_memory(
     let mut response = Response::new(body);
     *response.status_mut() = status;
     let headers = response.headers_mut();
-    headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    headers.insert(http::header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    headers.insert(
+        http::header::CONTENT_TYPE,
+        HeaderValue::from_static(content_type),
+    );
+    headers.insert(
+        http::header::CACHE_CONTROL,
+        HeaderValue::from_static("no-cache, private"),
+    );
     for warning in warnings {
         headers.append(http::header::WARNING, warning.clone());
     }

@@ -1,9 +1,10 @@
 //! A simulated API server: in memory, over TLS, with objects, churn and faults on demand.
 //!
-//! It plays kube-apiserver's read path (list, get, watch, discovery, reviews) closely enough that the proxy can't tell,
-//! and counts what it is asked for. The demo and the tests put the proxy in front of it. JSON only: an Accept header
-//! that lists nothing else is refused with 406. Not imitated: admission, defaulting, finalizers, graceful deletion,
-//! server-side apply, Table output, gzip of gets and lists.
+//! It plays kube-apiserver's read path (list, get, watch, discovery, reviews) closely enough that
+//! the proxy can't tell, and counts what it is asked for. The demo and the tests put the proxy in
+//! front of it. JSON only: an Accept header that lists nothing else is refused with 406. Not
+//! imitated: admission, defaulting, finalizers, graceful deletion, server-side apply, Table output,
+//! gzip of gets and lists.
 //!
 //! ```no_run
 //! # use watershed::sim::{Options, Server};
@@ -58,7 +59,10 @@ pub fn widgets() -> GroupVersionResource {
 
 /// Every type the server has.
 pub fn resources() -> Vec<GroupVersionResource> {
-    kinds::KINDS.iter().map(|k| GroupVersionResource::new(k.group, k.version, k.resource)).collect()
+    kinds::KINDS
+        .iter()
+        .map(|k| GroupVersionResource::new(k.group, k.version, k.resource))
+        .collect()
 }
 
 #[cfg(test)]

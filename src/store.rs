@@ -17,6 +17,8 @@ mod window;
 pub use leaf::Run;
 pub use object::Object;
 pub use snapshot::{Layout, Runs, Snapshot, SnapshotBuilder};
-pub use state::{At, Closed, Figures, Inconsistent, Reader, Start, Step, Subscription, Writer, new};
+pub use state::{
+    At, Closed, Figures, Inconsistent, Reader, Start, Step, Subscription, Writer, new,
+};
 pub use wake::Interest;
 pub use window::{Event, Limits};

@@ -47,8 +47,8 @@ pub fn logs(format: LogFormat, filter: &str) -> anyhow::Result<()> {
 
 /// From a quarter of a millisecond, the scale of answers from memory, to kube-apiserver's minute.
 const SECONDS: &[f64] = &[
-    0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
-    60.0,
+    0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+    10.0, 30.0, 60.0,
 ];
 
 /// The process's metrics registry; installed with the first call.

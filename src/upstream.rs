@@ -4,12 +4,13 @@
 //! Three kinds of requests leave here and never share a connection:
 //! - the proxy's own ([`Client`]): with its client certificate and its token;
 //! - the callers' ([`Forwarder`]): with their tokens;
-//! - those of callers who have nothing that upstream would take, for whom the proxy vouches: with its credentials,
-//!   which act as the caller ([`Authority::Impersonated`]).
+//! - those of callers who have nothing that upstream would take, for whom the proxy vouches: with
+//!   its credentials, which act as the caller ([`Authority::Impersonated`]).
 //!
-//! Invariant: the proxy's credentials are never lent to a caller. A forwarded request either travels on
-//! connections made without the proxy's client certificate and gets no token, or says whom it is for. Only
-//! where the operator made all callers one with the proxy ([`Authority::Own`]) it does not.
+//! Invariant: the proxy's credentials are never lent to a caller. A forwarded request either
+//! travels on connections made without the proxy's client certificate and gets no token, or says
+//! whom it is for. Only where the operator made all callers one with the proxy ([`Authority::Own`])
+//! it does not.
 
 mod address;
 mod body;

@@ -15,9 +15,24 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("catalog", &["kube", "store", "upstream", "scope", "http"]),
     ("access", &["kube", "store", "upstream", "scope", "http"]),
     ("audit", &["kube", "access", "http"]),
-    ("serve", &["kube", "store", "watch", "scope", "catalog", "access", "audit", "upstream", "http"]),
-    ("admin", &["kube", "store", "scope", "catalog", "http", "upstream", "serve", "figures"]),
-    ("telemetry", &["http", "access", "upstream", "scope", "serve", "admin", "audit"]),
+    (
+        "serve",
+        &[
+            "kube", "store", "watch", "scope", "catalog", "access", "audit", "upstream", "http",
+        ],
+    ),
+    (
+        "admin",
+        &[
+            "kube", "store", "scope", "catalog", "http", "upstream", "serve", "figures",
+        ],
+    ),
+    (
+        "telemetry",
+        &[
+            "http", "access", "upstream", "scope", "serve", "admin", "audit",
+        ],
+    ),
     ("sim", &["kube"]),
     ("figures", &[]),
     ("demo", &["sim", "figures"]),
@@ -25,8 +40,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
 ];
 
 /// Crates that a pure room must not know.
-const PURE: &[(&str, &[&str])] =
-    &[("kube", &["tokio", "hyper", "parking_lot", "metrics"]), ("store", &["tokio", "hyper", "metrics"])];
+const PURE: &[(&str, &[&str])] = &[
+    ("kube", &["tokio", "hyper", "parking_lot", "metrics"]),
+    ("store", &["tokio", "hyper", "metrics"]),
+];
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
@@ -41,12 +58,19 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
 
 fn room(path: &Path, src: &Path) -> String {
     let first = path.strip_prefix(src).unwrap().components().next().unwrap();
-    first.as_os_str().to_str().unwrap().trim_end_matches(".rs").to_owned()
+    first
+        .as_os_str()
+        .to_str()
+        .unwrap()
+        .trim_end_matches(".rs")
+        .to_owned()
 }
 
 /// Every `crate::X` in code, comments and doc links left out.
 fn uses(text: &str, prefix: &str) -> BTreeSet<String> {
-    let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let code = text
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"));
     let mut found = BTreeSet::new();
     for line in code {
         for (at, _) in line.match_indices(prefix) {
@@ -55,12 +79,20 @@ fn uses(text: &str, prefix: &str) -> BTreeSet<String> {
                 continue;
             }
             let rest = &line[at + prefix.len()..];
-            let name: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            let name: String = rest
+                .chars()
+                .take_while(|c| c.is_alphanumeric() || *c == '_')
+                .collect();
             if name.chars().next().is_some_and(char::is_lowercase) {
                 found.insert(name);
             }
-            if let Some(list) = rest.strip_prefix('{').and_then(|rest| rest.split('}').next()) {
-                let names = list.split(',').map(|item| item.trim().split("::").next().unwrap_or(""));
+            if let Some(list) = rest
+                .strip_prefix('{')
+                .and_then(|rest| rest.split('}').next())
+            {
+                let names = list
+                    .split(',')
+                    .map(|item| item.trim().split("::").next().unwrap_or(""));
                 found.extend(names.filter(|name| !name.is_empty()).map(str::to_owned));
             }
         }
@@ -78,7 +110,10 @@ fn arrows_between_rooms_go_one_way() {
     for file in files {
         let room = room(&file, &src);
         let Some(allowed) = allowed.get(room.as_str()) else {
-            assert!(["lib", "main", "app", "cli"].contains(&room.as_str()), "room {room} is not in the map");
+            assert!(
+                ["lib", "main", "app", "cli"].contains(&room.as_str()),
+                "room {room} is not in the map"
+            );
             continue;
         };
         let text = fs::read_to_string(&file).unwrap();
@@ -93,17 +128,32 @@ fn arrows_between_rooms_go_one_way() {
             }
         }
         for (_, banned) in PURE.iter().filter(|(pure, _)| *pure == room) {
-            for name in banned.iter().filter(|name| text.contains(&format!("{name}::"))) {
-                wrong.push(format!("{}: {room} is pure but uses {name}", file.display()));
+            for name in banned
+                .iter()
+                .filter(|name| text.contains(&format!("{name}::")))
+            {
+                wrong.push(format!(
+                    "{}: {room} is pure but uses {name}",
+                    file.display()
+                ));
             }
         }
     }
-    assert!(wrong.is_empty(), "arrows that the map does not have:\n{}", wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "arrows that the map does not have:\n{}",
+        wrong.join("\n")
+    );
 }
 
 #[test]
 fn the_check_sees_a_wrong_arrow() {
-    let found =
-        uses("use crate::{store, watch::View};\n// crate::demo\nlet x = crate::serve::y();\n", "crate::");
-    assert_eq!(found.into_iter().collect::<Vec<_>>(), ["serve", "store", "watch"]);
+    let found = uses(
+        "use crate::{store, watch::View};\n// crate::demo\nlet x = crate::serve::y();\n",
+        "crate::",
+    );
+    assert_eq!(
+        found.into_iter().collect::<Vec<_>>(),
+        ["serve", "store", "watch"]
+    );
 }

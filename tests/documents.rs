@@ -1,4 +1,5 @@
-//! Holds the documents to what is there: links lead somewhere, named tests exist, flags in manifests are flags.
+//! Holds the documents to what is there: links lead somewhere, named tests exist, flags in
+//! manifests are flags.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 use std::collections::BTreeSet;
 use std::fs;
@@ -39,9 +40,14 @@ fn all(folder: &str, endings: &[&str]) -> Vec<PathBuf> {
 
 /// Where `[text](target)` leads, without the place in the page; addresses elsewhere are left out.
 fn links(text: &str) -> Vec<&str> {
-    let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let targets = text
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split(')').next());
     let here = targets.filter(|target| !target.contains("://"));
-    here.map(|target| target.split('#').next().unwrap()).filter(|target| !target.is_empty()).collect()
+    here.map(|target| target.split('#').next().unwrap())
+        .filter(|target| !target.is_empty())
+        .collect()
 }
 
 /// What stands `between backticks`, outside of blocks.
@@ -51,9 +57,18 @@ fn code(text: &str) -> Vec<&str> {
 
 /// The commands in blocks of code, as words, without what a shell makes of their output.
 fn commands(text: &str) -> Vec<Vec<String>> {
-    let blocks = text.split("```").skip(1).step_by(2).filter_map(|block| block.split_once('\n'));
-    let lines = blocks
-        .flat_map(|(_, block)| block.replace("\\\n", " ").lines().map(str::to_owned).collect::<Vec<_>>());
+    let blocks = text
+        .split("```")
+        .skip(1)
+        .step_by(2)
+        .filter_map(|block| block.split_once('\n'));
+    let lines = blocks.flat_map(|(_, block)| {
+        block
+            .replace("\\\n", " ")
+            .lines()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    });
     let mut found = Vec::new();
     for line in lines {
         let line = line.split(" #").next().unwrap_or_default();
@@ -63,7 +78,11 @@ fn commands(text: &str) -> Vec<Vec<String>> {
             });
             let words = words.filter(|word| *word != "…").map(|word| {
                 // A number, wherever a value is put in.
-                if word.starts_with('$') { "1".to_owned() } else { word.replace(['"', '\''], "") }
+                if word.starts_with('$') {
+                    "1".to_owned()
+                } else {
+                    word.replace(['"', '\''], "")
+                }
             });
             found.push(words.collect());
         }
@@ -92,7 +111,9 @@ fn every_guarantee_names_tests_that_exist() {
         .flat_map(|folder| all(folder, &[".rs", "_test.go"]))
         .flat_map(|file| {
             let text = fs::read_to_string(file).unwrap();
-            let names = text.split(['\n', ' ']).filter_map(|word| Some(word.split_once('(')?.0.to_owned()));
+            let names = text
+                .split(['\n', ' '])
+                .filter_map(|word| Some(word.split_once('(')?.0.to_owned()));
             names.collect::<Vec<_>>()
         })
         .collect();
@@ -102,14 +123,21 @@ fn every_guarantee_names_tests_that_exist() {
         let rust = word.contains('_') && word.chars().all(plain) && !word.starts_with("watershed_");
         let go = word.starts_with("Test")
             && word.len() > 4
-            && word.chars().all(|c| c.is_alphanumeric() || "_/".contains(c));
+            && word
+                .chars()
+                .all(|c| c.is_alphanumeric() || "_/".contains(c));
         rust || go
     };
     let named: Vec<&str> = code(&text).into_iter().filter(is_name).collect();
     assert!(named.len() > 40, "only {} tests are named", named.len());
-    let absent: Vec<_> =
-        named.into_iter().filter(|name| !functions.contains(name.split('/').next().unwrap())).collect();
-    assert!(absent.is_empty(), "docs/guarantees.md names tests that do not exist: {absent:?}");
+    let absent: Vec<_> = named
+        .into_iter()
+        .filter(|name| !functions.contains(name.split('/').next().unwrap()))
+        .collect();
+    assert!(
+        absent.is_empty(),
+        "docs/guarantees.md names tests that do not exist: {absent:?}"
+    );
 }
 
 #[test]
@@ -123,13 +151,18 @@ fn manifests_use_flags_that_exist() {
     ] {
         let text = read(manifest);
         let flags = text.lines().filter_map(|line| {
-            let flag = line.split_once("- --").or_else(|| line.split_once("\"--"))?.1;
+            let flag = line
+                .split_once("- --")
+                .or_else(|| line.split_once("\"--"))?
+                .1;
             flag.split('=').next()
         });
         let flags: Vec<&str> = flags.collect();
         assert!(flags.len() >= 5, "{manifest}: {flags:?}");
         for flag in flags {
-            let known = ["`", " "].iter().any(|rest| configuration.contains(&format!("| `--{flag}{rest}")));
+            let known = ["`", " "]
+                .iter()
+                .any(|rest| configuration.contains(&format!("| `--{flag}{rest}")));
             assert!(known, "{manifest}: --{flag} is no flag");
         }
     }
@@ -144,18 +177,26 @@ fn commands_in_documents_are_understood() {
         for words in commands(&fs::read_to_string(&document).unwrap()) {
             let complaint = match words.first().map(String::as_str) {
                 Some(program) if program == "watershed" || program.ends_with("/watershed") => {
-                    Cli::try_parse_from(&words).err().filter(clap::Error::use_stderr).map(|e| e.to_string())
+                    Cli::try_parse_from(&words)
+                        .err()
+                        .filter(clap::Error::use_stderr)
+                        .map(|e| e.to_string())
                 }
                 Some("make") => {
                     let targets = words[1..].iter().take_while(|word| !word.contains('='));
-                    let mut unknown = targets.filter(|target| !makefile.contains(&format!("\n{target}:")));
+                    let mut unknown =
+                        targets.filter(|target| !makefile.contains(&format!("\n{target}:")));
                     unknown.next().map(|target| format!("no target {target}"))
                 }
                 _ => continue,
             };
             checked += 1;
             if let Some(complaint) = complaint {
-                wrong.push(format!("{}: {}: {complaint}", document.display(), words.join(" ")));
+                wrong.push(format!(
+                    "{}: {}: {complaint}",
+                    document.display(),
+                    words.join(" ")
+                ));
             }
         }
     }
@@ -174,7 +215,10 @@ fn the_reference_is_what_the_code_makes() {
         if write {
             fs::write(top().join(path), &made).unwrap();
         }
-        assert!(read(path) == made, "{path} is not what the code makes any more: run `make documents`");
+        assert!(
+            read(path) == made,
+            "{path} is not what the code makes any more: run `make documents`"
+        );
     }
 }
 
@@ -202,28 +246,44 @@ fn the_reference_has_everything() {
     for file in all("src", &[".rs"]) {
         let source = fs::read_to_string(&file).unwrap();
         for (line, text) in source.lines().enumerate() {
-            let constant =
-                text.trim_start().starts_with("pub const") || text.trim_start().starts_with("const");
+            let constant = text.trim_start().starts_with("pub const")
+                || text.trim_start().starts_with("const");
             if let (true, Some((_, rest))) = (constant, text.split_once("&str = \"watershed_")) {
                 let name = rest.split('"').next().unwrap();
-                names.insert((format!("watershed_{name}"), format!("{}:{}", file.display(), line + 1)));
+                names.insert((
+                    format!("watershed_{name}"),
+                    format!("{}:{}", file.display(), line + 1),
+                ));
             }
         }
     }
     assert!(names.len() > 25, "{names:?}");
     for (name, place) in names {
-        assert!(text.contains(&format!("| `{name}` | ")), "{name} ({place}) is not described");
+        assert!(
+            text.contains(&format!("| `{name}` | ")),
+            "{name} ({place}) is not described"
+        );
     }
 }
 
 #[test]
 fn the_checks_see_what_they_look_for() {
-    assert_eq!(links("[a](b.md#c) and [d](https://e) ![f](g.svg) [h](#i)"), ["b.md", "g.svg"]);
+    assert_eq!(
+        links("[a](b.md#c) and [d](https://e) ![f](g.svg) [h](#i)"),
+        ["b.md", "g.svg"]
+    );
     assert_eq!(code("x `y` and `z w`."), ["y", "z w"]);
-    let text = "watershed a\n```sh\nA=1 watershed b \\\n  --c 'd' > e & # f\nmake g | h\n```\nmake i";
+    let text =
+        "watershed a\n```sh\nA=1 watershed b \\\n  --c 'd' > e & # f\nmake g | h\n```\nmake i";
     let words = commands(text);
-    assert!(words.contains(&["watershed", "b", "--c", "d"].map(str::to_owned).to_vec()), "{words:?}");
-    assert!(words.contains(&["make", "g"].map(str::to_owned).to_vec()), "{words:?}");
+    assert!(
+        words.contains(&["watershed", "b", "--c", "d"].map(str::to_owned).to_vec()),
+        "{words:?}"
+    );
+    assert!(
+        words.contains(&["make", "g"].map(str::to_owned).to_vec()),
+        "{words:?}"
+    );
     assert!(
         !words.concat().contains(&"i".to_owned()) && !words.concat().contains(&"a".to_owned()),
         "{words:?}"

@@ -1,7 +1,7 @@
 //! The kube-rs watcher through the proxy, in front of a real kube-apiserver.
 //!
-//! A storm of writes goes straight to upstream while reflectors fill their stores through the proxy. In the end every store
-//! has to be upstream's list, object by object.
+//! A storm of writes goes straight to upstream while reflectors fill their stores through the
+//! proxy. In the end every store has to be upstream's list, object by object.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 
 use futures_util::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
-use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{
+    ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams,
+};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::reflector::{self, Store};
 use kube::runtime::watcher::{self, Event, watcher};
@@ -26,7 +28,8 @@ use tokio::task::JoinHandle;
 const PATIENCE: Duration = Duration::from_mins(1);
 const WRITES: usize = 200;
 
-/// A control plane with the proxy in front of it, as `make cluster` starts it. It lives as long as its standard input.
+/// A control plane with the proxy in front of it, as `make cluster` starts it. It lives as long as
+/// its standard input.
 struct Cluster {
     harness: Child,
     report: Report,
@@ -45,7 +48,11 @@ struct Report {
 impl Cluster {
     fn start(arguments: &[&str]) -> Self {
         let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/real/.bin/cluster");
-        assert!(program.exists(), "there is no {}: run \"make real\" first", program.display());
+        assert!(
+            program.exists(),
+            "there is no {}: run \"make real\" first",
+            program.display()
+        );
         let mut harness = Command::new(program)
             .args(arguments)
             .stdin(Stdio::piped())
@@ -53,14 +60,18 @@ impl Cluster {
             .spawn()
             .expect("the harness starts");
         let mut line = String::new();
-        BufReader::new(harness.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        BufReader::new(harness.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
         let report = serde_json::from_str(&line).expect("the harness says where everything is");
         Self { harness, report }
     }
 
     async fn client(kubeconfig: &Path) -> Client {
         let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
-        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+            .await
+            .unwrap();
         Client::try_from(config).unwrap()
     }
 
@@ -74,17 +85,26 @@ impl Cluster {
 
     /// The value of a gauge of the proxy.
     fn metric(&self, series: &str) -> Option<f64> {
-        let address = self.report.proxy_admin.as_ref().unwrap().trim_start_matches("http://");
+        let address = self
+            .report
+            .proxy_admin
+            .as_ref()
+            .unwrap()
+            .trim_start_matches("http://");
         let mut stream = TcpStream::connect(address).unwrap();
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: admin\r\nConnection: close\r\n\r\n").unwrap();
+        stream
+            .write_all(b"GET /metrics HTTP/1.1\r\nHost: admin\r\nConnection: close\r\n\r\n")
+            .unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
-        text.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
+        text.lines()
+            .find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
     }
 }
 
 impl Drop for Cluster {
-    /// Also when a test panics: the end of its standard input ends the harness, which ends its children.
+    /// Also when a test panics: the end of its standard input ends the harness, which ends its
+    /// children.
     fn drop(&mut self) {
         drop(self.harness.stdin.take());
         let _ = self.harness.wait();
@@ -93,8 +113,11 @@ impl Drop for Cluster {
 
 fn is_running(pid: u32) -> bool {
     // A process that has ended and that its parent has not asked about is gone, too.
-    std::fs::read_to_string(format!("/proc/{pid}/stat"))
-        .is_ok_and(|stat| !stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z')))
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+        !stat
+            .rsplit_once(") ")
+            .is_some_and(|(_, rest)| rest.starts_with('Z'))
+    })
 }
 
 async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> Result<(), String>) {
@@ -102,7 +125,9 @@ async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> Result<(), Strin
     loop {
         match holds().await {
             Ok(()) => return,
-            Err(why) if Instant::now() >= deadline => panic!("{what}: not after {PATIENCE:?}: {why}"),
+            Err(why) if Instant::now() >= deadline => {
+                panic!("{what}: not after {PATIENCE:?}: {why}")
+            }
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }
     }
@@ -112,7 +137,10 @@ async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> Result<(), Strin
 type Versions = BTreeMap<String, String>;
 
 fn versions<'a, K: Resource + 'a>(objects: impl IntoIterator<Item = &'a K>) -> Versions {
-    objects.into_iter().map(|o| (o.name_any(), o.resource_version().unwrap_or_default())).collect()
+    objects
+        .into_iter()
+        .map(|o| (o.name_any(), o.resource_version().unwrap_or_default()))
+        .collect()
 }
 
 /// How two views differ, in words; nothing when they are equal.
@@ -128,9 +156,15 @@ fn differences(upstream: &Versions, seen: &Versions) -> Result<(), String> {
         }
     }
     lines.extend(
-        seen.keys().filter(|name| !upstream.contains_key(*name)).map(|name| format!("{name} should be gone")),
+        seen.keys()
+            .filter(|name| !upstream.contains_key(*name))
+            .map(|name| format!("{name} should be gone")),
     );
-    if lines.is_empty() { Ok(()) } else { Err(lines.join(", ")) }
+    if lines.is_empty() {
+        Ok(())
+    } else {
+        Err(lines.join(", "))
+    }
 }
 
 /// A reflector at work.
@@ -150,7 +184,10 @@ where
     K: Resource + Clone + Debug + Send + Sync + 'static,
     K::DynamicType: Eq + Hash + Clone + Default + Send + Sync,
 {
-    fn start(name: &str, events: impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static) -> Self {
+    fn start(
+        name: &str,
+        events: impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
+    ) -> Self {
         let (store, writer) = reflector::store();
         let complaints = std::sync::Arc::<std::sync::Mutex<Vec<String>>>::default();
         let said = std::sync::Arc::clone(&complaints);
@@ -162,13 +199,23 @@ where
                 }
             }
         });
-        Self { name: name.to_owned(), store, complaints, task }
+        Self {
+            name: name.to_owned(),
+            store,
+            complaints,
+            task,
+        }
     }
 
     async fn ready(&self) {
         let ready = tokio::time::timeout(PATIENCE, self.store.wait_until_ready()).await;
         ready
-            .unwrap_or_else(|_| panic!("{} never got its first state: {:?}", self.name, self.complaints))
+            .unwrap_or_else(|_| {
+                panic!(
+                    "{} never got its first state: {:?}",
+                    self.name, self.complaints
+                )
+            })
             .unwrap();
     }
 
@@ -180,7 +227,12 @@ where
         })
         .await;
         self.task.abort();
-        assert_eq!(*self.complaints.lock().unwrap(), [""; 0], "{} saw errors", self.name);
+        assert_eq!(
+            *self.complaints.lock().unwrap(),
+            [""; 0],
+            "{} saw errors",
+            self.name
+        );
     }
 }
 
@@ -193,11 +245,15 @@ async fn storm(api: Api<DynamicObject>, resource: ApiResource, spec: serde_json:
             0 | 1 if !names.is_empty() => {
                 let name = &names[dice.usize(0..names.len())];
                 let patch = serde_json::json!({"metadata": {"labels": {"round": n.to_string()}}});
-                api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+                api.patch(name, &PatchParams::default(), &Patch::Merge(patch))
+                    .await
+                    .unwrap();
             }
             2 if !names.is_empty() => {
                 let name = names.swap_remove(dice.usize(0..names.len()));
-                api.delete(&name, &DeleteParams::default().grace_period(0)).await.unwrap();
+                api.delete(&name, &DeleteParams::default().grace_period(0))
+                    .await
+                    .unwrap();
             }
             _ => {
                 let name = format!("object-{n}");
@@ -209,9 +265,14 @@ async fn storm(api: Api<DynamicObject>, resource: ApiResource, spec: serde_json:
     }
 }
 
-/// Three kinds of watcher on one type, while it changes. The proxy may have it at hand (`warm`) or not.
-async fn every_watcher_agrees<K>(cluster: &Cluster, namespace: &str, spec: serde_json::Value, warm: bool)
-where
+/// Three kinds of watcher on one type, while it changes. The proxy may have it at hand (`warm`) or
+/// not.
+async fn every_watcher_agrees<K>(
+    cluster: &Cluster,
+    namespace: &str,
+    spec: serde_json::Value,
+    warm: bool,
+) where
     K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
         + Clone
         + Debug
@@ -229,7 +290,10 @@ where
     };
     let through = || Api::<K>::namespaced(proxied.clone(), namespace);
     if warm {
-        through().list(&ListParams::default().match_any()).await.unwrap();
+        through()
+            .list(&ListParams::default().match_any())
+            .await
+            .unwrap();
     }
     write(0).await;
 
@@ -247,11 +311,14 @@ where
     streaming.ready().await;
     metadata.ready().await;
     let series = format!("watershed_watches{{group=\"\",resource=\"{plural}\"}}");
-    // A list from before the proxy knew the type is followed by a watch that only upstream can answer.
+    // A list from before the proxy knew the type is followed by a watch that only upstream can
+    // answer.
     let wanted = if warm { 2.0 } else { 1.0 };
-    eventually("watches from memory", async || match cluster.metric(&series) {
-        Some(watches) if watches >= wanted => Ok(()),
-        other => Err(format!("{series} is {other:?}")),
+    eventually("watches from memory", async || {
+        match cluster.metric(&series) {
+            Some(watches) if watches >= wanted => Ok(()),
+            other => Err(format!("{series} is {other:?}")),
+        }
     })
     .await;
 
@@ -259,10 +326,15 @@ where
     delete_all(&Api::<K>::namespaced(upstream.clone(), namespace)).await;
     write(1).await;
 
-    let list = Api::<K>::namespaced(upstream.clone(), namespace).list(&ListParams::default()).await.unwrap();
+    let list = Api::<K>::namespaced(upstream.clone(), namespace)
+        .list(&ListParams::default())
+        .await
+        .unwrap();
     let truth = versions(&list.items);
     assert!(truth.len() > 10, "the storm left something to compare");
-    let whole: Vec<_> = [&listing, &streaming].map(|reflector| reflector.store.clone()).into();
+    let whole: Vec<_> = [&listing, &streaming]
+        .map(|reflector| reflector.store.clone())
+        .into();
     listing.finish(&truth).await;
     streaming.finish(&truth).await;
     metadata.finish(&truth).await;
@@ -290,7 +362,9 @@ where
 {
     let list = api.list(&ListParams::default()).await.unwrap();
     for object in list.items {
-        api.delete(&object.name_any(), &DeleteParams::default().grace_period(0)).await.unwrap();
+        api.delete(&object.name_any(), &DeleteParams::default().grace_period(0))
+            .await
+            .unwrap();
     }
 }
 
@@ -299,10 +373,16 @@ async fn stores_of_kube_rs_equal_upstreams_list_after_random_writes() {
     let cluster = Cluster::start(&["--proxy", env!("CARGO_BIN_EXE_watershed")]);
     let namespaces: Api<Namespace> = Api::all(cluster.upstream().await);
     let namespace = Namespace {
-        metadata: kube::api::ObjectMeta { name: Some("kube-rs".to_owned()), ..Default::default() },
+        metadata: kube::api::ObjectMeta {
+            name: Some("kube-rs".to_owned()),
+            ..Default::default()
+        },
         ..Namespace::default()
     };
-    namespaces.create(&PostParams::default(), &namespace).await.unwrap();
+    namespaces
+        .create(&PostParams::default(), &namespace)
+        .await
+        .unwrap();
     let pod = serde_json::json!({
         "spec": {"containers": [{"name": "main", "image": "example.test/main:1"}]},
     });
@@ -322,7 +402,10 @@ fn a_cluster_ends_with_the_test_that_panics() {
         let cluster = Cluster::start(&["--proxy", env!("CARGO_BIN_EXE_watershed")]);
         let mut pids: Vec<_> = cluster.report.pids.values().copied().collect();
         pids.push(cluster.harness.id());
-        assert!(pids.len() >= 4 && pids.iter().all(|&pid| is_running(pid)), "all run: {pids:?}");
+        assert!(
+            pids.len() >= 4 && pids.iter().all(|&pid| is_running(pid)),
+            "all run: {pids:?}"
+        );
         *told.lock().unwrap() = Some((cluster.report.dir.clone(), pids));
         panic!("on purpose");
     });
@@ -335,11 +418,23 @@ fn a_cluster_ends_with_the_test_that_panics() {
 #[test]
 fn every_difference_between_views_is_found() {
     let view = |pairs: &[(&str, &str)]| -> Versions {
-        pairs.iter().map(|(name, version)| ((*name).to_owned(), (*version).to_owned())).collect()
+        pairs
+            .iter()
+            .map(|(name, version)| ((*name).to_owned(), (*version).to_owned()))
+            .collect()
     };
     let upstream = view(&[("a", "1"), ("b", "2")]);
     assert_eq!(differences(&upstream, &upstream.clone()), Ok(()));
-    assert!(differences(&upstream, &view(&[("a", "1")])).is_err(), "lost");
-    assert!(differences(&upstream, &view(&[("a", "1"), ("b", "1")])).is_err(), "stale");
-    assert!(differences(&upstream, &view(&[("a", "1"), ("b", "2"), ("c", "3")])).is_err(), "a ghost");
+    assert!(
+        differences(&upstream, &view(&[("a", "1")])).is_err(),
+        "lost"
+    );
+    assert!(
+        differences(&upstream, &view(&[("a", "1"), ("b", "1")])).is_err(),
+        "stale"
+    );
+    assert!(
+        differences(&upstream, &view(&[("a", "1"), ("b", "2"), ("c", "3")])).is_err(),
+        "a ghost"
+    );
 }

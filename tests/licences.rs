@@ -1,6 +1,7 @@
 //! Holds the licences of all dependencies to what `deny.toml` allows, with cargo alone.
 //!
-//! cargo-deny checks more (advisories, bans, sources) and reads the same file, but is a program to be installed.
+//! cargo-deny checks more (advisories, bans, sources) and reads the same file, but is a program to
+//! be installed.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,13 +20,20 @@ struct Policy {
 }
 
 impl Policy {
-    /// Reads the `allow` and `exceptions` lists of the `[licenses]` table. Not all of TOML: the lists stand there
-    /// with one entry a line, as a comment in the file asks for.
+    /// Reads the `allow` and `exceptions` lists of the `[licenses]` table. Not all of TOML: the
+    /// lists stand there with one entry a line, as a comment in the file asks for.
     fn parse(text: &str) -> Self {
         let mut policy = Self::default();
         let (mut table, mut list) = ("", "");
-        for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
-            if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        for line in text
+            .lines()
+            .map(str::trim)
+            .filter(|line| !line.starts_with('#'))
+        {
+            if let Some(name) = line
+                .strip_prefix('[')
+                .and_then(|rest| rest.strip_suffix(']'))
+            {
                 (table, list) = (name, "");
             } else if let Some((key, "[")) = line.split_once(" = ") {
                 list = key;
@@ -38,7 +46,9 @@ impl Policy {
                         policy.everywhere.insert((*licence).to_owned());
                     }
                     ("exceptions", [licence, name]) if line.contains("crate = ") => {
-                        policy.exceptions.insert(((*name).to_owned(), (*licence).to_owned()));
+                        policy
+                            .exceptions
+                            .insert(((*name).to_owned(), (*licence).to_owned()));
                     }
                     ("", _) => {}
                     _ => panic!("not understood in deny.toml: {line}"),
@@ -51,12 +61,17 @@ impl Policy {
     fn allows(&self, name: &str, licence: &str) -> bool {
         // "This version or a later one" is satisfied by this one.
         let licence = licence.strip_suffix('+').unwrap_or(licence);
-        self.everywhere.contains(licence) || self.exceptions.contains(&(name.to_owned(), licence.to_owned()))
+        self.everywhere.contains(licence)
+            || self
+                .exceptions
+                .contains(&(name.to_owned(), licence.to_owned()))
     }
 
     /// Why a crate may not be used, if so.
     fn objection(&self, name: &str, expression: Option<&str>) -> Option<String> {
-        let Some(expression) = expression else { return Some(format!("{name} states no licence")) };
+        let Some(expression) = expression else {
+            return Some(format!("{name} states no licence"));
+        };
         match evaluate(expression, |licence| self.allows(name, licence)) {
             Ok(true) => None,
             Ok(false) => Some(format!("{name}: {expression}")),
@@ -65,12 +80,18 @@ impl Policy {
     }
 }
 
-/// Whether an SPDX expression is satisfied. OR binds less than AND, AND less than WITH; the slash that old manifests
-/// have means OR.
+/// Whether an SPDX expression is satisfied. OR binds less than AND, AND less than WITH; the slash
+/// that old manifests have means OR.
 fn evaluate(expression: &str, allowed: impl Fn(&str) -> bool) -> Result<bool, String> {
-    let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
+    let spaced = expression
+        .replace('(', " ( ")
+        .replace(')', " ) ")
+        .replace('/', " OR ");
     let words: Vec<&str> = spaced.split_whitespace().collect();
-    let mut reader = Reader { words: &words, allowed };
+    let mut reader = Reader {
+        words: &words,
+        allowed,
+    };
     let satisfied = reader.any_of()?;
     match reader.words {
         [] => Ok(satisfied),
@@ -104,7 +125,11 @@ impl<'a, F: Fn(&str) -> bool> Reader<'a, F> {
     fn one(&mut self) -> Result<bool, String> {
         if self.takes("(") {
             let satisfied = self.any_of()?;
-            return if self.takes(")") { Ok(satisfied) } else { Err("a parenthesis is open".into()) };
+            return if self.takes(")") {
+                Ok(satisfied)
+            } else {
+                Err("a parenthesis is open".into())
+            };
         }
         let licence = self.identifier()?;
         if self.takes("WITH") {
@@ -148,15 +173,26 @@ fn every_dependency_has_an_allowed_licence() {
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .unwrap();
-    assert!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "cargo metadata: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
     let packages = metadata["packages"].as_array().unwrap();
-    assert!(packages.len() > 100, "only {} packages: is this the whole tree?", packages.len());
+    assert!(
+        packages.len() > 100,
+        "only {} packages: is this the whole tree?",
+        packages.len()
+    );
     let policy = policy();
     let objections: Vec<String> = packages
         .iter()
         .filter_map(|package| {
-            policy.objection(package["name"].as_str().unwrap(), package["license"].as_str())
+            policy.objection(
+                package["name"].as_str().unwrap(),
+                package["license"].as_str(),
+            )
         })
         .collect();
     assert!(
@@ -182,7 +218,10 @@ fn a_planted_licence_is_seen() {
         ("planted", Some("(MIT")),
         ("planted", None),
     ] {
-        assert!(policy.objection(name, expression).is_some(), "{name} {expression:?}");
+        assert!(
+            policy.objection(name, expression).is_some(),
+            "{name} {expression:?}"
+        );
     }
     for (name, expression) in [
         ("good", "MIT"),

@@ -49,7 +49,10 @@ impl Sub for Counts {
     type Output = Self;
 
     fn sub(self, before: Self) -> Self {
-        Self { allocations: self.allocations - before.allocations, bytes: self.bytes - before.bytes }
+        Self {
+            allocations: self.allocations - before.allocations,
+            bytes: self.bytes - before.bytes,
+        }
     }
 }
 
@@ -59,14 +62,29 @@ impl Sub for Counts {
 pub(crate) fn run(folder: &Path) -> anyhow::Result<()> {
     let counter = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let counter_at = counter.local_addr()?;
-    std::thread::spawn(move || counter.incoming().flatten().for_each(|asked| drop(tell(asked))));
+    std::thread::spawn(move || {
+        counter
+            .incoming()
+            .flatten()
+            .for_each(|asked| drop(tell(asked)))
+    });
     watershed::http::install_crypto();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
     runtime.block_on(async {
         let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let upstream = UpstreamOptions { kubeconfig: Some(kubeconfig(folder)), ..UpstreamOptions::default() };
-        let running =
-            app::start(app::Config::new(upstream, loopback, loopback, folder.join("certs"))).await?;
+        let upstream = UpstreamOptions {
+            kubeconfig: Some(kubeconfig(folder)),
+            ..UpstreamOptions::default()
+        };
+        let running = app::start(app::Config::new(
+            upstream,
+            loopback,
+            loopback,
+            folder.join("certs"),
+        ))
+        .await?;
         let address = running.address.context("no address")?;
         announce(&format!("counted {address} {counter_at}"))?;
         std::future::pending::<()>().await;
@@ -99,13 +117,25 @@ impl Counted {
     pub(crate) fn start(folder: &Path, upstream: &Server) -> anyhow::Result<Self> {
         std::fs::write(kubeconfig(folder), upstream.kubeconfig_yaml())?;
         let name = folder.to_str().context("the folder's path is not text")?;
-        let child = Child::program("counted", folder, &std::env::current_exe()?, &["proxy", name])?;
+        let child = Child::program(
+            "counted",
+            folder,
+            &std::env::current_exe()?,
+            &["proxy", name],
+        )?;
         let line = child.await_line("counted ")?;
         let mut words = line.split(' ').skip(1);
-        let (address, counter) = (words.next().context("no address")?, words.next().context("no counter")?);
+        let (address, counter) = (
+            words.next().context("no address")?,
+            words.next().context("no counter")?,
+        );
         let ca = std::fs::read(folder.join("certs").join("ca.crt"))?;
         let reach = Reach::new(address, &ca, upstream.admin_token())?;
-        Ok(Self { reach, counter: counter.parse()?, _child: child })
+        Ok(Self {
+            reach,
+            counter: counter.parse()?,
+            _child: child,
+        })
     }
 
     pub(crate) fn counts(&self) -> anyhow::Result<Counts> {
@@ -125,6 +155,9 @@ impl Counted {
             counter.read_exact(&mut bytes)?;
             Ok(u64::from_be_bytes(bytes))
         };
-        Ok(Counts { allocations: number()?, bytes: number()? })
+        Ok(Counts {
+            allocations: number()?,
+            bytes: number()?,
+        })
     }
 }

@@ -1,11 +1,19 @@
 //! What the proxy allocates for an event and for a read: how often, and how many bytes.
 //!
-//! The proxy runs with its defaults in a process of its own, in front of the simulated API server, and every
-//! allocation there is counted, those of HTTP and TLS included. Figures hardly depend on how busy the machine is.
-//! `cargo bench --bench allocations -- --help`; docs/benchmarks.md says what they mean.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an instrument for developers: it prints")]
+//! The proxy runs with its defaults in a process of its own, in front of the simulated API server,
+//! and every allocation there is counted, those of HTTP and TLS included. Figures hardly depend on
+//! how busy the machine is. `cargo bench --bench allocations -- --help`; docs/benchmarks.md says
+//! what they mean.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "an instrument for developers: it prints"
+)]
 #[path = "../serving/children.rs"]
-#[expect(dead_code, reason = "the other benchmark's, of which this one needs less")]
+#[expect(
+    dead_code,
+    reason = "the other benchmark's, of which this one needs less"
+)]
 mod children;
 #[path = "../serving/client.rs"]
 #[expect(dead_code, reason = "the same")]
@@ -80,12 +88,18 @@ fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     match &args.part {
         Some(Part::Proxy { folder }) => return counted::run(folder),
-        Some(Part::Exec { parent, program, arguments }) => {
+        Some(Part::Exec {
+            parent,
+            program,
+            arguments,
+        }) => {
             return children::become_program(*parent, program, arguments);
         }
         None => {}
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
     // On this thread, which starts the child: it ends with it.
     runtime.block_on(run(&args))
 }
@@ -93,16 +107,30 @@ fn main() -> anyhow::Result<()> {
 async fn run(args: &Args) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let measure = args.bench && !args.check;
-    let population = Population { namespaces: 2, nodes: 10, ..Population::default() };
-    let upstream = Server::start(Options { population, ..Options::default() }).await?;
+    let population = Population {
+        namespaces: 2,
+        nodes: 10,
+        ..Population::default()
+    };
+    let upstream = Server::start(Options {
+        population,
+        ..Options::default()
+    })
+    .await?;
     let pods = if measure { args.pods } else { 10 };
     work::create(&upstream, pods)?;
     let proxy = Counted::start(folder.path(), &upstream)?;
     check(&proxy).await?;
     if measure {
         let rows = work::all(args, &upstream, &proxy).await?;
-        println!("\n{pods} pods of {} bytes; for one of each:\n", rows.object_bytes);
-        println!("| {:<46} | {:>11} | {:>9} |", "work", "allocations", "bytes");
+        println!(
+            "\n{pods} pods of {} bytes; for one of each:\n",
+            rows.object_bytes
+        );
+        println!(
+            "| {:<46} | {:>11} | {:>9} |",
+            "work", "allocations", "bytes"
+        );
         println!("|{:-<48}|{:->12}:|{:->10}:|", "", "", "");
         for (name, allocations, bytes) in rows.rows {
             println!("| {name:<46} | {allocations:>11.2} | {bytes:>9.0} |");
@@ -127,8 +155,17 @@ async fn check(proxy: &Counted) -> anyhow::Result<()> {
          half a second of nothing as {}",
         idle.allocations
     );
-    ensure!(allocations.abs_diff(PLANTED) < PLANTED / 10, "planted allocations are not counted");
-    ensure!(bytes.abs_diff(PLANTED * PLANTED_BYTES as u64) < 10_000, "their bytes are not counted");
-    ensure!(idle.allocations < PLANTED, "allocations are counted where nothing is done");
+    ensure!(
+        allocations.abs_diff(PLANTED) < PLANTED / 10,
+        "planted allocations are not counted"
+    );
+    ensure!(
+        bytes.abs_diff(PLANTED * PLANTED_BYTES as u64) < 10_000,
+        "their bytes are not counted"
+    );
+    ensure!(
+        idle.allocations < PLANTED,
+        "allocations are counted where nothing is done"
+    );
     Ok(())
 }

@@ -34,7 +34,10 @@ pub(crate) struct Rows {
 
 /// A pod that is another with every `state`, and always as large.
 fn pod(number: usize, state: u64) -> String {
-    let (namespace, name) = (fixtures::namespace_name(number % 2), format!("pod-{number:06}"));
+    let (namespace, name) = (
+        fixtures::namespace_name(number % 2),
+        format!("pod-{number:06}"),
+    );
     let node = fixtures::node_name(number % 10);
     let pod = fixtures::pod(&namespace, &name, &node, &mut Rng::with_seed(number as u64));
     let stamp = format!(r#""annotations":{{"bench/stamp":"{state:016}","#);
@@ -44,7 +47,10 @@ fn pod(number: usize, state: u64) -> String {
 /// Creates so many pods.
 pub(crate) fn create(upstream: &Server, count: usize) -> anyhow::Result<()> {
     for number in 0..count {
-        upstream.state().create(&pods(), &pod(number, 0)).context("a pod is refused")?;
+        upstream
+            .state()
+            .create(&pods(), &pod(number, 0))
+            .context("a pod is refused")?;
     }
     Ok(())
 }
@@ -53,30 +59,72 @@ pub(crate) async fn all(args: &Args, upstream: &Server, proxy: &Counted) -> anyh
     let mut connection = proxy.reach.connect(false).await?;
     let list = connection.fetch(ALL).await?;
     // Or writes would change nothing.
-    ensure!(stamps(&list) == args.pods, "{} of {} pods have a stamp", stamps(&list), args.pods);
-    let mut rows = Rows { object_bytes: list.len() / args.pods.max(1), rows: Vec::new() };
+    ensure!(
+        stamps(&list) == args.pods,
+        "{} of {} pods have a stamp",
+        stamps(&list),
+        args.pods
+    );
+    let mut rows = Rows {
+        object_bytes: list.len() / args.pods.max(1),
+        rows: Vec::new(),
+    };
     let mut add = |name: String, counts: Counts, count: usize| {
         let count = count as f64;
-        rows.rows.push((name, counts.allocations as f64 / count, counts.bytes as f64 / count));
+        rows.rows.push((
+            name,
+            counts.allocations as f64 / count,
+            counts.bytes as f64 / count,
+        ));
     };
-    let mut writer = Writer { upstream, pods: args.pods, written: 0 };
+    let mut writer = Writer {
+        upstream,
+        pods: args.pods,
+        written: 0,
+    };
     for watchers in [0, 1, args.watchers] {
         eprintln!("events to {watchers} …");
         let watching = Watching::open(upstream, proxy, watchers).await?;
         writer.write(&watching, proxy, WARM_UP).await?;
         let counts = writer.write(&watching, proxy, args.events).await?;
         match watchers {
-            0 => add("event taken in, nobody watches".to_owned(), counts, args.events),
+            0 => add(
+                "event taken in, nobody watches".to_owned(),
+                counts,
+                args.events,
+            ),
             1 => add("event to its only watcher".to_owned(), counts, args.events),
-            _ => add(format!("event to one of {watchers} watchers"), counts, args.events * watchers),
+            _ => add(
+                format!("event to one of {watchers} watchers"),
+                counts,
+                args.events * watchers,
+            ),
         }
     }
-    let one = format!("/api/v1/namespaces/{}/pods/pod-000000?resourceVersion=0", fixtures::namespace_name(0));
+    let one = format!(
+        "/api/v1/namespaces/{}/pods/pod-000000?resourceVersion=0",
+        fixtures::namespace_name(0)
+    );
     let lists = args.reads.div_ceil(50);
     for (name, path, form, count) in [
-        ("GET one pod, rv=0".to_owned(), one.as_str(), Form::Json, args.reads),
-        (format!("LIST {} pods, rv=0, JSON", args.pods), ALL, Form::Json, lists),
-        (format!("LIST {} pods, rv=0, JSON gzip", args.pods), ALL, Form::JsonGzip, lists),
+        (
+            "GET one pod, rv=0".to_owned(),
+            one.as_str(),
+            Form::Json,
+            args.reads,
+        ),
+        (
+            format!("LIST {} pods, rv=0, JSON", args.pods),
+            ALL,
+            Form::Json,
+            lists,
+        ),
+        (
+            format!("LIST {} pods, rv=0, JSON gzip", args.pods),
+            ALL,
+            Form::JsonGzip,
+            lists,
+        ),
     ] {
         eprintln!("{name} …");
         let mut connection = proxy.reach.connect(false).await?.asking(form);
@@ -99,16 +147,26 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Writes events, each when the one before has reached everybody, so that none go out together. Returns what was
-    /// allocated meanwhile.
-    async fn write(&mut self, watching: &Watching, proxy: &Counted, events: usize) -> anyhow::Result<Counts> {
+    /// Writes events, each when the one before has reached everybody, so that none go out together.
+    /// Returns what was allocated meanwhile.
+    async fn write(
+        &mut self,
+        watching: &Watching,
+        proxy: &Counted,
+        events: usize,
+    ) -> anyhow::Result<Counts> {
         let before = settled(proxy).await?;
         let seen = watching.seen.load(Ordering::Acquire);
         for number in 1..=events {
             self.written += 1;
             let text = pod(self.written % self.pods, self.written as u64);
-            self.upstream.state().update(&pods(), &text).context("an update is refused")?;
-            watching.until(seen + (number * watching.count) as u64).await?;
+            self.upstream
+                .state()
+                .update(&pods(), &text)
+                .context("an update is refused")?;
+            watching
+                .until(seen + (number * watching.count) as u64)
+                .await?;
         }
         Ok(settled(proxy).await? - before)
     }
@@ -124,7 +182,10 @@ async fn settled(proxy: &Counted) -> anyhow::Result<Counts> {
         if (now - last).allocations < 10 {
             return Ok(now);
         }
-        ensure!(started.elapsed() < PATIENCE, "the proxy does not come to rest");
+        ensure!(
+            started.elapsed() < PATIENCE,
+            "the proxy does not come to rest"
+        );
         last = now;
     }
 }
@@ -150,20 +211,33 @@ impl Watching {
                 let mut tasks = Vec::new();
                 for _ in first..count.min(first + STREAMS) {
                     let body = connection.get(&path).await?.into_body();
-                    tasks.push(AbortOnDropHandle::new(tokio::spawn(follow(body, Arc::clone(&seen)))));
+                    tasks.push(AbortOnDropHandle::new(tokio::spawn(follow(
+                        body,
+                        Arc::clone(&seen),
+                    ))));
                 }
                 anyhow::Ok((connection, tasks))
             }
         });
-        let open = join_all(groups).await.into_iter().collect::<anyhow::Result<_>>()?;
-        Ok(Self { count, seen, _open: open })
+        let open = join_all(groups)
+            .await
+            .into_iter()
+            .collect::<anyhow::Result<_>>()?;
+        Ok(Self {
+            count,
+            seen,
+            _open: open,
+        })
     }
 
     /// Waits until so many events were seen.
     async fn until(&self, events: u64) -> anyhow::Result<()> {
         let started = Instant::now();
         while self.seen.load(Ordering::Acquire) < events {
-            ensure!(started.elapsed() < PATIENCE, "an event did not reach everybody");
+            ensure!(
+                started.elapsed() < PATIENCE,
+                "an event did not reach everybody"
+            );
             sleep(Duration::from_millis(1)).await;
         }
         Ok(())
@@ -172,7 +246,12 @@ impl Watching {
 
 async fn follow(mut body: Incoming, seen: Arc<AtomicU64>) {
     while let Some(Ok(frame)) = body.frame().await {
-        let Some(data) = frame.data_ref() else { continue };
-        seen.fetch_add(memchr::memchr_iter(b'\n', data).count() as u64, Ordering::AcqRel);
+        let Some(data) = frame.data_ref() else {
+            continue;
+        };
+        seen.fetch_add(
+            memchr::memchr_iter(b'\n', data).count() as u64,
+            Ordering::AcqRel,
+        );
     }
 }

@@ -55,7 +55,8 @@ enum Holding {
 pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> anyhow::Result<()> {
     let proxy = &servers.measured[0];
     let bearer = proxy.reach.bearer();
-    let watch = format!("GET {ALL_PODS}&watch=1 HTTP/1.1\r\nHost: h\r\nAuthorization: {bearer}\r\n\r\n");
+    let watch =
+        format!("GET {ALL_PODS}&watch=1 HTTP/1.1\r\nHost: h\r\nAuthorization: {bearer}\r\n\r\n");
     let version = "GET /version HTTP/1.1\r\nHost: h\r\n\r\n";
     let endless = "GET / HTTP/1.1\r\nX-Slow: ";
     let share = |count: usize| (count as f64 * args.abusers) as usize;
@@ -64,19 +65,51 @@ pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> an
         let nobody = async |_: Arc<Progress>| {};
         scene(args, proxy, table, "nobody", 0, nobody).await?;
         let abuse = async |progress| hold(proxy, progress, idle, Holding::Idle, version).await;
-        scene(args, proxy, table, &format!("{idle} idle connections"), idle, abuse).await?;
+        scene(
+            args,
+            proxy,
+            table,
+            &format!("{idle} idle connections"),
+            idle,
+            abuse,
+        )
+        .await?;
         let abuse = async |progress| hold(proxy, progress, unread, Holding::Unread, &watch).await;
-        scene(args, proxy, table, &format!("{unread} watchers that read nothing"), unread, abuse).await?;
+        scene(
+            args,
+            proxy,
+            table,
+            &format!("{unread} watchers that read nothing"),
+            unread,
+            abuse,
+        )
+        .await?;
         let abuse = async |progress| rapid_reset(proxy, progress).await;
-        scene(args, proxy, table, &format!("rapid reset, {RESETTING} connections"), 1_000, abuse).await?;
+        scene(
+            args,
+            proxy,
+            table,
+            &format!("rapid reset, {RESETTING} connections"),
+            1_000,
+            abuse,
+        )
+        .await?;
         let abuse = async |progress| hold(proxy, progress, slow, Holding::Slow, endless).await;
-        scene(args, proxy, table, &format!("slow loris, {slow} connections"), slow, abuse).await?;
+        scene(
+            args,
+            proxy,
+            table,
+            &format!("slow loris, {slow} connections"),
+            slow,
+            abuse,
+        )
+        .await?;
     }
     Ok(())
 }
 
-/// One kind of abuse with well-behaved clients beside it, once so many abusers are there. The memory is what it is
-/// then, above what it was before.
+/// One kind of abuse with well-behaved clients beside it, once so many abusers are there. The
+/// memory is what it is then, above what it was before.
 async fn scene(
     args: &Args,
     proxy: &Server,
@@ -102,15 +135,35 @@ async fn scene(
     let (mut waits, memory, done) = measured?;
     ensure!(!waits.is_empty(), "{name}: nobody else was answered");
     if done < count as u64 {
-        table.remarks.push(format!("{name}: only {done} were there after {PATIENCE:?}"));
+        table
+            .remarks
+            .push(format!("{name}: only {done} were there after {PATIENCE:?}"));
     }
     eprintln!("{done} in all, {} requests beside them", waits.len());
     waits.sort();
     let at = |share: f64| waits[((waits.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e3;
-    table.add(&format!("abuse: {name}: others' list, median"), "ms", false, proxy.kind, at(0.5));
-    table.add(&format!("abuse: {name}: others' list, p99"), "ms", false, proxy.kind, at(0.99));
+    table.add(
+        &format!("abuse: {name}: others' list, median"),
+        "ms",
+        false,
+        proxy.kind,
+        at(0.5),
+    );
+    table.add(
+        &format!("abuse: {name}: others' list, p99"),
+        "ms",
+        false,
+        proxy.kind,
+        at(0.99),
+    );
     let grown = (memory as f64 - before as f64) / 1024.0 / 1024.0;
-    table.add(&format!("abuse: {name}: memory"), "MiB RSS more", false, proxy.kind, grown);
+    table.add(
+        &format!("abuse: {name}: memory"),
+        "MiB RSS more",
+        false,
+        proxy.kind,
+        grown,
+    );
     sleep(SETTLE).await;
     Ok(())
 }
@@ -126,14 +179,21 @@ async fn polite(reach: &Reach, length: Duration) -> anyhow::Result<Vec<Duration>
             let (begun, mut waits) = (Instant::now(), Vec::new());
             while begun.elapsed() < length {
                 let asked = Instant::now();
-                connection.fetch(path).await.context("a well-behaved client")?;
+                connection
+                    .fetch(path)
+                    .await
+                    .context("a well-behaved client")?;
                 waits.push(asked.elapsed());
                 sleep(PAUSE).await;
             }
             anyhow::Ok(waits)
         });
     }
-    Ok(join_all(clients).await.into_iter().collect::<anyhow::Result<Vec<_>>>()?.concat())
+    Ok(join_all(clients)
+        .await
+        .into_iter()
+        .collect::<anyhow::Result<Vec<_>>>()?
+        .concat())
 }
 
 /// Connections that begin so. Those that are cut are made anew.
@@ -147,8 +207,13 @@ async fn hold(proxy: &Server, progress: Arc<Progress>, count: usize, how: Holdin
         holding.spawn(async move {
             while !progress.over.load(Ordering::Acquire) {
                 let turn = turns.acquire().await;
-                let Ok(mut stream) = reach.tls(true).await else { continue };
-                let said = stream.write_all(said.as_bytes()).await.and(stream.flush().await);
+                let Ok(mut stream) = reach.tls(true).await else {
+                    continue;
+                };
+                let said = stream
+                    .write_all(said.as_bytes())
+                    .await
+                    .and(stream.flush().await);
                 drop(turn);
                 progress.done.fetch_add(1, Ordering::AcqRel);
                 let mut held = said.is_ok();
@@ -178,7 +243,11 @@ async fn stays(stream: &mut TlsStream<TcpStream>, how: Holding) -> bool {
         }
         Holding::Slow => {
             sleep(pause).await;
-            stream.write_all(b"x").await.and(stream.flush().await).is_ok()
+            stream
+                .write_all(b"x")
+                .await
+                .and(stream.flush().await)
+                .is_ok()
         }
     }
 }
@@ -190,7 +259,9 @@ async fn rapid_reset(proxy: &Server, progress: Arc<Progress>) {
         let (reach, progress) = (proxy.reach.clone(), Arc::clone(&progress));
         attacks.spawn(async move {
             while !progress.over.load(Ordering::Acquire) {
-                let Ok(mut connection) = reach.connect(false).await else { continue };
+                let Ok(mut connection) = reach.connect(false).await else {
+                    continue;
+                };
                 while !progress.over.load(Ordering::Acquire) && !connection.is_closed() {
                     // Dropped as soon as it is sent, which resets it.
                     let asking = connection.get("/api/v1/namespaces/default/pods/none");

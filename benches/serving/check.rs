@@ -15,7 +15,8 @@ const PLANTED: Duration = Duration::from_millis(600);
 /// How far the reading may be off: a few ticks, and what a program needs to start and wait.
 const TOLERANCE: Duration = Duration::from_millis(50);
 
-/// Body of the child: uses `milliseconds` of CPU by its own process clock, says so, and waits for its stdin to end.
+/// Body of the child: uses `milliseconds` of CPU by its own process clock, says so, and waits for
+/// its stdin to end.
 pub(crate) fn burn(milliseconds: u64) -> anyhow::Result<()> {
     let used = || Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default();
     let mut x = 1_u64;
@@ -43,28 +44,54 @@ pub(crate) fn run() -> anyhow::Result<()> {
     std::thread::sleep(Duration::from_millis(300));
     let idle = process::cpu(quiet.pid())?.saturating_sub(before);
     println!("a loop of {PLANTED:?} CPU is read as {busy:?}, a sleeping process as {idle:?}");
-    ensure!(busy.abs_diff(PLANTED) <= TOLERANCE, "the CPU reader does not see a planted busy loop");
-    ensure!(idle <= TOLERANCE, "the CPU reader sees work where there is none");
+    ensure!(
+        busy.abs_diff(PLANTED) <= TOLERANCE,
+        "the CPU reader does not see a planted busy loop"
+    );
+    ensure!(
+        idle <= TOLERANCE,
+        "the CPU reader sees work where there is none"
+    );
 
     let own = process::resident(std::process::id()).context("the memory reader fails")?;
     let ballast = black_box(vec![1_u8; 64 << 20]);
     let grown = process::resident(std::process::id())?.saturating_sub(own);
-    println!("{} MiB of memory are read as {} MiB", ballast.len() >> 20, grown >> 20);
-    ensure!(grown.abs_diff(ballast.len() as u64) < 8 << 20, "the memory reader does not see planted memory");
+    println!(
+        "{} MiB of memory are read as {} MiB",
+        ballast.len() >> 20,
+        grown >> 20
+    );
+    ensure!(
+        grown.abs_diff(ballast.len() as u64) < 8 << 20,
+        "the memory reader does not see planted memory"
+    );
     process::reset_peak(std::process::id())?;
     let before = process::resident(std::process::id())?;
     let again = black_box(vec![1_u8; 32 << 20]);
     let short = again.len() as u64;
     drop(again);
     let peak = process::peak(std::process::id())?.saturating_sub(before);
-    println!("{} MiB more for a moment are a peak of {} MiB more", short >> 20, peak >> 20);
-    ensure!(peak.abs_diff(short) < 8 << 20, "the peak reader does not see memory that is gone again");
+    println!(
+        "{} MiB more for a moment are a peak of {} MiB more",
+        short >> 20,
+        peak >> 20
+    );
+    ensure!(
+        peak.abs_diff(short) < 8 << 20,
+        "the peak reader does not see memory that is gone again"
+    );
     drop(ballast);
     // Until the allocator has given it back.
     std::thread::sleep(Duration::from_secs(3));
     process::reset_peak(std::process::id())?;
-    let (peak, now) = (process::peak(std::process::id())?, process::resident(std::process::id())?);
+    let (peak, now) = (
+        process::peak(std::process::id())?,
+        process::resident(std::process::id())?,
+    );
     ensure!(peak.abs_diff(now) < 8 << 20, "a peak is not forgotten");
-    ensure!(median([3.0, 1.0, 2.0]) == Some(2.0) && median([4.0, 1.0, 2.0, 3.0]) == Some(2.5), "median");
+    ensure!(
+        median([3.0, 1.0, 2.0]) == Some(2.0) && median([4.0, 1.0, 2.0, 3.0]) == Some(2.5),
+        "median"
+    );
     Ok(())
 }

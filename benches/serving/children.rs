@@ -26,9 +26,13 @@ pub(crate) struct Child {
 
 /// Becomes another program, in a process that the kernel ends with its parent.
 ///
-/// The death signal stays set across the exec and is of the *thread* that started this process: children are to be
-/// started on the main thread.
-pub(crate) fn become_program(parent: i32, program: &Path, arguments: &[String]) -> anyhow::Result<()> {
+/// The death signal stays set across the exec and is of the *thread* that started this process:
+/// children are to be started on the main thread.
+pub(crate) fn become_program(
+    parent: i32,
+    program: &Path,
+    arguments: &[String],
+) -> anyhow::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if getppid().is_none_or(|now| now.as_raw_nonzero().get() != parent) {
         bail!("the parent is gone already");
@@ -61,7 +65,11 @@ impl Child {
     }
 
     /// Starts a part of this program.
-    pub(crate) fn own(name: &'static str, folder: &Path, arguments: &[&str]) -> anyhow::Result<Self> {
+    pub(crate) fn own(
+        name: &'static str,
+        folder: &Path,
+        arguments: &[&str],
+    ) -> anyhow::Result<Self> {
         Self::start(name, folder, &std::env::current_exe()?, arguments, false)
     }
 
@@ -92,7 +100,13 @@ impl Child {
             .spawn()
             .with_context(|| format!("cannot start {name} ({})", program.display()))?;
         let stdin = process.stdin.take();
-        Ok(Self { process, stdin, name, log, polite })
+        Ok(Self {
+            process,
+            stdin,
+            name,
+            log,
+            polite,
+        })
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -110,7 +124,8 @@ impl Child {
                 return Ok(line.to_owned());
             }
             let gone = !Path::new(&format!("/proc/{}", self.pid())).exists()
-                || fs::read_to_string(format!("/proc/{}/stat", self.pid())).is_ok_and(|s| s.contains(") Z "));
+                || fs::read_to_string(format!("/proc/{}/stat", self.pid()))
+                    .is_ok_and(|s| s.contains(") Z "));
             if gone || started.elapsed() > PATIENCE {
                 let how = if gone { "ended" } else { "did not get ready" };
                 bail!("{} {how}; it said:\n{text}", self.name);

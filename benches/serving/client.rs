@@ -1,4 +1,5 @@
-//! Connections of the load generator. They set what a Go client sets, as most clients of Kubernetes are.
+//! Connections of the load generator. They set what a Go client sets, as most clients of Kubernetes
+//! are.
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -69,7 +70,12 @@ impl Reach {
             .with_no_client_auth();
         let http1 = Arc::new(config.clone());
         config.alpn_protocols = vec![b"h2".to_vec()];
-        Ok(Self { address, token: token.to_owned(), http2: Arc::new(config), http1 })
+        Ok(Self {
+            address,
+            token: token.to_owned(),
+            http2: Arc::new(config),
+            http1,
+        })
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -87,23 +93,35 @@ impl Reach {
         stream.set_nodelay(true)?;
         let tls = if http1 { &self.http1 } else { &self.http2 };
         let name = ServerName::IpAddress(self.address.ip().into());
-        Ok(TlsConnector::from(Arc::clone(tls)).connect(name, stream).await?)
+        Ok(TlsConnector::from(Arc::clone(tls))
+            .connect(name, stream)
+            .await?)
     }
 
     pub(crate) async fn connect(&self, http1: bool) -> anyhow::Result<Connection> {
-        self.connect_with(http1, STREAM_WINDOW, CONNECTION_WINDOW).await
+        self.connect_with(http1, STREAM_WINDOW, CONNECTION_WINDOW)
+            .await
     }
 
-    /// A connection on which nothing is sent ahead of the reader but 64 KiB and what the kernel holds.
+    /// A connection on which nothing is sent ahead of the reader but 64 KiB and what the kernel
+    /// holds.
     pub(crate) async fn connect_narrow(&self, http1: bool) -> anyhow::Result<Connection> {
         self.connect_with(http1, NARROW, NARROW).await
     }
 
-    async fn connect_with(&self, http1: bool, stream: u32, connection: u32) -> anyhow::Result<Connection> {
+    async fn connect_with(
+        &self,
+        http1: bool,
+        stream: u32,
+        connection: u32,
+    ) -> anyhow::Result<Connection> {
         let io = TokioIo::new(self.tls(http1).await?);
         let (sender, task) = if http1 {
             let (sender, connection) = http1::handshake(io).await?;
-            (Sender::Http1(sender), tokio::spawn(async move { drop(connection.await) }))
+            (
+                Sender::Http1(sender),
+                tokio::spawn(async move { drop(connection.await) }),
+            )
         } else {
             let (sender, driver) = http2::Builder::new(TokioExecutor::new())
                 .timer(TokioTimer::new())
@@ -111,7 +129,10 @@ impl Reach {
                 .initial_connection_window_size(connection)
                 .handshake(io)
                 .await?;
-            (Sender::Http2(sender), tokio::spawn(async move { drop(driver.await) }))
+            (
+                Sender::Http2(sender),
+                tokio::spawn(async move { drop(driver.await) }),
+            )
         };
         Ok(Connection {
             sender,
@@ -223,7 +244,13 @@ impl Connection {
 
     /// The whole body.
     pub(crate) async fn fetch(&mut self, path: &str) -> anyhow::Result<Bytes> {
-        Ok(self.get(path).await?.into_body().collect().await?.to_bytes())
+        Ok(self
+            .get(path)
+            .await?
+            .into_body()
+            .collect()
+            .await?
+            .to_bytes())
     }
 
     /// Reads an answer and throws it away, as fast as it comes. Returns its length.
@@ -237,15 +264,20 @@ impl Connection {
         Ok(length)
     }
 
-    /// Reads a watch as far as the objects it begins with go, and leaves it. Returns its bytes until then.
+    /// Reads a watch as far as the objects it begins with go, and leaves it. Returns its bytes
+    /// until then.
     pub(crate) async fn swallow_initial(&mut self, path: &str) -> anyhow::Result<usize> {
         let answer = self.get(path).await?;
         self.form.expect(answer.headers())?;
         let (mut body, mut reader, mut length) = (answer.into_body(), Reader::new(self.form), 0);
         while !reader.ended() {
-            let frame =
-                body.frame().await.with_context(|| format!("{path}: ended before its end mark"))??;
-            let Some(data) = frame.data_ref() else { continue };
+            let frame = body
+                .frame()
+                .await
+                .with_context(|| format!("{path}: ended before its end mark"))??;
+            let Some(data) = frame.data_ref() else {
+                continue;
+            };
             length += data.len();
             reader.push(data)?;
         }

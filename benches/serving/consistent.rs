@@ -19,8 +19,8 @@ use crate::upstream::node_name;
 
 /// Lists at a time, and the connections they share.
 const CROWD: (usize, usize) = (200, 10);
-/// Writes to another type while the listed one is idle: they move upstream's version, and the version of
-/// each list with it. Where nothing at all is written, every cache is new enough.
+/// Writes to another type while the listed one is idle: they move upstream's version, and the
+/// version of each list with it. Where nothing at all is written, every cache is new enough.
 const OTHERS: Duration = Duration::from_millis(100);
 
 struct Case {
@@ -33,14 +33,36 @@ struct Case {
 }
 
 fn cases(args: &Args) -> Vec<Case> {
-    let one_node = format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{}", node_name(0));
-    let case =
-        |name: String, path: &str, resource, busy| Case { name, path: path.to_owned(), resource, busy };
+    let one_node = format!(
+        "/api/v1/pods?fieldSelector=spec.nodeName%3D{}",
+        node_name(0)
+    );
+    let case = |name: String, path: &str, resource, busy| Case {
+        name,
+        path: path.to_owned(),
+        resource,
+        busy,
+    };
     let pods = args.pods;
     vec![
-        case(format!("busy type ({} events/s)", args.rate), &one_node, "pods", true),
-        case("idle small type".to_owned(), "/api/v1/namespaces", "namespaces", false),
-        case(format!("idle large type ({pods} objects)"), &one_node, "pods", false),
+        case(
+            format!("busy type ({} events/s)", args.rate),
+            &one_node,
+            "pods",
+            true,
+        ),
+        case(
+            "idle small type".to_owned(),
+            "/api/v1/namespaces",
+            "namespaces",
+            false,
+        ),
+        case(
+            format!("idle large type ({pods} objects)"),
+            &one_node,
+            "pods",
+            false,
+        ),
     ]
 }
 
@@ -50,8 +72,14 @@ pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> an
             let name = format!("consistent LIST, {}, {clients} at a time", case.name);
             eprintln!("{name} …");
             for round in 0..=args.rounds {
-                for server in servers.measured.iter().filter(|server| server.kind != Kind::Limit) {
-                    let ran = case.run(args, servers, server, clients, connections).await?;
+                for server in servers
+                    .measured
+                    .iter()
+                    .filter(|server| server.kind != Kind::Limit)
+                {
+                    let ran = case
+                        .run(args, servers, server, clients, connections)
+                        .await?;
                     // The first round opens caches and connections.
                     if round == 0 {
                         continue;
@@ -62,7 +90,13 @@ pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> an
                     }
                     if server.kind == Kind::Proxy {
                         let row = format!("{name}: at upstream");
-                        table.add(&row, "requests / 1000", false, server.kind, ran.upstream_per_thousand());
+                        table.add(
+                            &row,
+                            "requests / 1000",
+                            false,
+                            server.kind,
+                            ran.upstream_per_thousand(),
+                        );
                     }
                 }
             }
@@ -131,21 +165,35 @@ impl Case {
     }
 
     /// Writes at upstream until the handle is dropped.
-    async fn writes(&self, args: &Args, servers: &Servers) -> anyhow::Result<AbortOnDropHandle<()>> {
+    async fn writes(
+        &self,
+        args: &Args,
+        servers: &Servers,
+    ) -> anyhow::Result<AbortOnDropHandle<()>> {
         let (every, paths) = if self.busy {
-            (Duration::from_secs_f64(1.0 / args.rate), Arc::clone(&servers.pods.paths))
+            (
+                Duration::from_secs_f64(1.0 / args.rate),
+                Arc::clone(&servers.pods.paths),
+            )
         } else {
-            let other = if self.resource == "namespaces" { &servers.pods.paths[0] } else { NAMESPACE };
+            let other = if self.resource == "namespaces" {
+                &servers.pods.paths[0]
+            } else {
+                NAMESPACE
+            };
             (OTHERS, Arc::new(vec![other.to_owned()]))
         };
         let mut connection = servers.upstream.reach.connect(false).await?;
         Ok(AbortOnDropHandle::new(tokio::spawn(async move {
             loop {
                 let number = WRITES.fetch_add(1, Ordering::Relaxed);
-                let body = format!(r#"{{"metadata":{{"annotations":{{"bench/number":"{number}"}}}}}}"#);
+                let body =
+                    format!(r#"{{"metadata":{{"annotations":{{"bench/number":"{number}"}}}}}}"#);
                 let body = Some(("application/merge-patch+json", body.into()));
                 let path = &paths[usize::try_from(number).unwrap_or(0) % paths.len()];
-                let Ok(answer) = connection.send(Method::PATCH, path, body).await else { return };
+                let Ok(answer) = connection.send(Method::PATCH, path, body).await else {
+                    return;
+                };
                 if answer.into_body().collect().await.is_err() {
                     return;
                 }
@@ -163,11 +211,20 @@ const NAMESPACE: &str = "/api/v1/namespaces/bench-0";
 async fn asked(upstream: &Reach, resource: &str) -> anyhow::Result<u64> {
     let text = upstream.connect(false).await?.fetch("/metrics").await?;
     let text = std::str::from_utf8(&text)?;
-    let (name, resource) = ("apiserver_request_total{", format!(r#"resource="{resource}""#));
+    let (name, resource) = (
+        "apiserver_request_total{",
+        format!(r#"resource="{resource}""#),
+    );
     let mut sum = 0.0;
-    for line in text.lines().filter(|line| line.starts_with(name) && line.contains(&resource)) {
+    for line in text
+        .lines()
+        .filter(|line| line.starts_with(name) && line.contains(&resource))
+    {
         if line.contains(r#"verb="LIST""#) || line.contains(r#"verb="WATCH""#) {
-            let value = line.rsplit(' ').next().context("a metric without a value")?;
+            let value = line
+                .rsplit(' ')
+                .next()
+                .context("a metric without a value")?;
             sum += value.parse::<f64>()?;
         }
     }

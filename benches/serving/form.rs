@@ -19,8 +19,8 @@ pub(crate) enum Form {
     ProtobufGzip,
 }
 
-/// Looks into an answer as it comes: whether the mark has come that ends the objects a watch begins with, and, if that
-/// is wanted, how many pods it holds.
+/// Looks into an answer as it comes: whether the mark has come that ends the objects a watch begins
+/// with, and, if that is wanted, how many pods it holds.
 pub(crate) struct Reader(Decoder);
 
 enum Decoder {
@@ -52,7 +52,11 @@ impl Form {
     }
 
     pub(crate) fn accept(self) -> &'static str {
-        if self.is_protobuf() { "application/vnd.kubernetes.protobuf" } else { "application/json" }
+        if self.is_protobuf() {
+            "application/vnd.kubernetes.protobuf"
+        } else {
+            "application/json"
+        }
     }
 
     pub(crate) fn is_protobuf(self) -> bool {
@@ -65,14 +69,22 @@ impl Form {
 
     /// Whether the head of an answer says that it comes so.
     pub(crate) fn is_of(self, head: &HeaderMap) -> bool {
-        let value = |name| head.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let value = |name| {
+            head.get(name)
+                .and_then(|value| value.to_str().ok())
+                .unwrap_or_default()
+        };
         value(header::CONTENT_TYPE).starts_with(self.accept())
             && (value(header::CONTENT_ENCODING) == "gzip") == self.is_gzip()
     }
 
     /// The same as a check.
     pub(crate) fn expect(self, head: &HeaderMap) -> anyhow::Result<()> {
-        ensure!(self.is_of(head), "{} was asked for, and this came: {head:?}", self.name());
+        ensure!(
+            self.is_of(head),
+            "{} was asked for, and this came: {head:?}",
+            self.name()
+        );
         Ok(())
     }
 }
@@ -87,7 +99,13 @@ impl Reader {
 
     /// Counts pods, too.
     pub(crate) fn counting(form: Form) -> Self {
-        Self::of(form, Found { counts: true, ..Found::default() })
+        Self::of(
+            form,
+            Found {
+                counts: true,
+                ..Found::default()
+            },
+        )
     }
 
     fn of(form: Form, found: Found) -> Self {

@@ -1,8 +1,9 @@
-//! What a hop through the proxy costs where it forwards: time and CPU of small requests, and throughput of large
-//! answers.
+//! What a hop through the proxy costs where it forwards: time and CPU of small requests, and
+//! throughput of large answers.
 //!
-//! The limit server is the upstream here and is asked directly, too. A slower one would hide the hop behind itself. How
-//! much of that is to be seen in front of a real API server is a work of its own.
+//! The limit server is the upstream here and is asked directly, too. A slower one would hide the
+//! hop behind itself. How much of that is to be seen in front of a real API server is a work of its
+//! own.
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -34,7 +35,10 @@ pub(crate) struct Names {
 
 pub(crate) fn names(args: &Args, servers: &Servers) -> Names {
     let list = |from: &str| {
-        format!("forwarded LIST of everything{from} ({:.1} MB)", servers.list_bytes as f64 / 1e6)
+        format!(
+            "forwarded LIST of everything{from} ({:.1} MB)",
+            servers.list_bytes as f64 / 1e6
+        )
     };
     Names {
         get: format!("forwarded GET, {}/s", args.forward_rate),
@@ -69,26 +73,63 @@ pub(crate) async fn all(
 ) -> anyhow::Result<()> {
     let names = names(args, servers);
     let (origin, proxy) = servers.forwarding(args)?;
-    let hop = Hop { kind: Kind::Limit, origin: origin.reach.clone(), origin_pid: origin.pid(), proxy };
+    let hop = Hop {
+        kind: Kind::Limit,
+        origin: origin.reach.clone(),
+        origin_pid: origin.pid(),
+        proxy,
+    };
     let json = HeaderMap::from_iter([(http::header::CONTENT_TYPE, "application/json".parse()?)]);
     if wanted(&names.get) {
         tell(&hop.origin, &json, servers.object.clone(), None).await?;
         hop.small(args, servers, table, &names.get).await?;
     }
     if wanted(&names.list) {
-        let list = servers.measured[0].reach.connect(false).await?.fetch(ALL_PODS).await?;
+        let list = servers.measured[0]
+            .reach
+            .connect(false)
+            .await?
+            .fetch(ALL_PODS)
+            .await?;
         let length = Some(list.len());
         tell(&hop.origin, &json, list, None).await?;
-        hop.large(args, table, &Large { name: &names.list, path: "/api/v1/pods", length }).await?;
+        hop.large(
+            args,
+            table,
+            &Large {
+                name: &names.list,
+                path: "/api/v1/pods",
+                length,
+            },
+        )
+        .await?;
     }
     if wanted(&names.log) {
         let path = format!("{}{LOG}?follow=true", servers.pods.paths[0]);
-        hop.large(args, table, &Large { name: &names.log, path: &path, length: Some(LOG_BYTES) }).await?;
+        hop.large(
+            args,
+            table,
+            &Large {
+                name: &names.log,
+                path: &path,
+                length: Some(LOG_BYTES),
+            },
+        )
+        .await?;
     }
     if wanted(&names.link) {
         let rate = LINK * 1_000_000_000 / 8;
         let path = format!("{}{LOG}?follow=true&{RATE}{rate}", servers.pods.paths[0]);
-        hop.large(args, table, &Large { name: &names.link, path: &path, length: Some(LOG_BYTES) }).await?;
+        hop.large(
+            args,
+            table,
+            &Large {
+                name: &names.link,
+                path: &path,
+                length: Some(LOG_BYTES),
+            },
+        )
+        .await?;
     }
     Ok(())
 }
@@ -100,24 +141,48 @@ pub(crate) async fn from_kube_apiserver(
     table: &mut Table,
     name: &str,
 ) -> anyhow::Result<()> {
-    let real = servers.measured.iter().find(|server| server.kind == Kind::KubeApiserver);
+    let real = servers
+        .measured
+        .iter()
+        .find(|server| server.kind == Kind::KubeApiserver);
     let Some(server) = real else { return Ok(()) };
     let (kind, origin, origin_pid) = (server.kind, server.reach.clone(), server.pid);
-    let hop = Hop { kind, origin, origin_pid, proxy: servers.forwarding_to_upstream(args)? };
-    hop.large(args, table, &Large { name, path: "/api/v1/pods", length: None }).await
+    let hop = Hop {
+        kind,
+        origin,
+        origin_pid,
+        proxy: servers.forwarding_to_upstream(args)?,
+    };
+    hop.large(
+        args,
+        table,
+        &Large {
+            name,
+            path: "/api/v1/pods",
+            length: None,
+        },
+    )
+    .await
 }
 
 impl Hop {
     /// Directly first, through the proxy then.
     fn ways(&self) -> [(Kind, &Reach, u32); 2] {
-        [(self.kind, &self.origin, self.origin_pid), (Kind::Proxy, &self.proxy.reach, self.proxy.pid())]
+        [
+            (self.kind, &self.origin, self.origin_pid),
+            (Kind::Proxy, &self.proxy.reach, self.proxy.pid()),
+        ]
     }
 
-    /// What the client, upstream and the proxy have used, which share the machine: where its cores are all busy, this says
-    /// how much of the direct throughput is left.
+    /// What the client, upstream and the proxy have used, which share the machine: where its cores
+    /// are all busy, this says how much of the direct throughput is left.
     fn cpu_of_all(&self, kind: Kind) -> anyhow::Result<Duration> {
         let ends = cpu(std::process::id())? + cpu(self.origin_pid)?;
-        Ok(if kind == Kind::Proxy { ends + cpu(self.proxy.pid())? } else { ends })
+        Ok(if kind == Kind::Proxy {
+            ends + cpu(self.proxy.pid())?
+        } else {
+            ends
+        })
     }
 
     async fn small(
@@ -148,35 +213,61 @@ impl Hop {
                 }
                 if !waits.kept_up {
                     let who = kind.name();
-                    table.remarks.push(format!("{name}: {who} did not keep up, so its times are of a queue"));
+                    table.remarks.push(format!(
+                        "{name}: {who} did not keep up, so its times are of a queue"
+                    ));
                 }
                 let figures = [waits.mean(), waits.percentile(50), waits.percentile(99)];
-                for ((what, figure), direct) in ["mean", "p50", "p99"].iter().zip(figures).zip(&mut direct) {
+                for ((what, figure), direct) in
+                    ["mean", "p50", "p99"].iter().zip(figures).zip(&mut direct)
+                {
                     table.add(&format!("{name}: {what}"), "ms", true, kind, figure);
                     if kind == Kind::Proxy {
-                        table.add(&format!("{name}: {what} added"), "ms", false, kind, figure - *direct);
+                        table.add(
+                            &format!("{name}: {what} added"),
+                            "ms",
+                            false,
+                            kind,
+                            figure - *direct,
+                        );
                     }
                     *direct = figure;
                 }
                 let each = used.as_secs_f64() * 1e6 / waits.len() as f64;
-                table.add(&format!("{name}: CPU"), "µs CPU / request", true, kind, each);
+                table.add(
+                    &format!("{name}: CPU"),
+                    "µs CPU / request",
+                    true,
+                    kind,
+                    each,
+                );
             }
         }
         Ok(())
     }
 
     /// Over and over, by one client.
-    async fn large(&self, args: &Args, table: &mut Table, answer: &Large<'_>) -> anyhow::Result<()> {
+    async fn large(
+        &self,
+        args: &Args,
+        table: &mut Table,
+        answer: &Large<'_>,
+    ) -> anyhow::Result<()> {
         let Large { name, path, length } = answer;
         eprintln!("{name} …");
         let mut connection = self.proxy.reach.connect(false).await?;
         expect_source(&connection.get(path).await?, "forward")?;
         for round in 0..=args.rounds {
-            let least = if round == 0 { Duration::ZERO } else { args.length() };
+            let least = if round == 0 {
+                Duration::ZERO
+            } else {
+                args.length()
+            };
             for (kind, reach, pid) in self.ways() {
                 let mut connection = reach.connect(args.http1).await?;
                 sleep(SETTLE).await;
-                let (before, all_before, start) = (cpu(pid)?, self.cpu_of_all(kind)?, Instant::now());
+                let (before, all_before, start) =
+                    (cpu(pid)?, self.cpu_of_all(kind)?, Instant::now());
                 let mut bytes = 0;
                 loop {
                     let came = connection.swallow(path).await?;
@@ -199,7 +290,13 @@ impl Hop {
                 let each = used.as_secs_f64() * 1e3 / megabytes;
                 table.add(&format!("{name}: CPU"), "ms CPU / MB", true, kind, each);
                 let all = all.as_secs_f64() * 1e3 / megabytes;
-                table.add(&format!("{name}: CPU, client and upstream too"), "ms CPU / MB", true, kind, all);
+                table.add(
+                    &format!("{name}: CPU, client and upstream too"),
+                    "ms CPU / MB",
+                    true,
+                    kind,
+                    all,
+                );
             }
         }
         Ok(())

@@ -1,8 +1,9 @@
 //! The limit server: what hyper and rustls cost when nothing else is done.
 //!
-//! It answers reads with a body made beforehand and sends every frame it is given to every watcher. It knows no
-//! objects, versions, selectors or callers, so no server built on the same libraries can do the work for less, unless
-//! it sends several events at a time. With a relay it also stands in for an API server behind a proxy.
+//! It answers reads with a body made beforehand and sends every frame it is given to every watcher.
+//! It knows no objects, versions, selectors or callers, so no server built on the same libraries
+//! can do the work for less, unless it sends several events at a time. With a relay it also stands
+//! in for an API server behind a proxy.
 use std::collections::VecDeque;
 use std::fs;
 use std::net::SocketAddr;
@@ -49,7 +50,8 @@ pub(crate) const LOG: &str = "/log";
 /// Length of the log, and of its pieces.
 pub(crate) const LOG_BYTES: usize = 64 << 20;
 const LOG_PIECE: usize = 16 << 10;
-/// In the query, with a number: the log comes at so many bytes a second and no faster, as over a link of that speed.
+/// In the query, with a number: the log comes at so many bytes a second and no faster, as over a
+/// link of that speed.
 pub(crate) const RATE: &str = "rate=";
 /// Of planted waits.
 pub(crate) const WAIT: Duration = Duration::from_millis(20);
@@ -121,7 +123,9 @@ impl Planted {
 
     fn of(head: &HeaderMap) -> Option<Self> {
         let name = head.get(PLANTED)?;
-        [Self::Copy, Self::Wait, Self::Queue].into_iter().find(|planted| planted.name() == name)
+        [Self::Copy, Self::Wait, Self::Queue]
+            .into_iter()
+            .find(|planted| planted.name() == name)
     }
 }
 
@@ -173,23 +177,38 @@ impl http_body::Body for Log {
 
 impl Link {
     fn of(query: &str) -> Option<Self> {
-        let rate = query.split('&').find_map(|parameter| parameter.strip_prefix(RATE)?.parse().ok())?;
-        Some(Self { rate, free: Box::pin(sleep(Duration::ZERO)) })
+        let rate = query
+            .split('&')
+            .find_map(|parameter| parameter.strip_prefix(RATE)?.parse().ok())?;
+        Some(Self {
+            rate,
+            free: Box::pin(sleep(Duration::ZERO)),
+        })
     }
 }
 
 /// Serves until it is killed. Says `limit server at ADDRESS` when it is ready.
 pub(crate) fn run(folder: &Path, relay: Option<SocketAddr>) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
     runtime.block_on(serve(folder, relay))
 }
 
 async fn serve(folder: &Path, relay: Option<SocketAddr>) -> anyhow::Result<()> {
     let line = b"2026-01-01T00:00:00Z info something was done, and it took no longer than it should have\n";
     let log: Bytes = line.iter().copied().cycle().take(LOG_PIECE).collect();
-    let relay = relay.map(|address| Relay::read(folder, address)).transpose()?;
+    let relay = relay
+        .map(|address| Relay::read(folder, address))
+        .transpose()?;
     let (answer, hub, queue) = Default::default();
-    let shared = Arc::new(Shared { answer, hub, log, relay, queue });
+    let shared = Arc::new(Shared {
+        answer,
+        hub,
+        log,
+        relay,
+        queue,
+    });
     let acceptor = TlsAcceptor::from(Arc::new(tls(&folder.join(CERTIFICATE))?));
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     announce(&format!("limit server at {}", listener.local_addr()?))?;
@@ -213,16 +232,30 @@ fn tls(certificate_file: &Path) -> anyhow::Result<ServerConfig> {
     Ok(config)
 }
 
-async fn connection(stream: TcpStream, acceptor: TlsAcceptor, shared: Arc<Shared>) -> anyhow::Result<()> {
+async fn connection(
+    stream: TcpStream,
+    acceptor: TlsAcceptor,
+    shared: Arc<Shared>,
+) -> anyhow::Result<()> {
     stream.set_nodelay(true)?;
     let stream = acceptor.accept(stream).await?;
     let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     let service = service_fn(move |request| answer(request, Arc::clone(&shared)));
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new());
-    builder.http2().timer(TokioTimer::new()).max_concurrent_streams(1000);
-    let builder = if http2 { builder.http2_only() } else { builder.http1_only() };
-    builder.serve_connection(TokioIo::new(stream), service).await.map_err(anyhow::Error::from_boxed)
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(1000);
+    let builder = if http2 {
+        builder.http2_only()
+    } else {
+        builder.http1_only()
+    };
+    builder
+        .serve_connection(TokioIo::new(stream), service)
+        .await
+        .map_err(anyhow::Error::from_boxed)
 }
 
 async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> anyhow::Result<Response<Body>> {
@@ -244,20 +277,33 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> anyhow::Resu
         return Ok(Response::new(full(Bytes::new())));
     }
     // What a proxy wants to know of its upstream: all but pods.
-    if let Some(relay) = shared.relay.as_ref().filter(|_| !uri.path().contains("/pods")) {
+    if let Some(relay) = shared
+        .relay
+        .as_ref()
+        .filter(|_| !uri.path().contains("/pods"))
+    {
         return relay.answer(request).await;
     }
     if query.contains("watch=true") && !query.contains("sendInitialEvents") {
         let hub = Arc::clone(&shared.hub);
         let next = hub.lock().head();
         let mut response = Response::new(Watch { hub, next }.boxed_unsync());
-        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        response.headers_mut().insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/json"),
+        );
         return Ok(response);
     }
     if uri.path().ends_with(LOG) {
-        let log = Log { piece: shared.log.clone(), left: LOG_BYTES, link: Link::of(query) };
+        let log = Log {
+            piece: shared.log.clone(),
+            left: LOG_BYTES,
+            link: Link::of(query),
+        };
         let mut response = Response::new(log.boxed_unsync());
-        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+        response
+            .headers_mut()
+            .insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
         return Ok(response);
     }
     let answer = shared.answer.load();
@@ -273,8 +319,10 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> anyhow::Resu
         }
     }
     let mut response = Response::new(full(body));
-    let headers =
-        [(header::CONTENT_TYPE, &answer.content_type), (header::CONTENT_ENCODING, &answer.content_encoding)];
+    let headers = [
+        (header::CONTENT_TYPE, &answer.content_type),
+        (header::CONTENT_ENCODING, &answer.content_encoding),
+    ];
     for (name, value) in headers {
         if let Some(value) = value {
             response.headers_mut().insert(name, value.clone());
@@ -284,7 +332,9 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> anyhow::Resu
 }
 
 fn full(bytes: Bytes) -> Body {
-    Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
+    Full::new(bytes)
+        .map_err(|never| match never {})
+        .boxed_unsync()
 }
 
 fn push(hub: &Mutex<Hub>, frame: Bytes) {

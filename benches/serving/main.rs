@@ -1,4 +1,5 @@
-//! What serving costs: CPU and memory of the proxy, of a server that does nothing but send, and of kube-apiserver.
+//! What serving costs: CPU and memory of the proxy, of a server that does nothing but send, and of
+//! kube-apiserver.
 //!
 //! `cargo bench --bench serving -- --help`; docs/benchmarks.md says what the figures mean.
 #![allow(
@@ -82,14 +83,15 @@ pub(crate) struct Args {
     /// Requests a second that are forwarded, where the hop through the proxy is timed
     #[arg(long, default_value_t = 2000.0, value_name = "REQUESTS")]
     forward_rate: f64,
-    /// Pods there are where a start is measured, and one node's list among more; no fewer than --pods
+    /// Pods there are where a start is measured, and one node's list among more; no fewer than
+    /// --pods
     #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = at_least_one)]
     start_pods: usize,
     /// Clients speak HTTP/1.1 instead of HTTP/2
     #[arg(long)]
     http1: bool,
-    /// Only work whose name contains this (memory, LIST, WatchList, GET, gzip, forwarded, consistent, event, fan-out,
-    /// start); abuse is done only when it is asked for
+    /// Only work whose name contains this (memory, LIST, WatchList, GET, gzip, forwarded,
+    /// consistent, event, fan-out, start); abuse is done only when it is asked for
     #[arg(long, value_name = "WORD")]
     only: Option<String>,
     /// Write all rounds to this file
@@ -156,7 +158,11 @@ fn main() -> anyhow::Result<()> {
     match &args.part {
         Some(Part::Limit { folder, relay }) => return limit::run(folder, *relay),
         Some(Part::Burn { milliseconds }) => return check::burn(*milliseconds),
-        Some(Part::Exec { parent, program, arguments }) => {
+        Some(Part::Exec {
+            parent,
+            program,
+            arguments,
+        }) => {
             return children::become_program(*parent, program, arguments);
         }
         None => {}
@@ -164,8 +170,16 @@ fn main() -> anyhow::Result<()> {
     check::run()?;
     // Thousands of connections are thousands of files, here and in the children.
     let files = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: files.maximum, maximum: files.maximum })?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: files.maximum,
+            maximum: files.maximum,
+        },
+    )?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
     // On this thread, which starts the children: they end with it.
     runtime.block_on(async {
         planted::run().await?;
@@ -182,7 +196,10 @@ async fn run(args: &Args) -> anyhow::Result<()> {
     let servers = servers::start(args).await?;
     let table = work::all(args, &servers).await?;
     let kinds: Vec<_> = servers.measured.iter().map(|server| server.kind).collect();
-    let flags: Vec<_> = std::env::args().skip(1).filter(|flag| flag != "--bench").collect();
+    let flags: Vec<_> = std::env::args()
+        .skip(1)
+        .filter(|flag| flag != "--bench")
+        .collect();
     let setting = table::Setting {
         command: format!("cargo bench --bench serving -- {}", flags.join(" "))
             .trim_end_matches(" --")
@@ -191,9 +208,17 @@ async fn run(args: &Args) -> anyhow::Result<()> {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         machine: process::Machine::this(),
     };
-    let process::Machine { cores, processor, memory_gib, kernel } = &setting.machine;
+    let process::Machine {
+        cores,
+        processor,
+        memory_gib,
+        kernel,
+    } = &setting.machine;
     println!("\n{}", setting.command);
-    println!("watershed {}; {cores} cores ({processor}), {memory_gib} GiB, Linux {kernel}", setting.version);
+    println!(
+        "watershed {}; {cores} cores ({processor}), {memory_gib} GiB, Linux {kernel}",
+        setting.version
+    );
     println!(
         "{} rounds of {} s each, medians; {} over TLS, clients on the same machine\n",
         args.rounds,

@@ -1,4 +1,5 @@
-//! Memory that the servers take: for what is held, for watches that wait, for readers that are slow.
+//! Memory that the servers take: for what is held, for watches that wait, for readers that are
+//! slow.
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -29,7 +30,13 @@ pub(crate) async fn held(args: &Args, servers: &Servers, table: &mut Table) -> a
     sleep(GIVEN_BACK).await;
     let held = resident(proxy.pid)?.saturating_sub(servers.proxy_empty);
     let share = held as f64 / servers.list_bytes as f64;
-    table.add("memory: all pods held", "RSS / bytes of their list", false, proxy.kind, share);
+    table.add(
+        "memory: all pods held",
+        "RSS / bytes of their list",
+        false,
+        proxy.kind,
+        share,
+    );
     let watches = args.idle_watches;
     for server in &servers.measured {
         let few = Watchers::open(args.http1, server, 16, |_| ALL_PODS.to_owned(), 1).await?;
@@ -37,14 +44,35 @@ pub(crate) async fn held(args: &Args, servers: &Servers, table: &mut Table) -> a
         let mut before = resident(server.pid)?;
         let mut open = vec![few];
         for (http1, per_connection, work) in [
-            (false, 1, format!("memory: an idle watch, own connection ({watches} open)")),
-            (false, STREAMS, format!("memory: one more idle watch, {STREAMS} to a connection")),
-            (true, 1, format!("memory: an idle watch, own HTTP/1.1 connection ({watches} open)")),
+            (
+                false,
+                1,
+                format!("memory: an idle watch, own connection ({watches} open)"),
+            ),
+            (
+                false,
+                STREAMS,
+                format!("memory: one more idle watch, {STREAMS} to a connection"),
+            ),
+            (
+                true,
+                1,
+                format!("memory: an idle watch, own HTTP/1.1 connection ({watches} open)"),
+            ),
         ] {
             if args.http1 && !http1 {
                 continue;
             }
-            open.push(Watchers::open(http1, server, watches, |_| ALL_PODS.to_owned(), per_connection).await?);
+            open.push(
+                Watchers::open(
+                    http1,
+                    server,
+                    watches,
+                    |_| ALL_PODS.to_owned(),
+                    per_connection,
+                )
+                .await?,
+            );
             sleep(GIVEN_BACK).await;
             let after = resident(server.pid)?;
             let each = (after as f64 - before as f64) / watches as f64 / 1024.0;
@@ -85,8 +113,14 @@ pub(crate) async fn peak_of_slow_lists(
         if server.kind == Kind::Limit {
             tell(&reach, &head.headers, body.clone(), None).await?;
         }
-        let readers =
-            SlowReaders { pid, reach, http1: args.http1, readers: SLOW, pause: PAUSE, length: body.len() };
+        let readers = SlowReaders {
+            pid,
+            reach,
+            http1: args.http1,
+            readers: SLOW,
+            pause: PAUSE,
+            length: body.len(),
+        };
         all.push((server.kind, readers, None));
     }
     for _ in 0..args.rounds {
@@ -113,7 +147,8 @@ pub(crate) struct SlowReaders {
 impl SlowReaders {
     /// By how much the server's memory grows at most, for each reader and as a share of the list.
     ///
-    /// `floor` is the memory before the first time: what the allocator keeps of it would hide the next time's growth.
+    /// `floor` is the memory before the first time: what the allocator keeps of it would hide the
+    /// next time's growth.
     pub(crate) async fn growth(&self, floor: &mut Option<u64>) -> anyhow::Result<f64> {
         let mut connections = Vec::new();
         for _ in 0..self.readers {
@@ -134,7 +169,10 @@ impl SlowReaders {
                 }
             }
             let length = self.length;
-            ensure!(read.abs_diff(length) < length / 50, "a slow reader got {read} bytes, not {length}");
+            ensure!(
+                read.abs_diff(length) < length / 50,
+                "a slow reader got {read} bytes, not {length}"
+            );
             Ok(())
         });
         try_join_all(reading).await?;

@@ -7,10 +7,12 @@ use tokio::task::JoinSet;
 
 use crate::client::Connection;
 
-/// All answers are in so long after the last request, or a tenth of the whole time, if everybody kept up.
+/// All answers are in so long after the last request, or a tenth of the whole time, if everybody
+/// kept up.
 const LATE: Duration = Duration::from_millis(100);
 
-/// How long requests took, from when they were due: what waits behind a slow answer counts as slow, too.
+/// How long requests took, from when they were due: what waits behind a slow answer counts as slow,
+/// too.
 pub(crate) struct Waits {
     /// Milliseconds, sorted.
     sorted: Vec<f64>,
@@ -22,7 +24,10 @@ impl Waits {
     pub(crate) fn of(mut millis: Vec<f64>) -> anyhow::Result<Self> {
         ensure!(!millis.is_empty(), "nothing was answered");
         millis.sort_unstable_by(f64::total_cmp);
-        Ok(Self { sorted: millis, kept_up: true })
+        Ok(Self {
+            sorted: millis,
+            kept_up: true,
+        })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -39,7 +44,8 @@ impl Waits {
     }
 }
 
-/// Sends so many requests a second for `length`, over the connections in turn, and waits for all answers.
+/// Sends so many requests a second for `length`, over the connections in turn, and waits for all
+/// answers.
 pub(crate) async fn open_loop(
     connections: &[Connection],
     rate: f64,
@@ -78,7 +84,14 @@ pub(crate) async fn open_loop(
         }
     }
     let _ = clock.join();
-    ensure!(millis.len() == wanted, "{} of {wanted} requests were answered", millis.len());
+    ensure!(
+        millis.len() == wanted,
+        "{} of {wanted} requests were answered",
+        millis.len()
+    );
     let kept_up = start.elapsed() < length + length.max(LATE * 10) / 10;
-    Ok(Waits { kept_up, ..Waits::of(millis)? })
+    Ok(Waits {
+        kept_up,
+        ..Waits::of(millis)?
+    })
 }

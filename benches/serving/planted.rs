@@ -1,4 +1,5 @@
-//! Checks of the instrument with a server that has planted faults: each must show in the figure that is there for it.
+//! Checks of the instrument with a server that has planted faults: each must show in the figure
+//! that is there for it.
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -27,7 +28,12 @@ pub(crate) async fn run() -> anyhow::Result<()> {
     memory(&server).await?;
     times(&server).await?;
     form(&server).await?;
-    let log = server.reach.connect(false).await?.swallow(&format!("/a/pods/b{LOG}")).await?;
+    let log = server
+        .reach
+        .connect(false)
+        .await?
+        .swallow(&format!("/a/pods/b{LOG}"))
+        .await?;
     ensure!(log == LOG_BYTES, "{log} bytes of a log of {LOG_BYTES}");
     Ok(())
 }
@@ -59,8 +65,17 @@ fn reader() -> anyhow::Result<()> {
                 ensure!(!early, "the end was seen before it came");
                 reader.push(piece)?;
             }
-            ensure!(reader.ended(), "{} in pieces of {size}: the end was not seen", form.name());
-            ensure!(reader.pods() == 14, "{} in pieces of {size}: {} pods", form.name(), reader.pods());
+            ensure!(
+                reader.ended(),
+                "{} in pieces of {size}: the end was not seen",
+                form.name()
+            );
+            ensure!(
+                reader.pods() == 14,
+                "{} in pieces of {size}: {} pods",
+                form.name(),
+                reader.pods()
+            );
         }
     }
     let mut endless = Reader::new(Form::Json);
@@ -90,7 +105,10 @@ async fn memory(server: &Running) -> anyhow::Result<()> {
         "slow lists without a copy of their own are read as {:.0} % of one each, with one as {:.0} %",
         shares[0], shares[1]
     );
-    ensure!(shares[0] < 15.0, "slow readers' memory is seen where there is none");
+    ensure!(
+        shares[0] < 15.0,
+        "slow readers' memory is seen where there is none"
+    );
     ensure!(
         shares[1..].iter().all(|share| (share - 100.0).abs() < 30.0),
         "slow readers' memory is not seen: {shares:?}"
@@ -106,17 +124,36 @@ async fn times(server: &Running) -> anyhow::Result<()> {
     }
     let wait = WAIT.as_secs_f64() * 1e3;
     for planted in [Planted::Wait, Planted::Queue] {
-        tell(&server.reach, &HeaderMap::new(), Bytes::from_static(b"{}"), Some(planted)).await?;
+        tell(
+            &server.reach,
+            &HeaderMap::new(),
+            Bytes::from_static(b"{}"),
+            Some(planted),
+        )
+        .await?;
         let waits = open_loop(&connections, RATE, LENGTH, |_| "/".to_owned()).await?;
         let (mean, p99) = (waits.mean(), waits.percentile(99));
-        println!("a planted {} of {wait} ms is read as {mean:.0} ms (p99 {p99:.0} ms)", planted.name());
+        println!(
+            "a planted {} of {wait} ms is read as {mean:.0} ms (p99 {p99:.0} ms)",
+            planted.name()
+        );
         let wanted = (RATE * LENGTH.as_secs_f64()).ceil() as usize;
-        ensure!(waits.len() == wanted, "{} requests of {wanted}", waits.len());
-        ensure!(mean >= wait && waits.percentile(50) >= wait, "a planted wait is not seen");
+        ensure!(
+            waits.len() == wanted,
+            "{} requests of {wanted}",
+            waits.len()
+        );
+        ensure!(
+            mean >= wait && waits.percentile(50) >= wait,
+            "a planted wait is not seen"
+        );
         if planted == Planted::Queue {
             // The last waits for all before it, of which few were answered while the others came.
             let last = wait * waits.len() as f64 - LENGTH.as_secs_f64() * 1e3;
-            ensure!(waits.percentile(100) >= last, "who waits in a queue is not seen to");
+            ensure!(
+                waits.percentile(100) >= last,
+                "who waits in a queue is not seen to"
+            );
             ensure!(!waits.kept_up, "a server that does not keep up is said to");
         }
     }
@@ -125,17 +162,39 @@ async fn times(server: &Running) -> anyhow::Result<()> {
 
 /// An answer in another form than was asked for is no answer.
 async fn form(server: &Running) -> anyhow::Result<()> {
-    let mut head =
-        HeaderMap::from_iter([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
+    let mut head = HeaderMap::from_iter([(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    )]);
     let body = Bytes::from_static(br#"{"k8s.io/initial-events-end":"true"}"#);
-    let forms = [Form::Json, Form::JsonGzip, Form::Protobuf, Form::ProtobufGzip];
+    let forms = [
+        Form::Json,
+        Form::JsonGzip,
+        Form::Protobuf,
+        Form::ProtobufGzip,
+    ];
     for coding in [None, Some(HeaderValue::from_static("gzip"))] {
-        let sent = if coding.is_some() { Form::JsonGzip } else { Form::Json };
+        let sent = if coding.is_some() {
+            Form::JsonGzip
+        } else {
+            Form::Json
+        };
         coding.map(|coding| head.insert(header::CONTENT_ENCODING, coding));
         tell(&server.reach, &head, body.clone(), None).await?;
         for form in forms {
-            let answer = server.reach.connect(false).await?.asking(form).get("/").await?;
-            ensure!(form.is_of(answer.headers()) == (form == sent), "{} for {}", sent.name(), form.name());
+            let answer = server
+                .reach
+                .connect(false)
+                .await?
+                .asking(form)
+                .get("/")
+                .await?;
+            ensure!(
+                form.is_of(answer.headers()) == (form == sent),
+                "{} for {}",
+                sent.name(),
+                form.name()
+            );
         }
     }
     Ok(())

@@ -1,4 +1,5 @@
-//! What the kernel says of a process: the CPU time it used and the memory it holds. And of this machine.
+//! What the kernel says of a process: the CPU time it used and the memory it holds. And of this
+//! machine.
 use std::fs;
 use std::time::Duration;
 
@@ -47,9 +48,13 @@ impl Machine {
         let text = |path| fs::read_to_string(path).unwrap_or_default();
         let value = |text: &str, name: &str| {
             let line = text.lines().find(|line| line.starts_with(name));
-            line.and_then(|line| line.split_once(':')).map_or("unknown".into(), |(_, v)| v.trim().to_owned())
+            line.and_then(|line| line.split_once(':'))
+                .map_or("unknown".into(), |(_, v)| v.trim().to_owned())
         };
-        let kib = value(&text("/proc/meminfo"), "MemTotal").replace(" kB", "").parse().unwrap_or(0_u64);
+        let kib = value(&text("/proc/meminfo"), "MemTotal")
+            .replace(" kB", "")
+            .parse()
+            .unwrap_or(0_u64);
         Self {
             cores: std::thread::available_parallelism().map_or(0, Into::into),
             processor: value(&text("/proc/cpuinfo"), "model name"),

@@ -75,14 +75,27 @@ pub(crate) fn all(args: &Args, servers: &Servers) -> Vec<Reads> {
     let megabytes = servers.list_bytes as f64 / 1e6;
     let share = |number: usize, of: usize| pods / of + usize::from(number < pods % of);
     let whole = |form: Form| {
-        let size = if form == Form::Json { format!(" ({megabytes:.1} MB)") } else { String::new() };
+        let size = if form == Form::Json {
+            format!(" ({megabytes:.1} MB)")
+        } else {
+            String::new()
+        };
         let name = format!("LIST {pods} pods, rv=0, {}{size}", form.name());
-        Reads { unit: "ms CPU / request", scale: 1e3, ..list(name, form, pods, |_| ALL_PODS.to_owned()) }
+        Reads {
+            unit: "ms CPU / request",
+            scale: 1e3,
+            ..list(name, form, pods, |_| ALL_PODS.to_owned())
+        }
     };
     let streamed = |form: Form| {
         let name = format!("WatchList {pods} pods, rv=0, {}", form.name());
         let reads = list(name, form, pods, |_| ALL_PODS_STREAMED.to_owned());
-        Reads { unit: "ms CPU / request", scale: 1e3, end: End::Mark, ..reads }
+        Reads {
+            unit: "ms CPU / request",
+            scale: 1e3,
+            end: End::Mark,
+            ..reads
+        }
     };
     let clients = args.clients;
     let get = |name: String, path: Box<dyn Fn(usize) -> String + Send + Sync>| Reads {
@@ -104,16 +117,25 @@ pub(crate) fn all(args: &Args, servers: &Servers) -> Vec<Reads> {
             |_| "/api/v1/namespaces/bench-0/pods?resourceVersion=0".to_owned(),
         ),
         list(
-            format!("LIST {} of {pods} pods by labelSelector, rv=0", share(7, SHARDS)),
+            format!(
+                "LIST {} of {pods} pods by labelSelector, rv=0",
+                share(7, SHARDS)
+            ),
             Form::Json,
             share(7, SHARDS),
             |_| format!("{ALL_PODS}&labelSelector=shard%3D07"),
         ),
         Reads {
-            name: format!("LIST one node's {} pods by fieldSelector, rv=0", pods / nodes),
+            name: format!(
+                "LIST one node's {} pods by fieldSelector, rv=0",
+                pods / nodes
+            ),
             ..one_node(args)
         },
-        get("GET one pod, rv=0".to_owned(), Box::new(move |_| format!("{one}?resourceVersion=0"))),
+        get(
+            "GET one pod, rv=0".to_owned(),
+            Box::new(move |_| format!("{one}?resourceVersion=0")),
+        ),
         // Whether a caller may is asked upstream for each name.
         get(
             format!("GET {pods} pods in turn, rv=0"),
@@ -143,8 +165,13 @@ fn one_node(args: &Args) -> Reads {
     let nodes = args.nodes;
     // Where they are not even, the first nodes have one more.
     let first = args.pods.div_ceil(nodes);
-    let reads = list(String::new(), Form::Json, first, move |number| node_pods(number % nodes));
-    Reads { clients: args.clients, ..reads }
+    let reads = list(String::new(), Form::Json, first, move |number| {
+        node_pods(number % nodes)
+    });
+    Reads {
+        clients: args.clients,
+        ..reads
+    }
 }
 
 impl Reads {
@@ -159,11 +186,18 @@ impl Reads {
             return Ok(());
         }
         if !self.is_offered(servers).await? {
-            table.remarks.push(format!("{}: upstream does not offer this", self.name));
+            table
+                .remarks
+                .push(format!("{}: upstream does not offer this", self.name));
             return Ok(());
         }
         eprintln!("{} …", self.name);
-        let measured = || servers.measured.iter().filter(|s| self.with_limit || s.kind != Kind::Limit);
+        let measured = || {
+            servers
+                .measured
+                .iter()
+                .filter(|s| self.with_limit || s.kind != Kind::Limit)
+        };
         for server in measured() {
             // The proxy comes first, and the limit server sends what that sends.
             match server.kind {
@@ -176,7 +210,13 @@ impl Reads {
         for _ in 0..args.rounds {
             for server in measured() {
                 let seconds = self.run(args, server, args.length()).await?;
-                table.add(&self.name, self.unit, true, server.kind, seconds * self.scale);
+                table.add(
+                    &self.name,
+                    self.unit,
+                    true,
+                    server.kind,
+                    seconds * self.scale,
+                );
             }
         }
         Ok(())
@@ -188,13 +228,24 @@ impl Reads {
         if !self.form.is_protobuf() && !compressed_watch {
             return Ok(true);
         }
-        let mut connection = servers.upstream.reach.connect(false).await?.asking(self.form);
-        let answer = connection.try_send(Method::GET, &(self.path)(0), None).await?;
+        let mut connection = servers
+            .upstream
+            .reach
+            .connect(false)
+            .await?
+            .asking(self.form);
+        let answer = connection
+            .try_send(Method::GET, &(self.path)(0), None)
+            .await?;
         Ok(answer.status().is_success() && self.form.is_of(answer.headers()))
     }
 
     /// One answer: its head and its bytes as they came. It is what it should be.
-    async fn look(&self, args: &Args, server: &Server) -> anyhow::Result<(http::HeaderMap, BytesMut)> {
+    async fn look(
+        &self,
+        args: &Args,
+        server: &Server,
+    ) -> anyhow::Result<(http::HeaderMap, BytesMut)> {
         let mut connection = server.reach.connect(args.http1).await?.asking(self.form);
         let answer = connection.get(&(self.path)(0)).await?;
         if server.kind == Kind::Proxy {
@@ -202,29 +253,58 @@ impl Reads {
         }
         let (head, mut body) = answer.into_parts();
         // Little is sent as it is.
-        let form = if self.form.is_of(&head.headers) { self.form } else { Form::Json };
-        ensure!(form == self.form || self.pods < 100, "{} came as {:?}", self.name, head.headers);
+        let form = if self.form.is_of(&head.headers) {
+            self.form
+        } else {
+            Form::Json
+        };
+        ensure!(
+            form == self.form || self.pods < 100,
+            "{} came as {:?}",
+            self.name,
+            head.headers
+        );
         let (mut reader, mut bytes) = (Reader::counting(form), BytesMut::new());
         while let Some(frame) = body.frame().await {
             let frame = frame?;
-            let Some(data) = frame.data_ref() else { continue };
+            let Some(data) = frame.data_ref() else {
+                continue;
+            };
             reader.push(data)?;
             bytes.extend_from_slice(data);
             if self.end == End::Mark && reader.ended() {
                 break;
             }
         }
-        ensure!(self.end == End::Body || reader.ended(), "{}: no end mark", self.name);
+        ensure!(
+            self.end == End::Body || reader.ended(),
+            "{}: no end mark",
+            self.name
+        );
         let (pods, kind) = (reader.pods(), server.kind.name());
-        ensure!(pods == self.pods, "{}: {pods} pods from {kind}, not {}", self.name, self.pods);
+        ensure!(
+            pods == self.pods,
+            "{}: {pods} pods from {kind}, not {}",
+            self.name,
+            self.pods
+        );
         Ok((head.headers, bytes))
     }
 
     /// Has the limit server send what the proxy sends.
     async fn record(&self, args: &Args, servers: &Servers, proxy: &Server) -> anyhow::Result<()> {
         let (head, bytes) = self.look(args, proxy).await?;
-        let limit = servers.measured.iter().find(|server| server.kind == Kind::Limit);
-        tell(&limit.context("no limit server")?.reach, &head, bytes.freeze(), None).await
+        let limit = servers
+            .measured
+            .iter()
+            .find(|server| server.kind == Kind::Limit);
+        tell(
+            &limit.context("no limit server")?.reach,
+            &head,
+            bytes.freeze(),
+            None,
+        )
+        .await
     }
 
     /// CPU seconds per request.

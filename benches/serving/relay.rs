@@ -1,4 +1,5 @@
-//! Passing on what is asked beside the pods, so that a proxy can take the limit server for an API server.
+//! Passing on what is asked beside the pods, so that a proxy can take the limit server for an API
+//! server.
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -36,11 +37,18 @@ pub(crate) fn write(folder: &Path, ca_pem: &str, token: &str) -> anyhow::Result<
 impl Relay {
     pub(crate) fn read(folder: &Path, address: SocketAddr) -> anyhow::Result<Self> {
         let token = fs::read_to_string(folder.join(TOKEN))?;
-        Ok(Self(Reach::new(&address.to_string(), &fs::read(folder.join(CA))?, &token)?))
+        Ok(Self(Reach::new(
+            &address.to_string(),
+            &fs::read(folder.join(CA))?,
+            &token,
+        )?))
     }
 
     /// One connection for each: these are few.
-    pub(crate) async fn answer(&self, request: Request<Incoming>) -> anyhow::Result<Response<Body>> {
+    pub(crate) async fn answer(
+        &self,
+        request: Request<Incoming>,
+    ) -> anyhow::Result<Response<Body>> {
         let mut connection = self.0.connect(false).await?;
         let (mut head, body) = request.into_parts();
         let mut uri = std::mem::take(&mut head.uri).into_parts();
@@ -48,13 +56,29 @@ impl Relay {
         uri.authority = Some(connection.authority().parse()?);
         head.uri = Uri::from_parts(uri)?;
         head.version = http::Version::HTTP_2;
-        for name in [header::HOST, header::CONNECTION, header::TRANSFER_ENCODING, header::CONTENT_LENGTH] {
+        for name in [
+            header::HOST,
+            header::CONNECTION,
+            header::TRANSFER_ENCODING,
+            header::CONTENT_LENGTH,
+        ] {
             head.headers.remove(name);
         }
-        head.headers.insert(header::AUTHORIZATION, HeaderValue::from_str(&self.0.bearer())?);
+        head.headers.insert(
+            header::AUTHORIZATION,
+            HeaderValue::from_str(&self.0.bearer())?,
+        );
         let body = body.collect().await?.to_bytes();
-        let answer = connection.pass_on(Request::from_parts(head, Full::new(body))).await?;
-        Ok(answer.map(|body| Held { body, _connection: connection }.boxed_unsync()))
+        let answer = connection
+            .pass_on(Request::from_parts(head, Full::new(body)))
+            .await?;
+        Ok(answer.map(|body| {
+            Held {
+                body,
+                _connection: connection,
+            }
+            .boxed_unsync()
+        }))
     }
 }
 

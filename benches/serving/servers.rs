@@ -81,24 +81,44 @@ impl Kind {
 pub(crate) const ALL_PODS: &str = "/api/v1/pods?resourceVersion=0";
 
 pub(crate) fn node_pods(number: usize) -> String {
-    format!("{ALL_PODS}&fieldSelector=spec.nodeName%3D{}", upstream::node_name(number))
+    format!(
+        "{ALL_PODS}&fieldSelector=spec.nodeName%3D{}",
+        upstream::node_name(number)
+    )
 }
 
 /// Starts all of them on free ports, with everything they write in a temporary folder.
 pub(crate) async fn start(args: &Args) -> anyhow::Result<Servers> {
     let folder = tempfile::tempdir()?;
     let path = folder.path();
-    let upstream = if args.kube_apiserver { cluster(args, path)? } else { simulation(args, path)? };
+    let upstream = if args.kube_apiserver {
+        cluster(args, path)?
+    } else {
+        simulation(args, path)?
+    };
     let pods = upstream::seed(&upstream.reach, args.pods, args.nodes, args.object_bytes).await?;
 
-    let proxy = proxy("proxy", args, path, &upstream.kubeconfig, &upstream.token, &[])?;
+    let proxy = proxy(
+        "proxy",
+        args,
+        path,
+        &upstream.kubeconfig,
+        &upstream.token,
+        &[],
+    )?;
     let proxy_empty = crate::process::resident(proxy.pid())?;
     // This also opens the proxy's cache.
     let mut connection = proxy.reach.connect(false).await?;
     let list = connection.fetch(ALL_PODS).await?;
     let items = stamps(&list);
-    ensure!(items == args.pods, "{items} of {} pods in the proxy's list", args.pods);
-    let object = connection.fetch(&format!("{}?resourceVersion=0", pods.paths[0])).await?;
+    ensure!(
+        items == args.pods,
+        "{items} of {} pods in the proxy's list",
+        args.pods
+    );
+    let object = connection
+        .fetch(&format!("{}?resourceVersion=0", pods.paths[0]))
+        .await?;
     let limit = limit("limit", path, &upstream.token, None)?;
 
     let mut measured = vec![
@@ -117,24 +137,52 @@ pub(crate) async fn start(args: &Args) -> anyhow::Result<Servers> {
     ];
     if let Some(pid) = upstream.pid {
         let writer = Writer::patches(&upstream.reach, &pods);
-        measured.push(Server { kind: Kind::KubeApiserver, pid, reach: upstream.reach.clone(), writer });
+        measured.push(Server {
+            kind: Kind::KubeApiserver,
+            pid,
+            reach: upstream.reach.clone(),
+            writer,
+        });
     }
     let children = vec![limit.child, proxy.child];
     let list_bytes = list.len();
-    Ok(Servers { measured, upstream, pods, proxy_empty, list_bytes, object, _children: children, folder })
+    Ok(Servers {
+        measured,
+        upstream,
+        pods,
+        proxy_empty,
+        list_bytes,
+        object,
+        _children: children,
+        folder,
+    })
 }
 
 impl Servers {
     /// A further proxy, with nothing in its memory.
     pub(crate) fn fresh_proxy(&self, args: &Args) -> anyhow::Result<Running> {
-        let Upstream { kubeconfig, token, .. } = &self.upstream;
-        proxy("fresh-proxy", args, self.folder.path(), kubeconfig, token, &[])
+        let Upstream {
+            kubeconfig, token, ..
+        } = &self.upstream;
+        proxy(
+            "fresh-proxy",
+            args,
+            self.folder.path(),
+            kubeconfig,
+            token,
+            &[],
+        )
     }
 
-    /// A limit server that a proxy can take for an API server, and a proxy in front of it that forwards all
-    /// consistent reads. For one place each, as their files have names of their own.
+    /// A limit server that a proxy can take for an API server, and a proxy in front of it that
+    /// forwards all consistent reads. For one place each, as their files have names of their own.
     pub(crate) fn forwarding(&self, args: &Args) -> anyhow::Result<(Running, Running)> {
-        let Upstream { token, ca_pem, reach, .. } = &self.upstream;
+        let Upstream {
+            token,
+            ca_pem,
+            reach,
+            ..
+        } = &self.upstream;
         let folder = self.folder.path().join("forwarding");
         fs::create_dir(&folder)?;
         relay::write(&folder, ca_pem, token)?;
@@ -157,7 +205,9 @@ impl Servers {
 
     /// A further proxy that forwards all consistent reads.
     pub(crate) fn forwarding_to_upstream(&self, args: &Args) -> anyhow::Result<Running> {
-        let Upstream { kubeconfig, token, .. } = &self.upstream;
+        let Upstream {
+            kubeconfig, token, ..
+        } = &self.upstream;
         let folder = self.folder.path().join("forwarding-to-upstream");
         fs::create_dir(&folder)?;
         forwarding_proxy(args, &folder, kubeconfig, token)
@@ -189,21 +239,30 @@ pub(crate) async fn tell(
         request = request.header(limit::PLANTED, planted.name());
     }
     let answer = connection.pass_on(request.body(Full::new(body))?).await?;
-    ensure!(answer.status().is_success(), "the limit server refuses an answer: {}", answer.status());
+    ensure!(
+        answer.status().is_success(),
+        "the limit server refuses an answer: {}",
+        answer.status()
+    );
     answer.into_body().collect().await?;
     Ok(())
 }
 
-/// Starts a limit server, with an API server to ask what it does not know itself, if there is to be one.
+/// Starts a limit server, with an API server to ask what it does not know itself, if there is to be
+/// one.
 pub(crate) fn limit(
     name: &'static str,
     folder: &Path,
     token: &str,
     relay: Option<&Reach>,
 ) -> anyhow::Result<Running> {
-    let folder_name = folder.to_str().context("the temporary folder's path is not text")?;
+    let folder_name = folder
+        .to_str()
+        .context("the temporary folder's path is not text")?;
     let relay = relay.map(|reach| reach.address().to_string());
-    let relay = relay.iter().flat_map(|address| ["--relay", address.as_str()]);
+    let relay = relay
+        .iter()
+        .flat_map(|address| ["--relay", address.as_str()]);
     let flags: Vec<_> = ["limit", folder_name].into_iter().chain(relay).collect();
     let child = Child::program(name, folder, &std::env::current_exe()?, &flags)?;
     let line = child.await_line("limit server at ")?;
@@ -213,43 +272,95 @@ pub(crate) fn limit(
 }
 
 fn simulation(args: &Args, folder: &Path) -> anyhow::Result<Upstream> {
-    let kubeconfig = folder.join("simulated-kubeconfig").to_str().context("not text")?.to_owned();
-    let flags = ["simulate", "--listen", "127.0.0.1:0", "--pods", "0", "--nodes", "0", "--rate", "0"];
+    let kubeconfig = folder
+        .join("simulated-kubeconfig")
+        .to_str()
+        .context("not text")?
+        .to_owned();
+    let flags = [
+        "simulate",
+        "--listen",
+        "127.0.0.1:0",
+        "--pods",
+        "0",
+        "--nodes",
+        "0",
+        "--rate",
+        "0",
+    ];
     let flags = [&flags[..], &["--kubeconfig-out", &kubeconfig]].concat();
     let child = Child::program("simulate", folder, &args.watershed, &flags)?;
     child.await_line("kubectl --kubeconfig")?;
     let text = fs::read_to_string(&kubeconfig)?;
     let value = |key: &str| {
         let line = text.lines().find_map(|line| line.trim().strip_prefix(key));
-        line.map(|value| value.trim().to_owned()).with_context(|| format!("the kubeconfig has no {key}"))
+        line.map(|value| value.trim().to_owned())
+            .with_context(|| format!("the kubeconfig has no {key}"))
     };
     let (server, token) = (value("server:")?, value("token:")?);
-    let ca = base64::engine::general_purpose::STANDARD.decode(value("certificate-authority-data:")?)?;
+    let ca =
+        base64::engine::general_purpose::STANDARD.decode(value("certificate-authority-data:")?)?;
     let reach = Reach::new(&server, &ca, &token)?;
-    Ok(Upstream { reach, kubeconfig, token, ca_pem: String::from_utf8(ca)?, pid: None, _child: child })
+    Ok(Upstream {
+        reach,
+        kubeconfig,
+        token,
+        ca_pem: String::from_utf8(ca)?,
+        pid: None,
+        _child: child,
+    })
 }
 
 fn cluster(args: &Args, folder: &Path) -> anyhow::Result<Upstream> {
-    ensure!(args.cluster.exists(), "{} is not there: make real builds it", args.cluster.display());
+    ensure!(
+        args.cluster.exists(),
+        "{} is not there: make real builds it",
+        args.cluster.display()
+    );
     let child = Child::polite("cluster", folder, &args.cluster, &[])?;
     let report: Value = serde_json::from_str(&child.await_line(r#"{"dir":"#)?)?;
     let text = |pointer: &str| {
-        let value = report.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
+        let value = report
+            .pointer(pointer)
+            .and_then(Value::as_str)
+            .map(str::to_owned);
         value.with_context(|| format!("the cluster's report has no {pointer}"))
     };
     let token = text("/admin_token")?;
     let ca_pem = fs::read_to_string(text("/ca")?)?;
     let reach = Reach::new(&text("/servers/0")?, ca_pem.as_bytes(), &token)?;
-    let pid = report.pointer("/pids/apiserver-0").and_then(Value::as_u64).context("no pid")?;
+    let pid = report
+        .pointer("/pids/apiserver-0")
+        .and_then(Value::as_u64)
+        .context("no pid")?;
     let (kubeconfig, pid) = (text("/proxy_kubeconfig")?, Some(pid.try_into()?));
-    Ok(Upstream { reach, kubeconfig, token, ca_pem, pid, _child: child })
+    Ok(Upstream {
+        reach,
+        kubeconfig,
+        token,
+        ca_pem,
+        pid,
+        _child: child,
+    })
 }
 
-fn forwarding_proxy(args: &Args, folder: &Path, kubeconfig: &str, token: &str) -> anyhow::Result<Running> {
+fn forwarding_proxy(
+    args: &Args,
+    folder: &Path,
+    kubeconfig: &str,
+    token: &str,
+) -> anyhow::Result<Running> {
     let config = folder.join("config.yaml");
     fs::write(&config, "consistentReads: forward\n")?;
     let config = config.to_str().context("not text")?;
-    proxy("forwarding-proxy", args, folder, kubeconfig, token, &["--config", config])
+    proxy(
+        "forwarding-proxy",
+        args,
+        folder,
+        kubeconfig,
+        token,
+        &["--config", config],
+    )
 }
 
 fn proxy(
@@ -262,11 +373,30 @@ fn proxy(
 ) -> anyhow::Result<Running> {
     let certificates = folder.join(format!("{name}-certs"));
     let certificates = certificates.to_str().context("not text")?;
-    let flags = ["serve", "--kubeconfig", kubeconfig, "--cert-dir", certificates, "--log-format", "json"];
-    let flags = [&flags[..], &["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"], further].concat();
+    let flags = [
+        "serve",
+        "--kubeconfig",
+        kubeconfig,
+        "--cert-dir",
+        certificates,
+        "--log-format",
+        "json",
+    ];
+    let flags = [
+        &flags[..],
+        &["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"],
+        further,
+    ]
+    .concat();
     let child = Child::program(name, folder, &args.watershed, &flags)?;
     let line: Value = serde_json::from_str(&child.await_line(r#""listener":"proxy""#)?)?;
-    let address = line.pointer("/fields/address").and_then(Value::as_str).context("no address")?;
+    let address = line
+        .pointer("/fields/address")
+        .and_then(Value::as_str)
+        .context("no address")?;
     let ca = fs::read(Path::new(certificates).join("ca.crt"))?;
-    Ok(Running { reach: Reach::new(address, &ca, token)?, child })
+    Ok(Running {
+        reach: Reach::new(address, &ca, token)?,
+        child,
+    })
 }

@@ -1,4 +1,5 @@
-//! How long a proxy takes from nothing until it can answer, beside a client that only downloads the same.
+//! How long a proxy takes from nothing until it can answer, beside a client that only downloads the
+//! same.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -22,7 +23,8 @@ use crate::work::expect_source;
 const ALL: &str = "/api/v1/pods?watch=1&allowWatchBookmarks=true&sendInitialEvents=true\
                    &resourceVersionMatch=NotOlderThan";
 /// The least that needs all pods to be there. At version 0 the limit would not count.
-pub(crate) const ONE: &str = "/api/v1/pods?resourceVersion=1&resourceVersionMatch=NotOlderThan&limit=1";
+pub(crate) const ONE: &str =
+    "/api/v1/pods?resourceVersion=1&resourceVersionMatch=NotOlderThan&limit=1";
 /// Another type, which is cached before.
 const OTHERS: &str = "/api/v1/namespaces?resourceVersion=0";
 /// Between two reads of it.
@@ -38,7 +40,9 @@ pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> an
         let mut connection = servers.upstream.reach.connect(false).await?.asking(form);
         let answer = connection.try_send(Method::GET, ONE, None).await?;
         if !(answer.status().is_success() && form.is_of(answer.headers())) {
-            table.remarks.push(format!("{name}: upstream does not offer this"));
+            table
+                .remarks
+                .push(format!("{name}: upstream does not offer this"));
             continue;
         }
         eprintln!("{name} …");
@@ -57,10 +61,26 @@ pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> an
             add("until they are cached", "s", seconds);
             add("a bare client's download", "s", downloaded.as_secs_f64());
             add("over the download", "ratio", ratio);
-            add("CPU", "µs CPU / pod", started.used.as_secs_f64() * 1e6 / args.start_pods as f64);
-            add("peak memory", "RSS / bytes downloaded", started.grown as f64 / bytes as f64);
-            add("lists of another type meanwhile, median", "ms", others.percentile(50));
-            add("lists of another type meanwhile, longest", "ms", others.percentile(100));
+            add(
+                "CPU",
+                "µs CPU / pod",
+                started.used.as_secs_f64() * 1e6 / args.start_pods as f64,
+            );
+            add(
+                "peak memory",
+                "RSS / bytes downloaded",
+                started.grown as f64 / bytes as f64,
+            );
+            add(
+                "lists of another type meanwhile, median",
+                "ms",
+                others.percentile(50),
+            );
+            add(
+                "lists of another type meanwhile, longest",
+                "ms",
+                others.percentile(100),
+            );
         }
     }
     Ok(())
@@ -98,7 +118,11 @@ async fn start(args: &Args, servers: &Servers, form: Form) -> anyhow::Result<Sta
         let body = reached?;
         let all = format!(r#""remainingItemCount":{}"#, args.start_pods - 1);
         let whole = form.is_protobuf() || memchr::memmem::find(&body, all.as_bytes()).is_some();
-        ensure!(whole, "not all pods were cached: {}", String::from_utf8_lossy(&body[..body.len().min(300)]));
+        ensure!(
+            whole,
+            "not all pods were cached: {}",
+            String::from_utf8_lossy(&body[..body.len().min(300)])
+        );
         anyhow::Ok(took)
     };
     let millis = Arc::new(Mutex::new(Vec::new()));
@@ -119,15 +143,26 @@ async fn start(args: &Args, servers: &Servers, form: Form) -> anyhow::Result<Sta
     let used = cpu(proxy.pid())?.saturating_sub(before);
     let grown = peak(proxy.pid())?.saturating_sub(empty);
     let others = Waits::of(std::mem::take(&mut *millis.lock()))?;
-    Ok(Started { took, used, grown, others })
+    Ok(Started {
+        took,
+        used,
+        grown,
+        others,
+    })
 }
 
-/// Asks until the answer is from the proxy's memory; it forwards what it would have to wait for too long.
-async fn until_from_memory(connection: &mut Connection, path: &str) -> anyhow::Result<bytes::Bytes> {
+/// Asks until the answer is from the proxy's memory; it forwards what it would have to wait for too
+/// long.
+async fn until_from_memory(
+    connection: &mut Connection,
+    path: &str,
+) -> anyhow::Result<bytes::Bytes> {
     loop {
         let answer = connection.get(path).await?;
         let held = expect_source(&answer, "snapshot").is_ok();
-        let body = http_body_util::BodyExt::collect(answer.into_body()).await?.to_bytes();
+        let body = http_body_util::BodyExt::collect(answer.into_body())
+            .await?
+            .to_bytes();
         if held {
             return Ok(body);
         }

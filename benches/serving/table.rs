@@ -49,11 +49,23 @@ impl Row {
 
 impl Table {
     /// Adds the figure of one round.
-    pub(crate) fn add(&mut self, work: &str, unit: &'static str, compare: bool, kind: Kind, value: f64) {
+    pub(crate) fn add(
+        &mut self,
+        work: &str,
+        unit: &'static str,
+        compare: bool,
+        kind: Kind,
+        value: f64,
+    ) {
         let row = if let Some(at) = self.rows.iter().position(|row| row.work == work) {
             &mut self.rows[at]
         } else {
-            self.rows.push(Row { work: work.to_owned(), unit, compare, rounds: BTreeMap::new() });
+            self.rows.push(Row {
+                work: work.to_owned(),
+                unit,
+                compare,
+                rounds: BTreeMap::new(),
+            });
             self.rows.last_mut().expect("just pushed")
         };
         row.rounds.entry(kind).or_default().push(value);
@@ -66,13 +78,21 @@ impl Table {
     /// A Markdown table.
     pub(crate) fn text(&self, kinds: &[Kind]) -> String {
         let others = kinds.iter().copied().filter(|kind| *kind != Kind::Proxy);
-        let mut lines = vec![vec!["work".to_owned(), "unit".to_owned(), Kind::Proxy.name().to_owned()]];
+        let mut lines = vec![vec![
+            "work".to_owned(),
+            "unit".to_owned(),
+            Kind::Proxy.name().to_owned(),
+        ]];
         for kind in others.clone() {
             lines[0].extend([kind.name().to_owned(), "ratio".to_owned()]);
         }
         for row in &self.rows {
             let figure = |value: Option<f64>| value.map_or("–".to_owned(), short);
-            let mut line = vec![row.work.clone(), row.unit.to_owned(), figure(row.median(Kind::Proxy))];
+            let mut line = vec![
+                row.work.clone(),
+                row.unit.to_owned(),
+                figure(row.median(Kind::Proxy)),
+            ];
             for kind in others.clone() {
                 line.extend([figure(row.median(kind)), figure(row.ratio(kind))]);
             }

@@ -40,7 +40,8 @@ pub(crate) struct Writer {
     version: Arc<AtomicU64>,
 }
 
-/// A writer with its connection. Not kept between runs: a server closes connections that are idle for long.
+/// A writer with its connection. Not kept between runs: a server closes connections that are idle
+/// for long.
 pub(crate) struct Session<'a> {
     writer: &'a Writer,
     connection: Connection,
@@ -54,7 +55,9 @@ enum How {
 }
 
 pub(crate) fn micros() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_micros() as u64)
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |now| now.as_micros() as u64)
 }
 
 pub(crate) fn node_name(number: usize) -> String {
@@ -62,39 +65,83 @@ pub(crate) fn node_name(number: usize) -> String {
 }
 
 /// Creates pods of about `bytes` each, as the server prints them, evenly over namespaces and nodes.
-pub(crate) async fn seed(reach: &Reach, pods: usize, nodes: usize, bytes: usize) -> anyhow::Result<Seeded> {
+pub(crate) async fn seed(
+    reach: &Reach,
+    pods: usize,
+    nodes: usize,
+    bytes: usize,
+) -> anyhow::Result<Seeded> {
     let connection = reach.connect(false).await?;
     for number in 0..NAMESPACES {
-        let body =
-            format!(r#"{{"apiVersion":"v1","kind":"Namespace","metadata":{{"name":"bench-{number}"}}}}"#);
-        write(&connection, Method::POST, "/api/v1/namespaces", "application/json", body).await?;
+        let body = format!(
+            r#"{{"apiVersion":"v1","kind":"Namespace","metadata":{{"name":"bench-{number}"}}}}"#
+        );
+        write(
+            &connection,
+            Method::POST,
+            "/api/v1/namespaces",
+            "application/json",
+            body,
+        )
+        .await?;
     }
     // A server adds fields of its own. Two probes tell how much, and what one more variable makes.
     let mut sizes = [0; 2];
     for (size, variables) in sizes.iter_mut().zip([0, 10]) {
         let name = format!("probe-{variables}");
         let body = pod("bench-0", &name, &node_name(0), 0, variables);
-        *size =
-            write(&connection, Method::POST, &collection("bench-0"), "application/json", body).await?.len();
+        *size = write(
+            &connection,
+            Method::POST,
+            &collection("bench-0"),
+            "application/json",
+            body,
+        )
+        .await?
+        .len();
         let path = format!("{}/{name}?gracePeriodSeconds=0", collection("bench-0"));
-        write(&connection, Method::DELETE, &path, "application/json", String::new()).await?;
+        write(
+            &connection,
+            Method::DELETE,
+            &path,
+            "application/json",
+            String::new(),
+        )
+        .await?;
     }
     let variables = bytes.saturating_sub(sizes[0]) * 10 / (sizes[1] - sizes[0]).max(1);
     let created = create(&connection, 0..pods, |number| number % nodes, variables).await?;
-    let newest = created.iter().map(|(_, version)| *version).max().unwrap_or_default();
+    let newest = created
+        .iter()
+        .map(|(_, version)| *version)
+        .max()
+        .unwrap_or_default();
     let paths = created.into_iter().map(|(path, _)| path).collect();
-    Ok(Seeded { paths: Arc::new(paths), variables, version: Arc::new(newest.into()) })
+    Ok(Seeded {
+        paths: Arc::new(paths),
+        variables,
+        version: Arc::new(newest.into()),
+    })
 }
 
-/// Creates more pods of the same size until there are so many, on further nodes. So each node has as many pods in
-/// the end as it had in the beginning.
-pub(crate) async fn grow(reach: &Reach, seeded: &Seeded, nodes: usize, pods: usize) -> anyhow::Result<()> {
+/// Creates more pods of the same size until there are so many, on further nodes. So each node has
+/// as many pods in the end as it had in the beginning.
+pub(crate) async fn grow(
+    reach: &Reach,
+    seeded: &Seeded,
+    nodes: usize,
+    pods: usize,
+) -> anyhow::Result<()> {
     let before = seeded.paths.len();
     let further = ((pods - before) * nodes).div_ceil(before);
     let connection = reach.connect(false).await?;
     let node = |number| nodes + (number - before) % further;
     let created = create(&connection, before..pods, node, seeded.variables).await?;
-    let newest = created.iter().map(|(_, version)| *version).max().unwrap_or_default();
+    let newest = created
+        .iter()
+        .map(|(_, version)| *version)
+        .max()
+        .unwrap_or_default();
     seeded.version.fetch_max(newest, Ordering::AcqRel);
     Ok(())
 }
@@ -108,11 +155,23 @@ async fn create(
 ) -> anyhow::Result<Vec<(String, u64)>> {
     let node = &node;
     let created = futures_util::stream::iter(numbers).map(|number| async move {
-        let (namespace, name) = (format!("bench-{}", number % NAMESPACES), format!("pod-{number:06}"));
-        let body = pod(&namespace, &name, &node_name(node(number)), number % SHARDS, variables);
+        let (namespace, name) = (
+            format!("bench-{}", number % NAMESPACES),
+            format!("pod-{number:06}"),
+        );
+        let body = pod(
+            &namespace,
+            &name,
+            &node_name(node(number)),
+            number % SHARDS,
+            variables,
+        );
         let path = collection(&namespace);
         let answer = write(connection, Method::POST, &path, "application/json", body).await?;
-        anyhow::Ok((format!("{path}/{name}"), version(&answer).unwrap_or_default()))
+        anyhow::Ok((
+            format!("{path}/{name}"),
+            version(&answer).unwrap_or_default(),
+        ))
     });
     created.buffered(CREATORS).try_collect().await
 }
@@ -155,7 +214,10 @@ async fn write(
 fn version(object: &[u8]) -> Option<u64> {
     const KEY: &[u8] = br#""resourceVersion":""#;
     let digits = &object[memchr::memmem::find(object, KEY)? + KEY.len()..];
-    std::str::from_utf8(&digits[..memchr::memchr(b'"', digits)?]).ok()?.parse().ok()
+    std::str::from_utf8(&digits[..memchr::memchr(b'"', digits)?])
+        .ok()?
+        .parse()
+        .ok()
 }
 
 // === impl Writer ===
@@ -163,24 +225,44 @@ fn version(object: &[u8]) -> Option<u64> {
 impl Writer {
     /// Events by patches at the upstream.
     pub(crate) fn patches(upstream: &Reach, seeded: &Seeded) -> Self {
-        Self::new(upstream, How::Patch(Arc::clone(&seeded.paths)), Arc::clone(&seeded.version))
+        Self::new(
+            upstream,
+            How::Patch(Arc::clone(&seeded.paths)),
+            Arc::clone(&seeded.version),
+        )
     }
 
     /// Events by frames that hold `object`, pushed into the limit server.
     pub(crate) fn pushes(limit: &Reach, object: &[u8]) -> anyhow::Result<Self> {
         let object = object.trim_ascii_end();
-        let stamp = memchr::memmem::find(object, STAMP).context("the object has no stamp")? + STAMP.len();
+        let stamp =
+            memchr::memmem::find(object, STAMP).context("the object has no stamp")? + STAMP.len();
         let before = [br#"{"type":"MODIFIED","object":"#, &object[..stamp]].concat();
         let after = [&object[stamp + STAMP_DIGITS..], b"}\n"].concat();
-        Ok(Self::new(limit, How::Push { before: before.into(), after: after.into() }, Arc::default()))
+        Ok(Self::new(
+            limit,
+            How::Push {
+                before: before.into(),
+                after: after.into(),
+            },
+            Arc::default(),
+        ))
     }
 
     fn new(reach: &Reach, how: How, version: Arc<AtomicU64>) -> Self {
-        Self { reach: reach.clone(), how, written: AtomicUsize::new(0), version }
+        Self {
+            reach: reach.clone(),
+            how,
+            written: AtomicUsize::new(0),
+            version,
+        }
     }
 
     pub(crate) async fn open(&self) -> anyhow::Result<Session<'_>> {
-        Ok(Session { writer: self, connection: self.reach.connect(false).await? })
+        Ok(Session {
+            writer: self,
+            connection: self.reach.connect(false).await?,
+        })
     }
 
     /// Every event so far has at most this version.
@@ -198,16 +280,23 @@ impl Session<'_> {
         let stamp = format!("{:0STAMP_DIGITS$}", micros());
         match &self.writer.how {
             How::Patch(paths) => {
-                let body = format!(r#"{{"metadata":{{"annotations":{{"bench/stamp":"{stamp}"}}}}}}"#);
+                let body =
+                    format!(r#"{{"metadata":{{"annotations":{{"bench/stamp":"{stamp}"}}}}}}"#);
                 let path = &paths[number % paths.len()];
                 let kind = "application/merge-patch+json";
                 let answer = write(&self.connection, Method::PATCH, path, kind, body).await?;
-                self.writer.version.fetch_max(version(&answer).unwrap_or_default(), Ordering::AcqRel);
+                self.writer
+                    .version
+                    .fetch_max(version(&answer).unwrap_or_default(), Ordering::AcqRel);
             }
             How::Push { before, after } => {
                 let frame = [before, stamp.as_bytes(), after].concat();
                 let body = Some(("application/json", Bytes::from(frame)));
-                let answer = self.connection.share()?.send(Method::POST, limit::PUSH, body).await?;
+                let answer = self
+                    .connection
+                    .share()?
+                    .send(Method::POST, limit::PUSH, body)
+                    .await?;
                 answer.into_body().collect().await?;
             }
         }

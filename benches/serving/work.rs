@@ -1,5 +1,5 @@
-//! The work that is measured: each is done by every server in turn, round by round, so that a disturbance of the
-//! machine hits all of them alike.
+//! The work that is measured: each is done by every server in turn, round by round, so that a
+//! disturbance of the machine hits all of them alike.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -55,7 +55,10 @@ pub(crate) async fn all(args: &Args, servers: &Servers) -> anyhow::Result<Table>
     if wanted(&names.real) {
         forward::from_kube_apiserver(args, servers, &mut table, &names.real).await?;
     }
-    if [&names.get, &names.list, &names.log, &names.link].into_iter().any(|name| wanted(name)) {
+    if [&names.get, &names.list, &names.log, &names.link]
+        .into_iter()
+        .any(|name| wanted(name))
+    {
         forward::all(args, servers, &mut table, wanted).await?;
     }
     if wanted("consistent LIST") {
@@ -91,7 +94,13 @@ async fn grow(args: &Args, servers: &Servers) -> anyhow::Result<()> {
         return Ok(());
     }
     eprintln!("making {} pods …", args.start_pods);
-    upstream::grow(&servers.upstream.reach, &servers.pods, args.nodes, args.start_pods).await?;
+    upstream::grow(
+        &servers.upstream.reach,
+        &servers.pods,
+        args.nodes,
+        args.start_pods,
+    )
+    .await?;
     let mut connection = servers.measured[0].reach.connect(false).await?;
     let all = format!(r#""remainingItemCount":{}"#, args.start_pods - 1);
     while memchr::memmem::find(&connection.fetch(start::ONE).await?, all.as_bytes()).is_none() {
@@ -102,9 +111,15 @@ async fn grow(args: &Args, servers: &Servers) -> anyhow::Result<()> {
 
 /// Whether the proxy answered from where it was to.
 pub(crate) fn expect_source(answer: &http::Response<Incoming>, wanted: &str) -> anyhow::Result<()> {
-    let source = answer.headers().get("x-watershed-source").and_then(|value| value.to_str().ok());
+    let source = answer
+        .headers()
+        .get("x-watershed-source")
+        .and_then(|value| value.to_str().ok());
     let source = source.unwrap_or_default();
-    ensure!(source.starts_with(wanted), "the proxy answered from {source:?}, not from {wanted}");
+    ensure!(
+        source.starts_with(wanted),
+        "the proxy answered from {source:?}, not from {wanted}"
+    );
     Ok(())
 }
 
@@ -131,22 +146,45 @@ struct Fan {
 
 fn fans(args: &Args) -> Vec<Fan> {
     let (watchers, rate) = (args.watchers, args.rate);
-    let fan =
-        |name: String, watchers, pace| Fan { name, watchers, pace, one_node_each: false, per_connection: 1 };
+    let fan = |name: String, watchers, pace| Fan {
+        name,
+        watchers,
+        pace,
+        one_node_each: false,
+        per_connection: 1,
+    };
     let node_each = |watchers: usize, per_connection: usize| {
         let shared = format!(", {per_connection} to a connection");
-        let shared = if per_connection > 1 { shared.as_str() } else { "" };
+        let shared = if per_connection > 1 {
+            shared.as_str()
+        } else {
+            ""
+        };
         let name = format!("event, {watchers} watchers with a node each{shared}");
-        Fan { one_node_each: true, per_connection, ..fan(name, watchers, Pace::Flood) }
+        Fan {
+            one_node_each: true,
+            per_connection,
+            ..fan(name, watchers, Pace::Flood)
+        }
     };
-    let mut fans =
-        vec![fan("event taken in, nobody watches".to_owned(), 0, Pace::Flood), node_each(args.nodes, 1)];
+    let mut fans = vec![
+        fan("event taken in, nobody watches".to_owned(), 0, Pace::Flood),
+        node_each(args.nodes, 1),
+    ];
     // What an event costs where more and more watch, whom it does not concern.
     if !args.http1 {
         fans.extend([1, 10, 100].map(|times| node_each(args.nodes * times, STREAMS)));
     }
-    fans.push(fan(format!("fan-out to {watchers}, {rate} events/s"), watchers, Pace::Rate(rate)));
-    fans.push(fan(format!("fan-out to {watchers}, as fast as delivered"), watchers, Pace::Flood));
+    fans.push(fan(
+        format!("fan-out to {watchers}, {rate} events/s"),
+        watchers,
+        Pace::Rate(rate),
+    ));
+    fans.push(fan(
+        format!("fan-out to {watchers}, as fast as delivered"),
+        watchers,
+        Pace::Flood,
+    ));
     fans
 }
 
@@ -161,13 +199,22 @@ struct Outcome {
 }
 
 impl Fan {
-    async fn measure(&self, args: &Args, servers: &Servers, table: &mut Table) -> anyhow::Result<()> {
+    async fn measure(
+        &self,
+        args: &Args,
+        servers: &Servers,
+        table: &mut Table,
+    ) -> anyhow::Result<()> {
         eprintln!("{} …", self.name);
         // The limit server knows no selectors: it would send everything to everybody.
-        let measured = servers.measured.iter().filter(|s| !(self.one_node_each && s.kind == Kind::Limit));
+        let measured = servers
+            .measured
+            .iter()
+            .filter(|s| !(self.one_node_each && s.kind == Kind::Limit));
         let measured: Vec<_> = measured.collect();
         if self.per_connection > 1 {
-            // So many are opened once. That the others' watchers get what is written at upstream is one delivery more.
+            // So many are opened once. That the others' watchers get what is written at upstream is
+            // one delivery more.
             let mut opened = Vec::new();
             for server in measured {
                 let watchers = self.open(args, server).await?;
@@ -194,7 +241,13 @@ impl Fan {
     }
 
     async fn open(&self, args: &Args, server: &Server) -> anyhow::Result<Watchers> {
-        let path = |number| if self.one_node_each { node_pods(number) } else { ALL_PODS.to_owned() };
+        let path = |number| {
+            if self.one_node_each {
+                node_pods(number)
+            } else {
+                ALL_PODS.to_owned()
+            }
+        };
         Watchers::open(args.http1, server, self.watchers, path, self.per_connection).await
     }
 
@@ -206,7 +259,14 @@ impl Fan {
         table: &mut Table,
     ) -> anyhow::Result<()> {
         let outcome = self.run(server, watchers, args.length()).await?;
-        let Outcome { used, took, events, delivered, expected, p99 } = outcome;
+        let Outcome {
+            used,
+            took,
+            events,
+            delivered,
+            expected,
+            p99,
+        } = outcome;
         if delivered < expected {
             table.remarks.push(format!(
                 "{}: {} lost {} of {expected} deliveries",
@@ -217,27 +277,64 @@ impl Fan {
         }
         let micros = used.as_secs_f64() * 1e6;
         if self.one_node_each || self.watchers == 0 {
-            table.add(&self.name, "µs CPU / event", true, server.kind, micros / events as f64);
+            table.add(
+                &self.name,
+                "µs CPU / event",
+                true,
+                server.kind,
+                micros / events as f64,
+            );
             return Ok(());
         }
-        ensure!(delivered > 0, "{}: nothing was delivered", server.kind.name());
-        table.add(&self.name, "µs CPU / delivery", true, server.kind, micros / delivered as f64);
+        ensure!(
+            delivered > 0,
+            "{}: nothing was delivered",
+            server.kind.name()
+        );
+        table.add(
+            &self.name,
+            "µs CPU / delivery",
+            true,
+            server.kind,
+            micros / delivered as f64,
+        );
         match self.pace {
             Pace::Rate(_) => {
                 let p99 = p99.context("no delivery had a stamp")?;
-                table.add(&format!("{}: p99 after the write", self.name), "ms", true, server.kind, p99);
+                table.add(
+                    &format!("{}: p99 after the write", self.name),
+                    "ms",
+                    true,
+                    server.kind,
+                    p99,
+                );
             }
             Pace::Flood => {
                 let rate = delivered as f64 / took.as_secs_f64() / 1e3;
-                table.add(&format!("{}: rate", self.name), "1000 deliveries / s", false, server.kind, rate);
+                table.add(
+                    &format!("{}: rate", self.name),
+                    "1000 deliveries / s",
+                    false,
+                    server.kind,
+                    rate,
+                );
             }
         }
         Ok(())
     }
 
-    async fn run(&self, server: &Server, watchers: &Watchers, length: Duration) -> anyhow::Result<Outcome> {
+    async fn run(
+        &self,
+        server: &Server,
+        watchers: &Watchers,
+        length: Duration,
+    ) -> anyhow::Result<Outcome> {
         let seen = &watchers.seen;
-        let fan = if self.one_node_each { 1 } else { self.watchers as u64 };
+        let fan = if self.one_node_each {
+            1
+        } else {
+            self.watchers as u64
+        };
         let session = server.writer.open().await?;
         sleep(SETTLE).await;
         seen.delays.lock().clear();
@@ -269,15 +366,28 @@ impl Fan {
             sleep(SETTLE).await;
         }
         let used = cpu(server.pid)?.saturating_sub(before);
-        ensure!(delivered <= expected, "{}: {delivered} deliveries of {expected}", server.kind.name());
+        ensure!(
+            delivered <= expected,
+            "{}: {delivered} deliveries of {expected}",
+            server.kind.name()
+        );
         let broken = seen.broken.load(Ordering::Acquire);
         if broken > 0 {
             eprintln!("  {}: {broken} watches ended", server.kind.name());
         }
         let mut delays = std::mem::take(&mut *seen.delays.lock());
         delays.sort_unstable();
-        let p99 = delays.get(delays.len() * 99 / 100).map(|&micros| f64::from(micros) / 1e3);
-        Ok(Outcome { used, took, events, delivered, expected, p99 })
+        let p99 = delays
+            .get(delays.len() * 99 / 100)
+            .map(|&micros| f64::from(micros) / 1e3);
+        Ok(Outcome {
+            used,
+            took,
+            events,
+            delivered,
+            expected,
+            p99,
+        })
     }
 }
 
@@ -335,7 +445,8 @@ pub(crate) struct Watchers {
 }
 
 impl Watchers {
-    /// Opens watches from the newest version on; `path` is the read whose changes the n-th one wants.
+    /// Opens watches from the newest version on; `path` is the read whose changes the n-th one
+    /// wants.
     pub(crate) async fn open(
         http1: bool,
         server: &Server,
@@ -344,11 +455,16 @@ impl Watchers {
         per_connection: usize,
     ) -> anyhow::Result<Self> {
         let seen = Arc::new(Seen::default());
-        let version = format!("watch=true&timeoutSeconds=3600&resourceVersion={}", server.writer.version());
+        let version = format!(
+            "watch=true&timeoutSeconds=3600&resourceVersion={}",
+            server.writer.version()
+        );
         let path = |number| path(number).replacen("resourceVersion=0", &version, 1);
         let is_proxy = server.kind == Kind::Proxy;
         let groups = (0..watches).step_by(per_connection).map(|first| {
-            let paths: Vec<_> = (first..watches.min(first + per_connection)).map(&path).collect();
+            let paths: Vec<_> = (first..watches.min(first + per_connection))
+                .map(&path)
+                .collect();
             let seen = Arc::clone(&seen);
             async move {
                 let mut connection = server.reach.connect(http1).await?;
@@ -364,15 +480,23 @@ impl Watchers {
                 anyhow::Ok((connection, tasks))
             }
         });
-        let opened = futures_util::stream::iter(groups).buffered(OPENERS).try_collect().await?;
-        Ok(Self { seen, _opened: opened })
+        let opened = futures_util::stream::iter(groups)
+            .buffered(OPENERS)
+            .try_collect()
+            .await?;
+        Ok(Self {
+            seen,
+            _opened: opened,
+        })
     }
 }
 
 /// Counts events by their newlines, and reads their stamps where a chunk has them whole.
 async fn watch(mut body: Incoming, seen: Arc<Seen>) {
     while let Some(Ok(frame)) = body.frame().await {
-        let Some(data) = frame.data_ref() else { continue };
+        let Some(data) = frame.data_ref() else {
+            continue;
+        };
         let now = micros();
         let delays = memchr::memmem::find_iter(data, STAMP).filter_map(|at| {
             let digits = data.get(at + STAMP.len()..at + STAMP.len() + STAMP_DIGITS)?;

@@ -25,14 +25,17 @@ const MAX_TOKEN_BYTES: usize = 64 * 1024;
 /// How callers are known.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// How long a token that was accepted is not reviewed again (`--authentication-token-webhook-cache-ttl`).
+    /// How long a token that was accepted is not reviewed again
+    /// (`--authentication-token-webhook-cache-ttl`).
     pub token_ttl: Duration,
-    /// The audiences of which a token must be for one (`--api-audiences`); upstream's own if there are none.
+    /// The audiences of which a token must be for one (`--api-audiences`); upstream's own if there
+    /// are none.
     pub audiences: Vec<String>,
-    /// Tokens of service accounts that were accepted once are not reviewed again while they can be seen to be good
-    /// (`--validate-service-account-tokens-locally`).
+    /// Tokens of service accounts that were accepted once are not reviewed again while they can be
+    /// seen to be good (`--validate-service-account-tokens-locally`).
     pub validate_locally: bool,
-    /// Whoever shows no credentials is `system:anonymous` (`--anonymous-auth`); else upstream decides.
+    /// Whoever shows no credentials is `system:anonymous` (`--anonymous-auth`); else upstream
+    /// decides.
     pub anonymous: bool,
 }
 
@@ -70,7 +73,8 @@ pub struct Authenticator {
     locally: Option<ServiceAccounts>,
     /// Whose tokens were that upstream accepted, for as long as they may be looked at here.
     accepted: Cache<[u8; 32], Arc<Identity>>,
-    /// Whose tokens were that upstream accepted of late. For counting alone: they may be good no more.
+    /// Whose tokens were that upstream accepted of late. For counting alone: they may be good no
+    /// more.
     counted: Cache<[u8; 32], Arc<Identity>>,
 }
 
@@ -85,7 +89,11 @@ impl Expiry<[u8; 32], Option<Arc<Identity>>> for Lifetime {
         verdict: &Option<Arc<Identity>>,
         _: std::time::Instant,
     ) -> Option<Duration> {
-        Some(if verdict.is_some() { self.accepted } else { REFUSED })
+        Some(if verdict.is_some() {
+            self.accepted
+        } else {
+            REFUSED
+        })
     }
 }
 
@@ -93,16 +101,37 @@ impl Authenticator {
     pub(super) fn new(client: Client, config: Config, locally: Option<ServiceAccounts>) -> Self {
         let mut key = [0; 32];
         getrandom::fill(&mut key).expect("the operating system gives random bytes");
-        let lifetime = Lifetime { accepted: config.token_ttl };
-        let verdicts = Cache::builder().max_capacity(MAX_TOKENS).expire_after(lifetime).build();
-        let accepted = Cache::builder().max_capacity(MAX_TOKENS).time_to_live(LOOKED_AT_HERE).build();
-        let counted = Cache::builder().max_capacity(MAX_COUNTED).time_to_live(LOOKED_AT_HERE).build();
+        let lifetime = Lifetime {
+            accepted: config.token_ttl,
+        };
+        let verdicts = Cache::builder()
+            .max_capacity(MAX_TOKENS)
+            .expire_after(lifetime)
+            .build();
+        let accepted = Cache::builder()
+            .max_capacity(MAX_TOKENS)
+            .time_to_live(LOOKED_AT_HERE)
+            .build();
+        let counted = Cache::builder()
+            .max_capacity(MAX_COUNTED)
+            .time_to_live(LOOKED_AT_HERE)
+            .build();
         let anonymous = Arc::new(impersonate::anonymous());
-        Self { client, config, anonymous, key, verdicts, locally, accepted, counted }
+        Self {
+            client,
+            config,
+            anonymous,
+            key,
+            verdicts,
+            locally,
+            accepted,
+            counted,
+        }
     }
 
-    /// Whose token upstream would take a request with these headers for, whatever else stands in them; `None` if it
-    /// has none, or nobody's. For counting: what else stands there may matter for everything else.
+    /// Whose token upstream would take a request with these headers for, whatever else stands in
+    /// them; `None` if it has none, or nobody's. For counting: what else stands there may matter
+    /// for everything else.
     pub async fn bearer(&self, headers: &HeaderMap) -> Option<Arc<Identity>> {
         self.verdict(shown_token(headers)?).await.ok()?
     }
@@ -110,7 +139,8 @@ impl Authenticator {
     /// The same, as far as it was known within the hour: nobody is asked. For counting alone.
     pub async fn remembered(&self, headers: &HeaderMap) -> Option<Arc<Identity>> {
         let Some(token) = shown_token(headers) else {
-            return (self.config.anonymous && shows_nothing(headers)).then(|| Arc::clone(&self.anonymous));
+            return (self.config.anonymous && shows_nothing(headers))
+                .then(|| Arc::clone(&self.anonymous));
         };
         self.counted.get(&self.hash(token)).await
     }
@@ -120,12 +150,20 @@ impl Authenticator {
     }
 
     /// Who sent a request with these headers.
-    pub async fn authenticate(&self, headers: &HeaderMap) -> Result<Authenticated, Arc<ReviewError>> {
+    pub async fn authenticate(
+        &self,
+        headers: &HeaderMap,
+    ) -> Result<Authenticated, Arc<ReviewError>> {
         if self.config.anonymous && shows_nothing(headers) {
             return Ok(Authenticated::As(Arc::clone(&self.anonymous)));
         }
-        let Some(token) = bearer_token(headers) else { return Ok(Authenticated::Unknown) };
-        Ok(self.verdict(token).await?.map_or(Authenticated::Refused, Authenticated::As))
+        let Some(token) = bearer_token(headers) else {
+            return Ok(Authenticated::Unknown);
+        };
+        Ok(self
+            .verdict(token)
+            .await?
+            .map_or(Authenticated::Refused, Authenticated::As))
     }
 
     async fn verdict(&self, token: &str) -> Result<Option<Arc<Identity>>, Arc<ReviewError>> {
@@ -133,12 +171,22 @@ impl Authenticator {
         let verdict = match self.verdicts.get(&hash).await {
             Some(verdict) => verdict,
             // Concurrent reviews of one token share one question. Boxed: it is large and rare.
-            None => Box::pin(self.verdicts.try_get_with(hash, Box::pin(self.find_out(hash, token)))).await?,
+            None => {
+                Box::pin(
+                    self.verdicts
+                        .try_get_with(hash, Box::pin(self.find_out(hash, token))),
+                )
+                .await?
+            }
         };
         Ok(verdict)
     }
 
-    async fn find_out(&self, hash: [u8; 32], token: &str) -> Result<Option<Arc<Identity>>, ReviewError> {
+    async fn find_out(
+        &self,
+        hash: [u8; 32],
+        token: &str,
+    ) -> Result<Option<Arc<Identity>>, ReviewError> {
         let verdict = self.known_or_reviewed(hash, token).await?;
         if let Some(identity) = &verdict {
             self.counted.insert(hash, Arc::clone(identity)).await;
@@ -151,7 +199,9 @@ impl Authenticator {
         hash: [u8; 32],
         token: &str,
     ) -> Result<Option<Arc<Identity>>, ReviewError> {
-        let Some(locally) = &self.locally else { return self.review(token).await };
+        let Some(locally) = &self.locally else {
+            return self.review(token).await;
+        };
         if let Some(identity) = self.accepted.get(&hash).await
             && locally.is_still_good(token, &identity).await
         {
@@ -168,16 +218,24 @@ impl Authenticator {
     async fn review(&self, token: &str) -> Result<Option<Arc<Identity>>, ReviewError> {
         let wanted = Some(self.config.audiences.clone()).filter(|audiences| !audiences.is_empty());
         let review = TokenReview {
-            spec: TokenReviewSpec { token: token.to_owned(), audiences: wanted.clone() },
+            spec: TokenReviewSpec {
+                token: token.to_owned(),
+                audiences: wanted.clone(),
+            },
             ..TokenReview::default()
         };
-        let review: TokenReview =
-            post(&self.client, "/apis/authentication.k8s.io/v1/tokenreviews", &review).await?;
+        let review: TokenReview = post(
+            &self.client,
+            "/apis/authentication.k8s.io/v1/tokenreviews",
+            &review,
+        )
+        .await?;
         let status = review.status.unwrap_or_default();
         if status.authenticated != Some(true) {
             return Ok(None);
         }
-        // An authenticator that knows no audiences says so by naming none, and then the token is upstream's only.
+        // An authenticator that knows no audiences says so by naming none, and then the token is
+        // upstream's only.
         // Source: `authentication/v1/types.go` (TokenReviewStatus).
         if let Some(wanted) = wanted {
             let given = status.audiences.unwrap_or_default();
@@ -193,9 +251,16 @@ impl Authenticator {
 /// As upstream reads it, whatever else stands in the request.
 /// Source: `apiserver/pkg/authentication/request/bearertoken/bearertoken.go`.
 fn shown_token(headers: &HeaderMap) -> Option<&str> {
-    let mut words = headers.get(header::AUTHORIZATION)?.to_str().ok()?.trim().split(' ');
+    let mut words = headers
+        .get(header::AUTHORIZATION)?
+        .to_str()
+        .ok()?
+        .trim()
+        .split(' ');
     let (scheme, token) = (words.next()?, words.next()?);
-    let usable = scheme.eq_ignore_ascii_case("bearer") && !token.is_empty() && token.len() <= MAX_TOKEN_BYTES;
+    let usable = scheme.eq_ignore_ascii_case("bearer")
+        && !token.is_empty()
+        && token.len() <= MAX_TOKEN_BYTES;
     usable.then_some(token)
 }
 
@@ -203,7 +268,9 @@ fn shown_token(headers: &HeaderMap) -> Option<&str> {
 /// (impersonation, several headers) is upstream's to judge.
 fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let mut values = headers.get_all(header::AUTHORIZATION).iter();
-    let (Some(value), None) = (values.next(), values.next()) else { return None };
+    let (Some(value), None) = (values.next(), values.next()) else {
+        return None;
+    };
     if impersonate::is_asked_for(headers) {
         return None;
     }
@@ -231,16 +298,31 @@ mod tests {
             }
             bearer_token(&headers).map(str::to_owned)
         };
-        assert_eq!(token(&[("authorization", "Bearer abc")]), Some("abc".into()));
-        assert_eq!(token(&[("authorization", "bearer abc")]), Some("abc".into()));
+        assert_eq!(
+            token(&[("authorization", "Bearer abc")]),
+            Some("abc".into())
+        );
+        assert_eq!(
+            token(&[("authorization", "bearer abc")]),
+            Some("abc".into())
+        );
         assert_eq!(token(&[("authorization", "Bearer  abc")]), None);
         assert_eq!(token(&[("authorization", "Bearer\tabc")]), None);
         assert_eq!(token(&[("authorization", "Bearer abc\t")]), None);
         assert_eq!(token(&[("authorization", "Basic abc")]), None);
         assert_eq!(token(&[("authorization", "Bearer")]), None);
         assert_eq!(token(&[("authorization", "Bearer a b")]), None);
-        assert_eq!(token(&[("authorization", "Bearer a"), ("authorization", "Bearer b")]), None);
-        assert_eq!(token(&[("authorization", "Bearer a"), ("impersonate-user", "b")]), None);
-        assert_eq!(token(&[("authorization", "Bearer a"), ("Impersonate-Extra-X", "b")]), None);
+        assert_eq!(
+            token(&[("authorization", "Bearer a"), ("authorization", "Bearer b")]),
+            None
+        );
+        assert_eq!(
+            token(&[("authorization", "Bearer a"), ("impersonate-user", "b")]),
+            None
+        );
+        assert_eq!(
+            token(&[("authorization", "Bearer a"), ("Impersonate-Extra-X", "b")]),
+            None
+        );
     }
 }

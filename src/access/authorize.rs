@@ -8,7 +8,9 @@ use k8s_openapi::api::authorization::v1::{
     FieldSelectorAttributes, LabelSelectorAttributes, NonResourceAttributes, ResourceAttributes,
     SubjectAccessReview, SubjectAccessReviewSpec,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldSelectorRequirement, LabelSelectorRequirement};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
+    FieldSelectorRequirement, LabelSelectorRequirement,
+};
 use moka::Expiry;
 use moka::future::Cache;
 use tokio::sync::Semaphore;
@@ -18,7 +20,9 @@ use super::changes::{Changes, Place};
 use super::rbac::Subjects;
 use super::review::{ReviewError, Unavailable, post};
 use super::{Identity, guard, metrics};
-use crate::kube::{FieldOperator, FieldSelector, LabelOperator, LabelSelector, ResourceRequest, Verb};
+use crate::kube::{
+    FieldOperator, FieldSelector, LabelOperator, LabelSelector, ResourceRequest, Verb,
+};
 use crate::upstream::Client;
 
 /// Questions with more text than this are asked anew each time: the cache is bounded by entries.
@@ -35,8 +39,8 @@ const BY_RBAC: &str = "RBAC: allowed by ";
 /// Source: `apiserver/pkg/authentication/user/user.go` (NodesGroup).
 const NODES: &str = "system:nodes";
 
-/// Questions of open watches that upstream is asked at a time, and how long each takes at least: some
-/// two thousand a second at most, however many watches there are.
+/// Questions of open watches that upstream is asked at a time, and how long each takes at least:
+/// some two thousand a second at most, however many watches there are.
 const RECHECKS: usize = 16;
 const RECHECK_PACE: Duration = Duration::from_millis(8);
 
@@ -58,10 +62,12 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            // Source of both: kube-apiserver's own flags of these names (kubeapiserver/options/authorization.go).
+            // Source of both: kube-apiserver's own flags of these names
+            // (kubeapiserver/options/authorization.go).
             allowed_ttl: Duration::from_mins(5),
             denied_ttl: Duration::from_secs(30),
-            // Source: the delegated authorizer's default (apiserver/pkg/server/options/authorization.go).
+            // Source: the delegated authorizer's default
+            // (apiserver/pkg/server/options/authorization.go).
             unwatched_allowed_ttl: Duration::from_secs(10),
             // A program is often let in just after it was refused, and tries again.
             unwatched_denied_ttl: Duration::from_secs(1),
@@ -103,28 +109,45 @@ pub struct Selectors {
 }
 
 impl Selectors {
-    /// What kube-apiserver itself would send a webhook for these selectors: `=` and `!=` become In and
-    /// NotIn, greater and less than are left out, which can only make the question wider.
+    /// What kube-apiserver itself would send a webhook for these selectors: `=` and `!=` become In
+    /// and NotIn, greater and less than are left out, which can only make the question wider.
     /// Source: plugin/pkg/authorizer/webhook/webhook.go (labelSelectorAsSelector and the like).
     pub fn new(labels: Option<&LabelSelector>, fields: Option<&FieldSelector>) -> Self {
-        let labels = labels.map_or(&[][..], LabelSelector::requirements).iter().filter_map(|requirement| {
-            let operator = match requirement.operator {
-                LabelOperator::In | LabelOperator::Equals | LabelOperator::DoubleEquals => "In",
-                LabelOperator::NotIn | LabelOperator::NotEquals => "NotIn",
-                LabelOperator::Exists => "Exists",
-                LabelOperator::DoesNotExist => "DoesNotExist",
-                LabelOperator::GreaterThan | LabelOperator::LessThan => return None,
-            };
-            Some((requirement.key.clone(), operator, requirement.values.clone()))
-        });
-        let fields = fields.map_or(&[][..], FieldSelector::requirements).iter().map(|requirement| {
-            let operator = match requirement.operator {
-                FieldOperator::Equals => "In",
-                FieldOperator::NotEquals => "NotIn",
-            };
-            (requirement.field.clone(), operator, vec![requirement.value.clone()])
-        });
-        Self { labels: labels.collect(), fields: fields.collect() }
+        let labels = labels
+            .map_or(&[][..], LabelSelector::requirements)
+            .iter()
+            .filter_map(|requirement| {
+                let operator = match requirement.operator {
+                    LabelOperator::In | LabelOperator::Equals | LabelOperator::DoubleEquals => "In",
+                    LabelOperator::NotIn | LabelOperator::NotEquals => "NotIn",
+                    LabelOperator::Exists => "Exists",
+                    LabelOperator::DoesNotExist => "DoesNotExist",
+                    LabelOperator::GreaterThan | LabelOperator::LessThan => return None,
+                };
+                Some((
+                    requirement.key.clone(),
+                    operator,
+                    requirement.values.clone(),
+                ))
+            });
+        let fields = fields
+            .map_or(&[][..], FieldSelector::requirements)
+            .iter()
+            .map(|requirement| {
+                let operator = match requirement.operator {
+                    FieldOperator::Equals => "In",
+                    FieldOperator::NotEquals => "NotIn",
+                };
+                (
+                    requirement.field.clone(),
+                    operator,
+                    vec![requirement.value.clone()],
+                )
+            });
+        Self {
+            labels: labels.collect(),
+            fields: fields.collect(),
+        }
     }
 }
 
@@ -178,9 +201,17 @@ pub(super) struct Question {
 impl Question {
     /// Bytes of text in it. An identity is shared between questions at best.
     fn size(&self) -> usize {
-        let Identity { user, uid, groups, extra } = &*self.identity;
+        let Identity {
+            user,
+            uid,
+            groups,
+            extra,
+        } = &*self.identity;
         let all = |texts: &[String]| texts.iter().map(String::len).sum::<usize>();
-        let extra = extra.iter().map(|(key, values)| key.len() + all(values)).sum::<usize>();
+        let extra = extra
+            .iter()
+            .map(|(key, values)| key.len() + all(values))
+            .sum::<usize>();
         self.asked.size() + user.len() + uid.as_ref().map_or(0, String::len) + all(groups) + extra
     }
 
@@ -198,7 +229,9 @@ impl Question {
         let Identity { user, groups, .. } = &*self.identity;
         subjects.users.contains(user.as_str())
             || (!subjects.groups.is_empty()
-                && groups.iter().any(|group| subjects.groups.contains(group.as_str())))
+                && groups
+                    .iter()
+                    .any(|group| subjects.groups.contains(group.as_str())))
     }
 
     #[cfg(test)]
@@ -216,9 +249,15 @@ impl Question {
             groups: groups.iter().map(|&group| group.to_owned()).collect(),
             extra: Vec::new(),
         };
-        let asked =
-            Asked::Resource(Attributes { verb: Verb::List, resource, selectors: Selectors::default() });
-        Self { identity: Arc::new(identity), asked }
+        let asked = Asked::Resource(Attributes {
+            verb: Verb::List,
+            resource,
+            selectors: Selectors::default(),
+        });
+        Self {
+            identity: Arc::new(identity),
+            asked,
+        }
     }
 }
 
@@ -234,19 +273,37 @@ pub(super) struct Verdict {
     pub(super) compared: AtomicU64,
     /// Nanoseconds after it was asked that a change concerned it; the largest number for none.
     overtaken: AtomicU64,
-    /// Nanoseconds after it was asked from which on upstream surely knows an earlier change that concerns it.
+    /// Nanoseconds after it was asked from which on upstream surely knows an earlier change that
+    /// concerns it.
     settles: AtomicU64,
 }
 
 impl Verdict {
-    pub(super) fn new(decision: Decision, place: Place, ttl: Duration, unwatched_ttl: Duration) -> Self {
+    pub(super) fn new(
+        decision: Decision,
+        place: Place,
+        ttl: Duration,
+        unwatched_ttl: Duration,
+    ) -> Self {
         let compared = AtomicU64::new(place.unsettled);
         let never = || AtomicU64::new(u64::MAX);
-        Self { decision, place, ttl, unwatched_ttl, compared, overtaken: never(), settles: never() }
+        Self {
+            decision,
+            place,
+            ttl,
+            unwatched_ttl,
+            compared,
+            overtaken: never(),
+            settles: never(),
+        }
     }
 
     pub(super) fn overtaken(&self, after: Duration) {
-        if self.overtaken.fetch_min(nanoseconds(after), Ordering::AcqRel) == u64::MAX {
+        if self
+            .overtaken
+            .fetch_min(nanoseconds(after), Ordering::AcqRel)
+            == u64::MAX
+        {
             metrics::dropped();
         }
     }
@@ -268,7 +325,11 @@ impl Verdict {
     }
 
     pub(super) fn stands(&self, now: Instant, followed: bool) -> bool {
-        let ttl = if followed { self.ttl } else { self.unwatched_ttl };
+        let ttl = if followed {
+            self.ttl
+        } else {
+            self.unwatched_ttl
+        };
         now.saturating_duration_since(self.place.asked) < ttl
             && self.overtaken_at().is_none()
             && self.settles_at().is_none_or(|at| now < at)
@@ -314,7 +375,11 @@ impl Expiry<Arc<Question>, Reviewed> for Lifetime {
         reviewed: &Reviewed,
         _: std::time::Instant,
     ) -> Option<Duration> {
-        Some(reviewed.as_ref().map_or(Duration::ZERO, |judged| judged.verdict.ttl))
+        Some(
+            reviewed
+                .as_ref()
+                .map_or(Duration::ZERO, |judged| judged.verdict.ttl),
+        )
     }
 
     fn expire_after_update(
@@ -331,14 +396,26 @@ impl Expiry<Arc<Question>, Reviewed> for Lifetime {
 impl Authorizer {
     pub(super) fn new(client: Client, config: Config) -> Self {
         let weigh = |question: &Arc<Question>, reviewed: &Reviewed| {
-            let reason = reviewed.as_ref().map_or(0, |judged| judged.decision().reason().len());
+            let reason = reviewed
+                .as_ref()
+                .map_or(0, |judged| judged.decision().reason().len());
             u32::try_from(VERDICT_BYTES + question.size() + reason).unwrap_or(u32::MAX)
         };
-        let verdicts = Cache::builder().weigher(weigh).max_capacity(MAX_BYTES).expire_after(Lifetime).build();
+        let verdicts = Cache::builder()
+            .weigher(weigh)
+            .max_capacity(MAX_BYTES)
+            .expire_after(Lifetime)
+            .build();
         let longest = config.allowed_ttl.max(config.denied_ttl).max(guard::LEAST);
         let changes = Arc::new(Changes::new(longest.mul_f32(guard::LONGEST)));
         let rechecks = Arc::new(Semaphore::new(RECHECKS));
-        Self { client, config, verdicts, changes, rechecks }
+        Self {
+            client,
+            config,
+            verdicts,
+            changes,
+            rechecks,
+        }
     }
 
     pub(super) fn config(&self) -> &Config {
@@ -355,7 +432,8 @@ impl Authorizer {
         identity: &Arc<Identity>,
         attributes: &Attributes,
     ) -> Result<Judged, Arc<ReviewError>> {
-        self.decide(identity, Asked::Resource(attributes.clone())).await
+        self.decide(identity, Asked::Resource(attributes.clone()))
+            .await
     }
 
     /// May `identity` act as what is named?
@@ -364,7 +442,8 @@ impl Authorizer {
         identity: &Arc<Identity>,
         named: &ResourceRequest,
     ) -> Result<Judged, Arc<ReviewError>> {
-        self.decide(identity, Asked::Impersonation(named.clone())).await
+        self.decide(identity, Asked::Impersonation(named.clone()))
+            .await
     }
 
     /// May `identity` get this path, which is no resource's?
@@ -376,8 +455,15 @@ impl Authorizer {
         self.decide(identity, Asked::Path(path.to_owned())).await
     }
 
-    async fn decide(&self, identity: &Arc<Identity>, asked: Asked) -> Result<Judged, Arc<ReviewError>> {
-        let question = Arc::new(Question { identity: Arc::clone(identity), asked });
+    async fn decide(
+        &self,
+        identity: &Arc<Identity>,
+        asked: Asked,
+    ) -> Result<Judged, Arc<ReviewError>> {
+        let question = Arc::new(Question {
+            identity: Arc::clone(identity),
+            asked,
+        });
         let known = self.remembered(&question).await;
         metrics::remembered(known.is_some());
         match known {
@@ -402,16 +488,21 @@ impl Authorizer {
     async fn judge(&self, question: &Arc<Question>) -> Reviewed {
         let arrived = Instant::now();
         if question.asked.size() <= MAX_CACHED_BYTES {
-            // Equal questions at the same time share one review. Who joins one that was under way may find it
-            // overtaken when it is answered, and joins or makes the next, which is younger than the question.
+            // Equal questions at the same time share one review. Who joins one that was under way
+            // may find it overtaken when it is answered, and joins or makes the next, which is
+            // younger than the question.
             for _ in 0..2 {
                 let fits = |reviewed: &Reviewed| {
                     let known = reviewed.as_ref().ok();
-                    known.is_some_and(|known| known.verdict.place.asked >= arrived || self.stands(known))
+                    known.is_some_and(|known| {
+                        known.verdict.place.asked >= arrived || self.stands(known)
+                    })
                 };
                 let entry = self.verdicts.entry(Arc::clone(question));
-                let reviewed =
-                    entry.or_insert_with_if(self.review(question), |known| !fits(known)).await.into_value();
+                let reviewed = entry
+                    .or_insert_with_if(self.review(question), |known| !fits(known))
+                    .await
+                    .into_value();
                 if reviewed.is_err() || fits(&reviewed) {
                     return reviewed;
                 }
@@ -446,14 +537,23 @@ impl Authorizer {
             Asked::Resource(attributes) => spec.resource_attributes = Some(resource(attributes)),
             Asked::Impersonation(named) => {
                 let verb = Some("impersonate".to_owned());
-                spec.resource_attributes = Some(ResourceAttributes { verb, ..named_attributes(named) });
+                spec.resource_attributes = Some(ResourceAttributes {
+                    verb,
+                    ..named_attributes(named)
+                });
             }
             Asked::Path(path) => {
                 let verb = Some(Verb::Get.as_str().to_owned());
-                spec.non_resource_attributes = Some(NonResourceAttributes { path: Some(path.clone()), verb });
+                spec.non_resource_attributes = Some(NonResourceAttributes {
+                    path: Some(path.clone()),
+                    verb,
+                });
             }
         }
-        let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
+        let review = SubjectAccessReview {
+            spec,
+            ..SubjectAccessReview::default()
+        };
         let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
         let place = self.changes.place();
         let review: SubjectAccessReview = post(&self.client, path, &review).await?;
@@ -462,20 +562,41 @@ impl Authorizer {
         // No opinion of any authorizer is a refusal, as in upstream's own filter.
         let allowed = status.allowed && status.denied != Some(true);
         let (ttl, unwatched_ttl) = self.ttls(identity, allowed, &reason);
-        let decision =
-            if allowed { Decision::Allowed(reason.into()) } else { Decision::Denied(reason.into()) };
+        let decision = if allowed {
+            Decision::Allowed(reason.into())
+        } else {
+            Decision::Denied(reason.into())
+        };
         let verdict = Arc::new(Verdict::new(decision, place, ttl, unwatched_ttl));
-        Ok(Judged { question: Arc::clone(question), verdict })
+        Ok(Judged {
+            question: Arc::clone(question),
+            verdict,
+        })
     }
 
-    /// How long a verdict stands while RBAC is followed, and while it is not. Of changes of mind of other
-    /// authorizers (nodes', webhooks') there is no sign; members of system:masters are asked for no reason.
+    /// How long a verdict stands while RBAC is followed, and while it is not. Of changes of mind of
+    /// other authorizers (nodes', webhooks') there is no sign; members of system:masters are asked
+    /// for no reason.
     fn ttls(&self, identity: &Identity, allowed: bool, reason: &str) -> (Duration, Duration) {
-        let Config { allowed_ttl, denied_ttl, unwatched_allowed_ttl, unwatched_denied_ttl, .. } = self.config;
+        let Config {
+            allowed_ttl,
+            denied_ttl,
+            unwatched_allowed_ttl,
+            unwatched_denied_ttl,
+            ..
+        } = self.config;
         let (ttl, unwatched, watched) = if allowed {
-            (allowed_ttl, unwatched_allowed_ttl, reason.starts_with(BY_RBAC))
+            (
+                allowed_ttl,
+                unwatched_allowed_ttl,
+                reason.starts_with(BY_RBAC),
+            )
         } else {
-            (denied_ttl, unwatched_denied_ttl, !identity.groups.iter().any(|group| group == NODES))
+            (
+                denied_ttl,
+                unwatched_denied_ttl,
+                !identity.groups.iter().any(|group| group == NODES),
+            )
         };
         let unwatched = unwatched.min(ttl);
         (if watched { ttl } else { unwatched }, unwatched)
@@ -493,23 +614,37 @@ fn spec(identity: &Identity) -> SubjectAccessReviewSpec {
 }
 
 pub(super) fn resource(attributes: &Attributes) -> ResourceAttributes {
-    let Attributes { verb, resource, selectors } = attributes;
-    let labels = selectors.labels.iter().map(|(key, operator, values)| LabelSelectorRequirement {
-        key: key.clone(),
-        operator: (*operator).to_owned(),
-        values: Some(values.clone()).filter(|values| !values.is_empty()),
-    });
-    let fields = selectors.fields.iter().map(|(key, operator, values)| FieldSelectorRequirement {
-        key: key.clone(),
-        operator: (*operator).to_owned(),
-        values: Some(values.clone()),
-    });
+    let Attributes {
+        verb,
+        resource,
+        selectors,
+    } = attributes;
+    let labels = selectors
+        .labels
+        .iter()
+        .map(|(key, operator, values)| LabelSelectorRequirement {
+            key: key.clone(),
+            operator: (*operator).to_owned(),
+            values: Some(values.clone()).filter(|values| !values.is_empty()),
+        });
+    let fields = selectors
+        .fields
+        .iter()
+        .map(|(key, operator, values)| FieldSelectorRequirement {
+            key: key.clone(),
+            operator: (*operator).to_owned(),
+            values: Some(values.clone()),
+        });
     ResourceAttributes {
         verb: Some(verb.as_str().to_owned()),
-        field_selector: (!selectors.fields.is_empty())
-            .then(|| FieldSelectorAttributes { requirements: Some(fields.collect()), raw_selector: None }),
-        label_selector: (!selectors.labels.is_empty())
-            .then(|| LabelSelectorAttributes { requirements: Some(labels.collect()), raw_selector: None }),
+        field_selector: (!selectors.fields.is_empty()).then(|| FieldSelectorAttributes {
+            requirements: Some(fields.collect()),
+            raw_selector: None,
+        }),
+        label_selector: (!selectors.labels.is_empty()).then(|| LabelSelectorAttributes {
+            requirements: Some(labels.collect()),
+            raw_selector: None,
+        }),
         ..named_attributes(resource)
     }
 }

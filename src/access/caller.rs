@@ -25,8 +25,8 @@ const OWN_IDENTITY: Duration = Duration::from_mins(1);
 /// Whose request it is.
 #[derive(Clone, Debug)]
 pub enum Caller {
-    /// Whose the credentials in the request are: upstream takes them as they stand. Who that is, the
-    /// authenticator finds out if it matters here.
+    /// Whose the credentials in the request are: upstream takes them as they stand. Who that is,
+    /// the authenticator finds out if it matters here.
     Own,
     /// Somebody of whom upstream knows only through this proxy.
     Vouched(Vouched),
@@ -71,25 +71,42 @@ impl From<Status> for Refusal {
 impl Access {
     /// Whose request it is that came with these headers over a connection of `peer`.
     ///
-    /// As in an API server, a front proxy's word comes first, then the certificate, then the token; and a
-    /// certificate that is not good is an error only where there is no token.
+    /// As in an API server, a front proxy's word comes first, then the certificate, then the token;
+    /// and a certificate that is not good is an error only where there is no token.
     pub async fn caller(&self, headers: &HeaderMap, peer: &Peer) -> Caller {
         if let Some(own) = &self.own {
             let asks_to_be_another = impersonate::is_asked_for(headers);
-            let identity = if asks_to_be_another { None } else { own.identity().await };
-            return Caller::Vouched(Vouched { identity, authority: Authority::Own });
+            let identity = if asks_to_be_another {
+                None
+            } else {
+                own.identity().await
+            };
+            return Caller::Vouched(Vouched {
+                identity,
+                authority: Authority::Own,
+            });
         }
-        let Some(chain) = peer.tls.as_ref().map(|tls| &*tls.certificates).filter(|chain| !chain.is_empty())
+        let Some(chain) = peer
+            .tls
+            .as_ref()
+            .map(|tls| &*tls.certificates)
+            .filter(|chain| !chain.is_empty())
         else {
             return Caller::Own;
         };
         let shown = match self.shown(chain, headers) {
             Ok(shown) => shown,
-            Err(unreadable) => return Caller::Refused(Status::bad_request(unreadable.to_string()).into()),
+            Err(unreadable) => {
+                return Caller::Refused(Status::bad_request(unreadable.to_string()).into());
+            }
         };
         let Some(identity) = shown else {
             let has_token = headers.contains_key(http::header::AUTHORIZATION);
-            return if has_token { Caller::Own } else { Caller::Refused(Status::unauthorized().into()) };
+            return if has_token {
+                Caller::Own
+            } else {
+                Caller::Refused(Status::unauthorized().into())
+            };
         };
         let identity = Arc::new(identity);
         let acting = if impersonate::is_asked_for(headers) {
@@ -111,14 +128,16 @@ impl Access {
     ) -> Result<Authenticated, Arc<ReviewError>> {
         match caller {
             Caller::Own => self.authenticator.authenticate(headers).await,
-            Caller::Vouched(vouched) => {
-                Ok(vouched.identity.clone().map_or(Authenticated::Unknown, Authenticated::As))
-            }
+            Caller::Vouched(vouched) => Ok(vouched
+                .identity
+                .clone()
+                .map_or(Authenticated::Unknown, Authenticated::As)),
             Caller::Refused(_) => Ok(Authenticated::Refused),
         }
     }
 
-    /// Who the caller of a request with these headers is, as far as that is known without asking anybody. For counting.
+    /// Who the caller of a request with these headers is, as far as that is known without asking
+    /// anybody. For counting.
     pub async fn remembered(&self, caller: &Caller, headers: &HeaderMap) -> Option<Arc<Identity>> {
         match caller {
             Caller::Own => self.authenticator.remembered(headers).await,
@@ -154,7 +173,10 @@ impl Access {
             return Ok(Arc::clone(identity));
         }
         for ask in wanted.asks() {
-            let judged = self.authorizer.authorize_impersonation(identity, &ask).await;
+            let judged = self
+                .authorizer
+                .authorize_impersonation(identity, &ask)
+                .await;
             if let Decision::Denied(reason) = judged.map_err(Refusal::Unknown)?.decision() {
                 let status = Status::forbidden_impersonation(&identity.user, &ask, reason);
                 return Err(status.into());
@@ -165,18 +187,30 @@ impl Access {
 }
 
 fn vouched(identity: Arc<Identity>) -> Result<Vouched, Refusal> {
-    let headers = impersonate::headers(&identity).map_err(|error| Status::bad_request(error.to_string()))?;
-    Ok(Vouched { identity: Some(identity), authority: Authority::Impersonated(Arc::new(headers)) })
+    let headers =
+        impersonate::headers(&identity).map_err(|error| Status::bad_request(error.to_string()))?;
+    Ok(Vouched {
+        identity: Some(identity),
+        authority: Authority::Impersonated(Arc::new(headers)),
+    })
 }
 
 /// Source: `apiserver/pkg/authentication/request/x509/x509.go` (CommonNameUserConversion).
 fn of_subject(subject: &Subject) -> Option<Identity> {
-    let Subject { common_name, organizations, uid, fingerprint } = subject;
+    let Subject {
+        common_name,
+        organizations,
+        uid,
+        fingerprint,
+    } = subject;
     (!common_name.is_empty()).then(|| Identity {
         user: common_name.clone(),
         uid: uid.clone(),
         groups: organizations.clone(),
-        extra: vec![(CREDENTIAL_ID.to_owned(), vec![format!("X509SHA256={fingerprint}")])],
+        extra: vec![(
+            CREDENTIAL_ID.to_owned(),
+            vec![format!("X509SHA256={fingerprint}")],
+        )],
     })
 }
 
@@ -188,7 +222,13 @@ pub(super) struct Own {
 
 impl Own {
     pub(super) fn new(client: Client) -> Self {
-        Self { client, identity: Cache::builder().max_capacity(1).time_to_live(OWN_IDENTITY).build() }
+        Self {
+            client,
+            identity: Cache::builder()
+                .max_capacity(1)
+                .time_to_live(OWN_IDENTITY)
+                .build(),
+        }
     }
 
     /// `None` if upstream does not say.
@@ -197,10 +237,15 @@ impl Own {
             return Some(known);
         }
         let asked = Box::pin(self.identity.try_get_with((), Box::pin(self.ask()))).await;
-        asked.inspect_err(|error| tracing::warn!(%error, "upstream does not say who the proxy is")).ok()
+        asked
+            .inspect_err(|error| tracing::warn!(%error, "upstream does not say who the proxy is"))
+            .ok()
     }
 
     async fn ask(&self) -> Result<Arc<Identity>, ReviewError> {
-        OwnRights::new(self.client.clone()).identity().await.map(Arc::new)
+        OwnRights::new(self.client.clone())
+            .identity()
+            .await
+            .map(Arc::new)
     }
 }

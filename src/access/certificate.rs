@@ -1,4 +1,5 @@
-//! Callers known by certificate: verified against authorities in a file that is read again when it changes.
+//! Callers known by certificate: verified against authorities in a file that is read again when it
+//! changes.
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -73,7 +74,11 @@ impl Certificates {
     pub(super) async fn load(file: PathBuf) -> Result<Self, TlsError> {
         let pem = read(file.clone()).await?;
         let verifier = ArcSwap::from_pointee(Verifier::new(&file, &pem)?);
-        let inner = Arc::new(Inner { file, verifier, seen: Mutex::new(pem) });
+        let inner = Arc::new(Inner {
+            file,
+            verifier,
+            seen: Mutex::new(pem),
+        });
         let weak = Arc::downgrade(&inner);
         tokio::spawn(async move {
             loop {
@@ -105,15 +110,17 @@ impl Certificates {
         };
         match changed.await {
             Ok(false) => {}
-            Ok(true) => tracing::info!(file = %file.display(), "authorities of client certificates reloaded"),
+            Ok(true) => {
+                tracing::info!(file = %file.display(), "authorities of client certificates reloaded")
+            }
             Err(error) => {
                 tracing::warn!(%error, "new authorities of client certificates not taken, keeping the old ones");
             }
         }
     }
 
-    /// Whom a certificate is of, if it is good at this moment: the first of the chain, which a client showed
-    /// whose key it holds.
+    /// Whom a certificate is of, if it is good at this moment: the first of the chain, which a
+    /// client showed whose key it holds.
     pub(super) fn verify(&self, chain: &[CertificateDer<'static>]) -> Option<Arc<Subject>> {
         let verifier = self.0.verifier.load();
         let mut hasher = blake3::Hasher::new();
@@ -121,39 +128,67 @@ impl Certificates {
             hasher.update(&(certificate.len() as u64).to_le_bytes());
             hasher.update(certificate);
         }
-        let verdict = verifier.verified.get_with(*hasher.finalize().as_bytes(), || verifier.verify(chain));
+        let verdict = verifier
+            .verified
+            .get_with(*hasher.finalize().as_bytes(), || verifier.verify(chain));
         verdict.subject
     }
 }
 
 impl Verifier {
     fn new(file: &Path, pem: &[u8]) -> Result<Self, TlsError> {
-        let unusable = |reason: String| TlsError::Unusable { path: file.to_owned(), reason };
+        let unusable = |reason: String| TlsError::Unusable {
+            path: file.to_owned(),
+            reason,
+        };
         let mut authorities = RootCertStore::empty();
         for certificate in tls::certificates(file, pem)? {
-            authorities.add(certificate).map_err(|error| unusable(error.to_string()))?;
+            authorities
+                .add(certificate)
+                .map_err(|error| unusable(error.to_string()))?;
         }
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let webpki = WebPkiClientVerifier::builder_with_provider(Arc::new(authorities), provider).build();
+        let webpki =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(authorities), provider).build();
         let webpki = webpki.map_err(|error| unusable(error.to_string()))?;
-        let verified = Cache::builder().max_capacity(MAX_CERTIFICATES).expire_after(Lifetime).build();
+        let verified = Cache::builder()
+            .max_capacity(MAX_CERTIFICATES)
+            .expire_after(Lifetime)
+            .build();
         Ok(Self { webpki, verified })
     }
 
     fn verify(&self, chain: &[CertificateDer<'static>]) -> Verdict {
-        let bad = Verdict { subject: None, stands: VERIFIED };
-        let Some((end_entity, intermediates)) = chain.split_first() else { return bad };
+        let bad = Verdict {
+            subject: None,
+            stands: VERIFIED,
+        };
+        let Some((end_entity, intermediates)) = chain.split_first() else {
+            return bad;
+        };
         let now = UnixTime::now();
-        if let Err(error) = self.webpki.verify_client_cert(end_entity, intermediates, now) {
+        if let Err(error) = self
+            .webpki
+            .verify_client_cert(end_entity, intermediates, now)
+        {
             tracing::debug!(%error, "a client certificate is not good");
             return bad;
         }
-        let Ok((_, certificate)) = X509Certificate::from_der(end_entity) else { return bad };
-        let Some(mut subject) = Subject::of(&certificate) else { return bad };
+        let Ok((_, certificate)) = X509Certificate::from_der(end_entity) else {
+            return bad;
+        };
+        let Some(mut subject) = Subject::of(&certificate) else {
+            return bad;
+        };
         subject.fingerprint = fingerprint(end_entity);
         let ends = certificate.validity().not_after.timestamp();
-        let left = u64::try_from(ends).unwrap_or(0).saturating_sub(now.as_secs());
-        Verdict { subject: Some(Arc::new(subject)), stands: VERIFIED.min(Duration::from_secs(left)) }
+        let left = u64::try_from(ends)
+            .unwrap_or(0)
+            .saturating_sub(now.as_secs());
+        Verdict {
+            subject: Some(Arc::new(subject)),
+            stands: VERIFIED.min(Duration::from_secs(left)),
+        }
     }
 }
 
@@ -187,7 +222,9 @@ fn fingerprint(certificate: &[u8]) -> String {
 }
 
 async fn read(file: PathBuf) -> Result<Vec<u8>, TlsError> {
-    tokio::fs::read(&file).await.map_err(|source| TlsError::Read { path: file, source })
+    tokio::fs::read(&file)
+        .await
+        .map_err(|source| TlsError::Read { path: file, source })
 }
 
 #[cfg(test)]

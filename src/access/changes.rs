@@ -14,8 +14,9 @@ use super::authorize::{Question, Verdict};
 use super::rbac::{Affected, Kind};
 use super::{guard, metrics};
 
-/// API servers read RBAC by watching it, too, and each at its own pace: what one of them says soon after a
-/// change may be from before it. So it stands until the next of these moments after the change only.
+/// API servers read RBAC by watching it, too, and each at its own pace: what one of them says soon
+/// after a change may be from before it. So it stands until the next of these moments after the
+/// change only.
 const SETTLING: [Duration; 2] = [Duration::from_millis(200), SETTLED];
 const SETTLED: Duration = Duration::from_secs(2);
 /// Changes held, counted with their subjects. More at a time are taken for a change of everything.
@@ -25,7 +26,8 @@ const MAX_WEIGHT: usize = 50_000;
 #[derive(Debug)]
 pub(super) struct Changes {
     record: RwLock<Record>,
-    /// The number of the next change: a verdict that was compared up to here needs no look at the record.
+    /// The number of the next change: a verdict that was compared up to here needs no look at the
+    /// record.
     head: AtomicU64,
     /// One bit for each type whose changes arrive.
     followed: AtomicU8,
@@ -104,7 +106,11 @@ impl Changes {
         let affected = {
             let mut record = self.record.write();
             let now = Instant::now();
-            while record.changes.front().is_some_and(|(at, _)| now.duration_since(*at) > self.keep) {
+            while record
+                .changes
+                .front()
+                .is_some_and(|(at, _)| now.duration_since(*at) > self.keep)
+            {
                 record.forget_oldest();
             }
             let affected = if record.weight + affected.weight() > MAX_WEIGHT {
@@ -123,8 +129,12 @@ impl Changes {
         };
         // Woken after the locks are released.
         let listeners = self.listeners.lock();
-        let concerned = listeners.iter().filter(|(_, listener)| affected.concerns(&listener.question));
-        let wakers: Vec<_> = concerned.filter_map(|(_, listener)| listener.waker.take()).collect();
+        let concerned = listeners
+            .iter()
+            .filter(|(_, listener)| affected.concerns(&listener.question));
+        let wakers: Vec<_> = concerned
+            .filter_map(|(_, listener)| listener.waker.take())
+            .collect();
         drop(listeners);
         wakers.into_iter().for_each(Waker::wake);
     }
@@ -133,8 +143,17 @@ impl Changes {
     pub(super) fn place(&self) -> Place {
         let record = self.record.read();
         let asked = Instant::now();
-        let unsettled = record.changes.iter().rev().take_while(|(at, _)| *at + SETTLED > asked).count();
-        Place { asked, head: record.head(), unsettled: record.head() - unsettled as u64 }
+        let unsettled = record
+            .changes
+            .iter()
+            .rev()
+            .take_while(|(at, _)| *at + SETTLED > asked)
+            .count();
+        Place {
+            asked,
+            head: record.head(),
+            unsettled: record.head() - unsettled as u64,
+        }
     }
 
     /// Has a verdict know of the changes that concern it.
@@ -174,9 +193,16 @@ pub(super) struct Ear {
 
 impl Ear {
     pub(super) fn new(changes: &Arc<Changes>, question: &Arc<Question>) -> Self {
-        let listener = Arc::new(Listener { question: Arc::clone(question), waker: AtomicWaker::new() });
+        let listener = Arc::new(Listener {
+            question: Arc::clone(question),
+            waker: AtomicWaker::new(),
+        });
         let key = changes.listeners.lock().insert(Arc::clone(&listener));
-        Self { changes: Arc::clone(changes), listener, key }
+        Self {
+            changes: Arc::clone(changes),
+            listener,
+            key,
+        }
     }
 
     pub(super) fn question(&self) -> &Arc<Question> {
@@ -218,7 +244,10 @@ mod tests {
         let users: HashSet<Box<str>> = names.iter().map(|&name| name.into()).collect();
         Affected::Subjects {
             namespace: namespace.map(Into::into),
-            subjects: Subjects { users, ..Subjects::default() },
+            subjects: Subjects {
+                users,
+                ..Subjects::default()
+            },
         }
     }
 
@@ -249,9 +278,11 @@ mod tests {
         let ann = Question::example("ann", &[], Some("here"));
         let verdict = ask(&changes);
         pass(60.0).await;
-        for unrelated in
-            [users(None, &["bob"]), users(Some("there"), &["ann"]), Affected::Namespace("there".into())]
-        {
+        for unrelated in [
+            users(None, &["bob"]),
+            users(Some("there"), &["ann"]),
+            Affected::Namespace("there".into()),
+        ] {
             changes.record(unrelated);
             assert!(stands(&changes, &verdict, &ann));
         }
@@ -290,7 +321,10 @@ mod tests {
         pass(200.0).await;
         assert!(stands(&changes, &other, &unrelated));
         pass(100.0).await;
-        assert!(!stands(&changes, &other, &unrelated), "five minutes are over");
+        assert!(
+            !stands(&changes, &other, &unrelated),
+            "five minutes are over"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -304,7 +338,10 @@ mod tests {
         pass(1.0).await;
         assert!(!stands(&changes, &verdict, &ann));
         changes.set_followed(Kind::RoleBindings, true);
-        assert!(stands(&changes, &verdict, &ann), "nothing happened meanwhile");
+        assert!(
+            stands(&changes, &verdict, &ann),
+            "nothing happened meanwhile"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -318,10 +355,17 @@ mod tests {
             changes.record(users(None, &many));
             assert!(changes.record.read().weight <= MAX_WEIGHT);
         }
-        assert!(!stands(&changes, &verdict, &ann), "too much happened to tell");
+        assert!(
+            !stands(&changes, &verdict, &ann),
+            "too much happened to tell"
+        );
         pass(400.0).await;
         changes.record(users(None, &["bob"]));
-        assert_eq!(changes.record.read().changes.len(), 1, "what is older than every verdict is forgotten");
+        assert_eq!(
+            changes.record.read().changes.len(),
+            1,
+            "what is older than every verdict is forgotten"
+        );
         assert!(!stands(&changes, &verdict, &ann));
     }
 
@@ -346,7 +390,10 @@ mod tests {
             })
             .into();
         changes.record(users(None, &["ann"]));
-        let counts: Vec<_> = listening.iter().map(|(_, woken)| woken.0.load(Ordering::Relaxed)).collect();
+        let counts: Vec<_> = listening
+            .iter()
+            .map(|(_, woken)| woken.0.load(Ordering::Relaxed))
+            .collect();
         assert_eq!(counts, [1, 0]);
         drop(listening);
         assert!(changes.listeners.lock().is_empty());

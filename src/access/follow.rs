@@ -1,4 +1,5 @@
-//! Follows the RBAC types through scopes of their own, so that every change is known, whoever reads them.
+//! Follows the RBAC types through scopes of their own, so that every change is known, whoever reads
+//! them.
 use std::future::{pending, poll_fn};
 use std::sync::Arc;
 use std::task::Poll;
@@ -13,7 +14,8 @@ use crate::kube::{Encoding, EventKind, FieldTable, Representation};
 use crate::scope::{Phase, Scope, ScopeKey, Scopes, TRY_AGAIN};
 use crate::store::{Event, Interest, Start, Step, Subscription};
 
-/// When a watch goes on after a break, the changes in between come at once. It counts as followed after this.
+/// When a watch goes on after a break, the changes in between come at once. It counts as followed
+/// after this.
 const CATCH_UP: Duration = Duration::from_secs(1);
 
 /// Follows all of them for ever.
@@ -27,7 +29,9 @@ pub(super) async fn follow(scopes: Scopes, changes: Arc<Changes>) {
 
 async fn follow_kind(kind: Kind, scopes: &Scopes, changes: &Changes) {
     let gvr = kind.gvr();
-    let Some(fields) = FieldTable::builtin(&gvr, kind.is_namespaced()).map(Arc::new) else { return };
+    let Some(fields) = FieldTable::builtin(&gvr, kind.is_namespaced()).map(Arc::new) else {
+        return;
+    };
     let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
     loop {
         let scope = scopes.open(&key, &kind.name().into(), &fields);
@@ -70,7 +74,9 @@ async fn take_in(kind: Kind, subscription: &mut Subscription, changes: &Changes)
     poll_fn(|context| {
         loop {
             match subscription.step(context, 64, usize::MAX) {
-                Step::Events(events) => events.iter().for_each(|event| changed(kind, event, changes)),
+                Step::Events(events) => events
+                    .iter()
+                    .for_each(|event| changed(kind, event, changes)),
                 Step::CaughtUp(_) => return Poll::Pending,
                 Step::Expired { .. } | Step::Closed(_) => return Poll::Ready(()),
             }
@@ -84,7 +90,11 @@ fn changed(kind: Kind, event: &Event, changes: &Changes) {
     let new = (event.kind != EventKind::Deleted).then(|| event.object.bytes.text());
     let namespace = event.object.attributes.namespace();
     if let Some(affected) = Affected::by(kind, namespace, old.as_deref(), new.as_deref()) {
-        tracing::debug!(kind = kind.name(), object = event.object.key(), "RBAC changed");
+        tracing::debug!(
+            kind = kind.name(),
+            object = event.object.key(),
+            "RBAC changed"
+        );
         metrics::changed(&kind.gvr().resource);
         changes.record(affected);
     }

@@ -18,7 +18,8 @@ use crate::http::tls::TlsError;
 pub struct Config {
     /// Authorities of front proxies' certificates (`--requestheader-client-ca-file`).
     pub ca: PathBuf,
-    /// Common names that such a certificate may have; any if there are none (`--requestheader-allowed-names`).
+    /// Common names that such a certificate may have; any if there are none
+    /// (`--requestheader-allowed-names`).
     pub allowed_names: Vec<String>,
     /// Headers of the user's name; the first that is there counts.
     pub username_headers: Vec<String>,
@@ -54,7 +55,10 @@ pub(super) struct FrontProxies {
 impl FrontProxies {
     pub(super) async fn load(config: Config) -> Result<Self, TlsError> {
         let certificates = Certificates::load(config.ca.clone()).await?;
-        Ok(Self { config, certificates })
+        Ok(Self {
+            config,
+            certificates,
+        })
     }
 
     /// For whom a request is, if it comes from a front proxy that says so.
@@ -63,10 +67,15 @@ impl FrontProxies {
         chain: &[CertificateDer<'static>],
         headers: &HeaderMap,
     ) -> Result<Option<Identity>, Unreadable> {
-        let Some(subject) = self.certificates.verify(chain) else { return Ok(None) };
+        let Some(subject) = self.certificates.verify(chain) else {
+            return Ok(None);
+        };
         let allowed = &self.config.allowed_names;
         if !allowed.is_empty() && !allowed.contains(&subject.common_name) {
-            tracing::debug!(name = subject.common_name, "a front proxy of this name is not believed");
+            tracing::debug!(
+                name = subject.common_name,
+                "a front proxy of this name is not believed"
+            );
             return Ok(None);
         }
         said(&self.config, headers)
@@ -93,10 +102,16 @@ fn said(config: &Config, headers: &HeaderMap) -> Result<Option<Identity>, Unread
         }
         Ok(None)
     };
-    let Some(user) = first(&config.username_headers)? else { return Ok(None) };
+    let Some(user) = first(&config.username_headers)? else {
+        return Ok(None);
+    };
     let uid = first(&config.uid_headers)?;
     let mut groups = Vec::new();
-    for value in config.group_headers.iter().flat_map(|name| headers.get_all(name)) {
+    for value in config
+        .group_headers
+        .iter()
+        .flat_map(|name| headers.get_all(name))
+    {
         let group = text(value)?;
         if !group.is_empty() {
             groups.push(group.to_owned());
@@ -106,23 +121,41 @@ fn said(config: &Config, headers: &HeaderMap) -> Result<Option<Identity>, Unread
     for prefix in &config.extra_prefixes {
         let prefix = prefix.to_ascii_lowercase();
         for (name, value) in headers {
-            let Some(key) = name.as_str().strip_prefix(&prefix) else { continue };
-            extra.entry(decoded(key)).or_default().push(text(value)?.to_owned());
+            let Some(key) = name.as_str().strip_prefix(&prefix) else {
+                continue;
+            };
+            extra
+                .entry(decoded(key))
+                .or_default()
+                .push(text(value)?.to_owned());
         }
     }
-    Ok(Some(Identity { user, uid, groups, extra: extra.into_iter().collect() }))
+    Ok(Some(Identity {
+        user,
+        uid,
+        groups,
+        extra: extra.into_iter().collect(),
+    }))
 }
 
 /// The name of an attribute. One that is not well encoded is taken as it is.
 pub(super) fn decoded(key: &str) -> String {
     let bytes = key.as_bytes();
-    let well_encoded = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'%').all(|(at, _)| {
-        bytes.get(at + 1..at + 3).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
-    });
+    let well_encoded = bytes
+        .iter()
+        .enumerate()
+        .filter(|(_, byte)| **byte == b'%')
+        .all(|(at, _)| {
+            bytes
+                .get(at + 1..at + 3)
+                .is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+        });
     if !well_encoded {
         return key.to_owned();
     }
-    percent_decode_str(key).decode_utf8().map_or_else(|_| key.to_owned(), Cow::into_owned)
+    percent_decode_str(key)
+        .decode_utf8()
+        .map_or_else(|_| key.to_owned(), Cow::into_owned)
 }
 
 #[cfg(test)]
@@ -156,19 +189,41 @@ mod tests {
                 ("x-remote-extra-odd%zz", ""),
             ]),
         );
-        let extra = [("odd%zz", vec![""]), ("scopes.example.com/view", vec!["one", "two"])];
-        let extra =
-            extra.map(|(key, values)| (key.to_owned(), values.into_iter().map(str::to_owned).collect()));
+        let extra = [
+            ("odd%zz", vec![""]),
+            ("scopes.example.com/view", vec!["one", "two"]),
+        ];
+        let extra = extra.map(|(key, values)| {
+            (
+                key.to_owned(),
+                values.into_iter().map(str::to_owned).collect(),
+            )
+        });
         let groups = vec!["a".to_owned(), "b,c".to_owned()];
         let (user, uid) = ("jane".to_owned(), Some("7".to_owned()));
-        assert_eq!(identity, Ok(Some(Identity { user, uid, groups, extra: extra.to_vec() })));
-        assert_eq!(said(&config, &headers(&[("x-remote-group", "system:masters")])), Ok(None));
+        assert_eq!(
+            identity,
+            Ok(Some(Identity {
+                user,
+                uid,
+                groups,
+                extra: extra.to_vec()
+            }))
+        );
+        assert_eq!(
+            said(&config, &headers(&[("x-remote-group", "system:masters")])),
+            Ok(None)
+        );
         let name = |bytes: &[u8]| {
             let mut headers = HeaderMap::new();
             headers.insert("x-remote-user", HeaderValue::from_bytes(bytes).unwrap());
             said(&config, &headers).map(|identity| identity.unwrap().user)
         };
         assert_eq!(name("j\u{e4}ne".as_bytes()), Ok("j\u{e4}ne".to_owned()));
-        assert_eq!(name(b"j\xe4ne"), Err(Unreadable), "and not whoever else the certificate may be of");
+        assert_eq!(
+            name(b"j\xe4ne"),
+            Err(Unreadable),
+            "and not whoever else the certificate may be of"
+        );
     }
 }

@@ -11,8 +11,9 @@ use super::authorize::{Authorizer, Decision, Judged, Verdict};
 use super::changes::Ear;
 use super::review::{ReviewError, Unavailable};
 
-/// Grants that stand for less are asked about this often only, unless RBAC changes: ten thousand watches are
-/// a hundred and seventy questions a second. Upstream itself asks once, when a watch begins.
+/// Grants that stand for less are asked about this often only, unless RBAC changes: ten thousand
+/// watches are a hundred and seventy questions a second. Upstream itself asks once, when a watch
+/// begins.
 pub(super) const LEAST: Duration = Duration::from_mins(1);
 /// At the end of its lifetime a verdict is asked about anew, or this many times later.
 pub(super) const LONGEST: f32 = 1.1;
@@ -41,12 +42,13 @@ pub struct Guard {
     asking: Option<JoinHandle<Result<Judged, Arc<ReviewError>>>>,
     /// Nothing is delivered until upstream has answered.
     held: bool,
-    /// The verdict was found to be in doubt, and whether by a change of RBAC. Each is held back for once: after a
-    /// failure it may be decided otherwise.
+    /// The verdict was found to be in doubt, and whether by a change of RBAC. Each is held back for
+    /// once: after a failure it may be decided otherwise.
     noticed: Option<bool>,
     /// No question before this moment.
     pause: Instant,
-    /// How many lifetimes of a verdict it waits for: watches that began together shall not ask together for ever.
+    /// How many lifetimes of a verdict it waits for: watches that began together shall not ask
+    /// together for ever.
     lifetimes: f32,
 }
 
@@ -68,13 +70,15 @@ impl Authorizer {
 }
 
 impl Guard {
-    /// What the watch may do now. The task is woken when a change of RBAC or upstream's answer has something new
-    /// to say; the clock is the caller's, see [`Guard::due`].
+    /// What the watch may do now. The task is woken when a change of RBAC or upstream's answer has
+    /// something new to say; the clock is the caller's, see [`Guard::due`].
     pub fn poll(&mut self, context: &mut Context<'_>) -> Standing {
         // First, so that no change slips in between.
         self.ear.listen(context.waker());
         loop {
-            self.authorizer.changes().tell(&self.verdict, self.ear.question());
+            self.authorizer
+                .changes()
+                .tell(&self.verdict, self.ear.question());
             let overtaken = self.verdict.overtaken_at().is_some();
             if let Some(asking) = &mut self.asking {
                 let Poll::Ready(answer) = Pin::new(asking).poll(context) else {
@@ -94,8 +98,11 @@ impl Guard {
                         continue;
                     }
                     Ok(Ok(_)) => return Standing::Gone,
-                    // Nobody says any more that they may. Their next request is forwarded, and upstream decides.
-                    Ok(Err(error)) if overtaken && !error.is_unavailable() => return Standing::Gone,
+                    // Nobody says any more that they may. Their next request is forwarded, and
+                    // upstream decides.
+                    Ok(Err(error)) if overtaken && !error.is_unavailable() => {
+                        return Standing::Gone;
+                    }
                     Ok(Err(error)) => self.unanswered(&error, now),
                     // The task was ended with the runtime.
                     Err(_) => self.pause = now + AGAIN,
@@ -110,10 +117,15 @@ impl Guard {
             if now < self.pause {
                 return self.standing();
             }
-            let (authorizer, question) = (Arc::clone(&self.authorizer), Arc::clone(self.ear.question()));
-            // A task of its own: equal questions share one review, and a watch whose client stopped reading is not
-            // polled. Everybody else would wait for it.
-            self.asking = Some(tokio::spawn(async move { authorizer.ask_again(&question).await }));
+            let (authorizer, question) = (
+                Arc::clone(&self.authorizer),
+                Arc::clone(self.ear.question()),
+            );
+            // A task of its own: equal questions share one review, and a watch whose client stopped
+            // reading is not polled. Everybody else would wait for it.
+            self.asking = Some(tokio::spawn(async move {
+                authorizer.ask_again(&question).await
+            }));
         }
     }
 
@@ -135,18 +147,35 @@ impl Guard {
     }
 
     fn standing(&self) -> Standing {
-        if self.held { Standing::Asking } else { Standing::Granted }
+        if self.held {
+            Standing::Asking
+        } else {
+            Standing::Granted
+        }
     }
 
-    /// Since when, or from when on, upstream should be asked again; and whether for a change of RBAC.
+    /// Since when, or from when on, upstream should be asked again; and whether for a change of
+    /// RBAC.
     fn doubtful_since(&self) -> (Instant, bool) {
         if let Some(at) = self.verdict.overtaken_at() {
             return (at, true);
         }
-        let Verdict { place, ttl, unwatched_ttl, .. } = &*self.verdict;
-        let ttl = if self.authorizer.changes().are_followed() { ttl } else { unwatched_ttl };
+        let Verdict {
+            place,
+            ttl,
+            unwatched_ttl,
+            ..
+        } = &*self.verdict;
+        let ttl = if self.authorizer.changes().are_followed() {
+            ttl
+        } else {
+            unwatched_ttl
+        };
         let end = place.asked + (*ttl).max(LEAST).mul_f32(self.lifetimes);
-        (self.verdict.settles_at().map_or(end, |at| at.min(end)), false)
+        (
+            self.verdict.settles_at().map_or(end, |at| at.min(end)),
+            false,
+        )
     }
 
     fn unanswered(&mut self, error: &ReviewError, now: Instant) {

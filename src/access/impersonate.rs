@@ -1,5 +1,5 @@
-//! Acting as somebody: what a caller asks for in Impersonate headers, and the same headers for callers whom only
-//! this proxy knows.
+//! Acting as somebody: what a caller asks for in Impersonate headers, and the same headers for
+//! callers whom only this proxy knows.
 //!
 //! Source: `apiserver/pkg/endpoints/filters/impersonation/`.
 use std::collections::BTreeMap;
@@ -20,7 +20,8 @@ const EXTRA: &str = "impersonate-extra-";
 const ANONYMOUS: &str = "system:anonymous";
 const AUTHENTICATED: &str = "system:authenticated";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
-/// What may stand in a header's name as it is. Capital letters may not: upstream reads names in small ones.
+/// What may stand in a header's name as it is. Capital letters may not: upstream reads names in
+/// small ones.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_');
 
 /// Why a request cannot be sent on in a caller's name.
@@ -45,8 +46,8 @@ pub(super) fn headers(identity: &Identity) -> Result<HeaderMap, Unwritable> {
     }
     for (key, values) in &identity.extra {
         let name = escaped(key);
-        let name =
-            HeaderName::try_from(format!("{EXTRA}{name}")).map_err(|_| Unwritable("extra attribute"))?;
+        let name = HeaderName::try_from(format!("{EXTRA}{name}"))
+            .map_err(|_| Unwritable("extra attribute"))?;
         for text in values {
             headers.append(name.clone(), value(text, "extra attribute")?);
         }
@@ -66,7 +67,8 @@ fn escaped(key: &str) -> String {
     name
 }
 
-/// Nothing that a reader of headers would change: space at the ends is cut off, and ` admin` is not `admin`.
+/// Nothing that a reader of headers would change: space at the ends is cut off, and ` admin` is not
+/// `admin`.
 fn value(text: &str, what: &'static str) -> Result<HeaderValue, Unwritable> {
     let trimmed = text.trim_matches([' ', '\t']);
     if trimmed.is_empty() || trimmed.len() != text.len() {
@@ -92,19 +94,36 @@ impl Wanted {
             String::from_utf8(value.as_bytes().to_vec())
                 .map_err(|_| "an Impersonate header is not text".to_owned())
         };
-        let first =
-            |name: &HeaderName| headers.get(name).map(text).transpose().map(Option::unwrap_or_default);
+        let first = |name: &HeaderName| {
+            headers
+                .get(name)
+                .map(text)
+                .transpose()
+                .map(Option::unwrap_or_default)
+        };
         let (user, uid) = (first(&USER)?, first(&UID)?);
-        let groups = headers.get_all(GROUP).iter().map(text).collect::<Result<Vec<_>, _>>()?;
+        let groups = headers
+            .get_all(GROUP)
+            .iter()
+            .map(text)
+            .collect::<Result<Vec<_>, _>>()?;
         let mut extra = BTreeMap::<_, Vec<_>>::new();
         for (name, value) in headers {
             if let Some(key) = name.as_str().strip_prefix(EXTRA) {
                 extra.entry(decoded(key)).or_default().push(text(value)?);
             }
         }
-        let wanted = Self { user, uid, groups, extra };
+        let wanted = Self {
+            user,
+            uid,
+            groups,
+            extra,
+        };
         if wanted.user.is_empty() && wanted != Self::default() {
-            return Err(format!("requested {} without impersonating a user name", wanted.go()));
+            return Err(format!(
+                "requested {} without impersonating a user name",
+                wanted.go()
+            ));
         }
         Ok(wanted)
     }
@@ -136,11 +155,18 @@ impl Wanted {
         if !self.uid.is_empty() {
             asks.push(ask(authentication, "v1", "uids", &self.uid));
         }
-        asks.extend(self.groups.iter().map(|group| ask("", "v1", "groups", group)));
+        asks.extend(
+            self.groups
+                .iter()
+                .map(|group| ask("", "v1", "groups", group)),
+        );
         for (key, values) in &self.extra {
             for value in values {
                 let subresource = Some(key.clone());
-                asks.push(ResourceRequest { subresource, ..ask(authentication, "v1", "userextras", value) });
+                asks.push(ResourceRequest {
+                    subresource,
+                    ..ask(authentication, "v1", "userextras", value)
+                });
             }
         }
         asks
@@ -152,11 +178,19 @@ impl Wanted {
         if let Some((namespace, _)) = service_account(&self.user)
             && groups.is_empty()
         {
-            groups = vec!["system:serviceaccounts".to_owned(), format!("system:serviceaccounts:{namespace}")];
+            groups = vec![
+                "system:serviceaccounts".to_owned(),
+                format!("system:serviceaccounts:{namespace}"),
+            ];
         }
         let uid = Some(self.uid).filter(|uid| !uid.is_empty());
         let extra = self.extra.into_iter().collect();
-        with_everybodys_group(Identity { user: self.user, uid, groups, extra })
+        with_everybodys_group(Identity {
+            user: self.user,
+            uid,
+            groups,
+            extra,
+        })
     }
 
     /// As Go prints it, which upstream's refusal does.
@@ -165,12 +199,19 @@ impl Wanted {
             let texts: Vec<_> = texts.iter().map(|text| format!("{text:?}")).collect();
             format!("[]string{{{}}}", texts.join(", "))
         };
-        let groups = if self.groups.is_empty() { "[]string(nil)".to_owned() } else { list(&self.groups) };
+        let groups = if self.groups.is_empty() {
+            "[]string(nil)".to_owned()
+        } else {
+            list(&self.groups)
+        };
         let extra = if self.extra.is_empty() {
             "map[string][]string(nil)".to_owned()
         } else {
-            let pairs: Vec<_> =
-                self.extra.iter().map(|(key, values)| format!("{key:?}:{}", list(values))).collect();
+            let pairs: Vec<_> = self
+                .extra
+                .iter()
+                .map(|(key, values)| format!("{key:?}:{}", list(values)))
+                .collect();
             format!("map[string][]string{{{}}}", pairs.join(", "))
         };
         format!(
@@ -198,19 +239,28 @@ pub(super) fn with_everybodys_group(mut identity: Identity) -> Identity {
 /// Who comes without credentials.
 pub(super) fn anonymous() -> Identity {
     let user = ANONYMOUS.to_owned();
-    with_everybodys_group(Identity { user, uid: None, groups: Vec::new(), extra: Vec::new() })
+    with_everybodys_group(Identity {
+        user,
+        uid: None,
+        groups: Vec::new(),
+        extra: Vec::new(),
+    })
 }
 
 /// Namespace and name, if the user is a service account.
 /// Source: `apiserver/pkg/authentication/serviceaccount/util.go` (SplitUsername).
 fn service_account(user: &str) -> Option<(&str, &str)> {
-    let (namespace, name) = user.strip_prefix("system:serviceaccount:")?.split_once(':')?;
+    let (namespace, name) = user
+        .strip_prefix("system:serviceaccount:")?
+        .split_once(':')?;
     let is_name = name.len() <= 253 && name.split('.').all(is_label);
     (is_label(namespace) && namespace.len() <= 63 && is_name).then_some((namespace, name))
 }
 
 fn is_label(text: &str) -> bool {
-    let plain = text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'));
+    let plain = text
+        .bytes()
+        .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'));
     plain && !text.is_empty() && !text.starts_with('-') && !text.ends_with('-')
 }
 
@@ -219,9 +269,22 @@ mod tests {
     use super::*;
 
     fn identity(user: &str, groups: &[&str], extra: &[(&str, &[&str])]) -> Identity {
-        let all = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
-        let extra = extra.iter().map(|(key, values)| ((*key).to_owned(), all(values))).collect();
-        Identity { user: user.to_owned(), uid: None, groups: all(groups), extra }
+        let all = |texts: &[&str]| {
+            texts
+                .iter()
+                .map(|text| (*text).to_owned())
+                .collect::<Vec<_>>()
+        };
+        let extra = extra
+            .iter()
+            .map(|(key, values)| ((*key).to_owned(), all(values)))
+            .collect();
+        Identity {
+            user: user.to_owned(),
+            uid: None,
+            groups: all(groups),
+            extra,
+        }
     }
 
     #[test]
@@ -232,9 +295,15 @@ mod tests {
             identity(
                 "J\u{e4}ne",
                 &["\u{1f600}"],
-                &[("scopes.example.com/View", &["x y", "z"]), ("50%", &["%41"])],
+                &[
+                    ("scopes.example.com/View", &["x y", "z"]),
+                    ("50%", &["%41"]),
+                ],
             ),
-            Identity { uid: Some("7".into()), ..identity("jane", &[], &[]) },
+            Identity {
+                uid: Some("7".into()),
+                ..identity("jane", &[], &[])
+            },
         ] {
             let written = headers(&wanted).unwrap();
             let read = Wanted::of(&written).unwrap();
@@ -252,11 +321,25 @@ mod tests {
 
     #[test]
     fn nobody_becomes_somebody_else_by_being_written_down() {
-        for text in
-            [" admin", "admin ", "\tadmin", "admin\r\nImpersonate-Group: system:masters", "", " ", "a\0b"]
-        {
-            assert_eq!(headers(&identity(text, &[], &[])), Err(Unwritable("name")), "{text:?}");
-            assert_eq!(headers(&identity("jane", &[text], &[])), Err(Unwritable("group")), "{text:?}");
+        for text in [
+            " admin",
+            "admin ",
+            "\tadmin",
+            "admin\r\nImpersonate-Group: system:masters",
+            "",
+            " ",
+            "a\0b",
+        ] {
+            assert_eq!(
+                headers(&identity(text, &[], &[])),
+                Err(Unwritable("name")),
+                "{text:?}"
+            );
+            assert_eq!(
+                headers(&identity("jane", &[text], &[])),
+                Err(Unwritable("group")),
+                "{text:?}"
+            );
         }
     }
 
@@ -273,7 +356,13 @@ mod tests {
         }
         let wanted = Wanted::of(&headers).unwrap();
         let asks = wanted.asks().into_iter().map(|ask| {
-            let ResourceRequest { gvr, namespace, name, subresource, .. } = ask;
+            let ResourceRequest {
+                gvr,
+                namespace,
+                name,
+                subresource,
+                ..
+            } = ask;
             format!("{} {namespace:?} {name:?} {subresource:?}", gvr.resource)
         });
         assert_eq!(
@@ -286,21 +375,38 @@ mod tests {
             ]
         );
         assert_eq!(wanted.identity().groups, ["a", "system:authenticated"]);
-        let plain = Wanted { user: "system:serviceaccount:n:builder".into(), ..Wanted::default() };
-        let groups = ["system:serviceaccounts", "system:serviceaccounts:n", "system:authenticated"];
+        let plain = Wanted {
+            user: "system:serviceaccount:n:builder".into(),
+            ..Wanted::default()
+        };
+        let groups = [
+            "system:serviceaccounts",
+            "system:serviceaccounts:n",
+            "system:authenticated",
+        ];
         assert_eq!(plain.identity().groups, groups);
     }
 
     #[test]
     fn what_is_no_service_account_is_a_user() {
-        assert_eq!(service_account("system:serviceaccount:n:a.b-c"), Some(("n", "a.b-c")));
-        for user in
-            ["n:a", "system:serviceaccount:n", "system:serviceaccount:n:", "system:serviceaccount:n:a:b"]
-        {
+        assert_eq!(
+            service_account("system:serviceaccount:n:a.b-c"),
+            Some(("n", "a.b-c"))
+        );
+        for user in [
+            "n:a",
+            "system:serviceaccount:n",
+            "system:serviceaccount:n:",
+            "system:serviceaccount:n:a:b",
+        ] {
             assert_eq!(service_account(user), None, "{user}");
         }
         for user in ["N:a", "n.m:a", "n:-a", "n:a..b", ":a"] {
-            assert_eq!(service_account(&format!("system:serviceaccount:{user}")), None, "{user}");
+            assert_eq!(
+                service_account(&format!("system:serviceaccount:{user}")),
+                None,
+                "{user}"
+            );
         }
     }
 

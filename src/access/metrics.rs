@@ -28,7 +28,10 @@ pub fn describe() {
         DROPPED,
         "Remembered verdicts that were dropped because a change of RBAC can affect them."
     );
-    describe_counter!(CHANGES, "Changes of RBAC objects that can change a verdict, by resource.");
+    describe_counter!(
+        CHANGES,
+        "Changes of RBAC objects that can change a verdict, by resource."
+    );
     describe_gauge!(
         FOLLOWED,
         "1 while every change of RBAC arrives; while it is 0, verdicts are remembered for seconds only."

@@ -26,8 +26,12 @@ impl OwnRights {
     /// Who the proxy is.
     pub async fn identity(&self) -> Result<Identity, ReviewError> {
         let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
-        let review: SelfSubjectReview = post(&self.client, path, &SelfSubjectReview::default()).await?;
-        let user = review.status.and_then(|status| status.user_info).unwrap_or_default();
+        let review: SelfSubjectReview =
+            post(&self.client, path, &SelfSubjectReview::default()).await?;
+        let user = review
+            .status
+            .and_then(|status| status.user_info)
+            .unwrap_or_default();
         let missing = || ReviewError::NotUnderstood("there is no name in it".to_owned());
         review::identity(user).ok_or_else(missing)
     }
@@ -50,7 +54,10 @@ impl OwnRights {
             subresource: None,
             name_from_selector: false,
         };
-        let attributes = ResourceAttributes { verb: Some(verb.to_owned()), ..named_attributes(&named) };
+        let attributes = ResourceAttributes {
+            verb: Some(verb.to_owned()),
+            ..named_attributes(&named)
+        };
         self.ask(SelfSubjectAccessReviewSpec {
             resource_attributes: Some(attributes),
             ..SelfSubjectAccessReviewSpec::default()
@@ -60,7 +67,10 @@ impl OwnRights {
 
     /// Whether it may get a path that is no resource.
     pub async fn may_get(&self, path: &str) -> Result<bool, ReviewError> {
-        let attributes = NonResourceAttributes { path: Some(path.to_owned()), verb: Some("get".to_owned()) };
+        let attributes = NonResourceAttributes {
+            path: Some(path.to_owned()),
+            verb: Some("get".to_owned()),
+        };
         self.ask(SelfSubjectAccessReviewSpec {
             non_resource_attributes: Some(attributes),
             ..SelfSubjectAccessReviewSpec::default()
@@ -69,7 +79,10 @@ impl OwnRights {
     }
 
     async fn ask(&self, spec: SelfSubjectAccessReviewSpec) -> Result<bool, ReviewError> {
-        let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
+        let review = SelfSubjectAccessReview {
+            spec,
+            ..SelfSubjectAccessReview::default()
+        };
         let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
         let review: SelfSubjectAccessReview = post(&self.client, path, &review).await?;
         let status = review.status.unwrap_or_default();

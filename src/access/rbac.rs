@@ -17,8 +17,12 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 4] =
-        [Self::Roles, Self::RoleBindings, Self::ClusterRoles, Self::ClusterRoleBindings];
+    pub(super) const ALL: [Self; 4] = [
+        Self::Roles,
+        Self::RoleBindings,
+        Self::ClusterRoles,
+        Self::ClusterRoleBindings,
+    ];
 
     pub(super) fn gvr(self) -> GroupVersionResource {
         let resource = match self {
@@ -52,7 +56,10 @@ pub(super) enum Affected {
     /// Those about one namespace.
     Namespace(Box<str>),
     /// Those of these users and members of these groups, about one namespace if one is named.
-    Subjects { namespace: Option<Box<str>>, subjects: Subjects },
+    Subjects {
+        namespace: Option<Box<str>>,
+        subjects: Subjects,
+    },
 }
 
 /// Whom bindings name. A service account is the user it is known as.
@@ -70,9 +77,16 @@ impl Subjects {
     /// Who stands in one of both; with `shared`, or in both.
     fn joined(&self, other: &Self, shared: bool) -> Self {
         let join = |a: &HashSet<Box<str>>, b: &HashSet<Box<str>>| {
-            if shared { a.union(b).cloned().collect() } else { a.symmetric_difference(b).cloned().collect() }
+            if shared {
+                a.union(b).cloned().collect()
+            } else {
+                a.symmetric_difference(b).cloned().collect()
+            }
         };
-        Self { users: join(&self.users, &other.users), groups: join(&self.groups, &other.groups) }
+        Self {
+            users: join(&self.users, &other.users),
+            groups: join(&self.groups, &other.groups),
+        }
     }
 }
 
@@ -84,8 +98,13 @@ impl Affected {
         match self {
             Self::Everything => true,
             Self::Namespace(namespace) => question.namespace() == Some(namespace),
-            Self::Subjects { namespace, subjects } => {
-                let here = namespace.as_deref().is_none_or(|own| question.namespace() == Some(own));
+            Self::Subjects {
+                namespace,
+                subjects,
+            } => {
+                let here = namespace
+                    .as_deref()
+                    .is_none_or(|own| question.namespace() == Some(own));
                 here && question.is_asked_by(subjects)
             }
         }
@@ -99,13 +118,21 @@ impl Affected {
         }
     }
 
-    /// What a change of an object from `old` to `new` can affect; `None` stands for its absence. A change that
-    /// the authorizer does not look at affects nothing.
+    /// What a change of an object from `old` to `new` can affect; `None` stands for its absence. A
+    /// change that the authorizer does not look at affects nothing.
     ///
-    /// Source of what it looks at: `kubernetes/pkg/registry/rbac/validation/rule.go` (VisitRulesFor).
-    pub(super) fn by(kind: Kind, namespace: &str, old: Option<&[u8]>, new: Option<&[u8]>) -> Option<Self> {
+    /// Source of what it looks at: `kubernetes/pkg/registry/rbac/validation/rule.go`
+    /// (VisitRulesFor).
+    pub(super) fn by(
+        kind: Kind,
+        namespace: &str,
+        old: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Option<Self> {
         let parse = |bytes| Option::map(bytes, Parsed::new).transpose();
-        let (Ok(old), Ok(new)) = (parse(old), parse(new)) else { return Some(Self::Everything) };
+        let (Ok(old), Ok(new)) = (parse(old), parse(new)) else {
+            return Some(Self::Everything);
+        };
         match kind {
             Kind::Roles | Kind::ClusterRoles => {
                 let same_rules = old.as_ref().map(Parsed::rules) == new.as_ref().map(Parsed::rules);
@@ -121,15 +148,25 @@ impl Affected {
                     _ => true,
                 };
                 let subjects = |binding: &Option<Parsed>| {
-                    binding.as_ref().map_or_else(Subjects::default, |binding| binding.subjects(namespace))
+                    binding
+                        .as_ref()
+                        .map_or_else(Subjects::default, |binding| binding.subjects(namespace))
                 };
                 // Who stands in both keeps what the binding gave, if it gives the same.
                 let subjects = subjects(&old).joined(&subjects(&new), !same_role);
                 (subjects.len() > 0).then(|| match kind {
                     // Whoever may write in one namespace must not be able to fill the record.
-                    Kind::RoleBindings if subjects.len() > MAX_SUBJECTS => Self::Namespace(namespace.into()),
-                    Kind::RoleBindings => Self::Subjects { namespace: Some(namespace.into()), subjects },
-                    _ => Self::Subjects { namespace: None, subjects },
+                    Kind::RoleBindings if subjects.len() > MAX_SUBJECTS => {
+                        Self::Namespace(namespace.into())
+                    }
+                    Kind::RoleBindings => Self::Subjects {
+                        namespace: Some(namespace.into()),
+                        subjects,
+                    },
+                    _ => Self::Subjects {
+                        namespace: None,
+                        subjects,
+                    },
                 })
             }
         }
@@ -167,14 +204,18 @@ impl<'a> Parsed<'a> {
 
     /// As text: upstream writes what is equal in the same way.
     fn rules(&self) -> (Option<&str>, Option<&str>) {
-        (self.rules.map(RawValue::get), self.aggregation.map(RawValue::get))
+        (
+            self.rules.map(RawValue::get),
+            self.aggregation.map(RawValue::get),
+        )
     }
 
     fn role(&self) -> Option<&str> {
         self.role.map(RawValue::get)
     }
 
-    /// Source: `kubernetes/pkg/registry/rbac/validation/rule.go` (appliesToUser). Other kinds are nobody.
+    /// Source: `kubernetes/pkg/registry/rbac/validation/rule.go` (appliesToUser). Other kinds are
+    /// nobody.
     fn subjects(&self, binding_namespace: &str) -> Subjects {
         let mut subjects = Subjects::default();
         for named in self.subjects.iter().flatten() {
@@ -182,7 +223,10 @@ impl<'a> Parsed<'a> {
                 "User" => drop(subjects.users.insert(named.name.as_str().into())),
                 "Group" => drop(subjects.groups.insert(named.name.as_str().into())),
                 "ServiceAccount" => {
-                    let own = named.namespace.as_deref().filter(|namespace| !namespace.is_empty());
+                    let own = named
+                        .namespace
+                        .as_deref()
+                        .filter(|namespace| !namespace.is_empty());
                     let namespace = own.unwrap_or(binding_namespace);
                     if !namespace.is_empty() {
                         let user = format!("system:serviceaccount:{namespace}:{}", named.name);
@@ -223,36 +267,71 @@ mod tests {
     }
 
     /// Which of some questions a change affects.
-    fn affects(kind: Kind, namespace: &str, old: Option<&[u8]>, new: Option<&[u8]>) -> Vec<&'static str> {
+    fn affects(
+        kind: Kind,
+        namespace: &str,
+        old: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Vec<&'static str> {
         let questions = [
             ("ann here", "ann", &["readers"][..], Some("here")),
             ("ann there", "ann", &["readers"], Some("there")),
             ("ann everywhere", "ann", &["readers"], None),
             ("bob here", "bob", &[], Some("here")),
-            ("robot here", "system:serviceaccount:here:robot", &[], Some("here")),
-            ("robot there", "system:serviceaccount:here:robot", &[], Some("there")),
+            (
+                "robot here",
+                "system:serviceaccount:here:robot",
+                &[],
+                Some("here"),
+            ),
+            (
+                "robot there",
+                "system:serviceaccount:here:robot",
+                &[],
+                Some("there"),
+            ),
         ];
         let affected = Affected::by(kind, namespace, old, new);
-        let concerned = questions.into_iter().filter(|(_, user, groups, namespace)| {
-            affected
-                .as_ref()
-                .is_some_and(|affected| affected.concerns(&Question::example(user, groups, *namespace)))
-        });
+        let concerned = questions
+            .into_iter()
+            .filter(|(_, user, groups, namespace)| {
+                affected.as_ref().is_some_and(|affected| {
+                    affected.concerns(&Question::example(user, groups, *namespace))
+                })
+            });
         concerned.map(|(name, ..)| name).collect()
     }
 
-    const ALL: [&str; 6] =
-        ["ann here", "ann there", "ann everywhere", "bob here", "robot here", "robot there"];
+    const ALL: [&str; 6] = [
+        "ann here",
+        "ann there",
+        "ann everywhere",
+        "bob here",
+        "robot here",
+        "robot there",
+    ];
 
     #[test]
     fn a_binding_that_comes_or_goes_affects_its_subjects_where_it_holds() {
         let of = |subject| binding("", "r", &[subject]);
         for (subject, here, cluster) in [
-            (("User", "ann", ""), &["ann here"][..], &["ann here", "ann there", "ann everywhere"][..]),
-            (("Group", "readers", ""), &["ann here"], &["ann here", "ann there", "ann everywhere"]),
+            (
+                ("User", "ann", ""),
+                &["ann here"][..],
+                &["ann here", "ann there", "ann everywhere"][..],
+            ),
+            (
+                ("Group", "readers", ""),
+                &["ann here"],
+                &["ann here", "ann there", "ann everywhere"],
+            ),
             (("User", "readers", ""), &[], &[]),
             (("Group", "ann", ""), &[], &[]),
-            (("ServiceAccount", "robot", "here"), &["robot here"], &["robot here", "robot there"]),
+            (
+                ("ServiceAccount", "robot", "here"),
+                &["robot here"],
+                &["robot here", "robot there"],
+            ),
             // The binding's own namespace is meant; a ClusterRoleBinding has none.
             (("ServiceAccount", "robot", ""), &["robot here"], &[]),
             (("ServiceAccount", "robot", "there"), &[], &[]),
@@ -260,38 +339,75 @@ mod tests {
         ] {
             let object = of(subject);
             for (old, new) in [(None, Some(&object[..])), (Some(&object[..]), None)] {
-                assert_eq!(affects(Kind::RoleBindings, "here", old, new), here, "{subject:?}");
-                assert_eq!(affects(Kind::ClusterRoleBindings, "", old, new), cluster, "{subject:?}");
+                assert_eq!(
+                    affects(Kind::RoleBindings, "here", old, new),
+                    here,
+                    "{subject:?}"
+                );
+                assert_eq!(
+                    affects(Kind::ClusterRoleBindings, "", old, new),
+                    cluster,
+                    "{subject:?}"
+                );
             }
         }
     }
 
     #[test]
     fn a_binding_that_changes_affects_old_and_new_subjects() {
-        let changed = |old: &[u8], new: &[u8]| affects(Kind::RoleBindings, "here", Some(old), Some(new));
+        let changed =
+            |old: &[u8], new: &[u8]| affects(Kind::RoleBindings, "here", Some(old), Some(new));
         let (ann, bob) = (("User", "ann", ""), ("User", "bob", ""));
         let before = binding("a", "r", &[ann]);
-        assert_eq!(changed(&before, &binding("a", "r", &[bob])), ["ann here", "bob here"]);
-        assert_eq!(changed(&before, &binding("a", "r", &[ann, bob])), ["bob here"], "ann keeps what she had");
+        assert_eq!(
+            changed(&before, &binding("a", "r", &[bob])),
+            ["ann here", "bob here"]
+        );
+        assert_eq!(
+            changed(&before, &binding("a", "r", &[ann, bob])),
+            ["bob here"],
+            "ann keeps what she had"
+        );
         assert_eq!(changed(&before, &binding("a", "r", &[])), ["ann here"]);
-        assert_eq!(changed(&before, &binding("a", "other", &[ann])), ["ann here"], "another role");
-        assert!(changed(&before, &binding("b", "r", &[ann])).is_empty(), "metadata only");
+        assert_eq!(
+            changed(&before, &binding("a", "other", &[ann])),
+            ["ann here"],
+            "another role"
+        );
+        assert!(
+            changed(&before, &binding("b", "r", &[ann])).is_empty(),
+            "metadata only"
+        );
     }
 
     #[test]
     fn a_role_affects_its_namespace_and_a_cluster_role_everything() {
         let (get, list, labelled) = (role("a", "get"), role("a", "list"), role("b", "get"));
-        for (old, new) in [(None, Some(&get[..])), (Some(&get[..]), None), (Some(&get[..]), Some(&list[..]))]
-        {
+        for (old, new) in [
+            (None, Some(&get[..])),
+            (Some(&get[..]), None),
+            (Some(&get[..]), Some(&list[..])),
+        ] {
             let here = ["ann here", "bob here", "robot here"];
             assert_eq!(affects(Kind::Roles, "here", old, new), here);
             assert_eq!(affects(Kind::ClusterRoles, "", old, new), ALL);
         }
         for kind in [Kind::Roles, Kind::ClusterRoles] {
-            assert!(affects(kind, "here", Some(&get), Some(&labelled)).is_empty(), "metadata only");
+            assert!(
+                affects(kind, "here", Some(&get), Some(&labelled)).is_empty(),
+                "metadata only"
+            );
         }
         let aggregated = br#"{"aggregationRule":{"clusterRoleSelectors":[]},"rules":null}"#;
-        assert_eq!(affects(Kind::ClusterRoles, "", Some(br#"{"rules":null}"#), Some(aggregated)), ALL);
+        assert_eq!(
+            affects(
+                Kind::ClusterRoles,
+                "",
+                Some(br#"{"rules":null}"#),
+                Some(aggregated)
+            ),
+            ALL
+        );
     }
 
     #[test]

@@ -12,7 +12,8 @@ use super::{Identity, metrics};
 use crate::http::body;
 use crate::upstream::{Class, Client, SendOptions, UpstreamError};
 
-/// A verdict takes milliseconds. After this long the connection is taken for dead, and another is tried.
+/// A verdict takes milliseconds. After this long the connection is taken for dead, and another is
+/// tried.
 const FIRST_ANSWER: Duration = Duration::from_secs(3);
 const SECOND_ANSWER: Duration = Duration::from_secs(7);
 const MAX_BYTES: usize = 1 << 20;
@@ -20,7 +21,8 @@ const MAX_BYTES: usize = 1 << 20;
 /// What is done with requests while upstream cannot be asked about their callers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Unavailable {
-    /// They are refused (503), to be sent again. What upstream said before stands until it runs out.
+    /// They are refused (503), to be sent again. What upstream said before stands until it runs
+    /// out.
     #[default]
     Refuse,
     /// They are forwarded, and upstream judges if it can be reached. Open watches go on.
@@ -33,7 +35,8 @@ pub enum ReviewError {
     /// The connection failed.
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
-    /// Upstream refused the question: the proxy's identity needs the ClusterRole system:auth-delegator.
+    /// Upstream refused the question: the proxy's identity needs the ClusterRole
+    /// system:auth-delegator.
     #[error("upstream answered {0} to a review: the proxy's identity needs system:auth-delegator")]
     Refused(StatusCode),
     /// The answer broke off.
@@ -58,12 +61,14 @@ pub(super) fn identity(user: UserInfo) -> Option<Identity> {
 }
 
 impl ReviewError {
-    /// Whether upstream is away or overwhelmed, so that the same question may be answered later. Otherwise it
-    /// answered, and refuses to be asked.
+    /// Whether upstream is away or overwhelmed, so that the same question may be answered later.
+    /// Otherwise it answered, and refuses to be asked.
     pub fn is_unavailable(&self) -> bool {
         match self {
             Self::Upstream(_) | Self::Cut(_) | Self::Late(_) => true,
-            Self::Refused(status) => status.is_server_error() || *status == StatusCode::TOO_MANY_REQUESTS,
+            Self::Refused(status) => {
+                status.is_server_error() || *status == StatusCode::TOO_MANY_REQUESTS
+            }
             Self::NotUnderstood(_) => false,
         }
     }
@@ -85,7 +90,9 @@ async fn put<T: DeserializeOwned>(
     review: &impl Serialize,
 ) -> Result<T, ReviewError> {
     let review = Bytes::from(serde_json::to_vec(review).map_err(not_understood)?);
-    let verdict = if let Ok(verdict) = timeout(FIRST_ANSWER, ask(client, path, review.clone(), false)).await {
+    let verdict = if let Ok(verdict) =
+        timeout(FIRST_ANSWER, ask(client, path, review.clone(), false)).await
+    {
         verdict?
     } else {
         let second = timeout(SECOND_ANSWER, ask(client, path, review, true)).await;
@@ -94,18 +101,28 @@ async fn put<T: DeserializeOwned>(
     serde_json::from_slice(&verdict).map_err(not_understood)
 }
 
-async fn ask(client: &Client, path: &str, review: Bytes, fresh: bool) -> Result<Bytes, ReviewError> {
+async fn ask(
+    client: &Client,
+    path: &str,
+    review: Bytes,
+    fresh: bool,
+) -> Result<Bytes, ReviewError> {
     let request = Request::post(path)
         .header(header::CONTENT_TYPE, "application/json")
         .header(header::ACCEPT, "application/json")
         .body(body::full(review))
         .map_err(not_understood)?;
-    let options = SendOptions { fresh_connection: fresh, ..SendOptions::default() };
+    let options = SendOptions {
+        fresh_connection: fresh,
+        ..SendOptions::default()
+    };
     let response = client.send(Class::Short, request, options).await?;
     if !response.status().is_success() {
         return Err(ReviewError::Refused(response.status()));
     }
-    body::whole(response.into_body(), MAX_BYTES).await.map_err(|error| ReviewError::Cut(error.to_string()))
+    body::whole(response.into_body(), MAX_BYTES)
+        .await
+        .map_err(|error| ReviewError::Cut(error.to_string()))
 }
 
 fn not_understood(error: impl std::fmt::Display) -> ReviewError {

@@ -1,8 +1,8 @@
 //! Service account tokens that upstream accepted once and that can be seen to be good still.
 //!
-//! A token never changes, so what can end it is its expiry, the end of the key that signed it, or that of an object
-//! it is bound to. All of these can be looked at here. Whose a token is, is never concluded from the token: that was
-//! said by upstream's review.
+//! A token never changes, so what can end it is its expiry, the end of the key that signed it, or
+//! that of an object it is bound to. All of these can be looked at here. Whose a token is, is never
+//! concluded from the token: that was said by upstream's review.
 //!
 //! Source: `pkg/serviceaccount/{jwt,claims}.go`.
 use std::sync::Arc;
@@ -28,14 +28,25 @@ const AGAIN: Duration = Duration::from_secs(10);
 const MAX_KEYS_BYTES: usize = 1 << 20;
 const ANSWER: Duration = Duration::from_secs(5);
 /// What upstream signs with, and others that its keys may be made for.
-const ALGORITHMS: [Algorithm; 5] =
-    [Algorithm::RS256, Algorithm::RS384, Algorithm::RS512, Algorithm::ES256, Algorithm::ES384];
+const ALGORITHMS: [Algorithm; 5] = [
+    Algorithm::RS256,
+    Algorithm::RS384,
+    Algorithm::RS512,
+    Algorithm::ES256,
+    Algorithm::ES384,
+];
 
 /// The objects that tokens are bound to.
 pub trait BoundObjects: Send + Sync {
-    /// Whether an object of this plural name (of the core group) is there with this unique id, and not about to be
-    /// deleted; `None` if that is not known here.
-    fn is_there(&self, resource: &str, namespace: Option<&str>, name: &str, uid: &str) -> Option<bool>;
+    /// Whether an object of this plural name (of the core group) is there with this unique id, and
+    /// not about to be deleted; `None` if that is not known here.
+    fn is_there(
+        &self,
+        resource: &str,
+        namespace: Option<&str>,
+        name: &str,
+        uid: &str,
+    ) -> Option<bool>;
 }
 
 /// Looks at tokens that were accepted before.
@@ -82,7 +93,11 @@ struct Reference {
 }
 
 impl ServiceAccounts {
-    pub(super) fn new(client: Client, audiences: Vec<String>, objects: Arc<dyn BoundObjects>) -> Self {
+    pub(super) fn new(
+        client: Client,
+        audiences: Vec<String>,
+        objects: Arc<dyn BoundObjects>,
+    ) -> Self {
         Self {
             client,
             audiences,
@@ -92,32 +107,52 @@ impl ServiceAccounts {
         }
     }
 
-    /// Whether a token that upstream took for `identity`'s is certainly good still. If not, upstream is to be asked.
+    /// Whether a token that upstream took for `identity`'s is certainly good still. If not,
+    /// upstream is to be asked.
     pub(super) async fn is_still_good(&self, token: &str, identity: &Identity) -> bool {
         if !identity.user.starts_with("system:serviceaccount:") {
             return false;
         }
-        let Some(keys) = self.keys().await else { return false };
-        let Some(claims) = verified(token, &keys.set, &self.audiences) else { return false };
+        let Some(keys) = self.keys().await else {
+            return false;
+        };
+        let Some(claims) = verified(token, &keys.set, &self.audiences) else {
+            return false;
+        };
         claims.sub == identity.user && self.is_bound_to_what_is_there(&claims.bound)
     }
 
     fn is_bound_to_what_is_there(&self, bound: &Bound) -> bool {
-        let Bound { namespace, serviceaccount, pod, secret, node, .. } = bound;
+        let Bound {
+            namespace,
+            serviceaccount,
+            pod,
+            secret,
+            node,
+            ..
+        } = bound;
         let there = |resource, namespace, object: &Reference| {
-            self.objects.is_there(resource, namespace, &object.name, &object.uid) == Some(true)
+            self.objects
+                .is_there(resource, namespace, &object.name, &object.uid)
+                == Some(true)
         };
         let inside = Some(&**namespace);
         // A pod's token names the node as well, but ends with the pod.
         let node = node.as_ref().filter(|_| pod.is_none());
         there("serviceaccounts", inside, serviceaccount)
             && pod.as_ref().is_none_or(|pod| there("pods", inside, pod))
-            && secret.as_ref().is_none_or(|secret| there("secrets", inside, secret))
+            && secret
+                .as_ref()
+                .is_none_or(|secret| there("secrets", inside, secret))
             && node.is_none_or(|node| there("nodes", None, node))
     }
 
     async fn keys(&self) -> Option<Arc<Keys>> {
-        let fresh = || self.keys.load_full().filter(|keys| keys.fetched.elapsed() < KEYS_STAND);
+        let fresh = || {
+            self.keys
+                .load_full()
+                .filter(|keys| keys.fetched.elapsed() < KEYS_STAND)
+        };
         if let Some(keys) = fresh() {
             return Some(keys);
         }
@@ -133,7 +168,11 @@ impl ServiceAccounts {
         let fetched = Instant::now();
         *failed = Some(Instant::now() + ANSWER);
         let answer = timeout(ANSWER, self.fetch()).await;
-        *failed = if matches!(answer, Ok(Ok(_))) { None } else { Some(Instant::now()) };
+        *failed = if matches!(answer, Ok(Ok(_))) {
+            None
+        } else {
+            Some(Instant::now())
+        };
         match answer {
             Ok(Ok(set)) => {
                 let keys = Arc::new(Keys { set, fetched });
@@ -153,16 +192,21 @@ impl ServiceAccounts {
     }
 
     async fn fetch(&self) -> Result<JwkSet, String> {
-        let request =
-            Request::get(KEYS).header(header::ACCEPT, "application/jwk-set+json").body(body::empty());
+        let request = Request::get(KEYS)
+            .header(header::ACCEPT, "application/jwk-set+json")
+            .body(body::empty());
         let request = request.map_err(|error| error.to_string())?;
-        let response = self.client.send(Class::Short, request, SendOptions::default()).await;
+        let response = self
+            .client
+            .send(Class::Short, request, SendOptions::default())
+            .await;
         let response = response.map_err(|error| error.to_string())?;
         if response.status() != StatusCode::OK {
             return Err(format!("{} to {KEYS}", response.status()));
         }
-        let bytes =
-            body::whole(response.into_body(), MAX_KEYS_BYTES).await.map_err(|error| error.to_string())?;
+        let bytes = body::whole(response.into_body(), MAX_KEYS_BYTES)
+            .await
+            .map_err(|error| error.to_string())?;
         serde_json::from_slice(&bytes).map_err(|error| error.to_string())
     }
 }
@@ -182,7 +226,9 @@ fn verified(token: &str, keys: &JwkSet, audiences: &[String]) -> Option<Claims> 
     if validation.validate_aud {
         validation.set_audience(audiences);
     }
-    decode::<Claims>(token, &key, &validation).ok().map(|data| data.claims)
+    decode::<Claims>(token, &key, &validation)
+        .ok()
+        .map(|data| data.claims)
 }
 
 #[cfg(test)]

@@ -13,8 +13,8 @@ pub(super) fn alive() -> Response<Body> {
     text(StatusCode::OK, PLAIN, "ok".into())
 }
 
-/// Ready while upstream's types are known, custom ones included, and no shutdown has begun. Scopes that are still syncing do
-/// not make it unready: their requests wait or are forwarded.
+/// Ready while upstream's types are known, custom ones included, and no shutdown has begun. Scopes
+/// that are still syncing do not make it unready: their requests wait or are forwarded.
 pub(super) fn ready(state: &State, verbose: bool) -> Response<Body> {
     let checks = [
         ("discovery", !state.catalog.is_empty()),
@@ -22,7 +22,11 @@ pub(super) fn ready(state: &State, verbose: bool) -> Response<Body> {
         ("shutdown", !state.draining.is_draining()),
     ];
     let ready = checks.iter().all(|(_, passed)| *passed);
-    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let status = if ready {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
     if ready && !verbose {
         return text(status, PLAIN, "ok".into());
     }
@@ -31,6 +35,10 @@ pub(super) fn ready(state: &State, verbose: bool) -> Response<Body> {
         let (sign, word) = if passed { ('+', "ok") } else { ('-', "failed") };
         let _ = writeln!(report, "[{sign}]{name} {word}");
     }
-    report.push_str(if ready { "readyz check passed\n" } else { "readyz check failed\n" });
+    report.push_str(if ready {
+        "readyz check passed\n"
+    } else {
+        "readyz check failed\n"
+    });
     text(status, PLAIN, report)
 }

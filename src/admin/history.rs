@@ -60,13 +60,22 @@ impl Sums {
     pub(super) fn of(state: &State) -> Self {
         let mut sums = Self::default();
         for (source, requests, bytes) in state.usage.by_source() {
-            *(if source == "forward" { &mut sums.forwarded } else { &mut sums.here }) += requests;
+            *(if source == "forward" {
+                &mut sums.forwarded
+            } else {
+                &mut sums.here
+            }) += requests;
             sums.sent += bytes;
         }
         let traffic = state.upstream.traffic();
-        sums.received = Purpose::ALL.iter().map(|purpose| traffic.received_bytes(*purpose)).sum();
+        sums.received = Purpose::ALL
+            .iter()
+            .map(|purpose| traffic.received_bytes(*purpose))
+            .sum();
         (sums.watches_here, sums.watches_forwarded) = state.usage.watches();
-        sums.resident = metrics_process::collector::collect().resident_memory_bytes.unwrap_or(0);
+        sums.resident = metrics_process::collector::collect()
+            .resident_memory_bytes
+            .unwrap_or(0);
         for scope in state.scopes.all() {
             let figures = scope.reader.figures();
             sums.held += (figures.object_bytes + figures.event_bytes) as u64;
@@ -108,8 +117,9 @@ impl History {
             };
             pairs().map(rate).collect()
         };
-        let level =
-            |of: fn(&Sums) -> u64| -> Line { samples.iter().map(|(_, sums)| of(sums) as f64).collect() };
+        let level = |of: fn(&Sums) -> u64| -> Line {
+            samples.iter().map(|(_, sums)| of(sums) as f64).collect()
+        };
         let covers = match (samples.front(), samples.back()) {
             (Some((first, _)), Some((last, _))) => *last - *first,
             _ => Duration::ZERO,
@@ -118,7 +128,10 @@ impl History {
             covers,
             requests: [rate(|sums| sums.here), rate(|sums| sums.forwarded)],
             bytes: [rate(|sums| sums.sent), rate(|sums| sums.received)],
-            watches: [level(|sums| sums.watches_here), level(|sums| sums.watches_forwarded)],
+            watches: [
+                level(|sums| sums.watches_here),
+                level(|sums| sums.watches_forwarded),
+            ],
             memory: [level(|sums| sums.resident), level(|sums| sums.held)],
         }
     }
@@ -133,7 +146,11 @@ mod tests {
         let (history, begun) = (History::default(), Instant::now());
         assert!(history.rates().requests[0].is_empty());
         for n in 0..300u32 {
-            let sums = Sums { here: u64::from(n) * 50, watches_here: 7, ..Sums::default() };
+            let sums = Sums {
+                here: u64::from(n) * 50,
+                watches_here: 7,
+                ..Sums::default()
+            };
             history.add(begun + INTERVAL * n, sums);
         }
         let rates = history.rates();

@@ -35,29 +35,51 @@ pub const SILENCE: &str = "watershed_scope_last_heard_seconds";
 /// Watches that follow the scope.
 pub const WATCHERS: &str = "watershed_scope_watchers";
 
-/// How many scopes the others are of: those of a type that were opened by demand are shown together.
+/// How many scopes the others are of: those of a type that were opened by demand are shown
+/// together.
 pub const COUNT: &str = "watershed_scope_count";
 
 /// Tells the recorder what the metrics mean.
 pub fn describe() {
     metrics_process::Collector::default().describe();
-    describe_gauge!(BUILD_INFO, "Always 1. The labels say which version runs, and on what.");
-    describe_gauge!(TYPES, "Types that upstream's discovery shows as listable and watchable.");
-    describe_gauge!(READY, "1 when the scope answers from memory, 0 while it syncs or is not cached.");
+    describe_gauge!(
+        BUILD_INFO,
+        "Always 1. The labels say which version runs, and on what."
+    );
+    describe_gauge!(
+        TYPES,
+        "Types that upstream's discovery shows as listable and watchable."
+    );
+    describe_gauge!(
+        READY,
+        "1 when the scope answers from memory, 0 while it syncs or is not cached."
+    );
     describe_gauge!(
         FOLLOWING,
         "1 while upstream's changes arrive, 0 while upstream cannot be followed and is tried again."
     );
     describe_gauge!(OBJECTS, "Objects in the scope's newest snapshot.");
-    describe_gauge!(OBJECT_BYTES, "Bytes held for the objects of the scope's newest snapshot.");
+    describe_gauge!(
+        OBJECT_BYTES,
+        "Bytes held for the objects of the scope's newest snapshot."
+    );
     describe_gauge!(
         COMPRESSED_BYTES,
         "Bytes held beside the objects of the scope's newest snapshot for clients that take gzip."
     );
-    describe_gauge!(WINDOW_EVENTS, "Events in the scope's window of recent events.");
-    describe_gauge!(WINDOW_BYTES, "Bytes held for the scope's window of recent events.");
+    describe_gauge!(
+        WINDOW_EVENTS,
+        "Events in the scope's window of recent events."
+    );
+    describe_gauge!(
+        WINDOW_BYTES,
+        "Bytes held for the scope's window of recent events."
+    );
     describe_gauge!(VERSION, "The resourceVersion that the scope has reached.");
-    describe_gauge!(SILENCE, "Seconds since upstream last sent an event, bookmark or list for the scope.");
+    describe_gauge!(
+        SILENCE,
+        "Seconds since upstream last sent an event, bookmark or list for the scope."
+    );
     describe_gauge!(WATCHERS, "Watches that follow the scope.");
     describe_gauge!(
         COUNT,
@@ -71,7 +93,10 @@ pub fn describe() {
         crate::scope::UPSTREAM_LISTS,
         "Times a scope was listed at upstream, first and after a loss of history."
     );
-    describe_counter!(crate::scope::UPSTREAM_EVENTS, "Events received from upstream.");
+    describe_counter!(
+        crate::scope::UPSTREAM_EVENTS,
+        "Events received from upstream."
+    );
     describe_counter!(
         crate::scope::UPSTREAM_RESUMES,
         "Times an interrupted upstream watch went on without a loss."
@@ -109,7 +134,10 @@ impl Gauges {
             "architecture" => std::env::consts::ARCH)
         .set(1.0);
         gauge!(TYPES).set(state.catalog.len() as f64);
-        crate::http::metrics::publish_certificates(state.proxy_tls.as_ref(), state.admin_tls.as_ref());
+        crate::http::metrics::publish_certificates(
+            state.proxy_tls.as_ref(),
+            state.admin_tls.as_ref(),
+        );
         crate::serve::metrics::publish(&state.usage);
         crate::upstream::metrics::publish(state.upstream.traffic());
         let mut now: HashMap<Shown, Sums> = HashMap::new();
@@ -130,8 +158,8 @@ impl Gauges {
     }
 }
 
-/// What is shown together: a scope, or all of a type that were opened by demand. What these select was made up by
-/// clients, and is no label.
+/// What is shown together: a scope, or all of a type that were opened by demand. What these select
+/// was made up by clients, and is no label.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Shown {
     gvr: GroupVersionResource,
@@ -157,7 +185,9 @@ impl Sums {
         self.ready += usize::from(matches!(scope.phase(), Phase::Ready(_)));
         self.following += usize::from(scope.is_following());
         self.compressed += scope.reader.snapshot().compressed_size();
-        self.silence = self.silence.max(scope.last_heard.lock().elapsed().as_secs_f64());
+        self.silence = self
+            .silence
+            .max(scope.last_heard.lock().elapsed().as_secs_f64());
         self.figures.version = self.figures.version.max(figures.version);
         self.figures.objects += figures.objects;
         self.figures.object_bytes += figures.object_bytes;
@@ -168,7 +198,14 @@ impl Sums {
 
     /// In the order of [`OF_A_SCOPE`].
     fn values(&self) -> [f64; OF_A_SCOPE.len()] {
-        let Figures { version, objects, object_bytes, events, event_bytes, watchers } = self.figures;
+        let Figures {
+            version,
+            objects,
+            object_bytes,
+            events,
+            event_bytes,
+            watchers,
+        } = self.figures;
         [
             f64::from(u8::from(self.ready == self.scopes)),
             f64::from(u8::from(self.following == self.scopes)),
@@ -187,14 +224,28 @@ impl Sums {
 
 impl Shown {
     fn of(scope: &Scope) -> Self {
-        let ScopeKey { gvr, selection, representation } = scope.key.clone();
-        Self { gvr, representation, selection: Some(selection).filter(|_| !scope.by_demand) }
+        let ScopeKey {
+            gvr,
+            selection,
+            representation,
+        } = scope.key.clone();
+        Self {
+            gvr,
+            representation,
+            selection: Some(selection).filter(|_| !scope.by_demand),
+        }
     }
 
     fn gauge(&self, name: &'static str) -> metrics::Gauge {
         let key = self;
-        let Representation { encoding, metadata_only } = key.representation;
-        let selection = key.selection.as_ref().map_or_else(|| "by demand".to_owned(), ToString::to_string);
+        let Representation {
+            encoding,
+            metadata_only,
+        } = key.representation;
+        let selection = key
+            .selection
+            .as_ref()
+            .map_or_else(|| "by demand".to_owned(), ToString::to_string);
         let content = if metadata_only { "metadata" } else { "objects" };
         let encoding = match encoding {
             Encoding::Json => "json",

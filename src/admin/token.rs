@@ -25,13 +25,17 @@ impl TokenFile {
         Ok(Self { path, last })
     }
 
-    /// Whether these headers show the token that is in the file now. A file that cannot be read leaves
-    /// the last one valid.
+    /// Whether these headers show the token that is in the file now. A file that cannot be read
+    /// leaves the last one valid.
     pub(super) async fn is_shown(&self, headers: &HeaderMap) -> bool {
-        let Some(shown) = shown(headers) else { return false };
+        let Some(shown) = shown(headers) else {
+            return false;
+        };
         match read(&self.path).await {
             Ok(token) => *self.last.lock() = token,
-            Err(error) => tracing::warn!(error = %format!("{error:#}"), "keeping the last admin token"),
+            Err(error) => {
+                tracing::warn!(error = %format!("{error:#}"), "keeping the last admin token")
+            }
         }
         // Hashes are compared in constant time.
         blake3::hash(&shown) == *self.last.lock()
@@ -39,21 +43,31 @@ impl TokenFile {
 }
 
 async fn read(path: &Path) -> anyhow::Result<Hash> {
-    let bytes = tokio::fs::read(path).await.with_context(|| format!("cannot read {}", path.display()))?;
+    let bytes = tokio::fs::read(path)
+        .await
+        .with_context(|| format!("cannot read {}", path.display()))?;
     let token = bytes.trim_ascii();
     ensure!(!token.is_empty(), "{} is empty", path.display());
-    ensure!(token.len() <= MAX_BYTES, "{} is too long for a token", path.display());
+    ensure!(
+        token.len() <= MAX_BYTES,
+        "{} is too long for a token",
+        path.display()
+    );
     Ok(blake3::hash(token))
 }
 
-/// The token of the only Authorization header: as a bearer's, or as the password of anybody, as browsers send what
-/// they ask for.
+/// The token of the only Authorization header: as a bearer's, or as the password of anybody, as
+/// browsers send what they ask for.
 fn shown(headers: &HeaderMap) -> Option<Cow<'_, [u8]>> {
     let mut values = headers.get_all(header::AUTHORIZATION).iter();
-    let (Some(value), None) = (values.next(), values.next()) else { return None };
+    let (Some(value), None) = (values.next(), values.next()) else {
+        return None;
+    };
     let of_scheme = |scheme: &str| {
         let (shown, rest) = value.as_bytes().split_at_checked(scheme.len())?;
-        shown.eq_ignore_ascii_case(scheme.as_bytes()).then_some(rest)
+        shown
+            .eq_ignore_ascii_case(scheme.as_bytes())
+            .then_some(rest)
     };
     if let Some(token) = of_scheme("Bearer ") {
         return Some(Cow::Borrowed(token));
@@ -105,7 +119,10 @@ mod tests {
                 Some(text) => std::fs::write(&path, text).unwrap(),
                 None => std::fs::remove_file(&path).unwrap(),
             }
-            assert!(token.is_shown(&headers(&["Bearer second"])).await, "the last good one stays");
+            assert!(
+                token.is_shown(&headers(&["Bearer second"])).await,
+                "the last good one stays"
+            );
             assert!(!token.is_shown(&headers(&["Bearer "])).await);
             assert!(TokenFile::load(path.clone()).await.is_err());
         }

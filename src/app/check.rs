@@ -1,7 +1,8 @@
-//! Whether a proxy with this configuration would work, found out before it is started, or beside one that runs.
+//! Whether a proxy with this configuration would work, found out before it is started, or beside
+//! one that runs.
 //!
-//! Everything is read by what `serve` itself reads it with. Nothing is written, and upstream is asked for nothing but
-//! its version, its types and what the proxy may.
+//! Everything is read by what `serve` itself reads it with. Nothing is written, and upstream is
+//! asked for nothing but its version, its types and what the proxy may.
 mod files;
 mod places;
 mod rights;
@@ -33,7 +34,8 @@ pub struct Finding {
     pub level: Level,
     /// What was looked at, in a word.
     pub subject: &'static str,
-    /// What was found, on one line; where something is wrong, with the flag or right that would help.
+    /// What was found, on one line; where something is wrong, with the flag or right that would
+    /// help.
     pub message: String,
 }
 
@@ -43,7 +45,11 @@ struct Findings(Vec<Finding>);
 
 impl Findings {
     fn add(&mut self, level: Level, subject: &'static str, message: impl Into<String>) {
-        self.0.push(Finding { level, subject, message: message.into() });
+        self.0.push(Finding {
+            level,
+            subject,
+            message: message.into(),
+        });
     }
 
     fn ok(&mut self, subject: &'static str, message: impl Into<String>) {

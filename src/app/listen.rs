@@ -51,12 +51,14 @@ pub(super) enum Bound {
 impl Bound {
     pub(super) async fn new(listen: &Listen, tls: Option<ServerTls>) -> anyhow::Result<Self> {
         match (listen, tls) {
-            (Listen::Tls(address), Some(tls)) => Ok(Self::Tls(bind(*address, "--listen").await?, tls)),
+            (Listen::Tls(address), Some(tls)) => {
+                Ok(Self::Tls(bind(*address, "--listen").await?, tls))
+            }
             (Listen::Tls(_), None) => anyhow::bail!("an address is served by TLS only"),
             (Listen::Socket { path, mode }, _) => {
                 let bound = socket::bind(path, *mode).await;
-                let (listener, file) =
-                    bound.with_context(|| format!("cannot listen on {} (--listen)", path.display()))?;
+                let (listener, file) = bound
+                    .with_context(|| format!("cannot listen on {} (--listen)", path.display()))?;
                 Ok(Self::Socket(listener, file))
             }
         }
@@ -77,8 +79,12 @@ impl Bound {
             async move { telemetry::traced(request, |request| server.handle(request, peer)).await }
         };
         match self {
-            Self::Tls(listener, tls) => listen::serve(listener, tls, service, limits, draining).await,
-            Self::Socket(listener, _file) => listen::serve_socket(listener, service, limits, draining).await,
+            Self::Tls(listener, tls) => {
+                listen::serve(listener, tls, service, limits, draining).await
+            }
+            Self::Socket(listener, _file) => {
+                listen::serve_socket(listener, service, limits, draining).await
+            }
         }
     }
 }

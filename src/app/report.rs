@@ -1,4 +1,5 @@
-//! The configuration as it is in effect, for operators. Names of files stand in it, and nothing of what is in them.
+//! The configuration as it is in effect, for operators. Names of files stand in it, and nothing of
+//! what is in them.
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -85,7 +86,10 @@ fn name(path: &Path) -> String {
 }
 
 fn pair(files: Option<&(PathBuf, PathBuf)>) -> Value {
-    files.map_or(Value::Null, |(cert, key)| json!({ "cert": name(cert), "key": name(key) }))
+    files.map_or(
+        Value::Null,
+        |(cert, key)| json!({ "cert": name(cert), "key": name(key) }),
+    )
 }
 
 fn seconds(duration: Duration) -> f64 {
@@ -97,13 +101,21 @@ fn without_credentials(url: &str) -> String {
     match url.split_once("://") {
         Some((scheme, rest)) => {
             let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-            let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+            let host = authority
+                .rsplit_once('@')
+                .map_or(authority, |(_, host)| host);
             format!(
                 "{scheme}://{host}{}",
-                &rest[authority.len()..].split(['?', '#']).next().unwrap_or_default()
+                &rest[authority.len()..]
+                    .split(['?', '#'])
+                    .next()
+                    .unwrap_or_default()
             )
         }
-        None => url.rsplit_once('@').map_or(url, |(_, host)| host).to_owned(),
+        None => url
+            .rsplit_once('@')
+            .map_or(url, |(_, host)| host)
+            .to_owned(),
     }
 }
 

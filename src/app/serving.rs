@@ -12,14 +12,21 @@ pub(super) type Knobs = Vec<(PathBuf, &'static str)>;
 impl Config {
     /// The flags of the files that TLS with clients is made of.
     pub(super) fn knobs(&self) -> Knobs {
-        let pair = self.certificate.iter().flat_map(|(cert, key)| [(cert, "--tls-cert"), (key, "--tls-key")]);
+        let pair = self
+            .certificate
+            .iter()
+            .flat_map(|(cert, key)| [(cert, "--tls-cert"), (key, "--tls-key")]);
         let all = pair.chain(self.authorities());
         all.map(|(file, flag)| (file.clone(), flag)).collect()
     }
 
     /// The files of authorities of callers' certificates, and their flags.
     pub(super) fn authorities(&self) -> impl Iterator<Item = (&PathBuf, &'static str)> {
-        let clients = self.access.client_ca.iter().map(|file| (file, "--client-ca-file"));
+        let clients = self
+            .access
+            .client_ca
+            .iter()
+            .map(|file| (file, "--client-ca-file"));
         let front_proxy = self.access.front_proxy.iter();
         clients.chain(front_proxy.map(|proxy| (&proxy.ca, "--requestheader-client-ca-file")))
     }
@@ -39,12 +46,16 @@ impl Config {
             names: self.names.clone(),
             listen,
         };
-        ServerTls::load(options).await.map_err(|error| named(error, &self.knobs()))
+        ServerTls::load(options)
+            .await
+            .map_err(|error| named(error, &self.knobs()))
     }
 
     /// What operators see, if that is not plain HTTP.
     pub(super) async fn admin_serving(&self) -> anyhow::Result<Option<ServerTls>> {
-        let Some((cert, key)) = self.admin.certificate.clone() else { return Ok(None) };
+        let Some((cert, key)) = self.admin.certificate.clone() else {
+            return Ok(None);
+        };
         let options = TlsOptions {
             cert: Some(cert.clone()),
             key: Some(key.clone()),
@@ -54,13 +65,19 @@ impl Config {
             listen: self.admin_listen.ip(),
         };
         let knobs = vec![(cert, "--admin-tls-cert"), (key, "--admin-tls-key")];
-        ServerTls::load(options).await.map(Some).map_err(|error| named(error, &knobs))
+        ServerTls::load(options)
+            .await
+            .map(Some)
+            .map_err(|error| named(error, &knobs))
     }
 }
 
 /// With the flag that named the file.
 pub(super) fn named(error: TlsError, knobs: &Knobs) -> anyhow::Error {
-    let flag = knobs.iter().find(|(file, _)| error.path() == Some(file)).map(|(_, flag)| *flag);
+    let flag = knobs
+        .iter()
+        .find(|(file, _)| error.path() == Some(file))
+        .map(|(_, flag)| *flag);
     match flag {
         Some(flag) => anyhow::Error::new(error).context(flag),
         None => error.into(),

@@ -22,7 +22,9 @@ pub enum AuditError {
         source: io::Error,
     },
     /// The webhook's kubeconfig cannot be used.
-    #[error("cannot use the audit webhook's kubeconfig {path} (--audit-webhook-config-file): {reason}")]
+    #[error(
+        "cannot use the audit webhook's kubeconfig {path} (--audit-webhook-config-file): {reason}"
+    )]
     Webhook {
         /// The file.
         path: PathBuf,

@@ -1,7 +1,7 @@
 //! Events of the audit log, in the form that kube-apiserver writes with `--audit-log-format=json`.
 //!
-//! Source: `apiserver/pkg/apis/audit/v1/types.go` (fields and their order), `apiserver/pkg/audit/request.go` (what is in
-//! them), and lines of a real API server.
+//! Source: `apiserver/pkg/apis/audit/v1/types.go` (fields and their order),
+//! `apiserver/pkg/audit/request.go` (what is in them), and lines of a real API server.
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
@@ -31,8 +31,12 @@ pub(super) enum Stage {
 }
 
 impl Stage {
-    pub(super) const ALL: [Self; 4] =
-        [Self::RequestReceived, Self::ResponseStarted, Self::ResponseComplete, Self::Panic];
+    pub(super) const ALL: [Self; 4] = [
+        Self::RequestReceived,
+        Self::ResponseStarted,
+        Self::ResponseComplete,
+        Self::Panic,
+    ];
 
     pub(super) fn as_str(self) -> &'static str {
         match self {
@@ -98,7 +102,9 @@ impl Form {
 
     pub(super) fn answered(&mut self, answered: &Answered<'_>) {
         self.status = match answered {
-            Answered::Code(code) => format!(r#","responseStatus":{{"metadata":{{}},"code":{code}}}"#),
+            Answered::Code(code) => {
+                format!(r#","responseStatus":{{"metadata":{{}},"code":{code}}}"#)
+            }
             Answered::Closed => concat!(
                 r#","responseStatus":{"metadata":{},"status":"Success","#,
                 r#""message":"Connection closed early","code":200}"#
@@ -107,7 +113,9 @@ impl Form {
             Answered::Status(status) => {
                 let object = status.to_object(Encoding::Json);
                 let text = String::from_utf8_lossy(&object);
-                let inside = text.strip_prefix(r#"{"kind":"Status","apiVersion":"v1","#).unwrap_or("}");
+                let inside = text
+                    .strip_prefix(r#"{"kind":"Status","apiVersion":"v1","#)
+                    .unwrap_or("}");
                 format!(",\"responseStatus\":{{{inside}")
             }
         }
@@ -125,14 +133,20 @@ impl Form {
         self.annotations = text.into();
     }
 
-    /// The type is deprecated, as a warning to the client says. Source: `apiserver/pkg/endpoints/metrics/metrics.go`
-    /// (`MonitorRequest`), `apiserver/pkg/endpoints/deprecation/deprecation.go` (`WarningMessage`).
+    /// The type is deprecated, as a warning to the client says. Source:
+    /// `apiserver/pkg/endpoints/metrics/metrics.go` (`MonitorRequest`),
+    /// `apiserver/pkg/endpoints/deprecation/deprecation.go` (`WarningMessage`).
     pub(super) fn deprecated(&mut self, warning: &str) {
         let mut text = r#","k8s.io/deprecated":"true""#.to_owned();
-        let release = warning.split_once(" is deprecated in v").and_then(|(_, rest)| {
-            let release = rest.split_once("+, unavailable in v")?.1.split_once('+')?.0;
-            release.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.').then_some(release)
-        });
+        let release = warning
+            .split_once(" is deprecated in v")
+            .and_then(|(_, rest)| {
+                let release = rest.split_once("+, unavailable in v")?.1.split_once('+')?.0;
+                release
+                    .bytes()
+                    .all(|byte| byte.is_ascii_digit() || byte == b'.')
+                    .then_some(release)
+            });
         if let Some(release) = release {
             let _ = write!(text, r#","k8s.io/removed-release":"{release}""#);
         }
@@ -141,7 +155,14 @@ impl Form {
 
     /// The line of one stage.
     pub(super) fn line(&self, stage: Stage, now: Timestamp) -> Bytes {
-        let Self { received, head, about, status, annotations, last_annotations } = self;
+        let Self {
+            received,
+            head,
+            about,
+            status,
+            annotations,
+            last_annotations,
+        } = self;
         let (at, status, annotations) = match stage {
             Stage::RequestReceived => (*received, "", ""),
             _ => (now, &**status, &**annotations),
@@ -178,7 +199,8 @@ impl Form {
 
 /// An EventList of these lines, as upstream posts it.
 pub(super) fn list(lines: &[Bytes]) -> Bytes {
-    let mut out = br#"{"kind":"EventList","apiVersion":"audit.k8s.io/v1","metadata":{},"items":["#.to_vec();
+    let mut out =
+        br#"{"kind":"EventList","apiVersion":"audit.k8s.io/v1","metadata":{},"items":["#.to_vec();
     out.reserve(lines.iter().map(Bytes::len).sum());
     for (index, line) in lines.iter().enumerate() {
         out.extend_from_slice(if index == 0 { b"{" } else { b",{" });
@@ -190,7 +212,15 @@ pub(super) fn list(lines: &[Bytes]) -> Bytes {
 }
 
 fn about(subject: &Subject<'_>) -> String {
-    let Subject { uri, verb, user, source_ips, user_agent, resource, .. } = subject;
+    let Subject {
+        uri,
+        verb,
+        user,
+        source_ips,
+        user_agent,
+        resource,
+        ..
+    } = subject;
     let mut out = String::with_capacity(512);
     member(&mut out, ",\"requestURI\":", uri.as_bytes());
     member(&mut out, ",\"verb\":", verb.as_bytes());
@@ -207,7 +237,11 @@ fn about(subject: &Subject<'_>) -> String {
     out.push(']');
     match user_agent.get(..MAX_USER_AGENT) {
         Some(start) if user_agent.len() > MAX_USER_AGENT => {
-            member(&mut out, ",\"userAgent\":", &[start, CUT.as_bytes()].concat());
+            member(
+                &mut out,
+                ",\"userAgent\":",
+                &[start, CUT.as_bytes()].concat(),
+            );
         }
         _ => member(&mut out, ",\"userAgent\":", user_agent),
     }
@@ -216,11 +250,17 @@ fn about(subject: &Subject<'_>) -> String {
         object(&mut out, |out| {
             let mut text = |key, text: &str| member(out, key, text.as_bytes());
             text(",\"resource\":", &resource.gvr.resource);
-            text(",\"namespace\":", resource.namespace.as_deref().unwrap_or_default());
+            text(
+                ",\"namespace\":",
+                resource.namespace.as_deref().unwrap_or_default(),
+            );
             text(",\"name\":", resource.name.as_deref().unwrap_or_default());
             text(",\"apiGroup\":", &resource.gvr.group);
             text(",\"apiVersion\":", &resource.gvr.version);
-            text(",\"subresource\":", resource.subresource.as_deref().unwrap_or_default());
+            text(
+                ",\"subresource\":",
+                resource.subresource.as_deref().unwrap_or_default(),
+            );
         });
     }
     out
@@ -228,7 +268,11 @@ fn about(subject: &Subject<'_>) -> String {
 
 fn write_user(out: &mut String, user: &Identity) {
     member(out, ",\"username\":", user.user.as_bytes());
-    member(out, ",\"uid\":", user.uid.as_deref().unwrap_or_default().as_bytes());
+    member(
+        out,
+        ",\"uid\":",
+        user.uid.as_deref().unwrap_or_default().as_bytes(),
+    );
     if !user.groups.is_empty() {
         out.push_str(",\"groups\":");
         strings(out, &user.groups);
@@ -268,7 +312,8 @@ fn object(out: &mut String, write: impl FnOnce(&mut String)) {
     out.push('}');
 }
 
-/// Appends key and text, unless the text is empty. Each byte that is no text becomes what Go's encoder makes of it.
+/// Appends key and text, unless the text is empty. Each byte that is no text becomes what Go's
+/// encoder makes of it.
 fn member(out: &mut String, key: &str, text: &[u8]) {
     if text.is_empty() {
         return;

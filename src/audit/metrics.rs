@@ -8,7 +8,10 @@ pub const DROPPED: &str = "watershed_audit_events_dropped_total";
 
 /// Tells the recorder what the metrics mean.
 pub fn describe() {
-    describe_counter!(EVENTS, "Audit events made, each counted once, whatever number of sinks there is.");
+    describe_counter!(
+        EVENTS,
+        "Audit events made, each counted once, whatever number of sinks there is."
+    );
     describe_counter!(
         DROPPED,
         "Audit events lost to a sink: its queue was full, or it could not be written or reached."

@@ -1,7 +1,7 @@
 //! Which requests are logged: kube-apiserver's own Policy.
 //!
-//! Source: `apiserver/pkg/audit/policy/checker.go` (which rule holds), `apiserver/pkg/apis/audit/validation/validation.go`
-//! (what is refused).
+//! Source: `apiserver/pkg/audit/policy/checker.go` (which rule holds),
+//! `apiserver/pkg/apis/audit/validation/validation.go` (what is refused).
 use std::path::Path;
 
 use serde::Deserialize;
@@ -31,7 +31,11 @@ impl Omitted {
     }
 
     fn of(stages: &[&Vec<String>]) -> Self {
-        Self(Stage::ALL.map(|stage| stages.iter().any(|list| list.iter().any(|name| name == stage.as_str()))))
+        Self(Stage::ALL.map(|stage| {
+            stages
+                .iter()
+                .any(|list| list.iter().any(|name| name == stage.as_str()))
+        }))
     }
 }
 
@@ -92,13 +96,20 @@ impl Default for Policy {
     /// Everything, when it is answered.
     fn default() -> Self {
         let omitted = Omitted::of(&[&vec![Stage::RequestReceived.as_str().to_owned()]]);
-        Self(vec![Rule { omitted: Some(omitted), bodies: false, matches: RuleFile::default() }])
+        Self(vec![Rule {
+            omitted: Some(omitted),
+            bodies: false,
+            matches: RuleFile::default(),
+        }])
     }
 }
 
 impl Policy {
     pub(super) fn read(path: &Path) -> Result<Self, AuditError> {
-        let wrong = |reason| AuditError::Policy { path: path.to_owned(), reason };
+        let wrong = |reason| AuditError::Policy {
+            path: path.to_owned(),
+            reason,
+        };
         let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
         Self::parse(&text).map_err(wrong)
     }
@@ -108,7 +119,9 @@ impl Policy {
             serde_saphyr::from_str(text).map_err(|error| error.without_snippet().to_string())?;
         if file.api_version != "audit.k8s.io/v1" || file.kind != "Policy" {
             let (version, kind) = (file.api_version, file.kind);
-            return Err(format!("it is {kind:?} of {version:?}, not Policy of audit.k8s.io/v1"));
+            return Err(format!(
+                "it is {kind:?} of {version:?}, not Policy of audit.k8s.io/v1"
+            ));
         }
         let everywhere = file.omit_stages.unwrap_or_default();
         check_stages(&everywhere).map_err(|reason| format!("omitStages: {reason}"))?;
@@ -131,7 +144,10 @@ impl Policy {
 
     /// What is not logged of a request; `None` if nothing is logged.
     pub(super) fn evaluate(&self, attributes: &Attributes<'_>) -> Option<Omitted> {
-        self.0.iter().find(|rule| rule.matches.fit(attributes))?.omitted
+        self.0
+            .iter()
+            .find(|rule| rule.matches.fit(attributes))?
+            .omitted
     }
 }
 
@@ -144,17 +160,23 @@ impl Rule {
             "Request" | "RequestResponse" => (Some(omitted), true),
             "" => return Err("it has no level".to_owned()),
             other => {
-                return Err(format!("level {other:?} is none of None, Metadata, Request, RequestResponse"));
+                return Err(format!(
+                    "level {other:?} is none of None, Metadata, Request, RequestResponse"
+                ));
             }
         };
         check_stages(some(&rule.omit_stages)).map_err(|reason| format!("omitStages: {reason}"))?;
         let urls = some(&rule.non_resource_urls);
         for url in urls.iter().filter(|url| *url != "*") {
             if !url.starts_with('/') {
-                return Err(format!("nonResourceURLs: {url:?} does not begin with a slash"));
+                return Err(format!(
+                    "nonResourceURLs: {url:?} does not begin with a slash"
+                ));
             }
             if url.trim_end_matches('*').contains('*') || url.ends_with("**") {
-                return Err(format!("nonResourceURLs: {url:?} has an asterisk before its end"));
+                return Err(format!(
+                    "nonResourceURLs: {url:?} has an asterisk before its end"
+                ));
             }
         }
         for resources in some(&rule.resources) {
@@ -162,7 +184,8 @@ impl Rule {
             if !matches!(&**group, "" | "*") && !is_subdomain(group) {
                 return Err(format!("resources: {group:?} is no name of a group"));
             }
-            if !some(&resources.resource_names).is_empty() && some(&resources.resources).is_empty() {
+            if !some(&resources.resource_names).is_empty() && some(&resources.resources).is_empty()
+            {
                 return Err("resources: resourceNames need resources".to_owned());
             }
         }
@@ -170,31 +193,44 @@ impl Rule {
         if !urls.is_empty() && of_resources {
             return Err("it is about resources and about nonResourceURLs".to_owned());
         }
-        Ok(Self { omitted, bodies, matches: rule })
+        Ok(Self {
+            omitted,
+            bodies,
+            matches: rule,
+        })
     }
 }
 
 impl RuleFile {
     fn fit(&self, attributes: &Attributes<'_>) -> bool {
-        let Attributes { user, verb, path, resource } = attributes;
+        let Attributes {
+            user,
+            verb,
+            path,
+            resource,
+        } = attributes;
         let by = |list: &Option<Vec<String>>, fits: &dyn Fn(&[String]) -> bool| {
             some(list).is_empty() || fits(some(list))
         };
-        if !by(&self.users, &|users| user.is_some_and(|user| users.contains(&user.user)))
-            || !by(&self.user_groups, &|groups| {
-                user.is_some_and(|user| user.groups.iter().any(|group| groups.contains(group)))
-            })
-            || !by(&self.verbs, &|verbs| has(verbs, verb))
+        if !by(&self.users, &|users| {
+            user.is_some_and(|user| users.contains(&user.user))
+        }) || !by(&self.user_groups, &|groups| {
+            user.is_some_and(|user| user.groups.iter().any(|group| groups.contains(group)))
+        }) || !by(&self.verbs, &|verbs| has(verbs, verb))
         {
             return false;
         }
-        let (resources, namespaces, urls) =
-            (some(&self.resources), some(&self.namespaces), some(&self.non_resource_urls));
+        let (resources, namespaces, urls) = (
+            some(&self.resources),
+            some(&self.namespaces),
+            some(&self.non_resource_urls),
+        );
         if !resources.is_empty() || !namespaces.is_empty() {
             let Some(asked) = resource else { return false };
             let namespace = asked.namespace.as_deref().unwrap_or_default();
             return (namespaces.is_empty() || has(namespaces, namespace))
-                && (resources.is_empty() || resources.iter().any(|resources| resources.fit(asked)));
+                && (resources.is_empty()
+                    || resources.iter().any(|resources| resources.fit(asked)));
         }
         urls.is_empty() || resource.is_none() && urls.iter().any(|url| path_fits(path, url))
     }
@@ -213,13 +249,17 @@ impl GroupResources {
             return false;
         }
         let resource = &*asked.gvr.resource;
-        resources.iter().any(|wanted| match (wanted.split_once('/'), asked.subresource.as_deref()) {
-            _ if wanted == "*" => true,
-            // "pods/*" is about pods themselves, too.
-            (Some((of, "*")), _) if of == resource => true,
-            (Some((of, part)), Some(subresource)) => (of == "*" || of == resource) && part == subresource,
-            (None, None) => wanted == resource,
-            _ => false,
+        resources.iter().any(|wanted| {
+            match (wanted.split_once('/'), asked.subresource.as_deref()) {
+                _ if wanted == "*" => true,
+                // "pods/*" is about pods themselves, too.
+                (Some((of, "*")), _) if of == resource => true,
+                (Some((of, part)), Some(subresource)) => {
+                    (of == "*" || of == resource) && part == subresource
+                }
+                (None, None) => wanted == resource,
+                _ => false,
+            }
         })
     }
 }
@@ -234,11 +274,18 @@ fn has(list: &[String], text: &str) -> bool {
 }
 
 fn path_fits(path: &str, url: &str) -> bool {
-    url == "*" || url == path || url.strip_suffix('*').is_some_and(|start| path.starts_with(start))
+    url == "*"
+        || url == path
+        || url
+            .strip_suffix('*')
+            .is_some_and(|start| path.starts_with(start))
 }
 
 fn check_stages(stages: &[String]) -> Result<(), String> {
-    match stages.iter().find(|name| !Stage::ALL.iter().any(|stage| stage.as_str() == *name)) {
+    match stages
+        .iter()
+        .find(|name| !Stage::ALL.iter().any(|stage| stage.as_str() == *name))
+    {
         Some(name) => Err(format!("{name:?} is no stage")),
         None => Ok(()),
     }
@@ -248,7 +295,10 @@ fn check_stages(stages: &[String]) -> Result<(), String> {
 fn is_subdomain(name: &str) -> bool {
     let word = |word: &str| {
         let inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-        !word.is_empty() && word.bytes().all(inside) && !word.starts_with('-') && !word.ends_with('-')
+        !word.is_empty()
+            && word.bytes().all(inside)
+            && !word.starts_with('-')
+            && !word.ends_with('-')
     };
     name.len() <= 253 && name.split('.').all(word)
 }

@@ -75,9 +75,21 @@ pub(super) fn queue(sink: &'static str, size: usize) -> (Queue, Outlet) {
     // The series is there from the start.
     losses.counter.increment(0);
     let (waiting, ending) = (Arc::new(AtomicUsize::new(0)), CancellationToken::new());
-    let queue =
-        Queue { sender, waiting: Arc::clone(&waiting), losses: Arc::clone(&losses), ending: ending.clone() };
-    (queue, Outlet { receiver, waiting, losses, ending })
+    let queue = Queue {
+        sender,
+        waiting: Arc::clone(&waiting),
+        losses: Arc::clone(&losses),
+        ending: ending.clone(),
+    };
+    (
+        queue,
+        Outlet {
+            receiver,
+            waiting,
+            losses,
+            ending,
+        },
+    )
 }
 
 impl Queue {
@@ -95,9 +107,13 @@ impl Queue {
     pub(super) async fn flush(&self, patience: Duration) {
         self.ending.cancel();
         let (told, done) = oneshot::channel();
-        let flushed = async { self.sender.send(Message::Flush(told)).await.is_ok() && done.await.is_ok() };
+        let flushed =
+            async { self.sender.send(Message::Flush(told)).await.is_ok() && done.await.is_ok() };
         if tokio::time::timeout(patience, flushed).await != Ok(true) {
-            tracing::warn!(sink = self.losses.sink, "audit events that still waited are lost");
+            tracing::warn!(
+                sink = self.losses.sink,
+                "audit events that still waited are lost"
+            );
         }
     }
 }
@@ -136,7 +152,10 @@ impl Losses {
         self.counter.increment(events as u64);
         let mut complaints = self.complaints.lock();
         complaints.lost += events;
-        if complaints.last.is_none_or(|last| last.elapsed() >= COMPLAIN_EVERY) {
+        if complaints
+            .last
+            .is_none_or(|last| last.elapsed() >= COMPLAIN_EVERY)
+        {
             let lost = std::mem::take(&mut complaints.lost);
             complaints.last = Some(Instant::now());
             drop(complaints);
@@ -160,7 +179,9 @@ mod tests {
             queue.push(Bytes::from_static(text.as_bytes()));
         }
         assert_eq!(waiting(&outlet), 6);
-        let Next::Event(first) = outlet.next().await else { panic!("an event") };
+        let Next::Event(first) = outlet.next().await else {
+            panic!("an event")
+        };
         assert_eq!(first, "one");
         queue.push(Bytes::from_static(b"four"));
         for wanted in ["two", "four"] {
@@ -190,8 +211,9 @@ mod tests {
         queue.flush(Duration::from_secs(5)).await;
         assert!(outlet.ending.is_cancelled());
         assert!(matches!(outlet.next().await, Next::Event(_)));
-        let told =
-            tokio::spawn(async move { while let Next::Event(_) | Next::Flush(_) = outlet.next().await {} });
+        let told = tokio::spawn(async move {
+            while let Next::Event(_) | Next::Flush(_) = outlet.next().await {}
+        });
         queue.flush(Duration::from_secs(5)).await;
         drop(queue);
         told.await.unwrap();

@@ -17,7 +17,8 @@ use crate::access::{Decision, Identity};
 use crate::http::body::Body;
 use crate::kube::{RequestInfo, Status, Verb};
 
-/// What is found out about the caller. It travels in the request's extensions, where there is an audit log.
+/// What is found out about the caller. It travels in the request's extensions, where there is an
+/// audit log.
 #[derive(Clone, Default)]
 struct Known(Arc<Mutex<Caller>>);
 
@@ -65,7 +66,12 @@ struct Asked {
 }
 
 impl Record {
-    pub(super) fn begin<B>(audit: Audit, request: &mut Request<B>, peer: IpAddr, id: &HeaderValue) -> Self {
+    pub(super) fn begin<B>(
+        audit: Audit,
+        request: &mut Request<B>,
+        peer: IpAddr,
+        id: &HeaderValue,
+    ) -> Self {
         let known = Known::default();
         request.extensions_mut().insert(known.clone());
         let asked = Asked {
@@ -77,7 +83,12 @@ impl Record {
             source_ips: source_ips(request.headers(), peer),
             open: audit.0.open.token(),
         };
-        Self { audit, known, asked: Some(Box::new(asked)), forwarded: false }
+        Self {
+            audit,
+            known,
+            asked: Some(Box::new(asked)),
+            forwarded: false,
+        }
     }
 
     /// Upstream is asked, and logs the request.
@@ -87,20 +98,40 @@ impl Record {
 
     /// The request is answered here: with the response that comes back, whose end is logged.
     pub fn answered(mut self, response: Response<Body>) -> Response<Body> {
-        let Some(asked) = self.asked.take() else { return response };
+        let Some(asked) = self.asked.take() else {
+            return response;
+        };
         let status = response.extensions().get::<Status>().cloned();
         let code = response.status();
         let warning = response.headers().get(header::WARNING).cloned();
-        let Some(mut complete) = self.log(*asked, code, status, false) else { return response };
+        let Some(mut complete) = self.log(*asked, code, status, false) else {
+            return response;
+        };
         if let Some(warning) = warning {
-            complete.form.deprecated(&String::from_utf8_lossy(warning.as_bytes()));
+            complete
+                .form
+                .deprecated(&String::from_utf8_lossy(warning.as_bytes()));
         }
         response.map(|body| body::until_dropped(body, complete))
     }
 
     /// Logs everything but the end, which the value that comes back logs.
-    fn log(&self, asked: Asked, code: StatusCode, status: Option<Status>, closed: bool) -> Option<Complete> {
-        let Asked { received, id, method, uri, user_agent, source_ips, open } = asked;
+    fn log(
+        &self,
+        asked: Asked,
+        code: StatusCode,
+        status: Option<Status>,
+        closed: bool,
+    ) -> Option<Complete> {
+        let Asked {
+            received,
+            id,
+            method,
+            uri,
+            user_agent,
+            source_ips,
+            open,
+        } = asked;
         let info = RequestInfo::parse(&method, uri.path(), uri.query());
         let verb = verb(&info, &method);
         let (user, decision) = {
@@ -108,8 +139,12 @@ impl Record {
             (caller.user.clone(), caller.decision.clone())
         };
         let (user, resource) = (user.as_deref(), info.resource.as_ref());
-        let omitted =
-            self.audit.0.policy.evaluate(&Attributes { user, verb: &verb, path: uri.path(), resource })?;
+        let omitted = self.audit.0.policy.evaluate(&Attributes {
+            user,
+            verb: &verb,
+            path: uri.path(),
+            resource,
+        })?;
         let subject = Subject {
             id: id.as_bytes(),
             uri: uri.path_and_query().map_or("/", |path| path.as_str()),
@@ -135,8 +170,15 @@ impl Record {
         if let Some((allowed, reason)) = decision {
             form.decided(allowed, &reason);
         }
-        let log = Complete { audit: self.audit.clone(), form, omitted, _open: open, silent: false };
-        // Of who is not known, upstream logs this alone. Source: `apiserver/pkg/endpoints/filters/authn_audit.go`.
+        let log = Complete {
+            audit: self.audit.clone(),
+            form,
+            omitted,
+            _open: open,
+            silent: false,
+        };
+        // Of who is not known, upstream logs this alone. Source:
+        // `apiserver/pkg/endpoints/filters/authn_audit.go`.
         if code == StatusCode::UNAUTHORIZED && user.is_none() {
             log.emit(Stage::ResponseStarted);
             log.silently();
@@ -202,7 +244,10 @@ fn verb(info: &RequestInfo, method: &Method) -> Cow<'static, str> {
 
 /// Source: kube-apiserver's own check (controlplane/apiserver/config.go).
 fn is_long_running(info: &RequestInfo) -> bool {
-    let subresource = info.resource.as_ref().and_then(|asked| asked.subresource.as_deref());
+    let subresource = info
+        .resource
+        .as_ref()
+        .and_then(|asked| asked.subresource.as_deref());
     let streams = ["attach", "exec", "proxy", "log", "portforward"];
     info.resource.is_some() && info.verb == Verb::Watch
         || subresource.is_some_and(|part| streams.contains(&part))

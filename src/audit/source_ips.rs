@@ -10,7 +10,11 @@ const REAL_IP: &str = "x-real-ip";
 
 /// In upstream's order. All but the last are the client's word.
 pub(super) fn source_ips(headers: &HeaderMap, peer: IpAddr) -> Vec<IpAddr> {
-    let text = |name| headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()));
+    let text = |name| {
+        headers
+            .get(name)
+            .map(|value| String::from_utf8_lossy(value.as_bytes()))
+    };
     let mut found: Vec<IpAddr> = Vec::new();
     if let Some(list) = text(FORWARDED_FOR) {
         found.extend(list.split(',').filter_map(|part| parse(part.trim())));
@@ -27,10 +31,14 @@ pub(super) fn source_ips(headers: &HeaderMap, peer: IpAddr) -> Vec<IpAddr> {
     found
 }
 
-/// Go's old parser, which upstream keeps: leading zeros are decimal, and mapped addresses are version 4.
+/// Go's old parser, which upstream keeps: leading zeros are decimal, and mapped addresses are
+/// version 4.
 fn parse(text: &str) -> Option<IpAddr> {
     if text.contains(':') {
-        return text.parse::<Ipv6Addr>().ok().map(|address| IpAddr::V6(address).to_canonical());
+        return text
+            .parse::<Ipv6Addr>()
+            .ok()
+            .map(|address| IpAddr::V6(address).to_canonical());
     }
     let mut octets = [0_u8; 4];
     let mut parts = text.split('.');
@@ -38,7 +46,11 @@ fn parse(text: &str) -> Option<IpAddr> {
         let part = parts.next()?;
         let digits = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
         let plain = part.trim_start_matches('0');
-        *octet = if digits && plain.is_empty() { 0 } else { plain.parse().ok().filter(|_| digits)? };
+        *octet = if digits && plain.is_empty() {
+            0
+        } else {
+            plain.parse().ok().filter(|_| digits)?
+        };
     }
     parts.next().is_none().then(|| IpAddr::from(octets))
 }
@@ -54,8 +66,10 @@ mod tests {
                 headers.append(name, value.parse().unwrap());
             }
         }
-        let found: Vec<_> =
-            source_ips(&headers, peer.parse().unwrap()).iter().map(ToString::to_string).collect();
+        let found: Vec<_> = source_ips(&headers, peer.parse().unwrap())
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         found.join(" ")
     }
 
@@ -63,13 +77,30 @@ mod tests {
     fn addresses_are_read_as_upstream_reads_them() {
         // The first was observed at a real API server.
         assert_eq!(
-            found("1.2.3.4, ::ffff:5.6.7.8, junk, 2001:DB8::1, 01.02.03.04", "9.9.9.9", "127.0.0.1"),
+            found(
+                "1.2.3.4, ::ffff:5.6.7.8, junk, 2001:DB8::1, 01.02.03.04",
+                "9.9.9.9",
+                "127.0.0.1"
+            ),
             "1.2.3.4 5.6.7.8 2001:db8::1 1.2.3.4 9.9.9.9 127.0.0.1"
         );
         assert_eq!(found("", "", "::ffff:10.0.0.1"), "10.0.0.1");
-        assert_eq!(found("1.1.1.1,2.2.2.2", "1.1.1.1", "2.2.2.2"), "1.1.1.1 2.2.2.2");
-        assert_eq!(found("2.2.2.2,1.1.1.1", "", "2.2.2.2"), "2.2.2.2 1.1.1.1 2.2.2.2");
-        assert_eq!(found("1.2.3,1.2.3.4.5,1.2.3.256,+1.2.3.4,1.2.3.", " 3.3.3.3", "::1"), "::1");
+        assert_eq!(
+            found("1.1.1.1,2.2.2.2", "1.1.1.1", "2.2.2.2"),
+            "1.1.1.1 2.2.2.2"
+        );
+        assert_eq!(
+            found("2.2.2.2,1.1.1.1", "", "2.2.2.2"),
+            "2.2.2.2 1.1.1.1 2.2.2.2"
+        );
+        assert_eq!(
+            found(
+                "1.2.3,1.2.3.4.5,1.2.3.256,+1.2.3.4,1.2.3.",
+                " 3.3.3.3",
+                "::1"
+            ),
+            "::1"
+        );
         assert_eq!(found("0.0.0.0, fe80::1%eth0", "", "::1"), "0.0.0.0 ::1");
     }
 }

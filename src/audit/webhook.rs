@@ -1,7 +1,8 @@
 //! The webhook: EventLists are posted to it as kube-apiserver posts them, one after the other.
 //!
-//! Source: `apiserver/plugin/pkg/audit/webhook/webhook.go`, `apiserver/plugin/pkg/audit/buffered/buffered.go`,
-//! `apiserver/pkg/util/webhook/webhook.go` (time limits and repetitions).
+//! Source: `apiserver/plugin/pkg/audit/webhook/webhook.go`,
+//! `apiserver/plugin/pkg/audit/buffered/buffered.go`, `apiserver/pkg/util/webhook/webhook.go` (time
+//! limits and repetitions).
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -52,7 +53,9 @@ struct Batch {
 /// Reads the kubeconfig and starts the task. It ends with the queue.
 pub(super) async fn start(config: WebhookConfig) -> Result<Queue, AuditError> {
     let path = config.config_file.clone();
-    let webhook = Webhook::new(config).await.map_err(|reason| wrong(path, reason))?;
+    let webhook = Webhook::new(config)
+        .await
+        .map_err(|reason| wrong(path, reason))?;
     let (queue, outlet) = queue("webhook", webhook.config.buffer_size);
     tokio::spawn(webhook.run(outlet));
     Ok(queue)
@@ -61,7 +64,10 @@ pub(super) async fn start(config: WebhookConfig) -> Result<Queue, AuditError> {
 /// Reads the kubeconfig.
 pub(super) async fn check(config: WebhookConfig) -> Result<(), AuditError> {
     let path = config.config_file.clone();
-    Webhook::new(config).await.map(drop).map_err(|reason| wrong(path, reason))
+    Webhook::new(config)
+        .await
+        .map(drop)
+        .map_err(|reason| wrong(path, reason))
 }
 
 fn wrong(path: PathBuf, reason: String) -> AuditError {
@@ -72,19 +78,32 @@ impl Webhook {
     async fn new(mut config: WebhookConfig) -> Result<Self, String> {
         config.batch_max_wait = config.batch_max_wait.min(LONGEST_WAIT);
         config.initial_backoff = config.initial_backoff.min(LONGEST_WAIT);
-        let kubeconfig = Kubeconfig::read_from(&config.config_file).map_err(|error| one_line(&error))?;
-        let mut clusters = kubeconfig.clusters.iter().filter_map(|named| named.cluster.as_ref());
-        if clusters.any(|cluster| cluster.proxy_url.as_ref().is_some_and(|url| !url.is_empty())) {
+        let kubeconfig =
+            Kubeconfig::read_from(&config.config_file).map_err(|error| one_line(&error))?;
+        let mut clusters = kubeconfig
+            .clusters
+            .iter()
+            .filter_map(|named| named.cluster.as_ref());
+        if clusters.any(|cluster| {
+            cluster
+                .proxy_url
+                .as_ref()
+                .is_some_and(|url| !url.is_empty())
+        }) {
             return Err("it has a proxy-url, which is not supported".to_owned());
         }
         // kube-client builds its TLS on the process' default provider.
         crate::http::install_crypto();
         let options = KubeConfigOptions::default();
-        let mut target =
-            Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|error| one_line(&error))?;
+        let mut target = Config::from_custom_kubeconfig(kubeconfig, &options)
+            .await
+            .map_err(|error| one_line(&error))?;
         // Like client-go, which leaves a query in the server's URL out.
         let path = target.cluster_url.path().trim_end_matches('/');
-        let uri = Uri::try_from(format!("{}?{QUERY}", if path.is_empty() { "/" } else { path }));
+        let uri = Uri::try_from(format!(
+            "{}?{QUERY}",
+            if path.is_empty() { "/" } else { path }
+        ));
         let uri = uri.map_err(|error| one_line(&error))?;
         let mut parts = std::mem::take(&mut target.cluster_url).into_parts();
         parts.path_and_query = Some(http::uri::PathAndQuery::from_static("/"));
@@ -93,7 +112,11 @@ impl Webhook {
         // What HTTPS_PROXY says is not meant for it.
         target.proxy_url = None;
         let client = Client::try_from(target).map_err(|error| one_line(&error))?;
-        Ok(Self { client, uri, config })
+        Ok(Self {
+            client,
+            uri,
+            config,
+        })
     }
 
     async fn run(self, mut outlet: Outlet) {
@@ -159,7 +182,9 @@ impl Webhook {
         let mut wait = self.config.initial_backoff;
         let mut attempt = 1;
         loop {
-            let Err(error) = self.post(body.clone()).await else { return Ok(()) };
+            let Err(error) = self.post(body.clone()).await else {
+                return Ok(());
+            };
             if attempt == ATTEMPTS || outlet.ending.is_cancelled() {
                 return Err(error);
             }
@@ -175,20 +200,39 @@ impl Webhook {
     }
 
     async fn post(&self, body: Bytes) -> Result<(), String> {
-        let mut request =
-            Request::post(self.uri.clone()).body(Body::from(body)).map_err(|error| one_line(&error))?;
+        let mut request = Request::post(self.uri.clone())
+            .body(Body::from(body))
+            .map_err(|error| one_line(&error))?;
         let headers = request.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert(header::ACCEPT, HeaderValue::from_static("application/json, */*"));
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/json"),
+        );
+        headers.insert(
+            header::ACCEPT,
+            HeaderValue::from_static("application/json, */*"),
+        );
         let agent = concat!("watershed/", env!("CARGO_PKG_VERSION"));
         headers.insert(header::USER_AGENT, HeaderValue::from_static(agent));
         let answered = async {
-            let response = self.client.send(request).await.map_err(|error| one_line(&error))?;
+            let response = self
+                .client
+                .send(request)
+                .await
+                .map_err(|error| one_line(&error))?;
             let status = response.status();
             // What it says does not matter.
-            let _ = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
-            if status.is_success() { Ok(()) } else { Err(format!("it answers {status}")) }
+            let _ = Limited::new(response.into_body(), MAX_ANSWER)
+                .collect()
+                .await;
+            if status.is_success() {
+                Ok(())
+            } else {
+                Err(format!("it answers {status}"))
+            }
         };
-        timeout(ANSWER, answered).await.unwrap_or_else(|_| Err(format!("no answer within {ANSWER:?}")))
+        timeout(ANSWER, answered)
+            .await
+            .unwrap_or_else(|_| Err(format!("no answer within {ANSWER:?}")))
     }
 }

@@ -28,7 +28,9 @@ pub(super) fn start(config: LogConfig) -> Result<Queue, AuditError> {
     };
     let started = output.and_then(|output| {
         let (queue, outlet) = queue("log", LOG_BUFFER);
-        std::thread::Builder::new().name("audit-log".to_owned()).spawn(move || run(outlet, output))?;
+        std::thread::Builder::new()
+            .name("audit-log".to_owned())
+            .spawn(move || run(outlet, output))?;
         Ok(queue)
     });
     started.map_err(failed)
@@ -39,16 +41,25 @@ pub(super) fn check(path: &Path) -> Result<(), AuditError> {
     if path == Path::new("-") {
         return Ok(());
     }
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
     let opened = if path.exists() {
-        std::fs::OpenOptions::new().append(true).open(path).map(drop)
+        std::fs::OpenOptions::new()
+            .append(true)
+            .open(path)
+            .map(drop)
     } else if folder.exists() {
         tempfile::tempfile_in(folder).map(drop)
     } else {
         // It is made with the file.
         Ok(())
     };
-    opened.map_err(|source| AuditError::Log { path: path.to_owned(), source })
+    opened.map_err(|source| AuditError::Log {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 fn run(mut outlet: Outlet, mut output: Output) {
@@ -61,7 +72,8 @@ fn run(mut outlet: Outlet, mut output: Output) {
             match message {
                 Next::Event(line) => {
                     if lines > 0
-                        && (block.len() + line.len() > BLOCK || !output.has_room(block.len() + line.len()))
+                        && (block.len() + line.len() > BLOCK
+                            || !output.has_room(block.len() + line.len()))
                     {
                         write(&mut output, &mut block, &mut lines, &outlet);
                     }

@@ -140,12 +140,27 @@ impl Definition {
     fn read(self, version: ResourceVersion) -> Custom {
         let namespaced = self.spec.scope == "Namespaced";
         let is = |kind: &str| {
-            self.status.conditions.iter().flatten().any(|c| c.kind == kind && c.status == "True")
+            self.status
+                .conditions
+                .iter()
+                .flatten()
+                .any(|c| c.kind == kind && c.status == "True")
         };
-        let served = self.spec.versions.into_iter().filter(|version| version.served);
+        let served = self
+            .spec
+            .versions
+            .into_iter()
+            .filter(|version| version.served);
         let versions = served.map(|version| {
-            let paths: Vec<_> = version.selectable_fields.into_iter().map(|field| field.json_path).collect();
-            (version.name, Arc::new(FieldTable::custom(namespaced, &paths)))
+            let paths: Vec<_> = version
+                .selectable_fields
+                .into_iter()
+                .map(|field| field.json_path)
+                .collect();
+            (
+                version.name,
+                Arc::new(FieldTable::custom(namespaced, &paths)),
+            )
         });
         Custom {
             version,
@@ -154,7 +169,10 @@ impl Definition {
             kind: self.spec.names.kind.into(),
             namespaced,
             versions: versions.collect(),
-            name: Name { group: self.spec.group, plural: self.spec.names.plural },
+            name: Name {
+                group: self.spec.group,
+                plural: self.spec.names.plural,
+            },
         }
     }
 }

@@ -39,8 +39,8 @@ impl Definitions {
         }
     }
 
-    /// Waits until [`Definitions::snapshot`] differs from what it was, if only by being there or not.
-    /// Nothing is lost when the future is dropped.
+    /// Waits until [`Definitions::snapshot`] differs from what it was, if only by being there or
+    /// not. Nothing is lost when the future is dropped.
     pub(super) async fn changed(&mut self, catalog: &Catalog, scopes: &Scopes) {
         loop {
             match self {

@@ -63,7 +63,10 @@ pub(super) async fn read(client: &Client) -> Result<Vec<Entry>, DiscoveryError> 
     for path in ["/api", "/apis"] {
         let document: Document = get(client, path, DISCOVERY).await?;
         match document {
-            Document { items: Some(groups), .. } => {
+            Document {
+                items: Some(groups),
+                ..
+            } => {
                 for group in groups {
                     let name = group.metadata.name.unwrap_or_default();
                     for version in group.versions {
@@ -71,12 +74,25 @@ pub(super) async fn read(client: &Client) -> Result<Vec<Entry>, DiscoveryError> 
                     }
                 }
             }
-            Document { versions: Some(versions), .. } => {
+            Document {
+                versions: Some(versions),
+                ..
+            } => {
                 for version in versions {
-                    legacy(client, &format!("/api/{version}"), "", &version, &mut entries).await?;
+                    legacy(
+                        client,
+                        &format!("/api/{version}"),
+                        "",
+                        &version,
+                        &mut entries,
+                    )
+                    .await?;
                 }
             }
-            Document { groups: Some(groups), .. } => {
+            Document {
+                groups: Some(groups),
+                ..
+            } => {
                 for group in groups {
                     for version in group.versions {
                         let path = format!("/apis/{}/{}", group.name, version.version);
@@ -89,7 +105,12 @@ pub(super) async fn read(client: &Client) -> Result<Vec<Entry>, DiscoveryError> 
                     }
                 }
             }
-            _ => return Err(DiscoveryError::NotUnderstood { path: path.into(), why: "no groups".into() }),
+            _ => {
+                return Err(DiscoveryError::NotUnderstood {
+                    path: path.into(),
+                    why: "no groups".into(),
+                });
+            }
         }
     }
     Ok(entries)
@@ -118,18 +139,23 @@ async fn legacy(
     entries: &mut Vec<Entry>,
 ) -> Result<(), DiscoveryError> {
     let list: ResourceList = get(client, path, DISCOVERY).await?;
-    entries.extend(list.resources.into_iter().filter(|resource| can_be_followed(&resource.verbs)).map(
-        |resource| Entry {
-            gvr: GroupVersionResource::new(group, version, &resource.name),
-            kind: resource.kind,
-            namespaced: resource.namespaced,
-        },
-    ));
+    entries.extend(
+        list.resources
+            .into_iter()
+            .filter(|resource| can_be_followed(&resource.verbs))
+            .map(|resource| Entry {
+                gvr: GroupVersionResource::new(group, version, &resource.name),
+                kind: resource.kind,
+                namespaced: resource.namespaced,
+            }),
+    );
     Ok(())
 }
 
 fn can_be_followed(verbs: &[String]) -> bool {
-    ["list", "watch"].iter().all(|wanted| verbs.iter().any(|verb| verb == wanted))
+    ["list", "watch"]
+        .iter()
+        .all(|wanted| verbs.iter().any(|verb| verb == wanted))
 }
 
 /// Reads one document.
@@ -138,21 +164,33 @@ pub(super) async fn get<T: serde::de::DeserializeOwned>(
     path: &str,
     accept: &'static str,
 ) -> Result<T, DiscoveryError> {
-    let not_understood = |why: String| DiscoveryError::NotUnderstood { path: path.to_owned(), why };
+    let not_understood = |why: String| DiscoveryError::NotUnderstood {
+        path: path.to_owned(),
+        why,
+    };
     let request = Request::get(path)
         .header(header::ACCEPT, accept)
         .body(body::empty())
         .map_err(|error| not_understood(error.to_string()))?;
     let asked = async {
-        let response = client.send(Class::Short, request, SendOptions::default()).await?;
+        let response = client
+            .send(Class::Short, request, SendOptions::default())
+            .await?;
         let status = response.status();
         if status == StatusCode::UNAUTHORIZED {
-            return Err(DiscoveryError::Unknown { path: path.to_owned() });
+            return Err(DiscoveryError::Unknown {
+                path: path.to_owned(),
+            });
         }
         if status != StatusCode::OK {
-            return Err(DiscoveryError::Refused { path: path.to_owned(), status });
+            return Err(DiscoveryError::Refused {
+                path: path.to_owned(),
+                status,
+            });
         }
-        body::whole(response.into_body(), MAX_BYTES).await.map_err(|error| not_understood(error.to_string()))
+        body::whole(response.into_body(), MAX_BYTES)
+            .await
+            .map_err(|error| not_understood(error.to_string()))
     };
     let body = tokio::time::timeout(ANSWER, asked)
         .await

@@ -1,7 +1,7 @@
 //! Which API groups upstream serves by itself, and how.
 //!
-//! Another server behind the API server (an aggregated API) may answer by who asks, or hold no versions that
-//! can be compared. Its types are forwarded unless the operator vouches for it.
+//! Another server behind the API server (an aggregated API) may answer by who asks, or hold no
+//! versions that can be compared. Its types are forwarded unless the operator vouches for it.
 use std::collections::HashMap;
 
 use http::StatusCode;
@@ -13,8 +13,9 @@ use crate::upstream::Client;
 
 /// A list of any age will do: the group was in the discovery document that was read before.
 const PATH: &str = "/apis/apiregistration.k8s.io/v1/apiservices?resourceVersion=0";
-/// How the API server marks what it registers by itself: `onstart` for the types compiled into it, `true`
-/// for custom ones. Source: `kube-aggregator/pkg/controllers/autoregister/autoregister_controller.go`.
+/// How the API server marks what it registers by itself: `onstart` for the types compiled into it,
+/// `true` for custom ones. Source:
+/// `kube-aggregator/pkg/controllers/autoregister/autoregister_controller.go`.
 const MANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
 /// The groups that are compiled into kube-apiserver, for proxies that may not read the APIServices.
 /// Source: `kubernetes/pkg/controlplane/instance.go` (the default API resource configuration).
@@ -68,9 +69,12 @@ impl Origins {
     /// Asks upstream.
     pub(super) async fn read(client: &Client) -> Result<Self, DiscoveryError> {
         match get::<List>(client, PATH, "application/json").await {
-            Ok(list) => Ok(Self::Known(list.items.into_iter().map(ApiService::read).collect())),
+            Ok(list) => Ok(Self::Known(
+                list.items.into_iter().map(ApiService::read).collect(),
+            )),
             Err(DiscoveryError::Refused {
-                status: StatusCode::FORBIDDEN | StatusCode::NOT_FOUND, ..
+                status: StatusCode::FORBIDDEN | StatusCode::NOT_FOUND,
+                ..
             }) => Ok(Self::NotReadable),
             Err(error) => Err(error),
         }
@@ -79,7 +83,9 @@ impl Origins {
     /// Who answers for a type; `None` when that cannot be told.
     pub(super) fn of(&self, gvr: &GroupVersionResource) -> Option<Origin> {
         match self {
-            Self::Known(known) => known.get(&(gvr.group.to_string(), gvr.version.to_string())).copied(),
+            Self::Known(known) => known
+                .get(&(gvr.group.to_string(), gvr.version.to_string()))
+                .copied(),
             Self::NotReadable => BUILT_IN.contains(&&*gvr.group).then_some(Origin::BuiltIn),
         }
     }
@@ -140,10 +146,26 @@ mod tests {
         let list: List = serde_json::from_str(text).unwrap();
         let known = Origins::Known(list.items.into_iter().map(ApiService::read).collect());
         let of = |origins: &Origins| {
-            [("", "v1", "pods"), ("example.org", "v1", "things"), ("metrics.k8s.io", "v1beta1", "pods")]
-                .map(|(group, version, name)| origins.of(&GroupVersionResource::new(group, version, name)))
+            [
+                ("", "v1", "pods"),
+                ("example.org", "v1", "things"),
+                ("metrics.k8s.io", "v1beta1", "pods"),
+            ]
+            .map(|(group, version, name)| {
+                origins.of(&GroupVersionResource::new(group, version, name))
+            })
         };
-        assert_eq!(of(&known), [Some(Origin::BuiltIn), Some(Origin::Custom), Some(Origin::Aggregated)]);
-        assert_eq!(of(&Origins::NotReadable), [Some(Origin::BuiltIn), None, None]);
+        assert_eq!(
+            of(&known),
+            [
+                Some(Origin::BuiltIn),
+                Some(Origin::Custom),
+                Some(Origin::Aggregated)
+            ]
+        );
+        assert_eq!(
+            of(&Origins::NotReadable),
+            [Some(Origin::BuiltIn), None, None]
+        );
     }
 }

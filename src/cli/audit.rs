@@ -13,29 +13,55 @@ use crate::audit::{Config, LogConfig, WebhookConfig};
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Audit log of requests that are answered from memory")]
 pub(super) struct Flags {
-    /// Policy (audit.k8s.io/v1) that says what is logged. Without it, every request at level Metadata once it is answered.
+    /// Policy (audit.k8s.io/v1) that says what is logged. Without it, every request at level
+    /// Metadata once it is answered.
     #[arg(long, value_name = "FILE")]
     audit_policy_file: Option<PathBuf>,
     /// File to which events are written as JSON lines; "-" is standard output.
     #[arg(long, value_name = "FILE")]
     audit_log_path: Option<PathBuf>,
     /// Days for which rotated files are kept; 0 keeps them whatever their age.
-    #[arg(long, default_value_t = 366, requires = "audit_log_path", value_name = "DAYS")]
+    #[arg(
+        long,
+        default_value_t = 366,
+        requires = "audit_log_path",
+        value_name = "DAYS"
+    )]
     audit_log_maxage: u32,
     /// How many rotated files are kept; 0 keeps all.
-    #[arg(long, default_value_t = 100, requires = "audit_log_path", value_name = "FILES")]
+    #[arg(
+        long,
+        default_value_t = 100,
+        requires = "audit_log_path",
+        value_name = "FILES"
+    )]
     audit_log_maxbackup: usize,
     /// Size at which the file is rotated (MiB); 0 never rotates it.
-    #[arg(long, default_value_t = 100, requires = "audit_log_path", value_name = "MIB")]
+    #[arg(
+        long,
+        default_value_t = 100,
+        requires = "audit_log_path",
+        value_name = "MIB"
+    )]
     audit_log_maxsize: u32,
     /// Kubeconfig of a webhook to which events are posted in batches.
     #[arg(long, value_name = "FILE")]
     audit_webhook_config_file: Option<PathBuf>,
     /// Events that may wait for the webhook; more are dropped, and counted.
-    #[arg(long, default_value_t = 10_000, requires = "audit_webhook_config_file", value_name = "EVENTS")]
+    #[arg(
+        long,
+        default_value_t = 10_000,
+        requires = "audit_webhook_config_file",
+        value_name = "EVENTS"
+    )]
     audit_webhook_batch_buffer_size: usize,
     /// Events of one batch at most.
-    #[arg(long, default_value_t = 400, requires = "audit_webhook_config_file", value_name = "EVENTS")]
+    #[arg(
+        long,
+        default_value_t = 400,
+        requires = "audit_webhook_config_file",
+        value_name = "EVENTS"
+    )]
     audit_webhook_batch_max_size: usize,
     /// How long a batch may wait to become full.
     #[arg(long, default_value = "30s", value_parser = duration, requires = "audit_webhook_config_file", value_name = "DURATION")]
@@ -53,16 +79,24 @@ impl Flags {
             max_backups: self.audit_log_maxbackup,
             max_size: u64::from(self.audit_log_maxsize) << 20,
         });
-        let webhook = self.audit_webhook_config_file.map(|config_file| WebhookConfig {
-            config_file,
-            batch_max_size: self.audit_webhook_batch_max_size,
-            batch_max_wait: self.audit_webhook_batch_max_wait,
-            buffer_size: self.audit_webhook_batch_buffer_size,
-            initial_backoff: self.audit_webhook_initial_backoff,
-        });
+        let webhook = self
+            .audit_webhook_config_file
+            .map(|config_file| WebhookConfig {
+                config_file,
+                batch_max_size: self.audit_webhook_batch_max_size,
+                batch_max_wait: self.audit_webhook_batch_max_wait,
+                buffer_size: self.audit_webhook_batch_buffer_size,
+                initial_backoff: self.audit_webhook_initial_backoff,
+            });
         if let Some(webhook) = &webhook {
-            ensure!(webhook.buffer_size > 0, "--audit-webhook-batch-buffer-size must be above 0");
-            ensure!(webhook.batch_max_size > 0, "--audit-webhook-batch-max-size must be above 0");
+            ensure!(
+                webhook.buffer_size > 0,
+                "--audit-webhook-batch-buffer-size must be above 0"
+            );
+            ensure!(
+                webhook.batch_max_size > 0,
+                "--audit-webhook-batch-max-size must be above 0"
+            );
         }
         if log.is_none() && webhook.is_none() {
             ensure!(
@@ -71,13 +105,19 @@ impl Flags {
             );
             return Ok(None);
         }
-        Ok(Some(Config { policy_file: self.audit_policy_file, log, webhook }))
+        Ok(Some(Config {
+            policy_file: self.audit_policy_file,
+            log,
+            webhook,
+        }))
     }
 }
 
 /// As in `30s`, `1m30s` or `500ms`.
 fn duration(text: &str) -> anyhow::Result<Duration> {
-    let duration: SignedDuration = text.parse().context("not a duration such as 30s or 1m30s")?;
+    let duration: SignedDuration = text
+        .parse()
+        .context("not a duration such as 30s or 1m30s")?;
     Duration::try_from(duration).context("less than nothing")
 }
 
@@ -94,7 +134,9 @@ mod tests {
     }
 
     fn config(line: &str) -> anyhow::Result<Option<Config>> {
-        Line::try_parse_from(["test"].into_iter().chain(line.split_whitespace()))?.flags.config()
+        Line::try_parse_from(["test"].into_iter().chain(line.split_whitespace()))?
+            .flags
+            .config()
     }
 
     #[test]
@@ -109,13 +151,22 @@ mod tests {
 
     #[test]
     fn defaults_are_kube_apiservers() {
-        let audit = config("--audit-log-path a.log --audit-webhook-config-file w").unwrap().unwrap();
+        let audit = config("--audit-log-path a.log --audit-webhook-config-file w")
+            .unwrap()
+            .unwrap();
         let shown = format!("{:?} {:?}", audit.log.unwrap(), audit.webhook.unwrap());
-        let wanted = format!("{:?} {:?}", LogConfig::new("a.log".into()), WebhookConfig::new("w".into()));
+        let wanted = format!(
+            "{:?} {:?}",
+            LogConfig::new("a.log".into()),
+            WebhookConfig::new("w".into())
+        );
         assert_eq!(shown, wanted);
         let line = "--audit-log-path - --audit-log-maxsize 1 --audit-webhook-config-file w --audit-webhook-batch-max-wait 1m30s";
         let audit = config(line).unwrap().unwrap();
         assert_eq!(audit.log.unwrap().max_size, 1 << 20);
-        assert_eq!(audit.webhook.unwrap().batch_max_wait, Duration::from_secs(90));
+        assert_eq!(
+            audit.webhook.unwrap().batch_max_wait,
+            Duration::from_secs(90)
+        );
     }
 }

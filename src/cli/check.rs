@@ -48,11 +48,20 @@ impl Check {
         match self.output {
             Output::Json => println!("{:#}", json!({ "ok": good, "findings": findings })),
             Output::Text => {
-                for Finding { level, subject, message } in &findings {
+                for Finding {
+                    level,
+                    subject,
+                    message,
+                } in &findings
+                {
                     println!("{level:<8} {subject:<12} {message}");
                 }
             }
         }
-        Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok(if good {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
     }
 }

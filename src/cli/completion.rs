@@ -1,4 +1,5 @@
-//! `watershed completion`, `watershed man` and `watershed config-schema`: what is made from the definition of the program.
+//! `watershed completion`, `watershed man` and `watershed config-schema`: what is made from the
+//! definition of the program.
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -69,6 +70,8 @@ fn print(text: &[u8]) -> anyhow::Result<ExitCode> {
     match io::stdout().write_all(text) {
         // Whoever read it has seen enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
-        written => written.map(|()| ExitCode::SUCCESS).context("cannot write to standard output"),
+        written => written
+            .map(|()| ExitCode::SUCCESS)
+            .context("cannot write to standard output"),
     }
 }

@@ -88,15 +88,18 @@ struct Override {
     #[serde(default, deserialize_with = "said")]
     #[schemars(with = "bool")]
     narrow: Option<bool>,
-    /// Whether scopes of a namespace or of everything may take the place of many narrow ones; true, if nothing is said.
+    /// Whether scopes of a namespace or of everything may take the place of many narrow ones; true,
+    /// if nothing is said.
     #[serde(default, deserialize_with = "said")]
     #[schemars(with = "bool")]
     merge: Option<bool>,
-    /// The most narrow scopes, each a watch at upstream, in all its versions and representations; 8, if nothing is said.
+    /// The most narrow scopes, each a watch at upstream, in all its versions and representations;
+    /// 8, if nothing is said.
     #[serde(default, deserialize_with = "said")]
     #[schemars(with = "usize")]
     max_upstream_watches: Option<usize>,
-    /// A scope that nobody has used for so long is closed; 0 for never. Narrow ones after 600, others never, if nothing is said.
+    /// A scope that nobody has used for so long is closed; 0 for never. Narrow ones after 600,
+    /// others never, if nothing is said.
     #[serde(default, deserialize_with = "said")]
     #[schemars(with = "u64")]
     idle_seconds: Option<u64>,
@@ -191,23 +194,40 @@ impl Override {
 }
 
 /// What may be left out, but not left empty.
-fn said<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+fn said<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
     T::deserialize(deserializer).map(Some)
 }
 
 /// A name that no type can have would protect nothing.
 fn group<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let text = String::deserialize(deserializer)?;
-    let fits = text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b));
-    if fits { Ok(text) } else { Err(D::Error::custom(format!("{text:?} is not the name of an API group"))) }
+    let fits = text
+        .bytes()
+        .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b));
+    if fits {
+        Ok(text)
+    } else {
+        Err(D::Error::custom(format!(
+            "{text:?} is not the name of an API group"
+        )))
+    }
 }
 
 fn resource<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let text = String::deserialize(deserializer)?;
-    let plain = text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+    let plain = text
+        .bytes()
+        .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
     let fits = plain && !text.is_empty();
-    let why = || format!("{text:?} is not the name of a resource: they are in the plural and lower case");
-    if fits { Ok(text) } else { Err(D::Error::custom(why())) }
+    let why =
+        || format!("{text:?} is not the name of a resource: they are in the plural and lower case");
+    if fits {
+        Ok(text)
+    } else {
+        Err(D::Error::custom(why()))
+    }
 }
 
 fn labels<'de, D: Deserializer<'de>>(deserializer: D) -> Result<LabelSelector, D::Error> {
@@ -229,20 +249,39 @@ pub(super) fn schema() -> Schema {
 pub(super) fn read(path: &Path, preset: Policy) -> anyhow::Result<Policy> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("cannot read {} (--config)", path.display()))?;
-    parse(&text, preset).with_context(|| format!("{} (--config) is not a configuration", path.display()))
+    parse(&text, preset)
+        .with_context(|| format!("{} (--config) is not a configuration", path.display()))
 }
 
 fn parse(text: &str, preset: Policy) -> anyhow::Result<Policy> {
     // Nothing but comments is a configuration, too.
     let file: Option<File> =
         serde_saphyr::from_str(text).map_err(|error| anyhow!("{}", error.without_snippet()))?;
-    let File { consistent_reads, cache, narrow, idle_seconds, resources, scopes } = file.unwrap_or_default();
+    let File {
+        consistent_reads,
+        cache,
+        narrow,
+        idle_seconds,
+        resources,
+        scopes,
+    } = file.unwrap_or_default();
     if let Some(cache) = cache.as_ref().filter(|cache| cache.value == Choice::Always) {
-        bail!("line {}: cache: always is for types that are named under resources", cache.referenced.line());
+        bail!(
+            "line {}: cache: always is for types that are named under resources",
+            cache.referenced.line()
+        );
     }
     let cache = cache.map_or(preset.cache, |cache| cache.value.cache());
-    let mut policy = Policy { consistent_reads, cache, ..preset };
-    policy.holding = Holding { narrow, idle: idle_seconds.map(Duration::from_secs), ..Holding::default() };
+    let mut policy = Policy {
+        consistent_reads,
+        cache,
+        ..preset
+    };
+    policy.holding = Holding {
+        narrow,
+        idle: idle_seconds.map(Duration::from_secs),
+        ..Holding::default()
+    };
     let preset = std::mem::take(&mut policy.caches);
     let mut names = HashSet::new();
     // Of these parts must be named.
@@ -250,8 +289,18 @@ fn parse(text: &str, preset: Policy) -> anyhow::Result<Policy> {
     for part in resources {
         let (line, said) = (part.referenced.line(), part.value);
         let holding = said.holding();
-        let Override { group, resource, consistent_reads, cache, .. } = said;
-        let name = if group.is_empty() { resource.clone() } else { format!("{resource}.{group}") };
+        let Override {
+            group,
+            resource,
+            consistent_reads,
+            cache,
+            ..
+        } = said;
+        let name = if group.is_empty() {
+            resource.clone()
+        } else {
+            format!("{resource}.{group}")
+        };
         ensure!(
             consistent_reads.is_some() || cache.is_some() || holding != Holding::default(),
             "line {line}: nothing is said of {name}"
@@ -266,7 +315,10 @@ fn parse(text: &str, preset: Policy) -> anyhow::Result<Policy> {
         if holding != Holding::default() {
             let narrow = holding.narrow.or(narrow).unwrap_or(false);
             let unused = cache == Some(Choice::Never);
-            ensure!(!unused, "line {line}: of {name} nothing is kept: it has no scopes to say anything of");
+            ensure!(
+                !unused,
+                "line {line}: of {name} nothing is kept: it has no scopes to say anything of"
+            );
             ensure!(
                 narrow || (holding.merge.is_none() && holding.most.is_none()),
                 "line {line}: merge and maxUpstreamWatches are about narrow scopes: say narrow: true of {name}"
@@ -287,7 +339,10 @@ fn parse(text: &str, preset: Policy) -> anyhow::Result<Policy> {
         if let Some(consistent_reads) = consistent_reads {
             policy.resources.insert((group, resource), consistent_reads);
         }
-        ensure!(names.insert(name.clone()), "line {line}: {name} is named twice");
+        ensure!(
+            names.insert(name.clone()),
+            "line {line}: {name} is named twice"
+        );
     }
     for (name, cache) in preset {
         policy.caches.entry(name).or_insert(cache);
@@ -295,7 +350,10 @@ fn parse(text: &str, preset: Policy) -> anyhow::Result<Policy> {
     hold(&mut policy, scopes)?;
     for (line, name, key) in parted {
         let named = policy.scopes.contains_key(&key);
-        ensure!(named, "line {line}: {name} is always held, and narrow: name its parts under scopes");
+        ensure!(
+            named,
+            "line {line}: {name} is always held, and narrow: name its parts under scopes"
+        );
     }
     Ok(policy)
 }
@@ -305,18 +363,35 @@ fn hold(policy: &mut Policy, parts: Vec<Spanned<Part>>) -> anyhow::Result<()> {
     let mut scopes: HashMap<_, Vec<(u64, Arc<Selection>)>> = HashMap::new();
     for part in parts {
         let line = part.referenced.line();
-        let Part { group, resource, namespaces, label_selector, field_selector } = part.value;
-        let name = if group.is_empty() { resource.clone() } else { format!("{resource}.{group}") };
+        let Part {
+            group,
+            resource,
+            namespaces,
+            label_selector,
+            field_selector,
+        } = part.value;
+        let name = if group.is_empty() {
+            resource.clone()
+        } else {
+            format!("{resource}.{group}")
+        };
         ensure!(
             policy.may_hold(&group, &resource),
             "line {line}: a scope of {name}, of which nothing may be kept: say cache: demand under resources"
         );
-        let namespaces =
-            if namespaces.is_empty() { vec![None] } else { namespaces.into_iter().map(Some).collect() };
+        let namespaces = if namespaces.is_empty() {
+            vec![None]
+        } else {
+            namespaces.into_iter().map(Some).collect()
+        };
         let known: &mut Vec<_> = scopes.entry(policy_name(&group, &resource)).or_default();
         for namespace in namespaces {
             let (labels, fields) = (label_selector.clone(), field_selector.clone());
-            let selection = Selection { namespace, labels, fields };
+            let selection = Selection {
+                namespace,
+                labels,
+                fields,
+            };
             for (other, scope) in &*known {
                 ensure!(
                     !scope.covers(&selection) && !selection.covers(scope),
@@ -327,7 +402,13 @@ fn hold(policy: &mut Policy, parts: Vec<Spanned<Part>>) -> anyhow::Result<()> {
         }
     }
     for (name, selections) in scopes {
-        policy.scopes.insert(name, selections.into_iter().map(|(_, selection)| selection).collect());
+        policy.scopes.insert(
+            name,
+            selections
+                .into_iter()
+                .map(|(_, selection)| selection)
+                .collect(),
+        );
     }
     Ok(())
 }
@@ -350,7 +431,10 @@ mod tests {
         assert_eq!(policy.consistent_reads, ConsistentReads::Forward);
         let key = |group: &str, resource: &str| (group.to_owned(), resource.to_owned());
         assert_eq!(policy.resources[&key("", "pods")], ConsistentReads::Fence);
-        assert_eq!(policy.resources[&key("apps", "deployments")], ConsistentReads::Cache);
+        assert_eq!(
+            policy.resources[&key("apps", "deployments")],
+            ConsistentReads::Cache
+        );
         for nothing in ["", "# nothing yet\n", "{}"] {
             assert_eq!(parsed(nothing).unwrap(), Policy::default(), "{nothing:?}");
         }
@@ -378,11 +462,16 @@ mod tests {
     fn says_what_may_be_kept_of_which_type() {
         let kept = |text: &str| {
             let kept = parsed(text).unwrap().kept().into_iter();
-            kept.map(|kept| (kept.name(), kept.cache)).collect::<Vec<_>>()
+            kept.map(|kept| (kept.name(), kept.cache))
+                .collect::<Vec<_>>()
         };
         let of = |name: &str, cache| (name.to_owned(), cache);
         // Who keeps all that is not named has not named the secrets.
-        for text in ["", "cache: true\n", "resources:\n- resource: secrets\n  consistentReads: fence\n"] {
+        for text in [
+            "",
+            "cache: true\n",
+            "resources:\n- resource: secrets\n  consistentReads: fence\n",
+        ] {
             assert_eq!(kept(text), [of("secrets", Cache::Nothing)], "{text}");
         }
         for (choice, cache) in [
@@ -409,21 +498,36 @@ mod tests {
             ]
         );
         let key = ("apps".to_owned(), "deployments".to_owned());
-        assert_eq!(parsed(text).unwrap().resources[&key], ConsistentReads::Forward);
+        assert_eq!(
+            parsed(text).unwrap().resources[&key],
+            ConsistentReads::Forward
+        );
     }
 
     #[test]
     fn a_wrong_value_is_refused_with_its_line() {
-        for wrong in
-            ["cache: none", "cache: \"true\"", "cache: 1", "cache:", "cache: Metadata", "caches: true"]
-        {
-            let error = parsed(&format!("consistentReads: fence\n{wrong}\n")).unwrap_err().to_string();
+        for wrong in [
+            "cache: none",
+            "cache: \"true\"",
+            "cache: 1",
+            "cache:",
+            "cache: Metadata",
+            "caches: true",
+        ] {
+            let error = parsed(&format!("consistentReads: fence\n{wrong}\n"))
+                .unwrap_err()
+                .to_string();
             assert!(error.contains("line 2"), "{wrong}: {error}");
             let text = format!("resources:\n- resource: pods\n  {wrong}\n");
             let error = parsed(&text).unwrap_err().to_string();
             assert!(error.contains("line 3"), "{wrong}: {error}");
         }
-        for wrong in ["resource: Secrets", "resource: pods/log", "resource: \"*\"", "group: Apps"] {
+        for wrong in [
+            "resource: Secrets",
+            "resource: pods/log",
+            "resource: \"*\"",
+            "group: Apps",
+        ] {
             let text = format!("resources:\n- cache: false\n  {wrong}\n");
             let error = parsed(&text).unwrap_err().to_string();
             assert!(error.contains("line 3"), "{wrong}: {error}");
@@ -437,7 +541,10 @@ mod tests {
              \x20 windowMib: 2\n- resource: configmaps\n  maxUpstreamWatches: 3\n  merge: false\n  idleSeconds: 0\n",
         )
         .unwrap();
-        assert_eq!((policy.holding.narrow, policy.holding.idle), (Some(true), Some(Duration::from_secs(30))));
+        assert_eq!(
+            (policy.holding.narrow, policy.holding.idle),
+            (Some(true), Some(Duration::from_secs(30)))
+        );
         let pods = policy.holding("", "pods");
         assert!(pods.always && pods.narrow == Some(false) && pods.window_bytes == Some(2 << 20));
         assert_eq!(pods.window_age, Some(Duration::from_secs(7)));
@@ -456,10 +563,22 @@ mod tests {
             ("- resource: pods\n  narrow: yes please\n", "line 5"),
             ("- resource: pods\n  maxUpstreamWatches: 3\n", "line 4"),
             ("- resource: pods\n  merge: true\n", "narrow: true"),
-            ("- resource: pods\n  narrow: true\n  maxUpstreamWatches: 0\n", "line 4"),
-            ("- resource: pods\n  cache: never\n  idleSeconds: 5\n", "line 4"),
-            ("- resource: pods\n  cache: always\n  idleSeconds: 5\n", "line 4"),
-            ("- resource: pods\n  cache: always\n  narrow: true\n", "line 4: pods is always held"),
+            (
+                "- resource: pods\n  narrow: true\n  maxUpstreamWatches: 0\n",
+                "line 4",
+            ),
+            (
+                "- resource: pods\n  cache: never\n  idleSeconds: 5\n",
+                "line 4",
+            ),
+            (
+                "- resource: pods\n  cache: always\n  idleSeconds: 5\n",
+                "line 4",
+            ),
+            (
+                "- resource: pods\n  cache: always\n  narrow: true\n",
+                "line 4: pods is always held",
+            ),
             ("- resource: pods\n  idleSeconds: -1\n", "line 5"),
             ("- resource: nodes\n  narrow: true\n", "line 4"),
             ("cache: always\n", "line 4: cache: always is for types"),
@@ -511,7 +630,10 @@ mod tests {
             let error = format!("{:#}", parsed(&format!("{before}{rest}")).unwrap_err());
             assert!(error.contains(line), "{rest}: {error}");
         }
-        parsed(&format!("{before}  namespaces: [b]\n  labelSelector: app=x\n")).unwrap();
+        parsed(&format!(
+            "{before}  namespaces: [b]\n  labelSelector: app=x\n"
+        ))
+        .unwrap();
     }
 
     #[test]
@@ -522,8 +644,11 @@ mod tests {
                     - resource: pods\n  namespaces: [a]\n";
         let policy = parse(text, preset()).unwrap();
         assert_eq!(policy.cache, Cache::Nothing);
-        let kept =
-            policy.kept().into_iter().map(|kept| (kept.name(), kept.cache.as_str())).collect::<Vec<_>>();
+        let kept = policy
+            .kept()
+            .into_iter()
+            .map(|kept| (kept.name(), kept.cache.as_str()))
+            .collect::<Vec<_>>();
         let expected = [
             ("*", "never"),
             ("leases.coordination.k8s.io", "demand"),

@@ -18,19 +18,30 @@ pub(super) async fn run(
 ) -> anyhow::Result<ExitCode> {
     telemetry::logs(format, level.unwrap_or(LOG_LEVEL))?;
     let equal = demo::run(args, start_proxy).await?;
-    Ok(if equal { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if equal {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
-/// The proxy as `watershed serve` runs it, on free ports, with everything it writes in a temporary folder.
+/// The proxy as `watershed serve` runs it, on free ports, with everything it writes in a temporary
+/// folder.
 async fn start_proxy(upstream: Upstream) -> anyhow::Result<Front> {
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
     let kubeconfig = folder.path().join("kubeconfig");
     tokio::fs::write(&kubeconfig, upstream.kubeconfig_yaml).await?;
-    let options = UpstreamOptions { kubeconfig: Some(kubeconfig), ..UpstreamOptions::default() };
+    let options = UpstreamOptions {
+        kubeconfig: Some(kubeconfig),
+        ..UpstreamOptions::default()
+    };
     let free_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let config = app::Config::new(options, free_port, free_port, folder.path().join("certs"));
     let running = app::start(config).await?;
-    let ca = running.ca_file.as_deref().context("the proxy made no certificate of its own")?;
+    let ca = running
+        .ca_file
+        .as_deref()
+        .context("the proxy made no certificate of its own")?;
     let ca_pem = tokio::fs::read_to_string(ca).await?;
     Ok(Front {
         address: running.address.context("the proxy listens on no address")?,

@@ -11,7 +11,8 @@ use kube_client::config::Kubeconfig as Document;
 /// Flags of `watershed kubeconfig`.
 #[derive(Args, Debug)]
 pub(super) struct Kubeconfig {
-    /// The kubeconfig to start from: its users and contexts stay. Without it: $KUBECONFIG, then ~/.kube/config.
+    /// The kubeconfig to start from: its users and contexts stay. Without it: $KUBECONFIG, then
+    /// ~/.kube/config.
     #[arg(id = "kubeconfig", long = "kubeconfig", value_name = "FILE")]
     from: Option<PathBuf>,
     /// Where clients reach the proxy.
@@ -29,12 +30,18 @@ impl Kubeconfig {
         let mut document = match &self.from {
             Some(path) => Document::read_from(path)
                 .with_context(|| format!("cannot read {} (--kubeconfig)", path.display()))?,
-            None => Document::read().context("cannot read a kubeconfig to start from (--kubeconfig)")?,
+            None => {
+                Document::read().context("cannot read a kubeconfig to start from (--kubeconfig)")?
+            }
         };
         if document.clusters.is_empty() {
             bail!("the kubeconfig to start from names no cluster (--kubeconfig)");
         }
-        for cluster in document.clusters.iter_mut().filter_map(|named| named.cluster.as_mut()) {
+        for cluster in document
+            .clusters
+            .iter_mut()
+            .filter_map(|named| named.cluster.as_mut())
+        {
             cluster.server = Some(self.server.clone());
             cluster.certificate_authority = None;
             cluster.certificate_authority_data = Some(base64::prelude::BASE64_STANDARD.encode(&ca));

@@ -13,16 +13,16 @@ pub(super) struct LimitFlags {
     /// Connections of clients at a time. Further ones wait until others end.
     #[arg(long, default_value_t = 20_000, value_name = "N", value_parser = at_least_one)]
     max_connections: usize,
-    /// Connections at a time from one address (of IPv6, from one /64). Further ones are closed at once.
-    /// Without it: three quarters of --max-connections.
+    /// Connections at a time from one address (of IPv6, from one /64). Further ones are closed at
+    /// once. Without it: three quarters of --max-connections.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     max_connections_per_address: Option<usize>,
     /// HTTP/2 requests and watches at a time on one connection.
     #[arg(long = "http2-max-streams-per-connection", default_value_t = 1000, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..))]
     http2_max_streams: u32,
-    /// Bytes of a request's head: line and headers together on HTTP/1.1; twice as many on HTTP/2, which counts
-    /// 32 more for each header. More are refused with 431. At least 8192.
+    /// Bytes of a request's head: line and headers together on HTTP/1.1; twice as many on HTTP/2,
+    /// which counts 32 more for each header. More are refused with 431. At least 8192.
     #[arg(long, default_value_t = 65_536, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(8192..=1_048_576))]
     max_header_bytes: u32,
     /// Bytes of a request's path and query. More are refused with 414.
@@ -37,12 +37,12 @@ pub(super) struct LimitFlags {
     /// How long a connection stays open without a request.
     #[arg(long, default_value_t = 90, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     idle_seconds: u64,
-    /// How long a client may take nothing of an answer or of a watch's events that wait for it; 0 for as long as
-    /// it likes. A quiet watch has nothing that waits.
+    /// How long a client may take nothing of an answer or of a watch's events that wait for it; 0
+    /// for as long as it likes. A quiet watch has nothing that waits.
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
     write_stall_seconds: u64,
-    /// Requests of one user at a time; 0 for no limit. Watches count until they begin. Who is not known by a bearer
-    /// token counts by address.
+    /// Requests of one user at a time; 0 for no limit. Watches count until they begin. Who is not
+    /// known by a bearer token counts by address.
     #[arg(long, default_value_t = 0, value_name = "N")]
     max_requests_inflight_per_user: u32,
     /// Requests of one user in a second; 0 for no limit.
@@ -110,11 +110,17 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for flag in ["--max-connections=0", "--max-url-bytes=0", "--max-header-bytes=100", "--idle-seconds=0"]
-        {
+        for flag in [
+            "--max-connections=0",
+            "--max-url-bytes=0",
+            "--max-header-bytes=100",
+            "--idle-seconds=0",
+        ] {
             assert!(Line::try_parse_from(["x", flag]).is_err(), "{flag}");
         }
-        let limits = Line::parse_from(["x", "--max-connections=8"]).limits.connections();
+        let limits = Line::parse_from(["x", "--max-connections=8"])
+            .limits
+            .connections();
         assert_eq!(limits.connections_per_address, 6);
     }
 }

@@ -15,22 +15,23 @@ use tokio_util::sync::CancellationToken;
 
 use super::trouble::Misused;
 use crate::load::{
-    Access, Counted, FirstState, Form, Group, Measured, Plan, Process, Rate, Resource, Target, Writes,
-    comparison, mix, plots, run, table, verdict,
+    Access, Counted, FirstState, Form, Group, Measured, Plan, Process, Rate, Resource, Target,
+    Writes, comparison, mix, plots, run, table, verdict,
 };
 use crate::telemetry::{self, LogFormat};
 
 /// Flags of `watershed load`.
 #[derive(Args, Debug)]
 pub(super) struct Load {
-    /// Kubeconfig of the server under load; with --compare, of the writer. Without it: $KUBECONFIG, then the in-cluster
-    /// service account, then ~/.kube/config.
+    /// Kubeconfig of the server under load; with --compare, of the writer. Without it: $KUBECONFIG,
+    /// then the in-cluster service account, then ~/.kube/config.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Context of that kubeconfig, instead of its current one.
     #[arg(long, value_name = "NAME")]
     context: Option<String>,
-    /// Servers that do the same work in turn: a name and a kubeconfig for each, the one to compare with first.
+    /// Servers that do the same work in turn: a name and a kubeconfig for each, the one to compare
+    /// with first.
     #[arg(long, value_name = "NAME=FILE,NAME=FILE", value_delimiter = ',', value_parser = named_file)]
     compare: Vec<(String, PathBuf)>,
     /// A server process on this machine whose CPU and memory are read. May be repeated.
@@ -74,7 +75,8 @@ struct Clients {
     /// What is read: pods, or deployments.v1.apps. Events are made of configmaps alone.
     #[arg(long, default_value = "configmaps", value_name = "RESOURCE")]
     resource: Resource,
-    /// Namespace that is read; all of them without it. {1..9} gives each client its own, here and in selectors.
+    /// Namespace that is read; all of them without it. {1..9} gives each client its own, here and
+    /// in selectors.
     #[arg(long, value_name = "NAME")]
     namespace: Option<Counted>,
     /// Label selector.
@@ -95,7 +97,8 @@ struct Clients {
     /// Lists and gets ask for the latest state (resourceVersion unset) instead of any (0).
     #[arg(long)]
     consistent: bool,
-    /// How watches begin: each with a list; with the state in the watch itself; or where one list for all says.
+    /// How watches begin: each with a list; with the state in the watch itself; or where one list
+    /// for all says.
     #[arg(long, value_enum, default_value_t)]
     first_state: FirstState,
     /// Clients of several kinds, from a YAML file, instead of the flags above.
@@ -117,13 +120,15 @@ struct Events {
     /// Changes of ConfigMaps; 0 for none.
     #[arg(long, default_value = "10/s", value_name = "RATE")]
     write_rate: Rate,
-    /// Kubeconfig of who writes, always to the same server. Without it: --kubeconfig, else the first of --compare.
+    /// Kubeconfig of who writes, always to the same server. Without it: --kubeconfig, else the
+    /// first of --compare.
     #[arg(long, value_name = "FILE")]
     writer: Option<PathBuf>,
     /// An existing namespace for the ConfigMaps. Without it, one is made and deleted again.
     #[arg(long, value_name = "NAME")]
     write_namespace: Option<String>,
-    /// ConfigMaps that are changed in turn: watershed-load-0 and so on, with a label watershed-load-object.
+    /// ConfigMaps that are changed in turn: watershed-load-0 and so on, with a label
+    /// watershed-load-object.
     #[arg(long, default_value_t = 20, value_name = "N")]
     objects: usize,
     /// Data in each of them.
@@ -132,10 +137,21 @@ struct Events {
 }
 
 impl Load {
-    pub(super) async fn run(self, format: LogFormat, level: Option<&str>) -> anyhow::Result<ExitCode> {
+    pub(super) async fn run(
+        self,
+        format: LogFormat,
+        level: Option<&str>,
+    ) -> anyhow::Result<ExitCode> {
         // Log lines would tear the bars apart.
         let bars = std::io::stderr().is_terminal();
-        telemetry::logs(format, level.unwrap_or(if bars { "error" } else { "warn,watershed::load=info" }))?;
+        telemetry::logs(
+            format,
+            level.unwrap_or(if bars {
+                "error"
+            } else {
+                "warn,watershed::load=info"
+            }),
+        )?;
         let out = self.out.clone();
         if let Some(folder) = &out {
             std::fs::create_dir_all(folder)
@@ -156,26 +172,55 @@ impl Load {
                 println!("{}", path.display());
             }
         }
-        Ok(if measured.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok(if measured.is_clean() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
     }
 
     fn plan(self) -> anyhow::Result<Plan> {
-        let own = Access { kubeconfig: self.kubeconfig, context: self.context };
-        let Events { write_rate: rate, writer, write_namespace: namespace, objects, object_bytes } =
-            self.events;
-        let writer = writer.map(|file| Access { kubeconfig: Some(file), context: None });
+        let own = Access {
+            kubeconfig: self.kubeconfig,
+            context: self.context,
+        };
+        let Events {
+            write_rate: rate,
+            writer,
+            write_namespace: namespace,
+            objects,
+            object_bytes,
+        } = self.events;
+        let writer = writer.map(|file| Access {
+            kubeconfig: Some(file),
+            context: None,
+        });
         let (targets, writer) = match self.compare.len() {
-            0 => (vec![Target { name: "server".to_owned(), access: own }], writer),
+            0 => (
+                vec![Target {
+                    name: "server".to_owned(),
+                    access: own,
+                }],
+                writer,
+            ),
             1 => bail!("one server alone cannot be compared (--compare)"),
             _ => {
-                let target =
-                    |(name, file)| Target { name, access: Access { kubeconfig: Some(file), context: None } };
+                let target = |(name, file)| Target {
+                    name,
+                    access: Access {
+                        kubeconfig: Some(file),
+                        context: None,
+                    },
+                };
                 let given = own.kubeconfig.is_some();
                 ensure!(
                     given || own.context.is_none(),
                     "--context belongs to --kubeconfig, which is missing"
                 );
-                (self.compare.into_iter().map(target).collect(), writer.or(given.then_some(own)))
+                (
+                    self.compare.into_iter().map(target).collect(),
+                    writer.or(given.then_some(own)),
+                )
             }
         };
         let clients = self.clients;
@@ -183,7 +228,8 @@ impl Load {
             Some(file) => {
                 let text = std::fs::read_to_string(file)
                     .with_context(|| format!("cannot read {} (--mix)", file.display()))?;
-                mix(&text).with_context(|| format!("{} (--mix) describes no clients", file.display()))?
+                mix(&text)
+                    .with_context(|| format!("{} (--mix) describes no clients", file.display()))?
             }
             None => vec![Group {
                 watches: clients.watches,
@@ -206,7 +252,12 @@ impl Load {
             groups,
             connections: clients.connections,
             http1: clients.http1,
-            writes: Writes { rate, objects, object_bytes, namespace },
+            writes: Writes {
+                rate,
+                objects,
+                object_bytes,
+                namespace,
+            },
             duration: self.duration,
             rounds: self.rounds,
             start_timeout: self.start_timeout,
@@ -241,7 +292,8 @@ fn write(folder: &Path, measured: &Measured) -> anyhow::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for (name, content) in files {
         let path = folder.join(name);
-        std::fs::write(&path, content).with_context(|| format!("cannot write {} (--out)", path.display()))?;
+        std::fs::write(&path, content)
+            .with_context(|| format!("cannot write {} (--out)", path.display()))?;
         paths.push(path);
     }
     Ok(paths)
@@ -250,28 +302,35 @@ fn write(folder: &Path, measured: &Measured) -> anyhow::Result<Vec<PathBuf>> {
 /// `proxy=proxy.kubeconfig`
 fn named_file(text: &str) -> Result<(String, PathBuf), String> {
     match text.split_once('=') {
-        Some((name, file)) if !name.is_empty() && !file.is_empty() => Ok((name.to_owned(), file.into())),
+        Some((name, file)) if !name.is_empty() && !file.is_empty() => {
+            Ok((name.to_owned(), file.into()))
+        }
         _ => Err("not a name and a kubeconfig, as in proxy=proxy.kubeconfig".to_owned()),
     }
 }
 
 /// `proxy=1234`
 fn process(text: &str) -> Result<Process, String> {
-    let parsed = text.split_once('=').and_then(|(name, pid)| Some((name, pid.parse().ok()?)));
+    let parsed = text
+        .split_once('=')
+        .and_then(|(name, pid)| Some((name, pid.parse().ok()?)));
     match parsed {
-        Some((name, pid)) if !name.is_empty() && pid > 0 && name != "load" => {
-            Ok(Process { name: name.to_owned(), pid })
-        }
-        Some(("load", _)) => {
-            Err("this program itself is called load in the results: another name, please".to_owned())
-        }
+        Some((name, pid)) if !name.is_empty() && pid > 0 && name != "load" => Ok(Process {
+            name: name.to_owned(),
+            pid,
+        }),
+        Some(("load", _)) => Err(
+            "this program itself is called load in the results: another name, please".to_owned(),
+        ),
         _ => Err("not a name and a process id, as in proxy=1234".to_owned()),
     }
 }
 
 /// `20s`, `1m30s`.
 fn duration(text: &str) -> Result<Duration, String> {
-    let signed: jiff::SignedDuration = text.parse().map_err(|error: jiff::Error| error.to_string())?;
+    let signed: jiff::SignedDuration = text
+        .parse()
+        .map_err(|error: jiff::Error| error.to_string())?;
     Duration::try_from(signed).map_err(|_| "a duration can't be negative".to_owned())
 }
 
@@ -300,19 +359,43 @@ mod tests {
              --encoding protobuf --gzip --write-rate 20/s --writer w --duration 1m30s --rounds 3",
         )
         .unwrap();
-        assert_eq!(plan.targets.iter().map(|target| &*target.name).collect::<Vec<_>>(), ["direct", "proxy"]);
-        assert_eq!(plan.writer, Some(Access { kubeconfig: Some("w".into()), context: None }));
+        assert_eq!(
+            plan.targets
+                .iter()
+                .map(|target| &*target.name)
+                .collect::<Vec<_>>(),
+            ["direct", "proxy"]
+        );
+        assert_eq!(
+            plan.writer,
+            Some(Access {
+                kubeconfig: Some("w".into()),
+                context: None
+            })
+        );
         assert_eq!((plan.duration, plan.rounds), (Duration::from_secs(90), 3));
         let group = &plan.groups[0];
-        assert_eq!((group.watches, group.encoding, group.gzip), (500, Form::Protobuf, true));
+        assert_eq!(
+            (group.watches, group.encoding, group.gzip),
+            (500, Form::Protobuf, true)
+        );
         assert_eq!(group.field_selector.len(), 10);
     }
 
     #[test]
     fn a_single_server_is_its_own_writer() {
         let plan = plan("--kubeconfig a --context c").unwrap();
-        let access = Access { kubeconfig: Some("a".into()), context: Some("c".to_owned()) };
-        assert_eq!(plan.targets, [Target { name: "server".to_owned(), access }]);
+        let access = Access {
+            kubeconfig: Some("a".into()),
+            context: Some("c".to_owned()),
+        };
+        assert_eq!(
+            plan.targets,
+            [Target {
+                name: "server".to_owned(),
+                access
+            }]
+        );
         assert_eq!(plan.writer, None);
     }
 

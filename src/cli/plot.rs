@@ -24,7 +24,11 @@ impl Plot {
         let read = |path: &PathBuf| {
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
         };
-        let texts: Vec<_> = self.results.iter().map(read).collect::<anyhow::Result<_>>()?;
+        let texts: Vec<_> = self
+            .results
+            .iter()
+            .map(read)
+            .collect::<anyhow::Result<_>>()?;
         let picture = steps(&texts)?;
         std::fs::write(&self.out, picture)
             .with_context(|| format!("cannot write {} (--out)", self.out.display()))?;

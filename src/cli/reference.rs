@@ -1,5 +1,5 @@
-//! What the program can be told and what it tells, put into documents: from the command line's own definition, the
-//! configuration file's schema and the descriptions of the metrics.
+//! What the program can be told and what it tells, put into documents: from the command line's own
+//! definition, the configuration file's schema and the descriptions of the metrics.
 use std::fmt::Write as _;
 
 use clap::{Arg, ArgAction, Command, CommandFactory as _};
@@ -12,7 +12,10 @@ use crate::telemetry;
 /// The JSON schema of the configuration file.
 pub fn config_schema() -> String {
     let mut schema = config::schema();
-    schema.insert("title".to_owned(), "Configuration of watershed (--config)".into());
+    schema.insert(
+        "title".to_owned(),
+        "Configuration of watershed (--config)".into(),
+    );
     format!("{:#}\n", schema.to_value())
 }
 
@@ -28,22 +31,51 @@ pub fn configuration() -> String {
     let mut whole = Cli::command();
     whole.build();
     let global = |arg: &&Arg| arg.is_global_set();
-    section(&mut text, "All commands", whole.get_arguments().filter(global));
+    section(
+        &mut text,
+        "All commands",
+        whole.get_arguments().filter(global),
+    );
     for command in whole.get_subcommands() {
-        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
-        let _ = write!(text, "\n### `watershed {}`\n\n{about}.\n", command.get_name());
+        let about = command
+            .get_about()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        let _ = write!(
+            text,
+            "\n### `watershed {}`\n\n{about}.\n",
+            command.get_name()
+        );
         let places: Vec<_> = command.get_positionals().collect();
         for place in &places {
-            let _ = write!(text, "\n`{}`: {}.\n", place, help(place).trim_end_matches('.'));
+            let _ = write!(
+                text,
+                "\n`{}`: {}.\n",
+                place,
+                help(place).trim_end_matches('.')
+            );
         }
         // What examines another command's flags has them all.
-        let shared = if command.get_name() == "check" { whole.find_subcommand("serve") } else { None };
-        let is_shared =
-            |arg: &Arg| shared.is_some_and(|other| flags(other).any(|flag| flag.get_id() == arg.get_id()));
+        let shared = if command.get_name() == "check" {
+            whole.find_subcommand("serve")
+        } else {
+            None
+        };
+        let is_shared = |arg: &Arg| {
+            shared.is_some_and(|other| flags(other).any(|flag| flag.get_id() == arg.get_id()))
+        };
         let own = || flags(command).filter(|arg| !is_shared(arg));
-        section(&mut text, "", own().filter(|arg| arg.get_help_heading().is_none()));
+        section(
+            &mut text,
+            "",
+            own().filter(|arg| arg.get_help_heading().is_none()),
+        );
         if let Some(other) = shared {
-            let _ = write!(text, "\nBeside these it takes all flags of `watershed {}`.\n", other.get_name());
+            let _ = write!(
+                text,
+                "\nBeside these it takes all flags of `watershed {}`.\n",
+                other.get_name()
+            );
         }
         let mut headings = Vec::new();
         for heading in own().filter_map(Arg::get_help_heading) {
@@ -52,7 +84,11 @@ pub fn configuration() -> String {
             }
         }
         for heading in headings {
-            section(&mut text, heading, own().filter(|arg| arg.get_help_heading() == Some(heading)));
+            section(
+                &mut text,
+                heading,
+                own().filter(|arg| arg.get_help_heading() == Some(heading)),
+            );
         }
     }
     keys(&mut text);
@@ -86,21 +122,48 @@ fn section<'a>(text: &mut String, heading: &str, args: impl Iterator<Item = &'a 
     }
     text.push_str("\n| flag | default | |\n|---|---|---|\n");
     for arg in args {
-        let _ = writeln!(text, "| {} | {} | {} |", flag(arg), default(arg), cell(&help(arg)));
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} |",
+            flag(arg),
+            default(arg),
+            cell(&help(arg))
+        );
     }
 }
 
 fn flag(arg: &Arg) -> String {
-    let names = arg.get_value_names().filter(|_| arg.get_action().takes_values()).unwrap_or_default();
-    let value = if names.is_empty() { String::new() } else { format!(" {}", names.join(" ")) };
-    let long = arg.get_long().map(|long| format!("`--{}`", cell(&format!("{long}{value}"))));
+    let names = arg
+        .get_value_names()
+        .filter(|_| arg.get_action().takes_values())
+        .unwrap_or_default();
+    let value = if names.is_empty() {
+        String::new()
+    } else {
+        format!(" {}", names.join(" "))
+    };
+    let long = arg
+        .get_long()
+        .map(|long| format!("`--{}`", cell(&format!("{long}{value}"))));
     let short = arg.get_short().map(|short| format!("`-{short}`"));
-    let aliases = arg.get_visible_aliases().into_iter().flatten().map(|alias| format!("`--{alias}`"));
-    long.into_iter().chain(short).chain(aliases).collect::<Vec<_>>().join(", ")
+    let aliases = arg
+        .get_visible_aliases()
+        .into_iter()
+        .flatten()
+        .map(|alias| format!("`--{alias}`"));
+    long.into_iter()
+        .chain(short)
+        .chain(aliases)
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn default(arg: &Arg) -> String {
-    let values: Vec<_> = arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+    let values: Vec<_> = arg
+        .get_default_values()
+        .iter()
+        .map(|value| value.to_string_lossy())
+        .collect();
     if values.is_empty() || arg.is_hide_default_value_set() || !arg.get_action().takes_values() {
         return String::new();
     }
@@ -109,16 +172,30 @@ fn default(arg: &Arg) -> String {
 
 /// Its help, with what it may be and the variable that stands for it.
 fn help(arg: &Arg) -> String {
-    let text = arg.get_long_help().or_else(|| arg.get_help()).map(ToString::to_string).unwrap_or_default();
+    let text = arg
+        .get_long_help()
+        .or_else(|| arg.get_help())
+        .map(ToString::to_string)
+        .unwrap_or_default();
     let mut text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     if !text.is_empty() && !text.ends_with('.') {
         text.push('.');
     }
     if arg.get_action().takes_values() {
-        for value in arg.get_possible_values().iter().filter(|value| !value.is_hide_set()) {
-            let means = value.get_help().map(ToString::to_string).unwrap_or_default();
-            let means =
-                if means.is_empty() { String::new() } else { format!(": {}", means.trim_end_matches('.')) };
+        for value in arg
+            .get_possible_values()
+            .iter()
+            .filter(|value| !value.is_hide_set())
+        {
+            let means = value
+                .get_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            let means = if means.is_empty() {
+                String::new()
+            } else {
+                format!(": {}", means.trim_end_matches('.'))
+            };
             let _ = write!(text, " `{}`{means}.", value.get_name());
         }
     }
@@ -144,18 +221,29 @@ fn keys(text: &mut String) {
 
 /// The schema that another one stands for.
 fn resolved<'a>(root: &'a Value, schema: &'a Value) -> &'a Value {
-    let name = schema.get("$ref").and_then(Value::as_str).and_then(|name| name.strip_prefix('#'));
-    name.and_then(|pointer| root.pointer(pointer)).unwrap_or(schema)
+    let name = schema
+        .get("$ref")
+        .and_then(Value::as_str)
+        .and_then(|name| name.strip_prefix('#'));
+    name.and_then(|pointer| root.pointer(pointer))
+        .unwrap_or(schema)
 }
 
 fn below(text: &mut String, root: &Value, schema: &Value, prefix: &str) {
-    let Some(properties) = resolved(root, schema).get("properties").and_then(Value::as_object) else {
+    let Some(properties) = resolved(root, schema)
+        .get("properties")
+        .and_then(Value::as_object)
+    else {
         return;
     };
-    let required = resolved(root, schema).get("required").and_then(Value::as_array);
+    let required = resolved(root, schema)
+        .get("required")
+        .and_then(Value::as_array);
     for (name, property) in properties {
         let what = resolved(root, property);
-        let described = property.get("description").or_else(|| what.get("description"));
+        let described = property
+            .get("description")
+            .or_else(|| what.get("description"));
         let described = described.and_then(Value::as_str).unwrap_or_default();
         let described = described.split_whitespace().collect::<Vec<_>>().join(" ");
         let default = match property.get("default") {
@@ -167,8 +255,12 @@ fn below(text: &mut String, root: &Value, schema: &Value, prefix: &str) {
             Some(default) => format!("`{default}`"),
             None => String::new(),
         };
-        let _ =
-            writeln!(text, "| `{prefix}{name}` | {} | {default} | {} |", kind(root, what), cell(&described));
+        let _ = writeln!(
+            text,
+            "| `{prefix}{name}` | {} | {default} | {} |",
+            kind(root, what),
+            cell(&described)
+        );
         if let Some(items) = what.get("items") {
             below(text, root, items, &format!("{prefix}{name}[]."));
         }
@@ -178,27 +270,42 @@ fn below(text: &mut String, root: &Value, schema: &Value, prefix: &str) {
 /// What a value may be.
 fn kind(root: &Value, schema: &Value) -> String {
     let choices = |values: &Vec<Value>| {
-        let word =
-            |value: &Value| value.as_str().map_or_else(|| format!("`{value}`"), |word| format!("`{word}`"));
+        let word = |value: &Value| {
+            value
+                .as_str()
+                .map_or_else(|| format!("`{value}`"), |word| format!("`{word}`"))
+        };
         values.iter().map(word).collect::<Vec<_>>().join(", ")
     };
     if let Some(values) = schema.get("enum").and_then(Value::as_array) {
         return choices(values);
     }
     if let Some(variants) = schema.get("oneOf").and_then(Value::as_array) {
-        let each = variants.iter().map(|variant| match variant.get("const").and_then(Value::as_str) {
-            Some(word) => {
-                let means = variant.get("description").and_then(Value::as_str).unwrap_or_default();
-                let means = means.split_whitespace().collect::<Vec<_>>().join(" ").replace("**", "");
-                format!("`{word}`: {}", means.trim_end_matches('.'))
-            }
-            None => kind(root, variant),
-        });
+        let each =
+            variants.iter().map(
+                |variant| match variant.get("const").and_then(Value::as_str) {
+                    Some(word) => {
+                        let means = variant
+                            .get("description")
+                            .and_then(Value::as_str)
+                            .unwrap_or_default();
+                        let means = means
+                            .split_whitespace()
+                            .collect::<Vec<_>>()
+                            .join(" ")
+                            .replace("**", "");
+                        format!("`{word}`: {}", means.trim_end_matches('.'))
+                    }
+                    None => kind(root, variant),
+                },
+            );
         return cell(&each.collect::<Vec<_>>().join("; "));
     }
     match schema.get("type").and_then(Value::as_str) {
         Some("array") => {
-            let items = schema.get("items").map(|items| kind(root, resolved(root, items)));
+            let items = schema
+                .get("items")
+                .map(|items| kind(root, resolved(root, items)));
             format!("list of {}", items.unwrap_or_else(|| "anything".to_owned()))
         }
         Some("object") => "objects".to_owned(),
@@ -209,14 +316,28 @@ fn kind(root: &Value, schema: &Value) -> String {
 
 fn environment(text: &mut String, command: &Command) {
     text.push_str("\n## Environment\n\n| variable | |\n|---|---|\n");
-    let all = command.get_subcommands().flat_map(Command::get_arguments).chain(command.get_arguments());
+    let all = command
+        .get_subcommands()
+        .flat_map(Command::get_arguments)
+        .chain(command.get_arguments());
     let mut variables: Vec<_> = all
-        .filter_map(|arg| Some((arg.get_env()?.to_string_lossy().into_owned(), arg.get_long()?)))
+        .filter_map(|arg| {
+            Some((
+                arg.get_env()?.to_string_lossy().into_owned(),
+                arg.get_long()?,
+            ))
+        })
         .map(|(variable, flag)| (variable, format!("as `--{flag}`, which counts more")))
         .collect();
     let others = [
-        ("KUBECONFIG", "kubeconfigs, merged as kubectl does, where `--kubeconfig` is not given"),
-        ("KUBERNETES_SERVICE_HOST", "in a pod, where neither is given: the pod's service account is used"),
+        (
+            "KUBECONFIG",
+            "kubeconfigs, merged as kubectl does, where `--kubeconfig` is not given",
+        ),
+        (
+            "KUBERNETES_SERVICE_HOST",
+            "in a pod, where neither is given: the pod's service account is used",
+        ),
         ("HOME", "`~/.kube/config`, where none of these is there"),
     ];
     variables.extend(others.map(|(variable, what)| (variable.to_owned(), what.to_owned())));
@@ -233,7 +354,12 @@ fn metrics(text: &mut String) {
         "\n## Metrics\n\nAt `/metrics` of the admin listener. A series appears once there is something to count.\n\n| metric | type | labels | |\n|---|---|---|---|\n",
     );
     for metric in telemetry::reference() {
-        let labels = metric.labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ");
+        let labels = metric
+            .labels
+            .iter()
+            .map(|label| format!("`{label}`"))
+            .collect::<Vec<_>>()
+            .join(", ");
         let _ = writeln!(
             text,
             "| `{}` | {} | {labels} | {} |",

@@ -27,12 +27,13 @@ const CLIENTS: &str = "Where clients connect";
 /// Flags of `watershed serve`.
 #[derive(Args, Debug)]
 pub(super) struct Serve {
-    /// Configuration file (YAML): how consistent reads are answered and what is kept in memory, for all types and
-    /// for some, and the parts of types that are held. Without it, nothing is kept of secrets.
+    /// Configuration file (YAML): how consistent reads are answered and what is kept in memory, for
+    /// all types and for some, and the parts of types that are held. Without it, nothing is kept of
+    /// secrets.
     #[arg(help_heading = HELD, long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The node this runs on, for what else runs there: of pods those of the node, the node itself and its lease are
-    /// held, nothing of other types, unless the configuration file names more.
+    /// The node this runs on, for what else runs there: of pods those of the node, the node itself
+    /// and its lease are held, nothing of other types, unless the configuration file names more.
     #[arg(help_heading = HELD, long, env = "NODE_NAME", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     node_name: Option<String>,
     /// Kubeconfig of the proxy's own identity at the API server. Without it: $KUBECONFIG, then the
@@ -42,10 +43,12 @@ pub(super) struct Serve {
     /// Context of the kubeconfig, instead of its current one.
     #[arg(help_heading = API_SERVER, long, value_name = "NAME")]
     context: Option<String>,
-    /// Address of the API server, instead of the kubeconfig's. Repeat it for several servers of one cluster.
+    /// Address of the API server, instead of the kubeconfig's. Repeat it for several servers of one
+    /// cluster.
     #[arg(help_heading = API_SERVER, long = "server", value_name = "URL")]
     servers: Vec<String>,
-    /// Where clients connect: an address, by TLS (HTTP/2 and HTTP/1.1), or unix:PATH, by plain HTTP/1.1.
+    /// Where clients connect: an address, by TLS (HTTP/2 and HTTP/1.1), or unix:PATH, by plain
+    /// HTTP/1.1.
     #[arg(help_heading = CLIENTS, long, default_value = "127.0.0.1:6443", value_name = "ADDR:PORT|unix:PATH")]
     listen: Place,
     /// Mode of the Unix socket's file, in octal digits: who may write to it may connect.
@@ -63,7 +66,8 @@ pub(super) struct Serve {
     /// Where the self-signed certificate and its CA (ca.crt, for clients to trust) are kept.
     #[arg(help_heading = CLIENTS, long, default_value = "watershed-certs", value_name = "DIR")]
     cert_dir: PathBuf,
-    /// Where /status, /metrics, /livez, /readyz, /healthz and /debug/config are served; by plain HTTP, unless --admin-tls-cert is given.
+    /// Where /status, /metrics, /livez, /readyz, /healthz and /debug/config are served; by plain
+    /// HTTP, unless --admin-tls-cert is given.
     #[arg(help_heading = ADMIN, long, default_value = "127.0.0.1:6480", value_name = "ADDR:PORT")]
     admin_listen: SocketAddr,
     /// How long events are kept, so that a watch may start from an old version (seconds).
@@ -72,8 +76,8 @@ pub(super) struct Serve {
     /// Upper bound of the events kept for one type in one representation (MiB).
     #[arg(help_heading = HELD, long, default_value_t = 256, value_name = "MIB")]
     window_mib: usize,
-    /// An aggregated API group whose types are cached, too; all others are forwarded. Only for servers whose
-    /// answers do not depend on who asks. May be repeated.
+    /// An aggregated API group whose types are cached, too; all others are forwarded. Only for
+    /// servers whose answers do not depend on who asks. May be repeated.
     #[arg(help_heading = HELD, long = "cache-aggregated", value_name = "GROUP")]
     aggregated: Vec<String>,
     /// How long open requests and watches may take to end after SIGTERM (seconds).
@@ -122,7 +126,10 @@ impl Serve {
         };
         let listen = match self.listen {
             Place::Address(address) => app::Listen::Tls(address),
-            Place::Socket(path) => app::Listen::Socket { path, mode: self.listen_socket_mode },
+            Place::Socket(path) => app::Listen::Socket {
+                path,
+                mode: self.listen_socket_mode,
+            },
         };
         if let (true, app::Listen::Tls(address)) = (self.callers.single_identity, &listen) {
             ensure!(
@@ -139,7 +146,11 @@ impl Serve {
         self.callers.apply(&mut config.access)?;
         config.drain = Duration::from_secs(self.drain_seconds);
         config.audit = self.audit.config()?;
-        config.policy = self.node_name.as_deref().map(Policy::of_node).unwrap_or_default();
+        config.policy = self
+            .node_name
+            .as_deref()
+            .map(Policy::of_node)
+            .unwrap_or_default();
         if let Some(file) = &self.config {
             config.policy = config::read(file, config.policy)?;
         }
@@ -164,7 +175,10 @@ impl FromStr for Place {
         match text.strip_prefix("unix:") {
             Some("") => Err("the socket has no path".to_owned()),
             Some(path) => Ok(Self::Socket(path.into())),
-            None => text.parse().map(Self::Address).map_err(|_| "neither ADDR:PORT nor unix:PATH".to_owned()),
+            None => text
+                .parse()
+                .map(Self::Address)
+                .map_err(|_| "neither ADDR:PORT nor unix:PATH".to_owned()),
         }
     }
 }
@@ -172,7 +186,11 @@ impl FromStr for Place {
 /// The mode of a file.
 fn mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).map_err(|error| error.to_string())?;
-    if mode > 0o777 { Err("it is larger than 0777".to_owned()) } else { Ok(mode) }
+    if mode > 0o777 {
+        Err("it is larger than 0777".to_owned())
+    } else {
+        Ok(mode)
+    }
 }
 
 #[cfg(test)]
@@ -181,12 +199,22 @@ mod tests {
 
     #[test]
     fn sockets_and_addresses_are_told_apart() {
-        assert_eq!("[::1]:6443".parse(), Ok(Place::Address("[::1]:6443".parse().unwrap())));
-        assert_eq!("unix:/run/api.sock".parse(), Ok(Place::Socket("/run/api.sock".into())));
+        assert_eq!(
+            "[::1]:6443".parse(),
+            Ok(Place::Address("[::1]:6443".parse().unwrap()))
+        );
+        assert_eq!(
+            "unix:/run/api.sock".parse(),
+            Ok(Place::Socket("/run/api.sock".into()))
+        );
         for text in ["", "unix:", "localhost", "6443", "/run/api.sock"] {
             assert!(text.parse::<Place>().is_err(), "{text}");
         }
         assert_eq!((mode("0600"), mode("660")), (Ok(0o600), Ok(0o660)));
-        assert!(["", "8", "1777", "-1", "rw"].iter().all(|text| mode(text).is_err()));
+        assert!(
+            ["", "8", "1777", "-1", "rw"]
+                .iter()
+                .all(|text| mode(text).is_err())
+        );
     }
 }

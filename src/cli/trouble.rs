@@ -9,13 +9,19 @@ use crate::upstream::one_line;
 
 /// What the exit codes mean, for the documents.
 pub const EXIT_CODES: &[(u8, &str)] = &[
-    (0, "It did what it was asked for. `serve`: it was ended by SIGTERM or SIGINT."),
+    (
+        0,
+        "It did what it was asked for. `serve`: it was ended by SIGTERM or SIGINT.",
+    ),
     (
         1,
         "It failed: the line on standard error says of what, and which flag or right would help. `check` found an error, \
          `demo` a client with another state than upstream, `load` events that were lost or doubled; `serve` was asked to end twice.",
     ),
-    (2, "The command line or the configuration file is not understood. The same again will not help."),
+    (
+        2,
+        "The command line or the configuration file is not understood. The same again will not help.",
+    ),
     (130, "`load` was interrupted twice, and left what it wrote."),
 ];
 
@@ -30,7 +36,11 @@ pub struct Misused(#[from] anyhow::Error);
 /// Says on standard error why a command failed.
 pub fn tell(error: &anyhow::Error) -> ExitCode {
     eprintln!("watershed: {}", one_line(error.as_ref()));
-    if error.is::<Misused>() { ExitCode::from(MISUSED) } else { ExitCode::FAILURE }
+    if error.is::<Misused>() {
+        ExitCode::from(MISUSED)
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 /// Help and versions are printed as they are, mistakes as a line.
@@ -38,7 +48,11 @@ pub(super) fn of_command_line(error: &clap::Error, words: &[String]) -> ExitCode
     if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         // A closed standard output is nothing to complain about to anybody.
         let _ = error.print();
-        return if error.use_stderr() { ExitCode::from(MISUSED) } else { ExitCode::SUCCESS };
+        return if error.use_stderr() {
+            ExitCode::from(MISUSED)
+        } else {
+            ExitCode::SUCCESS
+        };
     }
     eprintln!("watershed: {}", mistake(error, words));
     ExitCode::from(MISUSED)
@@ -60,8 +74,15 @@ fn mistake(error: &clap::Error, words: &[String]) -> String {
     }
     let command = Cli::command();
     let known = |word: &&String| command.find_subcommand(word).is_some();
-    let subcommand = words.iter().skip(1).find(known).map(|name| format!(" {name}"));
-    format!("{told} (see watershed{} --help)", subcommand.unwrap_or_default())
+    let subcommand = words
+        .iter()
+        .skip(1)
+        .find(known)
+        .map(|name| format!(" {name}"));
+    format!(
+        "{told} (see watershed{} --help)",
+        subcommand.unwrap_or_default()
+    )
 }
 
 #[cfg(test)]
@@ -94,8 +115,10 @@ mod tests {
                 "invalid value 'a' for '--admin-listen <ADDR:PORT>': invalid socket address syntax (see watershed serve --help)",
             ),
         ] {
-            let words: Vec<String> =
-                std::iter::once("watershed").chain(line.split(' ')).map(str::to_owned).collect();
+            let words: Vec<String> = std::iter::once("watershed")
+                .chain(line.split(' '))
+                .map(str::to_owned)
+                .collect();
             let error = Cli::try_parse_from(&words).unwrap_err();
             assert_eq!(mistake(&error, &words), told);
         }

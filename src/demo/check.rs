@@ -40,29 +40,50 @@ pub(crate) struct Difference {
 
 impl Truth {
     pub(crate) fn of(state: &State) -> Self {
-        let pods = state.snapshot(&pods()).into_iter().map(|(key, (version, bytes))| {
-            let object: Value = serde_json::from_slice(&bytes).unwrap_or_default();
-            let text = |at: &str| object.pointer(at).and_then(Value::as_str).unwrap_or_default().to_owned();
-            let labels = object.pointer("/metadata/labels").cloned().unwrap_or_default();
-            Pod {
-                key,
-                version,
-                namespace: text("/metadata/namespace"),
-                node: text("/spec/nodeName"),
-                labels: serde_json::from_value(labels).unwrap_or_default(),
-            }
-        });
-        Self { pods: pods.collect() }
+        let pods = state
+            .snapshot(&pods())
+            .into_iter()
+            .map(|(key, (version, bytes))| {
+                let object: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+                let text = |at: &str| {
+                    object
+                        .pointer(at)
+                        .and_then(Value::as_str)
+                        .unwrap_or_default()
+                        .to_owned()
+                };
+                let labels = object
+                    .pointer("/metadata/labels")
+                    .cloned()
+                    .unwrap_or_default();
+                Pod {
+                    key,
+                    version,
+                    namespace: text("/metadata/namespace"),
+                    node: text("/spec/nodeName"),
+                    labels: serde_json::from_value(labels).unwrap_or_default(),
+                }
+            });
+        Self {
+            pods: pods.collect(),
+        }
     }
 
     /// The clients whose view differs.
-    pub(crate) fn compare<'a>(&self, views: impl Iterator<Item = (&'a Interest, View)>) -> Vec<Difference> {
-        views.enumerate().filter_map(|(n, (interest, view))| self.difference(n, interest, &view)).collect()
+    pub(crate) fn compare<'a>(
+        &self,
+        views: impl Iterator<Item = (&'a Interest, View)>,
+    ) -> Vec<Difference> {
+        views
+            .enumerate()
+            .filter_map(|(n, (interest, view))| self.difference(n, interest, &view))
+            .collect()
     }
 
     fn difference(&self, client: usize, interest: &Interest, view: &View) -> Option<Difference> {
         let wanted = self.pods.iter().filter(|pod| pod.concerns(interest));
-        let wanted: BTreeMap<&str, u64> = wanted.map(|pod| (pod.key.as_str(), pod.version)).collect();
+        let wanted: BTreeMap<&str, u64> =
+            wanted.map(|pod| (pod.key.as_str(), pod.version)).collect();
         let mut lines = Vec::new();
         if !view.synced {
             lines.push("never got its first state".to_owned());
@@ -76,14 +97,23 @@ impl Truth {
                 Some(_) => {}
             }
         }
-        let surplus = view.objects.iter().filter(|(key, _)| !wanted.contains_key(key.as_str()));
+        let surplus = view
+            .objects
+            .iter()
+            .filter(|(key, _)| !wanted.contains_key(key.as_str()));
         lines.extend(surplus.map(|(key, seen)| format!("{key} at {seen} should be gone")));
         if lines.is_empty() {
             return None;
         }
         let more = lines.len().saturating_sub(SHOWN);
         lines.truncate(SHOWN);
-        Some(Difference { client, interest: interest.to_string(), version: view.version, lines, more })
+        Some(Difference {
+            client,
+            interest: interest.to_string(),
+            version: view.version,
+            lines,
+            more,
+        })
     }
 }
 
@@ -111,15 +141,23 @@ mod tests {
             node: node.to_owned(),
             labels: BTreeMap::new(),
         };
-        let truth = Truth { pods: vec![pod("n/a", 1, "x"), pod("n/b", 2, "x"), pod("n/c", 3, "y")] };
+        let truth = Truth {
+            pods: vec![pod("n/a", 1, "x"), pod("n/b", 2, "x"), pod("n/c", 3, "y")],
+        };
         let view = |objects: &[(&str, u64)]| View {
             objects: objects.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect(),
             version: 3,
             synced: true,
         };
         let node = Interest::Node("x".to_owned());
-        assert!(truth.difference(0, &node, &view(&[("n/a", 1), ("n/b", 2)])).is_none());
-        let found = truth.difference(0, &node, &view(&[("n/b", 1), ("n/c", 3)])).unwrap();
+        assert!(
+            truth
+                .difference(0, &node, &view(&[("n/a", 1), ("n/b", 2)]))
+                .is_none()
+        );
+        let found = truth
+            .difference(0, &node, &view(&[("n/b", 1), ("n/c", 3)]))
+            .unwrap();
         assert_eq!(
             found.lines,
             [

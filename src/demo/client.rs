@@ -168,7 +168,9 @@ impl Client {
                     self.view.lock().synced = false;
                     continue;
                 }
-                Err(error) => tracing::debug!(%error, interest = %self.interest, "client tries again"),
+                Err(error) => {
+                    tracing::debug!(%error, interest = %self.interest, "client tries again")
+                }
             }
             self.counters.retries.fetch_add(1, Ordering::Relaxed);
             tokio::time::sleep(pause).await;
@@ -195,7 +197,11 @@ impl Client {
     }
 
     async fn get(&self, query: &str) -> anyhow::Result<Incoming> {
-        let path = format!("{}?{query}{}", self.interest.path(), self.interest.selector());
+        let path = format!(
+            "{}?{query}{}",
+            self.interest.path(),
+            self.interest.selector()
+        );
         let answer = self.connection.get(&path, &self.token).await?;
         let status = answer.status();
         if status != StatusCode::OK {
@@ -211,7 +217,9 @@ impl Client {
         let mut bytes = Vec::new();
         while let Some(frame) = body.frame().await {
             if let Ok(data) = frame?.into_data() {
-                self.counters.bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
+                self.counters
+                    .bytes
+                    .fetch_add(data.len() as u64, Ordering::Relaxed);
                 bytes.extend_from_slice(&data);
             }
         }
@@ -219,15 +227,20 @@ impl Client {
         let objects = list.items.iter().map(|o| Ok((o.key(), o.version()?)));
         let objects = objects.collect::<anyhow::Result<_>>()?;
         let version = list.metadata.resource_version.parse()?;
-        *self.view.lock() = View { objects, version, synced: true };
+        *self.view.lock() = View {
+            objects,
+            version,
+            synced: true,
+        };
         Ok(())
     }
 
     async fn watch(&self, version: u64, initial: bool) -> anyhow::Result<Ended> {
         self.counters.watches.fetch_add(1, Ordering::Relaxed);
         let timeout = self.timeout.as_secs();
-        let mut query =
-            format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={timeout}&resourceVersion={version}");
+        let mut query = format!(
+            "watch=true&allowWatchBookmarks=true&timeoutSeconds={timeout}&resourceVersion={version}"
+        );
         if initial {
             query.push_str("&sendInitialEvents=true&resourceVersionMatch=NotOlderThan");
         }
@@ -236,8 +249,12 @@ impl Client {
         let mut building = initial.then(BTreeMap::new);
         let mut rest = BytesMut::new();
         while let Some(frame) = body.frame().await {
-            let Ok(data): Result<Bytes, _> = frame?.into_data() else { continue };
-            self.counters.bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
+            let Ok(data): Result<Bytes, _> = frame?.into_data() else {
+                continue;
+            };
+            self.counters
+                .bytes
+                .fetch_add(data.len() as u64, Ordering::Relaxed);
             rest.extend_from_slice(&data);
             while let Some(end) = memchr::memchr(b'\n', &rest) {
                 let event: Event = serde_json::from_slice(&rest[..end])?;
@@ -255,13 +272,25 @@ impl Client {
         Ok(Ended::Resume)
     }
 
-    fn apply(&self, event: &Event, building: &mut Option<BTreeMap<String, u64>>) -> anyhow::Result<()> {
+    fn apply(
+        &self,
+        event: &Event,
+        building: &mut Option<BTreeMap<String, u64>>,
+    ) -> anyhow::Result<()> {
         let version = event.object.version()?;
         let mut view = self.view.lock();
         if event.r#type == "BOOKMARK" {
-            let end_mark = event.object.metadata.annotations.contains_key("k8s.io/initial-events-end");
+            let end_mark = event
+                .object
+                .metadata
+                .annotations
+                .contains_key("k8s.io/initial-events-end");
             if let Some(objects) = building.take_if(|_| end_mark) {
-                *view = View { objects, version, synced: true };
+                *view = View {
+                    objects,
+                    version,
+                    synced: true,
+                };
             } else if building.is_none() {
                 view.version = view.version.max(version);
             }
@@ -290,6 +319,9 @@ impl Object {
     }
 
     fn version(&self) -> anyhow::Result<u64> {
-        self.metadata.resource_version.parse().context("an object without a resourceVersion")
+        self.metadata
+            .resource_version
+            .parse()
+            .context("an object without a resourceVersion")
     }
 }

@@ -24,7 +24,8 @@ pub(crate) struct Connector {
     tls_http1: Arc<ClientConfig>,
 }
 
-/// A connection several clients may share. It is opened with the first request, and anew after it broke.
+/// A connection several clients may share. It is opened with the first request, and anew after it
+/// broke.
 pub(crate) struct Connection {
     connector: Connector,
     http2: bool,
@@ -51,7 +52,11 @@ impl Connector {
             .with_no_client_auth();
         let tls_http1 = Arc::new(config.clone());
         config.alpn_protocols = vec![b"h2".to_vec()];
-        Ok(Self { address, tls: Arc::new(config), tls_http1 })
+        Ok(Self {
+            address,
+            tls: Arc::new(config),
+            tls_http1,
+        })
     }
 
     async fn open(&self, http2: bool) -> anyhow::Result<Sender> {
@@ -59,9 +64,15 @@ impl Connector {
         stream.set_nodelay(true)?;
         let tls = if http2 { &self.tls } else { &self.tls_http1 };
         let name = ServerName::IpAddress(self.address.ip().into());
-        let io = TokioIo::new(TlsConnector::from(Arc::clone(tls)).connect(name, stream).await?);
+        let io = TokioIo::new(
+            TlsConnector::from(Arc::clone(tls))
+                .connect(name, stream)
+                .await?,
+        );
         if http2 {
-            let builder = http2::Builder::new(TokioExecutor::new()).timer(TokioTimer::new()).to_owned();
+            let builder = http2::Builder::new(TokioExecutor::new())
+                .timer(TokioTimer::new())
+                .to_owned();
             let (sender, connection) = builder.handshake(io).await?;
             tokio::spawn(connection);
             Ok(Sender::Http2(sender))
@@ -77,19 +88,26 @@ impl Connector {
 
 impl Connection {
     pub(crate) fn new(connector: Connector, http2: bool) -> Self {
-        Self { connector, http2, sender: Mutex::new(None) }
+        Self {
+            connector,
+            http2,
+            sender: Mutex::new(None),
+        }
     }
 
     /// Sends a GET; the connection is left to others as soon as the head of the answer is there.
     pub(crate) async fn get(&self, path: &str, token: &str) -> anyhow::Result<Response<Incoming>> {
         let authority = self.connector.address.to_string();
-        let request =
-            Request::get(if self.http2 { format!("https://{authority}{path}") } else { path.to_owned() })
-                .header("host", &authority)
-                .header("authorization", format!("Bearer {token}"))
-                .header("accept", "application/json")
-                .header("user-agent", "watershed-demo")
-                .body(Empty::new())?;
+        let request = Request::get(if self.http2 {
+            format!("https://{authority}{path}")
+        } else {
+            path.to_owned()
+        })
+        .header("host", &authority)
+        .header("authorization", format!("Bearer {token}"))
+        .header("accept", "application/json")
+        .header("user-agent", "watershed-demo")
+        .body(Empty::new())?;
         let answer = match self.sender().await? {
             // HTTP/1.1 carries one request at a time, so its sender can't be kept for others.
             Sender::Http1(mut sender) => sender.send_request(request).await,
@@ -104,7 +122,9 @@ impl Connection {
         }
         let mut shared = self.sender.lock().await;
         match &*shared {
-            Some(Sender::Http2(sender)) if !sender.is_closed() => return Ok(Sender::Http2(sender.clone())),
+            Some(Sender::Http2(sender)) if !sender.is_closed() => {
+                return Ok(Sender::Http2(sender.clone()));
+            }
             _ => {}
         }
         let opened = self.connector.open(true).await?;

@@ -38,7 +38,12 @@ pub(crate) struct Totals {
 // === impl Fleet ===
 
 impl Fleet {
-    pub(crate) fn start(args: &Args, namespaces: usize, front: &Front, token: &str) -> anyhow::Result<Self> {
+    pub(crate) fn start(
+        args: &Args,
+        namespaces: usize,
+        front: &Front,
+        token: &str,
+    ) -> anyhow::Result<Self> {
         let connector = Connector::new(front.address, &front.ca_pem)?;
         let counters = Arc::new(Counters::default());
         let mut tasks = JoinSet::new();
@@ -47,7 +52,8 @@ impl Fleet {
         let mut shared = Vec::new();
         for n in 0..args.clients {
             let interest = interest(n, namespaces, args.nodes, &mut rng);
-            // A third shares connections, as informers of one process do; one in ten speaks HTTP/1.1.
+            // A third shares connections, as informers of one process do; one in ten speaks
+            // HTTP/1.1.
             let connection = match n % 10 {
                 0..3 => {
                     if shared.is_empty() {
@@ -59,12 +65,17 @@ impl Fleet {
                 9 => Some(Arc::new(Connection::new(connector.clone(), false))),
                 _ => None,
             };
-            let connection = connection.unwrap_or_else(|| Arc::new(Connection::new(connector.clone(), true)));
+            let connection =
+                connection.unwrap_or_else(|| Arc::new(Connection::new(connector.clone(), true)));
             let view = Arc::new(Mutex::new(View::default()));
             members.push((interest.clone(), Arc::clone(&view)));
             let client = Client {
                 interest,
-                opening: if rng.bool() { Opening::List } else { Opening::WatchList },
+                opening: if rng.bool() {
+                    Opening::List
+                } else {
+                    Opening::WatchList
+                },
                 connection,
                 token: token.to_owned(),
                 counters: Arc::clone(&counters),
@@ -73,14 +84,22 @@ impl Fleet {
             };
             tasks.spawn(client.run());
         }
-        Ok(Self { counters, members, tasks })
+        Ok(Self {
+            counters,
+            members,
+            tasks,
+        })
     }
 
     pub(crate) fn totals(&self) -> Totals {
         let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         Totals {
             clients: self.members.len(),
-            synced: self.members.iter().filter(|(_, view)| view.lock().synced).count(),
+            synced: self
+                .members
+                .iter()
+                .filter(|(_, view)| view.lock().synced)
+                .count(),
             lists: read(&self.counters.lists),
             watches: read(&self.counters.watches),
             events: read(&self.counters.events),
@@ -92,7 +111,9 @@ impl Fleet {
 
     /// Every client's interest and present view.
     pub(crate) fn views(&self) -> impl Iterator<Item = (&Interest, View)> {
-        self.members.iter().map(|(interest, view)| (interest, view.lock().clone()))
+        self.members
+            .iter()
+            .map(|(interest, view)| (interest, view.lock().clone()))
     }
 
     pub(crate) async fn stop(mut self) {
@@ -104,8 +125,13 @@ impl Fleet {
 fn interest(n: usize, namespaces: usize, nodes: usize, rng: &mut fastrand::Rng) -> Interest {
     match n % 10 {
         0 => Interest::All,
-        1 | 2 if namespaces > 0 => Interest::Namespace(fixtures::namespace_name(rng.usize(0..namespaces))),
-        3 => Interest::Label("app", fixtures::APPS[rng.usize(0..fixtures::APPS.len())].to_owned()),
+        1 | 2 if namespaces > 0 => {
+            Interest::Namespace(fixtures::namespace_name(rng.usize(0..namespaces)))
+        }
+        3 => Interest::Label(
+            "app",
+            fixtures::APPS[rng.usize(0..fixtures::APPS.len())].to_owned(),
+        ),
         _ if nodes > 0 => Interest::Node(fixtures::node_name(n % nodes)),
         _ => Interest::All,
     }

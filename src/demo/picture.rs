@@ -1,5 +1,5 @@
-//! What the demo shows: a few lines that are redrawn in place on a terminal, one line a second elsewhere, and a table at
-//! the end.
+//! What the demo shows: a few lines that are redrawn in place on a terminal, one line a second
+//! elsewhere, and a table at the end.
 #![expect(
     clippy::print_stdout,
     reason = "the picture is the demo's product, and standard output is where it belongs"
@@ -35,7 +35,14 @@ pub(crate) struct Picture {
 
 /// What is started, before anything moves.
 pub(crate) fn opening(args: &Args, upstream: &str, front: &Front) {
-    let Args { pods, nodes, clients, rate, seed, .. } = args;
+    let Args {
+        pods,
+        nodes,
+        clients,
+        rate,
+        seed,
+        ..
+    } = args;
     println!(
         "upstream  {upstream}  simulated API server, {pods} pods on {nodes} nodes, {rate} changes/s, seed {seed}"
     );
@@ -64,19 +71,36 @@ pub(crate) fn waiting(version: u64) {
 /// The table at the end, and the verdict.
 pub(crate) fn summary(end: &Moment, changes: u64, differences: &[Difference]) {
     let (clients, upstream) = (&end.clients, &end.upstream);
-    println!("\n{:<16}{:>18}{:>16}{:>12}", "", "clients received", "upstream sent", "saved");
+    println!(
+        "\n{:<16}{:>18}{:>16}{:>12}",
+        "", "clients received", "upstream sent", "saved"
+    );
     let row = |name: &str, received: String, sent: String, saved: String| {
         println!("{name:<16}{received:>18}{sent:>16}{saved:>12}");
     };
     for (name, received, sent) in [
         ("lists", clients.lists, upstream.requests_of("LIST")),
-        ("watches started", clients.watches, upstream.requests_of("WATCH")),
+        (
+            "watches started",
+            clients.watches,
+            upstream.requests_of("WATCH"),
+        ),
         ("watch events", clients.events, upstream.total_events()),
     ] {
-        row(name, grouped(received), grouped(sent), saved(received, sent));
+        row(
+            name,
+            grouped(received),
+            grouped(sent),
+            saved(received, sent),
+        );
     }
     let sent = upstream.total_bytes();
-    row("bytes", bytes(clients.bytes), bytes(sent), saved(clients.bytes, sent));
+    row(
+        "bytes",
+        bytes(clients.bytes),
+        bytes(sent),
+        saved(clients.bytes, sent),
+    );
     println!(
         "\n{changes} changes in {:.0} s; clients tried again {} times, started over {} times",
         end.elapsed.as_secs_f64(),
@@ -97,7 +121,13 @@ pub(crate) fn summary(end: &Moment, changes: u64, differences: &[Difference]) {
         end.version
     );
     for difference in differences.iter().take(SHOWN) {
-        let Difference { client, interest, version, lines, more } = difference;
+        let Difference {
+            client,
+            interest,
+            version,
+            lines,
+            more,
+        } = difference;
         println!("  client {client} ({interest}), at resourceVersion {version}");
         for line in lines {
             println!("    {line}");
@@ -115,15 +145,22 @@ pub(crate) fn summary(end: &Moment, changes: u64, differences: &[Difference]) {
 
 impl Picture {
     pub(crate) fn new() -> Self {
-        Self { terminal: std::io::stdout().is_terminal(), drawn: 0, before: None }
+        Self {
+            terminal: std::io::stdout().is_terminal(),
+            drawn: 0,
+            before: None,
+        }
     }
 
     /// The state of things, once a second.
     pub(crate) fn live(&mut self, now: &Moment) {
         let seconds = now.elapsed.as_secs();
         let rates = Rates::between(self.before.as_ref(), now);
-        let Totals { clients, synced, .. } = now.clients;
-        let (upstream_events, upstream_bytes) = (now.upstream.total_events(), now.upstream.total_bytes());
+        let Totals {
+            clients, synced, ..
+        } = now.clients;
+        let (upstream_events, upstream_bytes) =
+            (now.upstream.total_events(), now.upstream.total_bytes());
         let lists = now.upstream.requests_of("LIST");
         let watches = now.upstream.total_open_watches();
         let saved = saved(now.clients.bytes, upstream_bytes);
@@ -165,12 +202,19 @@ impl Picture {
                 bytes(rates.upstream_bytes),
             );
         }
-        self.before = Some(Moment { upstream: now.upstream.clone(), ..*now });
+        self.before = Some(Moment {
+            upstream: now.upstream.clone(),
+            ..*now
+        });
     }
 
     fn redraw(&mut self, lines: &[String]) {
         let mut out = std::io::stdout().lock();
-        let mut frame = if self.drawn > 0 { format!("\x1b[{}A", self.drawn) } else { String::new() };
+        let mut frame = if self.drawn > 0 {
+            format!("\x1b[{}A", self.drawn)
+        } else {
+            String::new()
+        };
         for line in lines {
             // Clear to the end: the line before may have been longer.
             frame += line;
@@ -192,7 +236,9 @@ struct Rates {
 
 impl Rates {
     fn between(before: Option<&Moment>, now: &Moment) -> Self {
-        let seconds = before.map_or(now.elapsed, |b| now.elapsed.saturating_sub(b.elapsed)).as_secs_f64();
+        let seconds = before
+            .map_or(now.elapsed, |b| now.elapsed.saturating_sub(b.elapsed))
+            .as_secs_f64();
         let rate = |value: &dyn Fn(&Moment) -> u64| {
             let grown = value(now).saturating_sub(before.map_or(0, value));
             per_second(grown, seconds)
@@ -208,7 +254,11 @@ impl Rates {
 
 #[expect(clippy::cast_sign_loss, reason = "counts and times are positive")]
 fn per_second(count: u64, seconds: f64) -> u64 {
-    if seconds > 0.0 { (count as f64 / seconds).round() as u64 } else { 0 }
+    if seconds > 0.0 {
+        (count as f64 / seconds).round() as u64
+    } else {
+        0
+    }
 }
 
 /// How much less upstream did than the clients received.
@@ -222,7 +272,11 @@ fn saved(received: u64, sent: u64) -> String {
     }
     let saved = 100.0 * (1.0 - sent as f64 / received as f64);
     // Rounding must not turn a little into nothing.
-    if saved > 99.9 && sent > 0 { format!("{:.2} %", saved.min(99.99)) } else { format!("{saved:.1} %") }
+    if saved > 99.9 && sent > 0 {
+        format!("{:.2} %", saved.min(99.99))
+    } else {
+        format!("{saved:.1} %")
+    }
 }
 
 /// A size in units of a thousand.
@@ -230,7 +284,11 @@ fn bytes(number: u64) -> String {
     let mut value = number as f64;
     for unit in ["B", "kB", "MB", "GB"] {
         if value < 1000.0 {
-            return if unit == "B" { format!("{number} B") } else { format!("{value:.1} {unit}") };
+            return if unit == "B" {
+                format!("{number} B")
+            } else {
+                format!("{value:.1} {unit}")
+            };
         }
         value /= 1000.0;
     }

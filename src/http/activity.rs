@@ -13,15 +13,16 @@ use tokio::time::Instant;
 
 use super::limits::Limits;
 
-/// A connection most of whose requests are taken back before they were answered is closed after so many
-/// of them. Requests that are given up are normal, but not in such numbers on one connection: it is
-/// "rapid reset", CVE-2023-44487, each of which may cost a request to upstream.
+/// A connection most of whose requests are taken back before they were answered is closed after so
+/// many of them. Requests that are given up are normal, but not in such numbers on one connection:
+/// it is "rapid reset", CVE-2023-44487, each of which may cost a request to upstream.
 const MANY_RESETS: u64 = 500;
 
 /// What one connection does. Moments are milliseconds after `opened`, plus one; 0 stands for never.
 pub(super) struct Activity {
     opened: Instant,
-    /// Whether requests come one after the other, so that what is read between two of them is a head.
+    /// Whether requests come one after the other, so that what is read between two of them is a
+    /// head.
     http1: AtomicBool,
     /// Whether anything was read after the handshake.
     heard: AtomicBool,
@@ -89,7 +90,9 @@ impl Activity {
     }
 
     fn now(&self) -> u64 {
-        u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1)
+        u64::try_from(self.opened.elapsed().as_millis())
+            .unwrap_or(u64::MAX)
+            .saturating_add(1)
     }
 
     /// When a moment is over that began at `mark`; `None` when it did not begin.
@@ -104,7 +107,8 @@ impl Activity {
         self.running.load(Ordering::Acquire) > 0
     }
 
-    /// When the connection has had nothing to do for as long as the limits allow, unless a request comes.
+    /// When the connection has had nothing to do for as long as the limits allow, unless a request
+    /// comes.
     pub(super) fn idle_at(&self, limits: &Limits) -> Instant {
         let until = self.until(&self.last_end, limits.idle);
         let until = until.or_else(|| self.until(&self.begun, limits.start));
@@ -121,7 +125,8 @@ impl Activity {
         self.until(&self.blocked, limits.stall)
     }
 
-    /// Whether most requests are taken back, and there were many. Wakes the task when that becomes so.
+    /// Whether most requests are taken back, and there were many. Wakes the task when that becomes
+    /// so.
     pub(super) fn is_resetting(&self, context: &Context<'_>) -> bool {
         self.resetter.register(context.waker());
         self.resetting.load(Ordering::Acquire)
@@ -161,7 +166,10 @@ impl Running {
         activity.running.fetch_add(1, Ordering::AcqRel);
         activity.requests.fetch_add(1, Ordering::Relaxed);
         activity.head.store(0, Ordering::Release);
-        Running { activity: Arc::clone(activity), answered: false }
+        Running {
+            activity: Arc::clone(activity),
+            answered: false,
+        }
     }
 
     /// The answer's head is there: whoever goes away now has had something of it.
@@ -189,7 +197,10 @@ impl Drop for Running {
 
 impl<I> Watched<I> {
     pub(super) fn new(inner: I, activity: &Arc<Activity>) -> Self {
-        Self { inner, activity: Arc::clone(activity) }
+        Self {
+            inner,
+            activity: Arc::clone(activity),
+        }
     }
 
     fn note<T>(&self, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
@@ -214,7 +225,11 @@ impl<I: AsyncRead + Unpin> AsyncRead for Watched<I> {
 }
 
 impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.inner).poll_write(cx, buf);
         self.note(polled)
     }

@@ -15,12 +15,13 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// A boxed body: a buffer, a watch or a stream from upstream.
 pub type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 
-/// Put into an answer's extensions: its body is made of references to what lies in memory anyway and never fails.
-/// While its size hint promises more, that is ready.
+/// Put into an answer's extensions: its body is made of references to what lies in memory anyway
+/// and never fails. While its size hint promises more, that is ready.
 #[derive(Clone, Copy, Debug)]
 pub struct InMemory;
 
-/// Hears how much of an answer's body was handed to its connection, and by its drop that the answer is over.
+/// Hears how much of an answer's body was handed to its connection, and by its drop that the answer
+/// is over.
 pub trait Meter: Send + Sync {
     /// So many bytes more.
     fn sent(&self, bytes: usize);
@@ -32,7 +33,9 @@ pub struct Metered(pub Arc<dyn Meter>);
 
 /// A body of bytes known beforehand.
 pub fn full(bytes: impl Into<Bytes>) -> Body {
-    Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
+    Full::new(bytes.into())
+        .map_err(|never| match never {})
+        .boxed_unsync()
 }
 
 /// A body without bytes.
@@ -53,7 +56,11 @@ pub fn from_client(body: Incoming, version: http::Version) -> Body {
     if http_body::Body::is_end_stream(&body) {
         return empty();
     }
-    Whole { inner: body, framed: version == http::Version::HTTP_2 }.boxed_unsync()
+    Whole {
+        inner: body,
+        framed: version == http::Version::HTTP_2,
+    }
+    .boxed_unsync()
 }
 
 /// A request body that was cut, where its HTTP version would show a clean end.
@@ -63,8 +70,8 @@ pub struct RequestCut;
 
 /// A request body that ends cleanly only if the client said so.
 ///
-/// hyper takes an HTTP/2 reset with `NO_ERROR` for an end. Sent on, that would be a complete request
-/// with half a body, and half a YAML document is often a document.
+/// hyper takes an HTTP/2 reset with `NO_ERROR` for an end. Sent on, that would be a complete
+/// request with half a body, and half a YAML document is often a document.
 struct Whole {
     inner: Incoming,
     /// Whether the version has an end mark that `is_end_stream` reports (HTTP/2). HTTP/1 bodies

@@ -1,18 +1,20 @@
-//! Certificates that clients show: that they hold the key is made sure of here, who they are is not.
+//! Certificates that clients show: that they hold the key is made sure of here, who they are is
+//! not.
 
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{
-    CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme,
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore,
+    SignatureScheme,
 };
 
 /// Asks for a certificate and takes any, or none.
 ///
-/// As in an API server, a certificate of an unknown authority does not end the handshake: its bearer may
-/// have a token, and there may be several authorities, for different ends. So nothing may be concluded
-/// from a certificate that was not verified since.
+/// As in an API server, a certificate of an unknown authority does not end the handshake: its
+/// bearer may have a token, and there may be several authorities, for different ends. So nothing
+/// may be concluded from a certificate that was not verified since.
 #[derive(Debug)]
 pub(super) struct AnyCertificate {
     /// The authorities whose certificates are of use, for clients that have several to choose from.
@@ -22,7 +24,10 @@ pub(super) struct AnyCertificate {
 
 impl AnyCertificate {
     pub(super) fn new(authorities: &RootCertStore, algorithms: WebPkiSupportedAlgorithms) -> Self {
-        Self { hints: authorities.subjects(), algorithms }
+        Self {
+            hints: authorities.subjects(),
+            algorithms,
+        }
     }
 }
 

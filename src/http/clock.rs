@@ -42,7 +42,12 @@ enum Phase {
 
 impl<'a> Clock<'a> {
     pub(super) fn new(activity: &'a Activity, limits: &'a Limits) -> Self {
-        Self { activity, limits, phase: Phase::Open, timer: Box::pin(sleep(Duration::ZERO)) }
+        Self {
+            activity,
+            limits,
+            phase: Phase::Open,
+            timer: Box::pin(sleep(Duration::ZERO)),
+        }
     }
 
     /// The drain has begun. Whether the connection was not asked to end yet.
@@ -71,7 +76,9 @@ impl<'a> Clock<'a> {
 
     /// What is due, or when to look again.
     fn look(&mut self, now: Instant) -> Result<Instant, Due> {
-        let Limits { idle, head, stall, .. } = *self.limits;
+        let Limits {
+            idle, head, stall, ..
+        } = *self.limits;
         let mut next = now + idle.max(LEAST);
         let mut watch = |at: Option<Instant>, limit: Duration, cut| match at {
             Some(at) if at <= now => Err(Due::Cut(cut)),
@@ -88,7 +95,8 @@ impl<'a> Clock<'a> {
         }
         let busy = self.activity.is_busy();
         match self.phase {
-            // While requests run, looking again after a whole idle time will do; it is only about tidiness.
+            // While requests run, looking again after a whole idle time will do; it is only about
+            // tidiness.
             Phase::Open if busy => {}
             Phase::Open => match self.activity.idle_at(self.limits) {
                 at if at <= now => {

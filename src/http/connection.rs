@@ -46,8 +46,8 @@ pub struct Peer {
 /// What the TLS handshake told about the client.
 #[derive(Debug, Default)]
 pub struct TlsPeer {
-    /// The client's certificate and what it sent along, whose key it holds. **Nobody has verified who signed it.**
-    /// Empty without one.
+    /// The client's certificate and what it sent along, whose key it holds. **Nobody has verified
+    /// who signed it.** Empty without one.
     pub certificates: Vec<CertificateDer<'static>>,
     /// The name the client asked for.
     pub server_name: Option<String>,
@@ -67,12 +67,12 @@ const MAX_HEADERS: usize = 512;
 const MAX_PENDING_RESETS: usize = 20;
 const MAX_OWN_RESETS: usize = 1024;
 
-/// An HTTP/2 answer is handed out in pieces of this size: what is handed out at once is held for the
-/// client, whatever its window.
+/// An HTTP/2 answer is handed out in pieces of this size: what is handed out at once is held for
+/// the client, whatever its window.
 const PIECE: usize = 64 * 1024;
 
-/// What lies in memory anyway costs nothing to be held for a client, and each time that it is handed out some of the
-/// processor. Not more, as a client that takes nothing of it is cut.
+/// What lies in memory anyway costs nothing to be held for a client, and each time that it is
+/// handed out some of the processor. Not more, as a client that takes nothing of it is cut.
 const MOST_PIECES: usize = 256 * 1024;
 
 /// A ping on a quiet HTTP/2 connection, and how long its answer may take: finds clients that
@@ -82,8 +82,9 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The settings of both protocols, made once a listener.
 ///
-/// Which of them a connection speaks is known from TLS. hyper-util's builder for both finds out by itself where upgrades
-/// are wanted, whatever it was told, and what it has looked at makes hyper's buffers twice as large.
+/// Which of them a connection speaks is known from TLS. hyper-util's builder for both finds out by
+/// itself where upgrades are wanted, whatever it was told, and what it has looked at makes hyper's
+/// buffers twice as large.
 pub(super) struct Protocols {
     http1: http1::Builder,
     http2: http2::Builder<Streams>,
@@ -130,7 +131,9 @@ impl Protocols {
             // One number for what is read and written ahead: it bounds the request head too.
             .max_buf_size(limits.header_bytes.max(MIN_BUFFER))
             .max_headers(MAX_HEADERS);
-        let mut http2 = http2::Builder::new(Streams { stall: limits.stall });
+        let mut http2 = http2::Builder::new(Streams {
+            stall: limits.stall,
+        });
         http2
             .timer(TokioTimer::new())
             .max_concurrent_streams(limits.streams)
@@ -142,7 +145,12 @@ impl Protocols {
             .max_local_error_reset_streams(MAX_OWN_RESETS)
             .keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT);
-        Protocols { http1, http2, limits, listener }
+        Protocols {
+            http1,
+            http2,
+            limits,
+            listener,
+        }
     }
 
     pub(super) fn limits(&self) -> &Limits {
@@ -166,10 +174,17 @@ impl Protocols {
     {
         let activity = Arc::clone(activity);
         let url_bytes = self.limits.url_bytes;
-        // Boxed, so that what it takes to find an answer is given back when there is one: watches stay for hours.
+        // Boxed, so that what it takes to find an answer is given back when there is one: watches
+        // stay for hours.
         service_fn(move |request| {
             let running = Running::new(&activity);
-            Box::pin(answer(request, url_bytes, peer.clone(), service.clone(), running))
+            Box::pin(answer(
+                request,
+                url_bytes,
+                peer.clone(),
+                service.clone(),
+                running,
+            ))
         })
     }
 
@@ -185,7 +200,11 @@ impl Protocols {
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         activity.speaks_http1();
-        let connection = pin!(self.http1.serve_connection(TokioIo::new(io), requests).with_upgrades());
+        let connection = pin!(
+            self.http1
+                .serve_connection(TokioIo::new(io), requests)
+                .with_upgrades()
+        );
         self.run(connection, activity, address, drain).await;
     }
 
@@ -233,7 +252,8 @@ impl Protocols {
                     draining = true;
                     next_act = drain.forced().boxed();
                     if activity.is_silent() {
-                        // Not even the beginning of HTTP/2 is there, without which nothing can be said.
+                        // Not even the beginning of HTTP/2 is there, without which nothing can be
+                        // said.
                         return;
                     }
                     if clock.drain() {
@@ -285,7 +305,8 @@ where
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         let this = self.project();
-        this.turns.poll(context, |context| this.connection.poll(context))
+        this.turns
+            .poll(context, |context| this.connection.poll(context))
     }
 }
 
@@ -323,7 +344,10 @@ where
     }
     running.answered();
     let in_memory = response.extensions().get::<InMemory>().is_some();
-    let meter = response.extensions_mut().remove::<Metered>().map(|metered| metered.0);
+    let meter = response
+        .extensions_mut()
+        .remove::<Metered>()
+        .map(|metered| metered.0);
     Ok(response.map(|inner| Counted {
         inner,
         in_memory,
@@ -344,7 +368,10 @@ fn too_long(most: usize) -> Response<Body> {
 fn without_body(response: &mut Response<Body>) {
     let length = http_body::Body::size_hint(response.body()).exact();
     if let Some(length) = length.filter(|&length| length > 0) {
-        response.headers_mut().entry(CONTENT_LENGTH).or_insert_with(|| length.into());
+        response
+            .headers_mut()
+            .entry(CONTENT_LENGTH)
+            .or_insert_with(|| length.into());
     }
     *response.body_mut() = body::empty();
 }
@@ -431,8 +458,8 @@ impl http_body::Body for Counted {
 mod tests {
     use super::*;
 
-    /// The task of an HTTP/2 stream has room for both, and takes 384 bytes with them: the next size is 512. There may
-    /// be a hundred thousand.
+    /// The task of an HTTP/2 stream has room for both, and takes 384 bytes with them: the next size
+    /// is 512. There may be a hundred thousand.
     #[test]
     fn the_body_of_an_open_stream_is_small() {
         let bytes = size_of::<Counted>() + size_of::<Pieces>();

@@ -29,7 +29,8 @@ pub struct Watch {
     tower: Arc<Tower>,
 }
 
-/// Rings when the end begins: [`Watch::draining`] for those of whom there are very many, as it takes a quarter of the memory.
+/// Rings when the end begins: [`Watch::draining`] for those of whom there are very many, as it
+/// takes a quarter of the memory.
 #[derive(Debug)]
 pub struct Bell {
     tower: Arc<Tower>,
@@ -48,7 +49,16 @@ struct Tower {
 pub fn channel() -> (Trigger, Watch) {
     let (sender, receiver) = watch::channel(None);
     let tower = Arc::<Tower>::default();
-    (Trigger { deadline: Arc::new(sender), tower: Arc::clone(&tower) }, Watch { deadline: receiver, tower })
+    (
+        Trigger {
+            deadline: Arc::new(sender),
+            tower: Arc::clone(&tower),
+        },
+        Watch {
+            deadline: receiver,
+            tower,
+        },
+    )
 }
 
 // === impl Trigger ===
@@ -66,7 +76,10 @@ impl Trigger {
 
     /// A further watch.
     pub fn watch(&self) -> Watch {
-        Watch { deadline: self.deadline.subscribe(), tower: Arc::clone(&self.tower) }
+        Watch {
+            deadline: self.deadline.subscribe(),
+            tower: Arc::clone(&self.tower),
+        }
     }
 }
 
@@ -85,7 +98,10 @@ impl Watch {
 
     /// The same as a future of few bytes.
     pub fn bell(&self) -> Bell {
-        Bell { tower: Arc::clone(&self.tower), place: None }
+        Bell {
+            tower: Arc::clone(&self.tower),
+            place: None,
+        }
     }
 
     /// Waits for the third act: whatever still runs is dropped.
@@ -106,7 +122,11 @@ impl Watch {
 
     async fn deadline_set(&self) -> Instant {
         let mut receiver = self.deadline.clone();
-        match receiver.wait_for(Option::is_some).await.map(|deadline| *deadline) {
+        match receiver
+            .wait_for(Option::is_some)
+            .await
+            .map(|deadline| *deadline)
+        {
             Ok(Some(deadline)) => deadline,
             // The trigger is gone: the end can't come any more.
             _ => std::future::pending().await,
@@ -119,7 +139,12 @@ impl Watch {
 impl Tower {
     fn ring(&self) {
         self.rung.store(true, Ordering::Release);
-        let wakers: Vec<_> = self.wakers.lock().iter().map(|(_, waker)| waker.clone()).collect();
+        let wakers: Vec<_> = self
+            .wakers
+            .lock()
+            .iter()
+            .map(|(_, waker)| waker.clone())
+            .collect();
         wakers.into_iter().for_each(Waker::wake);
     }
 }
@@ -130,9 +155,15 @@ impl Future for Bell {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let Self { tower, place } = self.get_mut();
         let waker = context.waker();
-        if place.as_ref().is_none_or(|(_, registered)| !registered.will_wake(waker)) {
+        if place
+            .as_ref()
+            .is_none_or(|(_, registered)| !registered.will_wake(waker))
+        {
             let mut wakers = tower.wakers.lock();
-            let key = match place.as_ref().and_then(|(key, _)| Some((*key, wakers.get_mut(*key)?))) {
+            let key = match place
+                .as_ref()
+                .and_then(|(key, _)| Some((*key, wakers.get_mut(*key)?)))
+            {
                 Some((key, registered)) => {
                     registered.clone_from(waker);
                     key
@@ -143,7 +174,11 @@ impl Future for Bell {
             *place = Some((key, waker.clone()));
         }
         // After it is registered, so that nothing slips in between.
-        if tower.rung.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
+        if tower.rung.load(Ordering::Acquire) {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
     }
 }
 
@@ -221,6 +256,8 @@ mod tests {
     async fn without_a_call_nothing_ends() {
         let (trigger, watch) = channel();
         drop(trigger);
-        tokio::time::timeout(Duration::from_hours(1), watch.draining()).await.unwrap_err();
+        tokio::time::timeout(Duration::from_hours(1), watch.draining())
+            .await
+            .unwrap_err();
     }
 }

@@ -1,7 +1,8 @@
 //! What the task of an HTTP/2 connection writes in one turn goes out together.
 //!
-//! h2 flushes after every frame of data. With TLS below, each of them became a call of the kernel of its own, and a
-//! wake-up of who reads; a list of everything is thousands of frames of 16 KiB. hyper's HTTP/1 gathers by itself.
+//! h2 flushes after every frame of data. With TLS below, each of them became a call of the kernel
+//! of its own, and a wake-up of who reads; a list of everything is thousands of frames of 16 KiB.
+//! hyper's HTTP/1 gathers by itself.
 use std::io::{self, IoSlice, Write};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,13 +16,15 @@ use super::body::BoxError;
 
 /// So many bytes are sent without waiting for the turn's end.
 const MANY: usize = 64 * 1024;
-/// No more are held, that is a frame and what TLS adds to many small ones. Of a larger write rustls takes a part.
+/// No more are held, that is a frame and what TLS adds to many small ones. Of a larger write rustls
+/// takes a part.
 const MOST: usize = MANY + 32 * 1024;
 /// The bytes in a record of TLS, and no fewer than what TLS adds to them.
 const RECORD: usize = 16 * 1024;
 const RECORD_HEAD: usize = 32;
 
-/// A TLS connection whose writes are encrypted at once, and sent when there are many or by [`Turns`].
+/// A TLS connection whose writes are encrypted at once, and sent when there are many or by
+/// [`Turns`].
 pub(super) struct Gathered<I>(Arc<Mutex<Shared<I>>>);
 
 /// What sends them.
@@ -42,8 +45,8 @@ impl<I> Gathered<I> {
 }
 
 impl<I: AsyncRead + AsyncWrite + Unpin> Turns<I> {
-    /// Polls what writes to the connection, and sends what it wrote. What the client does not take yet is sent by a later
-    /// turn, which the socket wakes.
+    /// Polls what writes to the connection, and sends what it wrote. What the client does not take
+    /// yet is sent by a later turn, which the socket wakes.
     ///
     /// # Errors
     ///
@@ -81,7 +84,11 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for Gathered<I> {
 }
 
 impl<I: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Gathered<I> {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(context, &[IoSlice::new(bytes)])
     }
 
@@ -170,7 +177,10 @@ mod tests {
             Pin::new(&mut self.inner).poll_flush(context)
         }
 
-        fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        fn poll_shutdown(
+            mut self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+        ) -> Poll<io::Result<()>> {
             Pin::new(&mut self.inner).poll_shutdown(context)
         }
     }
@@ -190,20 +200,34 @@ mod tests {
             let roots = roots(&std::fs::read_to_string(tls.ca_file().unwrap()).unwrap());
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
-            let (writes, full) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+            let (writes, full) = (
+                Arc::new(AtomicUsize::new(0)),
+                Arc::new(AtomicBool::new(false)),
+            );
             let accepting = async {
                 let (inner, _) = listener.accept().await.unwrap();
-                let socket = Socket { inner, writes: Arc::clone(&writes), full: Arc::clone(&full) };
+                let socket = Socket {
+                    inner,
+                    writes: Arc::clone(&writes),
+                    full: Arc::clone(&full),
+                };
                 tls.acceptor().accept(socket).await.unwrap()
             };
             let connecting = async { connect(address, &roots, b"h2", None).await.unwrap() };
             let (server, client) = tokio::join!(accepting, connecting);
             writes.store(0, Ordering::Relaxed);
             let (server, turns) = Gathered::new(server);
-            Self { server, turns, client, writes, full }
+            Self {
+                server,
+                turns,
+                client,
+                writes,
+                full,
+            }
         }
 
-        /// A turn that writes so often, as h2 does, which flushes after each frame. Says what was taken.
+        /// A turn that writes so often, as h2 does, which flushes after each frame. Says what was
+        /// taken.
         fn turn(&mut self, frame: &[u8], times: usize) -> io::Result<Vec<u8>> {
             let mut taken = Vec::new();
             let writing = |context: &mut Context<'_>| -> Poll<io::Result<()>> {
@@ -216,7 +240,10 @@ mod tests {
                 }
                 Poll::Pending
             };
-            match self.turns.poll(&mut Context::from_waker(Waker::noop()), writing) {
+            match self
+                .turns
+                .poll(&mut Context::from_waker(Waker::noop()), writing)
+            {
                 Poll::Ready(Err(error)) => Err(io::Error::other(error)),
                 _ => Ok(taken),
             }
@@ -258,7 +285,11 @@ mod tests {
             for _ in 0..10_000 {
                 taken.extend(pair.turn(&bytes, 1).unwrap());
             }
-            assert!((1..=MOST).contains(&taken.len()), "{frame}: {}", taken.len());
+            assert!(
+                (1..=MOST).contains(&taken.len()),
+                "{frame}: {}",
+                taken.len()
+            );
             // All of it comes once there is room, without another write.
             pair.full.store(false, Ordering::Relaxed);
             pair.turn(&[], 0).unwrap();
@@ -270,7 +301,9 @@ mod tests {
     async fn a_broken_connection_ends_with_the_turn_that_finds_out() {
         let mut pair = Pair::new().await;
         pair.turn(b"event", 1).unwrap();
-        let socket = socket2::SockRef::from(&pair.server.0.lock().tls.get_ref().0.inner).try_clone().unwrap();
+        let socket = socket2::SockRef::from(&pair.server.0.lock().tls.get_ref().0.inner)
+            .try_clone()
+            .unwrap();
         socket.shutdown(std::net::Shutdown::Write).unwrap();
         assert!(pair.turn(b"event", 1).is_err());
     }

@@ -7,8 +7,8 @@ use std::time::Duration;
 pub struct Limits {
     /// Connections at a time. Further ones wait in the kernel's backlog.
     pub connections: usize,
-    /// Connections at a time from one address (of IPv6, from one network of 64 bits). Further ones are
-    /// closed at once.
+    /// Connections at a time from one address (of IPv6, from one network of 64 bits). Further ones
+    /// are closed at once.
     pub connections_per_address: usize,
     /// HTTP/2 streams a connection may have open.
     pub streams: u32,
@@ -49,7 +49,8 @@ impl Default for Limits {
             streams: 1000,
             // A quarter of it makes a large list a fifth dearer: more writes, each of less.
             stream_buffer: 64 * 1024,
-            // Room for long tokens and for `Impersonate-Group` lists; kube-apiserver takes up to 1 MB.
+            // Room for long tokens and for `Impersonate-Group` lists; kube-apiserver takes up to 1
+            // MB.
             header_bytes: 64 * 1024,
             // What the library that parses them can hold.
             url_bytes: 65_534,

@@ -57,8 +57,12 @@ pub async fn serve_admin<S, F>(
 }
 
 /// Serves the clients of a Unix socket until the drain is over, by plain HTTP/1.1.
-pub async fn serve_socket<S, F>(listener: UnixListener, service: S, limits: Limits, drain: drain::Watch)
-where
+pub async fn serve_socket<S, F>(
+    listener: UnixListener,
+    service: S,
+    limits: Limits,
+    drain: drain::Watch,
+) where
     S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
@@ -79,8 +83,11 @@ impl Source for TcpListener {
         let (stream, address) = self.accept().await?;
         // Events are small and wanted now. A socket that is already dead shows it soon enough.
         let _ = stream.set_nodelay(true);
-        let _ = socket2::SockRef::from(&stream)
-            .set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE));
+        let _ = socket2::SockRef::from(&stream).set_tcp_keepalive(
+            &socket2::TcpKeepalive::new()
+                .with_time(KEEPALIVE)
+                .with_interval(KEEPALIVE),
+        );
         Ok((stream, address))
     }
 }
@@ -113,7 +120,9 @@ async fn accept_all<L, S, F>(
     let accepting = async {
         loop {
             // The permit first: over the limit, clients wait in the kernel's backlog.
-            let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
+            let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
+                return;
+            };
             let (stream, address) = accept(&listener).await;
             let Some(place) = addresses.enter(address.ip()) else {
                 which.rejected();
@@ -158,7 +167,9 @@ async fn accept<L: Source>(listener: &L) -> (L::Stream, SocketAddr) {
 fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(
         error.kind(),
-        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionRefused
+        io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionRefused
     )
 }
 
@@ -179,11 +190,16 @@ async fn connection<I, S, F>(
     let Some(tls) = tls else {
         let peer = Peer { address, tls: None };
         let requests = protocols.requests(&activity, peer, service);
-        return protocols.serve_http1(stream, requests, &activity, address, drain).await;
+        return protocols
+            .serve_http1(stream, requests, &activity, address, drain)
+            .await;
     };
-    // Both boxed: a future has room for what passes through it as often as it passes, for as long as it lives, and a TLS
-    // session is a kilobyte.
-    let handshake = Box::pin(tokio::time::timeout(protocols.limits().start, tls.acceptor().accept(stream)));
+    // Both boxed: a future has room for what passes through it as often as it passes, for as long
+    // as it lives, and a TLS session is a kilobyte.
+    let handshake = Box::pin(tokio::time::timeout(
+        protocols.limits().start,
+        tls.acceptor().accept(stream),
+    ));
     let stream = tokio::select! {
         finished = handshake => match finished {
             Ok(Ok(stream)) => Box::new(stream),
@@ -205,12 +221,19 @@ async fn connection<I, S, F>(
         certificates: session.peer_certificates().unwrap_or_default().to_vec(),
         server_name: session.server_name().map(str::to_owned),
     };
-    let peer = Peer { address, tls: Some(Arc::new(told)) };
+    let peer = Peer {
+        address,
+        tls: Some(Arc::new(told)),
+    };
     let requests = protocols.requests(&activity, peer, service);
     if http2 {
-        protocols.serve_http2(*stream, requests, &activity, address, drain).await;
+        protocols
+            .serve_http2(*stream, requests, &activity, address, drain)
+            .await;
     } else {
-        protocols.serve_http1(stream, requests, &activity, address, drain).await;
+        protocols
+            .serve_http1(stream, requests, &activity, address, drain)
+            .await;
     }
 }
 

@@ -18,8 +18,14 @@ pub const CERTIFICATE_ENDS: &str = "watershed_serving_certificate_expiration_tim
 
 /// Tells the recorder what the metrics mean.
 pub fn describe() {
-    describe_gauge!(CONNECTIONS, "Connections of clients that are open now, by listener.");
-    describe_counter!(REJECTED, "Connections that were closed as soon as they came, by listener and reason.");
+    describe_gauge!(
+        CONNECTIONS,
+        "Connections of clients that are open now, by listener."
+    );
+    describe_counter!(
+        REJECTED,
+        "Connections that were closed as soon as they came, by listener and reason."
+    );
     describe_counter!(
         CUT,
         "Connections that were cut for what their client did or left undone, by listener and reason."

@@ -21,7 +21,10 @@ pub(super) struct Place {
 
 impl PerAddress {
     pub(super) fn new(most: usize) -> Self {
-        Self { most, open: Arc::default() }
+        Self {
+            most,
+            open: Arc::default(),
+        }
     }
 
     /// A place for a connection from this address, if there is one left.
@@ -33,7 +36,10 @@ impl PerAddress {
             return None;
         }
         open.insert(address, count + 1);
-        Some(Place { open: Arc::clone(&self.open), address })
+        Some(Place {
+            open: Arc::clone(&self.open),
+            address,
+        })
     }
 }
 
@@ -53,7 +59,9 @@ impl Drop for Place {
 pub fn counted(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+        IpAddr::V6(address) => {
+            Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into()
+        }
     }
 }
 
@@ -65,7 +73,10 @@ mod tests {
     fn each_address_has_its_own_places() {
         let addresses = PerAddress::new(2);
         let address = |text: &str| text.parse().unwrap();
-        let places = [addresses.enter(address("10.0.0.1")), addresses.enter(address("::ffff:10.0.0.1"))];
+        let places = [
+            addresses.enter(address("10.0.0.1")),
+            addresses.enter(address("::ffff:10.0.0.1")),
+        ];
         assert!(places.iter().all(Option::is_some));
         assert!(addresses.enter(address("10.0.0.1")).is_none());
         let other = addresses.enter(address("10.0.0.2"));
@@ -74,7 +85,10 @@ mod tests {
         let again = addresses.enter(address("10.0.0.1"));
         assert!(again.is_some());
         drop((other, again));
-        assert!(addresses.open.lock().is_empty(), "nothing is left of those that are gone");
+        assert!(
+            addresses.open.lock().is_empty(),
+            "nothing is left of those that are gone"
+        );
     }
 
     #[test]
@@ -82,6 +96,10 @@ mod tests {
         let addresses = PerAddress::new(1);
         let _place = addresses.enter("2001:db8::1".parse().unwrap()).unwrap();
         assert!(addresses.enter("2001:db8::2".parse().unwrap()).is_none());
-        assert!(addresses.enter("2001:db8:0:1::1".parse().unwrap()).is_some());
+        assert!(
+            addresses
+                .enter("2001:db8:0:1::1".parse().unwrap())
+                .is_some()
+        );
     }
 }

@@ -25,7 +25,11 @@ impl Pieces {
 
 impl From<Bytes> for Pieces {
     fn from(first: Bytes) -> Self {
-        Self { left: first.len(), first, more: VecDeque::new() }
+        Self {
+            left: first.len(),
+            first,
+            more: VecDeque::new(),
+        }
     }
 }
 
@@ -39,8 +43,13 @@ impl Buf for Pieces {
     }
 
     fn chunks_vectored<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize {
-        let pieces = std::iter::once(&self.first).chain(&self.more).filter(|piece| !piece.is_empty());
-        let filled = into.iter_mut().zip(pieces).map(|(slice, piece)| *slice = IoSlice::new(piece));
+        let pieces = std::iter::once(&self.first)
+            .chain(&self.more)
+            .filter(|piece| !piece.is_empty());
+        let filled = into
+            .iter_mut()
+            .zip(pieces)
+            .map(|(slice, piece)| *slice = IoSlice::new(piece));
         filled.count()
     }
 

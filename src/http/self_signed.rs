@@ -66,7 +66,11 @@ pub(super) fn ca_file(dir: &Path) -> PathBuf {
 
 /// All names a client may know this proxy by.
 pub(super) fn names(listen: IpAddr, extra: &[String]) -> Vec<String> {
-    let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
+    let mut names = vec![
+        "localhost".to_owned(),
+        "127.0.0.1".to_owned(),
+        "::1".to_owned(),
+    ];
     // What clients in a cluster call the API by default.
     names.extend(
         [
@@ -106,15 +110,24 @@ fn hostname() -> Option<String> {
 
 /// Finds a good serving pair in `dir`, or makes one. Blocks.
 pub(super) fn ensure(dir: &Path, names: &[String]) -> Result<Pair, SelfSignedError> {
-    let pair = Pair { cert: dir.join("tls.crt"), key: dir.join("tls.key") };
+    let pair = Pair {
+        cert: dir.join("tls.crt"),
+        key: dir.join("tls.key"),
+    };
     let ca = load_ca(dir);
     if let Some((ca, _)) = &ca
         && still_good(ca, &pair, names)
     {
         return Ok(pair);
     }
-    let make = |source| SelfSignedError::Make { names: names.to_vec(), source };
-    fs::create_dir_all(dir).map_err(|source| SelfSignedError::Write { path: dir.to_owned(), source })?;
+    let make = |source| SelfSignedError::Make {
+        names: names.to_vec(),
+        source,
+    };
+    fs::create_dir_all(dir).map_err(|source| SelfSignedError::Write {
+        path: dir.to_owned(),
+        source,
+    })?;
     let ca_key = if let Some((_, key)) = ca {
         key
     } else {
@@ -153,11 +166,17 @@ fn still_good(ca: &CertificateDer<'static>, pair: &Pair, names: &[String]) -> bo
         rustls::sign::CertifiedKey::from_der(vec![certificate.clone()], key, &provider).ok()?;
         let mut roots = RootCertStore::empty();
         roots.add(ca.clone()).ok()?;
-        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build().ok()?;
-        let soon = UnixTime::since_unix_epoch(Duration::from_secs(UnixTime::now().as_secs()) + RENEW_BEFORE);
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
+            .build()
+            .ok()?;
+        let soon = UnixTime::since_unix_epoch(
+            Duration::from_secs(UnixTime::now().as_secs()) + RENEW_BEFORE,
+        );
         for name in names {
             let name = ServerName::try_from(name.as_str()).ok()?;
-            verifier.verify_server_cert(&certificate, &[], &name, &[], soon).ok()?;
+            verifier
+                .verify_server_cert(&certificate, &[], &name, &[], soon)
+                .ok()?;
         }
         Some(())
     };
@@ -168,15 +187,20 @@ fn ca_params() -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, CA_NAME);
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    params.key_usages =
-        vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
+    params.key_usages = vec![
+        KeyUsagePurpose::KeyCertSign,
+        KeyUsagePurpose::CrlSign,
+        KeyUsagePurpose::DigitalSignature,
+    ];
     set_lifetime(&mut params, CA_YEARS);
     params
 }
 
 fn serving_params(names: &[String]) -> Result<CertificateParams, rcgen::Error> {
     let mut params = CertificateParams::new(names.to_vec())?;
-    params.distinguished_name.push(DnType::CommonName, "watershed");
+    params
+        .distinguished_name
+        .push(DnType::CommonName, "watershed");
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     params.use_authority_key_identifier_extension = true;
@@ -202,7 +226,10 @@ fn set_lifetime(params: &mut CertificateParams, years: i32) {
 
 /// Writes beside and renames, so that a reader sees the old file or the new one, whole.
 fn write(path: &Path, content: &str, mode: u32) -> Result<(), SelfSignedError> {
-    let wrong = |source| SelfSignedError::Write { path: path.to_owned(), source };
+    let wrong = |source| SelfSignedError::Write {
+        path: path.to_owned(),
+        source,
+    };
     let beside = path.with_extension("new");
     // One left by a crash might have other permissions.
     let _ = fs::remove_file(&beside);
@@ -213,7 +240,9 @@ fn write(path: &Path, content: &str, mode: u32) -> Result<(), SelfSignedError> {
     #[cfg(not(unix))]
     let _ = mode;
     let mut file = options.open(&beside).map_err(wrong)?;
-    file.write_all(content.as_bytes()).and_then(|()| file.sync_all()).map_err(wrong)?;
+    file.write_all(content.as_bytes())
+        .and_then(|()| file.sync_all())
+        .map_err(wrong)?;
     fs::rename(&beside, path).map_err(wrong)
 }
 
@@ -222,7 +251,9 @@ mod tests {
     use super::*;
 
     fn contents(dir: &Path) -> Vec<Vec<u8>> {
-        ["ca.crt", "ca.key", "tls.crt", "tls.key"].map(|name| fs::read(dir.join(name)).unwrap()).to_vec()
+        ["ca.crt", "ca.key", "tls.crt", "tls.key"]
+            .map(|name| fs::read(dir.join(name)).unwrap())
+            .to_vec()
     }
 
     #[test]
@@ -240,14 +271,21 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         ensure(dir.path(), &names("127.0.0.1".parse().unwrap(), &[])).unwrap();
         let made = contents(dir.path());
-        let more = names("192.0.2.7".parse().unwrap(), &["api.example.com".to_owned()]);
+        let more = names(
+            "192.0.2.7".parse().unwrap(),
+            &["api.example.com".to_owned()],
+        );
         let pair = ensure(dir.path(), &more).unwrap();
         let remade = contents(dir.path());
         assert_eq!(made[..2], remade[..2], "the CA stays");
         assert_ne!(made[2..], remade[2..]);
         let (ca, _) = load_ca(dir.path()).unwrap();
         assert!(still_good(&ca, &pair, &more));
-        assert!(!still_good(&ca, &pair, &["elsewhere.example.com".to_owned()]));
+        assert!(!still_good(
+            &ca,
+            &pair,
+            &["elsewhere.example.com".to_owned()]
+        ));
     }
 
     #[test]
@@ -255,7 +293,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let names = names("127.0.0.1".parse().unwrap(), &[]);
         ensure(dir.path(), &names).unwrap();
-        fs::write(dir.path().join("ca.key"), KeyPair::generate().unwrap().serialize_pem()).unwrap();
+        fs::write(
+            dir.path().join("ca.key"),
+            KeyPair::generate().unwrap().serialize_pem(),
+        )
+        .unwrap();
         assert!(load_ca(dir.path()).is_none());
         let pair = ensure(dir.path(), &names).unwrap();
         let (ca, _) = load_ca(dir.path()).unwrap();
@@ -265,7 +307,11 @@ mod tests {
     #[test]
     fn a_wish_that_is_no_name_is_left_out() {
         let names = names("0.0.0.0".parse().unwrap(), &["not a name".to_owned()]);
-        assert!(!names.iter().any(|name| name == "not a name" || name == "0.0.0.0"));
+        assert!(
+            !names
+                .iter()
+                .any(|name| name == "not a name" || name == "0.0.0.0")
+        );
     }
 
     #[cfg(unix)]
@@ -275,7 +321,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         ensure(dir.path(), &names("::1".parse().unwrap(), &[])).unwrap();
         for name in ["ca.key", "tls.key"] {
-            let mode = fs::metadata(dir.path().join(name)).unwrap().permissions().mode();
+            let mode = fs::metadata(dir.path().join(name))
+                .unwrap()
+                .permissions()
+                .mode();
             assert_eq!(mode & 0o777, 0o600, "{name}");
         }
     }

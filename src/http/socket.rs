@@ -15,8 +15,8 @@ pub struct SocketFile {
     file: (u64, u64),
 }
 
-/// Listens on a socket whose file has this mode from the first moment on. A file that an ended process left is
-/// replaced; a socket that somebody listens on, or any other file, is an error.
+/// Listens on a socket whose file has this mode from the first moment on. A file that an ended
+/// process left is replaced; a socket that somebody listens on, or any other file, is an error.
 pub async fn bind(path: &Path, mode: u32) -> io::Result<(UnixListener, SocketFile)> {
     free(path).await?;
     let mut beside = path.as_os_str().to_owned();
@@ -25,7 +25,10 @@ pub async fn bind(path: &Path, mode: u32) -> io::Result<(UnixListener, SocketFil
     let _ = std::fs::remove_file(&beside);
     let listener = UnixListener::bind(&beside)?;
     let found = std::fs::symlink_metadata(&beside)?;
-    let mut file = SocketFile { path: beside, file: (found.dev(), found.ino()) };
+    let mut file = SocketFile {
+        path: beside,
+        file: (found.dev(), found.ino()),
+    };
     // Nobody knows this name: with the other the file has its mode already.
     std::fs::set_permissions(&file.path, Permissions::from_mode(mode))?;
     std::fs::rename(&file.path, path)?;
@@ -36,19 +39,24 @@ pub async fn bind(path: &Path, mode: u32) -> io::Result<(UnixListener, SocketFil
 /// Whether [`bind`] could: nothing is changed.
 pub async fn can_bind(path: &Path) -> io::Result<()> {
     free(path).await?;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
     tempfile::tempfile_in(folder).map(drop)
 }
 
 /// Whether there is nothing at a path, or what an ended process left.
 async fn free(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
-        Ok(found) if !found.file_type().is_socket() => {
-            Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket"))
-        }
-        Ok(_) if UnixStream::connect(path).await.is_ok() => {
-            Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there"))
-        }
+        Ok(found) if !found.file_type().is_socket() => Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "there is a file that is no socket",
+        )),
+        Ok(_) if UnixStream::connect(path).await.is_ok() => Err(io::Error::new(
+            io::ErrorKind::AddrInUse,
+            "another process listens there",
+        )),
         _ => Ok(()),
     }
 }
@@ -71,7 +79,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("api.sock");
         let (listener, file) = bind(&path, 0o640).await.unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+        assert_eq!(
+            std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o640
+        );
         UnixStream::connect(&path).await.unwrap();
         let error = bind(&path, 0o600).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
@@ -90,7 +101,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("notes");
         std::fs::write(&path, "mine").unwrap();
-        assert_eq!(bind(&path, 0o600).await.unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(
+            bind(&path, 0o600).await.unwrap_err().kind(),
+            io::ErrorKind::AlreadyExists
+        );
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
     }
 }

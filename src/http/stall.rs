@@ -1,5 +1,5 @@
-//! HTTP/2 streams whose client takes nothing of their answer: they are reset, and their neighbours on
-//! the connection go on.
+//! HTTP/2 streams whose client takes nothing of their answer: they are reset, and their neighbours
+//! on the connection go on.
 
 use std::cell::Cell;
 use std::pin::Pin;
@@ -17,8 +17,8 @@ tokio::task_local! {
     static PACE: Cell<Pace>;
 }
 
-/// What became of an answer's pieces while its stream was polled. hyper asks for the next piece when the client's
-/// window and the stream's buffer have room, and not before.
+/// What became of an answer's pieces while its stream was polled. hyper asks for the next piece
+/// when the client's window and the stream's buffer have room, and not before.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Pace {
     /// Nothing: whether one waits for the client is as it was.
@@ -29,8 +29,8 @@ pub(super) enum Pace {
     HandedOut,
 }
 
-/// Runs HTTP/2 streams, each until its client has taken nothing of its answer for too long. Dropping a
-/// stream's task is what resets it.
+/// Runs HTTP/2 streams, each until its client has taken nothing of its answer for too long.
+/// Dropping a stream's task is what resets it.
 #[derive(Clone, Debug)]
 pub(super) struct Streams {
     pub(super) stall: Duration,
@@ -64,8 +64,9 @@ impl<F: Future<Output = ()>> Future for Stream<F> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let this = self.project();
-        let (polled, pace) =
-            PACE.sync_scope(Cell::new(Pace::AsBefore), || (this.inner.poll(context), PACE.with(Cell::get)));
+        let (polled, pace) = PACE.sync_scope(Cell::new(Pace::AsBefore), || {
+            (this.inner.poll(context), PACE.with(Cell::get))
+        });
         if polled.is_ready() {
             return Poll::Ready(());
         }
@@ -75,10 +76,15 @@ impl<F: Future<Output = ()>> Future for Stream<F> {
             Pace::HandedOut if this.stall.is_zero() => {}
             Pace::HandedOut => {
                 let until = Instant::now() + *this.stall;
-                this.timer.get_or_insert_with(|| Box::pin(sleep_until(until))).as_mut().reset(until);
+                this.timer
+                    .get_or_insert_with(|| Box::pin(sleep_until(until)))
+                    .as_mut()
+                    .reset(until);
             }
         }
-        let Some(timer) = this.timer else { return Poll::Pending };
+        let Some(timer) = this.timer else {
+            return Poll::Pending;
+        };
         ready!(timer.as_mut().poll(context));
         metrics::answer_cut();
         tracing::debug!("the client takes nothing of an answer; the stream is reset");
@@ -91,7 +97,11 @@ where
     F: Future<Output = ()> + Send + 'static,
 {
     fn execute(&self, stream: F) {
-        tokio::spawn(Stream { inner: stream, stall: self.stall, timer: None });
+        tokio::spawn(Stream {
+            inner: stream,
+            stall: self.stall,
+            timer: None,
+        });
     }
 }
 
@@ -105,7 +115,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_takes_nothing_is_cut_and_who_asks_for_the_next_piece_is_not() {
-        for (then, cut) in [(Pace::AsBefore, true), (Pace::HandedOut, true), (Pace::Asked, false)] {
+        for (then, cut) in [
+            (Pace::AsBefore, true),
+            (Pace::HandedOut, true),
+            (Pace::Asked, false),
+        ] {
             let mut told = [Pace::HandedOut, then].into_iter();
             let inner = poll_fn(move |context| {
                 if let Some(pace) = told.next() {
@@ -115,7 +129,11 @@ mod tests {
                 Poll::Pending
             });
             let begun = Instant::now();
-            let stream = Stream { inner, stall: STALL, timer: None };
+            let stream = Stream {
+                inner,
+                stall: STALL,
+                timer: None,
+            };
             let ended = tokio::time::timeout(STALL * 2, stream).await.is_ok();
             assert_eq!(ended, cut, "{then:?}");
             assert!(begun.elapsed() >= STALL);

@@ -28,8 +28,8 @@ pub struct TlsOptions {
     pub cert: Option<PathBuf>,
     /// Its private key in PEM (`--tls-key`).
     pub key: Option<PathBuf>,
-    /// Authorities that sign clients' certificates (`--client-ca-file`). Clients are asked for a certificate if
-    /// there are any; it is taken whoever signed it.
+    /// Authorities that sign clients' certificates (`--client-ca-file`). Clients are asked for a
+    /// certificate if there are any; it is taken whoever signed it.
     pub client_cas: Vec<PathBuf>,
     /// Where a self-signed pair and its CA are kept when no certificate is given (`--cert-dir`).
     pub cert_dir: PathBuf,
@@ -43,7 +43,9 @@ pub struct TlsOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// Only one of the two files was given.
-    #[error("--tls-cert and --tls-key belong together: give both, or neither for a self-signed certificate")]
+    #[error(
+        "--tls-cert and --tls-key belong together: give both, or neither for a self-signed certificate"
+    )]
     HalfPair,
     /// A file could not be read.
     #[error("cannot read {}: {source}", path.display())]
@@ -88,7 +90,9 @@ impl TlsError {
     /// The file that is at fault, if it was given.
     pub fn path(&self) -> Option<&Path> {
         match self {
-            Self::Read { path, .. } | Self::Pem { path, .. } | Self::Unusable { path, .. } => Some(path),
+            Self::Read { path, .. } | Self::Pem { path, .. } | Self::Unusable { path, .. } => {
+                Some(path)
+            }
             Self::Mismatch { key, .. } => Some(key),
             Self::HalfPair | Self::SelfSigned(_) => None,
         }
@@ -147,7 +151,11 @@ impl ServerTls {
             let source = Source::new(&options)?;
             let files = source.read()?;
             let current = ArcSwap::from_pointee(source.build(&files)?);
-            Ok(Arc::new(Shared { source, current, seen: Mutex::new(files) }))
+            Ok(Arc::new(Shared {
+                source,
+                current,
+                seen: Mutex::new(files),
+            }))
         })
         .await?;
         let weak = Arc::downgrade(&shared);
@@ -168,12 +176,20 @@ impl ServerTls {
 
     /// When the certificate served ends, in seconds since the epoch, if that can be read.
     pub fn ends(&self) -> Option<i64> {
-        self.shared.current.load().valid.map(|valid| valid.not_after.as_second())
+        self.shared
+            .current
+            .load()
+            .valid
+            .map(|valid| valid.not_after.as_second())
     }
 
     /// The CA of the self-signed certificate, for clients to trust; `None` with given files.
     pub fn ca_file(&self) -> Option<PathBuf> {
-        self.shared.source.self_signed.as_ref().map(|pair| self_signed::ca_file(&pair.dir))
+        self.shared
+            .source
+            .self_signed
+            .as_ref()
+            .map(|pair| self_signed::ca_file(&pair.dir))
     }
 
     /// Takes over changed files. Broken ones are told and the old certificate is kept.
@@ -197,14 +213,18 @@ impl ServerTls {
         match outcome {
             Ok(false) => {}
             Ok(true) => tracing::info!("serving certificate reloaded"),
-            Err(error) => tracing::warn!(%error, "new serving certificate not taken, keeping the old one"),
+            Err(error) => {
+                tracing::warn!(%error, "new serving certificate not taken, keeping the old one")
+            }
         }
     }
 }
 
 impl std::fmt::Debug for ServerTls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ServerTls").field("cert", &self.shared.source.cert).finish_non_exhaustive()
+        f.debug_struct("ServerTls")
+            .field("cert", &self.shared.source.cert)
+            .finish_non_exhaustive()
     }
 }
 
@@ -224,14 +244,25 @@ impl Source {
     fn new(options: &TlsOptions) -> Result<Source, TlsError> {
         let client_cas = options.client_cas.clone();
         match (&options.cert, &options.key) {
-            (Some(cert), Some(key)) => {
-                Ok(Source { cert: cert.clone(), key: key.clone(), client_cas, self_signed: None })
-            }
+            (Some(cert), Some(key)) => Ok(Source {
+                cert: cert.clone(),
+                key: key.clone(),
+                client_cas,
+                self_signed: None,
+            }),
             (None, None) => {
                 let names = self_signed::names(options.listen, &options.names);
                 let pair = self_signed::ensure(&options.cert_dir, &names)?;
-                let self_signed = Some(SelfSigned { dir: options.cert_dir.clone(), names });
-                Ok(Source { cert: pair.cert, key: pair.key, client_cas, self_signed })
+                let self_signed = Some(SelfSigned {
+                    dir: options.cert_dir.clone(),
+                    names,
+                });
+                Ok(Source {
+                    cert: pair.cert,
+                    key: pair.key,
+                    client_cas,
+                    self_signed,
+                })
             }
             _ => Err(TlsError::HalfPair),
         }
@@ -241,7 +272,11 @@ impl Source {
         Ok(Files {
             cert: read(&self.cert)?,
             key: read(&self.key)?,
-            client_cas: self.client_cas.iter().map(|path| read(path)).collect::<Result<_, _>>()?,
+            client_cas: self
+                .client_cas
+                .iter()
+                .map(|path| read(path))
+                .collect::<Result<_, _>>()?,
         })
     }
 
@@ -263,39 +298,61 @@ impl Source {
         let mut authorities = RootCertStore::empty();
         for (path, pem) in self.client_cas.iter().zip(&files.client_cas) {
             for certificate in certificates(path, pem)? {
-                authorities.add(certificate).map_err(|error| unusable(&error, path))?;
+                authorities
+                    .add(certificate)
+                    .map_err(|error| unusable(&error, path))?;
             }
         }
         let builder = if self.client_cas.is_empty() {
             builder.with_no_client_auth()
         } else {
             let algorithms = provider.signature_verification_algorithms;
-            builder.with_client_cert_verifier(Arc::new(AnyCertificate::new(&authorities, algorithms)))
+            builder
+                .with_client_cert_verifier(Arc::new(AnyCertificate::new(&authorities, algorithms)))
         };
-        let valid = chain.first().and_then(|certificate| Validity::of(certificate));
-        let mut config = builder.with_single_cert(chain, key).map_err(|error| match error {
-            rustls::Error::InconsistentKeys(_) => {
-                TlsError::Mismatch { cert: self.cert.clone(), key: self.key.clone() }
-            }
-            error => unusable(&error, &self.cert),
-        })?;
-        // Served all the same, as by an API server: it may be renewed, and there are clients who do not look.
+        let valid = chain
+            .first()
+            .and_then(|certificate| Validity::of(certificate));
+        let mut config = builder
+            .with_single_cert(chain, key)
+            .map_err(|error| match error {
+                rustls::Error::InconsistentKeys(_) => TlsError::Mismatch {
+                    cert: self.cert.clone(),
+                    key: self.key.clone(),
+                },
+                error => unusable(&error, &self.cert),
+            })?;
+        // Served all the same, as by an API server: it may be renewed, and there are clients who do
+        // not look.
         if let Some(valid) = valid.filter(|valid| !valid.is_valid(Timestamp::now())) {
             let cert = self.cert.display();
             tracing::error!(%cert, "clients will refuse the serving certificate: {}", valid.told(Timestamp::now()));
         }
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Served { config: Arc::new(config), valid })
+        Ok(Served {
+            config: Arc::new(config),
+            valid,
+        })
     }
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
-    std::fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
+    std::fs::read(path).map_err(|source| TlsError::Read {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 /// The certificates in a PEM file's text; at least one.
-pub(crate) fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let wrong = |reason: String| TlsError::Pem { path: path.to_owned(), what: "certificate", reason };
+pub(crate) fn certificates(
+    path: &Path,
+    pem: &[u8],
+) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let wrong = |reason: String| TlsError::Pem {
+        path: path.to_owned(),
+        what: "certificate",
+        reason,
+    };
     let chain = CertificateDer::pem_slice_iter(pem)
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| wrong(error.to_string()))?;

@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use rustls::pki_types::CertificateDer;
 use x509_parser::extensions::GeneralName;
 
-/// A certificate ends soon if it has a tenth of its life left, and no more than this: whoever renews it does so
-/// after two thirds (cert-manager) or some days before (kubelets, people).
+/// A certificate ends soon if it has a tenth of its life left, and no more than this: whoever
+/// renews it does so after two thirds (cert-manager) or some days before (kubelets, people).
 const SOON: Duration = Duration::from_hours(30 * 24);
 
 /// From when until when a certificate is valid.
@@ -23,24 +23,36 @@ impl Validity {
     /// Of a certificate; `None` if it cannot be read.
     pub fn of(certificate: &CertificateDer<'_>) -> Option<Self> {
         let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
-        // The end of the year 9999, which stands for no end (RFC 5280, 4.1.2.5), is a day later than a timestamp can be.
+        // The end of the year 9999, which stands for no end (RFC 5280, 4.1.2.5), is a day later
+        // than a timestamp can be.
         let [first, last] = [Timestamp::MIN, Timestamp::MAX].map(Timestamp::as_second);
         let at = |time: x509_parser::time::ASN1Time| {
             Timestamp::from_second(time.timestamp().clamp(first, last)).ok()
         };
         let validity = parsed.validity();
-        Some(Self { not_before: at(validity.not_before)?, not_after: at(validity.not_after)? })
+        Some(Self {
+            not_before: at(validity.not_before)?,
+            not_after: at(validity.not_after)?,
+        })
     }
 
     /// The names and addresses that a certificate is for.
     pub fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
-        let Ok((_, parsed)) = x509_parser::parse_x509_certificate(certificate) else { return Vec::new() };
-        let Ok(Some(names)) = parsed.subject_alternative_name() else { return Vec::new() };
+        let Ok((_, parsed)) = x509_parser::parse_x509_certificate(certificate) else {
+            return Vec::new();
+        };
+        let Ok(Some(names)) = parsed.subject_alternative_name() else {
+            return Vec::new();
+        };
         let name = |name: &GeneralName<'_>| match name {
             GeneralName::DNSName(name) => Some((*name).to_owned()),
             GeneralName::IPAddress(bytes) => match bytes.len() {
-                4 => <[u8; 4]>::try_from(*bytes).ok().map(|bytes| IpAddr::from(bytes).to_string()),
-                _ => <[u8; 16]>::try_from(*bytes).ok().map(|bytes| IpAddr::from(bytes).to_string()),
+                4 => <[u8; 4]>::try_from(*bytes)
+                    .ok()
+                    .map(|bytes| IpAddr::from(bytes).to_string()),
+                _ => <[u8; 16]>::try_from(*bytes)
+                    .ok()
+                    .map(|bytes| IpAddr::from(bytes).to_string()),
             },
             _ => None,
         };
@@ -79,7 +91,10 @@ mod tests {
     #[test]
     fn a_certificate_has_a_beginning_and_an_end() {
         let at = |day: i64| Timestamp::from_second(day * 86_400).unwrap();
-        let year = Validity { not_before: at(0), not_after: at(365) };
+        let year = Validity {
+            not_before: at(0),
+            not_after: at(365),
+        };
         for (day, valid, soon, told) in [
             (-1, false, false, "valid from 1970-01-01T00:00:00Z on"),
             (1, true, false, "until 1971-01-01T00:00:00Z"),
@@ -87,19 +102,38 @@ mod tests {
             (336, true, true, "until"),
             (366, false, true, "expired at 1971-01-01T00:00:00Z"),
         ] {
-            assert_eq!((year.is_valid(at(day)), year.ends_soon(at(day))), (valid, soon), "day {day}");
-            assert!(year.told(at(day)).contains(told), "day {day}: {}", year.told(at(day)));
+            assert_eq!(
+                (year.is_valid(at(day)), year.ends_soon(at(day))),
+                (valid, soon),
+                "day {day}"
+            );
+            assert!(
+                year.told(at(day)).contains(told),
+                "day {day}: {}",
+                year.told(at(day))
+            );
         }
-        let short = Validity { not_before: at(0), not_after: at(10) };
-        assert!(!short.ends_soon(at(8)) && short.ends_soon(Timestamp::from_second(10 * 86_400 - 1).unwrap()));
+        let short = Validity {
+            not_before: at(0),
+            not_after: at(10),
+        };
+        assert!(
+            !short.ends_soon(at(8))
+                && short.ends_soon(Timestamp::from_second(10 * 86_400 - 1).unwrap())
+        );
     }
 
     #[test]
     fn a_certificate_without_an_end_is_valid() {
         let mut params = rcgen::CertificateParams::default();
         params.not_after = rcgen::date_time_ymd(9999, 12, 31);
-        let certificate = params.self_signed(&rcgen::KeyPair::generate().unwrap()).unwrap();
+        let certificate = params
+            .self_signed(&rcgen::KeyPair::generate().unwrap())
+            .unwrap();
         let valid = Validity::of(certificate.der()).unwrap();
-        assert!(valid.is_valid(Timestamp::now()) && !valid.ends_soon(Timestamp::now()), "{valid:?}");
+        assert!(
+            valid.is_valid(Timestamp::now()) && !valid.ends_soon(Timestamp::now()),
+            "{valid:?}"
+        );
     }
 }

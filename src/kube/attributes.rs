@@ -8,9 +8,10 @@ const LIMIT: usize = 1 << (7 * ENTRY);
 
 /// Namespace, name, labels and field values of one object, in one heap allocation.
 ///
-/// The allocation is a string of three parts: a table of end offsets, the storage key, and the values (fields,
-/// then labels as key and value, sorted by key). Offsets are written as four seven-bit characters, so that
-/// the whole stays valid UTF-8 and values are handed out without checking them again.
+/// The allocation is a string of three parts: a table of end offsets, the storage key, and the
+/// values (fields, then labels as key and value, sorted by key). Offsets are written as four
+/// seven-bit characters, so that the whole stays valid UTF-8 and values are handed out without
+/// checking them again.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Attributes {
     text: Box<str>,
@@ -25,14 +26,19 @@ pub struct Attributes {
 }
 
 impl Attributes {
-    /// Packs the parts. Labels must be sorted by key without duplicates. `None` if they are absurdly large.
+    /// Packs the parts. Labels must be sorted by key without duplicates. `None` if they are
+    /// absurdly large.
     pub(super) fn pack<'a>(
         namespace: &str,
         name: &str,
         fields: impl Iterator<Item = &'a str> + Clone,
         labels: impl Iterator<Item = (&'a str, &'a str)> + Clone,
     ) -> Option<Self> {
-        let values = || fields.clone().chain(labels.clone().flat_map(|(key, value)| [key, value]));
+        let values = || {
+            fields
+                .clone()
+                .chain(labels.clone().flat_map(|(key, value)| [key, value]))
+        };
         let key = namespace.len() + usize::from(!namespace.is_empty()) + name.len();
         let size = values().map(str::len).sum::<usize>() + key;
         let count = values().count();
@@ -75,7 +81,8 @@ impl Attributes {
 
     /// The key upstream orders objects by: `namespace/name`, or `name` of a cluster-scoped object.
     ///
-    /// Compared as bytes, so that namespace `a-b` comes before `a`. Source: `apiserver/pkg/storage/util.go:40-53`.
+    /// Compared as bytes, so that namespace `a-b` comes before `a`. Source:
+    /// `apiserver/pkg/storage/util.go:40-53`.
     pub fn key(&self) -> &str {
         let start = self.entries() * ENTRY;
         &self.text[start..start + self.key as usize]
@@ -101,7 +108,8 @@ impl Attributes {
         (0..self.labels as usize).map(|index| self.label_at(index))
     }
 
-    /// The value of the field at a position of the type's [`FieldTable`](super::FieldTable); empty if there is none.
+    /// The value of the field at a position of the type's [`FieldTable`](super::FieldTable); empty
+    /// if there is none.
     pub fn field(&self, position: usize) -> &str {
         match position {
             0 => self.name(),
@@ -127,19 +135,27 @@ impl Attributes {
 
     fn value(&self, entry: usize) -> &str {
         let base = self.entries() * ENTRY;
-        let start = if entry == 0 { self.key as usize } else { self.end(entry - 1) };
+        let start = if entry == 0 {
+            self.key as usize
+        } else {
+            self.end(entry - 1)
+        };
         &self.text[base + start..base + self.end(entry)]
     }
 
     fn end(&self, entry: usize) -> usize {
         let digits = &self.text.as_bytes()[entry * ENTRY..(entry + 1) * ENTRY];
-        digits.iter().fold(0, |end, digit| end << 7 | usize::from(*digit))
+        digits
+            .iter()
+            .fold(0, |end, digit| end << 7 | usize::from(*digit))
     }
 }
 
 impl fmt::Debug for Attributes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let fields: Vec<&str> = (0..self.fields as usize).map(|index| self.value(index)).collect();
+        let fields: Vec<&str> = (0..self.fields as usize)
+            .map(|index| self.value(index))
+            .collect();
         f.debug_struct("Attributes")
             .field("key", &self.key())
             .field("fields", &fields)
@@ -154,13 +170,22 @@ mod tests {
 
     fn sample(namespace: &str) -> Attributes {
         let labels = [("app", "web"), ("empty", ""), ("ünïcode", "ß")];
-        Attributes::pack(namespace, "web-0", ["node-1", "", "true"].into_iter(), labels.into_iter()).unwrap()
+        Attributes::pack(
+            namespace,
+            "web-0",
+            ["node-1", "", "true"].into_iter(),
+            labels.into_iter(),
+        )
+        .unwrap()
     }
 
     #[test]
     fn hands_out_what_was_packed() {
         let packed = sample("shop");
-        assert_eq!((packed.namespace(), packed.name(), packed.key()), ("shop", "web-0", "shop/web-0"));
+        assert_eq!(
+            (packed.namespace(), packed.name(), packed.key()),
+            ("shop", "web-0", "shop/web-0")
+        );
         assert_eq!(
             (0..7).map(|p| packed.field(p)).collect::<Vec<_>>(),
             ["web-0", "shop", "node-1", "", "true", "", ""]
@@ -175,14 +200,22 @@ mod tests {
     #[test]
     fn cluster_scoped_keys_are_bare_names() {
         let packed = sample("");
-        assert_eq!((packed.namespace(), packed.name(), packed.key()), ("", "web-0", "web-0"));
+        assert_eq!(
+            (packed.namespace(), packed.name(), packed.key()),
+            ("", "web-0", "web-0")
+        );
     }
 
     #[test]
     fn offsets_beyond_seven_bits() {
         let long = "x".repeat(70_000);
-        let packed =
-            Attributes::pack("n", &long, [long.as_str(), "y"].into_iter(), std::iter::empty()).unwrap();
+        let packed = Attributes::pack(
+            "n",
+            &long,
+            [long.as_str(), "y"].into_iter(),
+            std::iter::empty(),
+        )
+        .unwrap();
         assert_eq!(packed.field(2), long);
         assert_eq!(packed.field(3), "y");
     }

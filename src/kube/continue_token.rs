@@ -17,8 +17,8 @@ const MAX_BYTES: usize = 16 * 1024;
 pub struct ContinueToken {
     /// The version of the list's first page, which all its pages share.
     pub version: ResourceVersion,
-    /// The key after which the page begins, without what the URL says already: `namespace/name` for a
-    /// list over all namespaces, else `name`.
+    /// The key after which the page begins, without what the URL says already: `namespace/name` for
+    /// a list over all namespaces, else `name`.
     pub after: String,
 }
 
@@ -30,8 +30,9 @@ struct Wire<'a> {
 }
 
 impl ContinueToken {
-    /// Reads a token. `None` for what upstream refuses, for tokens that ask for the newest state (`rv` below
-    /// zero), and for whatever does not begin right after a key: those are upstream's to answer.
+    /// Reads a token. `None` for what upstream refuses, for tokens that ask for the newest state
+    /// (`rv` below zero), and for whatever does not begin right after a key: those are upstream's
+    /// to answer.
     pub fn decode(text: &str) -> Option<Self> {
         if text.len() > MAX_BYTES {
             return None;
@@ -42,9 +43,13 @@ impl ContinueToken {
         // From memory upstream writes the slash after the list's prefix, from etcd it does not.
         let start = wire.start.strip_prefix('/').unwrap_or(&wire.start);
         let after = start.strip_suffix('\0')?;
-        let plain = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains('\0');
+        let plain =
+            |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains('\0');
         let clean = wire.v == API_VERSION && after.split('/').all(plain);
-        clean.then(|| Self { version: ResourceVersion(version), after: after.to_owned() })
+        clean.then(|| Self {
+            version: ResourceVersion(version),
+            after: after.to_owned(),
+        })
     }
 
     /// Writes the token as upstream does from memory.
@@ -70,16 +75,31 @@ mod tests {
 
     #[test]
     fn writes_what_upstream_writes() {
-        let token = ContinueToken { version: ResourceVersion(287), after: "ns/cm-a".into() };
+        let token = ContinueToken {
+            version: ResourceVersion(287),
+            after: "ns/cm-a".into(),
+        };
         let json = BASE64_URL_SAFE_NO_PAD.decode(token.encode()).unwrap();
-        assert_eq!(json, br#"{"v":"meta.k8s.io/v1","rv":287,"start":"/ns/cm-a\u0000"}"#);
+        assert_eq!(
+            json,
+            br#"{"v":"meta.k8s.io/v1","rv":287,"start":"/ns/cm-a\u0000"}"#
+        );
     }
 
     #[test]
     fn reads_both_of_upstreams_forms() {
-        let expected = Some(ContinueToken { version: ResourceVersion(5), after: "cm-a".into() });
-        assert_eq!(of(r#"{"v":"meta.k8s.io/v1","rv":5,"start":"/cm-a\u0000"}"#), expected);
-        assert_eq!(of(r#"{"v":"meta.k8s.io/v1","rv":5,"start":"cm-a\u0000"}"#), expected);
+        let expected = Some(ContinueToken {
+            version: ResourceVersion(5),
+            after: "cm-a".into(),
+        });
+        assert_eq!(
+            of(r#"{"v":"meta.k8s.io/v1","rv":5,"start":"/cm-a\u0000"}"#),
+            expected
+        );
+        assert_eq!(
+            of(r#"{"v":"meta.k8s.io/v1","rv":5,"start":"cm-a\u0000"}"#),
+            expected
+        );
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Upstream's bytes: cutting them into objects, reading what selectors ask, framing them anew.
 //!
-//! An *object* here is, in JSON, the full object text as it stands in a watch event, with kind and apiVersion. In
-//! protobuf it is the `raw` of the `runtime.Unknown`, which is also exactly an item of a list. What is held of it
-//! is the part that stays the same in every envelope: [`Stored`].
+//! An *object* here is, in JSON, the full object text as it stands in a watch event, with kind and
+//! apiVersion. In protobuf it is the `raw` of the `runtime.Unknown`, which is also exactly an item
+//! of a list. What is held of it is the part that stays the same in every envelope: [`Stored`].
 mod bookmark;
 mod form;
 mod frames;
@@ -28,7 +28,8 @@ pub use stored::{Joined, Stored};
 
 use super::{Attributes, Encoding, FieldTable, ResourceVersion};
 
-/// Upstream sent something that is not what it should be. Says what, never with the bytes: they may be secret.
+/// Upstream sent something that is not what it should be. Says what, never with the bytes: they may
+/// be secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("malformed answer from upstream: {0}")]
 pub struct Malformed(pub(crate) &'static str);
@@ -44,10 +45,14 @@ pub struct Scanned {
 
 /// Reads an object's version and attributes in one pass over its bytes.
 ///
-/// An object without a name passes (a bookmark has none); one with a name must have a namespace exactly if its
-/// type is namespaced. JSON is checked to be one well-formed value; values at unexpected places are ignored.
+/// An object without a name passes (a bookmark has none); one with a name must have a namespace
+/// exactly if its type is namespaced. JSON is checked to be one well-formed value; values at
+/// unexpected places are ignored.
 pub fn scan(encoding: Encoding, object: &[u8], fields: &FieldTable) -> Result<Scanned, Malformed> {
-    let mut found = Found { places: vec![None; fields.places()], ..Found::default() };
+    let mut found = Found {
+        places: vec![None; fields.places()],
+        ..Found::default()
+    };
     match encoding {
         Encoding::Json => json::scan(object, fields.steps(), &mut found)?,
         Encoding::Protobuf => protobuf::scan(object, fields.steps(), &mut found)?,
@@ -68,19 +73,28 @@ struct Found<'a> {
 
 impl Found<'_> {
     fn finish(mut self, fields: &FieldTable) -> Result<Scanned, Malformed> {
-        let version =
-            ResourceVersion::parse(&self.version).ok_or(Malformed("object without a resourceVersion"))?;
+        let version = ResourceVersion::parse(&self.version)
+            .ok_or(Malformed("object without a resourceVersion"))?;
         if !self.name.is_empty() && fields.namespaced() == self.namespace.is_empty() {
             return Err(Malformed("object's namespace does not fit its type"));
         }
-        // Upstream prints maps sorted; the sort is for others. Of equal keys the last wins, as in Go.
+        // Upstream prints maps sorted; the sort is for others. Of equal keys the last wins, as in
+        // Go.
         self.labels.reverse();
         self.labels.sort_by(|a, b| a.0.cmp(&b.0));
         self.labels.dedup_by(|later, first| later.0 == first.0);
         let labels = self.labels.iter().map(|(key, value)| (&**key, &**value));
-        let attributes = Attributes::pack(&self.namespace, &self.name, fields.values(&self.places), labels)
-            .ok_or(Malformed("object with excessive attributes"))?;
-        Ok(Scanned { version, attributes })
+        let attributes = Attributes::pack(
+            &self.namespace,
+            &self.name,
+            fields.values(&self.places),
+            labels,
+        )
+        .ok_or(Malformed("object with excessive attributes"))?;
+        Ok(Scanned {
+            version,
+            attributes,
+        })
     }
 }
 

@@ -91,13 +91,24 @@ impl FieldSelector {
 /// So that it can be read again.
 impl fmt::Display for FieldSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, FieldRequirement { field, operator, value }) in self.requirements.iter().enumerate() {
+        for (
+            index,
+            FieldRequirement {
+                field,
+                operator,
+                value,
+            },
+        ) in self.requirements.iter().enumerate()
+        {
             let between = if index > 0 { "," } else { "" };
             let operator = match operator {
                 FieldOperator::Equals => "=",
                 FieldOperator::NotEquals => "!=",
             };
-            let value = value.replace('\\', r"\\").replace(',', r"\,").replace('=', r"\=");
+            let value = value
+                .replace('\\', r"\\")
+                .replace(',', r"\,")
+                .replace('=', r"\=");
             write!(f, "{between}{field}{operator}{value}")?;
         }
         Ok(())
@@ -107,7 +118,11 @@ impl fmt::Display for FieldSelector {
 impl FieldRequirement {
     /// `field=value`
     pub fn equals(field: &str, value: &str) -> Self {
-        Self { field: field.to_owned(), operator: FieldOperator::Equals, value: value.to_owned() }
+        Self {
+            field: field.to_owned(),
+            operator: FieldOperator::Equals,
+            value: value.to_owned(),
+        }
     }
 
     fn parse(term: &str) -> Result<Self, InvalidSelector> {
@@ -120,7 +135,11 @@ impl FieldRequirement {
                 _ => None,
             })
             .ok_or(InvalidSelector("a term without operator"))?;
-        Ok(Self { field: field.to_owned(), operator, value: unescape(value)? })
+        Ok(Self {
+            field: field.to_owned(),
+            operator,
+            value: unescape(value)?,
+        })
     }
 }
 
@@ -135,7 +154,8 @@ fn split_terms(text: &str) -> Vec<&str> {
     .collect()
 }
 
-/// Resolves `\\`, `\,` and `\=`, the only escapes there are. Bare commas and equals signs are refused.
+/// Resolves `\\`, `\,` and `\=`, the only escapes there are. Bare commas and equals signs are
+/// refused.
 fn unescape(text: &str) -> Result<String, InvalidSelector> {
     let mut value = String::with_capacity(text.len());
     let mut chars = text.chars();
@@ -160,10 +180,18 @@ mod tests {
 
     fn parsed(text: &str) -> Vec<(String, FieldOperator, String)> {
         let selector = FieldSelector::parse(text).unwrap_or_else(|e| panic!("{text:?}: {e}"));
-        selector.requirements.into_iter().map(|r| (r.field, r.operator, r.value)).collect()
+        selector
+            .requirements
+            .into_iter()
+            .map(|r| (r.field, r.operator, r.value))
+            .collect()
     }
 
-    fn one(field: &str, operator: FieldOperator, value: &str) -> Vec<(String, FieldOperator, String)> {
+    fn one(
+        field: &str,
+        operator: FieldOperator,
+        value: &str,
+    ) -> Vec<(String, FieldOperator, String)> {
         vec![(field.to_owned(), operator, value.to_owned())]
     }
 
@@ -186,13 +214,18 @@ mod tests {
     #[test]
     fn selects_everything_when_both_sides_are_empty() {
         for text in ["", ",", "=", "==", "!=", "=,=="] {
-            assert!(FieldSelector::parse(text).unwrap().is_everything(), "{text:?}");
+            assert!(
+                FieldSelector::parse(text).unwrap().is_everything(),
+                "{text:?}"
+            );
         }
     }
 
     #[test]
     fn leaves_to_upstream_what_upstream_refuses() {
-        for text in ["a", "a,b=c", "a!", "a===b", r"a=\x", r"a=\", r"a=b\", "a=b=c", r"a=\ä", r"a\,b"] {
+        for text in [
+            "a", "a,b=c", "a!", "a===b", r"a=\x", r"a=\", r"a=b\", "a=b=c", r"a=\ä", r"a\,b",
+        ] {
             assert!(FieldSelector::parse(text).is_err(), "{text:?}");
         }
     }
@@ -202,18 +235,43 @@ mod tests {
         let selector = FieldSelector::parse("x!=1,metadata.name=b,metadata.name=a").unwrap();
         assert_eq!(selector.required_value("metadata.name"), Some("a"));
         assert_eq!(selector.required_value("x"), None);
-        let fields: Vec<_> = selector.requirements().iter().map(|r| r.value.as_str()).collect();
+        let fields: Vec<_> = selector
+            .requirements()
+            .iter()
+            .map(|r| r.value.as_str())
+            .collect();
         assert_eq!(fields, ["a", "b", "1"]);
     }
 
     #[test]
     fn matches_missing_fields_as_empty() {
-        let get = |field: &str| if field == "spec.nodeName" { "node-1" } else { "" };
-        for text in ["", "spec.nodeName=node-1", "spec.nodeName!=", "x=", "x!=y,spec.nodeName==node-1"] {
+        let get = |field: &str| {
+            if field == "spec.nodeName" {
+                "node-1"
+            } else {
+                ""
+            }
+        };
+        for text in [
+            "",
+            "spec.nodeName=node-1",
+            "spec.nodeName!=",
+            "x=",
+            "x!=y,spec.nodeName==node-1",
+        ] {
             assert!(FieldSelector::parse(text).unwrap().matches(get), "{text:?}");
         }
-        for text in ["spec.nodeName=", "spec.nodeName!=node-1", "x!=", "x=y", "spec.nodeName=node-1,x=y"] {
-            assert!(!FieldSelector::parse(text).unwrap().matches(get), "{text:?}");
+        for text in [
+            "spec.nodeName=",
+            "spec.nodeName!=node-1",
+            "x!=",
+            "x=y",
+            "spec.nodeName=node-1,x=y",
+        ] {
+            assert!(
+                !FieldSelector::parse(text).unwrap().matches(get),
+                "{text:?}"
+            );
         }
     }
 

@@ -5,10 +5,12 @@ use std::borrow::Cow;
 
 use super::GroupVersionResource;
 
-/// The field labels a type supports, in fixed order, and where their values are found in JSON and in protobuf.
+/// The field labels a type supports, in fixed order, and where their values are found in JSON and
+/// in protobuf.
 ///
-/// Position 0 is always `metadata.name` and position 1 `metadata.namespace`, whether the type lets itself be
-/// selected by the namespace or not. A label that is not in the table is upstream's to refuse.
+/// Position 0 is always `metadata.name` and position 1 `metadata.namespace`, whether the type lets
+/// itself be selected by the namespace or not. A label that is not in the table is upstream's to
+/// refuse.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldTable {
     namespaced: bool,
@@ -18,7 +20,8 @@ pub struct FieldTable {
     steps: Vec<Step>,
     /// What a place holds when the object says nothing about it.
     absent: Vec<&'static str>,
-    /// For each position from 2 on: the places to look at; the first that is not empty is the value.
+    /// For each position from 2 on: the places to look at; the first that is not empty is the
+    /// value.
     values: Vec<Vec<usize>>,
 }
 
@@ -63,7 +66,8 @@ impl Shape {
 }
 
 impl FieldTable {
-    /// The table of a type that upstream serves by itself. Types of other groups get the default labels.
+    /// The table of a type that upstream serves by itself. Types of other groups get the default
+    /// labels.
     ///
     /// `None` when a type is known to have labels of its own, but not in this version.
     /// Source: `kubernetes/pkg/apis/*/v*/conversion.go`.
@@ -73,19 +77,28 @@ impl FieldTable {
 
     /// The table of a custom resource with its version's `selectableFields[].jsonPath`.
     ///
-    /// Paths that are more than plain members get no label here, so that their requests are forwarded.
+    /// Paths that are more than plain members get no label here, so that their requests are
+    /// forwarded.
     /// Source: `apiextensions-apiserver/pkg/registry/customresource/strategy.go:102-124,341-378`,
     /// `apiserver/conversion/converter.go:126-141`.
     pub fn custom(namespaced: bool, selectable_json_paths: &[String]) -> FieldTable {
         let mut table = Self::bare(namespaced, namespaced);
         for path in selectable_json_paths {
-            let Some(label) = path.strip_prefix('.') else { continue };
+            let Some(label) = path.strip_prefix('.') else {
+                continue;
+            };
             let plain = |key: &str| {
-                !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
+                !key.is_empty()
+                    && key
+                        .bytes()
+                        .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
             };
             let keys: Vec<(&str, u32)> = label.split('.').map(|key| (key, 0)).collect();
             let reserved = matches!(keys[0].0, "metadata" | "kind" | "apiVersion");
-            if reserved || !keys.iter().all(|(key, _)| plain(key)) || table.position(label).is_some() {
+            if reserved
+                || !keys.iter().all(|(key, _)| plain(key))
+                || table.position(label).is_some()
+            {
                 continue;
             }
             if let Some(place) = table.place(&keys, Shape::Text) {
@@ -95,7 +108,8 @@ impl FieldTable {
         table
     }
 
-    /// `metadata.name` and `metadata.namespace`: what every type without labels of its own supports.
+    /// `metadata.name` and `metadata.namespace`: what every type without labels of its own
+    /// supports.
     ///
     /// Cluster-scoped types accept the namespace too; its value is empty.
     /// Source: `DefaultMetaV1FieldSelectorConversion` in `apimachinery/pkg/runtime/conversion.go`.
@@ -105,7 +119,10 @@ impl FieldTable {
 
     /// Where [`Attributes::field`](super::Attributes::field) finds the value of a label.
     pub fn position(&self, label: &str) -> Option<usize> {
-        self.labels.iter().find(|(known, _)| known == label).map(|(_, position)| *position)
+        self.labels
+            .iter()
+            .find(|(known, _)| known == label)
+            .map(|(_, position)| *position)
     }
 
     /// Whether the label's value stands in an object's metadata, and nowhere else.
@@ -138,10 +155,19 @@ impl FieldTable {
         &'a self,
         found: &'a [Option<Cow<'_, str>>],
     ) -> impl Iterator<Item = &'a str> + Clone {
-        let at = |place: &usize| found.get(*place).and_then(Option::as_deref).unwrap_or(self.absent[*place]);
-        self.values
-            .iter()
-            .map(move |places| places.iter().map(at).find(|v| !v.is_empty()).unwrap_or_default())
+        let at = |place: &usize| {
+            found
+                .get(*place)
+                .and_then(Option::as_deref)
+                .unwrap_or(self.absent[*place])
+        };
+        self.values.iter().map(move |places| {
+            places
+                .iter()
+                .map(at)
+                .find(|v| !v.is_empty())
+                .unwrap_or_default()
+        })
     }
 
     fn bare(namespaced: bool, namespace_label: bool) -> Self {
@@ -149,7 +175,13 @@ impl FieldTable {
         if namespace_label {
             labels.push(("metadata.namespace".into(), 1));
         }
-        Self { namespaced, labels, steps: Vec::new(), absent: Vec::new(), values: Vec::new() }
+        Self {
+            namespaced,
+            labels,
+            steps: Vec::new(),
+            absent: Vec::new(),
+            values: Vec::new(),
+        }
     }
 
     /// Adds a label with the places its value comes from.
@@ -173,12 +205,26 @@ impl FieldTable {
 
 fn insert(steps: &mut Vec<Step>, path: &[(&str, u32)], new: usize, shape: Shape) -> Option<usize> {
     let ((name, number), rest) = path.split_first()?;
-    let (key, first) = name.strip_suffix("[0]").map_or((*name, false), |key| (key, true));
-    let index = steps.iter().position(|step| &*step.key == key).unwrap_or_else(|| {
-        let next = if rest.is_empty() { Next::Place(new, shape) } else { Next::Members(Vec::new()) };
-        steps.push(Step { key: key.into(), number: *number, first, next });
-        steps.len() - 1
-    });
+    let (key, first) = name
+        .strip_suffix("[0]")
+        .map_or((*name, false), |key| (key, true));
+    let index = steps
+        .iter()
+        .position(|step| &*step.key == key)
+        .unwrap_or_else(|| {
+            let next = if rest.is_empty() {
+                Next::Place(new, shape)
+            } else {
+                Next::Members(Vec::new())
+            };
+            steps.push(Step {
+                key: key.into(),
+                number: *number,
+                first,
+                next,
+            });
+            steps.len() - 1
+        });
     match &mut steps[index].next {
         Next::Place(place, _) if rest.is_empty() => Some(*place),
         Next::Members(members) if !rest.is_empty() => insert(members, rest, new, shape),
@@ -192,16 +238,32 @@ mod tests {
 
     #[test]
     fn custom_labels_are_paths_without_the_dot() {
-        let paths =
-            [".spec.color", ".spec.size.width", ".spec['x']", ".spec", ".metadata.name", ".spec.color"];
+        let paths = [
+            ".spec.color",
+            ".spec.size.width",
+            ".spec['x']",
+            ".spec",
+            ".metadata.name",
+            ".spec.color",
+        ];
         let table = FieldTable::custom(true, &paths.map(str::to_owned));
         assert_eq!(table.position("metadata.name"), Some(0));
         assert_eq!(table.position("metadata.namespace"), Some(1));
         assert_eq!(table.position("spec.color"), Some(2));
         assert_eq!(table.position("spec.size.width"), Some(3));
         assert_eq!(table.position("spec['x']"), None);
-        assert_eq!(table.position("spec"), None, "a place inside another's path is left to upstream");
-        assert_eq!(FieldTable::custom(false, &[]).position("metadata.namespace"), None);
-        assert_eq!(FieldTable::metadata_only(false).position("metadata.namespace"), Some(1));
+        assert_eq!(
+            table.position("spec"),
+            None,
+            "a place inside another's path is left to upstream"
+        );
+        assert_eq!(
+            FieldTable::custom(false, &[]).position("metadata.namespace"),
+            None
+        );
+        assert_eq!(
+            FieldTable::metadata_only(false).position("metadata.namespace"),
+            Some(1)
+        );
     }
 }

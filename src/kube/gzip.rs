@@ -7,15 +7,16 @@ use http::{HeaderMap, header};
 use zlib_rs::crc32::{crc32_combine_gen, crc32_combine_op};
 
 /// Upstream's level.
-/// Source: `apiserver/pkg/endpoints/handlers/responsewriters/compression.go` (gzipContentEncodingLevel).
+/// Source: `apiserver/pkg/endpoints/handlers/responsewriters/compression.go`
+/// (gzipContentEncodingLevel).
 pub const GZIP_LEVEL: Compression = Compression::new(1);
 
 /// The window of gzip, as a power of two.
 const WINDOW_BITS: u8 = 15;
 
 thread_local! {
-    /// A compressor's state takes hundreds of kilobytes: one for each thread is used again and again, and
-    /// none is held by a watch that is waiting.
+    /// A compressor's state takes hundreds of kilobytes: one for each thread is used again and
+    /// again, and none is held by a watch that is waiting.
     static COMPRESSOR: RefCell<Compress> = RefCell::new(Compress::new_gzip(GZIP_LEVEL, WINDOW_BITS));
     /// The same for what lies within a member.
     static DEFLATER: RefCell<Compress> = RefCell::new(Compress::new(GZIP_LEVEL, false));
@@ -26,7 +27,8 @@ const HEAD: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 255];
 /// An empty last block, with fixed codes, that begins on a byte (RFC 1951, 3.2.3).
 const LAST_BLOCK: [u8; 2] = [3, 0];
 
-/// A piece of a member: bytes compressed by themselves, and what the member's trailer must know of them.
+/// A piece of a member: bytes compressed by themselves, and what the member's trailer must know of
+/// them.
 ///
 /// It refers to nothing before it and ends on a byte, so that it can stand anywhere in any member.
 #[derive(Debug)]
@@ -34,8 +36,8 @@ pub struct Deflated {
     /// Blocks of deflate (RFC 1951), none of them the last.
     pub bytes: Bytes,
     checksum: u32,
-    /// What its length does to the checksum of what stands before it. To find it costs most of what joining two
-    /// checksums does, and each piece is joined again for each client.
+    /// What its length does to the checksum of what stands before it. To find it costs most of what
+    /// joining two checksums does, and each piece is joined again for each client.
     shift: u32,
     length: u32,
 }
@@ -49,7 +51,8 @@ pub struct Member {
 
 /// Compresses a piece of a member.
 pub fn deflate(data: &[u8]) -> Deflated {
-    let bytes = DEFLATER.with_borrow_mut(|deflater| compress(deflater, data, &[FlushCompress::Sync]));
+    let bytes =
+        DEFLATER.with_borrow_mut(|deflater| compress(deflater, data, &[FlushCompress::Sync]));
     Deflated::new(bytes, data)
 }
 
@@ -58,7 +61,12 @@ impl Deflated {
         let mut checksum = Crc::new();
         checksum.update(data);
         let shift = crc32_combine_gen(data.len() as u64);
-        Self { bytes, checksum: checksum.sum(), shift, length: checksum.amount() }
+        Self {
+            bytes,
+            checksum: checksum.sum(),
+            shift,
+            length: checksum.amount(),
+        }
     }
 
     /// A piece of a few bytes as they are (RFC 1951, 3.2.4): made without a compressor.
@@ -71,7 +79,10 @@ impl Member {
     /// Begins a member in `out`.
     pub fn begin(out: &mut BytesMut) -> Self {
         out.extend_from_slice(&HEAD);
-        Self { checksum: 0, length: 0 }
+        Self {
+            checksum: 0,
+            length: 0,
+        }
     }
 
     /// Appends a piece.
@@ -89,23 +100,30 @@ impl Member {
     }
 }
 
-/// Whether the client takes gzip, as upstream reads the header: the first line, and a clause that is `gzip`
-/// and nothing else.
-/// Source: `apiserver/pkg/endpoints/handlers/responsewriters/compression.go` (ContentEncodingSupported).
+/// Whether the client takes gzip, as upstream reads the header: the first line, and a clause that
+/// is `gzip` and nothing else.
+/// Source: `apiserver/pkg/endpoints/handlers/responsewriters/compression.go`
+/// (ContentEncodingSupported).
 pub fn accepts_gzip(headers: &HeaderMap) -> bool {
-    let accepted = headers.get(header::ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
+    let accepted = headers
+        .get(header::ACCEPT_ENCODING)
+        .and_then(|value| value.to_str().ok());
     accepted.is_some_and(|accepted| accepted.split(',').any(|clause| clause.trim() == "gzip"))
 }
 
-/// One whole member of gzip, never empty. Members one after another are what they hold one after another
-/// (RFC 1952, 2.2): so upstream lets each flush of a watch end one.
+/// One whole member of gzip, never empty. Members one after another are what they hold one after
+/// another (RFC 1952, 2.2): so upstream lets each flush of a watch end one.
 /// Source: `apiserver/pkg/endpoints/handlers/watch.go` (perFlushGzipWriter).
 ///
-/// As there, a flush comes before the end. Go's reader would else keep the last bytes of a member to itself
-/// until the next one begins, and every Go client would be one event late.
+/// As there, a flush comes before the end. Go's reader would else keep the last bytes of a member
+/// to itself until the next one begins, and every Go client would be one event late.
 pub fn gzip_member(data: &[u8]) -> Bytes {
     COMPRESSOR.with_borrow_mut(|compressor| {
-        compress(compressor, data, &[FlushCompress::Sync, FlushCompress::Finish])
+        compress(
+            compressor,
+            data,
+            &[FlushCompress::Sync, FlushCompress::Finish],
+        )
     })
 }
 
@@ -141,8 +159,9 @@ mod tests {
 
     #[test]
     fn a_client_must_say_so_plainly() {
-        let accepting =
-            |text| HeaderMap::from_iter([(header::ACCEPT_ENCODING, HeaderValue::from_static(text))]);
+        let accepting = |text| {
+            HeaderMap::from_iter([(header::ACCEPT_ENCODING, HeaderValue::from_static(text))])
+        };
         for text in ["gzip", "deflate, gzip", "gzip,br;q=0.5"] {
             assert!(accepts_gzip(&accepting(text)), "{text}");
         }
@@ -154,14 +173,19 @@ mod tests {
 
     #[test]
     fn members_are_whole_and_follow_one_another() {
-        let words: Vec<u8> = (0..9999_u32).flat_map(|n| (n % 977).to_string().into_bytes()).collect();
+        let words: Vec<u8> = (0..9999_u32)
+            .flat_map(|n| (n % 977).to_string().into_bytes())
+            .collect();
         let mut noise = vec![0; 70_000];
         fastrand::Rng::with_seed(1).fill(&mut noise);
         let (mut members, mut all) = (Vec::new(), Vec::new());
         for data in [&b"{}\n"[..], &words, &noise, b"", &noise[..1]] {
             let member = gzip_member(data);
             // A flush, an end without data, checksum and length.
-            assert_eq!(member[member.len() - 14..member.len() - 8], [0, 0, 0xff, 0xff, 3, 0]);
+            assert_eq!(
+                member[member.len() - 14..member.len() - 8],
+                [0, 0, 0xff, 0xff, 3, 0]
+            );
             let mut again = Vec::new();
             // Reads a single member only.
             GzDecoder::new(&member[..]).read_to_end(&mut again).unwrap();
@@ -170,22 +194,32 @@ mod tests {
             all.extend_from_slice(data);
         }
         let mut again = Vec::new();
-        MultiGzDecoder::new(&members[..]).read_to_end(&mut again).unwrap();
+        MultiGzDecoder::new(&members[..])
+            .read_to_end(&mut again)
+            .unwrap();
         assert!(again == all);
     }
 
     #[test]
     fn pieces_make_one_member() {
-        let words: Vec<u8> = (0..9999_u32).flat_map(|n| (n % 977).to_string().into_bytes()).collect();
+        let words: Vec<u8> = (0..9999_u32)
+            .flat_map(|n| (n % 977).to_string().into_bytes())
+            .collect();
         let mut noise = vec![0; 70_000];
         fastrand::Rng::with_seed(1).fill(&mut noise);
         for count in 0..6 {
             let (mut out, mut all) = (BytesMut::new(), Vec::new());
             let mut member = Member::begin(&mut out);
-            for data in [&b"{\"items\":["[..], &words, &noise, b"", &words, b"]}\n"].into_iter().take(count) {
+            for data in [&b"{\"items\":["[..], &words, &noise, b"", &words, b"]}\n"]
+                .into_iter()
+                .take(count)
+            {
                 let before = out.len();
                 member.put(&deflate(data), &mut out);
-                assert!(data.is_empty() || out[before..].ends_with(&[0, 0, 0xff, 0xff]), "it ends on a byte");
+                assert!(
+                    data.is_empty() || out[before..].ends_with(&[0, 0, 0xff, 0xff]),
+                    "it ends on a byte"
+                );
                 member.put(&Deflated::stored(b","), &mut out);
                 all.extend_from_slice(data);
                 all.push(b',');
@@ -199,17 +233,23 @@ mod tests {
             assert!(reader.into_inner().is_empty(), "nothing follows it");
             for (program, arguments) in OTHERS {
                 // Where it is installed.
-                let Some(read) = read_by(program, arguments, &out) else { continue };
+                let Some(read) = read_by(program, arguments, &out) else {
+                    continue;
+                };
                 assert!(read == all, "{program} {arguments:?}");
             }
         }
     }
 
-    /// What reads gzip besides flate2 here and Go in `TestCompressed`: Python, zlib by itself, and GNU.
+    /// What reads gzip besides flate2 here and Go in `TestCompressed`: Python, zlib by itself, and
+    /// GNU.
     const OTHERS: [(&str, &[&str]); 3] = [
         (
             "python3",
-            &["-c", "import gzip, sys; sys.stdout.buffer.write(gzip.decompress(sys.stdin.buffer.read()))"],
+            &[
+                "-c",
+                "import gzip, sys; sys.stdout.buffer.write(gzip.decompress(sys.stdin.buffer.read()))",
+            ],
         ),
         (
             "python3",
@@ -227,8 +267,16 @@ mod tests {
         let mut input = tempfile::tempfile().unwrap();
         input.write_all(member).unwrap();
         input.rewind().unwrap();
-        let output = Command::new(program).args(arguments).stdin(input).output().ok()?;
-        assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+        let output = Command::new(program)
+            .args(arguments)
+            .stdin(input)
+            .output()
+            .ok()?;
+        assert!(
+            output.status.success(),
+            "{program}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         Some(output.stdout)
     }
 }

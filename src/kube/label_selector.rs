@@ -59,7 +59,11 @@ impl LabelSelector {
         if text.contains('\0') {
             return Err(InvalidSelector("a NUL character"));
         }
-        let mut requirements = Parser { tokens: scan(text), position: 0 }.selector()?;
+        let mut requirements = Parser {
+            tokens: scan(text),
+            position: 0,
+        }
+        .selector()?;
         requirements.sort_by(|a, b| a.key.cmp(&b.key));
         Ok(Self { requirements })
     }
@@ -76,14 +80,24 @@ impl LabelSelector {
 
     /// Whether labels, given as a look-up by key, satisfy every requirement.
     pub fn matches<'a>(&self, get: impl Fn(&str) -> Option<&'a str>) -> bool {
-        self.requirements.iter().all(|requirement| requirement.matches(get(&requirement.key)))
+        self.requirements
+            .iter()
+            .all(|requirement| requirement.matches(get(&requirement.key)))
     }
 }
 
 /// As upstream writes it (`Requirement.String`), so that it can be read again.
 impl fmt::Display for LabelSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, LabelRequirement { key, operator, values }) in self.requirements.iter().enumerate() {
+        for (
+            index,
+            LabelRequirement {
+                key,
+                operator,
+                values,
+            },
+        ) in self.requirements.iter().enumerate()
+        {
             if index > 0 {
                 f.write_str(",")?;
             }
@@ -119,8 +133,12 @@ impl LabelRequirement {
             Op::DoesNotExist => value.is_none(),
             Op::In | Op::Equals | Op::DoubleEquals => value.is_some_and(listed),
             Op::NotIn | Op::NotEquals => !value.is_some_and(listed),
-            Op::GreaterThan => self.numbers(value).is_some_and(|(label, bound)| label > bound),
-            Op::LessThan => self.numbers(value).is_some_and(|(label, bound)| label < bound),
+            Op::GreaterThan => self
+                .numbers(value)
+                .is_some_and(|(label, bound)| label > bound),
+            Op::LessThan => self
+                .numbers(value)
+                .is_some_and(|(label, bound)| label < bound),
         }
     }
 
@@ -134,7 +152,10 @@ impl LabelRequirement {
         operator: LabelOperator,
         values: BTreeSet<&str>,
     ) -> Result<LabelRequirement, InvalidSelector> {
-        let numeric = matches!(operator, LabelOperator::GreaterThan | LabelOperator::LessThan);
+        let numeric = matches!(
+            operator,
+            LabelOperator::GreaterThan | LabelOperator::LessThan
+        );
         if numeric && values.iter().any(|value| value.parse::<i64>().is_err()) {
             return Err(InvalidSelector("a bound that is no integer"));
         }
@@ -142,7 +163,11 @@ impl LabelRequirement {
             return Err(InvalidSelector("a malformed label value"));
         }
         let values = values.into_iter().map(str::to_owned).collect();
-        Ok(LabelRequirement { key: key.to_owned(), operator, values })
+        Ok(LabelRequirement {
+            key: key.to_owned(),
+            operator,
+            values,
+        })
     }
 }
 
@@ -167,7 +192,9 @@ fn scan(text: &str) -> Vec<Token<'_>> {
         } else if rest.starts_with(SYMBOLS) {
             (Token::Symbol(&rest[..1]), &rest[1..])
         } else {
-            let end = rest.find(|c| SYMBOLS.contains(&c) || BLANKS.contains(&c)).unwrap_or(rest.len());
+            let end = rest
+                .find(|c| SYMBOLS.contains(&c) || BLANKS.contains(&c))
+                .unwrap_or(rest.len());
             (Token::Word(&rest[..end]), &rest[end..])
         };
         tokens.push(token);
@@ -184,7 +211,10 @@ struct Parser<'a> {
 
 impl<'a> Parser<'a> {
     fn peek(&self) -> Token<'a> {
-        self.tokens.get(self.position).copied().unwrap_or(Token::End)
+        self.tokens
+            .get(self.position)
+            .copied()
+            .unwrap_or(Token::End)
     }
 
     fn next(&mut self) -> Token<'a> {
@@ -294,7 +324,9 @@ fn is_label_name(name: &str) -> bool {
     name.len() <= 63
         && name.starts_with(|c: char| c.is_ascii_alphanumeric())
         && name.ends_with(|c: char| c.is_ascii_alphanumeric())
-        && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
 }
 
 /// `IsDNS1123Subdomain`: labels of lower-case letters, digits and inner hyphens, joined by dots.
@@ -318,11 +350,23 @@ mod tests {
 
     fn parsed(text: &str) -> Vec<(String, LabelOperator, Vec<String>)> {
         let selector = LabelSelector::parse(text).unwrap_or_else(|e| panic!("{text:?}: {e}"));
-        selector.requirements.into_iter().map(|r| (r.key, r.operator, r.values)).collect()
+        selector
+            .requirements
+            .into_iter()
+            .map(|r| (r.key, r.operator, r.values))
+            .collect()
     }
 
-    fn one(key: &str, operator: LabelOperator, values: &[&str]) -> Vec<(String, LabelOperator, Vec<String>)> {
-        vec![(key.to_owned(), operator, values.iter().map(|&v| v.to_owned()).collect())]
+    fn one(
+        key: &str,
+        operator: LabelOperator,
+        values: &[&str],
+    ) -> Vec<(String, LabelOperator, Vec<String>)> {
+        vec![(
+            key.to_owned(),
+            operator,
+            values.iter().map(|&v| v.to_owned()).collect(),
+        )]
     }
 
     #[test]
@@ -342,14 +386,20 @@ mod tests {
         assert_eq!(parsed("a notin ( b )"), one("a", Op::NotIn, &["b"]));
         assert_eq!(parsed("a in ()"), one("a", Op::In, &[""]));
         assert_eq!(parsed("a in (,b,,)"), one("a", Op::In, &["", "b"]));
-        assert_eq!(parsed("example.com/a=b"), one("example.com/a", Op::Equals, &["b"]));
+        assert_eq!(
+            parsed("example.com/a=b"),
+            one("example.com/a", Op::Equals, &["b"])
+        );
     }
 
     #[test]
     fn takes_keywords_for_keys_and_values_where_upstream_does() {
         use LabelOperator as Op;
         assert_eq!(parsed("in"), one("in", Op::Exists, &[]));
-        assert_eq!(parsed("in in (in,notin)"), one("in", Op::In, &["in", "notin"]));
+        assert_eq!(
+            parsed("in in (in,notin)"),
+            one("in", Op::In, &["in", "notin"])
+        );
         assert_eq!(parsed("a=notin"), one("a", Op::Equals, &["notin"]));
     }
 
@@ -362,7 +412,10 @@ mod tests {
     #[test]
     fn an_empty_text_selects_everything() {
         for text in ["", " ", "\t\r\n"] {
-            assert!(LabelSelector::parse(text).unwrap().is_everything(), "{text:?}");
+            assert!(
+                LabelSelector::parse(text).unwrap().is_everything(),
+                "{text:?}"
+            );
         }
     }
 
@@ -426,8 +479,11 @@ mod tests {
     #[test]
     fn matches_as_upstream_does() {
         let labels = HashMap::from([("app", "web"), ("n", "10"), ("empty", "")]);
-        let matches =
-            |text: &str| LabelSelector::parse(text).unwrap().matches(|key| labels.get(key).copied());
+        let matches = |text: &str| {
+            LabelSelector::parse(text)
+                .unwrap()
+                .matches(|key| labels.get(key).copied())
+        };
         for text in [
             "",
             "app",
@@ -466,11 +522,17 @@ mod tests {
         }
     }
 
-    /// A requirement of the test's own, with its text and its meaning written down apart from the parser.
+    /// A requirement of the test's own, with its text and its meaning written down apart from the
+    /// parser.
     fn term() -> impl Strategy<Value = (String, &'static str, Vec<String>)> {
-        let key = prop::sample::select(vec!["a", "b", "in", "example.com/c"]).prop_map(str::to_owned);
-        let operator = prop::sample::select(vec!["", "!", "=", "==", "!=", ">", "<", "in", "notin"]);
-        let values = prop::collection::vec(prop::sample::select(vec!["", "0", "1", "2", "x", "in"]), 1..4);
+        let key =
+            prop::sample::select(vec!["a", "b", "in", "example.com/c"]).prop_map(str::to_owned);
+        let operator =
+            prop::sample::select(vec!["", "!", "=", "==", "!=", ">", "<", "in", "notin"]);
+        let values = prop::collection::vec(
+            prop::sample::select(vec!["", "0", "1", "2", "x", "in"]),
+            1..4,
+        );
         (key, operator, values).prop_map(|(key, operator, values)| {
             let mut values: Vec<String> = values.into_iter().map(str::to_owned).collect();
             match operator {
@@ -483,11 +545,17 @@ mod tests {
         })
     }
 
-    fn written((key, operator, values): &(String, &'static str, Vec<String>), blank: &str) -> String {
+    fn written(
+        (key, operator, values): &(String, &'static str, Vec<String>),
+        blank: &str,
+    ) -> String {
         match *operator {
             "" => key.clone(),
             "!" => format!("!{blank}{key}"),
-            "in" | "notin" => format!("{key} {operator}{blank}({})", values.join(&format!("{blank},"))),
+            "in" | "notin" => format!(
+                "{key} {operator}{blank}({})",
+                values.join(&format!("{blank},"))
+            ),
             _ => format!("{key}{blank}{operator}{blank}{}", values[0]),
         }
     }

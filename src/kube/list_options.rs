@@ -13,7 +13,10 @@ use super::{FieldSelector, LabelSelector, ResourceVersion};
 
 /// Parameters of a list or watch request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "they are independent parameters of the protocol")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "they are independent parameters of the protocol"
+)]
 pub struct ListOptions {
     /// `watch`: stream events instead of answering a list.
     pub watch: bool,
@@ -63,7 +66,8 @@ pub enum VersionMatch {
     NotOlderThan,
 }
 
-/// A parameter upstream would refuse, or one whose meaning is not certain. The request is forwarded.
+/// A parameter upstream would refuse, or one whose meaning is not certain. The request is
+/// forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidOptions {
     /// The query has a piece that is no clean key and value.
@@ -164,7 +168,10 @@ impl ListOptions {
                 Some("NotOlderThan") => VersionMatch::NotOlderThan,
                 Some(_) => return Err(InvalidOptions::VersionMatch),
             },
-            limit: parameters.integer("limit").map_err(|()| InvalidOptions::Limit)?.unwrap_or(0),
+            limit: parameters
+                .integer("limit")
+                .map_err(|()| InvalidOptions::Limit)?
+                .unwrap_or(0),
             continue_token: text("continue").map(str::to_owned),
             send_initial_events: parameters.flag("sendInitialEvents"),
             allow_bookmarks: parameters.flag("allowWatchBookmarks").unwrap_or(false),
@@ -178,8 +185,8 @@ impl ListOptions {
         })
     }
 
-    /// Where these options start a watch. Options without `watch`, as the deprecated `/watch/` paths
-    /// have them, follow older rules and are `Invalid`.
+    /// Where these options start a watch. Options without `watch`, as the deprecated `/watch/`
+    /// paths have them, follow older rules and are `Invalid`.
     pub fn watch_start(&self) -> WatchStart {
         let matched = match self.version_match {
             VersionMatch::Exact => return WatchStart::Invalid,
@@ -196,10 +203,14 @@ impl ListOptions {
         let end_mark = self.end_mark();
         match (self.version, self.initial_events()) {
             (VersionParam::Unset, _) => WatchStart::Consistent,
-            (VersionParam::Zero, true) => WatchStart::StateFromCache { at_least: None, end_mark },
-            (VersionParam::At(version), true) => {
-                WatchStart::StateFromCache { at_least: Some(version), end_mark }
-            }
+            (VersionParam::Zero, true) => WatchStart::StateFromCache {
+                at_least: None,
+                end_mark,
+            },
+            (VersionParam::At(version), true) => WatchStart::StateFromCache {
+                at_least: Some(version),
+                end_mark,
+            },
             (VersionParam::Zero, false) => WatchStart::EventsAfterCurrentCache,
             (VersionParam::At(version), false) => WatchStart::EventsAfter(version),
         }
@@ -208,11 +219,12 @@ impl ListOptions {
     /// Whether a watch with these options begins with the objects that exist: asked for, or by
     /// default because neither a version nor anything else about the start is given.
     pub fn initial_events(&self) -> bool {
-        self.send_initial_events.unwrap_or_else(|| self.initial_events_by_default())
+        self.send_initial_events
+            .unwrap_or_else(|| self.initial_events_by_default())
     }
 
-    /// Whether the initial events end with a marked bookmark. Upstream also compresses exactly these
-    /// watches.
+    /// Whether the initial events end with a marked bookmark. Upstream also compresses exactly
+    /// these watches.
     pub fn end_mark(&self) -> bool {
         self.initial_events() && self.allow_bookmarks
     }
@@ -232,24 +244,32 @@ impl ListOptions {
         }
         if self.continue_token.is_some() {
             return match (self.version, self.version_match) {
-                (VersionParam::Unset | VersionParam::Zero, VersionMatch::Unset) => ListRead::Continue,
+                (VersionParam::Unset | VersionParam::Zero, VersionMatch::Unset) => {
+                    ListRead::Continue
+                }
                 _ => ListRead::Invalid,
             };
         }
         match (self.version, self.version_match) {
             (VersionParam::Unset, VersionMatch::Unset) => ListRead::Consistent,
             (VersionParam::Zero, VersionMatch::Unset | VersionMatch::NotOlderThan) => ListRead::Any,
-            (VersionParam::At(version), VersionMatch::NotOlderThan) => ListRead::NotOlderThan(version),
+            (VersionParam::At(version), VersionMatch::NotOlderThan) => {
+                ListRead::NotOlderThan(version)
+            }
             (VersionParam::At(version), VersionMatch::Unset) if self.limit <= 0 => {
                 ListRead::NotOlderThan(version)
             }
             // A limit makes it exact, except where a selector for one name makes it a read of one
             // key, which is then the latest.
-            (VersionParam::At(_), VersionMatch::Unset) if self.may_select_one_name() => ListRead::Invalid,
+            (VersionParam::At(_), VersionMatch::Unset) if self.may_select_one_name() => {
+                ListRead::Invalid
+            }
             (VersionParam::At(version), VersionMatch::Unset | VersionMatch::Exact) => {
                 ListRead::Exact(version)
             }
-            (VersionParam::Unset, _) | (VersionParam::Zero, VersionMatch::Exact) => ListRead::Invalid,
+            (VersionParam::Unset, _) | (VersionParam::Zero, VersionMatch::Exact) => {
+                ListRead::Invalid
+            }
         }
     }
 
@@ -296,14 +316,19 @@ impl<'a> Parameters<'a> {
 
     /// Reads what can be read.
     pub(super) fn parse(query: Option<&'a str>) -> Self {
-        let mut parameters = Self { pairs: Vec::new(), clean: true };
+        let mut parameters = Self {
+            pairs: Vec::new(),
+            clean: true,
+        };
         for (index, piece) in query.unwrap_or_default().split('&').enumerate() {
             if piece.is_empty() {
                 continue;
             }
             let (key, value) = piece.split_once('=').unwrap_or((piece, ""));
             match (decode(key), decode(value)) {
-                (Some(key), Some(value)) if index < Self::MAX => parameters.pairs.push((key, value)),
+                (Some(key), Some(value)) if index < Self::MAX => {
+                    parameters.pairs.push((key, value))
+                }
                 _ => parameters.clean = false,
             }
         }
@@ -312,32 +337,46 @@ impl<'a> Parameters<'a> {
 
     fn checked(query: Option<&'a str>) -> Result<Self, InvalidOptions> {
         let parameters = Self::parse(query);
-        if parameters.clean { Ok(parameters) } else { Err(InvalidOptions::Query) }
+        if parameters.clean {
+            Ok(parameters)
+        } else {
+            Err(InvalidOptions::Query)
+        }
     }
 
     /// The value of the first parameter of this name.
     pub(super) fn first(&self, name: &str) -> Option<&str> {
-        self.pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_ref())
+        self.pairs
+            .iter()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.as_ref())
     }
 
     /// A boolean: `0` and `false` in any case are false, anything else, even nothing, is true.
     pub(super) fn flag(&self, name: &str) -> Option<bool> {
         // Go folds case by Unicode, where the long s is an s.
         let says_false = |value: &str| value.replace('\u{17f}', "s").eq_ignore_ascii_case("false");
-        self.first(name).map(|value| value != "0" && !says_false(value))
+        self.first(name)
+            .map(|value| value != "0" && !says_false(value))
     }
 
     /// Go's `ParseInt` in base 10, which an empty value fails.
     fn integer(&self, name: &str) -> Result<Option<i64>, ()> {
-        self.first(name).map(|value| value.parse().map_err(|_| ())).transpose()
+        self.first(name)
+            .map(|value| value.parse().map_err(|_| ()))
+            .transpose()
     }
 
     /// Whether upstream's decoding of list options succeeds, selectors included.
     pub(super) fn decode_as_list_options(&self) -> bool {
         self.integer("limit").is_ok()
             && self.integer("timeoutSeconds").is_ok()
-            && self.first("labelSelector").is_none_or(|text| LabelSelector::parse(text).is_ok())
-            && self.first("fieldSelector").is_none_or(|text| FieldSelector::parse(text).is_ok())
+            && self
+                .first("labelSelector")
+                .is_none_or(|text| LabelSelector::parse(text).is_ok())
+            && self
+                .first("fieldSelector")
+                .is_none_or(|text| FieldSelector::parse(text).is_ok())
     }
 
     /// `pretty`, if it has a value (`isPrettyPrint` in `handlers/negotiation/negotiate.go`).
@@ -366,7 +405,9 @@ impl<'a> Parameters<'a> {
         while !rest.is_empty() {
             let number = rest.trim_start_matches(|c: char| c.is_ascii_digit());
             let digits = rest.len() - number.len();
-            let tail = ["ms", "s", "m", "h"].iter().find_map(|unit| number.strip_prefix(unit));
+            let tail = ["ms", "s", "m", "h"]
+                .iter()
+                .find_map(|unit| number.strip_prefix(unit));
             rest = match tail {
                 Some(tail) if (1..=6).contains(&digits) => tail,
                 _ => return Err(InvalidOptions::Timeout),
@@ -445,10 +486,24 @@ mod tests {
 
     #[test]
     fn everything_but_zero_and_false_is_true() {
-        for value in ["watch", "watch=", "watch=1", "watch=abc", "watch=no", "watch=00"] {
+        for value in [
+            "watch",
+            "watch=",
+            "watch=1",
+            "watch=abc",
+            "watch=no",
+            "watch=00",
+        ] {
             assert!(options(value).watch, "{value:?}");
         }
-        for value in ["", "watch=0", "watch=false", "watch=FALSE", "watch=fal%C5%BFe", "Watch=1"] {
+        for value in [
+            "",
+            "watch=0",
+            "watch=false",
+            "watch=FALSE",
+            "watch=fal%C5%BFe",
+            "Watch=1",
+        ] {
             assert!(!options(value).watch, "{value:?}");
         }
     }
@@ -476,7 +531,10 @@ mod tests {
         ] {
             assert_eq!(ListOptions::parse(Some(query)), Err(bad), "{query:?}");
         }
-        assert_eq!(options("limit=-3&timeoutSeconds=%2B5").timeout_seconds, Some(5));
+        assert_eq!(
+            options("limit=-3&timeoutSeconds=%2B5").timeout_seconds,
+            Some(5)
+        );
         assert!(options("timeout=1m30s").timeout);
         assert!(options("watch=1&timeout=abc").timeout, "watches ignore it");
     }
@@ -492,24 +550,64 @@ mod tests {
             (format!("{sie}=true"), Start::Consistent),
             (format!("{sie}=false"), Start::Consistent),
             ("&resourceVersion=0".to_owned(), state(None, false)),
-            ("&resourceVersion=0&allowWatchBookmarks=1".to_owned(), state(None, true)),
-            (format!("&resourceVersion=0{sie}=1&allowWatchBookmarks=1"), state(None, true)),
-            (format!("&resourceVersion=0{sie}=0&allowWatchBookmarks=1"), Start::EventsAfterCurrentCache),
+            (
+                "&resourceVersion=0&allowWatchBookmarks=1".to_owned(),
+                state(None, true),
+            ),
+            (
+                format!("&resourceVersion=0{sie}=1&allowWatchBookmarks=1"),
+                state(None, true),
+            ),
+            (
+                format!("&resourceVersion=0{sie}=0&allowWatchBookmarks=1"),
+                Start::EventsAfterCurrentCache,
+            ),
             ("&resourceVersion=7".to_owned(), Start::EventsAfter(SEVEN)),
-            ("&resourceVersion=7&continue=x&limit=1".to_owned(), Start::EventsAfter(SEVEN)),
-            (format!("&resourceVersion=7{sie}=0"), Start::EventsAfter(SEVEN)),
-            (format!("&resourceVersion=7{sie}=1"), state(Some(SEVEN), false)),
-            (format!("&resourceVersion=7{sie}=1&allowWatchBookmarks"), state(Some(SEVEN), true)),
+            (
+                "&resourceVersion=7&continue=x&limit=1".to_owned(),
+                Start::EventsAfter(SEVEN),
+            ),
+            (
+                format!("&resourceVersion=7{sie}=0"),
+                Start::EventsAfter(SEVEN),
+            ),
+            (
+                format!("&resourceVersion=7{sie}=1"),
+                state(Some(SEVEN), false),
+            ),
+            (
+                format!("&resourceVersion=7{sie}=1&allowWatchBookmarks"),
+                state(Some(SEVEN), true),
+            ),
             ("&sendInitialEvents=true".to_owned(), Start::Invalid),
-            ("&resourceVersion=7&sendInitialEvents=false".to_owned(), Start::Invalid),
-            ("&resourceVersionMatch=NotOlderThan".to_owned(), Start::Invalid),
-            ("&resourceVersion=7&resourceVersionMatch=Exact".to_owned(), Start::Invalid),
-            ("&resourceVersionMatch=Exact&sendInitialEvents=true".to_owned(), Start::Invalid),
+            (
+                "&resourceVersion=7&sendInitialEvents=false".to_owned(),
+                Start::Invalid,
+            ),
+            (
+                "&resourceVersionMatch=NotOlderThan".to_owned(),
+                Start::Invalid,
+            ),
+            (
+                "&resourceVersion=7&resourceVersionMatch=Exact".to_owned(),
+                Start::Invalid,
+            ),
+            (
+                "&resourceVersionMatch=Exact&sendInitialEvents=true".to_owned(),
+                Start::Invalid,
+            ),
             ("&continue=x".to_owned(), Start::Invalid),
             ("&continue=x&resourceVersion=0".to_owned(), Start::Invalid),
-            (format!("&continue=x&resourceVersion=7{sie}=1"), Start::Invalid),
+            (
+                format!("&continue=x&resourceVersion=7{sie}=1"),
+                Start::Invalid,
+            ),
         ] {
-            assert_eq!(options(&format!("watch=1{query}")).watch_start(), start, "{query:?}");
+            assert_eq!(
+                options(&format!("watch=1{query}")).watch_start(),
+                start,
+                "{query:?}"
+            );
         }
         assert_eq!(options("resourceVersion=7").watch_start(), Start::Invalid);
     }
@@ -520,9 +618,18 @@ mod tests {
         let sie = "resourceVersionMatch=NotOlderThan&sendInitialEvents";
         assert_eq!(told("watch=1"), (true, false));
         assert_eq!(told("watch=1&allowWatchBookmarks=1"), (true, true));
-        assert_eq!(told("watch=1&resourceVersion=0&allowWatchBookmarks=1"), (true, true));
-        assert_eq!(told("watch=1&resourceVersion=7&allowWatchBookmarks=1"), (false, false));
-        assert_eq!(told(&format!("watch=1&allowWatchBookmarks=1&{sie}=false")), (false, false));
+        assert_eq!(
+            told("watch=1&resourceVersion=0&allowWatchBookmarks=1"),
+            (true, true)
+        );
+        assert_eq!(
+            told("watch=1&resourceVersion=7&allowWatchBookmarks=1"),
+            (false, false)
+        );
+        assert_eq!(
+            told(&format!("watch=1&allowWatchBookmarks=1&{sie}=false")),
+            (false, false)
+        );
     }
 
     #[test]
@@ -533,21 +640,42 @@ mod tests {
             ("limit=5", Read::Consistent),
             ("resourceVersion=0", Read::Any),
             ("resourceVersion=0&limit=5", Read::Any),
-            ("resourceVersion=0&resourceVersionMatch=NotOlderThan", Read::Any),
+            (
+                "resourceVersion=0&resourceVersionMatch=NotOlderThan",
+                Read::Any,
+            ),
             ("resourceVersion=7", Read::NotOlderThan(SEVEN)),
             ("resourceVersion=7&limit=-1", Read::NotOlderThan(SEVEN)),
             ("resourceVersion=7&limit=5", Read::Exact(SEVEN)),
-            ("resourceVersion=7&limit=5&fieldSelector=spec.nodeName=a", Read::Exact(SEVEN)),
-            ("resourceVersion=7&limit=5&fieldSelector=metadata.name=a", Read::Invalid),
-            ("resourceVersion=7&resourceVersionMatch=NotOlderThan&limit=5", Read::NotOlderThan(SEVEN)),
-            ("resourceVersion=7&resourceVersionMatch=Exact", Read::Exact(SEVEN)),
+            (
+                "resourceVersion=7&limit=5&fieldSelector=spec.nodeName=a",
+                Read::Exact(SEVEN),
+            ),
+            (
+                "resourceVersion=7&limit=5&fieldSelector=metadata.name=a",
+                Read::Invalid,
+            ),
+            (
+                "resourceVersion=7&resourceVersionMatch=NotOlderThan&limit=5",
+                Read::NotOlderThan(SEVEN),
+            ),
+            (
+                "resourceVersion=7&resourceVersionMatch=Exact",
+                Read::Exact(SEVEN),
+            ),
             ("continue=x", Read::Continue),
             ("continue=x&resourceVersion=0&limit=5", Read::Continue),
             ("continue=x&resourceVersion=7", Read::Invalid),
-            ("continue=x&resourceVersion=0&resourceVersionMatch=NotOlderThan", Read::Invalid),
+            (
+                "continue=x&resourceVersion=0&resourceVersionMatch=NotOlderThan",
+                Read::Invalid,
+            ),
             ("resourceVersionMatch=NotOlderThan", Read::Invalid),
             ("resourceVersionMatch=Exact", Read::Invalid),
-            ("resourceVersion=0&resourceVersionMatch=Exact", Read::Invalid),
+            (
+                "resourceVersion=0&resourceVersionMatch=Exact",
+                Read::Invalid,
+            ),
             ("sendInitialEvents=false", Read::Invalid),
             ("watch=1", Read::Invalid),
         ] {
@@ -567,17 +695,30 @@ mod tests {
     #[test]
     fn gets_heed_only_their_version() {
         assert_eq!(get_read(None), Ok(GetRead::Consistent));
-        assert_eq!(get_read(Some("resourceVersion=&limit=abc&export=false")), Ok(GetRead::Consistent));
-        assert_eq!(get_read(Some("resourceVersion=0&resourceVersionMatch=Foo")), Ok(GetRead::Any));
-        assert_eq!(get_read(Some("resourceVersion=7&timeout=10s")), Ok(GetRead::NotOlderThan(SEVEN)));
-        assert_eq!(get_read(Some("resourceVersion=x")), Err(InvalidOptions::Version));
+        assert_eq!(
+            get_read(Some("resourceVersion=&limit=abc&export=false")),
+            Ok(GetRead::Consistent)
+        );
+        assert_eq!(
+            get_read(Some("resourceVersion=0&resourceVersionMatch=Foo")),
+            Ok(GetRead::Any)
+        );
+        assert_eq!(
+            get_read(Some("resourceVersion=7&timeout=10s")),
+            Ok(GetRead::NotOlderThan(SEVEN))
+        );
+        assert_eq!(
+            get_read(Some("resourceVersion=x")),
+            Err(InvalidOptions::Version)
+        );
         assert_eq!(get_read(Some("export")), Err(InvalidOptions::Export));
         assert_eq!(get_read(Some("timeout=x")), Err(InvalidOptions::Timeout));
         assert_eq!(get_read(Some("a;b")), Err(InvalidOptions::Query));
     }
 
     fn escaped(text: &str) -> String {
-        percent_encoding::percent_encode(text.as_bytes(), percent_encoding::NON_ALPHANUMERIC).to_string()
+        percent_encoding::percent_encode(text.as_bytes(), percent_encoding::NON_ALPHANUMERIC)
+            .to_string()
     }
 
     proptest! {

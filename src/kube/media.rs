@@ -1,7 +1,8 @@
 //! Which representation a client wants.
 //!
 //! Source: `apiserver/pkg/endpoints/handlers/negotiation/negotiate.go`,
-//! `github.com/munnerz/goautoneg` (order of the clauses), `go-restful/v3/route.go` (`matchesAccept`).
+//! `github.com/munnerz/goautoneg` (order of the clauses), `go-restful/v3/route.go`
+//! (`matchesAccept`).
 use std::cmp::Ordering;
 
 use http::HeaderMap;
@@ -31,14 +32,19 @@ pub struct Representation {
 impl Representation {
     /// Whole objects.
     pub const fn whole(encoding: Encoding) -> Self {
-        Self { encoding, metadata_only: false }
+        Self {
+            encoding,
+            metadata_only: false,
+        }
     }
 
     /// The `Accept` header of who takes a list in nothing else.
     pub fn accepts_list(self) -> &'static str {
         match (self.encoding, self.metadata_only) {
             (encoding, false) => encoding.content_type(false),
-            (Encoding::Json, true) => "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
+            (Encoding::Json, true) => {
+                "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+            }
             (Encoding::Protobuf, true) => {
                 "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
             }
@@ -49,7 +55,9 @@ impl Representation {
     pub fn accepts_watch(self) -> &'static str {
         match (self.encoding, self.metadata_only) {
             (encoding, false) => encoding.content_type(true),
-            (Encoding::Json, true) => "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
+            (Encoding::Json, true) => {
+                "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+            }
             (Encoding::Protobuf, true) => {
                 "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
             }
@@ -89,7 +97,10 @@ impl Encoding {
 /// What upstream would try for a request's `Accept` header, in its order. The caller answers with
 /// the first that its resource type has, and forwards when `Other`, or nothing, comes first.
 pub fn acceptable(headers: &HeaderMap, verb: Verb) -> Vec<Wanted> {
-    const DEFAULT: Wanted = Wanted::Held(Representation { encoding: Encoding::Json, metadata_only: false });
+    const DEFAULT: Wanted = Wanted::Held(Representation {
+        encoding: Encoding::Json,
+        metadata_only: false,
+    });
     let mut lines = headers.get_all(ACCEPT).iter();
     let Some(header) = lines.next() else {
         return vec![DEFAULT];
@@ -110,8 +121,13 @@ pub fn acceptable(headers: &HeaderMap, verb: Verb) -> Vec<Wanted> {
 /// the name of the client. Not for watches, which are never indented.
 pub fn wants_pretty(query: Option<&str>, headers: &HeaderMap) -> bool {
     Parameters::parse(query).pretty().unwrap_or_else(|| {
-        let agent = headers.get(USER_AGENT).map(http::HeaderValue::as_bytes).unwrap_or_default();
-        [&b"curl"[..], b"Wget", b"Mozilla/5.0"].iter().any(|human| agent.starts_with(human))
+        let agent = headers
+            .get(USER_AGENT)
+            .map(http::HeaderValue::as_bytes)
+            .unwrap_or_default();
+        [&b"curl"[..], b"Wget", b"Mozilla/5.0"]
+            .iter()
+            .any(|human| agent.starts_with(human))
     })
 }
 
@@ -154,15 +170,21 @@ impl Clause {
                 ("charset", _) => {}
                 ("stream", "watch") if verb == Verb::Watch => {}
                 (name @ ("as" | "g" | "v"), value) => {
-                    let place = &mut conversion[["as", "g", "v"].iter().position(|known| *known == name)?];
+                    let place = &mut conversion
+                        [["as", "g", "v"].iter().position(|known| *known == name)?];
                     // Named twice: too rare to rely on which one counts.
                     known &= place.replace(value).is_none();
                 }
                 _ => known = false,
             }
         }
-        // A list of metadata for a list, single ones for gets and watches; upstream refuses it the other way.
-        let metadata = if verb == Verb::List { "PartialObjectMetadataList" } else { "PartialObjectMetadata" };
+        // A list of metadata for a list, single ones for gets and watches; upstream refuses it the
+        // other way.
+        let metadata = if verb == Verb::List {
+            "PartialObjectMetadataList"
+        } else {
+            "PartialObjectMetadata"
+        };
         let metadata_only = match conversion {
             [None, None, None] => false,
             [Some(kind), Some("meta.k8s.io"), Some("v1")] if kind == metadata => true,
@@ -173,8 +195,12 @@ impl Clause {
         };
         let encoding = Encoding::of_media_type(media_type).filter(|_| known);
         Some(Self {
-            wanted: encoding
-                .map_or(Wanted::Other, |encoding| Wanted::Held(Representation { encoding, metadata_only })),
+            wanted: encoding.map_or(Wanted::Other, |encoding| {
+                Wanted::Held(Representation {
+                    encoding,
+                    metadata_only,
+                })
+            }),
             quality,
             any_type: kind == "*",
             any_subtype: subtype == "*",
@@ -225,7 +251,10 @@ mod tests {
     const OTHER: Wanted = Wanted::Other;
 
     const fn held(encoding: Encoding, metadata_only: bool) -> Wanted {
-        Wanted::Held(Representation { encoding, metadata_only })
+        Wanted::Held(Representation {
+            encoding,
+            metadata_only,
+        })
     }
 
     fn accept(text: &str) -> HeaderMap {
@@ -239,12 +268,30 @@ mod tests {
             ("*/*", &[JSON]),
             ("application/json", &[JSON]),
             ("application/json, */*", &[JSON, JSON]),
-            ("application/vnd.kubernetes.protobuf,application/json", &[PROTOBUF, JSON]),
-            ("application/json,application/vnd.kubernetes.protobuf", &[JSON, PROTOBUF]),
-            ("application/json;q=0.5 , application/vnd.kubernetes.protobuf;q=0.9,", &[PROTOBUF, JSON]),
-            ("*/*, application/vnd.kubernetes.protobuf", &[PROTOBUF, JSON]),
-            ("*/*;q=0.8,application/vnd.kubernetes.protobuf;q=0.5", &[PROTOBUF, JSON]),
-            ("application/vnd.kubernetes.protobuf;q=0.5,*/*;q=0.8", &[JSON, PROTOBUF]),
+            (
+                "application/vnd.kubernetes.protobuf,application/json",
+                &[PROTOBUF, JSON],
+            ),
+            (
+                "application/json,application/vnd.kubernetes.protobuf",
+                &[JSON, PROTOBUF],
+            ),
+            (
+                "application/json;q=0.5 , application/vnd.kubernetes.protobuf;q=0.9,",
+                &[PROTOBUF, JSON],
+            ),
+            (
+                "*/*, application/vnd.kubernetes.protobuf",
+                &[PROTOBUF, JSON],
+            ),
+            (
+                "*/*;q=0.8,application/vnd.kubernetes.protobuf;q=0.5",
+                &[PROTOBUF, JSON],
+            ),
+            (
+                "application/vnd.kubernetes.protobuf;q=0.5,*/*;q=0.8",
+                &[JSON, PROTOBUF],
+            ),
             ("application/json;charset=utf-8", &[JSON]),
             ("application/json;", &[JSON]),
             ("application/json;q=0", &[JSON]),
@@ -254,7 +301,10 @@ mod tests {
             ("application/cbor,application/json", &[OTHER, JSON]),
             ("Application/JSON", &[OTHER]),
             ("application / json", &[OTHER]),
-            ("application/json;as=Table;v=v1;g=meta.k8s.io,application/json", &[OTHER, JSON]),
+            (
+                "application/json;as=Table;v=v1;g=meta.k8s.io,application/json",
+                &[OTHER, JSON],
+            ),
             ("application/json;pretty=1", &[OTHER]),
             ("application/json;stream=watch", &[OTHER]),
             ("*", &[OTHER]),
@@ -262,7 +312,10 @@ mod tests {
             ("application/json;q=high", &[OTHER]),
             ("application/json;q=nan", &[OTHER]),
             ("application/json/x", &[OTHER]),
-            ("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", &[OTHER, OTHER, OTHER, JSON]),
+            (
+                "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8",
+                &[OTHER, OTHER, OTHER, JSON],
+            ),
         ] {
             assert_eq!(acceptable(&accept(text), Verb::List), expected, "{text:?}");
         }
@@ -273,10 +326,19 @@ mod tests {
     fn metadata_may_be_all_that_is_wanted() {
         let one = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
         let list = "application/vnd.kubernetes.protobuf;v=v1;g=meta.k8s.io;as=PartialObjectMetadataList,application/json";
-        assert_eq!(acceptable(&accept(one), Verb::Get), [held(Encoding::Json, true)]);
-        assert_eq!(acceptable(&accept(one), Verb::Watch), [held(Encoding::Json, true)]);
+        assert_eq!(
+            acceptable(&accept(one), Verb::Get),
+            [held(Encoding::Json, true)]
+        );
+        assert_eq!(
+            acceptable(&accept(one), Verb::Watch),
+            [held(Encoding::Json, true)]
+        );
         assert_eq!(acceptable(&accept(one), Verb::List), [OTHER]);
-        assert_eq!(acceptable(&accept(list), Verb::List), [held(Encoding::Protobuf, true), JSON]);
+        assert_eq!(
+            acceptable(&accept(list), Verb::List),
+            [held(Encoding::Protobuf, true), JSON]
+        );
         assert_eq!(acceptable(&accept(list), Verb::Watch), [OTHER, JSON]);
         for odd in [
             "as=PartialObjectMetadata;v=v1",
@@ -284,7 +346,11 @@ mod tests {
             "g=meta.k8s.io",
             "v=v1;v=v1",
         ] {
-            assert_eq!(acceptable(&accept(&format!("application/json;{odd}")), Verb::Get), [OTHER], "{odd}");
+            assert_eq!(
+                acceptable(&accept(&format!("application/json;{odd}")), Verb::Get),
+                [OTHER],
+                "{odd}"
+            );
         }
     }
 
@@ -292,10 +358,19 @@ mod tests {
     fn what_is_asked_for_is_understood() {
         for encoding in [Encoding::Json, Encoding::Protobuf] {
             for metadata_only in [false, true] {
-                let asked = Representation { encoding, metadata_only };
+                let asked = Representation {
+                    encoding,
+                    metadata_only,
+                };
                 let wanted = [Wanted::Held(asked)];
-                assert_eq!(acceptable(&accept(asked.accepts_list()), Verb::List), wanted);
-                assert_eq!(acceptable(&accept(asked.accepts_watch()), Verb::Watch), wanted);
+                assert_eq!(
+                    acceptable(&accept(asked.accepts_list()), Verb::List),
+                    wanted
+                );
+                assert_eq!(
+                    acceptable(&accept(asked.accepts_watch()), Verb::Watch),
+                    wanted
+                );
             }
         }
     }
@@ -304,8 +379,14 @@ mod tests {
     fn watches_may_name_their_stream() {
         let text = "application/json;stream=watch,application/vnd.kubernetes.protobuf;stream=watch";
         assert_eq!(acceptable(&accept(text), Verb::Watch), [JSON, PROTOBUF]);
-        assert_eq!(acceptable(&accept("application/json;stream=other"), Verb::Watch), [OTHER]);
-        assert_eq!(Encoding::Protobuf.content_type(true), "application/vnd.kubernetes.protobuf;stream=watch",);
+        assert_eq!(
+            acceptable(&accept("application/json;stream=other"), Verb::Watch),
+            [OTHER]
+        );
+        assert_eq!(
+            Encoding::Protobuf.content_type(true),
+            "application/vnd.kubernetes.protobuf;stream=watch",
+        );
     }
 
     #[test]
@@ -313,10 +394,15 @@ mod tests {
         let mut two = accept("application/json");
         two.append(ACCEPT, HeaderValue::from_static("*/*"));
         assert_eq!(acceptable(&two, Verb::List), [OTHER]);
-        let opaque =
-            HeaderMap::from_iter([(ACCEPT, HeaderValue::from_bytes(b"application/json\xff").unwrap())]);
+        let opaque = HeaderMap::from_iter([(
+            ACCEPT,
+            HeaderValue::from_bytes(b"application/json\xff").unwrap(),
+        )]);
         assert_eq!(acceptable(&opaque, Verb::List), [OTHER]);
-        assert_eq!(acceptable(&accept(&["*/*"; 13].join(",")), Verb::List), [OTHER]);
+        assert_eq!(
+            acceptable(&accept(&["*/*"; 13].join(",")), Verb::List),
+            [OTHER]
+        );
     }
 
     #[test]
@@ -324,7 +410,10 @@ mod tests {
         let agent = |text| HeaderMap::from_iter([(USER_AGENT, HeaderValue::from_static(text))]);
         assert!(wants_pretty(None, &agent("curl/8.5.0")));
         assert!(wants_pretty(Some("pretty="), &agent("Mozilla/5.0 (X11)")));
-        assert!(wants_pretty(Some("limit=1&pretty=true"), &agent("kubectl/v1.37")));
+        assert!(wants_pretty(
+            Some("limit=1&pretty=true"),
+            &agent("kubectl/v1.37")
+        ));
         assert!(!wants_pretty(Some("pretty=false"), &agent("curl/8.5.0")));
         assert!(!wants_pretty(Some("pretty=yes"), &agent("Wget/1")));
         assert!(!wants_pretty(None, &agent("kubectl/v1.37")));

@@ -92,7 +92,11 @@ impl RequestInfo {
     pub fn parse(method: &Method, path: &str, query: Option<&str>) -> Self {
         let verb = Verb::of_method(method);
         let other = Self {
-            verb: if verb == Verb::Get { Verb::Get } else { Verb::Other },
+            verb: if verb == Verb::Get {
+                Verb::Get
+            } else {
+                Verb::Other
+            },
             resource: None,
             legacy_watch: false,
         };
@@ -128,7 +132,11 @@ impl RequestInfo {
             (Verb::Get, None) => {
                 let parameters = Parameters::parse(query);
                 selected_name = required_name(&parameters);
-                if parameters.flag("watch") == Some(true) { Verb::Watch } else { Verb::List }
+                if parameters.flag("watch") == Some(true) {
+                    Verb::Watch
+                } else {
+                    Verb::List
+                }
             }
             (Verb::Delete, None) => Verb::DeleteCollection,
             (verb, _) => verb,
@@ -140,7 +148,10 @@ impl RequestInfo {
         let understood = path.starts_with('/')
             && !namespace_in_namespace
             && !path.contains("//")
-            && [group, version, resource].into_iter().chain(namespace).all(is_plain_word)
+            && [group, version, resource]
+                .into_iter()
+                .chain(namespace)
+                .all(is_plain_word)
             && parts.iter().skip(1).all(|part| is_plain_segment(part));
         let resource = understood.then(|| ResourceRequest {
             gvr: GroupVersionResource::new(group, version, resource),
@@ -149,7 +160,11 @@ impl RequestInfo {
             name: name.map(str::to_owned).or(selected_name),
             subresource: subresource.map(str::to_owned),
         });
-        Self { verb, resource, legacy_watch }
+        Self {
+            verb,
+            resource,
+            legacy_watch,
+        }
     }
 }
 
@@ -169,13 +184,17 @@ fn required_name(parameters: &Parameters<'_>) -> Option<String> {
 /// them. Empty only as the core group, which no path names.
 fn is_plain_word(word: &str) -> bool {
     !matches!(word, "." | "..")
-        && word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'.'))
+        && word
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'.'))
 }
 
 /// A path segment that means itself: RFC 3986's characters without percent-encoding.
 fn is_plain_segment(segment: &str) -> bool {
     !matches!(segment, "" | "." | "..")
-        && segment.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~:@!$&'()*+,;=".contains(&b))
+        && segment
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"-._~:@!$&'()*+,;=".contains(&b))
 }
 
 #[cfg(test)]
@@ -220,17 +239,29 @@ mod tests {
             ("/api/v1/pods?watch=false", "list pods.v1 - - -"),
             ("/api/v1/nodes/n1", "get nodes.v1 - n1 -"),
             ("/api/v1/nodes/n1/status", "get nodes.v1 - n1 status"),
-            ("/apis/apps/v1/deployments", "list deployments.v1.apps - - -"),
+            (
+                "/apis/apps/v1/deployments",
+                "list deployments.v1.apps - - -",
+            ),
             ("/api/v1/namespaces/a/pods", "list pods.v1 a - -"),
             ("/api/v1/namespaces/a/pods/p", "get pods.v1 a p -"),
             ("/api/v1/namespaces/a/pods/p?watch=1", "get pods.v1 a p -"),
             ("/api/v1/namespaces/a/pods/p/log", "get pods.v1 a p log"),
-            ("/api/v1/namespaces/a/pods/p/proxy/x/y", "get pods.v1 a p proxy"),
+            (
+                "/api/v1/namespaces/a/pods/p/proxy/x/y",
+                "get pods.v1 a p proxy",
+            ),
             ("/api/v1/namespaces", "list namespaces.v1 - - -"),
             ("/api/v1/namespaces?watch=1", "watch namespaces.v1 - - -"),
             ("/api/v1/namespaces/a", "get namespaces.v1 a a -"),
-            ("/api/v1/namespaces/a/status", "get namespaces.v1 a a status"),
-            ("/api/v1/namespaces/a/finalize", "get namespaces.v1 a a finalize"),
+            (
+                "/api/v1/namespaces/a/status",
+                "get namespaces.v1 a a status",
+            ),
+            (
+                "/api/v1/namespaces/a/finalize",
+                "get namespaces.v1 a a finalize",
+            ),
             ("/api/v1/namespaces/a/other", "list other.v1 a - -"),
             (
                 "/apis/rbac.authorization.k8s.io/v1/clusterroles/system:node",
@@ -246,11 +277,17 @@ mod tests {
     fn reads_the_deprecated_watch_prefix() {
         for (url, expected) in [
             ("/api/v1/watch/pods", "watch pods.v1 - - -"),
-            ("/api/v1/watch/pods?fieldSelector=metadata.name=x", "watch pods.v1 - - -"),
+            (
+                "/api/v1/watch/pods?fieldSelector=metadata.name=x",
+                "watch pods.v1 - - -",
+            ),
             ("/api/v1/watch/namespaces", "watch namespaces.v1 - - -"),
             ("/api/v1/watch/namespaces/a", "watch namespaces.v1 a a -"),
             ("/api/v1/watch/namespaces/a/pods", "watch pods.v1 a - -"),
-            ("/apis/apps/v1/watch/namespaces/a/deployments/d", "watch deployments.v1.apps a d -"),
+            (
+                "/apis/apps/v1/watch/namespaces/a/deployments/d",
+                "watch deployments.v1.apps a d -",
+            ),
         ] {
             assert_eq!(told(&get(url)), expected, "{url}");
             assert!(get(url).legacy_watch, "{url}");
@@ -316,8 +353,16 @@ mod tests {
             (Method::PATCH, Verb::Patch, Verb::Patch),
             (Method::DELETE, Verb::DeleteCollection, Verb::Delete),
         ] {
-            assert_eq!(request(&method, "/api/v1/namespaces/a/pods").verb, collection, "{method}");
-            assert_eq!(request(&method, "/api/v1/namespaces/a/pods/p").verb, object, "{method}");
+            assert_eq!(
+                request(&method, "/api/v1/namespaces/a/pods").verb,
+                collection,
+                "{method}"
+            );
+            assert_eq!(
+                request(&method, "/api/v1/namespaces/a/pods/p").verb,
+                object,
+                "{method}"
+            );
         }
         assert_eq!(Verb::DeleteCollection.as_str(), "deletecollection");
     }
@@ -326,21 +371,42 @@ mod tests {
     fn a_selector_can_name_the_object() {
         for (query, expected) in [
             ("fieldSelector=metadata.name%3Dx", "list pods.v1 - x -"),
-            ("fieldSelector=metadata.name=x&watch=1", "watch pods.v1 - x -"),
-            ("fieldSelector=metadata.name=b,metadata.name=a", "list pods.v1 - a -"),
+            (
+                "fieldSelector=metadata.name=x&watch=1",
+                "watch pods.v1 - x -",
+            ),
+            (
+                "fieldSelector=metadata.name=b,metadata.name=a",
+                "list pods.v1 - a -",
+            ),
             ("fieldSelector=metadata.name!=x", "list pods.v1 - - -"),
             ("fieldSelector=metadata.name=", "list pods.v1 - - -"),
             ("fieldSelector=metadata.name=..", "list pods.v1 - - -"),
             ("fieldSelector=metadata.name=a/b", "list pods.v1 - - -"),
-            ("fieldSelector=metadata.name=x&limit=abc", "list pods.v1 - - -"),
-            ("fieldSelector=metadata.name=x&labelSelector=!", "list pods.v1 - - -"),
+            (
+                "fieldSelector=metadata.name=x&limit=abc",
+                "list pods.v1 - - -",
+            ),
+            (
+                "fieldSelector=metadata.name=x&labelSelector=!",
+                "list pods.v1 - - -",
+            ),
         ] {
             let info = get(&format!("/api/v1/pods?{query}"));
             assert_eq!(told(&info), expected, "{query}");
             let resource = info.resource.unwrap();
-            assert_eq!(resource.name_from_selector, resource.name.is_some(), "{query}");
+            assert_eq!(
+                resource.name_from_selector,
+                resource.name.is_some(),
+                "{query}"
+            );
         }
-        assert!(!get("/api/v1/pods/p?fieldSelector=metadata.name=p").resource.unwrap().name_from_selector);
+        assert!(
+            !get("/api/v1/pods/p?fieldSelector=metadata.name=p")
+                .resource
+                .unwrap()
+                .name_from_selector
+        );
     }
 
     proptest! {

@@ -16,7 +16,11 @@ pub struct GroupVersionResource {
 impl GroupVersionResource {
     /// Puts the three names together.
     pub fn new(group: &str, version: &str, resource: &str) -> Self {
-        Self { group: group.into(), version: version.into(), resource: resource.into() }
+        Self {
+            group: group.into(),
+            version: version.into(),
+            resource: resource.into(),
+        }
     }
 
     /// The collection's path over all namespaces, for example `/apis/apps/v1/deployments`.
@@ -26,13 +30,20 @@ impl GroupVersionResource {
 
     /// The same within a namespace, or in all.
     pub fn collection_path_in(&self, namespace: Option<&str>) -> String {
-        let root = if self.group.is_empty() { "/api".to_owned() } else { format!("/apis/{}", self.group) };
-        let within = namespace.map(|namespace| format!("namespaces/{namespace}/")).unwrap_or_default();
+        let root = if self.group.is_empty() {
+            "/api".to_owned()
+        } else {
+            format!("/apis/{}", self.group)
+        };
+        let within = namespace
+            .map(|namespace| format!("namespaces/{namespace}/"))
+            .unwrap_or_default();
         format!("{root}/{}/{within}{}", self.version, self.resource)
     }
 
-    /// Whether upstream moves a part of such objects into their annotations when it converts them to a
-    /// served version. Objects reduced to their metadata are made before that, and lack those annotations.
+    /// Whether upstream moves a part of such objects into their annotations when it converts them
+    /// to a served version. Objects reduced to their metadata are made before that, and lack those
+    /// annotations.
     /// Source: `kubernetes/pkg/apis/*/v*/conversion.go`.
     pub fn keeps_data_in_annotations(&self) -> bool {
         const TYPES: [(&str, &str); 5] = [
@@ -40,7 +51,10 @@ impl GroupVersionResource {
             ("apps", "daemonsets"),
             ("apps", "deployments"),
             ("autoscaling", "horizontalpodautoscalers"),
-            ("flowcontrol.apiserver.k8s.io", "prioritylevelconfigurations"),
+            (
+                "flowcontrol.apiserver.k8s.io",
+                "prioritylevelconfigurations",
+            ),
         ];
         TYPES.contains(&(&*self.group, &*self.resource))
     }

@@ -1,12 +1,14 @@
-//! A part of a type's objects, as namespaces and selectors cut it out, and whether one part holds another.
+//! A part of a type's objects, as namespaces and selectors cut it out, and whether one part holds
+//! another.
 use std::fmt;
 
 use super::{
-    FieldOperator, FieldRequirement, FieldSelector, GroupVersionResource, LabelOperator, LabelRequirement,
-    LabelSelector,
+    FieldOperator, FieldRequirement, FieldSelector, GroupVersionResource, LabelOperator,
+    LabelRequirement, LabelSelector,
 };
 
-/// Which objects of a type are meant: those of a namespace, or of all, that selectors match. All must hold.
+/// Which objects of a type are meant: those of a namespace, or of all, that selectors match. All
+/// must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Selection {
     /// The namespace, `None` for all.
@@ -25,17 +27,27 @@ impl Selection {
 
     /// Whether every object that is in `other` is certainly in this, whatever objects there are.
     ///
-    /// It looks at requirements one by one: each of this one's must follow from one of the other's. A `false` may be
-    /// wrong (the other may contradict itself, and hold nothing at all), a `true` never is.
+    /// It looks at requirements one by one: each of this one's must follow from one of the other's.
+    /// A `false` may be wrong (the other may contradict itself, and hold nothing at all), a `true`
+    /// never is.
     pub fn covers(&self, other: &Self) -> bool {
-        let namespace = self.namespace.as_deref().is_none_or(|namespace| other.is_within(namespace));
+        let namespace = self
+            .namespace
+            .as_deref()
+            .is_none_or(|namespace| other.is_within(namespace));
         namespace
-            && self.fields.requirements().iter().all(|wanted| other.implies_field(wanted))
             && self
-                .labels
+                .fields
                 .requirements()
                 .iter()
-                .all(|wanted| other.labels.requirements().iter().any(|given| implies_label(given, wanted)))
+                .all(|wanted| other.implies_field(wanted))
+            && self.labels.requirements().iter().all(|wanted| {
+                other
+                    .labels
+                    .requirements()
+                    .iter()
+                    .any(|given| implies_label(given, wanted))
+            })
     }
 
     /// The path of its collection.
@@ -46,9 +58,10 @@ impl Selection {
     /// Its selectors as parameters of a URL, each with an ampersand before it; empty without any.
     pub fn parameters(&self) -> String {
         let mut out = String::new();
-        for (name, text) in
-            [("labelSelector", self.labels.to_string()), ("fieldSelector", self.fields.to_string())]
-        {
+        for (name, text) in [
+            ("labelSelector", self.labels.to_string()),
+            ("fieldSelector", self.fields.to_string()),
+        ] {
             if !text.is_empty() {
                 out.extend(["&", name, "="]);
                 out.extend(form_urlencoded::byte_serialize(text.as_bytes()));
@@ -62,13 +75,20 @@ impl Selection {
     #[must_use]
     pub fn nothing_of_it(&self) -> Self {
         let name = FieldRequirement::equals(NAME, "..");
-        Self { fields: self.fields.and(name), ..self.clone() }
+        Self {
+            fields: self.fields.and(name),
+            ..self.clone()
+        }
     }
 
     /// The object of this name, and of this namespace if the type has such.
     pub fn named(namespace: Option<&str>, name: &str) -> Self {
         let fields = FieldSelector::default().and(FieldRequirement::equals(NAME, name));
-        Self { namespace: namespace.map(str::to_owned), fields, ..Self::default() }
+        Self {
+            namespace: namespace.map(str::to_owned),
+            fields,
+            ..Self::default()
+        }
     }
 
     fn is_within(&self, namespace: &str) -> bool {
@@ -85,8 +105,12 @@ impl Selection {
             given.field == wanted.field
                 && match (given.operator, wanted.operator) {
                     (FieldOperator::Equals, FieldOperator::Equals)
-                    | (FieldOperator::NotEquals, FieldOperator::NotEquals) => given.value == wanted.value,
-                    (FieldOperator::Equals, FieldOperator::NotEquals) => given.value != wanted.value,
+                    | (FieldOperator::NotEquals, FieldOperator::NotEquals) => {
+                        given.value == wanted.value
+                    }
+                    (FieldOperator::Equals, FieldOperator::NotEquals) => {
+                        given.value != wanted.value
+                    }
                     (FieldOperator::NotEquals, FieldOperator::Equals) => false,
                 }
         };
@@ -134,7 +158,10 @@ fn implies_label(given: &LabelRequirement, wanted: &LabelRequirement) -> bool {
         Op::Exists => wanted.operator == Op::Exists,
         Op::NotIn | Op::NotEquals => {
             matches!(wanted.operator, Op::NotIn | Op::NotEquals)
-                && wanted.values.iter().all(|value| given.values.contains(value))
+                && wanted
+                    .values
+                    .iter()
+                    .all(|value| given.values.contains(value))
         }
         Op::GreaterThan | Op::LessThan => match wanted.operator {
             Op::Exists => true,
@@ -170,21 +197,46 @@ mod tests {
 
     /// All objects that requirements of [`requirements`] can tell apart, and some more.
     fn objects() -> impl Iterator<Item = Object> {
-        let labels =
-            [None, Some(""), Some("a"), Some("b"), Some("c"), Some("1"), Some("2"), Some("3"), Some("02")];
+        let labels = [
+            None,
+            Some(""),
+            Some("a"),
+            Some("b"),
+            Some("c"),
+            Some("1"),
+            Some("2"),
+            Some("3"),
+            Some("02"),
+        ];
         let spaces = ["x", "y", "z"].into_iter();
         spaces.flat_map(move |namespace| {
             labels.into_iter().flat_map(move |label| {
-                [None, Some("a"), Some("b"), Some("z")].into_iter().flat_map(move |other_label| {
-                    ["", "n1", "n2", "n3"].map(|node| Object { namespace, label, other_label, node })
-                })
+                [None, Some("a"), Some("b"), Some("z")]
+                    .into_iter()
+                    .flat_map(move |other_label| {
+                        ["", "n1", "n2", "n3"].map(|node| Object {
+                            namespace,
+                            label,
+                            other_label,
+                            node,
+                        })
+                    })
             })
         })
     }
 
     fn holds(selection: &Selection, object: &Object) -> bool {
-        selection.namespace.as_deref().is_none_or(|namespace| namespace == object.namespace)
-            && selection.labels.matches(|key| if key == "k" { object.label } else { object.other_label })
+        selection
+            .namespace
+            .as_deref()
+            .is_none_or(|namespace| namespace == object.namespace)
+            && selection.labels.matches(|key| {
+                if key == "k" {
+                    object.label
+                } else {
+                    object.other_label
+                }
+            })
             && selection.fields.matches(|field| match field {
                 "spec.nodeName" => object.node,
                 "metadata.namespace" => object.namespace,
@@ -255,13 +307,23 @@ mod tests {
     #[test]
     fn all_that_follows_from_one_requirement_is_found() {
         let labels = LABELS.iter().map(|labels| selection(None, labels, ""));
-        let all: Vec<_> = labels.chain(FIELDS.iter().map(|fields| selection(None, "", fields))).collect();
+        let all: Vec<_> = labels
+            .chain(FIELDS.iter().map(|fields| selection(None, "", fields)))
+            .collect();
         for wide in &all {
             for narrow in &all {
-                let follows = objects().all(|object| !holds(narrow, &object) || holds(wide, &object));
-                let same = |one: &Selection| one.labels.requirements().first().map(|label| label.key.clone());
+                let follows =
+                    objects().all(|object| !holds(narrow, &object) || holds(wide, &object));
+                let same = |one: &Selection| {
+                    one.labels
+                        .requirements()
+                        .first()
+                        .map(|label| label.key.clone())
+                };
                 // Numbers can be written in many ways, more than were tried.
-                let numbers = [wide, narrow].iter().any(|one| one.labels.to_string().contains(['<', '>']));
+                let numbers = [wide, narrow]
+                    .iter()
+                    .any(|one| one.labels.to_string().contains(['<', '>']));
                 if same(wide) == same(narrow) && !numbers {
                     assert_eq!(wide.covers(narrow), follows, "{wide:?} {narrow:?}");
                 } else if wide.covers(narrow) {
@@ -278,7 +340,10 @@ mod tests {
             odd.parameters(),
             "&labelSelector=k+in+%28a%2Cb%29%2Cl&fieldSelector=metadata.name%3Da%5C%2Cb"
         );
-        assert_eq!(odd.path(&GroupVersionResource::new("", "v1", "pods")), "/api/v1/namespaces/x/pods");
+        assert_eq!(
+            odd.path(&GroupVersionResource::new("", "v1", "pods")),
+            "/api/v1/namespaces/x/pods"
+        );
         assert_eq!(Selection::default().parameters(), "");
         assert_eq!(
             Selection::default().path(&GroupVersionResource::new("apps", "v1", "x")),

@@ -41,7 +41,12 @@ pub struct Details {
 impl Status {
     /// A failure without details.
     pub fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { code, reason, message: message.into(), details: None }
+        Self {
+            code,
+            reason,
+            message: message.into(),
+            details: None,
+        }
     }
 
     /// 401: no or wrong credentials.
@@ -60,7 +65,13 @@ impl Status {
     }
 
     fn forbidden_to(user: &str, verb: &str, resource: &ResourceRequest, reason: &str) -> Self {
-        let ResourceRequest { gvr, namespace, name, subresource, .. } = resource;
+        let ResourceRequest {
+            gvr,
+            namespace,
+            name,
+            subresource,
+            ..
+        } = resource;
         let what = match subresource {
             Some(subresource) => format!("{}/{subresource}", gvr.resource),
             None => gvr.resource.to_string(),
@@ -96,23 +107,44 @@ impl Status {
 
     fn forbidden_because(subject: &str, sentence: &str, reason: &str, details: Details) -> Self {
         // Nothing a client sent may look like HTML; upstream leaves the authorizer's words alone.
-        let sentence = sentence.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+        let sentence = sentence
+            .replace('&', "&amp;")
+            .replace('<', "&lt;")
+            .replace('>', "&gt;");
         let separator = if reason.is_empty() { "" } else { ": " };
         let message = format!("{subject}forbidden: {sentence}{separator}{reason}");
-        Self { details: Some(details), ..Self::new(403, "Forbidden", message) }
+        Self {
+            details: Some(details),
+            ..Self::new(403, "Forbidden", message)
+        }
     }
 
     /// 410: a watch asks for events older than the oldest still held.
     pub fn expired_watch(requested: ResourceVersion, oldest: ResourceVersion) -> Self {
-        Self::new(410, "Expired", format!("too old resource version: {requested} ({oldest})"))
+        Self::new(
+            410,
+            "Expired",
+            format!("too old resource version: {requested} ({oldest})"),
+        )
     }
 
     /// 504: the cache has not reached the version asked for in time.
     pub fn too_large_version(requested: ResourceVersion, current: ResourceVersion) -> Self {
-        let cause = ("ResourceVersionTooLarge".to_owned(), "Too large resource version".to_owned());
-        let details = Details { causes: vec![cause], retry_after_seconds: 1, ..Details::default() };
-        let message = format!("Timeout: Too large resource version: {requested}, current: {current}");
-        Self { details: Some(details), ..Self::new(504, "Timeout", message) }
+        let cause = (
+            "ResourceVersionTooLarge".to_owned(),
+            "Too large resource version".to_owned(),
+        );
+        let details = Details {
+            causes: vec![cause],
+            retry_after_seconds: 1,
+            ..Details::default()
+        };
+        let message =
+            format!("Timeout: Too large resource version: {requested}, current: {current}");
+        Self {
+            details: Some(details),
+            ..Self::new(504, "Timeout", message)
+        }
     }
 
     /// 404: there is no object of this name.
@@ -124,13 +156,22 @@ impl Status {
             ..Details::default()
         };
         let message = format!("{} {} not found", gvr.qualified_resource(), quote(name));
-        Self { details: Some(details), ..Self::new(404, "NotFound", message) }
+        Self {
+            details: Some(details),
+            ..Self::new(404, "NotFound", message)
+        }
     }
 
     /// 429: try again later.
     pub fn too_many_requests(message: impl Into<String>, retry_after_seconds: u32) -> Self {
-        let details = Details { retry_after_seconds, ..Details::default() };
-        Self { details: Some(details), ..Self::new(429, "TooManyRequests", message) }
+        let details = Details {
+            retry_after_seconds,
+            ..Details::default()
+        };
+        Self {
+            details: Some(details),
+            ..Self::new(429, "TooManyRequests", message)
+        }
     }
 
     /// 400: a request that cannot be carried out as it is.
@@ -140,22 +181,37 @@ impl Status {
 
     /// 503: not able to answer now.
     pub fn service_unavailable(message: impl Into<String>, retry_after_seconds: u32) -> Self {
-        let details = Details { retry_after_seconds, ..Details::default() };
+        let details = Details {
+            retry_after_seconds,
+            ..Details::default()
+        };
         let details = (retry_after_seconds > 0).then_some(details);
-        Self { details, ..Self::new(503, "ServiceUnavailable", message) }
+        Self {
+            details,
+            ..Self::new(503, "ServiceUnavailable", message)
+        }
     }
 
     /// 500: a failure of this program's own.
     pub fn internal(message: impl Into<String>) -> Self {
         let message = message.into();
         let text = format!("Internal error occurred: {message}");
-        let details = Details { causes: vec![(String::new(), message)], ..Details::default() };
-        Self { details: Some(details), ..Self::new(500, "InternalError", text) }
+        let details = Details {
+            causes: vec![(String::new(), message)],
+            ..Details::default()
+        };
+        Self {
+            details: Some(details),
+            ..Self::new(500, "InternalError", text)
+        }
     }
 
     /// The value of the `Retry-After` header, if there is one.
     pub fn retry_after(&self) -> Option<u32> {
-        self.details.as_ref().map(|details| details.retry_after_seconds).filter(|&seconds| seconds > 0)
+        self.details
+            .as_ref()
+            .map(|details| details.retry_after_seconds)
+            .filter(|&seconds| seconds > 0)
     }
 
     /// The body in this encoding.
@@ -168,7 +224,8 @@ impl Status {
 
     /// Compact JSON with a line end, as Go writes it.
     pub fn to_json(&self) -> Bytes {
-        let mut out = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure""#.to_owned();
+        let mut out =
+            r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure""#.to_owned();
         json_string(&mut out, ",\"message\":", &self.message);
         json_string(&mut out, ",\"reason\":", self.reason);
         if let Some(details) = &self.details {
@@ -193,7 +250,8 @@ impl Status {
         [b"k8s\0", unknown.0.as_slice()].concat().into()
     }
 
-    /// As the object of an ERROR event in the stored form: text without a line end, or bare message.
+    /// As the object of an ERROR event in the stored form: text without a line end, or bare
+    /// message.
     pub fn to_object(&self, encoding: Encoding) -> Bytes {
         match encoding {
             Encoding::Json => {
@@ -247,10 +305,15 @@ impl Details {
             .bytes(3, self.kind.as_bytes());
         for (reason, message) in &self.causes {
             let cause = Message::default();
-            let cause = cause.bytes(1, reason.as_bytes()).bytes(2, message.as_bytes()).bytes(3, b"");
+            let cause = cause
+                .bytes(1, reason.as_bytes())
+                .bytes(2, message.as_bytes())
+                .bytes(3, b"");
             details = details.message(4, &cause);
         }
-        details.number(5, self.retry_after_seconds.into()).bytes(6, b"")
+        details
+            .number(5, self.retry_after_seconds.into())
+            .bytes(6, b"")
     }
 }
 
@@ -366,7 +429,11 @@ mod tests {
         String::from_utf8(status.to_json().to_vec()).unwrap()
     }
 
-    fn pods(namespace: Option<&str>, name: Option<&str>, subresource: Option<&str>) -> ResourceRequest {
+    fn pods(
+        namespace: Option<&str>,
+        name: Option<&str>,
+        subresource: Option<&str>,
+    ) -> ResourceRequest {
         ResourceRequest {
             gvr: GroupVersionResource::new("", "v1", "pods"),
             namespace: namespace.map(str::to_owned),
@@ -389,12 +456,16 @@ mod tests {
             list.message,
             r#"pods is forbidden: User "bob" cannot list resource "pods" in API group "" at the cluster scope"#,
         );
-        assert!(
-            json(&list)
-                .ends_with(",\"reason\":\"Forbidden\",\"details\":{\"kind\":\"pods\"},\"code\":403}\n")
-        );
+        assert!(json(&list).ends_with(
+            ",\"reason\":\"Forbidden\",\"details\":{\"kind\":\"pods\"},\"code\":403}\n"
+        ));
 
-        let log = Status::forbidden("bob", Verb::Get, &pods(Some("default"), Some("p1"), Some("log")), "");
+        let log = Status::forbidden(
+            "bob",
+            Verb::Get,
+            &pods(Some("default"), Some("p1"), Some("log")),
+            "",
+        );
         assert_eq!(
             log.message,
             "pods \"p1\" is forbidden: User \"bob\" cannot get resource \"pods/log\" in API group \"\" \
@@ -413,7 +484,10 @@ mod tests {
         assert!(json(&grouped).contains(r#""details":{"group":"apps","kind":"deployments"}"#));
 
         let path = Status::forbidden_path("bob", "get", "/metrics", "");
-        assert_eq!(path.message, r#"forbidden: User "bob" cannot get path "/metrics""#);
+        assert_eq!(
+            path.message,
+            r#"forbidden: User "bob" cannot get path "/metrics""#
+        );
         assert!(json(&path).contains(",\"details\":{},"));
     }
 
@@ -421,7 +495,10 @@ mod tests {
     fn writes_404() {
         let gvr = GroupVersionResource::new("apps", "v1", "deployments");
         let expected = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"deployments.apps \"nope\" not found","reason":"NotFound","details":{"name":"nope","group":"apps","kind":"deployments"},"code":404}"#;
-        assert_eq!(json(&Status::not_found(&gvr, "nope")), format!("{expected}\n"));
+        assert_eq!(
+            json(&Status::not_found(&gvr, "nope")),
+            format!("{expected}\n")
+        );
     }
 
     #[test]
@@ -442,14 +519,18 @@ mod tests {
     #[test]
     fn writes_what_asks_to_come_back() {
         let status = Status::too_many_requests("storage is (re)initializing", 3);
-        assert!(json(&status).contains(r#""reason":"TooManyRequests","details":{"retryAfterSeconds":3},"#));
+        assert!(
+            json(&status)
+                .contains(r#""reason":"TooManyRequests","details":{"retryAfterSeconds":3},"#)
+        );
         assert!(
             json(&Status::service_unavailable("x", 0))
                 .contains(r#""reason":"ServiceUnavailable","code":503"#)
         );
         assert_eq!(Status::service_unavailable("x", 2).retry_after(), Some(2));
         assert!(
-            json(&Status::internal("x")).contains(r#""details":{"causes":[{"message":"x"}]},"code":500"#)
+            json(&Status::internal("x"))
+                .contains(r#""details":{"causes":[{"message":"x"}]},"code":500"#)
         );
     }
 
@@ -457,7 +538,10 @@ mod tests {
     #[test]
     fn writes_protobuf() {
         let hex = |status: &Status| {
-            status.to_protobuf().iter().fold(String::new(), |hex, byte| format!("{hex}{byte:02x}"))
+            status
+                .to_protobuf()
+                .iter()
+                .fold(String::new(), |hex, byte| format!("{hex}{byte:02x}"))
         };
         let expired = Status::expired_watch(ResourceVersion(5), ResourceVersion(287));
         assert_eq!(
@@ -480,8 +564,7 @@ mod tests {
     #[test]
     fn escapes_as_go_does() {
         let text = "\"\\/<>&\n\r\t\u{8}\u{c}\u{1}\u{7f}\u{2028}\u{2029}ä";
-        let expected =
-            "\"message\":\"\\\"\\\\/\\u003c\\u003e\\u0026\\n\\r\\t\\b\\f\\u0001\u{7f}\\u2028\\u2029ä\",";
+        let expected = "\"message\":\"\\\"\\\\/\\u003c\\u003e\\u0026\\n\\r\\t\\b\\f\\u0001\u{7f}\\u2028\\u2029ä\",";
         assert!(json(&Status::new(500, "", text)).contains(expected));
         assert_eq!(
             quote("a\"\\\u{7}\u{b}\u{1}\u{7f}ä\u{a0}\u{200b}e\u{301}\u{e0001}"),

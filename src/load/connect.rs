@@ -21,7 +21,8 @@ use super::trouble::{Trouble, broken};
 use crate::upstream::{Address, OwnConnection, Upstream};
 
 /// Flow control of Go's HTTP/2 client.
-/// Source: `golang.org/x/net/http2/transport.go` (`transportDefaultStreamFlow`, `transportDefaultConnFlow`).
+/// Source: `golang.org/x/net/http2/transport.go` (`transportDefaultStreamFlow`,
+/// `transportDefaultConnFlow`).
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 1 << 30;
 
@@ -93,7 +94,13 @@ pub(super) struct Answer {
 
 impl Outgoing<'_> {
     pub(super) fn get(path: String, accept: &'static str, gzip: bool) -> Self {
-        Self { method: Method::GET, path, accept, gzip, content: None }
+        Self {
+            method: Method::GET,
+            path,
+            accept,
+            gzip,
+            content: None,
+        }
     }
 
     fn build(
@@ -104,8 +111,9 @@ impl Outgoing<'_> {
     ) -> Result<Request<Full<Bytes>>, Trouble> {
         let path = PathAndQuery::try_from(self.path.as_str())
             .map_err(|error| Trouble::Request(error.to_string()))?;
-        let uri =
-            address.target(&Uri::from(path), http2).map_err(|error| Trouble::Request(error.to_string()))?;
+        let uri = address
+            .target(&Uri::from(path), http2)
+            .map_err(|error| Trouble::Request(error.to_string()))?;
         let mut request: Builder = Request::builder().method(self.method.clone()).uri(uri);
         if let Some(headers) = request.headers_mut() {
             headers.clone_from(authorization);
@@ -123,7 +131,10 @@ impl Outgoing<'_> {
         }
         request
             .header(header::ACCEPT, self.accept)
-            .header(header::USER_AGENT, concat!("watershed-load/", env!("CARGO_PKG_VERSION")))
+            .header(
+                header::USER_AGENT,
+                concat!("watershed-load/", env!("CARGO_PKG_VERSION")),
+            )
             .body(Full::new(body))
             .map_err(|error| Trouble::Request(error.to_string()))
     }
@@ -133,15 +144,24 @@ impl Outgoing<'_> {
 
 impl Connections {
     pub(super) fn new(upstream: Upstream, http1: bool, lanes: usize) -> Self {
-        let lanes = std::iter::repeat_with(tokio::sync::Mutex::default).take(lanes.max(1)).collect();
-        Self { upstream, http1, lanes, idle: Arc::default(), opened: AtomicUsize::new(0) }
+        let lanes = std::iter::repeat_with(tokio::sync::Mutex::default)
+            .take(lanes.max(1))
+            .collect();
+        Self {
+            upstream,
+            http1,
+            lanes,
+            idle: Arc::default(),
+            opened: AtomicUsize::new(0),
+        }
     }
 
     pub(super) fn count(&self) -> usize {
         self.lanes.len()
     }
 
-    /// Requests the server allows at a time on one connection; `None` with HTTP/1.1, where it is one.
+    /// Requests the server allows at a time on one connection; `None` with HTTP/1.1, where it is
+    /// one.
     pub(super) async fn limit(&self) -> Result<Option<usize>, Trouble> {
         if self.http1 {
             return Ok(None);
@@ -158,7 +178,8 @@ impl Connections {
         let sent = async {
             let mut resends = 0;
             loop {
-                // Boxed: a handshake's state is 20 KB, and every watch would carry the room for one.
+                // Boxed: a handshake's state is 20 KB, and every watch would carry the room for
+                // one.
                 let opened = Box::pin(self.lane(lane)).await?;
                 let error = match opened {
                     Opened::Shared(mut shared) => {
@@ -172,9 +193,12 @@ impl Connections {
                         }
                     }
                     Opened::Exclusive(mut exclusive) => {
-                        let sent = request.build(&exclusive.address, &exclusive.authorization, false)?;
+                        let sent =
+                            request.build(&exclusive.address, &exclusive.authorization, false)?;
                         match exclusive.sender.send_request(sent).await {
-                            Ok(answer) => return Ok((answer, Some((exclusive, Arc::clone(&self.idle))))),
+                            Ok(answer) => {
+                                return Ok((answer, Some((exclusive, Arc::clone(&self.idle)))));
+                            }
                             Err(error) => error,
                         }
                     }
@@ -185,15 +209,23 @@ impl Connections {
                 resends += 1;
             }
         };
-        let (answer, back) =
-            timeout(HEAD_TIMEOUT, sent).await.map_err(|_| Trouble::Silent(HEAD_TIMEOUT))??;
+        let (answer, back) = timeout(HEAD_TIMEOUT, sent)
+            .await
+            .map_err(|_| Trouble::Silent(HEAD_TIMEOUT))??;
         let (head, body) = answer.into_parts();
         if head.status.is_success() {
             return Ok(Answer { head, body, back });
         }
-        let text = timeout(HEAD_TIMEOUT, Limited::new(body, MAX_REFUSAL_BYTES).collect()).await;
-        let text =
-            text.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes).unwrap_or_default();
+        let text = timeout(
+            HEAD_TIMEOUT,
+            Limited::new(body, MAX_REFUSAL_BYTES).collect(),
+        )
+        .await;
+        let text = text
+            .ok()
+            .and_then(Result::ok)
+            .map(http_body_util::Collected::to_bytes)
+            .unwrap_or_default();
         Err(Trouble::refused(head.status, &text))
     }
 
@@ -210,7 +242,9 @@ impl Connections {
         let connection = self.upstream.connect(self.http1).await?;
         if !connection.http2 {
             drop(place);
-            return Ok(Opened::Exclusive(exclusive(connection, authorization).await?));
+            return Ok(Opened::Exclusive(
+                exclusive(connection, authorization).await?,
+            ));
         }
         let number = self.opened.fetch_add(1, Ordering::Relaxed);
         let shared = shared(connection, authorization, number).await?;
@@ -235,11 +269,20 @@ impl Connections {
     }
 }
 
-async fn exclusive(connection: OwnConnection, authorization: HeaderMap) -> Result<Exclusive, Trouble> {
-    let (sender, driver) = http1::handshake(TokioIo::new(connection.stream)).await.map_err(broken)?;
+async fn exclusive(
+    connection: OwnConnection,
+    authorization: HeaderMap,
+) -> Result<Exclusive, Trouble> {
+    let (sender, driver) = http1::handshake(TokioIo::new(connection.stream))
+        .await
+        .map_err(broken)?;
     // Its end shows in the sender.
     tokio::spawn(async move { drop(driver.await) });
-    Ok(Exclusive { sender, address: connection.address, authorization })
+    Ok(Exclusive {
+        sender,
+        address: connection.address,
+        authorization,
+    })
 }
 
 async fn shared(
@@ -256,7 +299,8 @@ async fn shared(
         .handshake(TokioIo::new(connection.stream))
         .await
         .map_err(broken)?;
-    // The server's settings wake nobody we could wait on: look, in growing steps, until they are in.
+    // The server's settings wake nobody we could wait on: look, in growing steps, until they are
+    // in.
     let deadline = Instant::now() + HEAD_TIMEOUT;
     let mut pause = Duration::from_micros(200);
     while driver.current_max_send_streams() == 0 {
@@ -272,11 +316,17 @@ async fn shared(
     let limit = driver.current_max_send_streams();
     // Its end shows in the sender.
     tokio::spawn(async move { drop(driver.await) });
-    Ok(Shared { sender, address: connection.address, authorization, limit, number })
+    Ok(Shared {
+        sender,
+        address: connection.address,
+        authorization,
+        limit,
+        number,
+    })
 }
 
-/// Whether the request was not looked at: it had not left, or the server said so by GOAWAY or REFUSED_STREAM. Go's
-/// client sends such a request again, and its user sees nothing of it.
+/// Whether the request was not looked at: it had not left, or the server said so by GOAWAY or
+/// REFUSED_STREAM. Go's client sends such a request again, and its user sees nothing of it.
 /// Source: `golang.org/x/net/http2/transport.go` (`canRetryError`).
 fn is_unprocessed(error: &hyper::Error) -> bool {
     if error.is_canceled() {
@@ -298,7 +348,10 @@ fn is_unprocessed(error: &hyper::Error) -> bool {
 impl Answer {
     /// Whether the body is compressed.
     pub(super) fn is_gzip(&self) -> bool {
-        self.head.headers.get(header::CONTENT_ENCODING).is_some_and(|value| value == "gzip")
+        self.head
+            .headers
+            .get(header::CONTENT_ENCODING)
+            .is_some_and(|value| value == "gzip")
     }
 
     /// Reads the body to its end, piece by piece, and lets the connection serve others.

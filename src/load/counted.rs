@@ -1,5 +1,5 @@
-//! Texts that are different for each client: `node-{0..49}` is `node-0` for the first, `node-49` for the fiftieth, and
-//! `node-0` again after that.
+//! Texts that are different for each client: `node-{0..49}` is `node-0` for the first, `node-49`
+//! for the fiftieth, and `node-0` again after that.
 use std::fmt;
 use std::str::FromStr;
 
@@ -23,7 +23,11 @@ struct Range {
 impl Counted {
     /// The text of the n-th client.
     pub fn of(&self, n: usize) -> String {
-        let Self { before, range, after } = self;
+        let Self {
+            before,
+            range,
+            after,
+        } = self;
         match range {
             None => before.clone(),
             Some(Range { first, last, width }) => {
@@ -36,7 +40,9 @@ impl Counted {
 
     /// How many different texts there are.
     pub fn len(&self) -> usize {
-        self.range.as_ref().map_or(1, |range| (range.last - range.first) as usize + 1)
+        self.range
+            .as_ref()
+            .map_or(1, |range| (range.last - range.first) as usize + 1)
     }
 
     /// Whether it is nothing at all.
@@ -51,7 +57,10 @@ impl FromStr for Counted {
     fn from_str(text: &str) -> Result<Self, String> {
         const WANTED: &str = "a range is written {0..49}";
         let Some((before, rest)) = text.split_once('{') else {
-            return Ok(Self { before: text.to_owned(), ..Self::default() });
+            return Ok(Self {
+                before: text.to_owned(),
+                ..Self::default()
+            });
         };
         let (range, after) = rest.split_once('}').ok_or(WANTED)?;
         let (first, last) = range.split_once("..").ok_or(WANTED)?;
@@ -59,32 +68,53 @@ impl FromStr for Counted {
             return Err("only one range is possible".to_owned());
         }
         let number = |text: &str| -> Result<u32, String> {
-            let plain = !text.is_empty() && text.len() <= 6 && text.bytes().all(|b| b.is_ascii_digit());
-            if plain { text.parse().map_err(|_| WANTED.to_owned()) } else { Err(WANTED.to_owned()) }
+            let plain =
+                !text.is_empty() && text.len() <= 6 && text.bytes().all(|b| b.is_ascii_digit());
+            if plain {
+                text.parse().map_err(|_| WANTED.to_owned())
+            } else {
+                Err(WANTED.to_owned())
+            }
         };
-        let width = if first.starts_with('0') { first.len() } else { 1 };
+        let width = if first.starts_with('0') {
+            first.len()
+        } else {
+            1
+        };
         let (first, last) = (number(first)?, number(last)?);
         if first > last {
             return Err("the range ends before it begins".to_owned());
         }
         let range = Some(Range { first, last, width });
-        Ok(Self { before: before.to_owned(), range, after: after.to_owned() })
+        Ok(Self {
+            before: before.to_owned(),
+            range,
+            after: after.to_owned(),
+        })
     }
 }
 
 impl fmt::Display for Counted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { before, range, after } = self;
+        let Self {
+            before,
+            range,
+            after,
+        } = self;
         match range {
             None => f.write_str(before),
-            Some(Range { first, last, width }) => write!(f, "{before}{{{first:0width$}..{last}}}{after}"),
+            Some(Range { first, last, width }) => {
+                write!(f, "{before}{{{first:0width$}..{last}}}{after}")
+            }
         }
     }
 }
 
 impl<'de> Deserialize<'de> for Counted {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(D::Error::custom)
     }
 }
 
@@ -96,9 +126,13 @@ mod tests {
     fn each_client_gets_its_own() {
         let nodes: Counted = "spec.nodeName=node-{0..2}".parse().unwrap();
         let names: Vec<_> = (0..4).map(|n| nodes.of(n)).collect();
-        let wanted = ["node-0", "node-1", "node-2", "node-0"].map(|node| format!("spec.nodeName={node}"));
+        let wanted =
+            ["node-0", "node-1", "node-2", "node-0"].map(|node| format!("spec.nodeName={node}"));
         assert_eq!(names, wanted);
-        assert_eq!((nodes.len(), nodes.to_string().as_str()), (3, "spec.nodeName=node-{0..2}"));
+        assert_eq!(
+            (nodes.len(), nodes.to_string().as_str()),
+            (3, "spec.nodeName=node-{0..2}")
+        );
         assert_eq!("n{007..12}x".parse::<Counted>().unwrap().of(5), "n012x");
         assert_eq!("plain".parse::<Counted>().unwrap().of(9), "plain");
         assert!("".parse::<Counted>().unwrap().is_empty());
@@ -106,8 +140,16 @@ mod tests {
 
     #[test]
     fn what_is_no_range_is_refused() {
-        for wrong in ["a{", "a{}", "a{1}", "a{2..1}", "a{-1..2}", "a{1..2}{3..4}", "a{1..9999999}", "{a..b}"]
-        {
+        for wrong in [
+            "a{",
+            "a{}",
+            "a{1}",
+            "a{2..1}",
+            "a{-1..2}",
+            "a{1..2}{3..4}",
+            "a{1..9999999}",
+            "{a..b}",
+        ] {
             assert!(wrong.parse::<Counted>().is_err(), "{wrong}");
         }
     }

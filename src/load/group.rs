@@ -10,7 +10,11 @@ use super::rate::Rate;
 use crate::kube::{Encoding, FieldSelector, GroupVersionResource, LabelSelector, Representation};
 
 /// What stays as it is in a query's value.
-const VALUE: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+const VALUE: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b'~');
 
 /// Clients that are alike.
 #[derive(Clone, Debug, Deserialize)]
@@ -47,7 +51,9 @@ pub struct Group {
 pub struct Resource(pub GroupVersionResource);
 
 /// The encoding of answers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, serde::Serialize, clap::ValueEnum)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, serde::Serialize, clap::ValueEnum,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Form {
     /// JSON.
@@ -58,7 +64,9 @@ pub enum Form {
 }
 
 /// How watches begin.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, serde::Serialize, clap::ValueEnum)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, serde::Serialize, clap::ValueEnum,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum FirstState {
     /// Each lists first, at any version (0), and watches from there, as informers always did.
@@ -66,7 +74,8 @@ pub enum FirstState {
     List,
     /// The watch itself brings the state (sendInitialEvents), as client-go does since 0.35.
     Stream,
-    /// One list for the whole group tells from which version on they watch: their start costs next to nothing.
+    /// One list for the whole group tells from which version on they watch: their start costs next
+    /// to nothing.
     Version,
 }
 
@@ -111,7 +120,10 @@ impl Group {
             Form::Json => Encoding::Json,
             Form::Protobuf => Encoding::Protobuf,
         };
-        Representation { encoding, metadata_only: self.metadata_only }
+        Representation {
+            encoding,
+            metadata_only: self.metadata_only,
+        }
     }
 
     /// What is wrong with it, with the flag's name.
@@ -124,8 +136,14 @@ impl Group {
         FieldSelector::parse(&self.field_selector.of(0))
             .map_err(|error| format!("field selector {:?}: {error}", self.field_selector.of(0)))?;
         let namespace = self.namespace.of(0);
-        let plain = namespace.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
-        if plain { Ok(()) } else { Err(format!("{namespace:?} is not the name of a namespace")) }
+        let plain = namespace
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+        if plain {
+            Ok(())
+        } else {
+            Err(format!("{namespace:?} is not the name of a namespace"))
+        }
     }
 
     /// What the n-th client asks for.
@@ -151,7 +169,13 @@ impl Group {
         let fields = FieldSelector::parse(&self.field_selector.of(n)).unwrap_or_default();
         let of_type = self.resource == Resource::config_maps();
         let concerns = |object: &Written<'a>| {
-            let label = |key: &str| object.labels.iter().find(|(k, _)| k == key).map(|(_, v)| &**v);
+            let label = |key: &str| {
+                object
+                    .labels
+                    .iter()
+                    .find(|(k, _)| k == key)
+                    .map(|(_, v)| &**v)
+            };
             let field = |name: &str| match name {
                 "metadata.name" => object.name,
                 "metadata.namespace" => object.namespace,
@@ -167,11 +191,18 @@ impl Group {
 
     /// The group in a line, for people.
     pub(super) fn describe(&self) -> String {
-        let Self { watches, lists, gets, .. } = self;
+        let Self {
+            watches,
+            lists,
+            gets,
+            ..
+        } = self;
         let mut text = self.resource.0.qualified_resource();
-        for (name, value) in
-            [("in", &self.namespace), ("with", &self.selector), ("where", &self.field_selector)]
-        {
+        for (name, value) in [
+            ("in", &self.namespace),
+            ("with", &self.selector),
+            ("where", &self.field_selector),
+        ] {
             if !value.is_empty() {
                 text = format!("{text} {name} {value}");
             }
@@ -181,7 +212,11 @@ impl Group {
             Form::Protobuf => "protobuf",
         };
         let gzip = if self.gzip { ", gzip" } else { "" };
-        let metadata = if self.metadata_only { ", metadata only" } else { "" };
+        let metadata = if self.metadata_only {
+            ", metadata only"
+        } else {
+            ""
+        };
         let mut work = Vec::new();
         if *watches > 0 {
             work.push(format!("{watches} watches"));
@@ -219,11 +254,15 @@ impl FromStr for Resource {
     fn from_str(text: &str) -> Result<Self, String> {
         let plain = |word: &str| {
             !word.is_empty()
-                && word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+                && word
+                    .bytes()
+                    .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
         };
         let parts: Vec<&str> = text.splitn(3, '.').collect();
         match parts[..] {
-            [resource] if plain(resource) => Ok(Self(GroupVersionResource::new("", "v1", resource))),
+            [resource] if plain(resource) => {
+                Ok(Self(GroupVersionResource::new("", "v1", resource)))
+            }
             [resource, version, group]
                 if plain(resource)
                     && plain(version)
@@ -239,7 +278,9 @@ impl FromStr for Resource {
 
 impl<'de> Deserialize<'de> for Resource {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(D::Error::custom)
     }
 }
 
@@ -253,12 +294,26 @@ mod tests {
 
     #[test]
     fn resources_are_read() {
-        let path = |text: &str| text.parse::<Resource>().map(|resource| resource.collection("a"));
+        let path = |text: &str| {
+            text.parse::<Resource>()
+                .map(|resource| resource.collection("a"))
+        };
         assert_eq!(path("pods").unwrap(), "/api/v1/namespaces/a/pods");
-        assert_eq!(path("deployments.v1.apps").unwrap(), "/apis/apps/v1/namespaces/a/deployments");
+        assert_eq!(
+            path("deployments.v1.apps").unwrap(),
+            "/apis/apps/v1/namespaces/a/deployments"
+        );
         let widgets: Resource = "widgets.v1.example.com".parse().unwrap();
         assert_eq!(widgets.collection(""), "/apis/example.com/v1/widgets");
-        for wrong in ["", "Pods", "pods/", "deployments.apps", "a.v1.", "a.v1.b..c", "../x"] {
+        for wrong in [
+            "",
+            "Pods",
+            "pods/",
+            "deployments.apps",
+            "a.v1.",
+            "a.v1.b..c",
+            "../x",
+        ] {
             assert!(path(wrong).is_err(), "{wrong}");
         }
     }
@@ -267,14 +322,24 @@ mod tests {
     fn each_client_asks_for_its_own() {
         let group = group("{watches: 2, resource: pods, fieldSelector: 'spec.nodeName=n-{1..2}'}");
         let Selection { path, query } = group.selection(1);
-        assert_eq!((path.as_str(), query.as_str()), ("/api/v1/pods", "&fieldSelector=spec.nodeName%3Dn-2"));
-        assert_eq!(group.describe(), "2 watches of pods where spec.nodeName=n-{1..2} (JSON)");
+        assert_eq!(
+            (path.as_str(), query.as_str()),
+            ("/api/v1/pods", "&fieldSelector=spec.nodeName%3Dn-2")
+        );
+        assert_eq!(
+            group.describe(),
+            "2 watches of pods where spec.nodeName=n-{1..2} (JSON)"
+        );
     }
 
     #[test]
     fn who_is_told_of_what_is_known_beforehand() {
         let labels = [("shard".to_owned(), "1".to_owned())];
-        let objects = ["a", "b"].map(|name| Written { namespace: "n", name, labels: &labels });
+        let objects = ["a", "b"].map(|name| Written {
+            namespace: "n",
+            name,
+            labels: &labels,
+        });
         for (yaml, wanted) in [
             ("{}", [true, true]),
             ("{namespace: n}", [true, true]),

@@ -6,7 +6,8 @@ use flate2::write::MultiGzDecoder;
 
 use super::trouble::Trouble;
 
-/// Takes the pieces of a body and gives what is in them at once: each event of a compressed watch ends a flush.
+/// Takes the pieces of a body and gives what is in them at once: each event of a compressed watch
+/// ends a flush.
 pub(super) struct Inflate(Option<MultiGzDecoder<Vec<u8>>>);
 
 impl Inflate {
@@ -16,8 +17,13 @@ impl Inflate {
     }
 
     pub(super) fn push(&mut self, data: Bytes) -> Result<Bytes, Trouble> {
-        let Some(decoder) = &mut self.0 else { return Ok(data) };
-        decoder.write_all(&data).and_then(|()| decoder.flush()).map_err(Trouble::Gzip)?;
+        let Some(decoder) = &mut self.0 else {
+            return Ok(data);
+        };
+        decoder
+            .write_all(&data)
+            .and_then(|()| decoder.flush())
+            .map_err(Trouble::Gzip)?;
         Ok(std::mem::take(decoder.get_mut()).into())
     }
 }
@@ -35,7 +41,16 @@ mod tests {
         }
         let long: Vec<u8> = (0..99_999_u32).flat_map(u32::to_le_bytes).collect();
         assert_eq!(inflate.push(gzip_member(&long)).unwrap(), long);
-        assert!(Inflate::new(true).push(Bytes::from_static(b"plain text, no gzip")).is_err());
-        assert_eq!(Inflate::new(false).push(Bytes::from_static(b"plain")).unwrap(), "plain");
+        assert!(
+            Inflate::new(true)
+                .push(Bytes::from_static(b"plain text, no gzip"))
+                .is_err()
+        );
+        assert_eq!(
+            Inflate::new(false)
+                .push(Bytes::from_static(b"plain"))
+                .unwrap(),
+            "plain"
+        );
     }
 }

@@ -24,7 +24,8 @@ impl Ends {
         if data.len() >= TAIL {
             self.tail.clear();
         }
-        self.tail.extend_from_slice(&data[data.len().saturating_sub(TAIL)..]);
+        self.tail
+            .extend_from_slice(&data[data.len().saturating_sub(TAIL)..]);
         let surplus = self.tail.len().saturating_sub(TAIL);
         self.tail.drain(..surplus);
     }
@@ -40,7 +41,8 @@ impl Ends {
             .ok_or(Trouble::NoVersion)
     }
 
-    /// Built-in types print the list's metadata before the items; custom ones, which are maps, after them.
+    /// Built-in types print the list's metadata before the items; custom ones, which are maps,
+    /// after them.
     fn json(&self) -> Option<&[u8]> {
         let items = memchr::memmem::find(&self.head, br#""items":["#).unwrap_or(self.head.len());
         let before = memchr::memmem::find(&self.head[..items], KEY).map(|at| &self.head[at..]);
@@ -49,8 +51,8 @@ impl Ends {
         Some(&text[..memchr::memchr(b'"', text)?])
     }
 
-    /// `k8s\0`, Unknown{1: type, 2: raw}; raw is the list, {1: ListMeta{2: resourceVersion}}. Lengths may point behind
-    /// what is kept.
+    /// `k8s\0`, Unknown{1: type, 2: raw}; raw is the list, {1: ListMeta{2: resourceVersion}}.
+    /// Lengths may point behind what is kept.
     fn protobuf(&self) -> Option<&[u8]> {
         let unknown = self.head.strip_prefix(b"k8s\0")?;
         let list = field(unknown, 2)?;
@@ -65,7 +67,9 @@ fn field(mut message: &[u8], number: u64) -> Option<&[u8]> {
         match key & 7 {
             0 => drop(varint(&mut message)?),
             2 => {
-                let length = usize::try_from(varint(&mut message)?).ok()?.min(message.len());
+                let length = usize::try_from(varint(&mut message)?)
+                    .ok()?
+                    .min(message.len());
                 let (value, rest) = message.split_at(length);
                 if key >> 3 == number {
                     return Some(value);
@@ -107,11 +111,15 @@ mod tests {
     fn the_lists_version_is_found_before_and_after_the_items() {
         let item = br#"{"metadata":{"name":"a","resourceVersion":"7"}},"#;
         let items = item.repeat(1000);
-        let before = br#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"42"},"items":["#;
+        let before =
+            br#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"42"},"items":["#;
         assert_eq!(version(Encoding::Json, &[before, &items, b"]}"]), Some(42));
         let head = br#"{"apiVersion":"v1","items":["#;
         let after = br#"],"kind":"FooList","metadata":{"continue":"","resourceVersion":"43"}}"#;
-        assert_eq!(version(Encoding::Json, &[head, &items, &after[..20], &after[20..]]), Some(43));
+        assert_eq!(
+            version(Encoding::Json, &[head, &items, &after[..20], &after[20..]]),
+            Some(43)
+        );
         assert_eq!(version(Encoding::Json, &[b"{}"]), None);
     }
 

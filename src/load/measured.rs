@@ -167,7 +167,12 @@ pub struct Sample {
 impl Measured {
     /// Whether everything was as it should be: nothing lost, repeated or refused.
     pub fn is_clean(&self) -> bool {
-        self.errors.is_empty() && self.servers.iter().flat_map(|server| &server.rounds).all(Round::is_clean)
+        self.errors.is_empty()
+            && self
+                .servers
+                .iter()
+                .flat_map(|server| &server.rounds)
+                .all(Round::is_clean)
     }
 
     /// Whether there is anything to show.
@@ -205,7 +210,9 @@ impl Distribution {
     /// Of several rounds.
     pub(super) fn joined<'a>(all: impl Iterator<Item = &'a Self>) -> Self {
         let mut histograms = all.filter_map(|one| one.histogram.as_ref());
-        let Some(mut total) = histograms.next().cloned() else { return Self::default() };
+        let Some(mut total) = histograms.next().cloned() else {
+            return Self::default();
+        };
         for one in histograms {
             // Of the same bounds, so that it fits.
             let _ = total.add(one);
@@ -252,9 +259,17 @@ mod tests {
         (1..=1000).for_each(|n| histogram.record(n * 1000).unwrap());
         let distribution = Distribution::from(histogram);
         assert_eq!(distribution.count, 1000);
-        assert!((distribution.p99 - 990.0).abs() < 2.0, "{}", distribution.p99);
+        assert!(
+            (distribution.p99 - 990.0).abs() < 2.0,
+            "{}",
+            distribution.p99
+        );
         assert_eq!(distribution.quantiles.len(), 32);
-        assert!(distribution.quantiles.is_sorted_by(|a, b| a.0 <= b.0 && a.1 <= b.1));
+        assert!(
+            distribution
+                .quantiles
+                .is_sorted_by(|a, b| a.0 <= b.0 && a.1 <= b.1)
+        );
         let twice = Distribution::joined([&distribution, &distribution].into_iter());
         assert_eq!(twice.count, 2000);
         assert_eq!(Distribution::from(Histogram::new(3).unwrap()).count, 0);
@@ -263,9 +278,33 @@ mod tests {
     #[test]
     fn one_lost_event_is_not_clean() {
         assert!(Round::default().is_clean());
-        assert!(!Round { events_lost: 1, ..Round::default() }.is_clean());
-        assert!(!Round { events_repeated: 1, ..Round::default() }.is_clean());
-        assert!(!Round { watches: 1, ..Round::default() }.is_clean());
-        assert!(!Round { errors: [("list: 500".to_owned(), 1)].into(), ..Round::default() }.is_clean());
+        assert!(
+            !Round {
+                events_lost: 1,
+                ..Round::default()
+            }
+            .is_clean()
+        );
+        assert!(
+            !Round {
+                events_repeated: 1,
+                ..Round::default()
+            }
+            .is_clean()
+        );
+        assert!(
+            !Round {
+                watches: 1,
+                ..Round::default()
+            }
+            .is_clean()
+        );
+        assert!(
+            !Round {
+                errors: [("list: 500".to_owned(), 1)].into(),
+                ..Round::default()
+            }
+            .is_clean()
+        );
     }
 }

@@ -91,11 +91,14 @@ struct Mix {
 
 /// The clients that a YAML file describes.
 pub fn mix(yaml: &str) -> anyhow::Result<Vec<Group>> {
-    let mix: Mix =
-        serde_saphyr::from_str(yaml).map_err(|error| anyhow::anyhow!("{}", error.without_snippet()))?;
+    let mix: Mix = serde_saphyr::from_str(yaml)
+        .map_err(|error| anyhow::anyhow!("{}", error.without_snippet()))?;
     ensure!(!mix.clients.is_empty(), "it names no clients");
     for (n, group) in mix.clients.iter().enumerate() {
-        group.check().map_err(anyhow::Error::msg).with_context(|| format!("clients number {}", n + 1))?;
+        group
+            .check()
+            .map_err(anyhow::Error::msg)
+            .with_context(|| format!("clients number {}", n + 1))?;
     }
     Ok(mix.clients)
 }
@@ -103,7 +106,13 @@ pub fn mix(yaml: &str) -> anyhow::Result<Vec<Group>> {
 impl Plan {
     /// Says what cannot be done, in one line.
     pub fn check(&self) -> anyhow::Result<()> {
-        let Self { targets, groups, writes, processes, .. } = self;
+        let Self {
+            targets,
+            groups,
+            writes,
+            processes,
+            ..
+        } = self;
         ensure!(
             (1..=MAX_TARGETS).contains(&targets.len()),
             "between 1 and {MAX_TARGETS} servers can be compared"
@@ -116,13 +125,21 @@ impl Plan {
         );
         let mut names: Vec<&str> = processes.iter().map(|process| &*process.name).collect();
         names.sort_unstable();
-        ensure!(names.windows(2).all(|pair| pair[0] != pair[1]), "two processes have the same name (--pid)");
+        ensure!(
+            names.windows(2).all(|pair| pair[0] != pair[1]),
+            "two processes have the same name (--pid)"
+        );
         ensure!(
             processes.len() <= MAX_PROCESSES,
             "at most {MAX_PROCESSES} processes can be measured (--pid)"
         );
         for Process { name, pid } in processes {
-            let there = Process { name: name.clone(), pid: *pid }.usage().is_some();
+            let there = Process {
+                name: name.clone(),
+                pid: *pid,
+            }
+            .usage()
+            .is_some();
             ensure!(
                 there,
                 "nothing is known of process {pid} of {name}: is it running, and is there a /proc? (--pid)"
@@ -136,7 +153,10 @@ impl Plan {
             group.check().map_err(anyhow::Error::msg)?;
         }
         let watches = self.watches();
-        ensure!(watches <= MAX_WATCHES, "at most {MAX_WATCHES} watches are possible (--watches)");
+        ensure!(
+            watches <= MAX_WATCHES,
+            "at most {MAX_WATCHES} watches are possible (--watches)"
+        );
         ensure!(
             (1..=MAX_CONNECTIONS).contains(&self.connections()),
             "between 1 and {MAX_CONNECTIONS} connections are possible (--connections)"
@@ -171,7 +191,8 @@ impl Plan {
 
     /// Connections the watches share.
     pub(super) fn connections(&self) -> usize {
-        self.connections.unwrap_or_else(|| self.watches().div_ceil(50).max(1))
+        self.connections
+            .unwrap_or_else(|| self.watches().div_ceil(50).max(1))
     }
 
     /// Whose events are whose: all that is written goes through here.
@@ -186,12 +207,23 @@ pub(super) mod tests {
 
     pub(in super::super) fn plan() -> Plan {
         Plan {
-            targets: vec![Target { name: "a".to_owned(), access: Access::default() }],
+            targets: vec![Target {
+                name: "a".to_owned(),
+                access: Access::default(),
+            }],
             writer: None,
-            groups: vec![Group { watches: 120, ..Group::default() }],
+            groups: vec![Group {
+                watches: 120,
+                ..Group::default()
+            }],
             connections: None,
             http1: false,
-            writes: Writes { rate: "5/s".parse().unwrap(), objects: 5, object_bytes: 100, namespace: None },
+            writes: Writes {
+                rate: "5/s".parse().unwrap(),
+                objects: 5,
+                object_bytes: 100,
+                namespace: None,
+            },
             duration: Duration::from_secs(1),
             rounds: 1,
             start_timeout: Duration::from_secs(10),
@@ -223,7 +255,10 @@ pub(super) mod tests {
         for (yaml, why) in [
             ("clients: []", "no clients"),
             ("clients: [{watchs: 1}]", "watchs"),
-            ("clients: [{watches: 1}, {resource: pods}]", "clients number 2"),
+            (
+                "clients: [{watches: 1}, {resource: pods}]",
+                "clients number 2",
+            ),
             ("clients: [{lists: often}]", "not a rate"),
             ("{}", "clients"),
         ] {
@@ -245,7 +280,15 @@ pub(super) mod tests {
             (|p| p.writes.object_bytes = 1 << 30, "--object-bytes"),
             (|p| p.rounds = 0, "--rounds"),
             (|p| p.duration = Duration::ZERO, "--duration"),
-            (|p| p.processes.push(Process { name: "x".to_owned(), pid: u32::MAX }), "--pid"),
+            (
+                |p| {
+                    p.processes.push(Process {
+                        name: "x".to_owned(),
+                        pid: u32::MAX,
+                    })
+                },
+                "--pid",
+            ),
             (|p| p.groups.clear(), "--mix"),
         ];
         for (change, flag) in wrong {

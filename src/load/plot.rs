@@ -46,42 +46,94 @@ pub(super) struct Panel {
     pub(super) curves: Vec<Curve>,
 }
 
-/// File names and pictures: how long events and requests took, and what happened over time. What was not measured has
-/// none.
+/// File names and pictures: how long events and requests took, and what happened over time. What
+/// was not measured has none.
 pub fn plots(measured: &Measured) -> anyhow::Result<Vec<(&'static str, String)>> {
     let mut files = Vec::new();
-    let names: Vec<&str> = measured.servers.iter().map(|server| &*server.name).collect();
+    let names: Vec<&str> = measured
+        .servers
+        .iter()
+        .map(|server| &*server.name)
+        .collect();
     let latencies = [
-        latency(measured, "from a write to its event", |round| &round.delivery),
-        latency(measured, "first state of a watch", |round| &round.first_state),
+        latency(measured, "from a write to its event", |round| {
+            &round.delivery
+        }),
+        latency(measured, "first state of a watch", |round| {
+            &round.first_state
+        }),
         latency(measured, "list", |round| &round.lists.latency),
         latency(measured, "get", |round| &round.gets.latency),
     ];
-    let latencies: Vec<_> = latencies.into_iter().filter(|panel| !panel.curves.is_empty()).collect();
+    let latencies: Vec<_> = latencies
+        .into_iter()
+        .filter(|panel| !panel.curves.is_empty())
+        .collect();
     if !latencies.is_empty() {
         files.push(("latency.svg", draw(&latencies, &names, quantile_panel)?));
     }
     let mut panels = Vec::new();
-    if measured.servers.iter().flat_map(|server| &server.rounds).any(|round| round.watches > 0) {
-        panels.push(over_time(measured, "events of all watches", "1/s", |round| {
-            round.samples.iter().map(|sample| (sample.seconds, sample.events_per_second)).collect()
-        }));
-        panels.push(over_time(measured, "bytes of all watches", "MB/s", |round| {
-            round.samples.iter().map(|sample| (sample.seconds, sample.watch_bytes_per_second / 1e6)).collect()
-        }));
+    if measured
+        .servers
+        .iter()
+        .flat_map(|server| &server.rounds)
+        .any(|round| round.watches > 0)
+    {
+        panels.push(over_time(
+            measured,
+            "events of all watches",
+            "1/s",
+            |round| {
+                round
+                    .samples
+                    .iter()
+                    .map(|sample| (sample.seconds, sample.events_per_second))
+                    .collect()
+            },
+        ));
+        panels.push(over_time(
+            measured,
+            "bytes of all watches",
+            "MB/s",
+            |round| {
+                round
+                    .samples
+                    .iter()
+                    .map(|sample| (sample.seconds, sample.watch_bytes_per_second / 1e6))
+                    .collect()
+            },
+        ));
     }
     for name in processes(measured) {
-        let title = if name == OWN { "this load".to_owned() } else { name.clone() };
-        panels.push(over_time(measured, &format!("CPU of {title}"), "cores", |round| {
-            let point = |sample: &super::Sample| Some((sample.seconds, *sample.cores.get(&name)?));
-            round.samples.iter().filter_map(point).collect()
-        }));
-        panels.push(over_time(measured, &format!("resident memory of {title}"), "MiB", |round| {
-            let point = |sample: &super::Sample| {
-                Some((sample.seconds, *sample.memory_bytes.get(&name)? as f64 / f64::from(1 << 20)))
-            };
-            round.samples.iter().filter_map(point).collect()
-        }));
+        let title = if name == OWN {
+            "this load".to_owned()
+        } else {
+            name.clone()
+        };
+        panels.push(over_time(
+            measured,
+            &format!("CPU of {title}"),
+            "cores",
+            |round| {
+                let point =
+                    |sample: &super::Sample| Some((sample.seconds, *sample.cores.get(&name)?));
+                round.samples.iter().filter_map(point).collect()
+            },
+        ));
+        panels.push(over_time(
+            measured,
+            &format!("resident memory of {title}"),
+            "MiB",
+            |round| {
+                let point = |sample: &super::Sample| {
+                    Some((
+                        sample.seconds,
+                        *sample.memory_bytes.get(&name)? as f64 / f64::from(1 << 20),
+                    ))
+                };
+                round.samples.iter().filter_map(point).collect()
+            },
+        ));
     }
     panels.retain(|panel| !panel.curves.is_empty());
     if !panels.is_empty() {
@@ -92,13 +144,17 @@ pub fn plots(measured: &Measured) -> anyhow::Result<Vec<(&'static str, String)>>
 
 /// Panels whose points lie at numbers of watches.
 pub(super) fn against_watches(panels: &[Panel], names: &[&str]) -> anyhow::Result<String> {
-    draw(panels, names, |area, panel| linear_panel(area, panel, Bottom::Watches))
+    draw(panels, names, |area, panel| {
+        linear_panel(area, panel, Bottom::Watches)
+    })
 }
 
 /// The processes that were measured, this program last.
 fn processes(measured: &Measured) -> Vec<String> {
     let rounds = measured.servers.iter().flat_map(|server| &server.rounds);
-    let mut names: Vec<String> = rounds.flat_map(|round| round.processes.keys().cloned()).collect();
+    let mut names: Vec<String> = rounds
+        .flat_map(|round| round.processes.keys().cloned())
+        .collect();
     names.sort_by_key(|name| (name == OWN, name.clone()));
     names.dedup();
     names
@@ -106,17 +162,33 @@ fn processes(measured: &Measured) -> Vec<String> {
 
 /// All rounds of a server together.
 fn latency(measured: &Measured, title: &str, of: fn(&Round) -> &Distribution) -> Panel {
-    let curves = measured.servers.iter().enumerate().filter_map(|(server, results)| {
-        let mut rounds = results.rounds.iter().map(of);
-        let joined = Distribution::joined(results.rounds.iter().map(of));
-        // What was read back from a file has its quantiles only.
-        let quantiles = if joined.count > 0 { joined.quantiles } else { rounds.next()?.quantiles.clone() };
-        let whole = quantiles.iter().map(|(quantile, milliseconds)| (1.0 - quantile, *milliseconds));
-        let points: Vec<_> =
-            whole.filter(|(above, _)| *above > 0.0).map(|(above, ms)| (-above.log10(), ms)).collect();
-        (points.len() > 1).then_some(Curve { server, points })
-    });
-    Panel { title: title.to_owned(), unit: "ms", curves: curves.collect() }
+    let curves = measured
+        .servers
+        .iter()
+        .enumerate()
+        .filter_map(|(server, results)| {
+            let mut rounds = results.rounds.iter().map(of);
+            let joined = Distribution::joined(results.rounds.iter().map(of));
+            // What was read back from a file has its quantiles only.
+            let quantiles = if joined.count > 0 {
+                joined.quantiles
+            } else {
+                rounds.next()?.quantiles.clone()
+            };
+            let whole = quantiles
+                .iter()
+                .map(|(quantile, milliseconds)| (1.0 - quantile, *milliseconds));
+            let points: Vec<_> = whole
+                .filter(|(above, _)| *above > 0.0)
+                .map(|(above, ms)| (-above.log10(), ms))
+                .collect();
+            (points.len() > 1).then_some(Curve { server, points })
+        });
+    Panel {
+        title: title.to_owned(),
+        unit: "ms",
+        curves: curves.collect(),
+    }
 }
 
 /// Each round of a server as a curve of its own.
@@ -136,7 +208,11 @@ fn over_time(
             }
         }
     }
-    Panel { title: title.to_owned(), unit, curves }
+    Panel {
+        title: title.to_owned(),
+        unit,
+        curves,
+    }
 }
 
 /// Panels in two columns, with the servers' colours above.
@@ -149,7 +225,10 @@ fn draw(
     {
         let columns = panels.len().min(COLUMNS);
         let rows = panels.len().div_ceil(COLUMNS);
-        let size = (WIDTH * u32::try_from(columns)?, LEGEND + HEIGHT * u32::try_from(rows)?);
+        let size = (
+            WIDTH * u32::try_from(columns)?,
+            LEGEND + HEIGHT * u32::try_from(rows)?,
+        );
         let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
         root.fill(&WHITE).map_err(unable)?;
         let (above, below) = root.split_vertically(LEGEND);
@@ -167,19 +246,32 @@ fn legend(area: &Area<'_>, names: &[&str]) -> anyhow::Result<()> {
     let mut x = 76;
     for (server, name) in names.iter().enumerate() {
         let colour = COLOURS[server % COLOURS.len()];
-        area.draw(&PathElement::new([(x, 18), (x + 24, 18)], colour.stroke_width(4))).map_err(unable)?;
-        area.draw(&Text::new((*name).to_owned(), (x + 32, 9), (FONT, 17).into_font())).map_err(unable)?;
+        area.draw(&PathElement::new(
+            [(x, 18), (x + 24, 18)],
+            colour.stroke_width(4),
+        ))
+        .map_err(unable)?;
+        area.draw(&Text::new(
+            (*name).to_owned(),
+            (x + 32, 9),
+            (FONT, 17).into_font(),
+        ))
+        .map_err(unable)?;
         // About the width of the name.
         x += 32 + 10 * i32::try_from(name.chars().count())? + 30;
     }
     Ok(())
 }
 
-/// Quantiles to the right, each decade of what is left as wide as the one before; milliseconds upwards, in decades, too.
+/// Quantiles to the right, each decade of what is left as wide as the one before; milliseconds
+/// upwards, in decades, too.
 fn quantile_panel(area: &Area<'_>, panel: &Panel) -> anyhow::Result<()> {
     let values = || panel.curves.iter().flat_map(|curve| &curve.points);
     let right = values().map(|point| point.0).fold(1.0, f64::max);
-    let low = values().map(|point| point.1).fold(f64::MAX, f64::min).max(0.001);
+    let low = values()
+        .map(|point| point.1)
+        .fold(f64::MAX, f64::min)
+        .max(0.001);
     let high = values().map(|point| point.1).fold(low, f64::max);
     let (low, high) = (low.log10().floor(), high.log10().ceil());
     let high = if high > low { high } else { low + 1.0 };
@@ -202,7 +294,13 @@ fn quantile_panel(area: &Area<'_>, panel: &Panel) -> anyhow::Result<()> {
         .y_label_style((FONT, 13))
         .draw()
         .map_err(unable)?;
-    let points = |curve: &Curve| curve.points.iter().map(|(x, ms)| (*x, ms.max(0.001).log10())).collect();
+    let points = |curve: &Curve| {
+        curve
+            .points
+            .iter()
+            .map(|(x, ms)| (*x, ms.max(0.001).log10()))
+            .collect()
+    };
     lines(&mut chart, panel, points)
 }
 
@@ -252,7 +350,10 @@ fn linear_panel(area: &Area<'_>, panel: &Panel, bottom: Bottom) -> anyhow::Resul
     if bottom == Bottom::Watches {
         for curve in &panel.curves {
             let colour = COLOURS[curve.server % COLOURS.len()];
-            let marks = curve.points.iter().map(|point| Circle::new(*point, 4, colour.filled()));
+            let marks = curve
+                .points
+                .iter()
+                .map(|point| Circle::new(*point, 4, colour.filled()));
             chart.draw_series(marks).map_err(unable)?;
         }
     }
@@ -270,7 +371,9 @@ fn lines<Y: Ranged<ValueType = f64>>(
 ) -> anyhow::Result<()> {
     for curve in &panel.curves {
         let colour = COLOURS[curve.server % COLOURS.len()];
-        chart.draw_series(LineSeries::new(points(curve), colour.stroke_width(2))).map_err(unable)?;
+        chart
+            .draw_series(LineSeries::new(points(curve), colour.stroke_width(2)))
+            .map_err(unable)?;
     }
     Ok(())
 }
@@ -314,7 +417,9 @@ impl ValueFormatter<f64> for Decades {
         if milliseconds >= 1.0 {
             format!("{milliseconds:.0}")
         } else {
-            format!("{milliseconds:.3}").trim_end_matches('0').to_owned()
+            format!("{milliseconds:.3}")
+                .trim_end_matches('0')
+                .to_owned()
         }
     }
 }
@@ -327,28 +432,50 @@ mod tests {
     #[test]
     fn pictures_are_well_formed_and_name_every_server() {
         let files = plots(&measured()).unwrap();
-        assert_eq!(files.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["latency.svg", "time.svg"]);
+        assert_eq!(
+            files.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
+            ["latency.svg", "time.svg"]
+        );
         for (name, svg) in files {
-            let document = roxmltree::Document::parse(&svg).unwrap_or_else(|error| panic!("{name}: {error}"));
-            let texts: Vec<_> =
-                document.descendants().filter_map(|node| node.text()).map(str::trim).collect();
+            let document =
+                roxmltree::Document::parse(&svg).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let texts: Vec<_> = document
+                .descendants()
+                .filter_map(|node| node.text())
+                .map(str::trim)
+                .collect();
             for server in ["direct", "a <proxy> & more"] {
                 assert!(texts.contains(&server), "{name}: {texts:?}");
             }
-            assert!(document.descendants().filter(|node| node.has_tag_name("polyline")).count() >= 2);
+            assert!(
+                document
+                    .descendants()
+                    .filter(|node| node.has_tag_name("polyline"))
+                    .count()
+                    >= 2
+            );
         }
     }
 
     #[test]
     fn nothing_measured_is_no_picture() {
         let mut nothing = measured();
-        nothing.servers.iter_mut().for_each(|server| server.rounds.clear());
+        nothing
+            .servers
+            .iter_mut()
+            .for_each(|server| server.rounds.clear());
         assert!(plots(&nothing).unwrap().is_empty());
     }
 
     #[test]
     fn axes_are_labelled_for_people() {
-        assert_eq!([0.0, 1.0, 2.0, 3.0].map(percentile), ["0 %", "90 %", "99 %", "99.9 %"]);
-        assert_eq!([-2.0, 0.0, 3.0].map(|v| Decades::format(&v)), ["0.01", "1", "1000"]);
+        assert_eq!(
+            [0.0, 1.0, 2.0, 3.0].map(percentile),
+            ["0 %", "90 %", "99 %", "99.9 %"]
+        );
+        assert_eq!(
+            [-2.0, 0.0, 3.0].map(|v| Decades::format(&v)),
+            ["0.01", "1", "1000"]
+        );
     }
 }

@@ -30,20 +30,33 @@ pub(super) struct Progress {
 
 impl Bars {
     pub(super) fn new(names: &[&str], length: Duration, shown: bool) -> Self {
-        let target = if shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let target = if shown {
+            ProgressDrawTarget::stderr()
+        } else {
+            ProgressDrawTarget::hidden()
+        };
         let all = MultiProgress::with_draw_target(target);
         let style = ProgressStyle::with_template("{prefix} [{bar:24}] {wide_msg}")
             .unwrap_or_else(|_| ProgressStyle::default_bar())
             .progress_chars("=> ");
-        let width = names.iter().map(|name| name.chars().count()).max().unwrap_or_default();
+        let width = names
+            .iter()
+            .map(|name| name.chars().count())
+            .max()
+            .unwrap_or_default();
         let bar = |name: &&str| {
-            let bar = all.add(ProgressBar::new(u64::try_from(length.as_millis()).unwrap_or(u64::MAX)));
+            let bar = all.add(ProgressBar::new(
+                u64::try_from(length.as_millis()).unwrap_or(u64::MAX),
+            ));
             bar.set_style(style.clone());
             bar.set_prefix(format!("{name:>width$}"));
             bar.set_message("waits for its turn");
             bar
         };
-        Self { bars: names.iter().map(bar).collect(), _all: all }
+        Self {
+            bars: names.iter().map(bar).collect(),
+            _all: all,
+        }
     }
 
     /// The bar of a server, for the n-th of its rounds, counted from 0.
@@ -78,7 +91,11 @@ impl Progress {
             return;
         }
         let errors = tally.error_count();
-        let errors = if errors > 0 { format!(", {errors} errors") } else { String::new() };
+        let errors = if errors > 0 {
+            format!(", {errors} errors")
+        } else {
+            String::new()
+        };
         let Self { round, watches, .. } = self;
         match stage {
             Stage::Opening => {
@@ -94,7 +111,10 @@ impl Progress {
                 let p99 = if latency.is_empty() {
                     String::new()
                 } else {
-                    format!(", p99 {:.1} ms", latency.value_at_quantile(0.99) as f64 / 1000.0)
+                    format!(
+                        ", p99 {:.1} ms",
+                        latency.value_at_quantile(0.99) as f64 / 1000.0
+                    )
                 };
                 let events = tally.events.load(Ordering::Relaxed);
                 let mut requests = String::new();
@@ -104,9 +124,12 @@ impl Progress {
                         requests = format!("{requests}, {done} {name}");
                     }
                 }
-                self.bar.set_message(format!("{round}: {events} events{p99}{requests}{errors}"));
+                self.bar
+                    .set_message(format!("{round}: {events} events{p99}{requests}{errors}"));
             }
-            Stage::Settling => self.bar.set_message(format!("{round}: waiting for the last events{errors}")),
+            Stage::Settling => self
+                .bar
+                .set_message(format!("{round}: waiting for the last events{errors}")),
         }
     }
 

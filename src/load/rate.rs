@@ -7,7 +7,8 @@ use serde::de::{Deserialize, Deserializer, Error};
 /// More in a second is nothing that one process could pace.
 const MOST: f64 = 100_000.0;
 
-/// Times a second, evenly spread: `5/s`, `30/m`, `0.5/s`, or a bare number of times a second. Zero is never.
+/// Times a second, evenly spread: `5/s`, `30/m`, `0.5/s`, or a bare number of times a second. Zero
+/// is never.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Rate(f64);
 
@@ -39,15 +40,23 @@ impl FromStr for Rate {
             "h" => 3600.0,
             _ => return Err("not a rate like 5/s or 30/m".to_owned()),
         };
-        let times: f64 = number.parse().map_err(|_| "not a rate like 5/s or 30/m".to_owned())?;
+        let times: f64 = number
+            .parse()
+            .map_err(|_| "not a rate like 5/s or 30/m".to_owned())?;
         let rate = times / seconds;
-        if (0.0..=MOST).contains(&rate) { Ok(Self(rate)) } else { Err(format!("not within 0 and {MOST}/s")) }
+        if (0.0..=MOST).contains(&rate) {
+            Ok(Self(rate))
+        } else {
+            Err(format!("not within 0 and {MOST}/s"))
+        }
     }
 }
 
 impl<'de> Deserialize<'de> for Rate {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(D::Error::custom)
     }
 }
 
@@ -65,6 +74,9 @@ mod tests {
         for wrong in ["", "-1/s", "5/d", "a/s", "inf", "NaN", "1e9/s", "/s", "5/"] {
             assert!(rate(wrong).is_err(), "{wrong}");
         }
-        assert_eq!("4/s".parse::<Rate>().unwrap().due(6), Duration::from_millis(1500));
+        assert_eq!(
+            "4/s".parse::<Rate>().unwrap().due(6),
+            Duration::from_millis(1500)
+        );
     }
 }

@@ -50,7 +50,11 @@ impl Short {
     ) -> Arc<Self> {
         let connections = connect(wanted.clamp(1, MAX_CONNECTIONS));
         let room = Semaphore::new(connections.count() * PER_CONNECTION);
-        Arc::new(Self { connections, room, tally: Arc::clone(tally) })
+        Arc::new(Self {
+            connections,
+            room,
+            tally: Arc::clone(tally),
+        })
     }
 
     fn counts(&self, read: Read) -> &Requests {
@@ -89,10 +93,13 @@ impl Short {
             }
             let (short, group, names) = (Arc::clone(&self), Arc::clone(&group), Arc::clone(&names));
             under_way.spawn(async move {
-                let Ok(_room) = short.room.acquire().await else { return };
+                let Ok(_room) = short.room.acquire().await else {
+                    return;
+                };
                 let answer = timeout(ANSWER, short.one(&group, read, n, &names)).await;
                 match answer.unwrap_or(Err(Trouble::Silent(ANSWER))) {
-                    // From when it was due: a server that stalls is not spared the requests it kept from being sent.
+                    // From when it was due: a server that stalls is not spared the requests it kept
+                    // from being sent.
                     Ok(bytes) => short.counts(read).add(due.elapsed(), bytes),
                     Err(error) => short.tally.error(read.name(), error),
                 }
@@ -101,22 +108,37 @@ impl Short {
         let deadline = Instant::now() + settle;
         while let Ok(Some(_)) = timeout_at(deadline, under_way.join_next()).await {}
         for _ in 0..under_way.len() {
-            self.tally.error(read.name(), "no answer when the round was over");
+            self.tally
+                .error(read.name(), "no answer when the round was over");
         }
     }
 
-    async fn one(&self, group: &Group, read: Read, n: usize, names: &[String]) -> Result<u64, Trouble> {
-        let version = if group.consistent { "" } else { "&resourceVersion=0" };
+    async fn one(
+        &self,
+        group: &Group,
+        read: Read,
+        n: usize,
+        names: &[String],
+    ) -> Result<u64, Trouble> {
+        let version = if group.consistent {
+            ""
+        } else {
+            "&resourceVersion=0"
+        };
         let representation = group.representation();
         let (path, accept) = match read {
             Read::List => {
                 let selection = group.selection(n);
                 let query = format!("{version}{}", selection.query);
-                (joined(&selection.path, &query), representation.accepts_list())
+                (
+                    joined(&selection.path, &query),
+                    representation.accepts_list(),
+                )
             }
             Read::Get => {
                 let name = names.get(n % names.len().max(1)).map_or("/", |name| name);
-                // Its `as` is that of a watch's events; what a watch adds to protobuf's media type is left out.
+                // Its `as` is that of a watch's events; what a watch adds to protobuf's media type
+                // is left out.
                 let accept = match (representation.metadata_only, representation.encoding) {
                     (false, encoding) => encoding.content_type(false),
                     (true, _) => representation.accepts_watch(),
@@ -125,7 +147,10 @@ impl Short {
             }
         };
         let mut bytes = 0;
-        let answer = self.connections.send(n, Outgoing::get(path, accept, group.gzip)).await?;
+        let answer = self
+            .connections
+            .send(n, Outgoing::get(path, accept, group.gzip))
+            .await?;
         answer
             .read(|data| {
                 bytes += data.len() as u64;
@@ -173,21 +198,36 @@ struct Metadata {
 /// Paths of objects that a group's gets can ask for.
 pub(super) async fn names(connections: &Connections, group: &Group) -> anyhow::Result<Vec<String>> {
     let selection = group.selection(0);
-    let path = joined(&selection.path, &format!("&limit={MAX_NAMES}{}", selection.query));
-    let metadata = Representation { encoding: Encoding::Json, metadata_only: true };
+    let path = joined(
+        &selection.path,
+        &format!("&limit={MAX_NAMES}{}", selection.query),
+    );
+    let metadata = Representation {
+        encoding: Encoding::Json,
+        metadata_only: true,
+    };
     let asked = async {
         let request = Outgoing::get(path, metadata.accepts_list(), false);
-        connections.send(0, request).await?.whole(MAX_NAMES_BYTES).await
+        connections
+            .send(0, request)
+            .await?
+            .whole(MAX_NAMES_BYTES)
+            .await
     };
     let what = group.resource.0.qualified_resource();
-    let body = asked.await.with_context(|| format!("cannot list {what} to learn what to get (--writer)"))?;
+    let body = asked
+        .await
+        .with_context(|| format!("cannot list {what} to learn what to get (--writer)"))?;
     let list: Names =
         serde_json::from_slice(&body).with_context(|| format!("cannot read a list of {what}"))?;
-    let path = |Named { metadata: Metadata { name, namespace } }| {
-        format!("{}/{name}", group.resource.collection(&namespace))
-    };
+    let path = |Named {
+                    metadata: Metadata { name, namespace },
+                }| { format!("{}/{name}", group.resource.collection(&namespace)) };
     let names: Vec<_> = list.items.into_iter().take(MAX_NAMES).map(path).collect();
-    ensure!(!names.is_empty(), "there are no {what} to get (--gets, --resource, --namespace, --selector)");
+    ensure!(
+        !names.is_empty(),
+        "there are no {what} to get (--gets, --resource, --namespace, --selector)"
+    );
     Ok(names)
 }
 

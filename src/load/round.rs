@@ -1,4 +1,5 @@
-//! One server's turn: open all watches, let things happen for a while, wait for the last event, count.
+//! One server's turn: open all watches, let things happen for a while, wait for the last event,
+//! count.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -55,9 +56,10 @@ impl Turn<'_> {
         let common = Arc::new(Common {
             connections: Connections::new(self.upstream.clone(), plan.http1, plan.connections()),
             tally: Arc::clone(&tally),
-            ledger: self
-                .writer
-                .map_or_else(|| Arc::new(Ledger::empty()), |writer| Arc::clone(writer.ledger())),
+            ledger: self.writer.map_or_else(
+                || Arc::new(Ledger::empty()),
+                |writer| Arc::clone(writer.ledger()),
+            ),
             finder: StampFinder::new(self.run),
             opening: Semaphore::new(OPENING),
             timeout: plan.start_timeout + plan.duration + plan.settle + SPARE,
@@ -86,7 +88,8 @@ impl Turn<'_> {
         while load.join_next().await.is_some() {}
         let expected = expected(&before, &common.ledger.all_confirmed(), &audience);
         self.wait(plan.settle, Stage::Settling, &tally, || {
-            let come = tally.delivered.load(Ordering::Relaxed) + tally.missed.load(Ordering::Relaxed);
+            let come =
+                tally.delivered.load(Ordering::Relaxed) + tally.missed.load(Ordering::Relaxed);
             come >= expected
         })
         .await;
@@ -100,7 +103,11 @@ impl Turn<'_> {
             seconds,
             watches: plan.watches(),
             watches_begun: tally.synced.load(Ordering::Relaxed),
-            connections: if plan.watches() > 0 { plan.connections() } else { 0 },
+            connections: if plan.watches() > 0 {
+                plan.connections()
+            } else {
+                0
+            },
             opening_seconds,
             first_state: Distribution::of(&tally.first_state),
             events: tally.events.load(Ordering::Relaxed),
@@ -119,7 +126,10 @@ impl Turn<'_> {
             samples,
         };
         for name in meter.gone() {
-            *round.errors.entry(format!("process {name} has ended")).or_default() += 1;
+            *round
+                .errors
+                .entry(format!("process {name} has ended"))
+                .or_default() += 1;
         }
         Ok(Some(round))
     }
@@ -143,7 +153,10 @@ impl Turn<'_> {
         }
         let mut number = 0;
         for group in &self.plan.groups {
-            let kind = Arc::new(Kind { group: group.clone(), version: OnceCell::new() });
+            let kind = Arc::new(Kind {
+                group: group.clone(),
+                version: OnceCell::new(),
+            });
             for nth in 0..group.watches {
                 let watcher = Watcher::new(common, &kind, number, nth);
                 for object in watcher.objects() {
@@ -170,7 +183,13 @@ impl Turn<'_> {
             for (read, rate) in [(Read::List, group.lists), (Read::Get, group.gets)] {
                 if !rate.is_never() {
                     let (group, names) = (Arc::clone(&group), Arc::clone(names));
-                    load.spawn(Arc::clone(&short).run(group, read, names, stop.clone(), self.plan.settle));
+                    load.spawn(Arc::clone(&short).run(
+                        group,
+                        read,
+                        names,
+                        stop.clone(),
+                        self.plan.settle,
+                    ));
                 }
             }
         }
@@ -212,14 +231,20 @@ impl Turn<'_> {
                 let usage = meter.all();
                 let cores = |(name, usage): (&String, &Usage)| {
                     let before = last.3.get(name)?;
-                    Some((name.clone(), usage.cpu.saturating_sub(before.cpu).as_secs_f64() / since))
+                    Some((
+                        name.clone(),
+                        usage.cpu.saturating_sub(before.cpu).as_secs_f64() / since,
+                    ))
                 };
                 samples.push(Sample {
                     seconds: (now - begun).as_secs_f64(),
                     events_per_second: events.saturating_sub(last.1) as f64 / since,
                     watch_bytes_per_second: bytes.saturating_sub(last.2) as f64 / since,
                     cores: usage.iter().filter_map(cores).collect(),
-                    memory_bytes: usage.iter().map(|(name, usage)| (name.clone(), usage.memory)).collect(),
+                    memory_bytes: usage
+                        .iter()
+                        .map(|(name, usage)| (name.clone(), usage.memory))
+                        .collect(),
                 });
                 last = (now, events, bytes, usage);
             }
@@ -232,8 +257,14 @@ impl Turn<'_> {
 
 /// How many events the watches together are owed.
 fn expected(before: &[u32], after: &[u32], audience: &[u64]) -> u64 {
-    let writes = before.iter().zip(after).map(|(before, after)| u64::from(after - before));
-    writes.zip(audience).map(|(writes, audience)| writes * audience).sum()
+    let writes = before
+        .iter()
+        .zip(after)
+        .map(|(before, after)| u64::from(after - before));
+    writes
+        .zip(audience)
+        .map(|(writes, audience)| writes * audience)
+        .sum()
 }
 
 /// Reads the processes' usage.
@@ -247,9 +278,16 @@ struct Meter {
 impl Meter {
     fn new(processes: &[Process]) -> Self {
         let mut processes = processes.to_vec();
-        processes.push(Process { name: OWN.to_owned(), pid: std::process::id() });
-        let mut meter =
-            Self { processes, first: BTreeMap::new(), most_memory: BTreeMap::new(), last: BTreeMap::new() };
+        processes.push(Process {
+            name: OWN.to_owned(),
+            pid: std::process::id(),
+        });
+        let mut meter = Self {
+            processes,
+            first: BTreeMap::new(),
+            most_memory: BTreeMap::new(),
+            last: BTreeMap::new(),
+        };
         meter.first = meter.all();
         meter
     }
@@ -284,7 +322,11 @@ impl Meter {
 
     /// Processes that were there and are not any more.
     fn gone(&self) -> Vec<String> {
-        self.first.keys().filter(|name| !self.last.contains_key(*name)).cloned().collect()
+        self.first
+            .keys()
+            .filter(|name| !self.last.contains_key(*name))
+            .cloned()
+            .collect()
     }
 }
 

@@ -1,4 +1,5 @@
-//! The mark in a written object by which its delivery is known: who wrote it, which write it was, and when.
+//! The mark in a written object by which its delivery is known: who wrote it, which write it was,
+//! and when.
 use std::fmt;
 use std::sync::LazyLock;
 use std::time::Instant;
@@ -16,7 +17,8 @@ pub(super) fn now() -> u64 {
     u64::try_from(EPOCH.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// One write. It is printed with a fixed length, so that it is found and read in any encoding of the object.
+/// One write. It is printed with a fixed length, so that it is found and read in any encoding of
+/// the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     /// Which process wrote it.
@@ -36,7 +38,12 @@ const NANOS: usize = 16;
 
 impl fmt::Display for Stamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { run, object, sequence, nanos } = self;
+        let Self {
+            run,
+            object,
+            sequence,
+            nanos,
+        } = self;
         write!(f, "{}{object:04x}{sequence:08x}{nanos:016x}", prefix(*run))
     }
 }
@@ -54,7 +61,10 @@ pub(super) struct StampFinder {
 
 impl StampFinder {
     pub(super) fn new(run: u64) -> Self {
-        Self { run, finder: Finder::new(&prefix(run)).into_owned() }
+        Self {
+            run,
+            finder: Finder::new(&prefix(run)).into_owned(),
+        }
     }
 
     /// The stamp in an object's bytes.
@@ -79,7 +89,12 @@ mod tests {
 
     #[test]
     fn a_stamp_is_found_in_any_encoding() {
-        let stamp = Stamp { run: 7, object: 999, sequence: 4_000_000_000, nanos: u64::MAX };
+        let stamp = Stamp {
+            run: 7,
+            object: 999,
+            sequence: 4_000_000_000,
+            nanos: u64::MAX,
+        };
         let finder = StampFinder::new(7);
         let json = format!(r#"{{"metadata":{{"annotations":{{"{ANNOTATION}":"{stamp}"}}}}}}"#);
         assert_eq!(finder.find(json.as_bytes()), Some(stamp));
@@ -93,7 +108,13 @@ mod tests {
 
     #[test]
     fn other_runs_and_broken_stamps_are_none() {
-        let stamp = Stamp { run: 7, object: 1, sequence: 2, nanos: 3 }.to_string();
+        let stamp = Stamp {
+            run: 7,
+            object: 1,
+            sequence: 2,
+            nanos: 3,
+        }
+        .to_string();
         assert_eq!(StampFinder::new(8).find(stamp.as_bytes()), None);
         let finder = StampFinder::new(7);
         assert!(finder.find(stamp.as_bytes()).is_some());

@@ -1,4 +1,5 @@
-//! What servers cost against the number of watches: several results of `load`, drawn as one picture (SVG).
+//! What servers cost against the number of watches: several results of `load`, drawn as one picture
+//! (SVG).
 use std::collections::BTreeMap;
 
 use anyhow::{Context, ensure};
@@ -46,14 +47,16 @@ struct Consumption {
 /// What a round says of a panel.
 type Figure<'a> = Box<dyn Fn(&Round) -> Option<f64> + 'a>;
 
-/// A picture of these results (the text of `result.json` files): CPU and memory of each process, bytes to clients and
-/// how long events took, against the number of watches. Of several rounds the median is drawn.
+/// A picture of these results (the text of `result.json` files): CPU and memory of each process,
+/// bytes to clients and how long events took, against the number of watches. Of several rounds the
+/// median is drawn.
 ///
 /// # Errors
 /// A text is no result, or the results are of fewer than two numbers of watches.
 pub fn steps(texts: &[String]) -> anyhow::Result<String> {
-    let read =
-        |text: &String| serde_json::from_str(text).context("no result of watershed load (result.json)");
+    let read = |text: &String| {
+        serde_json::from_str(text).context("no result of watershed load (result.json)")
+    };
     let results: Vec<Result> = texts.iter().map(read).collect::<anyhow::Result<_>>()?;
     let servers = || results.iter().flat_map(|result| &result.servers);
     let mut names: Vec<&str> = Vec::new();
@@ -79,15 +82,26 @@ pub fn steps(texts: &[String]) -> anyhow::Result<String> {
     let mut add = |title: String, unit, figure: Figure<'_>| {
         let curves = names.iter().enumerate().filter_map(|(server, name)| {
             let of = |count: usize| {
-                let rounds =
-                    servers().filter(|server| server.name == *name).flat_map(|server| &server.rounds);
-                median(rounds.filter(|round| round.watches == count).filter_map(&figure))
+                let rounds = servers()
+                    .filter(|server| server.name == *name)
+                    .flat_map(|server| &server.rounds);
+                median(
+                    rounds
+                        .filter(|round| round.watches == count)
+                        .filter_map(&figure),
+                )
             };
-            let points: Vec<_> =
-                counts.iter().filter_map(|&count| Some((count as f64, of(count)?))).collect();
+            let points: Vec<_> = counts
+                .iter()
+                .filter_map(|&count| Some((count as f64, of(count)?)))
+                .collect();
             (points.len() > 1).then_some(Curve { server, points })
         });
-        let panel = Panel { title, unit, curves: curves.collect() };
+        let panel = Panel {
+            title,
+            unit,
+            curves: curves.collect(),
+        };
         if !panel.curves.is_empty() {
             panels.push(panel);
         }
@@ -101,7 +115,9 @@ pub fn steps(texts: &[String]) -> anyhow::Result<String> {
         add(
             format!("memory of {name}"),
             "MiB",
-            Box::new(|round| Some(round.processes.get(name)?.memory_bytes as f64 / f64::from(1 << 20))),
+            Box::new(|round| {
+                Some(round.processes.get(name)?.memory_bytes as f64 / f64::from(1 << 20))
+            }),
         );
     }
     add(
@@ -124,7 +140,11 @@ mod tests {
 
     fn result(watches: usize) -> String {
         let mut measured = measured();
-        for round in measured.servers.iter_mut().flat_map(|server| &mut server.rounds) {
+        for round in measured
+            .servers
+            .iter_mut()
+            .flat_map(|server| &mut server.rounds)
+        {
             round.watches = watches;
         }
         serde_json::to_string(&measured).unwrap()
@@ -134,14 +154,25 @@ mod tests {
     fn results_of_load_become_a_picture() {
         let svg = steps(&[result(100), result(10), result(50)]).unwrap();
         let document = roxmltree::Document::parse(&svg).unwrap();
-        let texts: Vec<_> = document.descendants().filter_map(|node| node.text()).map(str::trim).collect();
+        let texts: Vec<_> = document
+            .descendants()
+            .filter_map(|node| node.text())
+            .map(str::trim)
+            .collect();
         for text in ["direct", "a <proxy> & more", "bytes to clients, MB/s"] {
             assert!(texts.contains(&text), "{text} in {texts:?}");
         }
-        let lines: Vec<_> = document.descendants().filter(|node| node.has_tag_name("polyline")).collect();
-        let three =
-            lines.iter().filter(|line| line.attribute("points").unwrap().split_whitespace().count() == 3);
-        assert!(three.count() >= 2, "a curve of three points for each server");
+        let lines: Vec<_> = document
+            .descendants()
+            .filter(|node| node.has_tag_name("polyline"))
+            .collect();
+        let three = lines
+            .iter()
+            .filter(|line| line.attribute("points").unwrap().split_whitespace().count() == 3);
+        assert!(
+            three.count() >= 2,
+            "a curve of three points for each server"
+        );
     }
 
     #[test]

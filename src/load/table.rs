@@ -7,7 +7,8 @@ use super::measured::{Consumption, Measured, Round, Server, Short};
 use super::round::OWN;
 use crate::figures::{aligned, grouped, median, short};
 
-/// How figures of CPU begin, and what they are at least (cores, seconds) for others to be set in relation to them.
+/// How figures of CPU begin, and what they are at least (cores, seconds) for others to be set in
+/// relation to them.
 const CPU: &str = "CPU of ";
 const LEAST_CPU: f64 = 0.02;
 
@@ -40,9 +41,15 @@ pub fn table(measured: &Measured) -> String {
     for row in rows(servers) {
         let mut line = vec![row.name.clone(), row.unit.to_owned()];
         for n in 0..servers.len() {
-            line.push(row.median(n).map_or_else(|| "–".to_owned(), |value| figure(value, row.unit)));
+            line.push(
+                row.median(n)
+                    .map_or_else(|| "–".to_owned(), |value| figure(value, row.unit)),
+            );
             if n > 0 {
-                line.push(row.ratio(n).map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}")));
+                line.push(
+                    row.ratio(n)
+                        .map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}")),
+                );
             }
         }
         lines.push(line);
@@ -73,17 +80,32 @@ pub fn verdict(measured: &Measured) -> String {
     for server in &measured.servers {
         let sum = |count: fn(&Round) -> u64| server.rounds.iter().map(count).sum::<u64>();
         let expected = sum(|round| round.events_expected);
-        let (lost, repeated) = (sum(|round| round.events_lost), sum(|round| round.events_repeated));
+        let (lost, repeated) = (
+            sum(|round| round.events_lost),
+            sum(|round| round.events_repeated),
+        );
         let name = &server.name;
-        let missing: usize = server.rounds.iter().map(|round| round.watches - round.watches_begun).sum();
+        let missing: usize = server
+            .rounds
+            .iter()
+            .map(|round| round.watches - round.watches_begun)
+            .sum();
         if missing > 0 {
-            let _ = writeln!(out, "{name}: {missing} watches did not have their first state in time");
+            let _ = writeln!(
+                out,
+                "{name}: {missing} watches did not have their first state in time"
+            );
         }
         if expected > 0 && lost == 0 && repeated == 0 {
-            let _ = writeln!(out, "{name}: every one of {expected} events arrived, once and in order");
+            let _ = writeln!(
+                out,
+                "{name}: every one of {expected} events arrived, once and in order"
+            );
         } else if lost > 0 || repeated > 0 {
-            let _ =
-                writeln!(out, "{name}: {lost} of {expected} events were lost, {repeated} came again or late");
+            let _ = writeln!(
+                out,
+                "{name}: {lost} of {expected} events were lost, {repeated} came again or late"
+            );
         }
         let mut errors = std::collections::BTreeMap::<&str, u64>::new();
         for (text, count) in server.rounds.iter().flat_map(|round| &round.errors) {
@@ -93,10 +115,19 @@ pub fn verdict(measured: &Measured) -> String {
             let _ = writeln!(out, "{name}: {count} times: {text}");
         }
         if errors.len() > SHOWN {
-            let _ = writeln!(out, "{name}: and {} further kinds of errors", errors.len() - SHOWN);
+            let _ = writeln!(
+                out,
+                "{name}: and {} further kinds of errors",
+                errors.len() - SHOWN
+            );
         }
-        let skipped =
-            |of: fn(&Round) -> &Short| server.rounds.iter().map(|round| of(round).skipped).sum::<u64>();
+        let skipped = |of: fn(&Round) -> &Short| {
+            server
+                .rounds
+                .iter()
+                .map(|round| of(round).skipped)
+                .sum::<u64>()
+        };
         for (what, skipped) in [
             ("lists", skipped(|r| &r.lists)),
             ("gets", skipped(|r| &r.gets)),
@@ -123,7 +154,10 @@ pub fn verdict(measured: &Measured) -> String {
         let _ = writeln!(out, "{error}");
     }
     if measured.interrupted {
-        let _ = writeln!(out, "interrupted: the last round may be shorter, and others are missing");
+        let _ = writeln!(
+            out,
+            "interrupted: the last round may be shorter, and others are missing"
+        );
     }
     out
 }
@@ -141,7 +175,12 @@ fn figures(round: &Round) -> Vec<(String, &'static str, bool, f64)> {
         add("first state, p99", "ms", true, round.first_state.p99);
         add("first state, all watches", "s", true, round.opening_seconds);
         add("events", "1/s", true, per_second(round.events));
-        add("watch bytes", "MB/s", true, per_second(round.watch_bytes) / 1e6);
+        add(
+            "watch bytes",
+            "MB/s",
+            true,
+            per_second(round.watch_bytes) / 1e6,
+        );
     }
     if round.events_expected > 0 {
         add("events owed", "", false, round.events_expected as f64);
@@ -157,7 +196,11 @@ fn figures(round: &Round) -> Vec<(String, &'static str, bool, f64)> {
         add("write to event, p99", "ms", true, round.delivery.p99);
         add("write to event, max", "ms", true, round.delivery.max);
     }
-    for (name, short) in [("lists", &round.lists), ("gets", &round.gets), ("writes", &round.writes)] {
+    for (name, short) in [
+        ("lists", &round.lists),
+        ("gets", &round.gets),
+        ("writes", &round.writes),
+    ] {
         if short.answered == 0 && short.skipped == 0 {
             continue;
         }
@@ -183,25 +226,45 @@ fn figures(round: &Round) -> Vec<(String, &'static str, bool, f64)> {
     };
     let together = (others().count() > 1).then_some((SERVERS, &together, true));
     let each = others().map(|(name, used)| (&**name, used, true));
-    let own = round.processes.get(OWN).map(|used| ("this load", used, false));
+    let own = round
+        .processes
+        .get(OWN)
+        .map(|used| ("this load", used, false));
     for (title, used, compare) in each.chain(together).chain(own) {
-        add(&format!("{CPU}{title}, opening"), "s", compare, used.opening_cpu_seconds);
+        add(
+            &format!("{CPU}{title}, opening"),
+            "s",
+            compare,
+            used.opening_cpu_seconds,
+        );
         add(
             &format!("{CPU}{title}"),
             "cores",
             compare,
             used.cpu_seconds / round.seconds.max(f64::MIN_POSITIVE),
         );
-        add(&format!("memory of {title}"), "MiB", compare, used.memory_bytes as f64 / f64::from(1 << 20));
+        add(
+            &format!("memory of {title}"),
+            "MiB",
+            compare,
+            used.memory_bytes as f64 / f64::from(1 << 20),
+        );
     }
-    add("errors", "", false, round.errors.values().sum::<u64>() as f64);
+    add(
+        "errors",
+        "",
+        false,
+        round.errors.values().sum::<u64>() as f64,
+    );
     all
 }
 
 /// All figures that any server has, in the order in which they come up.
 fn rows(servers: &[Server]) -> Vec<Row> {
-    let all: Vec<Vec<Vec<_>>> =
-        servers.iter().map(|server| server.rounds.iter().map(figures).collect()).collect();
+    let all: Vec<Vec<Vec<_>>> = servers
+        .iter()
+        .map(|server| server.rounds.iter().map(figures).collect())
+        .collect();
     let mut rows: Vec<Row> = Vec::new();
     for round in all.iter().flatten() {
         // Where a figure that is new comes after: so none is torn from its neighbours.
@@ -210,15 +273,30 @@ fn rows(servers: &[Server]) -> Vec<Row> {
             if let Some(at) = rows.iter().position(|row| row.name == *name) {
                 after = at + 1;
             } else {
-                rows.insert(after, Row { name: name.clone(), unit, compare: *compare, rounds: Vec::new() });
+                rows.insert(
+                    after,
+                    Row {
+                        name: name.clone(),
+                        unit,
+                        compare: *compare,
+                        rounds: Vec::new(),
+                    },
+                );
                 after += 1;
             }
         }
     }
     for row in &mut rows {
-        let value =
-            |round: &Vec<(String, _, _, f64)>| round.iter().find(|figure| figure.0 == row.name).map(|f| f.3);
-        row.rounds = all.iter().map(|rounds| rounds.iter().map(value).collect()).collect();
+        let value = |round: &Vec<(String, _, _, f64)>| {
+            round
+                .iter()
+                .find(|figure| figure.0 == row.name)
+                .map(|f| f.3)
+        };
+        row.rounds = all
+            .iter()
+            .map(|rounds| rounds.iter().map(value).collect())
+            .collect();
     }
     rows
 }
@@ -232,9 +310,15 @@ impl Row {
     fn ratio(&self, server: usize) -> Option<f64> {
         let pairs = self.rounds[server].iter().zip(&self.rounds[0]);
         // Over next to nothing, a ratio is the size of a clock tick.
-        let least = if self.name.starts_with(CPU) { LEAST_CPU } else { 0.0 };
+        let least = if self.name.starts_with(CPU) {
+            LEAST_CPU
+        } else {
+            0.0
+        };
         let pairs = pairs.filter_map(|(value, first)| Some(((*value)?, (*first)?)));
-        let ratios = pairs.filter(|(_, first)| *first >= least).map(|(value, first)| value / first);
+        let ratios = pairs
+            .filter(|(_, first)| *first >= least)
+            .map(|(value, first)| value / first);
         median(ratios.filter(|ratio| ratio.is_finite())).filter(|_| self.compare)
     }
 }
@@ -255,7 +339,11 @@ pub(super) mod tests {
     use crate::load::process::Machine;
 
     fn round(p99: f64, lost: u64) -> Round {
-        let consumption = Consumption { opening_cpu_seconds: 0.25, cpu_seconds: 1.5, memory_bytes: 64 << 20 };
+        let consumption = Consumption {
+            opening_cpu_seconds: 0.25,
+            cpu_seconds: 1.5,
+            memory_bytes: 64 << 20,
+        };
         let sample = |n: u32| Sample {
             seconds: f64::from(n),
             events_per_second: 1000.0,
@@ -277,18 +365,31 @@ pub(super) mod tests {
                 p90: 10.0,
                 p99,
                 max: 99.5,
-                quantiles: vec![(0.0, 0.5), (0.5, 1.25), (0.9, 10.0), (0.99, p99), (1.0, 99.5)],
+                quantiles: vec![
+                    (0.0, 0.5),
+                    (0.5, 1.25),
+                    (0.9, 10.0),
+                    (0.99, p99),
+                    (1.0, 99.5),
+                ],
                 histogram: None,
             },
-            processes: [("api".to_owned(), consumption), (OWN.to_owned(), consumption)].into(),
+            processes: [
+                ("api".to_owned(), consumption),
+                (OWN.to_owned(), consumption),
+            ]
+            .into(),
             samples: (1..=4).map(sample).collect(),
             ..Round::default()
         }
     }
 
     pub(in super::super) fn measured() -> Measured {
-        let server =
-            |name: &str, rounds: Vec<Round>| Server { name: name.to_owned(), addresses: Vec::new(), rounds };
+        let server = |name: &str, rounds: Vec<Round>| Server {
+            name: name.to_owned(),
+            addresses: Vec::new(),
+            rounds,
+        };
         Measured {
             setting: Setting {
                 version: "0",
@@ -299,8 +400,14 @@ pub(super) mod tests {
                 rounds: 3,
             },
             servers: vec![
-                server("direct", vec![round(20.0, 0), round(10.0, 0), round(40.0, 0)]),
-                server("a <proxy> & more", vec![round(10.0, 0), round(10.0, 3), round(10.0, 0)]),
+                server(
+                    "direct",
+                    vec![round(20.0, 0), round(10.0, 0), round(40.0, 0)],
+                ),
+                server(
+                    "a <proxy> & more",
+                    vec![round(10.0, 0), round(10.0, 3), round(10.0, 0)],
+                ),
             ],
             interrupted: false,
             errors: Vec::new(),
@@ -311,7 +418,9 @@ pub(super) mod tests {
     fn rounds_become_medians_and_ratios_of_rounds() {
         let text = table(&measured());
         let line = |start: &str| {
-            let line = text.lines().find(|line| line.starts_with(&format!("| {start} ")));
+            let line = text
+                .lines()
+                .find(|line| line.starts_with(&format!("| {start} ")));
             line.unwrap_or_else(|| panic!("no {start} in\n{text}"))
                 .split('|')
                 .map(str::trim)
@@ -330,8 +439,14 @@ pub(super) mod tests {
     fn the_verdict_names_what_went_wrong() {
         let mut measured = measured();
         let text = verdict(&measured);
-        assert!(text.contains("direct: every one of 6000000 events arrived, once and in order"), "{text}");
-        assert!(text.contains("3 of 6000000 events were lost, 0 came again or late"), "{text}");
+        assert!(
+            text.contains("direct: every one of 6000000 events arrived, once and in order"),
+            "{text}"
+        );
+        assert!(
+            text.contains("3 of 6000000 events were lost, 0 came again or late"),
+            "{text}"
+        );
         assert!(!measured.is_clean());
         measured.servers[1].rounds.remove(1);
         assert!(measured.is_clean());
@@ -342,9 +457,17 @@ pub(super) mod tests {
     #[test]
     fn programs_get_the_same_figures() {
         let rows = comparison(&measured());
-        let row = rows.as_array().unwrap().iter().find(|row| row["figure"] == "write to event, p99").unwrap();
+        let row = rows
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|row| row["figure"] == "write to event, p99")
+            .unwrap();
         assert_eq!(row["servers"]["direct"]["median"], 20.0);
         assert_eq!(row["servers"]["a <proxy> & more"]["ratio"], 0.5);
-        assert_eq!(row["servers"]["direct"]["rounds"], json!([20.0, 10.0, 40.0]));
+        assert_eq!(
+            row["servers"]["direct"]["rounds"],
+            json!([20.0, 10.0, 40.0])
+        );
     }
 }

@@ -98,8 +98,11 @@ impl Tally {
         let text = format!("{of}: {error}");
         tracing::debug!(%text, "client failed");
         let mut errors = self.errors.lock();
-        let kind =
-            if errors.len() < MAX_KINDS || errors.contains_key(&text) { text } else { FURTHER.to_owned() };
+        let kind = if errors.len() < MAX_KINDS || errors.contains_key(&text) {
+            text
+        } else {
+            FURTHER.to_owned()
+        };
         *errors.entry(kind).or_default() += 1;
     }
 
@@ -134,7 +137,8 @@ impl Requests {
 // === impl Latencies ===
 
 fn histogram() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, LONGEST, DIGITS).expect("the bounds are in order, and the digits are few")
+    Histogram::new_with_bounds(1, LONGEST, DIGITS)
+        .expect("the bounds are in order, and the digits are few")
 }
 
 impl Latencies {
@@ -170,7 +174,10 @@ mod tests {
         tally.count(&tally.events, 2);
         assert_eq!(tally.events.load(Ordering::Relaxed), 2);
         (0..1000).for_each(|n| tally.error("watch", n));
-        assert_eq!((tally.error_count(), tally.errors().len()), (1000, MAX_KINDS + 1));
+        assert_eq!(
+            (tally.error_count(), tally.errors().len()),
+            (1000, MAX_KINDS + 1)
+        );
     }
 
     #[test]

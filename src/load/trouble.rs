@@ -53,7 +53,11 @@ impl Trouble {
         if status == StatusCode::GONE {
             return Self::Expired;
         }
-        let encoding = if body.starts_with(b"k8s\0") { Encoding::Protobuf } else { Encoding::Json };
+        let encoding = if body.starts_with(b"k8s\0") {
+            Encoding::Protobuf
+        } else {
+            Encoding::Json
+        };
         let told = read_error(encoding, body).message;
         let text = String::from_utf8_lossy(body);
         let message = if told.is_empty() { text.trim() } else { &told };

@@ -1,4 +1,5 @@
-//! One watching client: its first state, its watch, and whether it was told all it should have been.
+//! One watching client: its first state, its watch, and whether it was told all it should have
+//! been.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -17,7 +18,9 @@ use super::stamp::{self, StampFinder};
 use super::tally::Tally;
 use super::trouble::{Trouble, broken};
 use super::write::Ledger;
-use crate::kube::{EventKind, FieldTable, FrameDecoder, ResourceVersion, read_bookmark, read_error, scan};
+use crate::kube::{
+    EventKind, FieldTable, FrameDecoder, ResourceVersion, read_bookmark, read_error, scan,
+};
 
 /// A single event above this is refused.
 const MAX_FRAME_BYTES: usize = 64 << 20;
@@ -69,7 +72,9 @@ impl Watcher {
         let concerned = kind.group.concerned(nth, &common.ledger.written());
         let objects = (0_u16..).zip(concerned).filter(|(_, concerned)| *concerned);
         Self {
-            seen: objects.map(|(object, _)| (object, common.ledger.confirmed(object))).collect(),
+            seen: objects
+                .map(|(object, _)| (object, common.ledger.confirmed(object)))
+                .collect(),
             common: Arc::clone(common),
             kind: Arc::clone(kind),
             selection: kind.group.selection(nth),
@@ -109,7 +114,11 @@ impl Watcher {
                 }
             }
             // Ends that follow one another at once are no server's timeout.
-            pause = if opened.elapsed() > LONGEST_PAUSE { PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
+            pause = if opened.elapsed() > LONGEST_PAUSE {
+                PAUSE
+            } else {
+                (pause * 2).min(LONGEST_PAUSE)
+            };
             sleep(pause).await;
         }
     }
@@ -118,9 +127,15 @@ impl Watcher {
     async fn watch(&mut self) -> Result<(), Trouble> {
         let common = Arc::clone(&self.common);
         let kind = Arc::clone(&self.kind);
-        let Common { connections, tally, .. } = &*common;
+        let Common {
+            connections, tally, ..
+        } = &*common;
         let representation = kind.group.representation();
-        let turn = common.opening.acquire().await.map_err(|error| Trouble::Request(error.to_string()))?;
+        let turn = common
+            .opening
+            .acquire()
+            .await
+            .map_err(|error| Trouble::Request(error.to_string()))?;
         let begun = Instant::now();
         let stream = kind.group.first_state == FirstState::Stream && self.version.is_none();
         if self.version.is_none() && !stream {
@@ -130,10 +145,12 @@ impl Watcher {
         let seconds = common.timeout.as_secs();
         let from = match self.version {
             Some(version) => format!("&resourceVersion={version}"),
-            None => "&resourceVersion=0&sendInitialEvents=true&resourceVersionMatch=NotOlderThan".to_owned(),
+            None => "&resourceVersion=0&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
+                .to_owned(),
         };
-        let target =
-            format!("{path}?watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}{from}{query}");
+        let target = format!(
+            "{path}?watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}{from}{query}"
+        );
         let request = Outgoing::get(target, representation.accepts_watch(), kind.group.gzip);
         let answer = connections.send(self.number, request).await?;
         // The state that the stream brings is not counted as events.
@@ -184,12 +201,16 @@ impl Watcher {
                     EventKind::Error => {
                         let status = read_error(encoding, &frame.object);
                         let code = u16::try_from(status.code).ok();
-                        let code =
-                            code.and_then(|code| http::StatusCode::from_u16(code).ok()).unwrap_or_default();
+                        let code = code
+                            .and_then(|code| http::StatusCode::from_u16(code).ok())
+                            .unwrap_or_default();
                         break Err(if code == http::StatusCode::GONE {
                             Trouble::Expired
                         } else {
-                            Trouble::Refused { status: code, message: status.message }
+                            Trouble::Refused {
+                                status: code,
+                                message: status.message,
+                            }
                         });
                     }
                     EventKind::Added | EventKind::Modified | EventKind::Deleted => {
@@ -224,7 +245,8 @@ impl Watcher {
         let list = async |query: &str| {
             let representation = self.kind.group.representation();
             let target = format!("{}?{query}{}", self.selection.path, self.selection.query);
-            let request = Outgoing::get(target, representation.accepts_list(), self.kind.group.gzip);
+            let request =
+                Outgoing::get(target, representation.accepts_list(), self.kind.group.gzip);
             let answer = self.common.connections.send(self.number, request).await?;
             let mut inflate = Inflate::new(answer.is_gzip());
             let mut ends = Ends::default();
@@ -236,7 +258,12 @@ impl Watcher {
             ends.version(representation.encoding)
         };
         match self.kind.group.first_state {
-            FirstState::Version => self.kind.version.get_or_try_init(|| list("limit=1")).await.copied(),
+            FirstState::Version => self
+                .kind
+                .version
+                .get_or_try_init(|| list("limit=1"))
+                .await
+                .copied(),
             FirstState::List | FirstState::Stream => list("resourceVersion=0").await,
         }
     }
@@ -244,7 +271,10 @@ impl Watcher {
     fn first_state_is_there(&mut self, begun: Instant) {
         if !self.synced {
             self.synced = true;
-            self.common.tally.first_state.record(self.number, begun.elapsed());
+            self.common
+                .tally
+                .first_state
+                .record(self.number, begun.elapsed());
             self.common.tally.synced.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -255,9 +285,17 @@ impl Watcher {
             return;
         }
         let tally = &self.common.tally;
-        let Some(stamp) = self.common.finder.find(object) else { return };
-        let Ok(at) = self.seen.binary_search_by_key(&stamp.object, |(object, _)| *object) else {
-            tally.error("watch", "an event of an object that the selectors leave out");
+        let Some(stamp) = self.common.finder.find(object) else {
+            return;
+        };
+        let Ok(at) = self
+            .seen
+            .binary_search_by_key(&stamp.object, |(object, _)| *object)
+        else {
+            tally.error(
+                "watch",
+                "an event of an object that the selectors leave out",
+            );
             return;
         };
         let seen = &mut self.seen[at].1;
@@ -266,7 +304,10 @@ impl Watcher {
             add(&tally.missed, u64::from(stamp.sequence - *seen - 1));
             *seen = stamp.sequence;
             add(&tally.delivered, 1);
-            tally.latency.record(self.number, Duration::from_nanos(now.saturating_sub(stamp.nanos)));
+            tally.latency.record(
+                self.number,
+                Duration::from_nanos(now.saturating_sub(stamp.nanos)),
+            );
         } else if tally.is_measuring() {
             add(&tally.repeated, 1);
         }

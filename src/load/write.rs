@@ -36,7 +36,8 @@ const MERGE_PATCH: &str = "application/merge-patch+json";
 /// An answer to a write is an object of our own.
 const MAX_ANSWER_BYTES: usize = 4 << 20;
 
-/// How often a write is tried, and the pause before it is again. The same bytes twice change nothing the second time.
+/// How often a write is tried, and the pause before it is again. The same bytes twice change
+/// nothing the second time.
 const ATTEMPTS: usize = 4;
 const PAUSE: Duration = Duration::from_millis(300);
 
@@ -66,7 +67,8 @@ pub(super) struct Writer {
     rate: Rate,
     ledger: Arc<Ledger>,
     made_namespace: bool,
-    /// Objects that may be written now: not those under way, nor those of which it is not known how a write ended.
+    /// Objects that may be written now: not those under way, nor those of which it is not known how
+    /// a write ended.
     idle: Mutex<VecDeque<u16>>,
 }
 
@@ -76,10 +78,16 @@ impl Ledger {
     fn new(namespace: String, count: usize) -> Self {
         let entry = |number: usize| Entry {
             name: format!("{NAME}{number}"),
-            labels: vec![(OWN.0.to_owned(), OWN.1.to_owned()), (NUMBER.to_owned(), number.to_string())],
+            labels: vec![
+                (OWN.0.to_owned(), OWN.1.to_owned()),
+                (NUMBER.to_owned(), number.to_string()),
+            ],
             confirmed: AtomicU32::new(0),
         };
-        Self { namespace, objects: (0..count).map(entry).collect() }
+        Self {
+            namespace,
+            objects: (0..count).map(entry).collect(),
+        }
     }
 
     /// Nothing is written.
@@ -91,33 +99,54 @@ impl Ledger {
     pub(super) fn written(&self) -> Vec<Written<'_>> {
         self.objects
             .iter()
-            .map(|entry| Written { namespace: &self.namespace, name: &entry.name, labels: &entry.labels })
+            .map(|entry| Written {
+                namespace: &self.namespace,
+                name: &entry.name,
+                labels: &entry.labels,
+            })
             .collect()
     }
 
     /// How often an object has been written.
     pub(super) fn confirmed(&self, object: u16) -> u32 {
-        self.objects.get(usize::from(object)).map_or(0, |entry| entry.confirmed.load(Ordering::Acquire))
+        self.objects
+            .get(usize::from(object))
+            .map_or(0, |entry| entry.confirmed.load(Ordering::Acquire))
     }
 
     /// How often each has been written.
     pub(super) fn all_confirmed(&self) -> Vec<u32> {
-        self.objects.iter().map(|entry| entry.confirmed.load(Ordering::Acquire)).collect()
+        self.objects
+            .iter()
+            .map(|entry| entry.confirmed.load(Ordering::Acquire))
+            .collect()
     }
 
     fn path(&self, object: u16) -> Option<String> {
         let entry = self.objects.get(usize::from(object))?;
-        Some(format!("{}/{}", Resource::config_maps().collection(&self.namespace), entry.name))
+        Some(format!(
+            "{}/{}",
+            Resource::config_maps().collection(&self.namespace),
+            entry.name
+        ))
     }
 }
 
 // === impl Writer ===
 
 impl Writer {
-    /// Makes the objects, and the namespace if none is given. What was made is deleted again when that fails.
-    pub(super) async fn prepare(upstream: Upstream, writes: &Writes, run: u64) -> anyhow::Result<Self> {
+    /// Makes the objects, and the namespace if none is given. What was made is deleted again when
+    /// that fails.
+    pub(super) async fn prepare(
+        upstream: Upstream,
+        writes: &Writes,
+        run: u64,
+    ) -> anyhow::Result<Self> {
         let connections = Connections::new(upstream, false, CONNECTIONS);
-        let namespace = writes.namespace.clone().unwrap_or_else(|| format!("{NAME}{run:016x}"));
+        let namespace = writes
+            .namespace
+            .clone()
+            .unwrap_or_else(|| format!("{NAME}{run:016x}"));
         let ledger = Arc::new(Ledger::new(namespace, writes.objects));
         let mut writer = Self {
             connections,
@@ -125,7 +154,9 @@ impl Writer {
             rate: writes.rate,
             ledger,
             made_namespace: false,
-            idle: (0..u16::try_from(writes.objects)?).collect::<VecDeque<_>>().into(),
+            idle: (0..u16::try_from(writes.objects)?)
+                .collect::<VecDeque<_>>()
+                .into(),
         };
         if writes.namespace.is_none() {
             let name = &writer.ledger.namespace;
@@ -133,9 +164,16 @@ impl Writer {
                 "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {OWN.0: OWN.1}},
             });
             writer
-                .send(Method::POST, "/api/v1/namespaces".to_owned(), JSON, body.to_string().into())
+                .send(
+                    Method::POST,
+                    "/api/v1/namespaces".to_owned(),
+                    JSON,
+                    body.to_string().into(),
+                )
                 .await
-                .with_context(|| format!("cannot make namespace {name} (--writer, --write-namespace)"))?;
+                .with_context(|| {
+                    format!("cannot make namespace {name} (--writer, --write-namespace)")
+                })?;
             writer.made_namespace = true;
         }
         let mut made = Vec::new();
@@ -148,11 +186,16 @@ impl Writer {
 
     async fn make_objects(&self, bytes: usize, made: &mut Vec<u16>) -> anyhow::Result<()> {
         // Random, as real data does not shrink to nothing under gzip.
-        let filler: String = std::iter::repeat_with(fastrand::alphanumeric).take(bytes).collect();
+        let filler: String = std::iter::repeat_with(fastrand::alphanumeric)
+            .take(bytes)
+            .collect();
         let path = Resource::config_maps().collection(&self.ledger.namespace);
         for (number, entry) in (0_u16..).zip(&self.ledger.objects) {
-            let labels: serde_json::Map<_, _> =
-                entry.labels.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
+            let labels: serde_json::Map<_, _> = entry
+                .labels
+                .iter()
+                .map(|(key, value)| (key.clone(), value.clone().into()))
+                .collect();
             let body = json!({
                 "apiVersion": "v1", "kind": "ConfigMap",
                 "metadata": {"name": entry.name, "labels": labels},
@@ -179,8 +222,19 @@ impl Writer {
     ) -> Result<(), Trouble> {
         let content = (!body.is_empty()).then_some((content_type, body));
         let lane = fastrand::usize(..CONNECTIONS);
-        let request = Outgoing { method, path, accept: JSON, gzip: false, content };
-        self.connections.send(lane, request).await?.whole(MAX_ANSWER_BYTES).await.map(drop)
+        let request = Outgoing {
+            method,
+            path,
+            accept: JSON,
+            gzip: false,
+            content,
+        };
+        self.connections
+            .send(lane, request)
+            .await?
+            .whole(MAX_ANSWER_BYTES)
+            .await
+            .map(drop)
     }
 
     pub(super) fn ledger(&self) -> &Arc<Ledger> {
@@ -214,18 +268,28 @@ impl Writer {
 
     /// One write; whether it is known to have been done.
     async fn write(&self, object: u16, tally: &Tally) -> bool {
-        let (Some(entry), Some(path)) =
-            (self.ledger.objects.get(usize::from(object)), self.ledger.path(object))
-        else {
+        let (Some(entry), Some(path)) = (
+            self.ledger.objects.get(usize::from(object)),
+            self.ledger.path(object),
+        ) else {
             return false;
         };
         let sequence = entry.confirmed.load(Ordering::Acquire) + 1;
         let started = Instant::now();
-        let stamp = Stamp { run: self.run, object, sequence, nanos: stamp::now() };
-        let body =
-            Bytes::from(json!({"metadata": {"annotations": {ANNOTATION: stamp.to_string()}}}).to_string());
+        let stamp = Stamp {
+            run: self.run,
+            object,
+            sequence,
+            nanos: stamp::now(),
+        };
+        let body = Bytes::from(
+            json!({"metadata": {"annotations": {ANNOTATION: stamp.to_string()}}}).to_string(),
+        );
         for attempt in 1..=ATTEMPTS {
-            match self.send(Method::PATCH, path.clone(), MERGE_PATCH, body.clone()).await {
+            match self
+                .send(Method::PATCH, path.clone(), MERGE_PATCH, body.clone())
+                .await
+            {
                 Ok(()) => {
                     tally.writes.add(started.elapsed(), body.len() as u64);
                     entry.confirmed.store(sequence, Ordering::Release);
@@ -251,11 +315,14 @@ impl Writer {
             let mut clean = true;
             for some in objects.chunks(AT_A_TIME) {
                 let paths = some.iter().filter_map(|object| self.ledger.path(*object));
-                let answers = futures_util::future::join_all(paths.map(|path| self.remove(path))).await;
+                let answers =
+                    futures_util::future::join_all(paths.map(|path| self.remove(path))).await;
                 clean &= answers.into_iter().all(|gone| gone);
             }
             if self.made_namespace {
-                clean &= self.remove(format!("/api/v1/namespaces/{}", self.ledger.namespace)).await;
+                clean &= self
+                    .remove(format!("/api/v1/namespaces/{}", self.ledger.namespace))
+                    .await;
             }
             clean
         };
@@ -270,10 +337,16 @@ impl Writer {
 
     async fn remove(&self, path: String) -> bool {
         for attempt in 1..=ATTEMPTS {
-            match self.send(Method::DELETE, path.clone(), JSON, Bytes::new()).await {
+            match self
+                .send(Method::DELETE, path.clone(), JSON, Bytes::new())
+                .await
+            {
                 Ok(()) => return true,
                 Err(error)
-                    if matches!(error.status(), Some(StatusCode::NOT_FOUND | StatusCode::CONFLICT)) =>
+                    if matches!(
+                        error.status(),
+                        Some(StatusCode::NOT_FOUND | StatusCode::CONFLICT)
+                    ) =>
                 {
                     return true;
                 }

@@ -34,7 +34,8 @@ pub(super) struct Usage {
     last: Mutex<Instant>,
 }
 
-/// A scope that is not closed while this is held. What goes on longer, as a watch does, is its subscription's affair.
+/// A scope that is not closed while this is held. What goes on longer, as a watch does, is its
+/// subscription's affair.
 #[derive(Debug)]
 pub struct Lent(Arc<Scope>);
 
@@ -108,8 +109,8 @@ impl Scopes {
         let mut closed = Vec::new();
         let mut open = self.open.lock();
         for family in open.values_mut() {
-            let over =
-                family.extract_if(|_, scope| scope.usage.is_over(scope.reader.figures().watchers, now));
+            let over = family
+                .extract_if(|_, scope| scope.usage.is_over(scope.reader.figures().watchers, now));
             closed.extend(over.map(|(_, scope)| scope));
         }
         open.retain(|_, family| !family.is_empty());
@@ -134,26 +135,43 @@ mod tests {
     async fn only_what_nobody_uses_is_closed() {
         let pki = Pki::new();
         let api = Api::start(&pki, HTTP2, |_, _| async { text("no list") }).await;
-        let scopes = Scopes::new(Client::new(&upstream_of(&pki, &api).await), Config::default());
+        let scopes = Scopes::new(
+            Client::new(&upstream_of(&pki, &api).await),
+            Config::default(),
+        );
         let fields = Arc::new(FieldTable::metadata_only(true));
         let representation = Representation::whole(Encoding::Json);
         let gvr = |resource: &str| GroupVersionResource::new("", "v1", resource);
         let lend = |resource: &str, idle: Option<u64>| {
-            let keep = Keep { idle: idle.map(Duration::from_secs), ..Keep::default() };
+            let keep = Keep {
+                idle: idle.map(Duration::from_secs),
+                ..Keep::default()
+            };
             let of = (&gvr(resource), representation);
-            scopes.lend(of, &"Kind".into(), &fields, |_| Some((Arc::default(), keep))).unwrap()
+            scopes
+                .lend(of, &"Kind".into(), &fields, |_| {
+                    Some((Arc::default(), keep))
+                })
+                .unwrap()
         };
         let lent = lend("lent", Some(5));
         let watched = lend("watched", Some(5));
         let (subscription, _) = watched.reader.subscribe(Start::Now, Interest::All);
         drop(watched);
         drop(lend("pinned", Some(5)));
-        scopes.open(&ScopeKey::everything(gvr("pinned"), representation), &"Kind".into(), &fields);
+        scopes.open(
+            &ScopeKey::everything(gvr("pinned"), representation),
+            &"Kind".into(),
+            &fields,
+        );
         drop(lend("whole", None));
         drop(lend("idle", Some(5)));
         let open = || {
-            let mut names: Vec<_> =
-                scopes.all().iter().map(|scope| scope.key.gvr.resource.to_string()).collect();
+            let mut names: Vec<_> = scopes
+                .all()
+                .iter()
+                .map(|scope| scope.key.gvr.resource.to_string())
+                .collect();
             names.sort();
             names.join(" ")
         };

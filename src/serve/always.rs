@@ -8,7 +8,8 @@ use crate::catalog::Resource;
 use crate::kube::{Encoding, Representation, Selection};
 use crate::upstream::Stopped;
 
-/// How often it is looked whether all are open. A type may come later, and what stopped may be tried again.
+/// How often it is looked whether all are open. A type may come later, and what stopped may be
+/// tried again.
 const LOOK: Duration = Duration::from_secs(5);
 
 impl Inner {
@@ -18,7 +19,9 @@ impl Inner {
         while !names.is_empty() {
             for name in &names {
                 let types = self.catalog.of_name(&name.0, &name.1);
-                let newest = types.iter().max_by(|a, b| by_priority(&a.gvr.version, &b.gvr.version));
+                let newest = types
+                    .iter()
+                    .max_by(|a, b| by_priority(&a.gvr.version, &b.gvr.version));
                 if let Some(resource) = newest {
                     for selection in self.policy.parts(name) {
                         self.hold(resource, &selection).await;
@@ -29,15 +32,18 @@ impl Inner {
         }
     }
 
-    /// In protobuf, as most clients of built-in types have it, or in JSON, if the type has nothing else.
+    /// In protobuf, as most clients of built-in types have it, or in JSON, if the type has nothing
+    /// else.
     async fn hold(&self, resource: &Arc<Resource>, selection: &Arc<Selection>) {
         let gvr = &resource.gvr;
-        let keep = self.policy.kept_for(gvr, false, self.scopes.config().window);
+        let keep = self
+            .policy
+            .kept_for(gvr, false, self.scopes.config().window);
         for encoding in [Encoding::Protobuf, Encoding::Json] {
             let of = (gvr, Representation::whole(encoding));
-            let lent = self
-                .scopes
-                .lend(of, &resource.kind, &resource.fields, |_| Some((Arc::clone(selection), keep)));
+            let lent = self.scopes.lend(of, &resource.kind, &resource.fields, |_| {
+                Some((Arc::clone(selection), keep))
+            });
             let Some(lent) = lent else { return };
             match tokio::time::timeout(self.scopes.config().sync_wait, lent.settled()).await {
                 Ok(Err(Stopped::NotAcceptable)) => {}
@@ -47,12 +53,15 @@ impl Inner {
     }
 }
 
-/// Stable versions before betas, betas before alphas, later ones before earlier ones, all others last.
+/// Stable versions before betas, betas before alphas, later ones before earlier ones, all others
+/// last.
 /// Source: `apimachinery/pkg/version/helpers.go` (CompareKubeAwareVersionStrings).
 fn by_priority(a: &str, b: &str) -> Ordering {
     let parsed = |version: &str| {
         let rest = version.strip_prefix('v')?;
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        let digits = rest
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(rest.len());
         let major: u32 = rest[..digits].parse().ok()?;
         let (stage, minor) = match &rest[digits..] {
             "" => (2, "0"),
@@ -71,8 +80,15 @@ mod tests {
 
     #[test]
     fn the_version_of_the_highest_priority_is_held() {
-        let mut versions = ["v1alpha1", "v2", "foo1", "v1", "v2beta1", "v10", "v1beta2", "bar"];
+        let mut versions = [
+            "v1alpha1", "v2", "foo1", "v1", "v2beta1", "v10", "v1beta2", "bar",
+        ];
         versions.sort_by(|a, b| by_priority(b, a));
-        assert_eq!(versions, ["v10", "v2", "v1", "v2beta1", "v1beta2", "v1alpha1", "bar", "foo1"]);
+        assert_eq!(
+            versions,
+            [
+                "v10", "v2", "v1", "v2beta1", "v1beta2", "v1alpha1", "bar", "foo1"
+            ]
+        );
     }
 }

@@ -11,12 +11,20 @@ pub(super) fn of(headers: &HeaderMap) -> HeaderValue {
     // The form of a random UUID (RFC 9562, version 4).
     let random = fastrand::u128(..) & !(0xf << 76) & !(0xc << 60) | (0x4 << 76) | (0x8 << 60);
     let hex = format!("{random:032x}");
-    let id = format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]);
+    let id = format!(
+        "{}-{}-{}-{}-{}",
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..]
+    );
     HeaderValue::try_from(id).expect("hexadecimal digits and dashes are a header value")
 }
 
-/// Has a connection not keep it. HTTP/2 has a table of what was sent before, to name it shortly the next time: of this
-/// there is no next time, and the last fifty of each connection would push out what does come again.
+/// Has a connection not keep it. HTTP/2 has a table of what was sent before, to name it shortly the
+/// next time: of this there is no next time, and the last fifty of each connection would push out
+/// what does come again.
 pub(super) fn come_once(headers: &mut HeaderMap) {
     if let Some(id) = headers.get_mut(NAME) {
         id.set_sensitive(true);
@@ -49,6 +57,9 @@ mod tests {
         come_once(&mut headers);
         headers.insert(NAME, of(&HeaderMap::new()));
         come_once(&mut headers);
-        assert!(headers[NAME].is_sensitive(), "literal, and never indexed (RFC 7541, 6.2.3)");
+        assert!(
+            headers[NAME].is_sensitive(),
+            "literal, and never indexed (RFC 7541, 6.2.3)"
+        );
     }
 }

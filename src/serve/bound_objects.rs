@@ -18,31 +18,49 @@ impl CachedObjects {
         Self { catalog, scopes }
     }
 
-    /// A scope that has the type's present state. Service accounts are few, and every token is bound to one: their
-    /// metadata are followed for this; pods and others are looked at where clients have them cached.
+    /// A scope that has the type's present state. Service accounts are few, and every token is
+    /// bound to one: their metadata are followed for this; pods and others are looked at where
+    /// clients have them cached.
     fn scope(&self, gvr: &GroupVersionResource) -> Option<Arc<Scope>> {
         let key = |representation| ScopeKey::everything(gvr.clone(), representation);
-        let metadata = Representation { encoding: Encoding::Protobuf, metadata_only: true };
-        let current = |scope: &Arc<Scope>| scope.is_following() && matches!(scope.phase(), Phase::Ready(_));
+        let metadata = Representation {
+            encoding: Encoding::Protobuf,
+            metadata_only: true,
+        };
+        let current =
+            |scope: &Arc<Scope>| scope.is_following() && matches!(scope.phase(), Phase::Ready(_));
         let [json, protobuf] = [Encoding::Json, Encoding::Protobuf].map(Representation::whole);
-        let open = [metadata, protobuf, json].map(|representation| self.scopes.get(&key(representation)));
+        let open =
+            [metadata, protobuf, json].map(|representation| self.scopes.get(&key(representation)));
         if let Some(scope) = open.into_iter().flatten().find(current) {
             return Some(scope);
         }
         if *gvr.resource == *"serviceaccounts" {
             let resource = self.catalog.get(gvr)?;
-            self.scopes.open(&key(metadata), &resource.kind, &resource.fields);
+            self.scopes
+                .open(&key(metadata), &resource.kind, &resource.fields);
         }
         None
     }
 }
 
 impl BoundObjects for CachedObjects {
-    fn is_there(&self, resource: &str, namespace: Option<&str>, name: &str, uid: &str) -> Option<bool> {
+    fn is_there(
+        &self,
+        resource: &str,
+        namespace: Option<&str>,
+        name: &str,
+        uid: &str,
+    ) -> Option<bool> {
         let scope = self.scope(&GroupVersionResource::new("", "v1", resource))?;
-        let key = namespace.map_or_else(|| name.to_owned(), |namespace| format!("{namespace}/{name}"));
+        let key = namespace.map_or_else(
+            || name.to_owned(),
+            |namespace| format!("{namespace}/{name}"),
+        );
         let snapshot = scope.reader.snapshot();
-        let Some(object) = snapshot.get(&key) else { return Some(false) };
+        let Some(object) = snapshot.get(&key) else {
+            return Some(false);
+        };
         let life = read_life(scope.key.representation.encoding, &object.bytes).ok()?;
         Some(life.uid == uid && !life.is_ending)
     }

@@ -1,7 +1,7 @@
 //! Who costs most: a table of bounded size, by user and user agent.
 //!
-//! Everybody has a row while there is room. When there is none, those are let go of who cost least, an eighth at a
-//! time, so that whoever costs much stays, however many come and go.
+//! Everybody has a row while there is room. When there is none, those are let go of who cost least,
+//! an eighth at a time, so that whoever costs much stays, however many come and go.
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -18,7 +18,8 @@ const LET_GO: usize = MOST / 8;
 const NAME: usize = 160;
 /// What was done so long ago weighs about a third.
 const MEMORY: Duration = Duration::from_mins(1);
-/// A request costs about as much CPU as so many bytes of a large list: docs/benchmarks.md, gets beside lists.
+/// A request costs about as much CPU as so many bytes of a large list: docs/benchmarks.md, gets
+/// beside lists.
 const REQUEST: f64 = 64.0 * 1024.0;
 
 /// The table.
@@ -80,7 +81,10 @@ pub struct ClientUsage {
 
 impl Default for Clients {
     fn default() -> Self {
-        Self { table: Mutex::default(), hasher: RandomState::new() }
+        Self {
+            table: Mutex::default(),
+            hasher: RandomState::new(),
+        }
     }
 }
 
@@ -94,7 +98,10 @@ impl Clients {
             if table.rows.len() >= MOST && !table.rows.contains_key(&key) {
                 table.let_some_go();
             }
-            let row = table.rows.entry(key).or_insert_with(|| Arc::new(Client::new(user, agent)));
+            let row = table
+                .rows
+                .entry(key)
+                .or_insert_with(|| Arc::new(Client::new(user, agent)));
             Arc::clone(row)
         };
         client.requests.fetch_add(1, Ordering::Relaxed);
@@ -111,11 +118,19 @@ impl Clients {
         }
     }
 
-    /// Those who cost most of late, the first first, at most `most`; and how many rows there are, and how many were let go of.
+    /// Those who cost most of late, the first first, at most `most`; and how many rows there are,
+    /// and how many were let go of.
     pub(super) fn top(&self, most: usize) -> (Vec<ClientUsage>, usize, u64) {
         let (mut rows, let_go) = {
             let table = self.table.lock();
-            (table.rows.values().map(|client| client.usage()).collect::<Vec<_>>(), table.let_go)
+            (
+                table
+                    .rows
+                    .values()
+                    .map(|client| client.usage())
+                    .collect::<Vec<_>>(),
+                table.let_go,
+            )
         };
         let cost = |row: &ClientUsage| row.bytes_per_second + row.requests_per_second * REQUEST;
         let all: f64 = rows.iter().map(cost).sum();
@@ -124,7 +139,10 @@ impl Clients {
         }
         let ever = |row: &ClientUsage| row.bytes as f64 + row.requests as f64 * REQUEST;
         rows.sort_by(|a, b| {
-            b.share.total_cmp(&a.share).then(ever(b).total_cmp(&ever(a))).then_with(|| a.agent.cmp(&b.agent))
+            b.share
+                .total_cmp(&a.share)
+                .then(ever(b).total_cmp(&ever(a)))
+                .then_with(|| a.agent.cmp(&b.agent))
         });
         let known = rows.len();
         rows.truncate(most);
@@ -135,7 +153,11 @@ impl Clients {
 impl Table {
     /// Whoever has no watch open and cost least goes first.
     fn let_some_go(&mut self) {
-        let mut costs: Vec<_> = self.rows.iter().map(|(key, client)| (client.worth(), *key)).collect();
+        let mut costs: Vec<_> = self
+            .rows
+            .iter()
+            .map(|(key, client)| (client.worth(), *key))
+            .collect();
         costs.sort_by(|(a, _), (b, _)| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
         for (_, key) in costs.into_iter().take(LET_GO) {
             self.rows.remove(&key);
@@ -170,13 +192,19 @@ impl Client {
     }
 
     fn sums(&self) -> (u64, u64) {
-        (self.requests.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
+        (
+            self.requests.load(Ordering::Relaxed),
+            self.bytes.load(Ordering::Relaxed),
+        )
     }
 
     /// Whether watches are open, then the cost since the row was begun.
     fn worth(&self) -> (bool, f64) {
         let (requests, bytes) = self.sums();
-        (self.watches.load(Ordering::Relaxed) > 0, bytes as f64 + requests as f64 * REQUEST)
+        (
+            self.watches.load(Ordering::Relaxed) > 0,
+            bytes as f64 + requests as f64 * REQUEST,
+        )
     }
 
     fn tick(&self, passed: Duration) {
@@ -194,7 +222,9 @@ impl Client {
         let (requests, bytes) = self.sums();
         let recent = *self.recent.lock();
         ClientUsage {
-            user: Some(&self.user).filter(|user| !user.is_empty()).map(ToString::to_string),
+            user: Some(&self.user)
+                .filter(|user| !user.is_empty())
+                .map(ToString::to_string),
             agent: self.agent.to_string(),
             requests,
             forwarded: self.forwarded.load(Ordering::Relaxed),
@@ -209,7 +239,9 @@ impl Client {
 
 /// The first characters.
 fn cut(name: &str) -> &str {
-    name.char_indices().nth(NAME).map_or(name, |(end, _)| &name[..end])
+    name.char_indices()
+        .nth(NAME)
+        .map_or(name, |(end, _)| &name[..end])
 }
 
 #[cfg(test)]
@@ -231,13 +263,27 @@ mod tests {
         clients.tick(TICK);
         let (top, known, let_go) = clients.top(2);
         assert_eq!((known, let_go), (3, 0));
-        let names: Vec<_> = top.iter().map(|row| (row.user.as_deref(), row.agent.as_str())).collect();
+        let names: Vec<_> = top
+            .iter()
+            .map(|row| (row.user.as_deref(), row.agent.as_str()))
+            .collect();
         assert_eq!(names, [(Some("b"), "large"), (Some("a"), "small")]);
-        assert_eq!((top[0].requests, top[0].forwarded, top[0].bytes, top[0].watches), (1, 1, 10 << 20, 1));
+        assert_eq!(
+            (
+                top[0].requests,
+                top[0].forwarded,
+                top[0].bytes,
+                top[0].watches
+            ),
+            (1, 1, 10 << 20, 1)
+        );
         assert!(top[0].share > 0.9 && top[0].share < 1.0, "{top:?}");
         large.watch_ended();
         let (everybody, ..) = clients.top(9);
-        assert_eq!((everybody[0].watches, everybody[2].user.as_deref()), (0, None));
+        assert_eq!(
+            (everybody[0].watches, everybody[2].user.as_deref()),
+            (0, None)
+        );
     }
 
     #[test]
@@ -267,13 +313,21 @@ mod tests {
         }
         let table = clients.table.lock();
         assert!(table.rows.len() <= MOST, "{}", table.rows.len());
-        assert!(table.rows.values().all(|row| row.agent.len() <= NAME && row.user.len() <= NAME));
+        assert!(
+            table
+                .rows
+                .values()
+                .all(|row| row.agent.len() <= NAME && row.user.len() <= NAME)
+        );
         let let_go = table.let_go;
         drop(table);
         let (top, known, told) = clients.top(usize::MAX);
         assert_eq!((known as u64 + let_go, told), (10_002, let_go));
         for user in ["large", "watching"] {
-            assert!(top.iter().any(|row| row.user.as_deref() == Some(user)), "{user}");
+            assert!(
+                top.iter().any(|row| row.user.as_deref() == Some(user)),
+                "{user}"
+            );
         }
     }
 

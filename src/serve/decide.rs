@@ -10,9 +10,9 @@ use super::source::Reason;
 use crate::access::{Attributes, Selectors};
 use crate::catalog::{Catalog, Resource};
 use crate::kube::{
-    ContinueToken, Encoding, FieldSelector, GetRead, GroupVersionResource, LabelSelector, ListOptions,
-    ListRead, Representation, RequestInfo, ResourceRequest, ResourceVersion, Selection, Verb, Wanted,
-    WatchStart, acceptable, get_read, wants_pretty,
+    ContinueToken, Encoding, FieldSelector, GetRead, GroupVersionResource, LabelSelector,
+    ListOptions, ListRead, Representation, RequestInfo, ResourceRequest, ResourceVersion,
+    Selection, Verb, Wanted, WatchStart, acceptable, get_read, wants_pretty,
 };
 use crate::store::Snapshot;
 use crate::watch::Filter;
@@ -117,17 +117,21 @@ pub(super) enum Begin {
 }
 
 impl Read {
-    /// How the client wants refusals: in the encoding it likes best, even of types that have none such.
+    /// How the client wants refusals: in the encoding it likes best, even of types that have none
+    /// such.
     pub(super) fn errors(&self) -> Encoding {
         self.representations[0].encoding
     }
 
-    /// Upstream prints refusals in other ways for people's programs, and where a conversion is asked for;
-    /// it may as well say them itself then.
+    /// Upstream prints refusals in other ways for people's programs, and where a conversion is
+    /// asked for; it may as well say them itself then.
     pub(super) fn refused_by_upstream(&self) -> Option<Reason> {
         match self.representations[0] {
             _ if self.pretty => Some(Reason::Pretty),
-            Representation { metadata_only: true, .. } => Some(Reason::Representation),
+            Representation {
+                metadata_only: true,
+                ..
+            } => Some(Reason::Representation),
             _ => None,
         }
     }
@@ -136,7 +140,9 @@ impl Read {
     pub(super) fn is_cheap_upstream(&self, snapshot: &Snapshot) -> bool {
         match &self.kind {
             ReadKind::Get { .. } => true,
-            ReadKind::List(list) => list::is_within(snapshot, self.namespace.as_deref(), list, FEW_OBJECTS),
+            ReadKind::List(list) => {
+                list::is_within(snapshot, self.namespace.as_deref(), list, FEW_OBJECTS)
+            }
             ReadKind::Watch(_) => false,
         }
     }
@@ -146,9 +152,15 @@ impl Read {
         let whole = Representation::whole;
         match wanted {
             // As upstream gives it, which has it in every encoding.
-            Representation { metadata_only: true, .. } if self.cache == Cache::Metadata => vec![wanted],
+            Representation {
+                metadata_only: true,
+                ..
+            } if self.cache == Cache::Metadata => vec![wanted],
             // Metadata can be had in every encoding, whatever the objects have.
-            Representation { encoding: Encoding::Protobuf, metadata_only: true } => {
+            Representation {
+                encoding: Encoding::Protobuf,
+                metadata_only: true,
+            } => {
                 vec![whole(Encoding::Protobuf), whole(Encoding::Json)]
             }
             Representation { encoding, .. } => vec![whole(encoding)],
@@ -164,7 +176,10 @@ impl Read {
 pub(super) fn decide<B>(catalog: &Catalog, policy: &Policy, request: &Request<B>) -> Planned {
     let uri = request.uri();
     let info = RequestInfo::parse(request.method(), uri.path(), uri.query());
-    let resource = info.resource.as_ref().and_then(|asked| catalog.get(&asked.gvr));
+    let resource = info
+        .resource
+        .as_ref()
+        .and_then(|asked| catalog.get(&asked.gvr));
     let wanted = acceptable(request.headers(), info.verb);
     let errors = match wanted.first() {
         Some(Wanted::Held(representation)) => representation.encoding,
@@ -180,12 +195,22 @@ pub(super) fn decide<B>(catalog: &Catalog, policy: &Policy, request: &Request<B>
         },
         Err(reason) => Plan::Forward(reason),
     };
-    Planned { plan, verb: info.verb, resource, long_running, own_connection, errors }
+    Planned {
+        plan,
+        verb: info.verb,
+        resource,
+        long_running,
+        own_connection,
+        errors,
+    }
 }
 
 /// Source: kube-apiserver's own check (controlplane/apiserver/config.go) and following logs.
 fn is_long_running(info: &RequestInfo, query: Option<&str>) -> bool {
-    let subresource = info.resource.as_ref().and_then(|asked| asked.subresource.as_deref());
+    let subresource = info
+        .resource
+        .as_ref()
+        .and_then(|asked| asked.subresource.as_deref());
     match subresource {
         Some("exec" | "attach" | "portforward" | "proxy") => true,
         Some("log") => query.is_some_and(|query| query.contains("follow")),
@@ -236,7 +261,11 @@ fn plan<B>(
         namespace: namespace.clone(),
         kind,
         pretty,
-        attributes: Attributes { verb: info.verb, resource: asked.clone(), selectors },
+        attributes: Attributes {
+            verb: info.verb,
+            resource: asked.clone(),
+            selectors,
+        },
         age,
     };
     if named {
@@ -250,14 +279,29 @@ fn plan<B>(
         }
         let name = asked.name.clone().ok_or(Reason::NotAResource)?;
         let asked = || Selection::named(namespace.as_deref(), &name);
-        let held_in = policy.held_in(&resource.gvr, true, asked).ok_or(Reason::NotCovered)?;
-        return Ok(read(ReadKind::Get { name }, Selectors::default(), age, held_in));
+        let held_in = policy
+            .held_in(&resource.gvr, true, asked)
+            .ok_or(Reason::NotCovered)?;
+        return Ok(read(
+            ReadKind::Get { name },
+            Selectors::default(),
+            age,
+            held_in,
+        ));
     }
 
     let options = ListOptions::parse(query).map_err(|_| Reason::Parameters)?;
-    let labels = options.label_selector.as_deref().map(LabelSelector::parse).transpose();
+    let labels = options
+        .label_selector
+        .as_deref()
+        .map(LabelSelector::parse)
+        .transpose();
     let labels = labels.map_err(|_| Reason::Selector)?;
-    let fields = options.field_selector.as_deref().map(FieldSelector::parse).transpose();
+    let fields = options
+        .field_selector
+        .as_deref()
+        .map(FieldSelector::parse)
+        .transpose();
     let fields = fields.map_err(|_| Reason::Selector)?;
     let selectors = Selectors::new(labels.as_ref(), fields.as_ref());
     let asked = || Selection {
@@ -265,11 +309,16 @@ fn plan<B>(
         labels: labels.clone().unwrap_or_default(),
         fields: fields.clone().unwrap_or_default(),
     };
-    let held_in = policy.held_in(&resource.gvr, false, asked).ok_or(Reason::NotCovered)?;
+    let held_in = policy
+        .held_in(&resource.gvr, false, asked)
+        .ok_or(Reason::NotCovered)?;
     let filter = Filter::new(namespace.clone(), labels, fields.as_ref(), &resource.fields)
         .map_err(|_| Reason::Selector)?;
     let beyond_metadata = |fields: &FieldSelector| {
-        fields.requirements().iter().any(|field| !resource.fields.is_of_metadata(&field.field))
+        fields
+            .requirements()
+            .iter()
+            .any(|field| !resource.fields.is_of_metadata(&field.field))
     };
     if cache == Cache::Metadata && fields.as_ref().is_some_and(beyond_metadata) {
         return Err(Reason::Policy);
@@ -299,17 +348,22 @@ fn list(
         ListRead::Consistent => (None, latest?),
         ListRead::Exact(version) => (Some(version), Age::NotOlderThan(version)),
         ListRead::Continue => {
-            let token = options.continue_token.as_deref().and_then(ContinueToken::decode);
+            let token = options
+                .continue_token
+                .as_deref()
+                .and_then(ContinueToken::decode);
             let token = token.ok_or(Reason::ContinueToken)?;
             after = Some(token.after);
             (Some(token.version), Age::NotOlderThan(token.version))
         }
         ListRead::Invalid => return Err(Reason::Parameters),
     };
-    let limit = options.page_limit().map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
+    let limit = options
+        .page_limit()
+        .map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
     let paged = limit.is_some() || exact.is_some();
-    // Upstream reads a single key, or the keys of one namespace, for these selectors: its tokens and
-    // versions then follow other rules.
+    // Upstream reads a single key, or the keys of one namespace, for these selectors: its tokens
+    // and versions then follow other rules.
     let narrows = |field| fields.is_some_and(|fields| fields.required_value(field).is_some());
     if paged && (narrows("metadata.name") || narrows("metadata.namespace")) {
         return Err(Reason::Paging);
@@ -318,38 +372,78 @@ fn list(
     if after.is_some() && limit.is_none() && options.limit > 0 {
         return Err(Reason::Paging);
     }
-    // Events have no watch cache upstream: version "0" does not lift the limit, and pages are etcd's.
+    // Events have no watch cache upstream: version "0" does not lift the limit, and pages are
+    // etcd's.
     if *resource.gvr.resource == *"events" && (paged || options.limit > 0) {
         return Err(Reason::Paging);
     }
-    Ok((List { filter, exact, limit, after }, age))
+    Ok((
+        List {
+            filter,
+            exact,
+            limit,
+            after,
+        },
+        age,
+    ))
 }
 
 /// The namespace that narrows the read, if the URL fits the type: upstream has no other paths, and
 /// authorization would be asked about something else than what is read.
-fn namespace(asked: &ResourceRequest, resource: &Resource, named: bool) -> Result<Option<String>, Reason> {
+fn namespace(
+    asked: &ResourceRequest,
+    resource: &Resource,
+    named: bool,
+) -> Result<Option<String>, Reason> {
     if *resource.gvr.resource == *"namespaces" {
         // Upstream sees a namespace object as being in itself.
-        let fits = if named { asked.namespace == asked.name } else { asked.namespace.is_none() };
+        let fits = if named {
+            asked.namespace == asked.name
+        } else {
+            asked.namespace.is_none()
+        };
         let core = resource.gvr.group.is_empty() && !resource.namespaced;
-        return if core && fits { Ok(None) } else { Err(Reason::UnknownType) };
+        return if core && fits {
+            Ok(None)
+        } else {
+            Err(Reason::UnknownType)
+        };
     }
-    let fits =
-        if resource.namespaced { asked.namespace.is_some() || !named } else { asked.namespace.is_none() };
-    if fits { Ok(asked.namespace.clone()) } else { Err(Reason::UnknownType) }
+    let fits = if resource.namespaced {
+        asked.namespace.is_some() || !named
+    } else {
+        asked.namespace.is_none()
+    };
+    if fits {
+        Ok(asked.namespace.clone())
+    } else {
+        Err(Reason::UnknownType)
+    }
 }
 
-fn watch(options: &ListOptions, filter: Filter, latest: Result<Age, Reason>) -> Result<(Watch, Age), Reason> {
+fn watch(
+    options: &ListOptions,
+    filter: Filter,
+    latest: Result<Age, Reason>,
+) -> Result<(Watch, Age), Reason> {
     let asked_for = options.send_initial_events == Some(true);
     let (begin, age) = match options.watch_start() {
-        WatchStart::StateFromCache { at_least, end_mark } => {
-            (Begin::State { end_mark, asked_for }, at_least.map_or(Age::Any, Age::NotOlderThan))
-        }
+        WatchStart::StateFromCache { at_least, end_mark } => (
+            Begin::State {
+                end_mark,
+                asked_for,
+            },
+            at_least.map_or(Age::Any, Age::NotOlderThan),
+        ),
         WatchStart::EventsAfter(version) => (Begin::After(version), Age::Any),
         WatchStart::EventsAfterCurrentCache => (Begin::Now, Age::Any),
-        WatchStart::Consistent if options.initial_events() => {
-            (Begin::State { end_mark: options.end_mark(), asked_for }, latest?)
-        }
+        WatchStart::Consistent if options.initial_events() => (
+            Begin::State {
+                end_mark: options.end_mark(),
+                asked_for,
+            },
+            latest?,
+        ),
         WatchStart::Consistent => (Begin::Now, latest?),
         WatchStart::Invalid => return Err(Reason::Parameters),
     };
@@ -357,7 +451,15 @@ fn watch(options: &ListOptions, filter: Filter, latest: Result<Age, Reason>) -> 
         None | Some(0) => None,
         Some(seconds) => Some(u64::try_from(seconds).map_err(|_| Reason::Parameters)?),
     };
-    Ok((Watch { filter, begin, bookmarks: options.allow_bookmarks, timeout_seconds }, age))
+    Ok((
+        Watch {
+            filter,
+            begin,
+            bookmarks: options.allow_bookmarks,
+            timeout_seconds,
+        },
+        age,
+    ))
 }
 
 /// The representations to try, as long as the client's order names ones that can be held here.

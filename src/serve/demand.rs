@@ -1,7 +1,9 @@
-//! Which scope a read is answered from, of a type whose scopes are opened by demand. Looks at what is open, and opens nothing.
+//! Which scope a read is answered from, of a type whose scopes are opened by demand. Looks at what
+//! is open, and opens nothing.
 //!
-//! Few clients that want little get a scope for each; many get one for all of them. Nobody who watches a narrow scope is
-//! disturbed: it falls idle when its watchers have gone, as whoever comes anew is led to the wide one.
+//! Few clients that want little get a scope for each; many get one for all of them. Nobody who
+//! watches a narrow scope is disturbed: it falls idle when its watchers have gone, as whoever comes
+//! anew is led to the wide one.
 use std::sync::Arc;
 
 use super::policy::HeldIn;
@@ -13,19 +15,24 @@ const IN_A_NAMESPACE: usize = 3;
 /// What a type's scopes that are opened by demand may cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Demand {
-    /// The most scopes, each a watch at upstream, that the type has in all its versions and representations.
+    /// The most scopes, each a watch at upstream, that the type has in all its versions and
+    /// representations.
     pub(super) most: usize,
     /// Whether a namespace's or all objects may take the place of narrow ones.
     pub(super) merge: bool,
 }
 
-/// Upstream looks at each event of a type once for each of its watches, unless it has an index for the selector: so many
-/// cost it little, and a proxy that wants more of them wants most of the type.
+/// Upstream looks at each event of a type once for each of its watches, unless it has an index for
+/// the selector: so many cost it little, and a proxy that wants more of them wants most of the
+/// type.
 pub(super) const MOST: usize = 8;
 
 impl Default for Demand {
     fn default() -> Self {
-        Self { most: MOST, merge: true }
+        Self {
+            most: MOST,
+            merge: true,
+        }
     }
 }
 
@@ -56,10 +63,12 @@ pub(super) struct Present {
 }
 
 impl Demand {
-    /// The scope that a read of `asked` is to be answered from, open or to be opened; `None`: it is forwarded.
+    /// The scope that a read of `asked` is to be answered from, open or to be opened; `None`: it is
+    /// forwarded.
     ///
-    /// For one object none is opened. It may be found where not all of its kind are. `present` are those in the version and
-    /// representation that is asked for, `elsewhere` is how many there are in others.
+    /// For one object none is opened. It may be found where not all of its kind are. `present` are
+    /// those in the version and representation that is asked for, `elsewhere` is how many there are
+    /// in others.
     pub(super) fn choose(
         self,
         asked: &Arc<Selection>,
@@ -67,13 +76,19 @@ impl Demand {
         present: &[Present],
         elsewhere: usize,
     ) -> Option<HeldIn> {
-        let complete =
-            |selection: &Arc<Selection>| HeldIn { selection: Arc::clone(selection), is_complete: true };
-        if let Some(useless) = present.iter().find(|scope| scope.condition == Condition::Unknown) {
+        let complete = |selection: &Arc<Selection>| HeldIn {
+            selection: Arc::clone(selection),
+            is_complete: true,
+        };
+        if let Some(useless) = present
+            .iter()
+            .find(|scope| scope.condition == Condition::Unknown)
+        {
             return Some(complete(&useless.selection));
         }
-        let (failed, alive): (Vec<_>, Vec<_>) =
-            present.iter().partition(|scope| scope.condition == Condition::Failed);
+        let (failed, alive): (Vec<_>, Vec<_>) = present
+            .iter()
+            .partition(|scope| scope.condition == Condition::Failed);
         // What was refused is not tried again by other selectors: rights do not look at them.
         let refused = |wanted: &Selection| {
             let refused = |scope: &&&Present| {
@@ -81,8 +96,13 @@ impl Demand {
             };
             failed.iter().find(refused)
         };
-        let covering: Vec<_> = alive.iter().filter(|scope| scope.selection.covers(asked)).collect();
-        let ready = covering.iter().filter(|scope| scope.condition == Condition::Ready);
+        let covering: Vec<_> = alive
+            .iter()
+            .filter(|scope| scope.selection.covers(asked))
+            .collect();
+        let ready = covering
+            .iter()
+            .filter(|scope| scope.condition == Condition::Ready);
         let ready: Vec<_> = ready.map(|scope| &scope.selection).collect();
         let syncing: Vec<_> = covering.iter().map(|scope| &scope.selection).collect();
         if let Some(scope) = preferred(&ready).or_else(|| preferred(&syncing)) {
@@ -91,10 +111,14 @@ impl Demand {
         if one {
             let may_have = |scope: &&&Present| {
                 let namespace = &scope.selection.namespace;
-                scope.condition == Condition::Ready && (namespace.is_none() || *namespace == asked.namespace)
+                scope.condition == Condition::Ready
+                    && (namespace.is_none() || *namespace == asked.namespace)
             };
             let scope = alive.iter().find(may_have)?;
-            return Some(HeldIn { selection: Arc::clone(&scope.selection), is_complete: false });
+            return Some(HeldIn {
+                selection: Arc::clone(&scope.selection),
+                is_complete: false,
+            });
         }
         let everything = Arc::<Selection>::default();
         let may_merge = |into: &Selection| self.merge && refused(into).is_none();
@@ -106,13 +130,21 @@ impl Demand {
             return Some(complete(&everything));
         }
         if asked.namespace.is_some() {
-            let namespace = Selection { namespace: asked.namespace.clone(), ..Selection::default() };
-            let in_it = alive.iter().filter(|scope| namespace.covers(&scope.selection)).count();
+            let namespace = Selection {
+                namespace: asked.namespace.clone(),
+                ..Selection::default()
+            };
+            let in_it = alive
+                .iter()
+                .filter(|scope| namespace.covers(&scope.selection))
+                .count();
             if in_it >= IN_A_NAMESPACE && may_merge(&namespace) {
                 return Some(complete(&Arc::new(namespace)));
             }
         }
-        Some(complete(refused(asked).map_or(asked, |refused| &refused.selection)))
+        Some(complete(
+            refused(asked).map_or(asked, |refused| &refused.selection),
+        ))
     }
 }
 
@@ -123,7 +155,10 @@ fn preferred<'a>(scopes: &[&'a Arc<Selection>]) -> Option<&'a Arc<Selection>> {
     let wide = scopes.iter().find(|scope| scope.is_everything());
     let wide = wide.or_else(|| scopes.iter().find(of_a_namespace)).copied();
     wide.or_else(|| {
-        scopes.iter().copied().reduce(|known, scope| if known.covers(scope) { scope } else { known })
+        scopes
+            .iter()
+            .copied()
+            .reduce(|known, scope| if known.covers(scope) { scope } else { known })
     })
 }
 
@@ -165,11 +200,20 @@ mod tests {
 
     #[test]
     fn few_get_what_they_ask_for_and_many_share() {
-        let four = Demand { most: 4, merge: true };
+        let four = Demand {
+            most: 4,
+            merge: true,
+        };
         let is = |text: &str| Some(text.to_owned());
-        assert_eq!(chosen(four, (Some("a"), "x"), &[]), is("namespace=a; labelSelector=x"));
+        assert_eq!(
+            chosen(four, (Some("a"), "x"), &[]),
+            is("namespace=a; labelSelector=x")
+        );
         let mut open = vec![(Some("a"), "x", Ready), (Some("b"), "", Syncing)];
-        assert_eq!(chosen(four, (Some("a"), "x,y"), &open), is("namespace=a; labelSelector=x"));
+        assert_eq!(
+            chosen(four, (Some("a"), "x,y"), &open),
+            is("namespace=a; labelSelector=x")
+        );
         assert_eq!(chosen(four, (Some("b"), "x"), &open), is("namespace=b"));
         assert_eq!(chosen(four, (None, "x"), &open), is("labelSelector=x"));
         open.push((Some("c"), "", Ready));
@@ -177,7 +221,10 @@ mod tests {
         assert_eq!(chosen(four, (Some("d"), ""), &open), is(""));
         open.push((None, "", Syncing));
         assert_eq!(chosen(four, (Some("d"), ""), &open), is(""));
-        assert_eq!(chosen(four, (Some("a"), "x"), &open), is("namespace=a; labelSelector=x"));
+        assert_eq!(
+            chosen(four, (Some("a"), "x"), &open),
+            is("namespace=a; labelSelector=x")
+        );
         open[3].2 = Ready;
         assert_eq!(chosen(four, (Some("a"), "x"), &open), is(""));
         // Where it may not be, there are as many narrow ones, and no more.
@@ -186,30 +233,71 @@ mod tests {
         open.push((Some("d"), "", Ready));
         assert_eq!(chosen(four, (Some("e"), ""), &open), None);
         assert_eq!(chosen(four, (Some("d"), "x"), &open), is("namespace=d"));
-        assert_eq!(chosen(Demand { most: 3, merge: false }, (Some("e"), ""), &open[..3]), None);
-        assert_eq!(chosen(Demand { most: 1, merge: true }, (Some("e"), ""), &[]), is(""));
+        assert_eq!(
+            chosen(
+                Demand {
+                    most: 3,
+                    merge: false
+                },
+                (Some("e"), ""),
+                &open[..3]
+            ),
+            None
+        );
+        assert_eq!(
+            chosen(
+                Demand {
+                    most: 1,
+                    merge: true
+                },
+                (Some("e"), ""),
+                &[]
+            ),
+            is("")
+        );
     }
 
     #[test]
     fn other_versions_and_representations_count() {
-        let four = Demand { most: 4, merge: true };
+        let four = Demand {
+            most: 4,
+            merge: true,
+        };
         let open = present(&[(Some("a"), "", Ready)]);
         let chosen = |namespace, elsewhere| {
             let held = four.choose(&selection(Some(namespace), ""), false, &open, elsewhere);
             held.map(|held| held.selection.to_string())
         };
         assert_eq!(chosen("b", 1).as_deref(), Some("namespace=b"));
-        assert_eq!(chosen("b", 2).as_deref(), Some(""), "the last is everything");
+        assert_eq!(
+            chosen("b", 2).as_deref(),
+            Some(""),
+            "the last is everything"
+        );
         assert_eq!(chosen("b", 3), None);
-        assert_eq!(chosen("a", 3).as_deref(), Some("namespace=a"), "what is open is used");
+        assert_eq!(
+            chosen("a", 3).as_deref(),
+            Some("namespace=a"),
+            "what is open is used"
+        );
     }
 
     #[test]
     fn many_in_a_namespace_share_the_namespace() {
         let demand = Demand::default();
-        let mut open = vec![(Some("a"), "w", Ready), (Some("a"), "x", Ready), (Some("a"), "y", Ready)];
-        assert_eq!(chosen(demand, (Some("a"), "z"), &open), Some("namespace=a".to_owned()));
-        assert_eq!(chosen(demand, (Some("b"), "z"), &open), Some("namespace=b; labelSelector=z".to_owned()));
+        let mut open = vec![
+            (Some("a"), "w", Ready),
+            (Some("a"), "x", Ready),
+            (Some("a"), "y", Ready),
+        ];
+        assert_eq!(
+            chosen(demand, (Some("a"), "z"), &open),
+            Some("namespace=a".to_owned())
+        );
+        assert_eq!(
+            chosen(demand, (Some("b"), "z"), &open),
+            Some("namespace=b; labelSelector=z".to_owned())
+        );
         open.push((Some("a"), "", Ready));
         assert_eq!(
             chosen(demand, (Some("a"), "x"), &open),
@@ -222,9 +310,15 @@ mod tests {
     fn what_was_refused_is_not_asked_for_in_other_words() {
         let demand = Demand::default();
         let open = [(Some("a"), "", Failed), (None, "", Failed)];
-        assert_eq!(chosen(demand, (Some("a"), "x"), &open), Some("namespace=a".to_owned()));
+        assert_eq!(
+            chosen(demand, (Some("a"), "x"), &open),
+            Some("namespace=a".to_owned())
+        );
         assert_eq!(chosen(demand, (None, "x"), &open), Some(String::new()));
-        assert_eq!(chosen(demand, (Some("b"), "x"), &open), Some("namespace=b; labelSelector=x".to_owned()));
+        assert_eq!(
+            chosen(demand, (Some("b"), "x"), &open),
+            Some("namespace=b; labelSelector=x".to_owned())
+        );
         assert_eq!(
             chosen(demand, (Some("b"), "x"), &[(Some("a"), "", Unknown)]),
             Some("namespace=a".to_owned())
@@ -245,12 +339,15 @@ mod tests {
             choose(&[(Some("a"), "x", Ready)]),
             Some(("namespace=a; labelSelector=x".to_owned(), false))
         );
-        assert_eq!(choose(&[(Some("a"), "", Ready)]), Some(("namespace=a".to_owned(), true)));
+        assert_eq!(
+            choose(&[(Some("a"), "", Ready)]),
+            Some(("namespace=a".to_owned(), true))
+        );
     }
 
     proptest! {
-        /// Whatever is asked for in whatever order, and whatever fails meanwhile: what is chosen covers what is asked
-        /// for, and there are never more watches than allowed.
+        /// Whatever is asked for in whatever order, and whatever fails meanwhile: what is chosen
+        /// covers what is asked for, and there are never more watches than allowed.
         #[test]
         fn never_more_than_allowed_and_always_covered(
             asked in prop::collection::vec((0..4_usize, 0..5_usize, 0..8_u8), 1..60),

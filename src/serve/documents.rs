@@ -1,7 +1,8 @@
 //! Discovery, OpenAPI and version documents from memory. Upstream shows everybody the same ones.
 //!
-//! A document is upstream's answer as it came, kept for the same path, query, Accept and Accept-Encoding. After
-//! [`FRESH`] upstream is asked whether it is still current, once for all who wait, by ETag where it has one.
+//! A document is upstream's answer as it came, kept for the same path, query, Accept and
+//! Accept-Encoding. After [`FRESH`] upstream is asked whether it is still current, once for all who
+//! wait, by ETag where it has one.
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,8 @@ use crate::http::body::{Body, empty};
 use crate::kube::wants_pretty;
 use crate::upstream::{Class, Client, NoAnswer, SendOptions};
 
-/// A document is shown without a question for this long, counted from before upstream was asked last.
+/// A document is shown without a question for this long, counted from before upstream was asked
+/// last.
 const FRESH: Duration = Duration::from_millis(900);
 /// All documents together; a large cluster's OpenAPI has some ten MB in each encoding.
 const MAX_BYTES: u64 = 256 << 20;
@@ -28,9 +30,14 @@ const IDLE: Duration = Duration::from_mins(10);
 const ROOM: usize = 384 << 20;
 const READING: usize = 4;
 const ANSWER: Duration = Duration::from_secs(10);
-/// What an answer without a body leaves out. Source: Go's `net/http` (writeNotModified, serveContent).
-const OF_THE_BODY: &[HeaderName] =
-    &[header::CONTENT_TYPE, header::CONTENT_ENCODING, header::LAST_MODIFIED, header::ACCEPT_RANGES];
+/// What an answer without a body leaves out. Source: Go's `net/http` (writeNotModified,
+/// serveContent).
+const OF_THE_BODY: &[HeaderName] = &[
+    header::CONTENT_TYPE,
+    header::CONTENT_ENCODING,
+    header::LAST_MODIFIED,
+    header::ACCEPT_RANGES,
+];
 
 /// A request for a document.
 #[derive(Clone, Debug)]
@@ -60,23 +67,37 @@ impl Asked {
             && !headers.contains_key(header::RANGE)
             && !headers.keys().any(|name| {
                 let name = name.as_str();
-                name.starts_with("if-") && name != "if-none-match" || name.starts_with("impersonate-")
+                name.starts_with("if-") && name != "if-none-match"
+                    || name.starts_with("impersonate-")
             });
         let once = |name| headers.get_all(name).iter().nth(1).is_none();
         let known = headers.get(header::IF_NONE_MATCH).cloned();
         // Lists, weak tags and the asterisk are read differently by different handlers.
         let simple = |tag: &HeaderValue| {
-            let tag = tag.to_str().ok().and_then(|tag| tag.strip_prefix('"')?.strip_suffix('"'));
+            let tag = tag
+                .to_str()
+                .ok()
+                .and_then(|tag| tag.strip_prefix('"')?.strip_suffix('"'));
             tag.is_some_and(|tag| !tag.contains('"'))
         };
-        let once = [header::IF_NONE_MATCH, header::ACCEPT, header::ACCEPT_ENCODING].into_iter().all(once);
+        let once = [
+            header::IF_NONE_MATCH,
+            header::ACCEPT,
+            header::ACCEPT_ENCODING,
+        ]
+        .into_iter()
+        .all(once);
         let fits = plain && once && known.as_ref().is_none_or(simple);
-        fits.then(|| Self { path: uri.path().to_owned(), question: Question::of(request), known })
+        fits.then(|| Self {
+            path: uri.path().to_owned(),
+            question: Question::of(request),
+            known,
+        })
     }
 }
 
-/// Documents that the API server makes itself. Those of an aggregated API come from a server of its own, which may look
-/// at who asks; its types are not in the catalog.
+/// Documents that the API server makes itself. Those of an aggregated API come from a server of its
+/// own, which may look at who asks; its types are not in the catalog.
 fn is_document(catalog: &Catalog, path: &str) -> bool {
     let segments: Vec<_> = path.split('/').collect();
     match segments[..] {
@@ -105,38 +126,55 @@ impl Documents {
                 + document.answer.body.len();
             u32::try_from(text + 1024).unwrap_or(u32::MAX)
         };
-        let held = Cache::builder().weigher(weigh).max_capacity(MAX_BYTES).time_to_idle(IDLE).build();
-        Self { client, held, room: Room::new(ROOM, READING) }
+        let held = Cache::builder()
+            .weigher(weigh)
+            .max_capacity(MAX_BYTES)
+            .time_to_idle(IDLE)
+            .build();
+        Self {
+            client,
+            held,
+            room: Room::new(ROOM, READING),
+        }
     }
 
     /// The answer to a request. An error means that upstream should give it.
     pub(super) async fn answer(&self, asked: &Asked) -> Result<Response<Body>, NoAnswer> {
-        let held = self.held.get(&asked.question).await.filter(|held| held.is_fresh());
+        let held = self
+            .held
+            .get(&asked.question)
+            .await
+            .filter(|held| held.is_fresh());
         let document = match held {
             Some(document) => document,
             // Who waits for those before them waits no longer than these.
-            None => {
-                timeout(ANSWER, Box::pin(self.ask(&asked.question))).await.unwrap_or_else(|_| Err(late()))?
-            }
+            None => timeout(ANSWER, Box::pin(self.ask(&asked.question)))
+                .await
+                .unwrap_or_else(|_| Err(late()))?,
         };
         Ok(document.answer(asked.known.as_ref()))
     }
 
     /// One question at a time for each document; who waited for it takes its answer.
     async fn ask(&self, question: &Question) -> Result<Arc<Document>, NoAnswer> {
-        let asked = self.held.entry_by_ref(question).and_try_compute_with(|held| async move {
-            let held = held.map(moka::Entry::into_value);
-            match held {
-                Some(held) if held.is_fresh() => Ok::<_, NoAnswer>(Op::Nop),
-                held => Ok(Op::Put(self.fetch(question, held).await?)),
-            }
-        });
+        let asked = self
+            .held
+            .entry_by_ref(question)
+            .and_try_compute_with(|held| async move {
+                let held = held.map(moka::Entry::into_value);
+                match held {
+                    Some(held) if held.is_fresh() => Ok::<_, NoAnswer>(Op::Nop),
+                    held => Ok(Op::Put(self.fetch(question, held).await?)),
+                }
+            });
         Ok(match asked.await? {
             CompResult::Inserted(entry)
             | CompResult::ReplacedWith(entry)
             | CompResult::Unchanged(entry)
             | CompResult::Removed(entry) => entry.into_value(),
-            CompResult::StillNone(_) => return Err(NoAnswer::Useless("it was not kept".to_owned())),
+            CompResult::StillNone(_) => {
+                return Err(NoAnswer::Useless("it was not kept".to_owned()));
+            }
         })
     }
 
@@ -146,15 +184,25 @@ impl Documents {
         held: Option<Arc<Document>>,
     ) -> Result<Arc<Document>, NoAnswer> {
         let asked = Instant::now();
-        let tag = held.as_ref().and_then(|held| held.answer.headers.get(header::ETAG)).cloned();
+        let tag = held
+            .as_ref()
+            .and_then(|held| held.answer.headers.get(header::ETAG))
+            .cloned();
         let request = question.request([(header::IF_NONE_MATCH, tag)])?;
         let answered = async {
-            let response = self.client.send(Class::Short, request, SendOptions::default()).await?;
+            let response = self
+                .client
+                .send(Class::Short, request, SendOptions::default())
+                .await?;
             match (response.status(), held) {
-                (StatusCode::OK, _) => {
-                    Ok(Document { answer: Replay::read(response, MAX_DOCUMENT, &self.room).await?, asked })
-                }
-                (StatusCode::NOT_MODIFIED, Some(held)) => Ok(Document { answer: held.answer.clone(), asked }),
+                (StatusCode::OK, _) => Ok(Document {
+                    answer: Replay::read(response, MAX_DOCUMENT, &self.room).await?,
+                    asked,
+                }),
+                (StatusCode::NOT_MODIFIED, Some(held)) => Ok(Document {
+                    answer: held.answer.clone(),
+                    asked,
+                }),
                 (status, _) => Err(NoAnswer::Status(status)),
             }
         };

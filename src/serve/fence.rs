@@ -1,20 +1,22 @@
 //! Consistent reads from memory: a snapshot that is shown to be no older than the request.
 //!
-//! Upstream is asked for the version it is at, once for all readers that wait: R. The cache may answer
-//! as soon as it is known to be at R or beyond. That is shown, whichever comes first:
+//! Upstream is asked for the version it is at, once for all readers that wait: R. The cache may
+//! answer as soon as it is known to be at R or beyond. That is shown, whichever comes first:
 //!
 //! 1. it is there already: nothing was written since, or the events were faster than the answer;
-//! 2. an event or a bookmark of the scope's own watch brings it there. On a busy type that takes moments;
-//! 3. of a small type upstream lists all names and versions instead of one: if they are the cache's, it has
-//!    the state at R. Names count as much as versions, as a deletion changes no other object's version;
-//! 4. a short watch of metadata, opened from where the cache is, brings a bookmark: all that happened
-//!    before it was said, to be compared with what the cache has seen.
+//! 2. an event or a bookmark of the scope's own watch brings it there. On a busy type that takes
+//!    moments;
+//! 3. of a small type upstream lists all names and versions instead of one: if they are the
+//!    cache's, it has the state at R. Names count as much as versions, as a deletion changes no
+//!    other object's version;
+//! 4. a short watch of metadata, opened from where the cache is, brings a bookmark: all that
+//!    happened before it was said, to be compared with what the cache has seen.
 //!
-//! Where there is nothing to follow, 4 takes two seconds. A few readers at a time that want little of a
-//! large type are better off at upstream, and so is upstream.
+//! Where there is nothing to follow, 4 takes two seconds. A few readers at a time that want little
+//! of a large type are better off at upstream, and so is upstream.
 //!
-//! Nothing of this relies on which API server answers: R of one and a bookmark of another, older one do not
-//! fit together, and the wait goes on. Versions are only compared within a type.
+//! Nothing of this relies on which API server answers: R of one and a bookmark of another, older
+//! one do not fit together, and the wait goes on. Versions are only compared within a type.
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -41,10 +43,11 @@ const SOON: Duration = Duration::from_millis(20);
 const FEW: usize = 3;
 /// Of types with up to so many objects upstream lists all names and versions.
 const SMALL: usize = 250;
-/// How long a catch-up watch is asked to last. Upstream sends a bookmark in its last two seconds, but of
-/// shorter watches often not (measured: after 1.4 to 2.7 s; with 3 s seldom, with 2 never).
+/// How long a catch-up watch is asked to last. Upstream sends a bookmark in its last two seconds,
+/// but of shorter watches often not (measured: after 1.4 to 2.7 s; with 3 s seldom, with 2 never).
 const CATCH_UP: Duration = Duration::from_secs(4);
-/// A type whose catch-up watches brought no bookmark twice in a row is not tried again for this long.
+/// A type whose catch-up watches brought no bookmark twice in a row is not tried again for this
+/// long.
 const WITHOUT_BOOKMARKS: Duration = Duration::from_mins(1);
 /// And one whose catch-up watch failed, for this long.
 const AFTER_FAILURE: Duration = Duration::from_secs(5);
@@ -105,13 +108,18 @@ pub(super) struct Fences {
 
 impl Fences {
     pub(super) fn new(client: Client) -> Self {
-        Self { client, fences: Mutex::default() }
+        Self {
+            client,
+            fences: Mutex::default(),
+        }
     }
 
-    /// Waits until the scope's newest snapshot is shown to be no older than this call. Says which version
-    /// a snapshot must have at least: that the scope has one does not mean that it keeps it.
+    /// Waits until the scope's newest snapshot is shown to be no older than this call. Says which
+    /// version a snapshot must have at least: that the scope has one does not mean that it keeps
+    /// it.
     ///
-    /// `is_cheap` tells whether upstream would have little to do for what is wanted of the snapshot.
+    /// `is_cheap` tells whether upstream would have little to do for what is wanted of the
+    /// snapshot.
     pub(super) async fn pass(
         &self,
         scope: &Arc<Scope>,
@@ -119,15 +127,21 @@ impl Fences {
     ) -> Result<ResourceVersion, Unproven> {
         let started = Instant::now();
         let fence = self.of(scope);
-        let passed = timeout(MOST, fence.pass(scope, is_cheap)).await.unwrap_or(Err(Unproven::Late));
-        let step = passed.as_ref().map_or_else(Unproven::as_str, |(step, _)| step.as_str());
+        let passed = timeout(MOST, fence.pass(scope, is_cheap))
+            .await
+            .unwrap_or(Err(Unproven::Late));
+        let step = passed
+            .as_ref()
+            .map_or_else(Unproven::as_str, |(step, _)| step.as_str());
         metrics::fenced(&scope.key.gvr, step, started.elapsed());
         Ok(passed?.1)
     }
 
     fn of(&self, scope: &Arc<Scope>) -> Arc<Fence> {
         let mut fences = self.fences.lock();
-        let known = fences.get(&scope.key).filter(|fence| Weak::ptr_eq(&fence.scope, &Arc::downgrade(scope)));
+        let known = fences
+            .get(&scope.key)
+            .filter(|fence| Weak::ptr_eq(&fence.scope, &Arc::downgrade(scope)));
         if let Some(fence) = known {
             return Arc::clone(fence);
         }
@@ -163,7 +177,12 @@ struct Fence {
 
 impl Fence {
     fn new(client: Client, scope: &Arc<Scope>) -> Self {
-        let probe = Probe::new(client, &scope.key.gvr, &scope.key.selection, scope.fields.namespaced());
+        let probe = Probe::new(
+            client,
+            &scope.key.gvr,
+            &scope.key.selection,
+            scope.fields.namespaced(),
+        );
         Self {
             scope: Arc::downgrade(scope),
             probe,
@@ -187,7 +206,14 @@ impl Fence {
         });
         let Sighting { version, validated } = sighting.await.unwrap_or(Err(Unproven::Failed))?;
         if scope.reader.version() >= version {
-            return Ok((if validated { Step::Validated } else { Step::Current }, version));
+            return Ok((
+                if validated {
+                    Step::Validated
+                } else {
+                    Step::Current
+                },
+                version,
+            ));
         }
         let _waiting = Waiting::new(&self.waiting);
         if scope.reached(version, SOON).await {
@@ -207,7 +233,14 @@ impl Fence {
             return Err(Unproven::Late);
         }
         let followed = scope.reader.followed() >= version;
-        Ok((if followed { Step::Followed } else { Step::CaughtUp }, version))
+        Ok((
+            if followed {
+                Step::Followed
+            } else {
+                Step::CaughtUp
+            },
+            version,
+        ))
     }
 
     /// Asks upstream where it is, and compares what it has if that is little.
@@ -216,21 +249,39 @@ impl Fence {
         // A small type may have grown meanwhile; then the list is cut off, and nothing is compared.
         let limit = if small { 2 * SMALL } else { 1 };
         metrics::fence_asked(&scope.key.gvr, if small { "validate" } else { "list" });
-        let listed = timeout(MOST, self.probe.list(limit)).await.map_err(|_| Unproven::Late)?;
-        let Listed { version, all } = listed.map_err(|error| Unproven::NoAnswer(Arc::new(error)))?;
-        let Some(all) = all else { return Ok(Sighting { version, validated: false }) };
+        let listed = timeout(MOST, self.probe.list(limit))
+            .await
+            .map_err(|_| Unproven::Late)?;
+        let Listed { version, all } =
+            listed.map_err(|error| Unproven::NoAnswer(Arc::new(error)))?;
+        let Some(all) = all else {
+            return Ok(Sighting {
+                version,
+                validated: false,
+            });
+        };
         let validated = validate(scope, version, &all).await;
         Ok(Sighting { version, validated })
     }
 
-    /// Sees to it that a catch-up watch is open while somebody waits. Says whether that is of any use.
+    /// Sees to it that a catch-up watch is open while somebody waits. Says whether that is of any
+    /// use.
     fn catch_up(self: &Arc<Self>, scope: &Arc<Scope>) -> bool {
-        if self.useless_until.lock().is_some_and(|until| Instant::now() < until) {
+        if self
+            .useless_until
+            .lock()
+            .is_some_and(|until| Instant::now() < until)
+        {
             return false;
         }
         if !self.catching_up.swap(true, Ordering::SeqCst) {
             tokio::spawn(
-                CatchingUp { fence: Arc::clone(self), scope: Arc::clone(scope), is_said: true }.run(),
+                CatchingUp {
+                    fence: Arc::clone(self),
+                    scope: Arc::clone(scope),
+                    is_said: true,
+                }
+                .run(),
             );
         }
         true
@@ -245,7 +296,8 @@ impl Fence {
             match seen {
                 Seen::Event(version) => last = last.max(version),
                 Seen::Bookmark(version) => {
-                    // The scope's own watch brings the same events; the newest snapshot has them then.
+                    // The scope's own watch brings the same events; the newest snapshot has them
+                    // then.
                     if scope.reached(last, MOST).await {
                         let snapshot = scope.reader.snapshot();
                         if snapshot.version() >= last {
@@ -260,8 +312,8 @@ impl Fence {
     }
 }
 
-/// Compares what upstream has at `version` with the cache. Events that are on their way may make the
-/// two equal, or carry the cache past it.
+/// Compares what upstream has at `version` with the cache. Events that are on their way may make
+/// the two equal, or carry the cache past it.
 async fn validate(scope: &Scope, version: ResourceVersion, all: &Keys) -> bool {
     let until = Instant::now() + ON_ITS_WAY;
     loop {
@@ -284,7 +336,9 @@ async fn validate(scope: &Scope, version: ResourceVersion, all: &Keys) -> bool {
 /// Whether the snapshot's objects are these, in these versions.
 fn is_all_of(snapshot: &Snapshot, all: &Keys) -> bool {
     let same = |(key, version): &(String, ResourceVersion)| {
-        snapshot.get(key).is_some_and(|object| object.version == *version)
+        snapshot
+            .get(key)
+            .is_some_and(|object| object.version == *version)
     };
     snapshot.len() == all.len() && all.iter().all(same)
 }
@@ -309,7 +363,9 @@ impl CatchingUp {
                         continue;
                     }
                     // A busy server may be late with one.
-                    Ok(Ok(false)) if fence.fruitless.fetch_add(1, Ordering::SeqCst) == 0 => continue,
+                    Ok(Ok(false)) if fence.fruitless.fetch_add(1, Ordering::SeqCst) == 0 => {
+                        continue;
+                    }
                     Ok(Ok(false)) => WITHOUT_BOOKMARKS,
                     Ok(Err(error)) => {
                         tracing::debug!(resource = %scope.key.gvr, %error, "a catch-up watch failed");
@@ -323,7 +379,9 @@ impl CatchingUp {
             self.is_said = false;
             fence.catching_up.store(false, Ordering::SeqCst);
             // Who began to wait in between found it running.
-            if fence.waiting.load(Ordering::SeqCst) == 0 || fence.catching_up.swap(true, Ordering::SeqCst) {
+            if fence.waiting.load(Ordering::SeqCst) == 0
+                || fence.catching_up.swap(true, Ordering::SeqCst)
+            {
                 return;
             }
             self.is_said = true;
@@ -367,14 +425,20 @@ mod tests {
         let pki = Pki::new();
         let api = Api::start(&pki, HTTP2, |_, _| async { text("no list") }).await;
         let client = Client::new(&upstream_of(&pki, &api).await);
-        let (scopes, fences) = (Scopes::new(client.clone(), Config::default()), Fences::new(client));
+        let (scopes, fences) = (
+            Scopes::new(client.clone(), Config::default()),
+            Fences::new(client),
+        );
         let gvr = GroupVersionResource::new("", "v1", "pods");
         let fields = Arc::new(FieldTable::metadata_only(true));
         for name in 0..20 {
             let selection = Arc::new(Selection::named(None, &name.to_string()));
             let of = (&gvr, Representation::whole(crate::kube::Encoding::Json));
-            let lent =
-                scopes.lend(of, &"Pod".into(), &fields, |_| Some((selection, Keep::default()))).unwrap();
+            let lent = scopes
+                .lend(of, &"Pod".into(), &fields, |_| {
+                    Some((selection, Keep::default()))
+                })
+                .unwrap();
             fences.of(&lent);
             let weak = Arc::downgrade(&*lent);
             drop(lent);

@@ -35,7 +35,11 @@ pub(super) fn answer(opened: &Opened, read: &Read, name: &str) -> Outcome {
     } else if let Some(reason) = read.refused_by_upstream() {
         return Outcome::Forward(reason);
     } else {
-        answer::status(&Status::not_found(&read.resource.gvr, name), read.errors(), warnings)
+        answer::status(
+            &Status::not_found(&read.resource.gvr, name),
+            read.errors(),
+            warnings,
+        )
     };
     Outcome::Answered(opened.source, response)
 }

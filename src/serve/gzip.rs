@@ -1,4 +1,5 @@
-//! Compressed gets and lists, where upstream compresses. Watches are compressed in their own room, frame by frame.
+//! Compressed gets and lists, where upstream compresses. Watches are compressed in their own room,
+//! frame by frame.
 use std::io::Write;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +15,8 @@ use crate::http::body::{Body, BoxError, InMemory};
 use crate::kube::{GZIP_LEVEL, accepts_gzip};
 
 /// Bodies up to this many bytes are not worth it.
-/// Source: `apiserver/pkg/endpoints/handlers/responsewriters/writers.go` (defaultGzipThresholdBytes).
+/// Source: `apiserver/pkg/endpoints/handlers/responsewriters/writers.go`
+/// (defaultGzipThresholdBytes).
 const THRESHOLD: u64 = 128 * 1024;
 
 /// Whether a body of so many bytes is to be compressed for this client.
@@ -24,16 +26,27 @@ pub(super) fn is_wanted(request: &HeaderMap, length: u64) -> bool {
 
 /// Compresses an answer's body if the client takes it and it is large enough.
 pub(super) fn apply(request: &HeaderMap, response: Response<Body>) -> Response<Body> {
-    if !response.body().size_hint().exact().is_some_and(|length| is_wanted(request, length)) {
+    if !response
+        .body()
+        .size_hint()
+        .exact()
+        .is_some_and(|length| is_wanted(request, length))
+    {
         return response;
     }
     // Answers need not be compressed, and an encoder whose client takes nothing stays.
-    let Some(place) = Place::take() else { return response };
+    let Some(place) = Place::take() else {
+        return response;
+    };
     let (mut parts, body) = response.into_parts();
     parts.headers.remove(header::CONTENT_LENGTH);
     parts.extensions.remove::<InMemory>();
     mark(&mut parts.headers);
-    let body = Gzip { body, encoder: Some(GzEncoder::new(Vec::new(), GZIP_LEVEL)), _place: place };
+    let body = Gzip {
+        body,
+        encoder: Some(GzEncoder::new(Vec::new(), GZIP_LEVEL)),
+        _place: place,
+    };
     Response::from_parts(parts, body.boxed_unsync())
 }
 
@@ -86,7 +99,9 @@ impl http_body::Body for Gzip {
             match ready!(Pin::new(&mut this.body).poll_frame(context)) {
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),
                 Some(Ok(frame)) => {
-                    let Ok(data) = frame.into_data() else { continue };
+                    let Ok(data) = frame.into_data() else {
+                        continue;
+                    };
                     encoder.write_all(&data)?;
                     let compressed = std::mem::take(encoder.get_mut());
                     if !compressed.is_empty() {
@@ -120,9 +135,13 @@ mod tests {
 
     #[tokio::test]
     async fn large_bodies_are_one_gzip_member() {
-        let text: Vec<u8> = (0..200_000_u32).flat_map(|n| (n % 977).to_string().into_bytes()).collect();
+        let text: Vec<u8> = (0..200_000_u32)
+            .flat_map(|n| (n % 977).to_string().into_bytes())
+            .collect();
         let mut response = Response::new(full(text.clone()));
-        response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(text.len()));
+        response
+            .headers_mut()
+            .insert(header::CONTENT_LENGTH, HeaderValue::from(text.len()));
         let compressed = apply(&accepting("gzip"), response);
         assert_eq!(compressed.headers()[header::CONTENT_ENCODING], "gzip");
         assert_eq!(compressed.headers()[header::VARY], "Accept-Encoding");
@@ -130,14 +149,28 @@ mod tests {
         let bytes = compressed.into_body().collect().await.unwrap().to_bytes();
         let mut again = Vec::new();
         // Reads a single member only.
-        flate2::read::GzDecoder::new(&bytes[..]).read_to_end(&mut again).unwrap();
+        flate2::read::GzDecoder::new(&bytes[..])
+            .read_to_end(&mut again)
+            .unwrap();
         assert!(again == text);
     }
 
     #[tokio::test]
     async fn small_bodies_stay_as_they_are() {
-        let response = apply(&accepting("gzip"), Response::new(full(vec![b'a'; 128 * 1024])));
+        let response = apply(
+            &accepting("gzip"),
+            Response::new(full(vec![b'a'; 128 * 1024])),
+        );
         assert!(response.headers().is_empty());
-        assert_eq!(response.into_body().collect().await.unwrap().to_bytes().len(), 128 * 1024);
+        assert_eq!(
+            response
+                .into_body()
+                .collect()
+                .await
+                .unwrap()
+                .to_bytes()
+                .len(),
+            128 * 1024
+        );
     }
 }

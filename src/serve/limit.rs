@@ -28,7 +28,8 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// What each caller may use; zero stands for no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UserLimits {
-    /// Requests at a time. A watch counts until it begins, as in kube-apiserver's priority and fairness.
+    /// Requests at a time. A watch counts until it begins, as in kube-apiserver's priority and
+    /// fairness.
     pub in_flight: u32,
     /// Requests a second.
     pub per_second: u32,
@@ -102,7 +103,11 @@ impl UserLimits {
     }
 
     fn burst(self) -> f64 {
-        let burst = if self.burst == 0 { self.per_second.saturating_mul(2) } else { self.burst };
+        let burst = if self.burst == 0 {
+            self.per_second.saturating_mul(2)
+        } else {
+            self.burst
+        };
         f64::from(burst.max(1))
     }
 }
@@ -115,14 +120,21 @@ impl Refused {
         }
     }
 
-    /// Source: `apiserver/pkg/server/filters/priority-and-fairness.go` (tooManyRequests): plain text, not a Status.
+    /// Source: `apiserver/pkg/server/filters/priority-and-fairness.go` (tooManyRequests): plain
+    /// text, not a Status.
     pub(super) fn response(self) -> Response<Body> {
         metrics::limited(self.as_str());
         let mut response = Response::new(full("Too many requests, please try again later.\n"));
         *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-        headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("text/plain; charset=utf-8"),
+        );
+        headers.insert(
+            header::X_CONTENT_TYPE_OPTIONS,
+            HeaderValue::from_static("nosniff"),
+        );
         headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         response
     }
@@ -130,11 +142,19 @@ impl Refused {
 
 impl Limiter {
     pub(super) fn new(limits: UserLimits) -> Self {
-        let callers = Callers { known: HashMap::new(), most: MAX_CALLERS, swept: Instant::now() };
-        Self { limits, callers: Arc::new(Mutex::new(callers)) }
+        let callers = Callers {
+            known: HashMap::new(),
+            most: MAX_CALLERS,
+            swept: Instant::now(),
+        };
+        Self {
+            limits,
+            callers: Arc::new(Mutex::new(callers)),
+        }
     }
 
-    /// Lets a request in, or says why not. Who cannot be known here counts by the address they come from.
+    /// Lets a request in, or says why not. Who cannot be known here counts by the address they come
+    /// from.
     pub(super) async fn admit<B>(
         &self,
         access: &Access,
@@ -160,18 +180,24 @@ impl Limiter {
             (_, false) => Counts::Whole,
         };
         let seat = self.enter(caller, counts, Instant::now())?;
-        Ok(Admitted { seat, to_the_end: counts == Counts::Whole })
+        Ok(Admitted {
+            seat,
+            to_the_end: counts == Counts::Whole,
+        })
     }
 
     fn enter(&self, caller: Caller, counts: Counts, now: Instant) -> Result<Option<Seat>, Refused> {
         let limits = self.limits;
         let mut callers = self.callers.lock();
         let caller = callers.place(caller, limits, now);
-        let usage = callers.known.entry(caller.clone()).or_insert_with(|| Usage {
-            running: 0,
-            left: limits.burst(),
-            at: now,
-        });
+        let usage = callers
+            .known
+            .entry(caller.clone())
+            .or_insert_with(|| Usage {
+                running: 0,
+                left: limits.burst(),
+                at: now,
+            });
         let seated = limits.in_flight > 0 && counts != Counts::Never;
         if seated && usage.running >= limits.in_flight {
             return Err(Refused::InFlight);
@@ -187,7 +213,10 @@ impl Limiter {
             return Ok(None);
         }
         usage.running += 1;
-        Ok(Some(Seat { callers: Arc::clone(&self.callers), caller }))
+        Ok(Some(Seat {
+            callers: Arc::clone(&self.callers),
+            caller,
+        }))
     }
 }
 
@@ -204,7 +233,11 @@ impl Callers {
                 usage.running > 0 || usage.left < limits.burst()
             });
         }
-        if self.known.len() < self.most { caller } else { Caller::Others }
+        if self.known.len() < self.most {
+            caller
+        } else {
+            Caller::Others
+        }
     }
 }
 
@@ -272,13 +305,19 @@ mod tests {
 
     #[test]
     fn one_caller_at_its_limit_leaves_the_others_alone() {
-        let limiter = Limiter::new(UserLimits { in_flight: 2, ..UserLimits::default() });
+        let limiter = Limiter::new(UserLimits {
+            in_flight: 2,
+            ..UserLimits::default()
+        });
         let now = Instant::now();
         let enter = |name: &str, counts| limiter.enter(user(name), counts, now);
         let first = enter("a", Counts::Whole).unwrap();
         let _second = enter("a", Counts::Start).unwrap();
         assert_eq!(enter("a", Counts::Whole).err(), Some(Refused::InFlight));
-        assert!(enter("a", Counts::Never).unwrap().is_none(), "logs are not counted");
+        assert!(
+            enter("a", Counts::Never).unwrap().is_none(),
+            "logs are not counted"
+        );
         assert!(enter("b", Counts::Whole).is_ok());
         drop(first);
         assert!(enter("a", Counts::Whole).is_ok());
@@ -286,28 +325,53 @@ mod tests {
 
     #[test]
     fn a_burst_is_allowed_and_then_the_rate() {
-        let limiter = Limiter::new(UserLimits { per_second: 10, burst: 3, ..UserLimits::default() });
+        let limiter = Limiter::new(UserLimits {
+            per_second: 10,
+            burst: 3,
+            ..UserLimits::default()
+        });
         let begun = Instant::now();
-        let at =
-            |millis| limiter.enter(user("a"), Counts::Whole, begun + Duration::from_millis(millis)).is_ok();
+        let at = |millis| {
+            limiter
+                .enter(
+                    user("a"),
+                    Counts::Whole,
+                    begun + Duration::from_millis(millis),
+                )
+                .is_ok()
+        };
         assert_eq!([at(0), at(0), at(0), at(0)], [true, true, true, false]);
         assert_eq!([at(99), at(101), at(102)], [false, true, false]);
-        assert_eq!([at(60_000), at(60_000), at(60_000), at(60_000)], [true, true, true, false]);
+        assert_eq!(
+            [at(60_000), at(60_000), at(60_000), at(60_000)],
+            [true, true, true, false]
+        );
     }
 
     #[test]
     fn the_table_of_callers_is_bounded() {
-        let limiter = Limiter::new(UserLimits { in_flight: 1, ..UserLimits::default() });
+        let limiter = Limiter::new(UserLimits {
+            in_flight: 1,
+            ..UserLimits::default()
+        });
         limiter.callers.lock().most = 2;
         let now = Instant::now();
         let enter = |name: &str, at| limiter.enter(user(name), Counts::Whole, at);
         let (a, _b) = (enter("a", now).unwrap(), enter("b", now).unwrap());
         let c = enter("c", now).unwrap();
         assert_eq!(c.as_ref().unwrap().caller, Caller::Others);
-        assert_eq!(enter("d", now).err(), Some(Refused::InFlight), "all the others share one place");
+        assert_eq!(
+            enter("d", now).err(),
+            Some(Refused::InFlight),
+            "all the others share one place"
+        );
         drop((a, c));
         let later = now + SWEEP_INTERVAL;
-        assert_eq!(enter("d", later).unwrap().unwrap().caller, user("d"), "who does nothing is forgotten");
+        assert_eq!(
+            enter("d", later).unwrap().unwrap().caller,
+            user("d"),
+            "who does nothing is forgotten"
+        );
         assert!(limiter.callers.lock().known.len() <= 3);
     }
 }

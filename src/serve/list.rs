@@ -26,14 +26,26 @@ pub(super) fn answer(opened: &Opened, read: &Read, list: &List, headers: &Header
         return Outcome::Forward(Reason::VersionAhead);
     }
     let page = Page::cut(&snapshot, opened, read.namespace.as_deref(), list);
-    let Ok(page) = page else { return Outcome::Forward(Reason::Representation) };
+    let Ok(page) = page else {
+        return Outcome::Forward(Reason::Representation);
+    };
     if page.token.is_some() && snapshot.version() > reader.followed() {
         // The window does not lead back to a state that is ahead of its events.
         reader.pin(Instant::now(), snapshot.clone());
     }
-    let Page { items, token, remaining } = page;
+    let Page {
+        items,
+        token,
+        remaining,
+    } = page;
     let (count, bytes) = (items.count(), items.bytes());
-    let parts = items.form().list_parts(snapshot.version(), token.as_deref(), remaining, count, bytes);
+    let parts = items.form().list_parts(
+        snapshot.version(),
+        token.as_deref(),
+        remaining,
+        count,
+        bytes,
+    );
     let length = parts.body_len();
     let content_type = opened.representation.encoding.content_type(false);
     let respond = |body| from_memory(StatusCode::OK, content_type, body, &opened.ready.warnings);
@@ -53,7 +65,9 @@ pub(super) fn answer(opened: &Opened, read: &Read, list: &List, headers: &Header
             let body = ListBody::new(items, parts);
             let in_memory = body.is_in_memory();
             let mut response = respond(body.map_err(|never| match never {}).boxed_unsync());
-            response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+            response
+                .headers_mut()
+                .insert(header::CONTENT_LENGTH, HeaderValue::from(length));
             if in_memory {
                 response.extensions_mut().insert(InMemory);
             }
@@ -64,13 +78,22 @@ pub(super) fn answer(opened: &Opened, read: &Read, list: &List, headers: &Header
 }
 
 /// Whether the answer has so few objects at the most.
-pub(super) fn is_within(snapshot: &Snapshot, namespace: Option<&str>, list: &List, most: usize) -> bool {
+pub(super) fn is_within(
+    snapshot: &Snapshot,
+    namespace: Option<&str>,
+    list: &List,
+    most: usize,
+) -> bool {
     let items = snapshot.items_after(namespace, list.after.as_deref());
-    let wanted = items.filter(|object| list.filter.matches(&object.attributes)).take(most + 1).count();
+    let wanted = items
+        .filter(|object| list.filter.matches(&object.attributes))
+        .take(most + 1)
+        .count();
     wanted.min(list.limit.unwrap_or(usize::MAX)) <= most
 }
 
-/// The objects of one answer: references only, the body holds no bytes of its own but what it sends.
+/// The objects of one answer: references only, the body holds no bytes of its own but what it
+/// sends.
 struct Page {
     items: Items,
     /// Where the next page begins, if there is one.
@@ -92,8 +115,12 @@ impl Page {
         let form = &opened.ready.form;
         let partial = opened.partial();
         let (items, last, rest) = if list.filter.is_plain() && partial.is_none() {
-            let (runs, rest) = first_runs(snapshot.runs_after(namespace, list.after.as_deref()), limit);
-            let last = runs.last().and_then(|run| run.objects().last()).map(Arc::clone);
+            let (runs, rest) =
+                first_runs(snapshot.runs_after(namespace, list.after.as_deref()), limit);
+            let last = runs
+                .last()
+                .and_then(|run| run.objects().last())
+                .map(Arc::clone);
             (Items::Runs(Arc::clone(form), runs), last, rest)
         } else {
             let (objects, rest) = selected(snapshot, opened, namespace, list, limit);
@@ -112,11 +139,21 @@ impl Page {
         let last = last.filter(|_| rest > 0);
         let token = last.map(|last| {
             let key = last.key();
-            let after = namespace.map_or(key, |namespace| &key[namespace.len() + 1..]).to_owned();
-            ContinueToken { version: snapshot.version(), after }.encode()
+            let after = namespace
+                .map_or(key, |namespace| &key[namespace.len() + 1..])
+                .to_owned();
+            ContinueToken {
+                version: snapshot.version(),
+                after,
+            }
+            .encode()
         });
         let plain = token.is_some() && list.filter.is_plain();
-        Ok(Self { items, token, remaining: plain.then(|| i64::try_from(rest).unwrap_or(i64::MAX)) })
+        Ok(Self {
+            items,
+            token,
+            remaining: plain.then(|| i64::try_from(rest).unwrap_or(i64::MAX)),
+        })
     }
 }
 
@@ -150,11 +187,23 @@ fn selected(
         && let Some(value) = filter.equal_to(position)
         && let Some(objects) = snapshot.with_field(position, value)
     {
-        return (objects.filter(|object| filter.matches(&object.attributes)).cloned().collect(), 0);
+        return (
+            objects
+                .filter(|object| filter.matches(&object.attributes))
+                .cloned()
+                .collect(),
+            0,
+        );
     }
     let mut items = snapshot.items_after(namespace, list.after.as_deref());
-    let matching = items.by_ref().filter(|object| filter.matches(&object.attributes));
+    let matching = items
+        .by_ref()
+        .filter(|object| filter.matches(&object.attributes));
     let objects: Vec<_> = matching.take(limit).cloned().collect();
-    let rest = if objects.len() == limit { items.count() } else { 0 };
+    let rest = if objects.len() == limit {
+        items.count()
+    } else {
+        0
+    };
     (objects, rest)
 }

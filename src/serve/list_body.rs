@@ -49,12 +49,14 @@ impl Items {
     pub(super) fn bytes(&self) -> u64 {
         let all: u64 = match self {
             Self::Runs(_, runs) => runs.iter().map(|run| run.items_len() as u64).sum(),
-            Self::Objects(form, objects) => {
-                objects.iter().map(|object| form.item_len(&object.bytes) as u64).sum()
-            }
-            Self::Metadata(partial, metadata) => {
-                metadata.iter().map(|metadata| partial.item_len(metadata) as u64).sum()
-            }
+            Self::Objects(form, objects) => objects
+                .iter()
+                .map(|object| form.item_len(&object.bytes) as u64)
+                .sum(),
+            Self::Metadata(partial, metadata) => metadata
+                .iter()
+                .map(|metadata| partial.item_len(metadata) as u64)
+                .sum(),
         };
         all.saturating_sub(self.form().separator() as u64)
     }
@@ -74,14 +76,17 @@ impl Items {
             Self::Runs(..) => true,
             Self::Objects(_, objects) => {
                 let lengths = objects.iter().map(|object| object.bytes.len());
-                lengths.filter(|length| *length < WORTH_SHARING).sum::<usize>() <= CHUNK
+                lengths
+                    .filter(|length| *length < WORTH_SHARING)
+                    .sum::<usize>()
+                    <= CHUNK
             }
             Self::Metadata(..) => false,
         }
     }
 
-    /// Appends a piece; or what stands before it, and gives it back to be sent from where it lies, if it is large and
-    /// that is wanted.
+    /// Appends a piece; or what stands before it, and gives it back to be sent from where it lies,
+    /// if it is large and that is wanted.
     fn put(&self, index: usize, share: bool, out: &mut BytesMut) -> Option<Bytes> {
         let is_last = index + 1 == self.pieces();
         let piece = match self {
@@ -98,7 +103,14 @@ impl Items {
             }
             Self::Metadata(partial, metadata) => {
                 partial.put_item(&metadata[index], out);
-                out.truncate(out.len() - if is_last { partial.form().separator() } else { 0 });
+                out.truncate(
+                    out.len()
+                        - if is_last {
+                            partial.form().separator()
+                        } else {
+                            0
+                        },
+                );
                 return None;
             }
         };
@@ -125,7 +137,8 @@ pub(super) struct ListBody {
     place: Place,
     /// What is copied, up to the next piece that is not.
     copied: BytesMut,
-    /// Large pieces are not copied. Then there are many small ones, which the connection has to put together.
+    /// Large pieces are not copied. Then there are many small ones, which the connection has to put
+    /// together.
     in_memory: bool,
     /// A piece that is sent next.
     shared: Option<Bytes>,
@@ -138,9 +151,22 @@ impl ListBody {
         let left = parts.body_len();
         let in_memory = items.are_in_memory();
         // What comes later gets as much room again.
-        let room = if in_memory { ROOM } else { usize::try_from(left).unwrap_or(CHUNK).min(CHUNK) };
+        let room = if in_memory {
+            ROOM
+        } else {
+            usize::try_from(left).unwrap_or(CHUNK).min(CHUNK)
+        };
         let copied = BytesMut::with_capacity(room);
-        Self { items, parts, next: 0, place: Place::Head, copied, in_memory, shared: None, left }
+        Self {
+            items,
+            parts,
+            next: 0,
+            place: Place::Head,
+            copied,
+            in_memory,
+            shared: None,
+            left,
+        }
     }
 
     /// Whether it is made of references to what lies in memory.
@@ -194,7 +220,10 @@ impl http_body::Body for ListBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = self.get_mut();
         let chunk = this.next_chunk();
-        this.left -= chunk.as_ref().map_or(0, |chunk| chunk.len() as u64).min(this.left);
+        this.left -= chunk
+            .as_ref()
+            .map_or(0, |chunk| chunk.len() as u64)
+            .min(this.left);
         Poll::Ready(chunk.map(|chunk| Ok(Frame::data(chunk))))
     }
 
@@ -220,17 +249,28 @@ pub(super) struct CompressedListBody {
 impl CompressedListBody {
     pub(super) fn new(form: &TypeForm, runs: Vec<Run>, parts: ListParts) -> Self {
         let separator = (form.separator() > 0).then(|| Deflated::stored(b","));
-        Self { runs: runs.into_iter(), parts, separator, member: None, place: Place::Head }
+        Self {
+            runs: runs.into_iter(),
+            parts,
+            separator,
+            member: None,
+            place: Place::Head,
+        }
     }
 
-    /// Whether somebody had nearly all of it before, so that what is left to be compressed keeps nobody waiting.
+    /// Whether somebody had nearly all of it before, so that what is left to be compressed keeps
+    /// nobody waiting.
     pub(super) fn is_in_memory(&self) -> bool {
         let runs = self.runs.as_slice();
-        runs.iter().filter(|run| !run.is_deflated()).nth(COMPRESSED_AT_ONCE).is_none()
+        runs.iter()
+            .filter(|run| !run.is_deflated())
+            .nth(COMPRESSED_AT_ONCE)
+            .is_none()
     }
 
     fn next_chunk(&mut self) -> Option<Bytes> {
-        // Room for all of it where it is only put together: it would be copied once more as it grows.
+        // Room for all of it where it is only put together: it would be copied once more as it
+        // grows.
         let is_ready = self.runs.as_slice().first().is_some_and(Run::is_deflated);
         let mut chunk = BytesMut::with_capacity(if is_ready { CHUNK + CHUNK / 8 } else { 0 });
         let mut compressed = 0;
@@ -249,7 +289,8 @@ impl CompressedListBody {
                     let member = self.member.as_mut()?;
                     compressed += usize::from(!run.is_deflated());
                     member.put(&run.deflated(), &mut chunk);
-                    if let Some(separator) = self.separator.as_ref().filter(|_| self.runs.len() > 0) {
+                    if let Some(separator) = self.separator.as_ref().filter(|_| self.runs.len() > 0)
+                    {
                         member.put(separator, &mut chunk);
                     }
                     if chunk.len() >= CHUNK || compressed >= COMPRESSED_AT_ONCE {
@@ -277,7 +318,11 @@ impl http_body::Body for CompressedListBody {
         self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Poll::Ready(self.get_mut().next_chunk().map(|chunk| Ok(Frame::data(chunk))))
+        Poll::Ready(
+            self.get_mut()
+                .next_chunk()
+                .map(|chunk| Ok(Frame::data(chunk))),
+        )
     }
 
     fn is_end_stream(&self) -> bool {
@@ -299,12 +344,12 @@ mod tests {
     use super::*;
     use crate::kube::{Encoding, FieldTable, GroupVersionResource, ResourceVersion, scan};
 
-    const LIST: &str =
-        r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[]}"#;
+    const LIST: &str = r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[]}"#;
 
     /// Config maps with so many bytes of data.
     fn selected(form: &TypeForm, sizes: &[usize]) -> Vec<Arc<Object>> {
-        let fields = FieldTable::builtin(&GroupVersionResource::new("", "v1", "configmaps"), true).unwrap();
+        let fields =
+            FieldTable::builtin(&GroupVersionResource::new("", "v1", "configmaps"), true).unwrap();
         let object = |(index, size): (usize, &usize)| {
             let data = "x".repeat(*size);
             let text = format!(
@@ -312,19 +357,27 @@ mod tests {
             );
             let scanned = scan(Encoding::Json, text.as_bytes(), &fields).unwrap();
             let bytes = form.store(&text.into());
-            Arc::new(Object { bytes, version: scanned.version, attributes: scanned.attributes })
+            Arc::new(Object {
+                bytes,
+                version: scanned.version,
+                attributes: scanned.attributes,
+            })
         };
         sizes.iter().enumerate().map(object).collect()
     }
 
     #[test]
     fn a_selection_is_sent_from_where_it_lies_if_little_of_it_has_to_be_copied() {
-        let (form, _) = TypeForm::learn(Encoding::Json, "ConfigMap", &format!("{LIST}\n").into()).unwrap();
+        let (form, _) =
+            TypeForm::learn(Encoding::Json, "ConfigMap", &format!("{LIST}\n").into()).unwrap();
         let form = Arc::new(form);
         let mixed = [[3_000; 10], [300; 10]].concat();
-        for (sizes, in_memory) in
-            [(vec![3_000; 40], true), (mixed, true), (vec![300; 400], false), (vec![], true)]
-        {
+        for (sizes, in_memory) in [
+            (vec![3_000; 40], true),
+            (mixed, true),
+            (vec![300; 400], false),
+            (vec![], true),
+        ] {
             let objects = selected(&form, &sizes);
             let mut all = BytesMut::new();
             for object in &objects {
@@ -332,7 +385,8 @@ mod tests {
             }
             all.truncate(all.len().saturating_sub(form.separator()));
             let items = Items::Objects(Arc::clone(&form), objects.clone());
-            let parts = form.list_parts(ResourceVersion(9), None, None, items.count(), items.bytes());
+            let parts =
+                form.list_parts(ResourceVersion(9), None, None, items.count(), items.bytes());
             let expected = [&parts.head[..], &all, &parts.tail].concat();
             let mut body = ListBody::new(items, parts);
             assert_eq!(body.is_in_memory(), in_memory);
@@ -342,9 +396,13 @@ mod tests {
             }
             assert!(body.is_end_stream());
             assert!(frames.concat() == expected);
-            let is_shared = |object: &&Arc<Object>| frames.iter().any(|frame| object.bytes.is_part_of(frame));
+            let is_shared =
+                |object: &&Arc<Object>| frames.iter().any(|frame| object.bytes.is_part_of(frame));
             let large = sizes.iter().filter(|size| **size >= WORTH_SHARING).count();
-            assert_eq!(objects.iter().filter(is_shared).count(), if in_memory { large } else { 0 });
+            assert_eq!(
+                objects.iter().filter(is_shared).count(),
+                if in_memory { large } else { 0 }
+            );
         }
     }
 }

@@ -48,18 +48,27 @@ pub fn describe() {
         REQUESTS,
         "Requests answered, by verb, resource, source, reason for forwarding and code."
     );
-    describe_histogram!(DURATION, "Seconds from a request's arrival to the headers of its response.");
+    describe_histogram!(
+        DURATION,
+        "Seconds from a request's arrival to the headers of its response."
+    );
     describe_counter!(
         LIMITED,
         "Requests refused with 429 as their caller asked for too much, by which limit."
     );
-    describe_gauge!(IN_FLIGHT, "Requests whose response headers are not sent yet.");
+    describe_gauge!(
+        IN_FLIGHT,
+        "Requests whose response headers are not sent yet."
+    );
     describe_counter!(
         RESPONSE_BYTES,
         "Bytes of the bodies of answers that clients were sent, as compressed as they are sent, by source. Sessions of exec and port-forward are not in it."
     );
     describe_gauge!(WATCHES, "Watches that are served from memory now.");
-    describe_counter!(EVENTS, "Events, bookmarks and initial objects handed to watching clients.");
+    describe_counter!(
+        EVENTS,
+        "Events, bookmarks and initial objects handed to watching clients."
+    );
     describe_counter!(
         EVENT_BYTES,
         "Bytes of events, bookmarks and initial objects handed to watching clients, after compression."
@@ -72,8 +81,14 @@ pub fn describe() {
         FENCE_DURATION,
         "Seconds that consistent reads waited, by what showed memory new enough."
     );
-    describe_counter!(FENCE_REQUESTS, "Requests to upstream that show how new memory is, by kind.");
-    describe_counter!(ENDED, "Watches served from memory that ended, by how they did.");
+    describe_counter!(
+        FENCE_REQUESTS,
+        "Requests to upstream that show how new memory is, by kind."
+    );
+    describe_counter!(
+        ENDED,
+        "Watches served from memory that ended, by how they did."
+    );
 }
 
 /// The labels of a request. Only types of the catalog are named: clients cannot invent values.
@@ -88,14 +103,21 @@ impl Labels {
     pub(super) fn new(planned: &Planned, method: &Method) -> Self {
         let none = || Arc::from("");
         let (group, resource) = match &planned.resource {
-            Some(resource) => (Arc::clone(&resource.gvr.group), Arc::clone(&resource.gvr.resource)),
+            Some(resource) => (
+                Arc::clone(&resource.gvr.group),
+                Arc::clone(&resource.gvr.resource),
+            ),
             None => (none(), none()),
         };
         let verb = match planned.verb {
             Verb::Other if *method == Method::HEAD => "head",
             verb => verb.as_str(),
         };
-        Self { verb, group, resource }
+        Self {
+            verb,
+            group,
+            resource,
+        }
     }
 }
 
@@ -135,11 +157,18 @@ impl InFlight {
     pub(super) fn begin(labels: &Labels) -> Self {
         let gauge = gauge!(IN_FLIGHT, "verb" => labels.verb);
         gauge.increment(1);
-        Self { labels: labels.clone(), gauge }
+        Self {
+            labels: labels.clone(),
+            gauge,
+        }
     }
 
     pub(super) fn answered(self, source: Source, code: StatusCode, took: Duration) {
-        let Labels { verb, group, resource } = &self.labels;
+        let Labels {
+            verb,
+            group,
+            resource,
+        } = &self.labels;
         counter!(REQUESTS, "verb" => *verb, "group" => Arc::clone(group), "resource" => Arc::clone(resource),
             "source" => source.as_str(), "reason" => source.reason(), "code" => code.as_str().to_owned())
         .increment(1);
@@ -174,7 +203,10 @@ pub(super) struct WatchMeter(Arc<TypeMeter>);
 
 impl Meters {
     pub(super) fn begin(&self, labels: &Labels, resource: &Resource) -> WatchMeter {
-        let key = (Arc::clone(&labels.group), Arc::clone(&resource.gvr.resource));
+        let key = (
+            Arc::clone(&labels.group),
+            Arc::clone(&resource.gvr.resource),
+        );
         let mut meters = self.0.lock();
         let meter = meters.entry(key).or_insert_with_key(|(group, resource)| {
             let group = || Arc::clone(group);
@@ -199,7 +231,12 @@ impl Observer for WatchMeter {
     }
 
     fn ended(&mut self, how: Ending) {
-        let TypeMeter { watches, group, resource, .. } = &*self.0;
+        let TypeMeter {
+            watches,
+            group,
+            resource,
+            ..
+        } = &*self.0;
         watches.decrement(1);
         counter!(ENDED, "group" => Arc::clone(group), "resource" => Arc::clone(resource), "how" => how.as_str())
             .increment(1);

@@ -12,7 +12,8 @@ use crate::kube::{FieldRequirement, FieldSelector, GroupVersionResource, Selecti
 use crate::scope::Keep;
 use crate::store::Limits;
 
-/// A scope that was opened by demand is held for nobody for this long: longer than rollouts and restarts of its clients take.
+/// A scope that was opened by demand is held for nobody for this long: longer than rollouts and
+/// restarts of its clients take.
 const IDLE: Duration = Duration::from_mins(10);
 
 /// How lists and watches with `resourceVersion` unset are answered.
@@ -51,7 +52,8 @@ impl Cache {
     }
 }
 
-/// How the scopes of a type are opened and held. What is left open is as for types that are not named.
+/// How the scopes of a type are opened and held. What is left open is as for types that are not
+/// named.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holding {
     /// They are opened at the start, and not only once somebody asks.
@@ -85,7 +87,10 @@ impl Holding {
 
     /// What may be opened by demand, if anything.
     fn demand(self) -> Option<Demand> {
-        let demand = Demand { most: self.most.unwrap_or(MOST), merge: self.merge.unwrap_or(true) };
+        let demand = Demand {
+            most: self.most.unwrap_or(MOST),
+            merge: self.merge.unwrap_or(true),
+        };
         self.narrow.unwrap_or(false).then_some(demand)
     }
 }
@@ -99,7 +104,8 @@ const SENSITIVE: &[(&str, &str)] = &[("", "secrets")];
 static EVERYTHING: LazyLock<Arc<Selection>> = LazyLock::new(Arc::default);
 
 /// Types that are the same objects as another group's, and the group that stands for both.
-/// Source: `kubernetes/pkg/registry/events/rest/storage_events.go`, which has the core group's storage.
+/// Source: `kubernetes/pkg/registry/events/rest/storage_events.go`, which has the core group's
+/// storage.
 const SAME: &[(&str, &str, &str)] = &[("events.k8s.io", "events", "")];
 
 /// What is done with requests where there is a choice.
@@ -113,7 +119,8 @@ pub struct Policy {
     pub cache: Cache,
     /// What may be kept of those that are named; written by [`keep`](Self::keep).
     pub caches: HashMap<Name, Cache>,
-    /// The parts of types that are held, each by a scope of its own. Of types that are not named it is everything.
+    /// The parts of types that are held, each by a scope of its own. Of types that are not named it
+    /// is everything.
     pub scopes: HashMap<Name, Vec<Arc<Selection>>>,
     /// How scopes are opened and held, of types that are not named.
     pub holding: Holding,
@@ -124,21 +131,26 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// The types whose consistent reads may get something older; `*` stands for all that are not named.
+    /// The types whose consistent reads may get something older; `*` stands for all that are not
+    /// named.
     pub fn weakened(&self) -> Vec<String> {
         let all = (self.consistent_reads == ConsistentReads::Cache).then(|| "*".to_owned());
-        let named = self.resources.iter().filter(|(_, choice)| **choice == ConsistentReads::Cache);
+        let named = self
+            .resources
+            .iter()
+            .filter(|(_, choice)| **choice == ConsistentReads::Cache);
         let named = named.map(|((group, resource), _)| qualified(group, resource));
         all.into_iter().chain(named).collect()
     }
 
-    /// Says what may be kept of a type, under whichever of its groups it is named. Gives back what was said
-    /// of it before.
+    /// Says what may be kept of a type, under whichever of its groups it is named. Gives back what
+    /// was said of it before.
     pub fn keep(&mut self, group: &str, resource: &str, cache: Cache) -> Option<Cache> {
         self.caches.insert(name(group, resource), cache)
     }
 
-    /// Says how the scopes of a type are opened and held, under whichever of its groups it is named.
+    /// Says how the scopes of a type are opened and held, under whichever of its groups it is
+    /// named.
     pub fn hold(&mut self, group: &str, resource: &str, holding: Holding) {
         self.holdings.insert(name(group, resource), holding);
     }
@@ -154,34 +166,59 @@ impl Policy {
         }
     }
 
-    /// How long a scope of the type is held, and how much of its history, if all others have `window`.
-    pub(super) fn kept_for(&self, gvr: &GroupVersionResource, by_demand: bool, window: Limits) -> Keep {
+    /// How long a scope of the type is held, and how much of its history, if all others have
+    /// `window`.
+    pub(super) fn kept_for(
+        &self,
+        gvr: &GroupVersionResource,
+        by_demand: bool,
+        window: Limits,
+    ) -> Keep {
         let holding = self.holding(&gvr.group, &gvr.resource);
-        let idle = holding.idle.or_else(|| by_demand.then_some(IDLE)).filter(|idle| !idle.is_zero());
+        let idle = holding
+            .idle
+            .or_else(|| by_demand.then_some(IDLE))
+            .filter(|idle| !idle.is_zero());
         let own = holding.window_age.is_some() || holding.window_bytes.is_some();
         let window = Limits {
             age: holding.window_age.unwrap_or(window.age),
             bytes: holding.window_bytes.unwrap_or(window.bytes),
         };
-        Keep { by_demand, idle: idle.filter(|_| !holding.always), window: own.then_some(window) }
+        Keep {
+            by_demand,
+            idle: idle.filter(|_| !holding.always),
+            window: own.then_some(window),
+        }
     }
 
     /// The types whose scopes are opened at the start.
     pub(super) fn always(&self) -> impl Iterator<Item = &Name> {
-        self.holdings.iter().filter(|(_, holding)| holding.always).map(|(name, _)| name)
+        self.holdings
+            .iter()
+            .filter(|(_, holding)| holding.always)
+            .map(|(name, _)| name)
     }
 
     /// The parts of a type that are held, if it is not named everything.
     pub(super) fn parts(&self, name: &Name) -> Vec<Arc<Selection>> {
-        self.scopes.get(name).cloned().unwrap_or_else(|| vec![Arc::clone(&EVERYTHING)])
+        self.scopes
+            .get(name)
+            .cloned()
+            .unwrap_or_else(|| vec![Arc::clone(&EVERYTHING)])
     }
 
-    /// The preset for a cache on a node, for what runs there: of pods those of the node, the node itself, and its
-    /// lease. Nothing else is kept, unless it is named.
+    /// The preset for a cache on a node, for what runs there: of pods those of the node, the node
+    /// itself, and its lease. Nothing else is kept, unless it is named.
     pub fn of_node(name: &str) -> Self {
-        let mut policy = Self { cache: Cache::Nothing, ..Self::default() };
+        let mut policy = Self {
+            cache: Cache::Nothing,
+            ..Self::default()
+        };
         let bound = FieldSelector::default().and(FieldRequirement::equals("spec.nodeName", name));
-        let pods = Selection { fields: bound, ..Selection::default() };
+        let pods = Selection {
+            fields: bound,
+            ..Selection::default()
+        };
         let lease = Selection::named(Some("kube-node-lease"), name);
         let parts = [
             ("", "pods", pods),
@@ -190,7 +227,10 @@ impl Policy {
         ];
         for (group, resource, selection) in parts {
             policy.keep(group, resource, Cache::Objects);
-            policy.scopes.insert((group.to_owned(), resource.to_owned()), vec![Arc::new(selection)]);
+            policy.scopes.insert(
+                (group.to_owned(), resource.to_owned()),
+                vec![Arc::new(selection)],
+            );
         }
         policy
     }
@@ -200,10 +240,11 @@ impl Policy {
         self.cache(&GroupVersionResource::new(group, "", resource)) != Cache::Nothing
     }
 
-    /// Where the objects that a read asks for are held, or may be; `None` if no scope of the configuration covers them,
-    /// and none is to be opened for what it asks for.
+    /// Where the objects that a read asks for are held, or may be; `None` if no scope of the
+    /// configuration covers them, and none is to be opened for what it asks for.
     ///
-    /// The narrowest that certainly has them all. One object may be found where not all of its kind are.
+    /// The narrowest that certainly has them all. One object may be found where not all of its kind
+    /// are.
     pub(super) fn held_in(
         &self,
         gvr: &GroupVersionResource,
@@ -211,11 +252,17 @@ impl Policy {
         asked: impl FnOnce() -> Selection,
     ) -> Option<Coverage> {
         let complete = |selection: &Arc<Selection>| {
-            Coverage::Held(HeldIn { selection: Arc::clone(selection), is_complete: true })
+            Coverage::Held(HeldIn {
+                selection: Arc::clone(selection),
+                is_complete: true,
+            })
         };
         let demand = self.holding(&gvr.group, &gvr.resource).demand();
-        let scopes =
-            if self.scopes.is_empty() { None } else { self.scopes.get(&name(&gvr.group, &gvr.resource)) };
+        let scopes = if self.scopes.is_empty() {
+            None
+        } else {
+            self.scopes.get(&name(&gvr.group, &gvr.resource))
+        };
         if scopes.is_none() && demand.is_none() {
             return Some(complete(&EVERYTHING));
         }
@@ -231,23 +278,38 @@ impl Policy {
             return Some(complete(scope));
         }
         if let Some(demand) = demand {
-            return Some(Coverage::ByDemand { asked: Arc::new(asked), one, demand });
+            return Some(Coverage::ByDemand {
+                asked: Arc::new(asked),
+                one,
+                demand,
+            });
         }
-        let may_have =
-            |scope: &&Arc<Selection>| scope.namespace.is_none() || scope.namespace == asked.namespace;
+        let may_have = |scope: &&Arc<Selection>| {
+            scope.namespace.is_none() || scope.namespace == asked.namespace
+        };
         let scope = scopes.iter().filter(|_| one).find(may_have)?;
-        Some(Coverage::Held(HeldIn { selection: Arc::clone(scope), is_complete: false }))
+        Some(Coverage::Held(HeldIn {
+            selection: Arc::clone(scope),
+            is_complete: false,
+        }))
     }
 
-    /// What is kept of the types for which that is not the rule, and of all others (`*`) where it is not all:
-    /// by name, in order.
+    /// What is kept of the types for which that is not the rule, and of all others (`*`) where it
+    /// is not all: by name, in order.
     pub fn kept(&self) -> Vec<Kept> {
-        let sensitive = SENSITIVE.iter().filter(|(group, resource)| !self.is_named(group, resource));
+        let sensitive = SENSITIVE
+            .iter()
+            .filter(|(group, resource)| !self.is_named(group, resource));
         let sensitive = sensitive.map(|(group, resource)| (*group, *resource, Cache::Nothing));
-        let named = self.caches.iter().map(|((group, resource), cache)| (&**group, &**resource, *cache));
+        let named = self
+            .caches
+            .iter()
+            .map(|((group, resource), cache)| (&**group, &**resource, *cache));
         let exceptions = sensitive.chain(named);
         let exceptions = exceptions.filter(|(group, resource, cache)| {
-            *cache != Cache::Objects || is_sensitive(group, resource) || self.cache != Cache::Objects
+            *cache != Cache::Objects
+                || is_sensitive(group, resource)
+                || self.cache != Cache::Objects
         });
         let mut kept: Vec<_> = exceptions
             .map(|(group, resource, cache)| Kept {
@@ -259,19 +321,31 @@ impl Policy {
             .collect();
         if self.cache != Cache::Objects {
             let resource = "*".to_owned();
-            kept.push(Kept { group: String::new(), resource, cache: self.cache, sensitive: false });
+            kept.push(Kept {
+                group: String::new(),
+                resource,
+                cache: self.cache,
+                sensitive: false,
+            });
         }
         kept.sort_by_key(Kept::name);
         kept
     }
 
     fn is_named(&self, group: &str, resource: &str) -> bool {
-        self.caches.contains_key(&(group.to_owned(), resource.to_owned()))
+        self.caches
+            .contains_key(&(group.to_owned(), resource.to_owned()))
     }
 
     pub(super) fn cache(&self, gvr: &GroupVersionResource) -> Cache {
         let group = stored_in(&gvr.group, &gvr.resource);
-        let unnamed = || if is_sensitive(group, &gvr.resource) { Cache::Nothing } else { self.cache };
+        let unnamed = || {
+            if is_sensitive(group, &gvr.resource) {
+                Cache::Nothing
+            } else {
+                self.cache
+            }
+        };
         if self.caches.is_empty() {
             return unnamed();
         }
@@ -284,7 +358,10 @@ impl Policy {
             return self.consistent_reads;
         }
         let key = (gvr.group.to_string(), gvr.resource.to_string());
-        self.resources.get(&key).copied().unwrap_or(self.consistent_reads)
+        self.resources
+            .get(&key)
+            .copied()
+            .unwrap_or(self.consistent_reads)
     }
 }
 
@@ -294,7 +371,11 @@ pub(super) enum Coverage {
     /// A scope that the configuration names, or everything.
     Held(HeldIn),
     /// A scope that was opened for what clients ask for, or is to be.
-    ByDemand { asked: Arc<Selection>, one: bool, demand: Demand },
+    ByDemand {
+        asked: Arc<Selection>,
+        one: bool,
+        demand: Demand,
+    },
 }
 
 /// The scope that a read is answered from.
@@ -302,8 +383,8 @@ pub(super) enum Coverage {
 pub(super) struct HeldIn {
     /// What it covers.
     pub(super) selection: Arc<Selection>,
-    /// All that is asked for is there, if it exists. Otherwise what is found is right, and what is not found says
-    /// nothing.
+    /// All that is asked for is there, if it exists. Otherwise what is found is right, and what is
+    /// not found says nothing.
     pub(super) is_complete: bool,
 }
 
@@ -328,7 +409,11 @@ impl Kept {
 }
 
 fn qualified(group: &str, resource: &str) -> String {
-    if group.is_empty() { resource.to_owned() } else { format!("{resource}.{group}") }
+    if group.is_empty() {
+        resource.to_owned()
+    } else {
+        format!("{resource}.{group}")
+    }
 }
 
 fn is_sensitive(group: &str, resource: &str) -> bool {
@@ -342,7 +427,9 @@ pub fn name(group: &str, resource: &str) -> Name {
 
 /// The group that stands for all in which upstream serves the same objects.
 fn stored_in<'a>(group: &'a str, resource: &str) -> &'a str {
-    let same = SAME.iter().find(|(other, of, _)| *other == group && *of == resource);
+    let same = SAME
+        .iter()
+        .find(|(other, of, _)| *other == group && *of == resource);
     same.map_or(group, |(_, _, group)| *group)
 }
 
@@ -358,7 +445,10 @@ mod tests {
     #[test]
     fn nothing_is_kept_of_secrets_unless_they_are_named() {
         for others in [Cache::Nothing, Cache::Metadata, Cache::Objects] {
-            let mut policy = Policy { cache: others, ..Policy::default() };
+            let mut policy = Policy {
+                cache: others,
+                ..Policy::default()
+            };
             assert_eq!(cache(&policy, "", "v1", "secrets"), Cache::Nothing);
             assert_eq!(cache(&policy, "", "v1", "pods"), others);
             // Another group's type of this name is another type.
@@ -378,10 +468,22 @@ mod tests {
             let mut policy = Policy::default();
             assert_eq!(policy.keep(group, "events", Cache::Nothing), None);
             assert_eq!(cache(&policy, "", "v1", "events"), Cache::Nothing);
-            assert_eq!(cache(&policy, "events.k8s.io", "v1", "events"), Cache::Nothing);
-            assert_eq!(cache(&policy, "events.k8s.io", "v1beta1", "events"), Cache::Nothing);
-            assert_eq!(cache(&policy, "example.test", "v1", "events"), Cache::Objects);
-            assert_eq!(policy.keep("events.k8s.io", "events", Cache::Metadata), Some(Cache::Nothing));
+            assert_eq!(
+                cache(&policy, "events.k8s.io", "v1", "events"),
+                Cache::Nothing
+            );
+            assert_eq!(
+                cache(&policy, "events.k8s.io", "v1beta1", "events"),
+                Cache::Nothing
+            );
+            assert_eq!(
+                cache(&policy, "example.test", "v1", "events"),
+                Cache::Objects
+            );
+            assert_eq!(
+                policy.keep("events.k8s.io", "events", Cache::Metadata),
+                Some(Cache::Nothing)
+            );
         }
     }
 
@@ -389,7 +491,8 @@ mod tests {
     fn exceptions_are_told() {
         let told = |policy: &Policy| {
             let told = policy.kept().into_iter();
-            told.map(|kept| (kept.name(), kept.cache.as_str(), kept.sensitive)).collect::<Vec<_>>()
+            told.map(|kept| (kept.name(), kept.cache.as_str(), kept.sensitive))
+                .collect::<Vec<_>>()
         };
         let mut policy = Policy::default();
         assert_eq!(told(&policy), [("secrets".to_owned(), "never", true)]);
@@ -397,7 +500,10 @@ mod tests {
         policy.keep("", "pods", Cache::Objects);
         policy.keep("apps", "deployments", Cache::Metadata);
         let chosen = ("deployments.apps".to_owned(), "metadata", false);
-        assert_eq!(told(&policy), [chosen.clone(), ("secrets".to_owned(), "demand", true)]);
+        assert_eq!(
+            told(&policy),
+            [chosen.clone(), ("secrets".to_owned(), "demand", true)]
+        );
         policy.cache = Cache::Nothing;
         assert_eq!(
             told(&policy),
@@ -419,48 +525,95 @@ mod tests {
         };
         let pods = GroupVersionResource::new("", "v1", "pods");
         let held_in = |policy: &Policy, asked: &Selection, one| {
-            policy.held_in(&pods, one, || asked.clone()).map(|held| match held {
-                Coverage::Held(held) => (held.selection.to_string(), held.is_complete),
-                Coverage::ByDemand { asked, .. } => (format!("by demand: {asked}"), false),
-            })
+            policy
+                .held_in(&pods, one, || asked.clone())
+                .map(|held| match held {
+                    Coverage::Held(held) => (held.selection.to_string(), held.is_complete),
+                    Coverage::ByDemand { asked, .. } => (format!("by demand: {asked}"), false),
+                })
         };
         let everything = Some((String::new(), true));
-        assert_eq!(held_in(&Policy::default(), &selection(None, "", ""), false), everything);
+        assert_eq!(
+            held_in(&Policy::default(), &selection(None, "", ""), false),
+            everything
+        );
         let node = Policy::of_node("n1");
         let bound = Some(("fieldSelector=spec.nodeName=n1".to_owned(), true));
-        assert_eq!(held_in(&node, &selection(None, "", "spec.nodeName=n1"), false), bound);
-        assert_eq!(held_in(&node, &selection(Some("a"), "app=x", "spec.nodeName=n1"), false), bound);
-        for fields in ["", "spec.nodeName=n2", "spec.nodeName!=n2", "metadata.name=p"] {
-            assert_eq!(held_in(&node, &selection(None, "", fields), false), None, "{fields}");
+        assert_eq!(
+            held_in(&node, &selection(None, "", "spec.nodeName=n1"), false),
+            bound
+        );
+        assert_eq!(
+            held_in(
+                &node,
+                &selection(Some("a"), "app=x", "spec.nodeName=n1"),
+                false
+            ),
+            bound
+        );
+        for fields in [
+            "",
+            "spec.nodeName=n2",
+            "spec.nodeName!=n2",
+            "metadata.name=p",
+        ] {
+            assert_eq!(
+                held_in(&node, &selection(None, "", fields), false),
+                None,
+                "{fields}"
+            );
         }
         // One pod may be the node's; if it is not found, that says nothing.
         let named = Selection::named(Some("a"), "p");
-        assert_eq!(held_in(&node, &named, true), Some(("fieldSelector=spec.nodeName=n1".to_owned(), false)));
+        assert_eq!(
+            held_in(&node, &named, true),
+            Some(("fieldSelector=spec.nodeName=n1".to_owned(), false))
+        );
         // Other types are not concerned.
         let nodes = GroupVersionResource::new("", "v1", "nodes");
         for (name, has_it) in [("n1", true), ("n2", false)] {
             let held = node.held_in(&nodes, true, || Selection::named(None, name));
-            assert!(matches!(held, Some(Coverage::Held(held)) if held.is_complete == has_it), "{name}");
+            assert!(
+                matches!(held, Some(Coverage::Held(held)) if held.is_complete == has_it),
+                "{name}"
+            );
         }
-        assert!(node.held_in(&nodes, false, || selection(None, "", "")).is_none());
+        assert!(
+            node.held_in(&nodes, false, || selection(None, "", ""))
+                .is_none()
+        );
 
         let mut policy = Policy::default();
-        let scopes =
-            [selection(Some("a"), "", ""), selection(None, "app", ""), selection(Some("b"), "app=x", "")];
-        policy.scopes.insert(name("", "pods"), scopes.into_iter().map(Arc::new).collect());
+        let scopes = [
+            selection(Some("a"), "", ""),
+            selection(None, "app", ""),
+            selection(Some("b"), "app=x", ""),
+        ];
+        policy
+            .scopes
+            .insert(name("", "pods"), scopes.into_iter().map(Arc::new).collect());
         let asked = selection(Some("b"), "app=x", "spec.nodeName=n1");
         assert_eq!(
             held_in(&policy, &asked, false),
             Some(("namespace=b; labelSelector=app=x".to_owned(), true))
         );
         let asked = selection(Some("b"), "app=y", "");
-        assert_eq!(held_in(&policy, &asked, false), Some(("labelSelector=app".to_owned(), true)));
-        assert_eq!(held_in(&policy, &named, true), Some(("namespace=a".to_owned(), true)));
+        assert_eq!(
+            held_in(&policy, &asked, false),
+            Some(("labelSelector=app".to_owned(), true))
+        );
+        assert_eq!(
+            held_in(&policy, &named, true),
+            Some(("namespace=a".to_owned(), true))
+        );
         // What is in no part is held by demand, if it may be.
         assert_eq!(held_in(&policy, &selection(None, "", ""), false), None);
         policy.holding.narrow = Some(true);
         let by_demand = Some(("by demand: namespace=c".to_owned(), false));
-        assert_eq!(held_in(&policy, &selection(Some("c"), "", ""), false), by_demand);
+        assert_eq!(
+            held_in(&policy, &selection(Some("c"), "", ""), false),
+            by_demand
+        );
         assert_eq!(
             held_in(&policy, &selection(Some("a"), "", ""), false),
             Some(("namespace=a".to_owned(), true))
@@ -470,26 +623,49 @@ mod tests {
     #[test]
     fn scopes_are_held_as_their_type_or_all_types_say() {
         let gvr = |resource: &str| GroupVersionResource::new("", "v1", resource);
-        let window = Limits { age: Duration::from_mins(5), bytes: 1 << 20 };
+        let window = Limits {
+            age: Duration::from_mins(5),
+            bytes: 1 << 20,
+        };
         let mut policy = Policy::default();
         let kept = |policy: &Policy, resource, by_demand| {
             let keep = policy.kept_for(&gvr(resource), by_demand, window);
             (
                 keep.idle.map(|idle| idle.as_secs()),
-                keep.window.map(|window| (window.age.as_secs(), window.bytes)),
+                keep.window
+                    .map(|window| (window.age.as_secs(), window.bytes)),
             )
         };
         assert_eq!(kept(&policy, "pods", false), (None, None));
         assert_eq!(kept(&policy, "pods", true), (Some(600), None));
         policy.holding.idle = Some(Duration::from_mins(1));
         let second = Some(Duration::from_secs(1));
-        policy.hold("", "pods", Holding { window_age: second, ..Holding::default() });
+        policy.hold(
+            "",
+            "pods",
+            Holding {
+                window_age: second,
+                ..Holding::default()
+            },
+        );
         policy.hold(
             "",
             "nodes",
-            Holding { idle: Some(Duration::ZERO), window_bytes: Some(7), ..Holding::default() },
+            Holding {
+                idle: Some(Duration::ZERO),
+                window_bytes: Some(7),
+                ..Holding::default()
+            },
         );
-        policy.hold("", "services", Holding { idle: second, always: true, ..Holding::default() });
+        policy.hold(
+            "",
+            "services",
+            Holding {
+                idle: second,
+                always: true,
+                ..Holding::default()
+            },
+        );
         assert_eq!(kept(&policy, "pods", false), (Some(60), Some((1, 1 << 20))));
         assert_eq!(kept(&policy, "nodes", true), (None, Some((300, 7))));
         assert_eq!(kept(&policy, "services", false), (None, None));

@@ -36,7 +36,8 @@ impl Question {
         let path_and_query = request.uri().path_and_query();
         Self {
             path_and_query: path_and_query.map_or_else(String::new, ToString::to_string),
-            negotiated: NEGOTIATED.map(|name| request.headers().get_all(name).iter().cloned().collect()),
+            negotiated: NEGOTIATED
+                .map(|name| request.headers().get_all(name).iter().cloned().collect()),
         }
     }
 
@@ -53,7 +54,11 @@ impl Question {
                 headers.append(name, value.clone());
             }
         }
-        headers.extend(fields.into_iter().filter_map(|(name, value)| Some((name, value?))));
+        headers.extend(
+            fields
+                .into_iter()
+                .filter_map(|(name, value)| Some((name, value?))),
+        );
         Ok(request)
     }
 }
@@ -66,7 +71,8 @@ pub(super) struct Replay {
     pub(super) body: Bytes,
 }
 
-/// How much may be held of answers for those who take them, however slowly they do. Beyond it, answers are not kept.
+/// How much may be held of answers for those who take them, however slowly they do. Beyond it,
+/// answers are not kept.
 #[derive(Debug)]
 pub(super) struct Room {
     kibibytes: Arc<Semaphore>,
@@ -89,31 +95,49 @@ impl AsRef<[u8]> for Placed {
 impl Room {
     /// For so many bytes, and so many answers that are read at a time.
     pub(super) fn new(bytes: usize, reading: usize) -> Self {
-        Self { kibibytes: Arc::new(Semaphore::new(bytes >> 10)), reading: Semaphore::new(reading) }
+        Self {
+            kibibytes: Arc::new(Semaphore::new(bytes >> 10)),
+            reading: Semaphore::new(reading),
+        }
     }
 
     fn place(&self, body: Bytes) -> Option<Bytes> {
         let kibibytes = u32::try_from((body.len() >> 10) + 1).ok()?;
-        let place = Arc::clone(&self.kibibytes).try_acquire_many_owned(kibibytes).ok()?;
-        Some(Bytes::from_owner(Placed { body, _place: place }))
+        let place = Arc::clone(&self.kibibytes)
+            .try_acquire_many_owned(kibibytes)
+            .ok()?;
+        Some(Bytes::from_owner(Placed {
+            body,
+            _place: place,
+        }))
     }
 }
 
 impl Replay {
     /// Reads an answer to its end, if its body has at most `limit` bytes and there is room for it.
-    pub(super) async fn read<B>(response: Response<B>, limit: usize, room: &Room) -> Result<Self, NoAnswer>
+    pub(super) async fn read<B>(
+        response: Response<B>,
+        limit: usize,
+        room: &Room,
+    ) -> Result<Self, NoAnswer>
     where
         B: http_body::Body<Error: Into<BoxError>>,
     {
         let full = || NoAnswer::Useless("too much is held for those who do not take it".to_owned());
         let _reading = room.reading.try_acquire().map_err(|_| full())?;
         let (mut parts, body) = response.into_parts();
-        let body = body::whole(body, limit).await.map_err(|error| NoAnswer::Useless(error.to_string()))?;
+        let body = body::whole(body, limit)
+            .await
+            .map_err(|error| NoAnswer::Useless(error.to_string()))?;
         let body = room.place(body).ok_or_else(full)?;
         for name in OF_ONE_ANSWER {
             parts.headers.remove(*name);
         }
-        Ok(Self { status: parts.status, headers: parts.headers, body })
+        Ok(Self {
+            status: parts.status,
+            headers: parts.headers,
+            body,
+        })
     }
 
     pub(super) fn response(&self) -> Response<Body> {

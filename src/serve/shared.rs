@@ -1,7 +1,8 @@
 //! Identical consistent reads that are on their way to upstream at the same time share one request.
 //!
-//! The first is forwarded as it is. Who asks the same while it is under way waits for a request that begins after they
-//! came: its answer is no older than their questions. It is one of theirs, and given only to callers who may have it.
+//! The first is forwarded as it is. Who asks the same while it is under way waits for a request
+//! that begins after they came: its answer is no older than their questions. It is one of theirs,
+//! and given only to callers who may have it.
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
@@ -52,7 +53,11 @@ pub(super) struct Place<'a> {
 
 impl Shared {
     pub(super) fn new(forwarder: Forwarder) -> Self {
-        Self { forwarder, herds: Mutex::default(), room: Arc::new(Room::new(ROOM, READING)) }
+        Self {
+            forwarder,
+            herds: Mutex::default(),
+            room: Arc::new(Room::new(ROOM, READING)),
+        }
     }
 
     pub(super) fn enter<B>(&self, request: &Request<B>) -> Place<'_> {
@@ -61,14 +66,23 @@ impl Shared {
         let herd = herds.entry(question.clone()).or_default();
         herd.size += 1;
         let (turns, is_first) = (Arc::clone(&herd.turns), herd.size == 1);
-        Place { shared: self, question, turns, is_first }
+        Place {
+            shared: self,
+            question,
+            turns,
+            is_first,
+        }
     }
 }
 
 impl Place<'_> {
-    /// The answer to a request that is sent after this call, with the credentials of `caller` or of another who
-    /// waits; `None` if upstream should be asked for each.
-    pub(super) async fn answer(&self, caller: &HeaderMap, authority: &Authority) -> Option<Arc<Replay>> {
+    /// The answer to a request that is sent after this call, with the credentials of `caller` or of
+    /// another who waits; `None` if upstream should be asked for each.
+    pub(super) async fn answer(
+        &self,
+        caller: &HeaderMap,
+        authority: &Authority,
+    ) -> Option<Arc<Replay>> {
         let (forwarder, question) = (self.shared.forwarder.clone(), self.question.clone());
         let (authority, room) = (authority.clone(), Arc::clone(&self.shared.room));
         let caller = [header::AUTHORIZATION, header::USER_AGENT].map(|name| {
@@ -76,7 +90,8 @@ impl Place<'_> {
             (name, value)
         });
         let answer = self.turns.next(move || {
-            let (forwarder, question, caller) = (forwarder.clone(), question.clone(), caller.clone());
+            let (forwarder, question, caller) =
+                (forwarder.clone(), question.clone(), caller.clone());
             let (authority, room) = (authority.clone(), Arc::clone(&room));
             async move {
                 let fetched = fetch(&forwarder, &question, caller, &authority, &room);
@@ -110,9 +125,13 @@ async fn fetch(
     authority: &Authority,
     room: &Room,
 ) -> Result<Replay, NoAnswer> {
-    let response = forwarder.forward_body(question.request(caller)?, false, authority).await?;
+    let response = forwarder
+        .forward_body(question.request(caller)?, false, authority)
+        .await?;
     match response.status() {
-        StatusCode::OK | StatusCode::NOT_FOUND => Replay::read(response.map(named), MAX_BYTES, room).await,
+        StatusCode::OK | StatusCode::NOT_FOUND => {
+            Replay::read(response.map(named), MAX_BYTES, room).await
+        }
         status => Err(NoAnswer::Status(status)),
     }
 }

@@ -29,8 +29,8 @@ pub enum Source {
 impl Source {
     /// The metric labels of all sources, in the order of [`Source::index`].
     pub const NAMES: [&str; 10] = [
-        "snapshot", "window", "fence", "cache", "document", "shared", "access", "limit", "shutdown",
-        "forward",
+        "snapshot", "window", "fence", "cache", "document", "shared", "access", "limit",
+        "shutdown", "forward",
     ];
 
     /// Its place among all sources.
@@ -102,7 +102,8 @@ macro_rules! reasons {
 reasons! {
     /// Not a get, list or watch.
     NotARead = "not-a-read",
-    /// Not a resource's path, nor that of a document that is kept: health, metrics, or not understood.
+    /// Not a resource's path, nor that of a document that is kept: health, metrics, or not
+    /// understood.
     NotAResource = "not-a-resource",
     /// A type that discovery does not show as listable and watchable, or does not show so.
     UnknownType = "unknown-type",
@@ -140,7 +141,8 @@ reasons! {
     Identity = "identity",
     /// Upstream could not be asked about the caller.
     ReviewFailed = "review-failed",
-    /// More than may be kept in memory of the type, by the operator's choice or because it is sensitive.
+    /// More than may be kept in memory of the type, by the operator's choice or because it is
+    /// sensitive.
     Policy = "policy",
     /// Objects that no scope of the configuration is certain to hold.
     NotCovered = "not-covered",

@@ -5,14 +5,14 @@ use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-/// Lets callers share questions. An answer is given only to callers that came before its question was
-/// asked: the answer to a question that is under way may be from before the caller came.
+/// Lets callers share questions. An answer is given only to callers that came before its question
+/// was asked: the answer to a question that is under way may be from before the caller came.
 pub(super) struct Turns<T> {
     state: Mutex<State<T>>,
 }
 
-/// The next question, as the first who waits for it asks it, and where its answer will appear. It may hold
-/// that caller's credentials: those of one who has left are not used for others.
+/// The next question, as the first who waits for it asks it, and where its answer will appear. It
+/// may hold that caller's credentials: those of one who has left are not used for others.
 struct Next<T> {
     ask: Box<dyn FnOnce() -> BoxFuture<'static, T> + Send>,
     answer: watch::Sender<Option<T>>,
@@ -26,13 +26,18 @@ struct State<T> {
 
 impl<T> Default for Turns<T> {
     fn default() -> Self {
-        Self { state: Mutex::new(State { asking: false, next: None }) }
+        Self {
+            state: Mutex::new(State {
+                asking: false,
+                next: None,
+            }),
+        }
     }
 }
 
 impl<T: Clone + Send + Sync + 'static> Turns<T> {
-    /// The answer to a question that is asked after this call. The question is asked in a task of its
-    /// own: it goes on if the caller goes away, as others may wait for it. `None` if it failed.
+    /// The answer to a question that is asked after this call. The question is asked in a task of
+    /// its own: it goes on if the caller goes away, as others may wait for it. `None` if it failed.
     pub(super) async fn next<F, A>(self: &Arc<Self>, ask: F) -> Option<T>
     where
         F: FnOnce() -> A + Send + 'static,
@@ -80,7 +85,10 @@ impl<T> Drop for Asking<'_, T> {
         let mut state = self.0.state.lock();
         // Only if a question failed: whoever waits is told by the end of their place.
         if std::thread::panicking() {
-            *state = State { asking: false, next: None };
+            *state = State {
+                asking: false,
+                next: None,
+            };
         }
     }
 }
@@ -138,7 +146,9 @@ mod tests {
     #[tokio::test]
     async fn a_question_that_fails_holds_nobody_up() {
         let turns = Arc::new(Turns::default());
-        let failed = turns.next(|| async { if true { panic!("as planned") } else { 0 } }).await;
+        let failed = turns
+            .next(|| async { if true { panic!("as planned") } else { 0 } })
+            .await;
         assert_eq!(failed, None);
         assert_eq!(turns.next(|| async { 7 }).await, Some(7));
     }

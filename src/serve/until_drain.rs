@@ -21,16 +21,29 @@ const VERY_SHORT: Duration = Duration::from_secs(1);
 
 /// Lets a forwarded watch end when the process begins to. Other answers pass as they are.
 pub(super) fn apply(response: Response<Body>, draining: &drain::Watch) -> Response<Body> {
-    let media_type = response.headers().get(header::CONTENT_TYPE).map(http::HeaderValue::as_bytes);
+    let media_type = response
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .map(http::HeaderValue::as_bytes);
     let plain = !response.headers().contains_key(header::CONTENT_ENCODING);
     let encoding = [Encoding::Json, Encoding::Protobuf]
         .into_iter()
         .find(|encoding| media_type == Some(encoding.content_type(true).as_bytes()));
     match encoding {
         Some(encoding) if response.status() == StatusCode::OK => response.map(|body| {
-            let place = if plain { Place::new(encoding) } else { Place::Unseen { quiet: None } };
+            let place = if plain {
+                Place::new(encoding)
+            } else {
+                Place::Unseen { quiet: None }
+            };
             let young = Some(Box::pin(tokio::time::sleep(VERY_SHORT)));
-            UntilDrain { body, draining: Some(draining.bell()), place, young }.boxed_unsync()
+            UntilDrain {
+                body,
+                draining: Some(draining.bell()),
+                place,
+                young,
+            }
+            .boxed_unsync()
         }),
         _ => response,
     }
@@ -52,8 +65,8 @@ enum Place {
     Lines { between: bool },
     /// Four bytes of length, then so many bytes. What is known of the length, and what is missing.
     Lengths { prefix: Vec<u8>, missing: usize },
-    /// Compressed. Upstream ends a member of gzip with each event or batch of them, so that a stream that
-    /// is quiet stands between two. The moment from which on it counts as quiet.
+    /// Compressed. Upstream ends a member of gzip with each event or batch of them, so that a
+    /// stream that is quiet stands between two. The moment from which on it counts as quiet.
     Unseen { quiet: Option<Pin<Box<Sleep>>> },
 }
 
@@ -61,7 +74,10 @@ impl Place {
     fn new(encoding: Encoding) -> Self {
         match encoding {
             Encoding::Json => Self::Lines { between: true },
-            Encoding::Protobuf => Self::Lengths { prefix: Vec::new(), missing: 0 },
+            Encoding::Protobuf => Self::Lengths {
+                prefix: Vec::new(),
+                missing: 0,
+            },
         }
     }
 
@@ -76,9 +92,10 @@ impl Place {
     /// Nothing comes at the moment.
     fn poll_quiet(&mut self, context: &mut Context<'_>) -> Poll<()> {
         match self {
-            Self::Unseen { quiet } => {
-                quiet.get_or_insert_with(|| Box::pin(tokio::time::sleep(QUIET))).as_mut().poll(context)
-            }
+            Self::Unseen { quiet } => quiet
+                .get_or_insert_with(|| Box::pin(tokio::time::sleep(QUIET)))
+                .as_mut()
+                .poll(context),
             _ => Poll::Pending,
         }
     }
@@ -86,10 +103,16 @@ impl Place {
     fn pass(&mut self, mut data: &[u8]) {
         match self {
             Self::Unseen { quiet } => *quiet = None,
-            Self::Lines { between } => *between = data.last().map_or(*between, |last| *last == b'\n'),
+            Self::Lines { between } => {
+                *between = data.last().map_or(*between, |last| *last == b'\n')
+            }
             Self::Lengths { prefix, missing } => {
                 while !data.is_empty() {
-                    let wanted = if *missing > 0 { *missing } else { 4 - prefix.len() };
+                    let wanted = if *missing > 0 {
+                        *missing
+                    } else {
+                        4 - prefix.len()
+                    };
                     let (passed, rest) = data.split_at(wanted.min(data.len()));
                     data = rest;
                     if *missing > 0 {
@@ -116,10 +139,18 @@ impl http_body::Body for UntilDrain {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = self.get_mut();
-        if this.draining.as_mut().is_some_and(|draining| Pin::new(draining).poll(context).is_ready()) {
+        if this
+            .draining
+            .as_mut()
+            .is_some_and(|draining| Pin::new(draining).poll(context).is_ready())
+        {
             this.draining = None;
         }
-        if this.young.as_mut().is_some_and(|young| young.as_mut().poll(context).is_ready()) {
+        if this
+            .young
+            .as_mut()
+            .is_some_and(|young| young.as_mut().poll(context).is_ready())
+        {
             this.young = None;
         }
         if this.draining.is_none() && this.young.is_none() && this.place.is_between() {
@@ -152,13 +183,24 @@ mod tests {
     #[test]
     fn it_is_known_where_events_end() {
         let mut lines = Place::new(Encoding::Json);
-        for (data, between) in
-            [(&b""[..], true), (b"{}\n", true), (b"{", false), (b"", false), (b"}\n{}\n", true)]
-        {
+        for (data, between) in [
+            (&b""[..], true),
+            (b"{}\n", true),
+            (b"{", false),
+            (b"", false),
+            (b"}\n{}\n", true),
+        ] {
             lines.pass(data);
             assert_eq!(lines.is_between(), between, "{data:?}");
         }
-        let stream = [&[0, 0, 0, 3][..], b"abc", &[0, 0, 0, 0], &[0, 0, 1, 0], &[7; 256]].concat();
+        let stream = [
+            &[0, 0, 0, 3][..],
+            b"abc",
+            &[0, 0, 0, 0],
+            &[0, 0, 1, 0],
+            &[7; 256],
+        ]
+        .concat();
         let ends = [0, 7, 11, stream.len()];
         for size in 1..9 {
             let mut lengths = Place::new(Encoding::Protobuf);
@@ -179,20 +221,31 @@ mod tests {
             Some((Ok::<_, BoxError>(Frame::data(data)), receiver))
         });
         let response = response.header(header::CONTENT_TYPE, "application/json");
-        (sender, response.body(BodyExt::boxed_unsync(StreamBody::new(stream))).unwrap())
+        (
+            sender,
+            response
+                .body(BodyExt::boxed_unsync(StreamBody::new(stream)))
+                .unwrap(),
+        )
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_compressed_watch_ends_once_it_is_quiet() {
         let (trigger, draining) = drain::channel();
-        let (sender, response) = streamed(Response::builder().header(header::CONTENT_ENCODING, "gzip"));
+        let (sender, response) =
+            streamed(Response::builder().header(header::CONTENT_ENCODING, "gzip"));
         let mut body = apply(response, &draining).into_body();
         sender.send(Bytes::from_static(b"a member")).unwrap();
         body.frame().await.unwrap().unwrap();
-        tokio::time::timeout(Duration::from_mins(1), body.frame()).await.unwrap_err();
+        tokio::time::timeout(Duration::from_mins(1), body.frame())
+            .await
+            .unwrap_err();
         trigger.drain(Duration::from_secs(20));
         sender.send(Bytes::from_static(b"another")).unwrap();
-        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "another");
+        assert_eq!(
+            body.frame().await.unwrap().unwrap().into_data().unwrap(),
+            "another"
+        );
         let ended = tokio::time::timeout(Duration::from_secs(1), body.frame()).await;
         assert!(ended.unwrap().is_none());
     }
@@ -203,8 +256,15 @@ mod tests {
         trigger.drain(Duration::from_secs(20));
         let (_sender, response) = streamed(Response::builder());
         let mut body = apply(response, &draining).into_body();
-        tokio::time::timeout(Duration::from_millis(990), body.frame()).await.unwrap_err();
-        assert!(tokio::time::timeout(Duration::from_secs(1), body.frame()).await.unwrap().is_none());
+        tokio::time::timeout(Duration::from_millis(990), body.frame())
+            .await
+            .unwrap_err();
+        assert!(
+            tokio::time::timeout(Duration::from_secs(1), body.frame())
+                .await
+                .unwrap()
+                .is_none()
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -215,9 +275,14 @@ mod tests {
         sender.send(Bytes::from_static(b"{}\n{")).unwrap();
         body.frame().await.unwrap().unwrap();
         trigger.drain(Duration::from_secs(20));
-        tokio::time::timeout(Duration::from_secs(1), body.frame()).await.unwrap_err();
+        tokio::time::timeout(Duration::from_secs(1), body.frame())
+            .await
+            .unwrap_err();
         sender.send(Bytes::from_static(b"}\n")).unwrap();
-        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "}\n");
+        assert_eq!(
+            body.frame().await.unwrap().unwrap().into_data().unwrap(),
+            "}\n"
+        );
         assert!(body.frame().await.is_none());
     }
 }

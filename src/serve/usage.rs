@@ -35,10 +35,14 @@ pub struct TopClients {
 }
 
 impl Usage {
-    /// Every source with its requests, and the bytes of their answers' bodies, as compressed as they were sent.
+    /// Every source with its requests, and the bytes of their answers' bodies, as compressed as
+    /// they were sent.
     pub fn by_source(&self) -> impl Iterator<Item = (&'static str, u64, u64)> {
         let read = |sum: &AtomicU64| sum.load(Ordering::Relaxed);
-        let all = Source::NAMES.iter().zip(&self.0.requests).zip(&self.0.bytes);
+        let all = Source::NAMES
+            .iter()
+            .zip(&self.0.requests)
+            .zip(&self.0.bytes);
         all.map(move |((name, requests), bytes)| (*name, read(requests), read(bytes)))
     }
 
@@ -50,7 +54,10 @@ impl Usage {
 
     /// Watches open now: served from memory, and forwarded.
     pub fn watches(&self) -> (u64, u64) {
-        (self.0.watches_here.load(Ordering::Relaxed), self.0.watches_forwarded.load(Ordering::Relaxed))
+        (
+            self.0.watches_here.load(Ordering::Relaxed),
+            self.0.watches_forwarded.load(Ordering::Relaxed),
+        )
     }
 
     /// Looks at what was done since the last look, for the rates of [`Usage::top`].
@@ -61,11 +68,21 @@ impl Usage {
     /// Those who cost most of late, at most so many.
     pub fn top(&self, most: usize) -> TopClients {
         let (rows, known, let_go) = self.0.clients.top(most);
-        TopClients { rows, known, let_go }
+        TopClients {
+            rows,
+            known,
+            let_go,
+        }
     }
 
     /// A request is answered; what counts the bytes and, if it is an open watch, how long it stays.
-    pub(super) fn answered(&self, source: Source, user: Option<&str>, agent: &str, watch: bool) -> Metered {
+    pub(super) fn answered(
+        &self,
+        source: Source,
+        user: Option<&str>,
+        agent: &str,
+        watch: bool,
+    ) -> Metered {
         let forwarded = if let Source::Forward(reason) = source {
             self.0.reasons[reason as usize].fetch_add(1, Ordering::Relaxed);
             true
@@ -74,7 +91,12 @@ impl Usage {
         };
         self.0.requests[source.index()].fetch_add(1, Ordering::Relaxed);
         let client = self.0.clients.came(user, agent, forwarded);
-        let answer = Answer { usage: self.clone(), client, source, watch };
+        let answer = Answer {
+            usage: self.clone(),
+            client,
+            source,
+            watch,
+        };
         if watch {
             answer.watches().fetch_add(1, Ordering::Relaxed);
             answer.client.watch_began();
@@ -94,7 +116,11 @@ struct Answer {
 impl Answer {
     fn watches(&self) -> &AtomicU64 {
         let inner = &*self.usage.0;
-        if matches!(self.source, Source::Forward(_)) { &inner.watches_forwarded } else { &inner.watches_here }
+        if matches!(self.source, Source::Forward(_)) {
+            &inner.watches_forwarded
+        } else {
+            &inner.watches_here
+        }
     }
 }
 

@@ -37,11 +37,16 @@ impl Grant for Guard {
     }
 }
 
-/// Compressed are the watches that mark the end of the state they begin with, for who takes gzip, where
-/// upstream does so. Source: `apiserver/pkg/endpoints/handlers/watch.go` (BeginStream).
+/// Compressed are the watches that mark the end of the state they begin with, for who takes gzip,
+/// where upstream does so. Source: `apiserver/pkg/endpoints/handlers/watch.go` (BeginStream).
 pub(super) async fn coding(opened: &Opened, watch: &Watch, headers: &HeaderMap) -> Coding {
-    let asked_for = matches!(watch.begin, Begin::State { end_mark: true, .. }) && accepts_gzip(headers);
-    if asked_for && opened.scope.compression.is_on().await { Coding::Gzip } else { Coding::Identity }
+    let asked_for =
+        matches!(watch.begin, Begin::State { end_mark: true, .. }) && accepts_gzip(headers);
+    if asked_for && opened.scope.compression.is_on().await {
+        Coding::Gzip
+    } else {
+        Coding::Identity
+    }
 }
 
 pub(super) fn answer(
@@ -53,14 +58,30 @@ pub(super) fn answer(
     guard: Guard,
     labels: &Labels,
 ) -> Outcome {
-    let Opened { scope, ready, representation, .. } = opened;
-    let view = View { filter: watch.filter.clone(), partial: opened.partial().map(Box::new) };
+    let Opened {
+        scope,
+        ready,
+        representation,
+        ..
+    } = opened;
+    let view = View {
+        filter: watch.filter.clone(),
+        partial: opened.partial().map(Box::new),
+    };
     // A release that does not stream initial events refuses to be asked, and does not mark the end
     // of those it sends unasked.
-    if matches!(watch.begin, Begin::State { asked_for: true, .. }) && !ready.streams_initial_events {
+    if matches!(
+        watch.begin,
+        Begin::State {
+            asked_for: true,
+            ..
+        }
+    ) && !ready.streams_initial_events
+    {
         return Outcome::Forward(Reason::InitialEvents);
     }
-    // What happened before this cache began, upstream may still know: no reason for the client to list.
+    // What happened before this cache began, upstream may still know: no reason for the client to
+    // list.
     if let Begin::After(version) = watch.begin
         && scope.is_before_first_list(version)
     {
@@ -70,7 +91,9 @@ pub(super) fn answer(
         Begin::After(version) => Start::After(version),
         Begin::State { .. } | Begin::Now => Start::Now,
     };
-    let (subscription, snapshot) = scope.reader.subscribe(start, watch.filter.interest(&scope.fields));
+    let (subscription, snapshot) = scope
+        .reader
+        .subscribe(start, watch.filter.interest(&scope.fields));
     let version = snapshot.version();
     if version < opened.floor {
         return Outcome::Forward(Reason::VersionAhead);
@@ -88,7 +111,14 @@ pub(super) fn answer(
                 None
             };
             let runs = snapshot.into_runs(watch.filter.namespace());
-            (Some(Initial { runs, rest: None, end_mark }), opened.source)
+            (
+                Some(Initial {
+                    runs,
+                    rest: None,
+                    end_mark,
+                }),
+                opened.source,
+            )
         }
         Begin::Now if opened.source != Source::Snapshot => (None, opened.source),
         Begin::After(_) | Begin::Now => (None, Source::Window),
@@ -116,8 +146,12 @@ pub(super) fn answer(
         },
     );
     let body = body.map_err(|never| match never {}).boxed_unsync();
-    let mut response =
-        from_memory(StatusCode::OK, representation.encoding.content_type(true), body, &ready.warnings);
+    let mut response = from_memory(
+        StatusCode::OK,
+        representation.encoding.content_type(true),
+        body,
+        &ready.warnings,
+    );
     if coding == Coding::Gzip {
         gzip::mark(response.headers_mut());
     }

@@ -25,7 +25,8 @@ pub struct Rule {
     pub subject: String,
     /// Verbs as RBAC has them; `*` is all.
     pub verbs: Vec<String>,
-    /// Resources (`pods`, `deployments.apps`, `pods/log`) or, when they start with `/`, paths; `*` is all resources.
+    /// Resources (`pods`, `deployments.apps`, `pods/log`) or, when they start with `/`, paths; `*`
+    /// is all resources.
     pub resources: Vec<String>,
     /// Only this namespace; everywhere when absent.
     pub namespace: Option<String>,
@@ -59,10 +60,12 @@ pub(crate) const ADMIN_TOKEN: &str = "admin-token";
 /// The token of the user `viewer`, who may get, list and watch a few types.
 pub(crate) const VIEWER_TOKEN: &str = "viewer-token";
 
-/// What everybody may ask about themselves. Source: kubernetes `plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go`
-/// (system:basic-user).
-const OWN_REVIEWS: [&str; 2] =
-    ["selfsubjectreviews.authentication.k8s.io", "selfsubjectaccessreviews.authorization.k8s.io"];
+/// What everybody may ask about themselves. Source: kubernetes
+/// `plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go` (system:basic-user).
+const OWN_REVIEWS: [&str; 2] = [
+    "selfsubjectreviews.authentication.k8s.io",
+    "selfsubjectaccessreviews.authorization.k8s.io",
+];
 
 // === impl Rule ===
 
@@ -86,21 +89,31 @@ impl Rule {
 
     /// The same in one namespace only.
     pub fn in_namespace(self, namespace: &str) -> Self {
-        Self { namespace: Some(namespace.to_owned()), ..self }
+        Self {
+            namespace: Some(namespace.to_owned()),
+            ..self
+        }
     }
 
     fn allows(&self, user: &User, asked: &Attributes) -> bool {
         if self.subject != user.name && !user.groups.contains(&self.subject) {
             return false;
         }
-        let wanted = if asked.resource.is_empty() { asked.path.clone() } else { asked.qualified() };
+        let wanted = if asked.resource.is_empty() {
+            asked.path.clone()
+        } else {
+            asked.qualified()
+        };
         self.verbs.iter().any(|v| v == "*" || *v == asked.verb)
             && self.resources.iter().any(|r| match r.strip_suffix('*') {
                 Some("") => !asked.resource.is_empty(),
                 Some(prefix) => wanted.starts_with(prefix),
                 None => *r == wanted,
             })
-            && self.namespace.as_ref().is_none_or(|n| *n == asked.namespace)
+            && self
+                .namespace
+                .as_ref()
+                .is_none_or(|n| *n == asked.namespace)
             && self.name.as_ref().is_none_or(|n| *n == asked.name)
     }
 }
@@ -123,7 +136,10 @@ impl Attributes {
     pub(crate) fn forbidden(&self, user: &User) -> Failure {
         let who = &user.name;
         if self.resource.is_empty() {
-            let message = format!("forbidden: User {who:?} cannot {} path {:?}", self.verb, self.path);
+            let message = format!(
+                "forbidden: User {who:?} cannot {} path {:?}",
+                self.verb, self.path
+            );
             return Failure::new(403, "Forbidden", message).details("{}");
         }
         let qualified = if self.group.is_empty() {
@@ -131,8 +147,16 @@ impl Attributes {
         } else {
             format!("{}.{}", self.resource, self.group)
         };
-        let sub = if self.subresource.is_empty() { String::new() } else { format!("/{}", self.subresource) };
-        let object = if self.name.is_empty() { qualified } else { format!("{qualified} {:?}", self.name) };
+        let sub = if self.subresource.is_empty() {
+            String::new()
+        } else {
+            format!("/{}", self.subresource)
+        };
+        let object = if self.name.is_empty() {
+            qualified
+        } else {
+            format!("{qualified} {:?}", self.name)
+        };
         let scope = if self.namespace.is_empty() {
             "at the cluster scope".to_owned()
         } else {
@@ -149,7 +173,8 @@ impl Attributes {
         if !self.group.is_empty() {
             details += &[r#""group":""#, &self.group, r#"","#].concat();
         }
-        Failure::new(403, "Forbidden", message).details(format!(r#"{{{details}"kind":"{}"}}"#, self.resource))
+        Failure::new(403, "Forbidden", message)
+            .details(format!(r#"{{{details}"kind":"{}"}}"#, self.resource))
     }
 }
 
@@ -165,11 +190,17 @@ impl Default for Access {
             (ADMIN_TOKEN.to_owned(), user("admin", &["system:masters"])),
             (VIEWER_TOKEN.to_owned(), user("viewer", &["viewers"])),
         ]);
-        let discovery = ["/api", "/api/*", "/apis", "/apis/*", "/version", "/healthz", "/livez", "/readyz"];
+        let discovery = [
+            "/api", "/api/*", "/apis", "/apis/*", "/version", "/healthz", "/livez", "/readyz",
+        ];
         let rules = vec![
             Rule::new("system:authenticated", &["get"], &discovery),
             Rule::new("system:authenticated", &["create"], &OWN_REVIEWS),
-            Rule::new("system:unauthenticated", &["get"], &["/version", "/healthz", "/livez", "/readyz"]),
+            Rule::new(
+                "system:unauthenticated",
+                &["get"],
+                &["/version", "/healthz", "/livez", "/readyz"],
+            ),
             Rule::read(
                 "viewer",
                 &[
@@ -183,19 +214,28 @@ impl Default for Access {
                 ],
             ),
         ];
-        Self { tables: RwLock::new((users, rules)), state: None }
+        Self {
+            tables: RwLock::new((users, rules)),
+            state: None,
+        }
     }
 }
 
 impl Access {
     /// With the RBAC objects of a cluster beside the rules.
     pub(crate) fn of(state: &Arc<State>) -> Self {
-        Self { state: Some(Arc::clone(state)), ..Self::default() }
+        Self {
+            state: Some(Arc::clone(state)),
+            ..Self::default()
+        }
     }
 
     /// Gives a token to a user.
     pub fn add_user(&self, token: &str, name: &str, groups: &[&str]) {
-        let user = User { name: name.to_owned(), groups: groups.iter().map(|&g| g.to_owned()).collect() };
+        let user = User {
+            name: name.to_owned(),
+            groups: groups.iter().map(|&g| g.to_owned()).collect(),
+        };
         self.tables.write().0.insert(token.to_owned(), user);
     }
 
@@ -230,11 +270,17 @@ impl Access {
                 groups: vec!["system:unauthenticated".to_owned()],
             },
             Some(value) => {
-                let token = value.split_once(' ').filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-                token.and_then(|(_, t)| self.user(t.trim())).ok_or_else(Failure::unauthorized)?
+                let token = value
+                    .split_once(' ')
+                    .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+                token
+                    .and_then(|(_, t)| self.user(t.trim()))
+                    .ok_or_else(Failure::unauthorized)?
             }
         };
-        let Some(other) = text("impersonate-user") else { return Ok(user) };
+        let Some(other) = text("impersonate-user") else {
+            return Ok(user);
+        };
         let asked = Attributes {
             verb: "impersonate".to_owned(),
             resource: "users".to_owned(),
@@ -244,14 +290,23 @@ impl Access {
         if !self.allowed(&user, &asked) {
             return Err(asked.forbidden(&user));
         }
-        let groups = headers.get_all("impersonate-group").iter().filter_map(|v| v.to_str().ok());
+        let groups = headers
+            .get_all("impersonate-group")
+            .iter()
+            .filter_map(|v| v.to_str().ok());
         let mut groups: Vec<_> = groups.map(str::to_owned).collect();
-        let class =
-            if other == "system:anonymous" { "system:unauthenticated" } else { "system:authenticated" };
+        let class = if other == "system:anonymous" {
+            "system:unauthenticated"
+        } else {
+            "system:authenticated"
+        };
         if !groups.iter().any(|g| g == class) {
             groups.push(class.to_owned());
         }
-        Ok(User { name: other.to_owned(), groups })
+        Ok(User {
+            name: other.to_owned(),
+            groups,
+        })
     }
 
     /// The authorizers.
@@ -262,7 +317,12 @@ impl Access {
     /// Why they may, in the authorizer's words; `None` when they may not.
     pub(crate) fn reason(&self, user: &User, asked: &Attributes) -> Option<String> {
         if user.groups.iter().any(|g| g == "system:masters")
-            || self.tables.read().1.iter().any(|rule| rule.allows(user, asked))
+            || self
+                .tables
+                .read()
+                .1
+                .iter()
+                .any(|rule| rule.allows(user, asked))
         {
             return Some(String::new());
         }
@@ -286,7 +346,10 @@ mod tests {
     #[test]
     fn rules_decide() {
         let access = Access::default();
-        let (admin, viewer) = (access.user(ADMIN_TOKEN).unwrap(), access.user(VIEWER_TOKEN).unwrap());
+        let (admin, viewer) = (
+            access.user(ADMIN_TOKEN).unwrap(),
+            access.user(VIEWER_TOKEN).unwrap(),
+        );
         assert!(access.allowed(&admin, &asked("delete", "secrets", "n")));
         assert!(access.allowed(&viewer, &asked("watch", "pods", "")));
         assert!(!access.allowed(&viewer, &asked("watch", "secrets", "")));
@@ -299,7 +362,10 @@ mod tests {
 
     #[test]
     fn refuses_in_upstreams_words() {
-        let bob = User { name: "bob".to_owned(), groups: vec![] };
+        let bob = User {
+            name: "bob".to_owned(),
+            groups: vec![],
+        };
         let text = asked("list", "pods", "").forbidden(&bob).status();
         assert!(
             text.contains(

@@ -31,7 +31,14 @@ pub struct Mix {
 
 impl Default for Mix {
     fn default() -> Self {
-        Self { pods: 70, configmaps: 5, leases: 15, deployments: 5, widgets: 5, configmap_bytes: 0 }
+        Self {
+            pods: 70,
+            configmaps: 5,
+            leases: 15,
+            deployments: 5,
+            widgets: 5,
+            configmap_bytes: 0,
+        }
     }
 }
 
@@ -40,11 +47,18 @@ impl FromStr for Mix {
 
     /// `pods=70,leases=30`: what is not named does not change.
     fn from_str(text: &str) -> Result<Self, String> {
-        let mut mix =
-            Self { pods: 0, configmaps: 0, leases: 0, deployments: 0, widgets: 0, configmap_bytes: 0 };
+        let mut mix = Self {
+            pods: 0,
+            configmaps: 0,
+            leases: 0,
+            deployments: 0,
+            widgets: 0,
+            configmap_bytes: 0,
+        };
         for pair in text.split(',') {
-            let (kind, weight) =
-                pair.split_once('=').ok_or("not a kind and a weight, as in pods=70,leases=30")?;
+            let (kind, weight) = pair
+                .split_once('=')
+                .ok_or("not a kind and a weight, as in pods=70,leases=30")?;
             let place = match kind {
                 "pods" => &mut mix.pods,
                 "configmaps" => &mut mix.configmaps,
@@ -57,7 +71,10 @@ impl FromStr for Mix {
                     ));
                 }
             };
-            *place = weight.parse::<u16>().map_err(|error| format!("{weight}: {error}"))?.into();
+            *place = weight
+                .parse::<u16>()
+                .map_err(|error| format!("{weight}: {error}"))?
+                .into();
         }
         Ok(mix)
     }
@@ -73,7 +90,8 @@ pub struct Plan {
     nodes: usize,
     /// Numbers new names, so that none comes back.
     created: usize,
-    /// Objects that may be changed, by type; refreshed from nowhere: the plan is the only writer it reckons with.
+    /// Objects that may be changed, by type; refreshed from nowhere: the plan is the only writer it
+    /// reckons with.
     pods: Vec<(String, String)>,
     configmaps: Vec<(String, String)>,
     deployments: Vec<(String, String)>,
@@ -98,9 +116,14 @@ impl Plan {
     pub fn new(state: &State, seed: u64, mix: Mix) -> Self {
         let names = |group: &str, resource: &str| -> Vec<(String, String)> {
             let keys = state.snapshot(&gvr(group, resource)).into_keys();
-            keys.filter_map(|k| k.split_once('/').map(|(a, b)| (a.to_owned(), b.to_owned()))).collect()
+            keys.filter_map(|k| k.split_once('/').map(|(a, b)| (a.to_owned(), b.to_owned())))
+                .collect()
         };
-        let teams = state.snapshot(&gvr("", "namespaces")).keys().filter(|k| k.starts_with("team-")).count();
+        let teams = state
+            .snapshot(&gvr("", "namespaces"))
+            .keys()
+            .filter(|k| k.starts_with("team-"))
+            .count();
         Self {
             rng: Rng::with_seed(seed),
             mix,
@@ -116,8 +139,17 @@ impl Plan {
 
     /// Does the next write. A write that finds its object changed by somebody else is skipped.
     pub fn step(&mut self, state: &State) {
-        let Mix { pods, configmaps, leases, deployments, widgets, configmap_bytes } = self.mix;
-        let mut dice = self.rng.u32(0..(pods + configmaps + leases + deployments + widgets).max(1));
+        let Mix {
+            pods,
+            configmaps,
+            leases,
+            deployments,
+            widgets,
+            configmap_bytes,
+        } = self.mix;
+        let mut dice = self
+            .rng
+            .u32(0..(pods + configmaps + leases + deployments + widgets).max(1));
         let mut falls_on = |weight: u32| {
             let hit = dice < weight;
             dice = dice.wrapping_sub(weight);
@@ -135,18 +167,34 @@ impl Plan {
             if self.nodes > 0 {
                 let node = fixtures::node_name(self.rng.usize(0..self.nodes));
                 let beat = self.rng.u64(0..86_400);
-                let _ = state.update(&gvr("coordination.k8s.io", "leases"), &fixtures::lease(&node, beat));
+                let _ = state.update(
+                    &gvr("coordination.k8s.io", "leases"),
+                    &fixtures::lease(&node, beat),
+                );
             }
         } else if falls_on(deployments) {
             let rng = &mut self.rng;
-            rewrite(state, &gvr("apps", "deployments"), &self.deployments, rng, fixtures::deployment);
+            rewrite(
+                state,
+                &gvr("apps", "deployments"),
+                &self.deployments,
+                rng,
+                fixtures::deployment,
+            );
         } else {
-            rewrite(state, &gvr("example.com", "widgets"), &self.widgets, &mut self.rng, fixtures::widget);
+            rewrite(
+                state,
+                &gvr("example.com", "widgets"),
+                &self.widgets,
+                &mut self.rng,
+                fixtures::widget,
+            );
         }
     }
 
-    /// Two updates in three, else a creation or a deletion. An update draws labels, image and status anew, and sometimes
-    /// an unscheduled pod gets its node, so that selectors see objects come and go.
+    /// Two updates in three, else a creation or a deletion. An update draws labels, image and
+    /// status anew, and sometimes an unscheduled pod gets its node, so that selectors see objects
+    /// come and go.
     fn pod(&mut self, state: &State) {
         let pods = gvr("", "pods");
         let rng = &mut self.rng;
@@ -165,7 +213,11 @@ impl Plan {
                     fixtures::namespace_name(rng.usize(0..self.namespaces))
                 };
                 self.created += 1;
-                let name = format!("{}-n{}", fixtures::pod_name(self.created, rng), self.created);
+                let name = format!(
+                    "{}-n{}",
+                    fixtures::pod_name(self.created, rng),
+                    self.created
+                );
                 let node = node(rng);
                 let _ = state.create(&pods, &fixtures::pod(&namespace, &name, &node, rng));
                 self.pods.push((namespace, name));
@@ -211,9 +263,11 @@ impl Churn {
             let mut tick = tokio::time::interval(Duration::from_millis(10));
             tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
             while stopped.run_until_cancelled(tick.tick()).await.is_some() {
-                // By the clock, not by counting ticks: a busy machine delays writes but does not lose them.
-                // One that cannot keep up with the clock at all is still to be stopped.
-                while (done as f64) < started.elapsed().as_secs_f64() * rate && !stopped.is_cancelled() {
+                // By the clock, not by counting ticks: a busy machine delays writes but does not
+                // lose them. One that cannot keep up with the clock at all is still to be stopped.
+                while (done as f64) < started.elapsed().as_secs_f64() * rate
+                    && !stopped.is_cancelled()
+                {
                     plan.step(&state);
                     done += 1;
                     tokio::task::yield_now().await;
@@ -221,7 +275,10 @@ impl Churn {
             }
             done
         });
-        Self { stop, task: AbortOnDropHandle::new(task) }
+        Self {
+            stop,
+            task: AbortOnDropHandle::new(task),
+        }
     }
 
     /// Stops after the write under way; returns how many steps were made.
@@ -241,15 +298,25 @@ mod tests {
         fixtures::populate(&state, Population::cluster(50, 4), 1);
         let mut plan = Plan::new(&state, seed, Mix::default());
         (0..500).for_each(|_| plan.step(&state));
-        super::super::resources().iter().map(|gvr| state.snapshot(gvr)).collect()
+        super::super::resources()
+            .iter()
+            .map(|gvr| state.snapshot(gvr))
+            .collect()
     }
 
     #[test]
     fn a_mix_is_read() {
         let mix: Mix = "pods=3,leases=1".parse().unwrap();
-        assert_eq!((mix.pods, mix.leases, mix.configmaps, mix.deployments), (3, 1, 0, 0));
-        for (text, why) in [("pods", "pods=70"), ("secrets=1", "secrets"), ("pods=-1", "-1"), ("", "pods=70")]
-        {
+        assert_eq!(
+            (mix.pods, mix.leases, mix.configmaps, mix.deployments),
+            (3, 1, 0, 0)
+        );
+        for (text, why) in [
+            ("pods", "pods=70"),
+            ("secrets=1", "secrets"),
+            ("pods=-1", "-1"),
+            ("", "pods=70"),
+        ] {
             assert!(text.parse::<Mix>().unwrap_err().contains(why), "{text}");
         }
     }

@@ -3,14 +3,28 @@ use serde_json::{Value, json};
 
 use super::kinds::{Form, KINDS, Kind};
 
-const VERBS: [&str; 7] = ["create", "delete", "get", "list", "patch", "update", "watch"];
+const VERBS: [&str; 7] = [
+    "create", "delete", "get", "list", "patch", "update", "watch",
+];
 
 /// Types that are only ever created: `(group, resource, kind)`.
 const REVIEWS: [(&str, &str, &str); 4] = [
-    ("authentication.k8s.io", "selfsubjectreviews", "SelfSubjectReview"),
+    (
+        "authentication.k8s.io",
+        "selfsubjectreviews",
+        "SelfSubjectReview",
+    ),
     ("authentication.k8s.io", "tokenreviews", "TokenReview"),
-    ("authorization.k8s.io", "selfsubjectaccessreviews", "SelfSubjectAccessReview"),
-    ("authorization.k8s.io", "subjectaccessreviews", "SubjectAccessReview"),
+    (
+        "authorization.k8s.io",
+        "selfsubjectaccessreviews",
+        "SelfSubjectAccessReview",
+    ),
+    (
+        "authorization.k8s.io",
+        "subjectaccessreviews",
+        "SubjectAccessReview",
+    ),
 ];
 
 /// The document at a path, in its legacy form.
@@ -44,7 +58,11 @@ pub(crate) fn aggregated(core: bool, served: impl Fn(usize) -> bool) -> Value {
     let items: Vec<_> = names
         .iter()
         .map(|group| {
-            let metadata = if core { json!({}) } else { json!({"name": group}) };
+            let metadata = if core {
+                json!({})
+            } else {
+                json!({"name": group})
+            };
             let mut resources: Vec<_> = kinds(group, &served)
                 .map(|k| {
                     let mut entry = json!({
@@ -83,7 +101,9 @@ pub(crate) fn aggregated(core: bool, served: impl Fn(usize) -> bool) -> Value {
 /// Whether a group-version is compiled in: its unknown resources are refused differently.
 pub(crate) fn is_builtin(group: &str, version: &str) -> bool {
     version == "v1"
-        && (KINDS.iter().any(|k| k.group == group && k.form == Form::Builtin)
+        && (KINDS
+            .iter()
+            .any(|k| k.group == group && k.form == Form::Builtin)
             || reviews(group).next().is_some())
 }
 
@@ -97,7 +117,11 @@ fn response_kind(kind: &Kind) -> Value {
 
 fn groups(served: &impl Fn(usize) -> bool) -> Vec<&'static str> {
     let mut groups = Vec::new();
-    let kinds = KINDS.iter().enumerate().filter(|(i, _)| served(*i)).map(|(_, k)| k.group);
+    let kinds = KINDS
+        .iter()
+        .enumerate()
+        .filter(|(i, _)| served(*i))
+        .map(|(_, k)| k.group);
     for group in kinds.chain(REVIEWS.iter().map(|(group, _, _)| *group)) {
         if !group.is_empty() && !groups.contains(&group) {
             groups.push(group);
@@ -106,11 +130,20 @@ fn groups(served: &impl Fn(usize) -> bool) -> Vec<&'static str> {
     groups
 }
 
-fn kinds<'a>(group: &'a str, served: &'a impl Fn(usize) -> bool) -> impl Iterator<Item = &'static Kind> + 'a {
-    KINDS.iter().enumerate().filter(move |(i, k)| k.group == group && served(*i)).map(|(_, k)| k)
+fn kinds<'a>(
+    group: &'a str,
+    served: &'a impl Fn(usize) -> bool,
+) -> impl Iterator<Item = &'static Kind> + 'a {
+    KINDS
+        .iter()
+        .enumerate()
+        .filter(move |(i, k)| k.group == group && served(*i))
+        .map(|(_, k)| k)
 }
 
-fn reviews(group: &str) -> impl Iterator<Item = &'static (&'static str, &'static str, &'static str)> {
+fn reviews(
+    group: &str,
+) -> impl Iterator<Item = &'static (&'static str, &'static str, &'static str)> {
     REVIEWS.iter().filter(move |(g, _, _)| *g == group)
 }
 
@@ -141,7 +174,11 @@ fn resources(group: &str, served: &impl Fn(usize) -> bool) -> Option<Value> {
     if entries.is_empty() {
         return None;
     }
-    let group_version = if group.is_empty() { "v1".to_owned() } else { format!("{group}/v1") };
+    let group_version = if group.is_empty() {
+        "v1".to_owned()
+    } else {
+        format!("{group}/v1")
+    };
     Some(json!({
         "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": entries,
     }))

@@ -94,7 +94,10 @@ pub(crate) enum NextFrame {
 
 impl Default for Faults {
     fn default() -> Self {
-        Self { active: Mutex::default(), cut: watch::Sender::new(Cut::default()) }
+        Self {
+            active: Mutex::default(),
+            cut: watch::Sender::new(Cut::default()),
+        }
     }
 }
 
@@ -128,7 +131,15 @@ impl Faults {
 
     /// Refuses the next `count` requests with a code and an optional `Retry-After`.
     pub fn refuse(&self, count: u32, code: u16, retry_after: Option<u32>) {
-        self.set(|a| a.refuse = Some(Refusal { count, code, retry_after, resource: None, verb: None }));
+        self.set(|a| {
+            a.refuse = Some(Refusal {
+                count,
+                code,
+                retry_after,
+                resource: None,
+                verb: None,
+            })
+        });
     }
 
     /// Breaks the n-th watch frame from now (1 is the next).
@@ -152,7 +163,9 @@ impl Faults {
 
     pub(crate) fn next_frame(&self) -> NextFrame {
         let mut active = self.active.lock();
-        let Some((left, how)) = active.break_frame.as_mut() else { return NextFrame::Whole };
+        let Some((left, how)) = active.break_frame.as_mut() else {
+            return NextFrame::Whole;
+        };
         *left -= 1;
         if *left > 0 {
             return NextFrame::Whole;
@@ -177,12 +190,16 @@ impl Faults {
                 "ServiceUnavailable",
                 "the server is currently unable to handle the request",
             ),
-            code => Failure::new(code, "InternalError", "Internal error occurred: simulated fault"),
+            code => Failure::new(
+                code,
+                "InternalError",
+                "Internal error occurred: simulated fault",
+            ),
         };
         let failure = match refuse.retry_after {
-            Some(seconds) => {
-                failure.retry_after(seconds).details(format!(r#"{{"retryAfterSeconds":{seconds}}}"#))
-            }
+            Some(seconds) => failure
+                .retry_after(seconds)
+                .details(format!(r#"{{"retryAfterSeconds":{seconds}}}"#)),
             None => failure,
         };
         refuse.count = refuse.count.saturating_sub(1);

@@ -1,6 +1,7 @@
 //! Objects that look like a real cluster's: their fields, their order, their size.
 //!
-//! Every function returns the JSON of one object without `resourceVersion` and `uid`; the write adds those.
+//! Every function returns the JSON of one object without `resourceVersion` and `uid`; the write
+//! adds those.
 use std::fmt::Write as _;
 
 use fastrand::Rng;
@@ -11,8 +12,16 @@ use super::state::State;
 use crate::kube::GroupVersionResource;
 
 /// Values of the label `app`.
-pub const APPS: [&str; 8] =
-    ["checkout", "catalog", "search", "billing", "frontend", "recommender", "sessions", "ingest"];
+pub const APPS: [&str; 8] = [
+    "checkout",
+    "catalog",
+    "search",
+    "billing",
+    "frontend",
+    "recommender",
+    "sessions",
+    "ingest",
+];
 /// Values of the label `tier`.
 pub const TIERS: [&str; 3] = ["frontend", "backend", "batch"];
 /// Colours of widgets, by which they can be selected.
@@ -33,14 +42,29 @@ pub(crate) fn populate(state: &State, population: Population, seed: u64) {
     let mut rng = Rng::with_seed(seed);
     let namespaces = population.namespaces;
     // Namespaced objects are spread over `default` too, when there are no others.
-    let namespace =
-        |n: usize| if namespaces == 0 { "default".to_owned() } else { namespace_name(n % namespaces) };
-    let node = |n: usize| if population.nodes == 0 { String::new() } else { node_name(n % population.nodes) };
+    let namespace = |n: usize| {
+        if namespaces == 0 {
+            "default".to_owned()
+        } else {
+            namespace_name(n % namespaces)
+        }
+    };
+    let node = |n: usize| {
+        if population.nodes == 0 {
+            String::new()
+        } else {
+            node_name(n % population.nodes)
+        }
+    };
     let create = |group: &str, resource: &str, json: String| {
         // Names are counted, so none is taken and nothing is refused.
         let _ = state.create(&GroupVersionResource::new(group, "v1", resource), &json);
     };
-    create("apiextensions.k8s.io", "customresourcedefinitions", widget_definition());
+    create(
+        "apiextensions.k8s.io",
+        "customresourcedefinitions",
+        widget_definition(),
+    );
     for name in ["default", "kube-system", "kube-node-lease"] {
         create("", "namespaces", self::namespace(name));
     }
@@ -50,23 +74,47 @@ pub(crate) fn populate(state: &State, population: Population, seed: u64) {
         create("coordination.k8s.io", "leases", lease(&node_name(n), 0));
     }
     for n in 0..population.pods {
-        create("", "pods", pod(&namespace(n), &pod_name(n, &mut rng), &node(n), &mut rng));
+        create(
+            "",
+            "pods",
+            pod(&namespace(n), &pod_name(n, &mut rng), &node(n), &mut rng),
+        );
     }
     for n in 0..population.configmaps {
         let name = format!("config-{n:04}");
-        create("", "configmaps", configmap(&namespace(n), &name, population.configmap_bytes, &mut rng));
+        create(
+            "",
+            "configmaps",
+            configmap(&namespace(n), &name, population.configmap_bytes, &mut rng),
+        );
     }
     for n in 0..population.secrets {
-        create("", "secrets", secret(&namespace(n), &format!("secret-{n:04}"), &mut rng));
+        create(
+            "",
+            "secrets",
+            secret(&namespace(n), &format!("secret-{n:04}"), &mut rng),
+        );
     }
     for n in 0..population.services {
-        create("", "services", service(&namespace(n), &format!("service-{n:04}"), n));
+        create(
+            "",
+            "services",
+            service(&namespace(n), &format!("service-{n:04}"), n),
+        );
     }
     for n in 0..population.deployments {
-        create("apps", "deployments", deployment(&namespace(n), &format!("deploy-{n:04}"), &mut rng));
+        create(
+            "apps",
+            "deployments",
+            deployment(&namespace(n), &format!("deploy-{n:04}"), &mut rng),
+        );
     }
     for n in 0..population.widgets {
-        create("example.com", "widgets", widget(&namespace(n), &format!("widget-{n:04}"), &mut rng));
+        create(
+            "example.com",
+            "widgets",
+            widget(&namespace(n), &format!("widget-{n:04}"), &mut rng),
+        );
     }
 }
 
@@ -79,7 +127,11 @@ pub fn pod_name(n: usize, rng: &mut Rng) -> String {
 pub fn pod(namespace: &str, name: &str, node: &str, rng: &mut Rng) -> String {
     let app = name.split('-').next().unwrap_or(name);
     let settings = (0..rng.usize(0..12)).fold(String::new(), |mut out, n| {
-        let _ = write!(out, r#",{{"name":"SETTING_{n}","value":"{}"}}"#, hash(rng, 24));
+        let _ = write!(
+            out,
+            r#",{{"name":"SETTING_{n}","value":"{}"}}"#,
+            hash(rng, 24)
+        );
         out
     });
     let values = [
@@ -94,7 +146,14 @@ pub fn pod(namespace: &str, name: &str, node: &str, rng: &mut Rng) -> String {
         ("ip", format!("10.244.{}.{}", rng.u8(..), rng.u8(..))),
         ("restarts", rng.u8(0..4).to_string()),
         ("settings", settings),
-        ("placed", if node.is_empty() { String::new() } else { format!(r#""nodeName":"{node}","#) }),
+        (
+            "placed",
+            if node.is_empty() {
+                String::new()
+            } else {
+                format!(r#""nodeName":"{node}","#)
+            },
+        ),
         ("managedFields", managed_fields("kubelet")),
     ];
     let status = if node.is_empty() {
@@ -102,13 +161,18 @@ pub fn pod(namespace: &str, name: &str, node: &str, rng: &mut Rng) -> String {
     } else {
         include_str!("templates/pod-running.json")
     };
-    fill(&include_str!("templates/pod.json").replace("${status}", status), &values)
+    fill(
+        &include_str!("templates/pod.json").replace("${status}", status),
+        &values,
+    )
 }
 
 /// A config map: of some keys, or of one with so many bytes.
 pub fn configmap(namespace: &str, name: &str, bytes: usize, rng: &mut Rng) -> String {
     let data: Vec<_> = match bytes {
-        0 => (0..rng.usize(1..8)).map(|n| format!(r#""key-{n}":"{}""#, hash(rng, 120))).collect(),
+        0 => (0..rng.usize(1..8))
+            .map(|n| format!(r#""key-{n}":"{}""#, hash(rng, 120)))
+            .collect(),
         bytes => vec![format!(r#""key":"{}""#, hash(rng, bytes))],
     };
     let values = [
@@ -123,13 +187,20 @@ pub fn configmap(namespace: &str, name: &str, bytes: usize, rng: &mut Rng) -> St
 
 /// A namespace.
 pub fn namespace(name: &str) -> String {
-    fill(include_str!("templates/namespace.json"), &[("name", name.to_owned())])
+    fill(
+        include_str!("templates/namespace.json"),
+        &[("name", name.to_owned())],
+    )
 }
 
 /// A node of about 3 KB.
 pub fn node(name: &str, rng: &mut Rng) -> String {
     let mut image = || {
-        let (app, digest, size) = (pick(&APPS, rng), hash(rng, 64), rng.u32(10_000_000..400_000_000));
+        let (app, digest, size) = (
+            pick(&APPS, rng),
+            hash(rng, 64),
+            rng.u32(10_000_000..400_000_000),
+        );
         format!(r#"{{"names":["registry.example.com/{app}@sha256:{digest}"],"sizeBytes":{size}}}"#)
     };
     let images: Vec<_> = (0..12).map(|_| image()).collect();
@@ -147,8 +218,16 @@ pub fn node(name: &str, rng: &mut Rng) -> String {
 
 /// A node's heartbeat; `beat` counts seconds.
 pub fn lease(node: &str, beat: u64) -> String {
-    let time = format!("{:02}:{:02}:{:02}", beat / 3600 % 24, beat / 60 % 60, beat % 60);
-    fill(include_str!("templates/lease.json"), &[("name", node.to_owned()), ("time", time)])
+    let time = format!(
+        "{:02}:{:02}:{:02}",
+        beat / 3600 % 24,
+        beat / 60 % 60,
+        beat % 60
+    );
+    fill(
+        include_str!("templates/lease.json"),
+        &[("name", node.to_owned()), ("time", time)],
+    )
 }
 
 /// A service with a cluster IP made from a number.
@@ -157,14 +236,21 @@ pub fn service(namespace: &str, name: &str, number: usize) -> String {
         ("name", name.to_owned()),
         ("namespace", namespace.to_owned()),
         ("app", APPS[number % APPS.len()].to_owned()),
-        ("ip", format!("10.96.{}.{}", number / 250 % 250, number % 250 + 1)),
+        (
+            "ip",
+            format!("10.96.{}.{}", number / 250 % 250, number % 250 + 1),
+        ),
     ];
     fill(include_str!("templates/service.json"), &values)
 }
 
 /// An opaque secret.
 pub fn secret(namespace: &str, name: &str, rng: &mut Rng) -> String {
-    let values = [("name", name.to_owned()), ("namespace", namespace.to_owned()), ("hash", hash(rng, 32))];
+    let values = [
+        ("name", name.to_owned()),
+        ("namespace", namespace.to_owned()),
+        ("hash", hash(rng, 32)),
+    ];
     fill(include_str!("templates/secret.json"), &values)
 }
 
@@ -198,7 +284,10 @@ pub fn widget(namespace: &str, name: &str, rng: &mut Rng) -> String {
 }
 
 fn managed_fields(manager: &str) -> String {
-    fill(include_str!("templates/managed-fields.json"), &[("manager", manager.to_owned())])
+    fill(
+        include_str!("templates/managed-fields.json"),
+        &[("manager", manager.to_owned())],
+    )
 }
 
 /// Puts values in place of `${name}`, and takes the template's whitespace out.
@@ -206,7 +295,9 @@ fn fill(template: &str, values: &[(&str, String)]) -> String {
     let mut out = String::with_capacity(template.len() * 2);
     let mut rest = template;
     while let Some((before, after)) = rest.split_once("${") {
-        let Some((name, after)) = after.split_once('}') else { break };
+        let Some((name, after)) = after.split_once('}') else {
+            break;
+        };
         let value = values.iter().find(|(n, _)| *n == name);
         debug_assert!(value.is_some(), "no value for {name}");
         out.push_str(before);
@@ -222,11 +313,20 @@ fn pick(choices: &[&str], rng: &mut Rng) -> String {
 }
 
 fn hash(rng: &mut Rng, length: usize) -> String {
-    (0..length).map(|_| char::from(b"0123456789abcdef"[rng.usize(0..16)])).collect()
+    (0..length)
+        .map(|_| char::from(b"0123456789abcdef"[rng.usize(0..16)]))
+        .collect()
 }
 
 fn uid(rng: &mut Rng) -> String {
-    format!("{}-{}-4{}-8{}-{}", hash(rng, 8), hash(rng, 4), hash(rng, 3), hash(rng, 3), hash(rng, 12))
+    format!(
+        "{}-{}-4{}-8{}-{}",
+        hash(rng, 8),
+        hash(rng, 4),
+        hash(rng, 3),
+        hash(rng, 3),
+        hash(rng, 12)
+    )
 }
 
 #[cfg(test)]
@@ -244,7 +344,8 @@ mod tests {
         let state = State::new(10, 0);
         populate(&state, Population::cluster(100, 5), 0);
         for gvr in super::super::resources() {
-            let empty = ["serviceaccounts", "replicasets", "endpointslices"].contains(&&*gvr.resource)
+            let empty = ["serviceaccounts", "replicasets", "endpointslices"]
+                .contains(&&*gvr.resource)
                 || &*gvr.group == "rbac.authorization.k8s.io";
             assert_eq!(state.snapshot(&gvr).is_empty(), empty, "{gvr}");
         }

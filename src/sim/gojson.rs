@@ -1,4 +1,5 @@
-//! JSON text as Go's encoder writes it: compact, `<`, `>`, `&` and the two line separators escaped, map keys sorted.
+//! JSON text as Go's encoder writes it: compact, `<`, `>`, `&` and the two line separators escaped,
+//! map keys sorted.
 //!
 //! serde's own output differs in exactly these points, and the proxy's promise is about bytes.
 use std::fmt::Write as _;
@@ -12,7 +13,8 @@ pub(crate) fn string(text: &str) -> String {
     escape_html(&Value::from(text).to_string())
 }
 
-/// Takes the whitespace between tokens out of a JSON text and escapes what Go escapes inside strings.
+/// Takes the whitespace between tokens out of a JSON text and escapes what Go escapes inside
+/// strings.
 pub(crate) fn compact(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let (mut inside, mut escaped) = (false, false);
@@ -88,7 +90,13 @@ mod tests {
 
     #[test]
     fn escapes_as_go_does() {
-        assert_eq!(string("a<b>&\"\u{2028}"), r#""a\u003cb\u003e\u0026\"\u2028""#);
-        assert_eq!(compact("{ \"a b\" : [ 1, \"x \\\" <\" ] }\n"), r#"{"a b":[1,"x \" \u003c"]}"#);
+        assert_eq!(
+            string("a<b>&\"\u{2028}"),
+            r#""a\u003cb\u003e\u0026\"\u2028""#
+        );
+        assert_eq!(
+            compact("{ \"a b\" : [ 1, \"x \\\" <\" ] }\n"),
+            r#"{"a b":[1,"x \" \u003c"]}"#
+        );
     }
 }

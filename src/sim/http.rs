@@ -56,7 +56,10 @@ pub(crate) struct Shared {
     answers: AtomicU64,
 }
 
-#[expect(clippy::struct_excessive_bools, reason = "the wire form of independent acts")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "the wire form of independent acts"
+)]
 /// `POST /sim/faults`: switches and one-time acts, all optional.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
@@ -74,7 +77,9 @@ struct Command {
 
 /// A body known in full.
 pub(crate) fn full(bytes: impl Into<Bytes>) -> Body {
-    Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
+    Full::new(bytes.into())
+        .map_err(|never| match never {})
+        .boxed_unsync()
 }
 
 // === impl Shared ===
@@ -99,10 +104,18 @@ impl Shared {
     }
 
     fn record(&self, head: &::http::request::Parts) {
-        if let Some(recorded) = self.recorded.lock().as_mut().filter(|heads| heads.len() < MAX_RECORDED) {
+        if let Some(recorded) = self
+            .recorded
+            .lock()
+            .as_mut()
+            .filter(|heads| heads.len() < MAX_RECORDED)
+        {
             recorded.push(Recorded {
                 method: head.method.clone(),
-                target: head.uri.path_and_query().map_or_else(String::new, ToString::to_string),
+                target: head
+                    .uri
+                    .path_and_query()
+                    .map_or_else(String::new, ToString::to_string),
                 headers: head.headers.clone(),
             });
         }
@@ -124,9 +137,13 @@ impl Shared {
         });
         let target = Target::read(&head.method, path, &lenient);
         let (verb, resource) = (target.metric_verb(), target.resource());
-        let outcome = self.clone().decide(&head.method, path, &head.headers, &target, query, body).await;
+        let outcome = self
+            .clone()
+            .decide(&head.method, path, &head.headers, &target, query, body)
+            .await;
         let mut response = outcome.unwrap_or_else(|failure| failure.response());
-        self.stats.request(verb, &resource, response.status().as_u16());
+        self.stats
+            .request(verb, &resource, response.status().as_u16());
         if let Some(size) = hyper::body::Body::size_hint(response.body()).exact() {
             self.stats.sent(verb, &resource, size);
         }
@@ -148,7 +165,9 @@ impl Shared {
     ) -> Result<Response<Body>, Failure> {
         let user = self.access.authenticate(headers)?;
         if path != "/sim/faults"
-            && let Some(failure) = self.faults.refusal(target.metric_verb(), &target.resource())
+            && let Some(failure) = self
+                .faults
+                .refusal(target.metric_verb(), &target.resource())
         {
             return Err(failure);
         }
@@ -158,8 +177,10 @@ impl Shared {
         if target.attributes.resource.is_empty() {
             return self.plain_path(method, path, headers, body).await;
         }
-        let content_type =
-            headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+        let content_type = headers
+            .get(header::CONTENT_TYPE)
+            .and_then(|v| v.to_str().ok())
+            .unwrap_or_default();
         let written = |(code, bytes)| json(code, bytes);
         if target.attributes.verb == "create" {
             let bytes = read(body).await?;
@@ -175,15 +196,25 @@ impl Shared {
             "get" => {
                 let shape = self.shape(headers, target, "")?;
                 let attributes = &target.attributes;
-                let body =
-                    list::get(&self, index, &attributes.namespace, &attributes.name, &query?, shape).await?;
+                let body = list::get(
+                    &self,
+                    index,
+                    &attributes.namespace,
+                    &attributes.name,
+                    &query?,
+                    shape,
+                )
+                .await?;
                 Ok(json(200, body))
             }
             "list" => {
                 let shape = self.shape(headers, target, "List")?;
                 let query = query?;
                 let filter = query.filter(&KINDS[index], &target.attributes.namespace)?;
-                Ok(json(200, list::list(&self, index, &filter, &query, shape).await?))
+                Ok(json(
+                    200,
+                    list::list(&self, index, &filter, &query, shape).await?,
+                ))
             }
             "watch" => {
                 let shape = self.shape(headers, target, "")?;
@@ -195,7 +226,10 @@ impl Shared {
                 let body = watch::watch(Arc::clone(&self), index, filter, &query, shape).await?;
                 let mut response = Response::new(body);
                 let headers = response.headers_mut();
-                headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                headers.insert(
+                    header::CONTENT_TYPE,
+                    HeaderValue::from_static("application/json"),
+                );
                 if !compressed {
                     return Ok(response);
                 }
@@ -203,11 +237,14 @@ impl Shared {
                 headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
                 // A member of gzip for each flush.
                 Ok(response.map(|body| {
-                    body.map_frame(|frame| frame.map_data(|data| gzip_member(&data))).boxed_unsync()
+                    body.map_frame(|frame| frame.map_data(|data| gzip_member(&data)))
+                        .boxed_unsync()
                 }))
             }
             "update" => write::update(&self, index, target, &read(body).await?).map(written),
-            "patch" => write::patch(&self, index, target, content_type, &read(body).await?).map(written),
+            "patch" => {
+                write::patch(&self, index, target, content_type, &read(body).await?).map(written)
+            }
             "delete" => write::delete(&self, index, target).map(written),
             _ => Err(Failure::method_not_allowed()),
         }
@@ -228,8 +265,9 @@ impl Shared {
         let found = Kind::find(&attributes.group, &target.version, &attributes.resource);
         match found {
             Some((index, kind)) if self.state.served(index) => {
-                let misplaced =
-                    !kind.namespaced && !attributes.namespace.is_empty() && kind.resource != "namespaces";
+                let misplaced = !kind.namespaced
+                    && !attributes.namespace.is_empty()
+                    && kind.resource != "namespaces";
                 if misplaced || !attributes.subresource.is_empty() {
                     return Err(Failure::no_such_resource());
                 }
@@ -250,10 +288,13 @@ impl Shared {
         body: B,
     ) -> Result<Response<Body>, Failure> {
         match (method, path) {
-            (&Method::GET, "/healthz" | "/livez" | "/readyz") => Ok(text("text/plain; charset=utf-8", "ok")),
-            (&Method::GET, "/metrics") => {
-                Ok(text("text/plain; version=0.0.4; charset=utf-8", self.stats.counts().prometheus()))
+            (&Method::GET, "/healthz" | "/livez" | "/readyz") => {
+                Ok(text("text/plain; charset=utf-8", "ok"))
             }
+            (&Method::GET, "/metrics") => Ok(text(
+                "text/plain; version=0.0.4; charset=utf-8",
+                self.stats.counts().prometheus(),
+            )),
             (&Method::GET, "/version") => Ok(text("application/json", self.version())),
             (&Method::GET, "/api" | "/apis") if Shape::aggregated_discovery(headers) => {
                 Ok(self.aggregated(path == "/api", headers))
@@ -280,15 +321,23 @@ impl Shared {
     fn aggregated(&self, core: bool, headers: &HeaderMap) -> Response<Body> {
         let document = discovery::aggregated(core, |index| self.state.served(index)).to_string();
         // Upstream's is a SHA-512; to a client it is opaque.
-        let etag = format!("\"{}\"", blake3::hash(document.as_bytes()).to_hex().to_uppercase());
-        let mut response =
-            if headers.get(header::IF_NONE_MATCH).is_some_and(|v| v.as_bytes() == etag.as_bytes()) {
-                let mut response = Response::new(Body::default());
-                *response.status_mut() = StatusCode::NOT_MODIFIED;
-                response
-            } else {
-                text("application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList", document)
-            };
+        let etag = format!(
+            "\"{}\"",
+            blake3::hash(document.as_bytes()).to_hex().to_uppercase()
+        );
+        let mut response = if headers
+            .get(header::IF_NONE_MATCH)
+            .is_some_and(|v| v.as_bytes() == etag.as_bytes())
+        {
+            let mut response = Response::new(Body::default());
+            *response.status_mut() = StatusCode::NOT_MODIFIED;
+            response
+        } else {
+            text(
+                "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
+                document,
+            )
+        };
         let own = response.headers_mut();
         own.insert(header::VARY, HeaderValue::from_static("Accept"));
         own.insert(header::CACHE_CONTROL, HeaderValue::from_static("public"));
@@ -329,18 +378,24 @@ impl Shared {
     }
 
     /// What upstream puts on every answer.
-    fn add_headers(&self, asked: &HeaderMap, version: ::http::Version, response: &mut Response<Body>) {
+    fn add_headers(
+        &self,
+        asked: &HeaderMap,
+        version: ::http::Version,
+        response: &mut Response<Body>,
+    ) {
         let unauthorized = response.status() == StatusCode::UNAUTHORIZED;
         let headers = response.headers_mut();
         let number = self.answers.fetch_add(1, Ordering::Relaxed);
-        let audit = asked
-            .get("audit-id")
-            .cloned()
-            .or_else(|| HeaderValue::from_str(&format!("00000000-0000-4000-8000-{number:012x}")).ok());
+        let audit = asked.get("audit-id").cloned().or_else(|| {
+            HeaderValue::from_str(&format!("00000000-0000-4000-8000-{number:012x}")).ok()
+        });
         if let Some(audit) = audit {
             headers.insert("audit-id", audit);
         }
-        headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-cache, private"));
+        headers
+            .entry(header::CACHE_CONTROL)
+            .or_insert(HeaderValue::from_static("no-cache, private"));
         let uid = HeaderValue::from_static("00000000-0000-4000-8000-000000000000");
         headers.insert("x-kubernetes-pf-flowschema-uid", uid.clone());
         headers.insert("x-kubernetes-pf-prioritylevel-uid", uid);
@@ -353,14 +408,22 @@ impl Shared {
 
 /// Leaves of an answer what HEAD wants. hyper does so on HTTP/1 only.
 fn without_body(response: &mut Response<Body>) {
-    if let Some(size) = hyper::body::Body::size_hint(response.body()).exact().filter(|&size| size > 0) {
-        response.headers_mut().insert(header::CONTENT_LENGTH, size.into());
+    if let Some(size) = hyper::body::Body::size_hint(response.body())
+        .exact()
+        .filter(|&size| size > 0)
+    {
+        response
+            .headers_mut()
+            .insert(header::CONTENT_LENGTH, size.into());
     }
     *response.body_mut() = Body::default();
 }
 
 async fn read<B: hyper::body::Body>(body: B) -> Result<Bytes, Failure> {
-    let collected = body.collect().await.map_err(|_| Failure::bad_request("the body ended early"))?;
+    let collected = body
+        .collect()
+        .await
+        .map_err(|_| Failure::bad_request("the body ended early"))?;
     Ok(collected.to_bytes())
 }
 
@@ -372,6 +435,8 @@ fn json(code: u16, body: impl Into<Bytes>) -> Response<Body> {
 
 fn text(content_type: &'static str, body: impl Into<Bytes>) -> Response<Body> {
     let mut response = Response::new(full(body));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }

@@ -1,7 +1,8 @@
 //! The types this server knows. A new type is one more row of [`KINDS`].
 use crate::kube::GroupVersionResource;
 
-/// Whether a type is compiled into an API server or defined by a CustomResourceDefinition: the JSON forms differ.
+/// Whether a type is compiled into an API server or defined by a CustomResourceDefinition: the JSON
+/// forms differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// `kind` and `apiVersion` first, struct order, list items without both.
@@ -32,7 +33,8 @@ pub(crate) struct Kind {
     pub(crate) form: Form,
     /// What a zero value (a bookmark) has after its metadata.
     pub(crate) zero_tail: &'static str,
-    /// Field labels beside `metadata.name` (and `metadata.namespace` of namespaced types): label, JSON pointer, value when absent.
+    /// Field labels beside `metadata.name` (and `metadata.namespace` of namespaced types): label,
+    /// JSON pointer, value when absent.
     pub(crate) fields: &'static [(&'static str, &'static str, &'static str)],
     /// Whether `DELETE` answers with the object instead of a Status.
     pub(crate) delete_returns_object: bool,
@@ -52,11 +54,20 @@ const PLAIN: Kind = Kind {
     delete_returns_object: false,
 };
 
-const RBAC: Kind = Kind { group: "rbac.authorization.k8s.io", ..PLAIN };
+const RBAC: Kind = Kind {
+    group: "rbac.authorization.k8s.io",
+    ..PLAIN
+};
 
 /// Every type of this server, in discovery order.
 pub(crate) static KINDS: [Kind; 17] = [
-    Kind { resource: "configmaps", singular: "configmap", kind: "ConfigMap", short_names: &["cm"], ..PLAIN },
+    Kind {
+        resource: "configmaps",
+        singular: "configmap",
+        kind: "ConfigMap",
+        short_names: &["cm"],
+        ..PLAIN
+    },
     Kind {
         resource: "namespaces",
         singular: "namespace",
@@ -121,7 +132,10 @@ pub(crate) static KINDS: [Kind; 17] = [
         kind: "Service",
         short_names: &["svc"],
         zero_tail: r#","spec":{},"status":{"loadBalancer":{}}"#,
-        fields: &[("spec.clusterIP", "/spec/clusterIP", ""), ("spec.type", "/spec/type", "")],
+        fields: &[
+            ("spec.clusterIP", "/spec/clusterIP", ""),
+            ("spec.type", "/spec/type", ""),
+        ],
         delete_returns_object: true,
         ..PLAIN
     },
@@ -180,7 +194,13 @@ pub(crate) static KINDS: [Kind; 17] = [
         zero_tail: r#","addressType":"","endpoints":null,"ports":null"#,
         ..PLAIN
     },
-    Kind { resource: "roles", singular: "role", kind: "Role", zero_tail: r#","rules":null"#, ..RBAC },
+    Kind {
+        resource: "roles",
+        singular: "role",
+        kind: "Role",
+        zero_tail: r#","rules":null"#,
+        ..RBAC
+    },
     Kind {
         resource: "rolebindings",
         singular: "rolebinding",
@@ -220,7 +240,11 @@ pub(crate) static KINDS: [Kind; 17] = [
 
 impl Kind {
     /// The type of a resource's name, and its place in [`KINDS`].
-    pub(crate) fn find(group: &str, version: &str, resource: &str) -> Option<(usize, &'static Self)> {
+    pub(crate) fn find(
+        group: &str,
+        version: &str,
+        resource: &str,
+    ) -> Option<(usize, &'static Self)> {
         KINDS
             .iter()
             .enumerate()
@@ -251,7 +275,8 @@ impl Kind {
     }
 
     /// The message upstream refuses an unknown field label with, or `None` when it knows the label.
-    /// Source: the conversion functions of each API group, apimachinery's `DefaultMetaV1FieldSelectorConversion`.
+    /// Source: the conversion functions of each API group, apimachinery's
+    /// `DefaultMetaV1FieldSelectorConversion`.
     pub(crate) fn refuse_field(&self, label: &str) -> Option<String> {
         let defaulted = self.fields.is_empty() && self.form == Form::Builtin;
         let known = label == "metadata.name"

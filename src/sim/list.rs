@@ -44,12 +44,20 @@ pub(crate) async fn get(
     shape: Shape,
 ) -> Result<Bytes, Failure> {
     let kind = &KINDS[index];
-    let wanted = query.version_number().map_err(|e| Failure::new(500, "", e))?;
-    if !shared.state.reached(wanted, shared.options.fresh_timeout).await {
+    let wanted = query
+        .version_number()
+        .map_err(|e| Failure::new(500, "", e))?;
+    if !shared
+        .state
+        .reached(wanted, shared.options.fresh_timeout)
+        .await
+    {
         return Err(Failure::too_large(wanted, shared.state.view(index).version));
     }
-    let object =
-        shared.state.get(index, &key(kind, namespace, name)).ok_or_else(|| Failure::not_found(kind, name))?;
+    let object = shared
+        .state
+        .get(index, &key(kind, namespace, name))
+        .ok_or_else(|| Failure::not_found(kind, name))?;
     let body = match shape {
         Shape::Full => object.bytes.clone(),
         Shape::Partial => object.partial_at(object.version),
@@ -72,10 +80,16 @@ pub(crate) async fn list(
     } else {
         format!("{}/", filter.namespace)
     };
-    let token = query.continue_token.as_deref().map(Token::decode).transpose()?;
+    let token = query
+        .continue_token
+        .as_deref()
+        .map(Token::decode)
+        .transpose()?;
     let any_version = query.version.as_deref() == Some("0");
     if token.is_some() && query.version.is_some() && !any_version {
-        return Err(Failure::bad_request("specifying resource version is not allowed when using continue"));
+        return Err(Failure::bad_request(
+            "specifying resource version is not allowed when using continue",
+        ));
     }
     let (source, mut limit) = decide(query, token.as_ref(), filter.pins_name(kind))?;
     if any_version {
@@ -83,9 +97,10 @@ pub(crate) async fn list(
         limit = 0;
     }
     let view = view(shared, index, source, token.as_ref()).await?;
-    let start = token
-        .as_ref()
-        .map_or_else(|| prefix.clone(), |t| format!("{prefix}{}", t.start.trim_start_matches('/')));
+    let start = token.as_ref().map_or_else(
+        || prefix.clone(),
+        |t| format!("{prefix}{}", t.start.trim_start_matches('/')),
+    );
     Ok(page(kind, &view, filter, &prefix, &start, limit, shape))
 }
 
@@ -117,20 +132,30 @@ fn validate(query: &Query) -> Result<(), Failure> {
             errors.push((MATCH, "FieldValueNotSupported", unsupported.as_str()));
         }
         if version_match == "Exact" && query.version.as_deref() == Some("0") {
-            let message = r#"Forbidden: resourceVersionMatch "exact" is forbidden for resourceVersion "0""#;
+            let message =
+                r#"Forbidden: resourceVersionMatch "exact" is forbidden for resourceVersion "0""#;
             errors.push((MATCH, FORBIDDEN, message));
         }
     }
     if query.initial_events.is_some() {
-        errors.push(("sendInitialEvents", FORBIDDEN, "Forbidden: sendInitialEvents is forbidden for list"));
+        errors.push((
+            "sendInitialEvents",
+            FORBIDDEN,
+            "Forbidden: sendInitialEvents is forbidden for list",
+        ));
     }
-    if errors.is_empty() { Ok(()) } else { Err(Failure::invalid_options(&errors)) }
+    if errors.is_empty() {
+        Ok(())
+    } else {
+        Err(Failure::invalid_options(&errors))
+    }
 }
 
 fn decide(query: &Query, token: Option<&Token>, pinned: bool) -> Result<(Source, usize), Failure> {
     let limit = usize::try_from(query.limit).unwrap_or(0);
-    let version =
-        query.version_number().map_err(|e| Failure::bad_request(format!("invalid resource version: {e}")))?;
+    let version = query
+        .version_number()
+        .map_err(|e| Failure::bad_request(format!("invalid resource version: {e}")))?;
     let source = match (token, query.version_match.as_deref()) {
         (Some(token), _) => u64::try_from(token.rv).map_or(Source::Consistent, Source::Exact),
         (None, _) if query.version.is_none() => Source::Consistent,
@@ -143,7 +168,12 @@ fn decide(query: &Query, token: Option<&Token>, pinned: bool) -> Result<(Source,
     Ok((source, limit))
 }
 
-async fn view(shared: &Shared, index: usize, source: Source, token: Option<&Token>) -> Result<View, Failure> {
+async fn view(
+    shared: &Shared,
+    index: usize,
+    source: Source,
+    token: Option<&Token>,
+) -> Result<View, Failure> {
     let state = &shared.state;
     let reach = async |version| {
         if state.reached(version, shared.options.fresh_timeout).await {
@@ -158,14 +188,23 @@ async fn view(shared: &Shared, index: usize, source: Source, token: Option<&Toke
         Source::NotOlderThan(version) => {
             reach(version).await?;
             let view = state.view(index);
-            Ok(if view.version < version { state.fresh_view(index) } else { view })
+            Ok(if view.version < version {
+                state.fresh_view(index)
+            } else {
+                view
+            })
         }
         Source::Exact(version) => {
             reach(version).await?;
             state.exact_view(index, version).ok_or_else(|| match token {
                 None => Failure::expired_list(),
                 Some(token) => Failure::expired_token(
-                    Token { v: token.v.clone(), rv: -1, start: token.start.clone() }.encode(),
+                    Token {
+                        v: token.v.clone(),
+                        rv: -1,
+                        start: token.start.clone(),
+                    }
+                    .encode(),
                 ),
             })
         }
@@ -190,20 +229,33 @@ fn page(
     let mut items: Vec<&Arc<Object>> = Vec::new();
     let mut last = None;
     while limit == 0 || items.len() < limit {
-        let Some((key, object)) = rest.next() else { break };
+        let Some((key, object)) = rest.next() else {
+            break;
+        };
         last = Some(key);
         if filter.matches(object) {
             items.push(object);
         }
     }
     let remaining = rest.count();
-    let mut metadata = ListMetadata { version: view.version, token: None, remaining: None };
+    let mut metadata = ListMetadata {
+        version: view.version,
+        token: None,
+        remaining: None,
+    };
     if remaining > 0 {
         let last = last.map_or(start, |k| k);
         // A slash in front: what the watch cache writes. etcd's own tokens have none.
         let start = format!("/{}\0", &last[prefix.len()..]);
         let version = i64::try_from(view.version).unwrap_or(-1);
-        metadata.token = Some(Token { v: "meta.k8s.io/v1".to_owned(), rv: version, start }.encode());
+        metadata.token = Some(
+            Token {
+                v: "meta.k8s.io/v1".to_owned(),
+                rv: version,
+                start,
+            }
+            .encode(),
+        );
         metadata.remaining = (!filter.has_selectors()).then_some(remaining);
     }
     write(kind, &items, &metadata, shape)
@@ -216,12 +268,19 @@ struct ListMetadata {
 }
 
 fn write(kind: &Kind, items: &[&Arc<Object>], metadata: &ListMetadata, shape: Shape) -> Bytes {
-    let ListMetadata { version, token, remaining } = metadata;
+    let ListMetadata {
+        version,
+        token,
+        remaining,
+    } = metadata;
     let remaining = remaining.map_or(String::new(), |n| format!(r#","remainingItemCount":{n}"#));
     let custom = kind.form == Form::Custom && shape == Shape::Full;
     let (list_kind, api_version) = match shape {
         Shape::Full => (format!("{}List", kind.kind), kind.api_version()),
-        Shape::Partial => ("PartialObjectMetadataList".to_owned(), "meta.k8s.io/v1".to_owned()),
+        Shape::Partial => (
+            "PartialObjectMetadataList".to_owned(),
+            "meta.k8s.io/v1".to_owned(),
+        ),
     };
     let (head, tail) = if custom {
         // Sorted keys, and an empty `continue` on the last page.
@@ -233,7 +292,9 @@ fn write(kind: &Kind, items: &[&Arc<Object>], metadata: &ListMetadata, shape: Sh
             ),
         )
     } else {
-        let token = token.as_ref().map_or(String::new(), |t| format!(r#","continue":"{t}""#));
+        let token = token
+            .as_ref()
+            .map_or(String::new(), |t| format!(r#","continue":"{t}""#));
         (
             format!(
                 r#"{{"kind":"{list_kind}","apiVersion":"{api_version}","metadata":{{"resourceVersion":"{version}"{token}{remaining}}},"items":"#
@@ -273,15 +334,24 @@ impl Token {
 
     fn decode(text: &str) -> Result<Self, Failure> {
         let bad = |why: &str| {
-            Failure::bad_request(format!("invalid continue token: continue key is not valid: {why}"))
+            Failure::bad_request(format!(
+                "invalid continue token: continue key is not valid: {why}"
+            ))
         };
-        let json = URL_SAFE_NO_PAD.decode(text).map_err(|_| bad("illegal base64 data at input byte 0"))?;
+        let json = URL_SAFE_NO_PAD
+            .decode(text)
+            .map_err(|_| bad("illegal base64 data at input byte 0"))?;
         let token: Self = serde_json::from_slice(&json).map_err(|e| bad(&e.to_string()))?;
         if token.v != "meta.k8s.io/v1" {
-            return Err(bad(&format!("server does not recognize this encoded version {}", token.v)));
+            return Err(bad(&format!(
+                "server does not recognize this encoded version {}",
+                token.v
+            )));
         }
         if token.rv == 0 {
-            return Err(bad("incorrect encoded start resourceVersion (version meta.k8s.io/v1)"));
+            return Err(bad(
+                "incorrect encoded start resourceVersion (version meta.k8s.io/v1)",
+            ));
         }
         if token.start.is_empty() {
             return Err(bad("encoded start key empty (version meta.k8s.io/v1)"));

@@ -41,7 +41,8 @@ pub(crate) struct Draft {
 #[derive(Debug)]
 pub(crate) struct Object {
     pub(crate) kind: &'static Kind,
-    /// `namespace/name`, or the name alone: upstream's storage key below the type's prefix, and so the order of lists.
+    /// `namespace/name`, or the name alone: upstream's storage key below the type's prefix, and so
+    /// the order of lists.
     pub(crate) key: Arc<str>,
     pub(crate) namespace: String,
     pub(crate) name: String,
@@ -64,18 +65,26 @@ impl Draft {
     /// Reads an object's JSON text.
     pub(crate) fn parse(json: &[u8]) -> Result<Self, String> {
         let members: Members = serde_json::from_slice(json).map_err(|e| e.to_string())?;
-        let mut draft = Self { metadata: BTreeMap::new(), body: Vec::new() };
+        let mut draft = Self {
+            metadata: BTreeMap::new(),
+            body: Vec::new(),
+        };
         for (name, value) in members.0 {
             match name.as_str() {
                 "kind" | "apiVersion" => {}
                 "metadata" => {
-                    let fields: Members = serde_json::from_str(value.get()).map_err(|e| e.to_string())?;
-                    draft.metadata =
-                        fields.0.into_iter().map(|(k, v)| (k, gojson::compact(v.get()))).collect();
+                    let fields: Members =
+                        serde_json::from_str(value.get()).map_err(|e| e.to_string())?;
+                    draft.metadata = fields
+                        .0
+                        .into_iter()
+                        .map(|(k, v)| (k, gojson::compact(v.get())))
+                        .collect();
                     // Both are maps: Go sorts their keys.
                     for map in ["labels", "annotations"] {
                         if let Some(text) = draft.metadata.get_mut(map) {
-                            let value: Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
+                            let value: Value =
+                                serde_json::from_str(text).map_err(|e| e.to_string())?;
                             *text = gojson::sorted(&value);
                         }
                     }
@@ -89,7 +98,10 @@ impl Draft {
 
     /// A metadata field that is a string, empty when absent.
     pub(crate) fn text(&self, field: &str) -> String {
-        self.metadata.get(field).and_then(|v| serde_json::from_str(v).ok()).unwrap_or_default()
+        self.metadata
+            .get(field)
+            .and_then(|v| serde_json::from_str(v).ok())
+            .unwrap_or_default()
     }
 
     /// A metadata field that is a number.
@@ -102,7 +114,8 @@ impl Draft {
         if value.is_empty() {
             self.metadata.remove(field);
         } else {
-            self.metadata.insert(field.to_owned(), gojson::string(value));
+            self.metadata
+                .insert(field.to_owned(), gojson::string(value));
         }
     }
 
@@ -114,13 +127,20 @@ impl Draft {
     /// Whether everything beside metadata is the same: decides whether `generation` grows.
     pub(crate) fn same_body(&self, other: &Self) -> bool {
         // Upstream ignores status here.
-        let rest = |d: &Self| d.body.iter().filter(|(k, _)| k != "status").cloned().collect::<Vec<_>>();
+        let rest = |d: &Self| {
+            d.body
+                .iter()
+                .filter(|(k, _)| k != "status")
+                .cloned()
+                .collect::<Vec<_>>()
+        };
         rest(self) == rest(other)
     }
 
     /// Writes the final bytes, with the version the write got.
     pub(crate) fn finish(mut self, kind: &'static Kind, version: u64) -> Object {
-        self.metadata.insert("resourceVersion".to_owned(), format!("\"{version}\""));
+        self.metadata
+            .insert("resourceVersion".to_owned(), format!("\"{version}\""));
         let struct_order = self.metadata_in_struct_order();
         let bytes = match kind.form {
             Form::Builtin => {
@@ -137,22 +157,36 @@ impl Draft {
             }
             Form::Custom => self.sorted(kind),
         };
-        let namespace = if kind.namespaced { self.text("namespace") } else { String::new() };
+        let namespace = if kind.namespaced {
+            self.text("namespace")
+        } else {
+            String::new()
+        };
         let name = self.text("name");
         let whole: Value = serde_json::from_str(&bytes).unwrap_or_default();
         let needle = format!(r#""resourceVersion":"{version}""#);
-        // The metadata's own field is the first: nothing before it can hold this text unescaped, but a CRD's
-        // sorted metadata may have annotations before it, whose quotes are escaped.
-        let at = bytes.find(&needle).map_or(0, |at| at + r#""resourceVersion":""#.len());
+        // The metadata's own field is the first: nothing before it can hold this text unescaped,
+        // but a CRD's sorted metadata may have annotations before it, whose quotes are escaped.
+        let at = bytes
+            .find(&needle)
+            .map_or(0, |at| at + r#""resourceVersion":""#.len());
         Object {
             kind,
-            key: if kind.namespaced { format!("{namespace}/{name}").into() } else { name.as_str().into() },
+            key: if kind.namespaced {
+                format!("{namespace}/{name}").into()
+            } else {
+                name.as_str().into()
+            },
             uid: self.text("uid"),
             labels: whole
                 .pointer("/metadata/labels")
                 .and_then(|v| serde_json::from_value(v.clone()).ok())
                 .unwrap_or_default(),
-            fields: kind.fields.iter().map(|(f, at, absent)| (*f, field_value(&whole, at, absent))).collect(),
+            fields: kind
+                .fields
+                .iter()
+                .map(|(f, at, absent)| (*f, field_value(&whole, at, absent)))
+                .collect(),
             version_at: at..at + version.to_string().len(),
             metadata: struct_order.into(),
             bytes: bytes.into(),
@@ -163,7 +197,9 @@ impl Draft {
     }
 
     fn metadata_in_struct_order(&self) -> String {
-        let known = METADATA_ORDER.iter().filter_map(|f| Some((*f, self.metadata.get(*f)?)));
+        let known = METADATA_ORDER
+            .iter()
+            .filter_map(|f| Some((*f, self.metadata.get(*f)?)));
         let fields: Vec<_> = known.map(|(f, v)| format!("\"{f}\":{v}")).collect();
         format!("{{{}}}", fields.join(","))
     }
@@ -173,8 +209,9 @@ impl Draft {
         let mut whole = serde_json::Map::new();
         whole.insert("apiVersion".to_owned(), kind.api_version().into());
         whole.insert("kind".to_owned(), kind.kind.into());
-        let known =
-            METADATA_ORDER.iter().filter_map(|f| Some(((*f).to_owned(), parse(self.metadata.get(*f)?))));
+        let known = METADATA_ORDER
+            .iter()
+            .filter_map(|f| Some(((*f).to_owned(), parse(self.metadata.get(*f)?))));
         whole.insert("metadata".to_owned(), Value::Object(known.collect()));
         whole.extend(self.body.iter().map(|(k, v)| (k.clone(), parse(v))));
         gojson::sorted(&Value::Object(whole))
@@ -198,7 +235,11 @@ impl Object {
             "metadata.name" => &self.name,
             "metadata.namespace" => &self.namespace,
             "spec.host" => self.field("spec.nodeName"),
-            _ => self.fields.iter().find(|(f, _)| *f == label).map_or("", |(_, value)| value),
+            _ => self
+                .fields
+                .iter()
+                .find(|(f, _)| *f == label)
+                .map_or("", |(_, value)| value),
         }
     }
 
@@ -238,7 +279,13 @@ impl Object {
 }
 
 fn splice(bytes: &Bytes, at: Range<usize>, version: u64) -> Bytes {
-    [&bytes[..at.start], version.to_string().as_bytes(), &bytes[at.end..]].concat().into()
+    [
+        &bytes[..at.start],
+        version.to_string().as_bytes(),
+        &bytes[at.end..],
+    ]
+    .concat()
+    .into()
 }
 
 #[cfg(test)]
@@ -261,16 +308,20 @@ mod tests {
             r#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":"c","namespace":"n","uid":"u","resourceVersion":"7","labels":{"a":"\u003c","b":"1"}},"data":{"k":"v"}}"#
         );
         assert!(object.item().starts_with(br#"{"metadata":{"name":"c""#));
-        assert_eq!(object.bytes_at(123), String::from_utf8_lossy(&object.bytes).replace("\"7\"", "\"123\""));
+        assert_eq!(
+            object.bytes_at(123),
+            String::from_utf8_lossy(&object.bytes).replace("\"7\"", "\"123\"")
+        );
         assert_eq!(object.labels["a"], "<");
     }
 
     #[test]
     fn custom_objects_are_sorted_at_every_level() {
         let (_, kind) = Kind::find("example.com", "v1", "widgets").unwrap();
-        let object =
-            draft(r#"{"spec":{"z":1,"color":"red"},"metadata":{"name":"w","namespace":"n","uid":"u"}}"#)
-                .finish(kind, 9);
+        let object = draft(
+            r#"{"spec":{"z":1,"color":"red"},"metadata":{"name":"w","namespace":"n","uid":"u"}}"#,
+        )
+        .finish(kind, 9);
         assert_eq!(
             object.bytes,
             r#"{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w","namespace":"n","resourceVersion":"9","uid":"u"},"spec":{"color":"red","z":1}}"#

@@ -2,7 +2,8 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-/// How the server behaves. The defaults are kube-apiserver's, except that it listens on a free port.
+/// How the server behaves. The defaults are kube-apiserver's, except that it listens on a free
+/// port.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Where to listen.
@@ -15,8 +16,8 @@ pub struct Options {
     pub history: usize,
     /// Time between bookmarks of a watch.
     pub bookmark_every: Duration,
-    /// How often the caches of idle types hear of the global version, as from etcd's progress notifications.
-    /// Five seconds is what kubeadm configures.
+    /// How often the caches of idle types hear of the global version, as from etcd's progress
+    /// notifications. Five seconds is what kubeadm configures.
     pub progress_every: Duration,
     /// How long a read waits for a version that isn't there yet.
     pub fresh_timeout: Duration,
@@ -24,8 +25,8 @@ pub struct Options {
     pub min_request_timeout: Duration,
     /// HTTP/2 streams a connection.
     pub max_streams: u32,
-    /// Whether watches that mark the end of their initial events are compressed for who takes gzip, as they are
-    /// since 1.37.
+    /// Whether watches that mark the end of their initial events are compressed for who takes gzip,
+    /// as they are since 1.37.
     pub compressed_watches: bool,
     /// What `/version` says.
     pub release: String,

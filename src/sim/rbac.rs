@@ -44,16 +44,27 @@ struct Rule {
 }
 
 /// Why they may, in the words of upstream's authorizer; `None` when no binding lets them.
-/// Source: kubernetes `plugin/pkg/auth/authorizer/rbac/rbac.go`, `pkg/registry/rbac/validation/rule.go`.
+/// Source: kubernetes `plugin/pkg/auth/authorizer/rbac/rbac.go`,
+/// `pkg/registry/rbac/validation/rule.go`.
 pub(crate) fn reason(state: &State, user: &User, asked: &Attributes) -> Option<String> {
     for resource in ["clusterrolebindings", "rolebindings"] {
         for binding in objects(state, resource) {
             let place = &binding.metadata.namespace;
-            let here = resource == "clusterrolebindings" || *place == asked.namespace && !place.is_empty();
-            if !here || !binding.subjects.iter().any(|subject| subject.is(user, place)) {
+            let here =
+                resource == "clusterrolebindings" || *place == asked.namespace && !place.is_empty();
+            if !here
+                || !binding
+                    .subjects
+                    .iter()
+                    .any(|subject| subject.is(user, place))
+            {
                 continue;
             }
-            let roles = if binding.role_ref.kind == "Role" { "roles" } else { "clusterroles" };
+            let roles = if binding.role_ref.kind == "Role" {
+                "roles"
+            } else {
+                "clusterroles"
+            };
             let role = objects(state, roles).find(|role| {
                 role.metadata.name == binding.role_ref.name
                     && (roles == "clusterroles" || role.metadata.namespace == *place)
@@ -73,7 +84,9 @@ pub(crate) fn reason(state: &State, user: &User, asked: &Attributes) -> Option<S
 fn objects(state: &State, resource: &str) -> impl Iterator<Item = Object> {
     let view = Kind::find(GROUP, "v1", resource).map(|(index, _)| state.view(index));
     let objects = view.map(|view| view.objects).unwrap_or_default();
-    objects.into_iter().filter_map(|(_, object)| serde_json::from_slice(&object.bytes).ok())
+    objects
+        .into_iter()
+        .filter_map(|(_, object)| serde_json::from_slice(&object.bytes).ok())
 }
 
 impl Reference {
@@ -82,8 +95,11 @@ impl Reference {
             "User" => user.name == self.name,
             "Group" => user.groups.contains(&self.name),
             "ServiceAccount" => {
-                let namespace =
-                    if self.namespace.is_empty() { binding_namespace } else { self.namespace.as_str() };
+                let namespace = if self.namespace.is_empty() {
+                    binding_namespace
+                } else {
+                    self.namespace.as_str()
+                };
                 user.name == format!("system:serviceaccount:{namespace}:{}", self.name)
             }
             _ => false,
@@ -93,7 +109,8 @@ impl Reference {
 
 impl Rule {
     fn allows(&self, asked: &Attributes) -> bool {
-        let has = |list: &[String], wanted: &str| list.iter().any(|item| item == "*" || item == wanted);
+        let has =
+            |list: &[String], wanted: &str| list.iter().any(|item| item == "*" || item == wanted);
         if !has(&self.verbs, &asked.verb) {
             return false;
         }

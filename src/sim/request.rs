@@ -1,7 +1,7 @@
 //! What a request asks for: its URL's attributes, its list and watch options, its Accept header.
 //!
-//! Written apart from [`crate::kube`]'s own reading of URLs on purpose: the server is the proxy's witness, and one
-//! mistake shared by both would go unseen.
+//! Written apart from [`crate::kube`]'s own reading of URLs on purpose: the server is the proxy's
+//! witness, and one mistake shared by both would go unseen.
 use std::borrow::Cow;
 
 use http::{HeaderMap, Method, header};
@@ -76,12 +76,17 @@ impl Target {
             rest = &rest[1..];
         }
         let (namespace, resource, name, subresource) = match rest {
-            // Only these two words below a namespace are its subresources, everything else is a resource in it.
+            // Only these two words below a namespace are its subresources, everything else is a
+            // resource in it.
             ["namespaces", name] => (*name, "namespaces", *name, ""),
-            ["namespaces", name, sub @ ("status" | "finalize")] => (*name, "namespaces", *name, *sub),
+            ["namespaces", name, sub @ ("status" | "finalize")] => {
+                (*name, "namespaces", *name, *sub)
+            }
             ["namespaces", namespace, resource] => (*namespace, *resource, "", ""),
             ["namespaces", namespace, resource, name] => (*namespace, *resource, *name, ""),
-            ["namespaces", namespace, resource, name, sub, ..] => (*namespace, *resource, *name, *sub),
+            ["namespaces", namespace, resource, name, sub, ..] => {
+                (*namespace, *resource, *name, *sub)
+            }
             [resource] => ("", *resource, "", ""),
             [resource, name] => ("", *resource, *name, ""),
             [resource, name, sub, ..] => ("", *resource, *name, *sub),
@@ -100,10 +105,19 @@ impl Target {
             _ => "",
         };
         let named = FieldSelector::parse(&query.field).ok();
-        let named = named.as_ref().and_then(|f| f.required_value("metadata.name"));
-        let name =
-            if matches!(verb, "list" | "watch") && name.is_empty() { named.unwrap_or("") } else { name };
-        let decode = |s: &str| percent_encoding::percent_decode_str(s).decode_utf8_lossy().into_owned();
+        let named = named
+            .as_ref()
+            .and_then(|f| f.required_value("metadata.name"));
+        let name = if matches!(verb, "list" | "watch") && name.is_empty() {
+            named.unwrap_or("")
+        } else {
+            name
+        };
+        let decode = |s: &str| {
+            percent_encoding::percent_decode_str(s)
+                .decode_utf8_lossy()
+                .into_owned()
+        };
         Self {
             attributes: Attributes {
                 verb: verb.to_owned(),
@@ -120,8 +134,14 @@ impl Target {
 
     /// `pods`, `deployments.apps`, or nothing for paths: the label of counters.
     pub(crate) fn resource(&self) -> String {
-        let Attributes { group, resource, .. } = &self.attributes;
-        if group.is_empty() || resource.is_empty() { resource.clone() } else { format!("{resource}.{group}") }
+        let Attributes {
+            group, resource, ..
+        } = &self.attributes;
+        if group.is_empty() || resource.is_empty() {
+            resource.clone()
+        } else {
+            format!("{resource}.{group}")
+        }
     }
 
     /// The verb as upstream's metrics have it.
@@ -144,7 +164,12 @@ impl Query {
     /// Reads the query; the first of repeated parameters wins, as upstream decodes them.
     pub(crate) fn read(query: &str) -> Result<Self, Failure> {
         let pairs: Vec<_> = form_urlencoded::parse(query.as_bytes()).collect();
-        let first = |name: &str| pairs.iter().find(|(k, _)| k == name).map(|(_, v)| v.clone());
+        let first = |name: &str| {
+            pairs
+                .iter()
+                .find(|(k, _)| k == name)
+                .map(|(_, v)| v.clone())
+        };
         let flag = |name: &str| first(name).map(|v| !(v == "0" || v.eq_ignore_ascii_case("false")));
         let number = |name: &str| first(name).map(|v| integer(&v)).transpose();
         let text = |name: &str| first(name).map(Cow::into_owned).filter(|v| !v.is_empty());
@@ -164,18 +189,26 @@ impl Query {
 
     /// The selectors, checked against what the type knows.
     pub(crate) fn filter(&self, kind: &Kind, namespace: &str) -> Result<Filter, Failure> {
-        let bad = |text: &str, e: String| Failure::bad_request(format!("unable to parse {text:?}: {e}"));
-        let labels = LabelSelector::parse(&self.label).map_err(|e| bad(&self.label, e.to_string()))?;
-        let fields = FieldSelector::parse(&self.field).map_err(|e| bad(&self.field, e.to_string()))?;
+        let bad =
+            |text: &str, e: String| Failure::bad_request(format!("unable to parse {text:?}: {e}"));
+        let labels =
+            LabelSelector::parse(&self.label).map_err(|e| bad(&self.label, e.to_string()))?;
+        let fields =
+            FieldSelector::parse(&self.field).map_err(|e| bad(&self.field, e.to_string()))?;
         for requirement in fields.requirements() {
             if let Some(message) = kind.refuse_field(&requirement.field) {
                 return Err(Failure::bad_request(message));
             }
         }
-        Ok(Filter { namespace: namespace.to_owned(), labels, fields })
+        Ok(Filter {
+            namespace: namespace.to_owned(),
+            labels,
+            fields,
+        })
     }
 
-    /// `resourceVersion` as a number; zero and absent are both zero (look at `version` to tell them apart).
+    /// `resourceVersion` as a number; zero and absent are both zero (look at `version` to tell them
+    /// apart).
     pub(crate) fn version_number(&self) -> Result<u64, String> {
         let text = self.version.as_deref().unwrap_or("0");
         crate::kube::ResourceVersion::parse(text).map(|v| v.0).ok_or_else(|| {
@@ -187,8 +220,11 @@ impl Query {
 }
 
 fn integer(text: &str) -> Result<i64, Failure> {
-    text.parse()
-        .map_err(|_| Failure::bad_request(format!("strconv.ParseInt: parsing {text:?}: invalid syntax")))
+    text.parse().map_err(|_| {
+        Failure::bad_request(format!(
+            "strconv.ParseInt: parsing {text:?}: invalid syntax"
+        ))
+    })
 }
 
 // === impl Filter ===
@@ -197,7 +233,9 @@ impl Filter {
     /// Whether an object is meant.
     pub(crate) fn matches(&self, object: &super::object::Object) -> bool {
         (self.namespace.is_empty() || !object.kind.namespaced || self.namespace == object.namespace)
-            && self.labels.matches(|key| object.labels.get(key).map(String::as_str))
+            && self
+                .labels
+                .matches(|key| object.labels.get(key).map(String::as_str))
             && self.fields.matches(|field| object.field(field))
     }
 
@@ -208,8 +246,8 @@ impl Filter {
 
     /// Whether the selector pins one object.
     pub(crate) fn pins_name(&self, kind: &Kind) -> bool {
-        let namespace =
-            !self.namespace.is_empty() || self.fields.required_value("metadata.namespace").is_some();
+        let namespace = !self.namespace.is_empty()
+            || self.fields.required_value("metadata.namespace").is_some();
         self.fields.required_value("metadata.name").is_some() && (namespace || !kind.namespaced)
     }
 }
@@ -217,21 +255,32 @@ impl Filter {
 // === impl Shape ===
 
 impl Shape {
-    /// Chooses by the Accept header; `suffix` is `List` for a list. Clauses this server can't serve are passed over.
+    /// Chooses by the Accept header; `suffix` is `List` for a list. Clauses this server can't serve
+    /// are passed over.
     pub(crate) fn negotiate(headers: &HeaderMap, suffix: &str) -> Result<Self, Failure> {
-        let accept: Vec<_> = headers.get_all(header::ACCEPT).iter().filter_map(|v| v.to_str().ok()).collect();
+        let accept: Vec<_> = headers
+            .get_all(header::ACCEPT)
+            .iter()
+            .filter_map(|v| v.to_str().ok())
+            .collect();
         let accept = accept.join(",");
         if accept.trim().is_empty() {
             return Ok(Self::Full);
         }
         let mut clauses: Vec<_> = accept.split(',').map(Clause::read).collect();
         clauses.sort_by(|a, b| b.quality.total_cmp(&a.quality));
-        clauses.iter().find_map(|c| c.shape(suffix)).ok_or_else(Failure::not_acceptable)
+        clauses
+            .iter()
+            .find_map(|c| c.shape(suffix))
+            .ok_or_else(Failure::not_acceptable)
     }
 
     /// Whether the Accept header asks for aggregated discovery, in the version this server has.
     pub(crate) fn aggregated_discovery(headers: &HeaderMap) -> bool {
-        let accept = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
+        let accept = headers
+            .get(header::ACCEPT)
+            .and_then(|v| v.to_str().ok())
+            .unwrap_or_default();
         accept.split(',').map(Clause::read).any(|c| {
             c.media == "application/json"
                 && c.is("g", "apidiscovery.k8s.io")
@@ -253,9 +302,16 @@ impl<'a> Clause<'a> {
         let mut parts = text.split(';').map(str::trim);
         let media = parts.next().unwrap_or_default();
         let parameters: Vec<_> = parts.filter_map(|p| p.split_once('=')).collect();
-        let quality =
-            parameters.iter().find(|(k, _)| *k == "q").and_then(|(_, v)| v.parse().ok()).unwrap_or(1.0);
-        Self { media, parameters, quality }
+        let quality = parameters
+            .iter()
+            .find(|(k, _)| *k == "q")
+            .and_then(|(_, v)| v.parse().ok())
+            .unwrap_or(1.0);
+        Self {
+            media,
+            parameters,
+            quality,
+        }
     }
 
     fn is(&self, name: &str, value: &str) -> bool {
@@ -294,8 +350,14 @@ mod tests {
         );
         assert_eq!(read("/api/v1/pods", "watch").verb, "watch");
         assert_eq!(read("/api/v1/pods", "watch=false").verb, "list");
-        assert_eq!(read("/apis/apps/v1/watch/namespaces/n/deployments", "").namespace, "n");
-        assert_eq!(read("/api/v1/pods", "fieldSelector=metadata.name%3Dx").name, "x");
+        assert_eq!(
+            read("/apis/apps/v1/watch/namespaces/n/deployments", "").namespace,
+            "n"
+        );
+        assert_eq!(
+            read("/api/v1/pods", "fieldSelector=metadata.name%3Dx").name,
+            "x"
+        );
         assert_eq!(read("/apis/apps/v1", "").resource, "");
     }
 
@@ -306,13 +368,25 @@ mod tests {
             headers.insert(header::ACCEPT, accept.parse().unwrap());
             Shape::negotiate(&headers, suffix).map_err(|f| f.code)
         };
-        assert_eq!(shape("application/vnd.kubernetes.protobuf,application/json", "List"), Ok(Shape::Full));
-        assert_eq!(shape("application/vnd.kubernetes.protobuf", "List"), Err(406));
+        assert_eq!(
+            shape(
+                "application/vnd.kubernetes.protobuf,application/json",
+                "List"
+            ),
+            Ok(Shape::Full)
+        );
+        assert_eq!(
+            shape("application/vnd.kubernetes.protobuf", "List"),
+            Err(406)
+        );
         let partial = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
         assert_eq!(shape(partial, "List"), Ok(Shape::Partial));
         assert_eq!(shape(partial, ""), Err(406));
         assert_eq!(
-            shape("application/json;as=Table;g=meta.k8s.io;v=v1,application/json", "List"),
+            shape(
+                "application/json;as=Table;g=meta.k8s.io;v=v1,application/json",
+                "List"
+            ),
             Ok(Shape::Full)
         );
     }

@@ -42,9 +42,12 @@ pub struct Server {
 impl Server {
     /// Populates the state, binds the address and answers from then on.
     pub async fn start(options: Options) -> anyhow::Result<Self> {
-        let listener = TcpListener::bind(options.listen)
-            .await
-            .with_context(|| format!("the simulated API server can't listen on {}", options.listen))?;
+        let listener = TcpListener::bind(options.listen).await.with_context(|| {
+            format!(
+                "the simulated API server can't listen on {}",
+                options.listen
+            )
+        })?;
         let address = listener.local_addr()?;
         let identity = Identity::make(address.ip())?;
         let population = options.population;
@@ -55,10 +58,26 @@ impl Server {
         shared.state.forget_history();
 
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
-        tasks.spawn(progress(Arc::clone(&shared.state), shared.options.progress_every, stop.clone()));
+        tasks.spawn(progress(
+            Arc::clone(&shared.state),
+            shared.options.progress_every,
+            stop.clone(),
+        ));
         let acceptor = TlsAcceptor::from(identity.config);
-        tasks.spawn(accept(listener, acceptor, Arc::clone(&shared), stop.clone(), tasks.clone()));
-        Ok(Self { shared, address, ca_pem: identity.ca_pem, stop, tasks })
+        tasks.spawn(accept(
+            listener,
+            acceptor,
+            Arc::clone(&shared),
+            stop.clone(),
+            tasks.clone(),
+        ));
+        Ok(Self {
+            shared,
+            address,
+            ca_pem: identity.ca_pem,
+            stop,
+            tasks,
+        })
     }
 
     /// `https://127.0.0.1:PORT`.
@@ -122,8 +141,8 @@ impl Server {
         self.shared.take_recorded()
     }
 
-    /// What clients see of a restart: all connections break, and no watch can be resumed from below the present global
-    /// version. The objects stay, as etcd's would.
+    /// What clients see of a restart: all connections break, and no watch can be resumed from below
+    /// the present global version. The objects stay, as etcd's would.
     pub fn restart(&self) {
         self.shared.state.forget_history();
         self.shared.faults.cut_connections();
@@ -200,7 +219,9 @@ async fn connection(stream: TcpStream, acceptor: TlsAcceptor, shared: Arc<Shared
             .timer(TokioTimer::new())
             .max_concurrent_streams(streams)
             .max_header_list_size(MAX_HEADER_BYTES);
-        let served = builder.serve_connection(TokioIo::new(stream), service).await;
+        let served = builder
+            .serve_connection(TokioIo::new(stream), service)
+            .await;
         served.map_err(std::io::Error::other)
     };
     tokio::select! {

@@ -1,5 +1,8 @@
 //! `watershed simulate`: the server alone, until Ctrl-C.
-#![expect(clippy::print_stdout, reason = "a command line program talks on its standard output")]
+#![expect(
+    clippy::print_stdout,
+    reason = "a command line program talks on its standard output"
+)]
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -46,7 +49,8 @@ pub struct Args {
     /// Changes per second
     #[arg(long, value_name = "EVENTS", default_value_t = 50.0)]
     pub rate: f64,
-    /// What changes, and how often beside the others: pods=70,configmaps=5,leases=15,deployments=5,widgets=5
+    /// What changes, and how often beside the others:
+    /// pods=70,configmaps=5,leases=15,deployments=5,widgets=5
     #[arg(long, value_name = "KIND=WEIGHT,…")]
     pub churn: Option<Mix>,
     /// Events kept for each type: a watch from before them is too old, as after a compaction
@@ -97,14 +101,23 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         server.admin_token(),
         server.viewer_token()
     );
-    println!("  counters at {0}/metrics, faults at {0}/sim/faults", server.url());
+    println!(
+        "  counters at {0}/metrics, faults at {0}/sim/faults",
+        server.url()
+    );
     if let Some(path) = &args.kubeconfig_out {
         tokio::fs::write(path, server.kubeconfig_yaml())
             .await
             .with_context(|| format!("the kubeconfig can't be written to {}", path.display()))?;
-        println!("  kubectl --kubeconfig {} get pods --all-namespaces", path.display());
+        println!(
+            "  kubectl --kubeconfig {} get pods --all-namespaces",
+            path.display()
+        );
     }
-    let mix = Mix { configmap_bytes: population.configmap_bytes, ..args.churn.unwrap_or_default() };
+    let mix = Mix {
+        configmap_bytes: population.configmap_bytes,
+        ..args.churn.unwrap_or_default()
+    };
     let churn = Churn::start(Arc::clone(server.state()), args.rate, args.seed, mix);
     tokio::signal::ctrl_c().await?;
     let changes = churn.stop().await;
@@ -138,13 +151,28 @@ mod tests {
         let line = "simulate --listen 127.0.0.1:0 --pods 20 --nodes 2 --configmaps 3 --configmap-bytes 5000 --secrets 0 --churn configmaps=1";
         let args = Line::try_parse_from(line.split_whitespace()).unwrap().args;
         let population = args.population();
-        assert_eq!((population.pods, population.nodes, population.secrets), (20, 2, 0));
+        assert_eq!(
+            (population.pods, population.nodes, population.secrets),
+            (20, 2, 0)
+        );
         assert_eq!(population.namespaces, Population::cluster(20, 2).namespaces);
-        let server =
-            Server::start(Options { listen: args.listen, population, ..Options::default() }).await.unwrap();
-        let configmaps = server.state().snapshot(&GroupVersionResource::new("", "v1", "configmaps"));
+        let server = Server::start(Options {
+            listen: args.listen,
+            population,
+            ..Options::default()
+        })
+        .await
+        .unwrap();
+        let configmaps =
+            server
+                .state()
+                .snapshot(&GroupVersionResource::new("", "v1", "configmaps"));
         assert_eq!(configmaps.len(), 3);
-        assert!(configmaps.values().all(|(_, bytes)| (5_000..7_000).contains(&bytes.len())));
+        assert!(
+            configmaps
+                .values()
+                .all(|(_, bytes)| (5_000..7_000).contains(&bytes.len()))
+        );
         server.shutdown().await;
     }
 }

@@ -1,8 +1,9 @@
-//! What the server knows: the objects of every type, one version counter over all of them, and a bounded history per type.
+//! What the server knows: the objects of every type, one version counter over all of them, and a
+//! bounded history per type.
 //!
-//! This plays etcd and the API server's watch cache at once. The two differ in one point that clients can see, and
-//! it is kept: a type's *cache version* stays behind the global version until an event of its own type, a consistent
-//! read, or etcd's progress notification moves it.
+//! This plays etcd and the API server's watch cache at once. The two differ in one point that
+//! clients can see, and it is kept: a type's *cache version* stays behind the global version until
+//! an event of its own type, a consistent read, or etcd's progress notification moves it.
 mod table;
 
 use std::collections::BTreeMap;
@@ -38,7 +39,9 @@ pub enum WriteError {
     #[error("not found")]
     NotFound,
     /// Update with a resourceVersion that isn't the object's.
-    #[error("the object has been modified; please apply your changes to the latest version and try again")]
+    #[error(
+        "the object has been modified; please apply your changes to the latest version and try again"
+    )]
     Conflict,
 }
 
@@ -48,7 +51,8 @@ struct Inner {
     tables: Vec<Table>,
 }
 
-/// The state of the simulated cluster. Cheap to share; every method takes the lock for a moment only.
+/// The state of the simulated cluster. Cheap to share; every method takes the lock for a moment
+/// only.
 #[derive(Debug)]
 pub struct State {
     inner: RwLock<Inner>,
@@ -92,7 +96,8 @@ impl State {
         self.inner.read().version
     }
 
-    /// Creates an object from its JSON; kind and apiVersion may be missing. Returns the version of the write.
+    /// Creates an object from its JSON; kind and apiVersion may be missing. Returns the version of
+    /// the write.
     pub fn create(&self, gvr: &GroupVersionResource, json: &str) -> Result<u64, WriteError> {
         let (index, _) = Kind::of(gvr).ok_or(WriteError::UnknownResource)?;
         let draft = Draft::parse(json.as_bytes()).map_err(WriteError::Invalid)?;
@@ -106,17 +111,29 @@ impl State {
         self.update_draft(index, draft).map(|o| o.version)
     }
 
-    /// Deletes an object. `namespace` is ignored for cluster-scoped types. Returns the version of the deletion.
-    pub fn delete(&self, gvr: &GroupVersionResource, namespace: &str, name: &str) -> Result<u64, WriteError> {
+    /// Deletes an object. `namespace` is ignored for cluster-scoped types. Returns the version of
+    /// the deletion.
+    pub fn delete(
+        &self,
+        gvr: &GroupVersionResource,
+        namespace: &str,
+        name: &str,
+    ) -> Result<u64, WriteError> {
         let (index, kind) = Kind::of(gvr).ok_or(WriteError::UnknownResource)?;
-        self.delete_key(index, &key(kind, namespace, name)).map(|(version, _)| version)
+        self.delete_key(index, &key(kind, namespace, name))
+            .map(|(version, _)| version)
     }
 
     /// Every object of a type: key (`namespace/name` or name) → version and bytes.
     pub fn snapshot(&self, gvr: &GroupVersionResource) -> BTreeMap<String, (u64, Bytes)> {
-        let Some((index, _)) = Kind::of(gvr) else { return BTreeMap::new() };
+        let Some((index, _)) = Kind::of(gvr) else {
+            return BTreeMap::new();
+        };
         let objects = self.inner.read().tables[index].objects.clone();
-        objects.iter().map(|(k, o)| (k.to_string(), (o.version, o.bytes.clone()))).collect()
+        objects
+            .iter()
+            .map(|(k, o)| (k.to_string(), (o.version, o.bytes.clone())))
+            .collect()
     }
 
     /// One object by its key (`namespace/name`), with its version.
@@ -125,7 +142,8 @@ impl State {
         Some((object.version, object.bytes.clone()))
     }
 
-    /// Forgets a type's history, as etcd's compaction followed by an eviction would: only the present stays.
+    /// Forgets a type's history, as etcd's compaction followed by an eviction would: only the
+    /// present stays.
     pub fn compact(&self, gvr: &GroupVersionResource) {
         if let Some((index, _)) = Kind::of(gvr) {
             let mut inner = self.inner.write();
@@ -134,8 +152,9 @@ impl State {
         }
     }
 
-    /// Forgets the history of every type, as a restart of the API server does: a watch from any version below the
-    /// present *global* one is too old, even where the type has not changed since.
+    /// Forgets the history of every type, as a restart of the API server does: a watch from any
+    /// version below the present *global* one is too old, even where the type has not changed
+    /// since.
     pub fn forget_history(&self) {
         let mut inner = self.inner.write();
         let version = inner.version;
@@ -145,9 +164,12 @@ impl State {
         }
     }
 
-    /// Serves the custom type or takes it away, with its definition and all its objects. Watches on it end.
+    /// Serves the custom type or takes it away, with its definition and all its objects. Watches on
+    /// it end.
     pub fn serve_custom(&self, gvr: &GroupVersionResource, served: bool) {
-        let Some((index, _)) = Kind::of(gvr) else { return };
+        let Some((index, _)) = Kind::of(gvr) else {
+            return;
+        };
         let definitions =
             GroupVersionResource::new("apiextensions.k8s.io", "v1", "customresourcedefinitions");
         // A server that was populated by hand may have none.
@@ -189,11 +211,17 @@ impl State {
         self.inner.read().tables[index].served
     }
 
-    pub(crate) fn create_draft(&self, index: usize, mut draft: Draft) -> Result<Arc<Object>, WriteError> {
+    pub(crate) fn create_draft(
+        &self,
+        index: usize,
+        mut draft: Draft,
+    ) -> Result<Arc<Object>, WriteError> {
         let kind = &KINDS[index];
         let name = draft.text("name");
         if name.is_empty() {
-            return Err(WriteError::Invalid("name or generateName is required".to_owned()));
+            return Err(WriteError::Invalid(
+                "name or generateName is required".to_owned(),
+            ));
         }
         if !kind.namespaced {
             draft.set_text("namespace", "");
@@ -207,15 +235,25 @@ impl State {
             }
             draft.set_text("uid", &uid(self.seed, version));
             draft.set_text("creationTimestamp", &timestamp(version));
-            if draft.number("generation").is_none() && matches!(kind.group, "apps" | "example.com") {
+            if draft.number("generation").is_none() && matches!(kind.group, "apps" | "example.com")
+            {
                 draft.set_raw("generation", "1".to_owned());
             }
             Ok(Some(draft))
         })
-        .map(|event| event.after.clone().unwrap_or_else(|| unreachable!("a creation leaves an object")))
+        .map(|event| {
+            event
+                .after
+                .clone()
+                .unwrap_or_else(|| unreachable!("a creation leaves an object"))
+        })
     }
 
-    pub(crate) fn update_draft(&self, index: usize, mut draft: Draft) -> Result<Arc<Object>, WriteError> {
+    pub(crate) fn update_draft(
+        &self,
+        index: usize,
+        mut draft: Draft,
+    ) -> Result<Arc<Object>, WriteError> {
         let kind = &KINDS[index];
         let at = key(kind, &draft.text("namespace"), &draft.text("name"));
         self.write(index, &at, |before, _| {
@@ -228,18 +266,36 @@ impl State {
             draft.set_text("uid", &before.uid);
             draft.set_text("creationTimestamp", &old.text("creationTimestamp"));
             if let Some(generation) = old.number("generation") {
-                let generation = if draft.same_body(&old) { generation } else { generation + 1 };
+                let generation = if draft.same_body(&old) {
+                    generation
+                } else {
+                    generation + 1
+                };
                 draft.set_raw("generation", generation.to_string());
             }
             Ok(Some(draft))
         })
-        .map(|event| event.after.clone().unwrap_or_else(|| unreachable!("an update leaves an object")))
+        .map(|event| {
+            event
+                .after
+                .clone()
+                .unwrap_or_else(|| unreachable!("an update leaves an object"))
+        })
     }
 
     /// Deletes by key; returns the version of the deletion and the last state.
-    pub(crate) fn delete_key(&self, index: usize, at: &str) -> Result<(u64, Arc<Object>), WriteError> {
-        let event = self.write(index, at, |before, _| before.map(|_| None).ok_or(WriteError::NotFound))?;
-        let before = event.before.clone().unwrap_or_else(|| unreachable!("a deletion had an object"));
+    pub(crate) fn delete_key(
+        &self,
+        index: usize,
+        at: &str,
+    ) -> Result<(u64, Arc<Object>), WriteError> {
+        let event = self.write(index, at, |before, _| {
+            before.map(|_| None).ok_or(WriteError::NotFound)
+        })?;
+        let before = event
+            .before
+            .clone()
+            .unwrap_or_else(|| unreachable!("a deletion had an object"));
         Ok((event.version, before))
     }
 
@@ -253,7 +309,8 @@ impl State {
         self.inner.read().tables[index].view()
     }
 
-    /// The type's present, after its cache has caught up with the global version: a consistent read.
+    /// The type's present, after its cache has caught up with the global version: a consistent
+    /// read.
     pub(crate) fn fresh_view(&self, index: usize) -> View {
         let (view, moved) = {
             let mut inner = self.inner.write();
@@ -268,7 +325,8 @@ impl State {
         view
     }
 
-    /// The type exactly at a version not beyond the present; `None` when the history doesn't reach back so far.
+    /// The type exactly at a version not beyond the present; `None` when the history doesn't reach
+    /// back so far.
     pub(crate) fn exact_view(&self, index: usize, version: u64) -> Option<View> {
         self.inner.read().tables[index].exact(version)
     }
@@ -276,7 +334,8 @@ impl State {
     /// Waits until the global version is at least `version`; false when `limit` passes first.
     pub(crate) async fn reached(&self, version: u64, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
-        // Any type's write moves the global version, so this polls; upstream asks etcd every 100 ms as well.
+        // Any type's write moves the global version, so this polls; upstream asks etcd every 100 ms
+        // as well.
         while self.version() < version {
             if Instant::now() >= deadline {
                 return false;
@@ -297,7 +356,10 @@ impl State {
             return Recent::TooOld(table.floor);
         }
         let first = table.events.partition_point(|e| e.version <= cursor);
-        Recent::Events(table.events.range(first..).cloned().collect(), table.cache_version)
+        Recent::Events(
+            table.events.range(first..).cloned().collect(),
+            table.cache_version,
+        )
     }
 
     /// Wakes whoever waits for the type to change.
@@ -305,8 +367,8 @@ impl State {
         self.wake[index].subscribe()
     }
 
-    /// The one way a version is given out. `decide` sees the object before and the new version, and returns the object
-    /// after, or nothing for a deletion.
+    /// The one way a version is given out. `decide` sees the object before and the new version, and
+    /// returns the object after, or nothing for a deletion.
     fn write(
         &self,
         index: usize,
@@ -321,14 +383,22 @@ impl State {
                 return Err(WriteError::UnknownResource);
             }
             let before = table.objects.get(at).cloned();
-            let after =
-                decide(before.as_deref(), version)?.map(|d| Arc::new(d.finish(&KINDS[index], version)));
+            let after = decide(before.as_deref(), version)?
+                .map(|d| Arc::new(d.finish(&KINDS[index], version)));
             match &after {
-                Some(object) => table.objects.insert(Arc::clone(&object.key), Arc::clone(object)),
+                Some(object) => table
+                    .objects
+                    .insert(Arc::clone(&object.key), Arc::clone(object)),
                 None => table.objects.remove(at),
             };
             let objects = table.objects.clone();
-            let event = Arc::new(Event { version, before, after, objects, at: Instant::now() });
+            let event = Arc::new(Event {
+                version,
+                before,
+                after,
+                objects,
+                at: Instant::now(),
+            });
             table.push(Arc::clone(&event), self.history);
             inner.version = version;
             event
@@ -340,7 +410,11 @@ impl State {
 
 /// The storage key of an object below its type's prefix.
 pub(crate) fn key(kind: &Kind, namespace: &str, name: &str) -> String {
-    if kind.namespaced { format!("{namespace}/{name}") } else { name.to_owned() }
+    if kind.namespaced {
+        format!("{namespace}/{name}")
+    } else {
+        name.to_owned()
+    }
 }
 
 /// A uid made of the seed and the version, so that equal seeds give equal bytes.
@@ -357,11 +431,14 @@ fn uid(seed: u64, version: u64) -> String {
     )
 }
 
-/// A wall clock that only versions move, for the same reason: fifty writes a second from a fixed day.
+/// A wall clock that only versions move, for the same reason: fifty writes a second from a fixed
+/// day.
 fn timestamp(version: u64) -> String {
     const START: i64 = 1_767_225_600; // 2026-01-01T00:00:00Z
     let seconds = START + i64::try_from(version / 50).unwrap_or_default();
-    jiff::Timestamp::from_second(seconds).map(|t| t.to_string()).unwrap_or_default()
+    jiff::Timestamp::from_second(seconds)
+        .map(|t| t.to_string())
+        .unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 /// The counters at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Requests by verb (`GET`, `LIST`, `WATCH`, `POST` …), resource (`pods`, `deployments.apps`, empty for paths) and
-    /// status code. A watch counts when it starts.
+    /// Requests by verb (`GET`, `LIST`, `WATCH`, `POST` …), resource (`pods`, `deployments.apps`,
+    /// empty for paths) and status code. A watch counts when it starts.
     pub requests: BTreeMap<(String, String, u16), u64>,
     /// Gets, lists and watches that were not of metadata alone, by verb and resource.
     pub whole: BTreeMap<(String, String), u64>,
@@ -31,12 +31,20 @@ pub(crate) struct Stats(Mutex<Counts>);
 impl Counts {
     /// Requests of a verb over all resources and codes.
     pub fn requests_of(&self, verb: &str) -> u64 {
-        self.requests.iter().filter(|((v, _, _), _)| v == verb).map(|(_, n)| n).sum()
+        self.requests
+            .iter()
+            .filter(|((v, _, _), _)| v == verb)
+            .map(|(_, n)| n)
+            .sum()
     }
 
     /// Requests of a verb on one resource, over all codes.
     pub fn requests_on(&self, verb: &str, resource: &str) -> u64 {
-        self.requests.iter().filter(|((v, r, _), _)| v == verb && r == resource).map(|(_, n)| n).sum()
+        self.requests
+            .iter()
+            .filter(|((v, r, _), _)| v == verb && r == resource)
+            .map(|(_, n)| n)
+            .sum()
     }
 
     /// Body bytes sent in all.
@@ -65,7 +73,10 @@ impl Counts {
         };
         let requests = self.requests.iter().map(|((verb, resource, code), n)| {
             let (resource, group) = split(resource);
-            (format!(r#"{{code="{code}",group="{group}",resource="{resource}",verb="{verb}"}}"#), *n)
+            (
+                format!(r#"{{code="{code}",group="{group}",resource="{resource}",verb="{verb}"}}"#),
+                *n,
+            )
         });
         family(
             "apiserver_request_total",
@@ -75,21 +86,47 @@ impl Counts {
         );
         let watches = self.open_watches.iter().map(|(resource, n)| {
             let (resource, group) = split(resource);
-            (format!(r#"{{group="{group}",resource="{resource}",verb="WATCH"}}"#), *n)
+            (
+                format!(r#"{{group="{group}",resource="{resource}",verb="WATCH"}}"#),
+                *n,
+            )
         });
-        family("apiserver_longrunning_requests", "gauge", "Watches open now.", watches.collect());
+        family(
+            "apiserver_longrunning_requests",
+            "gauge",
+            "Watches open now.",
+            watches.collect(),
+        );
         let events = self.watch_events.iter().map(|(resource, n)| {
             let (resource, group) = split(resource);
             (format!(r#"{{group="{group}",resource="{resource}"}}"#), *n)
         });
-        family("apiserver_watch_events_total", "counter", "Watch events sent.", events.collect());
+        family(
+            "apiserver_watch_events_total",
+            "counter",
+            "Watch events sent.",
+            events.collect(),
+        );
         let bytes = self.bytes.iter().map(|((verb, resource), n)| {
             let (resource, group) = split(resource);
-            (format!(r#"{{group="{group}",resource="{resource}",verb="{verb}"}}"#), *n)
+            (
+                format!(r#"{{group="{group}",resource="{resource}",verb="{verb}"}}"#),
+                *n,
+            )
         });
-        family("apiserver_response_bytes_total", "counter", "Body bytes sent.", bytes.collect());
+        family(
+            "apiserver_response_bytes_total",
+            "counter",
+            "Body bytes sent.",
+            bytes.collect(),
+        );
         let connections = vec![(String::new(), self.connections)];
-        family("apiserver_connections_total", "counter", "Connections accepted.", connections);
+        family(
+            "apiserver_connections_total",
+            "counter",
+            "Connections accepted.",
+            connections,
+        );
         out
     }
 }
@@ -106,19 +143,39 @@ impl Stats {
     }
 
     pub(crate) fn request(&self, verb: &str, resource: &str, code: u16) {
-        *self.0.lock().requests.entry((verb.to_owned(), resource.to_owned(), code)).or_default() += 1;
+        *self
+            .0
+            .lock()
+            .requests
+            .entry((verb.to_owned(), resource.to_owned(), code))
+            .or_default() += 1;
     }
 
     pub(crate) fn whole(&self, verb: &str, resource: &str) {
-        *self.0.lock().whole.entry((verb.to_owned(), resource.to_owned())).or_default() += 1;
+        *self
+            .0
+            .lock()
+            .whole
+            .entry((verb.to_owned(), resource.to_owned()))
+            .or_default() += 1;
     }
 
     pub(crate) fn sent(&self, verb: &str, resource: &str, bytes: u64) {
-        *self.0.lock().bytes.entry((verb.to_owned(), resource.to_owned())).or_default() += bytes;
+        *self
+            .0
+            .lock()
+            .bytes
+            .entry((verb.to_owned(), resource.to_owned()))
+            .or_default() += bytes;
     }
 
     pub(crate) fn watch_opened(&self, resource: &str) {
-        *self.0.lock().open_watches.entry(resource.to_owned()).or_default() += 1;
+        *self
+            .0
+            .lock()
+            .open_watches
+            .entry(resource.to_owned())
+            .or_default() += 1;
     }
 
     pub(crate) fn watch_closed(&self, resource: &str) {
@@ -130,7 +187,10 @@ impl Stats {
     pub(crate) fn events(&self, resource: &str, events: u64, bytes: u64) {
         let mut counts = self.0.lock();
         *counts.watch_events.entry(resource.to_owned()).or_default() += events;
-        *counts.bytes.entry(("WATCH".to_owned(), resource.to_owned())).or_default() += bytes;
+        *counts
+            .bytes
+            .entry(("WATCH".to_owned(), resource.to_owned()))
+            .or_default() += bytes;
     }
 
     pub(crate) fn connection(&self) {

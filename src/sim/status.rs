@@ -55,22 +55,38 @@ impl Failure {
 
     /// No such path at all: the router's own answer.
     pub(crate) fn no_such_path() -> Self {
-        Self { plain_text: true, ..Self::new(404, "", "404 page not found\n") }
+        Self {
+            plain_text: true,
+            ..Self::new(404, "", "404 page not found\n")
+        }
     }
 
     /// A resource that a known builtin group-version doesn't have.
     pub(crate) fn no_such_resource() -> Self {
-        Self::new(404, "NotFound", "the server could not find the requested resource").details("{}")
+        Self::new(
+            404,
+            "NotFound",
+            "the server could not find the requested resource",
+        )
+        .details("{}")
     }
 
     pub(crate) fn not_found(kind: &Kind, name: &str) -> Self {
-        Self::new(404, "NotFound", format!("{} \"{name}\" not found", kind.qualified()))
-            .details(named(kind, name))
+        Self::new(
+            404,
+            "NotFound",
+            format!("{} \"{name}\" not found", kind.qualified()),
+        )
+        .details(named(kind, name))
     }
 
     pub(crate) fn already_exists(kind: &Kind, name: &str) -> Self {
-        Self::new(409, "AlreadyExists", format!("{} \"{name}\" already exists", kind.qualified()))
-            .details(named(kind, name))
+        Self::new(
+            409,
+            "AlreadyExists",
+            format!("{} \"{name}\" already exists", kind.qualified()),
+        )
+        .details(named(kind, name))
     }
 
     pub(crate) fn conflict(kind: &Kind, name: &str) -> Self {
@@ -83,14 +99,22 @@ impl Failure {
     }
 
     pub(crate) fn method_not_allowed() -> Self {
-        Self::new(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
-            .details("{}")
+        Self::new(
+            405,
+            "MethodNotAllowed",
+            "the server does not allow this method on the requested resource",
+        )
+        .details("{}")
     }
 
     pub(crate) fn not_acceptable() -> Self {
         // Upstream would name YAML and protobuf as well; this server has neither.
-        Self::new(406, "NotAcceptable", "only the following media types are accepted: application/json")
-            .details("{}")
+        Self::new(
+            406,
+            "NotAcceptable",
+            "only the following media types are accepted: application/json",
+        )
+        .details("{}")
     }
 
     /// A version the server hasn't reached, after the wait.
@@ -104,7 +128,11 @@ impl Failure {
 
     /// An exact list from before the history.
     pub(crate) fn expired_list() -> Self {
-        Self::new(410, "Expired", "The resourceVersion for the provided list is too old.")
+        Self::new(
+            410,
+            "Expired",
+            "The resourceVersion for the provided list is too old.",
+        )
     }
 
     /// A continued list from before the history; `token` goes on inconsistently.
@@ -114,12 +142,19 @@ impl Failure {
                        retrieve the remainder of the results. Continuing with the provided token results in an \
                        inconsistent list - objects that were created, modified, or deleted between the time the first \
                        chunk was returned and now may show up in the list.";
-        Self { continue_token: Some(token), ..Self::new(410, "Expired", message) }
+        Self {
+            continue_token: Some(token),
+            ..Self::new(410, "Expired", message)
+        }
     }
 
     /// A watch from before the history.
     pub(crate) fn expired_watch(version: u64, oldest: u64) -> Self {
-        Self::new(410, "Expired", format!("too old resource version: {version} ({oldest})"))
+        Self::new(
+            410,
+            "Expired",
+            format!("too old resource version: {version} ({oldest})"),
+        )
     }
 
     /// ListOptions that contradict each other: `(field, cause's reason, message)` each.
@@ -127,22 +162,37 @@ impl Failure {
         let causes: Vec<_> = errors
             .iter()
             .map(|(field, reason, message)| {
-                format!(r#"{{"reason":"{reason}","message":{},"field":"{field}"}}"#, gojson::string(message))
+                format!(
+                    r#"{{"reason":"{reason}","message":{},"field":"{field}"}}"#,
+                    gojson::string(message)
+                )
             })
             .collect();
-        let texts: Vec<_> = errors.iter().map(|(field, _, message)| format!("{field}: {message}")).collect();
-        let texts = if texts.len() == 1 { texts.concat() } else { format!("[{}]", texts.join(", ")) };
-        Self::new(422, "Invalid", format!("ListOptions.meta.k8s.io \"\" is invalid: {texts}")).details(
-            format!(r#"{{"group":"meta.k8s.io","kind":"ListOptions","causes":[{}]}}"#, causes.join(",")),
+        let texts: Vec<_> = errors
+            .iter()
+            .map(|(field, _, message)| format!("{field}: {message}"))
+            .collect();
+        let texts = if texts.len() == 1 {
+            texts.concat()
+        } else {
+            format!("[{}]", texts.join(", "))
+        };
+        Self::new(
+            422,
+            "Invalid",
+            format!("ListOptions.meta.k8s.io \"\" is invalid: {texts}"),
         )
+        .details(format!(
+            r#"{{"group":"meta.k8s.io","kind":"ListOptions","causes":[{}]}}"#,
+            causes.join(",")
+        ))
     }
 
     /// The Status as one JSON document, without a newline: also the object of an ERROR event.
     pub(crate) fn status(&self) -> String {
-        let metadata = self
-            .continue_token
-            .as_ref()
-            .map_or(String::new(), |t| format!("\"continue\":{}", gojson::string(t)));
+        let metadata = self.continue_token.as_ref().map_or(String::new(), |t| {
+            format!("\"continue\":{}", gojson::string(t))
+        });
         let mut out = format!(
             r#"{{"kind":"Status","apiVersion":"v1","metadata":{{{metadata}}},"status":"Failure","message":{}"#,
             gojson::string(&self.message)
@@ -177,6 +227,14 @@ impl Failure {
 
 /// `details` that name an object.
 pub(crate) fn named(kind: &Kind, name: &str) -> String {
-    let group = if kind.group.is_empty() { String::new() } else { format!(r#""group":"{}","#, kind.group) };
-    format!(r#"{{"name":{},{group}"kind":"{}"}}"#, gojson::string(name), kind.resource)
+    let group = if kind.group.is_empty() {
+        String::new()
+    } else {
+        format!(r#""group":"{}","#, kind.group)
+    };
+    format!(
+        r#"{{"name":{},{group}"kind":"{}"}}"#,
+        gojson::string(name),
+        kind.resource
+    )
 }

@@ -35,7 +35,14 @@ impl Api {
 
     /// Creates pods `a`, `b`, … in namespaces by their order; returns the versions.
     fn pods(&self, keys: &[&str]) -> Vec<u64> {
-        keys.iter().map(|key| self.0.state.create(&pods(), &pod(key, "node-1", "blue")).unwrap()).collect()
+        keys.iter()
+            .map(|key| {
+                self.0
+                    .state
+                    .create(&pods(), &pod(key, "node-1", "blue"))
+                    .unwrap()
+            })
+            .collect()
     }
 
     async fn get(&self, path: &str) -> Answer {
@@ -52,7 +59,10 @@ impl Api {
         let response = Arc::clone(&self.0).answer(request).await;
         let code = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
-        Answer { code, text: String::from_utf8(body.to_vec()).unwrap() }
+        Answer {
+            code,
+            text: String::from_utf8(body.to_vec()).unwrap(),
+        }
     }
 
     async fn watch(&self, query: &str) -> Stream {
@@ -63,7 +73,10 @@ impl Api {
             .unwrap();
         let response = Arc::clone(&self.0).answer(request).await;
         assert_eq!(response.status(), 200);
-        Stream { body: response.into_body(), rest: Vec::new() }
+        Stream {
+            body: response.into_body(),
+            rest: Vec::new(),
+        }
     }
 }
 
@@ -76,7 +89,13 @@ impl Answer {
         let json = self.json();
         let items = json["items"].as_array().unwrap().iter();
         items
-            .map(|i| format!("{}/{}", text(&i["metadata"]["namespace"]), text(&i["metadata"]["name"])))
+            .map(|i| {
+                format!(
+                    "{}/{}",
+                    text(&i["metadata"]["namespace"]),
+                    text(&i["metadata"]["name"])
+                )
+            })
             .collect()
     }
 }
@@ -88,7 +107,8 @@ struct Stream {
 }
 
 impl Stream {
-    /// The next line, or why there is none: `end`, `reset`, `quiet` (nothing for a minute and a half).
+    /// The next line, or why there is none: `end`, `reset`, `quiet` (nothing for a minute and a
+    /// half).
     async fn line(&mut self) -> Result<String, &'static str> {
         loop {
             if let Some(end) = self.rest.iter().position(|b| *b == b'\n') {
@@ -109,7 +129,9 @@ impl Stream {
         match self.line().await {
             Err(why) => why.to_owned(),
             Ok(line) => {
-                let Ok(event) = serde_json::from_str::<Value>(&line) else { return "garbage".to_owned() };
+                let Ok(event) = serde_json::from_str::<Value>(&line) else {
+                    return "garbage".to_owned();
+                };
                 let metadata = &event["object"]["metadata"];
                 let end = &metadata["annotations"]["k8s.io/initial-events-end"];
                 match text(&event["type"]) {
@@ -119,7 +141,11 @@ impl Stream {
                         format!("BOOKMARK{mark} @{}", text(&metadata["resourceVersion"]))
                     }
                     kind => {
-                        format!("{kind} {}@{}", text(&metadata["name"]), text(&metadata["resourceVersion"]))
+                        format!(
+                            "{kind} {}@{}",
+                            text(&metadata["name"]),
+                            text(&metadata["resourceVersion"])
+                        )
                     }
                 }
             }

@@ -17,16 +17,23 @@ impl Identity {
     /// Makes a CA and a certificate for an address, `localhost` and the loopback addresses.
     pub(crate) fn make(address: IpAddr) -> anyhow::Result<Self> {
         let mut ca = CertificateParams::default();
-        ca.distinguished_name.push(DnType::CommonName, "watershed simulated API server CA");
+        ca.distinguished_name
+            .push(DnType::CommonName, "watershed simulated API server CA");
         ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let ca_key = KeyPair::generate()?;
         let ca_certificate = ca.self_signed(&ca_key)?;
         let issuer = Issuer::new(ca, ca_key);
 
-        let names = ["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned(), address.to_string()];
+        let names = [
+            "localhost".to_owned(),
+            "127.0.0.1".to_owned(),
+            "::1".to_owned(),
+            address.to_string(),
+        ];
         let mut leaf = CertificateParams::new(names)?;
-        leaf.distinguished_name.push(DnType::CommonName, "watershed simulated API server");
+        leaf.distinguished_name
+            .push(DnType::CommonName, "watershed simulated API server");
         let key = KeyPair::generate()?;
         let certificate = leaf.signed_by(&key, &issuer)?;
 
@@ -38,6 +45,9 @@ impl Identity {
             .with_single_cert(vec![certificate.der().clone()], key)
             .context("the certificate just made doesn't fit its key")?;
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Self { config: Arc::new(config), ca_pem: ca_certificate.pem() })
+        Ok(Self {
+            config: Arc::new(config),
+            ca_pem: ca_certificate.pem(),
+        })
     }
 }

@@ -19,9 +19,11 @@ use super::status::Failure;
 
 /// A chunk of initial events grows to about this size before it is handed to the connection.
 const CHUNK: usize = 64 * 1024;
-/// The last bookmarks come this long before the deadline. Source: apiserver `pkg/storage/cacher/cache_watcher.go`.
+/// The last bookmarks come this long before the deadline. Source: apiserver
+/// `pkg/storage/cacher/cache_watcher.go`.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// A broken frame gets this long to leave before the stream is reset, or the reset would overtake it.
+/// A broken frame gets this long to leave before the stream is reset, or the reset would overtake
+/// it.
 const BREAK_PAUSE: Duration = Duration::from_millis(20);
 
 /// One client's watch.
@@ -71,10 +73,19 @@ pub(crate) async fn watch(
 ) -> Result<Body, Failure> {
     let mode = shared.faults.active().watch_list;
     let initial_events = validate(query, mode)?;
-    let version = query.version_number().map_err(|e| Failure::new(500, "", e))?;
+    let version = query
+        .version_number()
+        .map_err(|e| Failure::new(500, "", e))?;
     let timeout = match query.timeout_seconds {
-        Some(seconds) if seconds < 0 => Err(Failure::new(500, "InternalError", "context deadline exceeded")),
-        None | Some(0) => Ok(shared.options.min_request_timeout.mul_f64(1.0 + fastrand::f64())),
+        Some(seconds) if seconds < 0 => Err(Failure::new(
+            500,
+            "InternalError",
+            "context deadline exceeded",
+        )),
+        None | Some(0) => Ok(shared
+            .options
+            .min_request_timeout
+            .mul_f64(1.0 + fastrand::f64())),
         Some(seconds) => Ok(Duration::from_secs(seconds.unsigned_abs())),
     };
     let wake = shared.state.subscribe(index);
@@ -96,7 +107,10 @@ pub(crate) async fn watch(
     let now = Instant::now();
     let cut_before = *cut.borrow();
     // A deadline too far to be represented is as good as a year.
-    let deadline = now + timeout.unwrap_or_default().min(Duration::from_hours(365 * 24));
+    let deadline = now
+        + timeout
+            .unwrap_or_default()
+            .min(Duration::from_hours(365 * 24));
     let mut watch = Watch {
         index,
         filter,
@@ -125,13 +139,15 @@ pub(crate) async fn watch(
     Ok(http_body_util::BodyExt::boxed_unsync(StreamBody::new(body)))
 }
 
-/// Whether upstream would compress such a watch. Source: apiserver `pkg/endpoints/handlers/get.go` (isListWatchRequest).
+/// Whether upstream would compress such a watch. Source: apiserver `pkg/endpoints/handlers/get.go`
+/// (isListWatchRequest).
 pub(crate) fn is_watch_list(query: &Query, mode: WatchList) -> bool {
     query.bookmarks && matches!(validate(query, mode), Ok(Some(true)))
 }
 
-/// Whether the state comes first as ADDED events, and whether with an end mark: `None` is a plain watch, or the old
-/// form when the version is unset or 0. Source: apimachinery `internalversion/{defaults,validation/validation}.go`.
+/// Whether the state comes first as ADDED events, and whether with an end mark: `None` is a plain
+/// watch, or the old form when the version is unset or 0. Source: apimachinery
+/// `internalversion/{defaults,validation/validation}.go`.
 fn validate(query: &Query, mode: WatchList) -> Result<Option<bool>, Failure> {
     const MATCH: &str = "resourceVersionMatch";
     const FORBIDDEN: &str = "FieldValueForbidden";
@@ -139,16 +155,25 @@ fn validate(query: &Query, mode: WatchList) -> Result<Option<bool>, Failure> {
         return Ok(None);
     }
     let unset = query.version.as_deref().is_none_or(|v| v == "0");
-    let defaulted =
-        unset && query.initial_events.is_none() && query.version_match.is_none() && mode == WatchList::Served;
-    let initial = if defaulted { Some(true) } else { query.initial_events };
-    let version_match = if defaulted { Some("NotOlderThan") } else { query.version_match.as_deref() };
+    let defaulted = unset
+        && query.initial_events.is_none()
+        && query.version_match.is_none()
+        && mode == WatchList::Served;
+    let initial = if defaulted {
+        Some(true)
+    } else {
+        query.initial_events
+    };
+    let version_match = if defaulted {
+        Some("NotOlderThan")
+    } else {
+        query.version_match.as_deref()
+    };
     let mut errors = Vec::new();
     let unsupported;
     if initial.is_some() {
         if version_match != Some("NotOlderThan") {
-            let message =
-                "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
+            let message = "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
             errors.push((MATCH, FORBIDDEN, message));
         }
         if mode == WatchList::Refused {
@@ -156,8 +181,7 @@ fn validate(query: &Query, mode: WatchList) -> Result<Option<bool>, Failure> {
             errors.push(("sendInitialEvents", FORBIDDEN, message));
         }
     } else if version_match.is_some() {
-        let message =
-            "Forbidden: resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
+        let message = "Forbidden: resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
         errors.push((MATCH, FORBIDDEN, message));
     }
     if let Some(other) = version_match.filter(|m| *m != "NotOlderThan") {
@@ -171,7 +195,11 @@ fn validate(query: &Query, mode: WatchList) -> Result<Option<bool>, Failure> {
             "Forbidden: resourceVersionMatch is forbidden when continue is provided",
         ));
     }
-    if errors.is_empty() { Ok(initial) } else { Err(Failure::invalid_options(&errors)) }
+    if errors.is_empty() {
+        Ok(initial)
+    } else {
+        Err(Failure::invalid_options(&errors))
+    }
 }
 
 async fn start(
@@ -183,7 +211,11 @@ async fn start(
     initial_events: Option<bool>,
 ) -> Result<Start, Failure> {
     let state = &shared.state;
-    let plain = |cursor| Start { cursor, initial: VecDeque::new(), end_mark: None };
+    let plain = |cursor| Start {
+        cursor,
+        initial: VecDeque::new(),
+        end_mark: None,
+    };
     if version > 0 && initial_events != Some(true) {
         return match state.recent(index, version) {
             Recent::TooOld(oldest) => Err(Failure::expired_watch(version, oldest)),
@@ -195,19 +227,34 @@ async fn start(
         return Err(Failure::too_large(version, state.view(index).version));
     }
     let view = state.view(index);
-    let view = if query.version.is_none() || view.version < version { state.fresh_view(index) } else { view };
+    let view = if query.version.is_none() || view.version < version {
+        state.fresh_view(index)
+    } else {
+        view
+    };
     if initial_events == Some(false) {
         return Ok(plain(view.version));
     }
-    let initial = view.objects.values().filter(|o| filter.matches(o)).cloned().collect();
-    Ok(Start { cursor: view.version, initial, end_mark: initial_events.map(|_| view.version) })
+    let initial = view
+        .objects
+        .values()
+        .filter(|o| filter.matches(o))
+        .cloned()
+        .collect();
+    Ok(Start {
+        cursor: view.version,
+        initial,
+        end_mark: initial_events.map(|_| view.version),
+    })
 }
 
 // === impl Watch ===
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.shared.stats.watch_closed(&KINDS[self.index].qualified());
+        self.shared
+            .stats
+            .watch_closed(&KINDS[self.index].qualified());
     }
 }
 
@@ -248,13 +295,19 @@ impl Watch {
             }
             if !out.bytes.is_empty() {
                 let resource = KINDS[self.index].qualified();
-                self.shared.stats.events(&resource, out.events, out.bytes.len() as u64);
+                self.shared
+                    .stats
+                    .events(&resource, out.events, out.bytes.len() as u64);
                 return Some(Ok(out.bytes.freeze()));
             }
             if self.ending.is_some() {
                 continue;
             }
-            let until = [Some(self.deadline), held, self.bookmarks.then_some(self.next_bookmark)];
+            let until = [
+                Some(self.deadline),
+                held,
+                self.bookmarks.then_some(self.next_bookmark),
+            ];
             let until = until.into_iter().flatten().min().unwrap_or(self.deadline);
             tokio::select! {
                 changed = self.wake.changed(), if held.is_none() => {
@@ -287,7 +340,8 @@ impl Watch {
         self.wake.mark_unchanged();
         let (events, cache_version) = match self.shared.state.recent(self.index, self.cursor) {
             Recent::Events(events, cache_version) => (events, cache_version),
-            // Overtaken by the history, or the type is gone: upstream ends such watches without a word.
+            // Overtaken by the history, or the type is gone: upstream ends such watches without a
+            // word.
             Recent::TooOld(_) | Recent::Gone => {
                 self.ending = Some(Ending::Clean);
                 return None;
@@ -329,8 +383,11 @@ impl Watch {
         let regular = now + self.shared.options.bookmark_every;
         let farewell = self.deadline - FAREWELL.min(self.deadline - now);
         // Once the farewell is due, one a second until the deadline.
-        self.next_bookmark =
-            if farewell > now { regular.min(farewell) } else { now + Duration::from_secs(1) };
+        self.next_bookmark = if farewell > now {
+            regular.min(farewell)
+        } else {
+            now + Duration::from_secs(1)
+        };
     }
 }
 
@@ -358,7 +415,14 @@ fn event_line(change: &str, object: &Object, version: u64, shape: Shape) -> Vec<
         Shape::Full => object.bytes_at(version),
         Shape::Partial => object.partial_at(version),
     };
-    [br#"{"type":""#, change.as_bytes(), br#"","object":"#, &object, b"}\n"].concat()
+    [
+        br#"{"type":""#,
+        change.as_bytes(),
+        br#"","object":"#,
+        &object,
+        b"}\n",
+    ]
+    .concat()
 }
 
 fn error_line(failure: &Failure) -> String {
@@ -367,7 +431,11 @@ fn error_line(failure: &Failure) -> String {
 
 /// A bookmark is the zero value of its kind with a version in it.
 fn bookmark_line(kind: &Kind, shape: Shape, version: u64, end_mark: bool) -> Vec<u8> {
-    let annotations = if end_mark { r#""annotations":{"k8s.io/initial-events-end":"true"}"# } else { "" };
+    let annotations = if end_mark {
+        r#""annotations":{"k8s.io/initial-events-end":"true"}"#
+    } else {
+        ""
+    };
     let api_version = kind.api_version();
     let object = match (shape, kind.form) {
         (Shape::Full, Form::Custom) => {

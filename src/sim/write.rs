@@ -20,13 +20,18 @@ pub(crate) fn create(shared: &Shared, index: usize, target: &Target, body: &[u8]
     if draft.text("name").is_empty() {
         let prefix = draft.text("generateName");
         if !prefix.is_empty() {
-            let suffix: String = std::iter::repeat_with(fastrand::lowercase).take(5).collect();
+            let suffix: String = std::iter::repeat_with(fastrand::lowercase)
+                .take(5)
+                .collect();
             draft.set_text("name", &format!("{prefix}{suffix}"));
         }
     }
     place(&mut draft, kind, &target.attributes.namespace, None)?;
     let name = draft.text("name");
-    let object = shared.state.create_draft(index, draft).map_err(|e| refuse(e, kind, &name))?;
+    let object = shared
+        .state
+        .create_draft(index, draft)
+        .map_err(|e| refuse(e, kind, &name))?;
     Ok((201, line(&object)))
 }
 
@@ -35,7 +40,10 @@ pub(crate) fn update(shared: &Shared, index: usize, target: &Target, body: &[u8]
     let name = &target.attributes.name;
     let mut draft = parse(body)?;
     place(&mut draft, kind, &target.attributes.namespace, Some(name))?;
-    let object = shared.state.update_draft(index, draft).map_err(|e| refuse(e, kind, name))?;
+    let object = shared
+        .state
+        .update_draft(index, draft)
+        .map_err(|e| refuse(e, kind, name))?;
     Ok((200, line(&object)))
 }
 
@@ -48,41 +56,70 @@ pub(crate) fn patch(
     body: &[u8],
 ) -> Written {
     let kind = &KINDS[index];
-    let Attributes { namespace, name, .. } = &target.attributes;
-    if !matches!(content_type, "application/merge-patch+json" | "application/strategic-merge-patch+json") {
+    let Attributes {
+        namespace, name, ..
+    } = &target.attributes;
+    if !matches!(
+        content_type,
+        "application/merge-patch+json" | "application/strategic-merge-patch+json"
+    ) {
         let message = "the body of the request was in an unknown format - accepted media types include: \
                        application/merge-patch+json, application/strategic-merge-patch+json";
         return Err(Failure::new(415, "UnsupportedMediaType", message));
     }
     let bad = |e: serde_json::Error| Failure::bad_request(e.to_string());
     let patch: Value = serde_json::from_slice(body).map_err(bad)?;
-    let before =
-        shared.state.get(index, &key(kind, namespace, name)).ok_or_else(|| Failure::not_found(kind, name))?;
+    let before = shared
+        .state
+        .get(index, &key(kind, namespace, name))
+        .ok_or_else(|| Failure::not_found(kind, name))?;
     let mut whole: Value = serde_json::from_slice(&before.bytes).map_err(bad)?;
     merge(&mut whole, &patch);
     let mut draft = parse(whole.to_string().as_bytes())?;
     place(&mut draft, kind, namespace, Some(name))?;
-    let object = shared.state.update_draft(index, draft).map_err(|e| refuse(e, kind, name))?;
+    let object = shared
+        .state
+        .update_draft(index, draft)
+        .map_err(|e| refuse(e, kind, name))?;
     Ok((200, line(&object)))
 }
 
 pub(crate) fn delete(shared: &Shared, index: usize, target: &Target) -> Written {
     let kind = &KINDS[index];
-    let Attributes { namespace, name, .. } = &target.attributes;
-    let (version, last) =
-        shared.state.delete_key(index, &key(kind, namespace, name)).map_err(|e| refuse(e, kind, name))?;
+    let Attributes {
+        namespace, name, ..
+    } = &target.attributes;
+    let (version, last) = shared
+        .state
+        .delete_key(index, &key(kind, namespace, name))
+        .map_err(|e| refuse(e, kind, name))?;
     if kind.delete_returns_object {
         return Ok((200, [&last.bytes_at(version)[..], b"\n"].concat().into()));
     }
     let details = named(kind, name);
-    let details = format!(r#"{},"uid":"{}"}}"#, &details[..details.len() - 1], last.uid);
-    let status = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","details":"#;
+    let details = format!(
+        r#"{},"uid":"{}"}}"#,
+        &details[..details.len() - 1],
+        last.uid
+    );
+    let status =
+        r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","details":"#;
     Ok((200, format!("{status}{details}}}\n").into()))
 }
 
 /// `POST …/tokenreviews`, `…/subjectaccessreviews`, and of oneself; `None` for anything else.
-pub(crate) fn review(access: &Access, caller: &User, target: &Target, body: &[u8]) -> Option<Written> {
-    let Attributes { verb, group, resource, .. } = &target.attributes;
+pub(crate) fn review(
+    access: &Access,
+    caller: &User,
+    target: &Target,
+    body: &[u8],
+) -> Option<Written> {
+    let Attributes {
+        verb,
+        group,
+        resource,
+        ..
+    } = &target.attributes;
     if verb != "create" {
         return None;
     }
@@ -97,11 +134,17 @@ pub(crate) fn review(access: &Access, caller: &User, target: &Target, body: &[u8
         Ok(review) => review,
         Err(e) => return Some(Err(Failure::bad_request(e.to_string()))),
     };
-    Some(Ok((201, (gojson::sorted(&answer(access, caller, &review)) + "\n").into())))
+    Some(Ok((
+        201,
+        (gojson::sorted(&answer(access, caller, &review)) + "\n").into(),
+    )))
 }
 
 fn token_review(access: &Access, _: &User, review: &Value) -> Value {
-    let token = review.pointer("/spec/token").and_then(Value::as_str).unwrap_or_default();
+    let token = review
+        .pointer("/spec/token")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
     let audiences = review.pointer("/spec/audiences").cloned();
     let status = match access.user(token) {
         Some(user) => json!({
@@ -125,11 +168,25 @@ fn self_review(_: &Access, caller: &User, _: &Value) -> Value {
 }
 
 fn access_review(access: &Access, _: &User, review: &Value) -> Value {
-    let text = |at: &str| review.pointer(at).and_then(Value::as_str).unwrap_or_default().to_owned();
-    let groups = review.pointer("/spec/groups").and_then(Value::as_array).cloned().unwrap_or_default();
+    let text = |at: &str| {
+        review
+            .pointer(at)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned()
+    };
+    let groups = review
+        .pointer("/spec/groups")
+        .and_then(Value::as_array)
+        .cloned()
+        .unwrap_or_default();
     let user = User {
         name: text("/spec/user"),
-        groups: groups.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+        groups: groups
+            .iter()
+            .filter_map(Value::as_str)
+            .map(str::to_owned)
+            .collect(),
     };
     json!({
         "kind": "SubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {},
@@ -145,7 +202,13 @@ fn own_access_review(access: &Access, caller: &User, review: &Value) -> Value {
 }
 
 fn verdict(access: &Access, user: &User, review: &Value) -> Value {
-    let text = |at: &str| review.pointer(at).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let text = |at: &str| {
+        review
+            .pointer(at)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned()
+    };
     let asked = if review.pointer("/spec/resourceAttributes").is_some() {
         Attributes {
             verb: text("/spec/resourceAttributes/verb"),
@@ -171,7 +234,12 @@ fn verdict(access: &Access, user: &User, review: &Value) -> Value {
 }
 
 /// The URL's namespace and name are the object's; a body that says otherwise is refused.
-fn place(draft: &mut Draft, kind: &Kind, namespace: &str, name: Option<&str>) -> Result<(), Failure> {
+fn place(
+    draft: &mut Draft,
+    kind: &Kind,
+    namespace: &str,
+    name: Option<&str>,
+) -> Result<(), Failure> {
     if kind.namespaced {
         let own = draft.text("namespace");
         if !own.is_empty() && own != namespace {

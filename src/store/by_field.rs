@@ -18,7 +18,10 @@ const AFTER: char = '\u{1}';
 
 impl ByField {
     pub(super) fn new(position: usize) -> Self {
-        Self { position, entries: OrdSet::new() }
+        Self {
+            position,
+            entries: OrdSet::new(),
+        }
     }
 
     pub(super) fn position(&self) -> usize {
@@ -52,6 +55,10 @@ impl ByField {
     }
 
     fn entry(&self, object: &Object) -> String {
-        format!("{}{BETWEEN}{}", object.attributes.field(self.position), object.key())
+        format!(
+            "{}{BETWEEN}{}",
+            object.attributes.field(self.position),
+            object.key()
+        )
     }
 }

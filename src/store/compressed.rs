@@ -1,4 +1,5 @@
-//! The compressed form of an event's frame: made once, when the first watch asks, and shared by all.
+//! The compressed form of an event's frame: made once, when the first watch asks, and shared by
+//! all.
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -10,8 +11,8 @@ use crate::kube::gzip_member;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tally(Arc<AtomicUsize>);
 
-/// One event's compressed frame. It counts in the tally from when it is made until the event is dropped:
-/// the window's letting go and a watch's asking may meet in any order.
+/// One event's compressed frame. It counts in the tally from when it is made until the event is
+/// dropped: the window's letting go and a watch's asking may meet in any order.
 #[derive(Debug)]
 pub(super) struct Compressed {
     member: OnceLock<Bytes>,
@@ -27,7 +28,10 @@ impl Tally {
 impl Compressed {
     /// Nothing yet.
     pub(super) fn counted_in(tally: &Tally) -> Self {
-        Self { member: OnceLock::new(), tally: tally.clone() }
+        Self {
+            member: OnceLock::new(),
+            tally: tally.clone(),
+        }
     }
 
     /// `frame` as a member of gzip. Who asks while another makes it waits for that, which is short.
@@ -57,7 +61,10 @@ mod tests {
     fn it_is_made_once_and_counted_as_long_as_it_is_there() {
         let tally = Tally::default();
         let frame = Bytes::from_static(b"{\"type\":\"ADDED\",\"object\":{}}\n");
-        let (asked, unasked) = (Compressed::counted_in(&tally), Compressed::counted_in(&tally));
+        let (asked, unasked) = (
+            Compressed::counted_in(&tally),
+            Compressed::counted_in(&tally),
+        );
         let member = asked.of(&frame);
         assert_eq!(member.as_ptr(), asked.of(&frame).as_ptr(), "not shared");
         drop(unasked);

@@ -5,10 +5,13 @@ use std::sync::{Arc, OnceLock};
 use bytes::{Bytes, BytesMut};
 
 use super::object::Object;
-use crate::kube::{Attributes, Deflated, EventKind, Joined, ResourceVersion, TypeForm, deflate, gzip_member};
+use crate::kube::{
+    Attributes, Deflated, EventKind, Joined, ResourceVersion, TypeForm, deflate, gzip_member,
+};
 
-/// A new leaf has at most so many bytes, unless it is one object that has more: large enough that sending it costs little more than its bytes, small enough
-/// that a change of one object leaves little to be made again.
+/// A new leaf has at most so many bytes, unless it is one object that has more: large enough that
+/// sending it costs little more than its bytes, small enough that a change of one object leaves
+/// little to be made again.
 pub(super) const FULL: usize = 32 * 1024;
 /// Above these a leaf is split.
 const MOST_BYTES: usize = 2 * FULL;
@@ -25,7 +28,8 @@ pub(super) struct Leaf {
     items: usize,
     /// The objects as they are sent, once somebody asked for them.
     packed: OnceLock<Arc<Packed>>,
-    /// What the bytes of some objects are a part of: the packed form of the leaf that this one was made from.
+    /// What the bytes of some objects are a part of: the packed form of the leaf that this one was
+    /// made from.
     base: Option<Arc<Packed>>,
     /// How many objects were put in since that was made.
     changed: usize,
@@ -45,7 +49,11 @@ struct Packed {
 
 impl Packed {
     fn new(joined: Joined) -> Self {
-        Self { joined, deflated: OnceLock::new(), added: OnceLock::new() }
+        Self {
+            joined,
+            deflated: OnceLock::new(),
+            added: OnceLock::new(),
+        }
     }
 }
 
@@ -54,32 +62,70 @@ impl Leaf {
     pub(super) const MANY: usize = 64;
 
     pub(super) fn new(form: &Arc<TypeForm>, objects: Vec<Arc<Object>>) -> Self {
-        let items = objects.iter().map(|object| form.item_len(&object.bytes)).sum();
+        let items = objects
+            .iter()
+            .map(|object| form.item_len(&object.bytes))
+            .sum();
         let (packed, form) = (OnceLock::new(), Arc::clone(form));
-        Self { form, objects, items, packed, base: None, changed: 0, settled: false }
+        Self {
+            form,
+            objects,
+            items,
+            packed,
+            base: None,
+            changed: 0,
+            settled: false,
+        }
     }
 
     /// The same objects with their bytes in one place, and nothing else of them held.
     pub(super) fn settle(&self) -> Self {
         let packed = Arc::clone(self.packed());
-        let slices = self.form.split(&packed.joined, self.objects.iter().map(|object| object.bytes.len()));
+        let slices = self.form.split(
+            &packed.joined,
+            self.objects.iter().map(|object| object.bytes.len()),
+        );
         let objects = self.objects.iter().zip(slices).map(|(object, bytes)| {
-            Arc::new(Object { bytes, version: object.version, attributes: object.attributes.clone() })
+            Arc::new(Object {
+                bytes,
+                version: object.version,
+                attributes: object.attributes.clone(),
+            })
         });
         Self::settled(Arc::clone(&self.form), objects.collect(), packed)
     }
 
     fn settled(form: Arc<TypeForm>, objects: Vec<Arc<Object>>, packed: Arc<Packed>) -> Self {
         let items = packed.joined.bytes.len();
-        Self { form, objects, items, packed: OnceLock::from(packed), base: None, changed: 0, settled: true }
+        Self {
+            form,
+            objects,
+            items,
+            packed: OnceLock::from(packed),
+            base: None,
+            changed: 0,
+            settled: true,
+        }
     }
 
     /// The leaf with other objects, of which one is new.
     fn changed(&self, objects: Vec<Arc<Object>>, items: usize) -> Self {
-        let base = if self.settled { self.packed.get().cloned() } else { self.base.clone() };
+        let base = if self.settled {
+            self.packed.get().cloned()
+        } else {
+            self.base.clone()
+        };
         let changed = if self.settled { 1 } else { self.changed + 1 };
         let form = Arc::clone(&self.form);
-        let leaf = Self { form, objects, items, packed: OnceLock::new(), base, changed, settled: false };
+        let leaf = Self {
+            form,
+            objects,
+            items,
+            packed: OnceLock::new(),
+            base,
+            changed,
+            settled: false,
+        };
         // What is held in vain never outweighs what is held.
         let wasteful = leaf.base.is_some() && leaf.changed * 2 > leaf.objects.len();
         if wasteful { leaf.settle() } else { leaf }
@@ -107,21 +153,39 @@ impl Leaf {
         let mut objects = self.objects.clone();
         let old = objects.remove(index);
         let items = self.items - self.form.item_len(&old.bytes);
-        Some(((!objects.is_empty()).then(|| self.changed(objects, items)), old))
+        Some((
+            (!objects.is_empty()).then(|| self.changed(objects, items)),
+            old,
+        ))
     }
 
     /// Two leaves, if it is too large to be one.
     pub(super) fn split(&self) -> Option<(Self, Self)> {
-        if self.objects.len() < 2 || (self.items <= MOST_BYTES && self.objects.len() <= MOST_OBJECTS) {
+        if self.objects.len() < 2
+            || (self.items <= MOST_BYTES && self.objects.len() <= MOST_OBJECTS)
+        {
             return None;
         }
         let by_number = self.objects.len() > MOST_OBJECTS;
-        let (mut bytes, half) = (0, if by_number { self.objects.len() } else { self.items } / 2);
+        let (mut bytes, half) = (
+            0,
+            if by_number {
+                self.objects.len()
+            } else {
+                self.items
+            } / 2,
+        );
         let middle = self.objects.iter().position(|object| {
-            bytes += if by_number { 1 } else { self.form.item_len(&object.bytes) };
+            bytes += if by_number {
+                1
+            } else {
+                self.form.item_len(&object.bytes)
+            };
             bytes >= half
         });
-        let middle = middle.map_or(1, |index| index + 1).min(self.objects.len() - 1);
+        let middle = middle
+            .map_or(1, |index| index + 1)
+            .min(self.objects.len() - 1);
         let part = |objects: &[Arc<Object>]| Self::new(&self.form, objects.to_vec()).settle();
         Some((part(&self.objects[..middle]), part(&self.objects[middle..])))
     }
@@ -141,7 +205,8 @@ impl Leaf {
     /// Whether an object's bytes hold the bytes of others in memory.
     pub(super) fn shares(&self, object: &Object) -> bool {
         let within = |packed: &Arc<Packed>| object.bytes.is_part_of(&packed.joined.bytes);
-        (self.settled && self.packed.get().is_some_and(within)) || self.base.as_ref().is_some_and(within)
+        (self.settled && self.packed.get().is_some_and(within))
+            || self.base.as_ref().is_some_and(within)
     }
 
     /// Whether it was packed since it was made, so that its objects are held twice.
@@ -158,7 +223,10 @@ impl Leaf {
     #[cfg(test)]
     pub(super) fn held_in_vain(&self) -> usize {
         self.base.as_ref().map_or(0, |base| {
-            let of_base = self.objects.iter().filter(|object| object.bytes.is_part_of(&base.joined.bytes));
+            let of_base = self
+                .objects
+                .iter()
+                .filter(|object| object.bytes.is_part_of(&base.joined.bytes));
             base.joined.ends.len() - of_base.count()
         })
     }
@@ -172,7 +240,8 @@ impl Leaf {
     }
 
     pub(super) fn place(&self, key: &str) -> Result<usize, usize> {
-        self.objects.binary_search_by(|object| object.key().cmp(key))
+        self.objects
+            .binary_search_by(|object| object.key().cmp(key))
     }
 
     pub(super) fn first_key(&self) -> &str {
@@ -185,13 +254,17 @@ impl Leaf {
 
     fn packed(&self) -> &Arc<Packed> {
         self.packed.get_or_init(|| {
-            Arc::new(Packed::new(self.form.join(self.objects.iter().map(|object| &object.bytes))))
+            Arc::new(Packed::new(
+                self.form
+                    .join(self.objects.iter().map(|object| &object.bytes)),
+            ))
         })
     }
 }
 
-/// A leaf in the making. What is put into it is copied at once, so that it holds nothing of what the objects were
-/// read from; and it is used for one leaf after the other, so that only their own memory is new.
+/// A leaf in the making. What is put into it is copied at once, so that it holds nothing of what
+/// the objects were read from; and it is used for one leaf after the other, so that only their own
+/// memory is new.
 #[derive(Debug, Default)]
 pub(super) struct Growing {
     items: BytesMut,
@@ -218,9 +291,18 @@ impl Growing {
 
     /// Puts an object behind the others.
     pub(super) fn put(&mut self, form: &TypeForm, object: Object) {
-        let Object { bytes, version, attributes } = object;
+        let Object {
+            bytes,
+            version,
+            attributes,
+        } = object;
         form.put_item(&bytes, &mut self.items);
-        self.parts.push(Part { end: self.items.len() as u32, length: bytes.len(), version, attributes });
+        self.parts.push(Part {
+            end: self.items.len() as u32,
+            length: bytes.len(),
+            version,
+            attributes,
+        });
     }
 
     /// The key of the last object.
@@ -234,15 +316,26 @@ impl Growing {
             return None;
         }
         let ends = self.parts.iter().map(|part| part.end).collect();
-        let joined = Joined { bytes: Bytes::copy_from_slice(&self.items), ends };
+        let joined = Joined {
+            bytes: Bytes::copy_from_slice(&self.items),
+            ends,
+        };
         self.items.clear();
         let lengths: Vec<_> = self.parts.iter().map(|part| part.length).collect();
         let slices = form.split(&joined, lengths.into_iter());
         let objects = slices.zip(self.parts.drain(..)).map(|(bytes, part)| {
-            Arc::new(Object { bytes, version: part.version, attributes: part.attributes })
+            Arc::new(Object {
+                bytes,
+                version: part.version,
+                attributes: part.attributes,
+            })
         });
         let objects = objects.collect();
-        Some(Leaf::settled(Arc::clone(form), objects, Arc::new(Packed::new(joined))))
+        Some(Leaf::settled(
+            Arc::clone(form),
+            objects,
+            Arc::new(Packed::new(joined)),
+        ))
     }
 }
 
@@ -284,7 +377,10 @@ impl Run {
         if self.is_whole_leaf() {
             return self.leaf.items;
         }
-        self.objects().iter().map(|object| self.leaf.form.item_len(&object.bytes)).sum()
+        self.objects()
+            .iter()
+            .map(|object| self.leaf.form.item_len(&object.bytes))
+            .sum()
     }
 
     /// Its items in a list, each with a separator behind it, shared by all who send them.
@@ -298,19 +394,35 @@ impl Run {
     pub fn deflated(&self) -> Arc<Deflated> {
         let make = || {
             let items = self.items();
-            Arc::new(deflate(&items[..items.len().saturating_sub(self.leaf.form.separator())]))
+            Arc::new(deflate(
+                &items[..items.len().saturating_sub(self.leaf.form.separator())],
+            ))
         };
-        if self.is_whole_leaf() { self.leaf.packed().deflated.get_or_init(make).clone() } else { make() }
+        if self.is_whole_leaf() {
+            self.leaf.packed().deflated.get_or_init(make).clone()
+        } else {
+            make()
+        }
     }
 
     /// Whether [`Run::added_compressed`] costs nothing, as somebody had it before.
     pub fn is_added_compressed(&self) -> bool {
-        self.is_whole_leaf() && self.leaf.packed.get().is_some_and(|packed| packed.added.get().is_some())
+        self.is_whole_leaf()
+            && self
+                .leaf
+                .packed
+                .get()
+                .is_some_and(|packed| packed.added.get().is_some())
     }
 
     /// Whether [`Run::deflated`] costs nothing, as somebody had it before.
     pub fn is_deflated(&self) -> bool {
-        self.is_whole_leaf() && self.leaf.packed.get().is_some_and(|packed| packed.deflated.get().is_some())
+        self.is_whole_leaf()
+            && self
+                .leaf
+                .packed
+                .get()
+                .is_some_and(|packed| packed.deflated.get().is_some())
     }
 
     /// The objects as ADDED events, as a member of gzip; made once for a whole leaf.
@@ -318,10 +430,18 @@ impl Run {
         let make = || {
             let mut frames = BytesMut::new();
             let objects = self.objects().iter();
-            objects.for_each(|object| self.leaf.form.put_event(EventKind::Added, &object.bytes, &mut frames));
+            objects.for_each(|object| {
+                self.leaf
+                    .form
+                    .put_event(EventKind::Added, &object.bytes, &mut frames)
+            });
             gzip_member(&frames)
         };
-        if self.is_whole_leaf() { self.leaf.packed().added.get_or_init(make).clone() } else { make() }
+        if self.is_whole_leaf() {
+            self.leaf.packed().added.get_or_init(make).clone()
+        } else {
+            make()
+        }
     }
 
     fn is_whole_leaf(&self) -> bool {

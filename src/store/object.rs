@@ -4,7 +4,8 @@ use crate::kube::{Attributes, ResourceVersion, Stored};
 /// An object as upstream sent it. Invariant `bytes`: `bytes` is never re-encoded.
 #[derive(Debug)]
 pub struct Object {
-    /// What is held of upstream's bytes. They may be a part of what the objects beside it are held in.
+    /// What is held of upstream's bytes. They may be a part of what the objects beside it are held
+    /// in.
     pub bytes: Stored,
     /// `metadata.resourceVersion`.
     pub version: ResourceVersion,

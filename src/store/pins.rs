@@ -16,7 +16,10 @@ pub(super) struct Pins {
 
 impl Pins {
     pub(super) fn get(&self, version: ResourceVersion) -> Option<&Snapshot> {
-        self.states.iter().map(|(_, state)| state).find(|state| state.version() == version)
+        self.states
+            .iter()
+            .map(|(_, state)| state)
+            .find(|state| state.version() == version)
     }
 
     /// Keeps a state; the oldest goes if there are too many.

@@ -30,7 +30,8 @@ pub struct Layout {
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     version: ResourceVersion,
-    /// Which of the scope's lists it goes back to. What was known before a fresh list does not mix with it.
+    /// Which of the scope's lists it goes back to. What was known before a fresh list does not mix
+    /// with it.
     generation: u64,
     /// `None` before the first list.
     layout: Option<Layout>,
@@ -49,7 +50,11 @@ pub(super) struct Replaced {
 
 impl Snapshot {
     /// A snapshot of `objects` at `version`; of several objects with one key the last stays.
-    pub fn new(version: ResourceVersion, layout: Layout, objects: impl IntoIterator<Item = Object>) -> Self {
+    pub fn new(
+        version: ResourceVersion,
+        layout: Layout,
+        objects: impl IntoIterator<Item = Object>,
+    ) -> Self {
         let mut builder = SnapshotBuilder::new(layout);
         objects.into_iter().for_each(|object| builder.put(object));
         builder.finish(version)
@@ -77,7 +82,10 @@ impl Snapshot {
 
     /// Bytes of what is held for readers that take gzip. Looks at all leaves.
     pub fn compressed_size(&self) -> usize {
-        self.leaves.iter().map(|leaf| leaf.0.compressed_bytes()).sum()
+        self.leaves
+            .iter()
+            .map(|leaf| leaf.0.compressed_bytes())
+            .sum()
     }
 
     /// The object with this key (`namespace/name`, or `name` when cluster-scoped).
@@ -87,18 +95,22 @@ impl Snapshot {
     }
 
     /// The objects of one namespace, or of all, in key order.
-    pub fn items<'a>(&'a self, namespace: Option<&str>) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
+    pub fn items<'a>(
+        &'a self,
+        namespace: Option<&str>,
+    ) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
         self.items_after(namespace, None)
     }
 
-    /// The objects of one namespace, or of all, whose keys come after `after`. That is relative to the
-    /// namespace, as in a continue token.
+    /// The objects of one namespace, or of all, whose keys come after `after`. That is relative to
+    /// the namespace, as in a continue token.
     pub fn items_after<'a>(
         &'a self,
         namespace: Option<&str>,
         after: Option<&str>,
     ) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
-        self.parts(Bounds::after(namespace, after)).flat_map(|(leaf, from, to)| &leaf.objects()[from..to])
+        self.parts(Bounds::after(namespace, after))
+            .flat_map(|(leaf, from, to)| &leaf.objects()[from..to])
     }
 
     /// The same, in pieces that can be sent as they are.
@@ -108,19 +120,33 @@ impl Snapshot {
         after: Option<&str>,
     ) -> impl Iterator<Item = Run> + use<'a> {
         let parts = self.parts(Bounds::after(namespace, after));
-        parts.map(|(leaf, from, to)| Run { leaf: Arc::clone(leaf), range: from..to })
+        parts.map(|(leaf, from, to)| Run {
+            leaf: Arc::clone(leaf),
+            range: from..to,
+        })
     }
 
-    /// The objects whose field at this position has this value, in key order; `None` if they are not known by it.
-    pub fn with_field(&self, position: usize, value: &str) -> Option<impl Iterator<Item = &Arc<Object>>> {
-        let index = self.by_field.as_ref().filter(|index| index.position() == position)?;
+    /// The objects whose field at this position has this value, in key order; `None` if they are
+    /// not known by it.
+    pub fn with_field(
+        &self,
+        position: usize,
+        value: &str,
+    ) -> Option<impl Iterator<Item = &Arc<Object>>> {
+        let index = self
+            .by_field
+            .as_ref()
+            .filter(|index| index.position() == position)?;
         Some(index.keys(value).filter_map(|key| self.get(key)))
     }
 
-    /// As [`Snapshot::runs_after`] from the beginning, as an iterator that owns its snapshot, for bodies that
-    /// outlive the caller.
+    /// As [`Snapshot::runs_after`] from the beginning, as an iterator that owns its snapshot, for
+    /// bodies that outlive the caller.
     pub fn into_runs(self, namespace: Option<&str>) -> Runs {
-        Runs { bounds: Bounds::after(namespace, None), snapshot: self }
+        Runs {
+            bounds: Bounds::after(namespace, None),
+            snapshot: self,
+        }
     }
 
     /// Takes an event back that led to this state. Its version is the caller's to set.
@@ -160,22 +186,34 @@ impl Snapshot {
     }
 
     fn settle_those(&mut self, are_concerned: impl Fn(&Leaf) -> bool) {
-        let concerned: Vec<_> = self.leaves.iter().filter(|leaf| are_concerned(&leaf.0)).cloned().collect();
+        let concerned: Vec<_> = self
+            .leaves
+            .iter()
+            .filter(|leaf| are_concerned(&leaf.0))
+            .cloned()
+            .collect();
         for leaf in concerned {
             self.leaves.insert(ByFirstKey(Arc::new(leaf.0.settle())));
         }
     }
 
-    /// Puts an object in the place of the one with its key. Before the first list there is no place.
+    /// Puts an object in the place of the one with its key. Before the first list there is no
+    /// place.
     pub(super) fn insert(&mut self, object: Arc<Object>) -> Option<Replaced> {
         let form = Arc::clone(&self.layout.as_ref()?.form);
         self.size += object.size();
         if let Some(index) = &mut self.by_field {
             index.insert(&object);
         }
-        let Some(leaf) = self.leaves.get_prev(object.key()).or_else(|| self.leaves.get_min()).cloned() else {
+        let Some(leaf) = self
+            .leaves
+            .get_prev(object.key())
+            .or_else(|| self.leaves.get_min())
+            .cloned()
+        else {
             self.len += 1;
-            self.leaves.insert(ByFirstKey(Arc::new(Leaf::new(&form, vec![object]))));
+            self.leaves
+                .insert(ByFirstKey(Arc::new(Leaf::new(&form, vec![object]))));
             return None;
         };
         let (changed, old) = leaf.0.with(Arc::clone(&object));
@@ -197,7 +235,10 @@ impl Snapshot {
         if let Some(index) = &mut self.by_field {
             index.replaced(&old, &object);
         }
-        Some(Replaced { shares: leaf.0.shares(&old), object: old })
+        Some(Replaced {
+            shares: leaf.0.shares(&old),
+            object: old,
+        })
     }
 
     pub(super) fn remove(&mut self, key: &str) -> Option<Replaced> {
@@ -205,26 +246,39 @@ impl Snapshot {
         let (rest, old) = leaf.0.without(key)?;
         self.leaves.remove(&leaf);
         if let Some(rest) = rest {
-            let next =
-                self.leaves.get_next(rest.first_key()).filter(|next| rest.is_to_join(&next.0)).cloned();
+            let next = self
+                .leaves
+                .get_next(rest.first_key())
+                .filter(|next| rest.is_to_join(&next.0))
+                .cloned();
             let joined = next.map(|next| {
                 self.leaves.remove(&next);
                 rest.join(&next.0)
             });
-            self.leaves.insert(ByFirstKey(Arc::new(joined.unwrap_or(rest))));
+            self.leaves
+                .insert(ByFirstKey(Arc::new(joined.unwrap_or(rest))));
         }
         self.len -= 1;
         self.size -= old.size();
         if let Some(index) = &mut self.by_field {
             index.remove(&old);
         }
-        Some(Replaced { shares: leaf.0.shares(&old), object: old })
+        Some(Replaced {
+            shares: leaf.0.shares(&old),
+            object: old,
+        })
     }
 
-    /// The leaves that have keys within the bounds, and the first and last of their objects that do.
+    /// The leaves that have keys within the bounds, and the first and last of their objects that
+    /// do.
     fn parts(&self, bounds: Bounds) -> impl Iterator<Item = (&Arc<Leaf>, usize, usize)> {
-        let begin = self.leaves.get_prev(bounds.from.as_str()).map_or("", |leaf| leaf.0.first_key());
-        let leaves = self.leaves.range::<_, str>((Bound::Included(begin), Bound::Unbounded));
+        let begin = self
+            .leaves
+            .get_prev(bounds.from.as_str())
+            .map_or("", |leaf| leaf.0.first_key());
+        let leaves = self
+            .leaves
+            .range::<_, str>((Bound::Included(begin), Bound::Unbounded));
         let parts = leaves.map_while(move |ByFirstKey(leaf)| {
             let (from, to) = bounds.within(leaf);
             // The first leaf may end before the bounds begin.
@@ -245,9 +299,15 @@ struct Bounds {
 impl Bounds {
     /// The keys of a namespace start with `namespace/`, and `0` is the byte after `/`.
     fn after(namespace: Option<&str>, after: Option<&str>) -> Self {
-        let prefix = namespace.map(|namespace| format!("{namespace}/")).unwrap_or_default();
+        let prefix = namespace
+            .map(|namespace| format!("{namespace}/"))
+            .unwrap_or_default();
         let to = namespace.map(|namespace| format!("{namespace}0"));
-        Self { from: prefix + after.unwrap_or_default(), with_from: after.is_none(), to }
+        Self {
+            from: prefix + after.unwrap_or_default(),
+            with_from: after.is_none(),
+            to,
+        }
     }
 
     /// Whether no key has to be looked at.
@@ -260,11 +320,15 @@ impl Bounds {
         if self.is_everything() {
             return (0, leaf.objects().len());
         }
-        let (first, last) = (leaf.first_key(), leaf.objects().last().map_or("", |object| object.key()));
+        let (first, last) = (
+            leaf.first_key(),
+            leaf.objects().last().map_or("", |object| object.key()),
+        );
         let from = if first > self.from.as_str() {
             0
         } else {
-            leaf.place(&self.from).map_or_else(|place| place, |place| place + usize::from(!self.with_from))
+            leaf.place(&self.from)
+                .map_or_else(|place| place, |place| place + usize::from(!self.with_from))
         };
         let to = match &self.to {
             Some(to) if last >= to.as_str() => leaf.place(to).unwrap_or_else(|place| place),
@@ -294,8 +358,14 @@ impl Iterator for Runs {
 
     fn next(&mut self) -> Option<Run> {
         let (leaf, from, to) = self.snapshot.parts(self.bounds.clone()).next()?;
-        let run = Run { leaf: Arc::clone(leaf), range: from..to };
-        run.objects().last()?.key().clone_into(&mut self.bounds.from);
+        let run = Run {
+            leaf: Arc::clone(leaf),
+            range: from..to,
+        };
+        run.objects()
+            .last()?
+            .key()
+            .clone_into(&mut self.bounds.from);
         self.bounds.with_from = false;
         Some(run)
     }

@@ -29,7 +29,13 @@ pub fn new(limits: Limits) -> (Writer, Reader) {
             closed: None,
         }),
     });
-    (Writer { shared: Arc::clone(&shared), untidy: 0 }, Reader { shared })
+    (
+        Writer {
+            shared: Arc::clone(&shared),
+            untidy: 0,
+        },
+        Reader { shared },
+    )
 }
 
 /// Why a scope stopped for good: its watches end as upstream's would.
@@ -105,8 +111,9 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Puts a fresh list in place of everything known. Watches from before its version are told that
-    /// their version expired: what happened in between is not known (invariant `no silent gap`).
+    /// Puts a fresh list in place of everything known. Watches from before its version are told
+    /// that their version expired: what happened in between is not known (invariant `no silent
+    /// gap`).
     pub fn replace(&mut self, mut snapshot: Snapshot) {
         let mut state = self.shared.state.write();
         let seen_all = state.window.head();
@@ -122,9 +129,15 @@ impl Writer {
 
     /// Takes one event of upstream's in.
     ///
-    /// etcd deletes all objects of an expired lease at once, so deletions may share a version. One that
-    /// is known already is passed over: upstream says them again when a watch resumes in between.
-    pub fn apply(&mut self, now: Instant, frame: Frame, object: Object) -> Result<(), Inconsistent> {
+    /// etcd deletes all objects of an expired lease at once, so deletions may share a version. One
+    /// that is known already is passed over: upstream says them again when a watch resumes in
+    /// between.
+    pub fn apply(
+        &mut self,
+        now: Instant,
+        frame: Frame,
+        object: Object,
+    ) -> Result<(), Inconsistent> {
         let mut state = self.shared.state.write();
         let known = state.snapshot.version();
         let version = object.version;
@@ -134,7 +147,10 @@ impl Writer {
                 return Ok(());
             }
         } else if version <= known {
-            return Err(Inconsistent::Order { event: version, known });
+            return Err(Inconsistent::Order {
+                event: version,
+                known,
+            });
         }
         let fits = match frame.kind {
             EventKind::Added => !held,
@@ -145,7 +161,11 @@ impl Writer {
         };
         if !fits {
             let key = object.key().to_owned();
-            return Err(Inconsistent::Existence { kind: frame.kind.as_str(), key, held });
+            return Err(Inconsistent::Existence {
+                kind: frame.kind.as_str(),
+                key,
+                held,
+            });
         }
         let object = Arc::new(object);
         let replaced = if frame.kind == EventKind::Deleted {
@@ -159,8 +179,15 @@ impl Writer {
         let sequence = state.window.head();
         let wakers = state.index.mark(sequence, previous.as_deref(), &object);
         let compressed = Compressed::counted_in(state.window.compressed());
-        let event =
-            Event { kind: frame.kind, version, object, previous, copied, frame: frame.frame, compressed };
+        let event = Event {
+            kind: frame.kind,
+            version,
+            object,
+            previous,
+            copied,
+            frame: frame.frame,
+            compressed,
+        };
         state.window.push(now, Arc::new(event));
         drop(state);
         wake(wakers);
@@ -207,14 +234,22 @@ fn tidy(changes: &mut usize, state: &mut State) {
     }
 }
 
-/// An object as an event keeps it, and the bytes it takes by itself. It may stay for long: what lies beside it in
-/// memory is not to stay with it.
+/// An object as an event keeps it, and the bytes it takes by itself. It may stay for long: what
+/// lies beside it in memory is not to stay with it.
 fn history(Replaced { object, shares }: Replaced) -> (Option<Arc<Object>>, usize) {
     if !shares {
         return (Some(object), 0);
     }
-    let Object { bytes, version, attributes } = &*object;
-    let alone = Object { bytes: bytes.detached(), version: *version, attributes: attributes.clone() };
+    let Object {
+        bytes,
+        version,
+        attributes,
+    } = &*object;
+    let alone = Object {
+        bytes: bytes.detached(),
+        version: *version,
+        attributes: attributes.clone(),
+    };
     let size = alone.size();
     (Some(Arc::new(alone)), size)
 }
@@ -271,8 +306,8 @@ pub enum At {
 pub enum Step {
     /// These are the next events (possibly none of interest); there may be more behind them.
     Events(Vec<Arc<Event>>),
-    /// Everything up to this version, the newest known, has been handed out; the waker is registered.
-    /// A watch that started at a version still ahead may see one below its start here.
+    /// Everything up to this version, the newest known, has been handed out; the waker is
+    /// registered. A watch that started at a version still ahead may see one below its start here.
     CaughtUp(ResourceVersion),
     /// The events after the subscriber's version are not held any more.
     Expired {
@@ -296,18 +331,21 @@ impl Reader {
         self.shared.state.read().newest().version()
     }
 
-    /// The version that upstream's events have led to. That of the newest snapshot may be ahead of it.
+    /// The version that upstream's events have led to. That of the newest snapshot may be ahead of
+    /// it.
     pub fn followed(&self) -> ResourceVersion {
         self.shared.state.read().snapshot.version()
     }
 
     /// Takes it that upstream's objects at `version` are those of `snapshot`, one of this reader's.
     ///
-    /// Events up to `version` may still arrive, if together they left no trace: an object that came and
-    /// went again. Watches that are open get them; whoever starts at `version` does not.
+    /// Events up to `version` may still arrive, if together they left no trace: an object that came
+    /// and went again. Watches that are open get them; whoever starts at `version` does not.
     pub fn prove(&self, snapshot: Snapshot, version: ResourceVersion) {
         let mut state = self.shared.state.write();
-        if snapshot.generation() == state.snapshot.generation() && version > state.newest().version() {
+        if snapshot.generation() == state.snapshot.generation()
+            && version > state.newest().version()
+        {
             state.proven = Some(snapshot.at_version(version));
         }
     }
@@ -320,18 +358,23 @@ impl Reader {
         }
     }
 
-    /// The state at `version`: the newest one, and everything after `version` taken back. States far
-    /// behind are kept for a while, as the pages of one list all ask for the same.
+    /// The state at `version`: the newest one, and everything after `version` taken back. States
+    /// far behind are kept for a while, as the pages of one list all ask for the same.
     pub fn at(&self, now: Instant, version: ResourceVersion) -> At {
         let state = self.shared.state.read();
-        let proven = state.proven.as_ref().filter(|proven| proven.version() == version);
+        let proven = state
+            .proven
+            .as_ref()
+            .filter(|proven| proven.version() == version);
         if let Some(known) = proven.or_else(|| state.pins.get(version)) {
             return At::Held(known.clone());
         }
         if version > state.snapshot.version() {
             return At::Ahead;
         }
-        let Some(from) = state.window.after(version) else { return At::Lost };
+        let Some(from) = state.window.after(version) else {
+            return At::Lost;
+        };
         let events: Vec<_> = state.window.from(from).cloned().collect();
         let mut snapshot = state.snapshot.clone();
         drop(state);
@@ -366,9 +409,13 @@ impl Reader {
         let (next, version) = match start {
             Start::Now => (state.window.head(), snapshot.version()),
             // A sequence number that is not held any more makes the first step say so.
-            Start::After(version) => {
-                (state.window.after(version).unwrap_or_else(|| state.window.first().wrapping_sub(1)), version)
-            }
+            Start::After(version) => (
+                state
+                    .window
+                    .after(version)
+                    .unwrap_or_else(|| state.window.first().wrapping_sub(1)),
+                version,
+            ),
         };
         let subscription = Subscription {
             shared: Arc::clone(&self.shared),
@@ -404,8 +451,8 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// The next events, at most `most` of them, and no more than reach `bytes`. Registers the waker of `context` before it looks, so
-    /// that nothing slips in between.
+    /// The next events, at most `most` of them, and no more than reach `bytes`. Registers the waker
+    /// of `context` before it looks, so that nothing slips in between.
     pub fn step(&mut self, context: &Context<'_>, most: usize, bytes: usize) -> Step {
         self.slot.waker.register(context.waker());
         let state = self.shared.state.read();
@@ -415,10 +462,14 @@ impl Subscription {
             return Self::caught_up(&mut self.version, &state);
         };
         if from < state.window.first() || from == u64::MAX {
-            // By sequence, not by version: of events that share one, some may be read and others lost.
+            // By sequence, not by version: of events that share one, some may be read and others
+            // lost.
             if self.ahead.is_none_or(|start| start < state.window.floor()) {
                 self.next = Some(from);
-                return Step::Expired { version: self.version, oldest: state.window.floor() };
+                return Step::Expired {
+                    version: self.version,
+                    oldest: state.window.floor(),
+                };
             }
             // A watch that started at a version still ahead loses nothing by a fresh list.
             from = state.window.first();
@@ -430,7 +481,13 @@ impl Subscription {
                 left = left.and_then(|left| left.checked_sub(event.frame.len()));
                 fits
             };
-            state.window.from(from).take_while(fits).take(most).cloned().collect()
+            state
+                .window
+                .from(from)
+                .take_while(fits)
+                .take(most)
+                .cloned()
+                .collect()
         } else {
             Vec::new()
         };
@@ -465,6 +522,10 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        self.shared.state.write().index.remove(&self.interest, self.slot_key);
+        self.shared
+            .state
+            .write()
+            .index
+            .remove(&self.interest, self.slot_key);
     }
 }

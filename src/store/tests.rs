@@ -19,8 +19,12 @@ pub(super) fn fields() -> FieldTable {
 
 pub(super) fn layout() -> Layout {
     let list = "{\"kind\":\"PodList\",\"apiVersion\":\"v1\",\"metadata\":{\"resourceVersion\":\"9\"},\"items\":[]}\n";
-    let (form, _) = TypeForm::learn(Encoding::Json, "Pod", &Bytes::from_static(list.as_bytes())).unwrap();
-    Layout { form: Arc::new(form), indexed: fields().indexed() }
+    let (form, _) =
+        TypeForm::learn(Encoding::Json, "Pod", &Bytes::from_static(list.as_bytes())).unwrap();
+    Layout {
+        form: Arc::new(form),
+        indexed: fields().indexed(),
+    }
 }
 
 fn object(key: &str, version: u64, node: &str) -> Object {
@@ -36,13 +40,21 @@ pub(super) fn sized(key: &str, version: u64, node: &str, more: usize) -> Object 
     );
     let scanned = scan(Encoding::Json, text.as_bytes(), &fields()).unwrap();
     let bytes = layout().form.store(&text.into());
-    Object { bytes, version: scanned.version, attributes: scanned.attributes }
+    Object {
+        bytes,
+        version: scanned.version,
+        attributes: scanned.attributes,
+    }
 }
 
 fn frame(kind: EventKind, object: &Object) -> Frame {
     let frame = layout().form.event(kind, &object.bytes);
     let head = format!("{{\"type\":\"{}\",\"object\":", kind.as_str()).len();
-    Frame { kind, object: frame.slice(head..frame.len() - 2), frame }
+    Frame {
+        kind,
+        object: frame.slice(head..frame.len() - 2),
+        frame,
+    }
 }
 
 fn put(writer: &mut Writer, now: Instant, kind: EventKind, key: &str, version: u64, node: &str) {
@@ -51,11 +63,16 @@ fn put(writer: &mut Writer, now: Instant, kind: EventKind, key: &str, version: u
 }
 
 fn big() -> Limits {
-    Limits { age: Duration::from_hours(1), bytes: 1 << 30 }
+    Limits {
+        age: Duration::from_hours(1),
+        bytes: 1 << 30,
+    }
 }
 
 fn at(version: u64, objects: &[(&str, u64)]) -> Snapshot {
-    let objects = objects.iter().map(|(key, version)| object(key, *version, "n1"));
+    let objects = objects
+        .iter()
+        .map(|(key, version)| object(key, *version, "n1"));
     Snapshot::new(ResourceVersion(version), layout(), objects)
 }
 
@@ -75,12 +92,16 @@ struct Follower {
 
 impl Follower {
     fn new(reader: &Reader, start: Start, interest: Interest) -> Self {
-        Self { subscription: reader.subscribe(start, interest).0, wakes: Arc::default() }
+        Self {
+            subscription: reader.subscribe(start, interest).0,
+            wakes: Arc::default(),
+        }
     }
 
     fn step(&mut self, most: usize) -> Step {
         let waker = Waker::from(Arc::clone(&self.wakes));
-        self.subscription.step(&Context::from_waker(&waker), most, usize::MAX)
+        self.subscription
+            .step(&Context::from_waker(&waker), most, usize::MAX)
     }
 
     /// Versions until there is nothing more for now.
@@ -105,7 +126,14 @@ fn a_watch_from_a_version_sees_everything_after_it_once() {
     let now = Instant::now();
     writer.replace(at(10, &[]));
     for version in 11..=30 {
-        put(&mut writer, now, EventKind::Added, &format!("ns/p{version}"), version, "n1");
+        put(
+            &mut writer,
+            now,
+            EventKind::Added,
+            &format!("ns/p{version}"),
+            version,
+            "n1",
+        );
     }
     let mut follower = Follower::new(&reader, Start::After(ResourceVersion(15)), Interest::All);
     let (versions, end) = follower.drain();
@@ -125,8 +153,17 @@ fn snapshot_and_subscription_are_of_one_moment() {
     let (subscription, snapshot) = reader.subscribe(Start::Now, Interest::All);
     put(&mut writer, now, EventKind::Added, "ns/c", 12, "n1");
     assert_eq!(snapshot.version(), ResourceVersion(11));
-    assert_eq!(snapshot.items(None).map(|object| object.key()).collect::<Vec<_>>(), ["ns/a", "ns/b"]);
-    let mut follower = Follower { subscription, wakes: Arc::default() };
+    assert_eq!(
+        snapshot
+            .items(None)
+            .map(|object| object.key())
+            .collect::<Vec<_>>(),
+        ["ns/a", "ns/b"]
+    );
+    let mut follower = Follower {
+        subscription,
+        wakes: Arc::default(),
+    };
     assert_eq!(follower.drain().0, [12]);
 }
 
@@ -157,24 +194,50 @@ fn only_events_of_interest_wake() {
 
 #[test]
 fn a_sleeper_is_not_expired_by_events_that_do_not_concern_it() {
-    let (mut writer, reader) = new(Limits { age: Duration::from_hours(1), bytes: 2000 });
+    let (mut writer, reader) = new(Limits {
+        age: Duration::from_hours(1),
+        bytes: 2000,
+    });
     let now = Instant::now();
     writer.replace(at(10, &[("ns/a", 5), ("other/b", 6)]));
     let mut follower = Follower::new(&reader, Start::Now, Interest::Namespace("ns".into()));
     follower.drain();
     for version in 11..200 {
-        put(&mut writer, now, EventKind::Modified, "other/b", version, "n1");
+        put(
+            &mut writer,
+            now,
+            EventKind::Modified,
+            "other/b",
+            version,
+            "n1",
+        );
     }
     put(&mut writer, now, EventKind::Modified, "ns/a", 200, "n1");
     assert_eq!(follower.drain().0, [200]);
     // But by losing one that does.
     put(&mut writer, now, EventKind::Modified, "ns/a", 201, "n1");
     for version in 202..400 {
-        put(&mut writer, now, EventKind::Modified, "other/b", version, "n1");
+        put(
+            &mut writer,
+            now,
+            EventKind::Modified,
+            "other/b",
+            version,
+            "n1",
+        );
     }
     let (versions, end) = follower.drain();
     assert!(versions.is_empty());
-    assert!(matches!(end, Step::Expired { version: ResourceVersion(200), .. }), "{end:?}");
+    assert!(
+        matches!(
+            end,
+            Step::Expired {
+                version: ResourceVersion(200),
+                ..
+            }
+        ),
+        "{end:?}"
+    );
 }
 
 #[test]
@@ -185,13 +248,23 @@ fn too_old_and_future_starts() {
     let mut old = Follower::new(&reader, Start::After(ResourceVersion(9)), Interest::All);
     assert!(matches!(
         old.drain().1,
-        Step::Expired { version: ResourceVersion(9), oldest: ResourceVersion(10) }
+        Step::Expired {
+            version: ResourceVersion(9),
+            oldest: ResourceVersion(10)
+        }
     ));
     // Still so when asked again.
     assert!(matches!(old.drain().1, Step::Expired { .. }));
     let mut future = Follower::new(&reader, Start::After(ResourceVersion(12)), Interest::All);
     for version in 11..=14 {
-        put(&mut writer, now, EventKind::Added, &format!("ns/p{version}"), version, "n1");
+        put(
+            &mut writer,
+            now,
+            EventKind::Added,
+            &format!("ns/p{version}"),
+            version,
+            "n1",
+        );
     }
     assert_eq!(future.drain().0, [13, 14]);
 }
@@ -208,20 +281,40 @@ fn a_fresh_list_expires_whoever_is_behind_it() {
     assert_eq!(behind.woken(), 1);
     assert!(matches!(
         behind.drain().1,
-        Step::Expired { version: ResourceVersion(10), oldest: ResourceVersion(40) }
+        Step::Expired {
+            version: ResourceVersion(10),
+            oldest: ResourceVersion(40)
+        }
     ));
     assert!(matches!(ahead.drain().1, Step::CaughtUp(_)));
-    put(&mut writer, Instant::now(), EventKind::Modified, "ns/a", 51, "n1");
+    put(
+        &mut writer,
+        Instant::now(),
+        EventKind::Modified,
+        "ns/a",
+        51,
+        "n1",
+    );
     assert_eq!(ahead.drain().0, [51]);
 }
 
 #[test]
 fn age_bounds_the_window() {
-    let (mut writer, reader) = new(Limits { age: Duration::from_secs(10), bytes: 1 << 30 });
+    let (mut writer, reader) = new(Limits {
+        age: Duration::from_secs(10),
+        bytes: 1 << 30,
+    });
     let start = Instant::now();
     writer.replace(at(10, &[]));
     put(&mut writer, start, EventKind::Added, "ns/a", 11, "n1");
-    put(&mut writer, start + Duration::from_secs(5), EventKind::Added, "ns/b", 12, "n1");
+    put(
+        &mut writer,
+        start + Duration::from_secs(5),
+        EventKind::Added,
+        "ns/b",
+        12,
+        "n1",
+    );
     writer.progress(start + Duration::from_secs(12), ResourceVersion(13));
     assert_eq!(reader.figures().events, 1);
     let mut follower = Follower::new(&reader, Start::After(ResourceVersion(11)), Interest::All);
@@ -232,7 +325,10 @@ fn age_bounds_the_window() {
 
 #[test]
 fn compressed_forms_count_with_their_events() {
-    let mut limits = Limits { age: Duration::from_secs(10), bytes: 1 << 30 };
+    let mut limits = Limits {
+        age: Duration::from_secs(10),
+        bytes: 1 << 30,
+    };
     let start = Instant::now();
     let taken = |reader: &Reader| reader.figures().event_bytes;
     // Ten events, which somebody has wanted compressed or not.
@@ -242,10 +338,22 @@ fn compressed_forms_count_with_their_events() {
         let mut follower = Follower::new(&reader, Start::Now, Interest::All);
         let mut bytes = 0;
         for version in 11..=20 {
-            put(&mut writer, start, EventKind::Added, &format!("ns/p{version}"), version, "n1");
-            let Step::Events(events) = follower.step(1) else { panic!("no event") };
-            bytes +=
-                events.iter().filter(|_| compressed).map(|event| event.compressed().len()).sum::<usize>();
+            put(
+                &mut writer,
+                start,
+                EventKind::Added,
+                &format!("ns/p{version}"),
+                version,
+                "n1",
+            );
+            let Step::Events(events) = follower.step(1) else {
+                panic!("no event")
+            };
+            bytes += events
+                .iter()
+                .filter(|_| compressed)
+                .map(|event| event.compressed().len())
+                .sum::<usize>();
         }
         (writer, reader, bytes)
     };
@@ -276,11 +384,26 @@ fn what_does_not_add_up_is_refused() {
         let object = object(key, version, "n1");
         writer.apply(now, frame(kind, &object), object)
     };
-    assert!(matches!(try_to(EventKind::Modified, "ns/a", 10), Err(Inconsistent::Order { .. })));
-    assert!(matches!(try_to(EventKind::Added, "ns/a", 11), Err(Inconsistent::Existence { .. })));
-    assert!(matches!(try_to(EventKind::Modified, "ns/b", 11), Err(Inconsistent::Existence { .. })));
-    assert!(matches!(try_to(EventKind::Deleted, "ns/b", 11), Err(Inconsistent::Existence { .. })));
-    assert!(matches!(try_to(EventKind::Bookmark, "ns/b", 11), Err(Inconsistent::NotAChange(_))));
+    assert!(matches!(
+        try_to(EventKind::Modified, "ns/a", 10),
+        Err(Inconsistent::Order { .. })
+    ));
+    assert!(matches!(
+        try_to(EventKind::Added, "ns/a", 11),
+        Err(Inconsistent::Existence { .. })
+    ));
+    assert!(matches!(
+        try_to(EventKind::Modified, "ns/b", 11),
+        Err(Inconsistent::Existence { .. })
+    ));
+    assert!(matches!(
+        try_to(EventKind::Deleted, "ns/b", 11),
+        Err(Inconsistent::Existence { .. })
+    ));
+    assert!(matches!(
+        try_to(EventKind::Bookmark, "ns/b", 11),
+        Err(Inconsistent::NotAChange(_))
+    ));
 }
 
 #[test]
@@ -320,7 +443,12 @@ fn every_version_of_the_window_can_be_had_again() {
     states.push(change(&mut writer, EventKind::Deleted, "ns/b", 13));
     states.push(change(&mut writer, EventKind::Added, "ns/b", 14));
     for version in 20..120 {
-        states.push(change(&mut writer, EventKind::Added, &format!("ns/p{version}"), version));
+        states.push(change(
+            &mut writer,
+            EventKind::Added,
+            &format!("ns/p{version}"),
+            version,
+        ));
     }
     for _ in 0..2 {
         for (version, state) in &states {
@@ -328,14 +456,18 @@ fn every_version_of_the_window_can_be_had_again() {
                 panic!("{version} is lost")
             };
             let of = |state: &Snapshot| {
-                let items = state.items(None).map(|object| (object.key().to_owned(), object.version));
+                let items = state
+                    .items(None)
+                    .map(|object| (object.key().to_owned(), object.version));
                 (state.version(), state.size(), items.collect::<Vec<_>>())
             };
             assert_eq!(of(&again), of(state), "{version}");
         }
     }
     // Between two changes it is the state after the first.
-    let At::Held(between) = reader.at(now, ResourceVersion(12)) else { panic!("12 is lost") };
+    let At::Held(between) = reader.at(now, ResourceVersion(12)) else {
+        panic!("12 is lost")
+    };
     assert_eq!((between.version(), between.len()), (ResourceVersion(12), 2));
     assert!(matches!(reader.at(now, ResourceVersion(9)), At::Lost));
     assert!(matches!(reader.at(now, ResourceVersion(120)), At::Ahead));
@@ -351,7 +483,10 @@ fn a_proven_state_counts_as_newer_than_its_events() {
     writer.replace(at(10, &[("a/x", 5)]));
     let mut before = Follower::new(&reader, Start::Now, Interest::All);
     reader.prove(reader.snapshot(), ResourceVersion(20));
-    assert_eq!((reader.version(), reader.followed()), (ResourceVersion(20), ResourceVersion(10)));
+    assert_eq!(
+        (reader.version(), reader.followed()),
+        (ResourceVersion(20), ResourceVersion(10))
+    );
     assert!(matches!(reader.at(now, ResourceVersion(20)), At::Held(state) if state.len() == 1));
     assert!(matches!(reader.at(now, ResourceVersion(15)), At::Ahead));
     // An older proof, or one that comes late, changes nothing.
@@ -361,18 +496,25 @@ fn a_proven_state_counts_as_newer_than_its_events() {
     let mut after = Follower::new(&reader, Start::Now, Interest::All);
     let (_, snapshot) = reader.subscribe(Start::Now, Interest::All);
     assert_eq!(snapshot.version(), ResourceVersion(20));
-    // Nothing of this was left at 20. Who watched before is owed it; who began at 20 must not see it.
+    // Nothing of this was left at 20. Who watched before is owed it; who began at 20 must not see
+    // it.
     put(&mut writer, now, EventKind::Added, "a/y", 12, "n1");
     put(&mut writer, now, EventKind::Deleted, "a/y", 13, "n1");
     let (seen, end) = before.drain();
     assert_eq!(seen, [12, 13]);
-    assert!(matches!(end, Step::CaughtUp(ResourceVersion(13))), "{end:?}");
+    assert!(
+        matches!(end, Step::CaughtUp(ResourceVersion(13))),
+        "{end:?}"
+    );
     assert_eq!(after.drain().0, Vec::<u64>::new());
     assert_eq!(reader.version(), ResourceVersion(20));
 
     put(&mut writer, now, EventKind::Modified, "a/x", 25, "n1");
     assert_eq!((before.drain().0, after.drain().0), (vec![25], vec![25]));
-    assert_eq!((reader.version(), reader.followed()), (ResourceVersion(25), ResourceVersion(25)));
+    assert_eq!(
+        (reader.version(), reader.followed()),
+        (ResourceVersion(25), ResourceVersion(25))
+    );
     assert!(
         matches!(reader.at(now, ResourceVersion(20)), At::Held(state) if state.get("a/x").unwrap().version.0 == 5)
     );
@@ -390,7 +532,10 @@ fn a_proof_ends_with_the_list_it_is_about() {
     assert_eq!(reader.version(), ResourceVersion(15));
     reader.prove(old.clone(), ResourceVersion(30));
     reader.pin(now, old);
-    assert_eq!((reader.version(), reader.snapshot().len()), (ResourceVersion(15), 2));
+    assert_eq!(
+        (reader.version(), reader.snapshot().len()),
+        (ResourceVersion(15), 2)
+    );
     assert!(matches!(reader.at(now, ResourceVersion(10)), At::Lost));
 }
 
@@ -398,7 +543,10 @@ fn a_proof_ends_with_the_list_it_is_about() {
 fn items_after_a_key_are_those_of_its_list() {
     let snapshot = at(9, &[("a/x", 1), ("a/y", 2), ("a-b/x", 3), ("b/x", 4)]);
     let keys = |namespace, after| {
-        snapshot.items_after(namespace, Some(after)).map(|object| object.key()).collect::<Vec<_>>()
+        snapshot
+            .items_after(namespace, Some(after))
+            .map(|object| object.key())
+            .collect::<Vec<_>>()
     };
     assert_eq!(keys(None, "a-b/x"), ["a/x", "a/y", "b/x"]);
     assert_eq!(keys(None, "a/x"), ["a/y", "b/x"]);
@@ -411,7 +559,10 @@ fn items_after_a_key_are_those_of_its_list() {
 
 #[test]
 fn a_reader_in_the_midst_of_one_version_is_told_that_the_rest_is_lost() {
-    let (mut writer, reader) = new(Limits { age: Duration::from_secs(10), bytes: 1 << 30 });
+    let (mut writer, reader) = new(Limits {
+        age: Duration::from_secs(10),
+        bytes: 1 << 30,
+    });
     let now = Instant::now();
     writer.replace(at(10, &[("ns/a", 5), ("ns/b", 6), ("ns/c", 7)]));
     let mut follower = Follower::new(&reader, Start::Now, Interest::All);
@@ -428,7 +579,14 @@ fn a_fresh_list_ends_every_watch_from_before_it() {
     let (mut writer, reader) = new(big());
     writer.replace(at(10, &[("ns/a", 5)]));
     let mut caught_up = Follower::new(&reader, Start::Now, Interest::All);
-    put(&mut writer, Instant::now(), EventKind::Modified, "ns/a", 11, "n1");
+    put(
+        &mut writer,
+        Instant::now(),
+        EventKind::Modified,
+        "ns/a",
+        11,
+        "n1",
+    );
     assert_eq!(caught_up.drain().0, [11]);
     // More may have happened at version 11 than was seen of it.
     writer.replace(at(11, &[]));
@@ -452,13 +610,23 @@ fn a_step_hands_out_no_more_bytes_than_asked_for() {
     writer.replace(at(10, &[]));
     let mut follower = Follower::new(&reader, Start::Now, Interest::All);
     for version in 11..=20 {
-        put(&mut writer, Instant::now(), EventKind::Added, &format!("ns/p{version}"), version, "n1");
+        put(
+            &mut writer,
+            Instant::now(),
+            EventKind::Added,
+            &format!("ns/p{version}"),
+            version,
+            "n1",
+        );
     }
     let size = reader.figures().event_bytes / 10;
     let mut sizes = Vec::new();
     loop {
         let waker = Waker::from(Arc::clone(&follower.wakes));
-        match follower.subscription.step(&Context::from_waker(&waker), 64, 1) {
+        match follower
+            .subscription
+            .step(&Context::from_waker(&waker), 64, 1)
+        {
             Step::Events(events) => sizes.push(events.len()),
             end => break assert!(matches!(end, Step::CaughtUp(ResourceVersion(20)))),
         }
@@ -473,7 +641,14 @@ fn the_end_of_the_writer_ends_the_readers() {
     writer.replace(at(10, &[]));
     let mut follower = Follower::new(&reader, Start::Now, Interest::All);
     follower.drain();
-    put(&mut writer, Instant::now(), EventKind::Added, "ns/a", 11, "n1");
+    put(
+        &mut writer,
+        Instant::now(),
+        EventKind::Added,
+        "ns/a",
+        11,
+        "n1",
+    );
     drop(writer);
     let (versions, end) = follower.drain();
     assert_eq!(versions, [11]);
@@ -482,10 +657,27 @@ fn the_end_of_the_writer_ends_the_readers() {
 
 #[test]
 fn namespaces_with_a_common_beginning_are_kept_apart() {
-    let snapshot = at(9, &[("nsa/x", 1), ("nsa-b/x", 2), ("nsa.c/x", 3), ("nsab/x", 4), ("ns/x", 5)]);
-    let keys = |namespace| snapshot.items(namespace).map(|object| object.key()).collect::<Vec<_>>();
+    let snapshot = at(
+        9,
+        &[
+            ("nsa/x", 1),
+            ("nsa-b/x", 2),
+            ("nsa.c/x", 3),
+            ("nsab/x", 4),
+            ("ns/x", 5),
+        ],
+    );
+    let keys = |namespace| {
+        snapshot
+            .items(namespace)
+            .map(|object| object.key())
+            .collect::<Vec<_>>()
+    };
     // In the order of upstream's storage keys: '-' and '.' come before '/'.
-    assert_eq!(keys(None), ["ns/x", "nsa-b/x", "nsa.c/x", "nsa/x", "nsab/x"]);
+    assert_eq!(
+        keys(None),
+        ["ns/x", "nsa-b/x", "nsa.c/x", "nsa/x", "nsab/x"]
+    );
     assert_eq!(keys(Some("nsa")), ["nsa/x"]);
     assert_eq!(keys(Some("ns")), ["ns/x"]);
     assert!(keys(Some("n")).is_empty());

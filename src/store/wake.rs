@@ -9,7 +9,8 @@ use slab::Slab;
 
 use super::object::Object;
 
-/// Which events a subscription can be concerned by. Narrower means fewer wake-ups, never fewer events.
+/// Which events a subscription can be concerned by. Narrower means fewer wake-ups, never fewer
+/// events.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Interest {
     /// Every event of the scope.
@@ -37,7 +38,10 @@ pub(super) struct Slot {
 impl Slot {
     fn mark(&self, sequence: u64, wakers: &mut Vec<Waker>) {
         // Fails when something earlier is unseen already: then the subscriber was woken for that.
-        if self.unseen.compare_exchange(NOTHING, sequence, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        if self
+            .unseen
+            .compare_exchange(NOTHING, sequence, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
             && let Some(waker) = self.waker.take()
         {
             wakers.push(waker);
@@ -64,18 +68,27 @@ impl Index {
         if let Interest::Field(position, _) = interest {
             *self.fields.entry(position).or_default() += 1;
         }
-        let slot = Arc::new(Slot { unseen: AtomicU64::new(NOTHING), waker: AtomicWaker::new() });
+        let slot = Arc::new(Slot {
+            unseen: AtomicU64::new(NOTHING),
+            waker: AtomicWaker::new(),
+        });
         let interest = match self.slots.get_key_value(&interest) {
             Some((equal, _)) => Arc::clone(equal),
             None => Arc::new(interest),
         };
-        let key = self.slots.entry(Arc::clone(&interest)).or_default().insert(Arc::clone(&slot));
+        let key = self
+            .slots
+            .entry(Arc::clone(&interest))
+            .or_default()
+            .insert(Arc::clone(&slot));
         self.count += 1;
         (interest, slot, key)
     }
 
     pub(super) fn remove(&mut self, interest: &Interest, key: usize) {
-        let Some(slots) = self.slots.get_mut(interest) else { return };
+        let Some(slots) = self.slots.get_mut(interest) else {
+            return;
+        };
         if slots.try_remove(key).is_none() {
             return;
         }
@@ -108,7 +121,10 @@ impl Index {
         for &position in self.fields.keys() {
             let value = new.attributes.field(position);
             mark(&Interest::Field(position, value.into()));
-            if let Some(before) = old.map(|old| old.attributes.field(position)).filter(|b| *b != value) {
+            if let Some(before) = old
+                .map(|old| old.attributes.field(position))
+                .filter(|b| *b != value)
+            {
                 mark(&Interest::Field(position, before.into()));
             }
         }

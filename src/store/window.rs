@@ -16,7 +16,8 @@ pub struct Event {
     pub kind: EventKind,
     /// The version of the change; for a deletion, the version of the deletion.
     pub version: ResourceVersion,
-    /// The new state, or for a deletion the last one (with the deletion's version spliced in by upstream).
+    /// The new state, or for a deletion the last one (with the deletion's version spliced in by
+    /// upstream).
     pub object: Arc<Object>,
     /// The state before, which tells whether a selector's view had the object.
     pub previous: Option<Arc<Object>>,
@@ -34,10 +35,11 @@ impl Event {
         self.compressed.of(&self.frame)
     }
 
-    /// What it takes as long as it is in the window. Its compressed form, which comes later if at all, counts
-    /// in the tally.
+    /// What it takes as long as it is in the window. Its compressed form, which comes later if at
+    /// all, counts in the tally.
     fn size(&self) -> usize {
-        // `object` shares the frame's bytes, and `previous` is a part of the frame of an event before, or copied.
+        // `object` shares the frame's bytes, and `previous` is a part of the frame of an event
+        // before, or copied.
         self.frame.len() + self.copied + self.object.attributes.heap_size() + size_of::<Self>()
     }
 }
@@ -113,10 +115,13 @@ impl Window {
         self.trim(now);
     }
 
-    /// Lets go of what is too old or too much. The newest event may go too, if it alone is too large.
+    /// Lets go of what is too old or too much. The newest event may go too, if it alone is too
+    /// large.
     pub(super) fn trim(&mut self, now: Instant) {
         while let Some((at, event)) = self.events.front() {
-            if self.bytes() <= self.limits.bytes && now.saturating_duration_since(*at) <= self.limits.age {
+            if self.bytes() <= self.limits.bytes
+                && now.saturating_duration_since(*at) <= self.limits.age
+            {
                 break;
             }
             self.bytes -= event.size();
@@ -140,11 +145,19 @@ impl Window {
         if version < self.floor {
             return None;
         }
-        Some(self.first + self.events.partition_point(|(_, event)| event.version <= version) as u64)
+        Some(
+            self.first
+                + self
+                    .events
+                    .partition_point(|(_, event)| event.version <= version)
+                    as u64,
+        )
     }
 
     /// The events from sequence number `from` on. `from` must not be below [`Self::first`].
     pub(super) fn from(&self, from: u64) -> impl Iterator<Item = &Arc<Event>> {
-        self.events.range((from - self.first) as usize..).map(|(_, event)| event)
+        self.events
+            .range((from - self.first) as usize..)
+            .map(|(_, event)| event)
     }
 }

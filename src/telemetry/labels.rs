@@ -4,7 +4,14 @@ use crate::{access, admin, audit, http, scope, serve, upstream};
 /// A type of upstream's.
 const TYPE: &[&str] = &["group", "resource"];
 /// One list and watch at upstream.
-const SCOPE: &[&str] = &["group", "version", "resource", "encoding", "content", "selection"];
+const SCOPE: &[&str] = &[
+    "group",
+    "version",
+    "resource",
+    "encoding",
+    "content",
+    "selection",
+];
 
 /// The labels of metrics that have some.
 const LABELS: &[(&str, &[&str])] = &[
@@ -13,7 +20,10 @@ const LABELS: &[(&str, &[&str])] = &[
     (http::metrics::CUT, &["listener", "reason"]),
     (http::metrics::ANSWERS_CUT, &["reason"]),
     (http::metrics::CERTIFICATE_ENDS, &["listener"]),
-    (serve::metrics::REQUESTS, &["verb", "group", "resource", "source", "reason", "code"]),
+    (
+        serve::metrics::REQUESTS,
+        &["verb", "group", "resource", "source", "reason", "code"],
+    ),
     (serve::metrics::RESPONSE_BYTES, &["source"]),
     (serve::metrics::DURATION, &["verb", "source"]),
     (serve::metrics::LIMITED, &["reason"]),
@@ -24,11 +34,17 @@ const LABELS: &[(&str, &[&str])] = &[
     (serve::metrics::ENDED, &["group", "resource", "how"]),
     (serve::metrics::FENCED, &["group", "resource", "step"]),
     (serve::metrics::FENCE_DURATION, &["step"]),
-    (serve::metrics::FENCE_REQUESTS, &["group", "resource", "request"]),
+    (
+        serve::metrics::FENCE_REQUESTS,
+        &["group", "resource", "request"],
+    ),
     (access::metrics::REVIEWS, &["kind", "result"]),
     (access::metrics::CACHE, &["result"]),
     (access::metrics::CHANGES, &["resource"]),
-    (admin::metrics::BUILD_INFO, &["version", "os", "architecture"]),
+    (
+        admin::metrics::BUILD_INFO,
+        &["version", "os", "architecture"],
+    ),
     (admin::metrics::READY, SCOPE),
     (admin::metrics::FOLLOWING, SCOPE),
     (admin::metrics::OBJECTS, SCOPE),
@@ -52,5 +68,8 @@ const LABELS: &[(&str, &[&str])] = &[
 
 /// The labels of a metric; none, if it is one number.
 pub(super) fn of(name: &str) -> &'static [&'static str] {
-    LABELS.iter().find(|(labelled, _)| *labelled == name).map_or(&[], |(_, labels)| labels)
+    LABELS
+        .iter()
+        .find(|(labelled, _)| *labelled == name)
+        .map_or(&[], |(_, labels)| labels)
 }

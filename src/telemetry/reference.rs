@@ -1,6 +1,7 @@
 //! What is measured, for documents: taken from the descriptions that the registry gets.
 use metrics::{
-    Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit, with_local_recorder,
+    Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit,
+    with_local_recorder,
 };
 use parking_lot::Mutex;
 
@@ -58,7 +59,12 @@ impl Listener {
     fn take(&self, name: &KeyName, sort: Sort, help: &SharedString) {
         let name = name.as_str().to_owned();
         let labels = labels::of(&name);
-        self.0.lock().push(Described { name, sort, labels, help: help.to_string() });
+        self.0.lock().push(Described {
+            name,
+            sort,
+            labels,
+            help: help.to_string(),
+        });
     }
 }
 

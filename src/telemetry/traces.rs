@@ -1,5 +1,6 @@
-//! Traces by OpenTelemetry, with the cargo feature `otel`: a span for each request, from its arrival to the head of its
-//! answer. Without the feature, and without an address to send them to, nothing is traced and all headers pass as they come.
+//! Traces by OpenTelemetry, with the cargo feature `otel`: a span for each request, from its
+//! arrival to the head of its answer. Without the feature, and without an address to send them to,
+//! nothing is traced and all headers pass as they come.
 use http::{Request, Response};
 
 use crate::http::body::Body;
@@ -58,24 +59,32 @@ mod chosen {
         std::env::var_os(variable).is_some_and(|value| !value.is_empty())
     }
 
-    /// Begins to send traces where OpenTelemetry's own variables say so: `OTEL_EXPORTER_OTLP_ENDPOINT` or
-    /// `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` (`http://…`). Needs a running runtime.
+    /// Begins to send traces where OpenTelemetry's own variables say so:
+    /// `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` (`http://…`). Needs a
+    /// running runtime.
     ///
-    /// Unless `OTEL_TRACES_SAMPLER` says otherwise, what a client traces is traced here, and nothing else: so it is with
-    /// kube-apiserver (samplingRatePerMillion of its TracingConfiguration is 0).
+    /// Unless `OTEL_TRACES_SAMPLER` says otherwise, what a client traces is traced here, and
+    /// nothing else: so it is with kube-apiserver (samplingRatePerMillion of its
+    /// TracingConfiguration is 0).
     pub fn traces() -> anyhow::Result<Option<Traces>> {
-        const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
-        let Some(variable) = ENDPOINTS.into_iter().find(|variable| is_set(variable)) else { return Ok(None) };
+        const ENDPOINTS: [&str; 2] = [
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+            "OTEL_EXPORTER_OTLP_ENDPOINT",
+        ];
+        let Some(variable) = ENDPOINTS.into_iter().find(|variable| is_set(variable)) else {
+            return Ok(None);
+        };
         let exporter = SpanExporter::builder().with_http().build();
         let exporter = exporter.with_context(|| format!("cannot send traces ({variable})"))?;
         let processor = BatchSpanProcessor::builder(exporter, runtime::Tokio).build();
-        let mut resource =
-            Resource::builder().with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
+        let mut resource = Resource::builder()
+            .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
         if !is_set("OTEL_SERVICE_NAME") {
             resource = resource.with_service_name("watershed");
         }
-        let mut provider =
-            SdkTracerProvider::builder().with_span_processor(processor).with_resource(resource.build());
+        let mut provider = SdkTracerProvider::builder()
+            .with_span_processor(processor)
+            .with_resource(resource.build());
         if !is_set("OTEL_TRACES_SAMPLER") {
             provider = provider.with_sampler(Sampler::ParentBased(Box::new(Sampler::AlwaysOff)));
         }
@@ -86,34 +95,50 @@ mod chosen {
         Ok(Some(Traces { provider }))
     }
 
-    /// Serves a request within a span. Where it is recorded, what is forwarded names it as its parent.
-    pub async fn traced<B, F>(mut request: Request<B>, serve: impl FnOnce(Request<B>) -> F) -> Response<Body>
+    /// Serves a request within a span. Where it is recorded, what is forwarded names it as its
+    /// parent.
+    pub async fn traced<B, F>(
+        mut request: Request<B>,
+        serve: impl FnOnce(Request<B>) -> F,
+    ) -> Response<Body>
     where
         F: Future<Output = Response<Body>>,
     {
-        let Some(tracer) = TRACER.get() else { return serve(request).await };
+        let Some(tracer) = TRACER.get() else {
+            return serve(request).await;
+        };
         let propagator = TraceContextPropagator::new();
         let parent = propagator.extract(&HeaderExtractor(request.headers()));
-        let span = tracer.span_builder(request.method().as_str().to_owned()).with_kind(SpanKind::Server);
+        let span = tracer
+            .span_builder(request.method().as_str().to_owned())
+            .with_kind(SpanKind::Server);
         let context = parent.with_span(span.start_with_context(tracer, &parent));
         let span = context.span();
         if !span.is_recording() {
             return serve(request).await;
         }
-        let attribute =
-            |name: &'static str, value: &str| span.set_attribute(KeyValue::new(name, value.to_owned()));
+        let attribute = |name: &'static str, value: &str| {
+            span.set_attribute(KeyValue::new(name, value.to_owned()))
+        };
         attribute("http.request.method", request.method().as_str());
         attribute("url.path", request.uri().path());
-        if let Some(agent) =
-            request.headers().get(http::header::USER_AGENT).and_then(|agent| agent.to_str().ok())
+        if let Some(agent) = request
+            .headers()
+            .get(http::header::USER_AGENT)
+            .and_then(|agent| agent.to_str().ok())
         {
             attribute("user_agent.original", agent);
         }
         propagator.inject_context(&context, &mut HeaderInjector(request.headers_mut()));
         let response = serve(request).await;
-        span.set_attribute(KeyValue::new("http.response.status_code", i64::from(response.status().as_u16())));
-        if let Some(source) =
-            response.headers().get("x-watershed-source").and_then(|source| source.to_str().ok())
+        span.set_attribute(KeyValue::new(
+            "http.response.status_code",
+            i64::from(response.status().as_u16()),
+        ));
+        if let Some(source) = response
+            .headers()
+            .get("x-watershed-source")
+            .and_then(|source| source.to_str().ok())
         {
             attribute("watershed.source", source);
         }

@@ -30,8 +30,13 @@ pub struct AddressError {
 impl Address {
     /// Parses a URL.
     pub fn parse(text: &str) -> Result<Address, AddressError> {
-        let wrong = |reason: String| AddressError { text: text.to_owned(), reason };
-        let uri: Uri = text.parse().map_err(|error: http::uri::InvalidUri| wrong(error.to_string()))?;
+        let wrong = |reason: String| AddressError {
+            text: text.to_owned(),
+            reason,
+        };
+        let uri: Uri = text
+            .parse()
+            .map_err(|error: http::uri::InvalidUri| wrong(error.to_string()))?;
         let parts = uri.into_parts();
         let tls = match parts.scheme {
             Some(scheme) if scheme == Scheme::HTTPS => true,
@@ -39,13 +44,19 @@ impl Address {
             Some(scheme) => return Err(wrong(format!("unknown scheme {scheme:?}"))),
             None => return Err(wrong("the scheme is missing".to_owned())),
         };
-        let authority = parts.authority.ok_or_else(|| wrong("the host is missing".to_owned()))?;
+        let authority = parts
+            .authority
+            .ok_or_else(|| wrong("the host is missing".to_owned()))?;
         if authority.as_str().contains('@') {
             return Err(wrong("user and password do not belong here".to_owned()));
         }
         let path = parts.path_and_query.as_ref().map_or("", PathAndQuery::path);
         let base = path.trim_end_matches('/').to_owned();
-        Ok(Address(Arc::new(Inner { tls, authority, base })))
+        Ok(Address(Arc::new(Inner {
+            tls,
+            authority,
+            base,
+        })))
     }
 
     /// Whether TLS is spoken.
@@ -55,11 +66,18 @@ impl Address {
 
     /// The host, without an IPv6 address' brackets.
     pub(super) fn host(&self) -> &str {
-        self.0.authority.host().trim_start_matches('[').trim_end_matches(']')
+        self.0
+            .authority
+            .host()
+            .trim_start_matches('[')
+            .trim_end_matches(']')
     }
 
     pub(super) fn port(&self) -> u16 {
-        self.0.authority.port_u16().unwrap_or(if self.0.tls { 443 } else { 80 })
+        self.0
+            .authority
+            .port_u16()
+            .unwrap_or(if self.0.tls { 443 } else { 80 })
     }
 
     /// What upstream is called in `Host` and `:authority`.
@@ -81,7 +99,11 @@ impl Address {
         let mut parts = http::uri::Parts::default();
         parts.path_and_query = Some(path);
         if absolute {
-            parts.scheme = Some(if self.0.tls { Scheme::HTTPS } else { Scheme::HTTP });
+            parts.scheme = Some(if self.0.tls {
+                Scheme::HTTPS
+            } else {
+                Scheme::HTTP
+            });
             parts.authority = Some(self.0.authority.clone());
         }
         Ok(Uri::from_parts(parts)?)
@@ -108,10 +130,25 @@ mod tests {
     #[test]
     fn addresses_are_parsed() {
         let address = Address::parse("https://[::1]:6443").unwrap();
-        assert_eq!((address.host(), address.port(), address.is_tls()), ("::1", 6443, true));
-        assert_eq!(Address::parse("https://api.example.com/").unwrap().port(), 443);
-        assert_eq!(Address::parse("http://localhost:8001").unwrap().to_string(), "http://localhost:8001");
-        for wrong in ["10.0.0.1:6443", "ftp://a:1", "https://user:pw@a:1", "", "https://"] {
+        assert_eq!(
+            (address.host(), address.port(), address.is_tls()),
+            ("::1", 6443, true)
+        );
+        assert_eq!(
+            Address::parse("https://api.example.com/").unwrap().port(),
+            443
+        );
+        assert_eq!(
+            Address::parse("http://localhost:8001").unwrap().to_string(),
+            "http://localhost:8001"
+        );
+        for wrong in [
+            "10.0.0.1:6443",
+            "ftp://a:1",
+            "https://user:pw@a:1",
+            "",
+            "https://",
+        ] {
             assert!(Address::parse(wrong).is_err(), "{wrong}");
         }
     }
@@ -121,7 +158,10 @@ mod tests {
         let uri: Uri = "/api/v1/pods?labelSelector=a%3Db&watch=1".parse().unwrap();
         let plain = Address::parse("https://h:1").unwrap();
         assert_eq!(plain.target(&uri, false).unwrap(), uri);
-        assert_eq!(plain.target(&uri, true).unwrap(), "https://h:1/api/v1/pods?labelSelector=a%3Db&watch=1");
+        assert_eq!(
+            plain.target(&uri, true).unwrap(),
+            "https://h:1/api/v1/pods?labelSelector=a%3Db&watch=1"
+        );
         let behind = Address::parse("https://h:1/k8s/clusters/c-1/").unwrap();
         assert_eq!(
             behind.target(&uri, false).unwrap(),

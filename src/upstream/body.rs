@@ -28,16 +28,21 @@ pub(super) enum End {
     Reported,
     /// HTTP/2, request without a body: only `END_STREAM` is one.
     ///
-    /// hyper takes a reset with `NO_ERROR` for an end, too. It is meant for answers that came before
-    /// the request's body was through, and a request without one can't have those.
+    /// hyper takes a reset with `NO_ERROR` for an end, too. It is meant for answers that came
+    /// before the request's body was through, and a request without one can't have those.
     Marked,
-    /// HTTP/2, request with a body: a reset with `NO_ERROR` is one, unless the answer told its length
-    /// and is shorter.
+    /// HTTP/2, request with a body: a reset with `NO_ERROR` is one, unless the answer told its
+    /// length and is shorter.
     MarkedOrReset,
 }
 
 impl UpstreamBody {
-    pub(super) fn new(inner: Incoming, mut lease: Lease, end: End, received: Received) -> UpstreamBody {
+    pub(super) fn new(
+        inner: Incoming,
+        mut lease: Lease,
+        end: End,
+        received: Received,
+    ) -> UpstreamBody {
         let address = lease.address().clone();
         // Nobody has to poll an empty body.
         let lease = if inner.is_end_stream() {
@@ -46,12 +51,24 @@ impl UpstreamBody {
         } else {
             Some(lease)
         };
-        UpstreamBody { inner, lease, address, end, received }
+        UpstreamBody {
+            inner,
+            lease,
+            address,
+            end,
+            received,
+        }
     }
 
     /// An answer whose connection is not the pool's.
     pub(super) fn unpooled(inner: Incoming, address: Address, received: Received) -> UpstreamBody {
-        UpstreamBody { inner, lease: None, address, end: End::Reported, received }
+        UpstreamBody {
+            inner,
+            lease: None,
+            address,
+            end: End::Reported,
+            received,
+        }
     }
 
     fn is_cut(&self) -> bool {
@@ -63,7 +80,10 @@ impl UpstreamBody {
     }
 
     fn cut(&self, reason: String) -> UpstreamError {
-        UpstreamError::Cut { address: self.address.clone(), reason }
+        UpstreamError::Cut {
+            address: self.address.clone(),
+            reason,
+        }
     }
 }
 
@@ -93,7 +113,9 @@ impl Body for UpstreamBody {
             }
             None if self.is_cut() => {
                 self.lease = None;
-                Poll::Ready(Some(Err(self.cut("the stream was reset without its end".to_owned()))))
+                Poll::Ready(Some(Err(
+                    self.cut("the stream was reset without its end".to_owned())
+                )))
             }
             None => {
                 if let Some(mut lease) = self.lease.take() {
@@ -115,6 +137,8 @@ impl Body for UpstreamBody {
 
 impl std::fmt::Debug for UpstreamBody {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("UpstreamBody").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("UpstreamBody")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
     }
 }

@@ -31,7 +31,13 @@ impl Client {
         let pool = Pool::new(upstream, Identity::Own, &Arc::new(Dialer::default()));
         let user_agent = HeaderValue::from_str(&upstream.user_agent())
             .unwrap_or_else(|_| HeaderValue::from_static("watershed"));
-        Client { shared: Arc::new(Shared { upstream: upstream.clone(), pool, user_agent }) }
+        Client {
+            shared: Arc::new(Shared {
+                upstream: upstream.clone(),
+                pool,
+                user_agent,
+            }),
+        }
     }
 
     /// Sends a request whose URI is path and query. Dropping the answer cancels it at upstream.
@@ -44,7 +50,9 @@ impl Client {
         options: SendOptions,
     ) -> Result<Response<UpstreamBody>, UpstreamError> {
         let headers = request.headers_mut();
-        headers.entry(USER_AGENT).or_insert_with(|| self.shared.user_agent.clone());
+        headers
+            .entry(USER_AGENT)
+            .or_insert_with(|| self.shared.user_agent.clone());
         let plain = std::mem::take(headers);
         *headers = self.shared.upstream.current().authorize(plain).await?;
         self.shared.pool.send(class, request, options).await
@@ -63,6 +71,8 @@ impl Client {
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Client").field("upstream", &self.shared.upstream).finish_non_exhaustive()
+        f.debug_struct("Client")
+            .field("upstream", &self.shared.upstream)
+            .finish_non_exhaustive()
     }
 }

@@ -1,9 +1,10 @@
 //! Whether upstream compresses watches, learned from its own answers.
 //!
-//! Releases differ: from 1.37 on a watch that marks the end of its initial events is compressed for who
-//! takes gzip, unless the feature gate WatchListCompression is off
-//! (`apiserver/pkg/endpoints/handlers/watch.go`). The proxy's own watches do not ask for it, as that would
-//! cost the decoding. So upstream is asked with a watch of nothing, of which only the head is read.
+//! Releases differ: from 1.37 on a watch that marks the end of its initial events is compressed for
+//! who takes gzip, unless the feature gate WatchListCompression is off
+//! (`apiserver/pkg/endpoints/handlers/watch.go`). The proxy's own watches do not ask for it, as
+//! that would cost the decoding. So upstream is asked with a watch of nothing, of which only the
+//! head is read.
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,22 +16,24 @@ use tokio::time::{Instant, timeout};
 use super::{Class, Client, SendOptions, UpstreamError};
 use crate::kube::{GroupVersionResource, Representation, Selection};
 
-/// An answer holds for this long; then it is asked again, as upstream may be of another release by now.
+/// An answer holds for this long; then it is asked again, as upstream may be of another release by
+/// now.
 const HOLDS: Duration = Duration::from_mins(10);
-/// After a question that failed, the next comes no sooner. Longer than [`ANSWER`], so that there is never
-/// more than one.
+/// After a question that failed, the next comes no sooner. Longer than [`ANSWER`], so that there is
+/// never more than one.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
 /// For response headers.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Who needs the first answer waits for it this long. An answer that is not compressed is never wrong.
+/// Who needs the first answer waits for it this long. An answer that is not compressed is never
+/// wrong.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// A watch that upstream would compress, of nothing. Version 0 is read from upstream's cache.
 const QUESTION: &str = "watch=1&allowWatchBookmarks=true&resourceVersion=0&timeoutSeconds=1";
 
 /// Knows whether upstream compresses the watches of a type. Cheap to clone.
 ///
-/// It is asked when somebody wants to know, at most once at a time however many these are, and anew in the
-/// background once the answer is old.
+/// It is asked when somebody wants to know, at most once at a time however many these are, and anew
+/// in the background once the answer is old.
 #[derive(Clone, Debug)]
 pub struct WatchCompression(Arc<Inner>);
 
@@ -41,8 +44,8 @@ struct Inner {
     /// What is asked.
     uri: String,
     representation: Representation,
-    /// Upstream's last answer, `None` until there is one. A question that fails is taken for a no where
-    /// nothing was known, and changes nothing where something was.
+    /// Upstream's last answer, `None` until there is one. A question that fails is taken for a no
+    /// where nothing was known, and changes nothing where something was.
     answer: watch::Sender<Option<bool>>,
     /// When the next question is due; none is under way then.
     due: Mutex<Option<Instant>>,
@@ -61,7 +64,8 @@ enum Trouble {
 }
 
 impl WatchCompression {
-    /// Nothing is asked yet. The question will be about objects of the selection, as the proxy may see no others.
+    /// Nothing is asked yet. The question will be about objects of the selection, as the proxy may
+    /// see no others.
     pub fn new(
         client: Client,
         gvr: GroupVersionResource,
@@ -71,7 +75,14 @@ impl WatchCompression {
         let (answer, _) = watch::channel(None);
         let nothing = selection.nothing_of_it();
         let uri = format!("{}?{QUESTION}{}", nothing.path(&gvr), nothing.parameters());
-        Self(Arc::new(Inner { client, gvr, uri, representation, answer, due: Mutex::new(None) }))
+        Self(Arc::new(Inner {
+            client,
+            gvr,
+            uri,
+            representation,
+            answer,
+            due: Mutex::new(None),
+        }))
     }
 
     /// Whether a watch that marks the end of its initial events is compressed for who takes gzip.
@@ -108,7 +119,8 @@ impl Inner {
             }
             Err(error) => {
                 tracing::warn!(resource = %self.gvr, %error, "cannot learn whether upstream compresses watches");
-                self.answer.send_modify(|answer| *answer = Some(answer.unwrap_or(false)));
+                self.answer
+                    .send_modify(|answer| *answer = Some(answer.unwrap_or(false)));
             }
         }
     }
@@ -118,12 +130,20 @@ impl Inner {
             .header(header::ACCEPT, self.representation.accepts_watch())
             .header(header::ACCEPT_ENCODING, "gzip")
             .body(crate::http::body::empty())?;
-        let answer = timeout(ANSWER, self.client.send(Class::Watch, request, SendOptions::default())).await;
+        let answer = timeout(
+            ANSWER,
+            self.client
+                .send(Class::Watch, request, SendOptions::default()),
+        )
+        .await;
         let response = answer.map_err(|_| Trouble::Silent)??;
         if response.status() != StatusCode::OK {
             return Err(Trouble::Status(response.status()));
         }
-        Ok(response.headers().get(header::CONTENT_ENCODING).is_some_and(|coding| coding == "gzip"))
+        Ok(response
+            .headers()
+            .get(header::CONTENT_ENCODING)
+            .is_some_and(|coding| coding == "gzip"))
     }
 }
 
@@ -157,7 +177,10 @@ mod tests {
             let api = Api::start(&pki, HTTP2, move |request, _| {
                 assert_eq!(request.uri().path(), "/api/v1/pods");
                 let query = request.uri().query().unwrap();
-                assert_eq!(query.strip_prefix(QUESTION), Some("&fieldSelector=metadata.name%3D.."));
+                assert_eq!(
+                    query.strip_prefix(QUESTION),
+                    Some("&fieldSelector=metadata.name%3D..")
+                );
                 assert_eq!(request.headers()["accept-encoding"], "gzip");
                 count.fetch_add(1, Ordering::AcqRel);
                 let told = told.load(Ordering::Acquire);
@@ -178,7 +201,12 @@ mod tests {
                 &Selection::default(),
                 Representation::whole(Encoding::Json),
             );
-            Self { status, questions, compression, _api: api }
+            Self {
+                status,
+                questions,
+                compression,
+                _api: api,
+            }
         }
 
         fn questions(&self) -> usize {
@@ -221,7 +249,10 @@ mod tests {
         assert!(asked.is_on().await);
         asked.status.store(200, Ordering::Release);
         asked.comes_due(HOLDS);
-        assert!(asked.compression.is_on().await, "nobody waits for the new answer");
+        assert!(
+            asked.compression.is_on().await,
+            "nobody waits for the new answer"
+        );
         eventually(|| asked.answer() == Some(false)).await;
         asked.status.store(COMPRESSED, Ordering::Release);
         asked.comes_due(HOLDS);

@@ -72,9 +72,10 @@ impl Dialer {
                     return Ok(dialed);
                 }
                 Ok(Err(error)) => error,
-                Err(_elapsed) => {
-                    UpstreamError::ConnectTimeout { address: address.clone(), after: CONNECT_TIMEOUT }
-                }
+                Err(_elapsed) => UpstreamError::ConnectTimeout {
+                    address: address.clone(),
+                    after: CONNECT_TIMEOUT,
+                },
             };
             tracing::debug!(%error, "upstream address failed");
             self.failed.lock().insert(address, Instant::now());
@@ -107,23 +108,43 @@ async fn connect(
 ) -> Result<Dialed, UpstreamError> {
     let tcp = tcp(address)
         .await
-        .map_err(|source| UpstreamError::Connect { address: address.clone(), source: Arc::new(source) })?;
+        .map_err(|source| UpstreamError::Connect {
+            address: address.clone(),
+            source: Arc::new(source),
+        })?;
     if !address.is_tls() {
-        return Ok(Dialed { stream: Either::Left(tcp), http2: false, address: address.clone() });
+        return Ok(Dialed {
+            stream: Either::Left(tcp),
+            http2: false,
+            address: address.clone(),
+        });
     }
-    let failed = |source| UpstreamError::Tls { address: address.clone(), source: Arc::new(source) };
-    let name = material.server_name(address).map_err(|error| failed(io::Error::other(error)))?;
+    let failed = |source| UpstreamError::Tls {
+        address: address.clone(),
+        source: Arc::new(source),
+    };
+    let name = material
+        .server_name(address)
+        .map_err(|error| failed(io::Error::other(error)))?;
     let connector = TlsConnector::from(material.tls(identity, http1_only));
-    let tls = connector.connect(name, BufReader::with_capacity(READ_AHEAD, tcp)).await.map_err(failed)?;
+    let tls = connector
+        .connect(name, BufReader::with_capacity(READ_AHEAD, tcp))
+        .await
+        .map_err(failed)?;
     let http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
-    Ok(Dialed { stream: Either::Right(tls), http2, address: address.clone() })
+    Ok(Dialed {
+        stream: Either::Right(tls),
+        http2,
+        address: address.clone(),
+    })
 }
 
 /// Tries what the name resolves to one after the other, each with its share of the time, so that
 /// one black hole does not use it all up.
 async fn tcp(address: &Address) -> io::Result<TcpStream> {
-    let resolved: Vec<SocketAddr> =
-        tokio::net::lookup_host((address.host(), address.port())).await?.collect();
+    let resolved: Vec<SocketAddr> = tokio::net::lookup_host((address.host(), address.port()))
+        .await?
+        .collect();
     let share = CONNECT_TIMEOUT / u32::try_from(resolved.len().max(1)).unwrap_or(u32::MAX);
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no addresses");
     for address in resolved {
@@ -133,7 +154,9 @@ async fn tcp(address: &Address) -> io::Result<TcpStream> {
                 return Ok(stream);
             }
             Ok(Err(error)) => last = error,
-            Err(_elapsed) => last = io::Error::new(io::ErrorKind::TimedOut, format!("{address} is silent")),
+            Err(_elapsed) => {
+                last = io::Error::new(io::ErrorKind::TimedOut, format!("{address} is silent"))
+            }
         }
     }
     Err(last)
@@ -141,14 +164,18 @@ async fn tcp(address: &Address) -> io::Result<TcpStream> {
 
 fn tune(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_INTERVAL);
+    let keepalive = TcpKeepalive::new()
+        .with_time(KEEPALIVE_TIME)
+        .with_interval(KEEPALIVE_INTERVAL);
     #[cfg(not(windows))]
     let keepalive = keepalive.with_retries(KEEPALIVE_RETRIES);
     let socket = SockRef::from(stream);
     socket.set_tcp_keepalive(&keepalive)?;
     // Keepalive does not probe while sent bytes wait for their acknowledgement.
     #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(Some(KEEPALIVE_TIME + KEEPALIVE_INTERVAL * (KEEPALIVE_RETRIES + 1)))?;
+    socket.set_tcp_user_timeout(Some(
+        KEEPALIVE_TIME + KEEPALIVE_INTERVAL * (KEEPALIVE_RETRIES + 1),
+    ))?;
     Ok(())
 }
 
@@ -157,7 +184,9 @@ mod tests {
     use super::*;
 
     fn addresses() -> Vec<Address> {
-        ["https://a:1", "https://b:1", "https://c:1"].map(|text| Address::parse(text).unwrap()).to_vec()
+        ["https://a:1", "https://b:1", "https://c:1"]
+            .map(|text| Address::parse(text).unwrap())
+            .to_vec()
     }
 
     #[tokio::test]

@@ -32,8 +32,8 @@ const PING_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_HEADER_BYTES: u32 = 256 * 1024;
 const MAX_HEADERS: usize = 512;
 
-/// The most that upstream may put into one frame. Each frame is a turn of three tasks on its way to the client, so
-/// a large answer comes in fewer of them than with the 16 KiB of the protocol.
+/// The most that upstream may put into one frame. Each frame is a turn of three tasks on its way to
+/// the client, so a large answer comes in fewer of them than with the 16 KiB of the protocol.
 const FRAME: u32 = 256 * 1024;
 
 /// Bytes of a request's body held here while upstream does not take them.
@@ -47,8 +47,8 @@ pub(super) enum Connection {
 
 /// A shared connection.
 pub(super) struct Http2 {
-    /// `None` once the connection has ended. A request that comes into hyper's queue while that is being closed may
-    /// lie there until the last sender goes, and its caller would wait for ever.
+    /// `None` once the connection has ended. A request that comes into hyper's queue while that is
+    /// being closed may lie there until the last sender goes, and its caller would wait for ever.
     sender: Arc<Mutex<Option<http2::SendRequest<Body>>>>,
     pub(super) address: Address,
     pub(super) generation: u64,
@@ -102,18 +102,30 @@ pub(super) async fn handshake(
     open: Open,
 ) -> Result<Connection, UpstreamError> {
     let address = dialed.address.clone();
-    let failed = |source| UpstreamError::Handshake { address: address.clone(), source: Arc::new(source) };
+    let failed = |source| UpstreamError::Handshake {
+        address: address.clone(),
+        source: Arc::new(source),
+    };
     let io = TokioIo::new(dialed.stream);
     if !dialed.http2 {
-        let (sender, driver) =
-            http1::Builder::new().max_headers(MAX_HEADERS).handshake(io).await.map_err(failed)?;
+        let (sender, driver) = http1::Builder::new()
+            .max_headers(MAX_HEADERS)
+            .handshake(io)
+            .await
+            .map_err(failed)?;
         tokio::spawn(async move {
             // Its end shows in the sender.
             let _ = driver.await;
             drop(open);
         });
         let idle_since = Instant::now();
-        return Ok(Connection::Http1(Http1 { sender, address, generation, idle_since, _permit: permit }));
+        return Ok(Connection::Http1(Http1 {
+            sender,
+            address,
+            generation,
+            idle_since,
+            _permit: permit,
+        }));
     }
     let windows = class.windows();
     let (sender, mut driver) = http2::Builder::new(TokioExecutor::new())
@@ -187,7 +199,11 @@ pub(super) async fn handshake(
 impl Http2 {
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
-            || self.sender.lock().as_ref().is_none_or(http2::SendRequest::is_closed)
+            || self
+                .sender
+                .lock()
+                .as_ref()
+                .is_none_or(http2::SendRequest::is_closed)
     }
 
     /// Takes a stream, if there is one below the limit. Only under the group's lock.
@@ -223,11 +239,19 @@ impl Http1 {
 
 impl Lease {
     pub(super) fn http2(connection: Arc<Http2>, group: Arc<Group>, pooled: bool) -> Lease {
-        Lease { connection: Leased::Http2(connection), group, pooled }
+        Lease {
+            connection: Leased::Http2(connection),
+            group,
+            pooled,
+        }
     }
 
     pub(super) fn http1(connection: Http1, group: Arc<Group>, pooled: bool) -> Lease {
-        Lease { connection: Leased::Http1(connection), group, pooled }
+        Lease {
+            connection: Leased::Http1(connection),
+            group,
+            pooled,
+        }
     }
 
     pub(super) fn address(&self) -> &Address {
@@ -239,19 +263,28 @@ impl Lease {
     }
 
     /// Sends the request in the form this connection wants it.
-    pub(super) async fn send(&mut self, mut request: Request<Body>) -> Result<Response<Incoming>, NotSent> {
+    pub(super) async fn send(
+        &mut self,
+        mut request: Request<Body>,
+    ) -> Result<Response<Incoming>, NotSent> {
         match &mut self.connection {
             Leased::Http2(connection) => {
                 shape(&mut request, &connection.address, true);
                 let sender = connection.sender.lock().clone();
-                let Some(mut sender) = sender else { return Err(NotSent::Ended(request)) };
+                let Some(mut sender) = sender else {
+                    return Err(NotSent::Ended(request));
+                };
                 let answer = sender.try_send_request(request);
                 drop(sender);
                 answer.await.map_err(NotSent::Failed)
             }
             Leased::Http1(connection) => {
                 shape(&mut request, &connection.address, false);
-                connection.sender.try_send_request(request).await.map_err(NotSent::Failed)
+                connection
+                    .sender
+                    .try_send_request(request)
+                    .await
+                    .map_err(NotSent::Failed)
             }
             Leased::Gone(_) => unreachable!("a lease is given back only with the answer's end"),
         }
@@ -306,5 +339,9 @@ fn shape(request: &mut Request<Body>, address: &Address, http2: bool) {
             headers.insert(CONNECTION, HeaderValue::from_static("TE"));
         }
     }
-    *request.version_mut() = if http2 { Version::HTTP_2 } else { Version::HTTP_11 };
+    *request.version_mut() = if http2 {
+        Version::HTTP_2
+    } else {
+        Version::HTTP_11
+    };
 }

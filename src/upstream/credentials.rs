@@ -37,8 +37,8 @@ const RENEW_PAUSE: Duration = Duration::from_mins(1);
 /// What the operator says about upstream.
 #[derive(Clone, Debug, Default)]
 pub struct UpstreamOptions {
-    /// The kubeconfig (`--kubeconfig`). Without one: `$KUBECONFIG`, else the cluster this runs in, if it
-    /// runs in one, else `~/.kube/config`.
+    /// The kubeconfig (`--kubeconfig`). Without one: `$KUBECONFIG`, else the cluster this runs in,
+    /// if it runs in one, else `~/.kube/config`.
     pub kubeconfig: Option<PathBuf>,
     /// The context in it; its current one when `None`.
     pub context: Option<String>,
@@ -233,7 +233,9 @@ impl Upstream {
 
 impl std::fmt::Debug for Upstream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Upstream").field("from", &self.current().from).finish_non_exhaustive()
+        f.debug_struct("Upstream")
+            .field("from", &self.current().from)
+            .finish_non_exhaustive()
     }
 }
 
@@ -266,16 +268,23 @@ impl Material {
         headers: HeaderMap,
     ) -> Pin<Box<dyn Future<Output = Result<HeaderMap, UpstreamError>> + Send>> {
         // kube-client has no way to ask for its headers alone: a stack that answers with them.
-        let echo = service_fn(|request: Request<http_body_util::Empty<Bytes>>| async move {
-            let (parts, _) = request.into_parts();
-            Ok::<_, BoxError>(Response::new(parts.headers))
-        });
+        let echo = service_fn(
+            |request: Request<http_body_util::Empty<Bytes>>| async move {
+                let (parts, _) = request.into_parts();
+                Ok::<_, BoxError>(Response::new(parts.headers))
+            },
+        );
         let mut request = Request::new(http_body_util::Empty::new());
         *request.headers_mut() = headers;
         let stack = ServiceBuilder::new().layer(&self.headers).service(echo);
         let answer: Pin<Box<dyn Future<Output = Result<Response<HeaderMap>, BoxError>> + Send>> =
             match &self.auth {
-                Some(auth) => Box::pin(ServiceBuilder::new().layer(auth).service(stack).oneshot(request)),
+                Some(auth) => Box::pin(
+                    ServiceBuilder::new()
+                        .layer(auth)
+                        .service(stack)
+                        .oneshot(request),
+                ),
                 None => Box::pin(stack.oneshot(request)),
             };
         Box::pin(async move {
@@ -303,12 +312,17 @@ async fn build(options: UpstreamOptions, generation: u64) -> Result<Material, Cr
 /// The configuration and where it came from.
 async fn read(options: &UpstreamOptions) -> Result<(Config, String), CredentialsError> {
     if files::in_cluster(options) {
-        let config =
-            Config::incluster().map_err(|error| CredentialsError::InCluster { reason: one_line(&error) })?;
+        let config = Config::incluster().map_err(|error| CredentialsError::InCluster {
+            reason: one_line(&error),
+        })?;
         return Ok((config, "the service account of this pod".to_owned()));
     }
     let paths = files::kubeconfig_paths(options);
-    let from = paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
+    let from = paths
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect::<Vec<_>>()
+        .join(", ");
     if options.kubeconfig.is_none() && !paths.iter().any(|path| path.exists()) {
         return Err(CredentialsError::Nowhere { tried: from });
     }
@@ -321,12 +335,17 @@ async fn read(options: &UpstreamOptions) -> Result<(Config, String), Credentials
         None => Kubeconfig::read(),
     }
     .map_err(|error| wrong(&error))?;
-    let chosen = KubeConfigOptions { context: options.context.clone(), ..KubeConfigOptions::default() };
+    let chosen = KubeConfigOptions {
+        context: options.context.clone(),
+        ..KubeConfigOptions::default()
+    };
     let proxied = proxy_url(&kubeconfig, options.context.as_deref());
     if let Some(url) = proxied {
         return Err(CredentialsError::ProxyUrl { from, url });
     }
-    let config = Config::from_custom_kubeconfig(kubeconfig, &chosen).await.map_err(|error| wrong(&error))?;
+    let config = Config::from_custom_kubeconfig(kubeconfig, &chosen)
+        .await
+        .map_err(|error| wrong(&error))?;
     Ok((config, from))
 }
 
@@ -334,9 +353,22 @@ async fn read(options: &UpstreamOptions) -> Result<(Config, String), Credentials
 /// API server of one's own cluster and is not followed.
 fn proxy_url(kubeconfig: &Kubeconfig, context: Option<&str>) -> Option<String> {
     let name = context.or(kubeconfig.current_context.as_deref())?;
-    let context = kubeconfig.contexts.iter().find(|known| known.name == name)?.context.as_ref()?;
-    let cluster = kubeconfig.clusters.iter().find(|known| known.name == context.cluster)?;
-    cluster.cluster.as_ref()?.proxy_url.clone().filter(|url| !url.is_empty())
+    let context = kubeconfig
+        .contexts
+        .iter()
+        .find(|known| known.name == name)?
+        .context
+        .as_ref()?;
+    let cluster = kubeconfig
+        .clusters
+        .iter()
+        .find(|known| known.name == context.cluster)?;
+    cluster
+        .cluster
+        .as_ref()?
+        .proxy_url
+        .clone()
+        .filter(|url| !url.is_empty())
 }
 
 fn material(
@@ -352,13 +384,19 @@ fn material(
         from: from.clone(),
         reason: one_line(error),
     };
-    let certificates = |reason: String| CredentialsError::Certificates { from: from.clone(), reason };
+    let certificates = |reason: String| CredentialsError::Certificates {
+        from: from.clone(),
+        reason,
+    };
     let servers = if options.servers.is_empty() {
         vec![config.cluster_url.to_string()]
     } else {
         options.servers.clone()
     };
-    let addresses = servers.iter().map(|text| Address::parse(text)).collect::<Result<Vec<_>, _>>()?;
+    let addresses = servers
+        .iter()
+        .map(|text| Address::parse(text))
+        .collect::<Result<Vec<_>, _>>()?;
     let server_name = config
         .tls_server_name
         .clone()
@@ -367,15 +405,21 @@ fn material(
         .map_err(|error| certificates(format!("tls-server-name: {error}")))?;
     // The token first: kube-client swallows a plugin's failure when it asks it for a certificate.
     let auth = config.auth_layer().map_err(|error| login(&error))?;
-    let headers = config.extra_headers_layer().map_err(|error| login(&error))?;
-    let own = config.rustls_client_config().map_err(|error| certificates(one_line(&error)))?;
+    let headers = config
+        .extra_headers_layer()
+        .map_err(|error| login(&error))?;
+    let own = config
+        .rustls_client_config()
+        .map_err(|error| certificates(one_line(&error)))?;
     let renew_at = validity(&own).map(|valid| valid.not_after - RENEW_BEFORE);
     let renew_at = renew_at.map(|at| at.max(Timestamp::now() + RENEW_PAUSE));
     // Invariant: without the user there is no certificate to show and no token to send.
     let mut nobody = config.clone();
     nobody.auth_info = AuthInfo::default();
     nobody.headers.clear();
-    let bare = nobody.rustls_client_config().map_err(|error| certificates(one_line(&error)))?;
+    let bare = nobody
+        .rustls_client_config()
+        .map_err(|error| certificates(one_line(&error)))?;
     Ok(Material {
         generation,
         addresses,
@@ -395,13 +439,19 @@ impl Tls {
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         let http1 = Arc::new(config.clone());
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Tls { any: Arc::new(config), http1 }
+        Tls {
+            any: Arc::new(config),
+            http1,
+        }
     }
 }
 
 /// When the client certificate begins and ends.
 fn validity(config: &ClientConfig) -> Option<Validity> {
-    let schemes = config.crypto_provider().signature_verification_algorithms.supported_schemes();
+    let schemes = config
+        .crypto_provider()
+        .signature_verification_algorithms
+        .supported_schemes();
     let key = config.client_auth_cert_resolver.resolve(&[], &schemes)?;
     Validity::of(key.cert.first()?)
 }

@@ -1,4 +1,5 @@
-//! Connections outside of any pool, for instruments that decide themselves which requests share one.
+//! Connections outside of any pool, for instruments that decide themselves which requests share
+//! one.
 use http::HeaderMap;
 
 use super::address::Address;
@@ -20,11 +21,18 @@ impl Upstream {
     /// Connects to the first address that accepts, with the client certificate, if there is one.
     pub async fn connect(&self, http1_only: bool) -> Result<OwnConnection, UpstreamError> {
         let material = self.current();
-        let dialed = Dialer::default().dial(&material, Identity::Own, http1_only, None).await?;
-        Ok(OwnConnection { stream: dialed.stream, http2: dialed.http2, address: dialed.address })
+        let dialed = Dialer::default()
+            .dial(&material, Identity::Own, http1_only, None)
+            .await?;
+        Ok(OwnConnection {
+            stream: dialed.stream,
+            http2: dialed.http2,
+            address: dialed.address,
+        })
     }
 
-    /// The headers that say who asks: the token, and whom it acts as. A token may end, so they are good for minutes.
+    /// The headers that say who asks: the token, and whom it acts as. A token may end, so they are
+    /// good for minutes.
     pub async fn authorization(&self) -> Result<HeaderMap, UpstreamError> {
         self.current().authorize(HeaderMap::new()).await
     }

@@ -97,7 +97,10 @@ impl UpstreamError {
 
     /// Whether upstream can't have seen the request.
     pub fn is_unsent(&self) -> bool {
-        !matches!(self, UpstreamError::Closed { .. } | UpstreamError::Cut { .. })
+        !matches!(
+            self,
+            UpstreamError::Closed { .. } | UpstreamError::Cut { .. }
+        )
     }
 }
 
@@ -115,8 +118,9 @@ pub enum NoAnswer {
     Useless(String),
 }
 
-/// An error with all its causes on one line; hyper's own text hides them. What several of them say is said once, and of a
-/// text of several lines, which shows the place in a YAML file, the first line is taken.
+/// An error with all its causes on one line; hyper's own text hides them. What several of them say
+/// is said once, and of a text of several lines, which shows the place in a YAML file, the first
+/// line is taken.
 pub fn one_line(error: &dyn std::error::Error) -> String {
     let mut told = String::new();
     let mut next = Some(error);
@@ -124,7 +128,11 @@ pub fn one_line(error: &dyn std::error::Error) -> String {
         let words = error.to_string();
         let words = words.lines().next().unwrap_or_default();
         if !told.contains(words) {
-            told = if told.is_empty() { words.to_owned() } else { format!("{told}: {words}") };
+            told = if told.is_empty() {
+                words.to_owned()
+            } else {
+                format!("{told}: {words}")
+            };
         }
         next = error.source();
     }
@@ -137,8 +145,9 @@ mod tests {
 
     #[test]
     fn causes_are_told_once_and_on_one_line() {
-        let error =
-            anyhow::anyhow!("no such file\n --> there").context("cannot read a: no such file").context("--b");
+        let error = anyhow::anyhow!("no such file\n --> there")
+            .context("cannot read a: no such file")
+            .context("--b");
         assert_eq!(one_line(error.as_ref()), "--b: cannot read a: no such file");
     }
 }

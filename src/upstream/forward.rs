@@ -25,10 +25,11 @@ const MAX_UPGRADES: usize = 4096;
 /// Whose credentials a request is sent with.
 #[derive(Clone, Debug)]
 pub enum Authority {
-    /// The caller's, as they stand in its headers. It goes over a connection that shows no certificate.
+    /// The caller's, as they stand in its headers. It goes over a connection that shows no
+    /// certificate.
     Caller,
-    /// The proxy's, which acts as somebody: these headers say as whom. Of what the caller sent of the kind,
-    /// nothing is sent on.
+    /// The proxy's, which acts as somebody: these headers say as whom. Of what the caller sent of
+    /// the kind, nothing is sent on.
     Impersonated(Arc<HeaderMap>),
     /// The proxy's, for whoever may reach it. The caller's wish to act as somebody is sent on.
     Own,
@@ -36,8 +37,8 @@ pub enum Authority {
 
 /// Sends callers' requests to upstream and brings back the answers. Cheap to clone.
 ///
-/// Invariant: a request of [`Authority::Caller`] cannot reach the proxy's token, nor a connection that shows
-/// its certificate; any other says whom it is for, but for [`Authority::Own`].
+/// Invariant: a request of [`Authority::Caller`] cannot reach the proxy's token, nor a connection
+/// that shows its certificate; any other says whom it is for, but for [`Authority::Own`].
 #[derive(Clone)]
 pub struct Forwarder {
     shared: Arc<Shared>,
@@ -64,13 +65,22 @@ impl Forwarder {
         let tunnels = TaskTracker::new();
         let upgrades = Arc::new(Semaphore::new(MAX_UPGRADES));
         let upstream = upstream.clone();
-        Forwarder { shared: Arc::new(Shared { upstream, bare, own, dialer, upgrades, tunnels }) }
+        Forwarder {
+            shared: Arc::new(Shared {
+                upstream,
+                bare,
+                own,
+                dialer,
+                upgrades,
+                tunnels,
+            }),
+        }
     }
 
     /// Sends a request on; `long` for watches, logs and all that may stay open.
     ///
-    /// The answer's body is a stream: what the client does not read is not read from upstream, and a
-    /// client that goes away cancels the request there. A cut answer ends with an error, which
+    /// The answer's body is a stream: what the client does not read is not read from upstream, and
+    /// a client that goes away cancels the request there. A cut answer ends with an error, which
     /// hyper's server passes on as a cut.
     pub async fn forward(
         &self,
@@ -105,7 +115,9 @@ impl Forwarder {
         let identity = self.authorize(request.headers_mut(), authority).await?;
         if let Some(protocol) = protocol {
             let place = Arc::clone(&self.shared.upgrades).try_acquire_owned();
-            let place = place.map_err(|_| UpstreamError::Exhausted { limit: MAX_UPGRADES })?;
+            let place = place.map_err(|_| UpstreamError::Exhausted {
+                limit: MAX_UPGRADES,
+            })?;
             // Boxed: few requests need the room for a handshake.
             return Box::pin(upgrade::forward(
                 &self.shared.upstream,
@@ -120,13 +132,24 @@ impl Forwarder {
         }
         // What hyper keeps here belongs to the client's connection.
         request.extensions_mut().clear();
-        let class = if long { Class::LongForward } else { Class::Short };
+        let class = if long {
+            Class::LongForward
+        } else {
+            Class::Short
+        };
         let pool = match identity {
             Identity::Bare => &self.shared.bare,
             Identity::Own => &self.shared.own,
         };
         let response = pool
-            .send(class, request, SendOptions { purpose: Purpose::Forward, ..SendOptions::default() })
+            .send(
+                class,
+                request,
+                SendOptions {
+                    purpose: Purpose::Forward,
+                    ..SendOptions::default()
+                },
+            )
             .await?;
         Ok(to_client(response))
     }
@@ -148,12 +171,20 @@ impl Forwarder {
                 || name.starts_with("x-remote-")
                 || (acting.is_some() && name.starts_with("impersonate-"))
         };
-        let claimed: Vec<_> = headers.keys().filter(|name| claims(name)).cloned().collect();
+        let claimed: Vec<_> = headers
+            .keys()
+            .filter(|name| claims(name))
+            .cloned()
+            .collect();
         for name in claimed {
             headers.remove(name);
         }
         if let Some(acting) = acting {
-            headers.extend(acting.iter().map(|(name, value)| (name.clone(), value.clone())));
+            headers.extend(
+                acting
+                    .iter()
+                    .map(|(name, value)| (name.clone(), value.clone())),
+            );
         }
         let wished: HeaderMap = headers
             .iter()
@@ -164,8 +195,7 @@ impl Forwarder {
         *headers = self.shared.upstream.current().authorize(plain).await?;
         if !wished.is_empty() && !is_exactly(headers, &wished) {
             // Its groups would become the caller's.
-            let reason =
-                "the proxy's kubeconfig acts as somebody (as:), so that the proxy cannot act as its callers";
+            let reason = "the proxy's kubeconfig acts as somebody (as:), so that the proxy cannot act as its callers";
             return Err(UpstreamError::Credentials(reason.to_owned()));
         }
         Ok(Identity::Own)
@@ -186,14 +216,19 @@ impl Forwarder {
 
 /// Whether a request is for whom `acting` says, and nobody else.
 fn is_exactly(headers: &HeaderMap, acting: &HeaderMap) -> bool {
-    let count = headers.keys().filter(|name| name.as_str().starts_with("impersonate-")).count();
+    let count = headers
+        .keys()
+        .filter(|name| name.as_str().starts_with("impersonate-"))
+        .count();
     let same = |name| headers.get_all(name).iter().eq(acting.get_all(name));
     count == acting.keys_len() && acting.keys().all(same)
 }
 
 impl std::fmt::Debug for Forwarder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Forwarder").field("upstream", &self.shared.upstream).finish_non_exhaustive()
+        f.debug_struct("Forwarder")
+            .field("upstream", &self.shared.upstream)
+            .finish_non_exhaustive()
     }
 }
 

@@ -4,8 +4,8 @@
 //! `X-Forwarded-*` as a caller sent them in the answers of `pods/proxy`, which pass untouched.
 
 use http::header::{
-    CONNECTION, COOKIE, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
-    TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, COOKIE, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
 
 use super::error::UpstreamError;
@@ -29,16 +29,31 @@ const ALWAYS: [HeaderName; 8] = [
 /// Fields a client may not have removed by naming them in `Connection`. Each says who asks or what
 /// is asked for; without it, the same request would mean something else at upstream than it does to
 /// those who looked at it here. `Impersonate-User`, stripped, makes an admin out of a tenant.
-const PROTECTED: [&str; 6] = ["authorization", "audit-id", "cookie", "host", "range", "expect"];
-const PROTECTED_PREFIXES: [&str; 6] =
-    ["impersonate-", "x-remote-", "content-", "accept", "if-", "x-forwarded-"];
+const PROTECTED: [&str; 6] = [
+    "authorization",
+    "audit-id",
+    "cookie",
+    "host",
+    "range",
+    "expect",
+];
+const PROTECTED_PREFIXES: [&str; 6] = [
+    "impersonate-",
+    "x-remote-",
+    "content-",
+    "accept",
+    "if-",
+    "x-forwarded-",
+];
 
 /// Takes the fields of the client's hop out of a request.
 pub(super) fn clean_request(headers: &mut HeaderMap) -> Result<(), UpstreamError> {
     for name in named(headers) {
         if is_protected(&name) {
             return Err(UpstreamError::Refused {
-                reason: format!("the Connection header names {name}, which is not of this connection"),
+                reason: format!(
+                    "the Connection header names {name}, which is not of this connection"
+                ),
             });
         }
         if name != TE {
@@ -86,12 +101,17 @@ fn remove_always(headers: &mut HeaderMap) {
 
 /// The fields that `Connection` names.
 fn named(headers: &HeaderMap) -> Vec<HeaderName> {
-    tokens(headers, &CONNECTION).filter_map(|token| token.parse().ok()).collect()
+    tokens(headers, &CONNECTION)
+        .filter_map(|token| token.parse().ok())
+        .collect()
 }
 
 fn is_protected(name: &HeaderName) -> bool {
     let name = name.as_str();
-    PROTECTED.contains(&name) || PROTECTED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+    PROTECTED.contains(&name)
+        || PROTECTED_PREFIXES
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
 }
 
 fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
@@ -104,9 +124,14 @@ fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item =
         .filter(|token| !token.is_empty())
 }
 
-/// HTTP/2 splits cookies into fields for compression; HTTP/1 knows only one field (RFC 9113, 8.2.3).
+/// HTTP/2 splits cookies into fields for compression; HTTP/1 knows only one field (RFC 9113,
+/// 8.2.3).
 fn join_cookies(headers: &mut HeaderMap) {
-    let all: Vec<_> = headers.get_all(COOKIE).into_iter().map(HeaderValue::as_bytes).collect();
+    let all: Vec<_> = headers
+        .get_all(COOKIE)
+        .into_iter()
+        .map(HeaderValue::as_bytes)
+        .collect();
     if all.len() > 1
         && let Ok(joined) = HeaderValue::from_bytes(&all.join(&b"; "[..]))
     {
@@ -173,10 +198,16 @@ mod tests {
 
     #[test]
     fn answers_lose_their_hop() {
-        let mut answer =
-            headers(&[("connection", "close"), ("content-type", "text/plain"), ("audit-id", "a")]);
+        let mut answer = headers(&[
+            ("connection", "close"),
+            ("content-type", "text/plain"),
+            ("audit-id", "a"),
+        ]);
         clean_response(&mut answer);
-        assert_eq!(answer, headers(&[("content-type", "text/plain"), ("audit-id", "a")]));
+        assert_eq!(
+            answer,
+            headers(&[("content-type", "text/plain"), ("audit-id", "a")])
+        );
     }
 
     #[test]
@@ -185,7 +216,10 @@ mod tests {
         assert_eq!(upgrade(&spdy).unwrap(), "SPDY/3.1");
         let unnamed = headers(&[("upgrade", "websocket")]);
         assert_eq!(upgrade(&unnamed), None);
-        let h2c = headers(&[("connection", "upgrade, http2-settings"), ("upgrade", "h2c")]);
+        let h2c = headers(&[
+            ("connection", "upgrade, http2-settings"),
+            ("upgrade", "h2c"),
+        ]);
         assert_eq!(upgrade(&h2c), None);
     }
 

@@ -30,7 +30,8 @@ pub fn describe() {
 pub fn publish(traffic: &Traffic) {
     for purpose in Purpose::ALL {
         counter!(REQUESTS, "purpose" => purpose.as_str()).absolute(traffic.requests(purpose));
-        counter!(RECEIVED_BYTES, "purpose" => purpose.as_str()).absolute(traffic.received_bytes(purpose));
+        counter!(RECEIVED_BYTES, "purpose" => purpose.as_str())
+            .absolute(traffic.received_bytes(purpose));
     }
     for kind in Connected::ALL {
         gauge!(CONNECTIONS, "kind" => kind.as_str()).set(traffic.connections(kind) as f64);

@@ -76,10 +76,22 @@ pub(super) struct Windows {
     pub(super) connection: u32,
 }
 
-const WATCH: Windows = Windows { streams: 100, stream: MIB, connection: 128 * MIB };
-const SHORT: Windows = Windows { streams: 100, stream: MIB / 2, connection: 64 * MIB };
+const WATCH: Windows = Windows {
+    streams: 100,
+    stream: MIB,
+    connection: 128 * MIB,
+};
+const SHORT: Windows = Windows {
+    streams: 100,
+    stream: MIB / 2,
+    connection: 64 * MIB,
+};
 /// Fewer to a connection, and little of each: what a client leaves lying is held in memory here.
-const LONG_FORWARD: Windows = Windows { streams: 50, stream: MIB / 4, connection: 16 * MIB };
+const LONG_FORWARD: Windows = Windows {
+    streams: 50,
+    stream: MIB / 4,
+    connection: 16 * MIB,
+};
 const MIB: u32 = 1024 * 1024;
 
 // Invariant: streams nobody reads leave room on their connection.
@@ -123,8 +135,8 @@ struct State {
     http1: VecDeque<Http1>,
     /// The connection being made, for everyone who found no room.
     dialing: Option<SharedDial>,
-    /// Upstream spoke HTTP/1 last time: everyone needs a connection of their own, so there is no use
-    /// in waiting for one.
+    /// Upstream spoke HTTP/1 last time: everyone needs a connection of their own, so there is no
+    /// use in waiting for one.
     exclusive: bool,
 }
 
@@ -169,8 +181,8 @@ impl Pool {
     /// Sends a request whose URI is path and query.
     ///
     /// It is sent anew when its connection turned out dead before the request had left, or when
-    /// upstream said that it did not look at it; a read without a body also when the connection died
-    /// before any answer.
+    /// upstream said that it did not look at it; a read without a body also when the connection
+    /// died before any answer.
     pub(super) async fn send(
         &self,
         class: Class,
@@ -180,8 +192,11 @@ impl Pool {
         let group = self.group(class);
         let uri = request.uri().clone();
         let bodyless = request.body().is_end_stream();
-        let repeatable =
-            bodyless && matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
+        let repeatable = bodyless
+            && matches!(
+                *request.method(),
+                Method::GET | Method::HEAD | Method::OPTIONS
+            );
         let mut fresh = options.fresh_connection || options.avoid.is_some();
         let mut resends = 0;
         let mut died = false;
@@ -195,7 +210,11 @@ impl Pool {
             *request.body_mut() = repeat::open_end();
         }
         loop {
-            let opened = if fresh { group.open(options.avoid.as_ref()).await } else { group.lease().await };
+            let opened = if fresh {
+                group.open(options.avoid.as_ref()).await
+            } else {
+                group.lease().await
+            };
             let mut lease = match opened {
                 // A new connection was a wish only.
                 Err(UpstreamError::Exhausted { .. }) if fresh => group.lease().await?,
@@ -218,7 +237,9 @@ impl Pool {
                     continue;
                 }
                 Err(NotSent::Ended(_)) => {
-                    return Err(UpstreamError::NoStreams { address: lease.address().clone() });
+                    return Err(UpstreamError::NoStreams {
+                        address: lease.address().clone(),
+                    });
                 }
             };
             let next = match error.take_message() {
@@ -238,7 +259,10 @@ impl Pool {
                 Some(next) if resends < MAX_RESENDS => request = next,
                 _ => {
                     let address = lease.address().clone();
-                    return Err(UpstreamError::Closed { address, source: Arc::new(error.into_error()) });
+                    return Err(UpstreamError::Closed {
+                        address,
+                        source: Arc::new(error.into_error()),
+                    });
                 }
             }
             resends += 1;
@@ -257,10 +281,11 @@ fn copy(request: &Request<Body>) -> Request<Body> {
     copy
 }
 
-/// Whether upstream said that it did not look at the request: it is going away, or has no room. h2 has only streams
-/// above the last one that a GOAWAY names end with it; that upstream has not acted on those is RFC 9113, 6.8. An API
-/// server goes away from a connection with each answer to somebody it does not know
-/// (apiserver/pkg/endpoints/filters/authentication.go), and others are on it.
+/// Whether upstream said that it did not look at the request: it is going away, or has no room. h2
+/// has only streams above the last one that a GOAWAY names end with it; that upstream has not acted
+/// on those is RFC 9113, 6.8. An API server goes away from a connection with each answer to
+/// somebody it does not know (apiserver/pkg/endpoints/filters/authentication.go), and others are on
+/// it.
 fn is_unprocessed(error: &hyper::Error) -> bool {
     let mut next = std::error::Error::source(error);
     while let Some(cause) = next {
@@ -300,7 +325,11 @@ impl Group {
                 if let Some(lease) = self.take(&mut state) {
                     return Ok(lease);
                 }
-                if state.exclusive { None } else { Some(self.shared_dial(&mut state)) }
+                if state.exclusive {
+                    None
+                } else {
+                    Some(self.shared_dial(&mut state))
+                }
             };
             match dialing {
                 // It may be full already when we get to it: look again.
@@ -315,10 +344,9 @@ impl Group {
         let generation = self.upstream.current().generation;
         state.http2.retain(|connection| !connection.is_closed());
         let limit = self.class.windows().streams;
-        let found = state
-            .http2
-            .iter()
-            .find(|connection| connection.generation == generation && connection.take_stream(limit));
+        let found = state.http2.iter().find(|connection| {
+            connection.generation == generation && connection.take_stream(limit)
+        });
         if let Some(connection) = found {
             return Some(Lease::http2(Arc::clone(connection), Arc::clone(self), true));
         }
@@ -330,8 +358,8 @@ impl Group {
         None
     }
 
-    /// The connection being made, or one begun now. It is a task of its own: whoever asked first may
-    /// give up, the others still wait for it.
+    /// The connection being made, or one begun now. It is a task of its own: whoever asked first
+    /// may give up, the others still wait for it.
     fn shared_dial(self: &Arc<Self>, state: &mut State) -> SharedDial {
         if let Some(dialing) = &state.dialing {
             return dialing.clone();
@@ -389,13 +417,22 @@ impl Group {
 
     async fn connect(&self, avoid: Option<&Address>) -> Result<Connection, UpstreamError> {
         let permit = Arc::clone(&self.connections).try_acquire_owned();
-        let permit = permit.map_err(|_| UpstreamError::Exhausted { limit: MAX_CONNECTIONS })?;
+        let permit = permit.map_err(|_| UpstreamError::Exhausted {
+            limit: MAX_CONNECTIONS,
+        })?;
         let material = self.upstream.current();
         // Boxed: a handshake's state is 20 KB, and every request would carry the room for one.
         let dialed = Box::pin(self.dialer.dial(&material, self.identity, false, avoid)).await?;
         tracing::debug!(address = %dialed.address, http2 = dialed.http2, class = ?self.class, "connected to upstream");
         let open = self.upstream.traffic().connected(self.class.into());
-        Box::pin(connection::handshake(dialed, self.class, material.generation, permit, open)).await
+        Box::pin(connection::handshake(
+            dialed,
+            self.class,
+            material.generation,
+            permit,
+            open,
+        ))
+        .await
     }
 
     /// An HTTP/1 connection that has done its work.
@@ -415,7 +452,8 @@ impl Group {
             !connection.is_closed() && !done
         });
         state.http1.retain(|connection| {
-            let fresh = connection.generation == generation && connection.idle_since.elapsed() < idle;
+            let fresh =
+                connection.generation == generation && connection.idle_since.elapsed() < idle;
             !connection.is_closed() && fresh
         });
     }

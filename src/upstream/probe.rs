@@ -64,9 +64,19 @@ impl From<StreamError> for NoAnswer {
 
 impl Probe {
     /// Of these objects of a type.
-    pub fn new(client: Client, gvr: &GroupVersionResource, selection: &Selection, namespaced: bool) -> Self {
+    pub fn new(
+        client: Client,
+        gvr: &GroupVersionResource,
+        selection: &Selection,
+        namespaced: bool,
+    ) -> Self {
         let (path, selectors) = (selection.path(gvr), selection.parameters());
-        Self { client, path, selectors, fields: FieldTable::metadata_only(namespaced) }
+        Self {
+            client,
+            path,
+            selectors,
+            fields: FieldTable::metadata_only(namespaced),
+        }
     }
 
     /// A list of at most `limit` objects, no older than this call. No timeout is applied.
@@ -80,22 +90,40 @@ impl Probe {
             Ok((scanned.attributes.key().to_owned(), scanned.version))
         };
         let all = match page.continue_token {
-            None => Some(page.objects.iter().map(|object| key(object)).collect::<Result<_, Malformed>>()?),
+            None => Some(
+                page.objects
+                    .iter()
+                    .map(|object| key(object))
+                    .collect::<Result<_, Malformed>>()?,
+            ),
             Some(_) => None,
         };
-        Ok(Listed { version: page.version, all })
+        Ok(Listed {
+            version: page.version,
+            all,
+        })
     }
 
     /// A watch of `lasting` that starts at `from`.
     ///
-    /// Upstream sends a bookmark some time before a watch's deadline, if there is enough time for it.
+    /// Upstream sends a bookmark some time before a watch's deadline, if there is enough time for
+    /// it.
     /// Source: `apiserver/pkg/storage/cacher/cache_watcher.go` (nextBookmarkTime).
-    pub async fn watch(&self, from: ResourceVersion, lasting: Duration) -> Result<CatchUp, NoAnswer> {
+    pub async fn watch(
+        &self,
+        from: ResourceVersion,
+        lasting: Duration,
+    ) -> Result<CatchUp, NoAnswer> {
         let seconds = lasting.as_secs();
-        let query =
-            format!("watch=1&allowWatchBookmarks=true&resourceVersion={from}&timeoutSeconds={seconds}");
+        let query = format!(
+            "watch=1&allowWatchBookmarks=true&resourceVersion={from}&timeoutSeconds={seconds}"
+        );
         let (encoding, body) = self.get(&query, WATCH, true).await?;
-        Ok(CatchUp { stream: Stream::new(body, encoding), encoding, fields: self.fields.clone() })
+        Ok(CatchUp {
+            stream: Stream::new(body, encoding),
+            encoding,
+            fields: self.fields.clone(),
+        })
     }
 
     async fn get(
@@ -109,16 +137,21 @@ impl Probe {
             .body(body::empty())
             .map_err(|error| NoAnswer::Useless(error.to_string()))?;
         let class = if watch { Class::Watch } else { Class::Short };
-        let response = self.client.send(class, request, SendOptions::default()).await?;
+        let response = self
+            .client
+            .send(class, request, SendOptions::default())
+            .await?;
         if response.status() != StatusCode::OK {
             return Err(NoAnswer::Status(response.status()));
         }
         let actual = response.headers().get(header::CONTENT_TYPE);
         let is = |encoding: &Encoding| {
-            actual.is_some_and(|actual| actual.as_bytes() == encoding.content_type(watch).as_bytes())
+            actual
+                .is_some_and(|actual| actual.as_bytes() == encoding.content_type(watch).as_bytes())
         };
         let encoding = [Encoding::Protobuf, Encoding::Json].into_iter().find(is);
-        let encoding = encoding.ok_or_else(|| NoAnswer::Useless(format!("content type {actual:?}")))?;
+        let encoding =
+            encoding.ok_or_else(|| NoAnswer::Useless(format!("content type {actual:?}")))?;
         Ok((encoding, response.into_body()))
     }
 }
@@ -133,12 +166,16 @@ pub struct CatchUp {
 impl CatchUp {
     /// What comes next, `None` at the watch's end. An ERROR event is an error.
     pub async fn next(&mut self) -> Result<Option<Seen>, NoAnswer> {
-        let Some(frame) = self.stream.next_frame().await? else { return Ok(None) };
+        let Some(frame) = self.stream.next_frame().await? else {
+            return Ok(None);
+        };
         Ok(Some(match frame.kind {
             EventKind::Added | EventKind::Modified | EventKind::Deleted => {
                 Seen::Event(scan(self.encoding, &frame.object, &self.fields)?.version)
             }
-            EventKind::Bookmark => Seen::Bookmark(read_bookmark(self.encoding, &frame.object)?.version),
+            EventKind::Bookmark => {
+                Seen::Bookmark(read_bookmark(self.encoding, &frame.object)?.version)
+            }
             EventKind::Error => return Err(NoAnswer::Useless("an ERROR event".to_owned())),
         }))
     }

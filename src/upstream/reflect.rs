@@ -1,7 +1,7 @@
 //! Follows one scope at the API server: lists it once, then watches, and recovers.
 //!
-//! A state machine: [`Reflector::next`] takes one step and says what changed. It knows no store: what a list's
-//! objects are collected in is the caller's ([`Collect`]).
+//! A state machine: [`Reflector::next`] takes one step and says what changed. It knows no store:
+//! what a list's objects are collected in is the caller's ([`Collect`]).
 #[cfg(test)]
 mod tests;
 
@@ -16,12 +16,13 @@ use super::stream::{Stream, StreamError};
 use super::{Address, Class, Client, Purpose, SendOptions, ServedBy, UpstreamBody, UpstreamError};
 use crate::http::body;
 use crate::kube::{
-    BookmarkForm, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ListPage, Malformed,
-    PartialForm, Representation, ResourceVersion, Scanned, Selection, TypeForm, read_bookmark, read_error,
-    scan,
+    BookmarkForm, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ListPage,
+    Malformed, PartialForm, Representation, ResourceVersion, Scanned, Selection, TypeForm,
+    read_bookmark, read_error, scan,
 };
 
-/// An API server that does not know sendInitialEvents sends no end mark: give up after this silence.
+/// An API server that does not know sendInitialEvents sends no end mark: give up after this
+/// silence.
 const INITIAL_SILENCE: Duration = Duration::from_secs(15);
 /// For response headers, and for a list's body to move on.
 const ANSWER: Duration = Duration::from_mins(1);
@@ -58,8 +59,8 @@ pub trait Collect: Send {
     /// Nothing yet, of a type whose objects are framed like this.
     fn begin(form: &Arc<TypeForm>, fields: &FieldTable) -> Self;
 
-    /// Takes the next object, which the form fits. It is a slice of whatever chunk it arrived in: whoever keeps
-    /// it keeps that.
+    /// Takes the next object, which the form fits. It is a slice of whatever chunk it arrived in:
+    /// whoever keeps it keeps that.
     fn add(&mut self, object: &Bytes, scanned: Scanned);
 }
 
@@ -173,7 +174,10 @@ enum State {
     /// The state up to `version` is known; a stream must be opened from there.
     Resuming { version: ResourceVersion },
     /// A stream is open.
-    Watching { version: ResourceVersion, stream: Box<Stream> },
+    Watching {
+        version: ResourceVersion,
+        stream: Box<Stream>,
+    },
 }
 
 /// Follows one [`Target`].
@@ -234,9 +238,9 @@ impl Reflector {
         self.state = State::Start;
     }
 
-    /// The type's schema changed. Each API server takes it into use when it gets to it and then ends
-    /// the type's watches; a list taken before that still shows objects under the old schema. So for
-    /// a while the end of a stream means a new list.
+    /// The type's schema changed. Each API server takes it into use when it gets to it and then
+    /// ends the type's watches; a list taken before that still shows objects under the old schema.
+    /// So for a while the end of a stream means a new list.
     pub fn schema_changed(&mut self) {
         self.schema_changed = Some(Instant::now());
     }
@@ -286,13 +290,20 @@ impl Reflector {
                 // Put back first: an error leaves it to be tried again.
                 self.state = State::Resuming { version };
                 // What was applied already comes once more then, and is known by being gone.
-                let from = if self.unfinished == Some(version) { version.before() } else { version };
+                let from = if self.unfinished == Some(version) {
+                    version.before()
+                } else {
+                    version
+                };
                 let query = format!("watch=1&allowWatchBookmarks=true&resourceVersion={from}");
                 let stream = self.open(&query).await?;
                 self.state = State::Watching { version, stream };
                 Ok(Some(Change::Resumed))
             }
-            State::Watching { version, mut stream } => {
+            State::Watching {
+                version,
+                mut stream,
+            } => {
                 self.state = State::Resuming { version };
                 // A clean end (None) is a server timeout or restart: resume at once.
                 let Some(frame) = stream.next_frame().await? else {
@@ -301,12 +312,14 @@ impl Reflector {
                     }
                     return Ok(Some(Change::Ended));
                 };
-                // An ERROR event is an answer of 200, but no success: what it says counts as failed.
+                // An ERROR event is an answer of 200, but no success: what it says counts as
+                // failed.
                 let change = self.take_in(frame, &mut stream)?;
                 self.succeeded();
                 let version = match &change {
                     Change::Event(frame, scanned) => {
-                        self.unfinished = (frame.kind == EventKind::Deleted).then_some(scanned.version);
+                        self.unfinished =
+                            (frame.kind == EventKind::Deleted).then_some(scanned.version);
                         scanned.version
                     }
                     Change::Progress { version, .. } => {
@@ -336,7 +349,11 @@ impl Reflector {
         self.refusals += 1;
         self.granted
             && matches!(stopped, Stopped::Forbidden(_))
-            && self.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSAL
+            && self
+                .refused_since
+                .get_or_insert_with(Instant::now)
+                .elapsed()
+                < REFUSAL
     }
 
     fn take_in<C>(&mut self, frame: Frame, stream: &mut Stream) -> Result<Change<C>, Trouble> {
@@ -350,16 +367,23 @@ impl Reflector {
                 // The end of the initial events is marked on streams that bring no others, too.
                 stream.bookmarks |= !bookmark.initial_events_end;
                 let version = bookmark.version;
-                Ok(Change::Progress { version, form: self.learn_bookmark(&frame.object) })
+                Ok(Change::Progress {
+                    version,
+                    form: self.learn_bookmark(&frame.object),
+                })
             }
             EventKind::Error => {
                 let status = read_error(self.target.representation.encoding, &frame.object);
                 Err(if status.code == 410 {
                     Trouble::Expired(status.message)
                 } else {
-                    let code =
-                        u16::try_from(status.code).ok().and_then(|code| StatusCode::from_u16(code).ok());
-                    Trouble::Status(code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), status.message)
+                    let code = u16::try_from(status.code)
+                        .ok()
+                        .and_then(|code| StatusCode::from_u16(code).ok());
+                    Trouble::Status(
+                        code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
+                        status.message,
+                    )
                 })
             }
         }
@@ -379,14 +403,22 @@ impl Reflector {
         if let Some(form) = &self.form {
             form.check_frame(frame)?;
         }
-        scan(self.target.representation.encoding, &frame.object, &self.target.fields)
+        scan(
+            self.target.representation.encoding,
+            &frame.object,
+            &self.target.fields,
+        )
     }
 
     fn check(&self, object: &Bytes) -> Result<Scanned, Malformed> {
         if let Some(form) = &self.form {
             form.check(object)?;
         }
-        scan(self.target.representation.encoding, object, &self.target.fields)
+        scan(
+            self.target.representation.encoding,
+            object,
+            &self.target.fields,
+        )
     }
 
     /// Prepares the next attempt.
@@ -416,7 +448,10 @@ impl Reflector {
         }
         // The first retry comes at once: most interruptions are a connection that was cut.
         if self.failures > 0 {
-            let wait = BACKOFF.0.saturating_mul(1 << self.failures.min(10)).min(BACKOFF.1);
+            let wait = BACKOFF
+                .0
+                .saturating_mul(1 << self.failures.min(10))
+                .min(BACKOFF.1);
             self.retry_at = Some(Instant::now() + wait.mul_f64(0.5 + fastrand::f64() / 2.0));
         }
         self.failures += 1;
@@ -429,11 +464,19 @@ impl Reflector {
         // One small list tells how upstream frames lists of this type.
         let (headers, body) = self.get("limit=1").await?;
         self.warnings = headers.get_all(header::WARNING).iter().cloned().collect();
-        let Representation { encoding, metadata_only } = self.target.representation;
-        let kind = if metadata_only { PartialForm::KIND } else { &self.target.kind };
+        let Representation {
+            encoding,
+            metadata_only,
+        } = self.target.representation;
+        let kind = if metadata_only {
+            PartialForm::KIND
+        } else {
+            &self.target.kind
+        };
         let learned = TypeForm::learn(encoding, kind, &body);
         let (form, first) = learned.map_err(|error| Stopped::NotUnderstood(error.to_string()))?;
-        // Of a server that does not look at the parameters of Accept, nothing more than this is taken.
+        // Of a server that does not look at the parameters of Accept, nothing more than this is
+        // taken.
         if metadata_only && !form.is_partial() {
             return Err(Stopped::NotAcceptable.into());
         }
@@ -444,8 +487,15 @@ impl Reflector {
         if self.streaming {
             let (objects, version, stream) = self.stream_initial(objects).await?;
             // Known together with the state: clients that want it marked wait for nothing else.
-            let bookmark = stream.again.as_ref().and_then(|mark| self.learn_bookmark(&mark.object));
-            return Ok((self.listed(form, version, objects, bookmark), version, Some(stream)));
+            let bookmark = stream
+                .again
+                .as_ref()
+                .and_then(|mark| self.learn_bookmark(&mark.object));
+            return Ok((
+                self.listed(form, version, objects, bookmark),
+                version,
+                Some(stream),
+            ));
         }
         let (objects, version) = self.list_pages(objects, &form, first).await?;
         let listed = self.listed(form, version, objects, None);
@@ -462,7 +512,14 @@ impl Reflector {
         bookmark: Option<BookmarkForm>,
     ) -> Change<C> {
         let (streams_initial_events, warnings) = (self.streaming, self.warnings.clone());
-        Change::Listed { form, version, objects, streams_initial_events, warnings, bookmark }
+        Change::Listed {
+            form,
+            version,
+            objects,
+            streams_initial_events,
+            warnings,
+            bookmark,
+        }
     }
 
     /// A watch that begins with the state. The end mark stays in the stream, as the first frame.
@@ -470,8 +527,7 @@ impl Reflector {
         &mut self,
         mut objects: C,
     ) -> Result<(C, ResourceVersion, Box<Stream>), Trouble> {
-        let query =
-            "watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+        let query = "watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
         let mut stream = match self.open(query).await {
             // Any refusal of the parameters: releases differ in code and words.
             Err(Trouble::Status(StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY, _)) => {
@@ -482,9 +538,8 @@ impl Reflector {
         loop {
             let frame = match timeout(INITIAL_SILENCE, stream.next_passing_frame()).await {
                 Err(_) => return Err(Trouble::NoInitialEvents),
-                Ok(frame) => {
-                    frame?.ok_or_else(|| Trouble::Broken("ended before the initial events".into()))?
-                }
+                Ok(frame) => frame?
+                    .ok_or_else(|| Trouble::Broken("ended before the initial events".into()))?,
             };
             match frame.kind {
                 EventKind::Added => {
@@ -492,7 +547,8 @@ impl Reflector {
                     objects.add(&frame.object, scanned);
                 }
                 EventKind::Bookmark => {
-                    let bookmark = read_bookmark(self.target.representation.encoding, &frame.object)?;
+                    let bookmark =
+                        read_bookmark(self.target.representation.encoding, &frame.object)?;
                     if !bookmark.initial_events_end {
                         return Err(Trouble::NoInitialEvents);
                     }
@@ -523,7 +579,9 @@ impl Reflector {
                 let scanned = self.check(&object)?;
                 objects.add(&object, scanned);
             }
-            let Some(token) = page.continue_token else { return Ok((objects, page.version)) };
+            let Some(token) = page.continue_token else {
+                return Ok((objects, page.version));
+            };
             let token: String = form_urlencoded::byte_serialize(token.as_bytes()).collect();
             page = form.read_list(&self.get(&format!("limit={PAGE}&continue={token}")).await?.1)?;
         }
@@ -534,27 +592,50 @@ impl Reflector {
         let (headers, body) = self.request(query, false).await?;
         let whole = timeout(ANSWER, body::whole(body, MAX_PAGE_BYTES)).await;
         let whole = whole.map_err(|_| Trouble::Silent(ANSWER))?;
-        Ok((headers, whole.map_err(|error| Trouble::Broken(error.to_string()))?))
+        Ok((
+            headers,
+            whole.map_err(|error| Trouble::Broken(error.to_string()))?,
+        ))
     }
 
     async fn open(&mut self, query: &str) -> Result<Box<Stream>, Trouble> {
         let (_, body) = self.request(query, true).await?;
-        Ok(Box::new(Stream::new(body, self.target.representation.encoding)))
+        Ok(Box::new(Stream::new(
+            body,
+            self.target.representation.encoding,
+        )))
     }
 
-    async fn request(&mut self, query: &str, watch: bool) -> Result<(HeaderMap, UpstreamBody), Trouble> {
+    async fn request(
+        &mut self,
+        query: &str,
+        watch: bool,
+    ) -> Result<(HeaderMap, UpstreamBody), Trouble> {
         let representation = self.target.representation;
-        let accept = if watch { representation.accepts_watch() } else { representation.accepts_list() };
+        let accept = if watch {
+            representation.accepts_watch()
+        } else {
+            representation.accepts_list()
+        };
         let Target { gvr, selection, .. } = &self.target;
-        let request = Request::get(format!("{}?{query}{}", selection.path(gvr), selection.parameters()))
-            .header(header::ACCEPT, accept)
-            .body(body::empty())
-            .map_err(|error| Trouble::Broken(error.to_string()))?;
-        // After a 410 or a refusal another API server, or another connection through the balancer, is asked.
+        let request = Request::get(format!(
+            "{}?{query}{}",
+            selection.path(gvr),
+            selection.parameters()
+        ))
+        .header(header::ACCEPT, accept)
+        .body(body::empty())
+        .map_err(|error| Trouble::Broken(error.to_string()))?;
+        // After a 410 or a refusal another API server, or another connection through the balancer,
+        // is asked.
         let refused = (1..=REFUSALS_ELSEWHERE).contains(&self.refusals);
         // Watches only: all pages of a list are one server's.
         let elsewhere = watch && (self.expirations > 0 || refused);
-        let avoid = if elsewhere { self.served_by.take() } else { None };
+        let avoid = if elsewhere {
+            self.served_by.take()
+        } else {
+            None
+        };
         let options = SendOptions {
             fresh_connection: elsewhere,
             avoid,
@@ -562,13 +643,19 @@ impl Reflector {
         };
         let answer = timeout(ANSWER, self.client.send(Class::Watch, request, options)).await;
         let response = answer.map_err(|_| Trouble::Silent(ANSWER))??;
-        self.served_by = response.extensions().get::<ServedBy>().map(|by| by.0.clone());
+        self.served_by = response
+            .extensions()
+            .get::<ServedBy>()
+            .map(|by| by.0.clone());
         let status = response.status();
         if status == StatusCode::OK {
             let expected = self.target.representation.encoding.content_type(watch);
             let actual = response.headers().get(header::CONTENT_TYPE);
             if actual.is_none_or(|actual| actual.as_bytes() != expected.as_bytes()) {
-                return Err(Stopped::NotUnderstood(format!("content type {actual:?}, not {expected}")).into());
+                return Err(Stopped::NotUnderstood(format!(
+                    "content type {actual:?}, not {expected}"
+                ))
+                .into());
             }
             let (parts, body) = response.into_parts();
             return Ok((parts.headers, body));

@@ -14,8 +14,8 @@ use crate::http::body::{Body, BoxError};
 /// Bytes that are kept of a body: most writes are a few KB, and API servers take 3 MB at most.
 const MAX_KEPT: usize = 256 * 1024;
 
-/// A body on its way, and what it takes to send it again. The body itself is streamed: what was sent is kept, what was
-/// not is still to come.
+/// A body on its way, and what it takes to send it again. The body itself is streamed: what was
+/// sent is kept, what was not is still to come.
 pub(super) struct Repeatable {
     shared: Arc<Mutex<State>>,
 }
@@ -50,8 +50,9 @@ struct Abandoned;
 
 /// The body of a write that has none: nothing, whose end is not sent with the head.
 ///
-/// hyper gives a connection's error to a request that it has just handed to h2, which still writes the head. With
-/// an end in it, the request would be whole, and what upstream may have carried out would be sent again.
+/// hyper gives a connection's error to a request that it has just handed to h2, which still writes
+/// the head. With an end in it, the request would be whole, and what upstream may have carried out
+/// would be sent again.
 pub(super) fn open_end() -> Body {
     OpenEnd { over: false }.boxed_unsync()
 }
@@ -84,24 +85,45 @@ impl http_body::Body for OpenEnd {
 impl Repeatable {
     /// The first attempt, in place of the body.
     pub(super) fn begin(body: Body) -> (Repeatable, Body) {
-        let kept = Kept::All { chunks: Vec::new(), bytes: 0 };
-        let shared = Arc::new(Mutex::new(State { rest: Some(body), kept }));
-        let attempt = Attempt { shared: Arc::clone(&shared), first: Vec::new() };
+        let kept = Kept::All {
+            chunks: Vec::new(),
+            bytes: 0,
+        };
+        let shared = Arc::new(Mutex::new(State {
+            rest: Some(body),
+            kept,
+        }));
+        let attempt = Attempt {
+            shared: Arc::clone(&shared),
+            first: Vec::new(),
+        };
         (Repeatable { shared }, attempt.boxed_unsync())
     }
 
-    /// The next attempt, with all of the body; `None` if too much was sent to be kept. The one before gets no more.
+    /// The next attempt, with all of the body; `None` if too much was sent to be kept. The one
+    /// before gets no more.
     pub(super) fn again(&mut self) -> Option<Body> {
         let mut state = self.shared.lock();
-        let Kept::All { chunks, bytes } = &state.kept else { return None };
+        let Kept::All { chunks, bytes } = &state.kept else {
+            return None;
+        };
         let (chunks, bytes) = (chunks.clone(), *bytes);
         let rest = state.rest.take()?;
         drop(state);
         let mut first = chunks.clone();
         first.reverse();
-        let state = State { rest: Some(rest), kept: Kept::All { chunks, bytes } };
+        let state = State {
+            rest: Some(rest),
+            kept: Kept::All { chunks, bytes },
+        };
         self.shared = Arc::new(Mutex::new(state));
-        Some(Attempt { shared: Arc::clone(&self.shared), first }.boxed_unsync())
+        Some(
+            Attempt {
+                shared: Arc::clone(&self.shared),
+                first,
+            }
+            .boxed_unsync(),
+        )
     }
 }
 
@@ -114,7 +136,9 @@ impl Drop for Repeatable {
 
 impl State {
     fn keep(&mut self, frame: &Frame<Bytes>) {
-        let Kept::All { chunks, bytes } = &mut self.kept else { return };
+        let Kept::All { chunks, bytes } = &mut self.kept else {
+            return;
+        };
         match frame.data_ref() {
             Some(chunk) if *bytes + chunk.len() <= MAX_KEPT => {
                 *bytes += chunk.len();
@@ -137,7 +161,9 @@ impl http_body::Body for Attempt {
             return Poll::Ready(Some(Ok(Frame::data(chunk))));
         }
         let mut state = self.shared.lock();
-        let Some(rest) = &mut state.rest else { return Poll::Ready(Some(Err(Abandoned.into()))) };
+        let Some(rest) = &mut state.rest else {
+            return Poll::Ready(Some(Err(Abandoned.into())));
+        };
         let frame = ready!(Pin::new(rest).poll_frame(cx));
         match &frame {
             // It comes once, and what follows would look like the end of the whole.
@@ -150,13 +176,21 @@ impl http_body::Body for Attempt {
 
     fn is_end_stream(&self) -> bool {
         let state = self.shared.lock();
-        self.first.is_empty() && state.rest.as_ref().is_some_and(http_body::Body::is_end_stream)
+        self.first.is_empty()
+            && state
+                .rest
+                .as_ref()
+                .is_some_and(http_body::Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
         let state = self.shared.lock();
         let first: u64 = self.first.iter().map(|chunk| chunk.len() as u64).sum();
-        let rest = state.rest.as_ref().map(http_body::Body::size_hint).unwrap_or_default();
+        let rest = state
+            .rest
+            .as_ref()
+            .map(http_body::Body::size_hint)
+            .unwrap_or_default();
         let mut hint = SizeHint::new();
         hint.set_lower(first + rest.lower());
         if let Some(upper) = rest.upper() {
@@ -175,8 +209,8 @@ mod tests {
     use super::*;
 
     fn chunks(chunks: Vec<Result<&'static [u8], BoxError>>) -> Body {
-        let frames =
-            stream::iter(chunks).map(|chunk| chunk.map(|bytes| Frame::data(Bytes::from_static(bytes))));
+        let frames = stream::iter(chunks)
+            .map(|chunk| chunk.map(|bytes| Frame::data(Bytes::from_static(bytes))));
         StreamBody::new(frames).boxed_unsync()
     }
 
@@ -198,7 +232,11 @@ mod tests {
             }
             let mut second = repeatable.again().unwrap();
             assert!(
-                next(&mut first).await.unwrap().unwrap_err().is::<Abandoned>(),
+                next(&mut first)
+                    .await
+                    .unwrap()
+                    .unwrap_err()
+                    .is::<Abandoned>(),
                 "two would share the rest"
             );
             assert_eq!(next(&mut second).await.unwrap().unwrap(), "a");
@@ -208,9 +246,16 @@ mod tests {
 
     #[tokio::test]
     async fn a_cut_is_a_cut_at_every_attempt() {
-        let (mut repeatable, mut first) = Repeatable::begin(chunks(vec![Ok(b"a"), Err("cut".into())]));
+        let (mut repeatable, mut first) =
+            Repeatable::begin(chunks(vec![Ok(b"a"), Err("cut".into())]));
         next(&mut first).await.unwrap().unwrap();
-        assert_eq!(text(repeatable.again().unwrap()).await.unwrap_err().to_string(), "cut");
+        assert_eq!(
+            text(repeatable.again().unwrap())
+                .await
+                .unwrap_err()
+                .to_string(),
+            "cut"
+        );
     }
 
     #[tokio::test]
@@ -218,10 +263,19 @@ mod tests {
         static LARGE: [u8; MAX_KEPT] = [0; MAX_KEPT];
         let (mut repeatable, mut first) = Repeatable::begin(chunks(vec![Ok(&LARGE), Ok(b"a")]));
         next(&mut first).await;
-        assert!(matches!(repeatable.shared.lock().kept, Kept::All { bytes: MAX_KEPT, .. }));
+        assert!(matches!(
+            repeatable.shared.lock().kept,
+            Kept::All {
+                bytes: MAX_KEPT,
+                ..
+            }
+        ));
         next(&mut first).await;
         assert!(repeatable.again().is_none());
-        assert!(next(&mut first).await.is_none(), "the first attempt goes on");
+        assert!(
+            next(&mut first).await.is_none(),
+            "the first attempt goes on"
+        );
 
         let (repeatable, first) = Repeatable::begin(chunks(vec![Ok(b"a")]));
         let shared = Arc::clone(&repeatable.shared);

@@ -40,7 +40,13 @@ pub(super) struct Stream {
 impl Stream {
     pub(super) fn new(body: UpstreamBody, encoding: Encoding) -> Self {
         let decoder = FrameDecoder::new(encoding, MAX_FRAME_BYTES);
-        Self { body, decoder, again: None, opened: Instant::now(), bookmarks: false }
+        Self {
+            body,
+            decoder,
+            again: None,
+            opened: Instant::now(),
+            bookmarks: false,
+        }
     }
 
     /// The next frame, `None` at a clean end between two frames.
@@ -60,7 +66,11 @@ impl Stream {
         if let Some(frame) = self.again.take() {
             return Ok(Some(frame));
         }
-        let silence = if self.bookmarks { SILENCE } else { SILENCE_WITHOUT_BOOKMARKS };
+        let silence = if self.bookmarks {
+            SILENCE
+        } else {
+            SILENCE_WITHOUT_BOOKMARKS
+        };
         let until = Instant::now() + silence;
         loop {
             if let Some(frame) = cut(&mut self.decoder)? {
@@ -81,7 +91,11 @@ impl Stream {
                     }
                     return Ok(None);
                 }
-                Ok(None) => return Err(StreamError::Broken("ended in the middle of an event".into())),
+                Ok(None) => {
+                    return Err(StreamError::Broken(
+                        "ended in the middle of an event".into(),
+                    ));
+                }
             }
         }
     }

@@ -40,7 +40,9 @@ pub(crate) const SOON: Duration = Duration::from_secs(30);
 
 /// Fails the test instead of hanging.
 pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(SOON, future).await.expect("this should not take long")
+    tokio::time::timeout(SOON, future)
+        .await
+        .expect("this should not take long")
 }
 
 /// Waits until `condition` holds.
@@ -64,18 +66,25 @@ pub(crate) struct Pki {
 impl Pki {
     pub(crate) fn new() -> Pki {
         let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, "test-ca");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "test-ca");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
         let ca_pem = params.self_signed(&key).unwrap().pem();
-        Pki { ca_pem, issuer: Issuer::new(params, key) }
+        Pki {
+            ca_pem,
+            issuer: Issuer::new(params, key),
+        }
     }
 
     /// A certificate and its key in PEM.
     pub(crate) fn issue(&self, common_name: &str, names: &[&str]) -> (String, String) {
         let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
         let mut params = CertificateParams::new(names).unwrap();
-        params.distinguished_name.push(DnType::CommonName, common_name);
+        params
+            .distinguished_name
+            .push(DnType::CommonName, common_name);
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         (certificate.pem(), key.serialize_pem())
@@ -91,25 +100,31 @@ impl Pki {
 
     fn server_config(&self, http2: bool) -> ServerConfig {
         let (cert, key) = self.issue("api", &["127.0.0.1", "localhost", "api.test"]);
-        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(self.roots()), provider())
-            .allow_unauthenticated()
-            .build()
-            .unwrap();
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(self.roots()), provider())
+                .allow_unauthenticated()
+                .build()
+                .unwrap();
         let mut config = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_client_cert_verifier(verifier)
             .with_single_cert(chain(&cert), private_key(&key))
             .unwrap();
-        config.alpn_protocols =
-            if http2 { vec![b"h2".to_vec(), b"http/1.1".to_vec()] } else { vec![b"http/1.1".to_vec()] };
+        config.alpn_protocols = if http2 {
+            vec![b"h2".to_vec(), b"http/1.1".to_vec()]
+        } else {
+            vec![b"http/1.1".to_vec()]
+        };
         config
     }
 }
 
 pub(crate) fn roots(ca_pem: &str) -> RootCertStore {
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(ca_pem.as_bytes()).unwrap()).unwrap();
+    roots
+        .add(CertificateDer::from_pem_slice(ca_pem.as_bytes()).unwrap())
+        .unwrap();
     roots
 }
 
@@ -134,8 +149,14 @@ pub(crate) struct Settings {
     pub(crate) streams: u32,
 }
 
-pub(crate) const HTTP2: Settings = Settings { http2: true, streams: 100 };
-pub(crate) const HTTP1: Settings = Settings { http2: false, streams: 0 };
+pub(crate) const HTTP2: Settings = Settings {
+    http2: true,
+    streams: 100,
+};
+pub(crate) const HTTP1: Settings = Settings {
+    http2: false,
+    streams: 0,
+};
 
 /// The connection a request came on.
 #[derive(Clone, Copy, Debug)]
@@ -169,8 +190,12 @@ impl Api {
         let acceptor = TlsAcceptor::from(Arc::new(pki.server_config(settings.http2)));
         let (orders, _) = broadcast::channel(16);
         let (accepted, open) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let api =
-            Api { address, accepted: Arc::clone(&accepted), open: Arc::clone(&open), orders: orders.clone() };
+        let api = Api {
+            address,
+            accepted: Arc::clone(&accepted),
+            open: Arc::clone(&open),
+            orders: orders.clone(),
+        };
         tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
@@ -178,17 +203,23 @@ impl Api {
                 let (acceptor, handler) = (acceptor.clone(), handler.clone());
                 let (accepted, open) = (Arc::clone(&accepted), Arc::clone(&open));
                 tokio::spawn(async move {
-                    let Ok(tls) = acceptor.accept(stream).await else { return };
+                    let Ok(tls) = acceptor.accept(stream).await else {
+                        return;
+                    };
                     let number = accepted.fetch_add(1, Ordering::AcqRel);
                     open.fetch_add(1, Ordering::AcqRel);
-                    let conn = Conn { number, client_cert: tls.get_ref().1.peer_certificates().is_some() };
+                    let conn = Conn {
+                        number,
+                        client_cert: tls.get_ref().1.peer_certificates().is_some(),
+                    };
                     let mut builder = auto::Builder::new(TokioExecutor::new());
                     builder.http2().max_concurrent_streams(settings.streams);
                     let service = service_fn(move |request| {
                         let answer = handler(request, conn);
                         async move { Ok::<_, Infallible>(answer.await) }
                     });
-                    let connection = builder.serve_connection_with_upgrades(TokioIo::new(tls), service);
+                    let connection =
+                        builder.serve_connection_with_upgrades(TokioIo::new(tls), service);
                     let mut connection = std::pin::pin!(connection);
                     loop {
                         tokio::select! {
@@ -266,7 +297,8 @@ pub(crate) const OWN_TOKEN: &str = "proxy-secret-token";
 
 /// A kubeconfig with a client certificate and a token, in a directory of its own.
 pub(crate) fn kubeconfig(pki: &Pki, url: &str) -> (TempDir, UpstreamOptions) {
-    let user = format!("{{client-certificate: client.crt, client-key: client.key, token: {OWN_TOKEN}}}");
+    let user =
+        format!("{{client-certificate: client.crt, client-key: client.key, token: {OWN_TOKEN}}}");
     kubeconfig_with(pki, url, &user)
 }
 
@@ -296,7 +328,10 @@ pub(crate) fn kubeconfig_text(url: &str, user: &str) -> String {
 }
 
 pub(crate) fn options(path: PathBuf) -> UpstreamOptions {
-    UpstreamOptions { kubeconfig: Some(path), ..UpstreamOptions::default() }
+    UpstreamOptions {
+        kubeconfig: Some(path),
+        ..UpstreamOptions::default()
+    }
 }
 
 pub(crate) async fn upstream_of(pki: &Pki, api: &Api) -> Upstream {
@@ -331,19 +366,33 @@ impl Proxy {
             let (forwarder, authority) = (forwarder.clone(), authority.clone());
             async move {
                 let long = request.uri().path().starts_with("/long");
-                forwarder.forward(request, long, &authority).await.unwrap_or_else(|error| {
-                    let mut response = text(error.to_string());
-                    *response.status_mut() = if error.is_refused() {
-                        http::StatusCode::BAD_REQUEST
-                    } else {
-                        http::StatusCode::BAD_GATEWAY
-                    };
-                    response
-                })
+                forwarder
+                    .forward(request, long, &authority)
+                    .await
+                    .unwrap_or_else(|error| {
+                        let mut response = text(error.to_string());
+                        *response.status_mut() = if error.is_refused() {
+                            http::StatusCode::BAD_REQUEST
+                        } else {
+                            http::StatusCode::BAD_GATEWAY
+                        };
+                        response
+                    })
             }
         };
-        tokio::spawn(listen::serve(listener, tls, service, Limits::default(), watch));
-        Proxy { address, roots, _cert_dir: cert_dir, _drain: trigger }
+        tokio::spawn(listen::serve(
+            listener,
+            tls,
+            service,
+            Limits::default(),
+            watch,
+        ));
+        Proxy {
+            address,
+            roots,
+            _cert_dir: cert_dir,
+            _drain: trigger,
+        }
     }
 
     pub(crate) async fn http1(&self) -> http1::SendRequest<Body> {
@@ -355,7 +404,9 @@ impl Proxy {
     }
 
     pub(crate) async fn connect(&self, protocol: &[u8]) -> TlsStream<TcpStream> {
-        connect(self.address, &self.roots, protocol, None).await.unwrap()
+        connect(self.address, &self.roots, protocol, None)
+            .await
+            .unwrap()
     }
 }
 
@@ -376,13 +427,20 @@ struct Shown(Arc<rustls::sign::CertifiedKey>);
 
 impl Shown {
     fn new(cert: &str, key: &str) -> Self {
-        let key = provider().key_provider.load_private_key(private_key(key)).unwrap();
+        let key = provider()
+            .key_provider
+            .load_private_key(private_key(key))
+            .unwrap();
         Self(Arc::new(rustls::sign::CertifiedKey::new(chain(cert), key)))
     }
 }
 
 impl rustls::client::ResolvesClientCert for Shown {
-    fn resolve(&self, _: &[&[u8]], _: &[rustls::SignatureScheme]) -> Option<Arc<rustls::sign::CertifiedKey>> {
+    fn resolve(
+        &self,
+        _: &[&[u8]],
+        _: &[rustls::SignatureScheme],
+    ) -> Option<Arc<rustls::sign::CertifiedKey>> {
         Some(Arc::clone(&self.0))
     }
 
@@ -408,7 +466,9 @@ pub(crate) async fn connect(
     };
     config.alpn_protocols = vec![protocol.to_vec()];
     let tcp = TcpStream::connect(address).await?;
-    TlsConnector::from(Arc::new(config)).connect(ServerName::try_from("localhost").unwrap(), tcp).await
+    TlsConnector::from(Arc::new(config))
+        .connect(ServerName::try_from("localhost").unwrap(), tcp)
+        .await
 }
 
 pub(crate) async fn http1_client(tls: TlsStream<TcpStream>) -> http1::SendRequest<Body> {
@@ -418,17 +478,24 @@ pub(crate) async fn http1_client(tls: TlsStream<TcpStream>) -> http1::SendReques
 }
 
 pub(crate) async fn http2_client(tls: TlsStream<TcpStream>) -> http2::SendRequest<Body> {
-    let (sender, driver) = http2::handshake(TokioExecutor::new(), TokioIo::new(tls)).await.unwrap();
+    let (sender, driver) = http2::handshake(TokioExecutor::new(), TokioIo::new(tls))
+        .await
+        .unwrap();
     tokio::spawn(driver);
     sender
 }
 
 /// A GET for HTTP/1.1.
 pub(crate) fn get(path: &str) -> Request<Body> {
-    Request::get(path).header("host", "localhost").body(body::empty()).unwrap()
+    Request::get(path)
+        .header("host", "localhost")
+        .body(body::empty())
+        .unwrap()
 }
 
 /// A GET for HTTP/2.
 pub(crate) fn get2(path: &str) -> Request<Body> {
-    Request::get(format!("https://localhost{path}")).body(body::empty()).unwrap()
+    Request::get(format!("https://localhost{path}"))
+        .body(body::empty())
+        .unwrap()
 }

@@ -14,7 +14,8 @@ pub enum Purpose {
     Watch,
     /// A caller's request, sent on.
     Forward,
-    /// The proxy's own questions: who a caller is, what they may, how new memory is, which types there are.
+    /// The proxy's own questions: who a caller is, what they may, how new memory is, which types
+    /// there are.
     #[default]
     Own,
 }
@@ -99,13 +100,19 @@ impl Traffic {
     /// An answer begins, whose bytes are counted by what this gives.
     pub(super) fn answered(self: &Arc<Self>, purpose: Purpose) -> Received {
         self.requests[purpose as usize].fetch_add(1, Ordering::Relaxed);
-        Received { traffic: Arc::clone(self), purpose }
+        Received {
+            traffic: Arc::clone(self),
+            purpose,
+        }
     }
 
     /// Counts a connection for as long as this is kept.
     pub(super) fn connected(self: &Arc<Self>, kind: Connected) -> Open {
         self.connections[kind as usize].fetch_add(1, Ordering::Relaxed);
-        Open { traffic: Arc::clone(self), kind }
+        Open {
+            traffic: Arc::clone(self),
+            kind,
+        }
     }
 }
 

@@ -38,8 +38,10 @@ pub(super) async fn forward(
     let dialed = dialer.dial(&material, identity, true, None).await?;
     let address = dialed.address;
     let handshaken = http1::handshake(TokioIo::new(dialed.stream)).await;
-    let (mut sender, driver) = handshaken
-        .map_err(|source| UpstreamError::Handshake { address: address.clone(), source: Arc::new(source) })?;
+    let (mut sender, driver) = handshaken.map_err(|source| UpstreamError::Handshake {
+        address: address.clone(),
+        source: Arc::new(source),
+    })?;
     let open = Arc::new(upstream.traffic().connected(Connected::Tunnel));
     let plain = Arc::clone(&open);
     tokio::spawn(async move {
@@ -51,14 +53,20 @@ pub(super) async fn forward(
     let client_side = hyper::upgrade::on(&mut request);
     request.extensions_mut().clear();
     shape(&mut request, &address, protocol)?;
-    let mut response = sender
-        .send_request(request)
-        .await
-        .map_err(|source| UpstreamError::Closed { address: address.clone(), source: Arc::new(source) })?;
+    let mut response =
+        sender
+            .send_request(request)
+            .await
+            .map_err(|source| UpstreamError::Closed {
+                address: address.clone(),
+                source: Arc::new(source),
+            })?;
 
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         let received = upstream.traffic().answered(Purpose::Forward);
-        return Ok(to_client(response.map(|incoming| UpstreamBody::unpooled(incoming, address, received))));
+        return Ok(to_client(response.map(|incoming| {
+            UpstreamBody::unpooled(incoming, address, received)
+        })));
     }
     let chosen = response.headers().get(http::header::UPGRADE).cloned();
     let upstream_side = hyper::upgrade::on(&mut response);
@@ -77,12 +85,20 @@ pub(super) async fn forward(
     Ok(answer)
 }
 
-fn shape(request: &mut Request<Body>, address: &Address, protocol: HeaderValue) -> Result<(), UpstreamError> {
+fn shape(
+    request: &mut Request<Body>,
+    address: &Address,
+    protocol: HeaderValue,
+) -> Result<(), UpstreamError> {
     let refused = |reason: String| UpstreamError::Refused { reason };
-    *request.uri_mut() = address.target(request.uri(), false).map_err(|error| refused(error.to_string()))?;
+    *request.uri_mut() = address
+        .target(request.uri(), false)
+        .map_err(|error| refused(error.to_string()))?;
     *request.version_mut() = Version::HTTP_11;
     let host = HeaderValue::from_str(address.authority().as_str());
-    request.headers_mut().insert(HOST, host.map_err(|error| refused(error.to_string()))?);
+    request
+        .headers_mut()
+        .insert(HOST, host.map_err(|error| refused(error.to_string()))?);
     hop_by_hop::set_upgrade(request.headers_mut(), protocol);
     Ok(())
 }
@@ -98,9 +114,13 @@ async fn tunnel(client_side: OnUpgrade, upstream_side: OnUpgrade, address: Addre
         }
     };
     let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));
-    let copied =
-        tokio::io::copy_bidirectional_with_sizes(&mut client, &mut upstream, TUNNEL_BUFFER, TUNNEL_BUFFER)
-            .await;
+    let copied = tokio::io::copy_bidirectional_with_sizes(
+        &mut client,
+        &mut upstream,
+        TUNNEL_BUFFER,
+        TUNNEL_BUFFER,
+    )
+    .await;
     match copied {
         Ok((sent, received)) => tracing::debug!(%address, sent, received, "a tunnel ended"),
         // Dropping both ends cuts the one that still lives: the cut is passed on.

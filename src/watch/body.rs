@@ -18,7 +18,8 @@ const BOOKMARK_EVERY: Duration = Duration::from_mins(1);
 /// And once more this long before the deadline. Source: `cache_watcher.go` (nextBookmarkTime).
 const BOOKMARK_BEFORE_DEADLINE: Duration = Duration::from_secs(2);
 /// Several events that wait together are written together, up to about this many bytes before they
-/// are compressed: one write and one TLS record instead of many. Small ones are copied for that, large ones are not.
+/// are compressed: one write and one TLS record instead of many. Small ones are copied for that,
+/// large ones are not.
 const CHUNK: usize = 32 * 1024;
 /// The state a watch begins with goes out in larger chunks: most of it is sent from where it lies.
 const INITIAL_CHUNK: usize = 64 * 1024;
@@ -38,7 +39,8 @@ pub enum Permission {
 
 /// Asked all through a watch: may this caller still see this?
 pub trait Grant: Send + Unpin {
-    /// What the watch may do now. Wakes the task when that may have changed, except by the clock alone.
+    /// What the watch may do now. Wakes the task when that may have changed, except by the clock
+    /// alone.
     fn poll(&mut self, context: &mut Context<'_>) -> Permission;
     /// When it is to be polled next at the latest. Not in the past after a poll.
     fn due(&self) -> Instant;
@@ -157,7 +159,8 @@ enum Outside {
 /// It is polled only when the connection can take more, so a slow client holds nothing but its
 /// position (invariant `a slow client costs itself only`).
 ///
-/// The types of what is told from outside are parameters: there may be a hundred thousand bodies, and a box is dearer than what it holds.
+/// The types of what is told from outside are parameters: there may be a hundred thousand bodies,
+/// and a box is dearer than what it holds.
 pub struct WatchBody<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> {
     subscription: Subscription,
     form: Arc<TypeForm>,
@@ -213,7 +216,8 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
         }
     }
 
-    /// What ends a watch from outside, or has it wait: deadline, shutdown, a grant that is gone or may be.
+    /// What ends a watch from outside, or has it wait: deadline, shutdown, a grant that is gone or
+    /// may be.
     fn poll_outside(&mut self, context: &mut Context<'_>) -> Outside {
         if Pin::new(&mut self.draining).poll(context).is_ready() {
             return Outside::End(Ending::Draining);
@@ -271,7 +275,11 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
                 if !self.view.filter.matches(&object.attributes) {
                     continue;
                 }
-                match self.view.partial.as_ref().map(|partial| partial.event(EventKind::Added, &object.bytes))
+                match self
+                    .view
+                    .partial
+                    .as_ref()
+                    .map(|partial| partial.event(EventKind::Added, &object.bytes))
                 {
                     None => chunk.push_object(&self.form, &object.bytes),
                     Some(Ok(frame)) => chunk.push(frame),
@@ -287,8 +295,8 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
         self.hand_out(chunk)
     }
 
-    /// An object is not to be skipped over. The client is sent to list again, which is forwarded then;
-    /// from where it is it would come here again.
+    /// An object is not to be skipped over. The client is sent to list again, which is forwarded
+    /// then; from where it is it would come here again.
     fn broken(&mut self, error: &Malformed, chunk: &mut Chunk) {
         tracing::error!(%error, "an object could not be framed; the watch is ended");
         self.expire(chunk, self.start, self.start);
@@ -304,7 +312,10 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
     fn poll_events(&mut self, context: &Context<'_>) -> Poll<Option<Bytes>> {
         let mut chunk = Chunk::new(self.coding);
         loop {
-            match self.subscription.step(context, BATCH, CHUNK.saturating_sub(chunk.bytes())) {
+            match self
+                .subscription
+                .step(context, BATCH, CHUNK.saturating_sub(chunk.bytes()))
+            {
                 Step::Events(events) => {
                     for event in events {
                         match self.view.frame(&event, &self.form) {
@@ -323,7 +334,8 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
                 }
                 Step::CaughtUp(version) => {
                     if std::mem::take(&mut self.bookmark_due).is_met(version, self.start)
-                        && let Some(form) = self.bookmarks.as_ref().and_then(|forms| forms.load_full())
+                        && let Some(form) =
+                            self.bookmarks.as_ref().and_then(|forms| forms.load_full())
                         && let Some(frame) = self.view.bookmark(&form, version)
                     {
                         chunk.push(frame);

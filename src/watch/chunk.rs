@@ -4,8 +4,9 @@ use bytes::{BufMut, Bytes, BytesMut};
 use crate::kube::{EventKind, Stored, TypeForm, gzip_member};
 use crate::store::{Event, Run};
 
-/// From this size on (bytes) a piece of an answer is sent from where it lies, without a copy. What is written to the
-/// network at once is 16 KiB in at most 16 places (HTTP/2, TLS), so that smaller ones would make more writes of it.
+/// From this size on (bytes) a piece of an answer is sent from where it lies, without a copy. What
+/// is written to the network at once is 16 KiB in at most 16 places (HTTP/2, TLS), so that smaller
+/// ones would make more writes of it.
 pub const WORTH_SHARING: usize = 2 * 1024;
 /// Room that is made at a time for what stands between shared pieces.
 const ROOM: usize = 1024;
@@ -16,8 +17,8 @@ pub enum Coding {
     /// Frames as they are.
     #[default]
     Identity,
-    /// Members of gzip, each of them whole frames: what has arrived can be read. What all watches share is
-    /// compressed once for all, and an idle watch holds no compressor.
+    /// Members of gzip, each of them whole frames: what has arrived can be read. What all watches
+    /// share is compressed once for all, and an idle watch holds no compressor.
     Gzip,
 }
 
@@ -39,7 +40,10 @@ pub(super) struct Chunk {
 
 impl Chunk {
     pub(super) fn new(coding: Coding) -> Self {
-        Self { coding, ..Self::default() }
+        Self {
+            coding,
+            ..Self::default()
+        }
     }
 
     pub(super) fn frames(&self) -> usize {

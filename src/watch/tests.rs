@@ -14,8 +14,8 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::kube::{
-    BookmarkForm, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, LabelSelector, PartialForm,
-    ResourceVersion, TypeForm, scan,
+    BookmarkForm, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, LabelSelector,
+    PartialForm, ResourceVersion, TypeForm, scan,
 };
 use crate::store::{self, Layout, Limits, Object, Reader, Snapshot, Start, Writer};
 
@@ -61,14 +61,17 @@ struct Rig {
 
 impl Rig {
     fn new(bytes: usize, objects: u64) -> Self {
-        let list =
-            r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[]}"#;
+        let list = r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[]}"#;
         let list = Bytes::from(format!("{list}\n"));
         let (form, _) = TypeForm::learn(Encoding::Json, "ConfigMap", &list).unwrap();
-        let bookmark = br#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"9"}}"#;
+        let bookmark =
+            br#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"9"}}"#;
         let bookmark = BookmarkForm::learn(&form, &Bytes::from_static(bookmark)).unwrap();
         let configmaps = GroupVersionResource::new("", "v1", "configmaps");
-        let (writer, reader) = store::new(Limits { age: Duration::from_hours(1), bytes });
+        let (writer, reader) = store::new(Limits {
+            age: Duration::from_hours(1),
+            bytes,
+        });
         let mut rig = Self {
             writer,
             reader,
@@ -78,7 +81,10 @@ impl Rig {
             version: 100,
         };
         let objects = (0..objects).map(|n| rig.object(&format!("first-{n}"), n + 1, "gold"));
-        let layout = Layout { form: Arc::clone(&rig.form), indexed: None };
+        let layout = Layout {
+            form: Arc::clone(&rig.form),
+            indexed: None,
+        };
         let snapshot = Snapshot::new(ResourceVersion(100), layout, objects.collect::<Vec<_>>());
         rig.writer.replace(snapshot);
         rig
@@ -92,15 +98,25 @@ impl Rig {
         );
         let scanned = scan(Encoding::Json, text.as_bytes(), &self.fields).unwrap();
         let bytes = self.form.store(&text.into());
-        Object { bytes, version: scanned.version, attributes: scanned.attributes }
+        Object {
+            bytes,
+            version: scanned.version,
+            attributes: scanned.attributes,
+        }
     }
 
     fn put(&mut self, kind: EventKind, name: &str, tier: &str) {
         self.version += 1;
         let object = self.object(name, self.version, tier);
         let frame = self.form.event(kind, &object.bytes);
-        let frame = Frame { kind, object: frame.clone(), frame };
-        self.writer.apply(Instant::now().into_std(), frame, object).unwrap();
+        let frame = Frame {
+            kind,
+            object: frame.clone(),
+            frame,
+        };
+        self.writer
+            .apply(Instant::now().into_std(), frame, object)
+            .unwrap();
     }
 
     /// A watch that begins with the state.
@@ -109,7 +125,10 @@ impl Rig {
         let filter = Filter::new(None, labels, None, &self.fields).unwrap();
         let interest = filter.interest(&self.fields);
         let partial = partial.then(|| PartialForm::of(&self.form, Encoding::Json));
-        let view = View { filter, partial: partial.map(Box::new) };
+        let view = View {
+            filter,
+            partial: partial.map(Box::new),
+        };
         let (subscription, snapshot) = self.reader.subscribe(Start::Now, interest);
         let version = snapshot.version();
         let end_mark = view.end_mark(&self.bookmarks.load_full().unwrap(), version);
@@ -120,14 +139,24 @@ impl Rig {
             view,
             coding,
             start: version,
-            initial: Some(Initial { runs: snapshot.into_runs(None), rest: None, end_mark }),
+            initial: Some(Initial {
+                runs: snapshot.into_runs(None),
+                rest: None,
+                end_mark,
+            }),
             bookmarks: Some(Arc::clone(&self.bookmarks)),
             deadline: Instant::now() + Duration::from_mins(30),
             grant: said.clone(),
             draining: std::future::pending(),
             observer: meter.clone(),
         };
-        Watching { body: WatchBody::new(subscription, terms), coding, meter, said, pieces: Vec::new() }
+        Watching {
+            body: WatchBody::new(subscription, terms),
+            coding,
+            meter,
+            said,
+            pieces: Vec::new(),
+        }
     }
 }
 
@@ -151,7 +180,11 @@ impl Watching {
             assert!(!piece.is_empty());
             ready.push(piece);
             if self.body.size_hint().lower() == 0 {
-                let all = if let [one] = &ready[..] { one.clone() } else { ready.concat().into() };
+                let all = if let [one] = &ready[..] {
+                    one.clone()
+                } else {
+                    ready.concat().into()
+                };
                 self.pieces.push(all);
                 ready.clear();
             }
@@ -166,7 +199,9 @@ impl Watching {
             Coding::Identity => piece.to_vec(),
             Coding::Gzip => unpacked(piece),
         });
-        let text: Vec<_> = text.inspect(|text| assert_eq!(text.last(), Some(&b'\n'))).collect();
+        let text: Vec<_> = text
+            .inspect(|text| assert_eq!(text.last(), Some(&b'\n')))
+            .collect();
         String::from_utf8(text.concat()).unwrap()
     }
 }
@@ -181,7 +216,8 @@ fn unpacked(members: &[u8]) -> Vec<u8> {
 async fn a_compressed_watch_says_what_a_plain_one_says() {
     for (labels, partial) in [("", false), ("tier=gold", false), ("tier!=gold", true)] {
         let mut rig = Rig::new(80_000, 100);
-        let mut both = [Coding::Identity, Coding::Gzip].map(|coding| rig.watch(coding, labels, partial));
+        let mut both =
+            [Coding::Identity, Coding::Gzip].map(|coding| rig.watch(coding, labels, partial));
         let read = |both: &mut [Watching; 2]| {
             for watching in &mut *both {
                 watching.read();
@@ -193,15 +229,26 @@ async fn a_compressed_watch_says_what_a_plain_one_says() {
         rig.put(EventKind::Modified, "first-1", "gold");
         read(&mut both);
         for n in 0..10 {
-            rig.put(EventKind::Modified, &format!("first-{n}"), ["gold", "iron"][n % 2]);
-            rig.put(EventKind::Added, &format!("new-{n}"), ["iron", "gold", "gold"][n % 3]);
+            rig.put(
+                EventKind::Modified,
+                &format!("first-{n}"),
+                ["gold", "iron"][n % 2],
+            );
+            rig.put(
+                EventKind::Added,
+                &format!("new-{n}"),
+                ["iron", "gold", "gold"][n % 3],
+            );
         }
         rig.put(EventKind::Deleted, "first-50", "gold");
         read(&mut both);
         tokio::time::advance(Duration::from_secs(61)).await;
         read(&mut both);
         let text = both[1].text();
-        assert!(text.contains(r#"{"type":"BOOKMARK""#) && text.contains("initial-events-end"), "{text}");
+        assert!(
+            text.contains(r#"{"type":"BOOKMARK""#) && text.contains("initial-events-end"),
+            "{text}"
+        );
         // It falls out of the window.
         for n in 10..90 {
             rig.put(EventKind::Modified, &format!("first-{n}"), "iron");
@@ -211,7 +258,11 @@ async fn a_compressed_watch_says_what_a_plain_one_says() {
             }
         }
         read(&mut both);
-        assert!(both[1].text().ends_with("\"code\":410}}\n"), "{}", both[1].text());
+        assert!(
+            both[1].text().ends_with("\"code\":410}}\n"),
+            "{}",
+            both[1].text()
+        );
         for Watching { meter, pieces, .. } in &both {
             let (events, bytes, ended) = *meter.0.lock();
             assert_eq!(ended, Some(Ending::Expired));
@@ -237,24 +288,36 @@ async fn large_objects_and_events_are_not_copied_for_a_watch() {
     };
     let (initial, snapshot) = (pieces(), rig.reader.snapshot());
     let is_there = |object: &Object| initial.iter().any(|piece| object.bytes.is_part_of(piece));
-    let (large, small): (Vec<_>, Vec<_>) =
-        snapshot.items(None).partition(|object| object.key().ends_with(['3', '7']));
+    let (large, small): (Vec<_>, Vec<_>) = snapshot
+        .items(None)
+        .partition(|object| object.key().ends_with(['3', '7']));
     assert_eq!((large.len(), small.len()), (4, 16));
-    assert!(large.iter().all(|object| is_there(object)) && !small.iter().any(|object| is_there(object)));
+    assert!(
+        large.iter().all(|object| is_there(object)) && !small.iter().any(|object| is_there(object))
+    );
     // What lies between two of them is one piece.
     assert!(initial.len() <= 2 * large.len() + 1, "{}", initial.len());
     for name in ["new-1", "new-2", "new-3", "new-4", "new-5"] {
         rig.put(EventKind::Added, name, "gold");
     }
     let events = pieces();
-    let frames: Vec<_> = events.iter().map(|piece| piece.split(|byte| *byte == b'\n').count() - 1).collect();
-    assert_eq!(frames, [1, 1, 1, 2], "the first as it is, one copied, one as it is, two copied");
+    let frames: Vec<_> = events
+        .iter()
+        .map(|piece| piece.split(|byte| *byte == b'\n').count() - 1)
+        .collect();
+    assert_eq!(
+        frames,
+        [1, 1, 1, 2],
+        "the first as it is, one copied, one as it is, two copied"
+    );
 }
 
 #[tokio::test]
 async fn watches_share_the_compressed_form_of_an_event() {
     let mut rig = Rig::new(1 << 20, 1);
-    let mut crowd: Vec<_> = (0..20).map(|_| rig.watch(Coding::Gzip, "", false)).collect();
+    let mut crowd: Vec<_> = (0..20)
+        .map(|_| rig.watch(Coding::Gzip, "", false))
+        .collect();
     crowd.push(rig.watch(Coding::Gzip, "tier=gold", false));
     for watching in &mut crowd {
         watching.read();
@@ -262,10 +325,23 @@ async fn watches_share_the_compressed_form_of_an_event() {
     let bytes = rig.reader.figures().event_bytes;
     rig.put(EventKind::Added, "new", "gold");
     let uncompressed = rig.reader.figures().event_bytes;
-    let pieces: Vec<_> = crowd.iter_mut().map(|watching| watching.read().to_vec()).collect();
-    let [first] = &pieces[0][..] else { panic!("{pieces:?}") };
-    assert!(pieces.iter().all(|piece| piece.len() == 1 && piece[0].as_ptr() == first.as_ptr()));
-    assert_eq!(rig.reader.figures().event_bytes, uncompressed + first.len(), "it counts once");
+    let pieces: Vec<_> = crowd
+        .iter_mut()
+        .map(|watching| watching.read().to_vec())
+        .collect();
+    let [first] = &pieces[0][..] else {
+        panic!("{pieces:?}")
+    };
+    assert!(
+        pieces
+            .iter()
+            .all(|piece| piece.len() == 1 && piece[0].as_ptr() == first.as_ptr())
+    );
+    assert_eq!(
+        rig.reader.figures().event_bytes,
+        uncompressed + first.len(),
+        "it counts once"
+    );
     assert!(uncompressed > bytes);
 }
 

@@ -2,8 +2,8 @@
 use bytes::Bytes;
 
 use crate::kube::{
-    Attributes, BookmarkForm, EventKind, FieldSelector, FieldTable, LabelSelector, Malformed, PartialForm,
-    ResourceVersion, Stored, TypeForm,
+    Attributes, BookmarkForm, EventKind, FieldSelector, FieldTable, LabelSelector, Malformed,
+    PartialForm, ResourceVersion, Stored, TypeForm,
 };
 use crate::store::{Event, Interest, Object};
 
@@ -42,20 +42,26 @@ impl Filter {
         fields: Option<&FieldSelector>,
         table: &FieldTable,
     ) -> Result<Self, UnknownField> {
-        let fields = fields.map_or(&[][..], FieldSelector::requirements).iter().map(|requirement| {
-            Ok(FieldRequirement {
-                position: table
-                    .position(&requirement.field)
-                    .ok_or_else(|| UnknownField(requirement.field.clone()))?,
-                value: requirement.value.as_str().into(),
-                equal: requirement.operator == crate::kube::FieldOperator::Equals,
-            })
-        });
+        let fields = fields
+            .map_or(&[][..], FieldSelector::requirements)
+            .iter()
+            .map(|requirement| {
+                Ok(FieldRequirement {
+                    position: table
+                        .position(&requirement.field)
+                        .ok_or_else(|| UnknownField(requirement.field.clone()))?,
+                    value: requirement.value.as_str().into(),
+                    equal: requirement.operator == crate::kube::FieldOperator::Equals,
+                })
+            });
         let fields = fields.collect::<Result<Box<[_]>, _>>()?;
         let labels = labels.filter(|labels| !labels.is_everything());
         let selects = labels.is_some() || !fields.is_empty();
         let selectors = selects.then(|| Box::new(Selectors { labels, fields }));
-        Ok(Self { namespace: namespace.map(Into::into), selectors })
+        Ok(Self {
+            namespace: namespace.map(Into::into),
+            selectors,
+        })
     }
 
     /// The namespace asked for, `None` for all.
@@ -70,14 +76,21 @@ impl Filter {
 
     /// Whether an object is in the view.
     pub fn matches(&self, object: &Attributes) -> bool {
-        self.namespace.as_deref().is_none_or(|namespace| namespace == object.namespace())
-            && self.selectors.as_ref().is_none_or(|selectors| selectors.match_to(object))
+        self.namespace
+            .as_deref()
+            .is_none_or(|namespace| namespace == object.namespace())
+            && self
+                .selectors
+                .as_ref()
+                .is_none_or(|selectors| selectors.match_to(object))
     }
 
     /// The value that the field at this position must have, if it must have one.
     pub fn equal_to(&self, position: usize) -> Option<&str> {
         let fields = &self.selectors.as_ref()?.fields;
-        let field = fields.iter().find(|field| field.equal && field.position == position)?;
+        let field = fields
+            .iter()
+            .find(|field| field.equal && field.position == position)?;
         Some(&field.value)
     }
 
@@ -100,8 +113,13 @@ impl Filter {
 
 impl Selectors {
     fn match_to(&self, object: &Attributes) -> bool {
-        self.fields.iter().all(|field| (object.field(field.position) == &*field.value) == field.equal)
-            && self.labels.as_ref().is_none_or(|labels| labels.matches(|key| object.label(key)))
+        self.fields
+            .iter()
+            .all(|field| (object.field(field.position) == &*field.value) == field.equal)
+            && self
+                .labels
+                .as_ref()
+                .is_none_or(|labels| labels.matches(|key| object.label(key)))
     }
 }
 
@@ -131,7 +149,9 @@ impl View {
 
     /// How what the client gets is framed.
     pub fn form<'a>(&'a self, whole: &'a TypeForm) -> &'a TypeForm {
-        self.partial.as_ref().map_or(whole, |partial| partial.form())
+        self.partial
+            .as_ref()
+            .map_or(whole, |partial| partial.form())
     }
 
     /// The frame of a bookmark, if it is certain how upstream writes it.
@@ -142,7 +162,8 @@ impl View {
         }
     }
 
-    /// The frame of the bookmark that ends the initial events, if it is certain how upstream writes it.
+    /// The frame of the bookmark that ends the initial events, if it is certain how upstream writes
+    /// it.
     pub fn end_mark(&self, form: &BookmarkForm, version: ResourceVersion) -> Option<Bytes> {
         match &self.partial {
             None => form.initial_events_end(version),
@@ -150,7 +171,12 @@ impl View {
         }
     }
 
-    fn framed(&self, kind: EventKind, object: &Stored, form: &TypeForm) -> Result<Bytes, Malformed> {
+    fn framed(
+        &self,
+        kind: EventKind,
+        object: &Stored,
+        form: &TypeForm,
+    ) -> Result<Bytes, Malformed> {
         match &self.partial {
             None => Ok(form.event(kind, object)),
             Some(partial) => partial.event(kind, object),
@@ -159,11 +185,13 @@ impl View {
 
     /// What the client gets for `event`, `None` when it does not concern its view.
     ///
-    /// Source of the transitions: `apiserver/pkg/storage/cacher/cache_watcher.go` (convertToWatchEvent).
+    /// Source of the transitions: `apiserver/pkg/storage/cacher/cache_watcher.go`
+    /// (convertToWatchEvent).
     pub fn frame(&self, event: &Event, form: &TypeForm) -> Result<Option<Seen>, Malformed> {
         let before = event.previous.as_deref();
         let matched = before.is_some_and(|object| self.filter.matches(&object.attributes));
-        let matches = event.kind != EventKind::Deleted && self.filter.matches(&event.object.attributes);
+        let matches =
+            event.kind != EventKind::Deleted && self.filter.matches(&event.object.attributes);
         let kind = match (matched, matches) {
             (false, false) => return Ok(None),
             (false, true) => EventKind::Added,
@@ -175,7 +203,8 @@ impl View {
         }
         let last_seen = |object: &Object| form.with_version(&object.bytes, event.version);
         Ok(Some(Seen::Made(match (kind, before) {
-            // Left the view by an update: the last state that was in it, at the version of the update.
+            // Left the view by an update: the last state that was in it, at the version of the
+            // update.
             (EventKind::Deleted, Some(before)) if event.kind != EventKind::Deleted => {
                 self.framed(kind, &last_seen(before)?, form)?
             }

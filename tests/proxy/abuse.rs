@@ -1,5 +1,6 @@
-//! Clients that mean harm, or are badly broken: they are cut, they cost a bounded amount of memory, and everybody else is
-//! served meanwhile. The program runs as a process of its own, so that its memory is nobody else's.
+//! Clients that mean harm, or are badly broken: they are cut, they cost a bounded amount of memory,
+//! and everybody else is served meanwhile. The program runs as a process of its own, so that its
+//! memory is nobody else's.
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,8 +15,8 @@ use watershed::sim::{Options, Population, Server};
 
 use crate::client::{BOTH, Endpoint, Protocol, Raw, nothing, within};
 use crate::frames::{
-    ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, Frames, GOAWAY, HEADERS, PING, RST_STREAM, SETTINGS,
-    WINDOW_UPDATE, block, frame, get, length,
+    ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, Frames, GOAWAY, HEADERS, PING, RST_STREAM,
+    SETTINGS, WINDOW_UPDATE, block, frame, get, length,
 };
 use crate::ledger::Ledger;
 use crate::program::Program;
@@ -23,11 +24,17 @@ use crate::rig::{eventually, metric, small};
 
 const MIB: u64 = 1 << 20;
 
-/// Everything happens in seconds, but not in so few that a well-behaved client on a busy machine is taken for an abuser.
-const SHORT: &[&str] =
-    &["--handshake-seconds=8", "--header-seconds=8", "--idle-seconds=20", "--write-stall-seconds=8"];
+/// Everything happens in seconds, but not in so few that a well-behaved client on a busy machine is
+/// taken for an abuser.
+const SHORT: &[&str] = &[
+    "--handshake-seconds=8",
+    "--header-seconds=8",
+    "--idle-seconds=20",
+    "--write-stall-seconds=8",
+];
 
-/// The least of these. Whoever was slower may have been cut, well-behaved or not: then the machine stalls.
+/// The least of these. Whoever was slower may have been cut, well-behaved or not: then the machine
+/// stalls.
 const LEAST: Duration = Duration::from_secs(8);
 
 const LIST: &str = "/api/v1/pods?resourceVersion=0";
@@ -35,7 +42,10 @@ const LIST: &str = "/api/v1/pods?resourceVersion=0";
 /// Resident memory in bytes.
 fn resident(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
@@ -58,7 +68,12 @@ impl Growth {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         });
-        Self { pid, before, most, sampling }
+        Self {
+            pid,
+            before,
+            most,
+            sampling,
+        }
     }
 
     fn end(self) -> u64 {
@@ -68,7 +83,11 @@ impl Growth {
 
     fn stays_below(self, limit: u64) {
         let grown = self.end();
-        eprintln!("grew by {} KiB, at most {} MiB are allowed", grown / 1024, limit / MIB);
+        eprintln!(
+            "grew by {} KiB, at most {} MiB are allowed",
+            grown / 1024,
+            limit / MIB
+        );
         assert!(grown < limit, "grew by {grown} bytes, more than {limit}");
     }
 }
@@ -111,8 +130,11 @@ impl Good {
 /// On a connection of their own: to connect must go on, too.
 async fn a_few_reads(endpoint: &Endpoint, protocol: Protocol) -> anyhow::Result<u64> {
     let connection = within("a connection", endpoint.connect(protocol)).await?;
-    let paths =
-        ["/api/v1/pods?resourceVersion=0&limit=20", "/api/v1/namespaces/team-00/pods?limit=1", "/version"];
+    let paths = [
+        "/api/v1/pods?resourceVersion=0&limit=20",
+        "/api/v1/namespaces/team-00/pods?limit=1",
+        "/version",
+    ];
     for path in paths {
         let request = Request::get(path).body(nothing()).unwrap();
         let answer = within(path, connection.read(request)).await?;
@@ -138,7 +160,12 @@ impl Scene {
         }
         let good = Good::start(&program.proxied);
         let bearer = format!("Bearer {}", upstream.admin_token());
-        Self { upstream, program, good, bearer }
+        Self {
+            upstream,
+            program,
+            good,
+            bearer,
+        }
     }
 
     fn proxied(&self) -> &Endpoint {
@@ -150,8 +177,10 @@ impl Scene {
     }
 
     async fn cut(&self, reason: &str) -> f64 {
-        self.metric(&format!(r#"watershed_connections_cut_total{{listener="proxy",reason="{reason}"}}"#))
-            .await
+        self.metric(&format!(
+            r#"watershed_connections_cut_total{{listener="proxy",reason="{reason}"}}"#
+        ))
+        .await
     }
 
     async fn end(self) {
@@ -170,10 +199,18 @@ async fn ends(stream: &mut (impl tokio::io::AsyncRead + Unpin)) {
 
 /// A connection on which a head has begun; `None` if it was cut before that.
 async fn half_a_head(endpoint: &Endpoint, after_another: bool) -> Option<Raw> {
-    let mut raw = Raw { stream: endpoint.tls(Protocol::Http1).await.ok()?, text: String::new() };
+    let mut raw = Raw {
+        stream: endpoint.tls(Protocol::Http1).await.ok()?,
+        text: String::new(),
+    };
     if after_another {
-        raw.stream.write_all(b"GET /livez HTTP/1.1\r\nHost: h\r\n\r\n").await.ok()?;
-        raw.read_until(|text| text.contains("\r\n\r\n")).await.then_some(())?;
+        raw.stream
+            .write_all(b"GET /livez HTTP/1.1\r\nHost: h\r\n\r\n")
+            .await
+            .ok()?;
+        raw.read_until(|text| text.contains("\r\n\r\n"))
+            .await
+            .then_some(())?;
     }
     raw.stream.write_all(b"GET / HTTP/1.1\r\n").await.ok()?;
     raw.stream.flush().await.ok()?;
@@ -213,7 +250,9 @@ async fn slow_loris_is_cut_in_the_handshake_and_in_the_head() {
                             None => assert!(began.elapsed() >= LEAST, "cut before its time"),
                         }
                     };
-                    while raw.stream.write_all(b"x").await.is_ok() && raw.stream.flush().await.is_ok() {
+                    while raw.stream.write_all(b"x").await.is_ok()
+                        && raw.stream.flush().await.is_ok()
+                    {
                         tokio::time::sleep(Duration::from_millis(50)).await;
                     }
                 }
@@ -237,7 +276,8 @@ async fn floods_of_frames_end_the_connection_or_cost_nothing() {
     let growth = Growth::watch(scene.program.pid());
     let head = |path: &str| block(&get(path, &bearer));
 
-    // Rapid reset (CVE-2023-44487), of requests that are answered here and of such that are forwarded.
+    // Rapid reset (CVE-2023-44487), of requests that are answered here and of such that are
+    // forwarded.
     for path in ["/api/v1/pods/x", LIST] {
         let mut frames = Frames::open(scene.proxied(), 65_535).await;
         let head = head(path);
@@ -257,26 +297,39 @@ async fn floods_of_frames_end_the_connection_or_cost_nothing() {
         assert!(!open, "40,000 resets of {path} are too many");
     }
 
-    // The same a little slower, so that each request has begun before it is taken back. Where some have not, the
-    // protocol's own limit may end the connection first: then it is tried again.
+    // The same a little slower, so that each request has begun before it is taken back. Where some
+    // have not, the protocol's own limit may end the connection first: then it is tried again.
     let mut post = get("/api/v1/namespaces/team-00/configmaps", &bearer);
     post[0] = (":method", "POST");
     let post = block(&post);
     let mut attempts = 0;
     while scene.cut("resets").await < 1.0 {
         attempts += 1;
-        assert!(attempts <= 20, "resets of requests that were begun are counted here");
+        assert!(
+            attempts <= 20,
+            "resets of requests that were begun are counted here"
+        );
         take_back(&mut Frames::open(scene.proxied(), 65_535).await, &post).await;
     }
 
     // CONTINUATION without an end (CVE-2024-27316).
     let mut frames = Frames::open(scene.proxied(), 65_535).await;
-    frames.send(&frame(HEADERS, END_STREAM, 1, &head(LIST))).await;
-    let more = frame(CONTINUATION, 0, 1, &block(&[("x-more", &"a".repeat(8_000))]));
+    frames
+        .send(&frame(HEADERS, END_STREAM, 1, &head(LIST)))
+        .await;
+    let more = frame(
+        CONTINUATION,
+        0,
+        1,
+        &block(&[("x-more", &"a".repeat(8_000))]),
+    );
     let mut sent = 0;
     while frames.send(&more).await {
         sent += 1;
-        assert!(sent < 10_000, "CONTINUATION frames are taken without an end");
+        assert!(
+            sent < 10_000,
+            "CONTINUATION frames are taken without an end"
+        );
     }
 
     // A small block that the table makes large: one entry of 4,000 bytes, named 16,000 times.
@@ -288,10 +341,19 @@ async fn floods_of_frames_end_the_connection_or_cost_nothing() {
         bomb.extend(text.as_bytes());
     }
     bomb.extend(vec![0xbe; 12_000]);
-    frames.send(&frame(HEADERS, END_STREAM | END_HEADERS, 1, &bomb)).await;
-    if let Some(answer) = frames.find(|frame| frame.stream == 1 || frame.kind == GOAWAY).await {
-        let refused = answer.kind != HEADERS || answer.payload.windows(3).any(|part| part == b"431");
-        assert!(refused || answer.payload.first() == Some(&0x08), "{answer:?}");
+    frames
+        .send(&frame(HEADERS, END_STREAM | END_HEADERS, 1, &bomb))
+        .await;
+    if let Some(answer) = frames
+        .find(|frame| frame.stream == 1 || frame.kind == GOAWAY)
+        .await
+    {
+        let refused =
+            answer.kind != HEADERS || answer.payload.windows(3).any(|part| part == b"431");
+        assert!(
+            refused || answer.payload.first() == Some(&0x08),
+            "{answer:?}"
+        );
     }
 
     // Frames that ask for an answer each, which nobody reads; and such that carry nothing.
@@ -337,7 +399,8 @@ async fn take_back(frames: &mut Frames, request: &[u8]) {
     }
 }
 
-/// Reads and acknowledges everything but what the window keeps away, and counts the streams that are reset.
+/// Reads and acknowledges everything but what the window keeps away, and counts the streams that
+/// are reset.
 fn attend(mut frames: Frames) -> Arc<AtomicU64> {
     let resets = Arc::new(AtomicU64::new(0));
     let counter = Arc::clone(&resets);
@@ -358,7 +421,10 @@ fn attend(mut frames: Frames) -> Arc<AtomicU64> {
 /// A list of 6 MB, so that no socket buffer holds it.
 fn large() -> Options {
     let mut options = small();
-    options.population = Population { pods: 1_500, ..options.population };
+    options.population = Population {
+        pods: 1_500,
+        ..options.population
+    };
     options
 }
 
@@ -366,8 +432,15 @@ fn large() -> Options {
 async fn who_takes_nothing_is_cut_and_costs_little() {
     let scene = Scene::start(large(), SHORT).await;
     let bearer = scene.bearer.clone();
-    let version = scene.proxied().get(Protocol::Http2, "/api/v1/pods?resourceVersion=0&limit=1").await.json();
-    let version = version["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+    let version = scene
+        .proxied()
+        .get(Protocol::Http2, "/api/v1/pods?resourceVersion=0&limit=1")
+        .await
+        .json();
+    let version = version["metadata"]["resourceVersion"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     let watch = format!("/api/v1/pods?watch=1&resourceVersion={version}&timeoutSeconds=600");
     let paths = [LIST.to_owned(), format!("{watch}&allowWatchBookmarks=true")];
     let growth = Growth::watch(scene.program.pid());
@@ -386,10 +459,14 @@ async fn who_takes_nothing_is_cut_and_costs_little() {
     for window in [0, 1, 1_000, i32::MAX.cast_unsigned()] {
         // HTTP/2: the window is closed, or open and the socket fills up.
         let mut frames = Frames::open(scene.proxied(), window).await;
-        frames.send(&frame(WINDOW_UPDATE, 0, 0, &0x7000_0000_u32.to_be_bytes())).await;
+        frames
+            .send(&frame(WINDOW_UPDATE, 0, 0, &0x7000_0000_u32.to_be_bytes()))
+            .await;
         for n in 0..40_u32 {
             let head = block(&get(&paths[n as usize % 2], &bearer));
-            frames.send(&frame(HEADERS, END_STREAM | END_HEADERS, n * 2 + 1, &head)).await;
+            frames
+                .send(&frame(HEADERS, END_STREAM | END_HEADERS, n * 2 + 1, &head))
+                .await;
         }
         if window == i32::MAX.cast_unsigned() {
             streams.push(frames);
@@ -403,23 +480,32 @@ async fn who_takes_nothing_is_cut_and_costs_little() {
         ledger.writes(100).await;
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    // Those whose window is closed are reset one by one, and the connection is not cut for it. With a window of
-    // nothing, no byte of an answer is made, and nothing waits.
+    // Those whose window is closed are reset one by one, and the connection is not cut for it. With
+    // a window of nothing, no byte of an answer is made, and nothing waits.
     for (window, resets) in &attentive {
-        eventually("streams that are not taken to be reset", async || match resets.load(Ordering::Acquire) {
-            20.. => Ok(()),
-            _ if *window == 0 => Ok(()),
-            few => Err(format!("{few} with a window of {window}")),
-        })
+        eventually(
+            "streams that are not taken to be reset",
+            async || match resets.load(Ordering::Acquire) {
+                20.. => Ok(()),
+                _ if *window == 0 => Ok(()),
+                few => Err(format!("{few} with a window of {window}")),
+            },
+        )
         .await;
     }
     eventually("all to be cut", async || {
         let (connections, answers) = (
             scene.cut("write-stall").await,
-            scene.metric(r#"watershed_answers_cut_total{reason="write-stall"}"#).await,
+            scene
+                .metric(r#"watershed_answers_cut_total{reason="write-stall"}"#)
+                .await,
         );
         let done = connections >= 20.0 && answers >= 60.0;
-        if done { Ok(()) } else { Err(format!("{connections} connections, {answers} answers")) }
+        if done {
+            Ok(())
+        } else {
+            Err(format!("{connections} connections, {answers} answers"))
+        }
     })
     .await;
     growth.stays_below(96 * MIB);
@@ -435,20 +521,42 @@ async fn who_takes_nothing_is_cut_and_costs_little() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_address_has_so_many_connections_and_no_more() {
-    let scene =
-        Scene::start(small(), &["--max-connections-per-address", "120", "--handshake-seconds", "40"]).await;
+    let scene = Scene::start(
+        small(),
+        &[
+            "--max-connections-per-address",
+            "120",
+            "--handshake-seconds",
+            "40",
+        ],
+    )
+    .await;
     let growth = Growth::watch(scene.program.pid());
     let rejected = r#"watershed_connections_rejected_total{listener="proxy",reason="per-address"}"#;
     // The well-behaved come from this address, too: room is left for them until the end.
     let mut idle = Vec::new();
     for _ in 0..100 {
-        idle.push(within("a handshake", scene.proxied().tls(Protocol::Http2)).await.unwrap());
+        idle.push(
+            within("a handshake", scene.proxied().tls(Protocol::Http2))
+                .await
+                .unwrap(),
+        );
     }
     assert!(scene.metric(rejected).await < 1.0);
-    assert!(scene.metric(r#"watershed_connections{listener="proxy"}"#).await >= 100.0);
+    assert!(
+        scene
+            .metric(r#"watershed_connections{listener="proxy"}"#)
+            .await
+            >= 100.0
+    );
     drop(idle);
     growth.stays_below(32 * MIB);
-    let Scene { upstream, program, good, .. } = scene;
+    let Scene {
+        upstream,
+        program,
+        good,
+        ..
+    } = scene;
     good.all_were_served().await;
     let mut held = Vec::new();
     loop {
@@ -487,7 +595,10 @@ async fn garbage_is_refused() {
             1 => {
                 let mut raw = scene.proxied().raw(&bytes, |_| false).await;
                 let said = &raw.text;
-                assert!(said.is_empty() || said.starts_with("HTTP/1.1 400 "), "{said:?}");
+                assert!(
+                    said.is_empty() || said.starts_with("HTTP/1.1 400 "),
+                    "{said:?}"
+                );
                 ends(&mut raw.stream).await;
             }
             _ => {
@@ -514,7 +625,13 @@ async fn the_check_of_memory_sees_growth() {
     let growth = Growth::watch(keeps.id().unwrap());
     let told = vec![1; 1 << 20];
     for _ in 0..128 {
-        keeps.stdin.as_mut().unwrap().write_all(&told).await.unwrap();
+        keeps
+            .stdin
+            .as_mut()
+            .unwrap()
+            .write_all(&told)
+            .await
+            .unwrap();
     }
     assert!(growth.end() > 100 * MIB);
     keeps.kill().await.unwrap();

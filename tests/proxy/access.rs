@@ -23,7 +23,10 @@ const READS: &[&str] = &[
 async fn refused(direct: &Endpoint, proxied: &Endpoint, status: u16, reason: &str) {
     for (n, path) in READS.iter().enumerate() {
         let protocol = BOTH[n % 2];
-        let (wanted, got) = (direct.get(protocol, path).await, proxied.get(protocol, path).await);
+        let (wanted, got) = (
+            direct.get(protocol, path).await,
+            proxied.get(protocol, path).await,
+        );
         assert_eq!(wanted.status, status, "{path}");
         assert_eq!(wanted.json()["reason"], reason);
         assert_eq!(got.essence(), wanted.essence(), "{path} by {protocol:?}");
@@ -47,13 +50,17 @@ async fn who_may_not_gets_upstreams_refusal() {
     let (direct, proxied) = as_user(rig.upstream.viewer_token());
     refused(&direct, &proxied, 403, "Forbidden").await;
     let pods = "/api/v1/pods?resourceVersion=0";
-    let (wanted, got) = (direct.get(Protocol::Http2, pods).await, proxied.get(Protocol::Http2, pods).await);
+    let (wanted, got) = (
+        direct.get(Protocol::Http2, pods).await,
+        proxied.get(Protocol::Http2, pods).await,
+    );
     assert_eq!(got.status, 200, "what is allowed is served");
     assert_eq!(wanted.json()["items"], got.json()["items"]);
     rig.stop().await;
 }
 
-/// Nothing of this needs more than the ten seconds for which a verdict stands of which RBAC does not tell.
+/// Nothing of this needs more than the ten seconds for which a verdict stands of which RBAC does
+/// not tell.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_taken_away_or_given_counts_soon_after() {
     // The simulator's rules are not RBAC's: no change tells that a denial is over.
@@ -68,21 +75,41 @@ async fn what_is_taken_away_or_given_counts_soon_after() {
     }
     access.allow(Rule::read("loser", &["pods"]));
     access.allow(Rule::read("leaver", &["pods"]));
-    for (token, status) in [("loser-token", 200), ("leaver-token", 200), ("joiner-token", 403)] {
-        assert_eq!(rig.proxied.as_user(token).get(Protocol::Http2, path).await.status, status);
+    for (token, status) in [
+        ("loser-token", 200),
+        ("leaver-token", 200),
+        ("joiner-token", 403),
+    ] {
+        assert_eq!(
+            rig.proxied
+                .as_user(token)
+                .get(Protocol::Http2, path)
+                .await
+                .status,
+            status
+        );
     }
     access.deny_all("loser");
     access.revoke("leaver-token");
     access.allow(Rule::read("joiner", &["pods"]));
-    for (token, status) in [("loser-token", 403), ("leaver-token", 401), ("joiner-token", 200)] {
+    for (token, status) in [
+        ("loser-token", 403),
+        ("leaver-token", 401),
+        ("joiner-token", 200),
+    ] {
         let proxied = rig.proxied.as_user(token);
-        eventually(token, async || match proxied.get(Protocol::Http2, path).await.status {
-            now if now == status => Ok(()),
-            other => Err(format!("{other}, not {status}")),
+        eventually(token, async || {
+            match proxied.get(Protocol::Http2, path).await.status {
+                now if now == status => Ok(()),
+                other => Err(format!("{other}, not {status}")),
+            }
         })
         .await;
         let wanted = direct.as_user(token).get(Protocol::Http2, path).await;
-        assert_eq!(proxied.get(Protocol::Http2, path).await.essence(), wanted.essence());
+        assert_eq!(
+            proxied.get(Protocol::Http2, path).await.essence(),
+            wanted.essence()
+        );
     }
     rig.stop().await;
 }

@@ -11,8 +11,13 @@ use crate::rig::{small, unless_stalled};
 
 /// The names and labels of all series, without their values.
 fn series(metrics: &str) -> BTreeSet<String> {
-    let lines = metrics.lines().filter(|line| line.starts_with("watershed_") || line.starts_with("process_"));
-    lines.filter_map(|line| line.rsplit_once(' ')).map(|(series, _)| series.to_owned()).collect()
+    let lines = metrics
+        .lines()
+        .filter(|line| line.starts_with("watershed_") || line.starts_with("process_"));
+    lines
+        .filter_map(|line| line.rsplit_once(' '))
+        .map(|(series, _)| series.to_owned())
+        .collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -25,22 +30,57 @@ async fn health_and_metrics_say_what_they_should() {
             answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nok"),
             "{path}: {answer}"
         );
-        assert!(program.admin("HEAD", path).await.starts_with("HTTP/1.1 200 OK\r\n"));
+        assert!(
+            program
+                .admin("HEAD", path)
+                .await
+                .starts_with("HTTP/1.1 200 OK\r\n")
+        );
     }
     let verbose = program.admin("GET", "/readyz?verbose").await;
-    for line in ["[+]discovery ok\n", "[+]shutdown ok\n", "readyz check passed\n"] {
+    for line in [
+        "[+]discovery ok\n",
+        "[+]shutdown ok\n",
+        "readyz check passed\n",
+    ] {
         assert!(verbose.contains(line), "{verbose}");
     }
-    assert!(program.admin("GET", "/nowhere").await.starts_with("HTTP/1.1 404 "));
-    assert!(program.admin("POST", "/metrics").await.starts_with("HTTP/1.1 405 "));
-    assert!(program.admin("GET", "/api/v1/pods").await.starts_with("HTTP/1.1 404 "), "no way in for clients");
+    assert!(
+        program
+            .admin("GET", "/nowhere")
+            .await
+            .starts_with("HTTP/1.1 404 ")
+    );
+    assert!(
+        program
+            .admin("POST", "/metrics")
+            .await
+            .starts_with("HTTP/1.1 405 ")
+    );
+    assert!(
+        program
+            .admin("GET", "/api/v1/pods")
+            .await
+            .starts_with("HTTP/1.1 404 "),
+        "no way in for clients"
+    );
 
-    program.proxied.get(Protocol::Http2, "/api/v1/pods?resourceVersion=0").await;
+    program
+        .proxied
+        .get(Protocol::Http2, "/api/v1/pods?resourceVersion=0")
+        .await;
     program.proxied.get(Protocol::Http2, "/livez").await;
-    let watch = program.proxied.watch(Protocol::Http2, "/api/v1/pods?watch=1&resourceVersion=0").await;
+    let watch = program
+        .proxied
+        .watch(Protocol::Http2, "/api/v1/pods?watch=1&resourceVersion=0")
+        .await;
     let metrics = program.admin("GET", "/metrics").await;
-    assert!(metrics.contains("content-type: text/plain; version=0.0.4; charset=utf-8\r\n"), "{metrics}");
-    let scope = r#"group="",version="v1",resource="pods",encoding="json",content="objects",selection="""#;
+    assert!(
+        metrics.contains("content-type: text/plain; version=0.0.4; charset=utf-8\r\n"),
+        "{metrics}"
+    );
+    let scope =
+        r#"group="",version="v1",resource="pods",encoding="json",content="objects",selection="""#;
     for line in [
         r#"watershed_requests_total{verb="list",group="",resource="pods",source="snapshot",reason="",code="200"} 1"#.to_owned(),
         r#"watershed_requests_total{verb="watch",group="",resource="pods",source="snapshot",reason="",code="200"} 1"#.to_owned(),
@@ -63,7 +103,9 @@ async fn health_and_metrics_say_what_they_should() {
 
 /// The value of a series.
 pub(crate) fn value(metrics: &str, series: &str) -> f64 {
-    let found = metrics.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok());
+    let found = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok());
     found.unwrap_or_else(|| panic!("{series} is missing in\n{metrics}"))
 }
 
@@ -74,28 +116,54 @@ async fn bytes_are_counted_on_both_sides() {
     let (mut here, mut forwarded) = (0, 0);
     for protocol in BOTH {
         for _ in 0..3 {
-            here += program.proxied.get(protocol, "/api/v1/pods?resourceVersion=0").await.body.len();
+            here += program
+                .proxied
+                .get(protocol, "/api/v1/pods?resourceVersion=0")
+                .await
+                .body
+                .len();
         }
         // Upstream is asked each time.
-        let answer =
-            program.proxied.get(protocol, "/api/v1/pods?fieldSelector=spec.nodeName%3Dx&pretty=1").await;
-        assert!(answer.header("x-watershed-source").starts_with("forward"), "{:?}", answer.headers);
+        let answer = program
+            .proxied
+            .get(
+                protocol,
+                "/api/v1/pods?fieldSelector=spec.nodeName%3Dx&pretty=1",
+            )
+            .await;
+        assert!(
+            answer.header("x-watershed-source").starts_with("forward"),
+            "{:?}",
+            answer.headers
+        );
         forwarded += answer.body.len();
     }
     assert!(here > 6 * 40 * 100 && forwarded > 0);
-    let mut watch = program.proxied.watch(Protocol::Http2, "/api/v1/pods?watch=1&resourceVersion=0").await;
+    let mut watch = program
+        .proxied
+        .watch(Protocol::Http2, "/api/v1/pods?watch=1&resourceVersion=0")
+        .await;
     for _ in 0..40 {
-        let Next::Line(line) = watch.next().await else { panic!("the watch is over") };
+        let Next::Line(line) = watch.next().await else {
+            panic!("the watch is over")
+        };
         here += line.len();
     }
     // Bookmarks come, too; and what is counted is handed out, not yet received.
     let metrics = program.admin("GET", "/metrics").await;
     let of = |series: &str| value(&metrics, series);
     let sent = of(r#"watershed_response_bytes_total{source="snapshot"}"#);
-    assert!(sent >= here as f64 && sent < (here + 20_000) as f64, "{sent} and {here}");
-    assert!((of(r#"watershed_response_bytes_total{source="forward"}"#) - forwarded as f64).abs() < 0.5);
     assert!(
-        (of(r#"watershed_upstream_received_bytes_total{purpose="forward"}"#) - forwarded as f64).abs() < 0.5
+        sent >= here as f64 && sent < (here + 20_000) as f64,
+        "{sent} and {here}"
+    );
+    assert!(
+        (of(r#"watershed_response_bytes_total{source="forward"}"#) - forwarded as f64).abs() < 0.5
+    );
+    assert!(
+        (of(r#"watershed_upstream_received_bytes_total{purpose="forward"}"#) - forwarded as f64)
+            .abs()
+            < 0.5
     );
     assert!((of(r#"watershed_upstream_requests_total{purpose="forward"}"#) - 2.0).abs() < 0.5);
     // Much was sent for little that came.
@@ -106,12 +174,20 @@ async fn bytes_are_counted_on_both_sides() {
     assert!(of(r#"watershed_upstream_connections{kind="watch"}"#) >= 1.0);
     assert!(of(r#"watershed_upstream_connections{kind="short"}"#) >= 1.0);
     assert!(of(r#"watershed_upstream_connections{kind="tunnel"}"#) < 0.5);
-    let ends = of(r#"watershed_serving_certificate_expiration_timestamp_seconds{listener="proxy"}"#);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+    let ends =
+        of(r#"watershed_serving_certificate_expiration_timestamp_seconds{listener="proxy"}"#);
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_secs_f64();
     let days = (ends - now) / 86_400.0;
     assert!(days > 360.0 && days < 370.0, "{days} days");
     assert!(
-        metrics.contains(concat!(r#"watershed_build_info{version=""#, env!("CARGO_PKG_VERSION"), '"')),
+        metrics.contains(concat!(
+            r#"watershed_build_info{version=""#,
+            env!("CARGO_PKG_VERSION"),
+            '"'
+        )),
         "{metrics}"
     );
     drop(watch);
@@ -141,35 +217,59 @@ async fn clients_cannot_make_series_up() {
             9 => format!("/apis/apps/{word}/deployments?resourceVersion=0"),
             _ => format!("/api/v1/namespaces/{word}/pods/{word}?resourceVersion=0"),
         };
-        // Every kind of request with every method is in the first 77; what follows has new names only.
-        let method = if n.is_multiple_of(3) && n % 7 == 6 { format!("BREW{n}") } else { method.to_owned() };
+        // Every kind of request with every method is in the first 77; what follows has new names
+        // only.
+        let method = if n.is_multiple_of(3) && n % 7 == 6 {
+            format!("BREW{n}")
+        } else {
+            method.to_owned()
+        };
         Request::builder()
             .method(Method::from_bytes(method.as_bytes()).unwrap())
             .uri(path)
             .body(nothing())
             .unwrap()
     };
-    let send = async |n: usize| within("an answer", connection.read(made_up(n))).await.unwrap();
+    let send = async |n: usize| {
+        within("an answer", connection.read(made_up(n)))
+            .await
+            .unwrap()
+    };
     for n in 0..77 * 3 {
         send(n).await;
     }
     let before = series(&program.admin("GET", "/metrics").await);
-    assert!(before.iter().any(|s| s.starts_with("watershed_requests_total")), "{before:?}");
+    assert!(
+        before
+            .iter()
+            .any(|s| s.starts_with("watershed_requests_total")),
+        "{before:?}"
+    );
     assert!(before.len() < 2_000, "{} series", before.len());
     let mut before = before;
     let mut first = 10_000;
-    // What the proxy does by the clock, or on a machine that stalls, may be counted for the first time: once.
+    // What the proxy does by the clock, or on a machine that stalls, may be counted for the first
+    // time: once.
     unless_stalled("requests that add no series", async || {
         for n in first..first + 500 {
             send(n).await;
         }
         first += 500;
         let after = series(&program.admin("GET", "/metrics").await);
-        assert!(!after.iter().any(|s| s.contains("made-up") || s.contains("BREW")), "{after:#?}");
+        assert!(
+            !after
+                .iter()
+                .any(|s| s.contains("made-up") || s.contains("BREW")),
+            "{after:#?}"
+        );
         assert!(after.len() < 2_000, "{} series", after.len());
         let added: Vec<_> = after.difference(&before).cloned().collect();
         before = after;
-        if added.is_empty() { Ok(()) } else { Err(format!("made up by clients: {added:#?}")) }
+        if added.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("made up by clients: {added:#?}"))
+        }
     })
     .await;
     drop(connection);

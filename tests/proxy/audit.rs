@@ -31,14 +31,22 @@ impl Audited {
         let path = folder.path().join("audit.log");
         let flags = [&["--audit-log-path", path.to_str().unwrap()], flags].concat();
         let program = Program::with(&upstream, &flags).await;
-        Self { upstream, program, folder }
+        Self {
+            upstream,
+            program,
+            folder,
+        }
     }
 
     fn events(&self) -> Vec<Value> {
         let text = std::fs::read_to_string(self.folder.path().join("audit.log")).unwrap();
         // A line may be under way.
-        let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
-        lines.map(|line| serde_json::from_str(line).unwrap()).collect()
+        let lines = text
+            .split_inclusive('\n')
+            .filter(|line| line.ends_with('\n'));
+        lines
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
     }
 
     /// The events of one request, once there are so many.
@@ -48,7 +56,11 @@ impl Audited {
         eventually("the events of a request", async || {
             found = self.events();
             found.retain(|event| event["auditID"] == id);
-            if found.len() >= number { Ok(()) } else { Err(format!("{found:#?}")) }
+            if found.len() >= number {
+                Ok(())
+            } else {
+                Err(format!("{found:#?}"))
+            }
         })
         .await;
         assert_eq!(found.len(), number, "{found:#?}");
@@ -64,11 +76,18 @@ impl Audited {
 
 /// The value of a counter.
 async fn count(program: &Program, series: &str) -> usize {
-    metric(program.admin, series).await.to_string().parse().unwrap()
+    metric(program.admin, series)
+        .await
+        .to_string()
+        .parse()
+        .unwrap()
 }
 
 fn stages(events: &[Value]) -> Vec<&str> {
-    events.iter().map(|event| event["stage"].as_str().unwrap()).collect()
+    events
+        .iter()
+        .map(|event| event["stage"].as_str().unwrap())
+        .collect()
 }
 
 /// Asks until the answer comes from memory.
@@ -78,7 +97,11 @@ async fn remembered(program: &Program, path: &str) -> Answer {
         let got = program.proxied.get(Protocol::Http2, path).await;
         let source = got.header("x-watershed-source").to_owned();
         answer = Some(got);
-        if source.starts_with("forward") { Err(source) } else { Ok(()) }
+        if source.starts_with("forward") {
+            Err(source)
+        } else {
+            Ok(())
+        }
     })
     .await;
     answer.unwrap()
@@ -98,39 +121,92 @@ async fn answers_from_memory_are_in_the_audit_log() {
     assert_eq!(event["sourceIPs"], serde_json::json!(["127.0.0.1"]));
     let pods = serde_json::json!({"resource": "pods", "namespace": "team-00", "apiVersion": "v1"});
     assert_eq!(event["objectRef"], pods);
-    assert_eq!(event["responseStatus"], serde_json::json!({"metadata": {}, "code": 200}));
-    assert_eq!(event["annotations"]["authorization.k8s.io/decision"], "allow");
+    assert_eq!(
+        event["responseStatus"],
+        serde_json::json!({"metadata": {}, "code": 200})
+    );
+    assert_eq!(
+        event["annotations"]["authorization.k8s.io/decision"],
+        "allow"
+    );
 
-    let name = listed.json()["items"][0]["metadata"]["name"].as_str().unwrap().to_owned();
+    let name = listed.json()["items"][0]["metadata"]["name"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     for (name, code, reason) in [(name.as_str(), 200, ""), ("nobody", 404, "NotFound")] {
         let path = format!("/api/v1/namespaces/team-00/pods/{name}?resourceVersion=0");
         let got = remembered(&audited.program, &path).await;
         assert_eq!(got.status, code);
         let events = audited.events_of(got.header("audit-id"), 1).await;
-        assert_eq!((&events[0]["verb"], &events[0]["objectRef"]["name"]), (&"get".into(), &name.into()));
+        assert_eq!(
+            (&events[0]["verb"], &events[0]["objectRef"]["name"]),
+            (&"get".into(), &name.into())
+        );
         assert_eq!(events[0]["responseStatus"]["code"], code);
-        assert_eq!(events[0]["responseStatus"]["reason"].as_str().unwrap_or_default(), reason);
+        assert_eq!(
+            events[0]["responseStatus"]["reason"]
+                .as_str()
+                .unwrap_or_default(),
+            reason
+        );
     }
 
-    let viewer = audited.program.proxied.as_user(audited.upstream.viewer_token());
-    let refused = viewer.get(Protocol::Http1, "/apis/apps/v1/replicasets?resourceVersion=0").await;
-    assert_eq!((refused.status.as_u16(), refused.header("x-watershed-source")), (403, "access"));
+    let viewer = audited
+        .program
+        .proxied
+        .as_user(audited.upstream.viewer_token());
+    let refused = viewer
+        .get(
+            Protocol::Http1,
+            "/apis/apps/v1/replicasets?resourceVersion=0",
+        )
+        .await;
+    assert_eq!(
+        (
+            refused.status.as_u16(),
+            refused.header("x-watershed-source")
+        ),
+        (403, "access")
+    );
     let events = audited.events_of(refused.header("audit-id"), 1).await;
-    assert_eq!(events[0]["responseStatus"]["message"], refused.json()["message"]);
-    assert_eq!(events[0]["annotations"]["authorization.k8s.io/decision"], "forbid");
+    assert_eq!(
+        events[0]["responseStatus"]["message"],
+        refused.json()["message"]
+    );
+    assert_eq!(
+        events[0]["annotations"]["authorization.k8s.io/decision"],
+        "forbid"
+    );
 
     let nobody = audited.program.proxied.as_user("nobodys-token");
     let refused = nobody.get(Protocol::Http1, PODS).await;
     let events = audited.events_of(refused.header("audit-id"), 1).await;
-    assert_eq!((refused.status.as_u16(), events[0]["responseStatus"]["code"].as_u64()), (401, Some(401)));
+    assert_eq!(
+        (
+            refused.status.as_u16(),
+            events[0]["responseStatus"]["code"].as_u64()
+        ),
+        (401, Some(401))
+    );
     assert_eq!(events[0]["user"], serde_json::json!({}));
-    assert_eq!(events[0]["stage"], "ResponseStarted", "upstream logs no other of whom it does not know");
+    assert_eq!(
+        events[0]["stage"], "ResponseStarted",
+        "upstream logs no other of whom it does not know"
+    );
 
     // What upstream answers, it logs itself.
     let seen = audited.events().len();
-    let forwarded =
-        audited.program.proxied.get(Protocol::Http2, "/api/v1/namespaces/team-00/pods/nobody").await;
-    assert!(forwarded.header("x-watershed-source").starts_with("forward"));
+    let forwarded = audited
+        .program
+        .proxied
+        .get(Protocol::Http2, "/api/v1/namespaces/team-00/pods/nobody")
+        .await;
+    assert!(
+        forwarded
+            .header("x-watershed-source")
+            .starts_with("forward")
+    );
     let last = remembered(&audited.program, PODS).await;
     audited.events_of(last.header("audit-id"), 1).await;
     let events = audited.events();
@@ -149,7 +225,10 @@ async fn an_audited_watch_is_over_when_its_client_is_gone() {
         let connection = audited.program.proxied.connect(protocol).await.unwrap();
         let path = "/api/v1/namespaces/team-00/pods?resourceVersion=0&watch=1";
         let id = format!("cut-by-{protocol:?}");
-        let request = Request::get(path).header("audit-id", &id).body(nothing()).unwrap();
+        let request = Request::get(path)
+            .header("audit-id", &id)
+            .body(nothing())
+            .unwrap();
         let response = connection.open(request).await.unwrap();
         assert_eq!(response.headers()["audit-id"], id);
         let events = audited.events_of(&id, 1).await;
@@ -164,7 +243,11 @@ async fn an_audited_watch_is_over_when_its_client_is_gone() {
     let path = "/api/v1/namespaces/team-00/pods?resourceVersion=0&watch=1";
     let watch = audited.program.proxied.watch(Protocol::Http2, path).await;
     let before = audited.events().len();
-    let Audited { upstream, program, folder } = audited;
+    let Audited {
+        upstream,
+        program,
+        folder,
+    } = audited;
     program.terminate().await;
     let (_, end) = watch.rest().await;
     assert_eq!(end, Next::End);
@@ -172,7 +255,10 @@ async fn an_audited_watch_is_over_when_its_client_is_gone() {
     let text = std::fs::read_to_string(folder.path().join("audit.log")).unwrap();
     let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
     assert!(text.lines().count() > before);
-    assert_eq!((&last["stage"], &last["verb"]), (&"ResponseComplete".into(), &"watch".into()));
+    assert_eq!(
+        (&last["stage"], &last["verb"]),
+        (&"ResponseComplete".into(), &"watch".into())
+    );
     upstream.shutdown().await;
 }
 
@@ -189,21 +275,36 @@ async fn the_audit_policy_says_what_is_logged() {
     }
     let last = remembered(&audited.program, PODS).await;
     let events = audited.events_of(last.header("audit-id"), 1).await;
-    assert_eq!((stages(&events), &events[0]["level"]), (vec!["RequestReceived"], &"Metadata".into()));
+    assert_eq!(
+        (stages(&events), &events[0]["level"]),
+        (vec!["RequestReceived"], &"Metadata".into())
+    );
     let all = audited.events();
-    assert!(all.iter().all(|event| event["objectRef"]["resource"] == "pods"), "{all:#?}");
+    assert!(
+        all.iter()
+            .all(|event| event["objectRef"]["resource"] == "pods"),
+        "{all:#?}"
+    );
     audited.end().await;
 }
 
 /// What `watershed serve` says when it does not start.
 async fn refusal(flags: &[&str]) -> String {
     let serve = Command::new(env!("CARGO_BIN_EXE_watershed"))
-        .args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"])
+        .args([
+            "serve",
+            "--listen",
+            "127.0.0.1:0",
+            "--admin-listen",
+            "127.0.0.1:0",
+        ])
         .args(flags)
         .stdout(Stdio::null())
         .kill_on_drop(true)
         .output();
-    let output = within("the end of a program that cannot start", serve).await.unwrap();
+    let output = within("the end of a program that cannot start", serve)
+        .await
+        .unwrap();
     assert!(!output.status.success());
     String::from_utf8(output.stderr).unwrap()
 }
@@ -214,17 +315,35 @@ async fn an_audit_log_that_cannot_be_is_refused_at_the_start() {
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (file_a, policy, kubeconfig) = (file("a"), file("policy.yaml"), file("kubeconfig"));
     std::fs::write(&file_a, "").unwrap();
-    std::fs::write(&policy, "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: All}]\n").unwrap();
-    std::fs::write(&kubeconfig, "apiVersion: v1\nkind: Config\ncurrent-context: nowhere\n").unwrap();
+    std::fs::write(
+        &policy,
+        "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: All}]\n",
+    )
+    .unwrap();
+    std::fs::write(
+        &kubeconfig,
+        "apiVersion: v1\nkind: Config\ncurrent-context: nowhere\n",
+    )
+    .unwrap();
     let below = format!("{file_a}/audit.log");
     for (flags, file, flag) in [
         (vec!["--audit-log-path", &below], &below, "--audit-log-path"),
-        (vec!["--audit-log-path", "-", "--audit-policy-file", &policy], &policy, "--audit-policy-file"),
-        (vec!["--audit-webhook-config-file", &kubeconfig], &kubeconfig, "--audit-webhook-config-file"),
+        (
+            vec!["--audit-log-path", "-", "--audit-policy-file", &policy],
+            &policy,
+            "--audit-policy-file",
+        ),
+        (
+            vec!["--audit-webhook-config-file", &kubeconfig],
+            &kubeconfig,
+            "--audit-webhook-config-file",
+        ),
     ] {
         let said = refusal(&flags).await;
-        let line =
-            said.lines().find(|line| line.contains(file)).unwrap_or_else(|| panic!("{flags:?}: {said}"));
+        let line = said
+            .lines()
+            .find(|line| line.contains(file))
+            .unwrap_or_else(|| panic!("{flags:?}: {said}"));
         assert!(line.contains(flag), "{said}");
     }
 }
@@ -239,8 +358,15 @@ async fn a_full_disk_loses_events_and_nothing_else() {
         remembered(&program, PODS).await;
     }
     eventually("all events are lost", async || {
-        let (lost, made) = (count(&program, dropped).await, count(&program, EVENTS).await);
-        if lost >= 5 && lost == made { Ok(()) } else { Err(format!("{lost} of {made}")) }
+        let (lost, made) = (
+            count(&program, dropped).await,
+            count(&program, EVENTS).await,
+        );
+        if lost >= 5 && lost == made {
+            Ok(())
+        } else {
+            Err(format!("{lost} of {made}"))
+        }
     })
     .await;
     program.terminate().await;
@@ -268,7 +394,10 @@ async fn request(stream: &mut TcpStream) -> (String, Value) {
         text.push(byte[0]);
     }
     let head = String::from_utf8(text).unwrap().to_ascii_lowercase();
-    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+    let length = head
+        .lines()
+        .find_map(|line| line.strip_prefix("content-length: "))
+        .unwrap();
     let mut body = vec![0; length.parse().unwrap()];
     stream.read_exact(&mut body).await.unwrap();
     (head, serde_json::from_slice(&body).unwrap())
@@ -279,7 +408,10 @@ async fn a_webhook_gets_batches_again_until_it_takes_them() {
     let upstream = Server::start(small()).await.unwrap();
     let hook = TcpListener::bind(loopback()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let config = kubeconfig(folder.path(), &format!("http://{}/hooks/audit?x=y", hook.local_addr().unwrap()));
+    let config = kubeconfig(
+        folder.path(),
+        &format!("http://{}/hooks/audit?x=y", hook.local_addr().unwrap()),
+    );
     let log = folder.path().join("both.log");
     let flags = [
         "--audit-webhook-config-file",
@@ -299,33 +431,68 @@ async fn a_webhook_gets_batches_again_until_it_takes_them() {
     let mut ids = Vec::new();
     for n in 0..3 {
         // The first may be forwarded.
-        ids.push(remembered(&program, &format!("{PODS}&n={n}")).await.header("audit-id").to_owned());
+        ids.push(
+            remembered(&program, &format!("{PODS}&n={n}"))
+                .await
+                .header("audit-id")
+                .to_owned(),
+        );
     }
     assert_eq!(count(&program, EVENTS).await, before + 3);
     let (mut stream, _) = within("a batch", hook.accept()).await.unwrap();
     let (head, first) = request(&mut stream).await;
-    assert!(head.starts_with("post /hooks/audit?timeout=30s http/1.1\r\n"), "{head}");
-    assert!(head.contains("\r\ncontent-type: application/json\r\n"), "{head}");
-    assert!(head.contains("\r\nauthorization: bearer hook-secret\r\n"), "{head}");
-    assert_eq!((&first["kind"], &first["apiVersion"]), (&"EventList".into(), &"audit.k8s.io/v1".into()));
+    assert!(
+        head.starts_with("post /hooks/audit?timeout=30s http/1.1\r\n"),
+        "{head}"
+    );
+    assert!(
+        head.contains("\r\ncontent-type: application/json\r\n"),
+        "{head}"
+    );
+    assert!(
+        head.contains("\r\nauthorization: bearer hook-secret\r\n"),
+        "{head}"
+    );
+    assert_eq!(
+        (&first["kind"], &first["apiVersion"]),
+        (&"EventList".into(), &"audit.k8s.io/v1".into())
+    );
     assert_eq!(first["items"].as_array().unwrap().len(), 2);
     assert!(first["items"][0]["kind"].is_null());
-    stream.write_all(b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n").await.unwrap();
+    stream
+        .write_all(b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n")
+        .await
+        .unwrap();
     let (_, again) = request(&mut stream).await;
     assert_eq!(first, again);
-    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await.unwrap();
+    stream
+        .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        .await
+        .unwrap();
     // The batch that is not full goes at the end.
     program.terminate().await;
     let (_, last) = request(&mut stream).await;
-    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await.unwrap();
+    stream
+        .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        .await
+        .unwrap();
     assert!(program.ended().await.success());
     let lists = [&first["items"], &last["items"]];
-    let posted: Vec<_> = lists.iter().flat_map(|items| items.as_array().unwrap()).collect();
-    let posted: Vec<_> = posted.iter().map(|event| event["auditID"].as_str().unwrap()).collect();
+    let posted: Vec<_> = lists
+        .iter()
+        .flat_map(|items| items.as_array().unwrap())
+        .collect();
+    let posted: Vec<_> = posted
+        .iter()
+        .map(|event| event["auditID"].as_str().unwrap())
+        .collect();
     assert_eq!(posted, ids);
     // Both sinks have all.
     let text = std::fs::read_to_string(&log).unwrap();
-    assert!(ids.iter().all(|id| text.contains(id.as_str())) && text.lines().count() == 3, "{text}");
+    assert!(
+        ids.iter().all(|id| text.contains(id.as_str())) && text.lines().count() == 3,
+        "{text}"
+    );
     upstream.shutdown().await;
 }
 
@@ -335,7 +502,10 @@ async fn a_stuck_webhook_holds_nobody_up() {
     // It takes connections, and never answers.
     let hook = TcpListener::bind(loopback()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let config = kubeconfig(folder.path(), &format!("http://{}", hook.local_addr().unwrap()));
+    let config = kubeconfig(
+        folder.path(),
+        &format!("http://{}", hook.local_addr().unwrap()),
+    );
     let flags = [
         "--audit-webhook-config-file",
         &config,

@@ -1,4 +1,5 @@
-//! Request bodies that are cut short. What upstream gets must be cut, too: half a document is often a document.
+//! Request bodies that are cut short. What upstream gets must be cut, too: half a document is often
+//! a document.
 use bytes::Bytes;
 use futures_util::stream;
 use http::{Request, StatusCode};
@@ -74,14 +75,18 @@ async fn a_body_cut_short_never_arrives_as_a_whole_one() {
             send_and_leave(&rig.proxied, &bytes, goodbye).await;
         }
     }
-    // HTTP/2: a body that fails in the middle resets its stream, and a connection that breaks ends it.
+    // HTTP/2: a body that fails in the middle resets its stream, and a connection that breaks ends
+    // it.
     let document = Bytes::from(configmap("cut-stream"));
     let failing = StreamBody::new(stream::iter([
         Ok(Frame::data(document.clone())),
         Err(std::io::Error::other("the sender gives up")),
     ]));
     let request = Request::post(PATH).body(failing.boxed_unsync()).unwrap();
-    assert!(connection.read(request).await.is_err(), "no answer to half a request");
+    assert!(
+        connection.read(request).await.is_err(),
+        "no answer to half a request"
+    );
     let doomed = rig.proxied.connect(Protocol::Http2).await.unwrap();
     let stuck = stream::iter([Ok(Frame::data(document))]);
     let stuck = StreamBody::new(futures_util::StreamExt::chain(stuck, stream::pending()));
@@ -94,20 +99,45 @@ async fn a_body_cut_short_never_arrives_as_a_whole_one() {
     reset_without_error(&rig.proxied, "cut-by-reset").await;
 
     // The proxy is well, and the same documents arrive when they are whole.
-    assert_eq!(stored(&rig.upstream), [""; 0], "half a request became a whole one");
+    assert_eq!(
+        stored(&rig.upstream),
+        [""; 0],
+        "half a request became a whole one"
+    );
     ledger.writes(20).await;
     beside.judge_undisturbed(&ledger).await;
-    let answer =
-        rig.proxied.raw(with_length("whole-length", 0).as_bytes(), |text| text.contains("}\n")).await;
+    let answer = rig
+        .proxied
+        .raw(with_length("whole-length", 0).as_bytes(), |text| {
+            text.contains("}\n")
+        })
+        .await;
     assert!(answer.text.starts_with("HTTP/1.1 201"), "{}", answer.text);
-    let answer =
-        rig.proxied.raw(chunked("whole-chunks", "0\r\n\r\n").as_bytes(), |text| text.contains("}\n")).await;
+    let answer = rig
+        .proxied
+        .raw(chunked("whole-chunks", "0\r\n\r\n").as_bytes(), |text| {
+            text.contains("}\n")
+        })
+        .await;
     assert!(answer.text.starts_with("HTTP/1.1 201"), "{}", answer.text);
-    let request = Request::post(PATH).body(whole(configmap("whole-stream"))).unwrap();
-    assert_eq!(connection.read(request).await.unwrap().status, StatusCode::CREATED);
+    let request = Request::post(PATH)
+        .body(whole(configmap("whole-stream")))
+        .unwrap();
+    assert_eq!(
+        connection.read(request).await.unwrap().status,
+        StatusCode::CREATED
+    );
     let whole = ["whole-chunks", "whole-length", "whole-stream"];
-    assert_eq!(stored(&rig.upstream), whole.map(|name| format!("default/{name}")));
-    let created = rig.upstream.stats().requests.get(&("POST".into(), "configmaps".into(), 201)).copied();
+    assert_eq!(
+        stored(&rig.upstream),
+        whole.map(|name| format!("default/{name}"))
+    );
+    let created = rig
+        .upstream
+        .stats()
+        .requests
+        .get(&("POST".into(), "configmaps".into(), 201))
+        .copied();
     assert_eq!(created, Some(3));
     rig.stop().await;
 }
@@ -134,15 +164,30 @@ async fn reset_without_error(endpoint: &Endpoint, name: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_body_that_makes_no_sense_gets_upstreams_words() {
     let rig = Rig::start(small()).await;
-    for body in ["", "{", "null", "[]", "\u{0}\u{1}", r#"{"metadata":{}}"#, r#"{"metadata":{"name":7}}"#] {
+    for body in [
+        "",
+        "{",
+        "null",
+        "[]",
+        "\u{0}\u{1}",
+        r#"{"metadata":{}}"#,
+        r#"{"metadata":{"name":7}}"#,
+    ] {
         for protocol in [Protocol::Http1, Protocol::Http2] {
             let request = || Request::post(PATH).body(whole(body)).unwrap();
             let direct = rig.direct.send(protocol, request()).await.unwrap();
             let proxied = rig.proxied.send(protocol, request()).await.unwrap();
             assert!(direct.status.is_client_error(), "{body:?}: {direct:?}");
-            assert_eq!(proxied.essence(), direct.essence(), "{body:?} by {protocol:?}");
+            assert_eq!(
+                proxied.essence(),
+                direct.essence(),
+                "{body:?} by {protocol:?}"
+            );
         }
     }
-    becomes("what upstream stored", Vec::<String>::new(), async || stored(&rig.upstream)).await;
+    becomes("what upstream stored", Vec::<String>::new(), async || {
+        stored(&rig.upstream)
+    })
+    .await;
     rig.stop().await;
 }

@@ -58,7 +58,10 @@ const QUERIES: &[&str] = &[
 ];
 
 async fn answer(endpoint: &Endpoint, protocol: Protocol, path: &str, accept: &str) -> Answer {
-    let request = Request::get(path).header("accept", accept).body(nothing()).unwrap();
+    let request = Request::get(path)
+        .header("accept", accept)
+        .body(nothing())
+        .unwrap();
     let answer = within(path, endpoint.send(protocol, request)).await;
     answer.unwrap_or_else(|error| panic!("{path}: {error:#}"))
 }
@@ -69,7 +72,11 @@ async fn same(rig: &Rig, protocol: Protocol, path: &str, accept: &str) -> Answer
     let direct = Box::pin(answer(&rig.direct, protocol, path, accept));
     let proxied = Box::pin(answer(&rig.proxied, protocol, path, accept));
     let (direct, proxied) = tokio::join!(direct, proxied);
-    assert_eq!(proxied.essence(), direct.essence(), "{path} by {protocol:?}, accepting {accept}");
+    assert_eq!(
+        proxied.essence(),
+        direct.essence(),
+        "{path} by {protocol:?}, accepting {accept}"
+    );
     proxied
 }
 
@@ -87,8 +94,11 @@ async fn malformed_queries_get_upstreams_words_and_disturb_nobody() {
     for (n, query) in QUERIES.iter().enumerate() {
         // Pods don't change between the two answers, only from one question to the next.
         ledger.write();
-        let paths = ["/api/v1/pods", "/api/v1/namespaces/team-00/pods"].map(|path| format!("{path}?{query}"));
-        let answers = paths.each_ref().map(|path| same(&rig, BOTH[n % 2], path, "application/json"));
+        let paths = ["/api/v1/pods", "/api/v1/namespaces/team-00/pods"]
+            .map(|path| format!("{path}?{query}"));
+        let answers = paths
+            .each_ref()
+            .map(|path| same(&rig, BOTH[n % 2], path, "application/json"));
         for answer in futures_util::future::join_all(answers).await {
             if answer.status != StatusCode::OK {
                 refused += 1;
@@ -96,7 +106,10 @@ async fn malformed_queries_get_upstreams_words_and_disturb_nobody() {
             }
         }
     }
-    assert!(refused > QUERIES.len(), "most of these are wrong: {refused}");
+    assert!(
+        refused > QUERIES.len(),
+        "most of these are wrong: {refused}"
+    );
     for follower in beside {
         follower.judge_undisturbed(&ledger).await;
     }
@@ -106,7 +119,9 @@ async fn malformed_queries_get_upstreams_words_and_disturb_nobody() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn odd_paths_and_accepts_get_upstreams_words() {
     let rig = Rig::start(small()).await;
-    rig.proxied.get(Protocol::Http2, "/api/v1/pods?resourceVersion=0").await;
+    rig.proxied
+        .get(Protocol::Http2, "/api/v1/pods?resourceVersion=0")
+        .await;
     for path in [
         "/api/v1/nothings",
         "/api/v1/nothings?watch=1",
@@ -138,7 +153,11 @@ async fn odd_paths_and_accepts_get_upstreams_words() {
         ";;;",
         "application",
     ] {
-        for query in ["resourceVersion=0", "", "watch=1&resourceVersion=0&timeoutSeconds=1"] {
+        for query in [
+            "resourceVersion=0",
+            "",
+            "watch=1&resourceVersion=0&timeoutSeconds=1",
+        ] {
             let path = format!("/api/v1/pods?{query}");
             let refusal = same(&rig, Protocol::Http2, &path, accept).await;
             assert_eq!(refusal.status, StatusCode::NOT_ACCEPTABLE, "{accept}");
@@ -147,7 +166,17 @@ async fn odd_paths_and_accepts_get_upstreams_words() {
     }
     // The first that can be had, at the client's order.
     let accept = "application/vnd.kubernetes.protobuf,application/json;q=0.5,*/*;q=0.1";
-    assert_eq!(same(&rig, Protocol::Http1, "/api/v1/pods?resourceVersion=0", accept).await.status, 200);
+    assert_eq!(
+        same(
+            &rig,
+            Protocol::Http1,
+            "/api/v1/pods?resourceVersion=0",
+            accept
+        )
+        .await
+        .status,
+        200
+    );
     rig.stop().await;
 }
 
@@ -159,11 +188,23 @@ async fn odd_methods_get_upstreams_words() {
             for protocol in BOTH {
                 let request = || {
                     let method = Method::from_bytes(method.as_bytes()).unwrap();
-                    Request::builder().method(method).uri(path).body(nothing()).unwrap()
+                    Request::builder()
+                        .method(method)
+                        .uri(path)
+                        .body(nothing())
+                        .unwrap()
                 };
-                let direct = within(path, rig.direct.send(protocol, request())).await.unwrap();
-                let proxied = within(path, rig.proxied.send(protocol, request())).await.unwrap();
-                assert_eq!(proxied.essence(), direct.essence(), "{method} {path} by {protocol:?}");
+                let direct = within(path, rig.direct.send(protocol, request()))
+                    .await
+                    .unwrap();
+                let proxied = within(path, rig.proxied.send(protocol, request()))
+                    .await
+                    .unwrap();
+                assert_eq!(
+                    proxied.essence(),
+                    direct.essence(),
+                    "{method} {path} by {protocol:?}"
+                );
             }
         }
     }
@@ -178,7 +219,8 @@ async fn too_large_heads_are_refused_clearly() {
     let beside = Follower::start(&shared, Interest::All, Opening::WatchList);
     beside.synced().await;
 
-    // HTTP/1.1: a clear answer, and the end of a connection on which nothing can be told apart any more.
+    // HTTP/1.1: a clear answer, and the end of a connection on which nothing can be told apart any
+    // more.
     let (long, many) = ("a".repeat(300_000), "X-More: yes\r\n".repeat(2_000));
     for head in [
         format!("GET /api/v1/pods HTTP/1.1\r\nHost: h\r\nX-Large: {long}\r\n\r\n"),
@@ -191,18 +233,28 @@ async fn too_large_heads_are_refused_clearly() {
         let raw = rig.proxied.raw(head.as_bytes(), |_| false).await;
         let start = &head[..40.min(head.len())];
         let status = raw.text.split(' ').nth(1).unwrap_or_default();
-        assert!(["400", "414", "431"].contains(&status), "{start:?} got {:?}", raw.text);
+        assert!(
+            ["400", "414", "431"].contains(&status),
+            "{start:?} got {:?}",
+            raw.text
+        );
     }
 
     // No TLS at all: the connection ends, and nothing of HTTP is said on it.
     let mut plain = TcpStream::connect(rig.proxied.address).await.unwrap();
-    plain.write_all(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").await.unwrap();
+    plain
+        .write_all(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+        .await
+        .unwrap();
     let mut told = Vec::new();
     let _ = within("the end", plain.read_to_end(&mut told)).await;
     assert!(!told.starts_with(b"HTTP"));
 
     // HTTP/2: the streams beside it live on.
-    let request = Request::get("/api/v1/pods").header("x-large", &long).body(nothing()).unwrap();
+    let request = Request::get("/api/v1/pods")
+        .header("x-large", &long)
+        .body(nothing())
+        .unwrap();
     let answer = within("an answer", shared.read(request)).await.unwrap();
     assert_eq!(answer.status, StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
     ledger.writes(40).await;
@@ -211,8 +263,10 @@ async fn too_large_heads_are_refused_clearly() {
 
     // What is large and allowed arrives whole.
     let names: Vec<_> = (0..3_000).map(|n| format!("tier-{n}")).collect();
-    let path =
-        format!("/api/v1/pods?resourceVersion=0&labelSelector=tier%20in%20(backend,{})", names.join(","));
+    let path = format!(
+        "/api/v1/pods?resourceVersion=0&labelSelector=tier%20in%20(backend,{})",
+        names.join(",")
+    );
     for protocol in BOTH {
         let answer = same(&rig, protocol, &path, "application/json").await;
         assert!(!answer.json()["items"].as_array().unwrap().is_empty());

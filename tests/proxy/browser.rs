@@ -1,7 +1,7 @@
 //! The status page in a real browser, and the pictures of it for the documents.
 //!
-//! Without Chromium on this machine nothing is tested. With `WATERSHED_SCREENSHOTS=FOLDER` (`make screenshots`) the
-//! clients work for some minutes, and pictures are written there.
+//! Without Chromium on this machine nothing is tested. With `WATERSHED_SCREENSHOTS=FOLDER` (`make
+//! screenshots`) the clients work for some minutes, and pictures are written there.
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -43,22 +43,45 @@ impl Browser {
     fn find() -> Option<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let named = std::env::var_os("CHROMIUM").map(PathBuf::from);
-        let usual = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
-        let mut found = named.into_iter().chain(
-            usual.iter().flat_map(|name| std::env::split_paths(&path).map(move |folder| folder.join(name))),
-        );
+        let usual = [
+            "chromium",
+            "chromium-browser",
+            "google-chrome",
+            "google-chrome-stable",
+        ];
+        let mut found =
+            named.into_iter().chain(usual.iter().flat_map(|name| {
+                std::env::split_paths(&path).map(move |folder| folder.join(name))
+            }));
         let program = found.find(|program| program.is_file());
         if program.is_none() {
             eprintln!("skipped: there is no Chromium here (install it, or name one by CHROMIUM=)");
         }
-        Some(Self { program: program?, folder: tempfile::tempdir().unwrap() })
+        Some(Self {
+            program: program?,
+            folder: tempfile::tempdir().unwrap(),
+        })
     }
 
     async fn run(&self, flags: &[&str], url: &str) -> (String, String) {
         let output = Command::new(&self.program)
-            .args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"])
-            .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])
-            .args(["--disable-breakpad", "--disable-crash-reporter", "--enable-logging=stderr"])
+            .args([
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--hide-scrollbars",
+                "--no-first-run",
+            ])
+            .args([
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--disable-sync",
+            ])
+            .args([
+                "--disable-breakpad",
+                "--disable-crash-reporter",
+                "--enable-logging=stderr",
+            ])
             .arg(format!("--user-data-dir={}", self.folder.path().display()))
             // Nothing but this machine is there.
             .arg("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
@@ -76,9 +99,19 @@ impl Browser {
     async fn open(&self, flags: &[&str], url: &str) -> Opened {
         let requests = self.folder.path().join("requests.json");
         let logged = format!("--log-net-log={}", requests.display());
-        let (dom, log) = self.run(&[flags, &[&logged, "--dump-dom"]].concat(), url).await;
-        let complaints = log.lines().filter(|line| line.contains(":CONSOLE")).map(str::to_owned).collect();
-        Opened { dom, complaints, outside: outside(&std::fs::read_to_string(requests).unwrap(), url) }
+        let (dom, log) = self
+            .run(&[flags, &[&logged, "--dump-dom"]].concat(), url)
+            .await;
+        let complaints = log
+            .lines()
+            .filter(|line| line.contains(":CONSOLE"))
+            .map(str::to_owned)
+            .collect();
+        Opened {
+            dom,
+            complaints,
+            outside: outside(&std::fs::read_to_string(requests).unwrap(), url),
+        }
     }
 
     async fn picture(&self, scheme: Scheme, size: (u32, u32), url: &str, file: &Path) {
@@ -97,27 +130,37 @@ impl Browser {
     }
 }
 
-/// The requests in the browser's log that a page of `url`'s server began, and that go elsewhere. Others are the
-/// browser's own.
+/// The requests in the browser's log that a page of `url`'s server began, and that go elsewhere.
+/// Others are the browser's own.
 fn outside(log: &str, url: &str) -> Vec<String> {
     let log: serde_json::Value = serde_json::from_str(log).unwrap();
     let server = &url[..url.rfind('/').unwrap()];
-    let begun = log["events"].as_array().unwrap().iter().filter_map(|event| {
-        let params = &event["params"];
-        let ours = params["initiator"].as_str()?.starts_with(server);
-        ours.then(|| params["url"].as_str().map(str::to_owned)).flatten()
-    });
+    let begun = log["events"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|event| {
+            let params = &event["params"];
+            let ours = params["initiator"].as_str()?.starts_with(server);
+            ours.then(|| params["url"].as_str().map(str::to_owned))
+                .flatten()
+        });
     begun.filter(|url| !url.starts_with(server)).collect()
 }
 
 /// How bright a picture is: 0 to 255.
 fn brightness(file: &Path) -> f64 {
-    let mut decoder = png::Decoder::new(std::io::BufReader::new(std::fs::File::open(file).unwrap()));
+    let mut decoder =
+        png::Decoder::new(std::io::BufReader::new(std::fs::File::open(file).unwrap()));
     decoder.set_transformations(png::Transformations::normalize_to_color8());
     let mut reader = decoder.read_info().unwrap();
     let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
     let size = reader.next_frame(&mut pixels).unwrap().buffer_size();
-    pixels[..size].iter().map(|byte| f64::from(*byte)).sum::<f64>() / size as f64
+    pixels[..size]
+        .iter()
+        .map(|byte| f64::from(*byte))
+        .sum::<f64>()
+        / size as f64
 }
 
 /// A page on the loopback.
@@ -144,7 +187,12 @@ const PROGRAMS: [(&str, &str, &str, &[&str]); 6] = [
         "argocd",
         "system:serviceaccount:argocd:argocd-application-controller",
         "argocd-application-controller/v3.1.8",
-        &["/apis/apps/v1/deployments", "/api/v1/services", "/api/v1/configmaps", "/api/v1/pods"],
+        &[
+            "/apis/apps/v1/deployments",
+            "/api/v1/services",
+            "/api/v1/configmaps",
+            "/api/v1/pods",
+        ],
     ),
     (
         "metrics",
@@ -170,7 +218,12 @@ const PROGRAMS: [(&str, &str, &str, &[&str]); 6] = [
         "Prometheus/3.7.3",
         &["/api/v1/pods", "/api/v1/services"],
     ),
-    ("backup", "system:serviceaccount:velero:velero", "velero-server/v1.17.0", &[]),
+    (
+        "backup",
+        "system:serviceaccount:velero:velero",
+        "velero-server/v1.17.0",
+        &[],
+    ),
 ];
 
 /// Clients as a cluster has them. Watches stay open as long as this is kept.
@@ -182,18 +235,33 @@ async fn clients(rig: &Rig) -> Vec<Lines> {
         access.allow(Rule::new(user, &["get", "list", "watch"], &["*"]));
         for path in reads {
             open.push(
-                watch_as(&rig.proxied.as_user(token), agent, &format!("{path}?watch=1&resourceVersion=0"))
-                    .await,
+                watch_as(
+                    &rig.proxied.as_user(token),
+                    agent,
+                    &format!("{path}?watch=1&resourceVersion=0"),
+                )
+                .await,
             );
         }
     }
     for node in 0..4 {
-        let (token, user) = (format!("node-{node:03}"), format!("system:node:node-{node:03}"));
+        let (token, user) = (
+            format!("node-{node:03}"),
+            format!("system:node:node-{node:03}"),
+        );
         access.add_user(&token, &user, &[]);
         access.allow(Rule::new(&user, &["get", "list", "watch"], &["*"]));
-        let path =
-            format!("/api/v1/pods?watch=1&resourceVersion=0&fieldSelector=spec.nodeName%3Dnode-{node:03}");
-        open.push(watch_as(&rig.proxied.as_user(&token), "kubelet/v1.34.1 (linux/amd64)", &path).await);
+        let path = format!(
+            "/api/v1/pods?watch=1&resourceVersion=0&fieldSelector=spec.nodeName%3Dnode-{node:03}"
+        );
+        open.push(
+            watch_as(
+                &rig.proxied.as_user(&token),
+                "kubelet/v1.34.1 (linux/amd64)",
+                &path,
+            )
+            .await,
+        );
     }
     open
 }
@@ -201,13 +269,30 @@ async fn clients(rig: &Rig) -> Vec<Lines> {
 /// Reads now and then, for ever.
 async fn read_on(proxied: Endpoint) {
     let get = async |token: &str, agent: &str, path: &str| {
-        let connection = proxied.as_user(token).connect(Protocol::Http2).await.unwrap();
-        let request = http::Request::get(path).header("user-agent", agent).body(nothing()).unwrap();
+        let connection = proxied
+            .as_user(token)
+            .connect(Protocol::Http2)
+            .await
+            .unwrap();
+        let request = http::Request::get(path)
+            .header("user-agent", agent)
+            .body(nothing())
+            .unwrap();
         let _ = connection.read(request).await;
     };
     loop {
-        get("backup", "velero-server/v1.17.0", "/api/v1/namespaces/team-01/pods?resourceVersion=0").await;
-        get("metrics", "kube-state-metrics/v2.17.0", "/apis/apps/v1/deployments?resourceVersion=0").await;
+        get(
+            "backup",
+            "velero-server/v1.17.0",
+            "/api/v1/namespaces/team-01/pods?resourceVersion=0",
+        )
+        .await;
+        get(
+            "metrics",
+            "kube-state-metrics/v2.17.0",
+            "/apis/apps/v1/deployments?resourceVersion=0",
+        )
+        .await;
         for n in 0..=fastrand::usize(..6) {
             get(
                 "node-001",
@@ -216,7 +301,12 @@ async fn read_on(proxied: Endpoint) {
             )
             .await;
         }
-        get("admin-token", "kubectl/v1.34.1 (linux/amd64)", "/api/v1/namespaces/team-02/pods").await;
+        get(
+            "admin-token",
+            "kubectl/v1.34.1 (linux/amd64)",
+            "/api/v1/namespaces/team-02/pods",
+        )
+        .await;
         get("backup", "velero-server/v1.17.0", "/api/v1/secrets").await;
         tokio::time::sleep(Duration::from_millis(250)).await;
     }
@@ -224,9 +314,15 @@ async fn read_on(proxied: Endpoint) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_status_page_in_a_browser() {
-    let Some(browser) = Browser::find() else { return };
+    let Some(browser) = Browser::find() else {
+        return;
+    };
     let pictures = std::env::var_os("WATERSHED_SCREENSHOTS").map(PathBuf::from);
-    let (pods, nodes, minutes) = if pictures.is_some() { (2_000, 50, 4) } else { (100, 4, 0) };
+    let (pods, nodes, minutes) = if pictures.is_some() {
+        (2_000, 50, 4)
+    } else {
+        (100, 4, 0)
+    };
     let rig = Rig::start(Options {
         population: Population {
             pods,
@@ -243,15 +339,25 @@ async fn the_status_page_in_a_browser() {
     .await;
     let churn = Churn::start(rig.upstream.state().clone(), 40.0, 1, Mix::default());
     let mut open = clients(&rig).await;
-    let hostile = "<script>console.error('hostile')</script><img src=http://elsewhere.example.com/x>";
+    let hostile =
+        "<script>console.error('hostile')</script><img src=http://elsewhere.example.com/x>";
     if pictures.is_none() {
-        open.push(watch_as(&rig.proxied, hostile, "/api/v1/pods?watch=1&resourceVersion=0").await);
+        open.push(
+            watch_as(
+                &rig.proxied,
+                hostile,
+                "/api/v1/pods?watch=1&resourceVersion=0",
+            )
+            .await,
+        );
     }
     // Somebody has to read what the watches bring.
     let readers: Vec<_> = open
         .into_iter()
         .map(|mut lines| {
-            tokio::spawn(async move { while let crate::client::Next::Line(_) = lines.next().await {} })
+            tokio::spawn(
+                async move { while let crate::client::Next::Line(_) = lines.next().await {} },
+            )
         })
         .collect();
     let reader = tokio::spawn(read_on(rig.proxied.clone()));
@@ -259,7 +365,11 @@ async fn the_status_page_in_a_browser() {
     let host = rig.admin.to_string();
     eventually("charts", async || {
         let page = plain_request(rig.admin, "GET", "/status", &[("Host", &host)]).await;
-        if page.matches("class=\"line0\"").count() == 4 { Ok(()) } else { Err(page) }
+        if page.matches("class=\"line0\"").count() == 4 {
+            Ok(())
+        } else {
+            Err(page)
+        }
     })
     .await;
     let url = format!("http://{}/status", rig.admin);
@@ -269,7 +379,9 @@ async fn the_status_page_in_a_browser() {
     let (_, page) = page.split_once("\r\n\r\n").unwrap();
     let (before, script) = page.split_once("<script>").unwrap();
     let (_, after) = script.split_once("</script>").unwrap();
-    let plain = browser.open(&[], &serve_page(format!("{before}{after}")).await).await;
+    let plain = browser
+        .open(&[], &serve_page(format!("{before}{after}")).await)
+        .await;
     assert_eq!((plain.complaints, plain.outside), (vec![], vec![]));
     for part in [
         "<table id=\"scopes\">",
@@ -283,7 +395,8 @@ async fn the_status_page_in_a_browser() {
     ] {
         assert!(plain.dom.contains(part), "{part} in {}", plain.dom);
     }
-    // With it the page is brought up to date, nothing of it is refused, and nothing comes from elsewhere.
+    // With it the page is brought up to date, nothing of it is refused, and nothing comes from
+    // elsewhere.
     let lively = browser.open(&["--virtual-time-budget=12000"], &url).await;
     assert_eq!((lively.complaints, lively.outside), (vec![], vec![]));
     assert!(
@@ -292,7 +405,13 @@ async fn the_status_page_in_a_browser() {
         lively.dom
     );
     if pictures.is_none() {
-        assert!(lively.dom.contains("&lt;script&gt;console.error('hostile')"), "{}", lively.dom);
+        assert!(
+            lively
+                .dom
+                .contains("&lt;script&gt;console.error('hostile')"),
+            "{}",
+            lively.dom
+        );
     }
     // What is looked for is seen.
     for planted in [
@@ -300,16 +419,33 @@ async fn the_status_page_in_a_browser() {
         "<img src=http://elsewhere.example.com/x.png>",
         "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'\"><style>p{}</style>",
     ] {
-        let seen = browser.open(&["--virtual-time-budget=2000"], &serve_page(planted.to_owned()).await).await;
-        assert!(!seen.complaints.is_empty() || !seen.outside.is_empty(), "{planted}");
+        let seen = browser
+            .open(
+                &["--virtual-time-budget=2000"],
+                &serve_page(planted.to_owned()).await,
+            )
+            .await;
+        assert!(
+            !seen.complaints.is_empty() || !seen.outside.is_empty(),
+            "{planted}"
+        );
     }
 
-    let folder = pictures.clone().unwrap_or_else(|| browser.folder.path().to_owned());
+    let folder = pictures
+        .clone()
+        .unwrap_or_else(|| browser.folder.path().to_owned());
     let file = |name: &str| folder.join(name);
     let wide = (1280, 1500);
-    browser.picture(Scheme::Light, wide, &url, &file("status-light.png")).await;
-    browser.picture(Scheme::Dark, wide, &url, &file("status-dark.png")).await;
-    let (light, dark) = (brightness(&file("status-light.png")), brightness(&file("status-dark.png")));
+    browser
+        .picture(Scheme::Light, wide, &url, &file("status-light.png"))
+        .await;
+    browser
+        .picture(Scheme::Dark, wide, &url, &file("status-dark.png"))
+        .await;
+    let (light, dark) = (
+        brightness(&file("status-light.png")),
+        brightness(&file("status-dark.png")),
+    );
     assert!(light > 200.0 && dark < 80.0, "light {light}, dark {dark}");
     for name in ["status-light.png", "status-dark.png"] {
         let bytes = std::fs::metadata(file(name)).unwrap().len();

@@ -5,11 +5,14 @@ use watershed::sim::{Rule, Server};
 use crate::mistakes::Bench;
 use crate::rig::small;
 
-const CHECK: &str = "check --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --kubeconfig good.kubeconfig";
+const CHECK: &str =
+    "check --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --kubeconfig good.kubeconfig";
 
 /// Lines that say so, as `level subject message`.
 fn of<'a>(out: &'a str, level: &str) -> Vec<&'a str> {
-    out.lines().filter(|line| line.split_whitespace().next() == Some(level)).collect()
+    out.lines()
+        .filter(|line| line.split_whitespace().next() == Some(level))
+        .collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -36,7 +39,10 @@ async fn a_good_configuration_has_no_error() {
     // Nothing was made.
     assert_eq!(std::fs::read_dir(bench.path()).unwrap().count(), before);
     let (code, out, _) = bench.run(CHECK).await;
-    assert!(code == 0 && out.contains("will be made in watershed-certs"), "{out}");
+    assert!(
+        code == 0 && out.contains("will be made in watershed-certs"),
+        "{out}"
+    );
     assert_eq!(std::fs::read_dir(bench.path()).unwrap().count(), before);
     upstream.shutdown().await;
 }
@@ -55,7 +61,11 @@ async fn each_thing_that_is_wrong_is_a_line_with_its_knob() {
                     "certificate",
                     "--tls-key: the private key in expired.key is not that of the certificate in good.crt",
                 ),
-                ("error", "callers", "--client-ca-file: garbage.pem holds no usable PEM certificate"),
+                (
+                    "error",
+                    "callers",
+                    "--client-ca-file: garbage.pem holds no usable PEM certificate",
+                ),
             ],
         ),
         (
@@ -67,8 +77,16 @@ async fn each_thing_that_is_wrong_is_a_line_with_its_knob() {
                 "expired.crt (--tls-cert), for localhost: it expired at 2001-01-01",
             )],
         ),
-        ("--client-ca-file expired.crt", 1, vec![("error", "callers", "(--client-ca-file): it expired")]),
-        ("--cert-dir good.crt/x", 1, vec![("error", "certificate", "--cert-dir")]),
+        (
+            "--client-ca-file expired.crt",
+            1,
+            vec![("error", "callers", "(--client-ca-file): it expired")],
+        ),
+        (
+            "--cert-dir good.crt/x",
+            1,
+            vec![("error", "certificate", "--cert-dir")],
+        ),
         (
             "--admin-tls-cert good.crt --admin-tls-key expired.key --admin-token-file nowhere",
             1,
@@ -82,14 +100,30 @@ async fn each_thing_that_is_wrong_is_a_line_with_its_knob() {
             1,
             vec![("error", "audit", "--audit-policy-file")],
         ),
-        ("--config misspelt.yaml", 1, vec![("error", "configuration", "unknown field `consistentRead`")]),
-        ("--context other", 1, vec![("error", "credentials", "--context")]),
+        (
+            "--config misspelt.yaml",
+            1,
+            vec![("error", "configuration", "unknown field `consistentRead`")],
+        ),
+        (
+            "--context other",
+            1,
+            vec![("error", "credentials", "--context")],
+        ),
         (
             "--server https://127.0.0.1:1",
             1,
-            vec![("error", "upstream", "no answer from https://127.0.0.1:1 (--server)")],
+            vec![(
+                "error",
+                "upstream",
+                "no answer from https://127.0.0.1:1 (--server)",
+            )],
         ),
-        ("--server ftp://a", 1, vec![("error", "upstream", "--server")]),
+        (
+            "--server ftp://a",
+            1,
+            vec![("error", "upstream", "--server")],
+        ),
         (
             "--config odd.yaml",
             0,
@@ -104,18 +138,28 @@ async fn each_thing_that_is_wrong_is_a_line_with_its_knob() {
     for (flags, exit, wrong) in cases {
         let (code, out, told) = bench.run(&format!("{CHECK} {flags}")).await;
         assert_eq!((code, told.as_str()), (exit, ""), "{flags}: {out}");
-        let found: Vec<_> = out.lines().filter(|line| !line.starts_with("ok ")).collect();
+        let found: Vec<_> = out
+            .lines()
+            .filter(|line| !line.starts_with("ok "))
+            .collect();
         assert_eq!(found.len(), wrong.len(), "{flags}: {out}");
         for (line, (level, subject, words)) in found.iter().zip(wrong) {
             let mut columns = line.split_whitespace();
-            assert_eq!((columns.next(), columns.next()), (Some(level), Some(subject)), "{line}");
+            assert_eq!(
+                (columns.next(), columns.next()),
+                (Some(level), Some(subject)),
+                "{line}"
+            );
             assert!(line.contains(words), "{words:?} is not in {line}");
         }
     }
     // A mistake on the command line is serve's own.
     let (code, out, told) = bench.run("check --tls-crt a").await;
     assert_eq!((code, out.as_str()), (2, ""));
-    assert!(told.contains("--tls-cert") && told.lines().count() == 1, "{told}");
+    assert!(
+        told.contains("--tls-cert") && told.lines().count() == 1,
+        "{told}"
+    );
     upstream.shutdown().await;
 }
 
@@ -125,7 +169,12 @@ async fn rights_that_the_proxy_lacks_are_named_with_what_they_cost() {
     let bench = Bench::new(&upstream);
     let access = upstream.access();
     access.add_user("proxy", "proxy", &[]);
-    bench.write("good.kubeconfig", &upstream.kubeconfig_yaml().replace(upstream.admin_token(), "proxy"));
+    bench.write(
+        "good.kubeconfig",
+        &upstream
+            .kubeconfig_yaml()
+            .replace(upstream.admin_token(), "proxy"),
+    );
     let run = async |flags: &str| {
         let (code, out, told) = bench.run(&format!("{CHECK} {flags}")).await;
         assert_eq!(told, "", "{out}");
@@ -134,16 +183,22 @@ async fn rights_that_the_proxy_lacks_are_named_with_what_they_cost() {
     let (code, out) = run("").await;
     assert_eq!(code, 1, "{out}");
     let errors = of(&out, "error").join("\n");
-    for words in
-        ["tokenreviews", "subjectaccessreviews", "system:auth-delegator", "may list and watch nothing"]
-    {
+    for words in [
+        "tokenreviews",
+        "subjectaccessreviews",
+        "system:auth-delegator",
+        "may list and watch nothing",
+    ] {
         assert!(errors.contains(words), "{words:?} is not in {errors}");
     }
     // The reviews and two types: enough to start with.
     access.allow(Rule::new(
         "proxy",
         &["create"],
-        &["tokenreviews.authentication.k8s.io", "subjectaccessreviews.authorization.k8s.io"],
+        &[
+            "tokenreviews.authentication.k8s.io",
+            "subjectaccessreviews.authorization.k8s.io",
+        ],
     ));
     access.allow(Rule::read("proxy", &["pods", "nodes"]));
     access.allow(Rule::new("proxy", &["list"], &["services"]));
@@ -159,19 +214,38 @@ async fn rights_that_the_proxy_lacks_are_named_with_what_they_cost() {
     ] {
         assert!(warnings.contains(words), "{words:?} is not in {warnings}");
     }
-    let lacks = of(&out, "warning").into_iter().find(|line| line.contains("reads are forwarded")).unwrap();
-    assert!(!lacks.contains("pods") && !lacks.contains("nodes") && !lacks.contains("secrets"), "{lacks}");
+    let lacks = of(&out, "warning")
+        .into_iter()
+        .find(|line| line.contains("reads are forwarded"))
+        .unwrap();
+    assert!(
+        !lacks.contains("pods") && !lacks.contains("nodes") && !lacks.contains("secrets"),
+        "{lacks}"
+    );
     // What a node's proxy holds is less.
-    access.allow(Rule::read("proxy", &["leases.coordination.k8s.io"]).in_namespace("kube-node-lease"));
+    access.allow(
+        Rule::read("proxy", &["leases.coordination.k8s.io"]).in_namespace("kube-node-lease"),
+    );
     let (_, out) = run("--node-name node-1").await;
-    assert!(out.contains("may list and watch what may be held (3 types and parts of them)"), "{out}");
+    assert!(
+        out.contains("may list and watch what may be held (3 types and parts of them)"),
+        "{out}"
+    );
     // And who is everybody reviews nobody.
     access.deny_all("proxy");
-    access.allow(Rule::new("proxy", &["create"], &["subjectaccessreviews.authorization.k8s.io"]));
+    access.allow(Rule::new(
+        "proxy",
+        &["create"],
+        &["subjectaccessreviews.authorization.k8s.io"],
+    ));
     access.allow(Rule::read("proxy", &["*"]));
     assert!(run("").await.1.contains("tokenreviews"));
     let (code, out) = run("--single-identity").await;
-    assert_eq!((code, of(&out, "ok").len()), (0, out.lines().count()), "{out}");
+    assert_eq!(
+        (code, of(&out, "ok").len()),
+        (0, out.lines().count()),
+        "{out}"
+    );
     upstream.shutdown().await;
 }
 
@@ -182,13 +256,23 @@ async fn findings_are_told_as_json_too() {
     for (flags, good) in [("", true), ("--server https://127.0.0.1:1", false)] {
         let (code, out, _) = bench.run(&format!("{CHECK} {flags} -o json")).await;
         let report: Value = serde_json::from_str(&out).unwrap();
-        assert_eq!((code == 0, &report["ok"]), (good, &Value::Bool(good)), "{out}");
-        let findings = report["findings"].as_array().unwrap();
-        assert!(
-            findings.len() >= 4 && findings.iter().all(|finding| finding["message"].is_string()),
+        assert_eq!(
+            (code == 0, &report["ok"]),
+            (good, &Value::Bool(good)),
             "{out}"
         );
-        let errors = findings.iter().filter(|finding| finding["level"] == "error").count();
+        let findings = report["findings"].as_array().unwrap();
+        assert!(
+            findings.len() >= 4
+                && findings
+                    .iter()
+                    .all(|finding| finding["message"].is_string()),
+            "{out}"
+        );
+        let errors = findings
+            .iter()
+            .filter(|finding| finding["level"] == "error")
+            .count();
         assert_eq!(errors == 0, good, "{out}");
     }
     upstream.shutdown().await;

@@ -85,12 +85,16 @@ pub(crate) fn nothing() -> Body {
 }
 
 pub(crate) fn whole(text: impl Into<Bytes>) -> Body {
-    Full::new(text.into()).map_err(|never| match never {}).boxed_unsync()
+    Full::new(text.into())
+        .map_err(|never| match never {})
+        .boxed_unsync()
 }
 
 /// Fails the test when something that must come doesn't.
 pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("{what}: not after {PATIENCE:?}"))
+    tokio::time::timeout(PATIENCE, future)
+        .await
+        .unwrap_or_else(|_| panic!("{what}: not after {PATIENCE:?}"))
 }
 
 // === impl Endpoint ===
@@ -109,12 +113,20 @@ impl Endpoint {
             .with_no_client_auth();
         let http1 = Arc::new(config.clone());
         config.alpn_protocols = vec![b"h2".to_vec()];
-        Self { address, token: token.to_owned(), http1, http2: Arc::new(config) }
+        Self {
+            address,
+            token: token.to_owned(),
+            http1,
+            http2: Arc::new(config),
+        }
     }
 
     /// The same server, asked by somebody else; nobody in particular with an empty token.
     pub(crate) fn as_user(&self, token: &str) -> Self {
-        Self { token: token.to_owned(), ..self.clone() }
+        Self {
+            token: token.to_owned(),
+            ..self.clone()
+        }
     }
 
     /// TLS and no HTTP yet.
@@ -126,7 +138,9 @@ impl Endpoint {
         let stream = TcpStream::connect(self.address).await?;
         stream.set_nodelay(true)?;
         let name = ServerName::IpAddress(self.address.ip().into());
-        TlsConnector::from(Arc::clone(config)).connect(name, stream).await
+        TlsConnector::from(Arc::clone(config))
+            .connect(name, stream)
+            .await
     }
 
     pub(crate) async fn connect(&self, protocol: Protocol) -> anyhow::Result<Connection> {
@@ -134,24 +148,40 @@ impl Endpoint {
         let (sender, task) = match protocol {
             Protocol::Http1 => {
                 let (sender, connection) = http1::handshake(io).await?;
-                (Sender::Http1(Arc::new(sender.into())), tokio::spawn(async { drop(connection.await) }))
+                (
+                    Sender::Http1(Arc::new(sender.into())),
+                    tokio::spawn(async { drop(connection.await) }),
+                )
             }
             Protocol::Http2 => {
                 let (sender, connection) = http2::handshake(TokioExecutor::new(), io).await?;
-                (Sender::Http2(sender), tokio::spawn(async { drop(connection.await) }))
+                (
+                    Sender::Http2(sender),
+                    tokio::spawn(async { drop(connection.await) }),
+                )
             }
         };
-        Ok(Connection { endpoint: self.clone(), sender, task: Arc::new(AbortOnDropHandle::new(task)) })
+        Ok(Connection {
+            endpoint: self.clone(),
+            sender,
+            task: Arc::new(AbortOnDropHandle::new(task)),
+        })
     }
 
     /// One request on a connection of its own.
-    pub(crate) async fn send(&self, protocol: Protocol, request: Request<Body>) -> anyhow::Result<Answer> {
+    pub(crate) async fn send(
+        &self,
+        protocol: Protocol,
+        request: Request<Body>,
+    ) -> anyhow::Result<Answer> {
         self.connect(protocol).await?.read(request).await
     }
 
     pub(crate) async fn get(&self, protocol: Protocol, path: &str) -> Answer {
         let request = Request::get(path).body(nothing()).unwrap();
-        within(path, self.send(protocol, request)).await.unwrap_or_else(|error| panic!("{path}: {error:#}"))
+        within(path, self.send(protocol, request))
+            .await
+            .unwrap_or_else(|error| panic!("{path}: {error:#}"))
     }
 
     /// A watch on a connection of its own.
@@ -160,13 +190,17 @@ impl Endpoint {
         within(path, connection.watch(path)).await.unwrap()
     }
 
-    /// Bytes written by hand; what comes back until the server closes, or until `enough` of it is there.
+    /// Bytes written by hand; what comes back until the server closes, or until `enough` of it is
+    /// there.
     pub(crate) async fn raw(&self, bytes: &[u8], enough: impl Fn(&str) -> bool) -> Raw {
         let mut stream = self.tls(Protocol::Http1).await.unwrap();
         // A server that refuses half-way may close before all is written.
         let _ = stream.write_all(bytes).await;
         let _ = stream.flush().await;
-        let mut raw = Raw { stream, text: String::new() };
+        let mut raw = Raw {
+            stream,
+            text: String::new(),
+        };
         raw.read_until(enough).await;
         raw
     }
@@ -204,7 +238,10 @@ impl Raw {
 
 impl Connection {
     /// The head of the answer and a body still to be read.
-    pub(crate) async fn open(&self, mut request: Request<Body>) -> anyhow::Result<Response<Incoming>> {
+    pub(crate) async fn open(
+        &self,
+        mut request: Request<Body>,
+    ) -> anyhow::Result<Response<Incoming>> {
         let authority = self.endpoint.address.to_string();
         let headers = request.headers_mut();
         headers.insert("host", authority.parse()?);
@@ -231,7 +268,11 @@ impl Connection {
 
     pub(crate) async fn read(&self, request: Request<Body>) -> anyhow::Result<Answer> {
         let (head, body) = self.open(request).await?.into_parts();
-        Ok(Answer { status: head.status, headers: head.headers, body: body.collect().await?.to_bytes() })
+        Ok(Answer {
+            status: head.status,
+            headers: head.headers,
+            body: body.collect().await?.to_bytes(),
+        })
     }
 
     pub(crate) async fn watch(&self, path: &str) -> anyhow::Result<Lines> {
@@ -242,10 +283,17 @@ impl Connection {
     pub(crate) async fn follow(&self, request: Request<Body>) -> anyhow::Result<Lines> {
         let response = self.open(request).await?;
         if response.status() != StatusCode::OK {
-            let (status, body) = (response.status(), response.into_body().collect().await?.to_bytes());
+            let (status, body) = (
+                response.status(),
+                response.into_body().collect().await?.to_bytes(),
+            );
             anyhow::bail!("{status}: {}", String::from_utf8_lossy(&body));
         }
-        Ok(Lines { body: response.into_body(), rest: BytesMut::new(), _connection: self.clone() })
+        Ok(Lines {
+            body: response.into_body(),
+            rest: BytesMut::new(),
+            _connection: self.clone(),
+        })
     }
 
     /// Whether the server has closed it.
@@ -262,14 +310,26 @@ impl Answer {
     }
 
     pub(crate) fn header(&self, name: &str) -> &str {
-        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+        self.headers
+            .get(name)
+            .map_or("", |value| value.to_str().unwrap())
     }
 
     /// What has to be the same through the proxy and without it.
     pub(crate) fn essence(&self) -> (StatusCode, Vec<(&'static str, &str)>, String) {
-        let names = ["content-type", "retry-after", "cache-control", "x-content-type-options", "warning"];
+        let names = [
+            "content-type",
+            "retry-after",
+            "cache-control",
+            "x-content-type-options",
+            "warning",
+        ];
         let headers = names.map(|name| (name, self.header(name))).into();
-        (self.status, headers, String::from_utf8_lossy(&self.body).into_owned())
+        (
+            self.status,
+            headers,
+            String::from_utf8_lossy(&self.body).into_owned(),
+        )
     }
 }
 

@@ -26,17 +26,28 @@ impl Watch {
         let (path, selector) = (interest.path(), interest.selector());
         let path = format!("{path}?watch=1&resourceVersion=0&allowWatchBookmarks=true{selector}");
         let connection = to.connect(protocol).await.unwrap();
-        let request = Request::get(&path).header("accept-encoding", "gzip").body(nothing()).unwrap();
+        let request = Request::get(&path)
+            .header("accept-encoding", "gzip")
+            .body(nothing())
+            .unwrap();
         let response = within(&path, connection.open(request)).await.unwrap();
         let (head, body) = response.into_parts();
         assert_eq!(head.status, 200);
-        let coding = head.headers.get("content-encoding").map(HeaderValue::as_bytes);
+        let coding = head
+            .headers
+            .get("content-encoding")
+            .map(HeaderValue::as_bytes);
         let received = match coding {
             None => Err(Vec::new()),
             Some(b"gzip") => Ok(MultiGzDecoder::new(Vec::new())),
             Some(other) => panic!("coded as {other:?}"),
         };
-        Self { headers: head.headers, body, received, _connection: connection }
+        Self {
+            headers: head.headers,
+            body,
+            received,
+            _connection: connection,
+        }
     }
 
     fn header(&self, name: &str) -> Option<&str> {
@@ -44,16 +55,25 @@ impl Watch {
     }
 
     fn text(&self) -> &str {
-        std::str::from_utf8(self.received.as_ref().map_or_else(|plain| plain, MultiGzDecoder::get_ref))
-            .unwrap()
+        std::str::from_utf8(
+            self.received
+                .as_ref()
+                .map_or_else(|plain| plain, MultiGzDecoder::get_ref),
+        )
+        .unwrap()
     }
 
     /// Takes in what comes next; false at the end.
     async fn receive(&mut self) -> bool {
-        let Some(frame) = within("a frame of the watch", self.body.frame()).await else { return false };
+        let Some(frame) = within("a frame of the watch", self.body.frame()).await else {
+            return false;
+        };
         if let Ok(data) = frame.unwrap().into_data() {
             match &mut self.received {
-                Ok(members) => members.write_all(&data).and_then(|()| members.flush()).unwrap(),
+                Ok(members) => members
+                    .write_all(&data)
+                    .and_then(|()| members.flush())
+                    .unwrap(),
                 Err(plain) => plain.extend_from_slice(&data),
             }
         }
@@ -64,7 +84,10 @@ impl Watch {
     async fn events(&mut self, count: usize) -> Vec<String> {
         let (mut looked_at, mut lines) = (0, Vec::new());
         loop {
-            for line in self.text()[looked_at..].split_inclusive('\n').filter(|line| line.ends_with('\n')) {
+            for line in self.text()[looked_at..]
+                .split_inclusive('\n')
+                .filter(|line| line.ends_with('\n'))
+            {
                 looked_at += line.len();
                 if !line.starts_with(r#"{"type":"BOOKMARK""#) {
                     lines.push(line.to_owned());
@@ -80,17 +103,25 @@ impl Watch {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watches_are_compressed_where_upstream_compresses_them() {
-    let coded = |compressed_watches| Options { compressed_watches, ..small() };
+    let coded = |compressed_watches| Options {
+        compressed_watches,
+        ..small()
+    };
     for (compressed, mode, coding) in [
         (true, WatchList::Served, Some("gzip")),
         (false, WatchList::Served, None),
         (true, WatchList::Refused, None),
     ] {
         unless_stalled("one question, however many clients", async || {
-            let rig = Rig::prepared(coded(compressed), |upstream| upstream.faults().watch_list(mode)).await;
+            let rig = Rig::prepared(coded(compressed), |upstream| {
+                upstream.faults().watch_list(mode)
+            })
+            .await;
             let ledger = Ledger::new(rig.upstream.state(), 1);
             let asked = || rig.upstream.stats().requests_on("WATCH", "pods");
-            rig.proxied.get(Protocol::Http2, "/api/v1/pods?resourceVersion=0").await;
+            rig.proxied
+                .get(Protocol::Http2, "/api/v1/pods?resourceVersion=0")
+                .await;
             // One that was refused is no watch.
             let open = async || rig.upstream.stats().open_watches.get("pods").copied();
             becomes("the proxy's watches", Some(1), open).await;
@@ -98,7 +129,11 @@ async fn watches_are_compressed_where_upstream_compresses_them() {
             // On a busy machine the first may be served before it is known.
             eventually("it is known", async || {
                 let watch = Watch::open(&rig.proxied, Protocol::Http2, &Interest::All).await;
-                if watch.header("content-encoding") == coding { Ok(()) } else { Err("not yet".to_owned()) }
+                if watch.header("content-encoding") == coding {
+                    Ok(())
+                } else {
+                    Err("not yet".to_owned())
+                }
             })
             .await;
             let mut watches = Vec::new();
@@ -107,16 +142,26 @@ async fn watches_are_compressed_where_upstream_compresses_them() {
                 let watch = Watch::open(&rig.proxied, BOTH[n % 2], &interest).await;
                 watches.push((interest, watch));
             }
-            let questions = async || if asked() > before { Ok(()) } else { Err("none yet".to_owned()) };
+            let questions = async || {
+                if asked() > before {
+                    Ok(())
+                } else {
+                    Err("none yet".to_owned())
+                }
+            };
             eventually("a question", questions).await;
-            // One that a stalled machine leaves without an answer is put again, half a minute later.
+            // One that a stalled machine leaves without an answer is put again, half a minute
+            // later.
             let questions = asked() - before;
             if questions != 1 {
                 drop(watches);
                 rig.stop().await;
                 return Err(format!("{questions} questions of thirty clients"));
             }
-            watches.push((Interest::All, Watch::open(&rig.direct, Protocol::Http1, &Interest::All).await));
+            watches.push((
+                Interest::All,
+                Watch::open(&rig.direct, Protocol::Http1, &Interest::All).await,
+            ));
             let start = rig.upstream.state().version();
             for (_, watch) in &watches {
                 assert_eq!(watch.header("content-encoding"), coding);
@@ -161,7 +206,12 @@ async fn a_shutdown_ends_compressed_watches_whole() {
         while watch.receive().await {}
         let last = watch.text().lines().last().unwrap().to_owned();
         assert!(last.starts_with(r#"{"type":"BOOKMARK""#), "{last}");
-        watch.received.as_mut().unwrap().try_finish().expect("the last member is whole");
+        watch
+            .received
+            .as_mut()
+            .unwrap()
+            .try_finish()
+            .expect("the last member is whole");
     }
     within("the end of the shutdown", end).await.unwrap();
     upstream.shutdown().await;

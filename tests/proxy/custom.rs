@@ -5,12 +5,18 @@ use crate::rig::{Rig, becomes, small};
 const LIST: &str = "/apis/example.com/v1/widgets?resourceVersion=0";
 
 fn widget(name: &str, color: &str) -> String {
-    format!(r#"{{"metadata":{{"name":"{name}","namespace":"default"}},"spec":{{"color":"{color}"}}}}"#)
+    format!(
+        r#"{{"metadata":{{"name":"{name}","namespace":"default"}},"spec":{{"color":"{color}"}}}}"#
+    )
 }
 
 async fn at_hand(rig: &Rig) {
     becomes("the list's source", "snapshot".to_owned(), async || {
-        rig.proxied.get(Protocol::Http2, LIST).await.header("x-watershed-source").to_owned()
+        rig.proxied
+            .get(Protocol::Http2, LIST)
+            .await
+            .header("x-watershed-source")
+            .to_owned()
     })
     .await;
 }
@@ -23,11 +29,19 @@ async fn a_custom_type_is_followed_through_its_life() {
     at_hand(&rig).await;
     let red = format!("{LIST}&fieldSelector=spec.color%3Dred");
     let list = rig.proxied.get(Protocol::Http1, &red).await;
-    assert_eq!(list.essence(), rig.direct.get(Protocol::Http1, &red).await.essence());
-    assert_eq!(list.header("x-watershed-source"), "snapshot", "a selectable field is no reason to ask");
+    assert_eq!(
+        list.essence(),
+        rig.direct.get(Protocol::Http1, &red).await.essence()
+    );
+    assert_eq!(
+        list.header("x-watershed-source"),
+        "snapshot",
+        "a selectable field is no reason to ask"
+    );
     let mut watches = Vec::new();
     for protocol in BOTH {
-        let path = "/apis/example.com/v1/widgets?watch=1&resourceVersion=0&fieldSelector=spec.color%3Dred";
+        let path =
+            "/apis/example.com/v1/widgets?watch=1&resourceVersion=0&fieldSelector=spec.color%3Dred";
         let mut watch = rig.proxied.watch(protocol, path).await;
         assert!(watch.line().await.contains(r#""name":"early""#));
         watches.push(watch);
@@ -36,33 +50,60 @@ async fn a_custom_type_is_followed_through_its_life() {
     state.update(&widgets, &widget("early", "blue")).unwrap();
     for watch in &mut watches {
         let line = watch.line().await;
-        assert!(line.starts_with(r#"{"type":"DELETED""#) && line.contains(r#""name":"early""#), "{line}");
+        assert!(
+            line.starts_with(r#"{"type":"DELETED""#) && line.contains(r#""name":"early""#),
+            "{line}"
+        );
     }
 
     state.serve_custom(&widgets, false);
     for watch in watches {
         assert_eq!(watch.rest().await.1, Next::End, "as upstream ends it");
     }
-    becomes("the list's source", "forward; reason=unknown-type".to_owned(), async || {
-        let (wanted, got) =
-            (rig.direct.get(Protocol::Http2, LIST).await, rig.proxied.get(Protocol::Http2, LIST).await);
-        assert_eq!(wanted.status, 404);
-        // For a moment the proxy may still have it.
-        if got.status == 200 { String::new() } else { got.header("x-watershed-source").to_owned() }
-    })
+    becomes(
+        "the list's source",
+        "forward; reason=unknown-type".to_owned(),
+        async || {
+            let (wanted, got) = (
+                rig.direct.get(Protocol::Http2, LIST).await,
+                rig.proxied.get(Protocol::Http2, LIST).await,
+            );
+            assert_eq!(wanted.status, 404);
+            // For a moment the proxy may still have it.
+            if got.status == 200 {
+                String::new()
+            } else {
+                got.header("x-watershed-source").to_owned()
+            }
+        },
+    )
     .await;
-    let (wanted, got) =
-        (rig.direct.get(Protocol::Http2, LIST).await, rig.proxied.get(Protocol::Http2, LIST).await);
+    let (wanted, got) = (
+        rig.direct.get(Protocol::Http2, LIST).await,
+        rig.proxied.get(Protocol::Http2, LIST).await,
+    );
     assert_eq!(got.essence(), wanted.essence());
 
     state.serve_custom(&widgets, true);
     state.create(&widgets, &widget("late", "red")).unwrap();
     at_hand(&rig).await;
-    let mut again =
-        rig.proxied.watch(Protocol::Http2, "/apis/example.com/v1/widgets?watch=1&resourceVersion=0").await;
-    assert!(again.line().await.contains(r#""name":"late""#), "and nothing of its first life");
+    let mut again = rig
+        .proxied
+        .watch(
+            Protocol::Http2,
+            "/apis/example.com/v1/widgets?watch=1&resourceVersion=0",
+        )
+        .await;
+    assert!(
+        again.line().await.contains(r#""name":"late""#),
+        "and nothing of its first life"
+    );
     state.delete(&widgets, "default", "late").unwrap();
-    assert!(within("the deletion", again.line()).await.starts_with(r#"{"type":"DELETED""#));
+    assert!(
+        within("the deletion", again.line())
+            .await
+            .starts_with(r#"{"type":"DELETED""#)
+    );
     drop(again);
     rig.stop().await;
 }

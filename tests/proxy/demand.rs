@@ -1,4 +1,5 @@
-//! Scopes that are opened for what clients ask for: few, then one for all, and none once nobody asks.
+//! Scopes that are opened for what clients ask for: few, then one for all, and none once nobody
+//! asks.
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -16,21 +17,38 @@ use crate::rig::{Rig, becomes, eventually, metric, small, start_configured};
 fn narrow(most: usize, idle: u64) -> impl FnOnce(&mut Config) {
     move |config| {
         let idle = Some(Duration::from_secs(idle));
-        let holding = Holding { narrow: Some(true), most: Some(most), idle, ..Holding::default() };
+        let holding = Holding {
+            narrow: Some(true),
+            most: Some(most),
+            idle,
+            ..Holding::default()
+        };
         config.policy.hold("", "pods", holding);
     }
 }
 
 async fn source(endpoint: &Endpoint, path: &str) -> String {
-    endpoint.get(Protocol::Http2, path).await.header("x-watershed-source").to_owned()
+    endpoint
+        .get(Protocol::Http2, path)
+        .await
+        .header("x-watershed-source")
+        .to_owned()
 }
 
 fn of(namespace: usize) -> String {
-    format!("/api/v1/namespaces/{}/pods?resourceVersion=0", fixtures::namespace_name(namespace))
+    format!(
+        "/api/v1/namespaces/{}/pods?resourceVersion=0",
+        fixtures::namespace_name(namespace)
+    )
 }
 
 fn watches(upstream: &Server) -> u64 {
-    upstream.stats().open_watches.get("pods").copied().unwrap_or_default()
+    upstream
+        .stats()
+        .open_watches
+        .get("pods")
+        .copied()
+        .unwrap_or_default()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -39,13 +57,26 @@ async fn narrow_scopes_become_one_and_nobody_is_disturbed() {
     let ledger = Ledger::new(rig.upstream.state(), 7);
     let start = |interest: Interest, opening| {
         let proxied = rig.proxied.clone();
-        async move { Follower::start(&proxied.connect(Protocol::Http2).await.unwrap(), interest, opening) }
+        async move {
+            Follower::start(
+                &proxied.connect(Protocol::Http2).await.unwrap(),
+                interest,
+                opening,
+            )
+        }
     };
-    let first = start(Interest::Namespace(fixtures::namespace_name(0)), Opening::List).await;
+    let first = start(
+        Interest::Namespace(fixtures::namespace_name(0)),
+        Opening::List,
+    )
+    .await;
     first.judge(&ledger).await;
     assert_eq!(watches(&rig.upstream), 1, "one namespace's");
     // What it covers is answered from it, for whoever asks.
-    assert_eq!(source(&rig.proxied, &format!("{}&labelSelector=tier", of(0))).await, "snapshot");
+    assert_eq!(
+        source(&rig.proxied, &format!("{}&labelSelector=tier", of(0))).await,
+        "snapshot"
+    );
     let name = rig
         .upstream
         .state()
@@ -54,11 +85,19 @@ async fn narrow_scopes_become_one_and_nobody_is_disturbed() {
         .find(|key| key.starts_with(&fixtures::namespace_name(0)));
     let name = name.unwrap().replace('/', "/pods/");
     assert_eq!(
-        source(&rig.proxied, &format!("/api/v1/namespaces/{name}?resourceVersion=0")).await,
+        source(
+            &rig.proxied,
+            &format!("/api/v1/namespaces/{name}?resourceVersion=0")
+        )
+        .await,
         "snapshot"
     );
     assert_eq!(
-        source(&rig.proxied, "/api/v1/namespaces/elsewhere/pods/one?resourceVersion=0").await,
+        source(
+            &rig.proxied,
+            "/api/v1/namespaces/elsewhere/pods/one?resourceVersion=0"
+        )
+        .await,
         "forward; reason=not-covered"
     );
     assert_eq!(watches(&rig.upstream), 1);
@@ -69,7 +108,11 @@ async fn narrow_scopes_become_one_and_nobody_is_disturbed() {
     // The next would be one too many, unless it has everything.
     let others = [
         start(Interest::Tier(fixtures::TIERS[0]), Opening::List).await,
-        start(Interest::Namespace(fixtures::namespace_name(2)), Opening::WatchList).await,
+        start(
+            Interest::Namespace(fixtures::namespace_name(2)),
+            Opening::WatchList,
+        )
+        .await,
         start(Interest::All, Opening::List).await,
     ];
     ledger.writes(60).await;
@@ -77,12 +120,16 @@ async fn narrow_scopes_become_one_and_nobody_is_disturbed() {
         follower.judge(&ledger).await;
     }
     assert!(watches(&rig.upstream) <= 4);
-    // Whoever comes now is led to the wide one: that nobody watches is closed, and who watches goes on.
+    // Whoever comes now is led to the wide one: that nobody watches is closed, and who watches goes
+    // on.
     for _ in 0..3 {
         assert_eq!(source(&rig.proxied, &of(1)).await, "snapshot");
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
-    becomes("watches that are of use", 3, async || watches(&rig.upstream)).await;
+    becomes("watches that are of use", 3, async || {
+        watches(&rig.upstream)
+    })
+    .await;
     ledger.writes(30).await;
     for follower in others.iter().chain([&first, &second]) {
         follower.judge_undisturbed(&ledger).await;
@@ -101,19 +148,49 @@ async fn narrow_scopes_become_one_and_nobody_is_disturbed() {
 async fn whole_types_are_closed_only_where_that_is_wanted() {
     let rig = Rig::configured(small(), |config| {
         let idle = Some(Duration::from_secs(1));
-        config.policy.hold("", "services", Holding { idle, ..Holding::default() });
-        config.policy.hold("", "nodes", Holding { always: true, ..Holding::default() });
+        config.policy.hold(
+            "",
+            "services",
+            Holding {
+                idle,
+                ..Holding::default()
+            },
+        );
+        config.policy.hold(
+            "",
+            "nodes",
+            Holding {
+                always: true,
+                ..Holding::default()
+            },
+        );
     })
     .await;
-    let open = |resource: &str| rig.upstream.stats().open_watches.get(resource).copied().unwrap_or_default();
-    becomes("a watch of nodes, before anybody asks", 1, async || open("nodes")).await;
-    for path in ["/api/v1/services?resourceVersion=0", "/api/v1/configmaps?resourceVersion=0"] {
+    let open = |resource: &str| {
+        rig.upstream
+            .stats()
+            .open_watches
+            .get(resource)
+            .copied()
+            .unwrap_or_default()
+    };
+    becomes("a watch of nodes, before anybody asks", 1, async || {
+        open("nodes")
+    })
+    .await;
+    for path in [
+        "/api/v1/services?resourceVersion=0",
+        "/api/v1/configmaps?resourceVersion=0",
+    ] {
         assert_eq!(source(&rig.proxied, path).await, "snapshot");
     }
     assert_eq!((open("services"), open("configmaps")), (1, 1));
     becomes("services nobody wants", 0, async || open("services")).await;
     assert_eq!((open("nodes"), open("configmaps")), (1, 1));
-    assert_eq!(source(&rig.proxied, "/api/v1/services?resourceVersion=0").await, "snapshot");
+    assert_eq!(
+        source(&rig.proxied, "/api/v1/services?resourceVersion=0").await,
+        "snapshot"
+    );
     rig.stop().await;
 }
 
@@ -123,16 +200,29 @@ async fn a_missing_right_concerns_its_scope_alone() {
     let upstream = Server::start(small()).await.unwrap();
     upstream.access().add_user("sidecar-token", "sidecar", &[]);
     let rule = Rule::read("sidecar", &["pods"]).in_namespace(&fixtures::namespace_name(0));
-    let reviews = ["tokenreviews.authentication.k8s.io", "subjectaccessreviews.authorization.k8s.io"];
-    let rules = [rule, Rule::read("sidecar", &["nodes"]), Rule::new("sidecar", &["create"], &reviews)];
+    let reviews = [
+        "tokenreviews.authentication.k8s.io",
+        "subjectaccessreviews.authorization.k8s.io",
+    ];
+    let rules = [
+        rule,
+        Rule::read("sidecar", &["nodes"]),
+        Rule::new("sidecar", &["create"], &reviews),
+    ];
     for rule in rules {
         upstream.access().allow(rule);
     }
-    let kubeconfig = upstream.kubeconfig_yaml().replace(upstream.admin_token(), "sidecar-token");
+    let kubeconfig = upstream
+        .kubeconfig_yaml()
+        .replace(upstream.admin_token(), "sidecar-token");
     let (running, _folder) = start_configured(&kubeconfig, narrow(4, 60)).await.unwrap();
     let ca = std::fs::read_to_string(running.ca_file.as_ref().unwrap()).unwrap();
     let proxied = Endpoint::new(running.address.unwrap(), &ca, upstream.admin_token());
-    let direct = Endpoint::new(upstream.address(), upstream.ca_pem(), upstream.admin_token());
+    let direct = Endpoint::new(
+        upstream.address(),
+        upstream.ca_pem(),
+        upstream.admin_token(),
+    );
     let refused = "forward; reason=not-permitted";
     for _ in 0..2 {
         for (path, wanted) in [
@@ -144,21 +234,28 @@ async fn a_missing_right_concerns_its_scope_alone() {
             ("/api/v1/nodes?resourceVersion=0", "snapshot"),
         ] {
             assert_eq!(source(&proxied, path).await, wanted, "{path}");
-            let [here, there] = [&proxied, &direct].map(|endpoint| endpoint.get(Protocol::Http2, path));
+            let [here, there] =
+                [&proxied, &direct].map(|endpoint| endpoint.get(Protocol::Http2, path));
             assert_eq!(here.await.essence(), there.await.essence(), "{path}");
         }
     }
     assert_eq!(watches(&upstream), 1);
-    let stopped = r#"watershed_scopes_stopped_total{group="",resource="services",reason="forbidden"}"#;
+    let stopped =
+        r#"watershed_scopes_stopped_total{group="",resource="services",reason="forbidden"}"#;
     assert!(metric(running.admin_address, stopped).await >= 1.0);
     // The right is given; what was refused is tried again, and others do not notice.
     upstream.access().allow(Rule::read("sidecar", &["pods"]));
-    eventually("what was refused is held", async || match source(&proxied, &of(1)).await.as_str() {
-        "snapshot" => Ok(()),
-        other => Err(other.to_owned()),
+    eventually("what was refused is held", async || {
+        match source(&proxied, &of(1)).await.as_str() {
+            "snapshot" => Ok(()),
+            other => Err(other.to_owned()),
+        }
     })
     .await;
-    assert_eq!(source(&proxied, "/api/v1/services?resourceVersion=0").await, refused);
+    assert_eq!(
+        source(&proxied, "/api/v1/services?resourceVersion=0").await,
+        refused
+    );
     running.shut_down().await;
     upstream.shutdown().await;
 }
@@ -167,14 +264,20 @@ async fn a_missing_right_concerns_its_scope_alone() {
 async fn a_type_that_vanishes_takes_its_scopes_alone() {
     let widgets = watershed::sim::widgets();
     let rig = Rig::configured(small(), |config| {
-        config.policy.holding = Holding { narrow: Some(true), ..Holding::default() };
+        config.policy.holding = Holding {
+            narrow: Some(true),
+            ..Holding::default()
+        };
     })
     .await;
     let state = rig.upstream.state();
     let ledger = Ledger::new(state, 3);
     let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
-    let beside =
-        Follower::start(&connection, Interest::Namespace(fixtures::namespace_name(1)), Opening::List);
+    let beside = Follower::start(
+        &connection,
+        Interest::Namespace(fixtures::namespace_name(1)),
+        Opening::List,
+    );
     beside.judge(&ledger).await;
     let path = |namespace: &str| format!("/apis/example.com/v1/namespaces/{namespace}/widgets");
     let [here, there] = ["default", "kube-system"].map(path);
@@ -187,7 +290,14 @@ async fn a_type_that_vanishes_takes_its_scopes_alone() {
     let mut watches = Vec::new();
     for path in [&here, &there] {
         held(path, "snapshot").await;
-        watches.push(rig.proxied.watch(Protocol::Http2, &format!("{path}?watch=1&resourceVersion=0")).await);
+        watches.push(
+            rig.proxied
+                .watch(
+                    Protocol::Http2,
+                    &format!("{path}?watch=1&resourceVersion=0"),
+                )
+                .await,
+        );
     }
     let open = || {
         let all = rig.upstream.stats().open_watches;
@@ -209,36 +319,54 @@ async fn a_type_that_vanishes_takes_its_scopes_alone() {
     rig.stop().await;
 }
 
-/// What a scope costs that nothing happens to: a watch on a shared connection at upstream, a task, and little memory.
+/// What a scope costs that nothing happens to: a watch on a shared connection at upstream, a task,
+/// and little memory.
 #[expect(clippy::print_stdout, reason = "docs/benchmarks.md shows the figure")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_thousand_scopes_share_connections_and_cost_little() {
     const SCOPES: usize = 2_000;
     let quiet = Duration::from_mins(1);
-    let upstream =
-        Server::start(Options { bookmark_every: quiet, progress_every: quiet, ..small() }).await.unwrap();
+    let upstream = Server::start(Options {
+        bookmark_every: quiet,
+        progress_every: quiet,
+        ..small()
+    })
+    .await
+    .unwrap();
     let namespaces: Vec<_> = (0..SCOPES).map(|n| format!("tenant-{n}")).collect();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.yaml");
-    let text = format!("scopes:\n- resource: configmaps\n  namespaces: [{}]\n", namespaces.join(", "));
+    let text = format!(
+        "scopes:\n- resource: configmaps\n  namespaces: [{}]\n",
+        namespaces.join(", ")
+    );
     std::fs::write(&file, text).unwrap();
     let program = Program::with(&upstream, &["--config", file.to_str().unwrap()]).await;
     let connection = program.proxied.connect(Protocol::Http2).await.unwrap();
     let resident = || {
         let status = std::fs::read_to_string(format!("/proc/{}/status", program.pid())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:"))
+            .unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
     };
     let read = async |namespace: &str| {
         let path = format!("/api/v1/namespaces/{namespace}/configmaps?resourceVersion=0");
-        let answer = connection.read(Request::get(path).body(nothing()).unwrap()).await.unwrap();
+        let answer = connection
+            .read(Request::get(path).body(nothing()).unwrap())
+            .await
+            .unwrap();
         answer.header("x-watershed-source").to_owned()
     };
     assert_eq!(read(&namespaces[0]).await, "snapshot");
     let (before, connections) = (resident(), upstream.stats().connections);
     for some in namespaces[1..].chunks(50) {
         let sources = join_all(some.iter().map(|namespace| read(namespace))).await;
-        assert!(sources.iter().all(|source| source == "snapshot"), "{sources:?}");
+        assert!(
+            sources.iter().all(|source| source == "snapshot"),
+            "{sources:?}"
+        );
     }
     let counts = upstream.stats();
     assert_eq!(counts.open_watches["configmaps"], SCOPES as u64);

@@ -34,19 +34,34 @@ async fn proxy(kubeconfig: &str) -> anyhow::Result<Front> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_client_of_the_demo_sees_the_truth() {
-    let equal =
-        demo::run(args(PATIENCE), async |upstream: Upstream| proxy(&upstream.kubeconfig_yaml).await).await;
+    let equal = demo::run(args(PATIENCE), async |upstream: Upstream| {
+        proxy(&upstream.kubeconfig_yaml).await
+    })
+    .await;
     assert!(equal.unwrap());
 }
 
-/// The planted fault: the proxy stands in front of a twin of the demo's server, on which nothing happens. Every client sees
-/// the same objects and misses every change.
+/// The planted fault: the proxy stands in front of a twin of the demo's server, on which nothing
+/// happens. Every client sees the same objects and misses every change.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_demo_notices_clients_that_see_something_else() {
-    let population = Population { configmaps: 0, secrets: 0, ..Population::cluster(100, 5) };
-    let twin = Server::start(Options { seed: 1, population, ..Options::default() }).await.unwrap();
+    let population = Population {
+        configmaps: 0,
+        secrets: 0,
+        ..Population::cluster(100, 5)
+    };
+    let twin = Server::start(Options {
+        seed: 1,
+        population,
+        ..Options::default()
+    })
+    .await
+    .unwrap();
     let kubeconfig = twin.kubeconfig_yaml();
-    let equal = demo::run(args(Duration::from_secs(3)), async |_| proxy(&kubeconfig).await).await;
+    let equal = demo::run(args(Duration::from_secs(3)), async |_| {
+        proxy(&kubeconfig).await
+    })
+    .await;
     assert!(!equal.unwrap());
     twin.shutdown().await;
 }

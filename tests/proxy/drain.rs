@@ -11,7 +11,11 @@ async fn a_shutdown_ends_watches_cleanly_and_finishes_what_runs() {
     // However long this machine takes to finish what runs.
     let rig = Rig::configured(small(), |config| config.drain = PATIENCE).await;
     let ledger = Ledger::new(rig.upstream.state(), 1);
-    let list = rig.proxied.get(Protocol::Http2, "/api/v1/pods?resourceVersion=0").await.json();
+    let list = rig
+        .proxied
+        .get(Protocol::Http2, "/api/v1/pods?resourceVersion=0")
+        .await
+        .json();
     let version = list["metadata"]["resourceVersion"].as_str().unwrap();
     let path = format!("/api/v1/pods?watch=1&allowWatchBookmarks=1&resourceVersion={version}");
     let mut watches = Vec::new();
@@ -23,29 +27,49 @@ async fn a_shutdown_ends_watches_cleanly_and_finishes_what_runs() {
         rig.proxied.watch(BOTH[0], "/api/v1/pods?watch=1").await,
         rig.proxied.watch(BOTH[1], "/api/v1/pods?watch=1").await,
     ];
-    // A request that is under way: upstream has its head, and the client still owes half of the body.
+    // A request that is under way: upstream has its head, and the client still owes half of the
+    // body.
     let body = r#"{"metadata":{"name":"slow","namespace":"default"}}"#;
     let head = format!(
         "POST /api/v1/namespaces/default/configmaps HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer admin-token\r\n\
          Content-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: {}\r\n\r\n",
         body.len()
     );
-    let mut slow = rig.proxied.raw(head.as_bytes(), |text| text.contains("100 Continue\r\n\r\n")).await;
+    let mut slow = rig
+        .proxied
+        .raw(head.as_bytes(), |text| {
+            text.contains("100 Continue\r\n\r\n")
+        })
+        .await;
     slow.write(&body[..20]).await;
     // A client that asks on its connection before it has seen that this is to end.
     let mut late = Frames::open(&rig.proxied, 65_535).await;
     let ask = |path: &str, id| {
-        frame(HEADERS, END_STREAM | END_HEADERS, id, &block(&get(path, "Bearer admin-token")))
+        frame(
+            HEADERS,
+            END_STREAM | END_HEADERS,
+            id,
+            &block(&get(path, "Bearer admin-token")),
+        )
     };
     late.send(&ask("/api/v1/nodes?resourceVersion=0", 1)).await;
-    late.find(|frame| frame.kind == HEADERS && frame.stream == 1).await.unwrap();
+    late.find(|frame| frame.kind == HEADERS && frame.stream == 1)
+        .await
+        .unwrap();
     ledger.writes(30).await;
     // With nothing new for it.
-    let now = ledger.between(&Interest::All, 0, u64::MAX).last().unwrap().version;
+    let now = ledger
+        .between(&Interest::All, 0, u64::MAX)
+        .last()
+        .unwrap()
+        .version;
     let path = format!("/api/v1/pods?watch=1&allowWatchBookmarks=1&resourceVersion={now}");
     let silent = rig.proxied.watch(Protocol::Http2, &path).await;
-    let follower =
-        Follower::start(&rig.proxied.connect(Protocol::Http2).await.unwrap(), Interest::All, Opening::List);
+    let follower = Follower::start(
+        &rig.proxied.connect(Protocol::Http2).await.unwrap(),
+        Interest::All,
+        Opening::List,
+    );
     follower.judge(&ledger).await;
 
     let (proxied, admin) = (rig.proxied.clone(), rig.admin);
@@ -57,19 +81,33 @@ async fn a_shutdown_ends_watches_cleanly_and_finishes_what_runs() {
         assert_eq!(last, Next::End, "a clean end");
         compare(&expected, &events(&lines)).unwrap();
         let bookmark = String::from_utf8(lines.last().unwrap().to_vec()).unwrap();
-        assert!(bookmark.contains("BOOKMARK"), "a client learns from where to go on elsewhere: {bookmark}");
+        assert!(
+            bookmark.contains("BOOKMARK"),
+            "a client learns from where to go on elsewhere: {bookmark}"
+        );
     }
     for watch in forwarded {
-        assert_eq!(watch.rest().await.1, Next::End, "a clean end of a forwarded watch");
+        assert_eq!(
+            watch.rest().await.1,
+            Next::End,
+            "a clean end of a forwarded watch"
+        );
     }
     // Somebody else may have its port by now, but not its certificate.
-    eventually("no new connections", async || match proxied.tls(Protocol::Http1).await {
-        Err(_) => Ok(()),
-        Ok(_) => Err("one was accepted".to_owned()),
+    eventually("no new connections", async || {
+        match proxied.tls(Protocol::Http1).await {
+            Err(_) => Ok(()),
+            Ok(_) => Err("one was accepted".to_owned()),
+        }
     })
     .await;
-    late.send(&ask("/api/v1/pods?watch=1&resourceVersion=0", 3)).await;
-    let answer = late.find(|frame| frame.kind == DATA && frame.stream == 3).await.unwrap().payload;
+    late.send(&ask("/api/v1/pods?watch=1&resourceVersion=0", 3))
+        .await;
+    let answer = late
+        .find(|frame| frame.kind == DATA && frame.stream == 3)
+        .await
+        .unwrap()
+        .payload;
     drop(late);
     let answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
     assert_eq!(
@@ -79,13 +117,23 @@ async fn a_shutdown_ends_watches_cleanly_and_finishes_what_runs() {
     );
     let (lines, last) = silent.rest().await;
     let text = String::from_utf8_lossy(lines.last().unwrap()).into_owned();
-    assert!(last == Next::End && text.contains("BOOKMARK") && text.contains(&now.to_string()), "{text}");
+    assert!(
+        last == Next::End && text.contains("BOOKMARK") && text.contains(&now.to_string()),
+        "{text}"
+    );
     assert!(!end.is_finished(), "a request is still under way");
     let ready = plain_get(admin, "GET", "/readyz").await;
-    assert!(ready.contains("503") && ready.contains("[-]shutdown failed"), "{ready}");
+    assert!(
+        ready.contains("503") && ready.contains("[-]shutdown failed"),
+        "{ready}"
+    );
     slow.text.clear();
     slow.write(&body[20..]).await;
-    assert!(slow.read_until(|text| text.contains("}\n")).await, "the answer is whole: {}", slow.text);
+    assert!(
+        slow.read_until(|text| text.contains("}\n")).await,
+        "the answer is whole: {}",
+        slow.text
+    );
     assert!(slow.text.starts_with("HTTP/1.1 201"), "{}", slow.text);
     within("the end of the shutdown", end).await.unwrap();
     upstream.shutdown().await;
@@ -95,11 +143,21 @@ async fn a_shutdown_ends_watches_cleanly_and_finishes_what_runs() {
 fn events(lines: &[bytes::Bytes]) -> Vec<Event> {
     let events = lines.iter().filter_map(|line| {
         let parsed: serde_json::Value = serde_json::from_slice(line).unwrap();
-        let text = |at: &str| parsed.pointer(at).and_then(|v| v.as_str()).unwrap_or_default().to_owned();
+        let text = |at: &str| {
+            parsed
+                .pointer(at)
+                .and_then(|v| v.as_str())
+                .unwrap_or_default()
+                .to_owned()
+        };
         let kind = text("/type");
         (kind != "BOOKMARK").then(|| Event {
             kind,
-            key: format!("{}/{}", text("/object/metadata/namespace"), text("/object/metadata/name")),
+            key: format!(
+                "{}/{}",
+                text("/object/metadata/namespace"),
+                text("/object/metadata/name")
+            ),
             version: text("/object/metadata/resourceVersion").parse().unwrap(),
             line: line.clone(),
         })
@@ -114,9 +172,15 @@ async fn sigterm_ends_the_program_in_order() {
     let proxied = program.proxied.clone();
     let mut watches = Vec::new();
     for protocol in BOTH {
-        let mut watch = program.proxied.watch(protocol, "/api/v1/pods?watch=1&resourceVersion=0").await;
+        let mut watch = program
+            .proxied
+            .watch(protocol, "/api/v1/pods?watch=1&resourceVersion=0")
+            .await;
         for _ in 0..40 {
-            assert!(watch.line().await.starts_with(r#"{"type":"ADDED""#), "the state is there");
+            assert!(
+                watch.line().await.starts_with(r#"{"type":"ADDED""#),
+                "the state is there"
+            );
         }
         watches.push(watch);
     }
@@ -125,6 +189,9 @@ async fn sigterm_ends_the_program_in_order() {
         assert_eq!(watch.rest().await.1, Next::End, "a clean end");
     }
     assert_eq!(program.ended().await.code(), Some(0));
-    assert!(proxied.tls(Protocol::Http1).await.is_err(), "nobody answers in its place");
+    assert!(
+        proxied.tls(Protocol::Http1).await.is_err(),
+        "nobody answers in its place"
+    );
     upstream.shutdown().await;
 }

@@ -1,4 +1,5 @@
-//! What operators set and see at the edge: limits of callers, the admin listener, and no secret anywhere.
+//! What operators set and see at the edge: limits of callers, the admin listener, and no secret
+//! anywhere.
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -26,7 +27,11 @@ async fn a_user_over_the_limit_gets_429_and_others_are_served() {
     ];
     let program = Program::with(&upstream, &flags).await;
     let limited = async |reason: &str| {
-        metric(program.admin, &format!(r#"watershed_requests_limited_total{{reason="{reason}"}}"#)).await
+        metric(
+            program.admin,
+            &format!(r#"watershed_requests_limited_total{{reason="{reason}"}}"#),
+        )
+        .await
     };
     program.proxied.get(Protocol::Http2, LIST).await;
 
@@ -35,9 +40,15 @@ async fn a_user_over_the_limit_gets_429_and_others_are_served() {
     let post = || {
         let (sender, body) =
             tokio::sync::mpsc::channel::<Result<http_body::Frame<bytes::Bytes>, std::io::Error>>(1);
-        let body = futures_util::stream::unfold(body, async |mut body| Some((body.recv().await?, body)));
+        let body =
+            futures_util::stream::unfold(body, async |mut body| Some((body.recv().await?, body)));
         let body = http_body_util::StreamBody::new(Box::pin(body)).boxed_unsync();
-        (sender, Request::post("/api/v1/namespaces/team-00/configmaps").body(body).unwrap())
+        (
+            sender,
+            Request::post("/api/v1/namespaces/team-00/configmaps")
+                .body(body)
+                .unwrap(),
+        )
     };
     let mut open = Vec::new();
     for _ in 0..2 {
@@ -47,9 +58,11 @@ async fn a_user_over_the_limit_gets_429_and_others_are_served() {
         open.push((sender, task));
     }
     let in_flight = r#"watershed_requests_in_flight{verb="create"}"#;
-    eventually("two requests to be open", async || match metric(program.admin, in_flight).await {
-        2.0 => Ok(()),
-        other => Err(other.to_string()),
+    eventually("two requests to be open", async || {
+        match metric(program.admin, in_flight).await {
+            2.0 => Ok(()),
+            other => Err(other.to_string()),
+        }
     })
     .await;
     let refused = program.proxied.get(Protocol::Http1, LIST).await;
@@ -60,12 +73,19 @@ async fn a_user_over_the_limit_gets_429_and_others_are_served() {
     assert_eq!(refused.body, "Too many requests, please try again later.\n");
     assert!(limited("in-flight").await >= 1.0);
     let other = program.proxied.as_user(upstream.viewer_token());
-    assert_eq!(other.get(Protocol::Http2, LIST).await.status, 200, "others are served");
+    assert_eq!(
+        other.get(Protocol::Http2, LIST).await.status,
+        200,
+        "others are served"
+    );
     for (sender, task) in open {
         drop(sender);
         let _ = within("an answer to half a body", task).await;
     }
-    becomes("requests in flight", 0.0, async || metric(program.admin, in_flight).await).await;
+    becomes("requests in flight", 0.0, async || {
+        metric(program.admin, in_flight).await
+    })
+    .await;
 
     // Open watches do not count.
     let mut watches = Vec::new();
@@ -79,13 +99,25 @@ async fn a_user_over_the_limit_gets_429_and_others_are_served() {
     // At the same time, as on a slow machine they might come no faster than they may.
     eventually("the burst to be used up", async || {
         let connection = program.proxied.connect(Protocol::Http2).await.unwrap();
-        let request = || Request::get("/api/v1/namespaces/team-00/pods/x").body(nothing()).unwrap();
+        let request = || {
+            Request::get("/api/v1/namespaces/team-00/pods/x")
+                .body(nothing())
+                .unwrap()
+        };
         join_all((0..60).map(|_| connection.read(request()))).await;
         let refused = limited("rate").await;
-        if refused >= 1.0 { Ok(()) } else { Err(refused.to_string()) }
+        if refused >= 1.0 {
+            Ok(())
+        } else {
+            Err(refused.to_string())
+        }
     })
     .await;
-    assert_eq!(other.get(Protocol::Http2, LIST).await.status, 200, "others are served");
+    assert_eq!(
+        other.get(Protocol::Http2, LIST).await.status,
+        200,
+        "others are served"
+    );
     drop(watches);
     program.terminate().await;
     assert!(program.ended().await.success());
@@ -98,8 +130,10 @@ async fn no_page_no_metric_and_no_log_line_holds_a_secret() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let key = rcgen::KeyPair::generate().unwrap();
-    let certificate =
-        rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
+    let certificate = rcgen::CertificateParams::new(["127.0.0.1".to_owned()])
+        .unwrap()
+        .self_signed(&key)
+        .unwrap();
     std::fs::write(file("tls.crt"), certificate.pem()).unwrap();
     std::fs::write(file("tls.key"), key.serialize_pem()).unwrap();
     let token = "secret-of-operators";
@@ -118,14 +152,21 @@ async fn no_page_no_metric_and_no_log_line_holds_a_secret() {
     let program = Program::with(&upstream, &flags).await;
     let nobody = Endpoint::new(program.admin, &certificate.pem(), "");
     let operator = nobody.as_user(token);
-    eventually("readiness", async || match operator.get(Protocol::Http2, "/readyz").await.status {
-        StatusCode::OK => Ok(()),
-        other => Err(other.to_string()),
+    eventually("readiness", async || {
+        match operator.get(Protocol::Http2, "/readyz").await.status {
+            StatusCode::OK => Ok(()),
+            other => Err(other.to_string()),
+        }
     })
     .await;
 
     // Secrets on their way: a good token, a bad one, one in an impersonation, a secret's content.
-    let secrets = [upstream.admin_token(), "token-of-nobody-at-all", token, "content-of-a-secret"];
+    let secrets = [
+        upstream.admin_token(),
+        "token-of-nobody-at-all",
+        token,
+        "content-of-a-secret",
+    ];
     let body = r#"{"metadata":{"name":"s"},"data":{"a":"content-of-a-secret"}}"#;
     for protocol in BOTH {
         for user in [&secrets[..1], &secrets[1..2]].concat() {
@@ -138,13 +179,22 @@ async fn no_page_no_metric_and_no_log_line_holds_a_secret() {
                 .header("impersonate-user", "somebody")
                 .body(whole(body))
                 .unwrap();
-            within("an answer", endpoint.send(protocol, post)).await.unwrap();
+            within("an answer", endpoint.send(protocol, post))
+                .await
+                .unwrap();
         }
-        nobody.as_user("token-of-nobody-at-all").get(protocol, "/metrics").await;
+        nobody
+            .as_user("token-of-nobody-at-all")
+            .get(protocol, "/metrics")
+            .await;
     }
 
     for path in ["/livez", "/readyz", "/healthz", "/readyz?verbose"] {
-        assert_eq!(nobody.get(Protocol::Http1, path).await.status, 200, "{path} is for probes");
+        assert_eq!(
+            nobody.get(Protocol::Http1, path).await.status,
+            200,
+            "{path} is for probes"
+        );
     }
     let mut told = String::new();
     for path in [
@@ -159,16 +209,21 @@ async fn no_page_no_metric_and_no_log_line_holds_a_secret() {
         "/healthz",
     ] {
         let open = ["/livez", "/healthz"].contains(&path) || path.starts_with("/readyz");
-        for stranger in
-            [&nobody, &nobody.as_user("token-of-nobody-at-all"), &nobody.as_user(upstream.admin_token())]
-        {
+        for stranger in [
+            &nobody,
+            &nobody.as_user("token-of-nobody-at-all"),
+            &nobody.as_user(upstream.admin_token()),
+        ] {
             let refusal = stranger.get(Protocol::Http2, path).await;
             assert_eq!(refusal.status == 401, !open, "{path}");
         }
         let answer = operator.get(Protocol::Http2, path).await;
         assert_ne!(answer.status, 401, "{path}");
         told += &String::from_utf8_lossy(&answer.body);
-        let headers = answer.headers.values().filter_map(|value| value.to_str().ok());
+        let headers = answer
+            .headers
+            .values()
+            .filter_map(|value| value.to_str().ok());
         headers.for_each(|value| told += value);
     }
     let config = operator.get(Protocol::Http2, "/debug/config").await.json();
@@ -179,13 +234,27 @@ async fn no_page_no_metric_and_no_log_line_holds_a_secret() {
     // The token and the certificate may change.
     std::fs::write(file("token"), "another-secret").unwrap();
     assert_eq!(operator.get(Protocol::Http2, "/metrics").await.status, 401);
-    assert_eq!(nobody.as_user("another-secret").get(Protocol::Http2, "/metrics").await.status, 200);
+    assert_eq!(
+        nobody
+            .as_user("another-secret")
+            .get(Protocol::Http2, "/metrics")
+            .await
+            .status,
+        200
+    );
 
     told += &program.log();
-    assert!(told.contains("watershed_requests_total") && told.contains("connected to upstream"), "{told}");
+    assert!(
+        told.contains("watershed_requests_total") && told.contains("connected to upstream"),
+        "{told}"
+    );
     let key_lines = key.serialize_pem();
     let key_lines = key_lines.lines().filter(|line| !line.starts_with('-'));
-    for secret in secrets.into_iter().chain(["another-secret"]).chain(key_lines) {
+    for secret in secrets
+        .into_iter()
+        .chain(["another-secret"])
+        .chain(key_lines)
+    {
         assert!(secret.len() > 8, "{secret}");
         let found = told.find(secret);
         assert_eq!(
@@ -204,7 +273,10 @@ async fn no_page_no_metric_and_no_log_line_holds_a_secret() {
 async fn unread_forwarded_answers_leave_room_on_upstreams_connections() {
     // A list of about 4 MB, which upstream answers itself: far more than a stream's window.
     let mut options: Options = small();
-    options.population = Population { pods: 1_000, ..options.population };
+    options.population = Population {
+        pods: 1_000,
+        ..options.population
+    };
     let rig = Rig::configured(options, |config| {
         // Whoever does not read is not cut, however long this takes.
         config.limits.stall = Duration::ZERO;
@@ -213,35 +285,55 @@ async fn unread_forwarded_answers_leave_room_on_upstreams_connections() {
     .await;
     let mut lazy = Vec::new();
     for n in 0..60 {
-        // More than may share one of upstream's connections, if all of them are left lying. Each asks for something
-        // else, so that nobody shares an answer.
+        // More than may share one of upstream's connections, if all of them are left lying. Each
+        // asks for something else, so that nobody shares an answer.
         let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
         let path = format!("/api/v1/pods?labelSelector=nothing-{n}%21%3Dhere");
-        let answer =
-            within(&path, connection.open(Request::get(&path).body(nothing()).unwrap())).await.unwrap();
-        assert_eq!(answer.headers()["x-watershed-source"], "forward; reason=consistent-read");
+        let answer = within(
+            &path,
+            connection.open(Request::get(&path).body(nothing()).unwrap()),
+        )
+        .await
+        .unwrap();
+        assert_eq!(
+            answer.headers()["x-watershed-source"],
+            "forward; reason=consistent-read"
+        );
         lazy.push((connection, answer));
     }
     // A review that is not answered in time is sent on a connection of its own.
-    unless_stalled("answers on a connection that the lazy ones use", async || {
-        let before = rig.upstream.stats().connections;
-        for protocol in BOTH {
-            let answer = rig.proxied.get(protocol, "/api/v1/pods").await;
-            assert_eq!(
-                answer.json()["items"].as_array().unwrap().len(),
-                1_000,
-                "whole, beside those who do not read"
-            );
-        }
-        let opened = rig.upstream.stats().connections - before;
-        if opened == 0 { Ok(()) } else { Err(format!("{opened} more")) }
-    })
+    unless_stalled(
+        "answers on a connection that the lazy ones use",
+        async || {
+            let before = rig.upstream.stats().connections;
+            for protocol in BOTH {
+                let answer = rig.proxied.get(protocol, "/api/v1/pods").await;
+                assert_eq!(
+                    answer.json()["items"].as_array().unwrap().len(),
+                    1_000,
+                    "whole, beside those who do not read"
+                );
+            }
+            let opened = rig.upstream.stats().connections - before;
+            if opened == 0 {
+                Ok(())
+            } else {
+                Err(format!("{opened} more"))
+            }
+        },
+    )
     .await;
     // They were not cut either: whoever begins to read gets it all.
     let (connection, answer) = lazy.pop().unwrap();
-    let body = within("the rest", answer.into_body().collect()).await.unwrap().to_bytes();
+    let body = within("the rest", answer.into_body().collect())
+        .await
+        .unwrap()
+        .to_bytes();
     assert_eq!(
-        serde_json::from_slice::<serde_json::Value>(&body).unwrap()["items"].as_array().unwrap().len(),
+        serde_json::from_slice::<serde_json::Value>(&body).unwrap()["items"]
+            .as_array()
+            .unwrap()
+            .len(),
         1_000
     );
     drop((connection, lazy));
@@ -258,18 +350,36 @@ async fn urls_and_heads_have_a_length() {
     for protocol in BOTH {
         let path = |length: usize| format!("{LIST}&labelSelector={}", "a".repeat(length));
         assert_ne!(rig.proxied.get(protocol, &path(60)).await.status, 414);
-        assert_eq!(rig.proxied.get(protocol, &path(1_000)).await.status, StatusCode::URI_TOO_LONG);
-        let large = Request::get("/version").header("x-large", "a".repeat(30_000)).body(nothing()).unwrap();
-        let answer = within("an answer", rig.proxied.send(protocol, large)).await.unwrap();
+        assert_eq!(
+            rig.proxied.get(protocol, &path(1_000)).await.status,
+            StatusCode::URI_TOO_LONG
+        );
+        let large = Request::get("/version")
+            .header("x-large", "a".repeat(30_000))
+            .body(nothing())
+            .unwrap();
+        let answer = within("an answer", rig.proxied.send(protocol, large))
+            .await
+            .unwrap();
         assert_eq!(answer.status, StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
     }
     // The admin listener has the same limits.
     let mut stream = tokio::net::TcpStream::connect(rig.admin).await.unwrap();
-    let head = format!("GET /{} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", "a".repeat(2_000));
+    let head = format!(
+        "GET /{} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n",
+        "a".repeat(2_000)
+    );
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut answer = String::new();
-    tokio::time::timeout(Duration::from_mins(1), stream.read_to_string(&mut answer)).await.unwrap().unwrap();
+    tokio::time::timeout(Duration::from_mins(1), stream.read_to_string(&mut answer))
+        .await
+        .unwrap()
+        .unwrap();
     assert!(answer.starts_with("HTTP/1.1 414 "), "{answer}");
-    assert!(plain_get(rig.admin, "GET", "/livez").await.starts_with("HTTP/1.1 200 "));
+    assert!(
+        plain_get(rig.admin, "GET", "/livez")
+            .await
+            .starts_with("HTTP/1.1 200 ")
+    );
     rig.stop().await;
 }

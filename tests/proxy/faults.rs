@@ -1,4 +1,5 @@
-//! An upstream that fails in every way it can. The watches through the proxy don't notice, or are told with 410.
+//! An upstream that fails in every way it can. The watches through the proxy don't notice, or are
+//! told with 410.
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,7 +36,12 @@ fn refuse(faults: &Faults, verb: &str, code: u16, count: u32) {
 }
 
 fn open_watches(rig: &Rig) -> u64 {
-    rig.upstream.stats().open_watches.get("pods").copied().unwrap_or_default()
+    rig.upstream
+        .stats()
+        .open_watches
+        .get("pods")
+        .copied()
+        .unwrap_or_default()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -56,7 +62,11 @@ async fn a_hundred_watches_survive_every_cut() {
         follower.judge_undisturbed(&ledger).await;
     }
     let stats = rig.upstream.stats();
-    assert_eq!(stats.requests_on("LIST", "pods"), lists, "nothing had to be listed again");
+    assert_eq!(
+        stats.requests_on("LIST", "pods"),
+        lists,
+        "nothing had to be listed again"
+    );
     becomes("watches at upstream", 1, async || open_watches(&rig)).await;
     rig.stop().await;
 }
@@ -67,7 +77,10 @@ async fn garbage_in_the_stream_loses_nothing() {
     let ledger = Ledger::new(rig.upstream.state(), 2);
     let crowd = Follower::crowd(&rig.proxied, 12).await;
     let lists = rig.upstream.stats().requests_on("LIST", "pods");
-    under(&ledger, &rig, 3, |faults, _| faults.break_frame(3, BrokenFrame::Garbage)).await;
+    under(&ledger, &rig, 3, |faults, _| {
+        faults.break_frame(3, BrokenFrame::Garbage)
+    })
+    .await;
     for follower in &crowd {
         follower.judge(&ledger).await;
     }
@@ -86,7 +99,10 @@ async fn refusals_of_the_watch_are_waited_out() {
         refuse(rig.upstream.faults(), "WATCH", code, 3);
         rig.upstream.faults().cut_watches();
         ledger.writes(30).await;
-        becomes("refusals", None, async || rig.upstream.faults().active().refuse).await;
+        becomes("refusals", None, async || {
+            rig.upstream.faults().active().refuse
+        })
+        .await;
         ledger.writes(10).await;
         for follower in &crowd {
             follower.judge_undisturbed(&ledger).await;
@@ -102,7 +118,8 @@ async fn a_history_that_upstream_has_lost_ends_watches_with_410() {
     let crowd = Follower::crowd(&rig.proxied, 12).await;
     let lists = rig.upstream.stats().requests_on("LIST", "pods");
     for round in 1..=2 {
-        // Events that the proxy's watch never gets, and that nobody can have any more when it asks for them.
+        // Events that the proxy's watch never gets, and that nobody can have any more when it asks
+        // for them.
         rig.upstream.faults().set(|active| active.silent = true);
         ledger.writes(20).await;
         rig.upstream.state().compact(&watershed::sim::pods());
@@ -116,7 +133,11 @@ async fn a_history_that_upstream_has_lost_ends_watches_with_410() {
             assert_eq!(log.ends, [], "and ends in no other way");
         }
     }
-    assert_eq!(rig.upstream.stats().requests_on("LIST", "pods") - lists, 2, "one list for all, each time");
+    assert_eq!(
+        rig.upstream.stats().requests_on("LIST", "pods") - lists,
+        2,
+        "one list for all, each time"
+    );
     rig.stop().await;
 }
 
@@ -125,13 +146,20 @@ async fn silence_and_delay_lose_nothing() {
     let rig = Rig::start(small()).await;
     let ledger = Ledger::new(rig.upstream.state(), 5);
     let crowd = Follower::crowd(&rig.proxied, 12).await;
-    under(&ledger, &rig, 4, |faults, n| faults.set(|active| active.silent = n % 2 == 0)).await;
+    under(&ledger, &rig, 4, |faults, n| {
+        faults.set(|active| active.silent = n % 2 == 0)
+    })
+    .await;
     for follower in &crowd {
         follower.judge_undisturbed(&ledger).await;
     }
-    rig.upstream.faults().delay_events(Duration::from_millis(50));
+    rig.upstream
+        .faults()
+        .delay_events(Duration::from_millis(50));
     under(&ledger, &rig, 4, |faults, _| faults.cut_watches()).await;
-    rig.upstream.faults().set(|active| active.no_bookmarks = true);
+    rig.upstream
+        .faults()
+        .set(|active| active.no_bookmarks = true);
     under(&ledger, &rig, 2, |faults, _| faults.cut_connections()).await;
     for follower in &crowd {
         follower.judge_undisturbed(&ledger).await;
@@ -159,12 +187,20 @@ async fn a_first_list_that_fails_is_tried_again() {
         rig.upstream.faults().cut_connections();
         ledger.writes(20).await;
         follower.judge(&ledger).await;
-        assert_eq!(follower.log().tracks.len(), 1, "what upstream said first can be gone on from");
+        assert_eq!(
+            follower.log().tracks.len(),
+            1,
+            "what upstream said first can be gone on from"
+        );
         drop(follower);
         // In the end it is at hand, and right.
         let path = "/api/v1/pods?resourceVersion=0";
         becomes("the list's source", "snapshot".to_owned(), async || {
-            rig.proxied.get(Protocol::Http2, path).await.header("x-watershed-source").to_owned()
+            rig.proxied
+                .get(Protocol::Http2, path)
+                .await
+                .header("x-watershed-source")
+                .to_owned()
         })
         .await;
         let late = Follower::start(&connection, Interest::All, Opening::WatchList);
@@ -186,7 +222,11 @@ async fn releases_without_streamed_lists_are_followed_as_exactly() {
         ledger.writes(40).await;
         follower.synced().await;
         under(&ledger, &rig, 4, |faults, n| {
-            if n % 2 == 0 { faults.cut_connections() } else { faults.break_frame(2, BrokenFrame::Half) }
+            if n % 2 == 0 {
+                faults.cut_connections()
+            } else {
+                faults.break_frame(2, BrokenFrame::Half)
+            }
         })
         .await;
         follower.judge_undisturbed(&ledger).await;
@@ -217,7 +257,11 @@ async fn refusals_of_forwarded_requests_are_passed_on() {
         }
         assert_eq!(answers[0].status, StatusCode::from_u16(code).unwrap());
         assert_eq!(answers[1].essence(), answers[0].essence());
-        assert_eq!(faults.active().refuse, None, "it was asked once, and not again on its own");
+        assert_eq!(
+            faults.active().refuse,
+            None,
+            "it was asked once, and not again on its own"
+        );
     }
     rig.stop().await;
 }
@@ -228,27 +272,44 @@ async fn an_upstream_that_is_gone_or_talks_nonsense_is_named() {
     let mut listen = loopback();
     eventually("a port", async || {
         listen.set_port(fastrand::u16(20_000..32_000));
-        TcpListener::bind(listen).await.map(drop).map_err(|error| error.to_string())
+        TcpListener::bind(listen)
+            .await
+            .map(drop)
+            .map_err(|error| error.to_string())
     })
     .await;
     let rig = Rig::start(Options { listen, ..small() }).await;
     let (proxied, port) = (rig.proxied.clone(), rig.upstream.address());
-    let mut watch = proxied.watch(Protocol::Http2, "/api/v1/pods?watch=1&resourceVersion=0").await;
+    let mut watch = proxied
+        .watch(Protocol::Http2, "/api/v1/pods?watch=1&resourceVersion=0")
+        .await;
     for _ in 0..40 {
         assert!(watch.line().await.starts_with(r#"{"type":"ADDED""#));
     }
     let (upstream, end) = rig.shut_down();
     upstream.shutdown().await;
     let refused = async || {
-        let request = || Request::post("/api/v1/namespaces/default/configmaps").body(whole("{}")).unwrap();
+        let request = || {
+            Request::post("/api/v1/namespaces/default/configmaps")
+                .body(whole("{}"))
+                .unwrap()
+        };
         for protocol in BOTH {
-            let answer = within("an answer", proxied.send(protocol, request())).await.unwrap();
+            let answer = within("an answer", proxied.send(protocol, request()))
+                .await
+                .unwrap();
             assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
             let status = answer.json();
-            assert_eq!((&status["kind"], &status["code"]), (&"Status".into(), &503.into()));
+            assert_eq!(
+                (&status["kind"], &status["code"]),
+                (&"Status".into(), &503.into())
+            );
             assert_eq!(status["reason"], "ServiceUnavailable");
             let message = status["message"].as_str().unwrap();
-            assert!(message.contains(&port.to_string()), "it says what could not be reached: {message}");
+            assert!(
+                message.contains(&port.to_string()),
+                "it says what could not be reached: {message}"
+            );
             assert_eq!(answer.header("retry-after"), "1");
         }
     };
@@ -257,12 +318,17 @@ async fn an_upstream_that_is_gone_or_talks_nonsense_is_named() {
     let stranger = TcpListener::bind(port).await.unwrap();
     let talk = AbortOnDropHandle::new(tokio::spawn(async move {
         while let Ok((mut stream, _)) = stranger.accept().await {
-            let _ = stream.write_all(b"220 good day, what can I do for you\r\n").await;
+            let _ = stream
+                .write_all(b"220 good day, what can I do for you\r\n")
+                .await;
         }
     }));
     refused().await;
     drop(talk);
-    assert!(watch.next().now_or_never().is_none(), "the watch is open and waits");
+    assert!(
+        watch.next().now_or_never().is_none(),
+        "the watch is open and waits"
+    );
     tokio::spawn(end).await.unwrap();
     assert_eq!(watch.rest().await, (vec![], Next::End));
 }

@@ -14,11 +14,17 @@ const PODS: &str = "/api/v1/pods";
 /// Later than the end of any test.
 const LATE: Duration = Duration::from_hours(1);
 
-/// Upstream says nothing of its own accord: no bookmarks, and its caches stand still while nothing happens.
+/// Upstream says nothing of its own accord: no bookmarks, and its caches stand still while nothing
+/// happens.
 fn quiet(pods: usize) -> Options {
     let never = Duration::from_hours(1);
     Options {
-        population: Population { nodes: 2, namespaces: 2, pods, ..Population::default() },
+        population: Population {
+            nodes: 2,
+            namespaces: 2,
+            pods,
+            ..Population::default()
+        },
         bookmark_every: never,
         progress_every: never,
         ..Options::default()
@@ -32,16 +38,28 @@ fn source(answer: &Answer) -> &str {
 fn names(answer: &Answer) -> Vec<String> {
     let list = answer.json();
     let items = list["items"].as_array().unwrap().iter();
-    items.map(|item| item["metadata"]["name"].as_str().unwrap().to_owned()).collect()
+    items
+        .map(|item| item["metadata"]["name"].as_str().unwrap().to_owned())
+        .collect()
 }
 
 fn version(answer: &Answer) -> u64 {
-    answer.json()["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
+    answer.json()["metadata"]["resourceVersion"]
+        .as_str()
+        .unwrap()
+        .parse()
+        .unwrap()
 }
 
 /// A name and namespace of a pod that is neither the newest nor the last.
 fn some_pod(rig: &Rig) -> (String, String) {
-    let key = rig.upstream.state().snapshot(&pods()).into_keys().nth(1).unwrap();
+    let key = rig
+        .upstream
+        .state()
+        .snapshot(&pods())
+        .into_keys()
+        .nth(1)
+        .unwrap();
     let (namespace, name) = key.split_once('/').unwrap();
     (namespace.to_owned(), name.to_owned())
 }
@@ -49,13 +67,20 @@ fn some_pod(rig: &Rig) -> (String, String) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_small_idle_type_is_validated_and_its_lists_are_upstreams() {
     let rig = Rig::start(quiet(20)).await;
-    rig.proxied.get(Protocol::Http2, &format!("{PODS}?resourceVersion=0")).await;
+    rig.proxied
+        .get(Protocol::Http2, &format!("{PODS}?resourceVersion=0"))
+        .await;
     for n in 0..3 {
         // Others move: the version goes on, and with it the one that a consistent list has.
         let text = format!(r#"{{"metadata":{{"name":"other-{n}"}}}}"#);
         let namespaces = watershed::kube::GroupVersionResource::new("", "v1", "namespaces");
         let moved = rig.upstream.state().create(&namespaces, &text).unwrap();
-        for query in ["", "?limit=7", "?labelSelector=app", "?fieldSelector=spec.nodeName=node-0001"] {
+        for query in [
+            "",
+            "?limit=7",
+            "?labelSelector=app",
+            "?fieldSelector=spec.nodeName=node-0001",
+        ] {
             let path = format!("{PODS}{query}");
             let ours = proven(async || rig.proxied.get(Protocol::Http2, &path).await).await;
             let theirs = rig.direct.get(Protocol::Http2, &path).await;
@@ -64,11 +89,25 @@ async fn a_small_idle_type_is_validated_and_its_lists_are_upstreams() {
         }
     }
     // All pages are of one version, although the cache's events have not reached it.
-    let first = proven(async || rig.proxied.get(Protocol::Http2, &format!("{PODS}?limit=7")).await).await;
-    let token = first.json()["metadata"]["continue"].as_str().unwrap().to_owned();
+    let first = proven(async || {
+        rig.proxied
+            .get(Protocol::Http2, &format!("{PODS}?limit=7"))
+            .await
+    })
+    .await;
+    let token = first.json()["metadata"]["continue"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     let again = rig.proxied.get(Protocol::Http2, PODS).await;
-    let rest = rig.proxied.get(Protocol::Http2, &format!("{PODS}?continue={token}")).await;
-    assert_eq!((source(&rest), version(&rest)), ("snapshot", version(&first)));
+    let rest = rig
+        .proxied
+        .get(Protocol::Http2, &format!("{PODS}?continue={token}"))
+        .await;
+    assert_eq!(
+        (source(&rest), version(&rest)),
+        ("snapshot", version(&first))
+    );
     assert_eq!([names(&first), names(&rest)].concat(), names(&again));
     rig.stop().await;
 }
@@ -77,17 +116,29 @@ async fn a_small_idle_type_is_validated_and_its_lists_are_upstreams() {
 async fn what_the_cache_has_not_heard_of_is_not_hidden() {
     for population in [20, 300] {
         let rig = Rig::start(quiet(population)).await;
-        rig.proxied.get(Protocol::Http2, &format!("{PODS}?resourceVersion=0")).await;
-        // The list that upstream is asked for in proof has the greatest version that it had before: only
-        // the missing name tells.
+        rig.proxied
+            .get(Protocol::Http2, &format!("{PODS}?resourceVersion=0"))
+            .await;
+        // The list that upstream is asked for in proof has the greatest version that it had before:
+        // only the missing name tells.
         rig.upstream.faults().delay_events(LATE);
         let (namespace, name) = some_pod(&rig);
-        rig.upstream.state().delete(&pods(), &namespace, &name).unwrap();
+        rig.upstream
+            .state()
+            .delete(&pods(), &namespace, &name)
+            .unwrap();
         let consistent = rig.proxied.get(Protocol::Http2, PODS).await;
-        assert!(!names(&consistent).contains(&name), "deleted before the list: {}", source(&consistent));
+        assert!(
+            !names(&consistent).contains(&name),
+            "deleted before the list: {}",
+            source(&consistent)
+        );
         assert_eq!(source(&consistent), "forward; reason=unproven");
         // The cache by itself would have been wrong.
-        let cached = rig.proxied.get(Protocol::Http2, &format!("{PODS}?resourceVersion=0")).await;
+        let cached = rig
+            .proxied
+            .get(Protocol::Http2, &format!("{PODS}?resourceVersion=0"))
+            .await;
         assert!(names(&cached).contains(&name));
         rig.upstream.faults().delay_events(Duration::ZERO);
         rig.stop().await;
@@ -99,10 +150,12 @@ async fn a_large_idle_type_is_caught_up_with() {
     unless_stalled("a large idle type is caught up with", catching_up).await;
 }
 
-/// Counted in a program of its own. An error says that the proof did not come in the time that it has.
+/// Counted in a program of its own. An error says that the proof did not come in the time that it
+/// has.
 async fn catching_up() -> Result<(), String> {
     let upstream = watershed::sim::Server::start(Options {
-        // A cache that moves on with nothing happening, as upstream's does when it is read consistently.
+        // A cache that moves on with nothing happening, as upstream's does when it is read
+        // consistently.
         progress_every: Duration::from_millis(200),
         ..quiet(300)
     })
@@ -111,7 +164,10 @@ async fn catching_up() -> Result<(), String> {
     let program = Program::start(&upstream).await;
     program.proxied.get(Protocol::Http2, PODS).await;
     let namespaces = watershed::kube::GroupVersionResource::new("", "v1", "namespaces");
-    upstream.state().create(&namespaces, r#"{"metadata":{"name":"one"}}"#).unwrap();
+    upstream
+        .state()
+        .create(&namespaces, r#"{"metadata":{"name":"one"}}"#)
+        .unwrap();
     let answer = program.proxied.get(Protocol::Http2, PODS).await;
     if source(&answer) != "fence" {
         return Err(source(&answer).to_owned());
@@ -120,10 +176,17 @@ async fn catching_up() -> Result<(), String> {
     let caught_up = r#"watershed_fence_reads_total{group="",resource="pods",step="caught-up"} 1"#;
     assert!(metrics.lines().any(|line| line == caught_up), "{metrics}");
     upstream.faults().set(|active| active.no_bookmarks = true);
-    // Without bookmarks nothing shows it. The answer is upstream's then, and later ones don't wait for it.
-    upstream.state().create(&namespaces, r#"{"metadata":{"name":"other"}}"#).unwrap();
+    // Without bookmarks nothing shows it. The answer is upstream's then, and later ones don't wait
+    // for it.
+    upstream
+        .state()
+        .create(&namespaces, r#"{"metadata":{"name":"other"}}"#)
+        .unwrap();
     let answer = program.proxied.get(Protocol::Http2, PODS).await;
-    assert_eq!((answer.status, source(&answer)), (StatusCode::OK, "forward; reason=unproven"));
+    assert_eq!(
+        (answer.status, source(&answer)),
+        (StatusCode::OK, "forward; reason=unproven")
+    );
     let metrics = program.admin("GET", "/metrics").await;
     for line in [
         r#"watershed_fence_reads_total{group="",resource="pods",step="failed"} 1"#,
@@ -149,10 +212,17 @@ async fn a_lone_reader_of_little_does_not_wait_for_a_large_idle_type() {
 /// An error says that the proof came sooner than it should, or that the crowd was none.
 async fn alone_and_in_a_crowd(little: &str) -> Result<(), String> {
     let progress_every = Duration::from_millis(200);
-    let rig = Rig::start(Options { progress_every, ..quiet(300) }).await;
+    let rig = Rig::start(Options {
+        progress_every,
+        ..quiet(300)
+    })
+    .await;
     rig.proxied.get(Protocol::Http2, PODS).await;
     let namespaces = watershed::kube::GroupVersionResource::new("", "v1", "namespaces");
-    rig.upstream.state().create(&namespaces, r#"{"metadata":{"name":"other"}}"#).unwrap();
+    rig.upstream
+        .state()
+        .create(&namespaces, r#"{"metadata":{"name":"other"}}"#)
+        .unwrap();
     let path = format!("{PODS}{little}");
     let alone = rig.proxied.get(Protocol::Http2, &path).await;
     if source(&alone) != "forward; reason=unproven" {
@@ -161,15 +231,24 @@ async fn alone_and_in_a_crowd(little: &str) -> Result<(), String> {
     // Who comes in a crowd is waited for: one proof for all costs upstream less.
     let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
     let reads = (0..50).map(|_| async {
-        let request = http::Request::get(&path).body(crate::client::nothing()).unwrap();
+        let request = http::Request::get(&path)
+            .body(crate::client::nothing())
+            .unwrap();
         connection.read(request).await.unwrap()
     });
     let answers = within("50 lists", join_all(reads)).await;
     assert!(answers.iter().all(|answer| answer.status == StatusCode::OK));
-    let forwarded = answers.iter().filter(|answer| source(answer) != "fence").count();
+    let forwarded = answers
+        .iter()
+        .filter(|answer| source(answer) != "fence")
+        .count();
     drop(connection);
     rig.stop().await;
-    if forwarded <= 5 { Ok(()) } else { Err(format!("{forwarded} of 50 lists went to upstream")) }
+    if forwarded <= 5 {
+        Ok(())
+    } else {
+        Err(format!("{forwarded} of 50 lists went to upstream"))
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -181,15 +260,24 @@ async fn readers_that_wait_together_share_a_proof() {
         let before = rig.upstream.stats().requests_on("LIST", "pods");
         let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
         let reads = (0..300).map(|_| async {
-            let request = http::Request::get(PODS).body(crate::client::nothing()).unwrap();
+            let request = http::Request::get(PODS)
+                .body(crate::client::nothing())
+                .unwrap();
             connection.read(request).await.unwrap()
         });
         let answers = within("300 lists", join_all(reads)).await;
         assert!(answers.iter().all(|answer| answer.status == StatusCode::OK));
-        let proven = answers.iter().filter(|answer| source(answer) == "fence").count();
+        let proven = answers
+            .iter()
+            .filter(|answer| source(answer) == "fence")
+            .count();
         let lists = rig.upstream.stats().requests_on("LIST", "pods") - before;
         let what = format!("{proven} were answered from memory, and upstream answered {lists}");
-        if proven == 300 && lists < 100 { Ok(()) } else { Err(what) }
+        if proven == 300 && lists < 100 {
+            Ok(())
+        } else {
+            Err(what)
+        }
     })
     .await;
     rig.stop().await;
@@ -198,7 +286,9 @@ async fn readers_that_wait_together_share_a_proof() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_that_begins_consistently_begins_with_what_was_written() {
     let rig = Rig::start(small()).await;
-    rig.proxied.get(Protocol::Http2, &format!("{PODS}?resourceVersion=0")).await;
+    rig.proxied
+        .get(Protocol::Http2, &format!("{PODS}?resourceVersion=0"))
+        .await;
     for n in 0..20 {
         let text = format!(r#"{{"metadata":{{"name":"late-{n}","namespace":"default"}}}}"#);
         let written = rig.upstream.state().create(&pods(), &text).unwrap();
@@ -218,7 +308,11 @@ async fn a_watch_that_begins_consistently_begins_with_what_was_written() {
         assert!(seen, "late-{n} was written before the watch");
         assert!(mark.contains("k8s.io/initial-events-end"), "{mark}");
         let mark: serde_json::Value = serde_json::from_str(&mark).unwrap();
-        let mark = mark["object"]["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap();
+        let mark = mark["object"]["metadata"]["resourceVersion"]
+            .as_str()
+            .unwrap()
+            .parse::<u64>()
+            .unwrap();
         assert!(mark >= written);
     }
     rig.stop().await;
@@ -229,15 +323,29 @@ async fn an_upstream_that_does_not_answer_fails_no_slower_than_it_would() {
     let rig = Rig::start(quiet(20)).await;
     rig.proxied.get(Protocol::Http2, PODS).await;
     // What refuses the proof's list refuses the client's.
-    let refusal =
-        Refusal { count: 2, code: 500, retry_after: None, resource: Some("pods".to_owned()), verb: None };
-    rig.upstream.faults().set(|active| active.refuse = Some(refusal));
+    let refusal = Refusal {
+        count: 2,
+        code: 500,
+        retry_after: None,
+        resource: Some("pods".to_owned()),
+        verb: None,
+    };
+    rig.upstream
+        .faults()
+        .set(|active| active.refuse = Some(refusal));
     let answer = rig.proxied.get(Protocol::Http2, PODS).await;
     assert_eq!(
         (answer.status, source(&answer)),
-        (StatusCode::INTERNAL_SERVER_ERROR, "forward; reason=unproven")
+        (
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "forward; reason=unproven"
+        )
     );
-    assert_eq!(rig.upstream.faults().active().refuse, None, "what was refused is not asked for again");
+    assert_eq!(
+        rig.upstream.faults().active().refuse,
+        None,
+        "what was refused is not asked for again"
+    );
     proven(async || rig.proxied.get(Protocol::Http2, PODS).await).await;
     rig.stop().await;
 }
@@ -245,16 +353,23 @@ async fn an_upstream_that_does_not_answer_fails_no_slower_than_it_would() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_operator_chooses_how_consistent_reads_are_answered() {
     let choices = |text: &[(&str, ConsistentReads)]| {
-        text.iter().map(|(resource, choice)| ((String::new(), (*resource).to_owned()), *choice)).collect()
+        text.iter()
+            .map(|(resource, choice)| ((String::new(), (*resource).to_owned()), *choice))
+            .collect()
     };
     let policy = Policy {
         consistent_reads: ConsistentReads::Forward,
-        resources: choices(&[("nodes", ConsistentReads::Fence), ("pods", ConsistentReads::Cache)]),
+        resources: choices(&[
+            ("nodes", ConsistentReads::Fence),
+            ("pods", ConsistentReads::Cache),
+        ]),
         ..Policy::default()
     };
     assert_eq!(policy.weakened(), ["pods"]);
     let rig = Rig::configured(quiet(20), |config| config.policy = policy).await;
-    rig.proxied.get(Protocol::Http2, &format!("{PODS}?resourceVersion=0")).await;
+    rig.proxied
+        .get(Protocol::Http2, &format!("{PODS}?resourceVersion=0"))
+        .await;
     proven(async || rig.proxied.get(Protocol::Http2, "/api/v1/nodes").await).await;
     for (path, wanted) in [
         ("/api/v1/nodes/node-0000", "forward; reason=consistent-read"),
@@ -267,9 +382,18 @@ async fn the_operator_chooses_how_consistent_reads_are_answered() {
     // Who chose so gets what was chosen.
     rig.upstream.faults().delay_events(LATE);
     let (namespace, name) = some_pod(&rig);
-    rig.upstream.state().delete(&pods(), &namespace, &name).unwrap();
+    rig.upstream
+        .state()
+        .delete(&pods(), &namespace, &name)
+        .unwrap();
     assert!(names(&rig.proxied.get(Protocol::Http2, PODS).await).contains(&name));
-    let one = rig.proxied.get(Protocol::Http2, &format!("/api/v1/namespaces/{namespace}/pods/{name}")).await;
+    let one = rig
+        .proxied
+        .get(
+            Protocol::Http2,
+            &format!("/api/v1/namespaces/{namespace}/pods/{name}"),
+        )
+        .await;
     assert_eq!((one.status, source(&one)), (StatusCode::OK, "cache"));
     rig.upstream.faults().delay_events(Duration::ZERO);
     rig.stop().await;
@@ -280,13 +404,22 @@ async fn gets_of_the_same_at_the_same_time_are_shared() {
     // The proxy itself may not get single objects, as in deploy/base/rbac.yaml.
     let prepare = |upstream: &Server| {
         upstream.access().add_user("proxy-token", "proxy", &[]);
-        let reviews = ["tokenreviews.authentication.k8s.io", "subjectaccessreviews.authorization.k8s.io"];
-        upstream.access().allow(Rule::new("proxy", &["create"], &reviews));
-        upstream.access().allow(Rule::new("proxy", &["list", "watch"], &["*"]));
+        let reviews = [
+            "tokenreviews.authentication.k8s.io",
+            "subjectaccessreviews.authorization.k8s.io",
+        ];
+        upstream
+            .access()
+            .allow(Rule::new("proxy", &["create"], &reviews));
+        upstream
+            .access()
+            .allow(Rule::new("proxy", &["list", "watch"], &["*"]));
     };
     let rig = Rig::build(quiet(20), prepare, |config| {
         let file = config.upstream.kubeconfig.as_ref().unwrap();
-        let kubeconfig = std::fs::read_to_string(file).unwrap().replace("admin-token", "proxy-token");
+        let kubeconfig = std::fs::read_to_string(file)
+            .unwrap()
+            .replace("admin-token", "proxy-token");
         std::fs::write(file, kubeconfig).unwrap();
     })
     .await;
@@ -294,10 +427,19 @@ async fn gets_of_the_same_at_the_same_time_are_shared() {
     let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
     let direct = rig.direct.get(Protocol::Http2, &path).await;
     let alone = rig.proxied.get(Protocol::Http2, &path).await;
-    assert_eq!((alone.essence(), source(&alone)), (direct.essence(), "forward; reason=consistent-read"));
+    assert_eq!(
+        (alone.essence(), source(&alone)),
+        (direct.essence(), "forward; reason=consistent-read")
+    );
     let before = rig.upstream.stats().requests_on("GET", "pods");
     let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
-    let get = || connection.read(http::Request::get(&path).body(crate::client::nothing()).unwrap());
+    let get = || {
+        connection.read(
+            http::Request::get(&path)
+                .body(crate::client::nothing())
+                .unwrap(),
+        )
+    };
     let mut before = before;
     // Those who were to come together may come one by one.
     unless_stalled("300 gets at once", async || {
@@ -310,7 +452,11 @@ async fn gets_of_the_same_at_the_same_time_are_shared() {
         let now = rig.upstream.stats().requests_on("GET", "pods");
         let gets = now - std::mem::replace(&mut before, now);
         let what = format!("{shared} were shared, and cost upstream {gets}");
-        if shared > 200 && gets < 100 { Ok(()) } else { Err(what) }
+        if shared > 200 && gets < 100 {
+            Ok(())
+        } else {
+            Err(what)
+        }
     })
     .await;
     // No answer is older than the question: what was written before is seen, however many ask.
@@ -332,9 +478,27 @@ async fn gets_of_the_same_at_the_same_time_are_shared() {
         tokio::join!(reads, read_and_write);
     }
     // Who may not get it alone does not get it with others.
-    let stranger = rig.proxied.as_user("nobody-has-this-token").connect(Protocol::Http2).await.unwrap();
-    let strange = || stranger.read(http::Request::get(&path).body(crate::client::nothing()).unwrap());
-    let (answers, _) = tokio::join!(join_all((0..50).map(|_| strange())), join_all((0..100).map(|_| get())));
-    assert!(answers.into_iter().all(|answer| answer.unwrap().status == StatusCode::UNAUTHORIZED));
+    let stranger = rig
+        .proxied
+        .as_user("nobody-has-this-token")
+        .connect(Protocol::Http2)
+        .await
+        .unwrap();
+    let strange = || {
+        stranger.read(
+            http::Request::get(&path)
+                .body(crate::client::nothing())
+                .unwrap(),
+        )
+    };
+    let (answers, _) = tokio::join!(
+        join_all((0..50).map(|_| strange())),
+        join_all((0..100).map(|_| get()))
+    );
+    assert!(
+        answers
+            .into_iter()
+            .all(|answer| answer.unwrap().status == StatusCode::UNAUTHORIZED)
+    );
     rig.stop().await;
 }

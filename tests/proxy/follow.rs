@@ -1,4 +1,5 @@
-//! A client that lists and watches for ever, as an informer does, and remembers all it was told. The [`Ledger`] judges it.
+//! A client that lists and watches for ever, as an informer does, and remembers all it was told.
+//! The [`Ledger`] judges it.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +23,8 @@ pub(crate) enum Opening {
     WatchList,
 }
 
-/// What one state and the watch after it brought. A broken watch is taken up again; a new track begins only after 410.
+/// What one state and the watch after it brought. A broken watch is taken up again; a new track
+/// begins only after 410.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Track {
     /// The version of the first state.
@@ -101,11 +103,16 @@ impl Follower {
             log: Arc::clone(&log),
         };
         let name = format!("{interest:?} by {opening:?}");
-        Self { name, interest, log, _task: AbortOnDropHandle::new(tokio::spawn(client.run())) }
+        Self {
+            name,
+            interest,
+            log,
+            _task: AbortOnDropHandle::new(tokio::spawn(client.run())),
+        }
     }
 
-    /// So many followers with mixed interests: a third on shared HTTP/2 connections, a third on their own, a third
-    /// by HTTP/1.1.
+    /// So many followers with mixed interests: a third on shared HTTP/2 connections, a third on
+    /// their own, a third by HTTP/1.1.
     pub(crate) async fn crowd(endpoint: &Endpoint, count: usize) -> Vec<Self> {
         let shared = endpoint.connect(Protocol::Http2).await.unwrap();
         let mut crowd = Vec::new();
@@ -115,7 +122,11 @@ impl Follower {
                 1 => endpoint.connect(Protocol::Http2).await.unwrap(),
                 _ => endpoint.connect(Protocol::Http1).await.unwrap(),
             };
-            let opening = if n % 2 == 0 { Opening::List } else { Opening::WatchList };
+            let opening = if n % 2 == 0 {
+                Opening::List
+            } else {
+                Opening::WatchList
+            };
             crowd.push(Self::start(&connection, Interest::nth(n), opening));
         }
         for follower in &crowd {
@@ -131,14 +142,21 @@ impl Follower {
     pub(crate) async fn synced(&self) {
         eventually(&self.name, async || {
             let log = self.log.lock();
-            if log.tracks.is_empty() { Err(format!("no first state: {:?}", log.failures)) } else { Ok(()) }
+            if log.tracks.is_empty() {
+                Err(format!("no first state: {:?}", log.failures))
+            } else {
+                Ok(())
+            }
         })
         .await;
     }
 
     /// Waits until the present is reached with all that came on the way being right.
     pub(crate) async fn judge(&self, ledger: &Ledger) {
-        eventually(&self.name, async || verdict(&self.log.lock(), &self.interest, ledger)).await;
+        eventually(&self.name, async || {
+            verdict(&self.log.lock(), &self.interest, ledger)
+        })
+        .await;
     }
 
     /// As [`Follower::judge`], and nothing at all may have interrupted it.
@@ -168,7 +186,11 @@ fn verdict(log: &Log, interest: &Interest, ledger: &Ledger) -> Result<(), String
         compare(&ledger.between(interest, track.start, up_to), &track.events)
             .map_err(|why| format!("{why}; ends {:?}, failures {:?}", log.ends, log.failures))?;
         if track.expired != (n < last) {
-            return Err(format!("track {n} of {} ended with 410: {}", last + 1, track.expired));
+            return Err(format!(
+                "track {n} of {} ended with 410: {}",
+                last + 1,
+                track.expired
+            ));
         }
     }
     Ok(())
@@ -187,7 +209,13 @@ impl Client {
     }
 
     async fn round(&self) -> anyhow::Result<()> {
-        let resume = self.log.lock().tracks.last().filter(|t| !t.expired).map(|t| t.version);
+        let resume = self
+            .log
+            .lock()
+            .tracks
+            .last()
+            .filter(|t| !t.expired)
+            .map(|t| t.version);
         match resume {
             Some(version) => self.watch(version, None).await,
             None if self.opening == Opening::List => self.list().await,
@@ -196,8 +224,15 @@ impl Client {
     }
 
     async fn list(&self) -> anyhow::Result<()> {
-        let path = format!("{}?resourceVersion=0{}", self.interest.path(), self.interest.selector());
-        let answer = self.connection.read(Request::get(path).body(nothing())?).await?;
+        let path = format!(
+            "{}?resourceVersion=0{}",
+            self.interest.path(),
+            self.interest.selector()
+        );
+        let answer = self
+            .connection
+            .read(Request::get(path).body(nothing())?)
+            .await?;
         if answer.status != StatusCode::OK {
             bail!("{answer:?}");
         }
@@ -207,18 +242,28 @@ impl Client {
         for item in list.items {
             let object: Object = serde_json::from_str(item.get())?;
             // Items lack what the list says of all of them.
-            let whole = item.get().replacen('{', r#"{"kind":"Pod","apiVersion":"v1","#, 1);
+            let whole = item
+                .get()
+                .replacen('{', r#"{"kind":"Pod","apiVersion":"v1","#, 1);
             initial.insert(object.key(), Bytes::from(whole));
         }
-        let track = Track { start, initial, version: start, ..Track::default() };
+        let track = Track {
+            start,
+            initial,
+            version: start,
+            ..Track::default()
+        };
         self.log.lock().tracks.push(track);
         Ok(())
     }
 
     /// With a `building` track the watch begins with the state.
     async fn watch(&self, version: u64, mut building: Option<Track>) -> anyhow::Result<()> {
-        let first =
-            if building.is_some() { "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan" } else { "" };
+        let first = if building.is_some() {
+            "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
+        } else {
+            ""
+        };
         let path = format!(
             "{}?watch=1&allowWatchBookmarks=true&resourceVersion={version}{first}{}",
             self.interest.path(),
@@ -250,11 +295,15 @@ impl Client {
                 return Ok(());
             }
             let version: u64 = object.metadata.resource_version.parse()?;
-            let mark = object.metadata.annotations.contains_key("k8s.io/initial-events-end");
+            let mark = object
+                .metadata
+                .annotations
+                .contains_key("k8s.io/initial-events-end");
             if let Some(track) = &mut building {
                 match parsed.r#type.as_str() {
                     "ADDED" => {
-                        let bytes = line.slice(br#"{"type":"ADDED","object":"#.len()..line.len() - 2);
+                        let bytes =
+                            line.slice(br#"{"type":"ADDED","object":"#.len()..line.len() - 2);
                         track.initial.insert(object.key(), bytes);
                     }
                     "BOOKMARK" if mark => {
@@ -266,10 +315,17 @@ impl Client {
                 continue;
             }
             let mut log = self.log.lock();
-            let Some(track) = log.tracks.last_mut() else { bail!("an event without a state") };
+            let Some(track) = log.tracks.last_mut() else {
+                bail!("an event without a state")
+            };
             track.version = track.version.max(version);
             if parsed.r#type != "BOOKMARK" {
-                track.events.push(Event { kind: parsed.r#type, key: object.key(), version, line });
+                track.events.push(Event {
+                    kind: parsed.r#type,
+                    key: object.key(),
+                    version,
+                    line,
+                });
             }
         }
     }
@@ -304,9 +360,12 @@ async fn every_planted_fault_of_a_view_is_found() {
         let some = truth.tracks[0].initial.keys().next().unwrap();
         assert!(fault(&|track| drop(track.initial.remove(some))).contains("the state"));
         assert!(
-            fault(&|track| drop(track.initial.insert("n/ghost".into(), Bytes::new()))).contains("the state")
+            fault(&|track| drop(track.initial.insert("n/ghost".into(), Bytes::new())))
+                .contains("the state")
         );
-        assert!(fault(&|track| track.initial.get_mut(some).unwrap().truncate(9)).contains("the state"));
+        assert!(
+            fault(&|track| track.initial.get_mut(some).unwrap().truncate(9)).contains("the state")
+        );
         assert!(fault(&|track| drop(track.events.remove(3))).contains("lost"));
         assert!(fault(&|track| drop(track.events.pop())).contains("lost"));
         assert!(fault(&|track| track.events.swap(3, 4)).contains("came before"));

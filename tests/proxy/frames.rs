@@ -105,7 +105,11 @@ impl Frames {
             let mut payload = vec![0; length];
             self.stream.read_exact(&mut payload).await.ok()?;
             let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
-            Some(Received { kind: head[3], stream, payload })
+            Some(Received {
+                kind: head[3],
+                stream,
+                payload,
+            })
         };
         within("a frame or the end", reading).await
     }

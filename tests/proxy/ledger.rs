@@ -1,5 +1,6 @@
-//! What really happened to the pods: every write with what was before and after it. It is kept by the only writer, apart
-//! from the simulated server and from the proxy, and knows what any watch has to bring.
+//! What really happened to the pods: every write with what was before and after it. It is kept by
+//! the only writer, apart from the simulated server and from the proxy, and knows what any watch
+//! has to bring.
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -108,8 +109,21 @@ impl fmt::Debug for Event {
 
 impl Event {
     pub(crate) fn new(kind: &str, key: &str, version: u64, object: &[u8]) -> Self {
-        let line = [br#"{"type":""#, kind.as_bytes(), br#"","object":"#, object, b"}\n"].concat().into();
-        Self { kind: kind.to_owned(), key: key.to_owned(), version, line }
+        let line = [
+            br#"{"type":""#,
+            kind.as_bytes(),
+            br#"","object":"#,
+            object,
+            b"}\n",
+        ]
+        .concat()
+        .into();
+        Self {
+            kind: kind.to_owned(),
+            key: key.to_owned(),
+            version,
+            line,
+        }
     }
 }
 
@@ -118,7 +132,13 @@ impl Event {
 impl Pod {
     fn read(version: u64, bytes: Bytes) -> Self {
         let object: Value = serde_json::from_slice(&bytes).unwrap();
-        let text = |at: &str| object.pointer(at).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let text = |at: &str| {
+            object
+                .pointer(at)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_owned()
+        };
         Self {
             version,
             namespace: text("/metadata/namespace"),
@@ -132,8 +152,12 @@ impl Pod {
     fn at(&self, version: u64) -> Vec<u8> {
         let text = std::str::from_utf8(&self.bytes).unwrap();
         let (old, new) = (self.version, version);
-        text.replacen(&format!(r#""resourceVersion":"{old}""#), &format!(r#""resourceVersion":"{new}""#), 1)
-            .into_bytes()
+        text.replacen(
+            &format!(r#""resourceVersion":"{old}""#),
+            &format!(r#""resourceVersion":"{new}""#),
+            1,
+        )
+        .into_bytes()
     }
 }
 
@@ -142,21 +166,40 @@ impl Pod {
 impl Ledger {
     /// Begins with what is there now; from here on nobody else may write pods.
     pub(crate) fn new(state: &Arc<State>, seed: u64) -> Arc<Self> {
-        let now: BTreeMap<_, _> =
-            state.snapshot(&pods()).into_iter().map(|(key, (v, bytes))| (key, Pod::read(v, bytes))).collect();
-        let inner =
-            Inner { rng: Rng::with_seed(seed), start: now.clone(), now, changes: Vec::new(), created: 0 };
-        Arc::new(Self { state: Arc::clone(state), inner: Mutex::new(inner) })
+        let now: BTreeMap<_, _> = state
+            .snapshot(&pods())
+            .into_iter()
+            .map(|(key, (v, bytes))| (key, Pod::read(v, bytes)))
+            .collect();
+        let inner = Inner {
+            rng: Rng::with_seed(seed),
+            start: now.clone(),
+            now,
+            changes: Vec::new(),
+            created: 0,
+        };
+        Arc::new(Self {
+            state: Arc::clone(state),
+            inner: Mutex::new(inner),
+        })
     }
 
     /// A random write.
     pub(crate) fn write(&self) {
         let mut inner = self.inner.lock();
-        let Inner { rng, now, created, .. } = &mut *inner;
+        let Inner {
+            rng, now, created, ..
+        } = &mut *inner;
         let dice = rng.u8(0..10);
         // One node more than there are interests in, so that pods also go where nobody looks.
-        let node = if rng.u8(0..8) == 0 { String::new() } else { fixtures::node_name(rng.usize(0..5)) };
-        let present = (!now.is_empty()).then(|| now.keys().nth(rng.usize(0..now.len())).cloned()).flatten();
+        let node = if rng.u8(0..8) == 0 {
+            String::new()
+        } else {
+            fixtures::node_name(rng.usize(0..5))
+        };
+        let present = (!now.is_empty())
+            .then(|| now.keys().nth(rng.usize(0..now.len())).cloned())
+            .flatten();
         let (key, version) = match present {
             Some(key) if dice < 6 => {
                 let (namespace, name) = key.split_once('/').unwrap();
@@ -174,15 +217,26 @@ impl Ledger {
                 let namespace = fixtures::namespace_name(rng.usize(0..3));
                 let name = format!("{}-x{created}", fixtures::pod_name(*created, rng));
                 let json = fixtures::pod(&namespace, &name, &node, rng);
-                (format!("{namespace}/{name}"), self.state.create(&pods(), &json).unwrap())
+                (
+                    format!("{namespace}/{name}"),
+                    self.state.create(&pods(), &json).unwrap(),
+                )
             }
         };
-        let after = self.state.object(&pods(), &key).map(|(v, bytes)| Pod::read(v, bytes));
+        let after = self
+            .state
+            .object(&pods(), &key)
+            .map(|(v, bytes)| Pod::read(v, bytes));
         let before = match &after {
             Some(pod) => now.insert(key.clone(), pod.clone()),
             None => now.remove(&key),
         };
-        inner.changes.push(Change { version, key, before, after });
+        inner.changes.push(Change {
+            version,
+            key,
+            before,
+            after,
+        });
     }
 
     /// So many random writes, with moments between them in which others get their turn.
@@ -199,24 +253,34 @@ impl Ledger {
     pub(crate) fn at(&self, interest: &Interest, version: u64) -> BTreeMap<String, Bytes> {
         let inner = self.inner.lock();
         let mut pods = inner.start.clone();
-        for change in inner.changes.iter().take_while(|change| change.version <= version) {
+        for change in inner
+            .changes
+            .iter()
+            .take_while(|change| change.version <= version)
+        {
             match &change.after {
                 Some(pod) => pods.insert(change.key.clone(), pod.clone()),
                 None => pods.remove(&change.key),
             };
         }
         pods.retain(|_, pod| interest.wants(pod));
-        pods.into_iter().map(|(key, pod)| (key, pod.bytes)).collect()
+        pods.into_iter()
+            .map(|(key, pod)| (key, pod.bytes))
+            .collect()
     }
 
     /// What a watch of an interest has to bring after one version and up to another.
     pub(crate) fn between(&self, interest: &Interest, after: u64, up_to: u64) -> Vec<Event> {
         let inner = self.inner.lock();
-        let changes = inner.changes.iter().filter(|c| after < c.version && c.version <= up_to);
+        let changes = inner
+            .changes
+            .iter()
+            .filter(|c| after < c.version && c.version <= up_to);
         let events = changes.filter_map(|change| {
             let before = change.before.as_ref().filter(|pod| interest.wants(pod));
             let after = change.after.as_ref().filter(|pod| interest.wants(pod));
-            let event = |kind, object: &[u8]| Some(Event::new(kind, &change.key, change.version, object));
+            let event =
+                |kind, object: &[u8]| Some(Event::new(kind, &change.key, change.version, object));
             match (before, after) {
                 (None, Some(pod)) => event("ADDED", &pod.bytes),
                 (Some(_), Some(pod)) => event("MODIFIED", &pod.bytes),
@@ -230,7 +294,8 @@ impl Ledger {
 
 /// The judge: the events of a watch have to be the expected ones, in their order and byte by byte.
 pub(crate) fn compare(expected: &[Event], seen: &[Event]) -> Result<(), String> {
-    let Some(at) = (0..expected.len().max(seen.len())).find(|&n| expected.get(n) != seen.get(n)) else {
+    let Some(at) = (0..expected.len().max(seen.len())).find(|&n| expected.get(n) != seen.get(n))
+    else {
         return Ok(());
     };
     let place = format!("event {at} of {}", expected.len());

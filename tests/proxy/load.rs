@@ -1,4 +1,5 @@
-//! `watershed load` against the simulated API server and against the proxy: nothing is lost, and what goes wrong is seen.
+//! `watershed load` against the simulated API server and against the proxy: nothing is lost, and
+//! what goes wrong is seen.
 use std::path::Path;
 use std::time::Duration;
 
@@ -16,7 +17,13 @@ use crate::rig::{eventually, small, start_proxy};
 fn target(folder: &Path, name: &str, kubeconfig: &str) -> Target {
     let file = folder.join(format!("{name}.kubeconfig"));
     std::fs::write(&file, kubeconfig).unwrap();
-    Target { name: name.to_owned(), access: Access { kubeconfig: Some(file), context: None } }
+    Target {
+        name: name.to_owned(),
+        access: Access {
+            kubeconfig: Some(file),
+            context: None,
+        },
+    }
 }
 
 /// The same users, another server.
@@ -26,7 +33,9 @@ fn through(kubeconfig: &str, server: &str, ca: &str) -> String {
         let indent = &line[..line.len() - line.trim_start().len()];
         match line.trim().split_once(':') {
             Some(("server", _)) => format!("{indent}server: {server}\n"),
-            Some(("certificate-authority-data", _)) => format!("{indent}certificate-authority-data: {ca}\n"),
+            Some(("certificate-authority-data", _)) => {
+                format!("{indent}certificate-authority-data: {ca}\n")
+            }
             _ => format!("{line}\n"),
         }
     };
@@ -37,10 +46,18 @@ fn plan(targets: Vec<Target>) -> Plan {
     Plan {
         targets,
         writer: None,
-        groups: vec![Group { watches: 40, ..Group::default() }],
+        groups: vec![Group {
+            watches: 40,
+            ..Group::default()
+        }],
         connections: Some(4),
         http1: false,
-        writes: Writes { rate: "50/s".parse().unwrap(), objects: 5, object_bytes: 200, namespace: None },
+        writes: Writes {
+            rate: "50/s".parse().unwrap(),
+            objects: 5,
+            object_bytes: 200,
+            namespace: None,
+        },
         duration: Duration::from_secs(1),
         rounds: 1,
         start_timeout: Duration::from_secs(30),
@@ -94,27 +111,54 @@ async fn servers_are_compared_and_no_event_is_lost() {
             assert_eq!((round.watches, round.watches_begun), (45, 45));
             let writes = round.writes.answered;
             assert!(writes > 0);
-            // All see each write 20 times, two of ten watches with a name each, and ten watches two objects of five.
-            assert!(round.events_expected >= 22 * writes, "{} of {writes}", round.events_expected);
+            // All see each write 20 times, two of ten watches with a name each, and ten watches two
+            // objects of five.
+            assert!(
+                round.events_expected >= 22 * writes,
+                "{} of {writes}",
+                round.events_expected
+            );
             assert_eq!(round.events_delivered, round.events_expected);
             assert_eq!(round.delivery.count, round.events_delivered);
-            assert!(round.lists.answered > 0 && round.gets.answered > 0, "{round:?}");
+            assert!(
+                round.lists.answered > 0 && round.gets.answered > 0,
+                "{round:?}"
+            );
         }
     }
     let figures = load::comparison(&measured);
     let named = |name: &str| {
-        let row = figures.as_array().unwrap().iter().find(|row| row["figure"] == name);
-        row.unwrap_or_else(|| panic!("no {name} in {figures}")).clone()
+        let row = figures
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|row| row["figure"] == name);
+        row.unwrap_or_else(|| panic!("no {name} in {figures}"))
+            .clone()
     };
-    assert!(named("write to event, p99")["servers"]["proxy"]["ratio"].as_f64().unwrap() > 0.0);
-    assert!(named("lists, p50")["servers"]["proxy"]["ratio"].as_f64().unwrap() > 0.0);
-    assert_eq!(named("events lost")["servers"]["direct"]["rounds"], serde_json::json!([0.0, 0.0]));
+    assert!(
+        named("write to event, p99")["servers"]["proxy"]["ratio"]
+            .as_f64()
+            .unwrap()
+            > 0.0
+    );
+    assert!(
+        named("lists, p50")["servers"]["proxy"]["ratio"]
+            .as_f64()
+            .unwrap()
+            > 0.0
+    );
+    assert_eq!(
+        named("events lost")["servers"]["direct"]["rounds"],
+        serde_json::json!([0.0, 0.0])
+    );
     assert_eq!(left(&upstream), Vec::<String>::new());
     proxy.shut_down().await;
     upstream.shutdown().await;
 }
 
-/// The planted faults: an event that never comes, a watch that breaks, a refusal, a server of an older kind.
+/// The planted faults: an event that never comes, a watch that breaks, a refusal, a server of an
+/// older kind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_server_does_wrong_is_in_the_result() {
     type Fault = fn(&Server);
@@ -122,8 +166,18 @@ async fn what_a_server_does_wrong_is_in_the_result() {
     let stream = |plan: &mut Plan| plan.groups[0].first_state = FirstState::Stream;
     let lists = |plan: &mut Plan| plan.groups[0].lists = "50/s".parse().unwrap();
     let faults: [Planted<'_>; 4] = [
-        ("broken", |s| s.faults().break_frame(50, BrokenFrame::Half), &|_| {}, "watch: "),
-        ("garbage", |s| s.faults().break_frame(50, BrokenFrame::Garbage), &|_| {}, "watch: "),
+        (
+            "broken",
+            |s| s.faults().break_frame(50, BrokenFrame::Half),
+            &|_| {},
+            "watch: ",
+        ),
+        (
+            "garbage",
+            |s| s.faults().break_frame(50, BrokenFrame::Garbage),
+            &|_| {},
+            "watch: ",
+        ),
         (
             "refused",
             |s| {
@@ -134,7 +188,8 @@ async fn what_a_server_does_wrong_is_in_the_result() {
                     resource: Some("configmaps".to_owned()),
                     verb: Some("LIST".to_owned()),
                 };
-                s.faults().set(|active| active.refuse = Some(refusal.clone()));
+                s.faults()
+                    .set(|active| active.refuse = Some(refusal.clone()));
             },
             &lists,
             "429 Too Many Requests",
@@ -156,7 +211,10 @@ async fn what_a_server_does_wrong_is_in_the_result() {
         fault(&server);
         let measured = run(&plan).await.unwrap();
         let text = load::verdict(&measured);
-        assert!(!measured.is_clean() && text.contains(seen), "{name}: {text}");
+        assert!(
+            !measured.is_clean() && text.contains(seen),
+            "{name}: {text}"
+        );
         assert_eq!(left(&server), Vec::<String>::new(), "{name}");
         server.shutdown().await;
     }
@@ -167,12 +225,19 @@ async fn what_a_server_does_wrong_is_in_the_result() {
 async fn events_that_never_come_are_lost() {
     let server = Server::start(small()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let mut plan = plan(vec![target(folder.path(), "silent", &server.kubeconfig_yaml())]);
+    let mut plan = plan(vec![target(
+        folder.path(),
+        "silent",
+        &server.kubeconfig_yaml(),
+    )]);
     plan.settle = Duration::from_millis(200);
     server.faults().set(|active| active.silent = true);
     let measured = run(&plan).await.unwrap();
     let round = &measured.servers[0].rounds[0];
-    assert!(round.events_lost > 0 && round.events_delivered == 0, "{round:?}");
+    assert!(
+        round.events_lost > 0 && round.events_delivered == 0,
+        "{round:?}"
+    );
     assert_eq!(round.events_lost, round.events_expected);
     assert!(!measured.is_clean());
     server.shutdown().await;
@@ -180,7 +245,12 @@ async fn events_that_never_come_are_lost() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_work_is_said_in_a_line() {
-    let server = Server::start(Options { max_streams: 10, ..small() }).await.unwrap();
+    let server = Server::start(Options {
+        max_streams: 10,
+        ..small()
+    })
+    .await
+    .unwrap();
     let folder = tempfile::tempdir().unwrap();
     let direct = target(folder.path(), "direct", &server.kubeconfig_yaml());
     let mut crowded = plan(vec![direct.clone()]);
@@ -193,9 +263,15 @@ async fn what_cannot_work_is_said_in_a_line() {
     let mut homeless = plan(vec![direct]);
     homeless.writes.namespace = Some("team-00".to_owned());
     let taken = r#"{"metadata":{"name":"watershed-load-3","namespace":"team-00"}}"#;
-    server.state().create(&GroupVersionResource::new("", "v1", "configmaps"), taken).unwrap();
+    server
+        .state()
+        .create(&GroupVersionResource::new("", "v1", "configmaps"), taken)
+        .unwrap();
     let error = format!("{:#}", run(&homeless).await.unwrap_err());
-    assert!(error.contains("watershed-load-3") && error.contains("kubectl delete"), "{error}");
+    assert!(
+        error.contains("watershed-load-3") && error.contains("kubectl delete"),
+        "{error}"
+    );
     // What is not its own is left alone.
     assert_eq!(left(&server), ["team-00/watershed-load-3"]);
     server.shutdown().await;
@@ -222,16 +298,29 @@ async fn the_command_writes_its_files_and_tells_by_its_exit_code() {
             "--kubeconfig",
         ]);
         command.arg(&kubeconfig).arg("--out").arg(&out).arg("--pid");
-        command.arg(format!("simulator={}", std::process::id())).kill_on_drop(true);
+        command
+            .arg(format!("simulator={}", std::process::id()))
+            .kill_on_drop(true);
         command.env_remove("WATERSHED_LOG_LEVEL");
         command
     };
     let done = within("the load", command("1s").output()).await.unwrap();
     let text = String::from_utf8_lossy(&done.stdout);
-    assert!(done.status.success(), "{text}{}", String::from_utf8_lossy(&done.stderr));
-    assert!(text.contains("| write to event, p99") && text.contains("arrived, once and in order"), "{text}");
-    let result: Value = serde_json::from_slice(&std::fs::read(out.join("result.json")).unwrap()).unwrap();
-    assert_eq!((&result["clean"], &result["interrupted"]), (&Value::Bool(true), &Value::Bool(false)));
+    assert!(
+        done.status.success(),
+        "{text}{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+    assert!(
+        text.contains("| write to event, p99") && text.contains("arrived, once and in order"),
+        "{text}"
+    );
+    let result: Value =
+        serde_json::from_slice(&std::fs::read(out.join("result.json")).unwrap()).unwrap();
+    assert_eq!(
+        (&result["clean"], &result["interrupted"]),
+        (&Value::Bool(true), &Value::Bool(false))
+    );
     for pointer in [
         "/setting/machine/cores",
         "/setting/writes/rate",
@@ -243,7 +332,10 @@ async fn the_command_writes_its_files_and_tells_by_its_exit_code() {
         "/servers/0/rounds/0/samples/0/cores/simulator",
         "/figures/0/figure",
     ] {
-        assert!(result.pointer(pointer).is_some(), "{pointer} is missing: {result}");
+        assert!(
+            result.pointer(pointer).is_some(),
+            "{pointer} is missing: {result}"
+        );
     }
     for picture in ["latency.svg", "time.svg"] {
         let svg = std::fs::read_to_string(out.join(picture)).unwrap();
@@ -251,25 +343,52 @@ async fn the_command_writes_its_files_and_tells_by_its_exit_code() {
     }
 
     // A write that is refused makes it a failure.
-    let refusal =
-        Refusal { count: 1, code: 500, retry_after: None, resource: None, verb: Some("PATCH".to_owned()) };
+    let refusal = Refusal {
+        count: 1,
+        code: 500,
+        retry_after: None,
+        resource: None,
+        verb: Some("PATCH".to_owned()),
+    };
     server.faults().set(|active| active.refuse = Some(refusal));
     let done = within("the load", command("1s").output()).await.unwrap();
-    assert_eq!(done.status.code(), Some(1), "{}", String::from_utf8_lossy(&done.stdout));
+    assert_eq!(
+        done.status.code(),
+        Some(1),
+        "{}",
+        String::from_utf8_lossy(&done.stdout)
+    );
 
     // Ctrl-C: what was measured is shown, what was written is deleted.
     let begun = server.stats().requests_of("PATCH");
-    let child = command("10m").stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let child = command("10m")
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
     eventually("writes", async || {
         let writes = server.stats().requests_of("PATCH") - begun;
-        if writes > 20 { Ok(()) } else { Err(format!("{writes} writes")) }
+        if writes > 20 {
+            Ok(())
+        } else {
+            Err(format!("{writes} writes"))
+        }
     })
     .await;
     let pid = child.id().unwrap().to_string();
-    assert!(Command::new("kill").args(["-INT", &pid]).status().await.unwrap().success());
+    assert!(
+        Command::new("kill")
+            .args(["-INT", &pid])
+            .status()
+            .await
+            .unwrap()
+            .success()
+    );
     let done = within("the end", child.wait_with_output()).await.unwrap();
     let text = String::from_utf8_lossy(&done.stdout);
-    assert!(done.status.success() && text.contains("interrupted"), "{text}");
+    assert!(
+        done.status.success() && text.contains("interrupted"),
+        "{text}"
+    );
     assert_eq!(left(&server), Vec::<String>::new());
     server.shutdown().await;
 }

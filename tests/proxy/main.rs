@@ -1,4 +1,5 @@
-//! The whole proxy, in this process, between a simulated API server and clients that speak plain HTTP over TLS.
+//! The whole proxy, in this process, between a simulated API server and clients that speak plain
+//! HTTP over TLS.
 //!
 //! | file | what |
 //! |---|---|

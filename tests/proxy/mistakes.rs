@@ -1,4 +1,5 @@
-//! What an operator sees who made a mistake: one line that names the cause and the knob, and an exit code.
+//! What an operator sees who made a mistake: one line that names the cause and the knob, and an
+//! exit code.
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Stdio;
@@ -18,21 +19,35 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn new(upstream: &Server) -> Self {
-        let bench = Self { folder: tempfile::tempdir().unwrap() };
+        let bench = Self {
+            folder: tempfile::tempdir().unwrap(),
+        };
         let good = upstream.kubeconfig_yaml();
         bench.write("good.kubeconfig", &good);
         bench.write("bad.kubeconfig", "clusters: [\n");
-        bench.write("unknown.kubeconfig", &good.replace(upstream.admin_token(), "nobody's"));
-        bench.write("untrusted.kubeconfig", &without(&good, "certificate-authority-data"));
+        bench.write(
+            "unknown.kubeconfig",
+            &good.replace(upstream.admin_token(), "nobody's"),
+        );
+        bench.write(
+            "untrusted.kubeconfig",
+            &without(&good, "certificate-authority-data"),
+        );
         bench.write("garbage.pem", "garbage");
         bench.write("misspelt.yaml", "cache: true\nconsistentRead: fence\n");
-        bench.write("wrong.yaml", "resources:\n- resource: Pods\n  cache: false\n");
+        bench.write(
+            "wrong.yaml",
+            "resources:\n- resource: Pods\n  cache: false\n",
+        );
         for (name, last_year) in [("good", 4000), ("expired", 2001)] {
             let key = KeyPair::generate().unwrap();
             let mut params = CertificateParams::new(["localhost".to_owned()]).unwrap();
             params.not_before = date_time_ymd(2000, 1, 1);
             params.not_after = date_time_ymd(last_year, 1, 1);
-            bench.write(&format!("{name}.crt"), &params.self_signed(&key).unwrap().pem());
+            bench.write(
+                &format!("{name}.crt"),
+                &params.self_signed(&key).unwrap().pem(),
+            );
             bench.write(&format!("{name}.key"), &key.serialize_pem());
         }
         bench
@@ -49,7 +64,9 @@ impl Bench {
     /// The program in that folder, with nothing of this process's environment that it looks at.
     pub(crate) fn command(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_watershed"));
-        command.args(line.split_whitespace()).current_dir(self.folder.path());
+        command
+            .args(line.split_whitespace())
+            .current_dir(self.folder.path());
         for name in [
             "KUBECONFIG",
             "KUBERNETES_SERVICE_HOST",
@@ -59,7 +76,10 @@ impl Bench {
         ] {
             command.env_remove(name);
         }
-        command.env("HOME", "/nonexistent").stdin(Stdio::null()).kill_on_drop(true);
+        command
+            .env("HOME", "/nonexistent")
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
         command
     }
 
@@ -67,12 +87,19 @@ impl Bench {
     pub(crate) async fn run(&self, line: &str) -> (i32, String, String) {
         let output = within(line, self.command(line).output()).await.unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
-        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+        (
+            output.status.code().unwrap(),
+            text(output.stdout),
+            text(output.stderr),
+        )
     }
 }
 
 fn without(yaml: &str, key: &str) -> String {
-    yaml.lines().filter(|line| !line.contains(key)).collect::<Vec<_>>().join("\n")
+    yaml.lines()
+        .filter(|line| !line.contains(key))
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -84,24 +111,55 @@ async fn a_mistake_is_one_line_with_its_cause_and_its_knob() {
     let serve = "serve --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --log-level warn";
     let good = format!("{serve} --kubeconfig good.kubeconfig");
     // Where nothing listens any more.
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let closed = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
     let cases: Vec<(String, i32, Vec<&str>)> = vec![
-        (serve.to_owned(), 1, vec!["/nonexistent/.kube/config", "--kubeconfig"]),
-        (format!("{serve} --kubeconfig nowhere"), 1, vec!["nowhere", "No such file", "--kubeconfig"]),
-        (format!("{serve} --kubeconfig bad.kubeconfig"), 1, vec!["bad.kubeconfig", "line 1", "--kubeconfig"]),
-        (format!("{good} --context other"), 1, vec!["other", "--context"]),
+        (
+            serve.to_owned(),
+            1,
+            vec!["/nonexistent/.kube/config", "--kubeconfig"],
+        ),
+        (
+            format!("{serve} --kubeconfig nowhere"),
+            1,
+            vec!["nowhere", "No such file", "--kubeconfig"],
+        ),
+        (
+            format!("{serve} --kubeconfig bad.kubeconfig"),
+            1,
+            vec!["bad.kubeconfig", "line 1", "--kubeconfig"],
+        ),
+        (
+            format!("{good} --context other"),
+            1,
+            vec!["other", "--context"],
+        ),
         (
             format!("{serve} --kubeconfig unknown.kubeconfig"),
             1,
-            vec!["401", "credentials", "the user's part of unknown.kubeconfig"],
+            vec![
+                "401",
+                "credentials",
+                "the user's part of unknown.kubeconfig",
+            ],
         ),
         (
             format!("{serve} --kubeconfig untrusted.kubeconfig"),
             1,
             vec!["UnknownIssuer", "certificate-authority", "--kubeconfig"],
         ),
-        (format!("{good} --server https://{closed}"), 1, vec!["Connection refused", "--server"]),
-        (format!("{good} --server ftp://a"), 1, vec!["ftp", "wanted: https://host:port"]),
+        (
+            format!("{good} --server https://{closed}"),
+            1,
+            vec!["Connection refused", "--server"],
+        ),
+        (
+            format!("{good} --server ftp://a"),
+            1,
+            vec!["ftp", "wanted: https://host:port"],
+        ),
         (
             format!(
                 "serve --listen {taken} --admin-listen 127.0.0.1:0 --kubeconfig good.kubeconfig --log-level warn"
@@ -129,42 +187,100 @@ async fn a_mistake_is_one_line_with_its_cause_and_its_knob() {
         (
             format!("{good} --tls-cert good.crt --tls-key expired.key"),
             1,
-            vec!["--tls-key", "expired.key is not that of the certificate in good.crt"],
+            vec![
+                "--tls-key",
+                "expired.key is not that of the certificate in good.crt",
+            ],
         ),
-        (format!("{good} --client-ca-file garbage.pem"), 1, vec!["--client-ca-file", "garbage.pem"]),
+        (
+            format!("{good} --client-ca-file garbage.pem"),
+            1,
+            vec!["--client-ca-file", "garbage.pem"],
+        ),
         (
             format!("{good} --admin-tls-cert nowhere --admin-tls-key good.key"),
             1,
             vec!["--admin-tls-cert", "nowhere"],
         ),
-        (format!("{good} --admin-token-file nowhere"), 1, vec!["--admin-token-file", "nowhere"]),
-        (format!("{good} --cert-dir good.crt"), 1, vec!["good.crt", "--cert-dir"]),
-        (format!("{good} --config nowhere"), 2, vec!["nowhere", "--config"]),
+        (
+            format!("{good} --admin-token-file nowhere"),
+            1,
+            vec!["--admin-token-file", "nowhere"],
+        ),
+        (
+            format!("{good} --cert-dir good.crt"),
+            1,
+            vec!["good.crt", "--cert-dir"],
+        ),
+        (
+            format!("{good} --config nowhere"),
+            2,
+            vec!["nowhere", "--config"],
+        ),
         (
             format!("{good} --config misspelt.yaml"),
             2,
-            vec!["misspelt.yaml (--config)", "`consistentRead`", "consistentReads", "line 2"],
+            vec![
+                "misspelt.yaml (--config)",
+                "`consistentRead`",
+                "consistentReads",
+                "line 2",
+            ],
         ),
-        (format!("{good} --config wrong.yaml"), 2, vec!["wrong.yaml (--config)", "Pods", "line 2"]),
-        (format!("{good} --tls-crt a"), 2, vec!["--tls-crt", "--tls-cert", "serve --help"]),
-        (format!("{good} --tls-cert a"), 2, vec!["--tls-key", "serve --help"]),
-        (format!("{good} --window-seconds long"), 2, vec!["long", "--window-seconds"]),
-        ("serve --listen 0.0.0.0:0 --single-identity".to_owned(), 2, vec!["--single-identity", "--listen"]),
+        (
+            format!("{good} --config wrong.yaml"),
+            2,
+            vec!["wrong.yaml (--config)", "Pods", "line 2"],
+        ),
+        (
+            format!("{good} --tls-crt a"),
+            2,
+            vec!["--tls-crt", "--tls-cert", "serve --help"],
+        ),
+        (
+            format!("{good} --tls-cert a"),
+            2,
+            vec!["--tls-key", "serve --help"],
+        ),
+        (
+            format!("{good} --window-seconds long"),
+            2,
+            vec!["long", "--window-seconds"],
+        ),
+        (
+            "serve --listen 0.0.0.0:0 --single-identity".to_owned(),
+            2,
+            vec!["--single-identity", "--listen"],
+        ),
         ("serv".to_owned(), 2, vec!["'serv'", "'serve'"]),
-        ("kubeconfig --ca nowhere".to_owned(), 1, vec!["nowhere", "--ca"]),
-        ("load --kubeconfig good.kubeconfig --rounds 0".to_owned(), 2, vec!["--rounds"]),
+        (
+            "kubeconfig --ca nowhere".to_owned(),
+            1,
+            vec!["nowhere", "--ca"],
+        ),
+        (
+            "load --kubeconfig good.kubeconfig --rounds 0".to_owned(),
+            2,
+            vec!["--rounds"],
+        ),
         (format!("simulate --listen {taken}"), 1, vec!["in use"]),
     ];
     for (line, code, words) in cases {
         let (exit, out, told) = bench.run(&line).await;
         assert_eq!((exit, out.as_str()), (code, ""), "{line}: {told}");
-        assert!(told.starts_with("watershed: ") && told.lines().count() == 1, "{line}: {told}");
+        assert!(
+            told.starts_with("watershed: ") && told.lines().count() == 1,
+            "{line}: {told}"
+        );
         for word in words {
             assert!(told.contains(word), "{line}: {word:?} is not in {told}");
         }
         // No cause is told twice.
         let causes: Vec<_> = told.trim_end().split(": ").collect();
-        assert!(causes.windows(2).all(|pair| pair[0] != pair[1]), "{line}: {told}");
+        assert!(
+            causes.windows(2).all(|pair| pair[0] != pair[1]),
+            "{line}: {told}"
+        );
     }
     upstream.shutdown().await;
 }
@@ -173,11 +289,20 @@ async fn a_mistake_is_one_line_with_its_cause_and_its_knob() {
 async fn an_expired_serving_certificate_is_told_in_the_log() {
     let upstream = Server::start(small()).await.unwrap();
     let bench = Bench::new(&upstream);
-    let (cert, key) = (bench.path().join("expired.crt"), bench.path().join("expired.key"));
+    let (cert, key) = (
+        bench.path().join("expired.crt"),
+        bench.path().join("expired.key"),
+    );
     // Its metrics are asked for and nothing else: no client takes the certificate.
-    let mut serve =
-        bench.command("serve --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --kubeconfig good.kubeconfig");
-    serve.arg("--tls-cert").arg(&cert).arg("--tls-key").arg(&key).stderr(Stdio::piped());
+    let mut serve = bench.command(
+        "serve --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --kubeconfig good.kubeconfig",
+    );
+    serve
+        .arg("--tls-cert")
+        .arg(&cert)
+        .arg("--tls-key")
+        .arg(&key)
+        .stderr(Stdio::piped());
     let mut child = serve.spawn().unwrap();
     let lines = tokio::io::BufReader::new(child.stderr.take().unwrap());
     let mut lines = tokio::io::AsyncBufReadExt::lines(lines);
@@ -191,7 +316,9 @@ async fn an_expired_serving_certificate_is_told_in_the_log() {
     })
     .await;
     assert!(
-        told.contains("ERROR") && told.contains("expired at 2001-01-01") && told.contains("expired.crt"),
+        told.contains("ERROR")
+            && told.contains("expired at 2001-01-01")
+            && told.contains("expired.crt"),
         "{told}"
     );
     child.kill().await.unwrap();

@@ -16,7 +16,13 @@ const ONE: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 fn some_secrets() -> Options {
     let options = small();
-    Options { population: Population { secrets: 12, ..options.population }, ..options }
+    Options {
+        population: Population {
+            secrets: 12,
+            ..options.population
+        },
+        ..options
+    }
 }
 
 fn secrets() -> GroupVersionResource {
@@ -24,8 +30,13 @@ fn secrets() -> GroupVersionResource {
 }
 
 async fn read(endpoint: &Endpoint, path: &str, accept: &str) -> Answer {
-    let request = Request::get(path).header("accept", accept).body(nothing()).unwrap();
-    within(path, endpoint.send(Protocol::Http2, request)).await.unwrap()
+    let request = Request::get(path)
+        .header("accept", accept)
+        .body(nothing())
+        .unwrap();
+    within(path, endpoint.send(Protocol::Http2, request))
+        .await
+        .unwrap()
 }
 
 fn source(answer: &Answer) -> &str {
@@ -34,12 +45,22 @@ fn source(answer: &Answer) -> &str {
 
 /// An answer; where a proof is wanted, once there is time for it.
 async fn as_wanted(wanted: &str, mut ask: impl AsyncFnMut() -> Answer) -> Answer {
-    if wanted == "fence" { proven(ask).await } else { ask().await }
+    if wanted == "fence" {
+        proven(ask).await
+    } else {
+        ask().await
+    }
 }
 
 /// A secret's namespace and name.
 fn some_secret(rig: &Rig) -> (String, String) {
-    let key = rig.upstream.state().snapshot(&secrets()).into_keys().nth(1).unwrap();
+    let key = rig
+        .upstream
+        .state()
+        .snapshot(&secrets())
+        .into_keys()
+        .nth(1)
+        .unwrap();
     let (namespace, name) = key.split_once('/').unwrap();
     (namespace.to_owned(), name.to_owned())
 }
@@ -47,8 +68,16 @@ fn some_secret(rig: &Rig) -> (String, String) {
 /// Reads of secrets that were begun at upstream, and those of more than their metadata.
 fn asked(counts: &Counts) -> (u64, u64) {
     let verbs = ["GET", "LIST", "WATCH"];
-    let all = verbs.iter().map(|verb| counts.requests_on(verb, "secrets")).sum();
-    let whole = counts.whole.iter().filter(|((_, resource), _)| resource == "secrets").map(|(_, n)| n).sum();
+    let all = verbs
+        .iter()
+        .map(|verb| counts.requests_on(verb, "secrets"))
+        .sum();
+    let whole = counts
+        .whole
+        .iter()
+        .filter(|((_, resource), _)| resource == "secrets")
+        .map(|(_, n)| n)
+        .sum();
     (all, whole)
 }
 
@@ -67,29 +96,61 @@ async fn secrets_are_forwarded_and_nothing_is_asked_for_by_the_proxy() {
         ("/api/v1/secrets?resourceVersion=0", "application/json"),
         ("/api/v1/secrets?resourceVersion=0", LIST),
         ("/api/v1/secrets?limit=5", "application/json"),
-        ("/api/v1/secrets?fieldSelector=type%3DOpaque", "application/json"),
+        (
+            "/api/v1/secrets?fieldSelector=type%3DOpaque",
+            "application/json",
+        ),
         ("/api/v1/secrets?labelSelector=(", "application/json"),
         (&one, "application/json"),
         (&format!("{one}?resourceVersion=0"), "application/json"),
         (&format!("{one}?resourceVersion=0"), ONE),
-        ("/api/v1/secrets?watch=1&resourceVersion=0&timeoutSeconds=1", "application/json"),
-        ("/api/v1/secrets?watch=1&timeoutSeconds=1", "application/json"),
+        (
+            "/api/v1/secrets?watch=1&resourceVersion=0&timeoutSeconds=1",
+            "application/json",
+        ),
+        (
+            "/api/v1/secrets?watch=1&timeoutSeconds=1",
+            "application/json",
+        ),
     ] {
         let before = asked(&rig.upstream.stats()).0;
         let proxied = read(&rig.proxied, path, accept).await;
-        assert_eq!(source(&proxied), "forward; reason=policy", "{path} {accept}");
-        assert_eq!(asked(&rig.upstream.stats()).0 - before, 1, "{path} {accept}: upstream is asked once");
+        assert_eq!(
+            source(&proxied),
+            "forward; reason=policy",
+            "{path} {accept}"
+        );
+        assert_eq!(
+            asked(&rig.upstream.stats()).0 - before,
+            1,
+            "{path} {accept}: upstream is asked once"
+        );
         if !path.contains("watch") {
-            assert_eq!(proxied.essence(), read(&rig.direct, path, accept).await.essence(), "{path}");
+            assert_eq!(
+                proxied.essence(),
+                read(&rig.direct, path, accept).await.essence(),
+                "{path}"
+            );
         }
         forwarded += 1;
     }
     assert_eq!(forwarded, 11);
-    assert_eq!(rig.upstream.stats().open_watches.get("secrets").copied().unwrap_or_default(), 0);
+    assert_eq!(
+        rig.upstream
+            .stats()
+            .open_watches
+            .get("secrets")
+            .copied()
+            .unwrap_or_default(),
+        0
+    );
     // Not even those of many who ask the same are put together.
     let before = asked(&rig.upstream.stats()).0;
     let many = join_all((0..20).map(|n| rig.proxied.get(BOTH[n % 2], SECRETS))).await;
-    assert!(many.iter().all(|answer| source(answer) == "forward; reason=policy"));
+    assert!(
+        many.iter()
+            .all(|answer| source(answer) == "forward; reason=policy")
+    );
     assert_eq!(asked(&rig.upstream.stats()).0 - before, 20);
     rig.stop().await;
 }
@@ -101,11 +162,21 @@ async fn secrets_are_served_from_memory_if_the_operator_says_so() {
     for (path, wanted) in [
         ("/api/v1/secrets?resourceVersion=0", "snapshot"),
         (SECRETS, "fence"),
-        (&format!("/api/v1/namespaces/{namespace}/secrets/{name}?resourceVersion=0"), "snapshot"),
+        (
+            &format!("/api/v1/namespaces/{namespace}/secrets/{name}?resourceVersion=0"),
+            "snapshot",
+        ),
     ] {
-        let proxied = as_wanted(wanted, async || rig.proxied.get(Protocol::Http2, path).await).await;
+        let proxied = as_wanted(wanted, async || {
+            rig.proxied.get(Protocol::Http2, path).await
+        })
+        .await;
         assert_eq!(source(&proxied), wanted, "{path}");
-        assert_eq!(proxied.essence(), rig.direct.get(Protocol::Http2, path).await.essence(), "{path}");
+        assert_eq!(
+            proxied.essence(),
+            rig.direct.get(Protocol::Http2, path).await.essence(),
+            "{path}"
+        );
     }
     rig.stop().await;
 }
@@ -121,21 +192,44 @@ async fn of_a_type_kept_as_metadata_nothing_else_is_asked_for() {
         (&in_namespace, LIST, "snapshot"),
         (SECRETS, LIST, "fence"),
         ("/api/v1/secrets?limit=5", LIST, "fence"),
-        ("/api/v1/secrets?resourceVersion=0&labelSelector=app", LIST, "snapshot"),
-        ("/api/v1/secrets?resourceVersion=0&labelSelector=!app", LIST, "snapshot"),
-        ("/api/v1/secrets?resourceVersion=0&fieldSelector=metadata.name!%3Dnobody", LIST, "snapshot"),
+        (
+            "/api/v1/secrets?resourceVersion=0&labelSelector=app",
+            LIST,
+            "snapshot",
+        ),
+        (
+            "/api/v1/secrets?resourceVersion=0&labelSelector=!app",
+            LIST,
+            "snapshot",
+        ),
+        (
+            "/api/v1/secrets?resourceVersion=0&fieldSelector=metadata.name!%3Dnobody",
+            LIST,
+            "snapshot",
+        ),
         (&one, ONE, "snapshot"),
         (&one, &format!("{ONE},application/json"), "snapshot"),
     ] {
         let proxied = as_wanted(wanted, async || read(&rig.proxied, path, accept).await).await;
-        assert_eq!((proxied.status, source(&proxied)), (StatusCode::OK, wanted), "{path}");
-        assert_eq!(proxied.essence(), read(&rig.direct, path, accept).await.essence(), "{path}");
+        assert_eq!(
+            (proxied.status, source(&proxied)),
+            (StatusCode::OK, wanted),
+            "{path}"
+        );
+        assert_eq!(
+            proxied.essence(),
+            read(&rig.direct, path, accept).await.essence(),
+            "{path}"
+        );
     }
 
     // From the state on, and from a version on: what upstream sends, to the byte.
     let open = async |endpoint: &Endpoint, query: &str| -> Lines {
         let path = format!("{SECRETS}?watch=1&allowWatchBookmarks=true&{query}");
-        let request = Request::get(&path).header("accept", ONE).body(nothing()).unwrap();
+        let request = Request::get(&path)
+            .header("accept", ONE)
+            .body(nothing())
+            .unwrap();
         let connection = endpoint.connect(Protocol::Http2).await.unwrap();
         within(&path, connection.follow(request)).await.unwrap()
     };
@@ -145,7 +239,10 @@ async fn of_a_type_kept_as_metadata_nothing_else_is_asked_for() {
     let labelled = format!("{since}&labelSelector=n%3D1");
     let mut watches = Vec::new();
     for query in [&since, streamed, &labelled] {
-        watches.push((open(&rig.direct, query).await, open(&rig.proxied, query).await));
+        watches.push((
+            open(&rig.direct, query).await,
+            open(&rig.proxied, query).await,
+        ));
     }
     for label in ["1", "2"] {
         let text = format!(
@@ -153,9 +250,16 @@ async fn of_a_type_kept_as_metadata_nothing_else_is_asked_for() {
         );
         rig.upstream.state().update(&secrets(), &text).unwrap();
     }
-    let last = rig.upstream.state().delete(&secrets(), &namespace, &name).unwrap();
+    let last = rig
+        .upstream
+        .state()
+        .delete(&secrets(), &namespace, &name)
+        .unwrap();
     for (n, (direct, proxied)) in watches.iter_mut().enumerate() {
-        let (wanted, got) = (told(direct, last, n == 2).await, told(proxied, last, n == 2).await);
+        let (wanted, got) = (
+            told(direct, last, n == 2).await,
+            told(proxied, last, n == 2).await,
+        );
         assert_eq!(wanted, got, "watch {n}");
         assert!(wanted.len() >= 2, "{wanted:?}");
     }
@@ -169,7 +273,10 @@ async fn of_a_type_kept_as_metadata_nothing_else_is_asked_for() {
     for (n, (path, accept)) in [
         (SECRETS, "application/json"),
         ("/api/v1/secrets?resourceVersion=0", "application/json"),
-        ("/api/v1/secrets?resourceVersion=0&watch=1&timeoutSeconds=1", "application/json"),
+        (
+            "/api/v1/secrets?resourceVersion=0&watch=1&timeoutSeconds=1",
+            "application/json",
+        ),
         (one.as_str(), "application/json"),
     ]
     .into_iter()
@@ -178,29 +285,62 @@ async fn of_a_type_kept_as_metadata_nothing_else_is_asked_for() {
         let proxied = read(&rig.proxied, path, accept).await;
         assert_eq!(
             (proxied.status, source(&proxied)),
-            (StatusCode::from_u16(if n == 3 { 404 } else { 200 }).unwrap(), "forward; reason=policy"),
+            (
+                StatusCode::from_u16(if n == 3 { 404 } else { 200 }).unwrap(),
+                "forward; reason=policy"
+            ),
             "{path}"
         );
-        assert_eq!(asked(&rig.upstream.stats()).1, n as u64 + 1, "{path} is the client's own request");
+        assert_eq!(
+            asked(&rig.upstream.stats()).1,
+            n as u64 + 1,
+            "{path} is the client's own request"
+        );
     }
-    let selected =
-        read(&rig.proxied, "/api/v1/secrets?resourceVersion=0&fieldSelector=type%3DOpaque", LIST).await;
-    assert_eq!((selected.status, source(&selected)), (StatusCode::OK, "forward; reason=policy"));
-    let unknown = read(&rig.proxied, "/api/v1/secrets?resourceVersion=0&fieldSelector=data%3Dx", LIST).await;
-    assert_eq!((unknown.status, source(&unknown)), (StatusCode::BAD_REQUEST, "forward; reason=selector"));
-    assert_eq!(rig.upstream.stats().whole.keys().filter(|(_, resource)| resource == "secrets").count(), 3);
+    let selected = read(
+        &rig.proxied,
+        "/api/v1/secrets?resourceVersion=0&fieldSelector=type%3DOpaque",
+        LIST,
+    )
+    .await;
+    assert_eq!(
+        (selected.status, source(&selected)),
+        (StatusCode::OK, "forward; reason=policy")
+    );
+    let unknown = read(
+        &rig.proxied,
+        "/api/v1/secrets?resourceVersion=0&fieldSelector=data%3Dx",
+        LIST,
+    )
+    .await;
+    assert_eq!(
+        (unknown.status, source(&unknown)),
+        (StatusCode::BAD_REQUEST, "forward; reason=selector")
+    );
+    assert_eq!(
+        rig.upstream
+            .stats()
+            .whole
+            .keys()
+            .filter(|(_, resource)| resource == "secrets")
+            .count(),
+        3
+    );
     rig.stop().await;
 }
 
-/// What a watch told up to the event at a version, bookmarks that come by the clock aside: upstream's and the
-/// proxy's clocks are not the same.
+/// What a watch told up to the event at a version, bookmarks that come by the clock aside:
+/// upstream's and the proxy's clocks are not the same.
 async fn told(watch: &mut Lines, last: u64, gone: bool) -> Vec<String> {
     let mut told = Vec::new();
     loop {
         let line = watch.line().await;
         let event: Value = serde_json::from_str(&line).unwrap();
-        let version =
-            event["object"]["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap();
+        let version = event["object"]["metadata"]["resourceVersion"]
+            .as_str()
+            .unwrap()
+            .parse::<u64>()
+            .unwrap();
         let by_the_clock =
             event["type"] == "BOOKMARK" && event["object"]["metadata"]["annotations"].is_null();
         if !by_the_clock {
@@ -215,17 +355,23 @@ async fn told(watch: &mut Lines, last: u64, gone: bool) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metadata_that_objects_do_not_tell_is_kept_as_upstream_gives_it() {
-    // Of deployments a part of the object stands in the annotations; upstream makes the metadata without them.
+    // Of deployments a part of the object stands in the annotations; upstream makes the metadata
+    // without them.
     let path = "/apis/apps/v1/deployments?resourceVersion=0";
-    for (cache, wanted) in [(Cache::Objects, "forward; reason=representation"), (Cache::Metadata, "snapshot")]
-    {
+    for (cache, wanted) in [
+        (Cache::Objects, "forward; reason=representation"),
+        (Cache::Metadata, "snapshot"),
+    ] {
         let configure = |config: &mut Config| {
             config.policy.keep("apps", "deployments", cache);
         };
         let rig = Rig::configured(some_secrets(), configure).await;
         let answer = read(&rig.proxied, path, LIST).await;
         assert_eq!((answer.status, source(&answer)), (StatusCode::OK, wanted));
-        assert_eq!(answer.essence(), read(&rig.direct, path, LIST).await.essence());
+        assert_eq!(
+            answer.essence(),
+            read(&rig.direct, path, LIST).await.essence()
+        );
         rig.stop().await;
     }
 }

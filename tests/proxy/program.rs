@@ -1,4 +1,5 @@
-//! The program itself, as a process of its own: its metrics are nobody else's, and it can be sent signals.
+//! The program itself, as a process of its own: its metrics are nobody else's, and it can be sent
+//! signals.
 use std::net::SocketAddr;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
@@ -22,7 +23,8 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// `watershed serve` in front of an API server, once it is ready; it ends with this value at the latest.
+    /// `watershed serve` in front of an API server, once it is ready; it ends with this value at
+    /// the latest.
     pub(crate) async fn start(upstream: &Server) -> Self {
         Self::with(upstream, &[]).await
     }
@@ -39,7 +41,10 @@ impl Program {
         variables: &[(&str, &str)],
     ) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let (kubeconfig, certs) = (folder.path().join("kubeconfig"), folder.path().join("certs"));
+        let (kubeconfig, certs) = (
+            folder.path().join("kubeconfig"),
+            folder.path().join("certs"),
+        );
         std::fs::write(&kubeconfig, upstream.kubeconfig_yaml()).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_watershed"))
             .args([
@@ -70,7 +75,12 @@ impl Program {
             let line = line.expect("it says where it listens before it ends");
             *log.lock() += &line;
             let line: serde_json::Value = serde_json::from_str(&line).unwrap();
-            let address = || line["fields"]["address"].as_str()?.parse::<SocketAddr>().ok();
+            let address = || {
+                line["fields"]["address"]
+                    .as_str()?
+                    .parse::<SocketAddr>()
+                    .ok()
+            };
             match line["fields"]["listener"].as_str() {
                 Some("proxy") => proxy = address(),
                 Some("admin") => admin = address(),
@@ -87,11 +97,21 @@ impl Program {
         let ca = std::fs::read_to_string(certs.join("ca.crt")).unwrap();
         let proxied = Endpoint::new(proxy.unwrap(), &ca, upstream.admin_token());
         let admin = admin.unwrap();
-        let program = Self { proxied, admin, child, log, _folder: folder };
+        let program = Self {
+            proxied,
+            admin,
+            child,
+            log,
+            _folder: folder,
+        };
         if !flags.contains(&"--admin-tls-cert") {
             eventually("readiness", async || {
                 let answer = plain_get(admin, "GET", "/readyz").await;
-                if answer.starts_with("HTTP/1.1 200 ") { Ok(()) } else { Err(answer) }
+                if answer.starts_with("HTTP/1.1 200 ") {
+                    Ok(())
+                } else {
+                    Err(answer)
+                }
             })
             .await;
         }
@@ -114,11 +134,17 @@ impl Program {
     /// Sends SIGTERM.
     pub(crate) async fn terminate(&self) {
         let pid = self.child.id().expect("it runs").to_string();
-        let sent = Command::new("kill").args(["-TERM", &pid]).status().await.unwrap();
+        let sent = Command::new("kill")
+            .args(["-TERM", &pid])
+            .status()
+            .await
+            .unwrap();
         assert!(sent.success());
     }
 
     pub(crate) async fn ended(mut self) -> ExitStatus {
-        within("the end of the program", self.child.wait()).await.unwrap()
+        within("the end of the program", self.child.wait())
+            .await
+            .unwrap()
     }
 }

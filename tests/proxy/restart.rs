@@ -10,10 +10,18 @@ async fn a_restart_costs_one_list_per_type_and_no_watch_its_exactness() {
     let ledger = Ledger::new(rig.upstream.state(), 1);
     let crowd = Follower::crowd(&rig.proxied, 100).await;
     // Further types with several watches each.
-    let others = ["/api/v1/nodes", "/api/v1/configmaps", "/apis/apps/v1/deployments"];
+    let others = [
+        "/api/v1/nodes",
+        "/api/v1/configmaps",
+        "/apis/apps/v1/deployments",
+    ];
     let mut quiet = Vec::new();
     for path in others {
-        let list = rig.proxied.get(Protocol::Http2, &format!("{path}?resourceVersion=0")).await.json();
+        let list = rig
+            .proxied
+            .get(Protocol::Http2, &format!("{path}?resourceVersion=0"))
+            .await
+            .json();
         let version = list["metadata"]["resourceVersion"].as_str().unwrap();
         let path = format!("{path}?watch=1&resourceVersion={version}&timeoutSeconds=600");
         for _ in 0..5 {
@@ -41,22 +49,35 @@ async fn a_restart_costs_one_list_per_type_and_no_watch_its_exactness() {
         assert_eq!(log.ends, [], "a watch goes on or ends with 410");
         told += usize::from(log.tracks.len() == 2);
     }
-    assert_eq!(told, crowd.len(), "events were lost for good, so every watch of pods is told");
+    assert_eq!(
+        told,
+        crowd.len(),
+        "events were lost for good, so every watch of pods is told"
+    );
     for (resource, before) in resources.into_iter().zip(before) {
         let relists = lists(resource) - before;
-        assert!(relists <= 1, "{relists} lists of {resource} after one restart");
+        assert!(
+            relists <= 1,
+            "{relists} lists of {resource} after one restart"
+        );
     }
     assert_eq!(lists("pods"), before[0] + 1);
 
     // The quiet types' watches went on, or were told.
     let deployments = watershed::kube::GroupVersionResource::new("apps", "v1", "deployments");
-    rig.upstream.state().create(&deployments, r#"{"metadata":{"name":"w"}}"#).unwrap();
+    rig.upstream
+        .state()
+        .create(&deployments, r#"{"metadata":{"name":"w"}}"#)
+        .unwrap();
     for mut watch in quiet.split_off(10) {
         match watch.next().await {
             Next::Line(line) => {
                 let line: serde_json::Value = serde_json::from_slice(&line).unwrap();
                 let expired = line["type"] == "ERROR" && line["object"]["code"] == 410;
-                assert!(expired || line["object"]["metadata"]["name"] == "w", "{line}");
+                assert!(
+                    expired || line["object"]["metadata"]["name"] == "w",
+                    "{line}"
+                );
             }
             end => panic!("{end:?}"),
         }

@@ -55,10 +55,21 @@ fn role(name: &str, resources: &[&str]) -> String {
 /// ann and bob may read config maps in one namespace, each by a binding of their own.
 fn furnish(upstream: &Server) {
     for user in ["ann", "bob"] {
-        upstream.access().add_user(&format!("{user}-token"), user, &[]);
-        upstream.state().create(&rbac("rolebindings"), &binding(user, "reader", &[user], "a")).unwrap();
+        upstream
+            .access()
+            .add_user(&format!("{user}-token"), user, &[]);
+        upstream
+            .state()
+            .create(
+                &rbac("rolebindings"),
+                &binding(user, "reader", &[user], "a"),
+            )
+            .unwrap();
     }
-    upstream.state().create(&rbac("roles"), &role("reader", &["configmaps"])).unwrap();
+    upstream
+        .state()
+        .create(&rbac("roles"), &role("reader", &["configmaps"]))
+        .unwrap();
 }
 
 fn reviews(rig: &Rig) -> u64 {
@@ -66,7 +77,12 @@ fn reviews(rig: &Rig) -> u64 {
 }
 
 async fn status(rig: &Rig, user: &str) -> u16 {
-    rig.proxied.as_user(&format!("{user}-token")).get(Protocol::Http2, HERE).await.status.as_u16()
+    rig.proxied
+        .as_user(&format!("{user}-token"))
+        .get(Protocol::Http2, HERE)
+        .await
+        .status
+        .as_u16()
 }
 
 /// A watch from now on.
@@ -86,7 +102,12 @@ fn write(rig: &Rig, name: &str) {
 
 /// Until RBAC is followed and nothing that happened before can count any more.
 async fn quiet(rig: &Rig) {
-    for resource in ["roles", "rolebindings", "clusterroles", "clusterrolebindings"] {
+    for resource in [
+        "roles",
+        "rolebindings",
+        "clusterroles",
+        "clusterrolebindings",
+    ] {
         let resource = format!("{resource}.rbac.authorization.k8s.io");
         becomes("the proxy follows RBAC", Some(1), async || {
             rig.upstream.stats().open_watches.get(&resource).copied()
@@ -100,7 +121,11 @@ async fn quiet(rig: &Rig) {
         tokio::time::sleep(Duration::from_millis(2100)).await;
         assert_eq!(status(rig, "ann").await, 200);
         assert_eq!(status(rig, "bob").await, 200);
-        if reviews(rig) == before { Ok(()) } else { Err("they were asked for again".to_owned()) }
+        if reviews(rig) == before {
+            Ok(())
+        } else {
+            Err("they were asked for again".to_owned())
+        }
     })
     .await;
 }
@@ -113,16 +138,40 @@ async fn a_grant_ends_with_its_binding_and_only_this_one() {
     let state = rig.upstream.state();
 
     // What cannot concern them: others' bindings, other namespaces, labels.
-    state.create(&rbac("rolebindings"), &binding("carl", "reader", &["carl"], "a")).unwrap();
-    state.update(&rbac("rolebindings"), &binding("bob", "reader", &["bob"], "b")).unwrap();
+    state
+        .create(
+            &rbac("rolebindings"),
+            &binding("carl", "reader", &["carl"], "a"),
+        )
+        .unwrap();
+    state
+        .update(
+            &rbac("rolebindings"),
+            &binding("bob", "reader", &["bob"], "b"),
+        )
+        .unwrap();
     let elsewhere = role("reader", &["pods"]).replace("team-00", "team-01");
     state.create(&rbac("roles"), &elsewhere).unwrap();
-    // Noticed later than all of them, as types are followed each by itself: bob's verdict shall be left alone.
-    state.delete(&rbac("rolebindings"), "team-00", "ann").unwrap();
+    // Noticed later than all of them, as types are followed each by itself: bob's verdict shall be
+    // left alone.
+    state
+        .delete(&rbac("rolebindings"), "team-00", "ann")
+        .unwrap();
     becomes("what ann reads", 403, async || status(&rig, "ann").await).await;
     assert_eq!(status(&rig, "bob").await, 200);
-    let ann = rig.direct.as_user("ann-token").get(Protocol::Http2, HERE).await;
-    assert_eq!(rig.proxied.as_user("ann-token").get(Protocol::Http2, HERE).await.essence(), ann.essence());
+    let ann = rig
+        .direct
+        .as_user("ann-token")
+        .get(Protocol::Http2, HERE)
+        .await;
+    assert_eq!(
+        rig.proxied
+            .as_user("ann-token")
+            .get(Protocol::Http2, HERE)
+            .await
+            .essence(),
+        ann.essence()
+    );
     // Once more when upstream has settled, and no more.
     tokio::time::sleep(Duration::from_millis(2100)).await;
     for _ in 0..5 {
@@ -130,13 +179,23 @@ async fn a_grant_ends_with_its_binding_and_only_this_one() {
         assert_eq!(status(&rig, "bob").await, 200);
     }
     let asked = reviews(&rig) - before;
-    assert!(asked >= 1 && (asked <= 3 || !at_leisure(began)), "{asked} reviews");
+    assert!(
+        asked >= 1 && (asked <= 3 || !at_leisure(began)),
+        "{asked} reviews"
+    );
 
     // Given back, it counts although the refusal was to be remembered for an hour.
-    state.create(&rbac("rolebindings"), &binding("ann", "reader", &["ann"], "a")).unwrap();
+    state
+        .create(
+            &rbac("rolebindings"),
+            &binding("ann", "reader", &["ann"], "a"),
+        )
+        .unwrap();
     becomes("what ann reads", 200, async || status(&rig, "ann").await).await;
     // And with its role.
-    state.update(&rbac("roles"), &role("reader", &["pods"])).unwrap();
+    state
+        .update(&rbac("roles"), &role("reader", &["pods"]))
+        .unwrap();
     for user in ["ann", "bob"] {
         becomes("what they read", 403, async || status(&rig, user).await).await;
     }
@@ -152,14 +211,19 @@ async fn a_watch_ends_with_its_binding_and_shows_nothing_from_after_it() {
     let before = reviews(&rig);
     let state = rig.upstream.state();
     let deleted = Instant::now();
-    state.delete(&rbac("rolebindings"), "team-00", "ann").unwrap();
+    state
+        .delete(&rbac("rolebindings"), "team-00", "ann")
+        .unwrap();
     for watch in [ann, same] {
         let (lines, end) = watch.rest().await;
         assert_eq!((lines.len(), end), (0, Next::End));
     }
     let asked = reviews(&rig) - before;
     let most = if at_leisure(deleted) { 2 } else { 6 };
-    assert!((1..=most).contains(&asked), "{asked} reviews for two equal watches of ann's, and bob's");
+    assert!(
+        (1..=most).contains(&asked),
+        "{asked} reviews for two equal watches of ann's, and bob's"
+    );
     write(&rig, "after");
     assert!(bob.line().await.contains("\"after\""), "bob's goes on");
     rig.stop().await;
@@ -172,7 +236,10 @@ async fn a_watch_that_upstream_refuses_to_be_asked_about_ends_with_its_binding()
     let (ann, mut bob) = (open_watch(&rig, "ann").await, open_watch(&rig, "bob").await);
     // The proxy lost its own right to ask, with the same stroke perhaps.
     refuse_reviews(&rig, 403);
-    rig.upstream.state().delete(&rbac("rolebindings"), "team-00", "ann").unwrap();
+    rig.upstream
+        .state()
+        .delete(&rbac("rolebindings"), "team-00", "ann")
+        .unwrap();
     let (lines, end) = ann.rest().await;
     assert_eq!((lines.len(), end), (0, Next::End));
     write(&rig, "after");
@@ -186,10 +253,15 @@ async fn a_lost_history_of_rbac_drops_everything() {
     quiet(&rig).await;
     // The deletion happens where the proxy cannot see it, and shows in a fresh list only.
     rig.upstream.faults().set(|active| active.silent = true);
-    rig.upstream.state().delete(&rbac("rolebindings"), "team-00", "ann").unwrap();
+    rig.upstream
+        .state()
+        .delete(&rbac("rolebindings"), "team-00", "ann")
+        .unwrap();
     assert_eq!(status(&rig, "ann").await, 200, "nothing tells of it");
     rig.upstream.restart();
-    rig.upstream.faults().set(|active| *active = Active::default());
+    rig.upstream
+        .faults()
+        .set(|active| *active = Active::default());
     becomes("what ann reads", 403, async || status(&rig, "ann").await).await;
     becomes("what bob reads", 200, async || status(&rig, "bob").await).await;
     rig.stop().await;
@@ -197,8 +269,16 @@ async fn a_lost_history_of_rbac_drops_everything() {
 
 fn refuse_reviews(rig: &Rig, code: u16) {
     let resource = Some(REVIEWS.to_owned());
-    let refusal = Refusal { count: u32::MAX, code, retry_after: None, resource, verb: None };
-    rig.upstream.faults().set(|active| active.refuse = Some(refusal));
+    let refusal = Refusal {
+        count: u32::MAX,
+        code,
+        retry_after: None,
+        resource,
+        verb: None,
+    };
+    rig.upstream
+        .faults()
+        .set(|active| active.refuse = Some(refusal));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -211,7 +291,11 @@ async fn while_upstream_cannot_be_asked_grants_stand_and_nothing_else_is_answere
     assert_eq!(status(&rig, "ann").await, 200, "what was granted stands");
     for path in [other, "/api/v1/nodes?resourceVersion=0", "/version"] {
         let answer = ann.get(Protocol::Http2, path).await;
-        assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, "1"), "{path}");
+        assert_eq!(
+            (answer.status.as_u16(), answer.header("retry-after")),
+            (503, "1"),
+            "{path}"
+        );
         assert_eq!(answer.json()["reason"], "ServiceUnavailable");
         assert_eq!(answer.json()["kind"], "Status");
         assert_eq!(answer.header("x-watershed-source"), "access");
@@ -219,18 +303,36 @@ async fn while_upstream_cannot_be_asked_grants_stand_and_nothing_else_is_answere
     // The proxy may not ask: upstream judges.
     refuse_reviews(&rig, 403);
     let answer = ann.get(Protocol::Http2, other).await;
-    assert_eq!(answer.header("x-watershed-source"), "forward; reason=review-failed");
+    assert_eq!(
+        answer.header("x-watershed-source"),
+        "forward; reason=review-failed"
+    );
     assert_eq!(answer.status, 200);
-    rig.upstream.faults().set(|active| *active = Active::default());
-    assert_eq!(ann.get(Protocol::Http2, other).await.header("x-watershed-source"), "snapshot");
+    rig.upstream
+        .faults()
+        .set(|active| *active = Active::default());
+    assert_eq!(
+        ann.get(Protocol::Http2, other)
+            .await
+            .header("x-watershed-source"),
+        "snapshot"
+    );
 
     // All of it away.
     let (direct, proxied) = (rig.direct.clone(), rig.proxied.as_user("ann-token"));
     let end = rig.without_upstream().await;
-    assert!(direct.connect(Protocol::Http2).await.is_err(), "upstream is away");
+    assert!(
+        direct.connect(Protocol::Http2).await.is_err(),
+        "upstream is away"
+    );
     assert_eq!(proxied.get(Protocol::Http2, HERE).await.status, 200);
-    let answer = proxied.get(Protocol::Http2, "/api/v1/nodes?resourceVersion=0").await;
-    assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, "1"));
+    let answer = proxied
+        .get(Protocol::Http2, "/api/v1/nodes?resourceVersion=0")
+        .await;
+    assert_eq!(
+        (answer.status.as_u16(), answer.header("retry-after")),
+        (503, "1")
+    );
     end.await;
 }
 
@@ -240,11 +342,16 @@ async fn a_watch_that_a_change_concerns_shows_nothing_until_upstream_can_be_aske
     quiet(&rig).await;
     let (ann, mut bob) = (open_watch(&rig, "ann").await, open_watch(&rig, "bob").await);
     refuse_reviews(&rig, 503);
-    rig.upstream.state().delete(&rbac("rolebindings"), "team-00", "ann").unwrap();
+    rig.upstream
+        .state()
+        .delete(&rbac("rolebindings"), "team-00", "ann")
+        .unwrap();
     becomes("what ann reads", 503, async || status(&rig, "ann").await).await;
     write(&rig, "secret");
     assert!(bob.line().await.contains("\"secret\""));
-    rig.upstream.faults().set(|active| *active = Active::default());
+    rig.upstream
+        .faults()
+        .set(|active| *active = Active::default());
     let (lines, end) = ann.rest().await;
     assert_eq!((lines.len(), end), (0, Next::End));
     rig.stop().await;
@@ -260,15 +367,29 @@ async fn forwarding_while_upstream_cannot_be_asked_is_a_choice() {
     quiet(&rig).await;
     let mut watch = open_watch(&rig, "ann").await;
     refuse_reviews(&rig, 503);
-    rig.upstream.state().delete(&rbac("rolebindings"), "team-00", "ann").unwrap();
-    becomes("where ann's read goes", "forward; reason=review-failed".to_owned(), async || {
-        let answer = rig.proxied.as_user("ann-token").get(Protocol::Http2, HERE).await;
-        answer.header("x-watershed-source").to_owned()
-    })
+    rig.upstream
+        .state()
+        .delete(&rbac("rolebindings"), "team-00", "ann")
+        .unwrap();
+    becomes(
+        "where ann's read goes",
+        "forward; reason=review-failed".to_owned(),
+        async || {
+            let answer = rig
+                .proxied
+                .as_user("ann-token")
+                .get(Protocol::Http2, HERE)
+                .await;
+            answer.header("x-watershed-source").to_owned()
+        },
+    )
     .await;
     assert_eq!(status(&rig, "ann").await, 403, "upstream judges");
     write(&rig, "meanwhile");
-    assert!(watch.line().await.contains("\"meanwhile\""), "an open watch goes on");
+    assert!(
+        watch.line().await.contains("\"meanwhile\""),
+        "an open watch goes on"
+    );
     rig.stop().await;
 }
 
@@ -285,7 +406,10 @@ async fn nothing_is_remembered_for_no_time_and_other_grants_not_for_long() {
         assert_eq!(status(&rig, "ann").await, 200);
     }
     let asked = reviews(&rig) - before;
-    assert!(asked == 3 || asked > 3 && !at_leisure(began), "{asked} reviews of 3 requests");
+    assert!(
+        asked == 3 || asked > 3 && !at_leisure(began),
+        "{asked} reviews of 3 requests"
+    );
     rig.stop().await;
 
     // By rules that are not RBAC's: no change of an object tells of their end.
@@ -300,6 +424,9 @@ async fn nothing_is_remembered_for_no_time_and_other_grants_not_for_long() {
     access.allow(Rule::read("system:node:a", &["configmaps"]));
     assert_eq!(status(&rig, "node").await, 200);
     access.deny_all("system:node:a");
-    becomes("what the node reads", 403, async || status(&rig, "node").await).await;
+    becomes("what the node reads", 403, async || {
+        status(&rig, "node").await
+    })
+    .await;
     rig.stop().await;
 }

@@ -30,7 +30,12 @@ pub(crate) struct Rig {
 /// A small cluster with an eventful life: bookmarks and progress come in tenths of seconds.
 pub(crate) fn small() -> Options {
     Options {
-        population: Population { nodes: 4, namespaces: 3, pods: 40, ..Population::default() },
+        population: Population {
+            nodes: 4,
+            namespaces: 3,
+            pods: 40,
+            ..Population::default()
+        },
         bookmark_every: Duration::from_millis(300),
         progress_every: Duration::from_millis(300),
         ..Options::default()
@@ -47,7 +52,10 @@ impl Rig {
     }
 
     /// `configure` changes how the proxy runs.
-    pub(crate) async fn configured(options: Options, configure: impl FnOnce(&mut app::Config)) -> Self {
+    pub(crate) async fn configured(
+        options: Options,
+        configure: impl FnOnce(&mut app::Config),
+    ) -> Self {
         Self::build(options, |_| {}, configure).await
     }
 
@@ -64,11 +72,17 @@ impl Rig {
     ) -> Self {
         let upstream = Server::start(options).await.unwrap();
         prepare(&upstream);
-        let (running, folder) = start_configured(&upstream.kubeconfig_yaml(), configure).await.unwrap();
+        let (running, folder) = start_configured(&upstream.kubeconfig_yaml(), configure)
+            .await
+            .unwrap();
         let ca = std::fs::read_to_string(running.ca_file.as_ref().unwrap()).unwrap();
         Self {
             proxied: Endpoint::new(running.address.unwrap(), &ca, upstream.admin_token()),
-            direct: Endpoint::new(upstream.address(), upstream.ca_pem(), upstream.admin_token()),
+            direct: Endpoint::new(
+                upstream.address(),
+                upstream.ca_pem(),
+                upstream.admin_token(),
+            ),
             admin: running.admin_address,
             upstream,
             running,
@@ -78,7 +92,12 @@ impl Rig {
 
     /// Begins the proxy's shutdown, as SIGTERM does; the rest goes on.
     pub(crate) fn shut_down(self) -> (Server, impl Future<Output = ()>) {
-        let Self { upstream, running, folder, .. } = self;
+        let Self {
+            upstream,
+            running,
+            folder,
+            ..
+        } = self;
         (upstream, async move {
             running.shut_down().await;
             drop(folder);
@@ -87,7 +106,12 @@ impl Rig {
 
     /// Ends the API server alone; the rest ends with the future.
     pub(crate) async fn without_upstream(self) -> impl Future<Output = ()> {
-        let Self { upstream, running, folder, .. } = self;
+        let Self {
+            upstream,
+            running,
+            folder,
+            ..
+        } = self;
         upstream.shutdown().await;
         async move {
             running.shut_down().await;
@@ -103,7 +127,8 @@ impl Rig {
     }
 }
 
-/// The proxy as `watershed serve` runs it, on free ports, with everything it writes in a temporary folder.
+/// The proxy as `watershed serve` runs it, on free ports, with everything it writes in a temporary
+/// folder.
 pub(crate) async fn start_proxy(kubeconfig: &str) -> anyhow::Result<(Running, TempDir)> {
     start_configured(kubeconfig, |_| {}).await
 }
@@ -120,7 +145,10 @@ pub(crate) async fn start_configured(
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("kubeconfig");
     std::fs::write(&file, kubeconfig)?;
-    let options = UpstreamOptions { kubeconfig: Some(file), ..UpstreamOptions::default() };
+    let options = UpstreamOptions {
+        kubeconfig: Some(file),
+        ..UpstreamOptions::default()
+    };
     let mut config = app::Config::new(options, loopback(), loopback(), folder.path().join("certs"));
     // No test is about these, and none shall fail on a machine that stalls.
     config.limits.start = PATIENCE;
@@ -140,7 +168,9 @@ pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> Resul
     loop {
         match holds().await {
             Ok(()) => return,
-            Err(why) if Instant::now() >= deadline => panic!("{what}: not after {PATIENCE:?}: {why}"),
+            Err(why) if Instant::now() >= deadline => {
+                panic!("{what}: not after {PATIENCE:?}: {why}")
+            }
             Err(_) => tokio::time::sleep(pause).await,
         }
         // To look costs something, too.
@@ -156,13 +186,17 @@ pub(crate) async fn becomes<T: PartialEq + std::fmt::Debug>(
 ) {
     eventually(what, async || {
         let now = now().await;
-        if now == wanted { Ok(()) } else { Err(format!("it is {now:?}, wanted is {wanted:?}")) }
+        if now == wanted {
+            Ok(())
+        } else {
+            Err(format!("it is {now:?}, wanted is {wanted:?}"))
+        }
     })
     .await;
 }
 
-/// What does not hold on a machine that stalled may be tried again. `holds` says so by `Err`, and fails the test itself
-/// where a stall is no excuse.
+/// What does not hold on a machine that stalled may be tried again. `holds` says so by `Err`, and
+/// fails the test itself where a stall is no excuse.
 pub(crate) async fn unless_stalled(what: &str, mut holds: impl AsyncFnMut() -> Result<(), String>) {
     let mut whys = Vec::new();
     while whys.len() < 10 {
@@ -174,11 +208,12 @@ pub(crate) async fn unless_stalled(what: &str, mut holds: impl AsyncFnMut() -> R
     panic!("{what}: not once: {whys:#?}");
 }
 
-/// Consistent reads from memory wait this long for their proof (`serve/fence.rs`), and reviews for their first answer.
+/// Consistent reads from memory wait this long for their proof (`serve/fence.rs`), and reviews for
+/// their first answer.
 const PROOF: Duration = Duration::from_secs(3);
 
-/// An answer that comes from memory, with a proof that it is new enough. On a machine that stalls for as long as a proof
-/// may take the answer is upstream's: then it is asked for again.
+/// An answer that comes from memory, with a proof that it is new enough. On a machine that stalls
+/// for as long as a proof may take the answer is upstream's: then it is asked for again.
 pub(crate) async fn proven(mut ask: impl AsyncFnMut() -> Answer) -> Answer {
     for _ in 0..10 {
         let asked = Instant::now();
@@ -186,12 +221,17 @@ pub(crate) async fn proven(mut ask: impl AsyncFnMut() -> Answer) -> Answer {
         if answer.header("x-watershed-source") == "fence" {
             return answer;
         }
-        assert!(asked.elapsed() >= PROOF, "not from memory: {:?}", answer.headers);
+        assert!(
+            asked.elapsed() >= PROOF,
+            "not from memory: {:?}",
+            answer.headers
+        );
     }
     panic!("this machine is too slow for a proof");
 }
 
-/// Whether counts of what upstream is asked say something: a question that is not answered in time is asked again.
+/// Whether counts of what upstream is asked say something: a question that is not answered in time
+/// is asked again.
 pub(crate) fn at_leisure(since: Instant) -> bool {
     since.elapsed() < PROOF
 }
@@ -209,11 +249,18 @@ pub(crate) async fn plain_request(
     headers: &[(&str, &str)],
 ) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let mut lines = vec![format!("{method} {path} HTTP/1.1"), "Connection: close".to_owned()];
+    let mut lines = vec![
+        format!("{method} {path} HTTP/1.1"),
+        "Connection: close".to_owned(),
+    ];
     if !headers.iter().any(|(name, _)| *name == "Host") {
         lines.push("Host: admin".to_owned());
     }
-    lines.extend(headers.iter().map(|(name, value)| format!("{name}: {value}")));
+    lines.extend(
+        headers
+            .iter()
+            .map(|(name, value)| format!("{name}: {value}")),
+    );
     let request = lines.join("\r\n") + "\r\n\r\n";
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut text = String::new();
@@ -224,5 +271,7 @@ pub(crate) async fn plain_request(
 /// The value of a series, zero when there is none.
 pub(crate) async fn metric(admin: SocketAddr, series: &str) -> f64 {
     let text = plain_get(admin, "GET", "/metrics").await;
-    text.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok()).unwrap_or(0.0)
+    text.lines()
+        .find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
+        .unwrap_or(0.0)
 }

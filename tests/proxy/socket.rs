@@ -20,12 +20,21 @@ async fn get(socket: &Path, token: &str, path: &str) -> (u16, String, String) {
     let (mut sender, driver) = http1::handshake(TokioIo::new(stream)).await.unwrap();
     tokio::spawn(driver);
     let request = Request::get(path).header(header::HOST, "localhost");
-    let request =
-        request.header(header::AUTHORIZATION, format!("Bearer {token}")).body(Empty::<Bytes>::new());
-    let answer = within("an answer", sender.send_request(request.unwrap())).await.unwrap();
-    let source = answer.headers()["x-watershed-source"].to_str().unwrap().to_owned();
+    let request = request
+        .header(header::AUTHORIZATION, format!("Bearer {token}"))
+        .body(Empty::<Bytes>::new());
+    let answer = within("an answer", sender.send_request(request.unwrap()))
+        .await
+        .unwrap();
+    let source = answer.headers()["x-watershed-source"]
+        .to_str()
+        .unwrap()
+        .to_owned();
     let status = answer.status().as_u16();
-    let body = within("its body", answer.into_body().collect()).await.unwrap().to_bytes();
+    let body = within("its body", answer.into_body().collect())
+        .await
+        .unwrap()
+        .to_bytes();
     (status, source, String::from_utf8(body.to_vec()).unwrap())
 }
 
@@ -34,11 +43,23 @@ async fn clients_of_a_socket_are_served_as_others_are() {
     let upstream = Server::start(small()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("api.sock");
-    let listen = Listen::Socket { path: path.clone(), mode: 0o620 };
+    let listen = Listen::Socket {
+        path: path.clone(),
+        mode: 0o620,
+    };
     let (running, files) =
-        start_configured(&upstream.kubeconfig_yaml(), |config| config.listen = listen).await.unwrap();
-    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o620);
-    assert_eq!((running.address, &running.ca_file), (None, &None), "there is no TLS");
+        start_configured(&upstream.kubeconfig_yaml(), |config| config.listen = listen)
+            .await
+            .unwrap();
+    assert_eq!(
+        std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+        0o620
+    );
+    assert_eq!(
+        (running.address, &running.ca_file),
+        (None, &None),
+        "there is no TLS"
+    );
     let (pods, secrets) = ("/api/v1/pods?resourceVersion=0", "/api/v1/secrets");
     let (status, source, body) = get(&path, upstream.admin_token(), pods).await;
     assert_eq!((status, &*source), (200, "snapshot"));

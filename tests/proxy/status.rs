@@ -9,14 +9,20 @@ use crate::rig::{Rig, eventually, plain_request, small};
 
 /// A request of a program that calls itself so.
 async fn get_as(connection: &Connection, agent: &str, path: &str) -> Answer {
-    let request = Request::get(path).header("user-agent", agent).body(nothing()).unwrap();
+    let request = Request::get(path)
+        .header("user-agent", agent)
+        .body(nothing())
+        .unwrap();
     within(path, connection.read(request)).await.unwrap()
 }
 
 /// The same, for a watch.
 pub(crate) async fn watch_as(endpoint: &Endpoint, agent: &str, path: &str) -> Lines {
     let connection = endpoint.connect(Protocol::Http2).await.unwrap();
-    let request = Request::get(path).header("user-agent", agent).body(nothing()).unwrap();
+    let request = Request::get(path)
+        .header("user-agent", agent)
+        .body(nothing())
+        .unwrap();
     within(path, connection.follow(request)).await.unwrap()
 }
 
@@ -36,7 +42,11 @@ async fn page(rig: &Rig) -> String {
 }
 
 fn client<'a>(status: &'a Value, agent: &str) -> Option<&'a Value> {
-    status["clients"]["top"].as_array().unwrap().iter().find(|row| row["agent"] == agent)
+    status["clients"]["top"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|row| row["agent"] == agent)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -45,13 +55,29 @@ async fn the_status_page_tells_what_is_held_and_for_whom() {
     let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
     let mut received = 0;
     for _ in 0..3 {
-        received += get_as(&connection, "lister/1", "/api/v1/pods?resourceVersion=0").await.body.len();
+        received += get_as(&connection, "lister/1", "/api/v1/pods?resourceVersion=0")
+            .await
+            .body
+            .len();
     }
-    let forwarded = get_as(&connection, "forwarder/1", "/api/v1/pods?pretty=1").await.body.len();
-    let watch = watch_as(&rig.proxied, "watcher/1", "/api/v1/pods?watch=1&resourceVersion=0").await;
+    let forwarded = get_as(&connection, "forwarder/1", "/api/v1/pods?pretty=1")
+        .await
+        .body
+        .len();
+    let watch = watch_as(
+        &rig.proxied,
+        "watcher/1",
+        "/api/v1/pods?watch=1&resourceVersion=0",
+    )
+    .await;
 
     let told = status(&rig).await;
-    let pods = told["scopes"].as_array().unwrap().iter().find(|row| row["resource"] == "pods").unwrap();
+    let pods = told["scopes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|row| row["resource"] == "pods")
+        .unwrap();
     for (name, wanted) in [
         ("objects", Value::from(40)),
         ("watchers", 1.into()),
@@ -63,7 +89,10 @@ async fn the_status_page_tells_what_is_held_and_for_whom() {
     ] {
         assert_eq!(pods[name], wanted, "{name} of {pods:#}");
     }
-    assert!(pods["objectBytes"].as_u64().unwrap() > 10_000 && pods["resourceVersion"].as_u64().unwrap() > 0);
+    assert!(
+        pods["objectBytes"].as_u64().unwrap() > 10_000
+            && pods["resourceVersion"].as_u64().unwrap() > 0
+    );
     let lister = client(&told, "lister/1").unwrap();
     assert_eq!(
         (
@@ -73,17 +102,33 @@ async fn the_status_page_tells_what_is_held_and_for_whom() {
             &lister["sentBytes"],
             &lister["watches"]
         ),
-        (&"admin".into(), &3.into(), &0.into(), &received.into(), &0.into())
+        (
+            &"admin".into(),
+            &3.into(),
+            &0.into(),
+            &received.into(),
+            &0.into()
+        )
     );
     let forwarder = client(&told, "forwarder/1").unwrap();
     assert_eq!(
-        (&forwarder["requests"], &forwarder["forwarded"], &forwarder["sentBytes"]),
+        (
+            &forwarder["requests"],
+            &forwarder["forwarded"],
+            &forwarder["sentBytes"]
+        ),
         (&1.into(), &1.into(), &forwarded.into())
     );
-    assert_eq!(forwarder["user"], "admin", "upstream was asked for another request of theirs");
+    assert_eq!(
+        forwarder["user"], "admin",
+        "upstream was asked for another request of theirs"
+    );
     assert_eq!(client(&told, "watcher/1").unwrap()["watches"], 1);
     assert_eq!(
-        (&told["totals"]["watchesHere"], &told["totals"]["requestsForwarded"]),
+        (
+            &told["totals"]["watchesHere"],
+            &told["totals"]["requestsForwarded"]
+        ),
         (&1.into(), &1.into())
     );
     assert_eq!(told["forwarded"][0]["reason"], "pretty");
@@ -99,13 +144,27 @@ async fn the_status_page_tells_what_is_held_and_for_whom() {
         "pretty",
         "application/json",
     ] {
-        assert_eq!(html.contains(part), part != "application/json", "{part} in {html}");
+        assert_eq!(
+            html.contains(part),
+            part != "application/json",
+            "{part} in {html}"
+        );
     }
     let by_query = plain_request(rig.admin, "GET", "/status?format=json", &[]).await;
-    assert!(by_query.contains("content-type: application/json\r\n"), "{by_query}");
+    assert!(
+        by_query.contains("content-type: application/json\r\n"),
+        "{by_query}"
+    );
     let browser = plain_request(rig.admin, "GET", "/", &[("Accept", "text/html,*/*")]).await;
-    assert!(browser.starts_with("HTTP/1.1 303 ") && browser.contains("location: /status\r\n"), "{browser}");
-    assert!(plain_request(rig.admin, "GET", "/", &[]).await.contains("/status"));
+    assert!(
+        browser.starts_with("HTTP/1.1 303 ") && browser.contains("location: /status\r\n"),
+        "{browser}"
+    );
+    assert!(
+        plain_request(rig.admin, "GET", "/", &[])
+            .await
+            .contains("/status")
+    );
 
     eventually("readiness", async || match &status(&rig).await["health"] {
         health if health == "ready" => Ok(()),
@@ -117,13 +176,22 @@ async fn the_status_page_tells_what_is_held_and_for_whom() {
     drop(watch);
     eventually("no watch", async || {
         let told = status(&rig).await;
-        let pods = told["scopes"].as_array().unwrap().iter().find(|row| row["resource"] == "pods").unwrap();
+        let pods = told["scopes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|row| row["resource"] == "pods")
+            .unwrap();
         let now = [
             &pods["watchers"],
             &client(&told, "watcher/1").unwrap()["watches"],
             &told["totals"]["watchesHere"],
         ];
-        if now.iter().all(|watches| **watches == 0) { Ok(()) } else { Err(format!("{now:?}")) }
+        if now.iter().all(|watches| **watches == 0) {
+            Ok(())
+        } else {
+            Err(format!("{now:?}"))
+        }
     })
     .await;
     rig.stop().await;
@@ -135,7 +203,12 @@ async fn hostile_names_are_shown_as_text() {
     let user = "<b onmouseover=alert(1)>\"'& </td>";
     rig.upstream.access().add_user("hostile", user, &[]);
     rig.upstream.access().allow(Rule::read(user, &["pods"]));
-    let connection = rig.proxied.as_user("hostile").connect(Protocol::Http2).await.unwrap();
+    let connection = rig
+        .proxied
+        .as_user("hostile")
+        .connect(Protocol::Http2)
+        .await
+        .unwrap();
     let agents = [
         "\"><script>alert(1)</script>",
         "</style><style>*{display:none}",
@@ -144,18 +217,31 @@ async fn hostile_names_are_shown_as_text() {
         "&lt;b&gt; {{7*7}} ${7*7} %3Cscript%3E \\u003cscript",
     ];
     for agent in agents {
-        assert_eq!(get_as(&connection, agent, "/api/v1/pods?resourceVersion=0").await.status, 200);
+        assert_eq!(
+            get_as(&connection, agent, "/api/v1/pods?resourceVersion=0")
+                .await
+                .status,
+            200
+        );
     }
     // What can stand in a header, and is no text.
     let odd = Request::get("/api/v1/pods?resourceVersion=0");
-    let odd = odd.header("user-agent", http::HeaderValue::from_bytes(b"\xff\xfe<script>").unwrap());
-    within("an answer", connection.read(odd.body(nothing()).unwrap())).await.unwrap();
+    let odd = odd.header(
+        "user-agent",
+        http::HeaderValue::from_bytes(b"\xff\xfe<script>").unwrap(),
+    );
+    within("an answer", connection.read(odd.body(nothing()).unwrap()))
+        .await
+        .unwrap();
     let long = "<script>".repeat(2_000);
     get_as(&connection, &long, "/api/v1/pods?resourceVersion=0").await;
 
     let told = status(&rig).await;
     for agent in agents {
-        assert_eq!(client(&told, agent).unwrap_or_else(|| panic!("{agent} in {told:#}"))["user"], user);
+        assert_eq!(
+            client(&told, agent).unwrap_or_else(|| panic!("{agent} in {told:#}"))["user"],
+            user
+        );
     }
     let html = page(&rig).await;
     // One of each is the page's own.
@@ -165,7 +251,10 @@ async fn hostile_names_are_shown_as_text() {
     for tag in ["<img", "<b onmouseover", "</td>\"", "onerror=alert(1)>"] {
         assert!(!html.contains(tag), "{tag} in {html}");
     }
-    assert!(html.contains("&lt;script&gt;alert(1)&lt;/script&gt;") && html.len() < 100_000, "{html}");
+    assert!(
+        html.contains("&lt;script&gt;alert(1)&lt;/script&gt;") && html.len() < 100_000,
+        "{html}"
+    );
     let head = html.split_once("\r\n\r\n").unwrap().0;
     for header in [
         "content-security-policy: default-src 'none'; style-src 'sha256-",
@@ -175,7 +264,9 @@ async fn hostile_names_are_shown_as_text() {
         assert!(head.contains(header), "{header} in {head}");
     }
     assert!(
-        !head.contains("unsafe") && !html.contains("//evil.example.com\"") && !html.contains("src=\""),
+        !head.contains("unsafe")
+            && !html.contains("//evil.example.com\"")
+            && !html.contains("src=\""),
         "{html}"
     );
     rig.stop().await;
@@ -188,10 +279,17 @@ async fn users_are_named_to_operators_only() {
     get_as(&connection, "teller/1", "/api/v1/pods?resourceVersion=0").await;
     let own = rig.admin.to_string();
     // A page from elsewhere, by a name that leads here.
-    for (host, named) in [(own.as_str(), true), ("localhost:6480", true), ("evil.example.com", false)] {
+    for (host, named) in [
+        (own.as_str(), true),
+        ("localhost:6480", true),
+        ("evil.example.com", false),
+    ] {
         for path in ["/status", "/status.json"] {
             let answer = plain_request(rig.admin, "GET", path, &[("Host", host)]).await;
-            assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("pods"), "{answer}");
+            assert!(
+                answer.starts_with("HTTP/1.1 200 ") && answer.contains("pods"),
+                "{answer}"
+            );
             assert_eq!(answer.contains("teller/1"), named, "{path} at {host}");
         }
     }
@@ -212,10 +310,20 @@ async fn users_are_named_to_operators_only() {
         ("", "401"),
     ] {
         for path in ["/status", "/status.json", "/status?format=json"] {
-            let headers = [("Authorization", credentials), ("Host", "watershed.example.com")];
+            let headers = [
+                ("Authorization", credentials),
+                ("Host", "watershed.example.com"),
+            ];
             let answer = plain_request(program.admin, "GET", path, &headers).await;
-            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{credentials}: {answer}");
-            assert_eq!(answer.contains("teller/1"), status == "200", "{credentials}: {answer}");
+            assert!(
+                answer.starts_with(&format!("HTTP/1.1 {status} ")),
+                "{credentials}: {answer}"
+            );
+            assert_eq!(
+                answer.contains("teller/1"),
+                status == "200",
+                "{credentials}: {answer}"
+            );
         }
     }
     let refused = plain_request(program.admin, "GET", "/status", &[]).await;

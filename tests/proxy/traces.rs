@@ -1,4 +1,5 @@
-//! W3C trace context: it passes as it is, unless the program is built with the feature `otel` and told where to send traces.
+//! W3C trace context: it passes as it is, unless the program is built with the feature `otel` and
+//! told where to send traces.
 use http::Request;
 use watershed::sim::Server;
 
@@ -9,11 +10,15 @@ use crate::rig::small;
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
 
-/// Sends a request that is forwarded, and one that is not; gives back what upstream got of `traceparent`.
+/// Sends a request that is forwarded, and one that is not; gives back what upstream got of
+/// `traceparent`.
 async fn forwarded(proxied: &Endpoint, upstream: &Server, traceparent: &str) -> String {
     upstream.take_recorded();
     let connection = proxied.connect(Protocol::Http2).await.unwrap();
-    for path in ["/api/v1/pods?resourceVersion=0", "/api/v1/namespaces/team-00/pods/nobody"] {
+    for path in [
+        "/api/v1/pods?resourceVersion=0",
+        "/api/v1/namespaces/team-00/pods/nobody",
+    ] {
         let request = Request::get(path)
             .header("traceparent", traceparent)
             .header("tracestate", "vendor=value")
@@ -22,7 +27,10 @@ async fn forwarded(proxied: &Endpoint, upstream: &Server, traceparent: &str) -> 
         connection.open(request).await.unwrap();
     }
     let all = upstream.take_recorded();
-    let head = all.iter().find(|head| head.target.ends_with("/nobody")).expect("it was forwarded");
+    let head = all
+        .iter()
+        .find(|head| head.target.ends_with("/nobody"))
+        .expect("it was forwarded");
     assert_eq!(head.headers["tracestate"], "vendor=value");
     let values: Vec<_> = head.headers.get_all("traceparent").iter().collect();
     assert_eq!(values.len(), 1, "{values:?}");
@@ -83,7 +91,9 @@ mod sent {
 
     fn bytes(hexadecimal: &str) -> Vec<u8> {
         let digits = hexadecimal.as_bytes().chunks(2);
-        digits.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
+        digits
+            .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
+            .collect()
     }
 
     fn has(body: &[u8], wanted: &[u8]) -> bool {
@@ -94,13 +104,22 @@ mod sent {
     async fn what_a_client_traces_is_sent_and_handed_on() {
         let upstream = Server::start(small()).await.unwrap();
         let (url, got) = collector().await;
-        let program = Program::with_variables(&upstream, &[], &[("OTEL_EXPORTER_OTLP_ENDPOINT", &url)]).await;
+        let program =
+            Program::with_variables(&upstream, &[], &[("OTEL_EXPORTER_OTLP_ENDPOINT", &url)]).await;
         // What the client does not record is nobody's to record.
         let other = "1af7651916cd43dd8448eb211c80319c";
         let unsampled = format!("00-{other}-{PARENT}-00");
-        assert_eq!(forwarded(&program.proxied, &upstream, &unsampled).await, unsampled);
+        assert_eq!(
+            forwarded(&program.proxied, &upstream, &unsampled).await,
+            unsampled
+        );
 
-        let parent = forwarded(&program.proxied, &upstream, &format!("00-{TRACE}-{PARENT}-01")).await;
+        let parent = forwarded(
+            &program.proxied,
+            &upstream,
+            &format!("00-{TRACE}-{PARENT}-01"),
+        )
+        .await;
         let parts: Vec<_> = parent.split('-').collect();
         assert_eq!((parts[0], parts[1], parts[3]), ("00", TRACE, "01"));
         assert_ne!(parts[2], PARENT, "the proxy's own span is between");
@@ -109,14 +128,21 @@ mod sent {
         program.terminate().await;
         assert!(program.ended().await.success());
         let got = got.lock();
-        assert!(!got.is_empty() && got.iter().all(|(path, _)| path == "/v1/traces"), "{got:?}");
+        assert!(
+            !got.is_empty() && got.iter().all(|(path, _)| path == "/v1/traces"),
+            "{got:?}"
+        );
         let body: Vec<u8> = got.iter().flat_map(|(_, body)| body.to_vec()).collect();
         for wanted in [bytes(TRACE), bytes(PARENT), bytes(parts[2])] {
             assert!(has(&body, &wanted), "{wanted:x?}");
         }
-        for words in
-            ["watershed.source", "snapshot", "forward; reason=", "http.response.status_code", "service.name"]
-        {
+        for words in [
+            "watershed.source",
+            "snapshot",
+            "forward; reason=",
+            "http.response.status_code",
+            "service.name",
+        ] {
             assert!(has(&body, words.as_bytes()), "{words}");
         }
         assert!(!has(&body, &bytes(other)));
@@ -126,10 +152,20 @@ mod sent {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_collector_that_is_away_hinders_nobody() {
         let upstream = Server::start(small()).await.unwrap();
-        let nowhere = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        let nowhere = TcpListener::bind("127.0.0.1:0")
+            .await
+            .unwrap()
+            .local_addr()
+            .unwrap();
         let url = format!("http://{nowhere}");
-        let program = Program::with_variables(&upstream, &[], &[("OTEL_EXPORTER_OTLP_ENDPOINT", &url)]).await;
-        forwarded(&program.proxied, &upstream, &format!("00-{TRACE}-{PARENT}-01")).await;
+        let program =
+            Program::with_variables(&upstream, &[], &[("OTEL_EXPORTER_OTLP_ENDPOINT", &url)]).await;
+        forwarded(
+            &program.proxied,
+            &upstream,
+            &format!("00-{TRACE}-{PARENT}-01"),
+        )
+        .await;
         program.terminate().await;
         assert!(program.ended().await.success());
         upstream.shutdown().await;

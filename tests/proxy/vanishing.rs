@@ -18,8 +18,14 @@ const QUALIFIED: &str = "leases.coordination.k8s.io";
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watches_of_vanished_clients_end_and_upstreams_stays() {
     let rig = Rig::start(small()).await;
-    let list = rig.proxied.get(Protocol::Http2, &format!("{LEASES}?resourceVersion=0")).await;
-    let version = list.json()["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+    let list = rig
+        .proxied
+        .get(Protocol::Http2, &format!("{LEASES}?resourceVersion=0"))
+        .await;
+    let version = list.json()["metadata"]["resourceVersion"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     let path = format!("{LEASES}?watch=1&resourceVersion={version}");
     let mut open = Vec::new();
     let mut connections = Vec::new();
@@ -35,17 +41,26 @@ async fn watches_of_vanished_clients_end_and_upstreams_stays() {
         }
         open.push(connection.watch(&path).await.unwrap());
     }
-    becomes("open watches", 30.0, async || metric(rig.admin, WATCHES).await).await;
+    becomes("open watches", 30.0, async || {
+        metric(rig.admin, WATCHES).await
+    })
+    .await;
     let upstream = rig.upstream.stats();
     assert_eq!(upstream.open_watches[QUALIFIED], 1, "one watch for all");
     assert_eq!(upstream.requests_on("WATCH", QUALIFIED), 1);
 
     // Some go stream by stream, some with their connection.
     open.truncate(25);
-    becomes("watches after some streams are gone", 25.0, async || metric(rig.admin, WATCHES).await).await;
+    becomes("watches after some streams are gone", 25.0, async || {
+        metric(rig.admin, WATCHES).await
+    })
+    .await;
     drop(connections);
     drop(open);
-    becomes("watches of nobody", 0.0, async || metric(rig.admin, WATCHES).await).await;
+    becomes("watches of nobody", 0.0, async || {
+        metric(rig.admin, WATCHES).await
+    })
+    .await;
     let upstream = rig.upstream.stats();
     assert_eq!(upstream.open_watches[QUALIFIED], 1, "the scope stays");
     assert_eq!(upstream.requests_on("WATCH", QUALIFIED), 1);
@@ -63,28 +78,57 @@ async fn watches_of_vanished_clients_end_and_upstreams_stays() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lists_left_half_read_harm_nobody() {
-    let population = Population { nodes: 4, namespaces: 3, pods: 2_000, ..Population::default() };
-    let rig = Rig::start(Options { population, ..small() }).await;
+    let population = Population {
+        nodes: 4,
+        namespaces: 3,
+        pods: 2_000,
+        ..Population::default()
+    };
+    let rig = Rig::start(Options {
+        population,
+        ..small()
+    })
+    .await;
     let ledger = Ledger::new(rig.upstream.state(), 1);
     let shared = rig.proxied.connect(Protocol::Http2).await.unwrap();
-    let beside = Follower::start(&shared, Interest::Namespace("team-01".to_owned()), Opening::List);
+    let beside = Follower::start(
+        &shared,
+        Interest::Namespace("team-01".to_owned()),
+        Opening::List,
+    );
     beside.synced().await;
     let path = "/api/v1/pods?resourceVersion=0";
     for n in 0..12 {
         // From memory, and a forwarded one.
         let path = if n % 3 == 2 { "/api/v1/pods" } else { path };
-        let connection =
-            if n % 2 == 0 { shared.clone() } else { rig.proxied.connect(Protocol::Http1).await.unwrap() };
-        let response = connection.open(Request::get(path).body(nothing()).unwrap()).await.unwrap();
+        let connection = if n % 2 == 0 {
+            shared.clone()
+        } else {
+            rig.proxied.connect(Protocol::Http1).await.unwrap()
+        };
+        let response = connection
+            .open(Request::get(path).body(nothing()).unwrap())
+            .await
+            .unwrap();
         assert_eq!(response.status(), StatusCode::OK);
         let mut body = response.into_body();
-        let first = within("the first piece", body.frame()).await.unwrap().unwrap();
-        assert!(first.data_ref().is_some_and(|data| data.starts_with(br#"{"kind":"PodList""#)));
+        let first = within("the first piece", body.frame())
+            .await
+            .unwrap()
+            .unwrap();
+        assert!(
+            first
+                .data_ref()
+                .is_some_and(|data| data.starts_with(br#"{"kind":"PodList""#))
+        );
         ledger.writes(4).await;
     }
     // Somebody who asks and then doesn't read holds up nobody either.
     let lazy = rig.proxied.connect(Protocol::Http1).await.unwrap();
-    let unread = lazy.open(Request::get(path).body(nothing()).unwrap()).await.unwrap();
+    let unread = lazy
+        .open(Request::get(path).body(nothing()).unwrap())
+        .await
+        .unwrap();
 
     beside.judge_undisturbed(&ledger).await;
     let upstream: BTreeMap<_, _> = rig
@@ -103,11 +147,18 @@ async fn lists_left_half_read_harm_nobody() {
                 (format!("{}/{}", text("namespace"), text("name")), version)
             });
             let items: BTreeMap<_, _> = items.collect();
-            if items == upstream { Ok(()) } else { Err(format!("{} items", items.len())) }
+            if items == upstream {
+                Ok(())
+            } else {
+                Err(format!("{} items", items.len()))
+            }
         })
         .await;
     }
-    let rest = within("the list nobody read", unread.into_body().collect()).await.unwrap().to_bytes();
+    let rest = within("the list nobody read", unread.into_body().collect())
+        .await
+        .unwrap()
+        .to_bytes();
     assert!(
         serde_json::from_slice::<serde_json::Value>(&rest).is_ok(),
         "it is whole when it is read at last"

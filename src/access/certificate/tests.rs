@@ -1,6 +1,6 @@
 use rcgen::{
-    BasicConstraints, CertificateParams, CustomExtension, DnType, DnValue, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair,
+    BasicConstraints, CertificateParams, CustomExtension, DnType, DnValue, ExtendedKeyUsagePurpose,
+    IsCa, Issuer, KeyPair,
 };
 use rustls::pki_types::pem::PemObject;
 
@@ -14,11 +14,16 @@ struct Ca {
 impl Ca {
     fn new() -> Self {
         let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, "test-ca");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "test-ca");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
         let pem = params.self_signed(&key).unwrap().pem();
-        Self { pem, issuer: Issuer::new(params, key) }
+        Self {
+            pem,
+            issuer: Issuer::new(params, key),
+        }
     }
 
     fn sign(&self, shape: impl FnOnce(&mut CertificateParams)) -> Vec<CertificateDer<'static>> {
@@ -44,11 +49,20 @@ async fn a_certificate_says_who_and_in_which_groups() {
     let chain = ca.sign(|params| {
         let name = &mut params.distinguished_name;
         name.push(DnType::CommonName, "jane");
-        name.push(DnType::OrganizationName, DnValue::Utf8String("builders".into()));
-        name.push(DnType::CustomDnType(vec![1, 3, 6, 1, 4, 1, 57683, 2]), "1234");
+        name.push(
+            DnType::OrganizationName,
+            DnValue::Utf8String("builders".into()),
+        );
+        name.push(
+            DnType::CustomDnType(vec![1, 3, 6, 1, 4, 1, 57683, 2]),
+            "1234",
+        );
     });
     let subject = certificates.verify(&chain).unwrap();
-    assert_eq!((&*subject.common_name, &*subject.organizations), ("jane", &["builders".to_owned()][..]));
+    assert_eq!(
+        (&*subject.common_name, &*subject.organizations),
+        ("jane", &["builders".to_owned()][..])
+    );
     assert_eq!(subject.uid.as_deref(), Some("1234"));
     assert_eq!(subject.fingerprint.len(), 64);
 }
@@ -57,9 +71,13 @@ async fn a_certificate_says_who_and_in_which_groups() {
 async fn what_upstream_would_not_take_is_nobodys() {
     let (ca, strangers) = (Ca::new(), Ca::new());
     let (_folder, certificates) = load(&ca).await;
-    let jane = |params: &mut CertificateParams| params.distinguished_name.push(DnType::CommonName, "jane");
+    let jane =
+        |params: &mut CertificateParams| params.distinguished_name.push(DnType::CommonName, "jane");
     assert!(certificates.verify(&ca.sign(jane)).is_some());
-    assert!(certificates.verify(&strangers.sign(jane)).is_none(), "another authority");
+    assert!(
+        certificates.verify(&strangers.sign(jane)).is_none(),
+        "another authority"
+    );
     assert!(certificates.verify(&[]).is_none());
     let ended = ca.sign(|params| {
         jane(params);
@@ -83,7 +101,10 @@ async fn what_upstream_would_not_take_is_nobodys() {
         extension.set_criticality(true);
         params.custom_extensions = vec![extension];
     });
-    assert!(certificates.verify(&unknown).is_none(), "a critical extension that is not known");
+    assert!(
+        certificates.verify(&unknown).is_none(),
+        "a critical extension that is not known"
+    );
     let two = ca.sign(|params| {
         jane(params);
         let uid = || DnType::CustomDnType(vec![1, 3, 6, 1, 4, 1, 57683, 2]);
@@ -96,7 +117,8 @@ async fn what_upstream_would_not_take_is_nobodys() {
 async fn a_changed_file_counts_and_a_broken_one_does_not() {
     let (ca, others) = (Ca::new(), Ca::new());
     let (folder, certificates) = load(&ca).await;
-    let jane = |params: &mut CertificateParams| params.distinguished_name.push(DnType::CommonName, "jane");
+    let jane =
+        |params: &mut CertificateParams| params.distinguished_name.push(DnType::CommonName, "jane");
     let (old, new) = (ca.sign(jane), others.sign(jane));
     assert!(certificates.verify(&old).is_some() && certificates.verify(&new).is_none());
     let file = folder.path().join("ca.crt");
@@ -105,5 +127,8 @@ async fn a_changed_file_counts_and_a_broken_one_does_not() {
     assert!(certificates.verify(&old).is_some());
     std::fs::write(&file, &others.pem).unwrap();
     certificates.reload().await;
-    assert!(certificates.verify(&old).is_none() && certificates.verify(&new).is_some(), "verdicts went, too");
+    assert!(
+        certificates.verify(&old).is_none() && certificates.verify(&new).is_some(),
+        "verdicts went, too"
+    );
 }

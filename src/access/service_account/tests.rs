@@ -12,7 +12,10 @@ struct Signer {
 impl Signer {
     fn new(kid: &'static str) -> Self {
         let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
-        Self { key: EncodingKey::from_ec_der(&pair.serialize_der()), kid }
+        Self {
+            key: EncodingKey::from_ec_der(&pair.serialize_der()),
+            kid,
+        }
     }
 
     fn public(&self) -> Jwk {
@@ -22,7 +25,10 @@ impl Signer {
     }
 
     fn sign(&self, claims: &Value) -> String {
-        let header = Header { kid: Some(self.kid.to_owned()), ..Header::new(Algorithm::ES256) };
+        let header = Header {
+            kid: Some(self.kid.to_owned()),
+            ..Header::new(Algorithm::ES256)
+        };
         encode(&header, claims, &self.key).unwrap()
     }
 }
@@ -48,7 +54,9 @@ fn with(path: &str, value: Value) -> Value {
 #[test]
 fn only_what_a_present_key_signed_and_time_has_not_ended_is_good() {
     let (signer, other) = (Signer::new("one"), Signer::new("two"));
-    let keys = JwkSet { keys: vec![signer.public()] };
+    let keys = JwkSet {
+        keys: vec![signer.public()],
+    };
     let now = get_current_timestamp();
     assert!(verified(&signer.sign(&claims()), &keys, &[]).is_some());
     for (what, token) in [
@@ -77,15 +85,35 @@ fn only_what_a_present_key_signed_and_time_has_not_ended_is_good() {
     ] {
         assert!(verified(&token, &keys, &[]).is_none(), "{what}");
     }
-    assert!(verified(&signer.sign(&claims()), &keys, &["https://issuer.test".to_owned()]).is_some());
-    assert!(verified(&signer.sign(&claims()), &keys, &["https://other.test".to_owned()]).is_none());
+    assert!(
+        verified(
+            &signer.sign(&claims()),
+            &keys,
+            &["https://issuer.test".to_owned()]
+        )
+        .is_some()
+    );
+    assert!(
+        verified(
+            &signer.sign(&claims()),
+            &keys,
+            &["https://other.test".to_owned()]
+        )
+        .is_none()
+    );
 }
 
 /// What is there, by plural name, namespace, name and unique id.
 struct There(Vec<&'static str>);
 
 impl BoundObjects for There {
-    fn is_there(&self, resource: &str, namespace: Option<&str>, name: &str, uid: &str) -> Option<bool> {
+    fn is_there(
+        &self,
+        resource: &str,
+        namespace: Option<&str>,
+        name: &str,
+        uid: &str,
+    ) -> Option<bool> {
         let asked = format!("{resource} {} {name} {uid}", namespace.unwrap_or("-"));
         // Secrets are not cached.
         (resource != "secrets").then(|| self.0.contains(&&*asked))
@@ -95,16 +123,22 @@ impl BoundObjects for There {
 async fn good(there: &[&'static str], claims: &Value) -> bool {
     let signer = Signer::new("one");
     let pki = crate::upstream::testing::Pki::new();
-    let set = serde_json::to_string(&JwkSet { keys: vec![signer.public()] }).unwrap();
-    let api =
-        crate::upstream::testing::Api::start(&pki, crate::upstream::testing::HTTP2, move |request, _| {
+    let set = serde_json::to_string(&JwkSet {
+        keys: vec![signer.public()],
+    })
+    .unwrap();
+    let api = crate::upstream::testing::Api::start(
+        &pki,
+        crate::upstream::testing::HTTP2,
+        move |request, _| {
             let set = set.clone();
             async move {
                 assert_eq!(request.uri().path(), KEYS);
                 crate::upstream::testing::text(set)
             }
-        })
-        .await;
+        },
+    )
+    .await;
     let client = Client::new(&crate::upstream::testing::upstream_of(&pki, &api).await);
     let accounts = ServiceAccounts::new(client, Vec::new(), Arc::new(There(there.to_vec())));
     let identity = Identity {
@@ -113,7 +147,9 @@ async fn good(there: &[&'static str], claims: &Value) -> bool {
         groups: Vec::new(),
         extra: Vec::new(),
     };
-    accounts.is_still_good(&signer.sign(claims), &identity).await
+    accounts
+        .is_still_good(&signer.sign(claims), &identity)
+        .await
 }
 
 #[tokio::test]
@@ -121,17 +157,40 @@ async fn a_token_ends_with_what_it_is_bound_to() {
     const ACCOUNT: &str = "serviceaccounts n builder sa-1";
     assert!(good(&[ACCOUNT, "pods n p pod-1"], &claims()).await);
     assert!(!good(&[ACCOUNT], &claims()).await, "the pod is gone");
-    assert!(!good(&[ACCOUNT, "pods n p pod-2"], &claims()).await, "another pod of the name");
-    assert!(!good(&["pods n p pod-1"], &claims()).await, "the account is gone");
-    assert!(!good(&[ACCOUNT, "pods n p pod-1"], &with("/sub", json!("system:serviceaccount:n:other"))).await);
+    assert!(
+        !good(&[ACCOUNT, "pods n p pod-2"], &claims()).await,
+        "another pod of the name"
+    );
+    assert!(
+        !good(&["pods n p pod-1"], &claims()).await,
+        "the account is gone"
+    );
+    assert!(
+        !good(
+            &[ACCOUNT, "pods n p pod-1"],
+            &with("/sub", json!("system:serviceaccount:n:other"))
+        )
+        .await
+    );
     let bound = |to: Value| {
-        let mut bound = json!({"namespace": "n", "serviceaccount": {"name": "builder", "uid": "sa-1"}});
-        bound.as_object_mut().unwrap().extend(to.as_object().unwrap().clone());
+        let mut bound =
+            json!({"namespace": "n", "serviceaccount": {"name": "builder", "uid": "sa-1"}});
+        bound
+            .as_object_mut()
+            .unwrap()
+            .extend(to.as_object().unwrap().clone());
         with("/kubernetes.io", bound)
     };
     assert!(good(&[ACCOUNT], &bound(json!({}))).await);
     let node = bound(json!({"node": {"name": "node", "uid": "node-1"}}));
     assert!(good(&[ACCOUNT, "nodes - node node-1"], &node).await);
     assert!(!good(&[ACCOUNT], &node).await, "the node is gone");
-    assert!(!good(&[ACCOUNT], &bound(json!({"secret": {"name": "s", "uid": "1"}}))).await, "nobody knows");
+    assert!(
+        !good(
+            &[ACCOUNT],
+            &bound(json!({"secret": {"name": "s", "uid": "1"}}))
+        )
+        .await,
+        "nobody knows"
+    );
 }

@@ -22,10 +22,24 @@ pub(super) struct Chart<'a> {
 
 impl Chart<'_> {
     pub(super) fn render(&self) -> Markup {
-        let most = self.lines.iter().flat_map(|(_, line)| line.iter().copied()).fold(0.0, f64::max);
-        let top = if self.bytes { nice_bytes(most) } else { nice(most) };
-        let now = |line: &Line| line.last().map_or_else(|| "–".to_owned(), |value| (self.show)(*value));
-        let described = self.lines.map(|(name, line)| format!("{name} {}", now(line))).join(", ");
+        let most = self
+            .lines
+            .iter()
+            .flat_map(|(_, line)| line.iter().copied())
+            .fold(0.0, f64::max);
+        let top = if self.bytes {
+            nice_bytes(most)
+        } else {
+            nice(most)
+        };
+        let now = |line: &Line| {
+            line.last()
+                .map_or_else(|| "–".to_owned(), |value| (self.show)(*value))
+        };
+        let described = self
+            .lines
+            .map(|(name, line)| format!("{name} {}", now(line)))
+            .join(", ");
         let [filled, drawn] = self.lines.map(|(_, line)| path(line, top));
         html! {
             figure.chart {
@@ -55,9 +69,14 @@ impl Chart<'_> {
 
 /// Without zeros behind the point: 5.00 and 10.0 MiB are 5 and 10 MiB.
 fn round(figure: &str) -> String {
-    let (number, unit) = figure.split_once(' ').map_or((figure, None), |(number, unit)| (number, Some(unit)));
-    let number =
-        if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { number };
+    let (number, unit) = figure
+        .split_once(' ')
+        .map_or((figure, None), |(number, unit)| (number, Some(unit)));
+    let number = if number.contains('.') {
+        number.trim_end_matches('0').trim_end_matches('.')
+    } else {
+        number
+    };
     unit.map_or_else(|| number.to_owned(), |unit| format!("{number} {unit}"))
 }
 
@@ -70,7 +89,10 @@ fn path(line: &Line, top: f64) -> String {
     let step = WIDTH / (line.len() - 1) as f64;
     for (n, value) in line.iter().enumerate() {
         let height = if top > 0.0 { value / top } else { 0.0 };
-        let (x, y) = (step * n as f64, (HEIGHT - 2.0).mul_add(-height, HEIGHT - 1.0));
+        let (x, y) = (
+            step * n as f64,
+            (HEIGHT - 2.0).mul_add(-height, HEIGHT - 1.0),
+        );
         // A String takes whatever comes.
         let _ = write!(path, "{}{x:.1} {y:.1}", if n == 0 { 'M' } else { 'L' });
     }
@@ -83,7 +105,11 @@ fn nice(most: f64) -> f64 {
         return 0.0;
     }
     let power = 10_f64.powf(most.log10().floor());
-    [1.0, 2.0, 5.0, 10.0].map(|digit| digit * power).into_iter().find(|nice| *nice >= most).unwrap_or(most)
+    [1.0, 2.0, 5.0, 10.0]
+        .map(|digit| digit * power)
+        .into_iter()
+        .find(|nice| *nice >= most)
+        .unwrap_or(most)
 }
 
 /// The same in the unit that it is shown in.
@@ -101,7 +127,10 @@ mod tests {
 
     #[test]
     fn a_chart_reaches_from_edge_to_edge() {
-        assert_eq!(path(&vec![0.0, 5.0, 10.0], 10.0), "M0.0 83.0L150.0 42.0L300.0 1.0");
+        assert_eq!(
+            path(&vec![0.0, 5.0, 10.0], 10.0),
+            "M0.0 83.0L150.0 42.0L300.0 1.0"
+        );
         assert_eq!(path(&vec![0.0; 2], 0.0), "M0.0 83.0L300.0 83.0");
         assert_eq!(path(&vec![1.0], 1.0), "");
     }

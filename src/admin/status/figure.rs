@@ -54,7 +54,12 @@ pub(super) fn percent(part: f64) -> String {
 /// In the two largest units.
 pub(super) fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
-    match (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60) {
+    match (
+        seconds / 86_400,
+        seconds / 3600 % 24,
+        seconds / 60 % 60,
+        seconds % 60,
+    ) {
         (0, 0, 0, 0) => format!("{} ms", duration.as_millis()),
         (0, 0, 0, s) => format!("{s} s"),
         (0, 0, m, s) => format!("{m} min {s} s"),
@@ -81,8 +86,11 @@ mod tests {
             [0.0, 0.0001, 0.975, 0.9999, 1.0].map(percent),
             ["0.0 %", "< 0.1 %", "97.5 %", "> 99.9 %", "100.0 %"]
         );
-        let durations =
-            [5, 1_000, 65_000, 3_700_000, 90_000_000].map(|millis| duration(Duration::from_millis(millis)));
-        assert_eq!(durations, ["5 ms", "1 s", "1 min 5 s", "1 h 1 min", "1 d 1 h"]);
+        let durations = [5, 1_000, 65_000, 3_700_000, 90_000_000]
+            .map(|millis| duration(Duration::from_millis(millis)));
+        assert_eq!(
+            durations,
+            ["5 ms", "1 s", "1 min 5 s", "1 h 1 min", "1 d 1 h"]
+        );
     }
 }

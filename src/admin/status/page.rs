@@ -102,7 +102,9 @@ fn head(report: &Report) -> Markup {
 }
 
 fn ending(certificate: &Certificate) -> Markup {
-    let left = u64::try_from(certificate.ends_in_seconds).map(Duration::from_secs).unwrap_or_default();
+    let left = u64::try_from(certificate.ends_in_seconds)
+        .map(Duration::from_secs)
+        .unwrap_or_default();
     html! {
         @if left.is_zero() {
             span.pill.bad { "the certificate of the listener " (certificate.listener) " has ended" }
@@ -150,7 +152,14 @@ fn charts(rates: &Rates) -> Markup {
     let since = format!("{} ago", duration(rates.covers));
     let chart = |title, names: [&'static str; 2], lines, show, bytes| {
         let [a, b]: &[_; 2] = lines;
-        Chart { title, lines: [(names[0], a), (names[1], b)], show, bytes, since: &since }.render()
+        Chart {
+            title,
+            lines: [(names[0], a), (names[1], b)],
+            show,
+            bytes,
+            since: &since,
+        }
+        .render()
     };
     html! {
         section.charts aria-label="The last minutes" {

@@ -164,7 +164,12 @@ impl Report {
     pub(super) fn of(state: &State, users: Users) -> Self {
         let sums = Sums::of(state);
         let traffic = state.upstream.traffic();
-        let mut scopes: Vec<_> = state.scopes.all().iter().map(|scope| Row::of(scope)).collect();
+        let mut scopes: Vec<_> = state
+            .scopes
+            .all()
+            .iter()
+            .map(|scope| Row::of(scope))
+            .collect();
         scopes.sort_by(|a, b| {
             let name = |row: &Row| {
                 (
@@ -175,24 +180,42 @@ impl Report {
                     row.selection.clone(),
                 )
             };
-            b.bytes().cmp(&a.bytes()).then_with(|| name(a).cmp(&name(b)))
+            b.bytes()
+                .cmp(&a.bytes())
+                .then_with(|| name(a).cmp(&name(b)))
         });
         let sources = state.usage.by_source();
-        let sources = sources.map(|(name, requests, sent_bytes)| Source { name, requests, sent_bytes });
+        let sources = sources.map(|(name, requests, sent_bytes)| Source {
+            name,
+            requests,
+            sent_bytes,
+        });
         let mut sources: Vec<_> = sources.filter(|source| source.requests > 0).collect();
         sources.sort_by_key(|source| Reverse(source.requests));
-        let reasons = state.usage.by_reason().filter(|(_, requests)| *requests > 0);
-        let mut forwarded: Vec<_> =
-            reasons.map(|(reason, requests)| Forwarded { reason, requests }).collect();
+        let reasons = state
+            .usage
+            .by_reason()
+            .filter(|(_, requests)| *requests > 0);
+        let mut forwarded: Vec<_> = reasons
+            .map(|(reason, requests)| Forwarded { reason, requests })
+            .collect();
         forwarded.sort_by_key(|forwarded| Reverse(forwarded.requests));
         Self {
             version: env!("CARGO_PKG_VERSION"),
             uptime_seconds: state.started.elapsed().as_secs_f64(),
             health: Health::of(state),
             upstream: Upstream {
-                addresses: state.upstream.addresses().iter().map(ToString::to_string).collect(),
+                addresses: state
+                    .upstream
+                    .addresses()
+                    .iter()
+                    .map(ToString::to_string)
+                    .collect(),
                 types: state.catalog.len(),
-                connections: Connected::ALL.iter().map(|kind| traffic.connections(*kind)).sum(),
+                connections: Connected::ALL
+                    .iter()
+                    .map(|kind| traffic.connections(*kind))
+                    .sum(),
                 traffic: Purpose::ALL
                     .map(|purpose| Traffic {
                         purpose: purpose.as_str(),
@@ -235,12 +258,18 @@ impl Health {
 impl Row {
     fn of(scope: &Scope) -> Self {
         let figures = scope.reader.figures();
-        let Representation { encoding, metadata_only } = scope.key.representation;
+        let Representation {
+            encoding,
+            metadata_only,
+        } = scope.key.representation;
         let (phase, why) = match scope.phase() {
             Phase::Syncing => (PhaseName::Syncing, None),
             Phase::Failing => (PhaseName::Failing, None),
             Phase::Ready(_) => (PhaseName::Ready, None),
-            Phase::Stopped(why) => (PhaseName::Stopped, Some(why.to_string().chars().take(WORDS).collect())),
+            Phase::Stopped(why) => (
+                PhaseName::Stopped,
+                Some(why.to_string().chars().take(WORDS).collect()),
+            ),
         };
         let heard: Instant = *scope.last_heard.lock();
         Self {
@@ -293,16 +322,27 @@ impl From<TopClients> for Clients {
             sent_bytes: row.bytes,
             watches: row.watches,
         };
-        Self { known: top.known, let_go: top.let_go, top: top.rows.into_iter().map(client).collect() }
+        Self {
+            known: top.known,
+            let_go: top.let_go,
+            top: top.rows.into_iter().map(client).collect(),
+        }
     }
 }
 
 fn certificates(state: &State) -> Vec<Certificate> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs();
     let now = i64::try_from(now).unwrap_or(i64::MAX);
     let listeners = [("proxy", &state.proxy_tls), ("admin", &state.admin_tls)];
     let ends = listeners
         .into_iter()
         .filter_map(|(listener, tls)| Some((listener, tls.as_ref().and_then(ServerTls::ends)?)));
-    ends.map(|(listener, ends)| Certificate { listener, ends_in_seconds: ends - now }).collect()
+    ends.map(|(listener, ends)| Certificate {
+        listener,
+        ends_in_seconds: ends - now,
+    })
+    .collect()
 }

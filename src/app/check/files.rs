@@ -47,7 +47,13 @@ pub(super) async fn examine(config: &Config, findings: &mut Findings) {
     if let Some(file) = &config.admin.token_file {
         match TokenFile::load(file.clone()).await {
             Ok(_) => {
-                findings.ok(ADMIN, format!("there is a token in {} (--admin-token-file)", file.display()));
+                findings.ok(
+                    ADMIN,
+                    format!(
+                        "there is a token in {} (--admin-token-file)",
+                        file.display()
+                    ),
+                );
             }
             Err(error) => findings.failed(ADMIN, error),
         }
@@ -61,7 +67,9 @@ pub(super) async fn examine(config: &Config, findings: &mut Findings) {
 }
 
 async fn serving(config: &Config, findings: &mut Findings) {
-    let Listen::Tls(address) = &config.listen else { return };
+    let Listen::Tls(address) = &config.listen else {
+        return;
+    };
     if let Some((cert, _)) = &config.certificate {
         // Authorities are told of by themselves.
         match config.serving(address.ip(), Vec::new()).await {
@@ -93,27 +101,48 @@ async fn serving(config: &Config, findings: &mut Findings) {
 
 /// A folder takes files, or can be made. The file that shows it has no name and is gone at once.
 fn can_keep(dir: &Path) -> io::Result<()> {
-    let there = dir.ancestors().find(|folder| folder.exists() || folder.as_os_str().is_empty());
-    let there = there.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let there = dir
+        .ancestors()
+        .find(|folder| folder.exists() || folder.as_os_str().is_empty());
+    let there = there
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
     tempfile::tempfile_in(there).map(drop)
 }
 
 /// What clients will see of a file that could be loaded.
 fn served(file: &PathBuf, flag: &str, subject: &'static str, findings: &mut Findings) {
-    let read = std::fs::read(file).map_err(|source| TlsError::Read { path: file.clone(), source });
+    let read = std::fs::read(file).map_err(|source| TlsError::Read {
+        path: file.clone(),
+        source,
+    });
     match read.and_then(|pem| tls::certificates(file, &pem)) {
         Ok(chain) => {
             if let Some(certificate) = chain.first() {
                 let names = Validity::names(certificate);
-                let names = if names.is_empty() { "no name".to_owned() } else { names.join(", ") };
-                told(certificate, &format!("{} ({flag}), for {names}", file.display()), subject, findings);
+                let names = if names.is_empty() {
+                    "no name".to_owned()
+                } else {
+                    names.join(", ")
+                };
+                told(
+                    certificate,
+                    &format!("{} ({flag}), for {names}", file.display()),
+                    subject,
+                    findings,
+                );
             }
         }
         Err(error) => findings.failed(subject, anyhow::Error::new(error).context(flag.to_owned())),
     }
 }
 
-fn told(certificate: &CertificateDer<'_>, what: &str, subject: &'static str, findings: &mut Findings) {
+fn told(
+    certificate: &CertificateDer<'_>,
+    what: &str,
+    subject: &'static str,
+    findings: &mut Findings,
+) {
     let now = Timestamp::now();
     match Validity::of(certificate) {
         None => findings.error(subject, format!("{what}: it cannot be read when it ends")),
@@ -122,8 +151,10 @@ fn told(certificate: &CertificateDer<'_>, what: &str, subject: &'static str, fin
             if !valid.is_valid(now) {
                 findings.error(subject, message);
             } else if valid.ends_soon(now) {
-                findings
-                    .warning(subject, format!("{message}; renew it, the file is read again when it changes"));
+                findings.warning(
+                    subject,
+                    format!("{message}; renew it, the file is read again when it changes"),
+                );
             } else {
                 findings.ok(subject, message);
             }

@@ -22,11 +22,21 @@ const NAMED: usize = 8;
 
 /// What the proxy reads for itself, and what it does without.
 const FOR_ITSELF: &[(&str, &str, &str, &str)] = &[
-    ("apiextensions.k8s.io", "v1", "customresourcedefinitions", "reads of custom types are forwarded"),
+    (
+        "apiextensions.k8s.io",
+        "v1",
+        "customresourcedefinitions",
+        "reads of custom types are forwarded",
+    ),
     ("rbac.authorization.k8s.io", "v1", "roles", RBAC),
     ("rbac.authorization.k8s.io", "v1", "rolebindings", RBAC),
     ("rbac.authorization.k8s.io", "v1", "clusterroles", RBAC),
-    ("rbac.authorization.k8s.io", "v1", "clusterrolebindings", RBAC),
+    (
+        "rbac.authorization.k8s.io",
+        "v1",
+        "clusterrolebindings",
+        RBAC,
+    ),
     (
         "apiregistration.k8s.io",
         "v1",
@@ -67,12 +77,18 @@ async fn ask(
                 }
             };
             if tokio::time::timeout(CUSTOM_TYPES, settled).await.is_err() {
-                findings.warning(TYPES, "custom types could not be read in time, and are left out here");
+                findings.warning(
+                    TYPES,
+                    "custom types could not be read in time, and are left out here",
+                );
             }
             following.abort();
             findings.ok(
                 TYPES,
-                format!("upstream has {} types that can be cached, each version counted", catalog.len()),
+                format!(
+                    "upstream has {} types that can be cached, each version counted",
+                    catalog.len()
+                ),
             );
             unknown(config, &catalog, findings);
             to_hold(config, &catalog, rights, findings).await?;
@@ -94,7 +110,11 @@ async fn about_callers(
             "tokenreviews",
             "no caller with a token is known, so that all are forwarded",
         ),
-        ("authorization.k8s.io", "subjectaccessreviews", "nobody can be let in, so that all are forwarded"),
+        (
+            "authorization.k8s.io",
+            "subjectaccessreviews",
+            "nobody can be let in, so that all are forwarded",
+        ),
     ];
     let mut missing = false;
     for (group, resource, effect) in reviews {
@@ -102,7 +122,10 @@ async fn about_callers(
         if config.access.single_identity && resource == "tokenreviews" {
             continue;
         }
-        if !rights.may_do("create", GroupVersionResource::new(group, "v1", resource)).await? {
+        if !rights
+            .may_do("create", GroupVersionResource::new(group, "v1", resource))
+            .await?
+        {
             missing = true;
             findings.error(
                 SUBJECT,
@@ -123,9 +146,20 @@ async fn about_callers(
     }
     if config.authorities().next().is_some() {
         let mut may_not = Vec::new();
-        // Source: `apiserver/pkg/endpoints/filters/impersonation` (what a request's headers are checked for).
-        for (group, resource) in [("", "users"), ("", "groups"), ("authentication.k8s.io", "uids")] {
-            if !rights.may_do("impersonate", GroupVersionResource::new(group, "v1", resource)).await? {
+        // Source: `apiserver/pkg/endpoints/filters/impersonation` (what a request's headers are
+        // checked for).
+        for (group, resource) in [
+            ("", "users"),
+            ("", "groups"),
+            ("authentication.k8s.io", "uids"),
+        ] {
+            if !rights
+                .may_do(
+                    "impersonate",
+                    GroupVersionResource::new(group, "v1", resource),
+                )
+                .await?
+            {
                 may_not.push(resource);
             }
         }
@@ -169,15 +203,27 @@ async fn for_itself(rights: &OwnRights, findings: &mut Findings) -> Result<(), R
 /// Types that the configuration names and upstream does not have.
 fn unknown(config: &Config, catalog: &Catalog, findings: &mut Findings) {
     let policy = &config.policy;
-    let mut named: Vec<_> =
-        policy.resources.keys().chain(policy.caches.keys()).chain(policy.scopes.keys()).collect();
+    let mut named: Vec<_> = policy
+        .resources
+        .keys()
+        .chain(policy.caches.keys())
+        .chain(policy.scopes.keys())
+        .collect();
     named.sort();
     named.dedup();
     // A type of another group may be a custom one.
-    let is_missing =
-        |group: &str, resource: &str| catalog.has(group, None) && !catalog.has_resource(group, resource);
-    for (group, resource) in named.into_iter().filter(|(group, resource)| is_missing(group, resource)) {
-        let group = if group.is_empty() { "the core group" } else { group };
+    let is_missing = |group: &str, resource: &str| {
+        catalog.has(group, None) && !catalog.has_resource(group, resource)
+    };
+    for (group, resource) in named
+        .into_iter()
+        .filter(|(group, resource)| is_missing(group, resource))
+    {
+        let group = if group.is_empty() {
+            "the core group"
+        } else {
+            group
+        };
         findings.warning(
             TYPES,
             format!("upstream has no {resource} in {group} (resources and scopes in --config)"),
@@ -214,14 +260,25 @@ async fn to_hold(
     let answers: Vec<Option<String>> = asked.buffered(AT_A_TIME).try_collect().await?;
     let missing: Vec<String> = answers.into_iter().flatten().collect();
     if missing.is_empty() {
-        findings
-            .ok(SUBJECT, format!("may list and watch what may be held ({count} types and parts of them)"));
+        findings.ok(
+            SUBJECT,
+            format!("may list and watch what may be held ({count} types and parts of them)"),
+        );
     } else if missing.len() == count {
         findings.error(SUBJECT, "may list and watch nothing that may be held: all reads are forwarded; grant list and watch in the proxy's ClusterRole");
     } else {
-        let named = missing.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
+        let named = missing
+            .iter()
+            .take(NAMED)
+            .map(String::as_str)
+            .collect::<Vec<_>>()
+            .join(", ");
         let more = missing.len().saturating_sub(NAMED);
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let more = if more > 0 {
+            format!(" and {more} more")
+        } else {
+            String::new()
+        };
         findings.warning(
             SUBJECT,
             format!(
@@ -233,25 +290,35 @@ async fn to_hold(
     Ok(())
 }
 
-/// What one list and watch may be opened for, and how it is called. A right is for all versions of a type.
+/// What one list and watch may be opened for, and how it is called. A right is for all versions of
+/// a type.
 fn wanted(config: &Config, catalog: &Catalog) -> Vec<(String, Selection, GroupVersionResource)> {
     let policy = &config.policy;
     let mut types = catalog.all();
     types.sort_by(|one, other| {
         (&one.gvr.group, &one.gvr.resource).cmp(&(&other.gvr.group, &other.gvr.resource))
     });
-    types.dedup_by(|one, other| one.gvr.group == other.gvr.group && one.gvr.resource == other.gvr.resource);
+    types.dedup_by(|one, other| {
+        one.gvr.group == other.gvr.group && one.gvr.resource == other.gvr.resource
+    });
     let mut wanted = Vec::new();
     for gvr in types.iter().map(|resource| &resource.gvr) {
         if !policy.may_hold(&gvr.group, &gvr.resource) {
             continue;
         }
         let name = gvr.qualified_resource();
-        match policy.scopes.get(&crate::serve::policy_name(&gvr.group, &gvr.resource)) {
+        match policy
+            .scopes
+            .get(&crate::serve::policy_name(&gvr.group, &gvr.resource))
+        {
             None => wanted.push((name, Selection::default(), gvr.clone())),
-            Some(parts) => wanted.extend(
-                parts.iter().map(|part| (format!("{name} ({part})"), Selection::clone(part), gvr.clone())),
-            ),
+            Some(parts) => wanted.extend(parts.iter().map(|part| {
+                (
+                    format!("{name} ({part})"),
+                    Selection::clone(part),
+                    gvr.clone(),
+                )
+            })),
         }
     }
     wanted

@@ -9,7 +9,9 @@ use super::Findings;
 use crate::access::{OwnRights, ReviewError};
 use crate::app::Config;
 use crate::http::body;
-use crate::upstream::{Class, Client, CredentialsError, NoAnswer, SendOptions, Upstream, UpstreamOptions};
+use crate::upstream::{
+    Class, Client, CredentialsError, NoAnswer, SendOptions, Upstream, UpstreamOptions,
+};
 
 const CREDENTIALS: &str = "credentials";
 const SERVER: &str = "upstream";
@@ -32,8 +34,11 @@ pub(super) async fn examine(config: &Config, findings: &mut Findings) -> Option<
     };
     let now = Timestamp::now();
     if let Some(valid) = upstream.certificate() {
-        let message =
-            format!("the client certificate of {} (--kubeconfig): {}", upstream.source(), valid.told(now));
+        let message = format!(
+            "the client certificate of {} (--kubeconfig): {}",
+            upstream.source(),
+            valid.told(now)
+        );
         if !valid.is_valid(now) {
             findings.error(CREDENTIALS, message);
         } else if valid.ends_soon(now) {
@@ -51,7 +56,11 @@ pub(super) async fn examine(config: &Config, findings: &mut Findings) -> Option<
         Ok(identity) => {
             findings.ok(
                 CREDENTIALS,
-                format!("{}: upstream knows the proxy as {}", upstream.source(), identity.user),
+                format!(
+                    "{}: upstream knows the proxy as {}",
+                    upstream.source(),
+                    identity.user
+                ),
             );
         }
         Err(error) if error.is_unknown() => {
@@ -86,7 +95,10 @@ async fn reach(upstream: &Upstream, options: &UpstreamOptions, findings: &mut Fi
         let alone = if addresses.len() == 1 {
             upstream.clone()
         } else {
-            let one = UpstreamOptions { servers: vec![address.to_string()], ..options.clone() };
+            let one = UpstreamOptions {
+                servers: vec![address.to_string()],
+                ..options.clone()
+            };
             match Upstream::load(&one).await {
                 Ok(upstream) => upstream,
                 Err(error) => {
@@ -131,14 +143,20 @@ struct Version {
 
 async fn version(client: &Client) -> Result<String, NoAnswer> {
     let useless = |error: &dyn std::fmt::Display| NoAnswer::Useless(error.to_string());
-    let request = Request::get("/version").header(header::ACCEPT, "application/json").body(body::empty());
+    let request = Request::get("/version")
+        .header(header::ACCEPT, "application/json")
+        .body(body::empty());
     let request = request.map_err(|error| useless(&error))?;
     let asked = async {
-        let response = client.send(Class::Short, request, SendOptions::default()).await?;
+        let response = client
+            .send(Class::Short, request, SendOptions::default())
+            .await?;
         if response.status() != StatusCode::OK {
             return Err(NoAnswer::Status(response.status()));
         }
-        body::whole(response.into_body(), MAX_BYTES).await.map_err(|error| useless(&error))
+        body::whole(response.into_body(), MAX_BYTES)
+            .await
+            .map_err(|error| useless(&error))
     };
     let late = |_| NoAnswer::Useless(format!("none within {} s", ANSWER.as_secs()));
     let answer = tokio::time::timeout(ANSWER, asked).await.map_err(late)??;

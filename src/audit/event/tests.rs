@@ -43,9 +43,19 @@ const RECEIVED: &str = "2026-11-21T12:59:47.424292Z";
 fn a_refused_list_is_written_as_upstream_writes_it() {
     let (alice, resource) = (alice(), configmaps(None));
     let uri = "/api/v1/namespaces/default/configmaps?resourceVersion=0&labelSelector=a%3Db";
-    let mut form =
-        Form::new(at(RECEIVED), &Subject { resource: Some(&resource), ..subject(uri, "list", Some(&alice)) });
-    form.answered(&Answered::Status(&Status::forbidden("alice", Verb::List, &resource, "")));
+    let mut form = Form::new(
+        at(RECEIVED),
+        &Subject {
+            resource: Some(&resource),
+            ..subject(uri, "list", Some(&alice))
+        },
+    );
+    form.answered(&Answered::Status(&Status::forbidden(
+        "alice",
+        Verb::List,
+        &resource,
+        "",
+    )));
     form.decided(false, "");
     let begin = concat!(
         r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"cf5ba276-fa32-4830-85d1-44fab50c661e","#,
@@ -54,9 +64,13 @@ fn a_refused_list_is_written_as_upstream_writes_it() {
         r#""sourceIPs":["127.0.0.1"],"userAgent":"probe/1 \u003c\u0026\u003eé","#,
         r#""objectRef":{"resource":"configmaps","namespace":"default","apiVersion":"v1"}"#,
     );
-    let received =
-        format!("{begin},\"requestReceivedTimestamp\":\"{RECEIVED}\",\"stageTimestamp\":\"{RECEIVED}\"}}\n");
-    assert_eq!(form.line(Stage::RequestReceived, at("2026-11-21T12:59:47.5Z")), received);
+    let received = format!(
+        "{begin},\"requestReceivedTimestamp\":\"{RECEIVED}\",\"stageTimestamp\":\"{RECEIVED}\"}}\n"
+    );
+    assert_eq!(
+        form.line(Stage::RequestReceived, at("2026-11-21T12:59:47.5Z")),
+        received
+    );
     let complete = concat!(
         r#","responseStatus":{"metadata":{},"status":"Failure","message":"configmaps is forbidden: User \"alice\" cannot list resource \"configmaps\" in API group \"\" in the namespace \"default\"","#,
         r#""reason":"Forbidden","details":{"kind":"configmaps"},"code":403},"#,
@@ -65,7 +79,13 @@ fn a_refused_list_is_written_as_upstream_writes_it() {
         "\n",
     );
     let complete = begin.replace("RequestReceived", "ResponseComplete") + complete;
-    assert_eq!(form.line(Stage::ResponseComplete, at("2026-11-21T12:59:47.500000999Z")), complete);
+    assert_eq!(
+        form.line(
+            Stage::ResponseComplete,
+            at("2026-11-21T12:59:47.500000999Z")
+        ),
+        complete
+    );
 }
 
 #[test]
@@ -73,7 +93,10 @@ fn a_document_has_no_object_and_a_grant_has_its_reason() {
     let alice = alice();
     let mut form = Form::new(at(RECEIVED), &subject("/version", "get", Some(&alice)));
     form.answered(&Answered::Code(200));
-    form.decided(true, r#"RBAC: allowed by ClusterRoleBinding "system:discovery""#);
+    form.decided(
+        true,
+        r#"RBAC: allowed by ClusterRoleBinding "system:discovery""#,
+    );
     let line = form.line(Stage::ResponseComplete, at(RECEIVED));
     let line = std::str::from_utf8(&line).unwrap();
     let end = concat!(
@@ -97,23 +120,37 @@ fn the_end_says_that_a_type_is_deprecated() {
             r#"299 - "x/v1beta1 X is deprecated in v1.36+, unavailable in v1.39+; use x/v1 X""#,
             r#","k8s.io/deprecated":"true","k8s.io/removed-release":"1.39"}}"#,
         ),
-        (r#"299 - "a is deprecated in v1+, unavailable in v\"x+""#, r#","k8s.io/deprecated":"true"}}"#),
+        (
+            r#"299 - "a is deprecated in v1+, unavailable in v\"x+""#,
+            r#","k8s.io/deprecated":"true"}}"#,
+        ),
     ] {
         let mut form = Form::new(at(RECEIVED), &subject("/a", "watch", Some(&alice)));
         form.decided(true, "");
         form.deprecated(warning);
-        let [started, complete] =
-            [Stage::ResponseStarted, Stage::ResponseComplete].map(|stage| form.line(stage, at(RECEIVED)));
-        assert!(started.ends_with(b"\"authorization.k8s.io/reason\":\"\"}}\n"), "{started:?}");
-        assert!(complete.ends_with(format!("{wanted}\n").as_bytes()), "{complete:?}");
+        let [started, complete] = [Stage::ResponseStarted, Stage::ResponseComplete]
+            .map(|stage| form.line(stage, at(RECEIVED)));
+        assert!(
+            started.ends_with(b"\"authorization.k8s.io/reason\":\"\"}}\n"),
+            "{started:?}"
+        );
+        assert!(
+            complete.ends_with(format!("{wanted}\n").as_bytes()),
+            "{complete:?}"
+        );
     }
 }
 
 #[test]
 fn nobody_in_particular_has_an_empty_user() {
     let resource = configmaps(Some("x"));
-    let mut form =
-        Form::new(at(RECEIVED), &Subject { resource: Some(&resource), ..subject("/a", "get", None) });
+    let mut form = Form::new(
+        at(RECEIVED),
+        &Subject {
+            resource: Some(&resource),
+            ..subject("/a", "get", None)
+        },
+    );
     form.answered(&Answered::Status(&Status::unauthorized()));
     let line = form.line(Stage::ResponseStarted, at(RECEIVED));
     let line = std::str::from_utf8(&line).unwrap();
@@ -131,7 +168,10 @@ fn nobody_in_particular_has_an_empty_user() {
 fn all_of_a_user_is_written() {
     let mut user = alice();
     user.groups = vec!["a".into(), "b\"".into()];
-    user.extra = vec![("k1".into(), vec!["x".into(), "y".into()]), ("k2".into(), vec!["z".into()])];
+    user.extra = vec![
+        ("k1".into(), vec!["x".into(), "y".into()]),
+        ("k2".into(), vec!["z".into()]),
+    ];
     let form = Form::new(at(RECEIVED), &subject("/a", "get", Some(&user)));
     let line = form.line(Stage::RequestReceived, at(RECEIVED));
     let line = std::str::from_utf8(&line).unwrap();
@@ -144,12 +184,19 @@ fn bytes_that_are_no_text_and_long_agents_are_written_as_go_does() {
     let agent = [b"\xff\xc3".as_slice(), &[b'a'; 1021], "é".as_bytes()].concat();
     let form = Form::new(
         at(RECEIVED),
-        &Subject { user_agent: &agent, id: b"\xe2\x82", ..subject("/a\u{2028}", "get", None) },
+        &Subject {
+            user_agent: &agent,
+            id: b"\xe2\x82",
+            ..subject("/a\u{2028}", "get", None)
+        },
     );
     let line = form.line(Stage::RequestReceived, at(RECEIVED));
     let line = std::str::from_utf8(&line).unwrap();
     // The last character is cut in its middle.
-    let wanted = format!(r#""userAgent":"\ufffd\ufffd{}\ufffd...TRUNCATED""#, "a".repeat(1021));
+    let wanted = format!(
+        r#""userAgent":"\ufffd\ufffd{}\ufffd...TRUNCATED""#,
+        "a".repeat(1021)
+    );
     assert!(line.contains(&wanted), "{line}");
     assert!(line.contains(r#""auditID":"\ufffd\ufffd""#), "{line}");
     assert!(line.contains(r#""requestURI":"/a\u2028""#), "{line}");
@@ -159,10 +206,14 @@ fn bytes_that_are_no_text_and_long_agents_are_written_as_go_does() {
 #[test]
 fn a_batch_is_a_list_of_events_without_their_kind() {
     let form = Form::new(at(RECEIVED), &subject("/a", "get", None));
-    let lines = [Stage::RequestReceived, Stage::ResponseComplete].map(|stage| form.line(stage, at(RECEIVED)));
+    let lines = [Stage::RequestReceived, Stage::ResponseComplete]
+        .map(|stage| form.line(stage, at(RECEIVED)));
     let text = list(&lines);
     let whole: serde_json::Value = serde_json::from_slice(&text).unwrap();
-    assert_eq!((&whole["kind"], &whole["apiVersion"]), (&"EventList".into(), &"audit.k8s.io/v1".into()));
+    assert_eq!(
+        (&whole["kind"], &whole["apiVersion"]),
+        (&"EventList".into(), &"audit.k8s.io/v1".into())
+    );
     assert!(text.starts_with(
         br#"{"kind":"EventList","apiVersion":"audit.k8s.io/v1","metadata":{},"items":[{"level":"Metadata","auditID""#
     ));

@@ -9,7 +9,12 @@ use crate::kube::{GroupVersionResource, ResourceRequest};
 const POD: &str = "/api/v1/namespaces/a/pods/p";
 
 fn alice() -> Arc<Identity> {
-    Arc::new(Identity { user: "alice".into(), uid: None, groups: Vec::new(), extra: Vec::new() })
+    Arc::new(Identity {
+        user: "alice".into(),
+        uid: None,
+        groups: Vec::new(),
+        extra: Vec::new(),
+    })
 }
 
 fn answer(code: u16) -> Response<Body> {
@@ -26,15 +31,26 @@ async fn logged(
     let folder = tempfile::tempdir().unwrap();
     let policy_file = (!policy.is_empty()).then(|| {
         let path = folder.path().join("policy.yaml");
-        std::fs::write(&path, format!("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{{{policy}}}]\n"))
-            .unwrap();
+        std::fs::write(
+            &path,
+            format!("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{{{policy}}}]\n"),
+        )
+        .unwrap();
         path
     });
     let path = folder.path().join("audit.log");
-    let config = Config { policy_file, log: Some(LogConfig::new(path.clone())), webhook: None };
+    let config = Config {
+        policy_file,
+        log: Some(LogConfig::new(path.clone())),
+        webhook: None,
+    };
     let audit = Audit::start(config).await.unwrap();
     let mut request = Request::builder().method(method).uri(url).body(()).unwrap();
-    let record = audit.begin(&mut request, [127, 0, 0, 1].into(), &HeaderValue::from_static("id"));
+    let record = audit.begin(
+        &mut request,
+        [127, 0, 0, 1].into(),
+        &HeaderValue::from_static("id"),
+    );
     serve(record, &request);
     audit.shut_down().await;
     let text = std::fs::read_to_string(path).unwrap();
@@ -42,14 +58,20 @@ async fn logged(
         let mut event: Value = serde_json::from_str(line).unwrap();
         let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
         let status = event["responseStatus"].take();
-        (text(&event["stage"]), text(&event["verb"]), text(&event["user"]["username"]), status)
+        (
+            text(&event["stage"]),
+            text(&event["verb"]),
+            text(&event["user"]["username"]),
+            status,
+        )
     });
     events.collect()
 }
 
 fn short(events: &[(String, String, String, Value)]) -> String {
-    let shown =
-        events.iter().map(|(stage, verb, user, status)| format!("{stage} {verb} {user} {}", status["code"]));
+    let shown = events
+        .iter()
+        .map(|(stage, verb, user, status)| format!("{stage} {verb} {user} {}", status["code"]));
     shown.collect::<Vec<_>>().join(", ")
 }
 
@@ -62,7 +84,10 @@ async fn every_stage_has_its_moment() {
         drop(record.answered(answer(200)));
     })
     .await;
-    assert_eq!(short(&events), "RequestReceived get alice null, ResponseComplete get alice 200");
+    assert_eq!(
+        short(&events),
+        "RequestReceived get alice null, ResponseComplete get alice 200"
+    );
     let events = logged(all, "GET", "/api/v1/pods?watch=1", |record, request| {
         caller(request, &alice());
         drop(record.answered(answer(200)));
@@ -77,8 +102,14 @@ async fn every_stage_has_its_moment() {
         response.extensions_mut().insert(Status::unauthorized());
         drop(record.answered(response));
     };
-    assert_eq!(short(&logged(all, "GET", POD, refused).await), "ResponseStarted get - 401");
-    let none = logged("level: None", "GET", POD, |record, _| drop(record.answered(answer(200)))).await;
+    assert_eq!(
+        short(&logged(all, "GET", POD, refused).await),
+        "ResponseStarted get - 401"
+    );
+    let none = logged("level: None", "GET", POD, |record, _| {
+        drop(record.answered(answer(200)))
+    })
+    .await;
     assert!(none.is_empty());
 }
 
@@ -94,7 +125,11 @@ async fn a_client_that_leaves_before_its_answer_is_logged_if_it_is_known() {
     );
     assert_eq!(short(&events), "ResponseComplete get alice 200");
     assert_eq!(events[0].3, closed);
-    assert!(logged("", "GET", POD, |record, _| drop(record)).await.is_empty());
+    assert!(
+        logged("", "GET", POD, |record, _| drop(record))
+            .await
+            .is_empty()
+    );
     let forwarded = logged("", "GET", POD, |mut record, request| {
         caller(request, &alice());
         record.forwarded();
@@ -117,18 +152,32 @@ async fn what_could_not_be_forwarded_is_logged_with_its_own_verb() {
         let events = logged("", method, url, |mut record, _| {
             record.forwarded();
             let mut response = answer(503);
-            response.extensions_mut().insert(Status::service_unavailable("gone", 1));
+            response
+                .extensions_mut()
+                .insert(Status::service_unavailable("gone", 1));
             drop(record.answered(response));
         })
         .await;
-        assert_eq!(short(&events), format!("ResponseComplete {verb} - 503"), "{method} {url}");
+        assert_eq!(
+            short(&events),
+            format!("ResponseComplete {verb} - 503"),
+            "{method} {url}"
+        );
         assert_eq!(events[0].3["message"], "gone");
     }
-    let exec = logged("", "POST", "/api/v1/namespaces/a/pods/p/exec", |record, _| {
-        drop(record.answered(answer(503)));
-    })
+    let exec = logged(
+        "",
+        "POST",
+        "/api/v1/namespaces/a/pods/p/exec",
+        |record, _| {
+            drop(record.answered(answer(503)));
+        },
+    )
     .await;
-    assert_eq!(short(&exec), "ResponseStarted create - 503, ResponseComplete create - 503");
+    assert_eq!(
+        short(&exec),
+        "ResponseStarted create - 503, ResponseComplete create - 503"
+    );
 }
 
 #[tokio::test]
@@ -145,6 +194,9 @@ async fn an_answer_shared_with_others_says_what_is_not_found() {
         subresource: None,
         name_from_selector: false,
     };
-    assert_eq!(events[0].3["message"], Status::not_found(&asked.gvr, "p").message);
+    assert_eq!(
+        events[0].3["message"],
+        Status::not_found(&asked.gvr, "p").message
+    );
     assert_eq!(events[0].3["reason"], "NotFound");
 }

@@ -37,15 +37,31 @@ impl Server {
             }
         };
         let served = tokio::spawn(serve(listener, tls, service, limits, watch));
-        Server { address, roots, trigger, served, _dir: dir }
+        Server {
+            address,
+            roots,
+            trigger,
+            served,
+            _dir: dir,
+        }
     }
 
     async fn http1(&self) -> hyper::client::conn::http1::SendRequest<Body> {
-        http1_client(connect(self.address, &self.roots, b"http/1.1", None).await.unwrap()).await
+        http1_client(
+            connect(self.address, &self.roots, b"http/1.1", None)
+                .await
+                .unwrap(),
+        )
+        .await
     }
 
     async fn http2(&self) -> hyper::client::conn::http2::SendRequest<Body> {
-        http2_client(connect(self.address, &self.roots, b"h2", None).await.unwrap()).await
+        http2_client(
+            connect(self.address, &self.roots, b"h2", None)
+                .await
+                .unwrap(),
+        )
+        .await
     }
 }
 
@@ -62,16 +78,24 @@ fn answer(request: &Request<Incoming>, peer: &Peer, drain: drain::Watch) -> Resp
             Response::new(streamed(futures_util::StreamExt::chain(first, last)))
         }
         "/stuck" => Response::new(crate::upstream::testing::hanging()),
-        _ => text(format!("{:?} from {}", request.version(), peer.address.ip())),
+        _ => text(format!(
+            "{:?} from {}",
+            request.version(),
+            peer.address.ip()
+        )),
     }
 }
 
 #[tokio::test]
 async fn both_protocols_are_served() {
     let server = Server::start(Limits::default()).await;
-    let answer = soon(server.http1().await.send_request(get("/"))).await.unwrap();
+    let answer = soon(server.http1().await.send_request(get("/")))
+        .await
+        .unwrap();
     assert_eq!(read(answer).await.unwrap(), "HTTP/1.1 from 127.0.0.1");
-    let answer = soon(server.http2().await.send_request(get2("/"))).await.unwrap();
+    let answer = soon(server.http2().await.send_request(get2("/")))
+        .await
+        .unwrap();
     assert_eq!(read(answer).await.unwrap(), "HTTP/2.0 from 127.0.0.1");
 }
 
@@ -95,10 +119,18 @@ async fn a_panic_is_one_requests_affair() {
     let mut watch = soon(http2.send_request(get2("/watch"))).await.unwrap();
     let answer = soon(http2.send_request(get2("/panic"))).await.unwrap();
     assert_eq!(answer.status(), http::StatusCode::INTERNAL_SERVER_ERROR);
-    let answer = soon(server.http1().await.send_request(get("/panic"))).await.unwrap();
+    let answer = soon(server.http1().await.send_request(get("/panic")))
+        .await
+        .unwrap();
     assert_eq!(answer.status(), http::StatusCode::INTERNAL_SERVER_ERROR);
     soon(watch.frame()).await.unwrap().unwrap();
-    assert!(soon(http2.send_request(get2("/"))).await.unwrap().status().is_success());
+    assert!(
+        soon(http2.send_request(get2("/")))
+            .await
+            .unwrap()
+            .status()
+            .is_success()
+    );
 }
 
 #[tokio::test]
@@ -119,9 +151,13 @@ async fn a_drain_lets_running_answers_end() {
 #[tokio::test]
 async fn a_drain_waits_for_nobody_who_has_said_nothing() {
     let server = Server::start(Limits::default()).await;
-    let http1 = connect(server.address, &server.roots, b"http/1.1", None).await.unwrap();
+    let http1 = connect(server.address, &server.roots, b"http/1.1", None)
+        .await
+        .unwrap();
     // Not even the beginning of HTTP/2, without which nothing can be said to its client.
-    let http2 = connect(server.address, &server.roots, b"h2", None).await.unwrap();
+    let http2 = connect(server.address, &server.roots, b"h2", None)
+        .await
+        .unwrap();
     server.trigger.drain(std::time::Duration::from_hours(1));
     soon(server.served).await.unwrap();
     drop((http1, http2));
@@ -130,12 +166,20 @@ async fn a_drain_waits_for_nobody_who_has_said_nothing() {
 #[tokio::test]
 async fn the_protocol_is_the_one_that_was_agreed_on() {
     let server = Server::start(Limits::default()).await;
-    let mut client = connect(server.address, &server.roots, b"http/1.1", None).await.unwrap();
-    client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    let mut client = connect(server.address, &server.roots, b"http/1.1", None)
+        .await
+        .unwrap();
+    client
+        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
+        .await
+        .unwrap();
     let mut answer = Vec::new();
     // However it ends, it does, and HTTP/2 is not spoken.
     let _ = soon(client.read_to_end(&mut answer)).await;
-    assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 4"), "{answer:?}");
+    assert!(
+        answer.is_empty() || answer.starts_with(b"HTTP/1.1 4"),
+        "{answer:?}"
+    );
 }
 
 #[tokio::test]
@@ -154,34 +198,61 @@ async fn a_drain_cuts_what_does_not_end() {
 
 #[tokio::test]
 async fn over_the_limit_connections_wait() {
-    let server = Server::start(Limits { connections: 1, ..Limits::default() }).await;
+    let server = Server::start(Limits {
+        connections: 1,
+        ..Limits::default()
+    })
+    .await;
     let mut first = server.http1().await;
     soon(first.send_request(get("/"))).await.unwrap();
     let mut waiting = TcpStream::connect(server.address).await.unwrap();
     // In the backlog: nobody answers this nonsense yet.
-    waiting.write_all(b"no TLS at all, and long enough to be seen as that").await.unwrap();
-    let nothing = tokio::time::timeout(std::time::Duration::from_millis(200), waiting.read_u8()).await;
+    waiting
+        .write_all(b"no TLS at all, and long enough to be seen as that")
+        .await
+        .unwrap();
+    let nothing =
+        tokio::time::timeout(std::time::Duration::from_millis(200), waiting.read_u8()).await;
     nothing.unwrap_err();
     drop(first);
     // Now it is refused in TLS' words.
     let mut alert = Vec::new();
     let _ = soon(waiting.read_to_end(&mut alert)).await;
-    assert!(soon(server.http2().await.send_request(get2("/"))).await.unwrap().status().is_success());
+    assert!(
+        soon(server.http2().await.send_request(get2("/")))
+            .await
+            .unwrap()
+            .status()
+            .is_success()
+    );
 }
 
 #[tokio::test]
 async fn idle_connections_are_closed_and_busy_ones_are_not() {
     // Longer than a busy machine takes from the handshake to the first request.
     let short = std::time::Duration::from_secs(2);
-    let server = Server::start(Limits { idle: short, start: short, ..Limits::default() }).await;
+    let server = Server::start(Limits {
+        idle: short,
+        start: short,
+        ..Limits::default()
+    })
+    .await;
     let mut busy = server.http2().await;
     let mut watch = soon(busy.send_request(get2("/stuck"))).await.unwrap();
     soon(watch.frame()).await.unwrap().unwrap();
     let mut idle = server.http2().await;
-    read(soon(idle.send_request(get2("/"))).await.unwrap()).await.unwrap();
+    read(soon(idle.send_request(get2("/"))).await.unwrap())
+        .await
+        .unwrap();
     let unused = server.http2().await;
     eventually(|| idle.is_closed() && unused.is_closed()).await;
-    assert!(soon(busy.send_request(get2("/"))).await.unwrap().status().is_success());
+    assert!(
+        soon(busy.send_request(get2("/")))
+            .await
+            .unwrap()
+            .status()
+            .is_success()
+    );
 }
 
 #[tokio::test]
@@ -199,9 +270,18 @@ async fn plain_http_is_served_for_admin() {
             Response::new(body::full("ok"))
         }
     };
-    let served = tokio::spawn(serve_admin(listener, None, service, Limits::default(), watch));
+    let served = tokio::spawn(serve_admin(
+        listener,
+        None,
+        service,
+        Limits::default(),
+        watch,
+    ));
     let mut stream = TcpStream::connect(address).await.unwrap();
-    stream.write_all(b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.unwrap();
+    stream
+        .write_all(b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        .await
+        .unwrap();
     let mut answer = String::new();
     soon(stream.read_to_string(&mut answer)).await.unwrap();
     assert!(answer.ends_with("\r\n\r\nok"), "{answer}");

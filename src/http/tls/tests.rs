@@ -16,7 +16,14 @@ async fn handshake(
         let (tcp, _) = listener.accept().await?;
         let mut stream = acceptor.accept(tcp).await?;
         stream.write_all(b"!").await?;
-        Ok::<_, std::io::Error>(stream.get_ref().1.peer_certificates().unwrap_or_default().len())
+        Ok::<_, std::io::Error>(
+            stream
+                .get_ref()
+                .1
+                .peer_certificates()
+                .unwrap_or_default()
+                .len(),
+        )
     });
     let mut client = soon(connect(address, &pki.roots(), b"h2", identity)).await?;
     // With TLS 1.3 a refusal comes after the client's end of the handshake.
@@ -37,7 +44,11 @@ async fn changed_certificates_are_served_and_broken_ones_are_not() {
     let pki = Pki::new();
     let dir = tempfile::tempdir().unwrap();
     let (cert, key) = put(&dir, pki.issue("one", &["localhost"]));
-    let options = TlsOptions { cert: Some(cert.clone()), key: Some(key.clone()), ..tls_options(&dir) };
+    let options = TlsOptions {
+        cert: Some(cert.clone()),
+        key: Some(key.clone()),
+        ..tls_options(&dir)
+    };
     let tls = ServerTls::load(options).await.unwrap();
     assert_eq!(tls.ca_file(), None);
     let (first, _) = handshake(&tls, &pki, None).await.unwrap();
@@ -74,22 +85,42 @@ async fn clients_may_show_any_certificate() {
     };
     let tls = ServerTls::load(options).await.unwrap();
     assert_eq!(handshake(&tls, &server, None).await.unwrap().1, 0);
-    assert_eq!(handshake(&tls, &server, Some(clients.issue("jane", &[]))).await.unwrap().1, 1);
+    assert_eq!(
+        handshake(&tls, &server, Some(clients.issue("jane", &[])))
+            .await
+            .unwrap()
+            .1,
+        1
+    );
     // Who they are is for others to decide: with a token, a stranger's certificate does no harm.
-    assert_eq!(handshake(&tls, &server, Some(strangers.issue("jane", &[]))).await.unwrap().1, 1);
+    assert_eq!(
+        handshake(&tls, &server, Some(strangers.issue("jane", &[])))
+            .await
+            .unwrap()
+            .1,
+        1
+    );
     // But not without its key.
     let (certificate, _) = clients.issue("jane", &[]);
     let (_, key) = clients.issue("joe", &[]);
-    handshake(&tls, &server, Some((certificate, key))).await.unwrap_err();
+    handshake(&tls, &server, Some((certificate, key)))
+        .await
+        .unwrap_err();
 }
 
 #[tokio::test]
 async fn errors_name_file_and_flag() {
     let dir = tempfile::tempdir().unwrap();
-    let half = TlsOptions { cert: Some(dir.path().join("my.crt")), ..tls_options(&dir) };
+    let half = TlsOptions {
+        cert: Some(dir.path().join("my.crt")),
+        ..tls_options(&dir)
+    };
     let error = ServerTls::load(half.clone()).await.unwrap_err().to_string();
     assert!(error.contains("--tls-key"), "{error}");
-    let missing = TlsOptions { key: Some(dir.path().join("my.key")), ..half };
+    let missing = TlsOptions {
+        key: Some(dir.path().join("my.key")),
+        ..half
+    };
     let error = ServerTls::load(missing).await.unwrap_err().to_string();
     assert!(error.contains("my.crt"), "{error}");
 }

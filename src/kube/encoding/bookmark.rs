@@ -10,8 +10,8 @@ use crate::kube::ResourceVersion;
 /// Annotation of the bookmark that ends the initial events; its value is `true`.
 /// Source: `apimachinery/pkg/apis/meta/v1/types.go`, `InitialEventsAnnotationKey`.
 const END_MARK: &str = "k8s.io/initial-events-end";
-/// Annotation beside it in releases from 1.32 on that were soon without it again: an empty list of the type in
-/// the watch's representation, in base64.
+/// Annotation beside it in releases from 1.32 on that were soon without it again: an empty list of
+/// the type in the watch's representation, in base64.
 /// Source: `apiserver/pkg/endpoints/handlers/response.go` of 1.32 and 1.33, `watchListTransformer`.
 const BLUEPRINT: &str = "kubernetes.io/initial-events-list-blueprint";
 
@@ -58,7 +58,10 @@ fn read_json(object: &[u8]) -> Result<(Bookmark, Option<String>), Malformed> {
     let object: Object =
         serde_json::from_slice(object).map_err(|_| Malformed("bookmark that can't be read"))?;
     let annotations = object.metadata.annotations.unwrap_or_default();
-    Ok((bookmark(&object.metadata.version, annotations.end.as_deref())?, annotations.blueprint))
+    Ok((
+        bookmark(&object.metadata.version, annotations.end.as_deref())?,
+        annotations.blueprint,
+    ))
 }
 
 fn read_protobuf(object: &[u8]) -> Result<(Bookmark, Option<String>), Malformed> {
@@ -83,14 +86,19 @@ fn read_protobuf(object: &[u8]) -> Result<(Bookmark, Option<String>), Malformed>
 }
 
 fn bookmark(version: &str, end: Option<&str>) -> Result<Bookmark, Malformed> {
-    let version = ResourceVersion::parse(version).ok_or(Malformed("bookmark without a resourceVersion"))?;
-    Ok(Bookmark { version, initial_events_end: end == Some("true") })
+    let version =
+        ResourceVersion::parse(version).ok_or(Malformed("bookmark without a resourceVersion"))?;
+    Ok(Bookmark {
+        version,
+        initial_events_end: end == Some("true"),
+    })
 }
 
 /// Prints a type's bookmarks as upstream does, learned from one of upstream's own.
 ///
-/// A bookmark is the zero value of its kind, which has mandatory empty members that differ from kind to kind;
-/// those are kept as upstream printed them. Source: `apiserver/pkg/storage/cacher/cacher.go:1358-1376`.
+/// A bookmark is the zero value of its kind, which has mandatory empty members that differ from
+/// kind to kind; those are kept as upstream printed them. Source:
+/// `apiserver/pkg/storage/cacher/cacher.go:1358-1376`.
 #[derive(Clone, Debug)]
 pub struct BookmarkForm {
     form: TypeForm,
@@ -100,8 +108,8 @@ pub struct BookmarkForm {
     after: Bytes,
     /// Upstream prints `"creationTimestamp":null`, as servers before 1.34 do.
     null_creation: bool,
-    /// The same of structs, as which objects reduced to their metadata are printed. Bookmarks of types that are
-    /// printed as maps do not tell.
+    /// The same of structs, as which objects reduced to their metadata are printed. Bookmarks of
+    /// types that are printed as maps do not tell.
     null_in_structs: Option<bool>,
     blueprint: Blueprint,
 }
@@ -126,15 +134,24 @@ impl BookmarkForm {
         let (before, after) = match form.encoding() {
             Encoding::Json => {
                 let span = json::metadata_span(bookmark_object)?;
-                (bookmark_object.slice(..span.start), bookmark_object.slice(span.end..))
+                (
+                    bookmark_object.slice(..span.start),
+                    bookmark_object.slice(span.end..),
+                )
             }
             Encoding::Protobuf => {
                 let [before, _, after] = protobuf::split_metadata(bookmark_object)?;
-                (bookmark_object.slice_ref(before), bookmark_object.slice_ref(after))
+                (
+                    bookmark_object.slice_ref(before),
+                    bookmark_object.slice_ref(after),
+                )
             }
         };
         // Copied, so that a small template does not keep a chunk of the stream.
-        let (before, after) = (Bytes::copy_from_slice(&before), Bytes::copy_from_slice(&after));
+        let (before, after) = (
+            Bytes::copy_from_slice(&before),
+            Bytes::copy_from_slice(&after),
+        );
         [false, true]
             .into_iter()
             .map(|null_creation| Self {
@@ -142,14 +159,18 @@ impl BookmarkForm {
                 before: before.clone(),
                 after: after.clone(),
                 null_creation,
-                null_in_structs: matches!(form.style, Style::Struct { .. }).then_some(null_creation),
+                null_in_structs: matches!(form.style, Style::Struct { .. })
+                    .then_some(null_creation),
                 blueprint: blueprint.clone(),
             })
-            .find(|learned| learned.object(seen.version, seen.initial_events_end) == *bookmark_object)
+            .find(|learned| {
+                learned.object(seen.version, seen.initial_events_end) == *bookmark_object
+            })
             .ok_or(Malformed("bookmark with unexpected metadata"))
     }
 
-    /// Whether upstream prints `"creationTimestamp":null` in structs, if this type's bookmarks tell.
+    /// Whether upstream prints `"creationTimestamp":null` in structs, if this type's bookmarks
+    /// tell.
     pub fn null_in_structs(&self) -> Option<bool> {
         self.null_in_structs
     }
@@ -184,13 +205,17 @@ impl BookmarkForm {
 
     /// A whole frame of a bookmark at a version.
     pub fn plain(&self, version: ResourceVersion) -> Bytes {
-        self.form.event_of(EventKind::Bookmark, &self.object(version, false))
+        self.form
+            .event_of(EventKind::Bookmark, &self.object(version, false))
     }
 
     /// A whole frame of the bookmark that ends the initial events, if all of it is known.
     pub fn initial_events_end(&self, version: ResourceVersion) -> Option<Bytes> {
         let known = !matches!(self.blueprint, Blueprint::Unknown);
-        known.then(|| self.form.event_of(EventKind::Bookmark, &self.object(version, true)))
+        known.then(|| {
+            self.form
+                .event_of(EventKind::Bookmark, &self.object(version, true))
+        })
     }
 
     fn object(&self, version: ResourceVersion, end: bool) -> Vec<u8> {
@@ -212,15 +237,31 @@ impl BookmarkForm {
     /// ObjectMeta in struct order: resourceVersion, creationTimestamp, annotations.
     /// Source: `apimachinery/pkg/apis/meta/v1/types.go:139-306`.
     fn struct_metadata(&self, version: ResourceVersion, end: bool) -> String {
-        let creation = if self.null_creation { r#","creationTimestamp":null"# } else { "" };
-        let mark = if end { format!(",{}", self.annotations()) } else { String::new() };
+        let creation = if self.null_creation {
+            r#","creationTimestamp":null"#
+        } else {
+            ""
+        };
+        let mark = if end {
+            format!(",{}", self.annotations())
+        } else {
+            String::new()
+        };
         format!(r#"{{"resourceVersion":"{version}"{creation}{mark}}}"#)
     }
 
     /// The same sorted, as custom resources are printed.
     fn sorted_metadata(&self, version: ResourceVersion, end: bool) -> String {
-        let creation = if self.null_creation { r#""creationTimestamp":null,"# } else { "" };
-        let mark = if end { format!("{},", self.annotations()) } else { String::new() };
+        let creation = if self.null_creation {
+            r#""creationTimestamp":null,"#
+        } else {
+            ""
+        };
+        let mark = if end {
+            format!("{},", self.annotations())
+        } else {
+            String::new()
+        };
         format!(r#"{{{mark}{creation}"resourceVersion":"{version}"}}"#)
     }
 

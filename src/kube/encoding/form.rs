@@ -46,9 +46,13 @@ impl TypeForm {
         list_kind: &str,
         style: Style,
     ) -> Result<Self, Malformed> {
-        // Names upstream prints without any escape; so they can be compared and written as they are.
+        // Names upstream prints without any escape; so they can be compared and written as they
+        // are.
         let plain = |name: &str| {
-            !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"./-_".contains(&b))
+            !name.is_empty()
+                && name
+                    .bytes()
+                    .all(|b| b.is_ascii_alphanumeric() || b"./-_".contains(&b))
         };
         if ![kind, api_version, list_kind].into_iter().all(plain) {
             return Err(Malformed("list of a type with an odd name"));
@@ -59,7 +63,9 @@ impl TypeForm {
     /// The form of a type whose names are known to need no escapes.
     pub(super) fn of_names(kind: &str, api_version: &str, list_kind: &str, style: Style) -> Self {
         let opening = match style {
-            Style::Struct { .. } => format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","#).into(),
+            Style::Struct { .. } => {
+                format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","#).into()
+            }
             Style::Sorted => format!(r#"{{"apiVersion":"{api_version}","#).into(),
             Style::Message => protobuf::type_meta(api_version, kind),
         };
@@ -97,17 +103,22 @@ impl TypeForm {
             // A custom resource may have members that sort before its apiVersion.
             Style::Sorted => {
                 let earlier = |first: &[u8]| first < b"apiVersion\"".as_slice();
-                let fits =
-                    object.starts_with(&self.opening) || object.strip_prefix(b"{\"").is_some_and(earlier);
+                let fits = object.starts_with(&self.opening)
+                    || object.strip_prefix(b"{\"").is_some_and(earlier);
                 fits && object.ends_with(b"}")
             }
             // The names stand in the envelope; of the object itself only its first field is known.
             Style::Message => object.first() == Some(&0x0a),
         };
-        if fits { Ok(()) } else { Err(Malformed("object of another type or in another style")) }
+        if fits {
+            Ok(())
+        } else {
+            Err(Malformed("object of another type or in another style"))
+        }
     }
 
-    /// Checks that a received event is byte for byte what [`event`](Self::event) makes of its object.
+    /// Checks that a received event is byte for byte what [`event`](Self::event) makes of its
+    /// object.
     pub fn check_frame(&self, frame: &Frame) -> Result<(), Malformed> {
         if frame.kind != EventKind::Error {
             self.check(&frame.object)?;
@@ -116,7 +127,11 @@ impl TypeForm {
         let fits = frame.frame.len() == head.len() + frame.object.len() + tail.len()
             && frame.frame.starts_with(&head)
             && frame.frame.ends_with(tail);
-        if fits { Ok(()) } else { Err(Malformed("event in another style")) }
+        if fits {
+            Ok(())
+        } else {
+            Err(Malformed("event in another style"))
+        }
     }
 
     /// The body of a GET.
@@ -152,9 +167,14 @@ impl TypeForm {
         self.put_frame(kind, &self.opening[..self.omitted()], object.bytes(), out);
     }
 
-    /// Appends what stands before an object's [bytes](Stored::share) in a watch frame, and tells what stands after
-    /// them.
-    pub fn put_event_head(&self, kind: EventKind, object: &Stored, out: &mut BytesMut) -> &'static [u8] {
+    /// Appends what stands before an object's [bytes](Stored::share) in a watch frame, and tells
+    /// what stands after them.
+    pub fn put_event_head(
+        &self,
+        kind: EventKind,
+        object: &Stored,
+        out: &mut BytesMut,
+    ) -> &'static [u8] {
         let opening = &self.opening[..self.omitted()];
         let (head, tail) = self.event_ends(kind, opening.len() + object.len());
         out.put_slice(&head);
@@ -176,18 +196,30 @@ impl TypeForm {
 
     /// The object with another `metadata.resourceVersion` and every other byte kept.
     ///
-    /// This is the splice a DELETED event needs: it carries the previous object with the version of the change.
+    /// This is the splice a DELETED event needs: it carries the previous object with the version of
+    /// the change.
     /// Source: `apiserver/pkg/storage/cacher/cacher.go:980-992`.
-    pub fn with_version(&self, object: &Stored, version: ResourceVersion) -> Result<Stored, Malformed> {
+    pub fn with_version(
+        &self,
+        object: &Stored,
+        version: ResourceVersion,
+    ) -> Result<Stored, Malformed> {
         let version = version.to_string();
         match self.encoding() {
             Encoding::Json => {
                 let text = [&self.opening[..self.omitted()], object.bytes()].concat();
                 let digits = json::version_span(&text)?;
-                let spliced = [&text[..digits.start], version.as_bytes(), &text[digits.end..]].concat();
+                let spliced = [
+                    &text[..digits.start],
+                    version.as_bytes(),
+                    &text[digits.end..],
+                ]
+                .concat();
                 Ok(self.store(&spliced.into()))
             }
-            Encoding::Protobuf => Ok(self.store(&protobuf::with_version(object.bytes(), &version)?.into())),
+            Encoding::Protobuf => {
+                Ok(self.store(&protobuf::with_version(object.bytes(), &version)?.into()))
+            }
         }
     }
 
@@ -208,11 +240,15 @@ impl TypeForm {
             (Encoding::Protobuf, EventKind::Error) => {
                 let (api_version, kind_name) = STATUS;
                 let names = protobuf::type_meta(api_version, kind_name);
-                (protobuf::event_head(kind.as_str(), &names, object).into(), protobuf::UNKNOWN_TAIL)
+                (
+                    protobuf::event_head(kind.as_str(), &names, object).into(),
+                    protobuf::UNKNOWN_TAIL,
+                )
             }
-            (Encoding::Protobuf, _) => {
-                (protobuf::event_head(kind.as_str(), &self.opening, object).into(), protobuf::UNKNOWN_TAIL)
-            }
+            (Encoding::Protobuf, _) => (
+                protobuf::event_head(kind.as_str(), &self.opening, object).into(),
+                protobuf::UNKNOWN_TAIL,
+            ),
         }
     }
 }

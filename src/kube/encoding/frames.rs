@@ -1,7 +1,8 @@
 //! Cutting a watch stream into events.
 //!
-//! JSON: one document a line. Protobuf: a four-byte big-endian length and a WatchEvent. Chunks of the transport
-//! and frames know nothing of each other. Sources: `apiserver/pkg/endpoints/handlers/watch.go:438-456`,
+//! JSON: one document a line. Protobuf: a four-byte big-endian length and a WatchEvent. Chunks of
+//! the transport and frames know nothing of each other. Sources:
+//! `apiserver/pkg/endpoints/handlers/watch.go:438-456`,
 //! `apimachinery/pkg/util/framer/framer.go:35-49`.
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -41,10 +42,16 @@ impl EventKind {
     }
 
     fn parse(word: &[u8]) -> Result<Self, Malformed> {
-        [Self::Added, Self::Modified, Self::Deleted, Self::Bookmark, Self::Error]
-            .into_iter()
-            .find(|kind| kind.as_str().as_bytes() == word)
-            .ok_or(Malformed("event of an unknown type"))
+        [
+            Self::Added,
+            Self::Modified,
+            Self::Deleted,
+            Self::Bookmark,
+            Self::Error,
+        ]
+        .into_iter()
+        .find(|kind| kind.as_str().as_bytes() == word)
+        .ok_or(Malformed("event of an unknown type"))
     }
 }
 
@@ -65,16 +72,25 @@ impl Frame {
     pub fn detached(&self) -> Self {
         let frame = Bytes::copy_from_slice(&self.frame);
         // An empty slice stands nowhere.
-        let start = if self.object.is_empty() { 0 } else { offset_in(&self.frame, &self.object) };
+        let start = if self.object.is_empty() {
+            0
+        } else {
+            offset_in(&self.frame, &self.object)
+        };
         let object = frame.slice(start..start + self.object.len());
-        Self { kind: self.kind, frame, object }
+        Self {
+            kind: self.kind,
+            frame,
+            object,
+        }
     }
 }
 
 /// Cuts the chunks of a watch's body into frames.
 ///
-/// Bytes are copied only where a frame spans chunks, or where it is so small that it would keep a much larger
-/// chunk in memory and its taker does not let go of it. After an error the decoder gives no more frames.
+/// Bytes are copied only where a frame spans chunks, or where it is so small that it would keep a
+/// much larger chunk in memory and its taker does not let go of it. After an error the decoder
+/// gives no more frames.
 #[derive(Debug)]
 pub struct FrameDecoder {
     encoding: Encoding,
@@ -101,7 +117,13 @@ enum Taker {
 impl FrameDecoder {
     /// A decoder that refuses frames above a size, framing included.
     pub fn new(encoding: Encoding, max_frame_bytes: usize) -> Self {
-        Self { encoding, max_frame_bytes, chunks: VecDeque::new(), partial: Vec::new(), failed: None }
+        Self {
+            encoding,
+            max_frame_bytes,
+            chunks: VecDeque::new(),
+            partial: Vec::new(),
+            failed: None,
+        }
     }
 
     /// Takes the next chunk of the body. Chunks wait in memory until their frames are taken.
@@ -117,7 +139,8 @@ impl FrameDecoder {
         self.next(Taker::Keeps)
     }
 
-    /// The same for somebody who lets go of it at once: it may keep a chunk in memory that is much larger.
+    /// The same for somebody who lets go of it at once: it may keep a chunk in memory that is much
+    /// larger.
     pub fn next_passing_frame(&mut self) -> Result<Option<Frame>, Malformed> {
         self.next(Taker::LetsGo)
     }
@@ -126,8 +149,9 @@ impl FrameDecoder {
         if let Some(failure) = self.failed {
             return Err(failure);
         }
-        let next =
-            self.cut(taker).and_then(|frame| frame.map(|frame| open(self.encoding, frame)).transpose());
+        let next = self
+            .cut(taker)
+            .and_then(|frame| frame.map(|frame| open(self.encoding, frame)).transpose());
         if let Err(failure) = next {
             self.failed = Some(failure);
             self.partial = Vec::new();
@@ -136,7 +160,8 @@ impl FrameDecoder {
         next
     }
 
-    /// Whether nothing is half-read: false at the end of a body means that it was cut within an event.
+    /// Whether nothing is half-read: false at the end of a body means that it was cut within an
+    /// event.
     pub fn is_clean(&self) -> bool {
         self.failed.is_none() && self.partial.is_empty() && self.chunks.is_empty()
     }
@@ -183,7 +208,8 @@ impl FrameDecoder {
     }
 }
 
-/// Length of the frame that starts with `partial` and goes on with `chunk`, once its four bytes are there.
+/// Length of the frame that starts with `partial` and goes on with `chunk`, once its four bytes are
+/// there.
 fn protobuf_frame_len(partial: &[u8], chunk: &[u8]) -> Option<u64> {
     let mut bytes = partial.iter().chain(chunk).copied();
     let length = [bytes.next()?, bytes.next()?, bytes.next()?, bytes.next()?];
@@ -199,8 +225,9 @@ fn open(encoding: Encoding, frame: Bytes) -> Result<Frame, Malformed> {
 
 /// Takes `{"type":"X","object":{…}}` apart.
 ///
-/// The form upstream prints is recognised by its two ends; that the object between them is one well-formed value
-/// is for the scan of the object to find out. Any other spelling goes through a parser.
+/// The form upstream prints is recognised by its two ends; that the object between them is one
+/// well-formed value is for the scan of the object to find out. Any other spelling goes through a
+/// parser.
 fn open_json(frame: Bytes) -> Result<Frame, Malformed> {
     #[derive(Deserialize)]
     struct Event<'a> {
@@ -211,13 +238,21 @@ fn open_json(frame: Bytes) -> Result<Frame, Malformed> {
     }
     if let Some((kind, start)) = printed_form(&frame) {
         let object = frame.slice(start..frame.len() - 2);
-        return Ok(Frame { kind: EventKind::parse(kind)?, object, frame });
+        return Ok(Frame {
+            kind: EventKind::parse(kind)?,
+            object,
+            frame,
+        });
     }
-    let event: Event<'_> =
-        serde_json::from_slice(&frame).map_err(|_| Malformed("line of a watch that is not an event"))?;
+    let event: Event<'_> = serde_json::from_slice(&frame)
+        .map_err(|_| Malformed("line of a watch that is not an event"))?;
     let kind = EventKind::parse(event.kind.as_bytes())?;
     let object = frame.slice(json::span(&frame, event.object));
-    Ok(Frame { kind, frame, object })
+    Ok(Frame {
+        kind,
+        frame,
+        object,
+    })
 }
 
 /// The event's type and where the object starts, if the line is as upstream prints it.
@@ -225,7 +260,8 @@ fn printed_form(line: &[u8]) -> Option<(&[u8], usize)> {
     let rest = line.strip_prefix(br#"{"type":""#)?;
     let kind = &rest[..memchr::memchr(b'"', rest)?];
     let object = rest[kind.len()..].strip_prefix(br#"","object":"#)?;
-    (object.starts_with(b"{") && object.ends_with(b"}}\n")).then(|| (kind, line.len() - object.len()))
+    (object.starts_with(b"{") && object.ends_with(b"}}\n"))
+        .then(|| (kind, line.len() - object.len()))
 }
 
 /// WatchEvent{1: type, 2: RawExtension{1: envelope}}.
@@ -250,5 +286,9 @@ fn open_protobuf(frame: Bytes) -> Result<Frame, Malformed> {
     let raw = Unknown::read(envelope.ok_or(NO_OBJECT)?)?.raw;
     let start = offset_in(&frame, raw);
     let object = frame.slice(start..start + raw.len());
-    Ok(Frame { kind: kind.ok_or(Malformed("event without a type"))?, object, frame })
+    Ok(Frame {
+        kind: kind.ok_or(Malformed("event without a type"))?,
+        object,
+        frame,
+    })
 }

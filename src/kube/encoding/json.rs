@@ -11,7 +11,11 @@ use super::{ErrorStatus, Found, Malformed, offset_in};
 use crate::kube::fields::{Next, Step};
 
 /// Fills `found` from an object's text, which must be one JSON value and nothing else.
-pub(super) fn scan<'a>(object: &'a [u8], steps: &[Step], found: &mut Found<'a>) -> Result<(), Malformed> {
+pub(super) fn scan<'a>(
+    object: &'a [u8],
+    steps: &[Step],
+    found: &mut Found<'a>,
+) -> Result<(), Malformed> {
     let mut text = serde_json::Deserializer::from_slice(object);
     Top { steps, found }
         .deserialize(&mut text)
@@ -48,8 +52,9 @@ pub(super) fn metadata_span(object: &[u8]) -> Result<Range<usize>, Malformed> {
     Ok(span(object, outer.metadata))
 }
 
-/// The same of what is held of an object ([`Stored`](super::Stored)): its whole text, or what follows kind and
-/// apiVersion. In a struct metadata comes next, and nothing behind it need be looked at.
+/// The same of what is held of an object ([`Stored`](super::Stored)): its whole text, or what
+/// follows kind and apiVersion. In a struct metadata comes next, and nothing behind it need be
+/// looked at.
 pub(super) fn stored_metadata_span(stored: &[u8]) -> Result<Range<usize>, Malformed> {
     const FIRST: &[u8] = br#""metadata":"#;
     if !stored.starts_with(b"\"") {
@@ -77,9 +82,13 @@ pub(super) fn version_span(object: &[u8]) -> Result<Range<usize>, Malformed> {
     let metadata = metadata_span(object)?;
     let inner: Metadata<'_> = serde_json::from_slice(&object[metadata]).map_err(|_| ABSENT)?;
     let Range { start, end } = span(object, inner.version);
-    let digits = object[start..end].strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\""));
+    let digits = object[start..end]
+        .strip_prefix(b"\"")
+        .and_then(|rest| rest.strip_suffix(b"\""));
     match digits {
-        Some(digits) if !digits.is_empty() && digits.iter().all(u8::is_ascii_digit) => Ok(start + 1..end - 1),
+        Some(digits) if !digits.is_empty() && digits.iter().all(u8::is_ascii_digit) => {
+            Ok(start + 1..end - 1)
+        }
         _ => Err(ABSENT),
     }
 }
@@ -150,7 +159,11 @@ fn visit_member<'de, A: MapAccess<'de>>(
     places: &mut Vec<Option<Cow<'de, str>>>,
 ) -> Result<(), A::Error> {
     match steps.iter().find(|step| &*step.key == key) {
-        Some(step) => map.next_value_seed(Member { next: &step.next, first: step.first, places }),
+        Some(step) => map.next_value_seed(Member {
+            next: &step.next,
+            first: step.first,
+            places,
+        }),
         None => map.next_value::<IgnoredAny>().map(drop),
     }
 }
@@ -257,7 +270,11 @@ impl<'de> Visitor<'de> for Member<'_, 'de> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
         if self.first {
-            let element = Member { next: self.next, first: false, places: self.places };
+            let element = Member {
+                next: self.next,
+                first: false,
+                places: self.places,
+            };
             if list.next_element_seed(element)?.is_none() {
                 return Ok(());
             }
@@ -292,7 +309,8 @@ impl<'de> Visitor<'de> for Member<'_, 'de> {
     }
 
     fn visit_f64<E: Error>(self, _: f64) -> Result<(), E> {
-        // Selectable fields are strings, booleans and integers; how Go would print this is not known here.
+        // Selectable fields are strings, booleans and integers; how Go would print this is not
+        // known here.
         Err(E::custom("a selectable field is not an integer"))
     }
 

@@ -43,8 +43,14 @@ fn read_json(object: &[u8]) -> Result<Life, Malformed> {
     }
     let object: Object<'_> =
         serde_json::from_slice(object).map_err(|_| Malformed("metadata that can't be read"))?;
-    let Metadata { uid, deletion_timestamp } = object.metadata;
-    Ok(Life { uid: uid.into_owned(), is_ending: deletion_timestamp.is_some() })
+    let Metadata {
+        uid,
+        deletion_timestamp,
+    } = object.metadata;
+    Ok(Life {
+        uid: uid.into_owned(),
+        is_ending: deletion_timestamp.is_some(),
+    })
 }
 
 fn read_protobuf(object: &[u8]) -> Result<Life, Malformed> {
@@ -67,16 +73,28 @@ mod tests {
 
     #[test]
     fn both_encodings_tell() {
-        let life = |uid: &str, is_ending| Life { uid: uid.to_owned(), is_ending };
+        let life = |uid: &str, is_ending| Life {
+            uid: uid.to_owned(),
+            is_ending,
+        };
         let json = br#"{"kind":"Pod","metadata":{"name":"a","uid":"u-1","deletionTimestamp":"2026-01-01T00:00:00Z"}}"#;
         assert_eq!(read(Encoding::Json, json).unwrap(), life("u-1", true));
-        assert_eq!(read(Encoding::Json, br#"{"metadata":{"uid":"u"}}"#).unwrap(), life("u", false));
+        assert_eq!(
+            read(Encoding::Json, br#"{"metadata":{"uid":"u"}}"#).unwrap(),
+            life("u", false)
+        );
         // Field 1 is the metadata: uid is its field 5, deletionTimestamp its field 9.
         let mut message = vec![0x0a, 5, 0x2a, 3, b'u', b'-', b'1'];
-        assert_eq!(read(Encoding::Protobuf, &message).unwrap(), life("u-1", false));
+        assert_eq!(
+            read(Encoding::Protobuf, &message).unwrap(),
+            life("u-1", false)
+        );
         message.splice(1..2, [9]);
         message.extend([0x4a, 2, 8, 1]);
-        assert_eq!(read(Encoding::Protobuf, &message).unwrap(), life("u-1", true));
+        assert_eq!(
+            read(Encoding::Protobuf, &message).unwrap(),
+            life("u-1", true)
+        );
         for garbage in [&b"{}"[..], b"", b"\xff\xff", b"{\"metadata\":3}"] {
             assert!(read(Encoding::Json, garbage).is_err(), "{garbage:?}");
         }

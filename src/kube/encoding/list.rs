@@ -19,7 +19,8 @@ pub struct ListPage {
     pub continue_token: Option<String>,
     /// How many objects upstream says are left.
     pub remaining: Option<i64>,
-    /// The objects. They are slices of the answer, except in JSON whose items lack kind and apiVersion.
+    /// The objects. They are slices of the answer, except in JSON whose items lack kind and
+    /// apiVersion.
     pub objects: Vec<Bytes>,
 }
 
@@ -48,11 +49,16 @@ const NOT_A_LIST: Malformed = Malformed("answer that is not a list");
 const OTHER_STYLE: Malformed = Malformed("list in another style");
 
 impl TypeForm {
-    /// Learns a type's form from an answer to a LIST, typically with `limit=1`, and reads that answer.
+    /// Learns a type's form from an answer to a LIST, typically with `limit=1`, and reads that
+    /// answer.
     ///
     /// Refuses whatever it could not write again byte for byte; such a type can only be forwarded.
     /// Source: `apimachinery/pkg/runtime/serializer/{json,protobuf}/collections.go`.
-    pub fn learn(encoding: Encoding, kind: &str, list_body: &Bytes) -> Result<(Self, ListPage), Malformed> {
+    pub fn learn(
+        encoding: Encoding,
+        kind: &str,
+        list_body: &Bytes,
+    ) -> Result<(Self, ListPage), Malformed> {
         match encoding {
             Encoding::Json => {
                 let list = JsonList::parse(list_body)?;
@@ -61,8 +67,9 @@ impl TypeForm {
                     Style::Sorted
                 } else {
                     Style::Struct {
-                        bare_items: first
-                            .map_or(kind != PARTIAL, |item| !item.get().starts_with(r#"{"kind":"#)),
+                        bare_items: first.map_or(kind != PARTIAL, |item| {
+                            !item.get().starts_with(r#"{"kind":"#)
+                        }),
                         null_items: list.items.is_none() || (first.is_some() && kind == PARTIAL),
                     }
                 };
@@ -87,7 +94,8 @@ impl TypeForm {
         }
     }
 
-    /// What a list has around its items: `count` of them, in so many bytes with the separators between them.
+    /// What a list has around its items: `count` of them, in so many bytes with the separators
+    /// between them.
     pub fn list_parts(
         &self,
         version: ResourceVersion,
@@ -111,31 +119,47 @@ impl TypeForm {
             Style::Sorted => {
                 let metadata = sorted_metadata(version, continue_token, remaining);
                 let start = format!(r#"{{"apiVersion":"{}","items":["#, self.api_version());
-                let end = format!("],\"kind\":\"{}\",\"metadata\":{metadata}}}\n", self.list_kind);
+                let end = format!(
+                    "],\"kind\":\"{}\",\"metadata\":{metadata}}}\n",
+                    self.list_kind
+                );
                 (start.into_bytes(), end.into())
             }
             Style::Message => {
                 let metadata = message_metadata(version, continue_token, remaining);
                 let raw = protobuf::bytes_field_len(metadata.len()) + items as usize;
                 let names = protobuf::type_meta(self.api_version(), &self.list_kind);
-                let mut start = Vec::with_capacity(protobuf::envelope_len(&names, raw) - items as usize);
+                let mut start =
+                    Vec::with_capacity(protobuf::envelope_len(&names, raw) - items as usize);
                 protobuf::put_envelope_head(&mut start, &names, raw);
                 protobuf::put_bytes(&mut start, 1, &metadata);
                 (start, Bytes::from_static(protobuf::UNKNOWN_TAIL))
             }
         };
-        ListParts { head: head.into(), tail, items }
+        ListParts {
+            head: head.into(),
+            tail,
+            items,
+        }
     }
 
     /// The object of an item.
     fn object(&self, item: Bytes) -> Result<Bytes, Malformed> {
-        if !matches!(self.style, Style::Struct { bare_items: true, .. }) {
+        if !matches!(
+            self.style,
+            Style::Struct {
+                bare_items: true,
+                ..
+            }
+        ) {
             self.check(&item)?;
             return Ok(item);
         }
-        let named =
-            [r#"{"kind":"#, r#"{"apiVersion":"#].iter().any(|start| item.starts_with(start.as_bytes()));
-        // An item has metadata, so there is always a member for the opening's comma to stand before.
+        let named = [r#"{"kind":"#, r#"{"apiVersion":"#]
+            .iter()
+            .any(|start| item.starts_with(start.as_bytes()));
+        // An item has metadata, so there is always a member for the opening's comma to stand
+        // before.
         if named || !item.starts_with(b"{\"") {
             return Err(OTHER_STYLE);
         }
@@ -194,7 +218,10 @@ impl TypeForm {
         remaining: Option<i64>,
     ) -> Result<ListPage, Malformed> {
         let token = token.filter(|token| !token.is_empty());
-        let items = places.iter().enumerate().map(|(index, place)| self.place_len(index, place.len()) as u64);
+        let items = places
+            .iter()
+            .enumerate()
+            .map(|(index, place)| self.place_len(index, place.len()) as u64);
         let parts = self.list_parts(version, token, remaining, places.len(), items.sum());
         if parts.body_len() != body.len() as u64
             || !body.starts_with(&parts.head)
@@ -212,11 +239,17 @@ impl TypeForm {
             }
             objects.push(self.object(body.slice(place))?);
         }
-        Ok(ListPage { version, continue_token: token.map(str::to_owned), remaining, objects })
+        Ok(ListPage {
+            version,
+            continue_token: token.map(str::to_owned),
+            remaining,
+            objects,
+        })
     }
 }
 
-/// A list's parts, borrowed. Members that are not known here make it unreadable, as they would be lost.
+/// A list's parts, borrowed. Members that are not known here make it unreadable, as they would be
+/// lost.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct JsonList<'a> {
@@ -246,23 +279,41 @@ impl<'a> JsonList<'a> {
 }
 
 /// ListMeta in struct order. Source: `apimachinery/pkg/apis/meta/v1/types.go:61-106`.
-fn struct_metadata(version: ResourceVersion, token: Option<&str>, remaining: Option<i64>) -> String {
+fn struct_metadata(
+    version: ResourceVersion,
+    token: Option<&str>,
+    remaining: Option<i64>,
+) -> String {
     let token = token.filter(|token| !token.is_empty());
-    let token = token.map(|token| format!(r#","continue":{}"#, quoted(token))).unwrap_or_default();
-    let remaining = remaining.map(|count| format!(r#","remainingItemCount":{count}"#)).unwrap_or_default();
+    let token = token
+        .map(|token| format!(r#","continue":{}"#, quoted(token)))
+        .unwrap_or_default();
+    let remaining = remaining
+        .map(|count| format!(r#","remainingItemCount":{count}"#))
+        .unwrap_or_default();
     format!(r#"{{"resourceVersion":"{version}"{token}{remaining}}}"#)
 }
 
 /// ListMeta of custom resources: sorted, and `continue` always there.
 /// Source: `apimachinery/pkg/apis/meta/v1/unstructured/unstructured_list.go:184-198`.
-fn sorted_metadata(version: ResourceVersion, token: Option<&str>, remaining: Option<i64>) -> String {
+fn sorted_metadata(
+    version: ResourceVersion,
+    token: Option<&str>,
+    remaining: Option<i64>,
+) -> String {
     let token = quoted(token.unwrap_or_default());
-    let remaining = remaining.map(|count| format!(r#""remainingItemCount":{count},"#)).unwrap_or_default();
+    let remaining = remaining
+        .map(|count| format!(r#""remainingItemCount":{count},"#))
+        .unwrap_or_default();
     format!(r#"{{"continue":{token},{remaining}"resourceVersion":"{version}"}}"#)
 }
 
 /// ListMeta {1: selfLink, 2: resourceVersion, 3: continue, 4: remainingItemCount}.
-fn message_metadata(version: ResourceVersion, token: Option<&str>, remaining: Option<i64>) -> Vec<u8> {
+fn message_metadata(
+    version: ResourceVersion,
+    token: Option<&str>,
+    remaining: Option<i64>,
+) -> Vec<u8> {
     let mut out = Vec::with_capacity(32 + token.map_or(0, str::len));
     protobuf::put_bytes(&mut out, 1, b"");
     protobuf::put_bytes(&mut out, 2, version.to_string().as_bytes());

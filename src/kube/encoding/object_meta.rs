@@ -1,7 +1,7 @@
 //! `ObjectMeta` from JSON to protobuf, for custom resources, whose objects exist in JSON alone.
 //!
-//! Sources: `apimachinery/pkg/apis/meta/v1/generated.proto` (numbers), `generated.pb.go` and `time_proto.go` (what is
-//! written although it is empty, and the order).
+//! Sources: `apimachinery/pkg/apis/meta/v1/generated.proto` (numbers), `generated.pb.go` and
+//! `time_proto.go` (what is written although it is empty, and the order).
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
@@ -81,7 +81,8 @@ struct ManagedFields<'a> {
     subresource: Cow<'a, str>,
 }
 
-/// The message for the JSON text of a `metadata` member. Members that are not known are refused: they would be lost.
+/// The message for the JSON text of a `metadata` member. Members that are not known are refused:
+/// they would be lost.
 pub(super) fn to_protobuf(metadata: &[u8]) -> Result<Vec<u8>, Malformed> {
     let meta: ObjectMeta<'_> = serde_json::from_slice(metadata).map_err(|_| ODD)?;
     let mut out = Vec::with_capacity(metadata.len());
@@ -121,7 +122,12 @@ pub(super) fn to_protobuf(metadata: &[u8]) -> Result<Vec<u8>, Malformed> {
 impl OwnerReference<'_> {
     fn message(&self) -> Vec<u8> {
         let mut out = Vec::new();
-        for (number, text) in [(1, &self.kind), (3, &self.name), (4, &self.uid), (5, &self.api_version)] {
+        for (number, text) in [
+            (1, &self.kind),
+            (3, &self.name),
+            (4, &self.uid),
+            (5, &self.api_version),
+        ] {
             put_bytes(&mut out, number, text.as_bytes());
         }
         for (number, flag) in [(6, self.controller), (7, self.block_owner_deletion)] {
@@ -136,7 +142,11 @@ impl OwnerReference<'_> {
 impl ManagedFields<'_> {
     fn message(&self) -> Result<Vec<u8>, Malformed> {
         let mut out = Vec::new();
-        for (number, text) in [(1, &self.manager), (2, &self.operation), (3, &self.api_version)] {
+        for (number, text) in [
+            (1, &self.manager),
+            (2, &self.operation),
+            (3, &self.api_version),
+        ] {
             put_bytes(&mut out, number, text.as_bytes());
         }
         if let Some(text) = &self.time {
@@ -188,7 +198,13 @@ mod tests {
 
     #[test]
     fn what_would_be_lost_is_refused() {
-        for text in [r#"{"more":1}"#, r#"{"name":1}"#, "[]", "", r#"{"creationTimestamp":"soon"}"#] {
+        for text in [
+            r#"{"more":1}"#,
+            r#"{"name":1}"#,
+            "[]",
+            "",
+            r#"{"creationTimestamp":"soon"}"#,
+        ] {
             assert_eq!(to_protobuf(text.as_bytes()), Err(ODD), "{text}");
         }
         assert!(to_protobuf(br#"{"name":"n","creationTimestamp":null}"#).is_ok());

@@ -34,15 +34,30 @@ const OBJECT_META: &[&str] = &[
     "finalizers",
     "managedFields",
 ];
-const OWNER_REFERENCE: &[&str] = &["apiVersion", "kind", "name", "uid", "controller", "blockOwnerDeletion"];
-const MANAGED_FIELDS: &[&str] =
-    &["manager", "operation", "apiVersion", "time", "fieldsType", "fieldsV1", "subresource"];
+const OWNER_REFERENCE: &[&str] = &[
+    "apiVersion",
+    "kind",
+    "name",
+    "uid",
+    "controller",
+    "blockOwnerDeletion",
+];
+const MANAGED_FIELDS: &[&str] = &[
+    "manager",
+    "operation",
+    "apiVersion",
+    "time",
+    "fieldsType",
+    "fieldsV1",
+    "subresource",
+];
 
 const ODD: Malformed = Malformed("metadata that can't be printed as a struct");
 
 /// How objects of a type are wrapped when only their metadata is asked for.
 ///
-/// Cheap to clone. What it wraps is the *metadata* of an object: the value in JSON, the message in protobuf.
+/// Cheap to clone. What it wraps is the *metadata* of an object: the value in JSON, the message in
+/// protobuf.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartialForm {
     form: TypeForm,
@@ -52,7 +67,9 @@ pub struct PartialForm {
 impl TypeForm {
     /// Whether these are objects reduced to their metadata by upstream itself.
     pub fn is_partial(&self) -> bool {
-        self.kind() == PartialForm::KIND && *self.list_kind == *LIST_KIND && self.api_version() == API_VERSION
+        self.kind() == PartialForm::KIND
+            && *self.list_kind == *LIST_KIND
+            && self.api_version() == API_VERSION
     }
 }
 
@@ -60,15 +77,21 @@ impl PartialForm {
     /// The kind of reduced objects.
     pub const KIND: &str = "PartialObjectMetadata";
 
-    /// The form, in an encoding, for objects of a type that come in `whole`. JSON can be had of objects in
-    /// JSON only.
+    /// The form, in an encoding, for objects of a type that come in `whole`. JSON can be had of
+    /// objects in JSON only.
     pub fn of(whole: &TypeForm, encoding: Encoding) -> Self {
         let style = match encoding {
-            Encoding::Json => Style::Struct { bare_items: false, null_items: true },
+            Encoding::Json => Style::Struct {
+                bare_items: false,
+                null_items: true,
+            },
             Encoding::Protobuf => Style::Message,
         };
         let form = TypeForm::of_names(Self::KIND, API_VERSION, LIST_KIND, style);
-        Self { form, source: whole.style }
+        Self {
+            form,
+            source: whole.style,
+        }
     }
 
     /// The form of the reduced objects themselves.
@@ -104,7 +127,8 @@ impl PartialForm {
         self.form.get_body(&self.form.store(&self.object(metadata)))
     }
 
-    /// Bytes that the object with this metadata takes as an item of a list, with the separator behind it.
+    /// Bytes that the object with this metadata takes as an item of a list, with the separator
+    /// behind it.
     pub fn item_len(&self, metadata: &[u8]) -> usize {
         let length = self.object_len(metadata.len());
         match self.form.encoding() {
@@ -117,7 +141,11 @@ impl PartialForm {
     pub fn put_item(&self, metadata: &[u8], out: &mut BytesMut) {
         if self.form.encoding() == Encoding::Protobuf {
             let mut header = Vec::with_capacity(6);
-            protobuf::put_header(&mut header, protobuf::ITEMS, self.object_len(metadata.len()));
+            protobuf::put_header(
+                &mut header,
+                protobuf::ITEMS,
+                self.object_len(metadata.len()),
+            );
             out.put_slice(&header);
         }
         self.write(metadata, out);
@@ -128,7 +156,9 @@ impl PartialForm {
 
     /// A whole watch frame of a full object, reduced.
     pub fn event(&self, kind: EventKind, object: &Stored) -> Result<Bytes, Malformed> {
-        Ok(self.form.event_of(kind, &self.object(&self.metadata(object)?)))
+        Ok(self
+            .form
+            .event_of(kind, &self.object(&self.metadata(object)?)))
     }
 
     /// What stands before and after the metadata of every object, if that is always the same.
@@ -167,21 +197,26 @@ impl PartialForm {
 /// A custom resource's metadata, sorted on every level, as upstream prints the struct.
 fn in_struct_order(metadata: &[u8]) -> Result<Bytes, Malformed> {
     let mut out = BytesMut::with_capacity(metadata.len());
-    put_members(metadata, OBJECT_META, &mut out, &|name, value, out| match name {
-        "ownerReferences" => put_elements(value, OWNER_REFERENCE, out),
-        "managedFields" => put_elements(value, MANAGED_FIELDS, out),
-        _ => {
-            out.put_slice(value);
-            Ok(())
-        }
-    })?;
+    put_members(
+        metadata,
+        OBJECT_META,
+        &mut out,
+        &|name, value, out| match name {
+            "ownerReferences" => put_elements(value, OWNER_REFERENCE, out),
+            "managedFields" => put_elements(value, MANAGED_FIELDS, out),
+            _ => {
+                out.put_slice(value);
+                Ok(())
+            }
+        },
+    )?;
     Ok(out.freeze())
 }
 
 type PutValue<'f> = &'f dyn Fn(&str, &[u8], &mut BytesMut) -> Result<(), Malformed>;
 
-/// Prints an object's members in another order. Refuses members that are not known, and empty values, which
-/// the struct's printing might leave out.
+/// Prints an object's members in another order. Refuses members that are not known, and empty
+/// values, which the struct's printing might leave out.
 fn put_members(
     object: &[u8],
     order: &[&str],
@@ -191,11 +226,16 @@ fn put_members(
     let mut members: BTreeMap<&str, &RawValue> = serde_json::from_slice(object).map_err(|_| ODD)?;
     let mut separator = b'{';
     for &name in order {
-        let Some(value) = members.remove(name) else { continue };
+        let Some(value) = members.remove(name) else {
+            continue;
+        };
         let value = value.get();
-        // A pointer's zero is printed, and a null for the time by releases before 1.34, in both forms.
-        let kept =
-            matches!((name, value), ("deletionGracePeriodSeconds", "0") | ("creationTimestamp", "null"));
+        // A pointer's zero is printed, and a null for the time by releases before 1.34, in both
+        // forms.
+        let kept = matches!(
+            (name, value),
+            ("deletionGracePeriodSeconds", "0") | ("creationTimestamp", "null")
+        );
         if matches!(value, "{}" | "[]" | r#""""# | "null" | "0") && !kept {
             return Err(ODD);
         }
@@ -235,7 +275,13 @@ mod tests {
         let sorted = br#"{"annotations":{"a":"\u003c"},"creationTimestamp":"T","deletionGracePeriodSeconds":0,"deletionTimestamp":"D","generation":1,"labels":{"l":"1"},"managedFields":[{"apiVersion":"v","fieldsType":"FieldsV1","fieldsV1":{"f:x":{}},"manager":"m","operation":"Update","subresource":"status","time":"T"}],"name":"n","ownerReferences":[{"apiVersion":"v","controller":true,"kind":"K","name":"o","uid":"u"}],"resourceVersion":"7","uid":"u"}"#;
         let expected = br#"{"name":"n","uid":"u","resourceVersion":"7","generation":1,"creationTimestamp":"T","deletionTimestamp":"D","deletionGracePeriodSeconds":0,"labels":{"l":"1"},"annotations":{"a":"\u003c"},"ownerReferences":[{"apiVersion":"v","kind":"K","name":"o","uid":"u","controller":true}],"managedFields":[{"manager":"m","operation":"Update","apiVersion":"v","time":"T","fieldsType":"FieldsV1","fieldsV1":{"f:x":{}},"subresource":"status"}]}"#;
         assert_eq!(in_struct_order(sorted).as_deref(), Ok(&expected[..]));
-        for odd in ["{}", r#"{"name":"n","more":1}"#, r#"{"labels":{},"name":"n"}"#, "7", r#"{"name":"n""#] {
+        for odd in [
+            "{}",
+            r#"{"name":"n","more":1}"#,
+            r#"{"labels":{},"name":"n"}"#,
+            "7",
+            r#"{"name":"n""#,
+        ] {
             assert_eq!(in_struct_order(odd.as_bytes()), Err(ODD), "{odd}");
         }
     }

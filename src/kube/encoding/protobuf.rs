@@ -1,4 +1,5 @@
-//! The Kubernetes flavour of protobuf: a tag walk over the fields of interest, and the envelopes around objects.
+//! The Kubernetes flavour of protobuf: a tag walk over the fields of interest, and the envelopes
+//! around objects.
 //!
 //! Sources: `apimachinery/pkg/runtime/generated.proto`, `.../apis/meta/v1/generated.proto`.
 mod wire;
@@ -10,10 +11,12 @@ pub(super) use wire::{Reader, Value, bytes_field_len, put_bytes, put_header, put
 use super::{ErrorStatus, Found, Malformed};
 use crate::kube::fields::{Next, Shape, Step};
 
-/// What every answer and every event's object starts with. Source: `apimachinery/pkg/runtime/serializer/protobuf`.
+/// What every answer and every event's object starts with. Source:
+/// `apimachinery/pkg/runtime/serializer/protobuf`.
 pub(super) const MAGIC: &[u8; 4] = b"k8s\0";
 
-/// What follows `raw` in a `runtime.Unknown`: contentEncoding and contentType, always written, always empty.
+/// What follows `raw` in a `runtime.Unknown`: contentEncoding and contentType, always written,
+/// always empty.
 pub(super) const UNKNOWN_TAIL: &[u8; 4] = &[0x1a, 0, 0x22, 0];
 
 /// Field of a list message that holds its items.
@@ -42,10 +45,11 @@ pub(super) fn put_envelope_head(out: &mut Vec<u8>, type_meta: &[u8], raw: usize)
     put_header(out, 2, raw);
 }
 
-/// What a watch frame has before an object of `raw` bytes: length, WatchEvent, RawExtension, envelope.
-/// [`UNKNOWN_TAIL`] comes after it.
+/// What a watch frame has before an object of `raw` bytes: length, WatchEvent, RawExtension,
+/// envelope. [`UNKNOWN_TAIL`] comes after it.
 ///
-/// Sources: `apimachinery/pkg/util/framer/framer.go:35-49`, `apimachinery/pkg/apis/meta/v1/watch.go:31-40`.
+/// Sources: `apimachinery/pkg/util/framer/framer.go:35-49`,
+/// `apimachinery/pkg/apis/meta/v1/watch.go:31-40`.
 pub(super) fn event_head(kind: &str, type_meta: &[u8], raw: usize) -> Vec<u8> {
     let envelope = envelope_len(type_meta, raw);
     let extension = bytes_field_len(envelope);
@@ -68,7 +72,9 @@ pub(super) struct Unknown<'a> {
 
 impl<'a> Unknown<'a> {
     pub(super) fn read(envelope: &'a [u8]) -> Result<Self, Malformed> {
-        let message = envelope.strip_prefix(MAGIC).ok_or(Malformed("protobuf without its k8s prefix"))?;
+        let message = envelope
+            .strip_prefix(MAGIC)
+            .ok_or(Malformed("protobuf without its k8s prefix"))?;
         let (mut api_version, mut kind, mut raw) = ("", "", None);
         let mut fields = Reader::new(message);
         while let Some((number, value)) = fields.next()? {
@@ -91,7 +97,11 @@ impl<'a> Unknown<'a> {
                 _ => {}
             }
         }
-        Ok(Self { api_version, kind, raw: raw.ok_or(Malformed("protobuf envelope without an object"))? })
+        Ok(Self {
+            api_version,
+            kind,
+            raw: raw.ok_or(Malformed("protobuf envelope without an object"))?,
+        })
     }
 }
 
@@ -116,10 +126,15 @@ impl<'a> Value<'a> {
 }
 
 /// Fills `found` from an object's message.
-pub(super) fn scan<'a>(object: &'a [u8], steps: &[Step], found: &mut Found<'a>) -> Result<(), Malformed> {
+pub(super) fn scan<'a>(
+    object: &'a [u8],
+    steps: &[Step],
+    found: &mut Found<'a>,
+) -> Result<(), Malformed> {
     let mut fields = Reader::new(object);
     while let Some((number, value)) = fields.next()? {
-        // Metadata is field 1 of every object message (checked over all of upstream's generated.proto).
+        // Metadata is field 1 of every object message (checked over all of upstream's
+        // generated.proto).
         if number == 1 {
             scan_metadata(value.bytes()?, found)?;
         } else if let Some(step) = steps.iter().find(|step| step.number == number) {
@@ -171,7 +186,12 @@ fn scan_member<'a>(
             if !first_is_taken {
                 places[*place] = Some(match shape {
                     Shape::Text => value.text()?.into(),
-                    Shape::Flag => if value.varint()? == 0 { "false" } else { "true" }.into(),
+                    Shape::Flag => if value.varint()? == 0 {
+                        "false"
+                    } else {
+                        "true"
+                    }
+                    .into(),
                     Shape::Number => value.varint()?.cast_signed().to_string().into(),
                 });
             }
@@ -201,11 +221,19 @@ fn is_taken(step: &Step, places: &[Option<Cow<'_, str>>]) -> bool {
 
 /// Reads a Status, bare or in its envelope.
 pub(super) fn read_error(object: &[u8]) -> Option<ErrorStatus> {
-    let raw = if object.starts_with(MAGIC) { Unknown::read(object).ok()?.raw } else { object };
+    let raw = if object.starts_with(MAGIC) {
+        Unknown::read(object).ok()?.raw
+    } else {
+        object
+    };
     let mut status = ErrorStatus::default();
     let mut fields = Reader::new(raw);
     while let Ok(Some((number, value))) = fields.next() {
-        let text = |value: Value<'_>| value.bytes().map(|b| String::from_utf8_lossy(b).into_owned());
+        let text = |value: Value<'_>| {
+            value
+                .bytes()
+                .map(|b| String::from_utf8_lossy(b).into_owned())
+        };
         match number {
             3 => status.message = text(value).unwrap_or_default(),
             4 => status.reason = text(value).unwrap_or_default(),
@@ -221,7 +249,8 @@ pub(super) fn split_metadata(object: &[u8]) -> Result<[&[u8]; 3], Malformed> {
     split_at_field(object, 1).map_err(|_| Malformed("object without metadata"))
 }
 
-/// The message with a new resourceVersion in its metadata. Source of the numbers: `ObjectMeta` field 6.
+/// The message with a new resourceVersion in its metadata. Source of the numbers: `ObjectMeta`
+/// field 6.
 pub(super) fn with_version(object: &[u8], version: &str) -> Result<Vec<u8>, Malformed> {
     let [before, metadata, after] = split_metadata(object)?;
     let [head, _, tail] =
@@ -243,11 +272,16 @@ fn split_at_field(message: &[u8], wanted: u32) -> Result<[&[u8]; 3], Malformed> 
     let mut fields = Reader::new(message);
     loop {
         let start = fields.position();
-        let Some((number, value)) = fields.next()? else { break };
+        let Some((number, value)) = fields.next()? else {
+            break;
+        };
         if number == wanted {
             let content = value.bytes()?;
             // Two occurrences would merge into one message; nobody writes that.
-            if parts.replace([&message[..start], content, &message[fields.position()..]]).is_some() {
+            if parts
+                .replace([&message[..start], content, &message[fields.position()..]])
+                .is_some()
+            {
                 return Err(WRONG_TYPE);
             }
         }

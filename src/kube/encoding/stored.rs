@@ -6,11 +6,12 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::form::{Style, TypeForm};
 use super::protobuf;
 
-/// The bytes that gets, lists and events of an object have in common, so that a list's items can be held as one
-/// run of bytes, of which each object is a slice.
+/// The bytes that gets, lists and events of an object have in common, so that a list's items can be
+/// held as one run of bytes, of which each object is a slice.
 ///
-/// Items of a list lack kind and apiVersion in the JSON of most types. Of those it is the object's text after its
-/// [opening](TypeForm), without the brace; of all others it is the whole text, or the message.
+/// Items of a list lack kind and apiVersion in the JSON of most types. Of those it is the object's
+/// text after its [opening](TypeForm), without the brace; of all others it is the whole text, or
+/// the message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored(Bytes);
 
@@ -47,9 +48,11 @@ impl Stored {
         bytes.as_ptr_range().contains(&self.0.as_ptr())
     }
 
-    /// What can be parsed: the message, or a JSON value, without kind and apiVersion where lists have none.
+    /// What can be parsed: the message, or a JSON value, without kind and apiVersion where lists
+    /// have none.
     pub fn text(&self) -> Cow<'_, [u8]> {
-        // Nothing else begins with a quote: JSON objects begin with a brace, messages with their metadata's tag.
+        // Nothing else begins with a quote: JSON objects begin with a brace, messages with their
+        // metadata's tag.
         if self.0.first() == Some(&b'"') {
             Cow::Owned([b"{", &self.0[..]].concat())
         } else {
@@ -121,11 +124,14 @@ impl TypeForm {
             out.len() as u32
         });
         let ends = ends.collect();
-        Joined { bytes: out.freeze(), ends }
+        Joined {
+            bytes: out.freeze(),
+            ends,
+        }
     }
 
-    /// The objects of a run of items, in their order, as slices of it. `lengths` are those of the objects it was
-    /// made of.
+    /// The objects of a run of items, in their order, as slices of it. `lengths` are those of the
+    /// objects it was made of.
     pub fn split(
         &self,
         joined: &Joined,
@@ -139,7 +145,17 @@ impl TypeForm {
 
     /// Bytes of the opening that items of a list lack.
     pub(super) fn omitted(&self) -> usize {
-        if matches!(self.style, Style::Struct { bare_items: true, .. }) { self.opening.len() } else { 0 }
+        if matches!(
+            self.style,
+            Style::Struct {
+                bare_items: true,
+                ..
+            }
+        ) {
+            self.opening.len()
+        } else {
+            0
+        }
     }
 
     /// Bytes that stand before an object in a list.

@@ -1,7 +1,8 @@
 //! The types of upstream's own that have field labels beyond name and namespace.
 //!
 //! Labels: `kubernetes/pkg/apis/*/v*/conversion.go`. Values: `ToSelectableFields` and its like in
-//! `kubernetes/pkg/registry/*/*/strategy.go`. Protobuf field numbers: `k8s.io/api/*/v*/generated.proto`.
+//! `kubernetes/pkg/registry/*/*/strategy.go`. Protobuf field numbers:
+//! `k8s.io/api/*/v*/generated.proto`.
 use super::{FieldTable, GroupVersionResource, Shape};
 
 /// A label and the places its value comes from: the first that is not empty.
@@ -69,15 +70,33 @@ const PODS: Type = Type {
     namespace: true,
     rows: &[
         Row("spec.nodeName", &[Place("spec.nodeName", &[2, 10], Text)]),
-        Row("spec.restartPolicy", &[Place("spec.restartPolicy", &[2, 3], Text)]),
-        Row("spec.schedulerName", &[Place("spec.schedulerName", &[2, 19], Text)]),
-        Row("spec.serviceAccountName", &[Place("spec.serviceAccountName", &[2, 8], Text)]),
-        Row("spec.hostNetwork", &[Place("spec.hostNetwork", &[2, 11], Flag)]),
+        Row(
+            "spec.restartPolicy",
+            &[Place("spec.restartPolicy", &[2, 3], Text)],
+        ),
+        Row(
+            "spec.schedulerName",
+            &[Place("spec.schedulerName", &[2, 19], Text)],
+        ),
+        Row(
+            "spec.serviceAccountName",
+            &[Place("spec.serviceAccountName", &[2, 8], Text)],
+        ),
+        Row(
+            "spec.hostNetwork",
+            &[Place("spec.hostNetwork", &[2, 11], Flag)],
+        ),
         Row("status.phase", &[Place("status.phase", &[3, 1], Text)]),
-        Row("status.podIP", &[Place("status.podIPs[0].ip", &[3, 12, 1], Text)]),
+        Row(
+            "status.podIP",
+            &[Place("status.podIPs[0].ip", &[3, 12, 1], Text)],
+        ),
         // Accepted as a label, but upstream never gives it a value.
         Row("status.podIPs", &[]),
-        Row("status.nominatedNodeName", &[Place("status.nominatedNodeName", &[3, 11], Text)]),
+        Row(
+            "status.nominatedNodeName",
+            &[Place("status.nominatedNodeName", &[3, 11], Text)],
+        ),
     ],
     aliases: &[("spec.host", "spec.nodeName")],
 };
@@ -85,7 +104,10 @@ const PODS: Type = Type {
 const NODES: Type = Type {
     versions: &["v1"],
     namespace: false,
-    rows: &[Row("spec.unschedulable", &[Place("spec.unschedulable", &[2, 4], Flag)])],
+    rows: &[Row(
+        "spec.unschedulable",
+        &[Place("spec.unschedulable", &[2, 4], Flag)],
+    )],
     aliases: &[],
 };
 
@@ -116,7 +138,10 @@ const SERVICES: Type = Type {
 const REPLICATION_CONTROLLERS: Type = Type {
     versions: &["v1"],
     namespace: true,
-    rows: &[Row("status.replicas", &[Place("status.replicas", &[3, 1], Number)])],
+    rows: &[Row(
+        "status.replicas",
+        &[Place("status.replicas", &[3, 1], Number)],
+    )],
     aliases: &[],
 };
 
@@ -124,16 +149,46 @@ const CORE_EVENTS: Type = Type {
     versions: &["v1"],
     namespace: true,
     rows: &[
-        Row("involvedObject.kind", &[Place("involvedObject.kind", &[2, 1], Text)]),
-        Row("involvedObject.namespace", &[Place("involvedObject.namespace", &[2, 2], Text)]),
-        Row("involvedObject.name", &[Place("involvedObject.name", &[2, 3], Text)]),
-        Row("involvedObject.uid", &[Place("involvedObject.uid", &[2, 4], Text)]),
-        Row("involvedObject.apiVersion", &[Place("involvedObject.apiVersion", &[2, 5], Text)]),
-        Row("involvedObject.resourceVersion", &[Place("involvedObject.resourceVersion", &[2, 6], Text)]),
-        Row("involvedObject.fieldPath", &[Place("involvedObject.fieldPath", &[2, 7], Text)]),
+        Row(
+            "involvedObject.kind",
+            &[Place("involvedObject.kind", &[2, 1], Text)],
+        ),
+        Row(
+            "involvedObject.namespace",
+            &[Place("involvedObject.namespace", &[2, 2], Text)],
+        ),
+        Row(
+            "involvedObject.name",
+            &[Place("involvedObject.name", &[2, 3], Text)],
+        ),
+        Row(
+            "involvedObject.uid",
+            &[Place("involvedObject.uid", &[2, 4], Text)],
+        ),
+        Row(
+            "involvedObject.apiVersion",
+            &[Place("involvedObject.apiVersion", &[2, 5], Text)],
+        ),
+        Row(
+            "involvedObject.resourceVersion",
+            &[Place("involvedObject.resourceVersion", &[2, 6], Text)],
+        ),
+        Row(
+            "involvedObject.fieldPath",
+            &[Place("involvedObject.fieldPath", &[2, 7], Text)],
+        ),
         Row("reason", &[Place("reason", &[3], Text)]),
-        Row("reportingComponent", &[Place("reportingComponent", &[14], Text)]),
-        Row("source", &[Place("source.component", &[5, 1], Text), Place("reportingComponent", &[14], Text)]),
+        Row(
+            "reportingComponent",
+            &[Place("reportingComponent", &[14], Text)],
+        ),
+        Row(
+            "source",
+            &[
+                Place("source.component", &[5, 1], Text),
+                Place("reportingComponent", &[14], Text),
+            ],
+        ),
         Row("type", &[Place("type", &[9], Text)]),
     ],
     aliases: &[],
@@ -144,14 +199,29 @@ const EVENTS: Type = Type {
     namespace: true,
     rows: &[
         Row("regarding.kind", &[Place("regarding.kind", &[8, 1], Text)]),
-        Row("regarding.namespace", &[Place("regarding.namespace", &[8, 2], Text)]),
+        Row(
+            "regarding.namespace",
+            &[Place("regarding.namespace", &[8, 2], Text)],
+        ),
         Row("regarding.name", &[Place("regarding.name", &[8, 3], Text)]),
         Row("regarding.uid", &[Place("regarding.uid", &[8, 4], Text)]),
-        Row("regarding.apiVersion", &[Place("regarding.apiVersion", &[8, 5], Text)]),
-        Row("regarding.resourceVersion", &[Place("regarding.resourceVersion", &[8, 6], Text)]),
-        Row("regarding.fieldPath", &[Place("regarding.fieldPath", &[8, 7], Text)]),
+        Row(
+            "regarding.apiVersion",
+            &[Place("regarding.apiVersion", &[8, 5], Text)],
+        ),
+        Row(
+            "regarding.resourceVersion",
+            &[Place("regarding.resourceVersion", &[8, 6], Text)],
+        ),
+        Row(
+            "regarding.fieldPath",
+            &[Place("regarding.fieldPath", &[8, 7], Text)],
+        ),
         Row("reason", &[Place("reason", &[7], Text)]),
-        Row("reportingController", &[Place("reportingController", &[4], Text)]),
+        Row(
+            "reportingController",
+            &[Place("reportingController", &[4], Text)],
+        ),
         Row("type", &[Place("type", &[11], Text)]),
     ],
     aliases: &[],
@@ -160,21 +230,30 @@ const EVENTS: Type = Type {
 const JOBS: Type = Type {
     versions: &["v1"],
     namespace: true,
-    rows: &[Row("status.successful", &[Place("status.succeeded", &[3, 5], Number)])],
+    rows: &[Row(
+        "status.successful",
+        &[Place("status.succeeded", &[3, 5], Number)],
+    )],
     aliases: &[],
 };
 
 const CERTIFICATE_SIGNING_REQUESTS: Type = Type {
     versions: &["v1", "v1beta1"],
     namespace: false,
-    rows: &[Row("spec.signerName", &[Place("spec.signerName", &[2, 7], Text)])],
+    rows: &[Row(
+        "spec.signerName",
+        &[Place("spec.signerName", &[2, 7], Text)],
+    )],
     aliases: &[],
 };
 
 const CLUSTER_TRUST_BUNDLES: Type = Type {
     versions: &["v1", "v1beta1", "v1alpha1"],
     namespace: false,
-    rows: &[Row("spec.signerName", &[Place("spec.signerName", &[2, 1], Text)])],
+    rows: &[Row(
+        "spec.signerName",
+        &[Place("spec.signerName", &[2, 1], Text)],
+    )],
     aliases: &[],
 };
 
@@ -182,7 +261,10 @@ const POD_CERTIFICATE_REQUESTS: Type = Type {
     versions: &["v1", "v1beta1", "v1alpha1"],
     namespace: false,
     rows: &[
-        Row("spec.signerName", &[Place("spec.signerName", &[2, 1], Text)]),
+        Row(
+            "spec.signerName",
+            &[Place("spec.signerName", &[2, 1], Text)],
+        ),
         Row("spec.podName", &[Place("spec.podName", &[2, 2], Text)]),
         Row("spec.nodeName", &[Place("spec.nodeName", &[2, 6], Text)]),
     ],
@@ -196,7 +278,10 @@ const RESOURCE_SLICES: Type = Type {
     rows: &[
         Row("spec.nodeName", &[Place("spec.nodeName", &[2, 3], Text)]),
         Row("spec.driver", &[Place("spec.driver", &[2, 1], Text)]),
-        Row("spec.pool.name", &[Place("spec.pool.name", &[2, 2, 1], Text)]),
+        Row(
+            "spec.pool.name",
+            &[Place("spec.pool.name", &[2, 2, 1], Text)],
+        ),
     ],
     aliases: &[],
 };
@@ -215,10 +300,20 @@ mod tests {
         assert_eq!(pods.position("spec.host"), pods.position("spec.nodeName"));
         assert!(pods.position("status.podIPs").is_some());
         assert_eq!(pods.position("spec.containers"), None);
-        assert_eq!(builtin("", "v1", "nodes").unwrap().position("metadata.namespace"), None);
+        assert_eq!(
+            builtin("", "v1", "nodes")
+                .unwrap()
+                .position("metadata.namespace"),
+            None
+        );
         let requests = builtin("certificates.k8s.io", "v1", "podcertificaterequests").unwrap();
         assert_eq!(requests.position("metadata.namespace"), None);
-        assert_eq!(builtin("apps", "v1", "deployments").unwrap().position("metadata.namespace"), Some(1));
+        assert_eq!(
+            builtin("apps", "v1", "deployments")
+                .unwrap()
+                .position("metadata.namespace"),
+            Some(1)
+        );
         assert!(builtin("resource.k8s.io", "v1alpha3", "resourceslices").is_none());
     }
 

@@ -63,7 +63,10 @@ impl Table {
 
     /// The newest state.
     pub(super) fn view(&self) -> View {
-        View { version: self.cache_version, objects: self.objects.clone() }
+        View {
+            version: self.cache_version,
+            objects: self.objects.clone(),
+        }
     }
 
     /// Takes an event in and lets the oldest go.
@@ -75,7 +78,10 @@ impl Table {
                 self.base = (gone.version, gone.objects.clone());
             }
             // Upstream's rule once its ring is full: one below the first event it still has.
-            self.floor = self.events.front().map_or(self.cache_version, |e| e.version - 1);
+            self.floor = self
+                .events
+                .front()
+                .map_or(self.cache_version, |e| e.version - 1);
         }
     }
 
@@ -90,8 +96,14 @@ impl Table {
     pub(super) fn exact(&self, version: u64) -> Option<View> {
         let after = self.events.partition_point(|e| e.version <= version);
         match after.checked_sub(1).and_then(|last| self.events.get(last)) {
-            Some(event) => Some(View { version, objects: event.objects.clone() }),
-            None if version >= self.base.0 => Some(View { version, objects: self.base.1.clone() }),
+            Some(event) => Some(View {
+                version,
+                objects: event.objects.clone(),
+            }),
+            None if version >= self.base.0 => Some(View {
+                version,
+                objects: self.base.1.clone(),
+            }),
             None => None,
         }
     }

@@ -17,10 +17,20 @@ fn one_counter_numbers_the_writes_of_all_types() {
     let state = State::new(10, 0);
     let configmaps = GroupVersionResource::new("", "v1", "configmaps");
     let first = state.create(&pods(), &pod("a")).unwrap();
-    let second = state.create(&configmaps, r#"{"metadata":{"name":"c","namespace":"n"}}"#).unwrap();
+    let second = state
+        .create(&configmaps, r#"{"metadata":{"name":"c","namespace":"n"}}"#)
+        .unwrap();
     assert_eq!(second, first + 1);
-    assert_eq!(state.view(index()).version, first, "the cache of an idle type stays behind");
-    assert_eq!(state.fresh_view(index()).version, second, "a consistent read moves it");
+    assert_eq!(
+        state.view(index()).version,
+        first,
+        "the cache of an idle type stays behind"
+    );
+    assert_eq!(
+        state.fresh_view(index()).version,
+        second,
+        "a consistent read moves it"
+    );
     assert_eq!(state.delete(&pods(), "n", "a"), Ok(second + 1));
     assert_eq!(state.delete(&pods(), "n", "a"), Err(WriteError::NotFound));
     assert!(state.snapshot(&pods()).is_empty());
@@ -33,18 +43,39 @@ fn an_update_with_an_old_version_conflicts() {
     let stale = pod("a").replace(r#""name""#, r#""resourceVersion":"1","name""#);
     assert_eq!(state.update(&pods(), &stale), Err(WriteError::Conflict));
     assert!(state.update(&pods(), &pod("a")).is_ok());
-    assert_eq!(state.create(&pods(), &pod("a")), Err(WriteError::AlreadyExists));
+    assert_eq!(
+        state.create(&pods(), &pod("a")),
+        Err(WriteError::AlreadyExists)
+    );
 }
 
 #[test]
 fn history_is_bounded() {
     let state = State::new(2, 0);
-    let versions: Vec<_> = (0..4).map(|i| state.create(&pods(), &pod(&format!("p{i}"))).unwrap()).collect();
-    assert!(matches!(state.recent(index(), versions[0]), Recent::TooOld(floor) if floor == versions[1]));
+    let versions: Vec<_> = (0..4)
+        .map(|i| state.create(&pods(), &pod(&format!("p{i}"))).unwrap())
+        .collect();
+    assert!(
+        matches!(state.recent(index(), versions[0]), Recent::TooOld(floor) if floor == versions[1])
+    );
     assert!(matches!(state.recent(index(), versions[1]), Recent::Events(e, _) if e.len() == 2));
     assert!(state.exact_view(index(), versions[0]).is_none());
-    assert_eq!(state.exact_view(index(), versions[1]).unwrap().objects.len(), 2);
-    assert_eq!(state.exact_view(index(), versions[3]).unwrap().objects.len(), 4);
+    assert_eq!(
+        state
+            .exact_view(index(), versions[1])
+            .unwrap()
+            .objects
+            .len(),
+        2
+    );
+    assert_eq!(
+        state
+            .exact_view(index(), versions[3])
+            .unwrap()
+            .objects
+            .len(),
+        4
+    );
 }
 
 #[test]
@@ -52,7 +83,9 @@ fn a_restart_forgets_versions_below_the_global_one() {
     let state = State::new(10, 0);
     let pod_version = state.create(&pods(), &pod("a")).unwrap();
     let configmaps = GroupVersionResource::new("", "v1", "configmaps");
-    let global = state.create(&configmaps, r#"{"metadata":{"name":"c","namespace":"n"}}"#).unwrap();
+    let global = state
+        .create(&configmaps, r#"{"metadata":{"name":"c","namespace":"n"}}"#)
+        .unwrap();
     state.forget_history();
     assert!(matches!(state.recent(index(), pod_version), Recent::TooOld(floor) if floor == global));
     assert!(matches!(state.recent(index(), global), Recent::Events(e, _) if e.is_empty()));

@@ -12,13 +12,20 @@ use crate::sim::{Population, Server};
 
 async fn client(server: &Server) -> Client {
     let kubeconfig = Kubeconfig::from_yaml(&server.kubeconfig_yaml()).unwrap();
-    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+        .await
+        .unwrap();
     Client::try_from(config).unwrap()
 }
 
-async fn next(stream: &mut (impl Stream<Item = watcher::Result<Event<Pod>>> + Unpin)) -> Event<Pod> {
+async fn next(
+    stream: &mut (impl Stream<Item = watcher::Result<Event<Pod>>> + Unpin),
+) -> Event<Pod> {
     loop {
-        let event = tokio::time::timeout(Duration::from_secs(20), stream.next()).await.unwrap().unwrap();
+        let event = tokio::time::timeout(Duration::from_secs(20), stream.next())
+            .await
+            .unwrap()
+            .unwrap();
         // The watcher reports a broken connection and goes on.
         if let Ok(event) = event {
             return event;
@@ -28,17 +35,39 @@ async fn next(stream: &mut (impl Stream<Item = watcher::Result<Event<Pod>>> + Un
 
 #[tokio::test]
 async fn kube_rs_reads_watches_and_survives_a_restart() {
-    let population = Population { pods: 3, nodes: 1, namespaces: 1, ..Population::default() };
-    let server = Server::start(Options { population, ..Options::default() }).await.unwrap();
+    let population = Population {
+        pods: 3,
+        nodes: 1,
+        namespaces: 1,
+        ..Population::default()
+    };
+    let server = Server::start(Options {
+        population,
+        ..Options::default()
+    })
+    .await
+    .unwrap();
     let client = client(&server).await;
-    assert_eq!(client.apiserver_version().await.unwrap().git_version, "v1.37.1");
+    assert_eq!(
+        client.apiserver_version().await.unwrap().git_version,
+        "v1.37.1"
+    );
     let groups = client.list_api_groups().await.unwrap();
     assert!(groups.groups.iter().any(|g| g.name == "example.com"));
     let api: Api<Pod> = Api::all(client);
-    let list = api.list(&kube::api::ListParams::default().limit(2)).await.unwrap();
-    assert_eq!((list.items.len(), list.metadata.remaining_item_count), (2, Some(1)));
+    let list = api
+        .list(&kube::api::ListParams::default().limit(2))
+        .await
+        .unwrap();
+    assert_eq!(
+        (list.items.len(), list.metadata.remaining_item_count),
+        (2, Some(1))
+    );
 
-    let mut stream = pin!(watcher::watcher(api, watcher::Config::default().streaming_lists()));
+    let mut stream = pin!(watcher::watcher(
+        api,
+        watcher::Config::default().streaming_lists()
+    ));
     let mut initial = 0;
     loop {
         match next(&mut stream).await {
@@ -48,11 +77,21 @@ async fn kube_rs_reads_watches_and_survives_a_restart() {
         }
     }
     assert_eq!(initial, 3);
-    server.state().create(&pods(), &pod("n/new", "node-1", "red")).unwrap();
+    server
+        .state()
+        .create(&pods(), &pod("n/new", "node-1", "red"))
+        .unwrap();
     assert!(matches!(next(&mut stream).await, Event::Apply(pod) if pod.name_any() == "new"));
 
-    // Something else moves the global version, so the watch can't be resumed and the client starts over.
-    server.state().create(&crate::sim::widgets(), r#"{"metadata":{"name":"w","namespace":"n"}}"#).unwrap();
+    // Something else moves the global version, so the watch can't be resumed and the client starts
+    // over.
+    server
+        .state()
+        .create(
+            &crate::sim::widgets(),
+            r#"{"metadata":{"name":"w","namespace":"n"}}"#,
+        )
+        .unwrap();
     server.restart();
     loop {
         if matches!(next(&mut stream).await, Event::InitDone) {

@@ -7,7 +7,10 @@ async fn lists_are_ordered_by_the_storage_key() {
     api.pods(&["nsa/x", "nsa-b/x", "nsa/a"]);
     let all = api.get("/api/v1/pods").await;
     assert_eq!(all.names(), ["nsa-b/x", "nsa/a", "nsa/x"]);
-    assert_eq!(api.get("/api/v1/namespaces/nsa/pods").await.names(), ["nsa/a", "nsa/x"]);
+    assert_eq!(
+        api.get("/api/v1/namespaces/nsa/pods").await.names(),
+        ["nsa/a", "nsa/x"]
+    );
     assert!(
         all.text.starts_with(r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"4"},"items":[{"metadata":{"name":"x","namespace":"nsa-b""#),
         "{}",
@@ -22,21 +25,54 @@ async fn pages_stay_at_their_version() {
     api.pods(&["n/a", "n/b", "n/c"]);
     let first = api.get("/api/v1/namespaces/n/pods?limit=2").await;
     assert_eq!(first.names(), ["n/a", "n/b"]);
-    let (json, token) = (first.json(), first.json()["metadata"]["continue"].as_str().unwrap().to_owned());
+    let (json, token) = (
+        first.json(),
+        first.json()["metadata"]["continue"]
+            .as_str()
+            .unwrap()
+            .to_owned(),
+    );
     assert_eq!(json["metadata"]["remainingItemCount"], 1);
     api.pods(&["n/d"]);
-    let second = api.get(&format!("/api/v1/namespaces/n/pods?limit=2&continue={token}")).await;
+    let second = api
+        .get(&format!(
+            "/api/v1/namespaces/n/pods?limit=2&continue={token}"
+        ))
+        .await;
     assert_eq!(second.names(), ["n/c"]);
-    assert_eq!(second.json()["metadata"]["resourceVersion"], json["metadata"]["resourceVersion"]);
+    assert_eq!(
+        second.json()["metadata"]["resourceVersion"],
+        json["metadata"]["resourceVersion"]
+    );
     assert!(second.json()["metadata"].get("continue").is_none());
-    assert_eq!(api.get("/api/v1/pods?limit=1&resourceVersion=0").await.names().len(), 4, "limit is ignored");
+    assert_eq!(
+        api.get("/api/v1/pods?limit=1&resourceVersion=0")
+            .await
+            .names()
+            .len(),
+        4,
+        "limit is ignored"
+    );
 
     api.0.state.compact(&pods());
-    let expired = api.get(&format!("/api/v1/namespaces/n/pods?limit=2&continue={token}")).await;
+    let expired = api
+        .get(&format!(
+            "/api/v1/namespaces/n/pods?limit=2&continue={token}"
+        ))
+        .await;
     assert_eq!(expired.code, 410);
-    let replacement = expired.json()["metadata"]["continue"].as_str().unwrap().to_owned();
-    let rest = api.get(&format!("/api/v1/namespaces/n/pods?continue={replacement}")).await;
-    assert_eq!(rest.names(), ["n/c", "n/d"], "the replacement goes on, inconsistently");
+    let replacement = expired.json()["metadata"]["continue"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let rest = api
+        .get(&format!("/api/v1/namespaces/n/pods?continue={replacement}"))
+        .await;
+    assert_eq!(
+        rest.names(),
+        ["n/c", "n/d"],
+        "the replacement goes on, inconsistently"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -47,33 +83,76 @@ async fn versions_decide_which_state_answers() {
     let exact = format!("resourceVersion={}&resourceVersionMatch=Exact", versions[0]);
     assert_eq!(api.get(&at(&exact)).await.names(), ["n/a"]);
     let legacy = format!("resourceVersion={}&limit=9", versions[0]);
-    assert_eq!(api.get(&at(&legacy)).await.names(), ["n/a"], "a limit without a match means exact");
-    assert_eq!(api.get(&at(&format!("resourceVersion={}", versions[0]))).await.names().len(), 2);
+    assert_eq!(
+        api.get(&at(&legacy)).await.names(),
+        ["n/a"],
+        "a limit without a match means exact"
+    );
+    assert_eq!(
+        api.get(&at(&format!("resourceVersion={}", versions[0])))
+            .await
+            .names()
+            .len(),
+        2
+    );
 
     let future = api.get(&at("resourceVersion=99")).await;
     assert_eq!(future.code, 504);
-    assert_eq!(future.json()["message"], "Timeout: Too large resource version: 99, current: 3");
-    assert_eq!(api.get("/api/v1/namespaces/n/pods/a?resourceVersion=99").await.code, 504);
+    assert_eq!(
+        future.json()["message"],
+        "Timeout: Too large resource version: 99, current: 3"
+    );
+    assert_eq!(
+        api.get("/api/v1/namespaces/n/pods/a?resourceVersion=99")
+            .await
+            .code,
+        504
+    );
     api.0.state.forget_history();
     let expired = api.get(&at(&exact)).await;
-    assert_eq!((expired.code, text(&expired.json()["reason"])), (410, "Expired"));
+    assert_eq!(
+        (expired.code, text(&expired.json()["reason"])),
+        (410, "Expired")
+    );
 
     // An idle type's cache stays behind until somebody reads consistently.
     let created = api
-        .ask(Method::POST, "/api/v1/namespaces/n/configmaps", "admin-token", r#"{"metadata":{"name":"c"}}"#)
+        .ask(
+            Method::POST,
+            "/api/v1/namespaces/n/configmaps",
+            "admin-token",
+            r#"{"metadata":{"name":"c"}}"#,
+        )
         .await;
     assert_eq!(created.code, 201);
-    assert_eq!(api.get(&at("resourceVersion=0")).await.json()["metadata"]["resourceVersion"], "3");
-    assert_eq!(api.get(&at("")).await.json()["metadata"]["resourceVersion"], "4");
-    assert_eq!(api.get(&at("resourceVersion=0")).await.json()["metadata"]["resourceVersion"], "4");
+    assert_eq!(
+        api.get(&at("resourceVersion=0")).await.json()["metadata"]["resourceVersion"],
+        "3"
+    );
+    assert_eq!(
+        api.get(&at("")).await.json()["metadata"]["resourceVersion"],
+        "4"
+    );
+    assert_eq!(
+        api.get(&at("resourceVersion=0")).await.json()["metadata"]["resourceVersion"],
+        "4"
+    );
 }
 
 #[tokio::test]
 async fn bad_options_are_refused_in_upstreams_words() {
     let api = Api::new();
     for (query, code, message) in [
-        ("limit=abc", 400, r#"strconv.ParseInt: parsing "abc": invalid syntax"#),
-        ("fieldSelector=spec.nope%3Dx", 400, "field label not supported: spec.nope"),
+        (
+            "limit=abc",
+            400,
+            r#"strconv.ParseInt: parsing "abc": invalid syntax"#,
+        ),
+        (
+            "fieldSelector=spec.nope%3Dx",
+            400,
+            "field label not supported: spec.nope",
+        ),
         (
             "resourceVersionMatch=Exact",
             422,
@@ -86,17 +165,20 @@ async fn bad_options_are_refused_in_upstreams_words() {
         ),
     ] {
         let answer = api.get(&format!("/api/v1/pods?{query}")).await;
-        assert_eq!((answer.code, text(&answer.json()["message"])), (code, message), "{query}");
+        assert_eq!(
+            (answer.code, text(&answer.json()["message"])),
+            (code, message),
+            "{query}"
+        );
     }
     api.0.faults.watch_list(WatchList::Refused);
-    let refused =
-        api.get("/api/v1/pods?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan").await;
+    let refused = api
+        .get("/api/v1/pods?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan")
+        .await;
     assert_eq!(refused.code, 422);
-    assert!(
-        refused.text.contains(
-            "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"
-        )
-    );
+    assert!(refused.text.contains(
+        "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"
+    ));
 }
 
 #[tokio::test]
@@ -105,14 +187,35 @@ async fn writes_and_their_refusals() {
     let admin = "admin-token";
     let collection = "/api/v1/namespaces/n/configmaps";
     let body = r#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":"c"},"data":{"a":"1"}}"#;
-    assert_eq!(api.ask(Method::POST, collection, admin, body).await.code, 201);
+    assert_eq!(
+        api.ask(Method::POST, collection, admin, body).await.code,
+        201
+    );
     let taken = api.ask(Method::POST, collection, admin, body).await;
-    assert_eq!((taken.code, text(&taken.json()["message"])), (409, r#"configmaps "c" already exists"#));
+    assert_eq!(
+        (taken.code, text(&taken.json()["message"])),
+        (409, r#"configmaps "c" already exists"#)
+    );
     let stale = body.replace(r#""name""#, r#""resourceVersion":"1","name""#);
-    assert_eq!(api.ask(Method::PUT, &format!("{collection}/c"), admin, &stale).await.code, 409);
-    assert_eq!(api.ask(Method::PUT, &format!("{collection}/c"), admin, body).await.code, 200);
-    let deleted = api.ask(Method::DELETE, &format!("{collection}/c"), admin, "").await;
-    assert_eq!((deleted.code, text(&deleted.json()["status"])), (200, "Success"));
+    assert_eq!(
+        api.ask(Method::PUT, &format!("{collection}/c"), admin, &stale)
+            .await
+            .code,
+        409
+    );
+    assert_eq!(
+        api.ask(Method::PUT, &format!("{collection}/c"), admin, body)
+            .await
+            .code,
+        200
+    );
+    let deleted = api
+        .ask(Method::DELETE, &format!("{collection}/c"), admin, "")
+        .await;
+    assert_eq!(
+        (deleted.code, text(&deleted.json()["status"])),
+        (200, "Success")
+    );
     let gone = api.get(&format!("{collection}/c")).await;
     assert_eq!(
         gone.text,
@@ -127,9 +230,21 @@ async fn writes_and_their_refusals() {
 #[tokio::test]
 async fn callers_are_known_and_limited() {
     let api = Api::new();
-    assert_eq!(api.ask(Method::GET, "/api/v1/pods", "nobody", "").await.code, 401);
-    assert_eq!(api.ask(Method::GET, "/api/v1/pods", "viewer-token", "").await.code, 200);
-    let refused = api.ask(Method::GET, "/api/v1/secrets", "viewer-token", "").await;
+    assert_eq!(
+        api.ask(Method::GET, "/api/v1/pods", "nobody", "")
+            .await
+            .code,
+        401
+    );
+    assert_eq!(
+        api.ask(Method::GET, "/api/v1/pods", "viewer-token", "")
+            .await
+            .code,
+        200
+    );
+    let refused = api
+        .ask(Method::GET, "/api/v1/secrets", "viewer-token", "")
+        .await;
     assert_eq!(refused.code, 403);
     assert_eq!(
         refused.json()["message"],
@@ -137,16 +252,33 @@ async fn callers_are_known_and_limited() {
     );
     let review = |spec: &str| format!(r#"{{"spec":{spec}}}"#);
     let tokens = "/apis/authentication.k8s.io/v1/tokenreviews";
-    let known = api.ask(Method::POST, tokens, "admin-token", &review(r#"{"token":"viewer-token"}"#)).await;
+    let known = api
+        .ask(
+            Method::POST,
+            tokens,
+            "admin-token",
+            &review(r#"{"token":"viewer-token"}"#),
+        )
+        .await;
     assert_eq!(known.code, 201);
     assert_eq!(known.json()["status"]["user"]["username"], "viewer");
-    let unknown = api.ask(Method::POST, tokens, "admin-token", &review(r#"{"token":"x"}"#)).await;
+    let unknown = api
+        .ask(
+            Method::POST,
+            tokens,
+            "admin-token",
+            &review(r#"{"token":"x"}"#),
+        )
+        .await;
     assert!(unknown.json()["status"].get("authenticated").is_none());
     let access = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
     for (resource, allowed) in [("pods", true), ("secrets", false)] {
-        let spec =
-            format!(r#"{{"user":"viewer","resourceAttributes":{{"verb":"list","resource":"{resource}"}}}}"#);
-        let answer = api.ask(Method::POST, access, "admin-token", &review(&spec)).await;
+        let spec = format!(
+            r#"{{"user":"viewer","resourceAttributes":{{"verb":"list","resource":"{resource}"}}}}"#
+        );
+        let answer = api
+            .ask(Method::POST, access, "admin-token", &review(&spec))
+            .await;
         assert_eq!(answer.json()["status"]["allowed"], allowed, "{resource}");
     }
 }
@@ -166,19 +298,37 @@ async fn discovery_follows_the_custom_type() {
             .unwrap();
         let response = Arc::clone(&api.0).answer(request).await;
         assert!(response.headers().contains_key("etag"));
-        String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
+        String::from_utf8(
+            response
+                .into_body()
+                .collect()
+                .await
+                .unwrap()
+                .to_bytes()
+                .to_vec(),
+        )
+        .unwrap()
     };
     assert!(
         aggregated()
             .await
             .contains(r#""responseKind":{"group":"example.com","kind":"Widget","version":"v1"}"#)
     );
-    assert_eq!(api.get("/apis/example.com/v1").await.json()["resources"][0]["name"], "widgets");
+    assert_eq!(
+        api.get("/apis/example.com/v1").await.json()["resources"][0]["name"],
+        "widgets"
+    );
     assert_eq!(api.get("/apis/example.com/v1/widgets").await.code, 200);
     api.0.state.serve_custom(&widgets(), false);
     assert!(!aggregated().await.contains("Widget"));
-    assert_eq!(api.get("/apis/example.com/v1/widgets").await.text, "404 page not found\n");
-    assert_eq!(api.get("/api/v1/nonsense").await.json()["reason"], "NotFound");
+    assert_eq!(
+        api.get("/apis/example.com/v1/widgets").await.text,
+        "404 page not found\n"
+    );
+    assert_eq!(
+        api.get("/api/v1/nonsense").await.json()["reason"],
+        "NotFound"
+    );
 }
 
 #[tokio::test]
@@ -186,9 +336,15 @@ async fn custom_lists_are_sorted_and_keep_their_continue() {
     let api = Api::new();
     api.0
         .state
-        .create(&widgets(), r#"{"metadata":{"name":"w","namespace":"n"},"spec":{"color":"red"}}"#)
+        .create(
+            &widgets(),
+            r#"{"metadata":{"name":"w","namespace":"n"},"spec":{"color":"red"}}"#,
+        )
         .unwrap();
-    let list = api.get("/apis/example.com/v1/widgets?fieldSelector=spec.color%3Dred").await.text;
+    let list = api
+        .get("/apis/example.com/v1/widgets?fieldSelector=spec.color%3Dred")
+        .await
+        .text;
     assert!(
         list.starts_with(
             r#"{"apiVersion":"example.com/v1","items":[{"apiVersion":"example.com/v1","kind":"Widget""#
@@ -208,11 +364,16 @@ async fn requests_are_refused_as_often_as_told() {
     let api = Api::new();
     api.0.faults.refuse(2, 429, Some(1));
     assert_eq!(api.get("/api/v1/pods").await.code, 429);
-    assert_eq!(api.get("/api/v1/pods").await.json()["details"]["retryAfterSeconds"], 1);
+    assert_eq!(
+        api.get("/api/v1/pods").await.json()["details"]["retryAfterSeconds"],
+        1
+    );
     assert_eq!(api.get("/api/v1/pods").await.code, 200);
     let metrics = api.get("/metrics").await.text;
     assert!(
-        metrics.contains(r#"apiserver_request_total{code="429",group="",resource="pods",verb="LIST"} 2"#),
+        metrics.contains(
+            r#"apiserver_request_total{code="429",group="",resource="pods",verb="LIST"} 2"#
+        ),
         "{metrics}"
     );
 }

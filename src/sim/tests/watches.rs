@@ -1,7 +1,8 @@
 use super::*;
 use crate::sim::BrokenFrame;
 
-const LIST: &str = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+const LIST: &str =
+    "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
 
 #[tokio::test(start_paused = true)]
 async fn a_watch_list_brings_the_state_the_mark_and_then_events() {
@@ -18,10 +19,17 @@ async fn a_watch_list_brings_the_state_the_mark_and_then_events() {
             "\n"
         )
     );
-    api.0.state.update(&pods(), &pod("n/a", "node-1", "red")).unwrap();
+    api.0
+        .state
+        .update(&pods(), &pod("n/a", "node-1", "red"))
+        .unwrap();
     api.0.state.delete(&pods(), "n", "b").unwrap();
     assert_eq!(stream.event().await, "MODIFIED a@4");
-    assert_eq!(stream.event().await, "DELETED b@5", "with the version of the deletion");
+    assert_eq!(
+        stream.event().await,
+        "DELETED b@5",
+        "with the version of the deletion"
+    );
     assert_eq!(api.0.stats.counts().total_open_watches(), 1);
     drop(stream);
     assert_eq!(api.0.stats.counts().total_open_watches(), 0);
@@ -35,15 +43,28 @@ async fn old_forms_of_the_start() {
     assert_eq!(zero.event().await, "ADDED a@2");
     let mut marked = api.watch("allowWatchBookmarks=true").await;
     assert_eq!(marked.event().await, "ADDED a@2");
-    assert_eq!(marked.event().await, "BOOKMARK* @2", "the old form gets the mark too");
+    assert_eq!(
+        marked.event().await,
+        "BOOKMARK* @2",
+        "the old form gets the mark too"
+    );
     let mut future = api.watch("resourceVersion=3").await;
-    let mut from_now = api.watch("sendInitialEvents=false&resourceVersionMatch=NotOlderThan").await;
+    let mut from_now = api
+        .watch("sendInitialEvents=false&resourceVersionMatch=NotOlderThan")
+        .await;
     api.pods(&["n/b", "n/c"]);
     assert_eq!(zero.event().await, "ADDED b@3");
     assert_eq!(from_now.event().await, "ADDED b@3");
-    assert_eq!(future.event().await, "ADDED c@4", "silent up to the version it asked for");
+    assert_eq!(
+        future.event().await,
+        "ADDED c@4",
+        "silent up to the version it asked for"
+    );
     let mut too_far = api.watch(&format!("{LIST}&resourceVersion=99")).await;
-    assert_eq!(too_far.event().await, "ERROR Timeout: Too large resource version: 99, current: 4");
+    assert_eq!(
+        too_far.event().await,
+        "ERROR Timeout: Too large resource version: 99, current: 4"
+    );
     assert_eq!(too_far.event().await, "end");
 }
 
@@ -51,18 +72,32 @@ async fn old_forms_of_the_start() {
 async fn selectors_make_objects_come_and_go() {
     let api = Api::new();
     api.pods(&["n/a"]);
-    let mut blue = api.watch("resourceVersion=2&labelSelector=color%3Dblue").await;
-    let mut node = api.watch("resourceVersion=2&fieldSelector=spec.nodeName%3Dnode-2").await;
+    let mut blue = api
+        .watch("resourceVersion=2&labelSelector=color%3Dblue")
+        .await;
+    let mut node = api
+        .watch("resourceVersion=2&fieldSelector=spec.nodeName%3Dnode-2")
+        .await;
     let state = &api.0.state;
     state.update(&pods(), &pod("n/a", "node-2", "red")).unwrap();
     let gone = blue.line().await.unwrap();
-    assert!(gone.starts_with(r#"{"type":"DELETED""#) && gone.contains(r#""resourceVersion":"3""#), "{gone}");
-    assert!(gone.contains(r#""color":"blue""#), "the state before, with the version of the update");
+    assert!(
+        gone.starts_with(r#"{"type":"DELETED""#) && gone.contains(r#""resourceVersion":"3""#),
+        "{gone}"
+    );
+    assert!(
+        gone.contains(r#""color":"blue""#),
+        "the state before, with the version of the update"
+    );
     assert_eq!(node.event().await, "ADDED a@3");
-    state.update(&pods(), &pod("n/a", "node-2", "blue")).unwrap();
+    state
+        .update(&pods(), &pod("n/a", "node-2", "blue"))
+        .unwrap();
     assert_eq!(blue.event().await, "ADDED a@4");
     assert_eq!(node.event().await, "MODIFIED a@4");
-    state.update(&pods(), &pod("n/a", "node-1", "blue")).unwrap();
+    state
+        .update(&pods(), &pod("n/a", "node-1", "blue"))
+        .unwrap();
     assert_eq!(blue.event().await, "MODIFIED a@5");
     assert_eq!(node.event().await, "DELETED a@5");
 }
@@ -71,7 +106,9 @@ async fn selectors_make_objects_come_and_go() {
 async fn bookmarks_come_in_time_and_before_the_end() {
     let api = Api::new();
     api.pods(&["n/a"]);
-    let mut stream = api.watch("resourceVersion=2&allowWatchBookmarks=true&timeoutSeconds=100").await;
+    let mut stream = api
+        .watch("resourceVersion=2&allowWatchBookmarks=true&timeoutSeconds=100")
+        .await;
     let started = tokio::time::Instant::now();
     api.0
         .state
@@ -81,7 +118,11 @@ async fn bookmarks_come_in_time_and_before_the_end() {
         )
         .unwrap();
     api.0.state.notify_progress();
-    assert_eq!(stream.event().await, "BOOKMARK @3", "another type's write moves it");
+    assert_eq!(
+        stream.event().await,
+        "BOOKMARK @3",
+        "another type's write moves it"
+    );
     assert_eq!(started.elapsed().as_secs(), 60);
     assert_eq!(stream.event().await, "BOOKMARK @3");
     assert_eq!(started.elapsed().as_secs(), 98);
@@ -89,15 +130,30 @@ async fn bookmarks_come_in_time_and_before_the_end() {
     assert_eq!(stream.event().await, "end");
     assert_eq!(started.elapsed().as_secs(), 100);
 
-    let mut idle = api.watch("resourceVersion=3&allowWatchBookmarks=true&timeoutSeconds=10").await;
-    assert_eq!(idle.event().await, "end", "a bookmark that says nothing new is not sent");
-    let mut short = api.watch("resourceVersion=2&allowWatchBookmarks=true&timeoutSeconds=2").await;
-    assert_eq!(short.event().await, "end", "no bookmark fits into two seconds");
+    let mut idle = api
+        .watch("resourceVersion=3&allowWatchBookmarks=true&timeoutSeconds=10")
+        .await;
+    assert_eq!(
+        idle.event().await,
+        "end",
+        "a bookmark that says nothing new is not sent"
+    );
+    let mut short = api
+        .watch("resourceVersion=2&allowWatchBookmarks=true&timeoutSeconds=2")
+        .await;
+    assert_eq!(
+        short.event().await,
+        "end",
+        "no bookmark fits into two seconds"
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn too_old_versions_are_an_error_event() {
-    let api = Api::with(Options { history: 2, ..Options::default() });
+    let api = Api::with(Options {
+        history: 2,
+        ..Options::default()
+    });
     api.pods(&["n/a", "n/b", "n/c", "n/d"]);
     let mut old = api.watch("resourceVersion=2").await;
     assert_eq!(
@@ -109,7 +165,10 @@ async fn too_old_versions_are_an_error_event() {
         )
     );
     assert_eq!(old.event().await, "end");
-    assert_eq!(api.watch("resourceVersion=3").await.event().await, "ADDED c@4");
+    assert_eq!(
+        api.watch("resourceVersion=3").await.event().await,
+        "ADDED c@4"
+    );
 
     // A watcher that was reading when history overtook it ends without a word.
     let mut slow = api.watch("resourceVersion=5").await;

@@ -7,8 +7,9 @@ use super::super::object::Object;
 use super::{ByFirstKey, Layout, Snapshot};
 use crate::kube::{ResourceVersion, TypeForm};
 
-/// Packs the objects of a list while they arrive. What it holds beside whole leaves is at most one leaf more: an
-/// object's bytes are copied when it is put in, and whatever they are a part of can go.
+/// Packs the objects of a list while they arrive. What it holds beside whole leaves is at most one
+/// leaf more: an object's bytes are copied when it is put in, and whatever they are a part of can
+/// go.
 #[derive(Debug)]
 pub struct SnapshotBuilder {
     form: Arc<TypeForm>,
@@ -16,8 +17,8 @@ pub struct SnapshotBuilder {
     packed: Snapshot,
     /// Those behind them, while all have come in order.
     next: Growing,
-    /// Upstream lists in key order. Of a list that does not, what comes from the first object out of order on is put
-    /// in as changes are.
+    /// Upstream lists in key order. Of a list that does not, what comes from the first object out
+    /// of order on is put in as changes are.
     in_order: bool,
 }
 
@@ -26,8 +27,17 @@ impl SnapshotBuilder {
     pub fn new(layout: Layout) -> Self {
         let form = Arc::clone(&layout.form);
         let by_field = layout.indexed.map(ByField::new);
-        let packed = Snapshot { layout: Some(layout), by_field, ..Snapshot::default() };
-        Self { form, packed, next: Growing::default(), in_order: true }
+        let packed = Snapshot {
+            layout: Some(layout),
+            by_field,
+            ..Snapshot::default()
+        };
+        Self {
+            form,
+            packed,
+            next: Growing::default(),
+            in_order: true,
+        }
     }
 
     /// How the objects are framed.
@@ -40,7 +50,10 @@ impl SnapshotBuilder {
         self.in_order &= self.next.last_key().is_none_or(|last| last < object.key());
         if !self.in_order {
             self.pack();
-            self.packed.insert(Arc::new(Object { bytes: object.bytes.detached(), ..object }));
+            self.packed.insert(Arc::new(Object {
+                bytes: object.bytes.detached(),
+                ..object
+            }));
             return;
         }
         if !self.next.has_room(&self.form, &object) {
@@ -63,7 +76,8 @@ impl SnapshotBuilder {
         self.packed
     }
 
-    /// Makes a leaf of what is not in one. Behind it comes the next object, unless they are out of order.
+    /// Makes a leaf of what is not in one. Behind it comes the next object, unless they are out of
+    /// order.
     fn pack(&mut self) {
         if let Some(leaf) = self.next.take(&self.form) {
             self.packed.leaves.insert(ByFirstKey(Arc::new(leaf)));

@@ -40,7 +40,12 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 fn items(runs: impl Iterator<Item = Run>, compressed: bool) -> Bytes {
     let runs: Vec<Run> = runs.collect();
     if !compressed {
-        return runs.iter().map(Run::items).collect::<Vec<_>>().concat().into();
+        return runs
+            .iter()
+            .map(Run::items)
+            .collect::<Vec<_>>()
+            .concat()
+            .into();
     }
     let mut out = BytesMut::new();
     let mut member = Member::begin(&mut out);
@@ -63,7 +68,10 @@ fn expected<'a>(objects: impl Iterator<Item = &'a Arc<Object>>) -> Bytes {
 
 /// No object keeps more than itself and its neighbours in memory.
 fn is_frugal(snapshot: &Snapshot) -> bool {
-    snapshot.leaves.iter().all(|leaf| leaf.0.held_in_vain() <= leaf.0.objects().len())
+    snapshot
+        .leaves
+        .iter()
+        .all(|leaf| leaf.0.held_in_vain() <= leaf.0.objects().len())
 }
 
 proptest! {
@@ -231,11 +239,19 @@ fn nothing_is_held_of_what_a_list_was_read_from() {
         let mut builder = SnapshotBuilder::new(layout());
         for (index, key) in keys.iter().enumerate() {
             // One small object of a large chunk.
-            let key = if in_order { key } else { &keys[index * 7 % keys.len()] };
+            let key = if in_order {
+                key
+            } else {
+                &keys[index * 7 % keys.len()]
+            };
             let object = sized(key, 1, "n1", 100);
             let whole = form.get_body(&object.bytes);
-            let chunk = Bytes::from([&whole[..whole.len() - 1], " ".repeat(100_000).as_bytes()].concat());
-            builder.put(Object { bytes: form.store(&chunk.slice(..whole.len() - 1)), ..object });
+            let chunk =
+                Bytes::from([&whole[..whole.len() - 1], " ".repeat(100_000).as_bytes()].concat());
+            builder.put(Object {
+                bytes: form.store(&chunk.slice(..whole.len() - 1)),
+                ..object
+            });
             assert!(chunk.is_unique(), "{in_order} {index}");
         }
         assert_eq!(builder.finish(ResourceVersion(1)).len(), keys.len());
@@ -256,8 +272,20 @@ fn what_was_compressed_stays_so_until_its_objects_change() {
     let before = snapshot.compressed_size();
     assert!(before > 0);
     snapshot.insert(Arc::new(sized("ns/p050", 2, "n1", 4_000)));
-    assert_eq!(runs(&snapshot).iter().filter(|run| !run.is_deflated()).count(), 1);
+    assert_eq!(
+        runs(&snapshot)
+            .iter()
+            .filter(|run| !run.is_deflated())
+            .count(),
+        1
+    );
     assert!(snapshot.compressed_size() < before);
     snapshot.settle();
-    assert_eq!(runs(&snapshot).iter().filter(|run| !run.is_deflated()).count(), 1);
+    assert_eq!(
+        runs(&snapshot)
+            .iter()
+            .filter(|run| !run.is_deflated())
+            .count(),
+        1
+    );
 }

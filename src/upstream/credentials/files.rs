@@ -8,8 +8,8 @@ use super::UpstreamOptions;
 
 /// Whether the service account of a pod is used: in a pod, unless a kubeconfig is named.
 pub(super) fn in_cluster(options: &UpstreamOptions) -> bool {
-    let named =
-        options.kubeconfig.is_some() || std::env::var_os("KUBECONFIG").is_some_and(|value| !value.is_empty());
+    let named = options.kubeconfig.is_some()
+        || std::env::var_os("KUBECONFIG").is_some_and(|value| !value.is_empty());
     !named && std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
 }
 
@@ -19,8 +19,15 @@ pub(super) fn kubeconfig_paths(options: &UpstreamOptions) -> Vec<PathBuf> {
         return vec![path.clone()];
     }
     match std::env::var_os("KUBECONFIG").filter(|value| !value.is_empty()) {
-        Some(value) => std::env::split_paths(&value).filter(|path| !path.as_os_str().is_empty()).collect(),
-        None => vec![std::env::home_dir().unwrap_or_default().join(".kube").join("config")],
+        Some(value) => std::env::split_paths(&value)
+            .filter(|path| !path.as_os_str().is_empty())
+            .collect(),
+        None => vec![
+            std::env::home_dir()
+                .unwrap_or_default()
+                .join(".kube")
+                .join("config"),
+        ],
     }
 }
 
@@ -32,11 +39,21 @@ pub(super) fn files(options: &UpstreamOptions) -> Vec<PathBuf> {
     let mut files = kubeconfig_paths(options);
     for path in files.clone() {
         // Unreadable now: its error is told when it is used.
-        let Ok(kubeconfig) = Kubeconfig::read_from(&path) else { continue };
-        for cluster in kubeconfig.clusters.iter().filter_map(|named| named.cluster.as_ref()) {
+        let Ok(kubeconfig) = Kubeconfig::read_from(&path) else {
+            continue;
+        };
+        for cluster in kubeconfig
+            .clusters
+            .iter()
+            .filter_map(|named| named.cluster.as_ref())
+        {
             files.extend(cluster.certificate_authority.iter().map(PathBuf::from));
         }
-        for user in kubeconfig.auth_infos.iter().filter_map(|named| named.auth_info.as_ref()) {
+        for user in kubeconfig
+            .auth_infos
+            .iter()
+            .filter_map(|named| named.auth_info.as_ref())
+        {
             files.extend(user.client_certificate.iter().map(PathBuf::from));
             files.extend(user.client_key.iter().map(PathBuf::from));
         }

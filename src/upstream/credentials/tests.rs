@@ -9,23 +9,34 @@ use crate::upstream::{Class, Client, SendOptions};
 
 async fn who(client: &Client) -> String {
     let request = Request::get("/who").body(body::empty()).unwrap();
-    let response = soon(client.send(Class::Short, request, SendOptions::default())).await.unwrap();
+    let response = soon(client.send(Class::Short, request, SendOptions::default()))
+        .await
+        .unwrap();
     read(response.into_body()).await.unwrap()
 }
 
 /// An API server that answers with what it was shown.
 async fn mirror(pki: &Pki, http2: bool) -> Api {
-    Api::start(pki, if http2 { HTTP2 } else { HTTP1 }, |request, conn| async move {
-        let header =
-            |name: &str| request.headers().get(name).map_or("-", |value| value.to_str().unwrap()).to_owned();
-        text(format!(
-            "certificate={} authorization={} user-agent={} as={}",
-            conn.client_cert,
-            header("authorization"),
-            header("user-agent"),
-            header("impersonate-user"),
-        ))
-    })
+    Api::start(
+        pki,
+        if http2 { HTTP2 } else { HTTP1 },
+        |request, conn| async move {
+            let header = |name: &str| {
+                request
+                    .headers()
+                    .get(name)
+                    .map_or("-", |value| value.to_str().unwrap())
+                    .to_owned()
+            };
+            text(format!(
+                "certificate={} authorization={} user-agent={} as={}",
+                conn.client_cert,
+                header("authorization"),
+                header("user-agent"),
+                header("impersonate-user"),
+            ))
+        },
+    )
     .await
 }
 
@@ -39,7 +50,9 @@ async fn own_requests_carry_the_proxys_credentials() {
         let client = Client::new(&Upstream::load(&options).await.unwrap());
         assert_eq!(
             who(&client).await,
-            format!("certificate=true authorization=Bearer {OWN_TOKEN} user-agent=watershed-test as=-")
+            format!(
+                "certificate=true authorization=Bearer {OWN_TOKEN} user-agent=watershed-test as=-"
+            )
         );
     }
 }
@@ -53,7 +66,10 @@ async fn a_user_acting_as_another_does_so() {
     std::fs::write(&path, kubeconfig_text(&api.url(), "{token: t, as: jane}")).unwrap();
     let client = Client::new(&Upstream::load(&options).await.unwrap());
     let seen = who(&client).await;
-    assert!(seen.contains("certificate=false authorization=Bearer t"), "{seen}");
+    assert!(
+        seen.contains("certificate=false authorization=Bearer t"),
+        "{seen}"
+    );
     assert!(seen.ends_with("as=jane"), "{seen}");
 }
 
@@ -83,14 +99,21 @@ async fn exec_plugins_give_tokens_and_certificates() {
     let plugin = dir.path().join("plugin");
     for (answer, wanted) in cases {
         std::fs::write(dir.path().join("answer.json"), answer.to_string()).unwrap();
-        let script = format!("#!/bin/sh\nexec cat '{}'\n", dir.path().join("answer.json").display());
+        let script = format!(
+            "#!/bin/sh\nexec cat '{}'\n",
+            dir.path().join("answer.json").display()
+        );
         std::fs::write(&plugin, script).unwrap();
         std::fs::set_permissions(&plugin, std::fs::Permissions::from_mode(0o755)).unwrap();
         let user = format!(
             "{{exec: {{apiVersion: client.authentication.k8s.io/v1, command: '{}', interactiveMode: Never}}}}",
             plugin.display()
         );
-        std::fs::write(dir.path().join("config"), kubeconfig_text(&api.url(), &user)).unwrap();
+        std::fs::write(
+            dir.path().join("config"),
+            kubeconfig_text(&api.url(), &user),
+        )
+        .unwrap();
         let client = Client::new(&Upstream::load(&options).await.unwrap());
         let seen = who(&client).await;
         assert!(seen.starts_with(wanted), "{seen}");
@@ -115,7 +138,11 @@ async fn changed_files_are_taken_over_and_broken_ones_are_not() {
     let (cert, key) = pki.issue("renewed", &[]);
     std::fs::write(dir.path().join("client.crt"), "half a file").unwrap();
     upstream.reload().await;
-    assert_eq!(upstream.current().generation, 0, "broken files are not taken");
+    assert_eq!(
+        upstream.current().generation,
+        0,
+        "broken files are not taken"
+    );
     who(&client).await;
     assert_eq!(api.accepted(), 1);
 
@@ -124,7 +151,11 @@ async fn changed_files_are_taken_over_and_broken_ones_are_not() {
     upstream.reload().await;
     assert_eq!(upstream.current().generation, 1);
     who(&client).await;
-    assert_eq!(api.accepted(), 2, "the new certificate is shown on a new connection");
+    assert_eq!(
+        api.accepted(),
+        2,
+        "the new certificate is shown on a new connection"
+    );
 }
 
 #[tokio::test]
@@ -134,8 +165,10 @@ async fn the_servers_name_can_be_told() {
     let (dir, options) = kubeconfig(&pki, &api.url());
     let text = kubeconfig_text(&api.url(), "{token: t}");
     for (name, good) in [("api.test", true), ("other.test", false)] {
-        let named =
-            text.replace("certificate-authority", &format!("tls-server-name: {name}, certificate-authority"));
+        let named = text.replace(
+            "certificate-authority",
+            &format!("tls-server-name: {name}, certificate-authority"),
+        );
         std::fs::write(dir.path().join("config"), named).unwrap();
         let client = Client::new(&Upstream::load(&options).await.unwrap());
         let request = Request::get("/who").body(body::empty()).unwrap();
@@ -154,19 +187,38 @@ async fn the_servers_name_can_be_told() {
 async fn errors_name_the_cause_and_the_knob() {
     let pki = Pki::new();
     let (dir, options) = kubeconfig(&pki, "https://127.0.0.1:1");
-    let load = async |options: &UpstreamOptions| Upstream::load(options).await.unwrap_err().to_string();
+    let load =
+        async |options: &UpstreamOptions| Upstream::load(options).await.unwrap_err().to_string();
 
-    let missing = UpstreamOptions { kubeconfig: Some(dir.path().join("none")), ..options.clone() };
+    let missing = UpstreamOptions {
+        kubeconfig: Some(dir.path().join("none")),
+        ..options.clone()
+    };
     let error = load(&missing).await;
-    assert!(error.contains("none") && error.contains("--kubeconfig"), "{error}");
+    assert!(
+        error.contains("none") && error.contains("--kubeconfig"),
+        "{error}"
+    );
 
-    let context = UpstreamOptions { context: Some("elsewhere".to_owned()), ..options.clone() };
+    let context = UpstreamOptions {
+        context: Some("elsewhere".to_owned()),
+        ..options.clone()
+    };
     let error = load(&context).await;
-    assert!(error.contains("elsewhere") && error.contains("--context"), "{error}");
+    assert!(
+        error.contains("elsewhere") && error.contains("--context"),
+        "{error}"
+    );
 
-    let server = UpstreamOptions { servers: vec!["10.0.0.1:6443".to_owned()], ..options.clone() };
+    let server = UpstreamOptions {
+        servers: vec!["10.0.0.1:6443".to_owned()],
+        ..options.clone()
+    };
     let error = load(&server).await;
-    assert!(error.contains("10.0.0.1:6443") && error.contains("https://host:port"), "{error}");
+    assert!(
+        error.contains("10.0.0.1:6443") && error.contains("https://host:port"),
+        "{error}"
+    );
 
     let config = kubeconfig_text("https://127.0.0.1:1", "{token: t}")
         .replace("server:", "proxy-url: \"http://proxy:3128\", server:");

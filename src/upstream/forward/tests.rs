@@ -10,8 +10,8 @@ use tokio_util::sync::PollSender;
 
 use super::*;
 use crate::upstream::testing::{
-    Api, HTTP1, HTTP2, OWN_TOKEN, Pki, Proxy, Settings, eventually, get, hanging, kubeconfig_with, read,
-    soon, streamed, text, upstream_of,
+    Api, HTTP1, HTTP2, OWN_TOKEN, Pki, Proxy, Settings, eventually, get, hanging, kubeconfig_with,
+    read, soon, streamed, text, upstream_of,
 };
 
 async fn proxied<H, F>(settings: Settings, handler: H) -> (Api, Proxy)
@@ -20,18 +20,31 @@ where
     F: Future<Output = Response<Body>> + Send + 'static,
 {
     let pki = Pki::new();
-    let api = Api::start(&pki, settings, move |request, conn| handler(request, conn.client_cert)).await;
+    let api = Api::start(&pki, settings, move |request, conn| {
+        handler(request, conn.client_cert)
+    })
+    .await;
     let proxy = Proxy::start(&upstream_of(&pki, &api).await).await;
     (api, proxy)
 }
 
 /// A request as one client or the other sends it.
-async fn ask(proxy: &Proxy, http2: bool, request: Request<Body>) -> hyper::Result<Response<Incoming>> {
+async fn ask(
+    proxy: &Proxy,
+    http2: bool,
+    request: Request<Body>,
+) -> hyper::Result<Response<Incoming>> {
     if http2 {
         let (mut parts, body) = request.into_parts();
         parts.headers.remove("host");
         parts.uri = format!("https://localhost{}", parts.uri).parse().unwrap();
-        soon(proxy.http2().await.send_request(Request::from_parts(parts, body))).await
+        soon(
+            proxy
+                .http2()
+                .await
+                .send_request(Request::from_parts(parts, body)),
+        )
+        .await
     } else {
         soon(proxy.http1().await.send_request(request)).await
     }
@@ -53,18 +66,29 @@ async fn the_proxys_credentials_are_never_lent() {
     for (http2, settings) in BOTH {
         let (_api, proxy) = proxied(settings, mirror).await;
         for path in ["/short", "/long"] {
-            let seen = read(ask(&proxy, http2, get(path)).await.unwrap()).await.unwrap();
+            let seen = read(ask(&proxy, http2, get(path)).await.unwrap())
+                .await
+                .unwrap();
             assert!(seen.starts_with("certificate=false"), "{seen}");
-            assert!(!seen.contains("authorization") && !seen.contains(OWN_TOKEN), "{seen}");
+            assert!(
+                !seen.contains("authorization") && !seen.contains(OWN_TOKEN),
+                "{seen}"
+            );
             assert!(
                 !seen.contains("x-forwarded") && !seen.contains("user-agent"),
                 "nothing is added: {seen}"
             );
 
             let mut request = get(path);
-            request.headers_mut().insert("authorization", "Bearer callers".parse().unwrap());
-            request.headers_mut().insert("impersonate-user", "jane".parse().unwrap());
-            let seen = read(ask(&proxy, http2, request).await.unwrap()).await.unwrap();
+            request
+                .headers_mut()
+                .insert("authorization", "Bearer callers".parse().unwrap());
+            request
+                .headers_mut()
+                .insert("impersonate-user", "jane".parse().unwrap());
+            let seen = read(ask(&proxy, http2, request).await.unwrap())
+                .await
+                .unwrap();
             assert!(seen.contains("authorization: Bearer callers"), "{seen}");
             assert!(seen.contains("impersonate-user: jane"), "{seen}");
         }
@@ -74,7 +98,10 @@ async fn the_proxys_credentials_are_never_lent() {
 #[tokio::test]
 async fn an_upgrade_does_not_lend_them_either() {
     let (_api, proxy) = proxied(HTTP2, |request, client_cert| async move {
-        text(format!("certificate={client_cert} {:?}", request.headers().get("authorization")))
+        text(format!(
+            "certificate={client_cert} {:?}",
+            request.headers().get("authorization")
+        ))
     })
     .await;
     let refused = ask(&proxy, false, upgrade("/exec")).await.unwrap();
@@ -89,18 +116,36 @@ async fn bodies_and_targets_pass_as_they_are() {
             let method = request.method().clone();
             if method == Method::HEAD {
                 // hyper's HTTP/2 server would send the body.
-                return Response::builder().header("content-length", 8).body(body::empty()).unwrap();
+                return Response::builder()
+                    .header("content-length", 8)
+                    .body(body::empty())
+                    .unwrap();
             }
-            text(format!("{method} {target} {}", read(request.into_body()).await.unwrap().len()))
+            text(format!(
+                "{method} {target} {}",
+                read(request.into_body()).await.unwrap().len()
+            ))
         })
         .await;
         let target = "/api/v1/namespaces/a%2Fb/pods?labelSelector=x%20in%20(a,b)&fieldManager=";
-        for (body, length) in [(body::full(vec![b'x'; 3_000_000]), 3_000_000), (body::empty(), 0)] {
-            let request = Request::patch(target).header("host", "localhost").body(body).unwrap();
+        for (body, length) in [
+            (body::full(vec![b'x'; 3_000_000]), 3_000_000),
+            (body::empty(), 0),
+        ] {
+            let request = Request::patch(target)
+                .header("host", "localhost")
+                .body(body)
+                .unwrap();
             let answer = ask(&proxy, http2, request).await.unwrap();
-            assert_eq!(read(answer).await.unwrap(), format!("PATCH {target} {length}"));
+            assert_eq!(
+                read(answer).await.unwrap(),
+                format!("PATCH {target} {length}")
+            );
         }
-        let request = Request::head("/").header("host", "localhost").body(body::empty()).unwrap();
+        let request = Request::head("/")
+            .header("host", "localhost")
+            .body(body::empty())
+            .unwrap();
         let answer = ask(&proxy, http2, request).await.unwrap();
         assert_eq!(answer.headers()["content-length"], "8");
     }
@@ -112,7 +157,10 @@ async fn trailers_pass_both_ways() {
         let collected = request.into_body().collect().await.unwrap();
         let trailers = collected.trailers().cloned();
         let back = http_body_util::Full::new(collected.to_bytes()).map_err(|never| match never {});
-        Response::new(back.with_trailers(std::future::ready(trailers.map(Ok))).boxed_unsync())
+        Response::new(
+            back.with_trailers(std::future::ready(trailers.map(Ok)))
+                .boxed_unsync(),
+        )
     })
     .await;
     let mut trailers = HeaderMap::new();
@@ -121,7 +169,9 @@ async fn trailers_pass_both_ways() {
         .map_err(|never| match never {})
         .with_trailers(std::future::ready(Some(Ok(trailers))));
     let request = Request::post("/").body(body.boxed_unsync()).unwrap();
-    let collected = soon(ask(&proxy, true, request).await.unwrap().collect()).await.unwrap();
+    let collected = soon(ask(&proxy, true, request).await.unwrap().collect())
+        .await
+        .unwrap();
     assert_eq!(collected.trailers().unwrap()["x-sum"], "42");
     assert_eq!(collected.to_bytes(), "there and back");
 }
@@ -130,8 +180,12 @@ async fn trailers_pass_both_ways() {
 async fn who_asks_cannot_be_stripped_on_the_way() {
     let (api, proxy) = proxied(HTTP2, |_, _| async { text("reached") }).await;
     let mut request = get("/");
-    request.headers_mut().insert("connection", "close, impersonate-user".parse().unwrap());
-    request.headers_mut().insert("impersonate-user", "jane".parse().unwrap());
+    request
+        .headers_mut()
+        .insert("connection", "close, impersonate-user".parse().unwrap());
+    request
+        .headers_mut()
+        .insert("impersonate-user", "jane".parse().unwrap());
     let answer = ask(&proxy, false, request).await.unwrap();
     assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
     assert_eq!(api.accepted(), 0);
@@ -139,12 +193,10 @@ async fn who_asks_cannot_be_stripped_on_the_way() {
 
 #[tokio::test]
 async fn expect_100_continue_works() {
-    let (_api, proxy) =
-        proxied(
-            HTTP2,
-            |request, _| async move { text(read(request.into_body()).await.unwrap().to_uppercase()) },
-        )
-        .await;
+    let (_api, proxy) = proxied(HTTP2, |request, _| async move {
+        text(read(request.into_body()).await.unwrap().to_uppercase())
+    })
+    .await;
     let mut tls = proxy.connect(b"http/1.1").await;
     let head = "POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 5\r\nConnection: close\r\n\r\n";
     tls.write_all(head.as_bytes()).await.unwrap();
@@ -154,7 +206,10 @@ async fn expect_100_continue_works() {
     tls.write_all(b"hello").await.unwrap();
     let mut answer = String::new();
     soon(tls.read_to_string(&mut answer)).await.unwrap();
-    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("HELLO"), "{answer}");
+    assert!(
+        answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("HELLO"),
+        "{answer}"
+    );
 }
 
 #[tokio::test]
@@ -165,7 +220,11 @@ async fn a_cut_answer_is_a_cut_for_the_client() {
         let first = soon(answer.frame()).await.unwrap().unwrap();
         assert_eq!(first.data_ref().unwrap(), "open\n");
         api.cut();
-        assert!(read(answer).await.is_err(), "client {http2}, upstream {}", settings.http2);
+        assert!(
+            read(answer).await.is_err(),
+            "client {http2}, upstream {}",
+            settings.http2
+        );
     }
 }
 
@@ -178,13 +237,24 @@ async fn a_dead_upstream_is_a_bad_gateway() {
         std::future::pending()
     })
     .await;
-    let asking =
-        tokio::spawn(async move { ask(&proxy, true, Request::post("/").body(body::empty()).unwrap()).await });
+    let asking = tokio::spawn(async move {
+        ask(
+            &proxy,
+            true,
+            Request::post("/").body(body::empty()).unwrap(),
+        )
+        .await
+    });
     eventually(|| begun.load(Ordering::Acquire) == 1).await;
     api.cut();
     let answer = soon(asking).await.unwrap().unwrap();
     assert_eq!(answer.status(), StatusCode::BAD_GATEWAY);
-    assert!(read(answer).await.unwrap().contains("broke off before answering"));
+    assert!(
+        read(answer)
+            .await
+            .unwrap()
+            .contains("broke off before answering")
+    );
 }
 
 #[tokio::test]
@@ -203,11 +273,20 @@ async fn a_request_cut_by_its_client_is_not_completed() {
     })
     .await;
     // A client that resets its stream as if all were well.
-    let (sender, driver) = h2::client::handshake(proxy.connect(b"h2").await).await.unwrap();
+    let (sender, driver) = h2::client::handshake(proxy.connect(b"h2").await)
+        .await
+        .unwrap();
     tokio::spawn(driver);
     let request = Request::patch("https://localhost/").body(()).unwrap();
-    let (_answer, mut stream) = sender.ready().await.unwrap().send_request(request, false).unwrap();
-    stream.send_data(Bytes::from_static(b"kind: Pod\n"), false).unwrap();
+    let (_answer, mut stream) = sender
+        .ready()
+        .await
+        .unwrap()
+        .send_request(request, false)
+        .unwrap();
+    stream
+        .send_data(Bytes::from_static(b"kind: Pod\n"), false)
+        .unwrap();
     assert_eq!(soon(outcome.recv()).await.unwrap().unwrap(), "kind: Pod\n");
     stream.send_reset(h2::Reason::NO_ERROR);
     // Upstream either sees an error or its handler is dropped with the stream; never an end.
@@ -345,7 +424,10 @@ async fn upgrades_are_tunnels_with_halves() {
     let mut answer = ask(&proxy, false, upgrade("/exec")).await.unwrap();
     assert_eq!(answer.status(), StatusCode::SWITCHING_PROTOCOLS);
     assert_eq!(answer.headers()["upgrade"], "SPDY/3.1");
-    assert_eq!(answer.headers()["x-stream-protocol-version"], "v4.channel.k8s.io");
+    assert_eq!(
+        answer.headers()["x-stream-protocol-version"],
+        "v4.channel.k8s.io"
+    );
     let mut io = TokioIo::new(soon(hyper::upgrade::on(&mut answer)).await.unwrap());
     let mut ready = [0; 6];
     soon(io.read_exact(&mut ready)).await.unwrap();
@@ -412,7 +494,9 @@ async fn an_upload_nobody_reads_stops_its_sender() {
     let stream = futures_util::stream::unfold(receiver, |mut receiver| async move {
         receiver.recv().await.map(|chunk| (Ok(chunk), receiver))
     });
-    let request = Request::post("https://localhost/").body(streamed(stream)).unwrap();
+    let request = Request::post("https://localhost/")
+        .body(streamed(stream))
+        .unwrap();
     let mut client = proxy.http2().await;
     let asking = tokio::spawn(async move { client.send_request(request).await });
     let mut sent = 0;
@@ -425,7 +509,10 @@ async fn an_upload_nobody_reads_stops_its_sender() {
             Err(_stalled) => break,
         }
         sent += 64 * 1024;
-        assert!(sent < 64 * 1024 * 1024, "nobody reads it, and it still goes");
+        assert!(
+            sent < 64 * 1024 * 1024,
+            "nobody reads it, and it still goes"
+        );
     }
     asking.abort();
 }
@@ -433,8 +520,12 @@ async fn an_upload_nobody_reads_stops_its_sender() {
 #[tokio::test]
 async fn connect_is_refused() {
     let (api, proxy) = proxied(HTTP2, |_, _| async { text("reached") }).await;
-    let request = Request::connect("localhost:443").body(body::empty()).unwrap();
-    let answer = soon(proxy.http1().await.send_request(request)).await.unwrap();
+    let request = Request::connect("localhost:443")
+        .body(body::empty())
+        .unwrap();
+    let answer = soon(proxy.http1().await.send_request(request))
+        .await
+        .unwrap();
     assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
     assert_eq!(api.accepted(), 0);
 }
@@ -444,16 +535,23 @@ async fn seen_as(authority: Authority, user: &str, http2: bool, request: Request
     let pki = Pki::new();
     let api = Api::start(&pki, HTTP2, |request: Request<Incoming>, conn| async move {
         let fields = request.headers().iter();
-        let mut seen: Vec<_> =
-            fields.map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
+        let mut seen: Vec<_> = fields
+            .map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))
+            .collect();
         seen.sort();
-        text(format!("certificate={}\n{}", conn.client_cert, seen.join("\n")))
+        text(format!(
+            "certificate={}\n{}",
+            conn.client_cert,
+            seen.join("\n")
+        ))
     })
     .await;
     let (_folder, options) = kubeconfig_with(&pki, &api.url(), user);
     let upstream = Upstream::load(&options).await.unwrap();
     let proxy = Proxy::start_as(&upstream, authority).await;
-    read(ask(&proxy, http2, request).await.unwrap()).await.unwrap()
+    read(ask(&proxy, http2, request).await.unwrap())
+        .await
+        .unwrap()
 }
 
 fn full_of_claims(mut request: Request<Body>) -> Request<Body> {
@@ -480,15 +578,25 @@ fn acting(pairs: &[(&'static str, &str)]) -> Authority {
     Authority::Impersonated(Arc::new(headers))
 }
 
-const JANE: &[(&str, &str)] =
-    &[("impersonate-user", "jane"), ("impersonate-group", "a"), ("impersonate-group", "b")];
+const JANE: &[(&str, &str)] = &[
+    ("impersonate-user", "jane"),
+    ("impersonate-group", "a"),
+    ("impersonate-group", "b"),
+];
 
 #[tokio::test]
 async fn who_is_vouched_for_is_nobody_but_themselves() {
     let own = format!("{{token: {OWN_TOKEN}}}");
-    for (http2, request) in [(true, get("/short")), (false, get("/long")), (false, upgrade("/exec"))] {
+    for (http2, request) in [
+        (true, get("/short")),
+        (false, get("/long")),
+        (false, upgrade("/exec")),
+    ] {
         let seen = seen_as(acting(JANE), &own, http2, full_of_claims(request)).await;
-        assert!(seen.contains(&format!("authorization: Bearer {OWN_TOKEN}")), "{seen}");
+        assert!(
+            seen.contains(&format!("authorization: Bearer {OWN_TOKEN}")),
+            "{seen}"
+        );
         assert!(seen.contains("accept: application/json"), "{seen}");
         let claims: Vec<_> = seen
             .lines()
@@ -496,7 +604,11 @@ async fn who_is_vouched_for_is_nobody_but_themselves() {
             .collect();
         assert_eq!(
             claims,
-            ["impersonate-group: a", "impersonate-group: b", "impersonate-user: jane"],
+            [
+                "impersonate-group: a",
+                "impersonate-group: b",
+                "impersonate-user: jane"
+            ],
             "{seen}"
         );
         assert!(!seen.contains("callers"), "{seen}");
@@ -507,15 +619,24 @@ async fn who_is_vouched_for_is_nobody_but_themselves() {
 async fn a_proxy_that_acts_as_somebody_cannot_act_as_its_callers() {
     let own = format!("{{token: {OWN_TOKEN}, as: admin, as-groups: [\"system:masters\"]}}");
     let seen = seen_as(acting(JANE), &own, true, get("/short")).await;
-    assert!(seen.contains("cannot act as its callers") && !seen.contains("impersonate-"), "{seen}");
+    assert!(
+        seen.contains("cannot act as its callers") && !seen.contains("impersonate-"),
+        "{seen}"
+    );
 }
 
 #[tokio::test]
 async fn with_one_identity_for_all_a_wish_to_be_another_is_passed_on() {
     let own = format!("{{token: {OWN_TOKEN}}}");
     let seen = seen_as(Authority::Own, &own, true, full_of_claims(get("/short"))).await;
-    assert!(seen.contains(&format!("authorization: Bearer {OWN_TOKEN}")), "{seen}");
-    assert!(seen.contains("impersonate-user: admin") && !seen.contains("x-remote-"), "{seen}");
+    assert!(
+        seen.contains(&format!("authorization: Bearer {OWN_TOKEN}")),
+        "{seen}"
+    );
+    assert!(
+        seen.contains("impersonate-user: admin") && !seen.contains("x-remote-"),
+        "{seen}"
+    );
 }
 
 #[tokio::test]
@@ -524,5 +645,8 @@ async fn with_one_identity_that_acts_as_somebody_nobody_can_be_another() {
     let seen = seen_as(Authority::Own, &own, true, get("/short")).await;
     assert!(seen.contains("impersonate-user: bob"), "{seen}");
     let seen = seen_as(Authority::Own, &own, true, full_of_claims(get("/short"))).await;
-    assert!(seen.contains("cannot act as its callers") && !seen.contains("impersonate-"), "{seen}");
+    assert!(
+        seen.contains("cannot act as its callers") && !seen.contains("impersonate-"),
+        "{seen}"
+    );
 }

@@ -23,12 +23,17 @@ fn post(path: &str, content: &'static str) -> Request<Body> {
     Request::post(path).body(body::full(content)).unwrap()
 }
 
-async fn send(client: &Client, request: Request<Body>) -> Result<Response<UpstreamBody>, UpstreamError> {
+async fn send(
+    client: &Client,
+    request: Request<Body>,
+) -> Result<Response<UpstreamBody>, UpstreamError> {
     soon(client.send(Class::Short, request, SendOptions::default())).await
 }
 
 async fn fetch(client: &Client, path: &str) -> String {
-    read(send(client, get(path)).await.unwrap().into_body()).await.unwrap()
+    read(send(client, get(path)).await.unwrap().into_body())
+        .await
+        .unwrap()
 }
 
 async fn client_of(pki: &Pki, api: &Api) -> Client {
@@ -39,12 +44,19 @@ async fn client_of(pki: &Pki, api: &Api) -> Client {
 async fn a_full_connection_is_followed_by_another() {
     let pki = Pki::new();
     for (peers, streams, connections) in [(250, 150, 2), (10, 25, 3)] {
-        let settings = Settings { http2: true, streams: peers };
+        let settings = Settings {
+            http2: true,
+            streams: peers,
+        };
         let api = Api::start(&pki, settings, |_, _| async { Response::new(hanging()) }).await;
         let client = client_of(&pki, &api).await;
         let open = join_all((0..streams).map(|_| send(&client, get("/watch")))).await;
         assert!(open.iter().all(Result::is_ok));
-        assert_eq!(api.accepted(), connections, "{streams} streams, {peers} allowed by the peer");
+        assert_eq!(
+            api.accepted(),
+            connections,
+            "{streams} streams, {peers} allowed by the peer"
+        );
 
         // Streams that end make room again.
         drop(open);
@@ -57,11 +69,16 @@ async fn a_full_connection_is_followed_by_another() {
 #[tokio::test]
 async fn classes_do_not_share_connections() {
     let pki = Pki::new();
-    let api = Api::start(&pki, HTTP2, |_, conn| async move { text(conn.number.to_string()) }).await;
+    let api = Api::start(&pki, HTTP2, |_, conn| async move {
+        text(conn.number.to_string())
+    })
+    .await;
     let client = client_of(&pki, &api).await;
     let mut numbers = Vec::new();
     for class in [Class::Watch, Class::Short, Class::LongForward] {
-        let response = soon(client.send(class, get("/"), SendOptions::default())).await.unwrap();
+        let response = soon(client.send(class, get("/"), SendOptions::default()))
+            .await
+            .unwrap();
         numbers.push(read(response.into_body()).await.unwrap());
     }
     assert_eq!(numbers, ["0", "1", "2"]);
@@ -71,7 +88,11 @@ async fn classes_do_not_share_connections() {
 async fn http1_connections_serve_one_request_after_the_other() {
     let pki = Pki::new();
     let api = Api::start(&pki, HTTP1, |request, _| async move {
-        if request.uri().path() == "/watch" { Response::new(hanging()) } else { text("hello") }
+        if request.uri().path() == "/watch" {
+            Response::new(hanging())
+        } else {
+            text("hello")
+        }
     })
     .await;
     let client = client_of(&pki, &api).await;
@@ -91,7 +112,13 @@ async fn http1_connections_serve_one_request_after_the_other() {
 
 fn waiting(client: &Client) -> Vec<Address> {
     let group = client.pool().group(Class::Short);
-    group.state.lock().http1.iter().map(|connection| connection.address.clone()).collect()
+    group
+        .state
+        .lock()
+        .http1
+        .iter()
+        .map(|connection| connection.address.clone())
+        .collect()
 }
 
 #[tokio::test]
@@ -99,7 +126,11 @@ async fn idle_connections_are_closed() {
     let pki = Pki::new();
     for settings in [HTTP2, HTTP1] {
         let api = Api::start(&pki, settings, |request, _| async move {
-            if request.uri().path() == "/watch" { Response::new(hanging()) } else { text("hello") }
+            if request.uri().path() == "/watch" {
+                Response::new(hanging())
+            } else {
+                text("hello")
+            }
         })
         .await;
         let client = client_of(&pki, &api).await;
@@ -163,10 +194,16 @@ async fn a_read_is_sent_again_when_its_pooled_connection_dies_and_a_write_is_not
     let client = client_of(&pki, &api).await;
     assert_eq!(fetch(&client, "/").await, "0");
     eventually(|| !waiting(&client).is_empty()).await;
-    assert_eq!(fetch(&client, "/").await, "1", "sent again on a new connection");
+    assert_eq!(
+        fetch(&client, "/").await,
+        "1",
+        "sent again on a new connection"
+    );
 
     eventually(|| !waiting(&client).is_empty()).await;
-    let error = send(&client, post("/", "twice would be wrong")).await.unwrap_err();
+    let error = send(&client, post("/", "twice would be wrong"))
+        .await
+        .unwrap_err();
     assert!(matches!(error, UpstreamError::Closed { .. }), "{error}");
     assert_eq!(asked.load(Ordering::Acquire), 4);
 }
@@ -184,7 +221,10 @@ async fn a_refused_stream_is_tried_elsewhere() {
     .await;
     let (_dir, options) = kubeconfig(&pki, &address);
     let client = Client::new(&Upstream::load(&options).await.unwrap());
-    assert_eq!(send(&client, get("/")).await.unwrap().status(), StatusCode::OK);
+    assert_eq!(
+        send(&client, get("/")).await.unwrap().status(),
+        StatusCode::OK
+    );
     assert_eq!(raw.load(Ordering::Acquire), 2);
 }
 
@@ -202,9 +242,15 @@ async fn a_write_that_upstream_did_not_look_at_is_sent_again() {
     let (_dir, options) = kubeconfig(&pki, &address);
     let client = Client::new(&Upstream::load(&options).await.unwrap());
     let bare = || Request::delete("/").body(body::empty()).unwrap();
-    for (request, repeated) in [(post("/", "once"), post("/", "never twice")), (bare(), bare())] {
+    for (request, repeated) in [
+        (post("/", "once"), post("/", "never twice")),
+        (bare(), bare()),
+    ] {
         let before = raw.load(Ordering::Acquire);
-        assert_eq!(send(&client, request).await.unwrap().status(), StatusCode::OK);
+        assert_eq!(
+            send(&client, request).await.unwrap().status(),
+            StatusCode::OK
+        );
         assert_eq!(raw.load(Ordering::Acquire), before + 2);
         // It may have been carried out.
         send(&client, repeated).await.unwrap_err();
@@ -212,8 +258,8 @@ async fn a_write_that_upstream_did_not_look_at_is_sent_again() {
     }
 }
 
-/// An API server goes away from a connection with each answer to somebody it does not know, and names the last stream
-/// that it has looked at.
+/// An API server goes away from a connection with each answer to somebody it does not know, and
+/// names the last stream that it has looked at.
 #[tokio::test]
 async fn a_write_above_the_last_stream_that_a_goaway_names_is_sent_again_and_no_other() {
     // With a hundred streams allowed.
@@ -242,7 +288,9 @@ async fn a_write_above_the_last_stream_that_a_goaway_names_is_sent_again_and_no_
                 drop(first);
             }
             let (tcp, _) = listener.accept().await.unwrap();
-            let mut second = h2::server::handshake(acceptor.accept(tcp).await.unwrap()).await.unwrap();
+            let mut second = h2::server::handshake(acceptor.accept(tcp).await.unwrap())
+                .await
+                .unwrap();
             while let Some(Ok((request, mut respond))) = second.accept().await {
                 let seen = seen.clone();
                 tokio::spawn(async move {
@@ -276,7 +324,9 @@ async fn a_reset_without_an_error_is_not_an_end() {
     let go_on = Arc::clone(&half_read);
     let (address, _) = raw_http2(&pki, move |_, mut respond| {
         let mut stream = respond.send_response(Response::new(()), false).unwrap();
-        stream.send_data(Bytes::from_static(b"half an ans"), false).unwrap();
+        stream
+            .send_data(Bytes::from_static(b"half an ans"), false)
+            .unwrap();
         let go_on = Arc::clone(&go_on);
         tokio::spawn(async move {
             go_on.notified().await;
@@ -290,7 +340,10 @@ async fn a_reset_without_an_error_is_not_an_end() {
     soon(answer.body_mut().frame()).await.unwrap().unwrap();
     half_read.notify_one();
     let error = read(answer.into_body()).await.unwrap_err();
-    assert!(error.to_string().contains("in the middle of an answer"), "{error}");
+    assert!(
+        error.to_string().contains("in the middle of an answer"),
+        "{error}"
+    );
 }
 
 /// An HTTP/2 server without manners.
@@ -306,7 +359,8 @@ async fn raw_http2(
     tokio::spawn(async move {
         loop {
             let (tcp, _) = listener.accept().await.unwrap();
-            let (acceptor, answer, counter) = (acceptor.clone(), answer.clone(), Arc::clone(&counter));
+            let (acceptor, answer, counter) =
+                (acceptor.clone(), answer.clone(), Arc::clone(&counter));
             tokio::spawn(async move {
                 let tls = acceptor.accept(tcp).await.unwrap();
                 let mut connection = h2::server::handshake(tls).await.unwrap();
@@ -322,14 +376,23 @@ async fn raw_http2(
 #[tokio::test]
 async fn addresses_fail_over() {
     let pki = Pki::new();
-    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let closed = TcpListener::bind("127.0.0.1:0")
+        .await
+        .unwrap()
+        .local_addr()
+        .unwrap();
     let api = Api::start(&pki, HTTP2, |_, _| async { text("hello") }).await;
     let (_dir, mut options) = kubeconfig(&pki, "https://127.0.0.1:1");
     options.servers = vec![format!("https://{closed}"), api.url()];
     let client = Client::new(&Upstream::load(&options).await.unwrap());
     for _ in 0..4 {
-        let fresh = SendOptions { fresh_connection: true, ..SendOptions::default() };
-        let response = soon(client.send(Class::Short, get("/"), fresh)).await.unwrap();
+        let fresh = SendOptions {
+            fresh_connection: true,
+            ..SendOptions::default()
+        };
+        let response = soon(client.send(Class::Short, get("/"), fresh))
+            .await
+            .unwrap();
         assert_eq!(read(response.into_body()).await.unwrap(), "hello");
     }
 
@@ -343,7 +406,11 @@ async fn addresses_fail_over() {
 #[tokio::test]
 async fn everyone_waiting_for_a_connection_hears_that_it_failed() {
     let pki = Pki::new();
-    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let closed = TcpListener::bind("127.0.0.1:0")
+        .await
+        .unwrap()
+        .local_addr()
+        .unwrap();
     let (_dir, options) = kubeconfig(&pki, &format!("https://{closed}"));
     let client = Client::new(&Upstream::load(&options).await.unwrap());
     let results = join_all((0..200).map(|_| send(&client, get("/")))).await;
@@ -353,21 +420,37 @@ async fn everyone_waiting_for_a_connection_hears_that_it_failed() {
 #[tokio::test]
 async fn another_address_or_connection_can_be_asked_for() {
     let pki = Pki::new();
-    let one = Api::start(&pki, HTTP2, |_, conn| async move { text(conn.number.to_string()) }).await;
-    let two = Api::start(&pki, HTTP2, |_, conn| async move { text(conn.number.to_string()) }).await;
+    let one = Api::start(&pki, HTTP2, |_, conn| async move {
+        text(conn.number.to_string())
+    })
+    .await;
+    let two = Api::start(&pki, HTTP2, |_, conn| async move {
+        text(conn.number.to_string())
+    })
+    .await;
     let (_dir, mut options) = kubeconfig(&pki, &one.url());
     options.servers = vec![one.url(), two.url()];
     let client = Client::new(&Upstream::load(&options).await.unwrap());
     for _ in 0..3 {
         let first = send(&client, get("/")).await.unwrap();
         let ServedBy(from) = first.extensions().get().cloned().unwrap();
-        let avoid = SendOptions { avoid: Some(from.clone()), ..SendOptions::default() };
-        let second = soon(client.send(Class::Short, get("/"), avoid)).await.unwrap();
+        let avoid = SendOptions {
+            avoid: Some(from.clone()),
+            ..SendOptions::default()
+        };
+        let second = soon(client.send(Class::Short, get("/"), avoid))
+            .await
+            .unwrap();
         assert_ne!(second.extensions().get::<ServedBy>().unwrap().0, from);
     }
     let before = one.accepted() + two.accepted();
-    let fresh = SendOptions { fresh_connection: true, ..SendOptions::default() };
-    soon(client.send(Class::Short, get("/"), fresh)).await.unwrap();
+    let fresh = SendOptions {
+        fresh_connection: true,
+        ..SendOptions::default()
+    };
+    soon(client.send(Class::Short, get("/"), fresh))
+        .await
+        .unwrap();
     assert_eq!(one.accepted() + two.accepted(), before + 1);
 }
 
@@ -392,14 +475,20 @@ async fn an_unread_stream_stops_its_sender_and_nobody_else() {
         })
         .await;
         let client = client_of(&pki, &api).await;
-        let lying =
-            join_all((0..unread).map(|_| soon(client.send(class, get("/unread"), SendOptions::default()))))
-                .await;
+        let lying = join_all(
+            (0..unread).map(|_| soon(client.send(class, get("/unread"), SendOptions::default()))),
+        )
+        .await;
         assert!(lying.iter().all(Result::is_ok));
 
         for _ in 0..3 {
-            let response = soon(client.send(class, get("/read"), SendOptions::default())).await.unwrap();
-            assert_eq!(read(response.into_body()).await.unwrap().len(), 4 * 1024 * 1024);
+            let response = soon(client.send(class, get("/read"), SendOptions::default()))
+                .await
+                .unwrap();
+            assert_eq!(
+                read(response.into_body()).await.unwrap().len(),
+                4 * 1024 * 1024
+            );
         }
         assert_eq!(api.accepted(), 1, "all of it on one connection");
 
@@ -429,9 +518,13 @@ async fn dropping_an_answer_cancels_it_at_upstream() {
                     std::future::pending::<()>().await;
                 }
                 let first = futures_util::stream::iter([Ok(Bytes::from_static(b"open\n"))]);
-                Response::new(streamed(first.chain(futures_util::stream::pending()).inspect(move |_| {
-                    let _held = &guard;
-                })))
+                Response::new(streamed(
+                    first
+                        .chain(futures_util::stream::pending())
+                        .inspect(move |_| {
+                            let _held = &guard;
+                        }),
+                ))
             }
         })
         .await;
@@ -445,10 +538,16 @@ async fn dropping_an_answer_cancels_it_at_upstream() {
         // Before its headers, too.
         let accepted = api.accepted();
         let unanswered = client.send(Class::Short, get("/slow"), SendOptions::default());
-        tokio::time::timeout(Duration::from_millis(300), unanswered).await.unwrap_err();
+        tokio::time::timeout(Duration::from_millis(300), unanswered)
+            .await
+            .unwrap_err();
         eventually(|| ended.load(Ordering::Acquire) == 2).await;
         if settings.http2 {
-            assert_eq!(fetch_status(&client).await, accepted, "the connection lives on");
+            assert_eq!(
+                fetch_status(&client).await,
+                accepted,
+                "the connection lives on"
+            );
         }
     }
 }
@@ -465,15 +564,24 @@ async fn trailers_arrive() {
         let api = Api::start(&pki, settings, |_, _| async {
             let mut trailers = http::HeaderMap::new();
             trailers.insert("x-sum", "42".parse().unwrap());
-            let body = streamed(futures_util::stream::iter([Ok(Bytes::from_static(b"body"))]))
-                .with_trailers(std::future::ready(Some(Ok(trailers))));
-            Response::builder().header("trailer", "x-sum").body(body.boxed_unsync()).unwrap()
+            let body = streamed(futures_util::stream::iter([Ok(Bytes::from_static(
+                b"body",
+            ))]))
+            .with_trailers(std::future::ready(Some(Ok(trailers))));
+            Response::builder()
+                .header("trailer", "x-sum")
+                .body(body.boxed_unsync())
+                .unwrap()
         })
         .await;
         let client = client_of(&pki, &api).await;
         let mut request = get("/");
-        request.headers_mut().insert("te", "trailers".parse().unwrap());
-        let collected = soon(send(&client, request).await.unwrap().into_body().collect()).await.unwrap();
+        request
+            .headers_mut()
+            .insert("te", "trailers".parse().unwrap());
+        let collected = soon(send(&client, request).await.unwrap().into_body().collect())
+            .await
+            .unwrap();
         assert_eq!(collected.trailers().unwrap()["x-sum"], "42");
         assert_eq!(collected.to_bytes(), "body");
     }
@@ -489,6 +597,9 @@ async fn a_cut_answer_is_an_error() {
         soon(watch.body_mut().frame()).await.unwrap().unwrap();
         api.cut();
         let error = read(watch.into_body()).await.unwrap_err();
-        assert!(error.to_string().contains(&api.address.to_string()), "{error}");
+        assert!(
+            error.to_string().contains(&api.address.to_string()),
+            "{error}"
+        );
     }
 }

@@ -23,11 +23,17 @@ impl Collect for Count {
 async fn followed(status: u16, body: &'static str) -> Stopped {
     let pki = Pki::new();
     let api = Api::start(&pki, HTTP2, move |request, _| {
-        let accept = Representation { encoding: Encoding::Json, metadata_only: true }.accepts_list();
+        let accept = Representation {
+            encoding: Encoding::Json,
+            metadata_only: true,
+        }
+        .accepts_list();
         assert_eq!(request.headers()["accept"], accept);
         assert_eq!(request.uri().query(), Some("limit=1"));
         async move {
-            let answer = Response::builder().status(status).header("content-type", "application/json");
+            let answer = Response::builder()
+                .status(status)
+                .header("content-type", "application/json");
             answer.body(body::full(body)).unwrap()
         }
     })
@@ -36,11 +42,17 @@ async fn followed(status: u16, body: &'static str) -> Stopped {
         gvr: GroupVersionResource::new("", "v1", "secrets"),
         selection: Arc::default(),
         kind: "Secret".into(),
-        representation: Representation { encoding: Encoding::Json, metadata_only: true },
+        representation: Representation {
+            encoding: Encoding::Json,
+            metadata_only: true,
+        },
         fields: Arc::new(FieldTable::metadata_only(true)),
     };
     let mut reflector = Reflector::new(Client::new(&upstream_of(&pki, &api).await), target);
-    timeout(SOON, reflector.next::<Count>()).await.unwrap().unwrap_err()
+    timeout(SOON, reflector.next::<Count>())
+        .await
+        .unwrap()
+        .unwrap_err()
 }
 
 /// Pods as events, and the mark that ends the initial ones.
@@ -53,8 +65,10 @@ fn events(kind: &str, names: &[&str]) -> String {
     names.iter().map(event).collect()
 }
 
-const LIST: &str =
-    concat!(r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[]}"#, "\n");
+const LIST: &str = concat!(
+    r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[]}"#,
+    "\n"
+);
 const MARK: &str = concat!(
     r#"{"type":"BOOKMARK","object":{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"8","annotations":{"k8s.io/initial-events-end":"true"}}}}"#,
     "\n"
@@ -65,7 +79,10 @@ async fn follow_pods(watches: [String; 2]) -> (Api, Reflector) {
     let pki = Pki::new();
     let opened = Arc::new(AtomicUsize::new(0));
     let api = Api::start(&pki, HTTP2, move |request, _| {
-        let watch = request.uri().query().is_some_and(|query| query.starts_with("watch=1"));
+        let watch = request
+            .uri()
+            .query()
+            .is_some_and(|query| query.starts_with("watch=1"));
         let body = if watch {
             watches[opened.fetch_add(1, Ordering::SeqCst).min(1)].clone()
         } else {
@@ -73,7 +90,10 @@ async fn follow_pods(watches: [String; 2]) -> (Api, Reflector) {
         };
         async move {
             let content_type = Encoding::Json.content_type(watch);
-            Response::builder().header("content-type", content_type).body(body::full(body)).unwrap()
+            Response::builder()
+                .header("content-type", content_type)
+                .body(body::full(body))
+                .unwrap()
         }
     })
     .await;
@@ -90,7 +110,10 @@ async fn follow_pods(watches: [String; 2]) -> (Api, Reflector) {
 }
 
 async fn next(reflector: &mut Reflector) -> Change<Count> {
-    timeout(SOON, reflector.next::<Count>()).await.unwrap().unwrap()
+    timeout(SOON, reflector.next::<Count>())
+        .await
+        .unwrap()
+        .unwrap()
 }
 
 #[tokio::test]
@@ -102,9 +125,21 @@ async fn a_list_that_fails_in_the_middle_leaves_no_trace() {
     let odd = cut.replace(r#""name":"b""#, r#""name":"#) + MARK;
     for broken in [&cut, within, odd.as_str()] {
         let (_api, mut reflector) = follow_pods([broken.to_owned(), whole.clone()]).await;
-        assert!(matches!(next(&mut reflector).await, Change::Interrupted), "{broken}");
+        assert!(
+            matches!(next(&mut reflector).await, Change::Interrupted),
+            "{broken}"
+        );
         let listed = next(&mut reflector).await;
-        assert!(matches!(listed, Change::Listed { objects: Count(3), .. }), "{broken} {listed:?}");
+        assert!(
+            matches!(
+                listed,
+                Change::Listed {
+                    objects: Count(3),
+                    ..
+                }
+            ),
+            "{broken} {listed:?}"
+        );
     }
 }
 
@@ -112,8 +147,17 @@ async fn a_list_that_fails_in_the_middle_leaves_no_trace() {
 async fn an_event_after_the_initial_state_does_not_keep_what_arrived_with_it() {
     let all = events("ADDED", &["a", "b", "c"]) + MARK + &events("MODIFIED", &["a", "b", "c"]);
     let (_api, mut reflector) = follow_pods([all.clone(), all]).await;
-    assert!(matches!(next(&mut reflector).await, Change::Listed { objects: Count(3), .. }));
-    assert!(matches!(next(&mut reflector).await, Change::Progress { .. }));
+    assert!(matches!(
+        next(&mut reflector).await,
+        Change::Listed {
+            objects: Count(3),
+            ..
+        }
+    ));
+    assert!(matches!(
+        next(&mut reflector).await,
+        Change::Progress { .. }
+    ));
     let Change::Event(Frame { frame, object, .. }, _) = next(&mut reflector).await else {
         panic!("no event")
     };
@@ -124,7 +168,8 @@ async fn an_event_after_the_initial_state_does_not_keep_what_arrived_with_it() {
 
 #[tokio::test]
 async fn nothing_but_metadata_is_followed_where_that_was_asked_for() {
-    // A server that does not read the parameters of Accept, with and without something to give away.
+    // A server that does not read the parameters of Accept, with and without something to give
+    // away.
     for whole in [
         r#"{"kind":"SecretList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[{"metadata":{"name":"s","namespace":"n","resourceVersion":"5"},"data":{"k":"AAEC"}}]}
 "#,

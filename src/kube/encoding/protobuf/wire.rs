@@ -22,7 +22,10 @@ pub(in crate::kube::encoding) struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     pub(in crate::kube::encoding) fn new(message: &'a [u8]) -> Self {
-        Self { message, position: 0 }
+        Self {
+            message,
+            position: 0,
+        }
     }
 
     /// Where the next field starts.
@@ -31,13 +34,17 @@ impl<'a> Reader<'a> {
     }
 
     /// The next field's number and value.
-    pub(in crate::kube::encoding) fn next(&mut self) -> Result<Option<(u32, Value<'a>)>, Malformed> {
+    pub(in crate::kube::encoding) fn next(
+        &mut self,
+    ) -> Result<Option<(u32, Value<'a>)>, Malformed> {
         if self.position == self.message.len() {
             return Ok(None);
         }
         let tag = self.varint()?;
-        let number =
-            u32::try_from(tag >> 3).ok().filter(|number| (1..1 << 29).contains(number)).ok_or(BAD_TAG)?;
+        let number = u32::try_from(tag >> 3)
+            .ok()
+            .filter(|number| (1..1 << 29).contains(number))
+            .ok_or(BAD_TAG)?;
         let value = match tag & 7 {
             0 => Value::Varint(self.varint()?),
             1 => self.take(8).map(|_| Value::Fixed)?,
@@ -119,7 +126,17 @@ mod tests {
 
     #[test]
     fn varints_at_their_limits() {
-        for value in [0, 1, 127, 128, 16_383, 16_384, u64::from(u32::MAX), u64::MAX - 1, u64::MAX] {
+        for value in [
+            0,
+            1,
+            127,
+            128,
+            16_383,
+            16_384,
+            u64::from(u32::MAX),
+            u64::MAX - 1,
+            u64::MAX,
+        ] {
             let mut message = vec![8];
             put_varint(&mut message, value);
             assert_eq!(message.len(), 1 + varint_len(value));
@@ -138,7 +155,12 @@ mod tests {
         assert_eq!(read(&[0x0b]), Err(BAD_TAG), "a group");
         assert_eq!(read(&[0x0f]), Err(BAD_TAG), "wire type 7");
         assert_eq!(read(&[0x0a, 2, 0]), Err(CUT));
-        assert_eq!(read(&[0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1]), Err(CUT));
+        assert_eq!(
+            read(&[
+                0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1
+            ]),
+            Err(CUT)
+        );
         assert_eq!(
             read(&[0x0d, 1, 2, 3, 4, 0x12, 1, 7]),
             Ok(vec![(1, Value::Fixed), (2, Value::Bytes(&[7]))])

@@ -7,10 +7,19 @@ fn lists_are_read_and_written_byte_for_byte() {
         let (form, page) = case.learn();
         assert_eq!(form.encoding(), case.encoding);
         assert_eq!(form.kind(), case.kind);
-        assert_eq!(write_list(&form, &page), case.file("list"), "{}", case.directory);
+        assert_eq!(
+            write_list(&form, &page),
+            case.file("list"),
+            "{}",
+            case.directory
+        );
         assert_eq!(form.read_list(&case.file("list")), Ok(page.clone()));
         if !page.objects.is_empty() {
-            assert_eq!(page.objects, case.objects(), "list items and watch objects are the same bytes");
+            assert_eq!(
+                page.objects,
+                case.objects(),
+                "list items and watch objects are the same bytes"
+            );
         }
     }
 }
@@ -20,14 +29,20 @@ fn a_paged_list_keeps_its_token_and_count() {
     for encoding in [Encoding::Json, Encoding::Protobuf] {
         let (_, page) = Case::find("pods", encoding).learn();
         assert_eq!(page.version, ResourceVersion(500));
-        assert_eq!(page.continue_token.as_deref(), Some("eyJ2IjoibWV0YS5rOHMuaW8vdjEifQ"));
+        assert_eq!(
+            page.continue_token.as_deref(),
+            Some("eyJ2IjoibWV0YS5rOHMuaW8vdjEifQ")
+        );
         assert_eq!(page.remaining, Some(7));
     }
     let case = Case::find("foos", Encoding::Json);
     let (form, last) = case.learn();
     assert_eq!(last.continue_token, None);
     let page = form.read_list(&case.file("paged")).unwrap();
-    assert_eq!((page.continue_token.as_deref(), page.remaining), (Some("abc"), Some(3)));
+    assert_eq!(
+        (page.continue_token.as_deref(), page.remaining),
+        (Some("abc"), Some(3))
+    );
     assert_eq!(write_list(&form, &page), case.file("paged"));
 }
 
@@ -50,36 +65,65 @@ fn metadata_is_cut_out_as_upstream_does() {
         for metadata in &metadata {
             partial.put_item(metadata, &mut items);
         }
-        assert_eq!(items.len(), metadata.iter().map(|metadata| partial.item_len(metadata)).sum::<usize>());
+        assert_eq!(
+            items.len(),
+            metadata
+                .iter()
+                .map(|metadata| partial.item_len(metadata))
+                .sum::<usize>()
+        );
         items.truncate(items.len() - expected.separator());
         let count = metadata.len();
-        let parts = expected.list_parts(page.version, token, page.remaining, count, items.len() as u64);
+        let parts = expected.list_parts(
+            page.version,
+            token,
+            page.remaining,
+            count,
+            items.len() as u64,
+        );
         let list = [&parts.head[..], &items, &parts.tail].concat();
         assert_eq!(list, case.file("list"));
         assert_eq!(parts.body_len(), list.len() as u64);
         for frame in case.frames() {
-            if matches!(frame.kind, EventKind::Added | EventKind::Modified | EventKind::Deleted) {
-                assert_eq!(partial.event(frame.kind, &expected.store(&frame.object)), Ok(frame.frame));
+            if matches!(
+                frame.kind,
+                EventKind::Added | EventKind::Modified | EventKind::Deleted
+            ) {
+                assert_eq!(
+                    partial.event(frame.kind, &expected.store(&frame.object)),
+                    Ok(frame.frame)
+                );
             }
         }
-        let bookmark =
-            Case::find("pods", encoding).frames().into_iter().find(|f| f.kind == EventKind::Bookmark);
-        let form = BookmarkForm::learn(&pods, &bookmark.unwrap().object).unwrap().partial(&partial).unwrap();
+        let bookmark = Case::find("pods", encoding)
+            .frames()
+            .into_iter()
+            .find(|f| f.kind == EventKind::Bookmark);
+        let form = BookmarkForm::learn(&pods, &bookmark.unwrap().object)
+            .unwrap()
+            .partial(&partial)
+            .unwrap();
         let reduced = form.plain(ResourceVersion(9));
         let frames = decode(encoding, [reduced]).unwrap();
-        assert_eq!(read_bookmark(encoding, &frames[0].object).unwrap().version, ResourceVersion(9));
+        assert_eq!(
+            read_bookmark(encoding, &frames[0].object).unwrap().version,
+            ResourceVersion(9)
+        );
         assert_eq!(partial.form().check_frame(&frames[0]), Ok(()));
     }
 }
 
 #[test]
 fn empty_lists() {
-    for (directory, encoding) in
-        [("foos", Encoding::Json), ("partial", Encoding::Json), ("partial", Encoding::Protobuf)]
-    {
+    for (directory, encoding) in [
+        ("foos", Encoding::Json),
+        ("partial", Encoding::Json),
+        ("partial", Encoding::Protobuf),
+    ] {
         let case = Case::find(directory, encoding);
         let (from_objects, _) = case.learn();
-        let (from_nothing, page) = TypeForm::learn(encoding, case.kind, &case.file("empty")).unwrap();
+        let (from_nothing, page) =
+            TypeForm::learn(encoding, case.kind, &case.file("empty")).unwrap();
         assert_eq!(from_objects, from_nothing);
         assert_eq!(write_list(&from_objects, &page), case.file("empty"));
     }
@@ -91,12 +135,22 @@ fn watch_events_are_framed_byte_for_byte() {
         let (form, _) = case.learn();
         let stream = case.file("watch");
         let frames = case.frames();
-        assert_eq!(frames.iter().map(|frame| &frame.frame[..]).collect::<Vec<_>>().concat(), stream);
+        assert_eq!(
+            frames
+                .iter()
+                .map(|frame| &frame.frame[..])
+                .collect::<Vec<_>>()
+                .concat(),
+            stream
+        );
         for frame in &frames {
             if frame.kind == EventKind::Error {
                 assert_eq!(form.status_event(&frame.object), frame.frame);
             } else {
-                assert_eq!(form.event(frame.kind, &form.store(&frame.object)), frame.frame);
+                assert_eq!(
+                    form.event(frame.kind, &form.store(&frame.object)),
+                    frame.frame
+                );
             }
             assert_eq!(form.check_frame(frame), Ok(()));
         }
@@ -106,7 +160,12 @@ fn watch_events_are_framed_byte_for_byte() {
         let status = read_error(case.encoding, &last.object);
         assert_eq!((status.code, status.reason.as_str()), (410, "Expired"));
         assert_eq!(status.message, "too old resource version: 5 (287)");
-        assert_eq!(form.get_body(&form.store(&frames[0].object)), case.file("get"), "{}", case.directory);
+        assert_eq!(
+            form.get_body(&form.store(&frames[0].object)),
+            case.file("get"),
+            "{}",
+            case.directory
+        );
     }
 }
 
@@ -114,19 +173,45 @@ fn watch_events_are_framed_byte_for_byte() {
 fn bookmarks_are_derived_from_either_kind() {
     for case in Case::all() {
         let (form, _) = case.learn();
-        let marks: Vec<Frame> = case.frames().into_iter().filter(|f| f.kind == EventKind::Bookmark).collect();
-        let [plain, end] = &marks[..] else { panic!("two bookmarks") };
+        let marks: Vec<Frame> = case
+            .frames()
+            .into_iter()
+            .filter(|f| f.kind == EventKind::Bookmark)
+            .collect();
+        let [plain, end] = &marks[..] else {
+            panic!("two bookmarks")
+        };
         let read = |frame: &Frame| read_bookmark(case.encoding, &frame.object);
-        assert_eq!(read(plain), Ok(Bookmark { version: ResourceVersion(225), initial_events_end: false }));
-        assert_eq!(read(end), Ok(Bookmark { version: ResourceVersion(1225), initial_events_end: true }));
+        assert_eq!(
+            read(plain),
+            Ok(Bookmark {
+                version: ResourceVersion(225),
+                initial_events_end: false
+            })
+        );
+        assert_eq!(
+            read(end),
+            Ok(Bookmark {
+                version: ResourceVersion(1225),
+                initial_events_end: true
+            })
+        );
         for from in [plain, end] {
             let bookmarks = BookmarkForm::learn(&form, &from.object).unwrap();
-            assert_eq!(bookmarks.plain(ResourceVersion(225)), plain.frame, "{}", case.directory);
+            assert_eq!(
+                bookmarks.plain(ResourceVersion(225)),
+                plain.frame,
+                "{}",
+                case.directory
+            );
             let mark = bookmarks.initial_events_end(ResourceVersion(1225));
             assert_eq!(mark.as_ref(), Some(&end.frame), "{}", case.directory);
         }
         for object in case.objects() {
-            assert!(BookmarkForm::learn(&form, &object).is_err(), "an object is no bookmark");
+            assert!(
+                BookmarkForm::learn(&form, &object).is_err(),
+                "an object is no bookmark"
+            );
         }
     }
 }
@@ -148,7 +233,10 @@ fn bookmarks_of_older_servers() {
         let frames = decode(Encoding::Json, [Bytes::from(from.clone())]).unwrap();
         let bookmarks = BookmarkForm::learn(&form, &frames[0].object).unwrap();
         assert_eq!(bookmarks.plain(ResourceVersion(9)), plain);
-        assert_eq!(bookmarks.initial_events_end(ResourceVersion(9)).unwrap(), end);
+        assert_eq!(
+            bookmarks.initial_events_end(ResourceVersion(9)).unwrap(),
+            end
+        );
     }
     let odd = line(r#""resourceVersion":"9","annotations":{"other":"x"}"#);
     let frames = decode(Encoding::Json, [Bytes::from(odd)]).unwrap();
@@ -179,19 +267,30 @@ fn end_marks_keep_their_blueprint() {
         ("foos", Encoding::Json, FOOS.as_bytes()),
     ] {
         let (form, _) = Case::find(directory, encoding).learn();
-        let read =
-            |frame: Bytes| read_bookmark(encoding, &decode(encoding, [frame]).unwrap()[0].object).unwrap();
+        let read = |frame: Bytes| {
+            read_bookmark(encoding, &decode(encoding, [frame]).unwrap()[0].object).unwrap()
+        };
         let object = &decode(encoding, [Bytes::from_static(end)]).unwrap()[0].object;
         let bookmarks = BookmarkForm::learn(&form, object).unwrap();
         let mark = read(Bytes::from_static(end));
         assert!(mark.initial_events_end);
-        assert_eq!(bookmarks.initial_events_end(mark.version).unwrap(), end, "{directory}");
+        assert_eq!(
+            bookmarks.initial_events_end(mark.version).unwrap(),
+            end,
+            "{directory}"
+        );
         let plain = bookmarks.plain(ResourceVersion(7));
         assert!(!plain.windows(9).any(|text| text == b"blueprint"));
-        let expected = Bookmark { version: ResourceVersion(7), initial_events_end: false };
+        let expected = Bookmark {
+            version: ResourceVersion(7),
+            initial_events_end: false,
+        };
         assert_eq!(read(plain), expected);
         // Of objects reduced to their metadata another list would be encoded.
-        let reduced = bookmarks.told(Some(true)).partial(&PartialForm::of(&form, encoding)).unwrap();
+        let reduced = bookmarks
+            .told(Some(true))
+            .partial(&PartialForm::of(&form, encoding))
+            .unwrap();
         assert_eq!(reduced.initial_events_end(mark.version), None);
         assert_eq!(read(reduced.plain(ResourceVersion(7))), expected);
     }
@@ -201,19 +300,36 @@ fn end_marks_keep_their_blueprint() {
 fn reduced_bookmarks_of_custom_types_wait_for_others_to_tell() {
     let case = Case::find("foos", Encoding::Json);
     let (form, _) = case.learn();
-    let bookmark = case.frames().into_iter().find(|frame| frame.kind == EventKind::Bookmark).unwrap();
+    let bookmark = case
+        .frames()
+        .into_iter()
+        .find(|frame| frame.kind == EventKind::Bookmark)
+        .unwrap();
     let learned = BookmarkForm::learn(&form, &bookmark.object).unwrap();
     let reduced = PartialForm::of(&form, Encoding::Json);
     assert!(learned.partial(&reduced).is_none());
-    assert!(learned.partial(&PartialForm::of(&form, Encoding::Protobuf)).is_some());
+    assert!(
+        learned
+            .partial(&PartialForm::of(&form, Encoding::Protobuf))
+            .is_some()
+    );
     for (null, expected) in [
         (false, r#""metadata":{"resourceVersion":"7"}}"#),
-        (true, r#""metadata":{"resourceVersion":"7","creationTimestamp":null}}"#),
+        (
+            true,
+            r#""metadata":{"resourceVersion":"7","creationTimestamp":null}}"#,
+        ),
     ] {
         let told = learned.clone().told(Some(null));
         let frame = told.partial(&reduced).unwrap().plain(ResourceVersion(7));
-        assert!(String::from_utf8_lossy(&frame).contains(expected), "{frame:?}");
-        assert_eq!(told.plain(ResourceVersion(7)), learned.plain(ResourceVersion(7)));
+        assert!(
+            String::from_utf8_lossy(&frame).contains(expected),
+            "{frame:?}"
+        );
+        assert_eq!(
+            told.plain(ResourceVersion(7)),
+            learned.plain(ResourceVersion(7))
+        );
     }
 }
 
@@ -227,8 +343,14 @@ fn a_deleted_event_changes_only_the_version() {
                 let stored = form.store(&object);
                 let spliced = form.with_version(&stored, version).unwrap();
                 let again = scan(case.encoding, &spliced.text(), &case.fields).unwrap();
-                assert_eq!((again.version, &again.attributes), (version, &scanned.attributes));
-                assert_eq!(form.with_version(&spliced, scanned.version).unwrap(), stored);
+                assert_eq!(
+                    (again.version, &again.attributes),
+                    (version, &scanned.attributes)
+                );
+                assert_eq!(
+                    form.with_version(&spliced, scanned.version).unwrap(),
+                    stored
+                );
             }
         }
     }
@@ -240,7 +362,11 @@ fn attributes_are_the_same_in_both_encodings() {
         for object in case.objects() {
             let scanned = scan(case.encoding, &object, &case.fields).unwrap();
             if case.directory != "foos" {
-                assert_eq!(scanned.attributes.label("tier"), Some("<front>&"), "escapes are read");
+                assert_eq!(
+                    scanned.attributes.label("tier"),
+                    Some("<front>&"),
+                    "escapes are read"
+                );
                 assert_eq!(scanned.attributes.label("a/empty"), Some(""));
                 let keys: Vec<_> = scanned.attributes.labels().map(|(key, _)| key).collect();
                 assert_eq!(keys, ["a/empty", "app", "tier"]);
@@ -275,10 +401,16 @@ fn field_values_are_upstreams() {
                 ("status.nominatedNodeName", "node-2"),
             ],
         ),
-        ("nodes", &[("metadata.name", "node-1"), ("spec.unschedulable", "true")]),
+        (
+            "nodes",
+            &[("metadata.name", "node-1"), ("spec.unschedulable", "true")],
+        ),
         ("namespaces", &[("status.phase", "Active")]),
         ("secrets", &[("type", "Opaque")]),
-        ("services", &[("spec.clusterIP", "10.0.0.9"), ("spec.type", "ClusterIP")]),
+        (
+            "services",
+            &[("spec.clusterIP", "10.0.0.9"), ("spec.type", "ClusterIP")],
+        ),
         ("replicationcontrollers", &[("status.replicas", "4")]),
         ("jobs", &[("status.successful", "2")]),
         (
@@ -312,15 +444,26 @@ fn field_values_are_upstreams() {
                 ("type", "Normal"),
             ],
         ),
-        ("certificatesigningrequests", &[("spec.signerName", "x.io/signer")]),
+        (
+            "certificatesigningrequests",
+            &[("spec.signerName", "x.io/signer")],
+        ),
         ("clustertrustbundles", &[("spec.signerName", "x.io/signer")]),
         (
             "podcertificaterequests",
-            &[("spec.signerName", "x.io/signer"), ("spec.podName", "web-0"), ("spec.nodeName", "node-1")],
+            &[
+                ("spec.signerName", "x.io/signer"),
+                ("spec.podName", "web-0"),
+                ("spec.nodeName", "node-1"),
+            ],
         ),
         (
             "resourceslices",
-            &[("spec.nodeName", "node-1"), ("spec.driver", "gpu.x.io"), ("spec.pool.name", "pool-1")],
+            &[
+                ("spec.nodeName", "node-1"),
+                ("spec.driver", "gpu.x.io"),
+                ("spec.pool.name", "pool-1"),
+            ],
         ),
         (
             "foos",
@@ -353,13 +496,25 @@ fn field_values_are_upstreams() {
 fn absent_fields_have_upstreams_zero_values() {
     for encoding in [Encoding::Json, Encoding::Protobuf] {
         let pods = Case::find("pods", encoding);
-        let second = scan(encoding, &pods.objects()[1], &pods.fields).unwrap().attributes;
-        let field = |label| second.field(pods.fields.position(label).unwrap()).to_owned();
+        let second = scan(encoding, &pods.objects()[1], &pods.fields)
+            .unwrap()
+            .attributes;
+        let field = |label| {
+            second
+                .field(pods.fields.position(label).unwrap())
+                .to_owned()
+        };
         assert_eq!(field("spec.hostNetwork"), "false");
         assert_eq!(field("status.podIP"), "", "no podIPs");
         let events = Case::find("events", encoding);
-        let second = scan(encoding, &events.objects()[1], &events.fields).unwrap().attributes;
-        assert_eq!(second.field(events.fields.position("source").unwrap()), "rep", "no component");
+        let second = scan(encoding, &events.objects()[1], &events.fields)
+            .unwrap()
+            .attributes;
+        assert_eq!(
+            second.field(events.fields.position("source").unwrap()),
+            "rep",
+            "no component"
+        );
         // Bookmarks are zero values of their kinds.
         for (directory, label, value) in [
             ("nodes", "spec.unschedulable", "false"),
@@ -368,9 +523,19 @@ fn absent_fields_have_upstreams_zero_values() {
             ("resourceslices", "spec.nodeName", ""),
         ] {
             let case = Case::find(directory, encoding);
-            let bookmark = case.frames().into_iter().find(|frame| frame.kind == EventKind::Bookmark).unwrap();
-            let scanned = scan(encoding, &bookmark.object, &case.fields).unwrap().attributes;
-            assert_eq!(scanned.field(case.fields.position(label).unwrap()), value, "{directory}");
+            let bookmark = case
+                .frames()
+                .into_iter()
+                .find(|frame| frame.kind == EventKind::Bookmark)
+                .unwrap();
+            let scanned = scan(encoding, &bookmark.object, &case.fields)
+                .unwrap()
+                .attributes;
+            assert_eq!(
+                scanned.field(case.fields.position(label).unwrap()),
+                value,
+                "{directory}"
+            );
         }
     }
 }

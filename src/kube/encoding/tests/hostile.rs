@@ -18,7 +18,11 @@ fn read_everything(case: &Case, bytes: &Bytes) {
     }
     let _ = BookmarkForm::learn(&form, bytes);
     if let Ok((form, page)) = TypeForm::learn(case.encoding, case.kind, bytes) {
-        assert_eq!(write_list(&form, &page), *bytes, "what is accepted can be written again");
+        assert_eq!(
+            write_list(&form, &page),
+            *bytes,
+            "what is accepted can be written again"
+        );
     }
     if let Ok(page) = form.read_list(bytes) {
         assert_eq!(write_list(&form, &page), *bytes);
@@ -48,23 +52,38 @@ fn truncated_input() {
 
 #[test]
 fn a_stream_cut_within_a_frame_is_not_clean() {
-    for case in [Case::find("pods", Encoding::Json), Case::find("pods", Encoding::Protobuf)] {
+    for case in [
+        Case::find("pods", Encoding::Json),
+        Case::find("pods", Encoding::Protobuf),
+    ] {
         let stream = case.file("watch");
         let mut ends = vec![0];
         for frame in case.frames() {
             ends.push(ends.last().unwrap() + frame.frame.len());
         }
         for end in 0..=stream.len() {
-            assert_eq!(decode(case.encoding, [stream.slice(..end)]).is_ok(), ends.contains(&end), "{end}");
+            assert_eq!(
+                decode(case.encoding, [stream.slice(..end)]).is_ok(),
+                ends.contains(&end),
+                "{end}"
+            );
         }
     }
 }
 
 #[test]
 fn frames_above_the_limit() {
-    for case in [Case::find("pods", Encoding::Json), Case::find("pods", Encoding::Protobuf)] {
+    for case in [
+        Case::find("pods", Encoding::Json),
+        Case::find("pods", Encoding::Protobuf),
+    ] {
         let stream = case.file("watch");
-        let longest = case.frames().iter().map(|frame| frame.frame.len()).max().unwrap();
+        let longest = case
+            .frames()
+            .iter()
+            .map(|frame| frame.frame.len())
+            .max()
+            .unwrap();
         for (limit, fits) in [(longest, true), (longest - 1, false), (0, false)] {
             for size in [1, 7, stream.len()] {
                 let mut decoder = FrameDecoder::new(case.encoding, limit);
@@ -84,13 +103,20 @@ fn frames_above_the_limit() {
                 }
                 assert_eq!(result.is_ok(), fits, "{limit} {size}");
                 assert_eq!(decoder.is_clean(), fits);
-                assert_eq!(decoder.next_frame().is_ok(), fits, "a failed decoder stays failed");
+                assert_eq!(
+                    decoder.next_frame().is_ok(),
+                    fits,
+                    "a failed decoder stays failed"
+                );
             }
         }
     }
     let mut decoder = FrameDecoder::new(Encoding::Protobuf, 100);
     decoder.push(Bytes::from_static(&[0xff; 4]));
-    assert!(decoder.next_frame().is_err(), "an announced length is believed before its bytes arrive");
+    assert!(
+        decoder.next_frame().is_err(),
+        "an announced length is believed before its bytes arrive"
+    );
 }
 
 #[test]
@@ -112,22 +138,41 @@ fn small_frames_do_not_pin_large_chunks() {
     assert_eq!(passing, frame);
     assert!(chunk.as_ptr_range().contains(&passing.frame.as_ptr()));
     let kept = [passing.detached(), decoder.next_frame().unwrap().unwrap()];
-    assert!(kept.iter().all(|kept| *kept == frame && !chunk.as_ptr_range().contains(&kept.frame.as_ptr())));
-    assert!(kept.iter().all(|kept| kept.frame.as_ptr_range().contains(&kept.object.as_ptr())));
+    assert!(
+        kept.iter()
+            .all(|kept| *kept == frame && !chunk.as_ptr_range().contains(&kept.frame.as_ptr()))
+    );
+    assert!(
+        kept.iter()
+            .all(|kept| kept.frame.as_ptr_range().contains(&kept.object.as_ptr()))
+    );
 
     let chunk = Bytes::from(line);
     decoder = FrameDecoder::new(Encoding::Json, 1000);
     decoder.push(chunk.clone());
     let frame = decoder.next_frame().unwrap().unwrap();
-    assert_eq!(frame.frame.as_ptr(), chunk.as_ptr(), "a frame that fills its chunk is not copied");
+    assert_eq!(
+        frame.frame.as_ptr(),
+        chunk.as_ptr(),
+        "a frame that fills its chunk is not copied"
+    );
 }
 
 #[test]
 fn other_spellings_of_an_event() {
     let read = |line: &'static str| decode(Encoding::Json, [Bytes::from_static(line.as_bytes())]);
     let odd = read("{ \"object\": {\"a\": 1} , \"type\": \"DELETED\" }\n").unwrap();
-    assert_eq!((odd[0].kind, &odd[0].object[..]), (EventKind::Deleted, br#"{"a": 1}"#.as_slice()));
-    for bad in ["\n", "{}\n", "[]\n", "{\"type\":\"NEWS\",\"object\":{}}\n", "{\"type\":\"ADDED\"}\n"] {
+    assert_eq!(
+        (odd[0].kind, &odd[0].object[..]),
+        (EventKind::Deleted, br#"{"a": 1}"#.as_slice())
+    );
+    for bad in [
+        "\n",
+        "{}\n",
+        "[]\n",
+        "{\"type\":\"NEWS\",\"object\":{}}\n",
+        "{\"type\":\"ADDED\"}\n",
+    ] {
         assert!(read(bad).is_err(), "{bad:?}");
     }
     let smuggled = read("{\"type\":\"ADDED\",\"object\":{\"a\":1},\"b\":{}}\n").unwrap();
@@ -151,7 +196,10 @@ fn odd_objects() {
     ] {
         assert_eq!(read(&good).unwrap().attributes.field(2), "", "{good}");
     }
-    let twice = read(&format!("{{{metadata},\"spec\":{{\"a\":\"x\",\"a\":\"y\"}}}}")).unwrap();
+    let twice = read(&format!(
+        "{{{metadata},\"spec\":{{\"a\":\"x\",\"a\":\"y\"}}}}"
+    ))
+    .unwrap();
     assert_eq!(twice.attributes.field(2), "y");
     for bad in [
         "",
@@ -169,9 +217,17 @@ fn odd_objects() {
         assert!(read(bad).is_err(), "{bad}");
     }
     // Nesting is passed over without recursion.
-    let deep = format!("{{{metadata},\"x\":{}{}}}", "[".repeat(100_000), "]".repeat(100_000));
+    let deep = format!(
+        "{{{metadata},\"x\":{}{}}}",
+        "[".repeat(100_000),
+        "]".repeat(100_000)
+    );
     assert!(read(&deep).is_ok());
-    let deep = format!("{{{metadata},\"spec\":{}{}}}", "[".repeat(100_000), "]".repeat(100_000));
+    let deep = format!(
+        "{{{metadata},\"spec\":{}{}}}",
+        "[".repeat(100_000),
+        "]".repeat(100_000)
+    );
     assert!(read(&deep).is_ok());
 }
 
@@ -199,7 +255,10 @@ fn a_list_in_no_known_style_is_refused() {
         (item, "null"),
     ] {
         assert!(good.contains(from));
-        assert!(learn(&good.replacen(from, to, 1)).is_err(), "{from} -> {to}");
+        assert!(
+            learn(&good.replacen(from, to, 1)).is_err(),
+            "{from} -> {to}"
+        );
     }
 }
 
@@ -212,9 +271,11 @@ fn custom_resources_with_members_before_api_version() {
     );
     let (form, page) = TypeForm::learn(Encoding::Json, "Foo", &Bytes::from(body)).unwrap();
     assert_eq!(write_list(&form, &page), body.as_bytes());
-    for other in
-        [r#"{"kind":"Foo","apiVersion":"ex.io/v1"}"#, r#"{"apiVersion":"ex.io/v2","kind":"Foo"}"#, "{}"]
-    {
+    for other in [
+        r#"{"kind":"Foo","apiVersion":"ex.io/v1"}"#,
+        r#"{"apiVersion":"ex.io/v2","kind":"Foo"}"#,
+        "{}",
+    ] {
         assert!(form.check(&Bytes::from(other)).is_err(), "{other}");
     }
 }
