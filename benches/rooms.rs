@@ -14,19 +14,20 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use fastrand::Rng;
-use watershed::kube::{
-    Encoding, EventKind, FieldTable, Frame, FrameDecoder, GroupVersionResource, LabelSelector,
-    ResourceVersion, Scanned, TypeForm, deflate, gzip_member, scan,
-};
-use watershed::sim::fixtures;
 use watershed::store::{
     self, Interest, Layout, Limits, Object, Reader, Snapshot, Start, Step, Writer,
 };
-use watershed::watch::Filter;
+use watershed::watcher::Filter;
+use watershed_lab::sim::fixtures;
+use watershed_protocol::{
+    Encoding, EventKind, FieldTable, Frame, FrameDecoder, GroupVersionResource, LabelSelector,
+    ResourceVersion, Scanned, TypeForm, deflate, gzip_member, scan,
+};
 
 /// Upstream's own bytes, which the tests of the room hold.
-const PODS_JSON: &[u8] = include_bytes!("../src/kube/encoding/testdata/pods/list.json");
-const PODS_PROTOBUF: &[u8] = include_bytes!("../src/kube/encoding/testdata/pods/list.pb");
+const PODS_JSON: &[u8] = include_bytes!("../crates/protocol/src/encoding/testdata/pods/list.json");
+const PODS_PROTOBUF: &[u8] =
+    include_bytes!("../crates/protocol/src/encoding/testdata/pods/list.pb");
 
 /// Objects of a small and a large scope.
 const SIZES: [usize; 2] = [10_000, 100_000];
@@ -272,7 +273,7 @@ fn selectors(criterion: &mut Criterion) {
         });
     }
     let selector =
-        watershed::kube::FieldSelector::parse("spec.nodeName=node-001").expect("a selector");
+        watershed_protocol::FieldSelector::parse("spec.nodeName=node-001").expect("a selector");
     let filter = Filter::new(None, None, Some(&selector), &fields).expect("known fields");
     group.bench_function("spec.nodeName", |bencher| {
         bencher.iter(|| filter.matches(black_box(&one.attributes)));

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use rustls::pki_types::CertificateDer;
 
-use crate::http::tls::TlsError;
+use crate::listener::tls::TlsError;
 use crate::scope::Scopes;
 use crate::upstream::Client;
 

@@ -15,11 +15,12 @@ use hyper::body::Incoming;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 
+use crate::body::{Body, full};
 use crate::catalog::Catalog;
-use crate::http::body::{Body, full};
-use crate::http::listen::serve_admin;
-use crate::http::tls::ServerTls;
-use crate::http::{Limits, Peer, drain};
+use crate::drain;
+use crate::listener::listen::serve_admin;
+use crate::listener::tls::ServerTls;
+use crate::listener::{Limits, Peer};
 use crate::scope::Scopes;
 use crate::serve::Usage;
 use crate::upstream::Upstream;

@@ -18,22 +18,23 @@ use tokio::task::JoinHandle;
 use crate::access::{self, Access};
 use crate::audit::{self, Audit};
 use crate::catalog::{Catalog, DiscoveryError, Follower};
-use crate::http::tls::ServerTls;
-use crate::http::{self, drain};
+use crate::listener::tls::ServerTls;
 use crate::scope::{self, Scopes};
 use crate::serve::{Cache, CachedObjects, Kept, Policy, Server};
+use crate::{drain, listener};
 use listen::Bound;
 pub use listen::Listen;
 use serving::named;
 
-use crate::upstream::{Client, Forwarder, Upstream, UpstreamOptions};
+use crate::upstream::{Client, Forwarder, Upstream};
 use crate::{admin, telemetry};
+use watershed_connect::ConnectOptions;
 
 /// Everything `watershed serve` can be told.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The API server, and the proxy's own identity there.
-    pub upstream: UpstreamOptions,
+    pub upstream: ConnectOptions,
     /// Where clients connect.
     pub listen: Listen,
     /// The serving certificate and its key (PEM files); without them a self-signed pair is made.
@@ -58,7 +59,7 @@ pub struct Config {
     /// What is logged of the requests that are answered here, if anything.
     pub audit: Option<audit::Config>,
     /// How many connections are served at a time, and the like.
-    pub limits: http::Limits,
+    pub limits: listener::Limits,
     /// How long open requests and watches may take to end at shutdown.
     pub drain: Duration,
 }
@@ -66,7 +67,7 @@ pub struct Config {
 impl Config {
     /// Defaults for everything but the places.
     pub fn new(
-        upstream: UpstreamOptions,
+        upstream: ConnectOptions,
         listen: impl Into<Listen>,
         admin_listen: SocketAddr,
         cert_dir: PathBuf,
@@ -84,7 +85,7 @@ impl Config {
             policy: Policy::default(),
             aggregated: Vec::new(),
             audit: None,
-            limits: http::Limits::default(),
+            limits: listener::Limits::default(),
             // kube-apiserver and most balancers give up on a server within a minute.
             drain: Duration::from_secs(20),
         }

@@ -15,9 +15,9 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::kube::{FieldTable, GroupVersionResource};
 use crate::scope::Scopes;
 use crate::upstream::Client;
+use watershed_protocol::{FieldTable, GroupVersionResource};
 
 use custom::{Custom, Parsed};
 use definitions::Definitions;

@@ -5,10 +5,13 @@ mod audit;
 mod check;
 mod completion;
 mod config;
+#[cfg(feature = "lab")]
 mod demo;
 mod kubeconfig;
 mod limits;
+#[cfg(feature = "lab")]
 mod load;
+#[cfg(feature = "lab")]
 mod plot;
 pub mod reference;
 mod serve;
@@ -23,9 +26,17 @@ use crate::telemetry::{LogFormat, check_filter, logs};
 /// What is logged unless asked for otherwise.
 const LOG_LEVEL: &str = "info";
 
-/// The way of a newcomer, below the list of commands.
+/// The first steps of a newcomer, below the list of commands.
+#[cfg(feature = "lab")]
 const EXAMPLES: &str = "Examples:
   watershed demo --for 20s                          what it saves, without any cluster
+  watershed check --kubeconfig proxy.kubeconfig     would it work in front of this one?
+  watershed serve --kubeconfig proxy.kubeconfig     it does
+  watershed kubeconfig > watershed.kubeconfig       how clients find it
+
+docs/configuration.md has every flag, key, metric and exit code.";
+#[cfg(not(feature = "lab"))]
+const EXAMPLES: &str = "Examples:
   watershed check --kubeconfig proxy.kubeconfig     would it work in front of this one?
   watershed serve --kubeconfig proxy.kubeconfig     it does
   watershed kubeconfig > watershed.kubeconfig       how clients find it
@@ -71,14 +82,18 @@ enum Command {
     /// Print a kubeconfig that leads through the proxy.
     Kubeconfig(kubeconfig::Kubeconfig),
     /// Show the main job on a simulated API server, with proof that every client sees the truth.
-    Demo(crate::demo::Args),
+    #[cfg(feature = "lab")]
+    Demo(watershed_lab::demo::Args),
     /// Put load on any API server and measure what its clients get; compare servers, such as one
     /// with and without a proxy.
+    #[cfg(feature = "lab")]
     Load(Box<load::Load>),
     /// Draw what servers cost against the number of watches, from several results of load.
+    #[cfg(feature = "lab")]
     Plot(plot::Plot),
     /// Run a simulated API server by itself, for experiments.
-    Simulate(crate::sim::simulate::Args),
+    #[cfg(feature = "lab")]
+    Simulate(watershed_lab::sim::simulate::Args),
     /// Print a script that lets a shell complete commands and flags.
     Completion(completion::Completion),
     /// Write manual pages.
@@ -126,12 +141,16 @@ impl Cli {
             Command::Completion(command) => command.run(),
             Command::Man(command) => command.run(),
             Command::ConfigSchema => completion::config_schema(),
+            #[cfg(feature = "lab")]
             Command::Demo(args) => demo::run(args, log_format, level).await,
+            #[cfg(feature = "lab")]
             Command::Load(load) => load.run(log_format, level).await,
+            #[cfg(feature = "lab")]
             Command::Plot(plot) => plot.run(),
+            #[cfg(feature = "lab")]
             Command::Simulate(args) => {
                 logs(log_format, level.unwrap_or(LOG_LEVEL))?;
-                crate::sim::simulate::run(args).await?;
+                watershed_lab::sim::simulate::run(args).await?;
                 Ok(ExitCode::SUCCESS)
             }
         }

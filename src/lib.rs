@@ -12,13 +12,13 @@
 //! | [`kube`] | Kubernetes' words: names, parameters, selectors, wire forms. Pure | `kube.rs` |
 //! | [`upstream`] | the API server: credentials, connections, forwarding, list+watch | `upstream/reflect.rs` |
 //! | [`store`] | one scope's newest snapshot and its window of events. Pure | `store/state.rs` |
-//! | [`watch`] | one client's watch: selector transitions, bookmarks, the body | `watch/body.rs` |
+//! | [`watch`] | one client's watch: selector transitions, bookmarks, the body | `watcher/body.rs` |
 //! | [`scope`] | the task that pumps upstream into a store | `scope.rs` |
 //! | [`catalog`] | which types there are: discovery and CRDs | `catalog.rs` |
 //! | [`access`] | who is calling, and may they | `access.rs` |
 //! | [`audit`] | an audit log of what is answered here | `audit/record.rs` |
 //! | [`serve`] | a request: answered from memory, or forwarded and why | `serve/decide.rs` |
-//! | [`http`] | listener, TLS, limits, drain. Knows no resources | `http/listen.rs` |
+//! | [`http`] | listener, TLS, limits, drain. Knows no resources | `listener/listen.rs` |
 //! | [`admin`] | health, metrics and the status page | `admin.rs` |
 //! | [`app`] | the only place that knows every room | `app.rs` |
 //! | [`sim`], [`demo`] | a simulated API server, and the demonstration that uses it | `sim.rs` |
@@ -32,17 +32,16 @@ pub mod access;
 pub mod admin;
 pub mod app;
 pub mod audit;
+pub mod body;
 pub mod catalog;
 pub mod cli;
-pub mod demo;
-pub mod figures;
-pub mod http;
-pub mod kube;
-pub mod load;
+pub mod drain;
+pub mod listener;
 pub mod scope;
 pub mod serve;
-pub mod sim;
 pub mod store;
 pub mod telemetry;
+#[cfg(test)]
+pub(crate) mod test_support;
 pub mod upstream;
-pub mod watch;
+pub mod watcher;

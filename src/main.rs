@@ -13,7 +13,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(code) => return code,
     };
-    watershed::http::install_crypto();
+    watershed_connect::install_crypto();
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

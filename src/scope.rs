@@ -15,17 +15,17 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use crate::kube::{
-    BookmarkForm, FieldTable, GroupVersionResource, Representation, ResourceVersion, Scanned,
-    Selection, TypeForm,
-};
 use crate::store::{
     self, Closed, Layout, Limits, Object, Reader, Snapshot, SnapshotBuilder, Writer,
 };
 use crate::upstream::{Change, Client, Collect, Reflector, Stopped, Target, WatchCompression};
-use crate::watch::Bookmarks;
+use crate::watcher::Bookmarks;
 use lend::Usage;
 pub use lend::{Keep, Lent};
+use watershed_protocol::{
+    BookmarkForm, FieldTable, GroupVersionResource, Representation, ResourceVersion, Scanned,
+    Selection, TypeForm,
+};
 
 /// A scope that stopped is opened anew after this long at the earliest; requests are forwarded
 /// meanwhile.

@@ -34,12 +34,13 @@ use crate::access::{
     Access, Attributes, Authenticated, Caller, Decision, Identity, Judged, Refusal, ReviewError,
 };
 use crate::audit::{self, Audit};
+use crate::body::Body;
 use crate::catalog::Catalog;
-use crate::http::body::Body;
-use crate::http::{Peer, drain};
-use crate::kube::{Encoding, PartialForm, Representation, ResourceVersion, Status, Verb};
+use crate::drain;
+use crate::listener::Peer;
 use crate::scope::{Lent, NotReady, Phase, Ready, Scope, Scopes};
 use crate::upstream::{Client, Forwarder, Stopped};
+use watershed_protocol::{Encoding, PartialForm, Representation, ResourceVersion, Status, Verb};
 
 pub use bound_objects::CachedObjects;
 use decide::{Age, Plan, Planned, Read, decide};

@@ -73,7 +73,7 @@ fn install() -> PrometheusHandle {
 
 /// Tells the recorder in use what all metrics mean.
 fn describe() {
-    crate::http::metrics::describe();
+    crate::listener::metrics::describe();
     serve::metrics::describe();
     access::metrics::describe();
     crate::admin::metrics::describe();

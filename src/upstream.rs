@@ -12,14 +12,12 @@
 //! whom it is for. Only where the operator made all callers one with the proxy ([`Authority::Own`])
 //! it does not.
 
-mod address;
 mod body;
 mod client;
 mod compression;
-mod connect;
 mod connection;
-pub mod credentials;
-mod dial;
+#[cfg(test)]
+mod credentials_tests;
 mod error;
 mod forward;
 mod hop_by_hop;
@@ -28,20 +26,17 @@ mod pool;
 mod probe;
 mod reflect;
 mod repeat;
+mod server;
 mod stream;
-#[cfg(test)]
-pub(crate) mod testing;
 mod traffic;
 mod upgrade;
 
-pub use address::Address;
 pub use body::UpstreamBody;
 pub use client::Client;
 pub use compression::WatchCompression;
-pub use credentials::{CredentialsError, Upstream, UpstreamOptions};
-pub use dial::OwnConnection;
-pub use error::{NoAnswer, UpstreamError, one_line};
+pub use error::{NoAnswer, UpstreamError};
 pub use forward::{Authority, Forwarder};
+pub use server::Upstream;
 
 pub use pool::{Class, SendOptions, ServedBy};
 pub use probe::{CatchUp, Keys, Listed, Probe, Seen};

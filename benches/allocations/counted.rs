@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Stats};
 use watershed::app;
-use watershed::sim::Server;
-use watershed::upstream::UpstreamOptions;
+use watershed_connect::ConnectOptions;
+use watershed_lab::sim::Server;
 
 use crate::children::{Child, announce};
 use crate::client::Reach;
@@ -68,15 +68,15 @@ pub(crate) fn run(folder: &Path) -> anyhow::Result<()> {
             .flatten()
             .for_each(|asked| drop(tell(asked)))
     });
-    watershed::http::install_crypto();
+    watershed_connect::install_crypto();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
     runtime.block_on(async {
         let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let upstream = UpstreamOptions {
+        let upstream = ConnectOptions {
             kubeconfig: Some(kubeconfig(folder)),
-            ..UpstreamOptions::default()
+            ..ConnectOptions::default()
         };
         let running = app::start(app::Config::new(
             upstream,

@@ -34,7 +34,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use clap::{Parser, Subcommand};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
-use watershed::sim::{Options, Population, Server};
+use watershed_lab::sim::{Options, Population, Server};
 
 use counted::{Counted, Counts, PLANTED, PLANTED_BYTES};
 

@@ -10,7 +10,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
-use watershed::sim::{Server, fixtures, pods};
+use watershed_lab::sim::{Server, fixtures, pods};
 
 use crate::Args;
 use crate::client::Connection;

@@ -8,7 +8,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::children::{self, Child};
 use crate::process;
-use watershed::figures::median;
+use watershed_figures::median;
 
 /// What the busy loop uses, by its own clock.
 const PLANTED: Duration = Duration::from_millis(600);

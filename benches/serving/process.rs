@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde::Serialize;
-use watershed::load::{cpu_time, status_bytes};
+use watershed_lab::load::{cpu_time, status_bytes};
 
 /// CPU time of all threads of a process, those that ended included, in user and kernel mode.
 ///

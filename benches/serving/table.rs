@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use watershed::figures::{aligned, median, short};
+use watershed_figures::{aligned, median, short};
 
 use crate::process::Machine;
 use crate::servers::Kind;

@@ -20,10 +20,10 @@ use super::changes::{Changes, Place};
 use super::rbac::Subjects;
 use super::review::{ReviewError, Unavailable, post};
 use super::{Identity, guard, metrics};
-use crate::kube::{
+use crate::upstream::Client;
+use watershed_protocol::{
     FieldOperator, FieldSelector, LabelOperator, LabelSelector, ResourceRequest, Verb,
 };
-use crate::upstream::Client;
 
 /// Questions with more text than this are asked anew each time: the cache is bounded by entries.
 /// Source of the size: the webhook authorizer's (plugin/pkg/authorizer/webhook/webhook.go).
@@ -237,7 +237,7 @@ impl Question {
     #[cfg(test)]
     pub(super) fn example(user: &str, groups: &[&str], namespace: Option<&str>) -> Self {
         let resource = ResourceRequest {
-            gvr: crate::kube::GroupVersionResource::new("", "v1", "pods"),
+            gvr: watershed_protocol::GroupVersionResource::new("", "v1", "pods"),
             namespace: namespace.map(str::to_owned),
             name: None,
             subresource: None,

@@ -12,9 +12,9 @@ use super::impersonate::{self, Wanted, with_everybodys_group};
 use super::own::OwnRights;
 use super::review::ReviewError;
 use super::{Access, Authenticated, Decision, Identity};
-use crate::http::Peer;
-use crate::kube::Status;
+use crate::listener::Peer;
 use crate::upstream::{Authority, Client};
+use watershed_protocol::Status;
 
 /// The attribute that says which credential somebody came with.
 /// Source: `apiserver/pkg/authentication/user/user.go` (CredentialIDKey).

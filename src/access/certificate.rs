@@ -15,7 +15,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::http::tls::{self, TlsError};
+use crate::listener::tls::{self, TlsError};
 
 /// A certificate is looked at again after this long: it may have ended.
 const VERIFIED: Duration = Duration::from_secs(10);

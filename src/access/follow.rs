@@ -10,9 +10,9 @@ use tokio::time::sleep;
 use super::changes::Changes;
 use super::metrics;
 use super::rbac::{Affected, Kind};
-use crate::kube::{Encoding, EventKind, FieldTable, Representation};
 use crate::scope::{Phase, Scope, ScopeKey, Scopes, TRY_AGAIN};
 use crate::store::{Event, Interest, Start, Step, Subscription};
+use watershed_protocol::{Encoding, EventKind, FieldTable, Representation};
 
 /// When a watch goes on after a break, the changes in between come at once. It counts as followed
 /// after this.

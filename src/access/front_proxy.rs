@@ -11,7 +11,7 @@ use rustls::pki_types::CertificateDer;
 
 use super::Identity;
 use super::certificate::Certificates;
-use crate::http::tls::TlsError;
+use crate::listener::tls::TlsError;
 
 /// Whom to believe, and where it is said. Header names are compared without regard to case.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::Identity;
 use super::front_proxy::decoded;
-use crate::kube::{GroupVersionResource, ResourceRequest};
+use watershed_protocol::{GroupVersionResource, ResourceRequest};
 
 const PREFIX: &str = "impersonate-";
 const USER: HeaderName = HeaderName::from_static("impersonate-user");

@@ -8,8 +8,8 @@ use k8s_openapi::api::authorization::v1::{
 use super::authorize::{named_attributes, resource};
 use super::review::post;
 use super::{Attributes, Identity, ReviewError, review};
-use crate::kube::{GroupVersionResource, ResourceRequest};
 use crate::upstream::Client;
+use watershed_protocol::{GroupVersionResource, ResourceRequest};
 
 /// Asks upstream about the proxy. Every authenticated user may (system:basic-user).
 #[derive(Clone, Debug)]

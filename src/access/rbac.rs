@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::authorize::Question;
-use crate::kube::GroupVersionResource;
+use watershed_protocol::GroupVersionResource;
 
 /// The types that RBAC consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

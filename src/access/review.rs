@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
 use super::{Identity, metrics};
-use crate::http::body;
+use crate::body;
 use crate::upstream::{Class, Client, SendOptions, UpstreamError};
 
 /// A verdict takes milliseconds. After this long the connection is taken for dead, and another is

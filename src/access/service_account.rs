@@ -16,7 +16,7 @@ use serde::Deserialize;
 use tokio::time::timeout;
 
 use super::Identity;
-use crate::http::body;
+use crate::body;
 use crate::upstream::{Class, Client, SendOptions};
 
 /// Where upstream shows the keys that its tokens are signed with.

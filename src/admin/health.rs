@@ -4,7 +4,7 @@ use std::fmt::Write;
 use http::{Response, StatusCode};
 
 use super::{State, text};
-use crate::http::body::Body;
+use crate::body::Body;
 
 const PLAIN: &str = "text/plain; charset=utf-8";
 

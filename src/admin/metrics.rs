@@ -6,9 +6,9 @@ use metrics::{describe_counter, describe_gauge, gauge};
 use parking_lot::Mutex;
 
 use super::State;
-use crate::kube::{Encoding, GroupVersionResource, Representation, Selection};
 use crate::scope::{Phase, Scope, ScopeKey};
 use crate::store::Figures;
+use watershed_protocol::{Encoding, GroupVersionResource, Representation, Selection};
 
 /// Always 1; its labels say what runs.
 pub const BUILD_INFO: &str = "watershed_build_info";
@@ -134,7 +134,7 @@ impl Gauges {
             "architecture" => std::env::consts::ARCH)
         .set(1.0);
         gauge!(TYPES).set(state.catalog.len() as f64);
-        crate::http::metrics::publish_certificates(
+        crate::listener::metrics::publish_certificates(
             state.proxy_tls.as_ref(),
             state.admin_tls.as_ref(),
         );

@@ -8,8 +8,8 @@ mod report;
 use http::{HeaderValue, Request, Response, StatusCode, header};
 
 use super::{State, text};
-use crate::http::Peer;
-use crate::http::body::Body;
+use crate::body::Body;
+use crate::listener::Peer;
 use report::{Report, Users};
 
 /// `/status`, or `/status.json`.

@@ -13,7 +13,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::Config;
-use crate::upstream::one_line;
+use watershed_connect::one_line;
 
 /// How much a finding matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -7,9 +7,10 @@ use anyhow::Context;
 use tokio::net::{TcpListener, UnixListener};
 
 use super::bind;
-use crate::http::socket::{self, SocketFile};
-use crate::http::tls::ServerTls;
-use crate::http::{Limits, drain, listen};
+use crate::drain;
+use crate::listener::socket::{self, SocketFile};
+use crate::listener::tls::ServerTls;
+use crate::listener::{Limits, listen};
 use crate::serve::Server;
 use crate::telemetry;
 

@@ -2,7 +2,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use crate::http::tls::{ServerTls, TlsError, TlsOptions};
+use crate::listener::tls::{ServerTls, TlsError, TlsOptions};
 
 use super::Config;
 

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
 
-use crate::http::body::{Body, BoxError};
+use crate::body::{Body, BoxError};
 
 /// Keeps a value until the body is dropped.
 struct UntilDropped<T> {

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use jiff::Timestamp;
 
 use crate::access::Identity;
-use crate::kube::{Encoding, ResourceRequest, Status, escape_json};
+use watershed_protocol::{Encoding, ResourceRequest, Status, escape_json};
 
 /// What a line begins with. Items of an EventList go without it.
 const KIND: &str = r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","#;

@@ -10,7 +10,7 @@ use serde::de::IgnoredAny;
 use super::error::AuditError;
 use super::event::Stage;
 use crate::access::Identity;
-use crate::kube::ResourceRequest;
+use watershed_protocol::ResourceRequest;
 
 /// What a policy looks at.
 pub(super) struct Attributes<'a> {

@@ -14,8 +14,8 @@ use super::event::{Answered, Form, Stage, Subject};
 use super::policy::{Attributes, Omitted};
 use super::source_ips::source_ips;
 use crate::access::{Decision, Identity};
-use crate::http::body::Body;
-use crate::kube::{RequestInfo, Status, Verb};
+use crate::body::Body;
+use watershed_protocol::{RequestInfo, Status, Verb};
 
 /// What is found out about the caller. It travels in the request's extensions, where there is an
 /// audit log.

@@ -93,7 +93,7 @@ impl Webhook {
             return Err("it has a proxy-url, which is not supported".to_owned());
         }
         // kube-client builds its TLS on the process' default provider.
-        crate::http::install_crypto();
+        watershed_connect::install_crypto();
         let options = KubeConfigOptions::default();
         let mut target = Config::from_custom_kubeconfig(kubeconfig, &options)
             .await

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::Resource;
-use crate::kube::{FieldTable, GroupVersionResource, ResourceVersion};
 use crate::store::Snapshot;
+use watershed_protocol::{FieldTable, GroupVersionResource, ResourceVersion};
 
 /// A custom type, whatever its version.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

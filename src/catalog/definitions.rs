@@ -7,9 +7,9 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use super::Catalog;
-use crate::kube::{Encoding, GroupVersionResource, Representation};
 use crate::scope::{Scope, ScopeKey, Scopes, TRY_AGAIN};
 use crate::store::{Interest, Snapshot, Start, Step, Subscription};
+use watershed_protocol::{Encoding, GroupVersionResource, Representation};
 
 /// The type whose objects define types.
 pub(super) fn definitions() -> GroupVersionResource {

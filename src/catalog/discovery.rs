@@ -4,9 +4,9 @@ use std::time::Duration;
 use http::{Request, StatusCode, header};
 use serde::Deserialize;
 
-use crate::http::body;
-use crate::kube::GroupVersionResource;
+use crate::body;
 use crate::upstream::{Class, Client, SendOptions, UpstreamError};
+use watershed_protocol::GroupVersionResource;
 
 /// Both forms are asked for; old releases and proxies answer with the second.
 const DISCOVERY: &str =

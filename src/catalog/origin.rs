@@ -8,8 +8,8 @@ use http::StatusCode;
 use serde::Deserialize;
 
 use super::discovery::{DiscoveryError, get};
-use crate::kube::GroupVersionResource;
 use crate::upstream::Client;
+use watershed_protocol::GroupVersionResource;
 
 /// A list of any age will do: the group was in the discovery document that was read before.
 const PATH: &str = "/apis/apiregistration.k8s.io/v1/apiservices?resourceVersion=0";

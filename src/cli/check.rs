@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::serve::Serve;
 use crate::app::check::{Finding, Level, check};
-use crate::upstream::one_line;
+use watershed_connect::one_line;
 
 /// Flags of `watershed check`.
 #[derive(Args, Debug)]

@@ -11,8 +11,8 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, Unexpected, Visitor};
 use serde_saphyr::Spanned;
 
-use crate::kube::{FieldSelector, LabelSelector, Selection};
 use crate::serve::{Cache, ConsistentReads, Holding, Policy, policy_name};
+use watershed_protocol::{FieldSelector, LabelSelector, Selection};
 
 /// What stands in the file. Unknown keys are refused: a misspelt one would be a silent default.
 #[derive(Debug, Default, Deserialize, JsonSchema)]

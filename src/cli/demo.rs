@@ -4,9 +4,9 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
-use crate::demo::{self, Args, Front, Upstream};
-use crate::upstream::UpstreamOptions;
 use crate::{app, telemetry};
+use watershed_connect::ConnectOptions;
+use watershed_lab::demo::{self, Args, Front, Upstream};
 
 /// Log lines would tear the picture apart: only what went wrong is said, unless asked for more.
 const LOG_LEVEL: &str = "warn";
@@ -31,9 +31,9 @@ async fn start_proxy(upstream: Upstream) -> anyhow::Result<Front> {
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
     let kubeconfig = folder.path().join("kubeconfig");
     tokio::fs::write(&kubeconfig, upstream.kubeconfig_yaml).await?;
-    let options = UpstreamOptions {
+    let options = ConnectOptions {
         kubeconfig: Some(kubeconfig),
-        ..UpstreamOptions::default()
+        ..ConnectOptions::default()
     };
     let free_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let config = app::Config::new(options, free_port, free_port, folder.path().join("certs"));

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::http::Limits;
+use crate::listener::Limits;
 use crate::serve::UserLimits;
 
 /// What clients may cost.

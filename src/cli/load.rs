@@ -14,11 +14,11 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::trouble::Misused;
-use crate::load::{
+use crate::telemetry::{self, LogFormat};
+use watershed_lab::load::{
     Access, Counted, FirstState, Form, Group, Measured, Plan, Process, Rate, Resource, Target,
     Writes, comparison, mix, plots, run, table, verdict,
 };
-use crate::telemetry::{self, LogFormat};
 
 /// Flags of `watershed load`.
 #[derive(Args, Debug)]
@@ -149,7 +149,7 @@ impl Load {
             level.unwrap_or(if bars {
                 "error"
             } else {
-                "warn,watershed::load=info"
+                "warn,watershed_lab::load=info"
             }),
         )?;
         let out = self.out.clone();

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Args;
 
-use crate::load::steps;
+use watershed_lab::load::steps;
 
 /// Flags of `watershed plot`.
 #[derive(Args, Debug)]

@@ -17,7 +17,7 @@ use super::trouble::Misused;
 use super::{audit, config};
 use crate::app;
 use crate::serve::Policy;
-use crate::upstream::UpstreamOptions;
+use watershed_connect::ConnectOptions;
 
 /// What flags are about, in the order of `--help`.
 const HELD: &str = "What is held";
@@ -118,7 +118,7 @@ impl Serve {
 
     /// What the flags and the configuration file say.
     pub(super) fn config(self) -> anyhow::Result<app::Config> {
-        let upstream = UpstreamOptions {
+        let upstream = ConnectOptions {
             kubeconfig: self.kubeconfig,
             context: self.context,
             servers: self.servers,

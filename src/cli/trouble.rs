@@ -5,7 +5,7 @@ use clap::CommandFactory as _;
 use clap::error::ErrorKind;
 
 use super::Cli;
-use crate::upstream::one_line;
+use watershed_connect::one_line;
 
 /// What the exit codes mean, for the documents.
 pub const EXIT_CODES: &[(u8, &str)] = &[

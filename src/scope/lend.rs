@@ -125,11 +125,11 @@ impl Scopes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::{Encoding, FieldTable, GroupVersionResource, Representation};
     use crate::scope::{Config, ScopeKey};
     use crate::store::{Interest, Start};
+    use crate::test_support::{Api, HTTP2, Pki, text, upstream_of};
     use crate::upstream::Client;
-    use crate::upstream::testing::{Api, HTTP2, Pki, text, upstream_of};
+    use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, Representation};
 
     #[tokio::test]
     async fn only_what_nobody_uses_is_closed() {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::Inner;
 use crate::catalog::Resource;
-use crate::kube::{Encoding, Representation, Selection};
 use crate::upstream::Stopped;
+use watershed_protocol::{Encoding, Representation, Selection};
 
 /// How often it is looked whether all are open. A type may come later, and what stopped may be
 /// tried again.

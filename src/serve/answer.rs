@@ -2,9 +2,9 @@
 use http::{HeaderValue, Response, StatusCode, header};
 
 use super::from_memory;
-use crate::http::body::{Body, full};
-use crate::kube::{Encoding, Status};
+use crate::body::{Body, full};
 use crate::upstream::UpstreamError;
+use watershed_protocol::{Encoding, Status};
 
 /// A Status as the response's body, with the Warning headers of the type.
 pub(super) fn status(

@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use crate::access::BoundObjects;
 use crate::catalog::Catalog;
-use crate::kube::{Encoding, GroupVersionResource, Representation, read_life};
 use crate::scope::{Phase, Scope, ScopeKey, Scopes};
+use watershed_protocol::{Encoding, GroupVersionResource, Representation, read_life};
 
 /// Looks into the scopes.
 pub struct CachedObjects {

@@ -9,13 +9,13 @@ use super::policy::{Cache, ConsistentReads, Coverage, Policy};
 use super::source::Reason;
 use crate::access::{Attributes, Selectors};
 use crate::catalog::{Catalog, Resource};
-use crate::kube::{
+use crate::store::Snapshot;
+use crate::watcher::Filter;
+use watershed_protocol::{
     ContinueToken, Encoding, FieldSelector, GetRead, GroupVersionResource, LabelSelector,
     ListOptions, ListRead, Representation, RequestInfo, ResourceRequest, ResourceVersion,
     Selection, Verb, Wanted, WatchStart, acceptable, get_read, wants_pretty,
 };
-use crate::store::Snapshot;
-use crate::watch::Filter;
 
 /// A list of so many objects costs upstream about as much as any request.
 const FEW_OBJECTS: usize = 100;

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::policy::HeldIn;
-use crate::kube::Selection;
+use watershed_protocol::Selection;
 
 /// So many scopes within a namespace, and the next read in it opens the namespace's.
 const IN_A_NAMESPACE: usize = 3;
@@ -167,7 +167,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::kube::{FieldSelector, LabelSelector};
+    use watershed_protocol::{FieldSelector, LabelSelector};
 
     fn selection(namespace: Option<&str>, labels: &str) -> Arc<Selection> {
         let labels = LabelSelector::parse(labels).unwrap();

@@ -12,10 +12,10 @@ use moka::ops::compute::{CompResult, Op};
 use tokio::time::timeout;
 
 use super::replay::{Question, Replay, Room};
+use crate::body::{Body, empty};
 use crate::catalog::Catalog;
-use crate::http::body::{Body, empty};
-use crate::kube::wants_pretty;
 use crate::upstream::{Class, Client, NoAnswer, SendOptions};
+use watershed_protocol::wants_pretty;
 
 /// A document is shown without a question for this long, counted from before upstream was asked
 /// last.

@@ -27,10 +27,10 @@ use tokio::time::timeout;
 
 use super::metrics;
 use super::turns::Turns;
-use crate::kube::ResourceVersion;
 use crate::scope::{Scope, ScopeKey};
 use crate::store::Snapshot;
 use crate::upstream::{Client, Keys, Listed, NoAnswer, Probe, Seen};
+use watershed_protocol::ResourceVersion;
 
 /// A reader waits this long at most; then upstream answers. It waits as long for its own cache.
 /// Source: `apiserver/pkg/storage/cacher/watch_cache.go` (blockTimeout).
@@ -416,9 +416,9 @@ impl Drop for Waiting<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::{FieldTable, GroupVersionResource, Representation, Selection};
     use crate::scope::{Config, Keep, Scopes};
-    use crate::upstream::testing::{Api, HTTP2, Pki, eventually, text, upstream_of};
+    use crate::test_support::{Api, HTTP2, Pki, eventually, text, upstream_of};
+    use watershed_protocol::{FieldTable, GroupVersionResource, Representation, Selection};
 
     #[tokio::test]
     async fn of_scopes_that_are_gone_nothing_is_kept() {
@@ -433,7 +433,10 @@ mod tests {
         let fields = Arc::new(FieldTable::metadata_only(true));
         for name in 0..20 {
             let selection = Arc::new(Selection::named(None, &name.to_string()));
-            let of = (&gvr, Representation::whole(crate::kube::Encoding::Json));
+            let of = (
+                &gvr,
+                Representation::whole(watershed_protocol::Encoding::Json),
+            );
             let lent = scopes
                 .lend(of, &"Pod".into(), &fields, |_| {
                     Some((selection, Keep::default()))

@@ -6,8 +6,8 @@ use http::StatusCode;
 use super::decide::Read;
 use super::source::Reason;
 use super::{Opened, Outcome, answer, from_memory};
-use crate::http::body::full;
-use crate::kube::Status;
+use crate::body::full;
+use watershed_protocol::Status;
 
 pub(super) fn answer(opened: &Opened, read: &Read, name: &str) -> Outcome {
     let key = match &read.namespace {

@@ -11,8 +11,8 @@ use http::{HeaderMap, HeaderValue, Response, header};
 use http_body::{Body as _, Frame};
 use http_body_util::BodyExt;
 
-use crate::http::body::{Body, BoxError, InMemory};
-use crate::kube::{GZIP_LEVEL, accepts_gzip};
+use crate::body::{Body, BoxError, InMemory};
+use watershed_protocol::{GZIP_LEVEL, accepts_gzip};
 
 /// Bodies up to this many bytes are not worth it.
 /// Source: `apiserver/pkg/endpoints/handlers/responsewriters/writers.go`
@@ -127,7 +127,7 @@ mod tests {
     use std::io::Read;
 
     use super::*;
-    use crate::http::body::full;
+    use crate::body::full;
 
     fn accepting(text: &'static str) -> HeaderMap {
         HeaderMap::from_iter([(header::ACCEPT_ENCODING, HeaderValue::from_static(text))])

@@ -16,9 +16,9 @@ use parking_lot::Mutex;
 use super::decide::Planned;
 use super::metrics;
 use crate::access::{self, Access, Authenticated};
-use crate::http::body::{Body, BoxError, full};
-use crate::http::{Peer, counted};
-use crate::kube::Verb;
+use crate::body::{Body, BoxError, full};
+use crate::listener::{Peer, counted};
+use watershed_protocol::Verb;
 
 /// Callers remembered at a time. Those who come when it is full share one place.
 const MAX_CALLERS: usize = 100_000;

@@ -9,9 +9,9 @@ use super::decide::{List, Read};
 use super::list_body::{CompressedListBody, Items, ListBody};
 use super::source::Reason;
 use super::{Opened, Outcome, from_memory, gzip};
-use crate::http::body::InMemory;
-use crate::kube::{ContinueToken, Malformed};
+use crate::body::InMemory;
 use crate::store::{At, Object, Run, Snapshot};
+use watershed_protocol::{ContinueToken, Malformed};
 
 pub(super) fn answer(opened: &Opened, read: &Read, list: &List, headers: &HeaderMap) -> Outcome {
     let reader = &opened.scope.reader;

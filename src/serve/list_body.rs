@@ -7,9 +7,9 @@ use std::task::{Context, Poll};
 use bytes::{Bytes, BytesMut};
 use http_body::{Frame, SizeHint};
 
-use crate::kube::{Deflated, ListParts, Member, PartialForm, TypeForm, deflate};
 use crate::store::{Object, Run};
-use crate::watch::WORTH_SHARING;
+use crate::watcher::WORTH_SHARING;
+use watershed_protocol::{Deflated, ListParts, Member, PartialForm, TypeForm, deflate};
 
 /// Small pieces are joined to pieces of about this size, so that they do not become a frame each.
 const CHUNK: usize = 64 * 1024;
@@ -342,7 +342,7 @@ mod tests {
     use http_body::Body as _;
 
     use super::*;
-    use crate::kube::{Encoding, FieldTable, GroupVersionResource, ResourceVersion, scan};
+    use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, ResourceVersion, scan};
 
     const LIST: &str = r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[]}"#;
 

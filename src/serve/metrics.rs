@@ -13,8 +13,8 @@ use super::decide::Planned;
 use super::source::Source;
 use super::usage::Usage;
 use crate::catalog::Resource;
-use crate::kube::{GroupVersionResource, Verb};
-use crate::watch::{Ending, Observer};
+use crate::watcher::{Ending, Observer};
+use watershed_protocol::{GroupVersionResource, Verb};
 
 /// Every answered request.
 pub const REQUESTS: &str = "watershed_requests_total";

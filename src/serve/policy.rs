@@ -8,9 +8,9 @@ use serde::Deserialize;
 
 use super::demand::{Demand, MOST};
 use super::limit::UserLimits;
-use crate::kube::{FieldRequirement, FieldSelector, GroupVersionResource, Selection};
 use crate::scope::Keep;
 use crate::store::Limits;
+use watershed_protocol::{FieldRequirement, FieldSelector, GroupVersionResource, Selection};
 
 /// A scope that was opened by demand is held for nobody for this long: longer than rollouts and
 /// restarts of its clients take.
@@ -436,7 +436,7 @@ fn stored_in<'a>(group: &'a str, resource: &str) -> &'a str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::LabelSelector;
+    use watershed_protocol::LabelSelector;
 
     fn cache(policy: &Policy, group: &str, version: &str, resource: &str) -> Cache {
         policy.cache(&GroupVersionResource::new(group, version, resource))

@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, he
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::http::body::{self, Body, BoxError};
+use crate::body::{self, Body, BoxError};
 use crate::upstream::NoAnswer;
 
 /// What belongs to one answer alone.

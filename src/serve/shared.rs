@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use super::replay::{Question, Replay, Room};
 use super::turns::Turns;
-use crate::http::body::Body;
+use crate::body::Body;
 use crate::upstream::{Authority, Forwarder, NoAnswer};
 
 /// Larger answers are sent to each by themselves: these are held whole.

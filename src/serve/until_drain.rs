@@ -9,9 +9,9 @@ use http_body::Frame;
 use http_body_util::BodyExt;
 use tokio::time::Sleep;
 
-use crate::http::body::{Body, BoxError};
-use crate::http::drain;
-use crate::kube::Encoding;
+use crate::body::{Body, BoxError};
+use crate::drain;
+use watershed_protocol::Encoding;
 
 /// A compressed stream without data for this long is between two events.
 const QUIET: Duration = Duration::from_millis(500);

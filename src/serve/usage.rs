@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::clients::{Client, Clients};
 use super::source::{Reason, Source};
-use crate::http::body::{Meter, Metered};
+use crate::body::{Meter, Metered};
 
 pub use super::clients::ClientUsage;
 

@@ -12,10 +12,10 @@ use super::metrics::Labels;
 use super::source::{Reason, Source};
 use super::{Inner, Opened, Outcome, from_memory, gzip};
 use crate::access::{Guard, Standing};
-use crate::http::body::InMemory;
-use crate::kube::accepts_gzip;
+use crate::body::InMemory;
 use crate::store::Start;
-use crate::watch::{Coding, Grant, Initial, Permission, Terms, View, WatchBody};
+use crate::watcher::{Coding, Grant, Initial, Permission, Terms, View, WatchBody};
+use watershed_protocol::accepts_gzip;
 
 /// Without `timeoutSeconds` a watch ends after one to two times this.
 /// Source: `--min-request-timeout`, `apiserver/pkg/endpoints/handlers/get.go`.
@@ -162,7 +162,7 @@ pub(super) fn answer(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::drain::Bell;
+    use crate::drain::Bell;
     use crate::serve::metrics::WatchMeter;
 
     /// There may be a hundred thousand.

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 
-use crate::kube::gzip_member;
+use watershed_protocol::gzip_member;
 
 /// How many bytes the compressed frames of a window's events take together.
 #[derive(Clone, Debug, Default)]

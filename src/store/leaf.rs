@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use bytes::{Bytes, BytesMut};
 
 use super::object::Object;
-use crate::kube::{
+use watershed_protocol::{
     Attributes, Deflated, EventKind, Joined, ResourceVersion, TypeForm, deflate, gzip_member,
 };
 

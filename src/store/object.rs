@@ -1,5 +1,5 @@
 //! One object: upstream's bytes and what the proxy must know of them.
-use crate::kube::{Attributes, ResourceVersion, Stored};
+use watershed_protocol::{Attributes, ResourceVersion, Stored};
 
 /// An object as upstream sent it. Invariant `bytes`: `bytes` is never re-encoded.
 #[derive(Debug)]

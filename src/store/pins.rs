@@ -3,7 +3,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::snapshot::Snapshot;
-use crate::kube::ResourceVersion;
+use watershed_protocol::ResourceVersion;
 
 /// So many lists may be paged through at a time without the state being made anew for each page.
 const MOST: usize = 16;

@@ -12,8 +12,8 @@ use super::by_field::ByField;
 use super::leaf::{Leaf, Run};
 use super::object::Object;
 use super::window::Event;
-use crate::kube::{ResourceVersion, TypeForm};
 pub use builder::SnapshotBuilder;
+use watershed_protocol::{ResourceVersion, TypeForm};
 
 /// How the objects of a scope are held.
 #[derive(Clone, Debug)]

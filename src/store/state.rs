@@ -12,7 +12,7 @@ use super::pins::Pins;
 use super::snapshot::{Replaced, Snapshot};
 use super::wake::{Index, Interest, NOTHING, Slot};
 use super::window::{Event, Limits, Window};
-use crate::kube::{EventKind, Frame, ResourceVersion};
+use watershed_protocol::{EventKind, Frame, ResourceVersion};
 
 /// Taking fewer events back than this costs less than a list of one page does.
 const WORTH_PINNING: usize = 64;

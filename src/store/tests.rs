@@ -9,7 +9,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::*;
-use crate::kube::{
+use watershed_protocol::{
     Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ResourceVersion, TypeForm, scan,
 };
 

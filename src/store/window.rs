@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::compressed::{Compressed, Tally};
 use super::object::Object;
-use crate::kube::{EventKind, ResourceVersion};
+use watershed_protocol::{EventKind, ResourceVersion};
 
 /// One change of one object.
 #[derive(Debug)]

@@ -1,5 +1,5 @@
 //! By what each metric is told apart. A test holds this to what a running proxy shows.
-use crate::{access, admin, audit, http, scope, serve, upstream};
+use crate::{access, admin, audit, listener, scope, serve, upstream};
 
 /// A type of upstream's.
 const TYPE: &[&str] = &["group", "resource"];
@@ -15,11 +15,11 @@ const SCOPE: &[&str] = &[
 
 /// The labels of metrics that have some.
 const LABELS: &[(&str, &[&str])] = &[
-    (http::metrics::CONNECTIONS, &["listener"]),
-    (http::metrics::REJECTED, &["listener", "reason"]),
-    (http::metrics::CUT, &["listener", "reason"]),
-    (http::metrics::ANSWERS_CUT, &["reason"]),
-    (http::metrics::CERTIFICATE_ENDS, &["listener"]),
+    (listener::metrics::CONNECTIONS, &["listener"]),
+    (listener::metrics::REJECTED, &["listener", "reason"]),
+    (listener::metrics::CUT, &["listener", "reason"]),
+    (listener::metrics::ANSWERS_CUT, &["reason"]),
+    (listener::metrics::CERTIFICATE_ENDS, &["listener"]),
     (
         serve::metrics::REQUESTS,
         &["verb", "group", "resource", "source", "reason", "code"],

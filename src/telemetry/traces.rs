@@ -3,7 +3,7 @@
 //! nothing is traced and all headers pass as they come.
 use http::{Request, Response};
 
-use crate::http::body::Body;
+use crate::body::Body;
 
 /// What is sent to a collector, until the end.
 pub struct Traces {

@@ -7,10 +7,11 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
-use super::address::Address;
 use super::connection::Lease;
-use super::error::{UpstreamError, one_line};
+use super::error::UpstreamError;
 use super::traffic::Received;
+use watershed_connect::Address;
+use watershed_connect::one_line;
 
 /// The body of an answer from upstream. Dropping it early cancels the request at upstream.
 pub struct UpstreamBody {

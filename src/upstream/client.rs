@@ -6,11 +6,11 @@ use http::header::{HeaderValue, USER_AGENT};
 use http::{Request, Response};
 
 use super::body::UpstreamBody;
-use super::connect::Dialer;
-use super::credentials::{Identity, Upstream};
 use super::error::UpstreamError;
 use super::pool::{Class, Pool, SendOptions};
-use crate::http::body::Body;
+use super::server::Upstream;
+use crate::body::Body;
+use watershed_connect::{Dialer, TlsIdentity};
 
 /// Sends the proxy's own requests, with its own credentials: lists, watches, reviews, discovery.
 /// Cheap to clone.
@@ -28,7 +28,7 @@ struct Shared {
 impl Client {
     /// A client of this upstream. Needs a running runtime.
     pub fn new(upstream: &Upstream) -> Client {
-        let pool = Pool::new(upstream, Identity::Own, &Arc::new(Dialer::default()));
+        let pool = Pool::new(upstream, TlsIdentity::Own, &Arc::new(Dialer::default()));
         let user_agent = HeaderValue::from_str(&upstream.user_agent())
             .unwrap_or_else(|_| HeaderValue::from_static("watershed"));
         Client {

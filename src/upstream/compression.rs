@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use super::{Class, Client, SendOptions, UpstreamError};
-use crate::kube::{GroupVersionResource, Representation, Selection};
+use watershed_protocol::{GroupVersionResource, Representation, Selection};
 
 /// An answer holds for this long; then it is asked again, as upstream may be of another release by
 /// now.
@@ -129,7 +129,7 @@ impl Inner {
         let request = Request::get(&self.uri)
             .header(header::ACCEPT, self.representation.accepts_watch())
             .header(header::ACCEPT_ENCODING, "gzip")
-            .body(crate::http::body::empty())?;
+            .body(crate::body::empty())?;
         let answer = timeout(
             ANSWER,
             self.client
@@ -154,8 +154,8 @@ mod tests {
     use http::Response;
 
     use super::*;
-    use crate::kube::Encoding;
-    use crate::upstream::testing::{Api, HTTP2, Pki, SOON, eventually, hanging, upstream_of};
+    use crate::test_support::{Api, HTTP2, Pki, SOON, eventually, hanging, upstream_of};
+    use watershed_protocol::Encoding;
 
     /// An API server that can be told how to answer, and counts.
     struct Asked {

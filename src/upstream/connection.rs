@@ -16,12 +16,11 @@ use parking_lot::Mutex;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-use super::address::Address;
-use super::connect::{CONNECT_TIMEOUT, Dialed};
 use super::error::UpstreamError;
 use super::pool::{Class, Group};
 use super::traffic::Open;
-use crate::http::body::Body;
+use crate::body::Body;
+use watershed_connect::{Address, CONNECT_TIMEOUT, Dialed};
 
 /// Pings on HTTP/2, also with nothing running: a connection that fell into a black hole is noticed
 /// after their sum instead of TCP's quarter of an hour.

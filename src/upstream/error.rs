@@ -1,43 +1,18 @@
 //! What can go wrong on the way to the API server, in words for the operator.
 
-use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use http::StatusCode;
 
-use super::address::Address;
+use watershed_connect::{Address, ConnectError};
 
 /// Why a request got no answer from upstream. Cheap to clone: one failed connection attempt is
 /// the answer to everyone who waited for it.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum UpstreamError {
-    /// No TCP connection.
-    #[error("cannot connect to the API server at {address}: {source}")]
-    Connect {
-        /// Where.
-        address: Address,
-        /// The system's words.
-        source: Arc<io::Error>,
-    },
-    /// No connection in time.
-    #[error("the API server at {address} did not accept a connection within {}s (a firewall, or a dead host?)", after.as_secs())]
-    ConnectTimeout {
-        /// Where.
-        address: Address,
-        /// How long it was waited for.
-        after: Duration,
-    },
-    /// The TLS handshake failed.
-    #[error(
-        "no TLS with the API server at {address}: {source} (certificate-authority and tls-server-name in the kubeconfig decide what is trusted)"
-    )]
-    Tls {
-        /// Where.
-        address: Address,
-        /// The handshake's words.
-        source: Arc<io::Error>,
-    },
+    /// No connection, or no credentials.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
     /// TLS stands, and no HTTP.
     #[error("no HTTP with the API server at {address}: {source}")]
     Handshake {
@@ -77,9 +52,6 @@ pub enum UpstreamError {
     /// This process is about to end.
     #[error("the proxy is shutting down")]
     Ending,
-    /// The proxy's own token could not be had.
-    #[error("no credentials for the API server: {0} (the user's part of the kubeconfig)")]
-    Credentials(String),
     /// A request that is not sent on, as it is malformed or tries to trick the proxy.
     #[error("{reason}")]
     Refused {
@@ -116,38 +88,4 @@ pub enum NoAnswer {
     /// Its answer ended early, came late, or is not what was asked for.
     #[error("the answer is of no use: {0}")]
     Useless(String),
-}
-
-/// An error with all its causes on one line; hyper's own text hides them. What several of them say
-/// is said once, and of a text of several lines, which shows the place in a YAML file, the first
-/// line is taken.
-pub fn one_line(error: &dyn std::error::Error) -> String {
-    let mut told = String::new();
-    let mut next = Some(error);
-    while let Some(error) = next {
-        let words = error.to_string();
-        let words = words.lines().next().unwrap_or_default();
-        if !told.contains(words) {
-            told = if told.is_empty() {
-                words.to_owned()
-            } else {
-                format!("{told}: {words}")
-            };
-        }
-        next = error.source();
-    }
-    told
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn causes_are_told_once_and_on_one_line() {
-        let error = anyhow::anyhow!("no such file\n --> there")
-            .context("cannot read a: no such file")
-            .context("--b");
-        assert_eq!(one_line(error.as_ref()), "--b: cannot read a: no such file");
-    }
 }

@@ -10,14 +10,14 @@ use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
 use super::body::UpstreamBody;
-use super::connect::Dialer;
-use super::credentials::{Identity, Upstream};
 use super::error::UpstreamError;
 use super::hop_by_hop;
 use super::pool::{Class, Pool, SendOptions};
+use super::server::Upstream;
 use super::traffic::Purpose;
 use super::upgrade;
-use crate::http::body::{self, Body, BoxError};
+use crate::body::{self, Body, BoxError};
+use watershed_connect::{ConnectError, Dialer, TlsIdentity};
 
 /// Sessions of exec, attach and port-forward at a time, and requests that ask for one.
 const MAX_UPGRADES: usize = 4096;
@@ -60,8 +60,8 @@ impl Forwarder {
     /// A forwarder to this upstream. Needs a running runtime.
     pub fn new(upstream: &Upstream) -> Forwarder {
         let dialer = Arc::new(Dialer::default());
-        let [bare, own] =
-            [Identity::Bare, Identity::Own].map(|identity| Pool::new(upstream, identity, &dialer));
+        let [bare, own] = [TlsIdentity::Bare, TlsIdentity::Own]
+            .map(|identity| Pool::new(upstream, identity, &dialer));
         let tunnels = TaskTracker::new();
         let upgrades = Arc::new(Semaphore::new(MAX_UPGRADES));
         let upstream = upstream.clone();
@@ -138,8 +138,8 @@ impl Forwarder {
             Class::Short
         };
         let pool = match identity {
-            Identity::Bare => &self.shared.bare,
-            Identity::Own => &self.shared.own,
+            TlsIdentity::Bare => &self.shared.bare,
+            TlsIdentity::Own => &self.shared.own,
         };
         let response = pool
             .send(
@@ -159,9 +159,9 @@ impl Forwarder {
         &self,
         headers: &mut HeaderMap,
         authority: &Authority,
-    ) -> Result<Identity, UpstreamError> {
+    ) -> Result<TlsIdentity, UpstreamError> {
         let acting = match authority {
-            Authority::Caller => return Ok(Identity::Bare),
+            Authority::Caller => return Ok(TlsIdentity::Bare),
             Authority::Impersonated(acting) => Some(acting),
             Authority::Own => None,
         };
@@ -196,9 +196,9 @@ impl Forwarder {
         if !wished.is_empty() && !is_exactly(headers, &wished) {
             // Its groups would become the caller's.
             let reason = "the proxy's kubeconfig acts as somebody (as:), so that the proxy cannot act as its callers";
-            return Err(UpstreamError::Credentials(reason.to_owned()));
+            return Err(ConnectError::Credentials(reason.to_owned()).into());
         }
-        Ok(Identity::Own)
+        Ok(TlsIdentity::Own)
     }
 
     /// Waits until all tunnels (exec, attach, port-forward) have ended. They are not ended by a

@@ -16,15 +16,14 @@ use http_body::Body as _;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use super::address::Address;
 use super::body::{End, UpstreamBody};
-use super::connect::Dialer;
 use super::connection::{self, Connection, Http1, Http2, Lease, NotSent};
-use super::credentials::{Identity, Upstream};
 use super::error::UpstreamError;
 use super::repeat::{self, Repeatable};
+use super::server::Upstream;
 use super::traffic::{Purpose, Received};
-use crate::http::body::{self, Body};
+use crate::body::{self, Body};
+use watershed_connect::{Address, Dialer, TlsIdentity};
 
 /// Connections without requests are closed after this time, as API servers do.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
@@ -121,7 +120,7 @@ pub(super) struct Pool {
 /// Connections that share one class and one identity.
 pub(super) struct Group {
     class: Class,
-    identity: Identity,
+    identity: TlsIdentity,
     upstream: Upstream,
     dialer: Arc<Dialer>,
     connections: Arc<Semaphore>,
@@ -145,7 +144,7 @@ type SharedDial = Shared<BoxFuture<'static, Result<(), UpstreamError>>>;
 // === impl Pool ===
 
 impl Pool {
-    pub(super) fn new(upstream: &Upstream, identity: Identity, dialer: &Arc<Dialer>) -> Pool {
+    pub(super) fn new(upstream: &Upstream, identity: TlsIdentity, dialer: &Arc<Dialer>) -> Pool {
         let groups = [Class::Watch, Class::Short, Class::LongForward].map(|class| {
             Arc::new(Group {
                 class,
@@ -420,15 +419,15 @@ impl Group {
         let permit = permit.map_err(|_| UpstreamError::Exhausted {
             limit: MAX_CONNECTIONS,
         })?;
-        let material = self.upstream.current();
+        let credentials = self.upstream.current();
         // Boxed: a handshake's state is 20 KB, and every request would carry the room for one.
-        let dialed = Box::pin(self.dialer.dial(&material, self.identity, false, avoid)).await?;
+        let dialed = Box::pin(self.dialer.dial(&credentials, self.identity, false, avoid)).await?;
         tracing::debug!(address = %dialed.address, http2 = dialed.http2, class = ?self.class, "connected to upstream");
         let open = self.upstream.traffic().connected(self.class.into());
         Box::pin(connection::handshake(
             dialed,
             self.class,
-            material.generation,
+            credentials.generation,
             permit,
             open,
         ))

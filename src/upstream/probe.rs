@@ -5,8 +5,8 @@ use http::{Request, StatusCode, header};
 
 use super::stream::{Stream, StreamError};
 use super::{Class, Client, NoAnswer, SendOptions, UpstreamBody};
-use crate::http::body;
-use crate::kube::{
+use crate::body;
+use watershed_protocol::{
     Encoding, EventKind, FieldTable, GroupVersionResource, Malformed, PartialForm, ResourceVersion,
     Selection, TypeForm, read_bookmark, scan,
 };

@@ -13,9 +13,10 @@ use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::stream::{Stream, StreamError};
-use super::{Address, Class, Client, Purpose, SendOptions, ServedBy, UpstreamBody, UpstreamError};
-use crate::http::body;
-use crate::kube::{
+use super::{Class, Client, Purpose, SendOptions, ServedBy, UpstreamBody, UpstreamError};
+use crate::body;
+use watershed_connect::Address;
+use watershed_protocol::{
     BookmarkForm, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ListPage,
     Malformed, PartialForm, Representation, ResourceVersion, Scanned, Selection, TypeForm,
     read_bookmark, read_error, scan,

@@ -9,7 +9,7 @@ use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
 use parking_lot::Mutex;
 
-use crate::http::body::{Body, BoxError};
+use crate::body::{Body, BoxError};
 
 /// Bytes that are kept of a body: most writes are a few KB, and API servers take 3 MB at most.
 const MAX_KEPT: usize = 256 * 1024;
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn lengths_are_those_of_the_whole() {
-        let (mut repeatable, first) = Repeatable::begin(crate::http::body::full("abc"));
+        let (mut repeatable, first) = Repeatable::begin(crate::body::full("abc"));
         assert_eq!(first.size_hint().exact(), Some(3));
         assert!(!first.is_end_stream());
         assert_eq!(repeatable.again().unwrap().size_hint().exact(), Some(3));

@@ -5,7 +5,7 @@ use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
 use super::UpstreamBody;
-use crate::kube::{Encoding, Frame, FrameDecoder, Malformed};
+use watershed_protocol::{Encoding, Frame, FrameDecoder, Malformed};
 
 /// A stream without an event or bookmark for this long is dead: bookmarks come every minute.
 const SILENCE: Duration = Duration::from_secs(90);

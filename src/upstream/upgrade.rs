@@ -10,15 +10,14 @@ use hyper_util::rt::TokioIo;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
 
-use super::address::Address;
 use super::body::UpstreamBody;
-use super::connect::Dialer;
-use super::credentials::{Identity, Upstream};
 use super::error::UpstreamError;
 use super::forward::to_client;
 use super::hop_by_hop;
+use super::server::Upstream;
 use super::traffic::{Connected, Purpose};
-use crate::http::body::{self, Body};
+use crate::body::{self, Body};
+use watershed_connect::{Address, Dialer, TlsIdentity};
 
 /// Bytes in flight in each direction of a tunnel.
 const TUNNEL_BUFFER: usize = 32 * 1024;
@@ -29,13 +28,13 @@ pub(super) async fn forward(
     upstream: &Upstream,
     dialer: &Dialer,
     tunnels: &TaskTracker,
-    identity: Identity,
+    identity: TlsIdentity,
     place: OwnedSemaphorePermit,
     mut request: Request<Body>,
     protocol: HeaderValue,
 ) -> Result<Response<Body>, UpstreamError> {
-    let material = upstream.current();
-    let dialed = dialer.dial(&material, identity, true, None).await?;
+    let credentials = upstream.current();
+    let dialed = dialer.dial(&credentials, identity, true, None).await?;
     let address = dialed.address;
     let handshaken = http1::handshake(TokioIo::new(dialed.stream)).await;
     let (mut sender, driver) = handshaken.map_err(|source| UpstreamError::Handshake {

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::process::Command;
 use tokio::task::JoinHandle;
-use watershed::sim::{Options, Population, Server};
+use watershed_lab::sim::{Options, Population, Server};
 
 use crate::client::{BOTH, Endpoint, Protocol, Raw, nothing, within};
 use crate::frames::{
@@ -510,7 +510,7 @@ async fn who_takes_nothing_is_cut_and_costs_little() {
     .await;
     growth.stays_below(96 * MIB);
 
-    let secrets = watershed::kube::GroupVersionResource::new("", "v1", "secrets");
+    let secrets = watershed_protocol::GroupVersionResource::new("", "v1", "secrets");
     let object = r#"{"metadata":{"name":"late","namespace":"team-00"}}"#;
     scene.upstream.state().create(&secrets, object).unwrap();
     let mut quiet = quiet.take().unwrap();

@@ -1,6 +1,6 @@
 //! Who may not, and is told so in upstream's words.
 use watershed::app;
-use watershed::sim::Rule;
+use watershed_lab::sim::Rule;
 
 use crate::client::{BOTH, Endpoint, Protocol};
 use crate::rig::{Rig, eventually, small, with_secrets};

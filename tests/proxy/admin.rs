@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use http::{Method, Request};
-use watershed::sim::Server;
+use watershed_lab::sim::Server;
 
 use crate::client::{BOTH, Next, Protocol, nothing, within};
 use crate::program::Program;

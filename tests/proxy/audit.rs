@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
-use watershed::sim::Server;
+use watershed_lab::sim::Server;
 
 use crate::client::{Answer, Next, Protocol, nothing, within};
 use crate::program::Program;

@@ -6,8 +6,8 @@ use http::{Request, StatusCode};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Frame;
 use tokio::io::AsyncWriteExt as _;
-use watershed::kube::GroupVersionResource;
-use watershed::sim::Server;
+use watershed_lab::sim::Server;
+use watershed_protocol::GroupVersionResource;
 
 use crate::client::{Endpoint, Protocol, whole};
 use crate::follow::{Follower, Opening};

@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::process::Command;
-use watershed::sim::churn::{Churn, Mix};
-use watershed::sim::{Options, Population, Rule};
+use watershed_lab::sim::churn::{Churn, Mix};
+use watershed_lab::sim::{Options, Population, Rule};
 
 use crate::client::{Endpoint, Lines, Protocol, nothing, within};
 use crate::rig::{Rig, eventually, plain_request};

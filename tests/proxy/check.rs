@@ -1,6 +1,6 @@
 //! `watershed check`: what it finds, and that it finds nothing wrong where nothing is.
 use serde_json::Value;
-use watershed::sim::{Rule, Server};
+use watershed_lab::sim::{Rule, Server};
 
 use crate::mistakes::Bench;
 use crate::rig::small;

@@ -5,7 +5,7 @@ use flate2::write::MultiGzDecoder;
 use http::{HeaderMap, HeaderValue, Request};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use watershed::sim::{Options, WatchList};
+use watershed_lab::sim::{Options, WatchList};
 
 use crate::client::{BOTH, Connection, Endpoint, Protocol, nothing, within};
 use crate::ledger::{Interest, Ledger};

@@ -24,7 +24,7 @@ async fn at_hand(rig: &Rig) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_custom_type_is_followed_through_its_life() {
     let rig = Rig::start(small()).await;
-    let (state, widgets) = (rig.upstream.state(), watershed::sim::widgets());
+    let (state, widgets) = (rig.upstream.state(), watershed_lab::sim::widgets());
     state.create(&widgets, &widget("early", "red")).unwrap();
     at_hand(&rig).await;
     let red = format!("{LIST}&fieldSelector=spec.color%3Dred");

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use http::Request;
 use watershed::app::Config;
 use watershed::serve::Holding;
-use watershed::sim::{Options, Rule, Server, fixtures};
+use watershed_lab::sim::{Options, Rule, Server, fixtures};
 
 use crate::client::{Endpoint, Next, Protocol, nothing};
 use crate::follow::{Follower, Opening};
@@ -80,7 +80,7 @@ async fn narrow_scopes_become_one_and_nobody_is_disturbed() {
     let name = rig
         .upstream
         .state()
-        .snapshot(&watershed::sim::pods())
+        .snapshot(&watershed_lab::sim::pods())
         .into_keys()
         .find(|key| key.starts_with(&fixtures::namespace_name(0)));
     let name = name.unwrap().replace('/', "/pods/");
@@ -262,7 +262,7 @@ async fn a_missing_right_concerns_its_scope_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_type_that_vanishes_takes_its_scopes_alone() {
-    let widgets = watershed::sim::widgets();
+    let widgets = watershed_lab::sim::widgets();
     let rig = Rig::configured(small(), |config| {
         config.policy.holding = Holding {
             narrow: Some(true),

@@ -1,8 +1,8 @@
 //! The demonstration, with the real proxy.
 use std::time::Duration;
 
-use watershed::demo::{self, Args, Front, Upstream};
-use watershed::sim::{Options, Population, Server};
+use watershed_lab::demo::{self, Args, Front, Upstream};
+use watershed_lab::sim::{Options, Population, Server};
 
 use crate::rig::{PATIENCE, start_proxy};
 

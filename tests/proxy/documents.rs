@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use http::{Request, StatusCode};
-use watershed::sim::{Refusal, pods, widgets};
+use watershed_lab::sim::{Refusal, pods, widgets};
 
 use crate::client::{Protocol, nothing, within};
 use crate::rig::{Rig, small};

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use watershed::sim::{Options, Population, Server};
+use watershed_lab::sim::{Options, Population, Server};
 
 use crate::client::{BOTH, Endpoint, Protocol, nothing, whole, within};
 use crate::program::Program;

@@ -8,7 +8,7 @@ use http::{Request, StatusCode};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
-use watershed::sim::{BrokenFrame, Faults, Options, Refusal, WatchList};
+use watershed_lab::sim::{BrokenFrame, Faults, Options, Refusal, WatchList};
 
 use crate::client::{BOTH, Next, Protocol, whole, within};
 use crate::follow::{Follower, Opening};
@@ -122,7 +122,7 @@ async fn a_history_that_upstream_has_lost_ends_watches_with_410() {
         // for them.
         rig.upstream.faults().set(|active| active.silent = true);
         ledger.writes(20).await;
-        rig.upstream.state().compact(&watershed::sim::pods());
+        rig.upstream.state().compact(&watershed_lab::sim::pods());
         rig.upstream.faults().cut_watches();
         rig.upstream.faults().set(|active| active.silent = false);
         ledger.writes(20).await;

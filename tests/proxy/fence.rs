@@ -4,7 +4,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use http::StatusCode;
 use watershed::serve::{ConsistentReads, Policy};
-use watershed::sim::{Options, Population, Refusal, Rule, Server, pods};
+use watershed_lab::sim::{Options, Population, Refusal, Rule, Server, pods};
 
 use crate::client::{Answer, Protocol, within};
 use crate::program::Program;
@@ -73,7 +73,7 @@ async fn a_small_idle_type_is_validated_and_its_lists_are_upstreams() {
     for n in 0..3 {
         // Others move: the version goes on, and with it the one that a consistent list has.
         let text = format!(r#"{{"metadata":{{"name":"other-{n}"}}}}"#);
-        let namespaces = watershed::kube::GroupVersionResource::new("", "v1", "namespaces");
+        let namespaces = watershed_protocol::GroupVersionResource::new("", "v1", "namespaces");
         let moved = rig.upstream.state().create(&namespaces, &text).unwrap();
         for query in [
             "",
@@ -153,7 +153,7 @@ async fn a_large_idle_type_is_caught_up_with() {
 /// Counted in a program of its own. An error says that the proof did not come in the time that it
 /// has.
 async fn catching_up() -> Result<(), String> {
-    let upstream = watershed::sim::Server::start(Options {
+    let upstream = watershed_lab::sim::Server::start(Options {
         // A cache that moves on with nothing happening, as upstream's does when it is read
         // consistently.
         progress_every: Duration::from_millis(200),
@@ -163,7 +163,7 @@ async fn catching_up() -> Result<(), String> {
     .unwrap();
     let program = Program::start(&upstream).await;
     program.proxied.get(Protocol::Http2, PODS).await;
-    let namespaces = watershed::kube::GroupVersionResource::new("", "v1", "namespaces");
+    let namespaces = watershed_protocol::GroupVersionResource::new("", "v1", "namespaces");
     upstream
         .state()
         .create(&namespaces, r#"{"metadata":{"name":"one"}}"#)
@@ -218,7 +218,7 @@ async fn alone_and_in_a_crowd(little: &str) -> Result<(), String> {
     })
     .await;
     rig.proxied.get(Protocol::Http2, PODS).await;
-    let namespaces = watershed::kube::GroupVersionResource::new("", "v1", "namespaces");
+    let namespaces = watershed_protocol::GroupVersionResource::new("", "v1", "namespaces");
     rig.upstream
         .state()
         .create(&namespaces, r#"{"metadata":{"name":"other"}}"#)

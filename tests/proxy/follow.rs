@@ -346,7 +346,7 @@ async fn every_planted_fault_of_a_view_is_found() {
     let ledger = Ledger::new(rig.upstream.state(), 1);
     let connection = rig.direct.connect(Protocol::Http2).await.unwrap();
     for opening in [Opening::List, Opening::WatchList] {
-        let interest = Interest::Tier(watershed::sim::fixtures::TIERS[0]);
+        let interest = Interest::Tier(watershed_lab::sim::fixtures::TIERS[0]);
         let follower = Follower::start(&connection, interest.clone(), opening);
         follower.synced().await;
         ledger.writes(100).await;

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use fastrand::Rng;
 use parking_lot::Mutex;
 use serde_json::Value;
-use watershed::sim::{State, fixtures, pods};
+use watershed_lab::sim::{State, fixtures, pods};
 
 /// Which pods a client wants.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,9 +7,9 @@ use base64::Engine as _;
 use serde_json::Value;
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
-use watershed::kube::GroupVersionResource;
-use watershed::load::{self, Access, FirstState, Group, Measured, Plan, Target, Writes};
-use watershed::sim::{BrokenFrame, Options, Refusal, Server, WatchList};
+use watershed_lab::load::{self, Access, FirstState, Group, Measured, Plan, Target, Writes};
+use watershed_lab::sim::{BrokenFrame, Options, Refusal, Server, WatchList};
+use watershed_protocol::GroupVersionResource;
 
 use crate::client::within;
 use crate::rig::{eventually, small, start_proxy};
@@ -67,7 +67,7 @@ fn plan(targets: Vec<Target>) -> Plan {
 }
 
 async fn run(plan: &Plan) -> anyhow::Result<Measured> {
-    watershed::http::install_crypto();
+    watershed_connect::install_crypto();
     load::run(plan, &CancellationToken::new(), false).await
 }
 

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use rcgen::{CertificateParams, KeyPair, date_time_ymd};
 use tempfile::TempDir;
 use tokio::process::Command;
-use watershed::sim::Server;
+use watershed_lab::sim::Server;
 
 use crate::client::within;
 use crate::rig::small;

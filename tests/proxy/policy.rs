@@ -3,9 +3,9 @@ use futures_util::future::join_all;
 use http::{Request, StatusCode};
 use serde_json::Value;
 use watershed::app::Config;
-use watershed::kube::GroupVersionResource;
 use watershed::serve::Cache;
-use watershed::sim::{Counts, Options, Population};
+use watershed_lab::sim::{Counts, Options, Population};
+use watershed_protocol::GroupVersionResource;
 
 use crate::client::{Answer, BOTH, Endpoint, Lines, Protocol, nothing, within};
 use crate::rig::{Rig, proven, small, with_secrets};

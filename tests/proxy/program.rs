@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
-use watershed::sim::Server;
+use watershed_lab::sim::Server;
 
 use crate::client::{Endpoint, within};
 use crate::rig::{eventually, plain_get};

@@ -5,8 +5,8 @@ use std::process::Stdio;
 
 use tokio::process::Command;
 use watershed::cli::reference;
-use watershed::sim::Server;
 use watershed::telemetry;
+use watershed_lab::sim::Server;
 
 use crate::client::{Protocol, within};
 use crate::program::Program;

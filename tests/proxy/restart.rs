@@ -64,7 +64,7 @@ async fn a_restart_costs_one_list_per_type_and_no_watch_its_exactness() {
     assert_eq!(lists("pods"), before[0] + 1);
 
     // The quiet types' watches went on, or were told.
-    let deployments = watershed::kube::GroupVersionResource::new("apps", "v1", "deployments");
+    let deployments = watershed_protocol::GroupVersionResource::new("apps", "v1", "deployments");
     rig.upstream
         .state()
         .create(&deployments, r#"{"metadata":{"name":"w"}}"#)

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use watershed::access::Unavailable;
 use watershed::app;
-use watershed::kube::GroupVersionResource;
-use watershed::sim::{Active, Refusal, Rule, Server};
+use watershed_lab::sim::{Active, Refusal, Rule, Server};
+use watershed_protocol::GroupVersionResource;
 
 use crate::client::{Lines, Next, Protocol};
 use crate::rig::{Rig, at_leisure, becomes, eventually, small};

@@ -7,9 +7,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use watershed::app::{self, Running};
 use watershed::serve::Cache;
-use watershed::sim::{Options, Population, Server};
 use watershed::telemetry;
-use watershed::upstream::UpstreamOptions;
+use watershed_connect::ConnectOptions;
+use watershed_lab::sim::{Options, Population, Server};
 
 use crate::client::{Answer, Endpoint};
 
@@ -137,7 +137,7 @@ pub(crate) async fn start_configured(
     kubeconfig: &str,
     configure: impl FnOnce(&mut app::Config),
 ) -> anyhow::Result<(Running, TempDir)> {
-    watershed::http::install_crypto();
+    watershed_connect::install_crypto();
     // The proxy's log, for whoever looks for the cause of a failure.
     if let Ok(filter) = std::env::var("WATERSHED_LOG_LEVEL") {
         let _ = telemetry::logs(telemetry::LogFormat::Text, &filter);
@@ -145,9 +145,9 @@ pub(crate) async fn start_configured(
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("kubeconfig");
     std::fs::write(&file, kubeconfig)?;
-    let options = UpstreamOptions {
+    let options = ConnectOptions {
         kubeconfig: Some(file),
-        ..UpstreamOptions::default()
+        ..ConnectOptions::default()
     };
     let mut config = app::Config::new(options, loopback(), loopback(), folder.path().join("certs"));
     // No test is about these, and none shall fail on a machine that stalls.

@@ -1,6 +1,6 @@
 //! Requests that two readers may understand differently. Upstream gets one well-formed request with
 //! the caller's own identity, or nothing at all.
-use watershed::sim::Recorded;
+use watershed_lab::sim::Recorded;
 
 use crate::client::{Protocol, within};
 use crate::frames::{

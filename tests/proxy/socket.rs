@@ -9,7 +9,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use watershed::app::Listen;
-use watershed::sim::Server;
+use watershed_lab::sim::Server;
 
 use crate::client::within;
 use crate::rig::{small, start_configured};

@@ -1,7 +1,7 @@
 //! The status page: what it tells, to whom, and that nobody can write on it.
 use http::Request;
 use serde_json::Value;
-use watershed::sim::{Rule, Server};
+use watershed_lab::sim::{Rule, Server};
 
 use crate::client::{Answer, Connection, Endpoint, Lines, Protocol, nothing, within};
 use crate::program::Program;

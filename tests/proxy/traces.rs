@@ -1,7 +1,7 @@
 //! W3C trace context: it passes as it is, unless the program is built with the feature `otel` and
 //! told where to send traces.
 use http::Request;
-use watershed::sim::Server;
+use watershed_lab::sim::Server;
 
 use crate::client::{Endpoint, Protocol};
 use crate::program::Program;

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 
 use http::{Request, StatusCode};
 use http_body_util::BodyExt as _;
-use watershed::sim::{Options, Population, pods};
+use watershed_lab::sim::{Options, Population, pods};
 
 use crate::client::{BOTH, Protocol, nothing, within};
 use crate::follow::{Follower, Opening};
@@ -67,7 +67,8 @@ async fn watches_of_vanished_clients_end_and_upstreams_stays() {
 
     // Who comes back finds it as it was.
     let mut again = rig.proxied.watch(Protocol::Http1, &path).await;
-    let leases = watershed::kube::GroupVersionResource::new("coordination.k8s.io", "v1", "leases");
+    let leases =
+        watershed_protocol::GroupVersionResource::new("coordination.k8s.io", "v1", "leases");
     let lease = r#"{"metadata":{"name":"late","namespace":"kube-node-lease"},"spec":{}}"#;
     rig.upstream.state().create(&leases, lease).unwrap();
     assert!(again.line().await.contains(r#""name":"late""#));

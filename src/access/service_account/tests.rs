@@ -122,24 +122,21 @@ impl BoundObjects for There {
 
 async fn good(there: &[&'static str], claims: &Value) -> bool {
     let signer = Signer::new("one");
-    let pki = crate::upstream::testing::Pki::new();
+    let pki = crate::test_support::Pki::new();
     let set = serde_json::to_string(&JwkSet {
         keys: vec![signer.public()],
     })
     .unwrap();
-    let api = crate::upstream::testing::Api::start(
-        &pki,
-        crate::upstream::testing::HTTP2,
-        move |request, _| {
+    let api =
+        crate::test_support::Api::start(&pki, crate::test_support::HTTP2, move |request, _| {
             let set = set.clone();
             async move {
                 assert_eq!(request.uri().path(), KEYS);
-                crate::upstream::testing::text(set)
+                crate::test_support::text(set)
             }
-        },
-    )
-    .await;
-    let client = Client::new(&crate::upstream::testing::upstream_of(&pki, &api).await);
+        })
+        .await;
+    let client = Client::new(&crate::test_support::upstream_of(&pki, &api).await);
     let accounts = ServiceAccounts::new(client, Vec::new(), Arc::new(There(there.to_vec())));
     let identity = Identity {
         user: "system:serviceaccount:n:builder".to_owned(),

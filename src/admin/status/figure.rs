@@ -1,7 +1,7 @@
 //! Figures as the page shows them.
 use std::time::Duration;
 
-use crate::figures::{grouped, short};
+use watershed_figures::{grouped, short};
 
 /// 1234567 → `1,234,567`.
 pub(super) fn count(number: u64) -> String {

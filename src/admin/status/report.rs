@@ -6,11 +6,11 @@ use serde::Serialize;
 
 use crate::admin::State;
 use crate::admin::history::Sums;
-use crate::http::tls::ServerTls;
-use crate::kube::{Encoding, Representation};
+use crate::listener::tls::ServerTls;
 use crate::scope::{Phase, Scope};
 use crate::serve::{ClientUsage, TopClients};
 use crate::upstream::{Connected, Purpose};
+use watershed_protocol::{Encoding, Representation};
 
 /// Clients shown.
 const CLIENTS: usize = 50;

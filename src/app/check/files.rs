@@ -9,9 +9,9 @@ use super::Findings;
 use crate::admin::TokenFile;
 use crate::app::serving::named;
 use crate::app::{Config, Listen};
-use crate::http::Validity;
-use crate::http::tls::{self, TlsError};
+use crate::listener::tls::{self, TlsError};
 use crate::{access, audit};
+use watershed_connect::Validity;
 
 const SERVING: &str = "certificate";
 const CALLERS: &str = "callers";

@@ -6,7 +6,7 @@ use tokio::net::TcpListener;
 
 use super::Findings;
 use crate::app::{Config, Listen};
-use crate::http::socket;
+use crate::listener::socket;
 
 const SUBJECT: &str = "listen";
 

@@ -7,9 +7,9 @@ use super::Findings;
 use crate::access::{Attributes, OwnRights, ReviewError, Selectors};
 use crate::app::{Config, undiscovered};
 use crate::catalog::{Catalog, Follower};
-use crate::kube::{FieldOperator, GroupVersionResource, ResourceRequest, Selection, Verb};
 use crate::scope::Scopes;
 use crate::upstream::Client;
+use watershed_protocol::{FieldOperator, GroupVersionResource, ResourceRequest, Selection, Verb};
 
 /// How long the list of custom types may take.
 const CUSTOM_TYPES: Duration = Duration::from_secs(10);

@@ -8,10 +8,9 @@ use serde::Deserialize;
 use super::Findings;
 use crate::access::{OwnRights, ReviewError};
 use crate::app::Config;
-use crate::http::body;
-use crate::upstream::{
-    Class, Client, CredentialsError, NoAnswer, SendOptions, Upstream, UpstreamOptions,
-};
+use crate::body;
+use crate::upstream::{Class, Client, NoAnswer, SendOptions, Upstream};
+use watershed_connect::{ConnectOptions, CredentialsError};
 
 const CREDENTIALS: &str = "credentials";
 const SERVER: &str = "upstream";
@@ -88,14 +87,14 @@ pub(super) async fn examine(config: &Config, findings: &mut Findings) -> Option<
 }
 
 /// Asks each address for its version; whether one answered.
-async fn reach(upstream: &Upstream, options: &UpstreamOptions, findings: &mut Findings) -> bool {
+async fn reach(upstream: &Upstream, options: &ConnectOptions, findings: &mut Findings) -> bool {
     let addresses = upstream.addresses();
     let mut reached = false;
     for address in &addresses {
         let alone = if addresses.len() == 1 {
             upstream.clone()
         } else {
-            let one = UpstreamOptions {
+            let one = ConnectOptions {
                 servers: vec![address.to_string()],
                 ..options.clone()
             };

@@ -1,6 +1,6 @@
 //! Against lines that a kube-apiserver 1.37 wrote, byte for byte but for ids and times.
 use super::*;
-use crate::kube::{GroupVersionResource, Verb};
+use watershed_protocol::{GroupVersionResource, Verb};
 
 fn at(text: &str) -> Timestamp {
     text.parse().unwrap()

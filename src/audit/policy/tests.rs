@@ -1,6 +1,6 @@
 //! Which rule holds, and what is no policy.
 use super::*;
-use crate::kube::RequestInfo;
+use watershed_protocol::RequestInfo;
 
 /// What a policy of these rules says of a request: the stages that are logged, or nothing.
 fn logged(rules: &str, who: &str, method: &str, url: &str) -> Option<Vec<&'static str>> {

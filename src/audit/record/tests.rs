@@ -3,8 +3,8 @@ use serde_json::Value;
 
 use super::*;
 use crate::audit::{Config, LogConfig};
-use crate::http::body::full;
-use crate::kube::{GroupVersionResource, ResourceRequest};
+use crate::body::full;
+use watershed_protocol::{GroupVersionResource, ResourceRequest};
 
 const POD: &str = "/api/v1/namespaces/a/pods/p";
 

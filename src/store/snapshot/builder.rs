@@ -5,7 +5,7 @@ use super::super::by_field::ByField;
 use super::super::leaf::Growing;
 use super::super::object::Object;
 use super::{ByFirstKey, Layout, Snapshot};
-use crate::kube::{ResourceVersion, TypeForm};
+use watershed_protocol::{ResourceVersion, TypeForm};
 
 /// Packs the objects of a list while they arrive. What it holds beside whole leaves is at most one
 /// leaf more: an object's bytes are copied when it is put in, and whatever they are a part of can

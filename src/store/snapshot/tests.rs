@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::super::leaf::FULL;
 use super::super::tests::{fields, layout, sized};
 use super::*;
-use crate::kube::{Deflated, Member};
+use watershed_protocol::{Deflated, Member};
 
 /// Namespaces whose order as keys differs from that of their names.
 const NAMESPACES: [&str; 4] = ["a", "a-b", "a.c", "b"];

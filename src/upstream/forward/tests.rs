@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::PollSender;
 
 use super::*;
-use crate::upstream::testing::{
+use crate::test_support::{
     Api, HTTP1, HTTP2, OWN_TOKEN, Pki, Proxy, Settings, eventually, get, hanging, kubeconfig_with,
     read, soon, streamed, text, upstream_of,
 };

@@ -9,11 +9,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::upstream::Client;
-use crate::upstream::testing::{
+use crate::test_support::{
     Api, HTTP1, HTTP2, Pki, Settings, eventually, hanging, kubeconfig, read, soon, streamed, text,
     upstream_of,
 };
+use crate::upstream::Client;
 
 fn get(path: &str) -> Request<Body> {
     Request::get(path).body(body::empty()).unwrap()

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use http::Response;
 
 use super::*;
-use crate::upstream::testing::{Api, HTTP2, Pki, SOON, upstream_of};
+use crate::test_support::{Api, HTTP2, Pki, SOON, upstream_of};
 
 /// How many there are.
 #[derive(Debug)]

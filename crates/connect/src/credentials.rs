@@ -1,0 +1,479 @@
+//! Where the API server is, what it is trusted by, and who the proxy is to it.
+
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response};
+use jiff::Timestamp;
+use kube_client::Config;
+use kube_client::client::ConfigExt;
+use kube_client::client::middleware::{AuthLayer, ExtraHeadersLayer};
+use kube_client::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tower::{ServiceBuilder, ServiceExt, service_fn};
+
+use super::address::{Address, AddressError};
+use super::dial::{Dialed, Dialer};
+use super::error::{ConnectError, one_line};
+use super::validity::Validity;
+
+mod files;
+
+/// Any error of the layers below.
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// How often the files are looked at. A renewed certificate is written long before the old one
+/// ends; token files and the in-cluster CA are re-read by kube-client itself.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How long before its end a client certificate is asked for again (exec plugins), at most once
+/// in `RENEW_PAUSE`, as a plugin may keep giving the same one until its last minute.
+const RENEW_BEFORE: Duration = Duration::from_mins(5);
+const RENEW_PAUSE: Duration = Duration::from_mins(1);
+
+/// What the operator says about upstream.
+#[derive(Clone, Debug, Default)]
+pub struct ConnectOptions {
+    /// The kubeconfig (`--kubeconfig`). Without one: `$KUBECONFIG`, else the cluster this runs in,
+    /// if it runs in one, else `~/.kube/config`.
+    pub kubeconfig: Option<PathBuf>,
+    /// The context in it; its current one when `None`.
+    pub context: Option<String>,
+    /// Addresses of the API, used instead of the kubeconfig's one when there are any. All of them
+    /// must be the same API, as resource versions are taken from one to the other.
+    pub servers: Vec<String>,
+    /// What the proxy calls itself; `watershed/VERSION` when empty.
+    pub user_agent: String,
+}
+
+/// What is wrong with them.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialsError {
+    /// The kubeconfig can't be used.
+    #[error("cannot use the kubeconfig {from}: {reason} (see --kubeconfig and --context)")]
+    Kubeconfig {
+        /// Which one.
+        from: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The service account's files can't be used.
+    #[error(
+        "cannot use the service account of this pod: {reason} (is automountServiceAccountToken off? else give --kubeconfig)"
+    )]
+    InCluster {
+        /// What is wrong.
+        reason: String,
+    },
+    /// Neither flag, nor cluster, nor file.
+    #[error(
+        "no API server: this does not run in a cluster, and there is no kubeconfig at {tried} (give --kubeconfig)"
+    )]
+    Nowhere {
+        /// Where it was looked for.
+        tried: String,
+    },
+    /// The trust or the client certificate can't be used.
+    #[error("cannot use the certificates of {from}: {reason} (see --kubeconfig and --context)")]
+    Certificates {
+        /// Which configuration.
+        from: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The user's token, or what makes it.
+    #[error("cannot log in with the user of {from}: {reason} (see --kubeconfig and --context)")]
+    Login {
+        /// Which configuration.
+        from: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// An address can't be used.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// A setting that is not supported.
+    #[error(
+        "the kubeconfig {from} wants proxy-url {url}, which is not supported: remove it, or give a direct address"
+    )]
+    ProxyUrl {
+        /// Which configuration.
+        from: String,
+        /// The proxy.
+        url: String,
+    },
+}
+
+/// Addresses and credentials of the API, kept fresh. Cheap to clone.
+#[derive(Clone)]
+pub struct ApiServer {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    options: ConnectOptions,
+    current: ArcSwap<Credentials>,
+    /// One rebuild at a time.
+    rebuilding: tokio::sync::Mutex<()>,
+}
+
+/// Whose TLS identity a connection has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TlsIdentity {
+    /// The proxy's: with its client certificate, if it has one.
+    Own,
+    /// Nobody's: for what callers send.
+    Bare,
+}
+
+/// Everything needed to talk to upstream, as of one moment.
+pub struct Credentials {
+    /// Counts rebuilds. Connections of an older generation get no new requests.
+    pub generation: u64,
+    /// Addresses of the API. Never empty.
+    pub addresses: Vec<Address>,
+    server_name: Option<ServerName<'static>>,
+    own: Tls,
+    bare: Tls,
+    auth: Option<AuthLayer>,
+    headers: ExtraHeadersLayer,
+    /// What the files held, as a digest.
+    fingerprint: blake3::Hash,
+    /// When the client certificate should be had anew.
+    renew_at: Option<Timestamp>,
+    from: String,
+}
+
+/// One TLS setting with and without HTTP/2: an upgrade needs HTTP/1.1.
+struct Tls {
+    any: Arc<ClientConfig>,
+    http1: Arc<ClientConfig>,
+}
+
+// === impl ApiServer ===
+
+impl ApiServer {
+    /// Reads the credentials, and keeps them fresh from then on.
+    pub async fn load(options: &ConnectOptions) -> Result<ApiServer, CredentialsError> {
+        let material = build(options.clone(), 0).await?;
+        let shared = Arc::new(Shared {
+            options: options.clone(),
+            current: ArcSwap::from_pointee(material),
+            rebuilding: tokio::sync::Mutex::new(()),
+        });
+        let weak = Arc::downgrade(&shared);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(RELOAD_INTERVAL).await;
+                let Some(shared) = weak.upgrade() else { return };
+                ApiServer { shared }.reload().await;
+            }
+        });
+        Ok(ApiServer { shared })
+    }
+
+    /// The addresses in use.
+    pub fn addresses(&self) -> Vec<Address> {
+        self.current().addresses.clone()
+    }
+
+    /// Where the credentials come from, for the log and the status page.
+    pub fn source(&self) -> String {
+        self.current().from.clone()
+    }
+
+    /// Takes over changed files and renews what ends soon. On failure everything stays as it is.
+    pub async fn reload(&self) {
+        let _one = self.shared.rebuilding.lock().await;
+        let old = self.current();
+        let options = self.shared.options.clone();
+        let now = blocking(move || files::fingerprint(&files::files(&options))).await;
+        let due = old.renew_at.is_some_and(|at| at <= Timestamp::now());
+        if now == old.fingerprint && !due {
+            return;
+        }
+        match build(self.shared.options.clone(), old.generation + 1).await {
+            Ok(new) => {
+                self.shared.current.store(Arc::new(new));
+                tracing::info!(from = old.from, "upstream credentials reloaded");
+            }
+            Err(error) => {
+                tracing::warn!(%error, "new upstream credentials not taken, keeping the old ones");
+            }
+        }
+    }
+
+    /// How long the proxy's client certificate is valid, if it has one.
+    pub fn certificate(&self) -> Option<Validity> {
+        validity(&self.current().own.any)
+    }
+
+    /// Returns the `User-Agent` that the proxy gives itself.
+    pub fn user_agent(&self) -> String {
+        let given = &self.shared.options.user_agent;
+        if given.is_empty() {
+            concat!("watershed/", env!("CARGO_PKG_VERSION")).to_owned()
+        } else {
+            given.clone()
+        }
+    }
+
+    /// The credentials of this moment.
+    pub fn current(&self) -> Arc<Credentials> {
+        self.shared.current.load_full()
+    }
+
+    /// Connects to the first address that accepts, with the client certificate, if there is one.
+    ///
+    /// The connection belongs to the caller alone: no HTTP has been spoken on it yet.
+    pub async fn connect(&self, http1_only: bool) -> Result<Dialed, ConnectError> {
+        let credentials = self.current();
+        Dialer::default()
+            .dial(&credentials, TlsIdentity::Own, http1_only, None)
+            .await
+    }
+
+    /// Returns the headers that say who asks: the token, and whom it acts as.
+    ///
+    /// Tokens expire, so the headers are good for minutes only.
+    pub async fn authorization(&self) -> Result<HeaderMap, ConnectError> {
+        self.current().authorize(HeaderMap::new()).await
+    }
+}
+
+impl std::fmt::Debug for ApiServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ApiServer")
+            .field("from", &self.current().from)
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl Credentials ===
+
+impl Credentials {
+    /// The TLS settings for connections of this identity.
+    pub fn tls(&self, identity: TlsIdentity, http1_only: bool) -> Arc<ClientConfig> {
+        let tls = match identity {
+            TlsIdentity::Own => &self.own,
+            TlsIdentity::Bare => &self.bare,
+        };
+        Arc::clone(if http1_only { &tls.http1 } else { &tls.any })
+    }
+
+    /// The name the server's certificate must have.
+    pub fn server_name(&self, address: &Address) -> Result<ServerName<'static>, BoxError> {
+        match &self.server_name {
+            Some(name) => Ok(name.clone()),
+            None => Ok(ServerName::try_from(address.host().to_owned())?),
+        }
+    }
+
+    /// Puts the proxy's own token, and whom it acts as, into a request's headers.
+    ///
+    /// Boxed and owning: kube-client's layers ask for `From<BoxError>` in a way that the compiler
+    /// cannot prove to be `Send` for any lifetime but `'static`.
+    pub fn authorize(
+        &self,
+        headers: HeaderMap,
+    ) -> Pin<Box<dyn Future<Output = Result<HeaderMap, ConnectError>> + Send>> {
+        // kube-client has no way to ask for its headers alone: a stack that answers with them.
+        let echo = service_fn(
+            |request: Request<http_body_util::Empty<Bytes>>| async move {
+                let (parts, _) = request.into_parts();
+                Ok::<_, BoxError>(Response::new(parts.headers))
+            },
+        );
+        let mut request = Request::new(http_body_util::Empty::new());
+        *request.headers_mut() = headers;
+        let stack = ServiceBuilder::new().layer(&self.headers).service(echo);
+        let answer: Pin<Box<dyn Future<Output = Result<Response<HeaderMap>, BoxError>> + Send>> =
+            match &self.auth {
+                Some(auth) => Box::pin(
+                    ServiceBuilder::new()
+                        .layer(auth)
+                        .service(stack)
+                        .oneshot(request),
+                ),
+                None => Box::pin(stack.oneshot(request)),
+            };
+        Box::pin(async move {
+            match answer.await {
+                Ok(answer) => Ok(answer.into_body()),
+                Err(error) => Err(ConnectError::Credentials(one_line(error.as_ref()))),
+            }
+        })
+    }
+}
+
+// === building ===
+
+async fn build(options: ConnectOptions, generation: u64) -> Result<Credentials, CredentialsError> {
+    // Exec plugins are run by a blocking std Command, and files are read.
+    blocking(move || {
+        let runtime = tokio::runtime::Handle::current();
+        let fingerprint = files::fingerprint(&files::files(&options));
+        let (config, from) = runtime.block_on(read(&options))?;
+        material(&options, &config, from, generation, fingerprint)
+    })
+    .await
+}
+
+/// The configuration and where it came from.
+async fn read(options: &ConnectOptions) -> Result<(Config, String), CredentialsError> {
+    if files::in_cluster(options) {
+        let config = Config::incluster().map_err(|error| CredentialsError::InCluster {
+            reason: one_line(&error),
+        })?;
+        return Ok((config, "the service account of this pod".to_owned()));
+    }
+    let paths = files::kubeconfig_paths(options);
+    let from = paths
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect::<Vec<_>>()
+        .join(", ");
+    if options.kubeconfig.is_none() && !paths.iter().any(|path| path.exists()) {
+        return Err(CredentialsError::Nowhere { tried: from });
+    }
+    let wrong = |error: &dyn std::error::Error| CredentialsError::Kubeconfig {
+        from: from.clone(),
+        reason: one_line(error),
+    };
+    let kubeconfig = match &options.kubeconfig {
+        Some(path) => Kubeconfig::read_from(path),
+        None => Kubeconfig::read(),
+    }
+    .map_err(|error| wrong(&error))?;
+    let chosen = KubeConfigOptions {
+        context: options.context.clone(),
+        ..KubeConfigOptions::default()
+    };
+    let proxied = proxy_url(&kubeconfig, options.context.as_deref());
+    if let Some(url) = proxied {
+        return Err(CredentialsError::ProxyUrl { from, url });
+    }
+    let config = Config::from_custom_kubeconfig(kubeconfig, &chosen)
+        .await
+        .map_err(|error| wrong(&error))?;
+    Ok((config, from))
+}
+
+/// The chosen cluster's proxy. kube-client mixes it with `HTTPS_PROXY`, which is not meant for the
+/// API server of one's own cluster and is not followed.
+fn proxy_url(kubeconfig: &Kubeconfig, context: Option<&str>) -> Option<String> {
+    let name = context.or(kubeconfig.current_context.as_deref())?;
+    let context = kubeconfig
+        .contexts
+        .iter()
+        .find(|known| known.name == name)?
+        .context
+        .as_ref()?;
+    let cluster = kubeconfig
+        .clusters
+        .iter()
+        .find(|known| known.name == context.cluster)?;
+    cluster
+        .cluster
+        .as_ref()?
+        .proxy_url
+        .clone()
+        .filter(|url| !url.is_empty())
+}
+
+fn material(
+    options: &ConnectOptions,
+    config: &Config,
+    from: String,
+    generation: u64,
+    fingerprint: blake3::Hash,
+) -> Result<Credentials, CredentialsError> {
+    // kube-client builds its TLS on the process' default provider.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let login = |error: &dyn std::error::Error| CredentialsError::Login {
+        from: from.clone(),
+        reason: one_line(error),
+    };
+    let certificates = |reason: String| CredentialsError::Certificates {
+        from: from.clone(),
+        reason,
+    };
+    let servers = if options.servers.is_empty() {
+        vec![config.cluster_url.to_string()]
+    } else {
+        options.servers.clone()
+    };
+    let addresses = servers
+        .iter()
+        .map(|text| Address::parse(text))
+        .collect::<Result<Vec<_>, _>>()?;
+    let server_name = config
+        .tls_server_name
+        .clone()
+        .map(ServerName::try_from)
+        .transpose()
+        .map_err(|error| certificates(format!("tls-server-name: {error}")))?;
+    // The token first: kube-client swallows a plugin's failure when it asks it for a certificate.
+    let auth = config.auth_layer().map_err(|error| login(&error))?;
+    let headers = config
+        .extra_headers_layer()
+        .map_err(|error| login(&error))?;
+    let own = config
+        .rustls_client_config()
+        .map_err(|error| certificates(one_line(&error)))?;
+    let renew_at = validity(&own).map(|valid| valid.not_after - RENEW_BEFORE);
+    let renew_at = renew_at.map(|at| at.max(Timestamp::now() + RENEW_PAUSE));
+    // Invariant: without the user there is no certificate to show and no token to send.
+    let mut nobody = config.clone();
+    nobody.auth_info = AuthInfo::default();
+    nobody.headers.clear();
+    let bare = nobody
+        .rustls_client_config()
+        .map_err(|error| certificates(one_line(&error)))?;
+    Ok(Credentials {
+        generation,
+        addresses,
+        server_name,
+        own: Tls::new(own),
+        bare: Tls::new(bare),
+        auth,
+        headers,
+        fingerprint,
+        renew_at,
+        from,
+    })
+}
+
+impl Tls {
+    fn new(mut config: ClientConfig) -> Tls {
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let http1 = Arc::new(config.clone());
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Tls {
+            any: Arc::new(config),
+            http1,
+        }
+    }
+}
+
+/// When the client certificate begins and ends.
+fn validity(config: &ClientConfig) -> Option<Validity> {
+    let schemes = config
+        .crypto_provider()
+        .signature_verification_algorithms
+        .supported_schemes();
+    let key = config.client_auth_cert_resolver.resolve(&[], &schemes)?;
+    Validity::of(key.cert.first()?)
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}

@@ -1,0 +1,206 @@
+//! Making a connection: which address, TCP, TLS.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::BufReader;
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
+
+use super::address::Address;
+use super::credentials::{Credentials, TlsIdentity};
+use super::error::ConnectError;
+
+/// Connecting and the TLS handshake, together. A healthy API server needs milliseconds; beyond this
+/// the next address is the better bet.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long an address that failed comes last.
+const COOLDOWN: Duration = Duration::from_secs(10);
+
+/// Probes of a quiet TCP connection, for HTTP/1.1 and tunnels, which have no ping: dead after
+/// about half a minute.
+const KEEPALIVE_TIME: Duration = Duration::from_secs(15);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+#[cfg(not(windows))]
+const KEEPALIVE_RETRIES: u32 = 3;
+
+/// What is read at a time: rustls asks for 4 KiB.
+const READ_AHEAD: usize = 64 * 1024;
+
+/// Bytes to and from the API server.
+pub type DialedStream = Either<TcpStream, TlsStream<BufReader<TcpStream>>>;
+
+/// A connection, and what was agreed on.
+pub struct Dialed {
+    /// Bytes to and from the server. No HTTP has been spoken yet.
+    pub stream: DialedStream,
+    /// Whether HTTP/2 was agreed on; HTTP/1.1 otherwise.
+    pub http2: bool,
+    /// The address that accepted.
+    pub address: Address,
+}
+
+/// Chooses addresses: in turn, the failed ones last.
+#[derive(Default)]
+pub struct Dialer {
+    turn: AtomicUsize,
+    failed: Mutex<HashMap<Address, Instant>>,
+}
+
+impl Dialer {
+    /// Connects to the first address that lets us; `avoid` is tried last.
+    pub async fn dial(
+        &self,
+        credentials: &Credentials,
+        identity: TlsIdentity,
+        http1_only: bool,
+        avoid: Option<&Address>,
+    ) -> Result<Dialed, ConnectError> {
+        let mut last = None;
+        for address in self.order(&credentials.addresses, avoid) {
+            let attempt = connect(credentials, &address, identity, http1_only);
+            let error = match tokio::time::timeout(CONNECT_TIMEOUT, attempt).await {
+                Ok(Ok(dialed)) => {
+                    self.failed.lock().remove(&address);
+                    return Ok(dialed);
+                }
+                Ok(Err(error)) => error,
+                Err(_elapsed) => ConnectError::ConnectTimeout {
+                    address: address.clone(),
+                    after: CONNECT_TIMEOUT,
+                },
+            };
+            tracing::debug!(%error, "upstream address failed");
+            self.failed.lock().insert(address, Instant::now());
+            last = Some(error);
+        }
+        // Loading refuses an empty list of addresses; this is only for the type.
+        Err(last.unwrap_or_else(|| ConnectError::Credentials("there is no address".to_owned())))
+    }
+
+    fn order(&self, addresses: &[Address], avoid: Option<&Address>) -> Vec<Address> {
+        let mut order = addresses.to_vec();
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        if !order.is_empty() {
+            let first = turn % order.len();
+            order.rotate_left(first);
+        }
+        let mut failed = self.failed.lock();
+        failed.retain(|_, at| at.elapsed() < COOLDOWN);
+        // Stable: among equals the turn decides.
+        order.sort_by_key(|address| (failed.contains_key(address), avoid == Some(address)));
+        order
+    }
+}
+
+async fn connect(
+    credentials: &Credentials,
+    address: &Address,
+    identity: TlsIdentity,
+    http1_only: bool,
+) -> Result<Dialed, ConnectError> {
+    let tcp = tcp(address).await.map_err(|source| ConnectError::Connect {
+        address: address.clone(),
+        source: Arc::new(source),
+    })?;
+    if !address.is_tls() {
+        return Ok(Dialed {
+            stream: Either::Left(tcp),
+            http2: false,
+            address: address.clone(),
+        });
+    }
+    let failed = |source| ConnectError::Tls {
+        address: address.clone(),
+        source: Arc::new(source),
+    };
+    let name = credentials
+        .server_name(address)
+        .map_err(|error| failed(io::Error::other(error)))?;
+    let connector = TlsConnector::from(credentials.tls(identity, http1_only));
+    let tls = connector
+        .connect(name, BufReader::with_capacity(READ_AHEAD, tcp))
+        .await
+        .map_err(failed)?;
+    let http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
+    Ok(Dialed {
+        stream: Either::Right(tls),
+        http2,
+        address: address.clone(),
+    })
+}
+
+/// Tries what the name resolves to one after the other, each with its share of the time, so that
+/// one black hole does not use it all up.
+async fn tcp(address: &Address) -> io::Result<TcpStream> {
+    let resolved: Vec<SocketAddr> = tokio::net::lookup_host((address.host(), address.port()))
+        .await?
+        .collect();
+    let share = CONNECT_TIMEOUT / u32::try_from(resolved.len().max(1)).unwrap_or(u32::MAX);
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no addresses");
+    for address in resolved {
+        match tokio::time::timeout(share, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => {
+                tune(&stream)?;
+                return Ok(stream);
+            }
+            Ok(Err(error)) => last = error,
+            Err(_elapsed) => {
+                last = io::Error::new(io::ErrorKind::TimedOut, format!("{address} is silent"))
+            }
+        }
+    }
+    Err(last)
+}
+
+fn tune(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let keepalive = TcpKeepalive::new()
+        .with_time(KEEPALIVE_TIME)
+        .with_interval(KEEPALIVE_INTERVAL);
+    #[cfg(not(windows))]
+    let keepalive = keepalive.with_retries(KEEPALIVE_RETRIES);
+    let socket = SockRef::from(stream);
+    socket.set_tcp_keepalive(&keepalive)?;
+    // Keepalive does not probe while sent bytes wait for their acknowledgement.
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(
+        KEEPALIVE_TIME + KEEPALIVE_INTERVAL * (KEEPALIVE_RETRIES + 1),
+    ))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addresses() -> Vec<Address> {
+        ["https://a:1", "https://b:1", "https://c:1"]
+            .map(|text| Address::parse(text).unwrap())
+            .to_vec()
+    }
+
+    #[tokio::test]
+    async fn addresses_take_turns_and_failed_ones_come_last() {
+        let dialer = Dialer::default();
+        let all = addresses();
+        let firsts: Vec<_> = (0..3).map(|_| dialer.order(&all, None).remove(0)).collect();
+        assert_eq!(firsts, all);
+        dialer.failed.lock().insert(all[0].clone(), Instant::now());
+        for _ in 0..3 {
+            assert_eq!(dialer.order(&all, None)[2], all[0]);
+            let order = dialer.order(&all, Some(&all[1]));
+            assert_eq!(order, [all[2].clone(), all[1].clone(), all[0].clone()]);
+        }
+    }
+}

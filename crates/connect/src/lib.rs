@@ -1,0 +1,24 @@
+//! How to reach an API server: kubeconfigs, addresses, credentials and TLS dialling.
+//!
+//! The proxy and the lab both connect to API servers. What they share lives here: reading a
+//! kubeconfig or a pod's service account, keeping tokens and certificates fresh, and opening
+//! connections. What is sent on these connections is the caller's affair.
+#![forbid(unsafe_code)]
+
+mod address;
+mod credentials;
+mod dial;
+mod error;
+mod validity;
+
+pub use address::{Address, AddressError};
+pub use credentials::{ApiServer, ConnectOptions, Credentials, CredentialsError, TlsIdentity};
+pub use dial::{CONNECT_TIMEOUT, Dialed, DialedStream, Dialer};
+pub use error::{ConnectError, one_line};
+pub use validity::Validity;
+
+/// Installs aws-lc-rs as the cryptography of all TLS in this process. Later calls do nothing.
+pub fn install_crypto() {
+    // An error says that a provider is installed already.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+}

@@ -1,0 +1,199 @@
+//! `watershed load`: clients that put load on any server of the Kubernetes API and measure what
+//! they get. Several servers do the same work in turn and are compared.
+//!
+//! It knows the kubeconfigs, the wire forms, and nothing of the proxy: that is one server among
+//! others.
+mod connect;
+mod counted;
+mod group;
+mod inflate;
+mod list_version;
+mod measured;
+mod plan;
+mod plot;
+mod process;
+mod progress;
+mod rate;
+mod request;
+mod round;
+mod stamp;
+mod steps;
+mod table;
+mod tally;
+mod trouble;
+mod watch;
+mod write;
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use tokio_util::sync::CancellationToken;
+
+use connect::Connections;
+use progress::Bars;
+use round::Turn;
+use watershed_connect::{ApiServer, ConnectOptions};
+use write::Writer;
+
+pub use counted::Counted;
+pub use group::{FirstState, Form, Group, Resource};
+pub use measured::{Consumption, Distribution, Measured, Round, Sample, Server, Setting, Short};
+pub use plan::{Access, Plan, Target, Writes, mix};
+pub use plot::plots;
+pub use process::{Machine, Process, cpu_time, status_bytes};
+pub use rate::Rate;
+pub use steps::steps;
+pub use table::{comparison, table, verdict};
+
+/// Does what the plan says. `interrupt` ends it early, with what was measured so far. What was
+/// written is deleted again in any case. `bars` shows on a terminal how far it is.
+pub async fn run(
+    plan: &Plan,
+    interrupt: &CancellationToken,
+    bars: bool,
+) -> anyhow::Result<Measured> {
+    plan.check()?;
+    let run = fastrand::u64(..);
+    let mut servers = Vec::new();
+    for target in &plan.targets {
+        let upstream = load(&target.access)
+            .await
+            .with_context(|| format!("server {}", target.name))?;
+        let addresses = upstream
+            .addresses()
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        servers.push((
+            upstream,
+            Server {
+                name: target.name.clone(),
+                addresses,
+                rounds: Vec::new(),
+            },
+        ));
+    }
+    let writing = load(plan.writer()).await.context("the writer")?;
+    let writer = if plan.writes.rate.is_never() {
+        None
+    } else {
+        Some(Arc::new(
+            Writer::prepare(writing.clone(), &plan.writes, run).await?,
+        ))
+    };
+    let mut measured = Measured {
+        setting: Setting {
+            version: env!("CARGO_PKG_VERSION"),
+            machine: Machine::this(),
+            clients: plan.groups.iter().map(Group::describe).collect(),
+            writes: plan.writes.clone(),
+            duration_seconds: plan.duration.as_secs_f64(),
+            rounds: plan.rounds,
+        },
+        servers: Vec::new(),
+        interrupted: false,
+        errors: Vec::new(),
+    };
+    let done = rounds(
+        plan,
+        run,
+        &mut servers,
+        &writing,
+        writer.as_ref(),
+        interrupt,
+        bars,
+    )
+    .await;
+    if let Some(writer) = writer
+        && !writer.clean_up().await
+    {
+        let namespace = &writer.ledger().namespace;
+        measured.errors.push(format!(
+            "not all that was written could be deleted: look into namespace {namespace}"
+        ));
+    }
+    match done {
+        Err(error) if servers.iter().all(|(_, server)| server.rounds.is_empty()) => {
+            return Err(error);
+        }
+        Err(error) => measured.errors.push(format!("{error:#}")),
+        Ok(()) => {}
+    }
+    measured.servers = servers.into_iter().map(|(_, server)| server).collect();
+    measured.interrupted = interrupt.is_cancelled();
+    Ok(measured)
+}
+
+async fn rounds(
+    plan: &Plan,
+    run: u64,
+    servers: &mut [(ApiServer, Server)],
+    writing: &ApiServer,
+    writer: Option<&Arc<Writer>>,
+    interrupt: &CancellationToken,
+    bars: bool,
+) -> anyhow::Result<()> {
+    let mut names = Vec::new();
+    let connections = Connections::new(writing.clone(), false, 1);
+    for group in &plan.groups {
+        let gets = !group.gets.is_never();
+        names.push(Arc::new(if gets {
+            request::names(&connections, group).await?
+        } else {
+            Vec::new()
+        }));
+    }
+    let titles: Vec<&str> = plan.targets.iter().map(|target| &*target.name).collect();
+    let bars = Bars::new(&titles, plan.duration * u32::try_from(plan.rounds)?, bars);
+    let order: Vec<usize> = (0..servers.len()).collect();
+    for n in 0..plan.rounds {
+        // There and back: who comes first has no advantage over all rounds.
+        let turns: Vec<usize> = if n % 2 == 0 {
+            order.clone()
+        } else {
+            order.iter().rev().copied().collect()
+        };
+        for server in turns {
+            let (upstream, results) = &mut servers[server];
+            let progress = bars.round(server, n, plan.rounds, plan.duration, plan.watches());
+            let turn = Turn {
+                plan,
+                upstream,
+                writer,
+                names: &names,
+                run,
+                progress: &progress,
+                interrupt,
+            };
+            tracing::info!(server = results.name, round = n + 1, "round begins");
+            let round = turn
+                .run()
+                .await
+                .with_context(|| format!("server {}", results.name))?;
+            progress.done();
+            let Some(round) = round else { return Ok(()) };
+            tracing::info!(
+                server = results.name,
+                round = n + 1,
+                events = round.events,
+                lost = round.events_lost,
+                errors = round.errors.values().sum::<u64>(),
+                "round measured"
+            );
+            results.rounds.push(round);
+            if interrupt.is_cancelled() {
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn load(access: &Access) -> anyhow::Result<ApiServer> {
+    let options = ConnectOptions {
+        kubeconfig: access.kubeconfig.clone(),
+        context: access.context.clone(),
+        ..ConnectOptions::default()
+    };
+    Ok(ApiServer::load(&options).await?)
+}

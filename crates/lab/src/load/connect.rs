@@ -1,0 +1,387 @@
+//! The clients' connections. They set what a Go client sets, as most clients of Kubernetes are.
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::request::Builder;
+use http::uri::PathAndQuery;
+use http::{HeaderMap, Method, Request, Uri, header, response};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::trouble::{Trouble, broken};
+use watershed_connect::{Address, ApiServer, Dialed};
+
+/// Flow control of Go's HTTP/2 client.
+/// Source: `golang.org/x/net/http2/transport.go` (`transportDefaultStreamFlow`,
+/// `transportDefaultConnFlow`).
+const STREAM_WINDOW: u32 = 4 << 20;
+const CONNECTION_WINDOW: u32 = 1 << 30;
+
+/// For the head of an answer, and for the settings of a new connection.
+const HEAD_TIMEOUT: Duration = Duration::from_mins(1);
+
+/// A refusal's text is read up to here.
+const MAX_REFUSAL_BYTES: usize = 64 << 10;
+
+/// Idle HTTP/1.1 connections that are kept for the next request.
+const MAX_IDLE: usize = 100;
+
+/// How often a request that was not looked at is sent again.
+const MAX_RESENDS: usize = 3;
+
+/// Connections to one server, each opened with its first request.
+pub(super) struct Connections {
+    upstream: ApiServer,
+    http1: bool,
+    lanes: Vec<tokio::sync::Mutex<Option<Shared>>>,
+    idle: Arc<Mutex<Vec<Exclusive>>>,
+    /// How many were opened so far.
+    opened: AtomicUsize,
+}
+
+/// An HTTP/2 connection.
+#[derive(Clone)]
+struct Shared {
+    sender: http2::SendRequest<Full<Bytes>>,
+    address: Address,
+    authorization: HeaderMap,
+    /// Requests the server allows at a time.
+    limit: usize,
+    /// Which of all connections it is.
+    number: usize,
+}
+
+/// An HTTP/1.1 connection, for one request at a time.
+struct Exclusive {
+    sender: http1::SendRequest<Full<Bytes>>,
+    address: Address,
+    authorization: HeaderMap,
+}
+
+enum Opened {
+    Shared(Shared),
+    Exclusive(Exclusive),
+}
+
+/// A request without its server.
+pub(super) struct Outgoing<'a> {
+    pub(super) method: Method,
+    pub(super) path: String,
+    pub(super) accept: &'static str,
+    pub(super) gzip: bool,
+    /// Content type and body.
+    pub(super) content: Option<(&'a str, Bytes)>,
+}
+
+/// A successful answer.
+pub(super) struct Answer {
+    pub(super) head: response::Parts,
+    pub(super) body: Incoming,
+    /// Goes back to the idle ones when the body has been read.
+    back: Option<(Exclusive, Arc<Mutex<Vec<Exclusive>>>)>,
+}
+
+// === impl Outgoing ===
+
+impl Outgoing<'_> {
+    pub(super) fn get(path: String, accept: &'static str, gzip: bool) -> Self {
+        Self {
+            method: Method::GET,
+            path,
+            accept,
+            gzip,
+            content: None,
+        }
+    }
+
+    fn build(
+        &self,
+        address: &Address,
+        authorization: &HeaderMap,
+        http2: bool,
+    ) -> Result<Request<Full<Bytes>>, Trouble> {
+        let path = PathAndQuery::try_from(self.path.as_str())
+            .map_err(|error| Trouble::Request(error.to_string()))?;
+        let uri = address
+            .target(&Uri::from(path), http2)
+            .map_err(|error| Trouble::Request(error.to_string()))?;
+        let mut request: Builder = Request::builder().method(self.method.clone()).uri(uri);
+        if let Some(headers) = request.headers_mut() {
+            headers.clone_from(authorization);
+        }
+        if !http2 {
+            request = request.header(header::HOST, address.authority().as_str());
+        }
+        if self.gzip {
+            request = request.header(header::ACCEPT_ENCODING, "gzip");
+        }
+        let mut body = Bytes::new();
+        if let Some((content_type, content)) = &self.content {
+            request = request.header(header::CONTENT_TYPE, *content_type);
+            body = content.clone();
+        }
+        request
+            .header(header::ACCEPT, self.accept)
+            .header(
+                header::USER_AGENT,
+                concat!("watershed-load/", env!("CARGO_PKG_VERSION")),
+            )
+            .body(Full::new(body))
+            .map_err(|error| Trouble::Request(error.to_string()))
+    }
+}
+
+// === impl Connections ===
+
+impl Connections {
+    pub(super) fn new(upstream: ApiServer, http1: bool, lanes: usize) -> Self {
+        let lanes = std::iter::repeat_with(tokio::sync::Mutex::default)
+            .take(lanes.max(1))
+            .collect();
+        Self {
+            upstream,
+            http1,
+            lanes,
+            idle: Arc::default(),
+            opened: AtomicUsize::new(0),
+        }
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// Requests the server allows at a time on one connection; `None` with HTTP/1.1, where it is
+    /// one.
+    pub(super) async fn limit(&self) -> Result<Option<usize>, Trouble> {
+        if self.http1 {
+            return Ok(None);
+        }
+        match Box::pin(self.lane(0)).await? {
+            Opened::Shared(shared) => Ok(Some(shared.limit)),
+            Opened::Exclusive(_) => Ok(None),
+        }
+    }
+
+    /// Sends a request on a connection, by its number; refusals are errors.
+    pub(super) async fn send(&self, lane: usize, request: Outgoing<'_>) -> Result<Answer, Trouble> {
+        let lane = lane % self.lanes.len();
+        let sent = async {
+            let mut resends = 0;
+            loop {
+                // Boxed: a handshake's state is 20 KB, and every watch would carry the room for
+                // one.
+                let opened = Box::pin(self.lane(lane)).await?;
+                let error = match opened {
+                    Opened::Shared(mut shared) => {
+                        let sent = request.build(&shared.address, &shared.authorization, true)?;
+                        match shared.sender.send_request(sent).await {
+                            Ok(answer) => return Ok::<_, Trouble>((answer, None)),
+                            Err(error) => {
+                                self.leave(lane, shared.number).await;
+                                error
+                            }
+                        }
+                    }
+                    Opened::Exclusive(mut exclusive) => {
+                        let sent =
+                            request.build(&exclusive.address, &exclusive.authorization, false)?;
+                        match exclusive.sender.send_request(sent).await {
+                            Ok(answer) => {
+                                return Ok((answer, Some((exclusive, Arc::clone(&self.idle)))));
+                            }
+                            Err(error) => error,
+                        }
+                    }
+                };
+                if resends == MAX_RESENDS || !is_unprocessed(&error) {
+                    return Err(broken(error));
+                }
+                resends += 1;
+            }
+        };
+        let (answer, back) = timeout(HEAD_TIMEOUT, sent)
+            .await
+            .map_err(|_| Trouble::Silent(HEAD_TIMEOUT))??;
+        let (head, body) = answer.into_parts();
+        if head.status.is_success() {
+            return Ok(Answer { head, body, back });
+        }
+        let text = timeout(
+            HEAD_TIMEOUT,
+            Limited::new(body, MAX_REFUSAL_BYTES).collect(),
+        )
+        .await;
+        let text = text
+            .ok()
+            .and_then(Result::ok)
+            .map(http_body_util::Collected::to_bytes)
+            .unwrap_or_default();
+        Err(Trouble::refused(head.status, &text))
+    }
+
+    /// The connection of a number, opened if it is not there.
+    async fn lane(&self, lane: usize) -> Result<Opened, Trouble> {
+        let mut place = self.lanes[lane].lock().await;
+        if let Some(shared) = place.as_ref().filter(|shared| !shared.sender.is_closed()) {
+            return Ok(Opened::Shared(shared.clone()));
+        }
+        if let Some(exclusive) = self.take_idle() {
+            return Ok(Opened::Exclusive(exclusive));
+        }
+        let authorization = self.upstream.authorization().await?;
+        let connection = self.upstream.connect(self.http1).await?;
+        if !connection.http2 {
+            drop(place);
+            return Ok(Opened::Exclusive(
+                exclusive(connection, authorization).await?,
+            ));
+        }
+        let number = self.opened.fetch_add(1, Ordering::Relaxed);
+        let shared = shared(connection, authorization, number).await?;
+        *place = Some(shared.clone());
+        Ok(Opened::Shared(shared))
+    }
+
+    /// No further request on this connection: it failed one, and may be going away.
+    async fn leave(&self, lane: usize, number: usize) {
+        let mut place = self.lanes[lane].lock().await;
+        place.take_if(|shared| shared.number == number);
+    }
+
+    fn take_idle(&self) -> Option<Exclusive> {
+        let mut idle = self.idle.lock();
+        loop {
+            let exclusive = idle.pop()?;
+            if !exclusive.sender.is_closed() {
+                return Some(exclusive);
+            }
+        }
+    }
+}
+
+async fn exclusive(connection: Dialed, authorization: HeaderMap) -> Result<Exclusive, Trouble> {
+    let (sender, driver) = http1::handshake(TokioIo::new(connection.stream))
+        .await
+        .map_err(broken)?;
+    // Its end shows in the sender.
+    tokio::spawn(async move { drop(driver.await) });
+    Ok(Exclusive {
+        sender,
+        address: connection.address,
+        authorization,
+    })
+}
+
+async fn shared(
+    connection: Dialed,
+    authorization: HeaderMap,
+    number: usize,
+) -> Result<Shared, Trouble> {
+    let (sender, mut driver) = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        // None before the server has told its limit: one beyond it would wait for ever.
+        .initial_max_send_streams(0)
+        .handshake(TokioIo::new(connection.stream))
+        .await
+        .map_err(broken)?;
+    // The server's settings wake nobody we could wait on: look, in growing steps, until they are
+    // in.
+    let deadline = Instant::now() + HEAD_TIMEOUT;
+    let mut pause = Duration::from_micros(200);
+    while driver.current_max_send_streams() == 0 {
+        let polled = poll_fn(|cx| Poll::Ready(Pin::new(&mut driver).poll(cx))).await;
+        match polled {
+            Poll::Ready(Err(error)) => return Err(broken(error)),
+            Poll::Ready(Ok(())) => return Err(Trouble::NoStreams),
+            Poll::Pending if Instant::now() > deadline => return Err(Trouble::NoStreams),
+            Poll::Pending => sleep(pause).await,
+        }
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+    let limit = driver.current_max_send_streams();
+    // Its end shows in the sender.
+    tokio::spawn(async move { drop(driver.await) });
+    Ok(Shared {
+        sender,
+        address: connection.address,
+        authorization,
+        limit,
+        number,
+    })
+}
+
+/// Whether the request was not looked at: it had not left, or the server said so by GOAWAY or
+/// REFUSED_STREAM. Go's client sends such a request again, and its user sees nothing of it.
+/// Source: `golang.org/x/net/http2/transport.go` (`canRetryError`).
+fn is_unprocessed(error: &hyper::Error) -> bool {
+    if error.is_canceled() {
+        return true;
+    }
+    let mut next = std::error::Error::source(error);
+    while let Some(cause) = next {
+        if let Some(error) = cause.downcast_ref::<h2::Error>() {
+            let refused = error.reason() == Some(h2::Reason::REFUSED_STREAM);
+            return error.is_remote() && (refused || error.is_go_away());
+        }
+        next = cause.source();
+    }
+    false
+}
+
+// === impl Answer ===
+
+impl Answer {
+    /// Whether the body is compressed.
+    pub(super) fn is_gzip(&self) -> bool {
+        self.head
+            .headers
+            .get(header::CONTENT_ENCODING)
+            .is_some_and(|value| value == "gzip")
+    }
+
+    /// Reads the body to its end, piece by piece, and lets the connection serve others.
+    pub(super) async fn read(
+        mut self,
+        mut each: impl FnMut(Bytes) -> Result<(), Trouble>,
+    ) -> Result<(), Trouble> {
+        while let Some(frame) = self.body.frame().await {
+            if let Ok(data) = frame.map_err(broken)?.into_data() {
+                each(data)?;
+            }
+        }
+        if let Some((exclusive, idle)) = self.back {
+            let mut idle = idle.lock();
+            if idle.len() < MAX_IDLE && !exclusive.sender.is_closed() {
+                idle.push(exclusive);
+            }
+        }
+        Ok(())
+    }
+
+    /// The whole body, up to a limit.
+    pub(super) async fn whole(self, limit: usize) -> Result<Vec<u8>, Trouble> {
+        let mut bytes = Vec::new();
+        self.read(|data| {
+            bytes.extend_from_slice(&data);
+            if bytes.len() > limit {
+                Err(Trouble::Request(format!("an answer above {limit} bytes")))
+            } else {
+                Ok(())
+            }
+        })
+        .await?;
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,345 @@
+//! One server's turn: open all watches, let things happen for a while, wait for the last event,
+//! count.
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use tokio::sync::{OnceCell, Semaphore};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::connect::Connections;
+use super::measured::{Consumption, Distribution, Round, Sample, Short};
+use super::plan::Plan;
+use super::process::{Process, Usage};
+use super::progress::{Progress, Stage};
+use super::request::{self, Read};
+use super::stamp::StampFinder;
+use super::tally::Tally;
+use super::watch::{Common, Kind, Watcher};
+use super::write::{Ledger, Writer};
+use watershed_connect::ApiServer;
+
+/// Watches that may be at their beginning at a time.
+const OPENING: usize = 500;
+/// How often the live figures are looked at.
+const LOOK: Duration = Duration::from_millis(100);
+/// Samples of a round, at most; and the time between two, at least.
+const MAX_SAMPLES: u32 = 600;
+const SAMPLE: Duration = Duration::from_millis(500);
+/// Watches may last this much longer than the round is meant to.
+const SPARE: Duration = Duration::from_mins(10);
+
+/// What a round needs.
+pub(super) struct Turn<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) upstream: &'a ApiServer,
+    pub(super) writer: Option<&'a Arc<Writer>>,
+    /// What gets ask for, by group.
+    pub(super) names: &'a [Arc<Vec<String>>],
+    pub(super) run: u64,
+    pub(super) progress: &'a Progress,
+    pub(super) interrupt: &'a CancellationToken,
+}
+
+impl Turn<'_> {
+    /// `None` when it was interrupted before anything was measured.
+    pub(super) async fn run(&self) -> anyhow::Result<Option<Round>> {
+        let plan = self.plan;
+        let tally = Arc::new(Tally::new());
+        let stop = CancellationToken::new();
+        // Ends the watches also when this future is dropped.
+        let _stop = stop.clone().drop_guard();
+        let common = Arc::new(Common {
+            connections: Connections::new(self.upstream.clone(), plan.http1, plan.connections()),
+            tally: Arc::clone(&tally),
+            ledger: self.writer.map_or_else(
+                || Arc::new(Ledger::empty()),
+                |writer| Arc::clone(writer.ledger()),
+            ),
+            finder: StampFinder::new(self.run),
+            opening: Semaphore::new(OPENING),
+            timeout: plan.start_timeout + plan.duration + plan.settle + SPARE,
+            stop: stop.clone(),
+        });
+        let before = common.ledger.all_confirmed();
+        let mut meter = Meter::new(&plan.processes);
+        let opening = Instant::now();
+        let (watches, audience) = self.open(&common).await?;
+        self.wait(plan.start_timeout, Stage::Opening, &tally, || {
+            tally.synced.load(Ordering::Relaxed) >= plan.watches()
+        })
+        .await;
+        if self.interrupt.is_cancelled() {
+            return Ok(None);
+        }
+        let opening_seconds = opening.elapsed().as_secs_f64();
+        let opened = meter.all();
+
+        tally.measure(true);
+        let begun = Instant::now();
+        let load_stop = CancellationToken::new();
+        let mut load = self.load(&tally, &load_stop);
+        let samples = self.sample(&tally, &mut meter, begun).await;
+        load_stop.cancel();
+        while load.join_next().await.is_some() {}
+        let expected = expected(&before, &common.ledger.all_confirmed(), &audience);
+        self.wait(plan.settle, Stage::Settling, &tally, || {
+            let come =
+                tally.delivered.load(Ordering::Relaxed) + tally.missed.load(Ordering::Relaxed);
+            come >= expected
+        })
+        .await;
+        let seconds = begun.elapsed().as_secs_f64();
+        let ended = meter.all();
+        tally.measure(false);
+        stop.cancel();
+        let missing: u64 = watches.join_all().await.into_iter().sum();
+
+        let mut round = Round {
+            seconds,
+            watches: plan.watches(),
+            watches_begun: tally.synced.load(Ordering::Relaxed),
+            connections: if plan.watches() > 0 {
+                plan.connections()
+            } else {
+                0
+            },
+            opening_seconds,
+            first_state: Distribution::of(&tally.first_state),
+            events: tally.events.load(Ordering::Relaxed),
+            events_expected: expected,
+            events_delivered: tally.delivered.load(Ordering::Relaxed),
+            events_lost: tally.missed.load(Ordering::Relaxed) + missing,
+            events_repeated: tally.repeated.load(Ordering::Relaxed),
+            watches_resumed: tally.resumed.load(Ordering::Relaxed),
+            watch_bytes: tally.watch_bytes.load(Ordering::Relaxed),
+            delivery: Distribution::of(&tally.latency),
+            lists: Short::of(&tally.lists),
+            gets: Short::of(&tally.gets),
+            writes: Short::of(&tally.writes),
+            processes: meter.consumption(&opened, &ended),
+            errors: tally.errors(),
+            samples,
+        };
+        for name in meter.gone() {
+            *round
+                .errors
+                .entry(format!("process {name} has ended"))
+                .or_default() += 1;
+        }
+        Ok(Some(round))
+    }
+
+    /// Starts all watches; and how many of them are told of each written object.
+    async fn open(&self, common: &Arc<Common>) -> anyhow::Result<(JoinSet<u64>, Vec<u64>)> {
+        let mut watches = JoinSet::new();
+        let mut audience = vec![0; common.ledger.all_confirmed().len()];
+        let wanted = self.plan.watches();
+        if wanted == 0 {
+            return Ok((watches, audience));
+        }
+        let limit = common.connections.limit().await.context("cannot connect")?;
+        if let Some(limit) = limit {
+            ensure!(
+                wanted.div_ceil(self.plan.connections()) <= limit,
+                "the server allows {limit} requests at a time on a connection: {wanted} watches need at least {} \
+                 connections (--connections)",
+                wanted.div_ceil(limit)
+            );
+        }
+        let mut number = 0;
+        for group in &self.plan.groups {
+            let kind = Arc::new(Kind {
+                group: group.clone(),
+                version: OnceCell::new(),
+            });
+            for nth in 0..group.watches {
+                let watcher = Watcher::new(common, &kind, number, nth);
+                for object in watcher.objects() {
+                    audience[usize::from(object)] += 1;
+                }
+                watches.spawn(watcher.run());
+                number += 1;
+            }
+        }
+        Ok((watches, audience))
+    }
+
+    /// Starts writes, lists and gets.
+    fn load(&self, tally: &Arc<Tally>, stop: &CancellationToken) -> JoinSet<()> {
+        let mut load = JoinSet::new();
+        if let Some(writer) = self.writer {
+            let (writer, tally, stop) = (Arc::clone(writer), Arc::clone(tally), stop.clone());
+            load.spawn(async move { writer.run(&tally, &stop).await });
+        }
+        let connect = |lanes| Connections::new(self.upstream.clone(), self.plan.http1, lanes);
+        let short = request::Short::new(self.plan.connections(), connect, tally);
+        for (group, names) in self.plan.groups.iter().zip(self.names) {
+            let group = Arc::new(group.clone());
+            for (read, rate) in [(Read::List, group.lists), (Read::Get, group.gets)] {
+                if !rate.is_never() {
+                    let (group, names) = (Arc::clone(&group), Arc::clone(names));
+                    load.spawn(Arc::clone(&short).run(
+                        group,
+                        read,
+                        names,
+                        stop.clone(),
+                        self.plan.settle,
+                    ));
+                }
+            }
+        }
+        load
+    }
+
+    /// Waits for a condition, a time at most, or until somebody interrupts.
+    async fn wait(&self, at_most: Duration, stage: Stage, tally: &Tally, done: impl Fn() -> bool) {
+        let deadline = Instant::now() + at_most;
+        while !done()
+            && Instant::now() < deadline
+            && (stage == Stage::Settling || !self.interrupt.is_cancelled())
+        {
+            self.progress.show(stage, tally, Duration::ZERO);
+            sleep(LOOK.min(deadline - Instant::now())).await;
+        }
+    }
+
+    /// Lets the time of the round pass.
+    async fn sample(&self, tally: &Tally, meter: &mut Meter, begun: Instant) -> Vec<Sample> {
+        let duration = self.plan.duration;
+        let every = SAMPLE.max(duration / MAX_SAMPLES);
+        let mut ticks = interval(LOOK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut samples = Vec::new();
+        let mut last = (begun, 0, 0, meter.all());
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = self.interrupt.cancelled() => return samples,
+            }
+            let now = Instant::now();
+            self.progress.show(Stage::Measuring, tally, now - begun);
+            let since = (now - last.0).as_secs_f64();
+            let over = now - begun >= duration;
+            if now - last.0 >= every || (over && samples.is_empty()) {
+                let events = tally.events.load(Ordering::Relaxed);
+                let bytes = tally.watch_bytes.load(Ordering::Relaxed);
+                let usage = meter.all();
+                let cores = |(name, usage): (&String, &Usage)| {
+                    let before = last.3.get(name)?;
+                    Some((
+                        name.clone(),
+                        usage.cpu.saturating_sub(before.cpu).as_secs_f64() / since,
+                    ))
+                };
+                samples.push(Sample {
+                    seconds: (now - begun).as_secs_f64(),
+                    events_per_second: events.saturating_sub(last.1) as f64 / since,
+                    watch_bytes_per_second: bytes.saturating_sub(last.2) as f64 / since,
+                    cores: usage.iter().filter_map(cores).collect(),
+                    memory_bytes: usage
+                        .iter()
+                        .map(|(name, usage)| (name.clone(), usage.memory))
+                        .collect(),
+                });
+                last = (now, events, bytes, usage);
+            }
+            if over {
+                return samples;
+            }
+        }
+    }
+}
+
+/// How many events the watches together are owed.
+fn expected(before: &[u32], after: &[u32], audience: &[u64]) -> u64 {
+    let writes = before
+        .iter()
+        .zip(after)
+        .map(|(before, after)| u64::from(after - before));
+    writes
+        .zip(audience)
+        .map(|(writes, audience)| writes * audience)
+        .sum()
+}
+
+/// Reads the processes' usage.
+struct Meter {
+    processes: Vec<Process>,
+    first: BTreeMap<String, Usage>,
+    most_memory: BTreeMap<String, u64>,
+    last: BTreeMap<String, Usage>,
+}
+
+impl Meter {
+    fn new(processes: &[Process]) -> Self {
+        let mut processes = processes.to_vec();
+        processes.push(Process {
+            name: OWN.to_owned(),
+            pid: std::process::id(),
+        });
+        let mut meter = Self {
+            processes,
+            first: BTreeMap::new(),
+            most_memory: BTreeMap::new(),
+            last: BTreeMap::new(),
+        };
+        meter.first = meter.all();
+        meter
+    }
+
+    fn all(&mut self) -> BTreeMap<String, Usage> {
+        let seen = |process: &Process| Some((process.name.clone(), process.usage()?));
+        let usage: BTreeMap<_, _> = self.processes.iter().filter_map(seen).collect();
+        for (name, usage) in &usage {
+            let most = self.most_memory.entry(name.clone()).or_default();
+            *most = (*most).max(usage.memory);
+        }
+        self.last.clone_from(&usage);
+        usage
+    }
+
+    fn consumption(
+        &self,
+        opened: &BTreeMap<String, Usage>,
+        ended: &BTreeMap<String, Usage>,
+    ) -> BTreeMap<String, Consumption> {
+        let one = |(name, first): (&String, &Usage)| {
+            let (opened, ended) = (opened.get(name)?, ended.get(name)?);
+            let consumption = Consumption {
+                opening_cpu_seconds: opened.cpu.saturating_sub(first.cpu).as_secs_f64(),
+                cpu_seconds: ended.cpu.saturating_sub(opened.cpu).as_secs_f64(),
+                memory_bytes: self.most_memory.get(name).copied().unwrap_or_default(),
+            };
+            Some((name.clone(), consumption))
+        };
+        self.first.iter().filter_map(one).collect()
+    }
+
+    /// Processes that were there and are not any more.
+    fn gone(&self) -> Vec<String> {
+        self.first
+            .keys()
+            .filter(|name| !self.last.contains_key(*name))
+            .cloned()
+            .collect()
+    }
+}
+
+/// This program among the processes.
+pub(super) const OWN: &str = "load";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_write_is_owed_to_its_audience() {
+        assert_eq!(expected(&[1, 5], &[3, 5], &[10, 7]), 20);
+        assert_eq!(expected(&[], &[], &[]), 0);
+    }
+}

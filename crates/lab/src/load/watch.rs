@@ -1,0 +1,324 @@
+//! One watching client: its first state, its watch, and whether it was told all it should have
+//! been.
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use tokio::sync::{OnceCell, Semaphore};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::connect::{Connections, Outgoing};
+use super::group::{FirstState, Group, Selection};
+use super::inflate::Inflate;
+use super::list_version::Ends;
+use super::stamp::{self, StampFinder};
+use super::tally::Tally;
+use super::trouble::{Trouble, broken};
+use super::write::Ledger;
+use watershed_protocol::{
+    EventKind, FieldTable, FrameDecoder, ResourceVersion, read_bookmark, read_error, scan,
+};
+
+/// A single event above this is refused.
+const MAX_FRAME_BYTES: usize = 64 << 20;
+
+/// Pauses after failures, growing.
+const PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// What all watches of a round share.
+pub(super) struct Common {
+    pub(super) connections: Connections,
+    pub(super) tally: Arc<Tally>,
+    pub(super) ledger: Arc<Ledger>,
+    pub(super) finder: StampFinder,
+    /// How many may be at their beginning at a time.
+    pub(super) opening: Semaphore,
+    /// What watches are asked to last at most, so that they last for the round.
+    pub(super) timeout: Duration,
+    /// All is over.
+    pub(super) stop: CancellationToken,
+}
+
+/// What the watches of a group share.
+pub(super) struct Kind {
+    pub(super) group: Group,
+    /// Where all of them begin, with [`FirstState::Version`].
+    pub(super) version: OnceCell<ResourceVersion>,
+}
+
+/// One client.
+pub(super) struct Watcher {
+    common: Arc<Common>,
+    kind: Arc<Kind>,
+    selection: Selection,
+    /// Counts all watches of the round.
+    number: usize,
+    /// The newest write seen of each object that it is told of, in the order of the objects.
+    seen: Vec<(u16, u32)>,
+    /// Watch from here on; `None` to begin anew.
+    version: Option<ResourceVersion>,
+    synced: bool,
+}
+
+// === impl Watcher ===
+
+impl Watcher {
+    /// `number` counts all watches, `nth` those of the group.
+    pub(super) fn new(common: &Arc<Common>, kind: &Arc<Kind>, number: usize, nth: usize) -> Self {
+        let concerned = kind.group.concerned(nth, &common.ledger.written());
+        let objects = (0_u16..).zip(concerned).filter(|(_, concerned)| *concerned);
+        Self {
+            seen: objects
+                .map(|(object, _)| (object, common.ledger.confirmed(object)))
+                .collect(),
+            common: Arc::clone(common),
+            kind: Arc::clone(kind),
+            selection: kind.group.selection(nth),
+            number,
+            version: None,
+            synced: false,
+        }
+    }
+
+    /// The objects whose writes it is told of.
+    pub(super) fn objects(&self) -> impl Iterator<Item = u16> {
+        self.seen.iter().map(|(object, _)| *object)
+    }
+
+    /// Follows until the round is over. Returns how many confirmed writes were not seen at the end.
+    pub(super) async fn run(mut self) -> u64 {
+        let stop = self.common.stop.clone();
+        // Boxed: its state is larger than all else a task holds.
+        Box::pin(stop.run_until_cancelled(self.follow())).await;
+        let missing = |(object, seen): &(u16, u32)| {
+            u64::from(self.common.ledger.confirmed(*object).saturating_sub(*seen))
+        };
+        self.seen.iter().map(missing).sum()
+    }
+
+    async fn follow(&mut self) {
+        let mut pause = PAUSE;
+        loop {
+            let opened = Instant::now();
+            match self.watch().await {
+                Ok(()) => self.common.tally.count(&self.common.tally.resumed, 1),
+                Err(error) => {
+                    if matches!(error, Trouble::Expired) {
+                        self.version = None;
+                    }
+                    self.common.tally.error("watch", error);
+                }
+            }
+            // Ends that follow one another at once are no server's timeout.
+            pause = if opened.elapsed() > LONGEST_PAUSE {
+                PAUSE
+            } else {
+                (pause * 2).min(LONGEST_PAUSE)
+            };
+            sleep(pause).await;
+        }
+    }
+
+    /// One watch, until it ends in good order.
+    async fn watch(&mut self) -> Result<(), Trouble> {
+        let common = Arc::clone(&self.common);
+        let kind = Arc::clone(&self.kind);
+        let Common {
+            connections, tally, ..
+        } = &*common;
+        let representation = kind.group.representation();
+        let turn = common
+            .opening
+            .acquire()
+            .await
+            .map_err(|error| Trouble::Request(error.to_string()))?;
+        let begun = Instant::now();
+        let stream = kind.group.first_state == FirstState::Stream && self.version.is_none();
+        if self.version.is_none() && !stream {
+            self.version = Some(self.first_version().await?);
+        }
+        let Selection { path, query } = &self.selection;
+        let seconds = common.timeout.as_secs();
+        let from = match self.version {
+            Some(version) => format!("&resourceVersion={version}"),
+            None => "&resourceVersion=0&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
+                .to_owned(),
+        };
+        let target = format!(
+            "{path}?watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}{from}{query}"
+        );
+        let request = Outgoing::get(target, representation.accepts_watch(), kind.group.gzip);
+        let answer = connections.send(self.number, request).await?;
+        // The state that the stream brings is not counted as events.
+        let mut initial = stream;
+        if !initial {
+            self.first_state_is_there(begun);
+        }
+        let mut turn = Some(turn).filter(|_| initial);
+        let encoding = representation.encoding;
+        let mut inflate = Inflate::new(answer.is_gzip());
+        let mut decoder = FrameDecoder::new(encoding, MAX_FRAME_BYTES);
+        let mut body = answer.body;
+        // An object as new as the last event; its version is read only when it is needed.
+        let mut last: Option<Bytes> = None;
+        let ended = loop {
+            let data = match body.frame().await {
+                None => break Ok(()),
+                Some(Err(error)) => break Err(broken(error)),
+                Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
+            };
+            let now = stamp::now();
+            tally.count(&tally.watch_bytes, data.len() as u64);
+            match inflate.push(data) {
+                Ok(data) => decoder.push(data),
+                Err(error) => break Err(error),
+            }
+            let mut events = 0;
+            let taken = loop {
+                let frame = match decoder.next_frame() {
+                    Ok(Some(frame)) => frame,
+                    Ok(None) => break Ok(()),
+                    Err(error) => break Err(error.into()),
+                };
+                match frame.kind {
+                    EventKind::Bookmark => match read_bookmark(encoding, &frame.object) {
+                        Ok(bookmark) => {
+                            if bookmark.initial_events_end && initial {
+                                initial = false;
+                                turn = None;
+                                self.first_state_is_there(begun);
+                            }
+                            if !initial {
+                                (self.version, last) = (Some(bookmark.version), None);
+                            }
+                        }
+                        Err(error) => break Err(error.into()),
+                    },
+                    EventKind::Error => {
+                        let status = read_error(encoding, &frame.object);
+                        let code = u16::try_from(status.code).ok();
+                        let code = code
+                            .and_then(|code| http::StatusCode::from_u16(code).ok())
+                            .unwrap_or_default();
+                        break Err(if code == http::StatusCode::GONE {
+                            Trouble::Expired
+                        } else {
+                            Trouble::Refused {
+                                status: code,
+                                message: status.message,
+                            }
+                        });
+                    }
+                    EventKind::Added | EventKind::Modified | EventKind::Deleted => {
+                        if initial {
+                            continue;
+                        }
+                        events += 1;
+                        if frame.kind != EventKind::Deleted {
+                            self.take(&frame.object, now);
+                        }
+                        last = Some(frame.object);
+                    }
+                }
+            };
+            tally.count(&tally.events, events);
+            if taken.is_err() {
+                break taken;
+            }
+        };
+        drop(turn);
+        if let Some(object) = last {
+            self.version = Some(version_of(encoding, &object)?);
+        }
+        match ended {
+            Ok(()) if !decoder.is_clean() => Err(Trouble::Cut),
+            ended => ended,
+        }
+    }
+
+    /// The version to watch from.
+    async fn first_version(&self) -> Result<ResourceVersion, Trouble> {
+        let list = async |query: &str| {
+            let representation = self.kind.group.representation();
+            let target = format!("{}?{query}{}", self.selection.path, self.selection.query);
+            let request =
+                Outgoing::get(target, representation.accepts_list(), self.kind.group.gzip);
+            let answer = self.common.connections.send(self.number, request).await?;
+            let mut inflate = Inflate::new(answer.is_gzip());
+            let mut ends = Ends::default();
+            let reading = answer.read(|data| {
+                ends.push(&inflate.push(data)?);
+                Ok(())
+            });
+            reading.await?;
+            ends.version(representation.encoding)
+        };
+        match self.kind.group.first_state {
+            FirstState::Version => self
+                .kind
+                .version
+                .get_or_try_init(|| list("limit=1"))
+                .await
+                .copied(),
+            FirstState::List | FirstState::Stream => list("resourceVersion=0").await,
+        }
+    }
+
+    fn first_state_is_there(&mut self, begun: Instant) {
+        if !self.synced {
+            self.synced = true;
+            self.common
+                .tally
+                .first_state
+                .record(self.number, begun.elapsed());
+            self.common.tally.synced.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes a stamp, if the object has one that is for this watch.
+    fn take(&mut self, object: &[u8], now: u64) {
+        if self.seen.is_empty() {
+            return;
+        }
+        let tally = &self.common.tally;
+        let Some(stamp) = self.common.finder.find(object) else {
+            return;
+        };
+        let Ok(at) = self
+            .seen
+            .binary_search_by_key(&stamp.object, |(object, _)| *object)
+        else {
+            tally.error(
+                "watch",
+                "an event of an object that the selectors leave out",
+            );
+            return;
+        };
+        let seen = &mut self.seen[at].1;
+        let add = |counter: &AtomicU64, n: u64| counter.fetch_add(n, Ordering::Relaxed);
+        if stamp.sequence > *seen {
+            add(&tally.missed, u64::from(stamp.sequence - *seen - 1));
+            *seen = stamp.sequence;
+            add(&tally.delivered, 1);
+            tally.latency.record(
+                self.number,
+                Duration::from_nanos(now.saturating_sub(stamp.nanos)),
+            );
+        } else if tally.is_measuring() {
+            add(&tally.repeated, 1);
+        }
+    }
+}
+
+/// The version of an object of any type.
+fn version_of(
+    encoding: watershed_protocol::Encoding,
+    object: &[u8],
+) -> Result<ResourceVersion, Trouble> {
+    let read = |namespaced| scan(encoding, object, &FieldTable::metadata_only(namespaced));
+    Ok(read(true).or_else(|_| read(false))?.version)
+}

@@ -1,0 +1,361 @@
+//! Making events: ConfigMaps whose stamp is changed in turn, made before and deleted after.
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use bytes::Bytes;
+use http::{Method, StatusCode};
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::connect::{Connections, Outgoing};
+use super::group::{Resource, Written};
+use super::plan::Writes;
+use super::rate::Rate;
+use super::stamp::{self, ANNOTATION, Stamp};
+use super::tally::Tally;
+use super::trouble::Trouble;
+use watershed_connect::ApiServer;
+
+/// Every object and namespace that is made here has this label.
+const OWN: (&str, &str) = ("app.kubernetes.io/managed-by", "watershed-load");
+/// And ConfigMaps their number, for selectors.
+const NUMBER: &str = "watershed-load-object";
+/// Before their number.
+const NAME: &str = "watershed-load-";
+
+const CONNECTIONS: usize = 2;
+const JSON: &str = "application/json";
+const MERGE_PATCH: &str = "application/merge-patch+json";
+
+/// An answer to a write is an object of our own.
+const MAX_ANSWER_BYTES: usize = 4 << 20;
+
+/// How often a write is tried, and the pause before it is again. The same bytes twice change
+/// nothing the second time.
+const ATTEMPTS: usize = 4;
+const PAUSE: Duration = Duration::from_millis(300);
+
+/// Requests at a time while making and deleting.
+const AT_A_TIME: usize = 16;
+
+/// For all deletions together.
+const CLEAN_UP: Duration = Duration::from_mins(1);
+
+/// The written objects, and how often each was written.
+pub(super) struct Ledger {
+    pub(super) namespace: String,
+    objects: Vec<Entry>,
+}
+
+struct Entry {
+    name: String,
+    labels: Vec<(String, String)>,
+    /// Number of its last confirmed write.
+    confirmed: AtomicU32,
+}
+
+/// Writes, with the identity of its kubeconfig.
+pub(super) struct Writer {
+    connections: Connections,
+    run: u64,
+    rate: Rate,
+    ledger: Arc<Ledger>,
+    made_namespace: bool,
+    /// Objects that may be written now: not those under way, nor those of which it is not known how
+    /// a write ended.
+    idle: Mutex<VecDeque<u16>>,
+}
+
+// === impl Ledger ===
+
+impl Ledger {
+    fn new(namespace: String, count: usize) -> Self {
+        let entry = |number: usize| Entry {
+            name: format!("{NAME}{number}"),
+            labels: vec![
+                (OWN.0.to_owned(), OWN.1.to_owned()),
+                (NUMBER.to_owned(), number.to_string()),
+            ],
+            confirmed: AtomicU32::new(0),
+        };
+        Self {
+            namespace,
+            objects: (0..count).map(entry).collect(),
+        }
+    }
+
+    /// Nothing is written.
+    pub(super) fn empty() -> Self {
+        Self::new(String::new(), 0)
+    }
+
+    /// The objects as selectors see them.
+    pub(super) fn written(&self) -> Vec<Written<'_>> {
+        self.objects
+            .iter()
+            .map(|entry| Written {
+                namespace: &self.namespace,
+                name: &entry.name,
+                labels: &entry.labels,
+            })
+            .collect()
+    }
+
+    /// How often an object has been written.
+    pub(super) fn confirmed(&self, object: u16) -> u32 {
+        self.objects
+            .get(usize::from(object))
+            .map_or(0, |entry| entry.confirmed.load(Ordering::Acquire))
+    }
+
+    /// How often each has been written.
+    pub(super) fn all_confirmed(&self) -> Vec<u32> {
+        self.objects
+            .iter()
+            .map(|entry| entry.confirmed.load(Ordering::Acquire))
+            .collect()
+    }
+
+    fn path(&self, object: u16) -> Option<String> {
+        let entry = self.objects.get(usize::from(object))?;
+        Some(format!(
+            "{}/{}",
+            Resource::config_maps().collection(&self.namespace),
+            entry.name
+        ))
+    }
+}
+
+// === impl Writer ===
+
+impl Writer {
+    /// Makes the objects, and the namespace if none is given. What was made is deleted again when
+    /// that fails.
+    pub(super) async fn prepare(
+        upstream: ApiServer,
+        writes: &Writes,
+        run: u64,
+    ) -> anyhow::Result<Self> {
+        let connections = Connections::new(upstream, false, CONNECTIONS);
+        let namespace = writes
+            .namespace
+            .clone()
+            .unwrap_or_else(|| format!("{NAME}{run:016x}"));
+        let ledger = Arc::new(Ledger::new(namespace, writes.objects));
+        let mut writer = Self {
+            connections,
+            run,
+            rate: writes.rate,
+            ledger,
+            made_namespace: false,
+            idle: (0..u16::try_from(writes.objects)?)
+                .collect::<VecDeque<_>>()
+                .into(),
+        };
+        if writes.namespace.is_none() {
+            let name = &writer.ledger.namespace;
+            let body = json!({
+                "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {OWN.0: OWN.1}},
+            });
+            writer
+                .send(
+                    Method::POST,
+                    "/api/v1/namespaces".to_owned(),
+                    JSON,
+                    body.to_string().into(),
+                )
+                .await
+                .with_context(|| {
+                    format!("cannot make namespace {name} (--writer, --write-namespace)")
+                })?;
+            writer.made_namespace = true;
+        }
+        let mut made = Vec::new();
+        if let Err(error) = writer.make_objects(writes.object_bytes, &mut made).await {
+            writer.delete(made).await;
+            return Err(error);
+        }
+        Ok(writer)
+    }
+
+    async fn make_objects(&self, bytes: usize, made: &mut Vec<u16>) -> anyhow::Result<()> {
+        // Random, as real data does not shrink to nothing under gzip.
+        let filler: String = std::iter::repeat_with(fastrand::alphanumeric)
+            .take(bytes)
+            .collect();
+        let path = Resource::config_maps().collection(&self.ledger.namespace);
+        for (number, entry) in (0_u16..).zip(&self.ledger.objects) {
+            let labels: serde_json::Map<_, _> = entry
+                .labels
+                .iter()
+                .map(|(key, value)| (key.clone(), value.clone().into()))
+                .collect();
+            let body = json!({
+                "apiVersion": "v1", "kind": "ConfigMap",
+                "metadata": {"name": entry.name, "labels": labels},
+                "data": {"filler": filler},
+            });
+            self.send(Method::POST, path.clone(), JSON, body.to_string().into()).await.with_context(|| {
+                format!(
+                    "cannot make ConfigMap {} in namespace {} (--writer, --write-namespace; is there another load, or was \
+                     one killed? `kubectl delete configmaps -n {} -l {}={}` removes what it left)",
+                    entry.name, self.ledger.namespace, self.ledger.namespace, OWN.0, OWN.1
+                )
+            })?;
+            made.push(number);
+        }
+        Ok(())
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: String,
+        content_type: &str,
+        body: Bytes,
+    ) -> Result<(), Trouble> {
+        let content = (!body.is_empty()).then_some((content_type, body));
+        let lane = fastrand::usize(..CONNECTIONS);
+        let request = Outgoing {
+            method,
+            path,
+            accept: JSON,
+            gzip: false,
+            content,
+        };
+        self.connections
+            .send(lane, request)
+            .await?
+            .whole(MAX_ANSWER_BYTES)
+            .await
+            .map(drop)
+    }
+
+    pub(super) fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    /// Writes at its rate until it is stopped; returns when all writes under way have ended.
+    pub(super) async fn run(self: &Arc<Self>, tally: &Arc<Tally>, stop: &CancellationToken) {
+        let started = Instant::now();
+        let mut under_way = JoinSet::new();
+        for n in 0.. {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                () = sleep_until(started + self.rate.due(n)) => {}
+            }
+            while under_way.try_join_next().is_some() {}
+            let Some(object) = self.idle.lock().pop_front() else {
+                tally.writes.skipped.fetch_add(1, Ordering::Relaxed);
+                continue;
+            };
+            let (writer, tally) = (Arc::clone(self), Arc::clone(tally));
+            under_way.spawn(async move {
+                if writer.write(object, &tally).await {
+                    writer.idle.lock().push_back(object);
+                }
+            });
+        }
+        while under_way.join_next().await.is_some() {}
+    }
+
+    /// One write; whether it is known to have been done.
+    async fn write(&self, object: u16, tally: &Tally) -> bool {
+        let (Some(entry), Some(path)) = (
+            self.ledger.objects.get(usize::from(object)),
+            self.ledger.path(object),
+        ) else {
+            return false;
+        };
+        let sequence = entry.confirmed.load(Ordering::Acquire) + 1;
+        let started = Instant::now();
+        let stamp = Stamp {
+            run: self.run,
+            object,
+            sequence,
+            nanos: stamp::now(),
+        };
+        let body = Bytes::from(
+            json!({"metadata": {"annotations": {ANNOTATION: stamp.to_string()}}}).to_string(),
+        );
+        for attempt in 1..=ATTEMPTS {
+            match self
+                .send(Method::PATCH, path.clone(), MERGE_PATCH, body.clone())
+                .await
+            {
+                Ok(()) => {
+                    tally.writes.add(started.elapsed(), body.len() as u64);
+                    entry.confirmed.store(sequence, Ordering::Release);
+                    return true;
+                }
+                Err(error) => tally.error("write", error),
+            }
+            if attempt < ATTEMPTS {
+                sleep(PAUSE).await;
+            }
+        }
+        false
+    }
+
+    /// Deletes all that was made; false when something is left, which is then logged.
+    pub(super) async fn clean_up(&self) -> bool {
+        let all = (0..u16::try_from(self.ledger.objects.len()).unwrap_or(u16::MAX)).collect();
+        self.delete(all).await
+    }
+
+    async fn delete(&self, objects: Vec<u16>) -> bool {
+        let deleted = async {
+            let mut clean = true;
+            for some in objects.chunks(AT_A_TIME) {
+                let paths = some.iter().filter_map(|object| self.ledger.path(*object));
+                let answers =
+                    futures_util::future::join_all(paths.map(|path| self.remove(path))).await;
+                clean &= answers.into_iter().all(|gone| gone);
+            }
+            if self.made_namespace {
+                clean &= self
+                    .remove(format!("/api/v1/namespaces/{}", self.ledger.namespace))
+                    .await;
+            }
+            clean
+        };
+        timeout(CLEAN_UP, deleted).await.unwrap_or_else(|_| {
+            tracing::error!(
+                namespace = self.ledger.namespace,
+                "not all that was written could be deleted in time"
+            );
+            false
+        })
+    }
+
+    async fn remove(&self, path: String) -> bool {
+        for attempt in 1..=ATTEMPTS {
+            match self
+                .send(Method::DELETE, path.clone(), JSON, Bytes::new())
+                .await
+            {
+                Ok(()) => return true,
+                Err(error)
+                    if matches!(
+                        error.status(),
+                        Some(StatusCode::NOT_FOUND | StatusCode::CONFLICT)
+                    ) =>
+                {
+                    return true;
+                }
+                Err(error) if attempt == ATTEMPTS => {
+                    tracing::error!(path, %error, "cannot delete what was written");
+                }
+                Err(_) => sleep(PAUSE).await,
+            }
+        }
+        false
+    }
+}

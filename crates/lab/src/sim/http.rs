@@ -1,0 +1,442 @@
+//! One request from its head to its answer: who asks, may they, what for.
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use bytes::Bytes;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
+use parking_lot::Mutex;
+use serde::Deserialize;
+
+use super::access::Access;
+use super::faults::{Active, Faults};
+use super::kinds::{KINDS, Kind};
+use super::options::Options;
+use super::request::{Query, Shape, Target};
+use super::state::State;
+use super::stats::Stats;
+use super::status::Failure;
+use super::{discovery, list, watch, write};
+use watershed_protocol::{accepts_gzip, gzip_member};
+
+/// The head of a request, as it came in.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    /// The method.
+    pub method: Method,
+    /// Path and query.
+    pub target: String,
+    /// All header fields.
+    pub headers: HeaderMap,
+}
+
+/// Heads kept of a recording.
+const MAX_RECORDED: usize = 10_000;
+
+/// The body of every answer.
+pub(crate) type Body = UnsyncBoxBody<Bytes, BodyError>;
+
+/// A stream that was broken on purpose.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("broken by a simulated fault")]
+pub(crate) struct BodyError;
+
+/// What every connection works on.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) options: Options,
+    pub(crate) state: Arc<State>,
+    pub(crate) access: Access,
+    pub(crate) faults: Faults,
+    pub(crate) stats: Stats,
+    /// Heads of requests, once somebody wants them.
+    recorded: Mutex<Option<Vec<Recorded>>>,
+    /// Numbers the answers' Audit-Ids.
+    answers: AtomicU64,
+}
+
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "the wire form of independent acts"
+)]
+/// `POST /sim/faults`: switches and one-time acts, all optional.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+struct Command {
+    /// Replaces all switches.
+    active: Option<Active>,
+    cut_watches: bool,
+    end_watches: bool,
+    cut_connections: bool,
+    /// As a restart of the API server does.
+    forget_history: bool,
+    /// Serves the custom type, or takes it away.
+    serve_widgets: Option<bool>,
+}
+
+/// A body known in full.
+pub(crate) fn full(bytes: impl Into<Bytes>) -> Body {
+    Full::new(bytes.into())
+        .map_err(|never| match never {})
+        .boxed_unsync()
+}
+
+// === impl Shared ===
+
+impl Shared {
+    pub(crate) fn new(options: Options) -> Self {
+        let state = Arc::new(State::new(options.history, options.seed));
+        Self {
+            access: Access::of(&state),
+            state,
+            faults: Faults::default(),
+            stats: Stats::default(),
+            recorded: Mutex::default(),
+            answers: AtomicU64::new(0),
+            options,
+        }
+    }
+
+    /// Begins a recording, and gives back what the one before holds.
+    pub(crate) fn take_recorded(&self) -> Vec<Recorded> {
+        self.recorded.lock().replace(Vec::new()).unwrap_or_default()
+    }
+
+    fn record(&self, head: &::http::request::Parts) {
+        if let Some(recorded) = self
+            .recorded
+            .lock()
+            .as_mut()
+            .filter(|heads| heads.len() < MAX_RECORDED)
+        {
+            recorded.push(Recorded {
+                method: head.method.clone(),
+                target: head
+                    .uri
+                    .path_and_query()
+                    .map_or_else(String::new, ToString::to_string),
+                headers: head.headers.clone(),
+            });
+        }
+    }
+
+    /// Answers a request.
+    pub(crate) async fn answer<B>(self: Arc<Self>, request: Request<B>) -> Response<Body>
+    where
+        B: hyper::body::Body,
+    {
+        let (head, body) = request.into_parts();
+        self.record(&head);
+        let path = head.uri.path();
+        let query = Query::read(head.uri.query().unwrap_or_default());
+        // A query that can't be read still has a verb, taken from `watch` alone.
+        let lenient = query.clone().unwrap_or_else(|_| Query {
+            watch: head.uri.query().is_some_and(|q| q.contains("watch")),
+            ..Query::default()
+        });
+        let target = Target::read(&head.method, path, &lenient);
+        let (verb, resource) = (target.metric_verb(), target.resource());
+        let outcome = self
+            .clone()
+            .decide(&head.method, path, &head.headers, &target, query, body)
+            .await;
+        let mut response = outcome.unwrap_or_else(|failure| failure.response());
+        self.stats
+            .request(verb, &resource, response.status().as_u16());
+        if let Some(size) = hyper::body::Body::size_hint(response.body()).exact() {
+            self.stats.sent(verb, &resource, size);
+        }
+        self.add_headers(&head.headers, head.version, &mut response);
+        if head.method == Method::HEAD {
+            without_body(&mut response);
+        }
+        response
+    }
+
+    async fn decide<B: hyper::body::Body>(
+        self: Arc<Self>,
+        method: &Method,
+        path: &str,
+        headers: &HeaderMap,
+        target: &Target,
+        query: Result<Query, Failure>,
+        body: B,
+    ) -> Result<Response<Body>, Failure> {
+        let user = self.access.authenticate(headers)?;
+        if path != "/sim/faults"
+            && let Some(failure) = self
+                .faults
+                .refusal(target.metric_verb(), &target.resource())
+        {
+            return Err(failure);
+        }
+        if !self.access.allowed(&user, &target.attributes) {
+            return Err(target.attributes.forbidden(&user));
+        }
+        if target.attributes.resource.is_empty() {
+            return self.plain_path(method, path, headers, body).await;
+        }
+        let content_type = headers
+            .get(header::CONTENT_TYPE)
+            .and_then(|v| v.to_str().ok())
+            .unwrap_or_default();
+        let written = |(code, bytes)| json(code, bytes);
+        if target.attributes.verb == "create" {
+            let bytes = read(body).await?;
+            if let Some(review) = write::review(&self.access, &user, target, &bytes) {
+                return review.map(written);
+            }
+            let index = self.kind_of(target)?;
+            return write::create(&self, index, target, &bytes).map(written);
+        }
+        let index = self.kind_of(target)?;
+        match target.attributes.verb.as_str() {
+            _ if *method == Method::HEAD => Err(Failure::method_not_allowed()),
+            "get" => {
+                let shape = self.shape(headers, target, "")?;
+                let attributes = &target.attributes;
+                let body = list::get(
+                    &self,
+                    index,
+                    &attributes.namespace,
+                    &attributes.name,
+                    &query?,
+                    shape,
+                )
+                .await?;
+                Ok(json(200, body))
+            }
+            "list" => {
+                let shape = self.shape(headers, target, "List")?;
+                let query = query?;
+                let filter = query.filter(&KINDS[index], &target.attributes.namespace)?;
+                Ok(json(
+                    200,
+                    list::list(&self, index, &filter, &query, shape).await?,
+                ))
+            }
+            "watch" => {
+                let shape = self.shape(headers, target, "")?;
+                let query = query?;
+                let filter = query.filter(&KINDS[index], &target.attributes.namespace)?;
+                let compressed = self.options.compressed_watches
+                    && watch::is_watch_list(&query, self.faults.active().watch_list)
+                    && accepts_gzip(headers);
+                let body = watch::watch(Arc::clone(&self), index, filter, &query, shape).await?;
+                let mut response = Response::new(body);
+                let headers = response.headers_mut();
+                headers.insert(
+                    header::CONTENT_TYPE,
+                    HeaderValue::from_static("application/json"),
+                );
+                if !compressed {
+                    return Ok(response);
+                }
+                headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+                headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
+                // A member of gzip for each flush.
+                Ok(response.map(|body| {
+                    body.map_frame(|frame| frame.map_data(|data| gzip_member(&data)))
+                        .boxed_unsync()
+                }))
+            }
+            "update" => write::update(&self, index, target, &read(body).await?).map(written),
+            "patch" => {
+                write::patch(&self, index, target, content_type, &read(body).await?).map(written)
+            }
+            "delete" => write::delete(&self, index, target).map(written),
+            _ => Err(Failure::method_not_allowed()),
+        }
+    }
+
+    /// The form of an answer to a read.
+    fn shape(&self, headers: &HeaderMap, target: &Target, suffix: &str) -> Result<Shape, Failure> {
+        let shape = Shape::negotiate(headers, suffix)?;
+        if shape == Shape::Full {
+            self.stats.whole(target.metric_verb(), &target.resource());
+        }
+        Ok(shape)
+    }
+
+    /// The type a URL means, if it is served now.
+    fn kind_of(&self, target: &Target) -> Result<usize, Failure> {
+        let attributes = &target.attributes;
+        let found = Kind::find(&attributes.group, &target.version, &attributes.resource);
+        match found {
+            Some((index, kind)) if self.state.served(index) => {
+                let misplaced = !kind.namespaced
+                    && !attributes.namespace.is_empty()
+                    && kind.resource != "namespaces";
+                if misplaced || !attributes.subresource.is_empty() {
+                    return Err(Failure::no_such_resource());
+                }
+                Ok(index)
+            }
+            _ if discovery::is_builtin(&attributes.group, &target.version) => {
+                Err(Failure::no_such_resource())
+            }
+            _ => Err(Failure::no_such_path()),
+        }
+    }
+
+    async fn plain_path<B: hyper::body::Body>(
+        &self,
+        method: &Method,
+        path: &str,
+        headers: &HeaderMap,
+        body: B,
+    ) -> Result<Response<Body>, Failure> {
+        match (method, path) {
+            (&Method::GET, "/healthz" | "/livez" | "/readyz") => {
+                Ok(text("text/plain; charset=utf-8", "ok"))
+            }
+            (&Method::GET, "/metrics") => Ok(text(
+                "text/plain; version=0.0.4; charset=utf-8",
+                self.stats.counts().prometheus(),
+            )),
+            (&Method::GET, "/version") => Ok(text("application/json", self.version())),
+            (&Method::GET, "/api" | "/apis") if Shape::aggregated_discovery(headers) => {
+                Ok(self.aggregated(path == "/api", headers))
+            }
+            (&Method::GET, "/sim/faults") => {
+                let active = serde_json::to_vec(&self.faults.active()).unwrap_or_default();
+                Ok(json(200, active))
+            }
+            (&Method::POST, "/sim/faults") => {
+                let command = serde_json::from_slice(&read(body).await?)
+                    .map_err(|e| Failure::bad_request(e.to_string()))?;
+                self.obey(command);
+                Ok(json(200, "{}"))
+            }
+            (&Method::GET, path) => {
+                let document = discovery::legacy(path, |index| self.state.served(index));
+                let document = document.ok_or_else(Failure::no_such_path)?;
+                Ok(json(200, format!("{document}\n")))
+            }
+            _ => Err(Failure::no_such_path()),
+        }
+    }
+
+    fn aggregated(&self, core: bool, headers: &HeaderMap) -> Response<Body> {
+        let document = discovery::aggregated(core, |index| self.state.served(index)).to_string();
+        // Upstream's is a SHA-512; to a client it is opaque.
+        let etag = format!(
+            "\"{}\"",
+            blake3::hash(document.as_bytes()).to_hex().to_uppercase()
+        );
+        let mut response = if headers
+            .get(header::IF_NONE_MATCH)
+            .is_some_and(|v| v.as_bytes() == etag.as_bytes())
+        {
+            let mut response = Response::new(Body::default());
+            *response.status_mut() = StatusCode::NOT_MODIFIED;
+            response
+        } else {
+            text(
+                "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
+                document,
+            )
+        };
+        let own = response.headers_mut();
+        own.insert(header::VARY, HeaderValue::from_static("Accept"));
+        own.insert(header::CACHE_CONTROL, HeaderValue::from_static("public"));
+        if let Ok(etag) = HeaderValue::from_str(&etag) {
+            own.insert(header::ETAG, etag);
+        }
+        response
+    }
+
+    fn version(&self) -> String {
+        let release = &self.options.release;
+        let mut numbers = release.trim_start_matches('v').split('.');
+        let (major, minor) = (numbers.next().unwrap_or("1"), numbers.next().unwrap_or("0"));
+        format!(
+            "{{\n  \"major\": \"{major}\",\n  \"minor\": \"{minor}\",\n  \"gitVersion\": \"{release}\"\n}}"
+        )
+    }
+
+    fn obey(&self, command: Command) {
+        if let Some(active) = command.active {
+            self.faults.set(|a| *a = active);
+        }
+        if command.forget_history {
+            self.state.forget_history();
+        }
+        if let Some(served) = command.serve_widgets {
+            self.state.serve_custom(&super::widgets(), served);
+        }
+        if command.cut_watches {
+            self.faults.cut_watches();
+        }
+        if command.end_watches {
+            self.faults.end_watches();
+        }
+        if command.cut_connections {
+            self.faults.cut_connections();
+        }
+    }
+
+    /// What upstream puts on every answer.
+    fn add_headers(
+        &self,
+        asked: &HeaderMap,
+        version: ::http::Version,
+        response: &mut Response<Body>,
+    ) {
+        let unauthorized = response.status() == StatusCode::UNAUTHORIZED;
+        let headers = response.headers_mut();
+        let number = self.answers.fetch_add(1, Ordering::Relaxed);
+        let audit = asked.get("audit-id").cloned().or_else(|| {
+            HeaderValue::from_str(&format!("00000000-0000-4000-8000-{number:012x}")).ok()
+        });
+        if let Some(audit) = audit {
+            headers.insert("audit-id", audit);
+        }
+        headers
+            .entry(header::CACHE_CONTROL)
+            .or_insert(HeaderValue::from_static("no-cache, private"));
+        let uid = HeaderValue::from_static("00000000-0000-4000-8000-000000000000");
+        headers.insert("x-kubernetes-pf-flowschema-uid", uid.clone());
+        headers.insert("x-kubernetes-pf-prioritylevel-uid", uid);
+        // HTTP/2 has no such header; hyper would refuse it.
+        if unauthorized && version < ::http::Version::HTTP_2 {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+    }
+}
+
+/// Leaves of an answer what HEAD wants. hyper does so on HTTP/1 only.
+fn without_body(response: &mut Response<Body>) {
+    if let Some(size) = hyper::body::Body::size_hint(response.body())
+        .exact()
+        .filter(|&size| size > 0)
+    {
+        response
+            .headers_mut()
+            .insert(header::CONTENT_LENGTH, size.into());
+    }
+    *response.body_mut() = Body::default();
+}
+
+async fn read<B: hyper::body::Body>(body: B) -> Result<Bytes, Failure> {
+    let collected = body
+        .collect()
+        .await
+        .map_err(|_| Failure::bad_request("the body ended early"))?;
+    Ok(collected.to_bytes())
+}
+
+fn json(code: u16, body: impl Into<Bytes>) -> Response<Body> {
+    let mut response = text("application/json", body);
+    *response.status_mut() = StatusCode::from_u16(code).unwrap_or_default();
+    response
+}
+
+fn text(content_type: &'static str, body: impl Into<Bytes>) -> Response<Body> {
+    let mut response = Response::new(full(body));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}

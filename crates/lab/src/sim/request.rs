@@ -1,0 +1,393 @@
+//! What a request asks for: its URL's attributes, its list and watch options, its Accept header.
+//!
+//! Written apart from [`watershed_protocol`]'s own reading of URLs on purpose: the server is the proxy's
+//! witness, and one mistake shared by both would go unseen.
+use std::borrow::Cow;
+
+use http::{HeaderMap, Method, header};
+
+use super::access::Attributes;
+use super::kinds::Kind;
+use super::status::Failure;
+use watershed_protocol::{FieldSelector, LabelSelector};
+
+/// A request's URL, read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// As the authorizer sees it.
+    pub(crate) attributes: Attributes,
+    /// Version in the URL, empty for paths.
+    pub(crate) version: String,
+}
+
+/// Query parameters of list and watch, undecided.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Query {
+    pub(crate) watch: bool,
+    pub(crate) version: Option<String>,
+    pub(crate) version_match: Option<String>,
+    pub(crate) continue_token: Option<String>,
+    pub(crate) limit: i64,
+    pub(crate) timeout_seconds: Option<i64>,
+    pub(crate) bookmarks: bool,
+    pub(crate) initial_events: Option<bool>,
+    pub(crate) label: String,
+    pub(crate) field: String,
+}
+
+/// Which objects of a type a request is about.
+#[derive(Clone, Debug)]
+pub(crate) struct Filter {
+    /// Empty for all namespaces.
+    pub(crate) namespace: String,
+    labels: LabelSelector,
+    fields: FieldSelector,
+}
+
+/// The JSON form an answer takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    Full,
+    /// PartialObjectMetadata.
+    Partial,
+}
+
+// === impl Target ===
+
+impl Target {
+    /// The attributes of a URL. Source: apiserver `pkg/endpoints/request/requestinfo.go`.
+    pub(crate) fn read(method: &Method, path: &str, query: &Query) -> Self {
+        let parts: Vec<_> = path.trim_matches('/').split('/').collect();
+        let plain = || Self {
+            attributes: Attributes {
+                verb: method.as_str().to_ascii_lowercase(),
+                path: path.to_owned(),
+                ..Attributes::default()
+            },
+            version: String::new(),
+        };
+        let (group, version, mut rest) = match parts.as_slice() {
+            ["api", version, rest @ ..] if !rest.is_empty() => ("", *version, rest),
+            ["apis", group, version, rest @ ..] if !rest.is_empty() => (*group, *version, rest),
+            _ => return plain(),
+        };
+        let watch_prefix = rest[0] == "watch" && rest.len() > 1;
+        if watch_prefix {
+            rest = &rest[1..];
+        }
+        let (namespace, resource, name, subresource) = match rest {
+            // Only these two words below a namespace are its subresources, everything else is a
+            // resource in it.
+            ["namespaces", name] => (*name, "namespaces", *name, ""),
+            ["namespaces", name, sub @ ("status" | "finalize")] => {
+                (*name, "namespaces", *name, *sub)
+            }
+            ["namespaces", namespace, resource] => (*namespace, *resource, "", ""),
+            ["namespaces", namespace, resource, name] => (*namespace, *resource, *name, ""),
+            ["namespaces", namespace, resource, name, sub, ..] => {
+                (*namespace, *resource, *name, *sub)
+            }
+            [resource] => ("", *resource, "", ""),
+            [resource, name] => ("", *resource, *name, ""),
+            [resource, name, sub, ..] => ("", *resource, *name, *sub),
+            [] => return plain(),
+        };
+        let verb = match *method {
+            _ if watch_prefix => "watch",
+            Method::GET | Method::HEAD if name.is_empty() && query.watch => "watch",
+            Method::GET | Method::HEAD if name.is_empty() => "list",
+            Method::GET | Method::HEAD => "get",
+            Method::POST => "create",
+            Method::PUT => "update",
+            Method::PATCH => "patch",
+            Method::DELETE if name.is_empty() => "deletecollection",
+            Method::DELETE => "delete",
+            _ => "",
+        };
+        let named = FieldSelector::parse(&query.field).ok();
+        let named = named
+            .as_ref()
+            .and_then(|f| f.required_value("metadata.name"));
+        let name = if matches!(verb, "list" | "watch") && name.is_empty() {
+            named.unwrap_or("")
+        } else {
+            name
+        };
+        let decode = |s: &str| {
+            percent_encoding::percent_decode_str(s)
+                .decode_utf8_lossy()
+                .into_owned()
+        };
+        Self {
+            attributes: Attributes {
+                verb: verb.to_owned(),
+                group: group.to_owned(),
+                resource: resource.to_owned(),
+                subresource: subresource.to_owned(),
+                namespace: decode(namespace),
+                name: decode(name),
+                path: path.to_owned(),
+            },
+            version: version.to_owned(),
+        }
+    }
+
+    /// `pods`, `deployments.apps`, or nothing for paths: the label of counters.
+    pub(crate) fn resource(&self) -> String {
+        let Attributes {
+            group, resource, ..
+        } = &self.attributes;
+        if group.is_empty() || resource.is_empty() {
+            resource.clone()
+        } else {
+            format!("{resource}.{group}")
+        }
+    }
+
+    /// The verb as upstream's metrics have it.
+    pub(crate) fn metric_verb(&self) -> &'static str {
+        match self.attributes.verb.as_str() {
+            "list" => "LIST",
+            "watch" => "WATCH",
+            "create" | "post" => "POST",
+            "update" | "put" => "PUT",
+            "patch" => "PATCH",
+            "delete" | "deletecollection" => "DELETE",
+            _ => "GET",
+        }
+    }
+}
+
+// === impl Query ===
+
+impl Query {
+    /// Reads the query; the first of repeated parameters wins, as upstream decodes them.
+    pub(crate) fn read(query: &str) -> Result<Self, Failure> {
+        let pairs: Vec<_> = form_urlencoded::parse(query.as_bytes()).collect();
+        let first = |name: &str| {
+            pairs
+                .iter()
+                .find(|(k, _)| k == name)
+                .map(|(_, v)| v.clone())
+        };
+        let flag = |name: &str| first(name).map(|v| !(v == "0" || v.eq_ignore_ascii_case("false")));
+        let number = |name: &str| first(name).map(|v| integer(&v)).transpose();
+        let text = |name: &str| first(name).map(Cow::into_owned).filter(|v| !v.is_empty());
+        Ok(Self {
+            watch: flag("watch").unwrap_or(false),
+            version: text("resourceVersion"),
+            version_match: text("resourceVersionMatch"),
+            continue_token: text("continue"),
+            limit: number("limit")?.unwrap_or(0),
+            timeout_seconds: number("timeoutSeconds")?,
+            bookmarks: flag("allowWatchBookmarks").unwrap_or(false),
+            initial_events: flag("sendInitialEvents"),
+            label: text("labelSelector").unwrap_or_default(),
+            field: text("fieldSelector").unwrap_or_default(),
+        })
+    }
+
+    /// The selectors, checked against what the type knows.
+    pub(crate) fn filter(&self, kind: &Kind, namespace: &str) -> Result<Filter, Failure> {
+        let bad =
+            |text: &str, e: String| Failure::bad_request(format!("unable to parse {text:?}: {e}"));
+        let labels =
+            LabelSelector::parse(&self.label).map_err(|e| bad(&self.label, e.to_string()))?;
+        let fields =
+            FieldSelector::parse(&self.field).map_err(|e| bad(&self.field, e.to_string()))?;
+        for requirement in fields.requirements() {
+            if let Some(message) = kind.refuse_field(&requirement.field) {
+                return Err(Failure::bad_request(message));
+            }
+        }
+        Ok(Filter {
+            namespace: namespace.to_owned(),
+            labels,
+            fields,
+        })
+    }
+
+    /// `resourceVersion` as a number; zero and absent are both zero (look at `version` to tell them
+    /// apart).
+    pub(crate) fn version_number(&self) -> Result<u64, String> {
+        let text = self.version.as_deref().unwrap_or("0");
+        watershed_protocol::ResourceVersion::parse(text).map(|v| v.0).ok_or_else(|| {
+            format!(
+                "resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"
+            )
+        })
+    }
+}
+
+fn integer(text: &str) -> Result<i64, Failure> {
+    text.parse().map_err(|_| {
+        Failure::bad_request(format!(
+            "strconv.ParseInt: parsing {text:?}: invalid syntax"
+        ))
+    })
+}
+
+// === impl Filter ===
+
+impl Filter {
+    /// Whether an object is meant.
+    pub(crate) fn matches(&self, object: &super::object::Object) -> bool {
+        (self.namespace.is_empty() || !object.kind.namespaced || self.namespace == object.namespace)
+            && self
+                .labels
+                .matches(|key| object.labels.get(key).map(String::as_str))
+            && self.fields.matches(|field| object.field(field))
+    }
+
+    /// Whether every object of the range is meant: decides about `remainingItemCount`.
+    pub(crate) fn has_selectors(&self) -> bool {
+        !self.labels.is_everything() || !self.fields.is_everything()
+    }
+
+    /// Whether the selector pins one object.
+    pub(crate) fn pins_name(&self, kind: &Kind) -> bool {
+        let namespace = !self.namespace.is_empty()
+            || self.fields.required_value("metadata.namespace").is_some();
+        self.fields.required_value("metadata.name").is_some() && (namespace || !kind.namespaced)
+    }
+}
+
+// === impl Shape ===
+
+impl Shape {
+    /// Chooses by the Accept header; `suffix` is `List` for a list. Clauses this server can't serve
+    /// are passed over.
+    pub(crate) fn negotiate(headers: &HeaderMap, suffix: &str) -> Result<Self, Failure> {
+        let accept: Vec<_> = headers
+            .get_all(header::ACCEPT)
+            .iter()
+            .filter_map(|v| v.to_str().ok())
+            .collect();
+        let accept = accept.join(",");
+        if accept.trim().is_empty() {
+            return Ok(Self::Full);
+        }
+        let mut clauses: Vec<_> = accept.split(',').map(Clause::read).collect();
+        clauses.sort_by(|a, b| b.quality.total_cmp(&a.quality));
+        clauses
+            .iter()
+            .find_map(|c| c.shape(suffix))
+            .ok_or_else(Failure::not_acceptable)
+    }
+
+    /// Whether the Accept header asks for aggregated discovery, in the version this server has.
+    pub(crate) fn aggregated_discovery(headers: &HeaderMap) -> bool {
+        let accept = headers
+            .get(header::ACCEPT)
+            .and_then(|v| v.to_str().ok())
+            .unwrap_or_default();
+        accept.split(',').map(Clause::read).any(|c| {
+            c.media == "application/json"
+                && c.is("g", "apidiscovery.k8s.io")
+                && c.is("v", "v2")
+                && c.is("as", "APIGroupDiscoveryList")
+        })
+    }
+}
+
+/// One clause of an Accept header.
+struct Clause<'a> {
+    media: &'a str,
+    parameters: Vec<(&'a str, &'a str)>,
+    quality: f32,
+}
+
+impl<'a> Clause<'a> {
+    fn read(text: &'a str) -> Self {
+        let mut parts = text.split(';').map(str::trim);
+        let media = parts.next().unwrap_or_default();
+        let parameters: Vec<_> = parts.filter_map(|p| p.split_once('=')).collect();
+        let quality = parameters
+            .iter()
+            .find(|(k, _)| *k == "q")
+            .and_then(|(_, v)| v.parse().ok())
+            .unwrap_or(1.0);
+        Self {
+            media,
+            parameters,
+            quality,
+        }
+    }
+
+    fn is(&self, name: &str, value: &str) -> bool {
+        self.parameters.contains(&(name, value))
+    }
+
+    fn shape(&self, suffix: &str) -> Option<Shape> {
+        if !matches!(self.media, "application/json" | "application/*" | "*/*") {
+            return None;
+        }
+        match self.parameters.iter().find(|(k, _)| *k == "as") {
+            None => Some(Shape::Full),
+            Some((_, wanted)) => {
+                let partial = wanted.strip_prefix("PartialObjectMetadata")?;
+                (partial == suffix && self.is("g", "meta.k8s.io") && self.is("v", "v1"))
+                    .then_some(Shape::Partial)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(path: &str, query: &str) -> Attributes {
+        Target::read(&Method::GET, path, &Query::read(query).unwrap()).attributes
+    }
+
+    #[test]
+    fn urls_are_read_as_upstream_does() {
+        let ns = read("/api/v1/namespaces/kube-system", "watch=1");
+        assert_eq!(
+            (ns.verb.as_str(), ns.namespace.as_str(), ns.name.as_str()),
+            ("get", "kube-system", "kube-system")
+        );
+        assert_eq!(read("/api/v1/pods", "watch").verb, "watch");
+        assert_eq!(read("/api/v1/pods", "watch=false").verb, "list");
+        assert_eq!(
+            read("/apis/apps/v1/watch/namespaces/n/deployments", "").namespace,
+            "n"
+        );
+        assert_eq!(
+            read("/api/v1/pods", "fieldSelector=metadata.name%3Dx").name,
+            "x"
+        );
+        assert_eq!(read("/apis/apps/v1", "").resource, "");
+    }
+
+    #[test]
+    fn accept_is_negotiated() {
+        let shape = |accept: &str, suffix| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::ACCEPT, accept.parse().unwrap());
+            Shape::negotiate(&headers, suffix).map_err(|f| f.code)
+        };
+        assert_eq!(
+            shape(
+                "application/vnd.kubernetes.protobuf,application/json",
+                "List"
+            ),
+            Ok(Shape::Full)
+        );
+        assert_eq!(
+            shape("application/vnd.kubernetes.protobuf", "List"),
+            Err(406)
+        );
+        let partial = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+        assert_eq!(shape(partial, "List"), Ok(Shape::Partial));
+        assert_eq!(shape(partial, ""), Err(406));
+        assert_eq!(
+            shape(
+                "application/json;as=Table;g=meta.k8s.io;v=v1,application/json",
+                "List"
+            ),
+            Ok(Shape::Full)
+        );
+    }
+}

@@ -1,0 +1,178 @@
+//! `watershed simulate`: the server alone, until Ctrl-C.
+#![expect(
+    clippy::print_stdout,
+    reason = "a command line program talks on its standard output"
+)]
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
+
+use super::churn::{Churn, Mix};
+use super::options::{Options, Population};
+use super::server::Server;
+
+/// Flags of `watershed simulate`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Where to listen; port 0 takes a free one
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:6444")]
+    pub listen: SocketAddr,
+    /// Pods at the start; other objects are made in proportion
+    #[arg(long, value_name = "N", default_value_t = 2000)]
+    pub pods: usize,
+    /// Nodes
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    pub nodes: usize,
+    /// Namespaces; without it, in proportion to the pods, like all that follow
+    #[arg(long, value_name = "N")]
+    pub namespaces: Option<usize>,
+    /// ConfigMaps
+    #[arg(long, value_name = "N")]
+    pub configmaps: Option<usize>,
+    /// Bytes of data in each of them; 0 for some hundred
+    #[arg(long, value_name = "BYTES", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    pub configmap_bytes: u32,
+    /// Secrets
+    #[arg(long, value_name = "N")]
+    pub secrets: Option<usize>,
+    /// Services
+    #[arg(long, value_name = "N")]
+    pub services: Option<usize>,
+    /// Deployments
+    #[arg(long, value_name = "N")]
+    pub deployments: Option<usize>,
+    /// Objects of a custom type
+    #[arg(long, value_name = "N")]
+    pub widgets: Option<usize>,
+    /// Changes per second
+    #[arg(long, value_name = "EVENTS", default_value_t = 50.0)]
+    pub rate: f64,
+    /// What changes, and how often beside the others:
+    /// pods=70,configmaps=5,leases=15,deployments=5,widgets=5
+    #[arg(long, value_name = "KIND=WEIGHT,…")]
+    pub churn: Option<Mix>,
+    /// Events kept for each type: a watch from before them is too old, as after a compaction
+    #[arg(long, value_name = "EVENTS", default_value_t = 4096)]
+    pub history: usize,
+    /// Decides every random choice
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Writes a kubeconfig for the admin to this file
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig_out: Option<PathBuf>,
+}
+
+impl Args {
+    fn population(&self) -> Population {
+        let usual = Population::cluster(self.pods, self.nodes);
+        Population {
+            namespaces: self.namespaces.unwrap_or(usual.namespaces),
+            configmaps: self.configmaps.unwrap_or(usual.configmaps),
+            configmap_bytes: self.configmap_bytes as usize,
+            secrets: self.secrets.unwrap_or(usual.secrets),
+            services: self.services.unwrap_or(usual.services),
+            deployments: self.deployments.unwrap_or(usual.deployments),
+            widgets: self.widgets.unwrap_or(usual.widgets),
+            ..usual
+        }
+    }
+}
+
+/// Runs the server until Ctrl-C.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let population = args.population();
+    let options = Options {
+        listen: args.listen,
+        seed: args.seed,
+        population,
+        history: args.history.max(1),
+        ..Options::default()
+    };
+    let server = Server::start(options).await?;
+    println!("simulated API server at {}", server.url());
+    println!(
+        "  {} pods on {} nodes, {} changes per second, seed {}",
+        args.pods, args.nodes, args.rate, args.seed
+    );
+    println!(
+        "  tokens: {} (may everything), {} (may read some types)",
+        server.admin_token(),
+        server.viewer_token()
+    );
+    println!(
+        "  counters at {0}/metrics, faults at {0}/sim/faults",
+        server.url()
+    );
+    if let Some(path) = &args.kubeconfig_out {
+        tokio::fs::write(path, server.kubeconfig_yaml())
+            .await
+            .with_context(|| format!("the kubeconfig can't be written to {}", path.display()))?;
+        println!(
+            "  kubectl --kubeconfig {} get pods --all-namespaces",
+            path.display()
+        );
+    }
+    let mix = Mix {
+        configmap_bytes: population.configmap_bytes,
+        ..args.churn.unwrap_or_default()
+    };
+    let churn = Churn::start(Arc::clone(server.state()), args.rate, args.seed, mix);
+    tokio::signal::ctrl_c().await?;
+    let changes = churn.stop().await;
+    let counts = server.stats();
+    println!(
+        "stopped after {changes} changes, {} lists, {} watches and {} watch events",
+        counts.requests_of("LIST"),
+        counts.requests_of("WATCH"),
+        counts.total_events()
+    );
+    server.shutdown().await;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use watershed_protocol::GroupVersionResource;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[tokio::test]
+    async fn the_cluster_is_as_it_was_asked_for() {
+        watershed_connect::install_crypto();
+        let line = "simulate --listen 127.0.0.1:0 --pods 20 --nodes 2 --configmaps 3 --configmap-bytes 5000 --secrets 0 --churn configmaps=1";
+        let args = Line::try_parse_from(line.split_whitespace()).unwrap().args;
+        let population = args.population();
+        assert_eq!(
+            (population.pods, population.nodes, population.secrets),
+            (20, 2, 0)
+        );
+        assert_eq!(population.namespaces, Population::cluster(20, 2).namespaces);
+        let server = Server::start(Options {
+            listen: args.listen,
+            population,
+            ..Options::default()
+        })
+        .await
+        .unwrap();
+        let configmaps =
+            server
+                .state()
+                .snapshot(&GroupVersionResource::new("", "v1", "configmaps"));
+        assert_eq!(configmaps.len(), 3);
+        assert!(
+            configmaps
+                .values()
+                .all(|(_, bytes)| (5_000..7_000).contains(&bytes.len()))
+        );
+        server.shutdown().await;
+    }
+}

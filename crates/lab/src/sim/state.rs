@@ -1,0 +1,445 @@
+//! What the server knows: the objects of every type, one version counter over all of them, and a
+//! bounded history per type.
+//!
+//! This plays etcd and the API server's watch cache at once. The two differ in one point that
+//! clients can see, and it is kept: a type's *cache version* stays behind the global version until
+//! an event of its own type, a consistent read, or etcd's progress notification moves it.
+mod table;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use imbl::OrdMap;
+use parking_lot::RwLock;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::fixtures;
+use super::kinds::{KINDS, Kind};
+use super::object::{Draft, Object};
+use table::Table;
+pub(crate) use table::{Event, View};
+use watershed_protocol::GroupVersionResource;
+
+/// Why a write was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WriteError {
+    /// The type is unknown, or not served at the moment.
+    #[error("the server could not find the requested resource")]
+    UnknownResource,
+    /// The body isn't an object this server can store.
+    #[error("{0}")]
+    Invalid(String),
+    /// Create of a name that is taken.
+    #[error("already exists")]
+    AlreadyExists,
+    /// Update or delete of a name that isn't there.
+    #[error("not found")]
+    NotFound,
+    /// Update with a resourceVersion that isn't the object's.
+    #[error(
+        "the object has been modified; please apply your changes to the latest version and try again"
+    )]
+    Conflict,
+}
+
+#[derive(Debug)]
+struct Inner {
+    version: u64,
+    tables: Vec<Table>,
+}
+
+/// The state of the simulated cluster. Cheap to share; every method takes the lock for a moment
+/// only.
+#[derive(Debug)]
+pub struct State {
+    inner: RwLock<Inner>,
+    /// One sender a type, outside of the lock so that watchers wake after it is released.
+    wake: Vec<watch::Sender<u64>>,
+    /// Events kept per type.
+    history: usize,
+    /// Makes uids differ between seeds and equal between runs.
+    seed: u64,
+}
+
+/// What a watcher finds when it looks for events after its cursor.
+pub(crate) enum Recent {
+    /// The events, oldest first, and the type's cache version after the last of them.
+    Events(Vec<Arc<Event>>, u64),
+    /// The cursor has fallen out of the history; the oldest version that would do.
+    TooOld(u64),
+    /// The type is not served any more.
+    Gone,
+}
+
+// === impl State ===
+
+impl State {
+    pub(crate) fn new(history: usize, seed: u64) -> Self {
+        // A fresh etcd isn't at zero either, and zero means "any" on the wire.
+        let version = 1;
+        Self {
+            inner: RwLock::new(Inner {
+                version,
+                tables: KINDS.iter().map(|_| Table::empty(version)).collect(),
+            }),
+            wake: KINDS.iter().map(|_| watch::Sender::new(version)).collect(),
+            history: history.max(1),
+            seed,
+        }
+    }
+
+    /// The global version: what a consistent read would see now.
+    pub fn version(&self) -> u64 {
+        self.inner.read().version
+    }
+
+    /// Creates an object from its JSON; kind and apiVersion may be missing. Returns the version of
+    /// the write.
+    pub fn create(&self, gvr: &GroupVersionResource, json: &str) -> Result<u64, WriteError> {
+        let (index, _) = Kind::of(gvr).ok_or(WriteError::UnknownResource)?;
+        let draft = Draft::parse(json.as_bytes()).map_err(WriteError::Invalid)?;
+        self.create_draft(index, draft).map(|o| o.version)
+    }
+
+    /// Replaces an object by its JSON. A resourceVersion in it must be the present one.
+    pub fn update(&self, gvr: &GroupVersionResource, json: &str) -> Result<u64, WriteError> {
+        let (index, _) = Kind::of(gvr).ok_or(WriteError::UnknownResource)?;
+        let draft = Draft::parse(json.as_bytes()).map_err(WriteError::Invalid)?;
+        self.update_draft(index, draft).map(|o| o.version)
+    }
+
+    /// Deletes an object. `namespace` is ignored for cluster-scoped types. Returns the version of
+    /// the deletion.
+    pub fn delete(
+        &self,
+        gvr: &GroupVersionResource,
+        namespace: &str,
+        name: &str,
+    ) -> Result<u64, WriteError> {
+        let (index, kind) = Kind::of(gvr).ok_or(WriteError::UnknownResource)?;
+        self.delete_key(index, &key(kind, namespace, name))
+            .map(|(version, _)| version)
+    }
+
+    /// Every object of a type: key (`namespace/name` or name) → version and bytes.
+    pub fn snapshot(&self, gvr: &GroupVersionResource) -> BTreeMap<String, (u64, Bytes)> {
+        let Some((index, _)) = Kind::of(gvr) else {
+            return BTreeMap::new();
+        };
+        let objects = self.inner.read().tables[index].objects.clone();
+        objects
+            .iter()
+            .map(|(k, o)| (k.to_string(), (o.version, o.bytes.clone())))
+            .collect()
+    }
+
+    /// One object by its key (`namespace/name`), with its version.
+    pub fn object(&self, gvr: &GroupVersionResource, key: &str) -> Option<(u64, Bytes)> {
+        let object = self.get(Kind::of(gvr)?.0, key)?;
+        Some((object.version, object.bytes.clone()))
+    }
+
+    /// Forgets a type's history, as etcd's compaction followed by an eviction would: only the
+    /// present stays.
+    pub fn compact(&self, gvr: &GroupVersionResource) {
+        if let Some((index, _)) = Kind::of(gvr) {
+            let mut inner = self.inner.write();
+            let table = &mut inner.tables[index];
+            table.forget(table.cache_version);
+        }
+    }
+
+    /// Forgets the history of every type, as a restart of the API server does: a watch from any
+    /// version below the present *global* one is too old, even where the type has not changed
+    /// since.
+    pub fn forget_history(&self) {
+        let mut inner = self.inner.write();
+        let version = inner.version;
+        for table in &mut inner.tables {
+            table.cache_version = version;
+            table.forget(version);
+        }
+    }
+
+    /// Serves the custom type or takes it away, with its definition and all its objects. Watches on
+    /// it end.
+    pub fn serve_custom(&self, gvr: &GroupVersionResource, served: bool) {
+        let Some((index, _)) = Kind::of(gvr) else {
+            return;
+        };
+        let definitions =
+            GroupVersionResource::new("apiextensions.k8s.io", "v1", "customresourcedefinitions");
+        // A server that was populated by hand may have none.
+        let _ = if served {
+            self.create(&definitions, &fixtures::widget_definition())
+        } else {
+            self.delete(&definitions, "", &format!("{}.{}", gvr.resource, gvr.group))
+        };
+        let version = {
+            let mut inner = self.inner.write();
+            inner.version += 1;
+            let version = inner.version;
+            let table = &mut inner.tables[index];
+            table.objects = OrdMap::new();
+            table.served = served;
+            table.cache_version = version;
+            table.forget(version);
+            version
+        };
+        self.wake[index].send_replace(version);
+    }
+
+    /// Tells every type's cache the global version, as etcd's periodic progress notification does.
+    pub fn notify_progress(&self) {
+        let version = {
+            let mut inner = self.inner.write();
+            let version = inner.version;
+            for table in &mut inner.tables {
+                table.cache_version = version;
+            }
+            version
+        };
+        for wake in &self.wake {
+            wake.send_if_modified(|v| std::mem::replace(v, version) != version);
+        }
+    }
+
+    pub(crate) fn served(&self, index: usize) -> bool {
+        self.inner.read().tables[index].served
+    }
+
+    pub(crate) fn create_draft(
+        &self,
+        index: usize,
+        mut draft: Draft,
+    ) -> Result<Arc<Object>, WriteError> {
+        let kind = &KINDS[index];
+        let name = draft.text("name");
+        if name.is_empty() {
+            return Err(WriteError::Invalid(
+                "name or generateName is required".to_owned(),
+            ));
+        }
+        if !kind.namespaced {
+            draft.set_text("namespace", "");
+        } else if draft.text("namespace").is_empty() {
+            draft.set_text("namespace", "default");
+        }
+        let at = key(kind, &draft.text("namespace"), &name);
+        self.write(index, &at, |before, version| {
+            if before.is_some() {
+                return Err(WriteError::AlreadyExists);
+            }
+            draft.set_text("uid", &uid(self.seed, version));
+            draft.set_text("creationTimestamp", &timestamp(version));
+            if draft.number("generation").is_none() && matches!(kind.group, "apps" | "example.com")
+            {
+                draft.set_raw("generation", "1".to_owned());
+            }
+            Ok(Some(draft))
+        })
+        .map(|event| {
+            event
+                .after
+                .clone()
+                .unwrap_or_else(|| unreachable!("a creation leaves an object"))
+        })
+    }
+
+    pub(crate) fn update_draft(
+        &self,
+        index: usize,
+        mut draft: Draft,
+    ) -> Result<Arc<Object>, WriteError> {
+        let kind = &KINDS[index];
+        let at = key(kind, &draft.text("namespace"), &draft.text("name"));
+        self.write(index, &at, |before, _| {
+            let before = before.ok_or(WriteError::NotFound)?;
+            let expected = draft.text("resourceVersion");
+            if !expected.is_empty() && expected != before.version.to_string() {
+                return Err(WriteError::Conflict);
+            }
+            let old = Draft::parse(&before.bytes).map_err(WriteError::Invalid)?;
+            draft.set_text("uid", &before.uid);
+            draft.set_text("creationTimestamp", &old.text("creationTimestamp"));
+            if let Some(generation) = old.number("generation") {
+                let generation = if draft.same_body(&old) {
+                    generation
+                } else {
+                    generation + 1
+                };
+                draft.set_raw("generation", generation.to_string());
+            }
+            Ok(Some(draft))
+        })
+        .map(|event| {
+            event
+                .after
+                .clone()
+                .unwrap_or_else(|| unreachable!("an update leaves an object"))
+        })
+    }
+
+    /// Deletes by key; returns the version of the deletion and the last state.
+    pub(crate) fn delete_key(
+        &self,
+        index: usize,
+        at: &str,
+    ) -> Result<(u64, Arc<Object>), WriteError> {
+        let event = self.write(index, at, |before, _| {
+            before.map(|_| None).ok_or(WriteError::NotFound)
+        })?;
+        let before = event
+            .before
+            .clone()
+            .unwrap_or_else(|| unreachable!("a deletion had an object"));
+        Ok((event.version, before))
+    }
+
+    /// One object as of now.
+    pub(crate) fn get(&self, index: usize, at: &str) -> Option<Arc<Object>> {
+        self.inner.read().tables[index].objects.get(at).cloned()
+    }
+
+    /// The type's present, as its cache has it.
+    pub(crate) fn view(&self, index: usize) -> View {
+        self.inner.read().tables[index].view()
+    }
+
+    /// The type's present, after its cache has caught up with the global version: a consistent
+    /// read.
+    pub(crate) fn fresh_view(&self, index: usize) -> View {
+        let (view, moved) = {
+            let mut inner = self.inner.write();
+            let version = inner.version;
+            let table = &mut inner.tables[index];
+            let moved = std::mem::replace(&mut table.cache_version, version) != version;
+            (table.view(), moved)
+        };
+        if moved {
+            self.wake[index].send_replace(view.version);
+        }
+        view
+    }
+
+    /// The type exactly at a version not beyond the present; `None` when the history doesn't reach
+    /// back so far.
+    pub(crate) fn exact_view(&self, index: usize, version: u64) -> Option<View> {
+        self.inner.read().tables[index].exact(version)
+    }
+
+    /// Waits until the global version is at least `version`; false when `limit` passes first.
+    pub(crate) async fn reached(&self, version: u64, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        // Any type's write moves the global version, so this polls; upstream asks etcd every 100 ms
+        // as well.
+        while self.version() < version {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            tokio::time::sleep(Duration::from_millis(25)).await;
+        }
+        true
+    }
+
+    /// The events after a cursor.
+    pub(crate) fn recent(&self, index: usize, cursor: u64) -> Recent {
+        let inner = self.inner.read();
+        let table = &inner.tables[index];
+        if !table.served {
+            return Recent::Gone;
+        }
+        if cursor < table.floor {
+            return Recent::TooOld(table.floor);
+        }
+        let first = table.events.partition_point(|e| e.version <= cursor);
+        Recent::Events(
+            table.events.range(first..).cloned().collect(),
+            table.cache_version,
+        )
+    }
+
+    /// Wakes whoever waits for the type to change.
+    pub(crate) fn subscribe(&self, index: usize) -> watch::Receiver<u64> {
+        self.wake[index].subscribe()
+    }
+
+    /// The one way a version is given out. `decide` sees the object before and the new version, and
+    /// returns the object after, or nothing for a deletion.
+    fn write(
+        &self,
+        index: usize,
+        at: &str,
+        decide: impl FnOnce(Option<&Object>, u64) -> Result<Option<Draft>, WriteError>,
+    ) -> Result<Arc<Event>, WriteError> {
+        let event = {
+            let mut inner = self.inner.write();
+            let version = inner.version + 1;
+            let table = &mut inner.tables[index];
+            if !table.served {
+                return Err(WriteError::UnknownResource);
+            }
+            let before = table.objects.get(at).cloned();
+            let after = decide(before.as_deref(), version)?
+                .map(|d| Arc::new(d.finish(&KINDS[index], version)));
+            match &after {
+                Some(object) => table
+                    .objects
+                    .insert(Arc::clone(&object.key), Arc::clone(object)),
+                None => table.objects.remove(at),
+            };
+            let objects = table.objects.clone();
+            let event = Arc::new(Event {
+                version,
+                before,
+                after,
+                objects,
+                at: Instant::now(),
+            });
+            table.push(Arc::clone(&event), self.history);
+            inner.version = version;
+            event
+        };
+        self.wake[index].send_replace(event.version);
+        Ok(event)
+    }
+}
+
+/// The storage key of an object below its type's prefix.
+pub(crate) fn key(kind: &Kind, namespace: &str, name: &str) -> String {
+    if kind.namespaced {
+        format!("{namespace}/{name}")
+    } else {
+        name.to_owned()
+    }
+}
+
+/// A uid made of the seed and the version, so that equal seeds give equal bytes.
+fn uid(seed: u64, version: u64) -> String {
+    let mut rng = fastrand::Rng::with_seed(seed ^ version.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let (a, b) = (rng.u64(..), rng.u64(..));
+    format!(
+        "{:08x}-{:04x}-4{:03x}-{:04x}-{:012x}",
+        a >> 32,
+        (a >> 16) & 0xffff,
+        a & 0xfff,
+        0x8000 | (b >> 48 & 0x3fff),
+        b & 0xffff_ffff_ffff
+    )
+}
+
+/// A wall clock that only versions move, for the same reason: fifty writes a second from a fixed
+/// day.
+fn timestamp(version: u64) -> String {
+    const START: i64 = 1_767_225_600; // 2026-01-01T00:00:00Z
+    let seconds = START + i64::try_from(version / 50).unwrap_or_default();
+    jiff::Timestamp::from_second(seconds)
+        .map(|t| t.to_string())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,299 @@
+//! Bookmarks: upstream's own, with only version and end mark changed.
+use bytes::Bytes;
+use serde::Deserialize;
+
+use super::form::{Style, TypeForm};
+use super::protobuf::{self, Reader};
+use super::{Encoding, EventKind, Malformed, PartialForm, json};
+use crate::ResourceVersion;
+
+/// Annotation of the bookmark that ends the initial events; its value is `true`.
+/// Source: `apimachinery/pkg/apis/meta/v1/types.go`, `InitialEventsAnnotationKey`.
+const END_MARK: &str = "k8s.io/initial-events-end";
+/// Annotation beside it in releases from 1.32 on that were soon without it again: an empty list of
+/// the type in the watch's representation, in base64.
+/// Source: `apiserver/pkg/endpoints/handlers/response.go` of 1.32 and 1.33, `watchListTransformer`.
+const BLUEPRINT: &str = "kubernetes.io/initial-events-list-blueprint";
+
+/// What a bookmark says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bookmark {
+    /// Everything up to this version has been sent.
+    pub version: ResourceVersion,
+    /// All initial events have been sent.
+    pub initial_events_end: bool,
+}
+
+/// Reads the object of a BOOKMARK event.
+pub fn read_bookmark(encoding: Encoding, object: &[u8]) -> Result<Bookmark, Malformed> {
+    read(encoding, object).map(|(bookmark, _)| bookmark)
+}
+
+/// A bookmark and its blueprint.
+fn read(encoding: Encoding, object: &[u8]) -> Result<(Bookmark, Option<String>), Malformed> {
+    match encoding {
+        Encoding::Json => read_json(object),
+        Encoding::Protobuf => read_protobuf(object),
+    }
+}
+
+fn read_json(object: &[u8]) -> Result<(Bookmark, Option<String>), Malformed> {
+    #[derive(Deserialize)]
+    struct Object {
+        metadata: Metadata,
+    }
+    #[derive(Deserialize)]
+    struct Metadata {
+        #[serde(rename = "resourceVersion")]
+        version: String,
+        annotations: Option<Annotations>,
+    }
+    #[derive(Default, Deserialize)]
+    struct Annotations {
+        #[serde(rename = "k8s.io/initial-events-end")]
+        end: Option<String>,
+        #[serde(rename = "kubernetes.io/initial-events-list-blueprint")]
+        blueprint: Option<String>,
+    }
+    let object: Object =
+        serde_json::from_slice(object).map_err(|_| Malformed("bookmark that can't be read"))?;
+    let annotations = object.metadata.annotations.unwrap_or_default();
+    Ok((
+        bookmark(&object.metadata.version, annotations.end.as_deref())?,
+        annotations.blueprint,
+    ))
+}
+
+fn read_protobuf(object: &[u8]) -> Result<(Bookmark, Option<String>), Malformed> {
+    let [_, metadata, _] = protobuf::split_metadata(object)?;
+    let (mut version, mut end, mut blueprint) = ("", None, None);
+    let mut fields = Reader::new(metadata);
+    while let Some((number, value)) = fields.next()? {
+        match number {
+            6 => version = value.text()?,
+            12 => {
+                let (key, value) = protobuf::map_entry(value.bytes()?)?;
+                match key {
+                    END_MARK => end = Some(value),
+                    BLUEPRINT => blueprint = Some(value.to_owned()),
+                    _ => {}
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok((bookmark(version, end)?, blueprint))
+}
+
+fn bookmark(version: &str, end: Option<&str>) -> Result<Bookmark, Malformed> {
+    let version =
+        ResourceVersion::parse(version).ok_or(Malformed("bookmark without a resourceVersion"))?;
+    Ok(Bookmark {
+        version,
+        initial_events_end: end == Some("true"),
+    })
+}
+
+/// Prints a type's bookmarks as upstream does, learned from one of upstream's own.
+///
+/// A bookmark is the zero value of its kind, which has mandatory empty members that differ from
+/// kind to kind; those are kept as upstream printed them. Source:
+/// `apiserver/pkg/storage/cacher/cacher.go:1358-1376`.
+#[derive(Clone, Debug)]
+pub struct BookmarkForm {
+    form: TypeForm,
+    /// The object before its metadata's value; in protobuf nothing.
+    before: Bytes,
+    /// The object after its metadata's value.
+    after: Bytes,
+    /// Upstream prints `"creationTimestamp":null`, as servers before 1.34 do.
+    null_creation: bool,
+    /// The same of structs, as which objects reduced to their metadata are printed. Bookmarks of
+    /// types that are printed as maps do not tell.
+    null_in_structs: Option<bool>,
+    blueprint: Blueprint,
+}
+
+/// What stands beside the end mark.
+#[derive(Clone, Debug)]
+enum Blueprint {
+    None,
+    Known(Box<str>),
+    /// One of a list that was not seen.
+    Unknown,
+}
+
+impl BookmarkForm {
+    /// Learns from the object of any bookmark of the type, with or without the end mark.
+    ///
+    /// Refuses one whose metadata says anything but version, end mark and blueprint.
+    pub fn learn(form: &TypeForm, bookmark_object: &Bytes) -> Result<Self, Malformed> {
+        form.check(bookmark_object)?;
+        let (seen, blueprint) = read(form.encoding(), bookmark_object)?;
+        let blueprint = blueprint.map_or(Blueprint::None, |text| Blueprint::Known(text.into()));
+        let (before, after) = match form.encoding() {
+            Encoding::Json => {
+                let span = json::metadata_span(bookmark_object)?;
+                (
+                    bookmark_object.slice(..span.start),
+                    bookmark_object.slice(span.end..),
+                )
+            }
+            Encoding::Protobuf => {
+                let [before, _, after] = protobuf::split_metadata(bookmark_object)?;
+                (
+                    bookmark_object.slice_ref(before),
+                    bookmark_object.slice_ref(after),
+                )
+            }
+        };
+        // Copied, so that a small template does not keep a chunk of the stream.
+        let (before, after) = (
+            Bytes::copy_from_slice(&before),
+            Bytes::copy_from_slice(&after),
+        );
+        [false, true]
+            .into_iter()
+            .map(|null_creation| Self {
+                form: form.clone(),
+                before: before.clone(),
+                after: after.clone(),
+                null_creation,
+                null_in_structs: matches!(form.style, Style::Struct { .. })
+                    .then_some(null_creation),
+                blueprint: blueprint.clone(),
+            })
+            .find(|learned| {
+                learned.object(seen.version, seen.initial_events_end) == *bookmark_object
+            })
+            .ok_or(Malformed("bookmark with unexpected metadata"))
+    }
+
+    /// Whether upstream prints `"creationTimestamp":null` in structs, if this type's bookmarks
+    /// tell.
+    pub fn null_in_structs(&self) -> Option<bool> {
+        self.null_in_structs
+    }
+
+    /// The same form, with what other types' bookmarks tell.
+    #[must_use]
+    pub fn told(mut self, null_in_structs: Option<bool>) -> Self {
+        self.null_in_structs = self.null_in_structs.or(null_in_structs);
+        self
+    }
+
+    /// The form for clients that only want metadata, if it is known.
+    pub fn partial(&self, partial: &PartialForm) -> Option<Self> {
+        let null_in_structs = match partial.form().style {
+            Style::Message => self.null_in_structs,
+            Style::Struct { .. } | Style::Sorted => Some(self.null_in_structs?),
+        };
+        let (before, after) = partial.around();
+        Some(Self {
+            form: partial.form().clone(),
+            before: Bytes::from_static(before),
+            after: Bytes::from_static(after),
+            null_creation: null_in_structs.unwrap_or_default(),
+            null_in_structs,
+            blueprint: match self.blueprint {
+                Blueprint::None => Blueprint::None,
+                // That of a list of metadata.
+                Blueprint::Known(_) | Blueprint::Unknown => Blueprint::Unknown,
+            },
+        })
+    }
+
+    /// A whole frame of a bookmark at a version.
+    pub fn plain(&self, version: ResourceVersion) -> Bytes {
+        self.form
+            .event_of(EventKind::Bookmark, &self.object(version, false))
+    }
+
+    /// A whole frame of the bookmark that ends the initial events, if all of it is known.
+    pub fn initial_events_end(&self, version: ResourceVersion) -> Option<Bytes> {
+        let known = !matches!(self.blueprint, Blueprint::Unknown);
+        known.then(|| {
+            self.form
+                .event_of(EventKind::Bookmark, &self.object(version, true))
+        })
+    }
+
+    fn object(&self, version: ResourceVersion, end: bool) -> Vec<u8> {
+        let metadata = match self.form.style {
+            Style::Struct { .. } => self.struct_metadata(version, end).into_bytes(),
+            Style::Sorted => self.sorted_metadata(version, end).into_bytes(),
+            Style::Message => self.message_metadata(version, end),
+        };
+        let mut out = Vec::with_capacity(self.before.len() + metadata.len() + self.after.len() + 6);
+        out.extend_from_slice(&self.before);
+        match self.form.encoding() {
+            Encoding::Json => out.extend_from_slice(&metadata),
+            Encoding::Protobuf => protobuf::put_bytes(&mut out, 1, &metadata),
+        }
+        out.extend_from_slice(&self.after);
+        out
+    }
+
+    /// ObjectMeta in struct order: resourceVersion, creationTimestamp, annotations.
+    /// Source: `apimachinery/pkg/apis/meta/v1/types.go:139-306`.
+    fn struct_metadata(&self, version: ResourceVersion, end: bool) -> String {
+        let creation = if self.null_creation {
+            r#","creationTimestamp":null"#
+        } else {
+            ""
+        };
+        let mark = if end {
+            format!(",{}", self.annotations())
+        } else {
+            String::new()
+        };
+        format!(r#"{{"resourceVersion":"{version}"{creation}{mark}}}"#)
+    }
+
+    /// The same sorted, as custom resources are printed.
+    fn sorted_metadata(&self, version: ResourceVersion, end: bool) -> String {
+        let creation = if self.null_creation {
+            r#""creationTimestamp":null,"#
+        } else {
+            ""
+        };
+        let mark = if end {
+            format!("{},", self.annotations())
+        } else {
+            String::new()
+        };
+        format!(r#"{{{mark}{creation}"resourceVersion":"{version}"}}"#)
+    }
+
+    fn annotations(&self) -> String {
+        let blueprint = match &self.blueprint {
+            Blueprint::Known(text) => format!(r#","{BLUEPRINT}":"{text}""#),
+            Blueprint::None | Blueprint::Unknown => String::new(),
+        };
+        format!(r#""annotations":{{"{END_MARK}":"true"{blueprint}}}"#)
+    }
+
+    /// ObjectMeta with its fields 1 to 8, which are always written, and 12, the annotations.
+    fn message_metadata(&self, version: ResourceVersion, end: bool) -> Vec<u8> {
+        let mut out = Vec::with_capacity(80);
+        (1..=5).for_each(|number| protobuf::put_bytes(&mut out, number, b""));
+        protobuf::put_bytes(&mut out, 6, version.to_string().as_bytes());
+        // generation 0
+        out.extend_from_slice(&[7 << 3, 0]);
+        protobuf::put_bytes(&mut out, 8, b"");
+        if end {
+            put_annotation(&mut out, END_MARK, "true");
+            if let Blueprint::Known(text) = &self.blueprint {
+                put_annotation(&mut out, BLUEPRINT, text);
+            }
+        }
+        out
+    }
+}
+
+fn put_annotation(out: &mut Vec<u8>, key: &str, value: &str) {
+    let mut entry = Vec::with_capacity(key.len() + value.len() + 6);
+    protobuf::put_bytes(&mut entry, 1, key.as_bytes());
+    protobuf::put_bytes(&mut entry, 2, value.as_bytes());
+    protobuf::put_bytes(out, 12, &entry);
+}

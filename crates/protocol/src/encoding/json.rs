@@ -1,0 +1,350 @@
+//! Reading JSON without building it: only the members of interest are looked at, and borrowed.
+use std::borrow::Cow;
+use std::fmt;
+use std::ops::Range;
+
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+
+use super::{ErrorStatus, Found, Malformed, offset_in};
+use crate::fields::{Next, Step};
+
+/// Fills `found` from an object's text, which must be one JSON value and nothing else.
+pub(super) fn scan<'a>(
+    object: &'a [u8],
+    steps: &[Step],
+    found: &mut Found<'a>,
+) -> Result<(), Malformed> {
+    let mut text = serde_json::Deserializer::from_slice(object);
+    Top { steps, found }
+        .deserialize(&mut text)
+        .and_then(|()| text.end())
+        .map_err(|_| Malformed("object is not JSON of the expected shape"))
+}
+
+/// Reads a Status.
+pub(super) fn read_error(object: &[u8]) -> Option<ErrorStatus> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Status {
+        code: Option<i64>,
+        reason: Option<String>,
+        message: Option<String>,
+    }
+    let status: Status = serde_json::from_slice(object).ok()?;
+    Some(ErrorStatus {
+        code: status.code.unwrap_or_default(),
+        reason: status.reason.unwrap_or_default(),
+        message: status.message.unwrap_or_default(),
+    })
+}
+
+/// Where the value of an object's `metadata` stands.
+pub(super) fn metadata_span(object: &[u8]) -> Result<Range<usize>, Malformed> {
+    #[derive(Deserialize)]
+    struct Outer<'a> {
+        #[serde(borrow)]
+        metadata: &'a RawValue,
+    }
+    let outer: Outer<'_> =
+        serde_json::from_slice(object).map_err(|_| Malformed("object without metadata"))?;
+    Ok(span(object, outer.metadata))
+}
+
+/// The same of what is held of an object ([`Stored`](super::Stored)): its whole text, or what
+/// follows kind and apiVersion. In a struct metadata comes next, and nothing behind it need be
+/// looked at.
+pub(super) fn stored_metadata_span(stored: &[u8]) -> Result<Range<usize>, Malformed> {
+    const FIRST: &[u8] = br#""metadata":"#;
+    if !stored.starts_with(b"\"") {
+        return metadata_span(stored);
+    }
+    if let Some(rest) = stored.strip_prefix(FIRST) {
+        let mut values = serde_json::Deserializer::from_slice(rest).into_iter::<&RawValue>();
+        if let Some(Ok(metadata)) = values.next() {
+            return Ok(span(stored, metadata));
+        }
+    }
+    let text = [b"{", stored].concat();
+    let Range { start, end } = metadata_span(&text)?;
+    Ok(start - 1..end - 1)
+}
+
+/// Where the digits of an object's `metadata.resourceVersion` stand, without the quotes.
+pub(super) fn version_span(object: &[u8]) -> Result<Range<usize>, Malformed> {
+    #[derive(Deserialize)]
+    struct Metadata<'a> {
+        #[serde(borrow, rename = "resourceVersion")]
+        version: &'a RawValue,
+    }
+    const ABSENT: Malformed = Malformed("object without a resourceVersion");
+    let metadata = metadata_span(object)?;
+    let inner: Metadata<'_> = serde_json::from_slice(&object[metadata]).map_err(|_| ABSENT)?;
+    let Range { start, end } = span(object, inner.version);
+    let digits = object[start..end]
+        .strip_prefix(b"\"")
+        .and_then(|rest| rest.strip_suffix(b"\""));
+    match digits {
+        Some(digits) if !digits.is_empty() && digits.iter().all(u8::is_ascii_digit) => {
+            Ok(start + 1..end - 1)
+        }
+        _ => Err(ABSENT),
+    }
+}
+
+/// Where a value parsed from `outer` stands in it.
+pub(super) fn span(outer: &[u8], value: &RawValue) -> Range<usize> {
+    let start = offset_in(outer, value.get().as_bytes());
+    start..start + value.get().len()
+}
+
+/// The object itself.
+struct Top<'f, 'a> {
+    steps: &'f [Step],
+    found: &'f mut Found<'a>,
+}
+
+/// The object's `metadata`.
+struct Metadata<'f, 'a>(&'f mut Found<'a>);
+
+/// A map of strings.
+struct Labels<'f, 'a>(&'f mut Vec<(Cow<'a, str>, Cow<'a, str>)>);
+
+/// A member on the way to a field value.
+struct Member<'f, 'a> {
+    next: &'f Next,
+    /// Only the first element of a list counts.
+    first: bool,
+    places: &'f mut Vec<Option<Cow<'a, str>>>,
+}
+
+/// A string, borrowed unless it has escapes; null counts as empty.
+struct Text;
+
+// === impl Top ===
+
+impl<'de> DeserializeSeed<'de> for Top<'_, 'de> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Top<'_, 'de> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(key) = map.next_key_seed(Text)? {
+            if key == "metadata" {
+                map.next_value_seed(Metadata(self.found))?;
+            } else {
+                visit_member(&mut map, &key, self.steps, &mut self.found.places)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Goes into the member if a step leads there, otherwise passes over it.
+fn visit_member<'de, A: MapAccess<'de>>(
+    map: &mut A,
+    key: &str,
+    steps: &[Step],
+    places: &mut Vec<Option<Cow<'de, str>>>,
+) -> Result<(), A::Error> {
+    match steps.iter().find(|step| &*step.key == key) {
+        Some(step) => map.next_value_seed(Member {
+            next: &step.next,
+            first: step.first,
+            places,
+        }),
+        None => map.next_value::<IgnoredAny>().map(drop),
+    }
+}
+
+// === impl Metadata ===
+
+impl<'de> DeserializeSeed<'de> for Metadata<'_, 'de> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Metadata<'_, 'de> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("object metadata")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let found = self.0;
+        while let Some(key) = map.next_key_seed(Text)? {
+            match &*key {
+                "name" => found.name = map.next_value_seed(Text)?,
+                "namespace" => found.namespace = map.next_value_seed(Text)?,
+                "resourceVersion" => found.version = map.next_value_seed(Text)?,
+                "labels" => {
+                    found.labels.clear();
+                    map.next_value_seed(Labels(&mut found.labels))?;
+                }
+                _ => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(())
+    }
+}
+
+// === impl Labels ===
+
+impl<'de> DeserializeSeed<'de> for Labels<'_, 'de> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Labels<'_, 'de> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("labels")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(key) = map.next_key_seed(Text)? {
+            self.0.push((key, map.next_value_seed(Text)?));
+        }
+        Ok(())
+    }
+}
+
+// === impl Member ===
+
+impl<'a> Member<'_, 'a> {
+    fn put(self, value: impl Into<Cow<'a, str>>) {
+        if let (Next::Place(place, _), false) = (self.next, self.first) {
+            self.places[*place] = Some(value.into());
+        }
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Member<'_, 'de> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Member<'_, 'de> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let steps = match self.next {
+            Next::Members(steps) if !self.first => steps.as_slice(),
+            _ => &[],
+        };
+        while let Some(key) = map.next_key_seed(Text)? {
+            visit_member(&mut map, &key, steps, self.places)?;
+        }
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        if self.first {
+            let element = Member {
+                next: self.next,
+                first: false,
+                places: self.places,
+            };
+            if list.next_element_seed(element)?.is_none() {
+                return Ok(());
+            }
+        }
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_borrowed_str<E: Error>(self, value: &'de str) -> Result<(), E> {
+        self.put(value);
+        Ok(())
+    }
+
+    fn visit_str<E: Error>(self, value: &str) -> Result<(), E> {
+        self.put(value.to_owned());
+        Ok(())
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<(), E> {
+        self.put(if value { "true" } else { "false" });
+        Ok(())
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<(), E> {
+        self.put(value.to_string());
+        Ok(())
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<(), E> {
+        self.put(value.to_string());
+        Ok(())
+    }
+
+    fn visit_f64<E: Error>(self, _: f64) -> Result<(), E> {
+        // Selectable fields are strings, booleans and integers; how Go would print this is not
+        // known here.
+        Err(E::custom("a selectable field is not an integer"))
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<(), E> {
+        Ok(())
+    }
+}
+
+// === impl Text ===
+
+impl<'de> DeserializeSeed<'de> for Text {
+    type Value = Cow<'de, str>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Text {
+    type Value = Cow<'de, str>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_borrowed_str<E: Error>(self, value: &'de str) -> Result<Self::Value, E> {
+        Ok(Cow::Borrowed(value))
+    }
+
+    fn visit_str<E: Error>(self, value: &str) -> Result<Self::Value, E> {
+        Ok(Cow::Owned(value.to_owned()))
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(Cow::Borrowed(""))
+    }
+}

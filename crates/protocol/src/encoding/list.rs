@@ -1,0 +1,331 @@
+//! Lists: reading upstream's into objects, and writing objects as upstream would.
+use std::ops::Range;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::form::{Style, TypeForm};
+use super::protobuf::{self, Reader, Unknown};
+use super::{Encoding, Malformed, json, offset_in};
+use crate::ResourceVersion;
+
+/// One answer to a LIST.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListPage {
+    /// Version of the list.
+    pub version: ResourceVersion,
+    /// Where the next page starts; `None` on the last one.
+    pub continue_token: Option<String>,
+    /// How many objects upstream says are left.
+    pub remaining: Option<i64>,
+    /// The objects. They are slices of the answer, except in JSON whose items lack kind and
+    /// apiVersion.
+    pub objects: Vec<Bytes>,
+}
+
+/// What a list has around its items.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListParts {
+    /// Everything before the first item.
+    pub head: Bytes,
+    /// Everything after the last item.
+    pub tail: Bytes,
+    items: u64,
+}
+
+impl ListParts {
+    /// Bytes of the whole body: the Content-Length.
+    pub fn body_len(&self) -> u64 {
+        self.head.len() as u64 + self.items + self.tail.len() as u64
+    }
+}
+
+/// Kind whose lists keep kind and apiVersion in items and are `null` when empty.
+/// Source: `apiserver/pkg/endpoints/handlers/response.go:463-481`.
+const PARTIAL: &str = "PartialObjectMetadata";
+
+const NOT_A_LIST: Malformed = Malformed("answer that is not a list");
+const OTHER_STYLE: Malformed = Malformed("list in another style");
+
+impl TypeForm {
+    /// Learns a type's form from an answer to a LIST, typically with `limit=1`, and reads that
+    /// answer.
+    ///
+    /// Refuses whatever it could not write again byte for byte; such a type can only be forwarded.
+    /// Source: `apimachinery/pkg/runtime/serializer/{json,protobuf}/collections.go`.
+    pub fn learn(
+        encoding: Encoding,
+        kind: &str,
+        list_body: &Bytes,
+    ) -> Result<(Self, ListPage), Malformed> {
+        match encoding {
+            Encoding::Json => {
+                let list = JsonList::parse(list_body)?;
+                let first = list.items.iter().flatten().next();
+                let style = if list_body.starts_with(br#"{"apiVersion":"#) {
+                    Style::Sorted
+                } else {
+                    Style::Struct {
+                        bare_items: first.map_or(kind != PARTIAL, |item| {
+                            !item.get().starts_with(r#"{"kind":"#)
+                        }),
+                        null_items: list.items.is_none() || (first.is_some() && kind == PARTIAL),
+                    }
+                };
+                let form = Self::new(kind, list.api_version, list.kind, style)?;
+                let page = form.json_page(list_body, &list)?;
+                Ok((form, page))
+            }
+            Encoding::Protobuf => {
+                let unknown = Unknown::read(list_body)?;
+                let form = Self::new(kind, unknown.api_version, unknown.kind, Style::Message)?;
+                let page = form.protobuf_page(list_body, &unknown)?;
+                Ok((form, page))
+            }
+        }
+    }
+
+    /// Reads an answer to a LIST, which must be byte for byte as this form would write it.
+    pub fn read_list(&self, body: &Bytes) -> Result<ListPage, Malformed> {
+        match self.encoding() {
+            Encoding::Json => self.json_page(body, &JsonList::parse(body)?),
+            Encoding::Protobuf => self.protobuf_page(body, &Unknown::read(body)?),
+        }
+    }
+
+    /// What a list has around its items: `count` of them, in so many bytes with the separators
+    /// between them.
+    pub fn list_parts(
+        &self,
+        version: ResourceVersion,
+        continue_token: Option<&str>,
+        remaining: Option<i64>,
+        count: usize,
+        items: u64,
+    ) -> ListParts {
+        let (head, tail) = match self.style {
+            Style::Struct { null_items, .. } => {
+                let metadata = struct_metadata(version, continue_token, remaining);
+                let null = null_items && count == 0;
+                let open = if null { "null" } else { "[" };
+                let start = format!(
+                    r#"{{"kind":"{}","apiVersion":"{}","metadata":{metadata},"items":{open}"#,
+                    self.list_kind,
+                    self.api_version()
+                );
+                (start.into_bytes(), if null { "}\n" } else { "]}\n" }.into())
+            }
+            Style::Sorted => {
+                let metadata = sorted_metadata(version, continue_token, remaining);
+                let start = format!(r#"{{"apiVersion":"{}","items":["#, self.api_version());
+                let end = format!(
+                    "],\"kind\":\"{}\",\"metadata\":{metadata}}}\n",
+                    self.list_kind
+                );
+                (start.into_bytes(), end.into())
+            }
+            Style::Message => {
+                let metadata = message_metadata(version, continue_token, remaining);
+                let raw = protobuf::bytes_field_len(metadata.len()) + items as usize;
+                let names = protobuf::type_meta(self.api_version(), &self.list_kind);
+                let mut start =
+                    Vec::with_capacity(protobuf::envelope_len(&names, raw) - items as usize);
+                protobuf::put_envelope_head(&mut start, &names, raw);
+                protobuf::put_bytes(&mut start, 1, &metadata);
+                (start, Bytes::from_static(protobuf::UNKNOWN_TAIL))
+            }
+        };
+        ListParts {
+            head: head.into(),
+            tail,
+            items,
+        }
+    }
+
+    /// The object of an item.
+    fn object(&self, item: Bytes) -> Result<Bytes, Malformed> {
+        if !matches!(
+            self.style,
+            Style::Struct {
+                bare_items: true,
+                ..
+            }
+        ) {
+            self.check(&item)?;
+            return Ok(item);
+        }
+        let named = [r#"{"kind":"#, r#"{"apiVersion":"#]
+            .iter()
+            .any(|start| item.starts_with(start.as_bytes()));
+        // An item has metadata, so there is always a member for the opening's comma to stand
+        // before.
+        if named || !item.starts_with(b"{\"") {
+            return Err(OTHER_STYLE);
+        }
+        Ok([&self.opening[..], &item[1..]].concat().into())
+    }
+
+    /// Bytes of an item that stands at a place, with the separator before all but the first.
+    fn place_len(&self, index: usize, item: usize) -> usize {
+        match self.style {
+            Style::Message => protobuf::bytes_field_len(item),
+            Style::Struct { .. } | Style::Sorted => usize::from(index > 0) + item,
+        }
+    }
+
+    fn json_page(&self, body: &Bytes, list: &JsonList<'_>) -> Result<ListPage, Malformed> {
+        let items = list.items.as_deref().unwrap_or_default();
+        let places = items.iter().map(|item| json::span(body, item)).collect();
+        let metadata = &list.metadata;
+        let version = ResourceVersion::parse(metadata.version).ok_or(OTHER_STYLE)?;
+        let token = metadata.continue_token.as_deref();
+        self.page(body, places, version, token, metadata.remaining)
+    }
+
+    fn protobuf_page(&self, body: &Bytes, list: &Unknown<'_>) -> Result<ListPage, Malformed> {
+        let (mut metadata, mut places) = (None, Vec::new());
+        let mut fields = Reader::new(list.raw);
+        while let Some((number, value)) = fields.next()? {
+            let value = value.bytes()?;
+            let start = offset_in(body, value);
+            match number {
+                1 => metadata = Some(value),
+                protobuf::ITEMS => places.push(start..start + value.len()),
+                _ => return Err(OTHER_STYLE),
+            }
+        }
+        let (mut version, mut token, mut remaining) = (None, None, None);
+        let mut fields = Reader::new(metadata.ok_or(NOT_A_LIST)?);
+        while let Some((number, value)) = fields.next()? {
+            match number {
+                2 => version = ResourceVersion::parse(value.text()?),
+                3 => token = Some(value.text()?),
+                4 => remaining = Some(value.varint()?.cast_signed()),
+                _ => {}
+            }
+        }
+        self.page(body, places, version.ok_or(OTHER_STYLE)?, token, remaining)
+    }
+
+    /// Puts a page together, once the body proves to be what this form writes for it.
+    fn page(
+        &self,
+        body: &Bytes,
+        places: Vec<Range<usize>>,
+        version: ResourceVersion,
+        token: Option<&str>,
+        remaining: Option<i64>,
+    ) -> Result<ListPage, Malformed> {
+        let token = token.filter(|token| !token.is_empty());
+        let items = places
+            .iter()
+            .enumerate()
+            .map(|(index, place)| self.place_len(index, place.len()) as u64);
+        let parts = self.list_parts(version, token, remaining, places.len(), items.sum());
+        if parts.body_len() != body.len() as u64
+            || !body.starts_with(&parts.head)
+            || !body.ends_with(&parts.tail)
+        {
+            return Err(OTHER_STYLE);
+        }
+        let mut position = parts.head.len();
+        let mut objects = Vec::with_capacity(places.len());
+        for (index, place) in places.into_iter().enumerate() {
+            // Item by item, so that nothing but upstream's own separators can hide between them.
+            position += self.place_len(index, place.len());
+            if place.end != position {
+                return Err(OTHER_STYLE);
+            }
+            objects.push(self.object(body.slice(place))?);
+        }
+        Ok(ListPage {
+            version,
+            continue_token: token.map(str::to_owned),
+            remaining,
+            objects,
+        })
+    }
+}
+
+/// A list's parts, borrowed. Members that are not known here make it unreadable, as they would be
+/// lost.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct JsonList<'a> {
+    kind: &'a str,
+    #[serde(rename = "apiVersion")]
+    api_version: &'a str,
+    metadata: JsonListMeta<'a>,
+    #[serde(borrow)]
+    items: Option<Vec<&'a RawValue>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct JsonListMeta<'a> {
+    #[serde(rename = "resourceVersion")]
+    version: &'a str,
+    #[serde(rename = "continue")]
+    continue_token: Option<String>,
+    #[serde(rename = "remainingItemCount")]
+    remaining: Option<i64>,
+}
+
+impl<'a> JsonList<'a> {
+    fn parse(body: &'a [u8]) -> Result<Self, Malformed> {
+        serde_json::from_slice(body).map_err(|_| NOT_A_LIST)
+    }
+}
+
+/// ListMeta in struct order. Source: `apimachinery/pkg/apis/meta/v1/types.go:61-106`.
+fn struct_metadata(
+    version: ResourceVersion,
+    token: Option<&str>,
+    remaining: Option<i64>,
+) -> String {
+    let token = token.filter(|token| !token.is_empty());
+    let token = token
+        .map(|token| format!(r#","continue":{}"#, quoted(token)))
+        .unwrap_or_default();
+    let remaining = remaining
+        .map(|count| format!(r#","remainingItemCount":{count}"#))
+        .unwrap_or_default();
+    format!(r#"{{"resourceVersion":"{version}"{token}{remaining}}}"#)
+}
+
+/// ListMeta of custom resources: sorted, and `continue` always there.
+/// Source: `apimachinery/pkg/apis/meta/v1/unstructured/unstructured_list.go:184-198`.
+fn sorted_metadata(
+    version: ResourceVersion,
+    token: Option<&str>,
+    remaining: Option<i64>,
+) -> String {
+    let token = quoted(token.unwrap_or_default());
+    let remaining = remaining
+        .map(|count| format!(r#""remainingItemCount":{count},"#))
+        .unwrap_or_default();
+    format!(r#"{{"continue":{token},{remaining}"resourceVersion":"{version}"}}"#)
+}
+
+/// ListMeta {1: selfLink, 2: resourceVersion, 3: continue, 4: remainingItemCount}.
+fn message_metadata(
+    version: ResourceVersion,
+    token: Option<&str>,
+    remaining: Option<i64>,
+) -> Vec<u8> {
+    let mut out = Vec::with_capacity(32 + token.map_or(0, str::len));
+    protobuf::put_bytes(&mut out, 1, b"");
+    protobuf::put_bytes(&mut out, 2, version.to_string().as_bytes());
+    protobuf::put_bytes(&mut out, 3, token.unwrap_or_default().as_bytes());
+    if let Some(remaining) = remaining {
+        out.push(4 << 3);
+        protobuf::put_varint(&mut out, remaining.cast_unsigned());
+    }
+    out
+}
+
+/// A JSON string. Continue tokens are base64url, so Go's extra escapes never matter.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}

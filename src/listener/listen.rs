@@ -1,0 +1,241 @@
+//! Accepting connections: one task each, and none of them can end the listener.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio_util::task::TaskTracker;
+
+use super::activity::{Activity, Watched};
+use super::connection::{Peer, Protocols, TlsPeer};
+use super::limits::Limits;
+use super::metrics::{Cut, Listener};
+use super::per_address::PerAddress;
+use super::tls::ServerTls;
+use crate::body::Body;
+use crate::drain;
+
+/// How long to wait after a failed accept (no file descriptors, no memory), growing to the second.
+const BACKOFF_MIN: Duration = Duration::from_millis(5);
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
+
+/// Probes of a quiet TCP connection: finds dead HTTP/1.1 clients, which have no ping.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+
+/// Serves TLS clients with HTTP/2 and HTTP/1.1 until the drain is over.
+pub async fn serve<S, F>(
+    listener: TcpListener,
+    tls: ServerTls,
+    service: S,
+    limits: Limits,
+    drain: drain::Watch,
+) where
+    S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
+    accept_all(listener, Listener::Proxy, Some(tls), service, limits, drain).await;
+}
+
+/// Serves operators until the drain is over: plain HTTP/1.1, or TLS with both protocols.
+pub async fn serve_admin<S, F>(
+    listener: TcpListener,
+    tls: Option<ServerTls>,
+    service: S,
+    limits: Limits,
+    drain: drain::Watch,
+) where
+    S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
+    accept_all(listener, Listener::Admin, tls, service, limits, drain).await;
+}
+
+/// Serves the clients of a Unix socket until the drain is over, by plain HTTP/1.1.
+pub async fn serve_socket<S, F>(
+    listener: UnixListener,
+    service: S,
+    limits: Limits,
+    drain: drain::Watch,
+) where
+    S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
+    accept_all(listener, Listener::Proxy, None, service, limits, drain).await;
+}
+
+/// Where connections come from.
+trait Source: Send + Sync {
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    fn next(&self) -> impl Future<Output = io::Result<(Self::Stream, SocketAddr)>> + Send;
+}
+
+impl Source for TcpListener {
+    type Stream = TcpStream;
+
+    async fn next(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        let (stream, address) = self.accept().await?;
+        // Events are small and wanted now. A socket that is already dead shows it soon enough.
+        let _ = stream.set_nodelay(true);
+        let _ = socket2::SockRef::from(&stream).set_tcp_keepalive(
+            &socket2::TcpKeepalive::new()
+                .with_time(KEEPALIVE)
+                .with_interval(KEEPALIVE),
+        );
+        Ok((stream, address))
+    }
+}
+
+impl Source for UnixListener {
+    type Stream = UnixStream;
+
+    async fn next(&self) -> io::Result<(UnixStream, SocketAddr)> {
+        let (stream, _) = self.accept().await?;
+        Ok((stream, SocketAddr::from((Ipv4Addr::LOCALHOST, 0))))
+    }
+}
+
+async fn accept_all<L, S, F>(
+    listener: L,
+    which: Listener,
+    tls: Option<ServerTls>,
+    service: S,
+    limits: Limits,
+    drain: drain::Watch,
+) where
+    L: Source,
+    S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
+    let permits = Arc::new(Semaphore::new(limits.connections));
+    let addresses = PerAddress::new(limits.connections_per_address);
+    let protocols = Arc::new(Protocols::new(limits, which));
+    let connections = TaskTracker::new();
+    let accepting = async {
+        loop {
+            // The permit first: over the limit, clients wait in the kernel's backlog.
+            let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
+                return;
+            };
+            let (stream, address) = accept(&listener).await;
+            let Some(place) = addresses.enter(address.ip()) else {
+                which.rejected();
+                tracing::debug!(%address, "too many connections from this address (--max-connections-per-address)");
+                continue;
+            };
+            let open = which.connected();
+            let protocols = Arc::clone(&protocols);
+            let (tls, service, drain) = (tls.clone(), service.clone(), drain.clone());
+            connections.spawn(async move {
+                connection(&protocols, stream, address, tls, service, drain).await;
+                drop((open, place, permit));
+            });
+        }
+    };
+    tokio::select! {
+        () = accepting => {}
+        () = drain.draining() => {}
+    }
+    drop(listener);
+    connections.close();
+    connections.wait().await;
+}
+
+/// The next connection, however long it takes. No error of accept is a reason to stop serving.
+async fn accept<L: Source>(listener: &L) -> (L::Stream, SocketAddr) {
+    let mut backoff = BACKOFF_MIN;
+    loop {
+        match listener.next().await {
+            Ok(accepted) => return accepted,
+            // That one client is gone already; the next is waiting.
+            Err(error) if is_of_one_connection(&error) => {}
+            Err(error) => {
+                tracing::warn!(error = %error, "cannot accept connections (file descriptors used up? see ulimit -n); trying again");
+                tokio::time::sleep(backoff).await;
+                backoff = (backoff * 2).min(BACKOFF_MAX);
+            }
+        }
+    }
+}
+
+fn is_of_one_connection(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionRefused
+    )
+}
+
+async fn connection<I, S, F>(
+    protocols: &Protocols,
+    stream: I,
+    address: SocketAddr,
+    tls: Option<ServerTls>,
+    service: S,
+    drain: drain::Watch,
+) where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
+    let activity = Activity::new();
+    let stream = Watched::new(stream, &activity);
+    let Some(tls) = tls else {
+        let peer = Peer { address, tls: None };
+        let requests = protocols.requests(&activity, peer, service);
+        return protocols
+            .serve_http1(stream, requests, &activity, address, drain)
+            .await;
+    };
+    // Both boxed: a future has room for what passes through it as often as it passes, for as long
+    // as it lives, and a TLS session is a kilobyte.
+    let handshake = Box::pin(tokio::time::timeout(
+        protocols.limits().start,
+        tls.acceptor().accept(stream),
+    ));
+    let stream = tokio::select! {
+        finished = handshake => match finished {
+            Ok(Ok(stream)) => Box::new(stream),
+            Ok(Err(error)) => {
+                tracing::debug!(%address, error = %error, "TLS handshake failed");
+                return;
+            }
+            Err(_elapsed) => {
+                protocols.listener().cut(Cut::Handshake);
+                tracing::debug!(%address, "TLS handshake took too long");
+                return;
+            }
+        },
+        () = drain.draining() => return,
+    };
+    let session = stream.get_ref().1;
+    let http2 = session.alpn_protocol() == Some(b"h2");
+    let told = TlsPeer {
+        certificates: session.peer_certificates().unwrap_or_default().to_vec(),
+        server_name: session.server_name().map(str::to_owned),
+    };
+    let peer = Peer {
+        address,
+        tls: Some(Arc::new(told)),
+    };
+    let requests = protocols.requests(&activity, peer, service);
+    if http2 {
+        protocols
+            .serve_http2(*stream, requests, &activity, address, drain)
+            .await;
+    } else {
+        protocols
+            .serve_http1(stream, requests, &activity, address, drain)
+            .await;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,291 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use rustls::RootCertStore;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::body;
+use crate::test_support::{
+    connect, eventually, get, get2, http1_client, http2_client, read, roots, soon, streamed, text,
+    tls_options,
+};
+
+struct Server {
+    address: SocketAddr,
+    roots: RootCertStore,
+    trigger: drain::Trigger,
+    served: JoinHandle<()>,
+    _dir: tempfile::TempDir,
+}
+
+impl Server {
+    async fn start(limits: Limits) -> Server {
+        let dir = tempfile::tempdir().unwrap();
+        let tls = ServerTls::load(tls_options(&dir)).await.unwrap();
+        let roots = roots(&std::fs::read_to_string(tls.ca_file().unwrap()).unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (trigger, watch) = drain::channel();
+        let service = {
+            let watch = watch.clone();
+            move |request: Request<Incoming>, peer: Peer| {
+                let watch = watch.clone();
+                async move { answer(&request, &peer, watch) }
+            }
+        };
+        let served = tokio::spawn(serve(listener, tls, service, limits, watch));
+        Server {
+            address,
+            roots,
+            trigger,
+            served,
+            _dir: dir,
+        }
+    }
+
+    async fn http1(&self) -> hyper::client::conn::http1::SendRequest<Body> {
+        http1_client(
+            connect(self.address, &self.roots, b"http/1.1", None)
+                .await
+                .unwrap(),
+        )
+        .await
+    }
+
+    async fn http2(&self) -> hyper::client::conn::http2::SendRequest<Body> {
+        http2_client(
+            connect(self.address, &self.roots, b"h2", None)
+                .await
+                .unwrap(),
+        )
+        .await
+    }
+}
+
+fn answer(request: &Request<Incoming>, peer: &Peer, drain: drain::Watch) -> Response<Body> {
+    match request.uri().path() {
+        "/panic" => panic!("on purpose"),
+        // Ends with the drain, as a good watch does.
+        "/watch" => {
+            let last = futures_util::stream::once(async move {
+                drain.draining().await;
+                Ok(Bytes::from_static(b"bookmark\n"))
+            });
+            let first = futures_util::stream::iter([Ok(Bytes::from_static(b"open\n"))]);
+            Response::new(streamed(futures_util::StreamExt::chain(first, last)))
+        }
+        "/stuck" => Response::new(crate::test_support::hanging()),
+        _ => text(format!(
+            "{:?} from {}",
+            request.version(),
+            peer.address.ip()
+        )),
+    }
+}
+
+#[tokio::test]
+async fn both_protocols_are_served() {
+    let server = Server::start(Limits::default()).await;
+    let answer = soon(server.http1().await.send_request(get("/")))
+        .await
+        .unwrap();
+    assert_eq!(read(answer).await.unwrap(), "HTTP/1.1 from 127.0.0.1");
+    let answer = soon(server.http2().await.send_request(get2("/")))
+        .await
+        .unwrap();
+    assert_eq!(read(answer).await.unwrap(), "HTTP/2.0 from 127.0.0.1");
+}
+
+#[tokio::test]
+async fn head_is_answered_without_a_body() {
+    let server = Server::start(Limits::default()).await;
+    let (mut one, mut two) = (get("/"), get2("/"));
+    (*one.method_mut(), *two.method_mut()) = (http::Method::HEAD, http::Method::HEAD);
+    let one = soon(server.http1().await.send_request(one)).await.unwrap();
+    let two = soon(server.http2().await.send_request(two)).await.unwrap();
+    for answer in [one, two] {
+        assert_eq!(answer.headers()["content-length"], "23", "{answer:?}");
+        assert_eq!(read(answer).await.unwrap(), "");
+    }
+}
+
+#[tokio::test]
+async fn a_panic_is_one_requests_affair() {
+    let server = Server::start(Limits::default()).await;
+    let mut http2 = server.http2().await;
+    let mut watch = soon(http2.send_request(get2("/watch"))).await.unwrap();
+    let answer = soon(http2.send_request(get2("/panic"))).await.unwrap();
+    assert_eq!(answer.status(), http::StatusCode::INTERNAL_SERVER_ERROR);
+    let answer = soon(server.http1().await.send_request(get("/panic")))
+        .await
+        .unwrap();
+    assert_eq!(answer.status(), http::StatusCode::INTERNAL_SERVER_ERROR);
+    soon(watch.frame()).await.unwrap().unwrap();
+    assert!(
+        soon(http2.send_request(get2("/")))
+            .await
+            .unwrap()
+            .status()
+            .is_success()
+    );
+}
+
+#[tokio::test]
+async fn a_drain_lets_running_answers_end() {
+    let server = Server::start(Limits::default()).await;
+    let (mut http1, mut http2) = (server.http1().await, server.http2().await);
+    let idle = server.http2().await;
+    let one = soon(http1.send_request(get("/watch"))).await.unwrap();
+    let two = soon(http2.send_request(get2("/watch"))).await.unwrap();
+    server.trigger.drain(std::time::Duration::from_hours(1));
+    assert_eq!(read(one).await.unwrap(), "open\nbookmark\n");
+    assert_eq!(read(two).await.unwrap(), "open\nbookmark\n");
+    soon(server.served).await.unwrap();
+    eventually(|| idle.is_closed()).await;
+    TcpStream::connect(server.address).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn a_drain_waits_for_nobody_who_has_said_nothing() {
+    let server = Server::start(Limits::default()).await;
+    let http1 = connect(server.address, &server.roots, b"http/1.1", None)
+        .await
+        .unwrap();
+    // Not even the beginning of HTTP/2, without which nothing can be said to its client.
+    let http2 = connect(server.address, &server.roots, b"h2", None)
+        .await
+        .unwrap();
+    server.trigger.drain(std::time::Duration::from_hours(1));
+    soon(server.served).await.unwrap();
+    drop((http1, http2));
+}
+
+#[tokio::test]
+async fn the_protocol_is_the_one_that_was_agreed_on() {
+    let server = Server::start(Limits::default()).await;
+    let mut client = connect(server.address, &server.roots, b"http/1.1", None)
+        .await
+        .unwrap();
+    client
+        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
+        .await
+        .unwrap();
+    let mut answer = Vec::new();
+    // However it ends, it does, and HTTP/2 is not spoken.
+    let _ = soon(client.read_to_end(&mut answer)).await;
+    assert!(
+        answer.is_empty() || answer.starts_with(b"HTTP/1.1 4"),
+        "{answer:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_drain_cuts_what_does_not_end() {
+    let server = Server::start(Limits::default()).await;
+    let (mut http1, mut http2) = (server.http1().await, server.http2().await);
+    let one = soon(http1.send_request(get("/stuck"))).await.unwrap();
+    let two = soon(http2.send_request(get2("/stuck"))).await.unwrap();
+    // Half a handshake must not hold it either.
+    let _half = TcpStream::connect(server.address).await.unwrap();
+    server.trigger.drain(std::time::Duration::from_millis(50));
+    assert!(read(one).await.is_err());
+    assert!(read(two).await.is_err());
+    soon(server.served).await.unwrap();
+}
+
+#[tokio::test]
+async fn over_the_limit_connections_wait() {
+    let server = Server::start(Limits {
+        connections: 1,
+        ..Limits::default()
+    })
+    .await;
+    let mut first = server.http1().await;
+    soon(first.send_request(get("/"))).await.unwrap();
+    let mut waiting = TcpStream::connect(server.address).await.unwrap();
+    // In the backlog: nobody answers this nonsense yet.
+    waiting
+        .write_all(b"no TLS at all, and long enough to be seen as that")
+        .await
+        .unwrap();
+    let nothing =
+        tokio::time::timeout(std::time::Duration::from_millis(200), waiting.read_u8()).await;
+    nothing.unwrap_err();
+    drop(first);
+    // Now it is refused in TLS' words.
+    let mut alert = Vec::new();
+    let _ = soon(waiting.read_to_end(&mut alert)).await;
+    assert!(
+        soon(server.http2().await.send_request(get2("/")))
+            .await
+            .unwrap()
+            .status()
+            .is_success()
+    );
+}
+
+#[tokio::test]
+async fn idle_connections_are_closed_and_busy_ones_are_not() {
+    // Longer than a busy machine takes from the handshake to the first request.
+    let short = std::time::Duration::from_secs(2);
+    let server = Server::start(Limits {
+        idle: short,
+        start: short,
+        ..Limits::default()
+    })
+    .await;
+    let mut busy = server.http2().await;
+    let mut watch = soon(busy.send_request(get2("/stuck"))).await.unwrap();
+    soon(watch.frame()).await.unwrap().unwrap();
+    let mut idle = server.http2().await;
+    read(soon(idle.send_request(get2("/"))).await.unwrap())
+        .await
+        .unwrap();
+    let unused = server.http2().await;
+    eventually(|| idle.is_closed() && unused.is_closed()).await;
+    assert!(
+        soon(busy.send_request(get2("/")))
+            .await
+            .unwrap()
+            .status()
+            .is_success()
+    );
+}
+
+#[tokio::test]
+async fn plain_http_is_served_for_admin() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (trigger, watch) = drain::channel();
+    let count = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&count);
+    let service = move |_: Request<Incoming>, peer: Peer| {
+        let counter = Arc::clone(&counter);
+        async move {
+            assert!(peer.tls.is_none());
+            counter.fetch_add(1, Ordering::AcqRel);
+            Response::new(body::full("ok"))
+        }
+    };
+    let served = tokio::spawn(serve_admin(
+        listener,
+        None,
+        service,
+        Limits::default(),
+        watch,
+    ));
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream
+        .write_all(b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        .await
+        .unwrap();
+    let mut answer = String::new();
+    soon(stream.read_to_string(&mut answer)).await.unwrap();
+    assert!(answer.ends_with("\r\n\r\nok"), "{answer}");
+    assert_eq!(count.load(Ordering::Acquire), 1);
+    trigger.drain(std::time::Duration::ZERO);
+    soon(served).await.unwrap();
+}

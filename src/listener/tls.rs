@@ -1,0 +1,366 @@
+//! The certificates clients see, and the ones they may show.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{RootCertStore, ServerConfig};
+use tokio_rustls::TlsAcceptor;
+
+use super::client_certificates::AnyCertificate;
+use super::self_signed;
+use watershed_connect::Validity;
+
+/// How often the files are looked at. cert-manager and kubelet renew long before expiry; this only
+/// has to be short against that, and short enough for an operator who waits for it.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Where the serving certificate comes from.
+#[derive(Clone, Debug)]
+pub struct TlsOptions {
+    /// The certificate chain in PEM (`--tls-cert`); with `key`, or neither.
+    pub cert: Option<PathBuf>,
+    /// Its private key in PEM (`--tls-key`).
+    pub key: Option<PathBuf>,
+    /// Authorities that sign clients' certificates (`--client-ca-file`). Clients are asked for a
+    /// certificate if there are any; it is taken whoever signed it.
+    pub client_cas: Vec<PathBuf>,
+    /// Where a self-signed pair and its CA are kept when no certificate is given (`--cert-dir`).
+    pub cert_dir: PathBuf,
+    /// Further names and addresses for the self-signed certificate (`--tls-san`).
+    pub names: Vec<String>,
+    /// The address listened on, which the self-signed certificate names too.
+    pub listen: IpAddr,
+}
+
+/// What can be wrong with the serving certificate.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// Only one of the two files was given.
+    #[error(
+        "--tls-cert and --tls-key belong together: give both, or neither for a self-signed certificate"
+    )]
+    HalfPair,
+    /// A file could not be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file holds no usable PEM.
+    #[error("{} holds no usable PEM {what}: {reason}", path.display())]
+    Pem {
+        /// The file.
+        path: PathBuf,
+        /// What was looked for.
+        what: &'static str,
+        /// What was found.
+        reason: String,
+    },
+    /// rustls does not take them.
+    #[error("the certificate in {} cannot be served: {reason}", path.display())]
+    Unusable {
+        /// The certificate's file.
+        path: PathBuf,
+        /// rustls' words.
+        reason: String,
+    },
+    /// The key belongs to another certificate.
+    #[error("the private key in {} is not that of the certificate in {}", key.display(), cert.display())]
+    Mismatch {
+        /// The certificate's file.
+        cert: PathBuf,
+        /// The key's file.
+        key: PathBuf,
+    },
+    /// The self-signed pair could not be made.
+    #[error(transparent)]
+    SelfSigned(#[from] self_signed::SelfSignedError),
+}
+
+impl TlsError {
+    /// The file that is at fault, if it was given.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Read { path, .. } | Self::Pem { path, .. } | Self::Unusable { path, .. } => {
+                Some(path)
+            }
+            Self::Mismatch { key, .. } => Some(key),
+            Self::HalfPair | Self::SelfSigned(_) => None,
+        }
+    }
+}
+
+/// The server's TLS settings, always the newest. Cheap to clone.
+#[derive(Clone)]
+pub struct ServerTls {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    source: Source,
+    current: ArcSwap<Served>,
+    /// The bytes last looked at, whether they were good or not: each change is tried and told once.
+    seen: Mutex<Files>,
+}
+
+/// What clients get.
+struct Served {
+    config: Arc<ServerConfig>,
+    /// Of the certificate, if that can be read.
+    valid: Option<Validity>,
+}
+
+/// The files, after a self-signed pair has been made where needed.
+#[derive(Clone)]
+struct Source {
+    cert: PathBuf,
+    key: PathBuf,
+    client_cas: Vec<PathBuf>,
+    /// Set for a self-signed pair: renewed here.
+    self_signed: Option<SelfSigned>,
+}
+
+#[derive(Clone)]
+struct SelfSigned {
+    dir: PathBuf,
+    names: Vec<String>,
+}
+
+#[derive(PartialEq, Eq)]
+struct Files {
+    cert: Vec<u8>,
+    key: Vec<u8>,
+    client_cas: Vec<Vec<u8>>,
+}
+
+// === impl ServerTls ===
+
+impl ServerTls {
+    /// Loads or makes the certificate, and keeps it fresh from then on.
+    pub async fn load(options: TlsOptions) -> Result<ServerTls, TlsError> {
+        let shared = blocking(move || {
+            let source = Source::new(&options)?;
+            let files = source.read()?;
+            let current = ArcSwap::from_pointee(source.build(&files)?);
+            Ok(Arc::new(Shared {
+                source,
+                current,
+                seen: Mutex::new(files),
+            }))
+        })
+        .await?;
+        let weak = Arc::downgrade(&shared);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(RELOAD_INTERVAL).await;
+                let Some(shared) = weak.upgrade() else { return };
+                ServerTls { shared }.reload().await;
+            }
+        });
+        Ok(ServerTls { shared })
+    }
+
+    /// An acceptor with the certificate of this moment.
+    pub fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(Arc::clone(&self.shared.current.load().config))
+    }
+
+    /// When the certificate served ends, in seconds since the epoch, if that can be read.
+    pub fn ends(&self) -> Option<i64> {
+        self.shared
+            .current
+            .load()
+            .valid
+            .map(|valid| valid.not_after.as_second())
+    }
+
+    /// The CA of the self-signed certificate, for clients to trust; `None` with given files.
+    pub fn ca_file(&self) -> Option<PathBuf> {
+        self.shared
+            .source
+            .self_signed
+            .as_ref()
+            .map(|pair| self_signed::ca_file(&pair.dir))
+    }
+
+    /// Takes over changed files. Broken ones are told and the old certificate is kept.
+    pub async fn reload(&self) {
+        let shared = Arc::clone(&self.shared);
+        let outcome = blocking(move || {
+            if let Some(pair) = &shared.source.self_signed {
+                self_signed::ensure(&pair.dir, &pair.names)?;
+            }
+            let files = shared.source.read()?;
+            let mut seen = shared.seen.lock();
+            if *seen == files {
+                return Ok(false);
+            }
+            let built = shared.source.build(&files);
+            *seen = files;
+            shared.current.store(Arc::new(built?));
+            Ok(true)
+        })
+        .await;
+        match outcome {
+            Ok(false) => {}
+            Ok(true) => tracing::info!("serving certificate reloaded"),
+            Err(error) => {
+                tracing::warn!(%error, "new serving certificate not taken, keeping the old one")
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for ServerTls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServerTls")
+            .field("cert", &self.shared.source.cert)
+            .finish_non_exhaustive()
+    }
+}
+
+/// File reading and key parsing, off the threads that serve.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, TlsError> + Send + 'static,
+) -> Result<T, TlsError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+// === impl Source ===
+
+impl Source {
+    fn new(options: &TlsOptions) -> Result<Source, TlsError> {
+        let client_cas = options.client_cas.clone();
+        match (&options.cert, &options.key) {
+            (Some(cert), Some(key)) => Ok(Source {
+                cert: cert.clone(),
+                key: key.clone(),
+                client_cas,
+                self_signed: None,
+            }),
+            (None, None) => {
+                let names = self_signed::names(options.listen, &options.names);
+                let pair = self_signed::ensure(&options.cert_dir, &names)?;
+                let self_signed = Some(SelfSigned {
+                    dir: options.cert_dir.clone(),
+                    names,
+                });
+                Ok(Source {
+                    cert: pair.cert,
+                    key: pair.key,
+                    client_cas,
+                    self_signed,
+                })
+            }
+            _ => Err(TlsError::HalfPair),
+        }
+    }
+
+    fn read(&self) -> Result<Files, TlsError> {
+        Ok(Files {
+            cert: read(&self.cert)?,
+            key: read(&self.key)?,
+            client_cas: self
+                .client_cas
+                .iter()
+                .map(|path| read(path))
+                .collect::<Result<_, _>>()?,
+        })
+    }
+
+    fn build(&self, files: &Files) -> Result<Served, TlsError> {
+        let chain = certificates(&self.cert, &files.cert)?;
+        let key = PrivateKeyDer::from_pem_slice(&files.key).map_err(|error| TlsError::Pem {
+            path: self.key.clone(),
+            what: "private key",
+            reason: error.to_string(),
+        })?;
+        let unusable = |error: &dyn std::fmt::Display, path: &Path| TlsError::Unusable {
+            path: path.to_owned(),
+            reason: error.to_string(),
+        };
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| unusable(&error, &self.cert))?;
+        let mut authorities = RootCertStore::empty();
+        for (path, pem) in self.client_cas.iter().zip(&files.client_cas) {
+            for certificate in certificates(path, pem)? {
+                authorities
+                    .add(certificate)
+                    .map_err(|error| unusable(&error, path))?;
+            }
+        }
+        let builder = if self.client_cas.is_empty() {
+            builder.with_no_client_auth()
+        } else {
+            let algorithms = provider.signature_verification_algorithms;
+            builder
+                .with_client_cert_verifier(Arc::new(AnyCertificate::new(&authorities, algorithms)))
+        };
+        let valid = chain
+            .first()
+            .and_then(|certificate| Validity::of(certificate));
+        let mut config = builder
+            .with_single_cert(chain, key)
+            .map_err(|error| match error {
+                rustls::Error::InconsistentKeys(_) => TlsError::Mismatch {
+                    cert: self.cert.clone(),
+                    key: self.key.clone(),
+                },
+                error => unusable(&error, &self.cert),
+            })?;
+        // Served all the same, as by an API server: it may be renewed, and there are clients who do
+        // not look.
+        if let Some(valid) = valid.filter(|valid| !valid.is_valid(Timestamp::now())) {
+            let cert = self.cert.display();
+            tracing::error!(%cert, "clients will refuse the serving certificate: {}", valid.told(Timestamp::now()));
+        }
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(Served {
+            config: Arc::new(config),
+            valid,
+        })
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+    std::fs::read(path).map_err(|source| TlsError::Read {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// The certificates in a PEM file's text; at least one.
+pub(crate) fn certificates(
+    path: &Path,
+    pem: &[u8],
+) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let wrong = |reason: String| TlsError::Pem {
+        path: path.to_owned(),
+        what: "certificate",
+        reason,
+    };
+    let chain = CertificateDer::pem_slice_iter(pem)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| wrong(error.to_string()))?;
+    if chain.is_empty() {
+        return Err(wrong("there is no certificate in it".to_owned()));
+    }
+    Ok(chain)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,126 @@
+use super::*;
+use crate::test_support::{Pki, connect, soon, tls_options};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+/// Accepts one connection, and tells how many certificates each side sees.
+async fn handshake(
+    tls: &ServerTls,
+    pki: &Pki,
+    identity: Option<(String, String)>,
+) -> std::io::Result<(Vec<u8>, usize)> {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let acceptor = tls.acceptor();
+    let accepted = tokio::spawn(async move {
+        let (tcp, _) = listener.accept().await?;
+        let mut stream = acceptor.accept(tcp).await?;
+        stream.write_all(b"!").await?;
+        Ok::<_, std::io::Error>(
+            stream
+                .get_ref()
+                .1
+                .peer_certificates()
+                .unwrap_or_default()
+                .len(),
+        )
+    });
+    let mut client = soon(connect(address, &pki.roots(), b"h2", identity)).await?;
+    // With TLS 1.3 a refusal comes after the client's end of the handshake.
+    soon(client.read_exact(&mut [0])).await?;
+    let seen = client.get_ref().1.peer_certificates().unwrap()[0].to_vec();
+    Ok((seen, soon(accepted).await.unwrap()?))
+}
+
+fn put(dir: &tempfile::TempDir, (cert, key): (String, String)) -> (PathBuf, PathBuf) {
+    let (cert_file, key_file) = (dir.path().join("my.crt"), dir.path().join("my.key"));
+    std::fs::write(&cert_file, cert).unwrap();
+    std::fs::write(&key_file, key).unwrap();
+    (cert_file, key_file)
+}
+
+#[tokio::test]
+async fn changed_certificates_are_served_and_broken_ones_are_not() {
+    let pki = Pki::new();
+    let dir = tempfile::tempdir().unwrap();
+    let (cert, key) = put(&dir, pki.issue("one", &["localhost"]));
+    let options = TlsOptions {
+        cert: Some(cert.clone()),
+        key: Some(key.clone()),
+        ..tls_options(&dir)
+    };
+    let tls = ServerTls::load(options).await.unwrap();
+    assert_eq!(tls.ca_file(), None);
+    let (first, _) = handshake(&tls, &pki, None).await.unwrap();
+
+    // The new certificate is there and its key is not yet: as seen between two writes.
+    let (new_cert, new_key) = pki.issue("two", &["localhost"]);
+    std::fs::write(&cert, new_cert).unwrap();
+    tls.reload().await;
+    assert_eq!(handshake(&tls, &pki, None).await.unwrap().0, first);
+    std::fs::write(&key, new_key).unwrap();
+    tls.reload().await;
+    let (second, _) = handshake(&tls, &pki, None).await.unwrap();
+    assert_ne!(second, first);
+
+    std::fs::write(&cert, "").unwrap();
+    tls.reload().await;
+    std::fs::remove_file(&cert).unwrap();
+    tls.reload().await;
+    assert_eq!(handshake(&tls, &pki, None).await.unwrap().0, second);
+}
+
+#[tokio::test]
+async fn clients_may_show_any_certificate() {
+    let (server, clients, strangers) = (Pki::new(), Pki::new(), Pki::new());
+    let dir = tempfile::tempdir().unwrap();
+    let (cert, key) = put(&dir, server.issue("server", &["localhost"]));
+    let client_ca = dir.path().join("client-ca.crt");
+    std::fs::write(&client_ca, &clients.ca_pem).unwrap();
+    let options = TlsOptions {
+        cert: Some(cert),
+        key: Some(key),
+        client_cas: vec![client_ca.clone()],
+        ..tls_options(&dir)
+    };
+    let tls = ServerTls::load(options).await.unwrap();
+    assert_eq!(handshake(&tls, &server, None).await.unwrap().1, 0);
+    assert_eq!(
+        handshake(&tls, &server, Some(clients.issue("jane", &[])))
+            .await
+            .unwrap()
+            .1,
+        1
+    );
+    // Who they are is for others to decide: with a token, a stranger's certificate does no harm.
+    assert_eq!(
+        handshake(&tls, &server, Some(strangers.issue("jane", &[])))
+            .await
+            .unwrap()
+            .1,
+        1
+    );
+    // But not without its key.
+    let (certificate, _) = clients.issue("jane", &[]);
+    let (_, key) = clients.issue("joe", &[]);
+    handshake(&tls, &server, Some((certificate, key)))
+        .await
+        .unwrap_err();
+}
+
+#[tokio::test]
+async fn errors_name_file_and_flag() {
+    let dir = tempfile::tempdir().unwrap();
+    let half = TlsOptions {
+        cert: Some(dir.path().join("my.crt")),
+        ..tls_options(&dir)
+    };
+    let error = ServerTls::load(half.clone()).await.unwrap_err().to_string();
+    assert!(error.contains("--tls-key"), "{error}");
+    let missing = TlsOptions {
+        key: Some(dir.path().join("my.key")),
+        ..half
+    };
+    let error = ServerTls::load(missing).await.unwrap_err().to_string();
+    assert!(error.contains("my.crt"), "{error}");
+}

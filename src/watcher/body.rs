@@ -1,0 +1,450 @@
+//! The body of a watch response: initial state, events, bookmarks, and a clean end.
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use tokio::time::{Instant, Sleep};
+
+use super::chunk::{Chunk, Coding};
+use super::view::{Seen, View};
+use crate::store::{Run, Runs, Step, Subscription};
+use watershed_protocol::{BookmarkForm, EventKind, Malformed, ResourceVersion, Status, TypeForm};
+
+/// Bookmarks come about this often. Source: `cacher.go` (defaultBookmarkFrequency).
+const BOOKMARK_EVERY: Duration = Duration::from_mins(1);
+/// And once more this long before the deadline. Source: `cache_watcher.go` (nextBookmarkTime).
+const BOOKMARK_BEFORE_DEADLINE: Duration = Duration::from_secs(2);
+/// Several events that wait together are written together, up to about this many bytes before they
+/// are compressed: one write and one TLS record instead of many. Small ones are copied for that,
+/// large ones are not.
+const CHUNK: usize = 32 * 1024;
+/// The state a watch begins with goes out in larger chunks: most of it is sent from where it lies.
+const INITIAL_CHUNK: usize = 64 * 1024;
+/// Events taken from the window at a time, so that the scope is locked for moments only.
+const BATCH: usize = 64;
+
+/// What a watch may do, as far as its caller's rights go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Permission {
+    /// Go on.
+    Granted,
+    /// Hand out nothing for now: what waits may be from after the grant was taken away.
+    Doubtful,
+    /// End.
+    Gone,
+}
+
+/// Asked all through a watch: may this caller still see this?
+pub trait Grant: Send + Unpin {
+    /// What the watch may do now. Wakes the task when that may have changed, except by the clock
+    /// alone.
+    fn poll(&mut self, context: &mut Context<'_>) -> Permission;
+    /// When it is to be polled next at the latest. Not in the past after a poll.
+    fn due(&self) -> Instant;
+}
+
+/// Where bookmarks of this scope come from: upstream's own form, known once it sent one.
+pub type Bookmarks = Arc<arc_swap::ArcSwapOption<BookmarkForm>>;
+
+/// Why a watch ended, for metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Its `timeoutSeconds` passed.
+    Deadline,
+    /// It fell out of the window.
+    Expired,
+    /// The scope ended.
+    Closed,
+    /// The caller may not see it any more.
+    Revoked,
+    /// This server is shutting down.
+    Draining,
+    /// An event could not be framed for this view.
+    Broken,
+    /// The client went away.
+    Gone,
+}
+
+impl Ending {
+    /// The metric label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Deadline => "deadline",
+            Self::Expired => "expired",
+            Self::Closed => "closed",
+            Self::Revoked => "revoked",
+            Self::Draining => "draining",
+            Self::Broken => "broken",
+            Self::Gone => "client",
+        }
+    }
+}
+
+/// What was agreed for one watch.
+pub struct Terms<G, D, O> {
+    /// How objects and events of the type are framed.
+    pub form: Arc<TypeForm>,
+    /// Which events the client sees.
+    pub view: View,
+    /// How what it gets is coded.
+    pub coding: Coding,
+    /// The version the watch starts after; bookmarks are sent only above it.
+    pub start: ResourceVersion,
+    /// The state to begin with, and whether its end is marked with a bookmark.
+    pub initial: Option<Initial>,
+    /// Bookmarks were asked for.
+    pub bookmarks: Option<Bookmarks>,
+    /// When the watch ends.
+    pub deadline: Instant,
+    /// The caller's right to see it.
+    pub grant: G,
+    /// Resolves when this server begins to shut down.
+    pub draining: D,
+    /// Told once how the watch ended, and of every event handed out.
+    pub observer: O,
+}
+
+/// The state a watch begins with.
+pub struct Initial {
+    /// Objects still to be sent as ADDED.
+    pub runs: Runs,
+    /// What comes before them: the rest of one that was begun.
+    pub rest: Option<Run>,
+    /// The bookmark that ends them.
+    pub end_mark: Option<Bytes>,
+}
+
+/// Counts what a watch does.
+pub trait Observer: Send + Unpin + 'static {
+    /// So many frames were handed out, in so many bytes (compressed ones, of a watch that is).
+    fn sent(&mut self, events: usize, bytes: usize);
+    /// The watch is over.
+    fn ended(&mut self, how: Ending);
+}
+
+/// Whether a bookmark is to be sent.
+#[derive(Clone, Copy, Default)]
+enum Due {
+    #[default]
+    Not,
+    /// If it says more than the client knows.
+    WithNews,
+    /// As a last word: client-go lists again when a watch ends within a second without any.
+    /// Source: `client-go/tools/cache/reflector.go` (handleAnyWatch, `VeryShortWatchError`).
+    InAnyCase,
+}
+
+impl Due {
+    fn is_met(self, version: ResourceVersion, start: ResourceVersion) -> bool {
+        match self {
+            Self::Not => false,
+            Self::WithNews => version > start,
+            Self::InAnyCase => version >= start,
+        }
+    }
+}
+
+/// What is to be done before the events are looked at.
+enum Outside {
+    GoOn,
+    Wait,
+    End(Ending),
+}
+
+/// A `http_body::Body` that reads the window itself: no task, no channel, no queue per watch.
+///
+/// It is polled only when the connection can take more, so a slow client holds nothing but its
+/// position (invariant `a slow client costs itself only`).
+///
+/// The types of what is told from outside are parameters: there may be a hundred thousand bodies,
+/// and a box is dearer than what it holds.
+pub struct WatchBody<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> {
+    subscription: Subscription,
+    form: Arc<TypeForm>,
+    view: View,
+    coding: Coding,
+    start: ResourceVersion,
+    /// What is left of the state it begins with.
+    initial: Option<Box<Initial>>,
+    over: bool,
+    /// What is left of the chunk that is handed out, never empty.
+    rest: Option<Box<std::vec::IntoIter<Bytes>>>,
+    bookmarks: Option<Bookmarks>,
+    deadline: Instant,
+    /// The next of: bookmark, last bookmark, deadline.
+    tick: Instant,
+    /// Fires for the tick, or when the grant is to be looked at.
+    timer: Pin<Box<Sleep>>,
+    bookmark_due: Due,
+    grant: G,
+    draining: D,
+    observer: O,
+}
+
+impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
+    /// Begins a watch over `subscription`.
+    pub fn new(subscription: Subscription, terms: Terms<G, D, O>) -> Self {
+        let now = Instant::now();
+        let tick = next_tick(now, terms.deadline);
+        Self {
+            subscription,
+            form: terms.form,
+            view: terms.view,
+            coding: terms.coding,
+            start: terms.start,
+            initial: terms.initial.map(Box::new),
+            over: false,
+            rest: None,
+            bookmarks: terms.bookmarks,
+            deadline: terms.deadline,
+            tick,
+            timer: Box::pin(tokio::time::sleep_until(tick)),
+            bookmark_due: Due::Not,
+            grant: terms.grant,
+            draining: terms.draining,
+            observer: terms.observer,
+        }
+    }
+
+    fn over(&mut self, how: Ending) {
+        if !self.over {
+            self.over = true;
+            self.observer.ended(how);
+        }
+    }
+
+    /// What ends a watch from outside, or has it wait: deadline, shutdown, a grant that is gone or
+    /// may be.
+    fn poll_outside(&mut self, context: &mut Context<'_>) -> Outside {
+        if Pin::new(&mut self.draining).poll(context).is_ready() {
+            return Outside::End(Ending::Draining);
+        }
+        loop {
+            let permission = self.grant.poll(context);
+            let wake = self.tick.min(self.grant.due());
+            if self.timer.deadline() != wake {
+                self.timer.as_mut().reset(wake);
+            }
+            if self.timer.as_mut().poll(context).is_pending() {
+                return match permission {
+                    Permission::Granted => Outside::GoOn,
+                    Permission::Doubtful => Outside::Wait,
+                    Permission::Gone => Outside::End(Ending::Revoked),
+                };
+            }
+            let now = Instant::now();
+            if now >= self.deadline {
+                return Outside::End(Ending::Deadline);
+            }
+            if permission == Permission::Gone {
+                return Outside::End(Ending::Revoked);
+            }
+            if now >= self.tick {
+                self.bookmark_due = Due::WithNews;
+                self.tick = next_tick(now, self.deadline);
+            }
+        }
+    }
+
+    /// The next chunk of the initial state, `None` when it has all been sent.
+    fn initial_chunk(&mut self) -> Option<Bytes> {
+        let initial = self.initial.as_mut()?;
+        let mut chunk = Chunk::new(self.coding);
+        let shared = self.coding == Coding::Gzip && self.view.is_plain();
+        while chunk.bytes() < INITIAL_CHUNK {
+            let Some(mut run) = initial.rest.take().or_else(|| initial.runs.next()) else {
+                if let Some(mark) = initial.end_mark.take() {
+                    chunk.push(mark);
+                }
+                self.initial = None;
+                break;
+            };
+            if shared {
+                chunk.push_run(&run);
+                continue;
+            }
+            let mut done = 0;
+            for object in run.objects() {
+                if chunk.bytes() >= INITIAL_CHUNK {
+                    break;
+                }
+                done += 1;
+                if !self.view.filter.matches(&object.attributes) {
+                    continue;
+                }
+                match self
+                    .view
+                    .partial
+                    .as_ref()
+                    .map(|partial| partial.event(EventKind::Added, &object.bytes))
+                {
+                    None => chunk.push_object(&self.form, &object.bytes),
+                    Some(Ok(frame)) => chunk.push(frame),
+                    Some(Err(error)) => {
+                        self.broken(&error, &mut chunk);
+                        return self.hand_out(chunk);
+                    }
+                }
+            }
+            run.advance(done);
+            initial.rest = Some(run).filter(|run| !run.is_empty());
+        }
+        self.hand_out(chunk)
+    }
+
+    /// An object is not to be skipped over. The client is sent to list again, which is forwarded
+    /// then; from where it is it would come here again.
+    fn broken(&mut self, error: &Malformed, chunk: &mut Chunk) {
+        tracing::error!(%error, "an object could not be framed; the watch is ended");
+        self.expire(chunk, self.start, self.start);
+        self.over(Ending::Broken);
+    }
+
+    fn expire(&self, chunk: &mut Chunk, version: ResourceVersion, oldest: ResourceVersion) {
+        let form = self.view.form(&self.form);
+        let status = Status::expired_watch(version, oldest).to_object(form.encoding());
+        chunk.push(form.status_event(&status));
+    }
+
+    fn poll_events(&mut self, context: &Context<'_>) -> Poll<Option<Bytes>> {
+        let mut chunk = Chunk::new(self.coding);
+        loop {
+            match self
+                .subscription
+                .step(context, BATCH, CHUNK.saturating_sub(chunk.bytes()))
+            {
+                Step::Events(events) => {
+                    for event in events {
+                        match self.view.frame(&event, &self.form) {
+                            Ok(Some(Seen::Whole)) => chunk.push_whole(&event),
+                            Ok(Some(Seen::Made(frame))) => chunk.push(frame),
+                            Ok(None) => {}
+                            Err(error) => {
+                                self.broken(&error, &mut chunk);
+                                return Poll::Ready(self.hand_out(chunk));
+                            }
+                        }
+                    }
+                    if chunk.bytes() >= CHUNK {
+                        return Poll::Ready(self.hand_out(chunk));
+                    }
+                }
+                Step::CaughtUp(version) => {
+                    if std::mem::take(&mut self.bookmark_due).is_met(version, self.start)
+                        && let Some(form) =
+                            self.bookmarks.as_ref().and_then(|forms| forms.load_full())
+                        && let Some(frame) = self.view.bookmark(&form, version)
+                    {
+                        chunk.push(frame);
+                    }
+                    return match self.hand_out(chunk) {
+                        Some(bytes) => Poll::Ready(Some(bytes)),
+                        None => Poll::Pending,
+                    };
+                }
+                Step::Expired { version, oldest } => {
+                    self.expire(&mut chunk, version, oldest);
+                    self.over(Ending::Expired);
+                    return Poll::Ready(self.hand_out(chunk));
+                }
+                Step::Closed(_) => {
+                    self.over(Ending::Closed);
+                    return Poll::Ready(self.hand_out(chunk));
+                }
+            }
+        }
+    }
+
+    /// What is ready now, with a bookmark that lets the client go on elsewhere.
+    fn last_chunk(&mut self, context: &Context<'_>) -> Option<Bytes> {
+        if self.initial.is_some() {
+            return None;
+        }
+        self.bookmark_due = Due::InAnyCase;
+        match self.poll_events(context) {
+            Poll::Ready(chunk) => chunk,
+            Poll::Pending => None,
+        }
+    }
+
+    /// The first piece of a chunk; the others come next.
+    fn hand_out(&mut self, chunk: Chunk) -> Option<Bytes> {
+        let frames = chunk.frames();
+        let pieces = chunk.finish();
+        let bytes = pieces.iter().map(Bytes::len).sum();
+        let mut pieces = pieces.into_iter();
+        let first = pieces.next()?;
+        self.observer.sent(frames, bytes);
+        self.rest = Some(pieces).filter(|rest| rest.len() > 0).map(Box::new);
+        Some(first)
+    }
+}
+
+/// The next moment at which something is due by the clock.
+fn next_tick(now: Instant, deadline: Instant) -> Instant {
+    let regular = now + BOOKMARK_EVERY;
+    match deadline.checked_sub(BOOKMARK_BEFORE_DEADLINE) {
+        Some(last) if last > now => regular.min(last),
+        _ => regular.min(deadline),
+    }
+}
+
+impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> http_body::Body for WatchBody<G, D, O> {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let this = self.get_mut();
+        if let Some(rest) = &mut this.rest {
+            let next = rest.next();
+            this.rest.take_if(|rest| rest.len() == 0);
+            return Poll::Ready(next.map(|next| Ok(Frame::data(next))));
+        }
+        if this.over {
+            return Poll::Ready(None);
+        }
+        match this.poll_outside(context) {
+            Outside::GoOn => {}
+            Outside::Wait => return Poll::Pending,
+            Outside::End(how) => {
+                let last = match how {
+                    Ending::Draining if this.grant.poll(context) == Permission::Granted => {
+                        this.last_chunk(context)
+                    }
+                    _ => None,
+                };
+                this.over(how);
+                return Poll::Ready(last.map(|chunk| Ok(Frame::data(chunk))));
+            }
+        }
+        while !this.over && this.initial.is_some() {
+            if let Some(chunk) = this.initial_chunk() {
+                return Poll::Ready(Some(Ok(Frame::data(chunk))));
+            }
+        }
+        if this.over {
+            return Poll::Ready(None);
+        }
+        let chunk = ready!(this.poll_events(context));
+        Poll::Ready(chunk.map(|chunk| Ok(Frame::data(chunk))))
+    }
+
+    /// What is left of a chunk goes out with its beginning.
+    fn size_hint(&self) -> SizeHint {
+        let mut hint = SizeHint::new();
+        hint.set_lower(self.rest.as_ref().map_or(0, |rest| rest.len() as u64));
+        hint
+    }
+}
+
+impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> Drop for WatchBody<G, D, O> {
+    fn drop(&mut self) {
+        self.over(Ending::Gone);
+    }
+}

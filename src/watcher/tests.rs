@@ -1,0 +1,374 @@
+//! Bodies of watches, plain and compressed, side by side.
+use std::io::Read;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use bytes::Bytes;
+use flate2::read::MultiGzDecoder;
+use http_body::Body;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::*;
+use crate::store::{self, Layout, Limits, Object, Reader, Snapshot, Start, Writer};
+use watershed_protocol::{
+    BookmarkForm, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, LabelSelector,
+    PartialForm, ResourceVersion, TypeForm, scan,
+};
+
+/// What was counted of a watch: events and bytes handed out, and how it ended.
+#[derive(Clone, Default)]
+struct Meter(Arc<Mutex<(usize, usize, Option<Ending>)>>);
+
+impl Observer for Meter {
+    fn sent(&mut self, events: usize, bytes: usize) {
+        let mut counted = self.0.lock();
+        counted.0 += events;
+        counted.1 += bytes;
+    }
+
+    fn ended(&mut self, how: Ending) {
+        self.0.lock().2 = Some(how);
+    }
+}
+
+/// A grant as the test says it is.
+#[derive(Clone)]
+struct Said(Arc<Mutex<Permission>>);
+
+impl Grant for Said {
+    fn poll(&mut self, _: &mut Context<'_>) -> Permission {
+        *self.0.lock()
+    }
+
+    fn due(&self) -> Instant {
+        Instant::now() + Duration::from_hours(1)
+    }
+}
+
+/// A scope of config maps.
+struct Rig {
+    writer: Writer,
+    reader: Reader,
+    form: Arc<TypeForm>,
+    fields: Arc<FieldTable>,
+    bookmarks: Bookmarks,
+    version: u64,
+}
+
+impl Rig {
+    fn new(bytes: usize, objects: u64) -> Self {
+        let list = r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[]}"#;
+        let list = Bytes::from(format!("{list}\n"));
+        let (form, _) = TypeForm::learn(Encoding::Json, "ConfigMap", &list).unwrap();
+        let bookmark =
+            br#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"9"}}"#;
+        let bookmark = BookmarkForm::learn(&form, &Bytes::from_static(bookmark)).unwrap();
+        let configmaps = GroupVersionResource::new("", "v1", "configmaps");
+        let (writer, reader) = store::new(Limits {
+            age: Duration::from_hours(1),
+            bytes,
+        });
+        let mut rig = Self {
+            writer,
+            reader,
+            form: Arc::new(form),
+            fields: Arc::new(FieldTable::builtin(&configmaps, true).unwrap()),
+            bookmarks: Arc::new(ArcSwapOption::from_pointee(bookmark)),
+            version: 100,
+        };
+        let objects = (0..objects).map(|n| rig.object(&format!("first-{n}"), n + 1, "gold"));
+        let layout = Layout {
+            form: Arc::clone(&rig.form),
+            indexed: None,
+        };
+        let snapshot = Snapshot::new(ResourceVersion(100), layout, objects.collect::<Vec<_>>());
+        rig.writer.replace(snapshot);
+        rig
+    }
+
+    fn object(&self, name: &str, version: u64, tier: &str) -> Object {
+        // Some are so large that they are sent from where they lie.
+        let data = "some words ".repeat(if name.ends_with(['3', '7']) { 400 } else { 50 });
+        let text = format!(
+            r#"{{"kind":"ConfigMap","apiVersion":"v1","metadata":{{"name":"{name}","namespace":"ns","resourceVersion":"{version}","labels":{{"tier":"{tier}"}}}},"data":{{"text":"{data}"}}}}"#
+        );
+        let scanned = scan(Encoding::Json, text.as_bytes(), &self.fields).unwrap();
+        let bytes = self.form.store(&text.into());
+        Object {
+            bytes,
+            version: scanned.version,
+            attributes: scanned.attributes,
+        }
+    }
+
+    fn put(&mut self, kind: EventKind, name: &str, tier: &str) {
+        self.version += 1;
+        let object = self.object(name, self.version, tier);
+        let frame = self.form.event(kind, &object.bytes);
+        let frame = Frame {
+            kind,
+            object: frame.clone(),
+            frame,
+        };
+        self.writer
+            .apply(Instant::now().into_std(), frame, object)
+            .unwrap();
+    }
+
+    /// A watch that begins with the state.
+    fn watch(&self, coding: Coding, labels: &str, partial: bool) -> Watching {
+        let labels = Some(LabelSelector::parse(labels).unwrap());
+        let filter = Filter::new(None, labels, None, &self.fields).unwrap();
+        let interest = filter.interest(&self.fields);
+        let partial = partial.then(|| PartialForm::of(&self.form, Encoding::Json));
+        let view = View {
+            filter,
+            partial: partial.map(Box::new),
+        };
+        let (subscription, snapshot) = self.reader.subscribe(Start::Now, interest);
+        let version = snapshot.version();
+        let end_mark = view.end_mark(&self.bookmarks.load_full().unwrap(), version);
+        let meter = Meter::default();
+        let said = Said(Arc::new(Mutex::new(Permission::Granted)));
+        let terms = Terms {
+            form: Arc::clone(&self.form),
+            view,
+            coding,
+            start: version,
+            initial: Some(Initial {
+                runs: snapshot.into_runs(None),
+                rest: None,
+                end_mark,
+            }),
+            bookmarks: Some(Arc::clone(&self.bookmarks)),
+            deadline: Instant::now() + Duration::from_mins(30),
+            grant: said.clone(),
+            draining: std::future::pending(),
+            observer: meter.clone(),
+        };
+        Watching {
+            body: WatchBody::new(subscription, terms),
+            coding,
+            meter,
+            said,
+            pieces: Vec::new(),
+        }
+    }
+}
+
+struct Watching {
+    body: WatchBody<Said, std::future::Pending<()>, Meter>,
+    coding: Coding,
+    meter: Meter,
+    said: Said,
+    /// What was handed out, each time all that was ready.
+    pieces: Vec<Bytes>,
+}
+
+impl Watching {
+    /// What is handed out until there is nothing more for now.
+    fn read(&mut self) -> &[Bytes] {
+        let before = self.pieces.len();
+        let mut context = Context::from_waker(Waker::noop());
+        let mut ready = Vec::new();
+        while let Poll::Ready(Some(frame)) = Pin::new(&mut self.body).poll_frame(&mut context) {
+            let piece = frame.unwrap().into_data().unwrap();
+            assert!(!piece.is_empty());
+            ready.push(piece);
+            if self.body.size_hint().lower() == 0 {
+                let all = if let [one] = &ready[..] {
+                    one.clone()
+                } else {
+                    ready.concat().into()
+                };
+                self.pieces.push(all);
+                ready.clear();
+            }
+        }
+        assert_eq!(ready, [] as [Bytes; 0], "what was promised came");
+        &self.pieces[before..]
+    }
+
+    /// Its frames. Each piece is readable without those that follow.
+    fn text(&self) -> String {
+        let text = self.pieces.iter().map(|piece| match self.coding {
+            Coding::Identity => piece.to_vec(),
+            Coding::Gzip => unpacked(piece),
+        });
+        let text: Vec<_> = text
+            .inspect(|text| assert_eq!(text.last(), Some(&b'\n')))
+            .collect();
+        String::from_utf8(text.concat()).unwrap()
+    }
+}
+
+fn unpacked(members: &[u8]) -> Vec<u8> {
+    let mut text = Vec::new();
+    MultiGzDecoder::new(members).read_to_end(&mut text).unwrap();
+    text
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_compressed_watch_says_what_a_plain_one_says() {
+    for (labels, partial) in [("", false), ("tier=gold", false), ("tier!=gold", true)] {
+        let mut rig = Rig::new(80_000, 100);
+        let mut both =
+            [Coding::Identity, Coding::Gzip].map(|coding| rig.watch(coding, labels, partial));
+        let read = |both: &mut [Watching; 2]| {
+            for watching in &mut *both {
+                watching.read();
+            }
+            assert_eq!(both[0].text(), both[1].text());
+        };
+        read(&mut both);
+        // One at a time, then many, of which some come into view and go.
+        rig.put(EventKind::Modified, "first-1", "gold");
+        read(&mut both);
+        for n in 0..10 {
+            rig.put(
+                EventKind::Modified,
+                &format!("first-{n}"),
+                ["gold", "iron"][n % 2],
+            );
+            rig.put(
+                EventKind::Added,
+                &format!("new-{n}"),
+                ["iron", "gold", "gold"][n % 3],
+            );
+        }
+        rig.put(EventKind::Deleted, "first-50", "gold");
+        read(&mut both);
+        tokio::time::advance(Duration::from_secs(61)).await;
+        read(&mut both);
+        let text = both[1].text();
+        assert!(
+            text.contains(r#"{"type":"BOOKMARK""#) && text.contains("initial-events-end"),
+            "{text}"
+        );
+        // It falls out of the window.
+        for n in 10..90 {
+            rig.put(EventKind::Modified, &format!("first-{n}"), "iron");
+            rig.put(EventKind::Modified, &format!("first-{n}"), "gold");
+            if n == 50 - 1 {
+                rig.put(EventKind::Added, "first-50", "gold");
+            }
+        }
+        read(&mut both);
+        assert!(
+            both[1].text().ends_with("\"code\":410}}\n"),
+            "{}",
+            both[1].text()
+        );
+        for Watching { meter, pieces, .. } in &both {
+            let (events, bytes, ended) = *meter.0.lock();
+            assert_eq!(ended, Some(Ending::Expired));
+            assert_eq!(events, both[0].text().lines().count());
+            assert_eq!(bytes, pieces.iter().map(Bytes::len).sum::<usize>());
+        }
+        let [plain, compressed] = both.map(|watching| watching.meter.0.lock().1);
+        assert!(compressed * 2 < plain, "{compressed} of {plain} bytes");
+    }
+}
+
+#[tokio::test]
+async fn large_objects_and_events_are_not_copied_for_a_watch() {
+    let mut rig = Rig::new(1 << 20, 20);
+    let mut watching = rig.watch(Coding::Identity, "", false);
+    let mut context = Context::from_waker(Waker::noop());
+    let mut pieces = || {
+        let mut pieces = Vec::new();
+        while let Poll::Ready(Some(frame)) = Pin::new(&mut watching.body).poll_frame(&mut context) {
+            pieces.push(frame.unwrap().into_data().unwrap());
+        }
+        pieces
+    };
+    let (initial, snapshot) = (pieces(), rig.reader.snapshot());
+    let is_there = |object: &Object| initial.iter().any(|piece| object.bytes.is_part_of(piece));
+    let (large, small): (Vec<_>, Vec<_>) = snapshot
+        .items(None)
+        .partition(|object| object.key().ends_with(['3', '7']));
+    assert_eq!((large.len(), small.len()), (4, 16));
+    assert!(
+        large.iter().all(|object| is_there(object)) && !small.iter().any(|object| is_there(object))
+    );
+    // What lies between two of them is one piece.
+    assert!(initial.len() <= 2 * large.len() + 1, "{}", initial.len());
+    for name in ["new-1", "new-2", "new-3", "new-4", "new-5"] {
+        rig.put(EventKind::Added, name, "gold");
+    }
+    let events = pieces();
+    let frames: Vec<_> = events
+        .iter()
+        .map(|piece| piece.split(|byte| *byte == b'\n').count() - 1)
+        .collect();
+    assert_eq!(
+        frames,
+        [1, 1, 1, 2],
+        "the first as it is, one copied, one as it is, two copied"
+    );
+}
+
+#[tokio::test]
+async fn watches_share_the_compressed_form_of_an_event() {
+    let mut rig = Rig::new(1 << 20, 1);
+    let mut crowd: Vec<_> = (0..20)
+        .map(|_| rig.watch(Coding::Gzip, "", false))
+        .collect();
+    crowd.push(rig.watch(Coding::Gzip, "tier=gold", false));
+    for watching in &mut crowd {
+        watching.read();
+    }
+    let bytes = rig.reader.figures().event_bytes;
+    rig.put(EventKind::Added, "new", "gold");
+    let uncompressed = rig.reader.figures().event_bytes;
+    let pieces: Vec<_> = crowd
+        .iter_mut()
+        .map(|watching| watching.read().to_vec())
+        .collect();
+    let [first] = &pieces[0][..] else {
+        panic!("{pieces:?}")
+    };
+    assert!(
+        pieces
+            .iter()
+            .all(|piece| piece.len() == 1 && piece[0].as_ptr() == first.as_ptr())
+    );
+    assert_eq!(
+        rig.reader.figures().event_bytes,
+        uncompressed + first.len(),
+        "it counts once"
+    );
+    assert!(uncompressed > bytes);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_handed_out_while_the_grant_is_in_doubt_or_after_it() {
+    let mut rig = Rig::new(1 << 20, 3);
+    let mut both = [0; 2].map(|_| rig.watch(Coding::Identity, "", false));
+    both[0].read();
+    // In the middle of the events, and before the first state.
+    for watching in &mut both {
+        *watching.said.0.lock() = Permission::Doubtful;
+    }
+    rig.put(EventKind::Added, "secret", "gold");
+    tokio::time::advance(Duration::from_secs(61)).await;
+    for watching in &mut both {
+        assert!(watching.read().is_empty());
+        *watching.said.0.lock() = Permission::Granted;
+        watching.read();
+        assert!(watching.text().contains("secret"), "it was kept for later");
+        *watching.said.0.lock() = Permission::Doubtful;
+    }
+    rig.put(EventKind::Added, "another", "gold");
+    for watching in &mut both {
+        watching.read();
+        *watching.said.0.lock() = Permission::Gone;
+        watching.read();
+        assert!(!watching.text().contains("another"));
+        assert_eq!(watching.meter.0.lock().2, Some(Ending::Revoked));
+    }
+}

@@ -1,0 +1,214 @@
+//! What a client with a selector sees of the scope's events.
+use bytes::Bytes;
+
+use crate::store::{Event, Interest, Object};
+use watershed_protocol::{
+    Attributes, BookmarkForm, EventKind, FieldSelector, FieldTable, LabelSelector, Malformed,
+    PartialForm, ResourceVersion, Stored, TypeForm,
+};
+
+/// Namespace and selectors of a read. All must hold.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    namespace: Option<Box<str>>,
+    /// Most reads have none.
+    selectors: Option<Box<Selectors>>,
+}
+
+#[derive(Clone, Debug)]
+struct Selectors {
+    labels: Option<LabelSelector>,
+    /// Requirements by the field's position in the type's table.
+    fields: Box<[FieldRequirement]>,
+}
+
+#[derive(Clone, Debug)]
+struct FieldRequirement {
+    position: usize,
+    value: Box<str>,
+    equal: bool,
+}
+
+/// A field selector names a field that this build does not know of the type.
+#[derive(Debug, thiserror::Error)]
+#[error("field {0:?} is not known for this type")]
+pub struct UnknownField(pub String);
+
+impl Filter {
+    /// Resolves the selectors against the type's fields.
+    pub fn new(
+        namespace: Option<String>,
+        labels: Option<LabelSelector>,
+        fields: Option<&FieldSelector>,
+        table: &FieldTable,
+    ) -> Result<Self, UnknownField> {
+        let fields = fields
+            .map_or(&[][..], FieldSelector::requirements)
+            .iter()
+            .map(|requirement| {
+                Ok(FieldRequirement {
+                    position: table
+                        .position(&requirement.field)
+                        .ok_or_else(|| UnknownField(requirement.field.clone()))?,
+                    value: requirement.value.as_str().into(),
+                    equal: requirement.operator == watershed_protocol::FieldOperator::Equals,
+                })
+            });
+        let fields = fields.collect::<Result<Box<[_]>, _>>()?;
+        let labels = labels.filter(|labels| !labels.is_everything());
+        let selects = labels.is_some() || !fields.is_empty();
+        let selectors = selects.then(|| Box::new(Selectors { labels, fields }));
+        Ok(Self {
+            namespace: namespace.map(Into::into),
+            selectors,
+        })
+    }
+
+    /// The namespace asked for, `None` for all.
+    pub fn namespace(&self) -> Option<&str> {
+        self.namespace.as_deref()
+    }
+
+    /// Whether nothing but the namespace narrows the view.
+    pub fn is_plain(&self) -> bool {
+        self.selectors.is_none()
+    }
+
+    /// Whether an object is in the view.
+    pub fn matches(&self, object: &Attributes) -> bool {
+        self.namespace
+            .as_deref()
+            .is_none_or(|namespace| namespace == object.namespace())
+            && self
+                .selectors
+                .as_ref()
+                .is_none_or(|selectors| selectors.match_to(object))
+    }
+
+    /// The value that the field at this position must have, if it must have one.
+    pub fn equal_to(&self, position: usize) -> Option<&str> {
+        let fields = &self.selectors.as_ref()?.fields;
+        let field = fields
+            .iter()
+            .find(|field| field.equal && field.position == position)?;
+        Some(&field.value)
+    }
+
+    /// The narrowest index that holds every event of the view.
+    pub fn interest(&self, table: &FieldTable) -> Interest {
+        let equal = |position: Option<usize>| Some((position?, self.equal_to(position?)?));
+        let name = equal(table.position("metadata.name"));
+        if let (Some(namespace), Some((_, name))) = (&self.namespace, name) {
+            return Interest::Key(format!("{namespace}/{name}").into());
+        }
+        if let Some((position, value)) = equal(table.indexed()).or(name) {
+            return Interest::Field(position, value.into());
+        }
+        match &self.namespace {
+            Some(namespace) => Interest::Namespace(namespace.clone()),
+            None => Interest::All,
+        }
+    }
+}
+
+impl Selectors {
+    fn match_to(&self, object: &Attributes) -> bool {
+        self.fields
+            .iter()
+            .all(|field| (object.field(field.position) == &*field.value) == field.equal)
+            && self
+                .labels
+                .as_ref()
+                .is_none_or(|labels| labels.matches(|key| object.label(key)))
+    }
+}
+
+/// Turns the scope's events into the client's.
+#[derive(Debug)]
+pub struct View {
+    /// What the client asked to see.
+    pub filter: Filter,
+    /// How objects are reduced, if it only wants their metadata.
+    pub partial: Option<Box<PartialForm>>,
+}
+
+/// An event as the client sees it.
+#[derive(Debug)]
+pub enum Seen {
+    /// As upstream sent it of the whole scope: its frame, which all such watches share.
+    Whole,
+    /// In a frame of the client's own.
+    Made(Bytes),
+}
+
+impl View {
+    /// Whether it shows all objects of a namespace, or of all, as they are.
+    pub fn is_plain(&self) -> bool {
+        self.partial.is_none() && self.filter.is_plain()
+    }
+
+    /// How what the client gets is framed.
+    pub fn form<'a>(&'a self, whole: &'a TypeForm) -> &'a TypeForm {
+        self.partial
+            .as_ref()
+            .map_or(whole, |partial| partial.form())
+    }
+
+    /// The frame of a bookmark, if it is certain how upstream writes it.
+    pub fn bookmark(&self, form: &BookmarkForm, version: ResourceVersion) -> Option<Bytes> {
+        match &self.partial {
+            None => Some(form.plain(version)),
+            Some(partial) => Some(form.partial(partial)?.plain(version)),
+        }
+    }
+
+    /// The frame of the bookmark that ends the initial events, if it is certain how upstream writes
+    /// it.
+    pub fn end_mark(&self, form: &BookmarkForm, version: ResourceVersion) -> Option<Bytes> {
+        match &self.partial {
+            None => form.initial_events_end(version),
+            Some(partial) => form.partial(partial)?.initial_events_end(version),
+        }
+    }
+
+    fn framed(
+        &self,
+        kind: EventKind,
+        object: &Stored,
+        form: &TypeForm,
+    ) -> Result<Bytes, Malformed> {
+        match &self.partial {
+            None => Ok(form.event(kind, object)),
+            Some(partial) => partial.event(kind, object),
+        }
+    }
+
+    /// What the client gets for `event`, `None` when it does not concern its view.
+    ///
+    /// Source of the transitions: `apiserver/pkg/storage/cacher/cache_watcher.go`
+    /// (convertToWatchEvent).
+    pub fn frame(&self, event: &Event, form: &TypeForm) -> Result<Option<Seen>, Malformed> {
+        let before = event.previous.as_deref();
+        let matched = before.is_some_and(|object| self.filter.matches(&object.attributes));
+        let matches =
+            event.kind != EventKind::Deleted && self.filter.matches(&event.object.attributes);
+        let kind = match (matched, matches) {
+            (false, false) => return Ok(None),
+            (false, true) => EventKind::Added,
+            (true, true) => EventKind::Modified,
+            (true, false) => EventKind::Deleted,
+        };
+        if kind == event.kind && self.partial.is_none() {
+            return Ok(Some(Seen::Whole));
+        }
+        let last_seen = |object: &Object| form.with_version(&object.bytes, event.version);
+        Ok(Some(Seen::Made(match (kind, before) {
+            // Left the view by an update: the last state that was in it, at the version of the
+            // update.
+            (EventKind::Deleted, Some(before)) if event.kind != EventKind::Deleted => {
+                self.framed(kind, &last_seen(before)?, form)?
+            }
+            _ => self.framed(kind, &event.object.bytes, form)?,
+        })))
+    }
+}
