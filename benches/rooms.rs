@@ -15,7 +15,8 @@ use bytes::Bytes;
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use fastrand::Rng;
 use watershed::store::{
-    self, Interest, Layout, Limits, Object, Reader, Snapshot, Start, Step, Writer,
+    self, Interest, Layout, Snapshot, StoreReader, StoreWriter, StoredObject, SubscriptionStart,
+    SubscriptionStep, WindowLimits,
 };
 use watershed::watcher::Filter;
 use watershed_lab::sim::fixtures;
@@ -90,7 +91,7 @@ fn layout() -> Layout {
 }
 
 /// So many objects, which share their bytes until a snapshot holds them.
-fn objects(count: usize) -> Vec<Arc<Object>> {
+fn objects(count: usize) -> Vec<Arc<StoredObject>> {
     let (fields, bytes) = (pods(), layout().form.store(&pod_json(0, 1)));
     let object = |number: usize| {
         let (namespace, node) = (
@@ -106,7 +107,7 @@ fn objects(count: usize) -> Vec<Arc<Object>> {
             version,
             attributes,
         } = scan(Encoding::Json, small.as_bytes(), &fields).expect("a pod");
-        Arc::new(Object {
+        Arc::new(StoredObject {
             bytes: bytes.clone(),
             version,
             attributes,
@@ -116,8 +117,8 @@ fn objects(count: usize) -> Vec<Arc<Object>> {
 }
 
 /// A snapshot of copies of these.
-fn snapshot(objects: &[Arc<Object>], layout: Layout) -> Snapshot {
-    let copies = objects.iter().map(|object| Object {
+fn snapshot(objects: &[Arc<StoredObject>], layout: Layout) -> Snapshot {
+    let copies = objects.iter().map(|object| StoredObject {
         bytes: object.bytes.clone(),
         version: object.version,
         attributes: object.attributes.clone(),
@@ -126,8 +127,8 @@ fn snapshot(objects: &[Arc<Object>], layout: Layout) -> Snapshot {
 }
 
 /// A scope that holds these.
-fn scope(objects: &[Arc<Object>]) -> (Writer, Reader) {
-    let (mut writer, reader) = store::new(Limits {
+fn scope(objects: &[Arc<StoredObject>]) -> (StoreWriter, StoreReader) {
+    let (mut writer, reader) = store::new(WindowLimits {
         age: Duration::from_mins(5),
         bytes: 16 << 20,
     });
@@ -137,14 +138,14 @@ fn scope(objects: &[Arc<Object>]) -> (Writer, Reader) {
 
 /// Changes of objects that are there, without an end.
 struct Changes<'a> {
-    all: &'a [Arc<Object>],
+    all: &'a [Arc<StoredObject>],
     /// That of any event.
     frame: Bytes,
     version: u64,
 }
 
 impl<'a> Changes<'a> {
-    fn of(all: &'a [Arc<Object>]) -> Self {
+    fn of(all: &'a [Arc<StoredObject>]) -> Self {
         let frame = layout().form.event(EventKind::Modified, &all[0].bytes);
         Self {
             all,
@@ -154,14 +155,14 @@ impl<'a> Changes<'a> {
     }
 
     /// The next version, of whichever object's turn it is.
-    fn modify(&mut self) -> (Frame, Object) {
+    fn modify(&mut self) -> (Frame, StoredObject) {
         let number = (self.version as usize).wrapping_mul(7919) % self.all.len();
         self.change(number, EventKind::Modified)
     }
 
-    fn change(&mut self, number: usize, kind: EventKind) -> (Frame, Object) {
+    fn change(&mut self, number: usize, kind: EventKind) -> (Frame, StoredObject) {
         self.version += 1;
-        let Object {
+        let StoredObject {
             bytes, attributes, ..
         } = &*self.all[number];
         let (bytes, attributes) = (bytes.clone(), attributes.clone());
@@ -173,7 +174,7 @@ impl<'a> Changes<'a> {
         };
         (
             frame,
-            Object {
+            StoredObject {
                 bytes,
                 version: ResourceVersion(self.version),
                 attributes,
@@ -266,7 +267,7 @@ fn selectors(criterion: &mut Criterion) {
         "app in (search,billing),tier notin (batch)",
         "!canary,tier!=batch",
     ] {
-        let filter = Filter::new(None, LabelSelector::parse(text).ok(), None, &fields)
+        let filter = ViewFilter::new(None, LabelSelector::parse(text).ok(), None, &fields)
             .expect("known fields");
         group.bench_function(text, |bencher| {
             bencher.iter(|| filter.matches(black_box(&one.attributes)))
@@ -274,7 +275,7 @@ fn selectors(criterion: &mut Criterion) {
     }
     let selector =
         watershed_protocol::FieldSelector::parse("spec.nodeName=node-001").expect("a selector");
-    let filter = Filter::new(None, None, Some(&selector), &fields).expect("known fields");
+    let filter = ViewFilter::new(None, None, Some(&selector), &fields).expect("known fields");
     group.bench_function("spec.nodeName", |bencher| {
         bencher.iter(|| filter.matches(black_box(&one.attributes)));
     });
@@ -363,7 +364,7 @@ fn watches(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("a watch");
     let (_writer, reader) = scope(&all);
     group.bench_function("subscribe and leave", |bencher| {
-        bencher.iter(|| reader.subscribe(Start::Now, Interest::All));
+        bencher.iter(|| reader.subscribe(SubscriptionStart::Now, Interest::All));
     });
     // An event that concerns everybody, and one that concerns one node of many.
     let node = |number: usize| Interest::Field(position, fixtures::node_name(number).into());
@@ -384,7 +385,8 @@ fn watches(criterion: &mut Criterion) {
                 node(number)
             }
         };
-        let open = (0..watchers).map(|number| reader.subscribe(Start::Now, interest(number)).0);
+        let open = (0..watchers)
+            .map(|number| reader.subscribe(SubscriptionStart::Now, interest(number)).0);
         let mut open: Vec<_> = open.collect();
         let (mut changes, now) = (Changes::of(&all), Instant::now());
         let context = Context::from_waker(Waker::noop());
@@ -397,7 +399,9 @@ fn watches(criterion: &mut Criterion) {
                     let concerned = if everybody { watchers } else { 1 };
                     let mut events = 0;
                     for subscription in &mut open[..concerned] {
-                        while let Step::Events(some) = subscription.step(&context, 64, 32 * 1024) {
+                        while let SubscriptionStep::Events(some) =
+                            subscription.step(&context, 64, 32 * 1024)
+                        {
                             events += some.len();
                         }
                     }

@@ -31,7 +31,7 @@ use crate::upstream::Client;
 pub use authenticate::{Authenticated, Authenticator};
 pub use authorize::{Attributes, Authorizer, Decision, Judged, Selectors};
 pub use caller::{Caller, Refusal, Vouched};
-pub use guard::{Guard, Standing};
+pub use guard::Guard;
 pub use own::OwnRights;
 pub use review::{ReviewError, Unavailable};
 pub use service_account::BoundObjects;

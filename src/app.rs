@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 
 use crate::access::{self, Access};
 use crate::audit::{self, Audit};
-use crate::catalog::{Catalog, DiscoveryError, Follower};
+use crate::catalog::{Catalog, CatalogFollower, DiscoveryError};
 use crate::listener::tls::ServerTls;
 use crate::scope::{self, Scopes};
 use crate::serve::{Cache, CachedObjects, Kept, Policy, Server};
@@ -50,7 +50,7 @@ pub struct Config {
     /// How callers are known and let in.
     pub access: access::Config,
     /// How scopes keep their data.
-    pub scopes: scope::Config,
+    pub scopes: scope::ScopeConfig,
     /// What is done with requests where there is a choice.
     pub policy: Policy,
     /// Aggregated API groups whose types are cached, too. Only for servers that answer everyone
@@ -81,7 +81,7 @@ impl Config {
             admin_listen,
             admin: admin::Protection::default(),
             access: access::Config::default(),
-            scopes: scope::Config::default(),
+            scopes: scope::ScopeConfig::default(),
             policy: Policy::default(),
             aggregated: Vec::new(),
             audit: None,
@@ -172,7 +172,8 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     tracing::info!(upstream = ?upstream, from = upstream.source(), "found upstream");
     let client = Client::new(&upstream);
     let scopes = Scopes::new(client.clone(), config.scopes);
-    let started = Follower::start(client.clone(), scopes.clone(), config.aggregated.clone()).await;
+    let started =
+        CatalogFollower::start(client.clone(), scopes.clone(), config.aggregated.clone()).await;
     let (follower, catalog) = started.map_err(|error| undiscovered(error, &upstream))?;
     tracing::info!(types = catalog.len(), "read discovery");
     for name in config.policy.weakened() {

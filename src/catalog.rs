@@ -35,7 +35,7 @@ const GONE: Duration = Duration::from_secs(30);
 
 /// One listable and watchable type.
 #[derive(Debug)]
-pub struct Resource {
+pub struct ResourceType {
     /// Its name.
     pub gvr: GroupVersionResource,
     /// The kind of its objects.
@@ -47,7 +47,7 @@ pub struct Resource {
 }
 
 /// The types known at a moment.
-pub type Types = HashMap<GroupVersionResource, Arc<Resource>>;
+pub type Types = HashMap<GroupVersionResource, Arc<ResourceType>>;
 
 /// Gives the types known now. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -58,7 +58,7 @@ pub struct Catalog {
 
 impl Catalog {
     /// The type with this name, if it can be listed and watched.
-    pub fn get(&self, gvr: &GroupVersionResource) -> Option<Arc<Resource>> {
+    pub fn get(&self, gvr: &GroupVersionResource) -> Option<Arc<ResourceType>> {
         self.types.load().get(gvr).cloned()
     }
 
@@ -79,12 +79,12 @@ impl Catalog {
     }
 
     /// Every type known, in no order.
-    pub fn all(&self) -> Vec<Arc<Resource>> {
+    pub fn all(&self) -> Vec<Arc<ResourceType>> {
         self.types.load().values().cloned().collect()
     }
 
     /// The types of this name, in all their versions.
-    pub fn of_name(&self, group: &str, resource: &str) -> Vec<Arc<Resource>> {
+    pub fn of_name(&self, group: &str, resource: &str) -> Vec<Arc<ResourceType>> {
         let types = self.types.load();
         let found = types
             .values()
@@ -109,7 +109,7 @@ impl Catalog {
 }
 
 /// Keeps a [`Catalog`] current.
-pub struct Follower {
+pub struct CatalogFollower {
     client: Client,
     scopes: Scopes,
     catalog: Catalog,
@@ -121,7 +121,7 @@ pub struct Follower {
     parsed: Parsed,
 }
 
-impl Follower {
+impl CatalogFollower {
     /// Reads discovery once, so that the process does not start blind. The types of the groups in
     /// `vouched` are taken in even though another server behind the API server answers for them.
     pub async fn start(
@@ -215,7 +215,7 @@ impl Follower {
             let Some(fields) = FieldTable::builtin(&entry.gvr, entry.namespaced) else {
                 continue;
             };
-            let resource = Resource {
+            let resource = ResourceType {
                 gvr: entry.gvr.clone(),
                 kind: entry.kind.as_str().into(),
                 namespaced: entry.namespaced,

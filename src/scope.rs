@@ -1,5 +1,5 @@
 //! One cached scope: a task that pumps what upstream says into a store.
-mod lend;
+mod handle;
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -16,12 +16,12 @@ use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::store::{
-    self, Closed, Layout, Limits, Object, Reader, Snapshot, SnapshotBuilder, Writer,
+    self, Layout, Snapshot, SnapshotBuilder, StoreReader, StoreWriter, StoredObject, WindowLimits,
 };
 use crate::upstream::{Change, Client, Collect, Reflector, Stopped, Target, WatchCompression};
 use crate::watcher::Bookmarks;
-use lend::Usage;
-pub use lend::{Keep, Lent};
+use handle::IdleTracker;
+pub use handle::{Retention, ScopeHandle};
 use watershed_protocol::{
     BookmarkForm, FieldTable, GroupVersionResource, Representation, ResourceVersion, Scanned,
     Selection, TypeForm,
@@ -29,7 +29,7 @@ use watershed_protocol::{
 
 /// A scope that stopped is opened anew after this long at the earliest; requests are forwarded
 /// meanwhile.
-pub(crate) const TRY_AGAIN: Duration = Duration::from_secs(30);
+pub(crate) const REOPEN_AFTER: Duration = Duration::from_secs(30);
 /// After a schema change an API server builds the type's storage anew, within about a second.
 /// Should it have ended our watch before the change was seen here, the scope is listed again after
 /// this.
@@ -50,20 +50,20 @@ pub const STOPPED: &str = "watershed_scopes_stopped_total";
 
 /// How scopes keep their data.
 #[derive(Clone, Copy, Debug)]
-pub struct Config {
+pub struct ScopeConfig {
     /// How much history each scope keeps.
-    pub window: Limits,
+    pub window: WindowLimits,
     /// How long after its opening requests wait for a scope's first list; then they are forwarded,
     /// as they are when the first attempt at it fails.
     pub sync_wait: Duration,
 }
 
-impl Default for Config {
+impl Default for ScopeConfig {
     fn default() -> Self {
         Self {
             // Clients that reconnect within this time go on without a new list. kube-apiserver
             // promises 75 s; rolling restarts of large clusters take minutes.
-            window: Limits {
+            window: WindowLimits {
                 age: Duration::from_mins(5),
                 bytes: 256 << 20,
             },
@@ -96,20 +96,20 @@ impl ScopeKey {
 
 /// Where a scope is in its life.
 #[derive(Clone, Debug)]
-pub enum Phase {
+pub enum ScopePhase {
     /// The first list is under way.
     Syncing,
     /// The first list failed, and is tried again.
     Failing,
     /// Reads can be answered.
-    Ready(Arc<Ready>),
+    Ready(Arc<ReadyScope>),
     /// It cannot be cached for now.
     Stopped(Stopped),
 }
 
 /// What a synced scope knows beside its objects.
 #[derive(Debug)]
-pub struct Ready {
+pub struct ReadyScope {
     /// How upstream frames lists and events of the type.
     pub form: Arc<TypeForm>,
     /// Whether upstream serves sendInitialEvents for the type.
@@ -126,9 +126,9 @@ pub struct Scope {
     /// The type's selectable fields.
     pub fields: Arc<FieldTable>,
     /// Its objects and events.
-    pub reader: Reader,
+    pub reader: StoreReader,
     /// It covers what a client asked for, and is not one that the configuration names.
-    pub by_demand: bool,
+    pub on_demand: bool,
     /// Upstream's form of bookmarks, once known.
     pub bookmarks: Bookmarks,
     /// Whether upstream compresses the type's watches, learned when a client would have it so.
@@ -138,40 +138,40 @@ pub struct Scope {
     following: watch::Sender<bool>,
     first_list: OnceLock<ResourceVersion>,
     opened: Instant,
-    phase: watch::Receiver<Phase>,
+    phase: watch::Receiver<ScopePhase>,
     /// The version of the newest snapshot, for those who wait for one.
     reached: watch::Sender<ResourceVersion>,
     schema_changed: Notify,
-    usage: Usage,
+    usage: IdleTracker,
     stop: CancellationToken,
 }
 
 impl Scope {
     /// Waits for the first list, at most until `wait` has passed since the scope was opened.
-    pub async fn ready(&self, wait: Duration) -> Result<Arc<Ready>, NotReady> {
+    pub async fn wait_until_ready(&self, wait: Duration) -> Result<Arc<ReadyScope>, NotReady> {
         let mut phase = self.phase.clone();
-        let settled = phase.wait_for(|phase| !matches!(phase, Phase::Syncing));
+        let settled = phase.wait_for(|phase| !matches!(phase, ScopePhase::Syncing));
         match tokio::time::timeout(wait.saturating_sub(self.opened.elapsed()), settled).await {
             Err(_) => Err(NotReady::Syncing),
             Ok(Err(_)) => Err(NotReady::Stopped(Stopped::Failed)),
             Ok(Ok(phase)) => match &*phase {
-                Phase::Ready(ready) => Ok(Arc::clone(ready)),
-                Phase::Stopped(why) => Err(NotReady::Stopped(why.clone())),
-                Phase::Syncing | Phase::Failing => Err(NotReady::Syncing),
+                ScopePhase::Ready(ready) => Ok(Arc::clone(ready)),
+                ScopePhase::Stopped(why) => Err(NotReady::Stopped(why.clone())),
+                ScopePhase::Syncing | ScopePhase::Failing => Err(NotReady::Syncing),
             },
         }
     }
 
     /// Waits until the scope is ready or stopped, however long that takes.
-    pub async fn settled(&self) -> Result<Arc<Ready>, Stopped> {
+    pub async fn wait_until_settled(&self) -> Result<Arc<ReadyScope>, Stopped> {
         let mut phase = self.phase.clone();
         match phase
-            .wait_for(|phase| matches!(phase, Phase::Ready(_) | Phase::Stopped(_)))
+            .wait_for(|phase| matches!(phase, ScopePhase::Ready(_) | ScopePhase::Stopped(_)))
             .await
             .as_deref()
         {
-            Ok(Phase::Ready(ready)) => Ok(Arc::clone(ready)),
-            Ok(Phase::Stopped(why)) => Err(why.clone()),
+            Ok(ScopePhase::Ready(ready)) => Ok(Arc::clone(ready)),
+            Ok(ScopePhase::Stopped(why)) => Err(why.clone()),
             _ => Err(Stopped::Failed),
         }
     }
@@ -196,20 +196,20 @@ impl Scope {
     pub fn is_before_first_list(&self, version: ResourceVersion) -> bool {
         self.first_list
             .get()
-            .is_some_and(|first| version < *first && self.reader.oldest() == *first)
+            .is_some_and(|first| version < *first && self.reader.oldest_version() == *first)
     }
 
     /// Waits until the scope has reached `version`; says whether it did.
-    pub async fn reached(&self, version: ResourceVersion, wait: Duration) -> bool {
+    pub async fn wait_until_version(&self, version: ResourceVersion, wait: Duration) -> bool {
         let mut reached = self.reached.subscribe();
         let wanted = reached.wait_for(|reached| *reached >= version);
         matches!(tokio::time::timeout(wait, wanted).await, Ok(Ok(_)))
     }
 
     /// Takes it that `snapshot`, one of this scope's, has upstream's objects at `version`; see
-    /// [`Reader::prove`].
-    pub fn prove(&self, snapshot: Snapshot, version: ResourceVersion) {
-        self.reader.prove(snapshot, version);
+    /// [`StoreReader::confirm`].
+    pub fn confirm(&self, snapshot: Snapshot, version: ResourceVersion) {
+        self.reader.confirm(snapshot, version);
         self.tell_reached();
     }
 
@@ -220,7 +220,7 @@ impl Scope {
     }
 
     /// Where it is in its life.
-    pub fn phase(&self) -> Phase {
+    pub fn phase(&self) -> ScopePhase {
         self.phase.borrow().clone()
     }
 }
@@ -243,7 +243,7 @@ type Family = HashMap<ScopeKey, Arc<Scope>>;
 #[derive(Clone)]
 pub struct Scopes {
     client: Client,
-    config: Config,
+    config: ScopeConfig,
     open: Arc<Mutex<HashMap<GroupVersionResource, Family>>>,
     /// What the newest bookmarks that tell it told ([`BookmarkForm::null_in_structs`]).
     null_in_structs: Arc<Mutex<Option<bool>>>,
@@ -251,7 +251,7 @@ pub struct Scopes {
 
 impl Scopes {
     /// No scope yet.
-    pub fn new(client: Client, config: Config) -> Self {
+    pub fn new(client: Client, config: ScopeConfig) -> Self {
         Self {
             client,
             config,
@@ -261,7 +261,7 @@ impl Scopes {
     }
 
     /// How scopes keep their data.
-    pub fn config(&self) -> &Config {
+    pub fn config(&self) -> &ScopeConfig {
         &self.config
     }
 
@@ -269,20 +269,22 @@ impl Scopes {
     pub fn open(&self, key: &ScopeKey, kind: &Arc<str>, fields: &Arc<FieldTable>) -> Arc<Scope> {
         let mut open = self.open.lock();
         let family = open.entry(key.gvr.clone()).or_default();
-        let scope = self.of_family(family, key, kind, fields, Keep::default());
+        let scope = self.of_family(family, key, kind, fields, Retention::default());
         scope.usage.pin();
         scope
     }
 
     /// Lends the scope that is chosen with a look at the type's open ones, in all its versions and
     /// representations; it is opened if it is not.
-    pub fn lend(
+    pub fn acquire(
         &self,
         of: (&GroupVersionResource, Representation),
         kind: &Arc<str>,
         fields: &Arc<FieldTable>,
-        choose: impl FnOnce(&mut dyn Iterator<Item = &Arc<Scope>>) -> Option<(Arc<Selection>, Keep)>,
-    ) -> Option<Lent> {
+        choose: impl FnOnce(
+            &mut dyn Iterator<Item = &Arc<Scope>>,
+        ) -> Option<(Arc<Selection>, Retention)>,
+    ) -> Option<ScopeHandle> {
         let (gvr, representation) = of;
         let mut open = self.open.lock();
         let of_type = |other: &GroupVersionResource| {
@@ -299,7 +301,9 @@ impl Scopes {
             selection,
             representation,
         };
-        Some(Lent::new(&self.of_family(family, &key, kind, fields, keep)))
+        Some(ScopeHandle::new(
+            &self.of_family(family, &key, kind, fields, keep),
+        ))
     }
 
     fn of_family(
@@ -308,7 +312,7 @@ impl Scopes {
         key: &ScopeKey,
         kind: &Arc<str>,
         fields: &Arc<FieldTable>,
-        keep: Keep,
+        keep: Retention,
     ) -> Arc<Scope> {
         if let Some(scope) = family.get(key) {
             return Arc::clone(scope);
@@ -350,7 +354,7 @@ impl Scopes {
         family.retain(|_, scope| {
             scope.schema_changed.notify_one();
             // What could not be cached under the old schema is tried again with the next request.
-            !matches!(scope.phase(), Phase::Stopped(_))
+            !matches!(scope.phase(), ScopePhase::Stopped(_))
         });
     }
 
@@ -390,9 +394,9 @@ impl Scopes {
         }
     }
 
-    fn start(&self, key: ScopeKey, target: Target, keep: Keep) -> Arc<Scope> {
+    fn start(&self, key: ScopeKey, target: Target, keep: Retention) -> Arc<Scope> {
         let (writer, reader) = store::new(keep.window.unwrap_or(self.config.window));
-        let (publish, phase) = watch::channel(Phase::Syncing);
+        let (publish, phase) = watch::channel(ScopePhase::Syncing);
         let compression = WatchCompression::new(
             self.client.clone(),
             key.gvr.clone(),
@@ -401,8 +405,8 @@ impl Scopes {
         );
         let scope = Arc::new(Scope {
             key,
-            by_demand: keep.by_demand,
-            usage: Usage::new(keep.idle),
+            on_demand: keep.on_demand,
+            usage: IdleTracker::new(keep.idle),
             compression,
             fields: Arc::clone(&target.fields),
             reader,
@@ -440,10 +444,10 @@ fn counter_of(name: &'static str, gvr: &GroupVersionResource) -> Counter {
 /// The task of a scope.
 struct Pump {
     reflector: Reflector,
-    writer: Writer,
+    writer: StoreWriter,
     /// That of the last list.
     form: Option<Arc<TypeForm>>,
-    publish: watch::Sender<Phase>,
+    publish: watch::Sender<ScopePhase>,
     events: Counter,
     scope: Arc<Scope>,
     scopes: Scopes,
@@ -512,9 +516,9 @@ impl Pump {
         self.scope.set_following(!interrupted);
         if interrupted {
             self.publish.send_if_modified(|phase| {
-                let first = matches!(phase, Phase::Syncing);
+                let first = matches!(phase, ScopePhase::Syncing);
                 if first {
-                    *phase = Phase::Failing;
+                    *phase = ScopePhase::Failing;
                 }
                 first
             });
@@ -538,11 +542,12 @@ impl Pump {
                 self.count(UPSTREAM_LISTS).increment(1);
                 self.scope.first_list.get_or_init(|| version);
                 self.writer.replace(snapshot);
-                self.publish.send_replace(Phase::Ready(Arc::new(Ready {
-                    form,
-                    streams_initial_events,
-                    warnings,
-                })));
+                self.publish
+                    .send_replace(ScopePhase::Ready(Arc::new(ReadyScope {
+                        form,
+                        streams_initial_events,
+                        warnings,
+                    })));
             }
             Change::Event(frame, scanned) => {
                 self.events.increment(1);
@@ -566,8 +571,8 @@ impl Pump {
 }
 
 /// An object as the store takes it: a slice of what was received.
-fn stored(form: &TypeForm, object: &Bytes, scanned: Scanned) -> Object {
-    Object {
+fn stored(form: &TypeForm, object: &Bytes, scanned: Scanned) -> StoredObject {
+    StoredObject {
         bytes: form.store(object),
         version: scanned.version,
         attributes: scanned.attributes,
@@ -612,8 +617,8 @@ impl Drop for Pump {
         counter!(STOPPED, &labels).increment(1);
         scope.set_following(false);
         self.publish
-            .send_replace(Phase::Stopped(self.stopped.clone()));
-        self.writer.close(Closed::Gone);
+            .send_replace(ScopePhase::Stopped(self.stopped.clone()));
+        self.writer.close();
         // Who closed it has let go of it.
         if self.stopped == Stopped::Closed {
             return;
@@ -621,7 +626,7 @@ impl Drop for Pump {
         if let Ok(runtime) = Handle::try_current() {
             let scope = Arc::downgrade(&scope);
             runtime.spawn(async move {
-                sleep(TRY_AGAIN).await;
+                sleep(REOPEN_AFTER).await;
                 if let Some(scope) = scope.upgrade() {
                     scopes.forget(&scope);
                 }

@@ -38,7 +38,7 @@ use crate::body::Body;
 use crate::catalog::Catalog;
 use crate::drain;
 use crate::listener::Peer;
-use crate::scope::{Lent, NotReady, Phase, Ready, Scope, Scopes};
+use crate::scope::{NotReady, ReadyScope, Scope, ScopeHandle, ScopePhase, Scopes};
 use crate::upstream::{Client, Forwarder, Stopped};
 use watershed_protocol::{Encoding, PartialForm, Representation, ResourceVersion, Status, Verb};
 
@@ -81,10 +81,10 @@ struct Inner {
 
 /// A scope that can answer, and what it knows.
 struct Opened {
-    scope: Lent,
+    scope: ScopeHandle,
     /// All that is asked for is there, if it exists.
     is_complete: bool,
-    ready: Arc<Ready>,
+    ready: Arc<ReadyScope>,
     representation: Representation,
     /// The version that a snapshot must have at least to be the answer.
     floor: ResourceVersion,
@@ -437,11 +437,11 @@ impl Inner {
         }
         for &representation in &read.representations {
             for held in read.held_as(representation) {
-                let (scope, is_complete) = self.lend(read, held).ok_or(Reason::NotCovered)?;
+                let (scope, is_complete) = self.acquire(read, held).ok_or(Reason::NotCovered)?;
                 if scope.fields != resource.fields {
                     return Err(Reason::UnknownType);
                 }
-                match scope.ready(self.scopes.config().sync_wait).await {
+                match scope.wait_until_ready(self.scopes.config().sync_wait).await {
                     Ok(ready) => {
                         let (floor, source) = (ResourceVersion::default(), Source::Snapshot);
                         return Ok(Opened {
@@ -467,14 +467,14 @@ impl Inner {
 
     /// The scope that the read is answered from, opened if it is not, and whether it has all that
     /// is asked for.
-    fn lend(&self, read: &Read, held: Representation) -> Option<(Lent, bool)> {
+    fn lend(&self, read: &Read, held: Representation) -> Option<(ScopeHandle, bool)> {
         let gvr = &read.resource.gvr;
         let keep = |by_demand| {
             self.policy
                 .kept_for(gvr, by_demand, self.scopes.config().window)
         };
         let mut is_complete = true;
-        let scope = self.scopes.lend(
+        let scope = self.scopes.acquire(
             (gvr, held),
             &read.resource.kind,
             &read.resource.fields,
@@ -507,7 +507,7 @@ impl Inner {
             Age::Any => {}
             Age::Weakened => opened.source = Source::Cache,
             Age::NotOlderThan(version) => {
-                if !opened.scope.reached(version, VERSION_WAIT).await {
+                if !opened.scope.wait_until_version(version, VERSION_WAIT).await {
                     return Err(Reason::VersionAhead);
                 }
                 opened.floor = version;
@@ -530,10 +530,10 @@ impl Inner {
 /// A scope as [`demand`] looks at it.
 fn present(scope: &Arc<Scope>) -> demand::Present {
     let condition = match scope.phase() {
-        Phase::Ready(_) => demand::Condition::Ready,
-        Phase::Syncing | Phase::Failing => demand::Condition::Syncing,
-        Phase::Stopped(Stopped::NotAcceptable) => demand::Condition::Unknown,
-        Phase::Stopped(_) => demand::Condition::Failed,
+        ScopePhase::Ready(_) => demand::Condition::Ready,
+        ScopePhase::Syncing | ScopePhase::Failing => demand::Condition::Syncing,
+        ScopePhase::Stopped(Stopped::NotAcceptable) => demand::Condition::Unknown,
+        ScopePhase::Stopped(_) => demand::Condition::Failed,
     };
     demand::Present {
         selection: Arc::clone(&scope.key.selection),

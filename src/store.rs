@@ -1,6 +1,6 @@
 //! What is known of one scope: the newest snapshot, and the window of recent events.
 //!
-//! One task holds the [`Writer`]; any number of [`Reader`]s take snapshots and follow the events.
+//! One task holds the [`StoreWriter`]; any number of [`StoreReader`]s take snapshots and follow the events.
 //! No IO and no async here: time and wake-ups come from outside.
 mod by_field;
 mod compressed;
@@ -14,11 +14,12 @@ mod tests;
 mod wake;
 mod window;
 
-pub use leaf::Run;
+pub use leaf::ObjectRun;
 pub use object::Object;
-pub use snapshot::{Layout, Runs, Snapshot, SnapshotBuilder};
+pub use snapshot::{Layout, ObjectRuns, Snapshot, SnapshotBuilder};
 pub use state::{
-    At, Closed, Figures, Inconsistent, Reader, Start, Step, Subscription, Writer, new,
+    InconsistentEvent, SnapshotAt, StoreReader, StoreStats, StoreWriter, Subscription,
+    SubscriptionStart, SubscriptionStep, new,
 };
 pub use wake::Interest;
-pub use window::{Event, Limits};
+pub use window::{WindowEvent, WindowLimits};

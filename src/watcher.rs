@@ -1,10 +1,12 @@
 //! One client's watch: its view of a scope's events, and the response body that carries them.
 mod body;
 mod chunk;
+mod grant;
 #[cfg(test)]
 mod tests;
 mod view;
 
-pub use body::{Bookmarks, Ending, Grant, Initial, Observer, Permission, Terms, WatchBody};
-pub use chunk::{Coding, WORTH_SHARING};
-pub use view::{Filter, Seen, View};
+pub use body::{Bookmarks, InitialState, WatchBody, WatchEnding, WatchObserver, WatchOptions};
+pub use chunk::{ContentCoding, MIN_SHARED_BYTES};
+pub use grant::{Grant, GrantStatus};
+pub use view::{ClientFrame, ClientView, ViewFilter};

@@ -10,8 +10,8 @@ use tokio::time::sleep;
 use super::changes::Changes;
 use super::metrics;
 use super::rbac::{Affected, Kind};
-use crate::scope::{Phase, Scope, ScopeKey, Scopes, TRY_AGAIN};
-use crate::store::{Event, Interest, Start, Step, Subscription};
+use crate::scope::{REOPEN_AFTER, Scope, ScopeKey, ScopePhase, Scopes};
+use crate::store::{Interest, Subscription, SubscriptionStart, SubscriptionStep, WindowEvent};
 use watershed_protocol::{Encoding, EventKind, FieldTable, Representation};
 
 /// When a watch goes on after a break, the changes in between come at once. It counts as followed
@@ -35,20 +35,22 @@ async fn follow_kind(kind: Kind, scopes: &Scopes, changes: &Changes) {
     let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
     loop {
         let scope = scopes.open(&key, &kind.name().into(), &fields);
-        if scope.settled().await.is_ok() {
+        if scope.wait_until_settled().await.is_ok() {
             follow_scope(kind, &scope, changes).await;
         }
         changes.set_followed(kind, false);
-        if let Phase::Stopped(_) = scope.phase() {
+        if let ScopePhase::Stopped(_) = scope.phase() {
             // It is not opened anew before.
-            sleep(TRY_AGAIN + Duration::from_secs(1)).await;
+            sleep(REOPEN_AFTER + Duration::from_secs(1)).await;
         }
     }
 }
 
 /// Until the scope is listed anew or stops.
 async fn follow_scope(kind: Kind, scope: &Scope, changes: &Changes) {
-    let (mut subscription, _) = scope.reader.subscribe(Start::Now, Interest::All);
+    let (mut subscription, _) = scope
+        .reader
+        .subscribe(SubscriptionStart::Now, Interest::All);
     // Whatever happened before is not known.
     changes.record(Affected::Everything);
     let mut following = scope.following();
@@ -74,18 +76,20 @@ async fn take_in(kind: Kind, subscription: &mut Subscription, changes: &Changes)
     poll_fn(|context| {
         loop {
             match subscription.step(context, 64, usize::MAX) {
-                Step::Events(events) => events
+                SubscriptionStep::Events(events) => events
                     .iter()
                     .for_each(|event| changed(kind, event, changes)),
-                Step::CaughtUp(_) => return Poll::Pending,
-                Step::Expired { .. } | Step::Closed(_) => return Poll::Ready(()),
+                SubscriptionStep::CaughtUp(_) => return Poll::Pending,
+                SubscriptionStep::Expired { .. } | SubscriptionStep::Closed => {
+                    return Poll::Ready(());
+                }
             }
         }
     })
     .await;
 }
 
-fn changed(kind: Kind, event: &Event, changes: &Changes) {
+fn changed(kind: Kind, event: &WindowEvent, changes: &Changes) {
     let old = event.previous.as_ref().map(|object| object.bytes.text());
     let new = (event.kind != EventKind::Deleted).then(|| event.object.bytes.text());
     let namespace = event.object.attributes.namespace();

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::authorize::{Authorizer, Decision, Judged, Verdict};
 use super::changes::Ear;
 use super::review::{ReviewError, Unavailable};
+use crate::watcher::{Grant, GrantStatus};
 
 /// Grants that stand for less are asked about this often only, unless RBAC changes: ten thousand
 /// watches are a hundred and seventy questions a second. Upstream itself asks once, when a watch
@@ -22,17 +23,6 @@ const AGAIN: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(200);
 /// What is noticed this late was missed by a client that did not read.
 pub(super) const OVERDUE: Duration = Duration::from_secs(5);
-
-/// What a watch may do now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// Go on.
-    Granted,
-    /// Wait: its grant may be gone, and what comes next from after that.
-    Asking,
-    /// End.
-    Gone,
-}
 
 /// Watches over a grant. Waits for nothing: it is polled with its watch.
 pub struct Guard {
@@ -69,10 +59,10 @@ impl Authorizer {
     }
 }
 
-impl Guard {
+impl Grant for Guard {
     /// What the watch may do now. The task is woken when a change of RBAC or upstream's answer has
-    /// something new to say; the clock is the caller's, see [`Guard::due`].
-    pub fn poll(&mut self, context: &mut Context<'_>) -> Standing {
+    /// something new to say; the clock is the caller's, see [`Grant::due`].
+    fn poll(&mut self, context: &mut Context<'_>) -> GrantStatus {
         // First, so that no change slips in between.
         self.ear.listen(context.waker());
         loop {
@@ -85,7 +75,7 @@ impl Guard {
                     if overtaken {
                         self.notice(true, false);
                     }
-                    return self.standing();
+                    return self.status();
                 };
                 self.asking = None;
                 let now = Instant::now();
@@ -97,11 +87,11 @@ impl Guard {
                         self.pause = now + PAUSE;
                         continue;
                     }
-                    Ok(Ok(_)) => return Standing::Gone,
+                    Ok(Ok(_)) => return GrantStatus::Revoked,
                     // Nobody says any more that they may. Their next request is forwarded, and
                     // upstream decides.
                     Ok(Err(error)) if overtaken && !error.is_unavailable() => {
-                        return Standing::Gone;
+                        return GrantStatus::Revoked;
                     }
                     Ok(Err(error)) => self.unanswered(&error, now),
                     // The task was ended with the runtime.
@@ -111,11 +101,11 @@ impl Guard {
             let now = Instant::now();
             let (since, changed) = self.doubtful_since();
             if now < since {
-                return self.standing();
+                return self.status();
             }
             self.notice(changed, now.saturating_duration_since(since) > OVERDUE);
             if now < self.pause {
-                return self.standing();
+                return self.status();
             }
             let (authorizer, question) = (
                 Arc::clone(&self.authorizer),
@@ -130,14 +120,16 @@ impl Guard {
     }
 
     /// When it is to be polled next at the latest.
-    pub fn due(&self) -> Instant {
+    fn due(&self) -> Instant {
         match self.asking {
             // The answer wakes.
             Some(_) => Instant::now() + LEAST,
             None => self.doubtful_since().0.max(self.pause),
         }
     }
+}
 
+impl Guard {
     fn notice(&mut self, changed: bool, late: bool) {
         if self.noticed < Some(changed) {
             self.noticed = Some(changed);
@@ -146,11 +138,11 @@ impl Guard {
         self.held |= late;
     }
 
-    fn standing(&self) -> Standing {
+    fn status(&self) -> GrantStatus {
         if self.held {
-            Standing::Asking
+            GrantStatus::InDoubt
         } else {
-            Standing::Granted
+            GrantStatus::Granted
         }
     }
 

@@ -77,7 +77,7 @@ impl Sums {
             .resident_memory_bytes
             .unwrap_or(0);
         for scope in state.scopes.all() {
-            let figures = scope.reader.figures();
+            let figures = scope.reader.stats();
             sums.held += (figures.object_bytes + figures.event_bytes) as u64;
         }
         sums

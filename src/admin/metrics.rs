@@ -6,8 +6,8 @@ use metrics::{describe_counter, describe_gauge, gauge};
 use parking_lot::Mutex;
 
 use super::State;
-use crate::scope::{Phase, Scope, ScopeKey};
-use crate::store::Figures;
+use crate::scope::{Scope, ScopeKey, ScopePhase};
+use crate::store::StoreStats;
 use watershed_protocol::{Encoding, GroupVersionResource, Representation, Selection};
 
 /// Always 1; its labels say what runs.
@@ -175,14 +175,14 @@ struct Sums {
     following: usize,
     compressed: usize,
     silence: f64,
-    figures: Figures,
+    figures: StoreStats,
 }
 
 impl Sums {
     fn add(&mut self, scope: &Scope) {
-        let figures = scope.reader.figures();
+        let figures = scope.reader.stats();
         self.scopes += 1;
-        self.ready += usize::from(matches!(scope.phase(), Phase::Ready(_)));
+        self.ready += usize::from(matches!(scope.phase(), ScopePhase::Ready(_)));
         self.following += usize::from(scope.is_following());
         self.compressed += scope.reader.snapshot().compressed_size();
         self.silence = self
@@ -198,7 +198,7 @@ impl Sums {
 
     /// In the order of [`OF_A_SCOPE`].
     fn values(&self) -> [f64; OF_A_SCOPE.len()] {
-        let Figures {
+        let StoreStats {
             version,
             objects,
             object_bytes,

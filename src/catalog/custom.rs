@@ -31,9 +31,9 @@ pub(super) struct Custom {
 }
 
 impl Custom {
-    pub(super) fn resources(&self) -> impl Iterator<Item = Resource> {
+    pub(super) fn resources(&self) -> impl Iterator<Item = ResourceType> {
         let versions = self.versions.iter().filter(|_| self.established);
-        versions.map(|(version, fields)| Resource {
+        versions.map(|(version, fields)| ResourceType {
             gvr: GroupVersionResource::new(&self.name.group, version, &self.name.plural),
             kind: Arc::clone(&self.kind),
             namespaced: self.namespaced,

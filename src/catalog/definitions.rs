@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use super::Catalog;
-use crate::scope::{Scope, ScopeKey, Scopes, TRY_AGAIN};
-use crate::store::{Interest, Snapshot, Start, Step, Subscription};
+use crate::scope::{REOPEN_AFTER, Scope, ScopeKey, Scopes};
+use crate::store::{Interest, Snapshot, Subscription, SubscriptionStart, SubscriptionStep};
 use watershed_protocol::{Encoding, GroupVersionResource, Representation};
 
 /// The type whose objects define types.
@@ -55,11 +55,13 @@ impl Definitions {
                     *self = Self::Opening(scopes.open(&key, &resource.kind, &resource.fields));
                 }
                 Self::Opening(scope) => {
-                    if scope.settled().await.is_err() {
+                    if scope.wait_until_settled().await.is_err() {
                         *self = Self::later();
                         return;
                     }
-                    let (subscription, _) = scope.reader.subscribe(Start::Now, Interest::All);
+                    let (subscription, _) = scope
+                        .reader
+                        .subscribe(SubscriptionStart::Now, Interest::All);
                     *self = Self::Following(Arc::clone(scope), subscription);
                     return;
                 }
@@ -74,9 +76,9 @@ impl Definitions {
         }
     }
 
-    /// A stopped scope is not opened anew before [`TRY_AGAIN`].
+    /// A stopped scope is not opened anew before [`REOPEN_AFTER`].
     fn later() -> Self {
-        Self::Waiting(Instant::now() + TRY_AGAIN + Duration::from_secs(1))
+        Self::Waiting(Instant::now() + REOPEN_AFTER + Duration::from_secs(1))
     }
 }
 
@@ -85,10 +87,12 @@ async fn has_more(subscription: &mut Subscription) -> bool {
     poll_fn(|context| {
         loop {
             match subscription.step(context, 64, usize::MAX) {
-                Step::Events(events) if events.is_empty() => {}
-                Step::Events(_) => return Poll::Ready(true),
-                Step::CaughtUp(_) => return Poll::Pending,
-                Step::Expired { .. } | Step::Closed(_) => return Poll::Ready(false),
+                SubscriptionStep::Events(events) if events.is_empty() => {}
+                SubscriptionStep::Events(_) => return Poll::Ready(true),
+                SubscriptionStep::CaughtUp(_) => return Poll::Pending,
+                SubscriptionStep::Expired { .. } | SubscriptionStep::Closed => {
+                    return Poll::Ready(false);
+                }
             }
         }
     })

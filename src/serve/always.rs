@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Inner;
-use crate::catalog::Resource;
+use crate::catalog::ResourceType;
 use crate::upstream::Stopped;
 use watershed_protocol::{Encoding, Representation, Selection};
 
@@ -34,18 +34,22 @@ impl Inner {
 
     /// In protobuf, as most clients of built-in types have it, or in JSON, if the type has nothing
     /// else.
-    async fn hold(&self, resource: &Arc<Resource>, selection: &Arc<Selection>) {
+    async fn hold(&self, resource: &Arc<ResourceType>, selection: &Arc<Selection>) {
         let gvr = &resource.gvr;
         let keep = self
             .policy
             .kept_for(gvr, false, self.scopes.config().window);
         for encoding in [Encoding::Protobuf, Encoding::Json] {
             let of = (gvr, Representation::whole(encoding));
-            let lent = self.scopes.lend(of, &resource.kind, &resource.fields, |_| {
-                Some((Arc::clone(selection), keep))
-            });
+            let lent = self
+                .scopes
+                .acquire(of, &resource.kind, &resource.fields, |_| {
+                    Some((Arc::clone(selection), keep))
+                });
             let Some(lent) = lent else { return };
-            match tokio::time::timeout(self.scopes.config().sync_wait, lent.settled()).await {
+            match tokio::time::timeout(self.scopes.config().sync_wait, lent.wait_until_settled())
+                .await
+            {
                 Ok(Err(Stopped::NotAcceptable)) => {}
                 _ => return,
             }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use crate::access::BoundObjects;
 use crate::catalog::Catalog;
-use crate::scope::{Phase, Scope, ScopeKey, Scopes};
+use crate::scope::{Scope, ScopeKey, ScopePhase, Scopes};
 use watershed_protocol::{Encoding, GroupVersionResource, Representation, read_life};
 
 /// Looks into the scopes.
@@ -27,8 +27,9 @@ impl CachedObjects {
             encoding: Encoding::Protobuf,
             metadata_only: true,
         };
-        let current =
-            |scope: &Arc<Scope>| scope.is_following() && matches!(scope.phase(), Phase::Ready(_));
+        let current = |scope: &Arc<Scope>| {
+            scope.is_following() && matches!(scope.phase(), ScopePhase::Ready(_))
+        };
         let [json, protobuf] = [Encoding::Json, Encoding::Protobuf].map(Representation::whole);
         let open =
             [metadata, protobuf, json].map(|representation| self.scopes.get(&key(representation)));

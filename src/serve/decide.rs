@@ -8,7 +8,7 @@ use super::list;
 use super::policy::{Cache, ConsistentReads, Coverage, Policy};
 use super::source::Reason;
 use crate::access::{Attributes, Selectors};
-use crate::catalog::{Catalog, Resource};
+use crate::catalog::{Catalog, ResourceType};
 use crate::store::Snapshot;
 use crate::watcher::Filter;
 use watershed_protocol::{
@@ -25,7 +25,7 @@ pub(super) struct Planned {
     pub(super) plan: Plan,
     pub(super) verb: Verb,
     /// The type, when it is one of the catalog's: a label of bounded cardinality.
-    pub(super) resource: Option<Arc<Resource>>,
+    pub(super) resource: Option<Arc<ResourceType>>,
     /// The request may stay open: it does not share connections with short ones.
     pub(super) long_running: bool,
     /// Nor do changes of protocol, whatever they are for.
@@ -42,7 +42,7 @@ pub(super) enum Plan {
 
 /// A read that memory can answer.
 pub(super) struct Read {
-    pub(super) resource: Arc<Resource>,
+    pub(super) resource: Arc<ResourceType>,
     /// What the client takes, best first; never empty.
     pub(super) representations: Vec<Representation>,
     /// What may be held of the type.
@@ -88,7 +88,7 @@ pub(super) enum ReadKind {
 
 /// The parameters of a list.
 pub(super) struct List {
-    pub(super) filter: Filter,
+    pub(super) filter: ViewFilter,
     /// The version to answer at, if not the newest.
     pub(super) exact: Option<ResourceVersion>,
     /// The most objects of a page.
@@ -99,7 +99,7 @@ pub(super) struct List {
 
 /// The parameters of a watch.
 pub(super) struct Watch {
-    pub(super) filter: Filter,
+    pub(super) filter: ViewFilter,
     pub(super) begin: Begin,
     pub(super) bookmarks: bool,
     pub(super) timeout_seconds: Option<u64>,
@@ -224,7 +224,7 @@ fn is_upgrade(headers: &HeaderMap) -> bool {
 
 fn plan<B>(
     info: &RequestInfo,
-    resource: Option<&Arc<Resource>>,
+    resource: Option<&Arc<ResourceType>>,
     policy: &Policy,
     request: &Request<B>,
     wanted: &[Wanted],
@@ -312,7 +312,7 @@ fn plan<B>(
     let held_in = policy
         .held_in(&resource.gvr, false, asked)
         .ok_or(Reason::NotCovered)?;
-    let filter = Filter::new(namespace.clone(), labels, fields.as_ref(), &resource.fields)
+    let filter = ViewFilter::new(namespace.clone(), labels, fields.as_ref(), &resource.fields)
         .map_err(|_| Reason::Selector)?;
     let beyond_metadata = |fields: &FieldSelector| {
         fields
@@ -336,9 +336,9 @@ fn plan<B>(
 
 fn list(
     options: &ListOptions,
-    filter: Filter,
+    filter: ViewFilter,
     fields: Option<&FieldSelector>,
-    resource: &Resource,
+    resource: &ResourceType,
     latest: Result<Age, Reason>,
 ) -> Result<(List, Age), Reason> {
     let mut after = None;
@@ -392,7 +392,7 @@ fn list(
 /// authorization would be asked about something else than what is read.
 fn namespace(
     asked: &ResourceRequest,
-    resource: &Resource,
+    resource: &ResourceType,
     named: bool,
 ) -> Result<Option<String>, Reason> {
     if *resource.gvr.resource == *"namespaces" {
@@ -423,7 +423,7 @@ fn namespace(
 
 fn watch(
     options: &ListOptions,
-    filter: Filter,
+    filter: ViewFilter,
     latest: Result<Age, Reason>,
 ) -> Result<(Watch, Age), Reason> {
     let asked_for = options.send_initial_events == Some(true);

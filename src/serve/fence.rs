@@ -216,23 +216,23 @@ impl Fence {
             ));
         }
         let _waiting = Waiting::new(&self.waiting);
-        if scope.reached(version, SOON).await {
+        if scope.wait_until_version(version, SOON).await {
             return Ok((Step::Followed, version));
         }
         if self.waiting.load(Ordering::SeqCst) <= FEW && is_cheap(&scope.reader.snapshot()) {
             return Err(Unproven::Cheap);
         }
-        if scope.reached(version, ON_ITS_WAY).await {
+        if scope.wait_until_version(version, ON_ITS_WAY).await {
             return Ok((Step::Followed, version));
         }
         if !self.catch_up(scope) {
             return Err(Unproven::Late);
         }
         // The caller's patience ends before this.
-        if !scope.reached(version, MOST).await {
+        if !scope.wait_until_version(version, MOST).await {
             return Err(Unproven::Late);
         }
-        let followed = scope.reader.followed() >= version;
+        let followed = scope.reader.event_version() >= version;
         Ok((
             if followed {
                 Step::Followed
@@ -298,10 +298,10 @@ impl Fence {
                 Seen::Bookmark(version) => {
                     // The scope's own watch brings the same events; the newest snapshot has them
                     // then.
-                    if scope.reached(last, MOST).await {
+                    if scope.wait_until_version(last, MOST).await {
                         let snapshot = scope.reader.snapshot();
                         if snapshot.version() >= last {
-                            scope.prove(snapshot, version);
+                            scope.confirm(snapshot, version);
                         }
                     }
                     return Ok(true);
@@ -322,12 +322,12 @@ async fn validate(scope: &Scope, version: ResourceVersion, all: &Keys) -> bool {
             return false;
         }
         if is_all_of(&snapshot, all) {
-            scope.prove(snapshot, version);
+            scope.confirm(snapshot, version);
             return true;
         }
         let left = until.saturating_duration_since(Instant::now());
         let next = ResourceVersion(snapshot.version().0 + 1);
-        if left.is_zero() || !scope.reached(next, left).await {
+        if left.is_zero() || !scope.wait_until_version(next, left).await {
             return false;
         }
     }
@@ -416,7 +416,7 @@ impl Drop for Waiting<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scope::{Config, Keep, Scopes};
+    use crate::scope::{Retention, ScopeConfig, Scopes};
     use crate::test_support::{Api, HTTP2, Pki, eventually, text, upstream_of};
     use watershed_protocol::{FieldTable, GroupVersionResource, Representation, Selection};
 
@@ -438,8 +438,8 @@ mod tests {
                 Representation::whole(watershed_protocol::Encoding::Json),
             );
             let lent = scopes
-                .lend(of, &"Pod".into(), &fields, |_| {
-                    Some((selection, Keep::default()))
+                .acquire(of, &"Pod".into(), &fields, |_| {
+                    Some((selection, Retention::default()))
                 })
                 .unwrap();
             fences.of(&lent);

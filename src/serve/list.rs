@@ -10,16 +10,19 @@ use super::list_body::{CompressedListBody, Items, ListBody};
 use super::source::Reason;
 use super::{Opened, Outcome, from_memory, gzip};
 use crate::body::InMemory;
-use crate::store::{At, Object, Run, Snapshot};
+use crate::store::{ObjectRun, Snapshot, SnapshotAt, StoredObject};
 use watershed_protocol::{ContinueToken, Malformed};
 
 pub(super) fn answer(opened: &Opened, read: &Read, list: &List, headers: &HeaderMap) -> Outcome {
     let reader = &opened.scope.reader;
-    let snapshot = match list.exact.map(|version| reader.at(Instant::now(), version)) {
+    let snapshot = match list
+        .exact
+        .map(|version| reader.snapshot_at(Instant::now(), version))
+    {
         None => reader.snapshot(),
-        Some(At::Held(snapshot)) => snapshot,
-        Some(At::Ahead) => return Outcome::Forward(Reason::VersionAhead),
-        Some(At::Lost) => return Outcome::Forward(Reason::Exact),
+        Some(SnapshotAt::Found(snapshot)) => snapshot,
+        Some(SnapshotAt::Future) => return Outcome::Forward(Reason::VersionAhead),
+        Some(SnapshotAt::Expired) => return Outcome::Forward(Reason::Exact),
     };
     // Listed anew since it was looked at, at another server.
     if snapshot.version() < opened.floor {
@@ -29,7 +32,7 @@ pub(super) fn answer(opened: &Opened, read: &Read, list: &List, headers: &Header
     let Ok(page) = page else {
         return Outcome::Forward(Reason::Representation);
     };
-    if page.token.is_some() && snapshot.version() > reader.followed() {
+    if page.token.is_some() && snapshot.version() > reader.event_version() {
         // The window does not lead back to a state that is ahead of its events.
         reader.pin(Instant::now(), snapshot.clone());
     }
@@ -158,7 +161,7 @@ impl Page {
 }
 
 /// The first `limit` objects, and how many come after them.
-fn first_runs(all: impl Iterator<Item = Run>, limit: usize) -> (Vec<Run>, usize) {
+fn first_runs(all: impl Iterator<Item = ObjectRun>, limit: usize) -> (Vec<ObjectRun>, usize) {
     let (mut runs, mut left, mut rest) = (Vec::new(), limit, 0);
     for mut run in all {
         let whole = run.len();
@@ -179,7 +182,7 @@ fn selected(
     namespace: Option<&str>,
     list: &List,
     limit: usize,
-) -> (Vec<Arc<Object>>, usize) {
+) -> (Vec<Arc<StoredObject>>, usize) {
     let filter = &list.filter;
     let whole = list.limit.is_none() && list.after.is_none();
     let indexed = opened.scope.fields.indexed().filter(|_| whole);

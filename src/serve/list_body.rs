@@ -7,8 +7,8 @@ use std::task::{Context, Poll};
 use bytes::{Bytes, BytesMut};
 use http_body::{Frame, SizeHint};
 
-use crate::store::{Object, Run};
-use crate::watcher::WORTH_SHARING;
+use crate::store::{ObjectRun, StoredObject};
+use crate::watcher::MIN_SHARED_BYTES;
 use watershed_protocol::{Deflated, ListParts, Member, PartialForm, TypeForm, deflate};
 
 /// Small pieces are joined to pieces of about this size, so that they do not become a frame each.
@@ -21,9 +21,9 @@ const COMPRESSED_AT_ONCE: usize = 4;
 /// What is listed: references only, or slices of what is held.
 pub(super) enum Items {
     /// Objects that lie side by side.
-    Runs(Arc<TypeForm>, Vec<Run>),
+    Runs(Arc<TypeForm>, Vec<ObjectRun>),
     /// A selection.
-    Objects(Arc<TypeForm>, Vec<Arc<Object>>),
+    Objects(Arc<TypeForm>, Vec<Arc<StoredObject>>),
     /// The metadata of objects.
     Metadata(PartialForm, Vec<Bytes>),
 }
@@ -39,7 +39,7 @@ impl Items {
     /// How many objects there are.
     pub(super) fn count(&self) -> usize {
         match self {
-            Self::Runs(_, runs) => runs.iter().map(Run::len).sum(),
+            Self::Runs(_, runs) => runs.iter().map(ObjectRun::len).sum(),
             Self::Objects(_, objects) => objects.len(),
             Self::Metadata(_, metadata) => metadata.len(),
         }
@@ -77,7 +77,7 @@ impl Items {
             Self::Objects(_, objects) => {
                 let lengths = objects.iter().map(|object| object.bytes.len());
                 lengths
-                    .filter(|length| *length < WORTH_SHARING)
+                    .filter(|length| *length < MIN_SHARED_BYTES)
                     .sum::<usize>()
                     <= CHUNK
             }
@@ -114,7 +114,7 @@ impl Items {
                 return None;
             }
         };
-        if share && piece.len() >= WORTH_SHARING {
+        if share && piece.len() >= MIN_SHARED_BYTES {
             return Some(piece);
         }
         out.extend_from_slice(&piece);
@@ -238,7 +238,7 @@ impl http_body::Body for ListBody {
 
 /// Sends a list as one member of gzip, put together of pieces that all clients share.
 pub(super) struct CompressedListBody {
-    runs: std::vec::IntoIter<Run>,
+    runs: std::vec::IntoIter<ObjectRun>,
     parts: ListParts,
     separator: Option<Deflated>,
     /// Gone once the end is written.
@@ -247,7 +247,7 @@ pub(super) struct CompressedListBody {
 }
 
 impl CompressedListBody {
-    pub(super) fn new(form: &TypeForm, runs: Vec<Run>, parts: ListParts) -> Self {
+    pub(super) fn new(form: &TypeForm, runs: Vec<ObjectRun>, parts: ListParts) -> Self {
         let separator = (form.separator() > 0).then(|| Deflated::stored(b","));
         Self {
             runs: runs.into_iter(),
@@ -271,7 +271,11 @@ impl CompressedListBody {
     fn next_chunk(&mut self) -> Option<Bytes> {
         // Room for all of it where it is only put together: it would be copied once more as it
         // grows.
-        let is_ready = self.runs.as_slice().first().is_some_and(Run::is_deflated);
+        let is_ready = self
+            .runs
+            .as_slice()
+            .first()
+            .is_some_and(ObjectRun::is_deflated);
         let mut chunk = BytesMut::with_capacity(if is_ready { CHUNK + CHUNK / 8 } else { 0 });
         let mut compressed = 0;
         loop {
@@ -347,7 +351,7 @@ mod tests {
     const LIST: &str = r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[]}"#;
 
     /// Config maps with so many bytes of data.
-    fn selected(form: &TypeForm, sizes: &[usize]) -> Vec<Arc<Object>> {
+    fn selected(form: &TypeForm, sizes: &[usize]) -> Vec<Arc<StoredObject>> {
         let fields =
             FieldTable::builtin(&GroupVersionResource::new("", "v1", "configmaps"), true).unwrap();
         let object = |(index, size): (usize, &usize)| {
@@ -357,7 +361,7 @@ mod tests {
             );
             let scanned = scan(Encoding::Json, text.as_bytes(), &fields).unwrap();
             let bytes = form.store(&text.into());
-            Arc::new(Object {
+            Arc::new(StoredObject {
                 bytes,
                 version: scanned.version,
                 attributes: scanned.attributes,
@@ -396,9 +400,13 @@ mod tests {
             }
             assert!(body.is_end_stream());
             assert!(frames.concat() == expected);
-            let is_shared =
-                |object: &&Arc<Object>| frames.iter().any(|frame| object.bytes.is_part_of(frame));
-            let large = sizes.iter().filter(|size| **size >= WORTH_SHARING).count();
+            let is_shared = |object: &&Arc<StoredObject>| {
+                frames.iter().any(|frame| object.bytes.is_part_of(frame))
+            };
+            let large = sizes
+                .iter()
+                .filter(|size| **size >= MIN_SHARED_BYTES)
+                .count();
             assert_eq!(
                 objects.iter().filter(is_shared).count(),
                 if in_memory { large } else { 0 }

@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 use super::decide::Planned;
 use super::source::Source;
 use super::usage::Usage;
-use crate::catalog::Resource;
-use crate::watcher::{Ending, Observer};
+use crate::catalog::ResourceType;
+use crate::watcher::{WatchEnding, WatchObserver};
 use watershed_protocol::{GroupVersionResource, Verb};
 
 /// Every answered request.
@@ -202,7 +202,7 @@ struct TypeMeter {
 pub(super) struct WatchMeter(Arc<TypeMeter>);
 
 impl Meters {
-    pub(super) fn begin(&self, labels: &Labels, resource: &Resource) -> WatchMeter {
+    pub(super) fn begin(&self, labels: &Labels, resource: &ResourceType) -> WatchMeter {
         let key = (
             Arc::clone(&labels.group),
             Arc::clone(&resource.gvr.resource),
@@ -224,13 +224,13 @@ impl Meters {
     }
 }
 
-impl Observer for WatchMeter {
+impl WatchObserver for WatchMeter {
     fn sent(&mut self, events: usize, bytes: usize) {
         self.0.events.increment(events as u64);
         self.0.bytes.increment(bytes as u64);
     }
 
-    fn ended(&mut self, how: Ending) {
+    fn ended(&mut self, how: WatchEnding) {
         let TypeMeter {
             watches,
             group,

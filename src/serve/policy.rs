@@ -8,8 +8,8 @@ use serde::Deserialize;
 
 use super::demand::{Demand, MOST};
 use super::limit::UserLimits;
-use crate::scope::Keep;
-use crate::store::Limits;
+use crate::scope::Retention;
+use crate::store::WindowLimits;
 use watershed_protocol::{FieldRequirement, FieldSelector, GroupVersionResource, Selection};
 
 /// A scope that was opened by demand is held for nobody for this long: longer than rollouts and
@@ -172,19 +172,19 @@ impl Policy {
         &self,
         gvr: &GroupVersionResource,
         by_demand: bool,
-        window: Limits,
-    ) -> Keep {
+        window: WindowLimits,
+    ) -> Retention {
         let holding = self.holding(&gvr.group, &gvr.resource);
         let idle = holding
             .idle
             .or_else(|| by_demand.then_some(IDLE))
             .filter(|idle| !idle.is_zero());
         let own = holding.window_age.is_some() || holding.window_bytes.is_some();
-        let window = Limits {
+        let window = WindowLimits {
             age: holding.window_age.unwrap_or(window.age),
             bytes: holding.window_bytes.unwrap_or(window.bytes),
         };
-        Keep {
+        Retention {
             by_demand,
             idle: idle.filter(|_| !holding.always),
             window: own.then_some(window),
@@ -623,7 +623,7 @@ mod tests {
     #[test]
     fn scopes_are_held_as_their_type_or_all_types_say() {
         let gvr = |resource: &str| GroupVersionResource::new("", "v1", resource);
-        let window = Limits {
+        let window = WindowLimits {
             age: Duration::from_mins(5),
             bytes: 1 << 20,
         };

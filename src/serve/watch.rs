@@ -1,6 +1,5 @@
 //! A watch: from the present state, or from a version still in the window.
 use std::sync::Arc;
-use std::task::Context;
 use std::time::Duration;
 
 use http::{HeaderMap, StatusCode};
@@ -11,10 +10,10 @@ use super::decide::{Begin, Read, Watch};
 use super::metrics::Labels;
 use super::source::{Reason, Source};
 use super::{Inner, Opened, Outcome, from_memory, gzip};
-use crate::access::{Guard, Standing};
+use crate::access::Guard;
 use crate::body::InMemory;
-use crate::store::Start;
-use crate::watcher::{Coding, Grant, Initial, Permission, Terms, View, WatchBody};
+use crate::store::SubscriptionStart;
+use crate::watcher::{ClientView, ContentCoding, InitialState, WatchBody, WatchOptions};
 use watershed_protocol::accepts_gzip;
 
 /// Without `timeoutSeconds` a watch ends after one to two times this.
@@ -23,29 +22,15 @@ const MIN_TIMEOUT: Duration = Duration::from_mins(30);
 /// Longer than anybody waits, short enough to be added to a clock.
 const MAX_TIMEOUT: Duration = Duration::from_hours(10 * 365 * 24);
 
-impl Grant for Guard {
-    fn poll(&mut self, context: &mut Context<'_>) -> Permission {
-        match Guard::poll(self, context) {
-            Standing::Granted => Permission::Granted,
-            Standing::Asking => Permission::Doubtful,
-            Standing::Gone => Permission::Gone,
-        }
-    }
-
-    fn due(&self) -> Instant {
-        Guard::due(self)
-    }
-}
-
 /// Compressed are the watches that mark the end of the state they begin with, for who takes gzip,
 /// where upstream does so. Source: `apiserver/pkg/endpoints/handlers/watch.go` (BeginStream).
-pub(super) async fn coding(opened: &Opened, watch: &Watch, headers: &HeaderMap) -> Coding {
+pub(super) async fn coding(opened: &Opened, watch: &Watch, headers: &HeaderMap) -> ContentCoding {
     let asked_for =
         matches!(watch.begin, Begin::State { end_mark: true, .. }) && accepts_gzip(headers);
     if asked_for && opened.scope.compression.is_on().await {
-        Coding::Gzip
+        ContentCoding::Gzip
     } else {
-        Coding::Identity
+        ContentCoding::Identity
     }
 }
 
@@ -54,7 +39,7 @@ pub(super) fn answer(
     opened: &Opened,
     read: &Read,
     watch: &Watch,
-    coding: Coding,
+    coding: ContentCoding,
     guard: Guard,
     labels: &Labels,
 ) -> Outcome {
@@ -64,7 +49,7 @@ pub(super) fn answer(
         representation,
         ..
     } = opened;
-    let view = View {
+    let view = ClientView {
         filter: watch.filter.clone(),
         partial: opened.partial().map(Box::new),
     };
@@ -88,8 +73,8 @@ pub(super) fn answer(
         return Outcome::Forward(Reason::BeforeFirstList);
     }
     let start = match watch.begin {
-        Begin::After(version) => Start::After(version),
-        Begin::State { .. } | Begin::Now => Start::Now,
+        Begin::After(version) => SubscriptionStart::After(version),
+        Begin::State { .. } | Begin::Now => SubscriptionStart::Now,
     };
     let (subscription, snapshot) = scope
         .reader
@@ -112,7 +97,7 @@ pub(super) fn answer(
             };
             let runs = snapshot.into_runs(watch.filter.namespace());
             (
-                Some(Initial {
+                Some(InitialState {
                     runs,
                     rest: None,
                     end_mark,
@@ -129,7 +114,7 @@ pub(super) fn answer(
     };
     let body = WatchBody::new(
         subscription,
-        Terms {
+        WatchOptions {
             form: Arc::clone(&ready.form),
             view,
             coding,
@@ -152,7 +137,7 @@ pub(super) fn answer(
         body,
         &ready.warnings,
     );
-    if coding == Coding::Gzip {
+    if coding == ContentCoding::Gzip {
         gzip::mark(response.headers_mut());
     }
     response.extensions_mut().insert(InMemory);

@@ -39,22 +39,22 @@ impl ByField {
         entries.map(move |entry| &entry[skipped..])
     }
 
-    pub(super) fn insert(&mut self, object: &Object) {
+    pub(super) fn insert(&mut self, object: &StoredObject) {
         self.entries.insert(self.entry(object).into());
     }
 
-    pub(super) fn remove(&mut self, object: &Object) {
+    pub(super) fn remove(&mut self, object: &StoredObject) {
         self.entries.remove(self.entry(object).as_str());
     }
 
     /// `new` is in already.
-    pub(super) fn replaced(&mut self, old: &Object, new: &Object) {
+    pub(super) fn replaced(&mut self, old: &StoredObject, new: &StoredObject) {
         if old.attributes.field(self.position) != new.attributes.field(self.position) {
             self.remove(old);
         }
     }
 
-    fn entry(&self, object: &Object) -> String {
+    fn entry(&self, object: &StoredObject) -> String {
         format!(
             "{}{BETWEEN}{}",
             object.attributes.field(self.position),

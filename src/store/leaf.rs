@@ -23,7 +23,7 @@ const FEW_BYTES: usize = FULL / 4;
 #[derive(Debug)]
 pub(super) struct Leaf {
     form: Arc<TypeForm>,
-    objects: Vec<Arc<Object>>,
+    objects: Vec<Arc<StoredObject>>,
     /// Bytes the objects take as items of a list, each with its separator.
     items: usize,
     /// The objects as they are sent, once somebody asked for them.
@@ -61,7 +61,7 @@ impl Leaf {
     /// A new leaf has no more objects.
     pub(super) const MANY: usize = 64;
 
-    pub(super) fn new(form: &Arc<TypeForm>, objects: Vec<Arc<Object>>) -> Self {
+    pub(super) fn new(form: &Arc<TypeForm>, objects: Vec<Arc<StoredObject>>) -> Self {
         let items = objects
             .iter()
             .map(|object| form.item_len(&object.bytes))
@@ -86,7 +86,7 @@ impl Leaf {
             self.objects.iter().map(|object| object.bytes.len()),
         );
         let objects = self.objects.iter().zip(slices).map(|(object, bytes)| {
-            Arc::new(Object {
+            Arc::new(StoredObject {
                 bytes,
                 version: object.version,
                 attributes: object.attributes.clone(),
@@ -95,7 +95,7 @@ impl Leaf {
         Self::settled(Arc::clone(&self.form), objects.collect(), packed)
     }
 
-    fn settled(form: Arc<TypeForm>, objects: Vec<Arc<Object>>, packed: Arc<Packed>) -> Self {
+    fn settled(form: Arc<TypeForm>, objects: Vec<Arc<StoredObject>>, packed: Arc<Packed>) -> Self {
         let items = packed.joined.bytes.len();
         Self {
             form,
@@ -109,7 +109,7 @@ impl Leaf {
     }
 
     /// The leaf with other objects, of which one is new.
-    fn changed(&self, objects: Vec<Arc<Object>>, items: usize) -> Self {
+    fn changed(&self, objects: Vec<Arc<StoredObject>>, items: usize) -> Self {
         let base = if self.settled {
             self.packed.get().cloned()
         } else {
@@ -132,7 +132,7 @@ impl Leaf {
     }
 
     /// The leaf with this object, and the one that had its key.
-    pub(super) fn with(&self, object: Arc<Object>) -> (Self, Option<Arc<Object>>) {
+    pub(super) fn with(&self, object: Arc<StoredObject>) -> (Self, Option<Arc<StoredObject>>) {
         let place = self.place(object.key());
         let mut objects = self.objects.clone();
         let mut items = self.items + self.form.item_len(&object.bytes);
@@ -148,7 +148,7 @@ impl Leaf {
     }
 
     /// The object with this key, and the leaf without it, unless that is empty.
-    pub(super) fn without(&self, key: &str) -> Option<(Option<Self>, Arc<Object>)> {
+    pub(super) fn without(&self, key: &str) -> Option<(Option<Self>, Arc<StoredObject>)> {
         let index = self.place(key).ok()?;
         let mut objects = self.objects.clone();
         let old = objects.remove(index);
@@ -186,7 +186,7 @@ impl Leaf {
         let middle = middle
             .map_or(1, |index| index + 1)
             .min(self.objects.len() - 1);
-        let part = |objects: &[Arc<Object>]| Self::new(&self.form, objects.to_vec()).settle();
+        let part = |objects: &[Arc<StoredObject>]| Self::new(&self.form, objects.to_vec()).settle();
         Some((part(&self.objects[..middle]), part(&self.objects[middle..])))
     }
 
@@ -203,7 +203,7 @@ impl Leaf {
     }
 
     /// Whether an object's bytes hold the bytes of others in memory.
-    pub(super) fn shares(&self, object: &Object) -> bool {
+    pub(super) fn shares(&self, object: &StoredObject) -> bool {
         let within = |packed: &Arc<Packed>| object.bytes.is_part_of(&packed.joined.bytes);
         (self.settled && self.packed.get().is_some_and(within))
             || self.base.as_ref().is_some_and(within)
@@ -248,7 +248,7 @@ impl Leaf {
         self.objects[0].key()
     }
 
-    pub(super) fn objects(&self) -> &[Arc<Object>] {
+    pub(super) fn objects(&self) -> &[Arc<StoredObject>] {
         &self.objects
     }
 
@@ -284,14 +284,14 @@ struct Part {
 
 impl Growing {
     /// Whether a leaf with the object would not be too large. One object always has room.
-    pub(super) fn has_room(&self, form: &TypeForm, object: &Object) -> bool {
+    pub(super) fn has_room(&self, form: &TypeForm, object: &StoredObject) -> bool {
         let few = self.parts.len() < Leaf::MANY;
         self.parts.is_empty() || (few && self.items.len() + form.item_len(&object.bytes) <= FULL)
     }
 
     /// Puts an object behind the others.
-    pub(super) fn put(&mut self, form: &TypeForm, object: Object) {
-        let Object {
+    pub(super) fn put(&mut self, form: &TypeForm, object: StoredObject) {
+        let StoredObject {
             bytes,
             version,
             attributes,
@@ -324,7 +324,7 @@ impl Growing {
         let lengths: Vec<_> = self.parts.iter().map(|part| part.length).collect();
         let slices = form.split(&joined, lengths.into_iter());
         let objects = slices.zip(self.parts.drain(..)).map(|(bytes, part)| {
-            Arc::new(Object {
+            Arc::new(StoredObject {
                 bytes,
                 version: part.version,
                 attributes: part.attributes,
@@ -341,12 +341,12 @@ impl Growing {
 
 /// A part of a snapshot that can be sent in one piece: objects of one leaf that follow one another.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct ObjectRun {
     pub(super) leaf: Arc<Leaf>,
     pub(super) range: Range<usize>,
 }
 
-impl Run {
+impl ObjectRun {
     /// How many objects there are.
     pub fn len(&self) -> usize {
         self.range.len()
@@ -368,7 +368,7 @@ impl Run {
     }
 
     /// The objects, in key order.
-    pub fn objects(&self) -> &[Arc<Object>] {
+    pub fn objects(&self) -> &[Arc<StoredObject>] {
         &self.leaf.objects[self.range.clone()]
     }
 
@@ -405,7 +405,7 @@ impl Run {
         }
     }
 
-    /// Whether [`Run::added_compressed`] costs nothing, as somebody had it before.
+    /// Whether [`ObjectRun::added_compressed`] costs nothing, as somebody had it before.
     pub fn is_added_compressed(&self) -> bool {
         self.is_whole_leaf()
             && self
@@ -415,7 +415,7 @@ impl Run {
                 .is_some_and(|packed| packed.added.get().is_some())
     }
 
-    /// Whether [`Run::deflated`] costs nothing, as somebody had it before.
+    /// Whether [`ObjectRun::deflated`] costs nothing, as somebody had it before.
     pub fn is_deflated(&self) -> bool {
         self.is_whole_leaf()
             && self

@@ -3,7 +3,7 @@ use watershed_protocol::{Attributes, ResourceVersion, Stored};
 
 /// An object as upstream sent it. Invariant `bytes`: `bytes` is never re-encoded.
 #[derive(Debug)]
-pub struct Object {
+pub struct StoredObject {
     /// What is held of upstream's bytes. They may be a part of what the objects beside it are held
     /// in.
     pub bytes: Stored,
@@ -13,7 +13,7 @@ pub struct Object {
     pub attributes: Attributes,
 }
 
-impl Object {
+impl StoredObject {
     /// `namespace/name`, or `name` when cluster-scoped: the order upstream lists in.
     pub fn key(&self) -> &str {
         self.attributes.key()

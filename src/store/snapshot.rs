@@ -9,7 +9,7 @@ use std::sync::Arc;
 use imbl::OrdSet;
 
 use super::by_field::ByField;
-use super::leaf::{Leaf, Run};
+use super::leaf::{Leaf, ObjectRun};
 use super::object::Object;
 use super::window::Event;
 pub use builder::SnapshotBuilder;
@@ -43,7 +43,7 @@ pub struct Snapshot {
 
 /// An object that is not part of the newest state any more.
 pub(super) struct Replaced {
-    pub(super) object: Arc<Object>,
+    pub(super) object: Arc<StoredObject>,
     /// Its bytes hold the bytes of others in memory.
     pub(super) shares: bool,
 }
@@ -53,7 +53,7 @@ impl Snapshot {
     pub fn new(
         version: ResourceVersion,
         layout: Layout,
-        objects: impl IntoIterator<Item = Object>,
+        objects: impl IntoIterator<Item = StoredObject>,
     ) -> Self {
         let mut builder = SnapshotBuilder::new(layout);
         objects.into_iter().for_each(|object| builder.put(object));
@@ -89,7 +89,7 @@ impl Snapshot {
     }
 
     /// The object with this key (`namespace/name`, or `name` when cluster-scoped).
-    pub fn get(&self, key: &str) -> Option<&Arc<Object>> {
+    pub fn get(&self, key: &str) -> Option<&Arc<StoredObject>> {
         let leaf = &self.leaves.get_prev(key)?.0;
         Some(&leaf.objects()[leaf.place(key).ok()?])
     }
@@ -98,7 +98,7 @@ impl Snapshot {
     pub fn items<'a>(
         &'a self,
         namespace: Option<&str>,
-    ) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
+    ) -> impl Iterator<Item = &'a Arc<StoredObject>> + use<'a> {
         self.items_after(namespace, None)
     }
 
@@ -108,7 +108,7 @@ impl Snapshot {
         &'a self,
         namespace: Option<&str>,
         after: Option<&str>,
-    ) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
+    ) -> impl Iterator<Item = &'a Arc<StoredObject>> + use<'a> {
         self.parts(Bounds::after(namespace, after))
             .flat_map(|(leaf, from, to)| &leaf.objects()[from..to])
     }
@@ -118,9 +118,9 @@ impl Snapshot {
         &'a self,
         namespace: Option<&str>,
         after: Option<&str>,
-    ) -> impl Iterator<Item = Run> + use<'a> {
+    ) -> impl Iterator<Item = ObjectRun> + use<'a> {
         let parts = self.parts(Bounds::after(namespace, after));
-        parts.map(|(leaf, from, to)| Run {
+        parts.map(|(leaf, from, to)| ObjectRun {
             leaf: Arc::clone(leaf),
             range: from..to,
         })
@@ -132,7 +132,7 @@ impl Snapshot {
         &self,
         position: usize,
         value: &str,
-    ) -> Option<impl Iterator<Item = &Arc<Object>>> {
+    ) -> Option<impl Iterator<Item = &Arc<StoredObject>>> {
         let index = self
             .by_field
             .as_ref()
@@ -142,15 +142,15 @@ impl Snapshot {
 
     /// As [`Snapshot::runs_after`] from the beginning, as an iterator that owns its snapshot, for
     /// bodies that outlive the caller.
-    pub fn into_runs(self, namespace: Option<&str>) -> Runs {
-        Runs {
+    pub fn into_runs(self, namespace: Option<&str>) -> ObjectRuns {
+        ObjectRuns {
             bounds: Bounds::after(namespace, None),
             snapshot: self,
         }
     }
 
     /// Takes an event back that led to this state. Its version is the caller's to set.
-    pub(super) fn undo(&mut self, event: &Event) {
+    pub(super) fn undo(&mut self, event: &WindowEvent) {
         match &event.previous {
             Some(previous) => self.insert(Arc::clone(previous)),
             None => self.remove(event.object.key()),
@@ -199,7 +199,7 @@ impl Snapshot {
 
     /// Puts an object in the place of the one with its key. Before the first list there is no
     /// place.
-    pub(super) fn insert(&mut self, object: Arc<Object>) -> Option<Replaced> {
+    pub(super) fn insert(&mut self, object: Arc<StoredObject>) -> Option<Replaced> {
         let form = Arc::clone(&self.layout.as_ref()?.form);
         self.size += object.size();
         if let Some(index) = &mut self.by_field {
@@ -341,24 +341,24 @@ impl Bounds {
 
 /// Walks a snapshot it owns, a piece at a time.
 #[derive(Debug)]
-pub struct Runs {
+pub struct ObjectRuns {
     snapshot: Snapshot,
     bounds: Bounds,
 }
 
-impl Runs {
+impl ObjectRuns {
     /// The version of the snapshot walked over.
     pub fn version(&self) -> ResourceVersion {
         self.snapshot.version
     }
 }
 
-impl Iterator for Runs {
-    type Item = Run;
+impl Iterator for ObjectRuns {
+    type Item = ObjectRun;
 
-    fn next(&mut self) -> Option<Run> {
+    fn next(&mut self) -> Option<ObjectRun> {
         let (leaf, from, to) = self.snapshot.parts(self.bounds.clone()).next()?;
-        let run = Run {
+        let run = ObjectRun {
             leaf: Arc::clone(leaf),
             range: from..to,
         };

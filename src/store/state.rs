@@ -11,14 +11,14 @@ use super::object::Object;
 use super::pins::Pins;
 use super::snapshot::{Replaced, Snapshot};
 use super::wake::{Index, Interest, NOTHING, Slot};
-use super::window::{Event, Limits, Window};
+use super::window::{Window, WindowEvent, WindowLimits};
 use watershed_protocol::{EventKind, Frame, ResourceVersion};
 
 /// Taking fewer events back than this costs less than a list of one page does.
 const WORTH_PINNING: usize = 64;
 
 /// Makes an empty scope, not yet synced.
-pub fn new(limits: Limits) -> (Writer, Reader) {
+pub fn new(limits: WindowLimits) -> (StoreWriter, StoreReader) {
     let shared = Arc::new(Shared {
         state: RwLock::new(State {
             snapshot: Snapshot::default(),
@@ -26,23 +26,16 @@ pub fn new(limits: Limits) -> (Writer, Reader) {
             window: Window::new(limits),
             index: Index::default(),
             pins: Pins::default(),
-            closed: None,
+            closed: false,
         }),
     });
     (
-        Writer {
+        StoreWriter {
             shared: Arc::clone(&shared),
             untidy: 0,
         },
-        Reader { shared },
+        StoreReader { shared },
     )
-}
-
-/// Why a scope stopped for good: its watches end as upstream's would.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Closed {
-    /// The type is gone, upstream ended the watch, or the proxy may not watch it any more.
-    Gone,
 }
 
 #[derive(Debug)]
@@ -61,7 +54,8 @@ struct State {
     window: Window,
     index: Index,
     pins: Pins,
-    closed: Option<Closed>,
+    /// The writer is gone: no event follows.
+    closed: bool,
 }
 
 impl State {
@@ -78,7 +72,7 @@ impl State {
 
 /// What upstream said cannot follow what is known: the scope must be listed again.
 #[derive(Debug, thiserror::Error)]
-pub enum Inconsistent {
+pub enum InconsistentEvent {
     /// Events come in ascending order of their version; only deletions may share one.
     #[error("event of version {event} came after version {known}")]
     Order {
@@ -104,13 +98,13 @@ pub enum Inconsistent {
 
 /// The only one who changes a scope's state.
 #[derive(Debug)]
-pub struct Writer {
+pub struct StoreWriter {
     shared: Arc<Shared>,
     /// Changes since all leaves were looked at.
     untidy: usize,
 }
 
-impl Writer {
+impl StoreWriter {
     /// Puts a fresh list in place of everything known. Watches from before its version are told
     /// that their version expired: what happened in between is not known (invariant `no silent
     /// gap`).
@@ -136,8 +130,8 @@ impl Writer {
         &mut self,
         now: Instant,
         frame: Frame,
-        object: Object,
-    ) -> Result<(), Inconsistent> {
+        object: StoredObject,
+    ) -> Result<(), InconsistentEvent> {
         let mut state = self.shared.state.write();
         let known = state.snapshot.version();
         let version = object.version;
@@ -147,7 +141,7 @@ impl Writer {
                 return Ok(());
             }
         } else if version <= known {
-            return Err(Inconsistent::Order {
+            return Err(InconsistentEvent::Order {
                 event: version,
                 known,
             });
@@ -156,12 +150,12 @@ impl Writer {
             EventKind::Added => !held,
             EventKind::Modified | EventKind::Deleted => held,
             EventKind::Bookmark | EventKind::Error => {
-                return Err(Inconsistent::NotAChange(frame.kind.as_str()));
+                return Err(InconsistentEvent::NotAChange(frame.kind.as_str()));
             }
         };
         if !fits {
             let key = object.key().to_owned();
-            return Err(Inconsistent::Existence {
+            return Err(InconsistentEvent::Existence {
                 kind: frame.kind.as_str(),
                 key,
                 held,
@@ -179,7 +173,7 @@ impl Writer {
         let sequence = state.window.head();
         let wakers = state.index.mark(sequence, previous.as_deref(), &object);
         let compressed = Compressed::counted_in(state.window.compressed());
-        let event = Event {
+        let event = WindowEvent {
             kind: frame.kind,
             version,
             object,
@@ -207,20 +201,20 @@ impl Writer {
     }
 
     /// Ends every watch, now and later.
-    pub fn close(&mut self, why: Closed) {
+    pub fn close(&mut self) {
         let mut state = self.shared.state.write();
-        state.closed = Some(why);
+        state.closed = true;
         let wakers = state.index.mark_all(state.window.head());
         drop(state);
         wake(wakers);
     }
 }
 
-impl Drop for Writer {
+impl Drop for StoreWriter {
     /// Without a writer nothing would ever arrive: watches end instead of hanging.
     fn drop(&mut self) {
-        if self.shared.state.read().closed.is_none() {
-            self.close(Closed::Gone);
+        if !self.shared.state.read().closed {
+            self.close();
         }
     }
 }
@@ -236,16 +230,16 @@ fn tidy(changes: &mut usize, state: &mut State) {
 
 /// An object as an event keeps it, and the bytes it takes by itself. It may stay for long: what
 /// lies beside it in memory is not to stay with it.
-fn history(Replaced { object, shares }: Replaced) -> (Option<Arc<Object>>, usize) {
+fn history(Replaced { object, shares }: Replaced) -> (Option<Arc<StoredObject>>, usize) {
     if !shares {
         return (Some(object), 0);
     }
-    let Object {
+    let StoredObject {
         bytes,
         version,
         attributes,
     } = &*object;
-    let alone = Object {
+    let alone = StoredObject {
         bytes: bytes.detached(),
         version: *version,
         attributes: attributes.clone(),
@@ -260,13 +254,13 @@ fn wake(wakers: Vec<Waker>) {
 
 /// Reads a scope's state. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Reader {
+pub struct StoreReader {
     shared: Arc<Shared>,
 }
 
 /// Figures of a scope at a moment.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Figures {
+pub struct StoreStats {
     /// The version reached.
     pub version: ResourceVersion,
     /// Objects in the newest snapshot.
@@ -283,7 +277,7 @@ pub struct Figures {
 
 /// Where a watch begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
+pub enum SubscriptionStart {
     /// With the events after this version, which may lie in the future.
     After(ResourceVersion),
     /// With the events after the newest snapshot.
@@ -292,7 +286,7 @@ pub enum Start {
 
 /// The state at a version that was asked for.
 #[derive(Clone, Debug)]
-pub enum At {
+pub enum SnapshotAt {
     /// This was it.
     Held(Snapshot),
     /// It lies in the future.
@@ -303,9 +297,9 @@ pub enum At {
 
 /// What a subscriber is to do next.
 #[derive(Clone, Debug)]
-pub enum Step {
+pub enum SubscriptionStep {
     /// These are the next events (possibly none of interest); there may be more behind them.
-    Events(Vec<Arc<Event>>),
+    Events(Vec<Arc<WindowEvent>>),
     /// Everything up to this version, the newest known, has been handed out; the waker is
     /// registered. A watch that started at a version still ahead may see one below its start here.
     CaughtUp(ResourceVersion),
@@ -317,10 +311,10 @@ pub enum Step {
         oldest: ResourceVersion,
     },
     /// The scope is closed.
-    Closed(Closed),
+    Closed,
 }
 
-impl Reader {
+impl StoreReader {
     /// The newest snapshot.
     pub fn snapshot(&self) -> Snapshot {
         self.shared.state.read().newest().clone()
@@ -333,7 +327,7 @@ impl Reader {
 
     /// The version that upstream's events have led to. That of the newest snapshot may be ahead of
     /// it.
-    pub fn followed(&self) -> ResourceVersion {
+    pub fn event_version(&self) -> ResourceVersion {
         self.shared.state.read().snapshot.version()
     }
 
@@ -341,7 +335,7 @@ impl Reader {
     ///
     /// Events up to `version` may still arrive, if together they left no trace: an object that came
     /// and went again. Watches that are open get them; whoever starts at `version` does not.
-    pub fn prove(&self, snapshot: Snapshot, version: ResourceVersion) {
+    pub fn confirm(&self, snapshot: Snapshot, version: ResourceVersion) {
         let mut state = self.shared.state.write();
         if snapshot.generation() == state.snapshot.generation()
             && version > state.newest().version()
@@ -350,7 +344,7 @@ impl Reader {
         }
     }
 
-    /// Keeps a snapshot for a while, for [`Reader::at`]: somebody will ask for the next page of it.
+    /// Keeps a snapshot for a while, for [`StoreReader::snapshot_at`]: somebody will ask for the next page of it.
     pub fn pin(&self, now: Instant, snapshot: Snapshot) {
         let mut state = self.shared.state.write();
         if snapshot.generation() == state.snapshot.generation() {
@@ -360,20 +354,20 @@ impl Reader {
 
     /// The state at `version`: the newest one, and everything after `version` taken back. States
     /// far behind are kept for a while, as the pages of one list all ask for the same.
-    pub fn at(&self, now: Instant, version: ResourceVersion) -> At {
+    pub fn snapshot_at(&self, now: Instant, version: ResourceVersion) -> At {
         let state = self.shared.state.read();
         let proven = state
             .proven
             .as_ref()
             .filter(|proven| proven.version() == version);
         if let Some(known) = proven.or_else(|| state.pins.get(version)) {
-            return At::Held(known.clone());
+            return SnapshotAt::Found(known.clone());
         }
         if version > state.snapshot.version() {
-            return At::Ahead;
+            return SnapshotAt::Future;
         }
         let Some(from) = state.window.after(version) else {
-            return At::Lost;
+            return SnapshotAt::Expired;
         };
         let events: Vec<_> = state.window.from(from).cloned().collect();
         let mut snapshot = state.snapshot.clone();
@@ -383,13 +377,13 @@ impl Reader {
         if events.len() >= WORTH_PINNING {
             self.pin(now, snapshot.clone());
         }
-        At::Held(snapshot)
+        SnapshotAt::Found(snapshot)
     }
 
-    /// Figures for metrics and pages.
-    pub fn figures(&self) -> Figures {
+    /// Returns the figures for metrics and pages.
+    pub fn stats(&self) -> StoreStats {
         let state = self.shared.state.read();
-        Figures {
+        StoreStats {
             version: state.newest().version(),
             objects: state.newest().len(),
             object_bytes: state.newest().size(),
@@ -399,17 +393,21 @@ impl Reader {
         }
     }
 
-    /// Begins to follow the events, and gives the snapshot that `Start::Now` goes on from.
+    /// Begins to follow the events, and gives the snapshot that `SubscriptionStart::Now` goes on from.
     /// Both are of one moment: nothing lies between the snapshot and the first event.
-    pub fn subscribe(&self, start: Start, interest: Interest) -> (Subscription, Snapshot) {
+    pub fn subscribe(
+        &self,
+        start: SubscriptionStart,
+        interest: Interest,
+    ) -> (Subscription, Snapshot) {
         let mut state = self.shared.state.write();
         let followed = state.snapshot.version();
         let snapshot = state.newest().clone();
         let (interest, slot, slot_key) = state.index.add(interest);
         let (next, version) = match start {
-            Start::Now => (state.window.head(), snapshot.version()),
+            SubscriptionStart::Now => (state.window.head(), snapshot.version()),
             // A sequence number that is not held any more makes the first step say so.
-            Start::After(version) => (
+            SubscriptionStart::After(version) => (
                 state
                     .window
                     .after(version)
@@ -430,7 +428,7 @@ impl Reader {
     }
 
     /// The oldest version a watch can start from.
-    pub fn oldest(&self) -> ResourceVersion {
+    pub fn oldest_version(&self) -> ResourceVersion {
         self.shared.state.read().window.floor()
     }
 }
@@ -453,7 +451,7 @@ pub struct Subscription {
 impl Subscription {
     /// The next events, at most `most` of them, and no more than reach `bytes`. Registers the waker
     /// of `context` before it looks, so that nothing slips in between.
-    pub fn step(&mut self, context: &Context<'_>, most: usize, bytes: usize) -> Step {
+    pub fn step(&mut self, context: &Context<'_>, most: usize, bytes: usize) -> SubscriptionStep {
         self.slot.waker.register(context.waker());
         let state = self.shared.state.read();
         let unseen = self.slot.unseen.swap(NOTHING, Ordering::AcqRel);
@@ -466,7 +464,7 @@ impl Subscription {
             // lost.
             if self.ahead.is_none_or(|start| start < state.window.floor()) {
                 self.next = Some(from);
-                return Step::Expired {
+                return SubscriptionStep::Expired {
                     version: self.version,
                     oldest: state.window.floor(),
                 };
@@ -476,7 +474,7 @@ impl Subscription {
         }
         let events: Vec<_> = if from < state.window.head() {
             let mut left = Some(bytes);
-            let fits = |event: &&Arc<Event>| {
+            let fits = |event: &&Arc<WindowEvent>| {
                 let fits = left.is_some();
                 left = left.and_then(|left| left.checked_sub(event.frame.len()));
                 fits
@@ -496,7 +494,7 @@ impl Subscription {
             self.next = Some(next);
         } else if events.is_empty() {
             return Self::caught_up(&mut self.version, &state);
-        } else if state.closed.is_some() {
+        } else if state.closed {
             // Come back for the end.
             self.next = Some(next);
         }
@@ -507,16 +505,16 @@ impl Subscription {
         if let Some(last) = events.last() {
             self.version = last.version;
         }
-        Step::Events(events)
+        SubscriptionStep::Events(events)
     }
 
-    fn caught_up(reached: &mut ResourceVersion, state: &State) -> Step {
-        if let Some(closed) = state.closed {
-            return Step::Closed(closed);
+    fn caught_up(reached: &mut ResourceVersion, state: &State) -> SubscriptionStep {
+        if state.closed {
+            return SubscriptionStep::Closed;
         }
         let version = state.snapshot.version();
         *reached = version.max(*reached);
-        Step::CaughtUp(version)
+        SubscriptionStep::CaughtUp(version)
     }
 }
 

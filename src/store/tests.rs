@@ -27,12 +27,12 @@ pub(super) fn layout() -> Layout {
     }
 }
 
-fn object(key: &str, version: u64, node: &str) -> Object {
+fn object(key: &str, version: u64, node: &str) -> StoredObject {
     sized(key, version, node, 0)
 }
 
 /// An object with so many bytes more.
-pub(super) fn sized(key: &str, version: u64, node: &str, more: usize) -> Object {
+pub(super) fn sized(key: &str, version: u64, node: &str, more: usize) -> StoredObject {
     let (namespace, name) = key.split_once('/').unwrap();
     let more = "x".repeat(more);
     let text = format!(
@@ -40,14 +40,14 @@ pub(super) fn sized(key: &str, version: u64, node: &str, more: usize) -> Object 
     );
     let scanned = scan(Encoding::Json, text.as_bytes(), &fields()).unwrap();
     let bytes = layout().form.store(&text.into());
-    Object {
+    StoredObject {
         bytes,
         version: scanned.version,
         attributes: scanned.attributes,
     }
 }
 
-fn frame(kind: EventKind, object: &Object) -> Frame {
+fn frame(kind: EventKind, object: &StoredObject) -> Frame {
     let frame = layout().form.event(kind, &object.bytes);
     let head = format!("{{\"type\":\"{}\",\"object\":", kind.as_str()).len();
     Frame {
@@ -57,13 +57,20 @@ fn frame(kind: EventKind, object: &Object) -> Frame {
     }
 }
 
-fn put(writer: &mut Writer, now: Instant, kind: EventKind, key: &str, version: u64, node: &str) {
+fn put(
+    writer: &mut StoreWriter,
+    now: Instant,
+    kind: EventKind,
+    key: &str,
+    version: u64,
+    node: &str,
+) {
     let object = object(key, version, node);
     writer.apply(now, frame(kind, &object), object).unwrap();
 }
 
-fn big() -> Limits {
-    Limits {
+fn big() -> WindowLimits {
+    WindowLimits {
         age: Duration::from_hours(1),
         bytes: 1 << 30,
     }
@@ -91,25 +98,27 @@ struct Follower {
 }
 
 impl Follower {
-    fn new(reader: &Reader, start: Start, interest: Interest) -> Self {
+    fn new(reader: &StoreReader, start: SubscriptionStart, interest: Interest) -> Self {
         Self {
             subscription: reader.subscribe(start, interest).0,
             wakes: Arc::default(),
         }
     }
 
-    fn step(&mut self, most: usize) -> Step {
+    fn step(&mut self, most: usize) -> SubscriptionStep {
         let waker = Waker::from(Arc::clone(&self.wakes));
         self.subscription
             .step(&Context::from_waker(&waker), most, usize::MAX)
     }
 
     /// Versions until there is nothing more for now.
-    fn drain(&mut self) -> (Vec<u64>, Step) {
+    fn drain(&mut self) -> (Vec<u64>, SubscriptionStep) {
         let mut versions = Vec::new();
         loop {
             match self.step(3) {
-                Step::Events(events) => versions.extend(events.iter().map(|event| event.version.0)),
+                SubscriptionStep::Events(events) => {
+                    versions.extend(events.iter().map(|event| event.version.0))
+                }
                 end => return (versions, end),
             }
         }
@@ -135,10 +144,17 @@ fn a_watch_from_a_version_sees_everything_after_it_once() {
             "n1",
         );
     }
-    let mut follower = Follower::new(&reader, Start::After(ResourceVersion(15)), Interest::All);
+    let mut follower = Follower::new(
+        &reader,
+        SubscriptionStart::After(ResourceVersion(15)),
+        Interest::All,
+    );
     let (versions, end) = follower.drain();
     assert_eq!(versions, (16..=30).collect::<Vec<_>>());
-    assert!(matches!(end, Step::CaughtUp(ResourceVersion(30))));
+    assert!(matches!(
+        end,
+        SubscriptionStep::CaughtUp(ResourceVersion(30))
+    ));
     put(&mut writer, now, EventKind::Deleted, "ns/p20", 31, "n1");
     assert_eq!(follower.woken(), 1);
     assert_eq!(follower.drain().0, [31]);
@@ -150,7 +166,7 @@ fn snapshot_and_subscription_are_of_one_moment() {
     let now = Instant::now();
     writer.replace(at(10, &[("ns/a", 5)]));
     put(&mut writer, now, EventKind::Added, "ns/b", 11, "n1");
-    let (subscription, snapshot) = reader.subscribe(Start::Now, Interest::All);
+    let (subscription, snapshot) = reader.subscribe(SubscriptionStart::Now, Interest::All);
     put(&mut writer, now, EventKind::Added, "ns/c", 12, "n1");
     assert_eq!(snapshot.version(), ResourceVersion(11));
     assert_eq!(
@@ -173,11 +189,23 @@ fn only_events_of_interest_wake() {
     let now = Instant::now();
     writer.replace(at(10, &[("ns/a", 5), ("other/b", 6)]));
     let node = fields().position("spec.nodeName").unwrap();
-    let mut key = Follower::new(&reader, Start::Now, Interest::Key("ns/a".into()));
-    let mut namespace = Follower::new(&reader, Start::Now, Interest::Namespace("ns".into()));
-    let mut on_n1 = Follower::new(&reader, Start::Now, Interest::Field(node, "n1".into()));
+    let mut key = Follower::new(
+        &reader,
+        SubscriptionStart::Now,
+        Interest::Key("ns/a".into()),
+    );
+    let mut namespace = Follower::new(
+        &reader,
+        SubscriptionStart::Now,
+        Interest::Namespace("ns".into()),
+    );
+    let mut on_n1 = Follower::new(
+        &reader,
+        SubscriptionStart::Now,
+        Interest::Field(node, "n1".into()),
+    );
     for follower in [&mut key, &mut namespace, &mut on_n1] {
-        assert!(matches!(follower.drain().1, Step::CaughtUp(_)));
+        assert!(matches!(follower.drain().1, SubscriptionStep::CaughtUp(_)));
     }
     put(&mut writer, now, EventKind::Modified, "other/b", 11, "n2");
     // It left n1: that concerns who watches n1.
@@ -194,13 +222,17 @@ fn only_events_of_interest_wake() {
 
 #[test]
 fn a_sleeper_is_not_expired_by_events_that_do_not_concern_it() {
-    let (mut writer, reader) = new(Limits {
+    let (mut writer, reader) = new(WindowLimits {
         age: Duration::from_hours(1),
         bytes: 2000,
     });
     let now = Instant::now();
     writer.replace(at(10, &[("ns/a", 5), ("other/b", 6)]));
-    let mut follower = Follower::new(&reader, Start::Now, Interest::Namespace("ns".into()));
+    let mut follower = Follower::new(
+        &reader,
+        SubscriptionStart::Now,
+        Interest::Namespace("ns".into()),
+    );
     follower.drain();
     for version in 11..200 {
         put(
@@ -231,7 +263,7 @@ fn a_sleeper_is_not_expired_by_events_that_do_not_concern_it() {
     assert!(
         matches!(
             end,
-            Step::Expired {
+            SubscriptionStep::Expired {
                 version: ResourceVersion(200),
                 ..
             }
@@ -245,17 +277,25 @@ fn too_old_and_future_starts() {
     let (mut writer, reader) = new(big());
     let now = Instant::now();
     writer.replace(at(10, &[]));
-    let mut old = Follower::new(&reader, Start::After(ResourceVersion(9)), Interest::All);
+    let mut old = Follower::new(
+        &reader,
+        SubscriptionStart::After(ResourceVersion(9)),
+        Interest::All,
+    );
     assert!(matches!(
         old.drain().1,
-        Step::Expired {
+        SubscriptionStep::Expired {
             version: ResourceVersion(9),
             oldest: ResourceVersion(10)
         }
     ));
     // Still so when asked again.
-    assert!(matches!(old.drain().1, Step::Expired { .. }));
-    let mut future = Follower::new(&reader, Start::After(ResourceVersion(12)), Interest::All);
+    assert!(matches!(old.drain().1, SubscriptionStep::Expired { .. }));
+    let mut future = Follower::new(
+        &reader,
+        SubscriptionStart::After(ResourceVersion(12)),
+        Interest::All,
+    );
     for version in 11..=14 {
         put(
             &mut writer,
@@ -273,20 +313,28 @@ fn too_old_and_future_starts() {
 fn a_fresh_list_expires_whoever_is_behind_it() {
     let (mut writer, reader) = new(big());
     writer.replace(at(10, &[]));
-    let mut behind = Follower::new(&reader, Start::Now, Interest::Namespace("ns".into()));
-    let mut ahead = Follower::new(&reader, Start::After(ResourceVersion(50)), Interest::All);
+    let mut behind = Follower::new(
+        &reader,
+        SubscriptionStart::Now,
+        Interest::Namespace("ns".into()),
+    );
+    let mut ahead = Follower::new(
+        &reader,
+        SubscriptionStart::After(ResourceVersion(50)),
+        Interest::All,
+    );
     behind.drain();
     ahead.drain();
     writer.replace(at(40, &[("ns/a", 20)]));
     assert_eq!(behind.woken(), 1);
     assert!(matches!(
         behind.drain().1,
-        Step::Expired {
+        SubscriptionStep::Expired {
             version: ResourceVersion(10),
             oldest: ResourceVersion(40)
         }
     ));
-    assert!(matches!(ahead.drain().1, Step::CaughtUp(_)));
+    assert!(matches!(ahead.drain().1, SubscriptionStep::CaughtUp(_)));
     put(
         &mut writer,
         Instant::now(),
@@ -300,7 +348,7 @@ fn a_fresh_list_expires_whoever_is_behind_it() {
 
 #[test]
 fn age_bounds_the_window() {
-    let (mut writer, reader) = new(Limits {
+    let (mut writer, reader) = new(WindowLimits {
         age: Duration::from_secs(10),
         bytes: 1 << 30,
     });
@@ -316,26 +364,37 @@ fn age_bounds_the_window() {
         "n1",
     );
     writer.progress(start + Duration::from_secs(12), ResourceVersion(13));
-    assert_eq!(reader.figures().events, 1);
-    let mut follower = Follower::new(&reader, Start::After(ResourceVersion(11)), Interest::All);
+    assert_eq!(reader.stats().events, 1);
+    let mut follower = Follower::new(
+        &reader,
+        SubscriptionStart::After(ResourceVersion(11)),
+        Interest::All,
+    );
     assert_eq!(follower.drain().0, [12]);
-    let mut follower = Follower::new(&reader, Start::After(ResourceVersion(10)), Interest::All);
-    assert!(matches!(follower.drain().1, Step::Expired { .. }));
+    let mut follower = Follower::new(
+        &reader,
+        SubscriptionStart::After(ResourceVersion(10)),
+        Interest::All,
+    );
+    assert!(matches!(
+        follower.drain().1,
+        SubscriptionStep::Expired { .. }
+    ));
 }
 
 #[test]
 fn compressed_forms_count_with_their_events() {
-    let mut limits = Limits {
+    let mut limits = WindowLimits {
         age: Duration::from_secs(10),
         bytes: 1 << 30,
     };
     let start = Instant::now();
-    let taken = |reader: &Reader| reader.figures().event_bytes;
+    let taken = |reader: &StoreReader| reader.stats().event_bytes;
     // Ten events, which somebody has wanted compressed or not.
     let fill = |limits, compressed: bool| {
         let (mut writer, reader) = new(limits);
         writer.replace(at(10, &[]));
-        let mut follower = Follower::new(&reader, Start::Now, Interest::All);
+        let mut follower = Follower::new(&reader, SubscriptionStart::Now, Interest::All);
         let mut bytes = 0;
         for version in 11..=20 {
             put(
@@ -346,7 +405,7 @@ fn compressed_forms_count_with_their_events() {
                 version,
                 "n1",
             );
-            let Step::Events(events) = follower.step(1) else {
+            let SubscriptionStep::Events(events) = follower.step(1) else {
                 panic!("no event")
             };
             bytes += events
@@ -372,7 +431,7 @@ fn compressed_forms_count_with_their_events() {
     let (mut writer, reader, _) = fill(limits, true);
     writer.progress(start, ResourceVersion(21));
     assert!(taken(&reader) <= limits.bytes);
-    assert!((5..10).contains(&reader.figures().events));
+    assert!((5..10).contains(&reader.stats().events));
 }
 
 #[test]
@@ -386,23 +445,23 @@ fn what_does_not_add_up_is_refused() {
     };
     assert!(matches!(
         try_to(EventKind::Modified, "ns/a", 10),
-        Err(Inconsistent::Order { .. })
+        Err(InconsistentEvent::Order { .. })
     ));
     assert!(matches!(
         try_to(EventKind::Added, "ns/a", 11),
-        Err(Inconsistent::Existence { .. })
+        Err(InconsistentEvent::Existence { .. })
     ));
     assert!(matches!(
         try_to(EventKind::Modified, "ns/b", 11),
-        Err(Inconsistent::Existence { .. })
+        Err(InconsistentEvent::Existence { .. })
     ));
     assert!(matches!(
         try_to(EventKind::Deleted, "ns/b", 11),
-        Err(Inconsistent::Existence { .. })
+        Err(InconsistentEvent::Existence { .. })
     ));
     assert!(matches!(
         try_to(EventKind::Bookmark, "ns/b", 11),
-        Err(Inconsistent::NotAChange(_))
+        Err(InconsistentEvent::NotAChange(_))
     ));
 }
 
@@ -411,8 +470,12 @@ fn deletions_of_one_version_are_all_seen() {
     let (mut writer, reader) = new(big());
     let now = Instant::now();
     writer.replace(at(10, &[("ns/a", 5), ("ns/b", 6), ("ns/c", 7)]));
-    let mut follower = Follower::new(&reader, Start::Now, Interest::All);
-    let mut narrow = Follower::new(&reader, Start::Now, Interest::Key("ns/c".into()));
+    let mut follower = Follower::new(&reader, SubscriptionStart::Now, Interest::All);
+    let mut narrow = Follower::new(
+        &reader,
+        SubscriptionStart::Now,
+        Interest::Key("ns/c".into()),
+    );
     put(&mut writer, now, EventKind::Deleted, "ns/a", 20, "n1");
     assert_eq!(follower.drain().0, [20]);
     // The watch was cut and resumed: what is known comes again.
@@ -421,11 +484,11 @@ fn deletions_of_one_version_are_all_seen() {
     }
     assert_eq!(follower.drain().0, [20, 20]);
     assert_eq!(narrow.drain().0.last(), Some(&20));
-    assert_eq!(reader.figures().objects, 0);
+    assert_eq!(reader.stats().objects, 0);
     let object = object("ns/d", 20, "n1");
     assert!(matches!(
         writer.apply(now, frame(EventKind::Added, &object), object),
-        Err(Inconsistent::Order { .. })
+        Err(InconsistentEvent::Order { .. })
     ));
 }
 
@@ -435,7 +498,7 @@ fn every_version_of_the_window_can_be_had_again() {
     let now = Instant::now();
     writer.replace(at(10, &[("ns/a", 5), ("ns/b", 6)]));
     let mut states = vec![(10, reader.snapshot())];
-    let change = |writer: &mut Writer, kind, key: &str, version| {
+    let change = |writer: &mut StoreWriter, kind, key: &str, version| {
         put(writer, now, kind, key, version, "n1");
         (version, reader.snapshot())
     };
@@ -452,7 +515,8 @@ fn every_version_of_the_window_can_be_had_again() {
     }
     for _ in 0..2 {
         for (version, state) in &states {
-            let At::Held(again) = reader.at(now, ResourceVersion(*version)) else {
+            let SnapshotAt::Found(again) = reader.snapshot_at(now, ResourceVersion(*version))
+            else {
                 panic!("{version} is lost")
             };
             let of = |state: &Snapshot| {
@@ -465,15 +529,24 @@ fn every_version_of_the_window_can_be_had_again() {
         }
     }
     // Between two changes it is the state after the first.
-    let At::Held(between) = reader.at(now, ResourceVersion(12)) else {
+    let SnapshotAt::Found(between) = reader.snapshot_at(now, ResourceVersion(12)) else {
         panic!("12 is lost")
     };
     assert_eq!((between.version(), between.len()), (ResourceVersion(12), 2));
-    assert!(matches!(reader.at(now, ResourceVersion(9)), At::Lost));
-    assert!(matches!(reader.at(now, ResourceVersion(120)), At::Ahead));
+    assert!(matches!(
+        reader.snapshot_at(now, ResourceVersion(9)),
+        SnapshotAt::Expired
+    ));
+    assert!(matches!(
+        reader.snapshot_at(now, ResourceVersion(120)),
+        SnapshotAt::Future
+    ));
     // After a fresh list nothing of before is certain.
     writer.replace(at(200, &[]));
-    assert!(matches!(reader.at(now, ResourceVersion(20)), At::Lost));
+    assert!(matches!(
+        reader.snapshot_at(now, ResourceVersion(20)),
+        SnapshotAt::Expired
+    ));
 }
 
 #[test]
@@ -481,20 +554,25 @@ fn a_proven_state_counts_as_newer_than_its_events() {
     let now = Instant::now();
     let (mut writer, reader) = new(big());
     writer.replace(at(10, &[("a/x", 5)]));
-    let mut before = Follower::new(&reader, Start::Now, Interest::All);
-    reader.prove(reader.snapshot(), ResourceVersion(20));
+    let mut before = Follower::new(&reader, SubscriptionStart::Now, Interest::All);
+    reader.confirm(reader.snapshot(), ResourceVersion(20));
     assert_eq!(
-        (reader.version(), reader.followed()),
+        (reader.version(), reader.event_version()),
         (ResourceVersion(20), ResourceVersion(10))
     );
-    assert!(matches!(reader.at(now, ResourceVersion(20)), At::Held(state) if state.len() == 1));
-    assert!(matches!(reader.at(now, ResourceVersion(15)), At::Ahead));
+    assert!(
+        matches!(reader.snapshot_at(now, ResourceVersion(20)), SnapshotAt::Found(state) if state.len() == 1)
+    );
+    assert!(matches!(
+        reader.snapshot_at(now, ResourceVersion(15)),
+        SnapshotAt::Future
+    ));
     // An older proof, or one that comes late, changes nothing.
-    reader.prove(reader.snapshot(), ResourceVersion(18));
+    reader.confirm(reader.snapshot(), ResourceVersion(18));
     assert_eq!(reader.version(), ResourceVersion(20));
 
-    let mut after = Follower::new(&reader, Start::Now, Interest::All);
-    let (_, snapshot) = reader.subscribe(Start::Now, Interest::All);
+    let mut after = Follower::new(&reader, SubscriptionStart::Now, Interest::All);
+    let (_, snapshot) = reader.subscribe(SubscriptionStart::Now, Interest::All);
     assert_eq!(snapshot.version(), ResourceVersion(20));
     // Nothing of this was left at 20. Who watched before is owed it; who began at 20 must not see
     // it.
@@ -503,7 +581,7 @@ fn a_proven_state_counts_as_newer_than_its_events() {
     let (seen, end) = before.drain();
     assert_eq!(seen, [12, 13]);
     assert!(
-        matches!(end, Step::CaughtUp(ResourceVersion(13))),
+        matches!(end, SubscriptionStep::CaughtUp(ResourceVersion(13))),
         "{end:?}"
     );
     assert_eq!(after.drain().0, Vec::<u64>::new());
@@ -512,11 +590,11 @@ fn a_proven_state_counts_as_newer_than_its_events() {
     put(&mut writer, now, EventKind::Modified, "a/x", 25, "n1");
     assert_eq!((before.drain().0, after.drain().0), (vec![25], vec![25]));
     assert_eq!(
-        (reader.version(), reader.followed()),
+        (reader.version(), reader.event_version()),
         (ResourceVersion(25), ResourceVersion(25))
     );
     assert!(
-        matches!(reader.at(now, ResourceVersion(20)), At::Held(state) if state.get("a/x").unwrap().version.0 == 5)
+        matches!(reader.snapshot_at(now, ResourceVersion(20)), SnapshotAt::Found(state) if state.get("a/x").unwrap().version.0 == 5)
     );
 }
 
@@ -526,17 +604,20 @@ fn a_proof_ends_with_the_list_it_is_about() {
     let (mut writer, reader) = new(big());
     writer.replace(at(10, &[("a/x", 5)]));
     let old = reader.snapshot();
-    reader.prove(old.clone(), ResourceVersion(20));
+    reader.confirm(old.clone(), ResourceVersion(20));
     // Another server, which is behind.
     writer.replace(at(15, &[("a/x", 5), ("a/y", 12)]));
     assert_eq!(reader.version(), ResourceVersion(15));
-    reader.prove(old.clone(), ResourceVersion(30));
+    reader.confirm(old.clone(), ResourceVersion(30));
     reader.pin(now, old);
     assert_eq!(
         (reader.version(), reader.snapshot().len()),
         (ResourceVersion(15), 2)
     );
-    assert!(matches!(reader.at(now, ResourceVersion(10)), At::Lost));
+    assert!(matches!(
+        reader.snapshot_at(now, ResourceVersion(10)),
+        SnapshotAt::Expired
+    ));
 }
 
 #[test]
@@ -559,26 +640,26 @@ fn items_after_a_key_are_those_of_its_list() {
 
 #[test]
 fn a_reader_in_the_midst_of_one_version_is_told_that_the_rest_is_lost() {
-    let (mut writer, reader) = new(Limits {
+    let (mut writer, reader) = new(WindowLimits {
         age: Duration::from_secs(10),
         bytes: 1 << 30,
     });
     let now = Instant::now();
     writer.replace(at(10, &[("ns/a", 5), ("ns/b", 6), ("ns/c", 7)]));
-    let mut follower = Follower::new(&reader, Start::Now, Interest::All);
+    let mut follower = Follower::new(&reader, SubscriptionStart::Now, Interest::All);
     for key in ["ns/a", "ns/b", "ns/c"] {
         put(&mut writer, now, EventKind::Deleted, key, 20, "n1");
     }
-    assert!(matches!(follower.step(1), Step::Events(events) if events.len() == 1));
+    assert!(matches!(follower.step(1), SubscriptionStep::Events(events) if events.len() == 1));
     writer.progress(now + Duration::from_mins(1), ResourceVersion(21));
-    assert!(matches!(follower.step(1), Step::Expired { .. }));
+    assert!(matches!(follower.step(1), SubscriptionStep::Expired { .. }));
 }
 
 #[test]
 fn a_fresh_list_ends_every_watch_from_before_it() {
     let (mut writer, reader) = new(big());
     writer.replace(at(10, &[("ns/a", 5)]));
-    let mut caught_up = Follower::new(&reader, Start::Now, Interest::All);
+    let mut caught_up = Follower::new(&reader, SubscriptionStart::Now, Interest::All);
     put(
         &mut writer,
         Instant::now(),
@@ -590,7 +671,10 @@ fn a_fresh_list_ends_every_watch_from_before_it() {
     assert_eq!(caught_up.drain().0, [11]);
     // More may have happened at version 11 than was seen of it.
     writer.replace(at(11, &[]));
-    assert!(matches!(caught_up.drain().1, Step::Expired { .. }));
+    assert!(matches!(
+        caught_up.drain().1,
+        SubscriptionStep::Expired { .. }
+    ));
 }
 
 #[test]
@@ -598,17 +682,24 @@ fn a_list_at_an_older_version_ends_every_watch_too() {
     // A restored backup: versions begin again below.
     let (mut writer, reader) = new(big());
     writer.replace(at(1000, &[("ns/a", 5)]));
-    let mut caught_up = Follower::new(&reader, Start::After(ResourceVersion(1000)), Interest::All);
+    let mut caught_up = Follower::new(
+        &reader,
+        SubscriptionStart::After(ResourceVersion(1000)),
+        Interest::All,
+    );
     caught_up.drain();
     writer.replace(at(500, &[]));
-    assert!(matches!(caught_up.drain().1, Step::Expired { .. }));
+    assert!(matches!(
+        caught_up.drain().1,
+        SubscriptionStep::Expired { .. }
+    ));
 }
 
 #[test]
 fn a_step_hands_out_no_more_bytes_than_asked_for() {
     let (mut writer, reader) = new(big());
     writer.replace(at(10, &[]));
-    let mut follower = Follower::new(&reader, Start::Now, Interest::All);
+    let mut follower = Follower::new(&reader, SubscriptionStart::Now, Interest::All);
     for version in 11..=20 {
         put(
             &mut writer,
@@ -619,7 +710,7 @@ fn a_step_hands_out_no_more_bytes_than_asked_for() {
             "n1",
         );
     }
-    let size = reader.figures().event_bytes / 10;
+    let size = reader.stats().event_bytes / 10;
     let mut sizes = Vec::new();
     loop {
         let waker = Waker::from(Arc::clone(&follower.wakes));
@@ -627,8 +718,13 @@ fn a_step_hands_out_no_more_bytes_than_asked_for() {
             .subscription
             .step(&Context::from_waker(&waker), 64, 1)
         {
-            Step::Events(events) => sizes.push(events.len()),
-            end => break assert!(matches!(end, Step::CaughtUp(ResourceVersion(20)))),
+            SubscriptionStep::Events(events) => sizes.push(events.len()),
+            end => {
+                break assert!(matches!(
+                    end,
+                    SubscriptionStep::CaughtUp(ResourceVersion(20))
+                ));
+            }
         }
     }
     assert!(size > 1);
@@ -639,7 +735,7 @@ fn a_step_hands_out_no_more_bytes_than_asked_for() {
 fn the_end_of_the_writer_ends_the_readers() {
     let (mut writer, reader) = new(big());
     writer.replace(at(10, &[]));
-    let mut follower = Follower::new(&reader, Start::Now, Interest::All);
+    let mut follower = Follower::new(&reader, SubscriptionStart::Now, Interest::All);
     follower.drain();
     put(
         &mut writer,
@@ -652,7 +748,7 @@ fn the_end_of_the_writer_ends_the_readers() {
     drop(writer);
     let (versions, end) = follower.drain();
     assert_eq!(versions, [11]);
-    assert!(matches!(end, Step::Closed(Closed::Gone)));
+    assert!(matches!(end, SubscriptionStep::Closed));
 }
 
 #[test]
@@ -708,7 +804,7 @@ proptest! {
     /// events of its interest after its start, in order, until it is told that it expired.
     #[test]
     fn no_silent_gap(ops in ops(), window in 500usize..20_000, from in 0u64..30) {
-        let (mut writer, reader) = new(Limits { age: Duration::from_hours(1), bytes: window });
+        let (mut writer, reader) = new(WindowLimits { age: Duration::from_hours(1), bytes: window });
         let now = Instant::now();
         let mut version = 20;
         writer.replace(at(version, &[]));
@@ -721,7 +817,7 @@ proptest! {
         ];
         let mut followers: Vec<_> = interests
             .into_iter()
-            .map(|interest| (Follower::new(&reader, Start::After(ResourceVersion(from)), interest), from, Vec::new(), false))
+            .map(|interest| (Follower::new(&reader, SubscriptionStart::After(ResourceVersion(from)), interest), from, Vec::new(), false))
             .collect();
         let mut model: BTreeMap<String, (u64, String)> = BTreeMap::new();
         let mut history: Vec<(u64, String, Option<String>, String)> = Vec::new();
@@ -758,10 +854,10 @@ proptest! {
                     for (follower, _, seen, expired) in &mut followers {
                         if *expired { continue; }
                         match follower.step(most) {
-                            Step::Events(events) => seen.extend(events.iter().map(|event| event.version.0)),
-                            Step::Expired { .. } => *expired = true,
-                            Step::CaughtUp(at) => prop_assert_eq!(at.0, version),
-                            Step::Closed(_) => prop_assert!(false),
+                            SubscriptionStep::Events(events) => seen.extend(events.iter().map(|event| event.version.0)),
+                            SubscriptionStep::Expired { .. } => *expired = true,
+                            SubscriptionStep::CaughtUp(at) => prop_assert_eq!(at.0, version),
+                            SubscriptionStep::Closed => prop_assert!(false),
                         }
                     }
                 }
@@ -775,7 +871,7 @@ proptest! {
             if !*expired {
                 let (rest, end) = follower.drain();
                 seen.extend(rest);
-                *expired = matches!(end, Step::Expired { .. });
+                *expired = matches!(end, SubscriptionStep::Expired { .. });
             }
             let concerns = |(at, key, old, new): &&(u64, String, Option<String>, String)| {
                 *at > *start && key != "relist" && match &*follower.subscription.interest {

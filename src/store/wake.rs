@@ -108,7 +108,12 @@ impl Index {
 
     /// Marks whom a change from `old` to `new` concerns, and gives back the wakers to call once the
     /// state is unlocked.
-    pub(super) fn mark(&self, sequence: u64, old: Option<&Object>, new: &Object) -> Vec<Waker> {
+    pub(super) fn mark(
+        &self,
+        sequence: u64,
+        old: Option<&StoredObject>,
+        new: &StoredObject,
+    ) -> Vec<Waker> {
         let mut wakers = Vec::new();
         let mut mark = |interest: &Interest| {
             for (_, slot) in self.slots.get(interest).into_iter().flatten() {

@@ -11,16 +11,16 @@ use watershed_protocol::{EventKind, ResourceVersion};
 
 /// One change of one object.
 #[derive(Debug)]
-pub struct Event {
+pub struct WindowEvent {
     /// Added, modified or deleted, as upstream said it of the whole scope.
     pub kind: EventKind,
     /// The version of the change; for a deletion, the version of the deletion.
     pub version: ResourceVersion,
     /// The new state, or for a deletion the last one (with the deletion's version spliced in by
     /// upstream).
-    pub object: Arc<Object>,
+    pub object: Arc<StoredObject>,
     /// The state before, which tells whether a selector's view had the object.
-    pub previous: Option<Arc<Object>>,
+    pub previous: Option<Arc<StoredObject>>,
     /// Bytes that are held for `previous` alone.
     pub(super) copied: usize,
     /// The whole watch frame as upstream sent it.
@@ -29,7 +29,7 @@ pub struct Event {
     pub(super) compressed: Compressed,
 }
 
-impl Event {
+impl WindowEvent {
     /// The frame as one member of gzip, compressed once for all who want it.
     pub fn compressed(&self) -> Bytes {
         self.compressed.of(&self.frame)
@@ -46,7 +46,7 @@ impl Event {
 
 /// How much history is kept: until it is older than `age`, and never more than `bytes`.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct WindowLimits {
     /// Events younger than this are kept while the bytes allow it.
     pub age: Duration,
     /// Upper bound of the frames held, their compressed forms included.
@@ -56,18 +56,18 @@ pub struct Limits {
 /// Events in order of their version. Each has a sequence number of its own, never used twice.
 #[derive(Debug)]
 pub(super) struct Window {
-    events: VecDeque<(Instant, Arc<Event>)>,
+    events: VecDeque<(Instant, Arc<WindowEvent>)>,
     /// Sequence number of the oldest event held.
     first: u64,
     /// The oldest version a watch may start from: everything after it is here.
     floor: ResourceVersion,
     bytes: usize,
     compressed: Tally,
-    limits: Limits,
+    limits: WindowLimits,
 }
 
 impl Window {
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(super) fn new(limits: WindowLimits) -> Self {
         Self {
             events: VecDeque::new(),
             first: 0,
@@ -109,7 +109,7 @@ impl Window {
         &self.compressed
     }
 
-    pub(super) fn push(&mut self, now: Instant, event: Arc<Event>) {
+    pub(super) fn push(&mut self, now: Instant, event: Arc<WindowEvent>) {
         self.bytes += event.size();
         self.events.push_back((now, event));
         self.trim(now);
@@ -155,7 +155,7 @@ impl Window {
     }
 
     /// The events from sequence number `from` on. `from` must not be below [`Self::first`].
-    pub(super) fn from(&self, from: u64) -> impl Iterator<Item = &Arc<Event>> {
+    pub(super) fn from(&self, from: u64) -> impl Iterator<Item = &Arc<WindowEvent>> {
         self.events
             .range((from - self.first) as usize..)
             .map(|(_, event)| event)

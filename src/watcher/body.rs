@@ -8,9 +8,10 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
-use super::chunk::{Chunk, Coding};
-use super::view::{Seen, View};
-use crate::store::{Run, Runs, Step, Subscription};
+use super::chunk::{Chunk, ContentCoding};
+use super::grant::{Grant, GrantStatus};
+use super::view::{ClientFrame, ClientView};
+use crate::store::{ObjectRun, ObjectRuns, Subscription, SubscriptionStep};
 use watershed_protocol::{BookmarkForm, EventKind, Malformed, ResourceVersion, Status, TypeForm};
 
 /// Bookmarks come about this often. Source: `cacher.go` (defaultBookmarkFrequency).
@@ -26,32 +27,12 @@ const INITIAL_CHUNK: usize = 64 * 1024;
 /// Events taken from the window at a time, so that the scope is locked for moments only.
 const BATCH: usize = 64;
 
-/// What a watch may do, as far as its caller's rights go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Permission {
-    /// Go on.
-    Granted,
-    /// Hand out nothing for now: what waits may be from after the grant was taken away.
-    Doubtful,
-    /// End.
-    Gone,
-}
-
-/// Asked all through a watch: may this caller still see this?
-pub trait Grant: Send + Unpin {
-    /// What the watch may do now. Wakes the task when that may have changed, except by the clock
-    /// alone.
-    fn poll(&mut self, context: &mut Context<'_>) -> Permission;
-    /// When it is to be polled next at the latest. Not in the past after a poll.
-    fn due(&self) -> Instant;
-}
-
 /// Where bookmarks of this scope come from: upstream's own form, known once it sent one.
 pub type Bookmarks = Arc<arc_swap::ArcSwapOption<BookmarkForm>>;
 
 /// Why a watch ended, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum WatchEnding {
     /// Its `timeoutSeconds` passed.
     Deadline,
     /// It fell out of the window.
@@ -68,7 +49,7 @@ pub enum Ending {
     Gone,
 }
 
-impl Ending {
+impl WatchEnding {
     /// The metric label.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -84,17 +65,17 @@ impl Ending {
 }
 
 /// What was agreed for one watch.
-pub struct Terms<G, D, O> {
+pub struct WatchOptions<G, D, O> {
     /// How objects and events of the type are framed.
     pub form: Arc<TypeForm>,
     /// Which events the client sees.
-    pub view: View,
+    pub view: ClientView,
     /// How what it gets is coded.
-    pub coding: Coding,
+    pub coding: ContentCoding,
     /// The version the watch starts after; bookmarks are sent only above it.
     pub start: ResourceVersion,
     /// The state to begin with, and whether its end is marked with a bookmark.
-    pub initial: Option<Initial>,
+    pub initial: Option<InitialState>,
     /// Bookmarks were asked for.
     pub bookmarks: Option<Bookmarks>,
     /// When the watch ends.
@@ -108,21 +89,21 @@ pub struct Terms<G, D, O> {
 }
 
 /// The state a watch begins with.
-pub struct Initial {
+pub struct InitialState {
     /// Objects still to be sent as ADDED.
-    pub runs: Runs,
+    pub runs: ObjectRuns,
     /// What comes before them: the rest of one that was begun.
-    pub rest: Option<Run>,
+    pub rest: Option<ObjectRun>,
     /// The bookmark that ends them.
     pub end_mark: Option<Bytes>,
 }
 
 /// Counts what a watch does.
-pub trait Observer: Send + Unpin + 'static {
+pub trait WatchObserver: Send + Unpin + 'static {
     /// So many frames were handed out, in so many bytes (compressed ones, of a watch that is).
     fn sent(&mut self, events: usize, bytes: usize);
     /// The watch is over.
-    fn ended(&mut self, how: Ending);
+    fn ended(&mut self, how: WatchEnding);
 }
 
 /// Whether a bookmark is to be sent.
@@ -151,7 +132,7 @@ impl Due {
 enum Outside {
     GoOn,
     Wait,
-    End(Ending),
+    End(WatchEnding),
 }
 
 /// A `http_body::Body` that reads the window itself: no task, no channel, no queue per watch.
@@ -161,14 +142,14 @@ enum Outside {
 ///
 /// The types of what is told from outside are parameters: there may be a hundred thousand bodies,
 /// and a box is dearer than what it holds.
-pub struct WatchBody<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> {
+pub struct WatchBody<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> {
     subscription: Subscription,
     form: Arc<TypeForm>,
-    view: View,
-    coding: Coding,
+    view: ClientView,
+    coding: ContentCoding,
     start: ResourceVersion,
     /// What is left of the state it begins with.
-    initial: Option<Box<Initial>>,
+    initial: Option<Box<InitialState>>,
     over: bool,
     /// What is left of the chunk that is handed out, never empty.
     rest: Option<Box<std::vec::IntoIter<Bytes>>>,
@@ -184,9 +165,9 @@ pub struct WatchBody<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> {
     observer: O,
 }
 
-impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
+impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D, O> {
     /// Begins a watch over `subscription`.
-    pub fn new(subscription: Subscription, terms: Terms<G, D, O>) -> Self {
+    pub fn new(subscription: Subscription, terms: WatchOptions<G, D, O>) -> Self {
         let now = Instant::now();
         let tick = next_tick(now, terms.deadline);
         Self {
@@ -209,7 +190,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
         }
     }
 
-    fn over(&mut self, how: Ending) {
+    fn over(&mut self, how: WatchEnding) {
         if !self.over {
             self.over = true;
             self.observer.ended(how);
@@ -220,27 +201,27 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
     /// may be.
     fn poll_outside(&mut self, context: &mut Context<'_>) -> Outside {
         if Pin::new(&mut self.draining).poll(context).is_ready() {
-            return Outside::End(Ending::Draining);
+            return Outside::End(WatchEnding::Draining);
         }
         loop {
-            let permission = self.grant.poll(context);
+            let status = self.grant.poll(context);
             let wake = self.tick.min(self.grant.due());
             if self.timer.deadline() != wake {
                 self.timer.as_mut().reset(wake);
             }
             if self.timer.as_mut().poll(context).is_pending() {
-                return match permission {
-                    Permission::Granted => Outside::GoOn,
-                    Permission::Doubtful => Outside::Wait,
-                    Permission::Gone => Outside::End(Ending::Revoked),
+                return match status {
+                    GrantStatus::Granted => Outside::GoOn,
+                    GrantStatus::InDoubt => Outside::Wait,
+                    GrantStatus::Revoked => Outside::End(WatchEnding::Revoked),
                 };
             }
             let now = Instant::now();
             if now >= self.deadline {
-                return Outside::End(Ending::Deadline);
+                return Outside::End(WatchEnding::Deadline);
             }
-            if permission == Permission::Gone {
-                return Outside::End(Ending::Revoked);
+            if status == GrantStatus::Revoked {
+                return Outside::End(WatchEnding::Revoked);
             }
             if now >= self.tick {
                 self.bookmark_due = Due::WithNews;
@@ -253,7 +234,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
     fn initial_chunk(&mut self) -> Option<Bytes> {
         let initial = self.initial.as_mut()?;
         let mut chunk = Chunk::new(self.coding);
-        let shared = self.coding == Coding::Gzip && self.view.is_plain();
+        let shared = self.coding == ContentCoding::Gzip && self.view.is_plain();
         while chunk.bytes() < INITIAL_CHUNK {
             let Some(mut run) = initial.rest.take().or_else(|| initial.runs.next()) else {
                 if let Some(mark) = initial.end_mark.take() {
@@ -300,7 +281,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
     fn broken(&mut self, error: &Malformed, chunk: &mut Chunk) {
         tracing::error!(%error, "an object could not be framed; the watch is ended");
         self.expire(chunk, self.start, self.start);
-        self.over(Ending::Broken);
+        self.over(WatchEnding::Broken);
     }
 
     fn expire(&self, chunk: &mut Chunk, version: ResourceVersion, oldest: ResourceVersion) {
@@ -316,11 +297,11 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
                 .subscription
                 .step(context, BATCH, CHUNK.saturating_sub(chunk.bytes()))
             {
-                Step::Events(events) => {
+                SubscriptionStep::Events(events) => {
                     for event in events {
                         match self.view.frame(&event, &self.form) {
-                            Ok(Some(Seen::Whole)) => chunk.push_whole(&event),
-                            Ok(Some(Seen::Made(frame))) => chunk.push(frame),
+                            Ok(Some(ClientFrame::Shared)) => chunk.push_whole(&event),
+                            Ok(Some(ClientFrame::Own(frame))) => chunk.push(frame),
                             Ok(None) => {}
                             Err(error) => {
                                 self.broken(&error, &mut chunk);
@@ -332,7 +313,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
                         return Poll::Ready(self.hand_out(chunk));
                     }
                 }
-                Step::CaughtUp(version) => {
+                SubscriptionStep::CaughtUp(version) => {
                     if std::mem::take(&mut self.bookmark_due).is_met(version, self.start)
                         && let Some(form) =
                             self.bookmarks.as_ref().and_then(|forms| forms.load_full())
@@ -345,13 +326,13 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> WatchBody<G, D, O> {
                         None => Poll::Pending,
                     };
                 }
-                Step::Expired { version, oldest } => {
+                SubscriptionStep::Expired { version, oldest } => {
                     self.expire(&mut chunk, version, oldest);
-                    self.over(Ending::Expired);
+                    self.over(WatchEnding::Expired);
                     return Poll::Ready(self.hand_out(chunk));
                 }
-                Step::Closed(_) => {
-                    self.over(Ending::Closed);
+                SubscriptionStep::Closed => {
+                    self.over(WatchEnding::Closed);
                     return Poll::Ready(self.hand_out(chunk));
                 }
             }
@@ -392,7 +373,9 @@ fn next_tick(now: Instant, deadline: Instant) -> Instant {
     }
 }
 
-impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> http_body::Body for WatchBody<G, D, O> {
+impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> http_body::Body
+    for WatchBody<G, D, O>
+{
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
@@ -414,7 +397,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> http_body::Body for 
             Outside::Wait => return Poll::Pending,
             Outside::End(how) => {
                 let last = match how {
-                    Ending::Draining if this.grant.poll(context) == Permission::Granted => {
+                    WatchEnding::Draining if this.grant.poll(context) == GrantStatus::Granted => {
                         this.last_chunk(context)
                     }
                     _ => None,
@@ -443,8 +426,8 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> http_body::Body for 
     }
 }
 
-impl<G: Grant, D: Future<Output = ()> + Unpin, O: Observer> Drop for WatchBody<G, D, O> {
+impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> Drop for WatchBody<G, D, O> {
     fn drop(&mut self) {
-        self.over(Ending::Gone);
+        self.over(WatchEnding::Gone);
     }
 }

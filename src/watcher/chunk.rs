@@ -1,19 +1,19 @@
 //! What goes out at once, in the coding of the watch.
 use bytes::{BufMut, Bytes, BytesMut};
 
-use crate::store::{Event, Run};
+use crate::store::{ObjectRun, WindowEvent};
 use watershed_protocol::{EventKind, Stored, TypeForm, gzip_member};
 
 /// From this size on (bytes) a piece of an answer is sent from where it lies, without a copy. What
 /// is written to the network at once is 16 KiB in at most 16 places (HTTP/2, TLS), so that smaller
 /// ones would make more writes of it.
-pub const WORTH_SHARING: usize = 2 * 1024;
+pub const MIN_SHARED_BYTES: usize = 2 * 1024;
 /// Room that is made at a time for what stands between shared pieces.
 const ROOM: usize = 1024;
 
 /// The content coding of a watch's body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Coding {
+pub enum ContentCoding {
     /// Frames as they are.
     #[default]
     Identity,
@@ -25,7 +25,7 @@ pub enum Coding {
 /// Frames that go out at once.
 #[derive(Debug, Default)]
 pub(super) struct Chunk {
-    coding: Coding,
+    coding: ContentCoding,
     /// How many frames were put in.
     frames: usize,
     /// What it took to put them in, in bytes: what a chunk is limited by.
@@ -39,7 +39,7 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    pub(super) fn new(coding: Coding) -> Self {
+    pub(super) fn new(coding: ContentCoding) -> Self {
         Self {
             coding,
             ..Self::default()
@@ -58,8 +58,8 @@ impl Chunk {
     pub(super) fn push(&mut self, frame: Bytes) {
         self.count(1, frame.len());
         match self.coding {
-            Coding::Identity => self.push_ready(frame),
-            Coding::Gzip => self.made.extend_from_slice(&frame),
+            ContentCoding::Identity => self.push_ready(frame),
+            ContentCoding::Gzip => self.made.extend_from_slice(&frame),
         }
     }
 
@@ -67,7 +67,7 @@ impl Chunk {
     pub(super) fn push_object(&mut self, form: &TypeForm, object: &Stored) {
         self.count(1, object.len());
         match self.coding {
-            Coding::Identity if object.len() >= WORTH_SHARING => {
+            ContentCoding::Identity if object.len() >= MIN_SHARED_BYTES => {
                 if self.small.capacity() == 0 {
                     // What comes later gets as much room again.
                     self.small = BytesMut::with_capacity(ROOM);
@@ -77,22 +77,22 @@ impl Chunk {
                 self.pieces.push(object.share());
                 self.small.put_slice(tail);
             }
-            Coding::Identity => form.put_event(EventKind::Added, object, &mut self.small),
-            Coding::Gzip => form.put_event(EventKind::Added, object, &mut self.made),
+            ContentCoding::Identity => form.put_event(EventKind::Added, object, &mut self.small),
+            ContentCoding::Gzip => form.put_event(EventKind::Added, object, &mut self.made),
         }
     }
 
     /// Adds an event in upstream's own frame.
-    pub(super) fn push_whole(&mut self, event: &Event) {
+    pub(super) fn push_whole(&mut self, event: &WindowEvent) {
         self.count(1, event.frame.len());
         self.push_ready(match self.coding {
-            Coding::Identity => event.frame.clone(),
-            Coding::Gzip => event.compressed(),
+            ContentCoding::Identity => event.frame.clone(),
+            ContentCoding::Gzip => event.compressed(),
         });
     }
 
     /// Adds a run of objects as ADDED events. Only for watches that are compressed.
-    pub(super) fn push_run(&mut self, run: &Run) {
+    pub(super) fn push_run(&mut self, run: &ObjectRun) {
         let had = run.is_added_compressed();
         let member = run.added_compressed();
         self.count(run.len(), if had { member.len() } else { run.items_len() });
@@ -114,7 +114,7 @@ impl Chunk {
     fn push_ready(&mut self, piece: Bytes) {
         self.finish_made();
         // A single one is passed on without a copy, whatever its size.
-        if piece.len() < WORTH_SHARING && !(self.pieces.is_empty() && self.small.is_empty()) {
+        if piece.len() < MIN_SHARED_BYTES && !(self.pieces.is_empty() && self.small.is_empty()) {
             self.small.extend_from_slice(&piece);
         } else {
             self.finish_small();

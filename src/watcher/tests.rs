@@ -13,7 +13,9 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::*;
-use crate::store::{self, Layout, Limits, Object, Reader, Snapshot, Start, Writer};
+use crate::store::{
+    self, Layout, Snapshot, StoreReader, StoreWriter, StoredObject, SubscriptionStart, WindowLimits,
+};
 use watershed_protocol::{
     BookmarkForm, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, LabelSelector,
     PartialForm, ResourceVersion, TypeForm, scan,
@@ -21,16 +23,16 @@ use watershed_protocol::{
 
 /// What was counted of a watch: events and bytes handed out, and how it ended.
 #[derive(Clone, Default)]
-struct Meter(Arc<Mutex<(usize, usize, Option<Ending>)>>);
+struct Meter(Arc<Mutex<(usize, usize, Option<WatchEnding>)>>);
 
-impl Observer for Meter {
+impl WatchObserver for Meter {
     fn sent(&mut self, events: usize, bytes: usize) {
         let mut counted = self.0.lock();
         counted.0 += events;
         counted.1 += bytes;
     }
 
-    fn ended(&mut self, how: Ending) {
+    fn ended(&mut self, how: WatchEnding) {
         self.0.lock().2 = Some(how);
     }
 }
@@ -51,8 +53,8 @@ impl Grant for Said {
 
 /// A scope of config maps.
 struct Rig {
-    writer: Writer,
-    reader: Reader,
+    writer: StoreWriter,
+    reader: StoreReader,
     form: Arc<TypeForm>,
     fields: Arc<FieldTable>,
     bookmarks: Bookmarks,
@@ -68,7 +70,7 @@ impl Rig {
             br#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"9"}}"#;
         let bookmark = BookmarkForm::learn(&form, &Bytes::from_static(bookmark)).unwrap();
         let configmaps = GroupVersionResource::new("", "v1", "configmaps");
-        let (writer, reader) = store::new(Limits {
+        let (writer, reader) = store::new(WindowLimits {
             age: Duration::from_hours(1),
             bytes,
         });
@@ -90,7 +92,7 @@ impl Rig {
         rig
     }
 
-    fn object(&self, name: &str, version: u64, tier: &str) -> Object {
+    fn object(&self, name: &str, version: u64, tier: &str) -> StoredObject {
         // Some are so large that they are sent from where they lie.
         let data = "some words ".repeat(if name.ends_with(['3', '7']) { 400 } else { 50 });
         let text = format!(
@@ -98,7 +100,7 @@ impl Rig {
         );
         let scanned = scan(Encoding::Json, text.as_bytes(), &self.fields).unwrap();
         let bytes = self.form.store(&text.into());
-        Object {
+        StoredObject {
             bytes,
             version: scanned.version,
             attributes: scanned.attributes,
@@ -120,26 +122,26 @@ impl Rig {
     }
 
     /// A watch that begins with the state.
-    fn watch(&self, coding: Coding, labels: &str, partial: bool) -> Watching {
+    fn watch(&self, coding: ContentCoding, labels: &str, partial: bool) -> Watching {
         let labels = Some(LabelSelector::parse(labels).unwrap());
-        let filter = Filter::new(None, labels, None, &self.fields).unwrap();
+        let filter = ViewFilter::new(None, labels, None, &self.fields).unwrap();
         let interest = filter.interest(&self.fields);
         let partial = partial.then(|| PartialForm::of(&self.form, Encoding::Json));
-        let view = View {
+        let view = ClientView {
             filter,
             partial: partial.map(Box::new),
         };
-        let (subscription, snapshot) = self.reader.subscribe(Start::Now, interest);
+        let (subscription, snapshot) = self.reader.subscribe(SubscriptionStart::Now, interest);
         let version = snapshot.version();
         let end_mark = view.end_mark(&self.bookmarks.load_full().unwrap(), version);
         let meter = Meter::default();
         let said = Said(Arc::new(Mutex::new(Permission::Granted)));
-        let terms = Terms {
+        let terms = WatchOptions {
             form: Arc::clone(&self.form),
             view,
             coding,
             start: version,
-            initial: Some(Initial {
+            initial: Some(InitialState {
                 runs: snapshot.into_runs(None),
                 rest: None,
                 end_mark,
@@ -162,7 +164,7 @@ impl Rig {
 
 struct Watching {
     body: WatchBody<Said, std::future::Pending<()>, Meter>,
-    coding: Coding,
+    coding: ContentCoding,
     meter: Meter,
     said: Said,
     /// What was handed out, each time all that was ready.
@@ -196,8 +198,8 @@ impl Watching {
     /// Its frames. Each piece is readable without those that follow.
     fn text(&self) -> String {
         let text = self.pieces.iter().map(|piece| match self.coding {
-            Coding::Identity => piece.to_vec(),
-            Coding::Gzip => unpacked(piece),
+            ContentCoding::Identity => piece.to_vec(),
+            ContentCoding::Gzip => unpacked(piece),
         });
         let text: Vec<_> = text
             .inspect(|text| assert_eq!(text.last(), Some(&b'\n')))
@@ -216,8 +218,8 @@ fn unpacked(members: &[u8]) -> Vec<u8> {
 async fn a_compressed_watch_says_what_a_plain_one_says() {
     for (labels, partial) in [("", false), ("tier=gold", false), ("tier!=gold", true)] {
         let mut rig = Rig::new(80_000, 100);
-        let mut both =
-            [Coding::Identity, Coding::Gzip].map(|coding| rig.watch(coding, labels, partial));
+        let mut both = [ContentCoding::Identity, ContentCoding::Gzip]
+            .map(|coding| rig.watch(coding, labels, partial));
         let read = |both: &mut [Watching; 2]| {
             for watching in &mut *both {
                 watching.read();
@@ -265,7 +267,7 @@ async fn a_compressed_watch_says_what_a_plain_one_says() {
         );
         for Watching { meter, pieces, .. } in &both {
             let (events, bytes, ended) = *meter.0.lock();
-            assert_eq!(ended, Some(Ending::Expired));
+            assert_eq!(ended, Some(WatchEnding::Expired));
             assert_eq!(events, both[0].text().lines().count());
             assert_eq!(bytes, pieces.iter().map(Bytes::len).sum::<usize>());
         }
@@ -277,7 +279,7 @@ async fn a_compressed_watch_says_what_a_plain_one_says() {
 #[tokio::test]
 async fn large_objects_and_events_are_not_copied_for_a_watch() {
     let mut rig = Rig::new(1 << 20, 20);
-    let mut watching = rig.watch(Coding::Identity, "", false);
+    let mut watching = rig.watch(ContentCoding::Identity, "", false);
     let mut context = Context::from_waker(Waker::noop());
     let mut pieces = || {
         let mut pieces = Vec::new();
@@ -287,7 +289,8 @@ async fn large_objects_and_events_are_not_copied_for_a_watch() {
         pieces
     };
     let (initial, snapshot) = (pieces(), rig.reader.snapshot());
-    let is_there = |object: &Object| initial.iter().any(|piece| object.bytes.is_part_of(piece));
+    let is_there =
+        |object: &StoredObject| initial.iter().any(|piece| object.bytes.is_part_of(piece));
     let (large, small): (Vec<_>, Vec<_>) = snapshot
         .items(None)
         .partition(|object| object.key().ends_with(['3', '7']));
@@ -316,15 +319,15 @@ async fn large_objects_and_events_are_not_copied_for_a_watch() {
 async fn watches_share_the_compressed_form_of_an_event() {
     let mut rig = Rig::new(1 << 20, 1);
     let mut crowd: Vec<_> = (0..20)
-        .map(|_| rig.watch(Coding::Gzip, "", false))
+        .map(|_| rig.watch(ContentCoding::Gzip, "", false))
         .collect();
-    crowd.push(rig.watch(Coding::Gzip, "tier=gold", false));
+    crowd.push(rig.watch(ContentCoding::Gzip, "tier=gold", false));
     for watching in &mut crowd {
         watching.read();
     }
-    let bytes = rig.reader.figures().event_bytes;
+    let bytes = rig.reader.stats().event_bytes;
     rig.put(EventKind::Added, "new", "gold");
-    let uncompressed = rig.reader.figures().event_bytes;
+    let uncompressed = rig.reader.stats().event_bytes;
     let pieces: Vec<_> = crowd
         .iter_mut()
         .map(|watching| watching.read().to_vec())
@@ -338,7 +341,7 @@ async fn watches_share_the_compressed_form_of_an_event() {
             .all(|piece| piece.len() == 1 && piece[0].as_ptr() == first.as_ptr())
     );
     assert_eq!(
-        rig.reader.figures().event_bytes,
+        rig.reader.stats().event_bytes,
         uncompressed + first.len(),
         "it counts once"
     );
@@ -348,7 +351,7 @@ async fn watches_share_the_compressed_form_of_an_event() {
 #[tokio::test(start_paused = true)]
 async fn nothing_is_handed_out_while_the_grant_is_in_doubt_or_after_it() {
     let mut rig = Rig::new(1 << 20, 3);
-    let mut both = [0; 2].map(|_| rig.watch(Coding::Identity, "", false));
+    let mut both = [0; 2].map(|_| rig.watch(ContentCoding::Identity, "", false));
     both[0].read();
     // In the middle of the events, and before the first state.
     for watching in &mut both {
@@ -369,6 +372,6 @@ async fn nothing_is_handed_out_while_the_grant_is_in_doubt_or_after_it() {
         *watching.said.0.lock() = Permission::Gone;
         watching.read();
         assert!(!watching.text().contains("another"));
-        assert_eq!(watching.meter.0.lock().2, Some(Ending::Revoked));
+        assert_eq!(watching.meter.0.lock().2, Some(WatchEnding::Revoked));
     }
 }

@@ -1,7 +1,7 @@
 //! What a client with a selector sees of the scope's events.
 use bytes::Bytes;
 
-use crate::store::{Event, Interest, Object};
+use crate::store::{Interest, StoredObject, WindowEvent};
 use watershed_protocol::{
     Attributes, BookmarkForm, EventKind, FieldSelector, FieldTable, LabelSelector, Malformed,
     PartialForm, ResourceVersion, Stored, TypeForm,
@@ -9,7 +9,7 @@ use watershed_protocol::{
 
 /// Namespace and selectors of a read. All must hold.
 #[derive(Clone, Debug, Default)]
-pub struct Filter {
+pub struct ViewFilter {
     namespace: Option<Box<str>>,
     /// Most reads have none.
     selectors: Option<Box<Selectors>>,
@@ -34,7 +34,7 @@ struct FieldRequirement {
 #[error("field {0:?} is not known for this type")]
 pub struct UnknownField(pub String);
 
-impl Filter {
+impl ViewFilter {
     /// Resolves the selectors against the type's fields.
     pub fn new(
         namespace: Option<String>,
@@ -125,23 +125,23 @@ impl Selectors {
 
 /// Turns the scope's events into the client's.
 #[derive(Debug)]
-pub struct View {
+pub struct ClientView {
     /// What the client asked to see.
-    pub filter: Filter,
+    pub filter: ViewFilter,
     /// How objects are reduced, if it only wants their metadata.
     pub partial: Option<Box<PartialForm>>,
 }
 
 /// An event as the client sees it.
 #[derive(Debug)]
-pub enum Seen {
+pub enum ClientFrame {
     /// As upstream sent it of the whole scope: its frame, which all such watches share.
     Whole,
     /// In a frame of the client's own.
     Made(Bytes),
 }
 
-impl View {
+impl ClientView {
     /// Whether it shows all objects of a namespace, or of all, as they are.
     pub fn is_plain(&self) -> bool {
         self.partial.is_none() && self.filter.is_plain()
@@ -187,7 +187,11 @@ impl View {
     ///
     /// Source of the transitions: `apiserver/pkg/storage/cacher/cache_watcher.go`
     /// (convertToWatchEvent).
-    pub fn frame(&self, event: &Event, form: &TypeForm) -> Result<Option<Seen>, Malformed> {
+    pub fn frame(
+        &self,
+        event: &WindowEvent,
+        form: &TypeForm,
+    ) -> Result<Option<ClientFrame>, Malformed> {
         let before = event.previous.as_deref();
         let matched = before.is_some_and(|object| self.filter.matches(&object.attributes));
         let matches =
@@ -199,10 +203,10 @@ impl View {
             (true, false) => EventKind::Deleted,
         };
         if kind == event.kind && self.partial.is_none() {
-            return Ok(Some(Seen::Whole));
+            return Ok(Some(ClientFrame::Shared));
         }
-        let last_seen = |object: &Object| form.with_version(&object.bytes, event.version);
-        Ok(Some(Seen::Made(match (kind, before) {
+        let last_seen = |object: &StoredObject| form.with_version(&object.bytes, event.version);
+        Ok(Some(ClientFrame::Own(match (kind, before) {
             // Left the view by an update: the last state that was in it, at the version of the
             // update.
             (EventKind::Deleted, Some(before)) if event.kind != EventKind::Deleted => {

@@ -31,7 +31,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("catalog", &["store", "upstream", "scope", "body"]),
     (
         "access",
-        &["store", "upstream", "scope", "body", "listener"],
+        &["store", "watcher", "upstream", "scope", "body", "listener"],
     ),
     ("audit", &["access", "body"]),
     (

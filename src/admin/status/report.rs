@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::admin::State;
 use crate::admin::history::Sums;
 use crate::listener::tls::ServerTls;
-use crate::scope::{Phase, Scope};
+use crate::scope::{Scope, ScopePhase};
 use crate::serve::{ClientUsage, TopClients};
 use crate::upstream::{Connected, Purpose};
 use watershed_protocol::{Encoding, Representation};
@@ -257,16 +257,16 @@ impl Health {
 
 impl Row {
     fn of(scope: &Scope) -> Self {
-        let figures = scope.reader.figures();
+        let figures = scope.reader.stats();
         let Representation {
             encoding,
             metadata_only,
         } = scope.key.representation;
         let (phase, why) = match scope.phase() {
-            Phase::Syncing => (PhaseName::Syncing, None),
-            Phase::Failing => (PhaseName::Failing, None),
-            Phase::Ready(_) => (PhaseName::Ready, None),
-            Phase::Stopped(why) => (
+            ScopePhase::Syncing => (PhaseName::Syncing, None),
+            ScopePhase::Failing => (PhaseName::Failing, None),
+            ScopePhase::Ready(_) => (PhaseName::Ready, None),
+            ScopePhase::Stopped(why) => (
                 PhaseName::Stopped,
                 Some(why.to_string().chars().take(WORDS).collect()),
             ),

@@ -6,7 +6,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use super::Findings;
 use crate::access::{Attributes, OwnRights, ReviewError, Selectors};
 use crate::app::{Config, undiscovered};
-use crate::catalog::{Catalog, Follower};
+use crate::catalog::{Catalog, CatalogFollower};
 use crate::scope::Scopes;
 use crate::upstream::Client;
 use watershed_protocol::{FieldOperator, GroupVersionResource, ResourceRequest, Selection, Verb};
@@ -67,7 +67,7 @@ async fn ask(
     about_callers(config, rights, findings).await?;
     for_itself(rights, findings).await?;
     let scopes = Scopes::new(client.clone(), config.scopes);
-    let started = Follower::start(client.clone(), scopes, config.aggregated.clone()).await;
+    let started = CatalogFollower::start(client.clone(), scopes, config.aggregated.clone()).await;
     match started.map_err(|error| undiscovered(error, client.upstream())) {
         Ok((follower, catalog)) => {
             let following = tokio::spawn(follower.run());

@@ -46,11 +46,11 @@ impl SnapshotBuilder {
     }
 
     /// Takes an object in; of several with one key the last stays.
-    pub fn put(&mut self, object: Object) {
+    pub fn put(&mut self, object: StoredObject) {
         self.in_order &= self.next.last_key().is_none_or(|last| last < object.key());
         if !self.in_order {
             self.pack();
-            self.packed.insert(Arc::new(Object {
+            self.packed.insert(Arc::new(StoredObject {
                 bytes: object.bytes.detached(),
                 ..object
             }));

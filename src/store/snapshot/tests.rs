@@ -37,12 +37,12 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 }
 
 /// All items of the runs, read in one of two ways.
-fn items(runs: impl Iterator<Item = Run>, compressed: bool) -> Bytes {
-    let runs: Vec<Run> = runs.collect();
+fn items(runs: impl Iterator<Item = ObjectRun>, compressed: bool) -> Bytes {
+    let runs: Vec<ObjectRun> = runs.collect();
     if !compressed {
         return runs
             .iter()
-            .map(Run::items)
+            .map(ObjectRun::items)
             .collect::<Vec<_>>()
             .concat()
             .into();
@@ -60,7 +60,7 @@ fn items(runs: impl Iterator<Item = Run>, compressed: bool) -> Bytes {
 }
 
 /// The same from the objects themselves.
-fn expected<'a>(objects: impl Iterator<Item = &'a Arc<Object>>) -> Bytes {
+fn expected<'a>(objects: impl Iterator<Item = &'a Arc<StoredObject>>) -> Bytes {
     let mut out = BytesMut::new();
     objects.for_each(|object| layout().form.put_item(&object.bytes, &mut out));
     out.freeze()
@@ -78,7 +78,7 @@ proptest! {
     #[test]
     fn a_snapshot_is_a_sorted_map(ops in ops(), from in (0..4usize, 0..60u16)) {
         let node = fields().position("spec.nodeName").unwrap();
-        let mut model: BTreeMap<String, Arc<Object>> = BTreeMap::new();
+        let mut model: BTreeMap<String, Arc<StoredObject>> = BTreeMap::new();
         let mut snapshot = Snapshot::new(ResourceVersion(1), layout(), []);
         let mut kept = Vec::new();
         for (step, op) in ops.into_iter().enumerate() {
@@ -109,7 +109,7 @@ proptest! {
         for _ in 0..2 {
             prop_assert_eq!(snapshot.len(), model.len());
             prop_assert_eq!(snapshot.size(), model.values().map(|object| object.size()).sum::<usize>());
-            let versions = |object: &Arc<Object>| (object.key().to_owned(), object.version);
+            let versions = |object: &Arc<StoredObject>| (object.key().to_owned(), object.version);
             prop_assert!(snapshot.items(None).map(versions).eq(model.values().map(versions)));
             for (key, object) in &model {
                 let held = snapshot.get(key).unwrap();
@@ -146,7 +146,7 @@ proptest! {
                 prop_assert!(runs.iter().all(|run| !run.is_empty() && run.items_len() == run.items().len()));
                 if after.is_none() {
                     let owned = snapshot.clone().into_runs(namespace);
-                    prop_assert!(owned.map(|run| run.items()).eq(runs.iter().map(Run::items)));
+                    prop_assert!(owned.map(|run| run.items()).eq(runs.iter().map(ObjectRun::items)));
                 }
             }
             // By field.
@@ -163,7 +163,7 @@ proptest! {
             prop_assert!(items(older.runs_after(None, None), false) == wanted);
         }
         // The same objects, listed at once, in any order and partly twice.
-        let copy = |object: &Arc<Object>| Object {
+        let copy = |object: &Arc<StoredObject>| StoredObject {
             bytes: object.bytes.clone(), version: object.version, attributes: object.attributes.clone(),
         };
         let stale = model.keys().map(|key| sized(key, 1, "n9", 10));
@@ -207,7 +207,7 @@ proptest! {
         prop_assert_eq!(snapshot.version(), ResourceVersion(999));
         prop_assert_eq!(snapshot.len(), model.len());
         prop_assert_eq!(snapshot.size(), model.values().map(|object| object.size()).sum::<usize>());
-        let known = |object: &Arc<Object>| (object.version, object.attributes.clone(), object.bytes.clone());
+        let known = |object: &Arc<StoredObject>| (object.version, object.attributes.clone(), object.bytes.clone());
         prop_assert!(snapshot.items(None).map(known).eq(model.values().map(known)));
         prop_assert!(model.iter().all(|(key, object)| known(snapshot.get(key).unwrap()) == known(object)));
         prop_assert!(items(snapshot.runs_after(None, None), false) == expected(model.values()));
@@ -219,10 +219,10 @@ proptest! {
         // However they came, the objects lie side by side, and nothing else of them is held.
         prop_assert!(snapshot.leaves.iter().all(|leaf| leaf.0.is_settled() && leaf.0.held_in_vain() == 0));
         if in_order {
-            let runs: Vec<Run> = snapshot.runs_after(None, None).collect();
+            let runs: Vec<ObjectRun> = snapshot.runs_after(None, None).collect();
             prop_assert!(runs.iter().all(|run| run.items_len() <= FULL || run.len() == 1));
             prop_assert!(runs.iter().all(|run| run.len() <= Leaf::MANY));
-            let room = |two: &[Run]| {
+            let room = |two: &[ObjectRun]| {
                 let (one, next) = (&two[0], &two[1].objects()[0]);
                 one.len() < Leaf::MANY && one.items_len() + layout().form.item_len(&next.bytes) <= FULL
             };
@@ -248,7 +248,7 @@ fn nothing_is_held_of_what_a_list_was_read_from() {
             let whole = form.get_body(&object.bytes);
             let chunk =
                 Bytes::from([&whole[..whole.len() - 1], " ".repeat(100_000).as_bytes()].concat());
-            builder.put(Object {
+            builder.put(StoredObject {
                 bytes: form.store(&chunk.slice(..whole.len() - 1)),
                 ..object
             });
@@ -268,7 +268,7 @@ fn what_was_compressed_stays_so_until_its_objects_change() {
     for run in runs(&snapshot) {
         run.deflated();
     }
-    assert!(runs(&snapshot).iter().all(Run::is_deflated));
+    assert!(runs(&snapshot).iter().all(ObjectRun::is_deflated));
     let before = snapshot.compressed_size();
     assert!(before > 0);
     snapshot.insert(Arc::new(sized("ns/p050", 2, "n1", 4_000)));

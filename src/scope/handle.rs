@@ -8,25 +8,25 @@ use parking_lot::Mutex;
 use tokio::time::sleep;
 
 use super::{Scope, Scopes};
-use crate::store::Limits;
+use crate::store::WindowLimits;
 
 /// How often it is looked for scopes that nobody uses.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// How long a scope is held, and how much of its history.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Keep {
+pub struct Retention {
     /// It covers what a client asked for, and is not one that the configuration names.
-    pub by_demand: bool,
+    pub on_demand: bool,
     /// It is closed once nobody has read or watched it for so long; `None` for never.
     pub idle: Option<Duration>,
     /// Its history, if not that of all scopes.
-    pub window: Option<Limits>,
+    pub window: Option<WindowLimits>,
 }
 
 /// Who uses a scope, and who did last.
 #[derive(Debug)]
-pub(super) struct Usage {
+pub(super) struct IdleTracker {
     idle: Option<Duration>,
     /// The proxy follows it for itself.
     pinned: AtomicBool,
@@ -37,11 +37,11 @@ pub(super) struct Usage {
 /// A scope that is not closed while this is held. What goes on longer, as a watch does, is its
 /// subscription's affair.
 #[derive(Debug)]
-pub struct Lent(Arc<Scope>);
+pub struct ScopeHandle(Arc<Scope>);
 
-// === impl Usage ===
+// === impl IdleTracker ===
 
-impl Usage {
+impl IdleTracker {
     pub(super) fn new(idle: Option<Duration>) -> Self {
         Self {
             idle,
@@ -69,16 +69,16 @@ impl Usage {
     }
 }
 
-// === impl Lent ===
+// === impl ScopeHandle ===
 
-impl Lent {
+impl ScopeHandle {
     pub(super) fn new(scope: &Arc<Scope>) -> Self {
         scope.usage.lent.fetch_add(1, Ordering::SeqCst);
         Self(Arc::clone(scope))
     }
 }
 
-impl Deref for Lent {
+impl Deref for ScopeHandle {
     type Target = Arc<Scope>;
 
     fn deref(&self) -> &Arc<Scope> {
@@ -86,7 +86,7 @@ impl Deref for Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for ScopeHandle {
     fn drop(&mut self) {
         *self.0.usage.last.lock() = Instant::now();
         self.0.usage.lent.fetch_sub(1, Ordering::SeqCst);
@@ -110,7 +110,7 @@ impl Scopes {
         let mut open = self.open.lock();
         for family in open.values_mut() {
             let over = family
-                .extract_if(|_, scope| scope.usage.is_over(scope.reader.figures().watchers, now));
+                .extract_if(|_, scope| scope.usage.is_over(scope.reader.stats().watchers, now));
             closed.extend(over.map(|(_, scope)| scope));
         }
         open.retain(|_, family| !family.is_empty());
@@ -125,8 +125,8 @@ impl Scopes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scope::{Config, ScopeKey};
-    use crate::store::{Interest, Start};
+    use crate::scope::{ScopeConfig, ScopeKey};
+    use crate::store::{Interest, SubscriptionStart};
     use crate::test_support::{Api, HTTP2, Pki, text, upstream_of};
     use crate::upstream::Client;
     use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, Representation};
@@ -137,26 +137,28 @@ mod tests {
         let api = Api::start(&pki, HTTP2, |_, _| async { text("no list") }).await;
         let scopes = Scopes::new(
             Client::new(&upstream_of(&pki, &api).await),
-            Config::default(),
+            ScopeConfig::default(),
         );
         let fields = Arc::new(FieldTable::metadata_only(true));
         let representation = Representation::whole(Encoding::Json);
         let gvr = |resource: &str| GroupVersionResource::new("", "v1", resource);
         let lend = |resource: &str, idle: Option<u64>| {
-            let keep = Keep {
+            let keep = Retention {
                 idle: idle.map(Duration::from_secs),
-                ..Keep::default()
+                ..Retention::default()
             };
             let of = (&gvr(resource), representation);
             scopes
-                .lend(of, &"Kind".into(), &fields, |_| {
+                .acquire(of, &"Kind".into(), &fields, |_| {
                     Some((Arc::default(), keep))
                 })
                 .unwrap()
         };
         let lent = lend("lent", Some(5));
         let watched = lend("watched", Some(5));
-        let (subscription, _) = watched.reader.subscribe(Start::Now, Interest::All);
+        let (subscription, _) = watched
+            .reader
+            .subscribe(SubscriptionStart::Now, Interest::All);
         drop(watched);
         drop(lend("pinned", Some(5)));
         scopes.open(
