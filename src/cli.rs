@@ -83,17 +83,17 @@ enum Command {
     Kubeconfig(kubeconfig::Kubeconfig),
     /// Show the main job on a simulated API server, with proof that every client sees the truth.
     #[cfg(feature = "lab")]
-    Demo(watershed_lab::demo::Args),
+    Demo(watershed_lab::demo::DemoArgs),
     /// Put load on any API server and measure what its clients get; compare servers, such as one
     /// with and without a proxy.
     #[cfg(feature = "lab")]
-    Load(Box<load::Load>),
+    Load(Box<load::LoadCommand>),
     /// Draw what servers cost against the number of watches, from several results of load.
     #[cfg(feature = "lab")]
-    Plot(plot::Plot),
+    Plot(plot::PlotCommand),
     /// Run a simulated API server by itself, for experiments.
     #[cfg(feature = "lab")]
-    Simulate(watershed_lab::sim::simulate::Args),
+    Simulate(watershed_lab::sim::simulate::SimulateArgs),
     /// Print a script that lets a shell complete commands and flags.
     Completion(completion::Completion),
     /// Write manual pages.

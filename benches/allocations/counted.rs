@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Stats};
 use watershed::app;
 use watershed_connect::ConnectOptions;
-use watershed_lab::sim::Server;
+use watershed_lab::sim::SimulatedServer;
 
 use crate::children::{Child, announce};
 use crate::client::Reach;
@@ -114,7 +114,7 @@ fn kubeconfig(folder: &Path) -> PathBuf {
 
 impl Counted {
     /// Starts it in front of `upstream`.
-    pub(crate) fn start(folder: &Path, upstream: &Server) -> anyhow::Result<Self> {
+    pub(crate) fn start(folder: &Path, upstream: &SimulatedServer) -> anyhow::Result<Self> {
         std::fs::write(kubeconfig(folder), upstream.kubeconfig_yaml())?;
         let name = folder.to_str().context("the folder's path is not text")?;
         let child = Child::program(

@@ -34,7 +34,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use clap::{Parser, Subcommand};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
-use watershed_lab::sim::{Options, Population, Server};
+use watershed_lab::sim::{Options, Population, SimulatedServer};
 
 use counted::{Counted, Counts, PLANTED, PLANTED_BYTES};
 
@@ -112,7 +112,7 @@ async fn run(args: &Args) -> anyhow::Result<()> {
         nodes: 10,
         ..Population::default()
     };
-    let upstream = Server::start(Options {
+    let upstream = SimulatedServer::start(Options {
         population,
         ..Options::default()
     })

@@ -10,7 +10,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
-use watershed_lab::sim::{Server, fixtures, pods};
+use watershed_lab::sim::{SimulatedServer, fixtures, pods};
 
 use crate::Args;
 use crate::client::Connection;
@@ -45,7 +45,7 @@ fn pod(number: usize, state: u64) -> String {
 }
 
 /// Creates so many pods.
-pub(crate) fn create(upstream: &Server, count: usize) -> anyhow::Result<()> {
+pub(crate) fn create(upstream: &SimulatedServer, count: usize) -> anyhow::Result<()> {
     for number in 0..count {
         upstream
             .state()
@@ -55,7 +55,11 @@ pub(crate) fn create(upstream: &Server, count: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(crate) async fn all(args: &Args, upstream: &Server, proxy: &Counted) -> anyhow::Result<Rows> {
+pub(crate) async fn all(
+    args: &Args,
+    upstream: &SimulatedServer,
+    proxy: &Counted,
+) -> anyhow::Result<Rows> {
     let mut connection = proxy.reach.connect(false).await?;
     let list = connection.fetch(ALL).await?;
     // Or writes would change nothing.
@@ -141,7 +145,7 @@ pub(crate) async fn all(args: &Args, upstream: &Server, proxy: &Counted) -> anyh
 }
 
 struct Writer<'a> {
-    upstream: &'a Server,
+    upstream: &'a SimulatedServer,
     pods: usize,
     written: usize,
 }
@@ -198,7 +202,11 @@ struct Watching {
 }
 
 impl Watching {
-    async fn open(upstream: &Server, proxy: &Counted, count: usize) -> anyhow::Result<Self> {
+    async fn open(
+        upstream: &SimulatedServer,
+        proxy: &Counted,
+        count: usize,
+    ) -> anyhow::Result<Self> {
         let seen = Arc::new(AtomicU64::new(0));
         let path = format!(
             "/api/v1/pods?watch=true&timeoutSeconds=3600&resourceVersion={}",

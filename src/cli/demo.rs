@@ -6,13 +6,13 @@ use anyhow::Context;
 
 use crate::{app, telemetry};
 use watershed_connect::ConnectOptions;
-use watershed_lab::demo::{self, Args, Front, Upstream};
+use watershed_lab::demo::{self, DemoArgs, DemoProxy, DemoUpstream};
 
 /// Log lines would tear the picture apart: only what went wrong is said, unless asked for more.
 const LOG_LEVEL: &str = "warn";
 
 pub(super) async fn run(
-    args: Args,
+    args: DemoArgs,
     format: telemetry::LogFormat,
     level: Option<&str>,
 ) -> anyhow::Result<ExitCode> {
@@ -27,7 +27,7 @@ pub(super) async fn run(
 
 /// The proxy as `watershed serve` runs it, on free ports, with everything it writes in a temporary
 /// folder.
-async fn start_proxy(upstream: Upstream) -> anyhow::Result<Front> {
+async fn start_proxy(upstream: DemoUpstream) -> anyhow::Result<DemoProxy> {
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
     let kubeconfig = folder.path().join("kubeconfig");
     tokio::fs::write(&kubeconfig, upstream.kubeconfig_yaml).await?;
@@ -43,7 +43,7 @@ async fn start_proxy(upstream: Upstream) -> anyhow::Result<Front> {
         .as_deref()
         .context("the proxy made no certificate of its own")?;
     let ca_pem = tokio::fs::read_to_string(ca).await?;
-    Ok(Front {
+    Ok(DemoProxy {
         address: running.address.context("the proxy listens on no address")?,
         ca_pem,
         admin_address: Some(running.admin_address),

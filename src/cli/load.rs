@@ -16,13 +16,14 @@ use tokio_util::sync::CancellationToken;
 use super::trouble::Misused;
 use crate::telemetry::{self, LogFormat};
 use watershed_lab::load::{
-    Access, Counted, FirstState, Form, Group, Measured, Plan, Process, Rate, Resource, Target,
-    Writes, comparison, mix, plots, run, table, verdict,
+    AnswerEncoding, ClientGroup, FirstState, KubeconfigContext, KubectlResource, LoadPlan,
+    LoadResult, LoadTarget, LoadWrites, NumberedText, Process, Rate, comparison, mix, plots, run,
+    table, verdict,
 };
 
 /// Flags of `watershed load`.
 #[derive(Args, Debug)]
-pub(super) struct Load {
+pub(super) struct LoadCommand {
     /// Kubeconfig of the server under load; with --compare, of the writer. Without it: $KUBECONFIG,
     /// then the in-cluster service account, then ~/.kube/config.
     #[arg(long, value_name = "FILE")]
@@ -53,16 +54,16 @@ pub(super) struct Load {
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     #[command(flatten)]
-    clients: Clients,
+    clients: ClientFlags,
     #[command(flatten)]
-    events: Events,
+    events: EventFlags,
 }
 
 /// Who reads what.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Clients")]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
-struct Clients {
+struct ClientFlags {
     /// Watches, open all the time.
     #[arg(long, default_value_t = 100, value_name = "N")]
     watches: usize,
@@ -74,20 +75,20 @@ struct Clients {
     gets: Rate,
     /// What is read: pods, or deployments.v1.apps. Events are made of configmaps alone.
     #[arg(long, default_value = "configmaps", value_name = "RESOURCE")]
-    resource: Resource,
+    resource: KubectlResource,
     /// Namespace that is read; all of them without it. {1..9} gives each client its own, here and
     /// in selectors.
     #[arg(long, value_name = "NAME")]
-    namespace: Option<Counted>,
+    namespace: Option<NumberedText>,
     /// Label selector.
     #[arg(long, short = 'l', value_name = "SELECTOR")]
-    selector: Option<Counted>,
+    selector: Option<NumberedText>,
     /// Field selector, such as spec.nodeName=node-{0..49}.
     #[arg(long, value_name = "SELECTOR")]
-    field_selector: Option<Counted>,
+    field_selector: Option<NumberedText>,
     /// Encoding of answers.
     #[arg(long, value_enum, default_value_t)]
-    encoding: Form,
+    encoding: AnswerEncoding,
     /// Ask for compressed answers.
     #[arg(long)]
     gzip: bool,
@@ -116,7 +117,7 @@ struct Clients {
 /// What happens.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Events")]
-struct Events {
+struct EventFlags {
     /// Changes of ConfigMaps; 0 for none.
     #[arg(long, default_value = "10/s", value_name = "RATE")]
     write_rate: Rate,
@@ -136,7 +137,7 @@ struct Events {
     object_bytes: usize,
 }
 
-impl Load {
+impl LoadCommand {
     pub(super) async fn run(
         self,
         format: LogFormat,
@@ -179,25 +180,25 @@ impl Load {
         })
     }
 
-    fn plan(self) -> anyhow::Result<Plan> {
-        let own = Access {
+    fn plan(self) -> anyhow::Result<LoadPlan> {
+        let own = KubeconfigContext {
             kubeconfig: self.kubeconfig,
             context: self.context,
         };
-        let Events {
+        let EventFlags {
             write_rate: rate,
             writer,
             write_namespace: namespace,
             objects,
             object_bytes,
         } = self.events;
-        let writer = writer.map(|file| Access {
+        let writer = writer.map(|file| KubeconfigContext {
             kubeconfig: Some(file),
             context: None,
         });
         let (targets, writer) = match self.compare.len() {
             0 => (
-                vec![Target {
+                vec![LoadTarget {
                     name: "server".to_owned(),
                     access: own,
                 }],
@@ -205,9 +206,9 @@ impl Load {
             ),
             1 => bail!("one server alone cannot be compared (--compare)"),
             _ => {
-                let target = |(name, file)| Target {
+                let target = |(name, file)| LoadTarget {
                     name,
-                    access: Access {
+                    access: KubeconfigContext {
                         kubeconfig: Some(file),
                         context: None,
                     },
@@ -231,7 +232,7 @@ impl Load {
                 mix(&text)
                     .with_context(|| format!("{} (--mix) describes no clients", file.display()))?
             }
-            None => vec![Group {
+            None => vec![ClientGroup {
                 watches: clients.watches,
                 lists: clients.lists,
                 gets: clients.gets,
@@ -246,13 +247,13 @@ impl Load {
                 first_state: clients.first_state,
             }],
         };
-        let plan = Plan {
+        let plan = LoadPlan {
             targets,
             writer,
             groups,
             connections: clients.connections,
             http1: clients.http1,
-            writes: Writes {
+            writes: LoadWrites {
                 rate,
                 objects,
                 object_bytes,
@@ -283,7 +284,7 @@ async fn interrupted(interrupt: CancellationToken) {
 }
 
 /// The files of a result.
-fn write(folder: &Path, measured: &Measured) -> anyhow::Result<Vec<PathBuf>> {
+fn write(folder: &Path, measured: &LoadResult) -> anyhow::Result<Vec<PathBuf>> {
     let mut result = serde_json::to_value(measured)?;
     result["clean"] = json!(measured.is_clean());
     result["figures"] = comparison(measured);
@@ -343,10 +344,10 @@ mod tests {
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
-        load: Load,
+        load: LoadCommand,
     }
 
-    fn plan(line: &str) -> Result<Plan, String> {
+    fn plan(line: &str) -> Result<LoadPlan, String> {
         let words = ["load"].into_iter().chain(line.split_whitespace());
         let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
         line.load.plan().map_err(|error| format!("{error:#}"))
@@ -368,7 +369,7 @@ mod tests {
         );
         assert_eq!(
             plan.writer,
-            Some(Access {
+            Some(KubeconfigContext {
                 kubeconfig: Some("w".into()),
                 context: None
             })
@@ -377,7 +378,7 @@ mod tests {
         let group = &plan.groups[0];
         assert_eq!(
             (group.watches, group.encoding, group.gzip),
-            (500, Form::Protobuf, true)
+            (500, AnswerEncoding::Protobuf, true)
         );
         assert_eq!(group.field_selector.len(), 10);
     }
@@ -385,13 +386,13 @@ mod tests {
     #[test]
     fn a_single_server_is_its_own_writer() {
         let plan = plan("--kubeconfig a --context c").unwrap();
-        let access = Access {
+        let access = KubeconfigContext {
             kubeconfig: Some("a".into()),
             context: Some("c".to_owned()),
         };
         assert_eq!(
             plan.targets,
-            [Target {
+            [LoadTarget {
                 name: "server".to_owned(),
                 access
             }]

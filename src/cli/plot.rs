@@ -10,7 +10,7 @@ use watershed_lab::load::steps;
 
 /// Flags of `watershed plot`.
 #[derive(Args, Debug)]
-pub(super) struct Plot {
+pub(super) struct PlotCommand {
     /// Files result.json of `watershed load --out`, each of another number of watches.
     #[arg(required = true, value_name = "RESULT")]
     results: Vec<PathBuf>,
@@ -19,7 +19,7 @@ pub(super) struct Plot {
     out: PathBuf,
 }
 
-impl Plot {
+impl PlotCommand {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let read = |path: &PathBuf| {
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))

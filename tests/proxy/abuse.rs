@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::process::Command;
 use tokio::task::JoinHandle;
-use watershed_lab::sim::{Options, Population, Server};
+use watershed_lab::sim::{Options, Population, SimulatedServer};
 
 use crate::client::{BOTH, Endpoint, Protocol, Raw, nothing, within};
 use crate::frames::{
@@ -144,7 +144,7 @@ async fn a_few_reads(endpoint: &Endpoint, protocol: Protocol) -> anyhow::Result<
 }
 
 struct Scene {
-    upstream: Server,
+    upstream: SimulatedServer,
     program: Program,
     good: Good,
     bearer: String,
@@ -152,7 +152,7 @@ struct Scene {
 
 impl Scene {
     async fn start(options: Options, flags: &[&str]) -> Self {
-        let upstream = Server::start(options).await.unwrap();
+        let upstream = SimulatedServer::start(options).await.unwrap();
         let program = Program::with(&upstream, flags).await;
         // What is held for everybody is there before anything is measured.
         for protocol in BOTH {

@@ -1,6 +1,6 @@
 //! Who may not, and is told so in upstream's words.
 use watershed::app;
-use watershed_lab::sim::Rule;
+use watershed_lab::sim::AccessRule;
 
 use crate::client::{BOTH, Endpoint, Protocol};
 use crate::rig::{Rig, eventually, small, with_secrets};
@@ -73,8 +73,8 @@ async fn what_is_taken_away_or_given_counts_soon_after() {
     for name in ["loser", "leaver", "joiner"] {
         access.add_user(&format!("{name}-token"), name, &[]);
     }
-    access.allow(Rule::read("loser", &["pods"]));
-    access.allow(Rule::read("leaver", &["pods"]));
+    access.allow(AccessRule::read("loser", &["pods"]));
+    access.allow(AccessRule::read("leaver", &["pods"]));
     for (token, status) in [
         ("loser-token", 200),
         ("leaver-token", 200),
@@ -91,7 +91,7 @@ async fn what_is_taken_away_or_given_counts_soon_after() {
     }
     access.deny_all("loser");
     access.revoke("leaver-token");
-    access.allow(Rule::read("joiner", &["pods"]));
+    access.allow(AccessRule::read("joiner", &["pods"]));
     for (token, status) in [
         ("loser-token", 403),
         ("leaver-token", 401),

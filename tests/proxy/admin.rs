@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use http::{Method, Request};
-use watershed_lab::sim::Server;
+use watershed_lab::sim::SimulatedServer;
 
 use crate::client::{BOTH, Next, Protocol, nothing, within};
 use crate::program::Program;
@@ -22,7 +22,7 @@ fn series(metrics: &str) -> BTreeSet<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn health_and_metrics_say_what_they_should() {
-    let upstream = Server::start(small()).await.unwrap();
+    let upstream = SimulatedServer::start(small()).await.unwrap();
     let program = Program::start(&upstream).await;
     for path in ["/livez", "/readyz", "/healthz"] {
         let answer = program.admin("GET", path).await;
@@ -111,7 +111,7 @@ pub(crate) fn value(metrics: &str, series: &str) -> f64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_are_counted_on_both_sides() {
-    let upstream = Server::start(small()).await.unwrap();
+    let upstream = SimulatedServer::start(small()).await.unwrap();
     let program = Program::start(&upstream).await;
     let (mut here, mut forwarded) = (0, 0);
     for protocol in BOTH {
@@ -198,7 +198,7 @@ async fn bytes_are_counted_on_both_sides() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_cannot_make_series_up() {
-    let upstream = Server::start(small()).await.unwrap();
+    let upstream = SimulatedServer::start(small()).await.unwrap();
     let program = Program::start(&upstream).await;
     let connection = program.proxied.connect(Protocol::Http2).await.unwrap();
     let made_up = |n: usize| {

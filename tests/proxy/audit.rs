@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
-use watershed_lab::sim::Server;
+use watershed_lab::sim::SimulatedServer;
 
 use crate::client::{Answer, Next, Protocol, nothing, within};
 use crate::program::Program;
@@ -19,14 +19,14 @@ const EVENTS: &str = "watershed_audit_events_total";
 
 /// A program with an audit log, and what is in it.
 struct Audited {
-    upstream: Server,
+    upstream: SimulatedServer,
     program: Program,
     folder: TempDir,
 }
 
 impl Audited {
     async fn start(flags: &[&str]) -> Self {
-        let upstream = Server::start(small()).await.unwrap();
+        let upstream = SimulatedServer::start(small()).await.unwrap();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit.log");
         let flags = [&["--audit-log-path", path.to_str().unwrap()], flags].concat();
@@ -350,7 +350,7 @@ async fn an_audit_log_that_cannot_be_is_refused_at_the_start() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_loses_events_and_nothing_else() {
-    let upstream = Server::start(small()).await.unwrap();
+    let upstream = SimulatedServer::start(small()).await.unwrap();
     let program = Program::with(&upstream, &["--audit-log-path", "/dev/full"]).await;
     let dropped = "watershed_audit_events_dropped_total{sink=\"log\"}";
     assert_eq!(count(&program, dropped).await, 0);
@@ -405,7 +405,7 @@ async fn request(stream: &mut TcpStream) -> (String, Value) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_webhook_gets_batches_again_until_it_takes_them() {
-    let upstream = Server::start(small()).await.unwrap();
+    let upstream = SimulatedServer::start(small()).await.unwrap();
     let hook = TcpListener::bind(loopback()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let config = kubeconfig(
@@ -498,7 +498,7 @@ async fn a_webhook_gets_batches_again_until_it_takes_them() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stuck_webhook_holds_nobody_up() {
-    let upstream = Server::start(small()).await.unwrap();
+    let upstream = SimulatedServer::start(small()).await.unwrap();
     // It takes connections, and never answers.
     let hook = TcpListener::bind(loopback()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();

@@ -6,7 +6,7 @@ use http::{Request, StatusCode};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Frame;
 use tokio::io::AsyncWriteExt as _;
-use watershed_lab::sim::Server;
+use watershed_lab::sim::SimulatedServer;
 use watershed_protocol::GroupVersionResource;
 
 use crate::client::{Endpoint, Protocol, whole};
@@ -21,7 +21,7 @@ fn configmap(name: &str) -> String {
 }
 
 /// Names of the config maps that upstream has.
-fn stored(upstream: &Server) -> Vec<String> {
+fn stored(upstream: &SimulatedServer) -> Vec<String> {
     let configmaps = GroupVersionResource::new("", "v1", "configmaps");
     upstream.state().snapshot(&configmaps).into_keys().collect()
 }

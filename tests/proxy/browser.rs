@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::process::Command;
-use watershed_lab::sim::churn::{Churn, Mix};
-use watershed_lab::sim::{Options, Population, Rule};
+use watershed_lab::sim::churn::{Churn, ChurnMix};
+use watershed_lab::sim::{AccessRule, Options, Population};
 
 use crate::client::{Endpoint, Lines, Protocol, nothing, within};
 use crate::rig::{Rig, eventually, plain_request};
@@ -232,7 +232,7 @@ async fn clients(rig: &Rig) -> Vec<Lines> {
     let mut open = Vec::new();
     for (token, user, agent, reads) in PROGRAMS {
         access.add_user(token, user, &[]);
-        access.allow(Rule::new(user, &["get", "list", "watch"], &["*"]));
+        access.allow(AccessRule::new(user, &["get", "list", "watch"], &["*"]));
         for path in reads {
             open.push(
                 watch_as(
@@ -250,7 +250,7 @@ async fn clients(rig: &Rig) -> Vec<Lines> {
             format!("system:node:node-{node:03}"),
         );
         access.add_user(&token, &user, &[]);
-        access.allow(Rule::new(&user, &["get", "list", "watch"], &["*"]));
+        access.allow(AccessRule::new(&user, &["get", "list", "watch"], &["*"]));
         let path = format!(
             "/api/v1/pods?watch=1&resourceVersion=0&fieldSelector=spec.nodeName%3Dnode-{node:03}"
         );
@@ -337,7 +337,7 @@ async fn the_status_page_in_a_browser() {
         ..Options::default()
     })
     .await;
-    let churn = Churn::start(rig.upstream.state().clone(), 40.0, 1, Mix::default());
+    let churn = Churn::start(rig.upstream.state().clone(), 40.0, 1, ChurnMix::default());
     let mut open = clients(&rig).await;
     let hostile =
         "<script>console.error('hostile')</script><img src=http://elsewhere.example.com/x>";

@@ -1,6 +1,6 @@
 //! `watershed check`: what it finds, and that it finds nothing wrong where nothing is.
 use serde_json::Value;
-use watershed_lab::sim::{Rule, Server};
+use watershed_lab::sim::{AccessRule, SimulatedServer};
 
 use crate::mistakes::Bench;
 use crate::rig::small;
@@ -17,7 +17,7 @@ fn of<'a>(out: &'a str, level: &str) -> Vec<&'a str> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_good_configuration_has_no_error() {
-    let upstream = Server::start(small()).await.unwrap();
+    let upstream = SimulatedServer::start(small()).await.unwrap();
     let bench = Bench::new(&upstream);
     let flags = "--tls-cert good.crt --tls-key good.key --client-ca-file good.crt --audit-log-path audit.log";
     let before = std::fs::read_dir(bench.path()).unwrap().count();
@@ -49,7 +49,7 @@ async fn a_good_configuration_has_no_error() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_thing_that_is_wrong_is_a_line_with_its_knob() {
-    let upstream = Server::start(small()).await.unwrap();
+    let upstream = SimulatedServer::start(small()).await.unwrap();
     let bench = Bench::new(&upstream);
     let cases = [
         (
@@ -165,7 +165,7 @@ async fn each_thing_that_is_wrong_is_a_line_with_its_knob() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rights_that_the_proxy_lacks_are_named_with_what_they_cost() {
-    let upstream = Server::start(small()).await.unwrap();
+    let upstream = SimulatedServer::start(small()).await.unwrap();
     let bench = Bench::new(&upstream);
     let access = upstream.access();
     access.add_user("proxy", "proxy", &[]);
@@ -192,7 +192,7 @@ async fn rights_that_the_proxy_lacks_are_named_with_what_they_cost() {
         assert!(errors.contains(words), "{words:?} is not in {errors}");
     }
     // The reviews and two types: enough to start with.
-    access.allow(Rule::new(
+    access.allow(AccessRule::new(
         "proxy",
         &["create"],
         &[
@@ -200,8 +200,8 @@ async fn rights_that_the_proxy_lacks_are_named_with_what_they_cost() {
             "subjectaccessreviews.authorization.k8s.io",
         ],
     ));
-    access.allow(Rule::read("proxy", &["pods", "nodes"]));
-    access.allow(Rule::new("proxy", &["list"], &["services"]));
+    access.allow(AccessRule::read("proxy", &["pods", "nodes"]));
+    access.allow(AccessRule::new("proxy", &["list"], &["services"]));
     let (code, out) = run("").await;
     assert_eq!((code, of(&out, "error").len()), (0, 0), "{out}");
     let warnings = of(&out, "warning").join("\n");
@@ -224,7 +224,7 @@ async fn rights_that_the_proxy_lacks_are_named_with_what_they_cost() {
     );
     // What a node's proxy holds is less.
     access.allow(
-        Rule::read("proxy", &["leases.coordination.k8s.io"]).in_namespace("kube-node-lease"),
+        AccessRule::read("proxy", &["leases.coordination.k8s.io"]).in_namespace("kube-node-lease"),
     );
     let (_, out) = run("--node-name node-1").await;
     assert!(
@@ -233,12 +233,12 @@ async fn rights_that_the_proxy_lacks_are_named_with_what_they_cost() {
     );
     // And who is everybody reviews nobody.
     access.deny_all("proxy");
-    access.allow(Rule::new(
+    access.allow(AccessRule::new(
         "proxy",
         &["create"],
         &["subjectaccessreviews.authorization.k8s.io"],
     ));
-    access.allow(Rule::read("proxy", &["*"]));
+    access.allow(AccessRule::read("proxy", &["*"]));
     assert!(run("").await.1.contains("tokenreviews"));
     let (code, out) = run("--single-identity").await;
     assert_eq!(
@@ -251,7 +251,7 @@ async fn rights_that_the_proxy_lacks_are_named_with_what_they_cost() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn findings_are_told_as_json_too() {
-    let upstream = Server::start(small()).await.unwrap();
+    let upstream = SimulatedServer::start(small()).await.unwrap();
     let bench = Bench::new(&upstream);
     for (flags, good) in [("", true), ("--server https://127.0.0.1:1", false)] {
         let (code, out, _) = bench.run(&format!("{CHECK} {flags} -o json")).await;

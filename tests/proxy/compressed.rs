@@ -5,7 +5,7 @@ use flate2::write::MultiGzDecoder;
 use http::{HeaderMap, HeaderValue, Request};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use watershed_lab::sim::{Options, WatchList};
+use watershed_lab::sim::{Options, WatchListSupport};
 
 use crate::client::{BOTH, Connection, Endpoint, Protocol, nothing, within};
 use crate::ledger::{Interest, Ledger};
@@ -108,9 +108,9 @@ async fn watches_are_compressed_where_upstream_compresses_them() {
         ..small()
     };
     for (compressed, mode, coding) in [
-        (true, WatchList::Served, Some("gzip")),
-        (false, WatchList::Served, None),
-        (true, WatchList::Refused, None),
+        (true, WatchListSupport::Served, Some("gzip")),
+        (false, WatchListSupport::Served, None),
+        (true, WatchListSupport::Refused, None),
     ] {
         unless_stalled("one question, however many clients", async || {
             let rig = Rig::prepared(coded(compressed), |upstream| {

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use http::Request;
 use watershed::app::Config;
 use watershed::serve::Holding;
-use watershed_lab::sim::{Options, Rule, Server, fixtures};
+use watershed_lab::sim::{AccessRule, Options, SimulatedServer, fixtures};
 
 use crate::client::{Endpoint, Next, Protocol, nothing};
 use crate::follow::{Follower, Opening};
@@ -42,7 +42,7 @@ fn of(namespace: usize) -> String {
     )
 }
 
-fn watches(upstream: &Server) -> u64 {
+fn watches(upstream: &SimulatedServer) -> u64 {
     upstream
         .stats()
         .open_watches
@@ -197,17 +197,17 @@ async fn whole_types_are_closed_only_where_that_is_wanted() {
 /// A proxy whose identity may read pods in one namespace only, as that of a sidecar.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_missing_right_concerns_its_scope_alone() {
-    let upstream = Server::start(small()).await.unwrap();
+    let upstream = SimulatedServer::start(small()).await.unwrap();
     upstream.access().add_user("sidecar-token", "sidecar", &[]);
-    let rule = Rule::read("sidecar", &["pods"]).in_namespace(&fixtures::namespace_name(0));
+    let rule = AccessRule::read("sidecar", &["pods"]).in_namespace(&fixtures::namespace_name(0));
     let reviews = [
         "tokenreviews.authentication.k8s.io",
         "subjectaccessreviews.authorization.k8s.io",
     ];
     let rules = [
         rule,
-        Rule::read("sidecar", &["nodes"]),
-        Rule::new("sidecar", &["create"], &reviews),
+        AccessRule::read("sidecar", &["nodes"]),
+        AccessRule::new("sidecar", &["create"], &reviews),
     ];
     for rule in rules {
         upstream.access().allow(rule);
@@ -244,7 +244,9 @@ async fn a_missing_right_concerns_its_scope_alone() {
         r#"watershed_scopes_stopped_total{group="",resource="services",reason="forbidden"}"#;
     assert!(metric(running.admin_address, stopped).await >= 1.0);
     // The right is given; what was refused is tried again, and others do not notice.
-    upstream.access().allow(Rule::read("sidecar", &["pods"]));
+    upstream
+        .access()
+        .allow(AccessRule::read("sidecar", &["pods"]));
     eventually("what was refused is held", async || {
         match source(&proxied, &of(1)).await.as_str() {
             "snapshot" => Ok(()),
@@ -326,7 +328,7 @@ async fn a_type_that_vanishes_takes_its_scopes_alone() {
 async fn two_thousand_scopes_share_connections_and_cost_little() {
     const SCOPES: usize = 2_000;
     let quiet = Duration::from_mins(1);
-    let upstream = Server::start(Options {
+    let upstream = SimulatedServer::start(Options {
         bookmark_every: quiet,
         progress_every: quiet,
         ..small()

@@ -1,13 +1,13 @@
 //! The demonstration, with the real proxy.
 use std::time::Duration;
 
-use watershed_lab::demo::{self, Args, Front, Upstream};
-use watershed_lab::sim::{Options, Population, Server};
+use watershed_lab::demo::{self, DemoArgs, DemoProxy, DemoUpstream};
+use watershed_lab::sim::{Options, Population, SimulatedServer};
 
 use crate::rig::{PATIENCE, start_proxy};
 
-fn args(patience: Duration) -> Args {
-    Args {
+fn args(patience: Duration) -> DemoArgs {
+    DemoArgs {
         run_for: Some(Duration::from_secs(2)),
         pods: 100,
         nodes: 5,
@@ -19,9 +19,9 @@ fn args(patience: Duration) -> Args {
     }
 }
 
-async fn proxy(kubeconfig: &str) -> anyhow::Result<Front> {
+async fn proxy(kubeconfig: &str) -> anyhow::Result<DemoProxy> {
     let (running, folder) = start_proxy(kubeconfig).await?;
-    Ok(Front {
+    Ok(DemoProxy {
         address: running.address.unwrap(),
         ca_pem: std::fs::read_to_string(running.ca_file.as_ref().unwrap())?,
         admin_address: Some(running.admin_address),
@@ -34,7 +34,7 @@ async fn proxy(kubeconfig: &str) -> anyhow::Result<Front> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_client_of_the_demo_sees_the_truth() {
-    let equal = demo::run(args(PATIENCE), async |upstream: Upstream| {
+    let equal = demo::run(args(PATIENCE), async |upstream: DemoUpstream| {
         proxy(&upstream.kubeconfig_yaml).await
     })
     .await;
@@ -50,7 +50,7 @@ async fn the_demo_notices_clients_that_see_something_else() {
         secrets: 0,
         ..Population::cluster(100, 5)
     };
-    let twin = Server::start(Options {
+    let twin = SimulatedServer::start(Options {
         seed: 1,
         population,
         ..Options::default()

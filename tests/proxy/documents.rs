@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use http::{Request, StatusCode};
-use watershed_lab::sim::{Refusal, pods, widgets};
+use watershed_lab::sim::{PlannedRefusal, pods, widgets};
 
 use crate::client::{Protocol, nothing, within};
 use crate::rig::{Rig, small};
@@ -65,7 +65,7 @@ async fn what_upstream_would_say_itself_is_left_to_it() {
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
     let resource = Some(String::new());
-    let refusal = Refusal {
+    let refusal = PlannedRefusal {
         count: u32::MAX,
         code: 500,
         retry_after: None,

@@ -167,7 +167,9 @@ fn events(lines: &[bytes::Bytes]) -> Vec<Event> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sigterm_ends_the_program_in_order() {
-    let upstream = watershed_lab::sim::Server::start(small()).await.unwrap();
+    let upstream = watershed_lab::sim::SimulatedServer::start(small())
+        .await
+        .unwrap();
     let program = Program::start(&upstream).await;
     let proxied = program.proxied.clone();
     let mut watches = Vec::new();

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use watershed_lab::sim::{Options, Population, Server};
+use watershed_lab::sim::{Options, Population, SimulatedServer};
 
 use crate::client::{BOTH, Endpoint, Protocol, nothing, whole, within};
 use crate::program::Program;
@@ -16,7 +16,7 @@ const LIST: &str = "/api/v1/pods?resourceVersion=0";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_over_the_limit_gets_429_and_others_are_served() {
-    let upstream = Server::start(small()).await.unwrap();
+    let upstream = SimulatedServer::start(small()).await.unwrap();
     let flags = [
         "--max-requests-inflight-per-user",
         "2",
@@ -126,7 +126,7 @@ async fn a_user_over_the_limit_gets_429_and_others_are_served() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_page_no_metric_and_no_log_line_holds_a_secret() {
-    let upstream = Server::start(small()).await.unwrap();
+    let upstream = SimulatedServer::start(small()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let key = rcgen::KeyPair::generate().unwrap();

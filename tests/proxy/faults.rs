@@ -8,7 +8,7 @@ use http::{Request, StatusCode};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
-use watershed_lab::sim::{BrokenFrame, Faults, Options, Refusal, WatchList};
+use watershed_lab::sim::{BrokenFrame, Faults, Options, PlannedRefusal, WatchListSupport};
 
 use crate::client::{BOTH, Next, Protocol, whole, within};
 use crate::follow::{Follower, Opening};
@@ -25,7 +25,7 @@ async fn under(ledger: &Arc<Ledger>, rig: &Rig, times: usize, fault: impl Fn(&Fa
 }
 
 fn refuse(faults: &Faults, verb: &str, code: u16, count: u32) {
-    let refusal = Refusal {
+    let refusal = PlannedRefusal {
         count,
         code,
         retry_after: (code == 429).then_some(1),
@@ -213,7 +213,7 @@ async fn a_first_list_that_fails_is_tried_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn releases_without_streamed_lists_are_followed_as_exactly() {
-    for how in [WatchList::Refused, WatchList::Ignored] {
+    for how in [WatchListSupport::Refused, WatchListSupport::Ignored] {
         let rig = Rig::prepared(small(), |upstream| upstream.faults().watch_list(how)).await;
         let ledger = Ledger::new(rig.upstream.state(), 7);
         let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
@@ -243,7 +243,7 @@ async fn refusals_of_forwarded_requests_are_passed_on() {
         let mut answers = Vec::new();
         for endpoint in [&rig.direct, &rig.proxied] {
             faults.set(|active| {
-                active.refuse = Some(Refusal {
+                active.refuse = Some(PlannedRefusal {
                     count: 1,
                     code,
                     retry_after,

@@ -4,7 +4,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use http::StatusCode;
 use watershed::serve::{ConsistentReads, Policy};
-use watershed_lab::sim::{Options, Population, Refusal, Rule, Server, pods};
+use watershed_lab::sim::{AccessRule, Options, PlannedRefusal, Population, SimulatedServer, pods};
 
 use crate::client::{Answer, Protocol, within};
 use crate::program::Program;
@@ -153,7 +153,7 @@ async fn a_large_idle_type_is_caught_up_with() {
 /// Counted in a program of its own. An error says that the proof did not come in the time that it
 /// has.
 async fn catching_up() -> Result<(), String> {
-    let upstream = watershed_lab::sim::Server::start(Options {
+    let upstream = watershed_lab::sim::SimulatedServer::start(Options {
         // A cache that moves on with nothing happening, as upstream's does when it is read
         // consistently.
         progress_every: Duration::from_millis(200),
@@ -323,7 +323,7 @@ async fn an_upstream_that_does_not_answer_fails_no_slower_than_it_would() {
     let rig = Rig::start(quiet(20)).await;
     rig.proxied.get(Protocol::Http2, PODS).await;
     // What refuses the proof's list refuses the client's.
-    let refusal = Refusal {
+    let refusal = PlannedRefusal {
         count: 2,
         code: 500,
         retry_after: None,
@@ -402,7 +402,7 @@ async fn the_operator_chooses_how_consistent_reads_are_answered() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gets_of_the_same_at_the_same_time_are_shared() {
     // The proxy itself may not get single objects, as in deploy/base/rbac.yaml.
-    let prepare = |upstream: &Server| {
+    let prepare = |upstream: &SimulatedServer| {
         upstream.access().add_user("proxy-token", "proxy", &[]);
         let reviews = [
             "tokenreviews.authentication.k8s.io",
@@ -410,10 +410,10 @@ async fn gets_of_the_same_at_the_same_time_are_shared() {
         ];
         upstream
             .access()
-            .allow(Rule::new("proxy", &["create"], &reviews));
+            .allow(AccessRule::new("proxy", &["create"], &reviews));
         upstream
             .access()
-            .allow(Rule::new("proxy", &["list", "watch"], &["*"]));
+            .allow(AccessRule::new("proxy", &["list", "watch"], &["*"]));
     };
     let rig = Rig::build(quiet(20), prepare, |config| {
         let file = config.upstream.kubeconfig.as_ref().unwrap();

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use fastrand::Rng;
 use parking_lot::Mutex;
 use serde_json::Value;
-use watershed_lab::sim::{State, fixtures, pods};
+use watershed_lab::sim::{ClusterState, fixtures, pods};
 
 /// Which pods a client wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ struct Change {
 }
 
 pub(crate) struct Ledger {
-    state: Arc<State>,
+    state: Arc<ClusterState>,
     inner: Mutex<Inner>,
 }
 
@@ -165,7 +165,7 @@ impl Pod {
 
 impl Ledger {
     /// Begins with what is there now; from here on nobody else may write pods.
-    pub(crate) fn new(state: &Arc<State>, seed: u64) -> Arc<Self> {
+    pub(crate) fn new(state: &Arc<ClusterState>, seed: u64) -> Arc<Self> {
         let now: BTreeMap<_, _> = state
             .snapshot(&pods())
             .into_iter()

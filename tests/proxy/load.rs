@@ -7,19 +7,21 @@ use base64::Engine as _;
 use serde_json::Value;
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
-use watershed_lab::load::{self, Access, FirstState, Group, Measured, Plan, Target, Writes};
-use watershed_lab::sim::{BrokenFrame, Options, Refusal, Server, WatchList};
+use watershed_lab::load::{
+    self, ClientGroup, FirstState, KubeconfigContext, LoadPlan, LoadResult, LoadTarget, LoadWrites,
+};
+use watershed_lab::sim::{BrokenFrame, Options, PlannedRefusal, SimulatedServer, WatchListSupport};
 use watershed_protocol::GroupVersionResource;
 
 use crate::client::within;
 use crate::rig::{eventually, small, start_proxy};
 
-fn target(folder: &Path, name: &str, kubeconfig: &str) -> Target {
+fn target(folder: &Path, name: &str, kubeconfig: &str) -> LoadTarget {
     let file = folder.join(format!("{name}.kubeconfig"));
     std::fs::write(&file, kubeconfig).unwrap();
-    Target {
+    LoadTarget {
         name: name.to_owned(),
-        access: Access {
+        access: KubeconfigContext {
             kubeconfig: Some(file),
             context: None,
         },
@@ -42,17 +44,17 @@ fn through(kubeconfig: &str, server: &str, ca: &str) -> String {
     kubeconfig.lines().map(line).collect()
 }
 
-fn plan(targets: Vec<Target>) -> Plan {
-    Plan {
+fn plan(targets: Vec<LoadTarget>) -> LoadPlan {
+    LoadPlan {
         targets,
         writer: None,
-        groups: vec![Group {
+        groups: vec![ClientGroup {
             watches: 40,
-            ..Group::default()
+            ..ClientGroup::default()
         }],
         connections: Some(4),
         http1: false,
-        writes: Writes {
+        writes: LoadWrites {
             rate: "50/s".parse().unwrap(),
             objects: 5,
             object_bytes: 200,
@@ -66,13 +68,13 @@ fn plan(targets: Vec<Target>) -> Plan {
     }
 }
 
-async fn run(plan: &Plan) -> anyhow::Result<Measured> {
+async fn run(plan: &LoadPlan) -> anyhow::Result<LoadResult> {
     watershed_connect::install_crypto();
     load::run(plan, &CancellationToken::new(), false).await
 }
 
 /// What the load has left behind.
-fn left(server: &Server) -> Vec<String> {
+fn left(server: &SimulatedServer) -> Vec<String> {
     let of = |resource| GroupVersionResource::new("", "v1", resource);
     let all = ["configmaps", "namespaces"].map(|resource| server.state().snapshot(&of(resource)));
     all.into_iter()
@@ -83,7 +85,7 @@ fn left(server: &Server) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_are_compared_and_no_event_is_lost() {
-    let upstream = Server::start(small()).await.unwrap();
+    let upstream = SimulatedServer::start(small()).await.unwrap();
     let kubeconfig = upstream.kubeconfig_yaml();
     let (proxy, _folder) = start_proxy(&kubeconfig).await.unwrap();
     let ca = std::fs::read_to_string(proxy.ca_file.as_ref().unwrap()).unwrap();
@@ -161,10 +163,10 @@ async fn servers_are_compared_and_no_event_is_lost() {
 /// older kind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_server_does_wrong_is_in_the_result() {
-    type Fault = fn(&Server);
-    type Planted<'a> = (&'a str, Fault, &'a dyn Fn(&mut Plan), &'a str);
-    let stream = |plan: &mut Plan| plan.groups[0].first_state = FirstState::Stream;
-    let lists = |plan: &mut Plan| plan.groups[0].lists = "50/s".parse().unwrap();
+    type Fault = fn(&SimulatedServer);
+    type Planted<'a> = (&'a str, Fault, &'a dyn Fn(&mut LoadPlan), &'a str);
+    let stream = |plan: &mut LoadPlan| plan.groups[0].first_state = FirstState::Stream;
+    let lists = |plan: &mut LoadPlan| plan.groups[0].lists = "50/s".parse().unwrap();
     let faults: [Planted<'_>; 4] = [
         (
             "broken",
@@ -181,7 +183,7 @@ async fn what_a_server_does_wrong_is_in_the_result() {
         (
             "refused",
             |s| {
-                let refusal = Refusal {
+                let refusal = PlannedRefusal {
                     count: 3,
                     code: 429,
                     retry_after: None,
@@ -196,13 +198,13 @@ async fn what_a_server_does_wrong_is_in_the_result() {
         ),
         (
             "old",
-            |s| s.faults().watch_list(WatchList::Refused),
+            |s| s.faults().watch_list(WatchListSupport::Refused),
             &stream,
             "watches did not have their first state",
         ),
     ];
     for (name, fault, change, seen) in faults {
-        let server = Server::start(small()).await.unwrap();
+        let server = SimulatedServer::start(small()).await.unwrap();
         let folder = tempfile::tempdir().unwrap();
         let mut plan = plan(vec![target(folder.path(), name, &server.kubeconfig_yaml())]);
         change(&mut plan);
@@ -223,7 +225,7 @@ async fn what_a_server_does_wrong_is_in_the_result() {
 /// Watches that stay open and send nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn events_that_never_come_are_lost() {
-    let server = Server::start(small()).await.unwrap();
+    let server = SimulatedServer::start(small()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let mut plan = plan(vec![target(
         folder.path(),
@@ -245,7 +247,7 @@ async fn events_that_never_come_are_lost() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_work_is_said_in_a_line() {
-    let server = Server::start(Options {
+    let server = SimulatedServer::start(Options {
         max_streams: 10,
         ..small()
     })
@@ -280,9 +282,9 @@ async fn what_cannot_work_is_said_in_a_line() {
 /// The program: files, exit codes, and an orderly end after a signal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_command_writes_its_files_and_tells_by_its_exit_code() {
-    let server = Server::start(small()).await.unwrap();
+    let server = SimulatedServer::start(small()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let Target { access, .. } = target(folder.path(), "direct", &server.kubeconfig_yaml());
+    let LoadTarget { access, .. } = target(folder.path(), "direct", &server.kubeconfig_yaml());
     let kubeconfig = access.kubeconfig.unwrap();
     let out = folder.path().join("results");
     let command = |duration: &str| {
@@ -343,7 +345,7 @@ async fn the_command_writes_its_files_and_tells_by_its_exit_code() {
     }
 
     // A write that is refused makes it a failure.
-    let refusal = Refusal {
+    let refusal = PlannedRefusal {
         count: 1,
         code: 500,
         retry_after: None,

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use rcgen::{CertificateParams, KeyPair, date_time_ymd};
 use tempfile::TempDir;
 use tokio::process::Command;
-use watershed_lab::sim::Server;
+use watershed_lab::sim::SimulatedServer;
 
 use crate::client::within;
 use crate::rig::small;
@@ -18,7 +18,7 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    pub(crate) fn new(upstream: &Server) -> Self {
+    pub(crate) fn new(upstream: &SimulatedServer) -> Self {
         let bench = Self {
             folder: tempfile::tempdir().unwrap(),
         };
@@ -104,7 +104,7 @@ fn without(yaml: &str, key: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_mistake_is_one_line_with_its_cause_and_its_knob() {
-    let upstream = Server::start(small()).await.unwrap();
+    let upstream = SimulatedServer::start(small()).await.unwrap();
     let bench = Bench::new(&upstream);
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap();
@@ -287,7 +287,7 @@ async fn a_mistake_is_one_line_with_its_cause_and_its_knob() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_expired_serving_certificate_is_told_in_the_log() {
-    let upstream = Server::start(small()).await.unwrap();
+    let upstream = SimulatedServer::start(small()).await.unwrap();
     let bench = Bench::new(&upstream);
     let (cert, key) = (
         bench.path().join("expired.crt"),

@@ -4,7 +4,7 @@ use http::{Request, StatusCode};
 use serde_json::Value;
 use watershed::app::Config;
 use watershed::serve::Cache;
-use watershed_lab::sim::{Counts, Options, Population};
+use watershed_lab::sim::{Options, Population, TrafficCounts};
 use watershed_protocol::GroupVersionResource;
 
 use crate::client::{Answer, BOTH, Endpoint, Lines, Protocol, nothing, within};
@@ -66,7 +66,7 @@ fn some_secret(rig: &Rig) -> (String, String) {
 }
 
 /// Reads of secrets that were begun at upstream, and those of more than their metadata.
-fn asked(counts: &Counts) -> (u64, u64) {
+fn asked(counts: &TrafficCounts) -> (u64, u64) {
     let verbs = ["GET", "LIST", "WATCH"];
     let all = verbs
         .iter()

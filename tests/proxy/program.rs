@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
-use watershed_lab::sim::Server;
+use watershed_lab::sim::SimulatedServer;
 
 use crate::client::{Endpoint, within};
 use crate::rig::{eventually, plain_get};
@@ -25,18 +25,18 @@ pub(crate) struct Program {
 impl Program {
     /// `watershed serve` in front of an API server, once it is ready; it ends with this value at
     /// the latest.
-    pub(crate) async fn start(upstream: &Server) -> Self {
+    pub(crate) async fn start(upstream: &SimulatedServer) -> Self {
         Self::with(upstream, &[]).await
     }
 
     /// The same with further flags.
-    pub(crate) async fn with(upstream: &Server, flags: &[&str]) -> Self {
+    pub(crate) async fn with(upstream: &SimulatedServer, flags: &[&str]) -> Self {
         Self::with_variables(upstream, flags, &[]).await
     }
 
     /// And with variables of the environment.
     pub(crate) async fn with_variables(
-        upstream: &Server,
+        upstream: &SimulatedServer,
         flags: &[&str],
         variables: &[(&str, &str)],
     ) -> Self {

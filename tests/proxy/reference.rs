@@ -6,7 +6,7 @@ use std::process::Stdio;
 use tokio::process::Command;
 use watershed::cli::reference;
 use watershed::telemetry;
-use watershed_lab::sim::Server;
+use watershed_lab::sim::SimulatedServer;
 
 use crate::client::{Protocol, within};
 use crate::program::Program;
@@ -167,7 +167,7 @@ fn series(exposition: &str) -> BTreeMap<String, BTreeSet<String>> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metrics_have_the_labels_that_the_document_says() {
-    let upstream = Server::start(small()).await.unwrap();
+    let upstream = SimulatedServer::start(small()).await.unwrap();
     let program = Program::start(&upstream).await;
     for path in [
         "/api/v1/pods?resourceVersion=0",

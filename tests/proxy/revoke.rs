@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use watershed::access::Unavailable;
 use watershed::app;
-use watershed_lab::sim::{Active, Refusal, Rule, Server};
+use watershed_lab::sim::{AccessRule, ActiveFaults, PlannedRefusal, SimulatedServer};
 use watershed_protocol::GroupVersionResource;
 
 use crate::client::{Lines, Next, Protocol};
@@ -53,7 +53,7 @@ fn role(name: &str, resources: &[&str]) -> String {
 }
 
 /// ann and bob may read config maps in one namespace, each by a binding of their own.
-fn furnish(upstream: &Server) {
+fn furnish(upstream: &SimulatedServer) {
     for user in ["ann", "bob"] {
         upstream
             .access()
@@ -261,7 +261,7 @@ async fn a_lost_history_of_rbac_drops_everything() {
     rig.upstream.restart();
     rig.upstream
         .faults()
-        .set(|active| *active = Active::default());
+        .set(|active| *active = ActiveFaults::default());
     becomes("what ann reads", 403, async || status(&rig, "ann").await).await;
     becomes("what bob reads", 200, async || status(&rig, "bob").await).await;
     rig.stop().await;
@@ -269,7 +269,7 @@ async fn a_lost_history_of_rbac_drops_everything() {
 
 fn refuse_reviews(rig: &Rig, code: u16) {
     let resource = Some(REVIEWS.to_owned());
-    let refusal = Refusal {
+    let refusal = PlannedRefusal {
         count: u32::MAX,
         code,
         retry_after: None,
@@ -310,7 +310,7 @@ async fn while_upstream_cannot_be_asked_grants_stand_and_nothing_else_is_answere
     assert_eq!(answer.status, 200);
     rig.upstream
         .faults()
-        .set(|active| *active = Active::default());
+        .set(|active| *active = ActiveFaults::default());
     assert_eq!(
         ann.get(Protocol::Http2, other)
             .await
@@ -351,7 +351,7 @@ async fn a_watch_that_a_change_concerns_shows_nothing_until_upstream_can_be_aske
     assert!(bob.line().await.contains("\"secret\""));
     rig.upstream
         .faults()
-        .set(|active| *active = Active::default());
+        .set(|active| *active = ActiveFaults::default());
     let (lines, end) = ann.rest().await;
     assert_eq!((lines.len(), end), (0, Next::End));
     rig.stop().await;
@@ -421,7 +421,7 @@ async fn nothing_is_remembered_for_no_time_and_other_grants_not_for_long() {
     quiet(&rig).await;
     let access = rig.upstream.access();
     access.add_user("node-token", "system:node:a", &["system:nodes"]);
-    access.allow(Rule::read("system:node:a", &["configmaps"]));
+    access.allow(AccessRule::read("system:node:a", &["configmaps"]));
     assert_eq!(status(&rig, "node").await, 200);
     access.deny_all("system:node:a");
     becomes("what the node reads", 403, async || {

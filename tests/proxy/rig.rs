@@ -9,7 +9,7 @@ use watershed::app::{self, Running};
 use watershed::serve::Cache;
 use watershed::telemetry;
 use watershed_connect::ConnectOptions;
-use watershed_lab::sim::{Options, Population, Server};
+use watershed_lab::sim::{Options, Population, SimulatedServer};
 
 use crate::client::{Answer, Endpoint};
 
@@ -17,7 +17,7 @@ use crate::client::{Answer, Endpoint};
 pub(crate) const PATIENCE: Duration = Duration::from_mins(3);
 
 pub(crate) struct Rig {
-    pub(crate) upstream: Server,
+    pub(crate) upstream: SimulatedServer,
     /// The proxy.
     pub(crate) proxied: Endpoint,
     /// The API server itself, to compare with.
@@ -60,17 +60,17 @@ impl Rig {
     }
 
     /// `prepare` sees the API server before the proxy does.
-    pub(crate) async fn prepared(options: Options, prepare: impl FnOnce(&Server)) -> Self {
+    pub(crate) async fn prepared(options: Options, prepare: impl FnOnce(&SimulatedServer)) -> Self {
         Self::build(options, prepare, |_| {}).await
     }
 
     /// Both.
     pub(crate) async fn build(
         options: Options,
-        prepare: impl FnOnce(&Server),
+        prepare: impl FnOnce(&SimulatedServer),
         configure: impl FnOnce(&mut app::Config),
     ) -> Self {
-        let upstream = Server::start(options).await.unwrap();
+        let upstream = SimulatedServer::start(options).await.unwrap();
         prepare(&upstream);
         let (running, folder) = start_configured(&upstream.kubeconfig_yaml(), configure)
             .await
@@ -91,7 +91,7 @@ impl Rig {
     }
 
     /// Begins the proxy's shutdown, as SIGTERM does; the rest goes on.
-    pub(crate) fn shut_down(self) -> (Server, impl Future<Output = ()>) {
+    pub(crate) fn shut_down(self) -> (SimulatedServer, impl Future<Output = ()>) {
         let Self {
             upstream,
             running,

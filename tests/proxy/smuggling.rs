@@ -1,6 +1,6 @@
 //! Requests that two readers may understand differently. Upstream gets one well-formed request with
 //! the caller's own identity, or nothing at all.
-use watershed_lab::sim::Recorded;
+use watershed_lab::sim::RecordedRequest;
 
 use crate::client::{Protocol, within};
 use crate::frames::{
@@ -17,7 +17,7 @@ fn marked(trial: usize) -> String {
 }
 
 /// What upstream got of the requests that bear the mark, in any form.
-fn arrived(rig: &Rig) -> Vec<Recorded> {
+fn arrived(rig: &Rig) -> Vec<RecordedRequest> {
     let all = rig.upstream.take_recorded();
     all.into_iter()
         .filter(|head| head.target.contains(MARK) || head.target.contains("x-second"))
@@ -25,7 +25,7 @@ fn arrived(rig: &Rig) -> Vec<Recorded> {
 }
 
 /// What a well-formed request of this caller looks like at upstream.
-fn well_formed(head: &Recorded, bearer: &str) {
+fn well_formed(head: &RecordedRequest, bearer: &str) {
     let values: Vec<_> = head.headers.get_all("authorization").iter().collect();
     assert_eq!(values, [bearer], "one identity, the caller's: {head:?}");
     for name in [

@@ -9,7 +9,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use watershed::app::Listen;
-use watershed_lab::sim::Server;
+use watershed_lab::sim::SimulatedServer;
 
 use crate::client::within;
 use crate::rig::{small, start_configured};
@@ -40,7 +40,7 @@ async fn get(socket: &Path, token: &str, path: &str) -> (u16, String, String) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_of_a_socket_are_served_as_others_are() {
-    let upstream = Server::start(small()).await.unwrap();
+    let upstream = SimulatedServer::start(small()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("api.sock");
     let listen = Listen::Socket {

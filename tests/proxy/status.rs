@@ -1,7 +1,7 @@
 //! The status page: what it tells, to whom, and that nobody can write on it.
 use http::Request;
 use serde_json::Value;
-use watershed_lab::sim::{Rule, Server};
+use watershed_lab::sim::{AccessRule, SimulatedServer};
 
 use crate::client::{Answer, Connection, Endpoint, Lines, Protocol, nothing, within};
 use crate::program::Program;
@@ -202,7 +202,9 @@ async fn hostile_names_are_shown_as_text() {
     let rig = Rig::start(small()).await;
     let user = "<b onmouseover=alert(1)>\"'& </td>";
     rig.upstream.access().add_user("hostile", user, &[]);
-    rig.upstream.access().allow(Rule::read(user, &["pods"]));
+    rig.upstream
+        .access()
+        .allow(AccessRule::read(user, &["pods"]));
     let connection = rig
         .proxied
         .as_user("hostile")
@@ -295,7 +297,7 @@ async fn users_are_named_to_operators_only() {
     }
     rig.stop().await;
 
-    let upstream = Server::start(small()).await.unwrap();
+    let upstream = SimulatedServer::start(small()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("token");
     std::fs::write(&file, "secret-of-operators").unwrap();

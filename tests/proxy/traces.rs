@@ -1,7 +1,7 @@
 //! W3C trace context: it passes as it is, unless the program is built with the feature `otel` and
 //! told where to send traces.
 use http::Request;
-use watershed_lab::sim::Server;
+use watershed_lab::sim::SimulatedServer;
 
 use crate::client::{Endpoint, Protocol};
 use crate::program::Program;
@@ -12,7 +12,7 @@ const PARENT: &str = "b7ad6b7169203331";
 
 /// Sends a request that is forwarded, and one that is not; gives back what upstream got of
 /// `traceparent`.
-async fn forwarded(proxied: &Endpoint, upstream: &Server, traceparent: &str) -> String {
+async fn forwarded(proxied: &Endpoint, upstream: &SimulatedServer, traceparent: &str) -> String {
     upstream.take_recorded();
     let connection = proxied.connect(Protocol::Http2).await.unwrap();
     for path in [
@@ -39,7 +39,7 @@ async fn forwarded(proxied: &Endpoint, upstream: &Server, traceparent: &str) -> 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn trace_context_passes_untouched() {
-    let upstream = Server::start(small()).await.unwrap();
+    let upstream = SimulatedServer::start(small()).await.unwrap();
     let program = Program::start(&upstream).await;
     for flags in ["00", "01"] {
         let sent = format!("00-{TRACE}-{PARENT}-{flags}");
@@ -102,7 +102,7 @@ mod sent {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn what_a_client_traces_is_sent_and_handed_on() {
-        let upstream = Server::start(small()).await.unwrap();
+        let upstream = SimulatedServer::start(small()).await.unwrap();
         let (url, got) = collector().await;
         let program =
             Program::with_variables(&upstream, &[], &[("OTEL_EXPORTER_OTLP_ENDPOINT", &url)]).await;
@@ -151,7 +151,7 @@ mod sent {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_collector_that_is_away_hinders_nobody() {
-        let upstream = Server::start(small()).await.unwrap();
+        let upstream = SimulatedServer::start(small()).await.unwrap();
         let nowhere = TcpListener::bind("127.0.0.1:0")
             .await
             .unwrap()

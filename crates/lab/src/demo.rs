@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::sim::churn::{Churn, Mix};
-use crate::sim::{Options, Population, Server};
+use crate::sim::churn::{Churn, ChurnMix};
+use crate::sim::{Options, Population, SimulatedServer};
 use fleet::Fleet;
 use picture::{Moment, Picture};
 
@@ -27,7 +27,7 @@ const CONVERGENCE: Duration = Duration::from_secs(20);
 
 /// Flags of `watershed demo`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Args {
+pub struct DemoArgs {
     /// Ends the demo after this time and checks every client's view; until Ctrl-C when absent
     #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
     pub run_for: Option<Duration>,
@@ -56,7 +56,7 @@ pub struct Args {
 
 /// What the proxy needs to know of the upstream it is put in front of.
 #[derive(Clone, Debug)]
-pub struct Upstream {
+pub struct DemoUpstream {
     /// `https://…`
     pub url: String,
     /// The CA of its certificate.
@@ -68,7 +68,7 @@ pub struct Upstream {
 }
 
 /// What the demo needs to know of the running proxy.
-pub struct Front {
+pub struct DemoProxy {
     /// Where clients connect.
     pub address: SocketAddr,
     /// The CA of its certificate.
@@ -80,16 +80,16 @@ pub struct Front {
 }
 
 /// Runs the demo; true when every client's view was equal to upstream's state at the end.
-pub async fn run<Start>(args: Args, start_proxy: Start) -> anyhow::Result<bool>
+pub async fn run<Start>(args: DemoArgs, start_proxy: Start) -> anyhow::Result<bool>
 where
-    Start: AsyncFnOnce(Upstream) -> anyhow::Result<Front>,
+    Start: AsyncFnOnce(DemoUpstream) -> anyhow::Result<DemoProxy>,
 {
     let population = Population {
         configmaps: 0,
         secrets: 0,
         ..Population::cluster(args.pods, args.nodes)
     };
-    let server = Server::start(Options {
+    let server = SimulatedServer::start(Options {
         seed: args.seed,
         population,
         ..Options::default()
@@ -109,7 +109,7 @@ where
         Arc::clone(server.state()),
         args.rate,
         args.seed,
-        Mix::default(),
+        ChurnMix::default(),
     );
     let moment = || Moment {
         elapsed: started.elapsed(),
@@ -154,7 +154,7 @@ where
 /// Compares until every view is equal or time is up; what is left are the differences.
 async fn converge(
     fleet: &Fleet,
-    state: &crate::sim::State,
+    state: &crate::sim::ClusterState,
     patience: Duration,
 ) -> Vec<check::Difference> {
     let deadline = Instant::now() + patience;
@@ -168,8 +168,8 @@ async fn converge(
     }
 }
 
-fn upstream(server: &Server) -> Upstream {
-    Upstream {
+fn upstream(server: &SimulatedServer) -> DemoUpstream {
+    DemoUpstream {
         url: server.url(),
         ca_pem: server.ca_pem().to_owned(),
         token: server.admin_token().to_owned(),
@@ -177,8 +177,8 @@ fn upstream(server: &Server) -> Upstream {
     }
 }
 
-fn direct(server: &Server) -> Front {
-    Front {
+fn direct(server: &SimulatedServer) -> DemoProxy {
+    DemoProxy {
         address: server.address(),
         ca_pem: server.ca_pem().to_owned(),
         admin_address: None,
@@ -198,7 +198,7 @@ mod tests {
 
     #[tokio::test]
     async fn views_are_equal_without_a_proxy() {
-        let args = Args {
+        let args = DemoArgs {
             run_for: Some(Duration::from_secs(2)),
             pods: 100,
             nodes: 5,

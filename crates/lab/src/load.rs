@@ -33,12 +33,15 @@ use connect::Connections;
 use progress::Bars;
 use round::Turn;
 use watershed_connect::{ApiServer, ConnectOptions};
-use write::Writer;
+use write::LoadWriter;
 
-pub use counted::Counted;
-pub use group::{FirstState, Form, Group, Resource};
-pub use measured::{Consumption, Distribution, Measured, Round, Sample, Server, Setting, Short};
-pub use plan::{Access, Plan, Target, Writes, mix};
+pub use counted::NumberedText;
+pub use group::{AnswerEncoding, ClientGroup, FirstState, KubectlResource};
+pub use measured::{
+    Distribution, LoadResult, LoadSetting, ProcessConsumption, RequestStats, RoundResult, Sample,
+    ServerResult,
+};
+pub use plan::{KubeconfigContext, LoadPlan, LoadTarget, LoadWrites, mix};
 pub use plot::plots;
 pub use process::{Machine, Process, cpu_time, status_bytes};
 pub use rate::Rate;
@@ -48,10 +51,10 @@ pub use table::{comparison, table, verdict};
 /// Does what the plan says. `interrupt` ends it early, with what was measured so far. What was
 /// written is deleted again in any case. `bars` shows on a terminal how far it is.
 pub async fn run(
-    plan: &Plan,
+    plan: &LoadPlan,
     interrupt: &CancellationToken,
     bars: bool,
-) -> anyhow::Result<Measured> {
+) -> anyhow::Result<LoadResult> {
     plan.check()?;
     let run = fastrand::u64(..);
     let mut servers = Vec::new();
@@ -66,7 +69,7 @@ pub async fn run(
             .collect();
         servers.push((
             upstream,
-            Server {
+            ServerResult {
                 name: target.name.clone(),
                 addresses,
                 rounds: Vec::new(),
@@ -78,14 +81,14 @@ pub async fn run(
         None
     } else {
         Some(Arc::new(
-            Writer::prepare(writing.clone(), &plan.writes, run).await?,
+            LoadWriter::prepare(writing.clone(), &plan.writes, run).await?,
         ))
     };
-    let mut measured = Measured {
-        setting: Setting {
+    let mut measured = LoadResult {
+        setting: LoadSetting {
             version: env!("CARGO_PKG_VERSION"),
             machine: Machine::this(),
-            clients: plan.groups.iter().map(Group::describe).collect(),
+            clients: plan.groups.iter().map(ClientGroup::describe).collect(),
             writes: plan.writes.clone(),
             duration_seconds: plan.duration.as_secs_f64(),
             rounds: plan.rounds,
@@ -125,11 +128,11 @@ pub async fn run(
 }
 
 async fn rounds(
-    plan: &Plan,
+    plan: &LoadPlan,
     run: u64,
-    servers: &mut [(ApiServer, Server)],
+    servers: &mut [(ApiServer, ServerResult)],
     writing: &ApiServer,
-    writer: Option<&Arc<Writer>>,
+    writer: Option<&Arc<LoadWriter>>,
     interrupt: &CancellationToken,
     bars: bool,
 ) -> anyhow::Result<()> {
@@ -189,7 +192,7 @@ async fn rounds(
     Ok(())
 }
 
-async fn load(access: &Access) -> anyhow::Result<ApiServer> {
+async fn load(access: &KubeconfigContext) -> anyhow::Result<ApiServer> {
     let options = ConnectOptions {
         kubeconfig: access.kubeconfig.clone(),
         context: access.context.clone(),

@@ -37,13 +37,13 @@ mod tls;
 mod watch;
 mod write;
 
-pub use access::{Access, Rule, User};
-pub use faults::{Active, BrokenFrame, Faults, Refusal, WatchList};
-pub use http::Recorded;
+pub use access::{AccessRule, AccessRules, User};
+pub use faults::{ActiveFaults, BrokenFrame, Faults, PlannedRefusal, WatchListSupport};
+pub use http::RecordedRequest;
 pub use options::{Options, Population};
-pub use server::Server;
-pub use state::{State, WriteError};
-pub use stats::Counts;
+pub use server::SimulatedServer;
+pub use state::{ClusterState, WriteError};
+pub use stats::TrafficCounts;
 
 use watershed_protocol::GroupVersionResource;
 

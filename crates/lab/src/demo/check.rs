@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::client::{Interest, View};
-use crate::sim::{State, pods};
+use crate::sim::{ClusterState, pods};
 
 /// Differences shown per client; the rest is counted.
 const SHOWN: usize = 5;
@@ -39,7 +39,7 @@ pub(crate) struct Difference {
 // === impl Truth ===
 
 impl Truth {
-    pub(crate) fn of(state: &State) -> Self {
+    pub(crate) fn of(state: &ClusterState) -> Self {
         let pods = state
             .snapshot(&pods())
             .into_iter()

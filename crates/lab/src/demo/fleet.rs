@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use super::client::{Client, Counters, Interest, Opening, View};
 use super::connect::{Connection, Connector};
-use super::{Args, Front};
+use super::{DemoArgs, DemoProxy};
 use crate::sim::fixtures;
 
 /// Clients that share one HTTP/2 connection: fewer than the hundred streams API servers allow.
@@ -39,9 +39,9 @@ pub(crate) struct Totals {
 
 impl Fleet {
     pub(crate) fn start(
-        args: &Args,
+        args: &DemoArgs,
         namespaces: usize,
-        front: &Front,
+        front: &DemoProxy,
         token: &str,
     ) -> anyhow::Result<Self> {
         let connector = Connector::new(front.address, &front.ca_pem)?;

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use super::check::Difference;
 use super::fleet::Totals;
-use super::{Args, Front};
-use crate::sim::Counts;
+use super::{DemoArgs, DemoProxy};
+use crate::sim::TrafficCounts;
 use watershed_figures::grouped;
 
 /// Clients with differences that are shown; the rest is counted.
@@ -20,7 +20,7 @@ const SHOWN: usize = 10;
 pub(crate) struct Moment {
     pub(crate) elapsed: Duration,
     pub(crate) clients: Totals,
-    pub(crate) upstream: Counts,
+    pub(crate) upstream: TrafficCounts,
     /// Upstream's global version.
     pub(crate) version: u64,
 }
@@ -34,8 +34,8 @@ pub(crate) struct Picture {
 }
 
 /// What is started, before anything moves.
-pub(crate) fn opening(args: &Args, upstream: &str, front: &Front) {
-    let Args {
+pub(crate) fn opening(args: &DemoArgs, upstream: &str, front: &DemoProxy) {
+    let DemoArgs {
         pods,
         nodes,
         clients,

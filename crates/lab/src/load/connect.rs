@@ -17,7 +17,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::trouble::{Trouble, broken};
+use super::trouble::{LoadError, broken};
 use watershed_connect::{Address, ApiServer, Dialed};
 
 /// Flow control of Go's HTTP/2 client.
@@ -108,12 +108,12 @@ impl Outgoing<'_> {
         address: &Address,
         authorization: &HeaderMap,
         http2: bool,
-    ) -> Result<Request<Full<Bytes>>, Trouble> {
+    ) -> Result<Request<Full<Bytes>>, LoadError> {
         let path = PathAndQuery::try_from(self.path.as_str())
-            .map_err(|error| Trouble::Request(error.to_string()))?;
+            .map_err(|error| LoadError::Request(error.to_string()))?;
         let uri = address
             .target(&Uri::from(path), http2)
-            .map_err(|error| Trouble::Request(error.to_string()))?;
+            .map_err(|error| LoadError::Request(error.to_string()))?;
         let mut request: Builder = Request::builder().method(self.method.clone()).uri(uri);
         if let Some(headers) = request.headers_mut() {
             headers.clone_from(authorization);
@@ -136,7 +136,7 @@ impl Outgoing<'_> {
                 concat!("watershed-load/", env!("CARGO_PKG_VERSION")),
             )
             .body(Full::new(body))
-            .map_err(|error| Trouble::Request(error.to_string()))
+            .map_err(|error| LoadError::Request(error.to_string()))
     }
 }
 
@@ -162,7 +162,7 @@ impl Connections {
 
     /// Requests the server allows at a time on one connection; `None` with HTTP/1.1, where it is
     /// one.
-    pub(super) async fn limit(&self) -> Result<Option<usize>, Trouble> {
+    pub(super) async fn limit(&self) -> Result<Option<usize>, LoadError> {
         if self.http1 {
             return Ok(None);
         }
@@ -173,7 +173,11 @@ impl Connections {
     }
 
     /// Sends a request on a connection, by its number; refusals are errors.
-    pub(super) async fn send(&self, lane: usize, request: Outgoing<'_>) -> Result<Answer, Trouble> {
+    pub(super) async fn send(
+        &self,
+        lane: usize,
+        request: Outgoing<'_>,
+    ) -> Result<Answer, LoadError> {
         let lane = lane % self.lanes.len();
         let sent = async {
             let mut resends = 0;
@@ -185,7 +189,7 @@ impl Connections {
                     Opened::Shared(mut shared) => {
                         let sent = request.build(&shared.address, &shared.authorization, true)?;
                         match shared.sender.send_request(sent).await {
-                            Ok(answer) => return Ok::<_, Trouble>((answer, None)),
+                            Ok(answer) => return Ok::<_, LoadError>((answer, None)),
                             Err(error) => {
                                 self.leave(lane, shared.number).await;
                                 error
@@ -211,7 +215,7 @@ impl Connections {
         };
         let (answer, back) = timeout(HEAD_TIMEOUT, sent)
             .await
-            .map_err(|_| Trouble::Silent(HEAD_TIMEOUT))??;
+            .map_err(|_| LoadError::Silent(HEAD_TIMEOUT))??;
         let (head, body) = answer.into_parts();
         if head.status.is_success() {
             return Ok(Answer { head, body, back });
@@ -226,11 +230,11 @@ impl Connections {
             .and_then(Result::ok)
             .map(http_body_util::Collected::to_bytes)
             .unwrap_or_default();
-        Err(Trouble::refused(head.status, &text))
+        Err(LoadError::refused(head.status, &text))
     }
 
     /// The connection of a number, opened if it is not there.
-    async fn lane(&self, lane: usize) -> Result<Opened, Trouble> {
+    async fn lane(&self, lane: usize) -> Result<Opened, LoadError> {
         let mut place = self.lanes[lane].lock().await;
         if let Some(shared) = place.as_ref().filter(|shared| !shared.sender.is_closed()) {
             return Ok(Opened::Shared(shared.clone()));
@@ -269,7 +273,7 @@ impl Connections {
     }
 }
 
-async fn exclusive(connection: Dialed, authorization: HeaderMap) -> Result<Exclusive, Trouble> {
+async fn exclusive(connection: Dialed, authorization: HeaderMap) -> Result<Exclusive, LoadError> {
     let (sender, driver) = http1::handshake(TokioIo::new(connection.stream))
         .await
         .map_err(broken)?;
@@ -286,7 +290,7 @@ async fn shared(
     connection: Dialed,
     authorization: HeaderMap,
     number: usize,
-) -> Result<Shared, Trouble> {
+) -> Result<Shared, LoadError> {
     let (sender, mut driver) = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .initial_stream_window_size(STREAM_WINDOW)
@@ -304,8 +308,8 @@ async fn shared(
         let polled = poll_fn(|cx| Poll::Ready(Pin::new(&mut driver).poll(cx))).await;
         match polled {
             Poll::Ready(Err(error)) => return Err(broken(error)),
-            Poll::Ready(Ok(())) => return Err(Trouble::NoStreams),
-            Poll::Pending if Instant::now() > deadline => return Err(Trouble::NoStreams),
+            Poll::Ready(Ok(())) => return Err(LoadError::NoStreams),
+            Poll::Pending if Instant::now() > deadline => return Err(LoadError::NoStreams),
             Poll::Pending => sleep(pause).await,
         }
         pause = (pause * 2).min(Duration::from_millis(20));
@@ -354,8 +358,8 @@ impl Answer {
     /// Reads the body to its end, piece by piece, and lets the connection serve others.
     pub(super) async fn read(
         mut self,
-        mut each: impl FnMut(Bytes) -> Result<(), Trouble>,
-    ) -> Result<(), Trouble> {
+        mut each: impl FnMut(Bytes) -> Result<(), LoadError>,
+    ) -> Result<(), LoadError> {
         while let Some(frame) = self.body.frame().await {
             if let Ok(data) = frame.map_err(broken)?.into_data() {
                 each(data)?;
@@ -371,12 +375,12 @@ impl Answer {
     }
 
     /// The whole body, up to a limit.
-    pub(super) async fn whole(self, limit: usize) -> Result<Vec<u8>, Trouble> {
+    pub(super) async fn whole(self, limit: usize) -> Result<Vec<u8>, LoadError> {
         let mut bytes = Vec::new();
         self.read(|data| {
             bytes.extend_from_slice(&data);
             if bytes.len() > limit {
-                Err(Trouble::Request(format!("an answer above {limit} bytes")))
+                Err(LoadError::Request(format!("an answer above {limit} bytes")))
             } else {
                 Ok(())
             }

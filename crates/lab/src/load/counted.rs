@@ -7,7 +7,7 @@ use serde::de::{Deserialize, Deserializer, Error};
 
 /// A text with at most one range in it. The range keeps the leading zeros of its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counted {
+pub struct NumberedText {
     before: String,
     range: Option<Range>,
     after: String,
@@ -20,7 +20,7 @@ struct Range {
     width: usize,
 }
 
-impl Counted {
+impl NumberedText {
     /// The text of the n-th client.
     pub fn of(&self, n: usize) -> String {
         let Self {
@@ -51,7 +51,7 @@ impl Counted {
     }
 }
 
-impl FromStr for Counted {
+impl FromStr for NumberedText {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -94,7 +94,7 @@ impl FromStr for Counted {
     }
 }
 
-impl fmt::Display for Counted {
+impl fmt::Display for NumberedText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             before,
@@ -110,7 +110,7 @@ impl fmt::Display for Counted {
     }
 }
 
-impl<'de> Deserialize<'de> for Counted {
+impl<'de> Deserialize<'de> for NumberedText {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?
             .parse()
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn each_client_gets_its_own() {
-        let nodes: Counted = "spec.nodeName=node-{0..2}".parse().unwrap();
+        let nodes: NumberedText = "spec.nodeName=node-{0..2}".parse().unwrap();
         let names: Vec<_> = (0..4).map(|n| nodes.of(n)).collect();
         let wanted =
             ["node-0", "node-1", "node-2", "node-0"].map(|node| format!("spec.nodeName={node}"));
@@ -133,9 +133,12 @@ mod tests {
             (nodes.len(), nodes.to_string().as_str()),
             (3, "spec.nodeName=node-{0..2}")
         );
-        assert_eq!("n{007..12}x".parse::<Counted>().unwrap().of(5), "n012x");
-        assert_eq!("plain".parse::<Counted>().unwrap().of(9), "plain");
-        assert!("".parse::<Counted>().unwrap().is_empty());
+        assert_eq!(
+            "n{007..12}x".parse::<NumberedText>().unwrap().of(5),
+            "n012x"
+        );
+        assert_eq!("plain".parse::<NumberedText>().unwrap().of(9), "plain");
+        assert!("".parse::<NumberedText>().unwrap().is_empty());
     }
 
     #[test]
@@ -150,7 +153,7 @@ mod tests {
             "a{1..9999999}",
             "{a..b}",
         ] {
-            assert!(wrong.parse::<Counted>().is_err(), "{wrong}");
+            assert!(wrong.parse::<NumberedText>().is_err(), "{wrong}");
         }
     }
 }

@@ -5,7 +5,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 
-use super::counted::Counted;
+use super::counted::NumberedText;
 use super::rate::Rate;
 use watershed_protocol::{
     Encoding, FieldSelector, GroupVersionResource, LabelSelector, Representation,
@@ -21,7 +21,7 @@ const VALUE: &AsciiSet = &NON_ALPHANUMERIC
 /// Clients that are alike.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Group {
+pub struct ClientGroup {
     /// Watches, open from the start to the end.
     pub watches: usize,
     /// Lists of the whole selection.
@@ -29,15 +29,15 @@ pub struct Group {
     /// Gets of single objects, in turn.
     pub gets: Rate,
     /// What is read.
-    pub resource: Resource,
+    pub resource: KubectlResource,
     /// All namespaces when empty.
-    pub namespace: Counted,
+    pub namespace: NumberedText,
     /// A label selector.
-    pub selector: Counted,
+    pub selector: NumberedText,
     /// A field selector.
-    pub field_selector: Counted,
+    pub field_selector: NumberedText,
     /// The encoding of answers.
-    pub encoding: Form,
+    pub encoding: AnswerEncoding,
     /// Whether gzip is asked for.
     pub gzip: bool,
     /// Whether only the objects' metadata is asked for.
@@ -50,14 +50,14 @@ pub struct Group {
 
 /// A resource type as kubectl names it: `pods`, `deployments.v1.apps`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Resource(pub GroupVersionResource);
+pub struct KubectlResource(pub GroupVersionResource);
 
 /// The encoding of answers.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, serde::Serialize, clap::ValueEnum,
 )]
 #[serde(rename_all = "lowercase")]
-pub enum Form {
+pub enum AnswerEncoding {
     /// JSON.
     #[default]
     Json,
@@ -97,17 +97,17 @@ pub(super) struct Written<'a> {
     pub(super) labels: &'a [(String, String)],
 }
 
-impl Default for Group {
+impl Default for ClientGroup {
     fn default() -> Self {
         Self {
             watches: 0,
             lists: Rate::default(),
             gets: Rate::default(),
-            resource: Resource::config_maps(),
-            namespace: Counted::default(),
-            selector: Counted::default(),
-            field_selector: Counted::default(),
-            encoding: Form::default(),
+            resource: KubectlResource::config_maps(),
+            namespace: NumberedText::default(),
+            selector: NumberedText::default(),
+            field_selector: NumberedText::default(),
+            encoding: AnswerEncoding::default(),
             gzip: false,
             metadata_only: false,
             consistent: false,
@@ -116,11 +116,11 @@ impl Default for Group {
     }
 }
 
-impl Group {
+impl ClientGroup {
     pub(super) fn representation(&self) -> Representation {
         let encoding = match self.encoding {
-            Form::Json => Encoding::Json,
-            Form::Protobuf => Encoding::Protobuf,
+            AnswerEncoding::Json => Encoding::Json,
+            AnswerEncoding::Protobuf => Encoding::Protobuf,
         };
         Representation {
             encoding,
@@ -169,7 +169,7 @@ impl Group {
         let namespace = self.namespace.of(n);
         let labels = LabelSelector::parse(&self.selector.of(n)).unwrap_or_default();
         let fields = FieldSelector::parse(&self.field_selector.of(n)).unwrap_or_default();
-        let of_type = self.resource == Resource::config_maps();
+        let of_type = self.resource == KubectlResource::config_maps();
         let concerns = |object: &Written<'a>| {
             let label = |key: &str| {
                 object
@@ -210,8 +210,8 @@ impl Group {
             }
         }
         let form = match self.encoding {
-            Form::Json => "JSON",
-            Form::Protobuf => "protobuf",
+            AnswerEncoding::Json => "JSON",
+            AnswerEncoding::Protobuf => "protobuf",
         };
         let gzip = if self.gzip { ", gzip" } else { "" };
         let metadata = if self.metadata_only {
@@ -232,7 +232,7 @@ impl Group {
     }
 }
 
-impl Resource {
+impl KubectlResource {
     /// What the tool writes.
     pub(super) fn config_maps() -> Self {
         Self(GroupVersionResource::new("", "v1", "configmaps"))
@@ -250,7 +250,7 @@ impl Resource {
     }
 }
 
-impl FromStr for Resource {
+impl FromStr for KubectlResource {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -278,7 +278,7 @@ impl FromStr for Resource {
     }
 }
 
-impl<'de> Deserialize<'de> for Resource {
+impl<'de> Deserialize<'de> for KubectlResource {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?
             .parse()
@@ -290,14 +290,14 @@ impl<'de> Deserialize<'de> for Resource {
 mod tests {
     use super::*;
 
-    fn group(yaml: &str) -> Group {
+    fn group(yaml: &str) -> ClientGroup {
         serde_saphyr::from_str(yaml).unwrap()
     }
 
     #[test]
     fn resources_are_read() {
         let path = |text: &str| {
-            text.parse::<Resource>()
+            text.parse::<KubectlResource>()
                 .map(|resource| resource.collection("a"))
         };
         assert_eq!(path("pods").unwrap(), "/api/v1/namespaces/a/pods");
@@ -305,7 +305,7 @@ mod tests {
             path("deployments.v1.apps").unwrap(),
             "/apis/apps/v1/namespaces/a/deployments"
         );
-        let widgets: Resource = "widgets.v1.example.com".parse().unwrap();
+        let widgets: KubectlResource = "widgets.v1.example.com".parse().unwrap();
         assert_eq!(widgets.collection(""), "/apis/example.com/v1/widgets");
         for wrong in [
             "",

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use bytes::Bytes;
 use flate2::write::MultiGzDecoder;
 
-use super::trouble::Trouble;
+use super::trouble::LoadError;
 
 /// Takes the pieces of a body and gives what is in them at once: each event of a compressed watch
 /// ends a flush.
@@ -16,14 +16,14 @@ impl Inflate {
         Self(gzip.then(|| MultiGzDecoder::new(Vec::new())))
     }
 
-    pub(super) fn push(&mut self, data: Bytes) -> Result<Bytes, Trouble> {
+    pub(super) fn push(&mut self, data: Bytes) -> Result<Bytes, LoadError> {
         let Some(decoder) = &mut self.0 else {
             return Ok(data);
         };
         decoder
             .write_all(&data)
             .and_then(|()| decoder.flush())
-            .map_err(Trouble::Gzip)?;
+            .map_err(LoadError::Gzip)?;
         Ok(std::mem::take(decoder.get_mut()).into())
     }
 }

@@ -1,7 +1,7 @@
 //! The version of a list, read from its ends: the list itself is not kept, however long it is.
 use bytes::Bytes;
 
-use super::trouble::Trouble;
+use super::trouble::LoadError;
 use watershed_protocol::{Encoding, ResourceVersion};
 
 /// Bytes kept of the beginning and of the end.
@@ -31,14 +31,14 @@ impl Ends {
     }
 
     /// The list's own version, not that of an item.
-    pub(super) fn version(&self, encoding: Encoding) -> Result<ResourceVersion, Trouble> {
+    pub(super) fn version(&self, encoding: Encoding) -> Result<ResourceVersion, LoadError> {
         let found = match encoding {
             Encoding::Json => self.json(),
             Encoding::Protobuf => self.protobuf(),
         };
         found
             .and_then(|text| ResourceVersion::parse(std::str::from_utf8(text).ok()?))
-            .ok_or(Trouble::NoVersion)
+            .ok_or(LoadError::NoVersion)
     }
 
     /// Built-in types print the list's metadata before the items; custom ones, which are maps,
@@ -125,11 +125,11 @@ mod tests {
 
     #[test]
     fn both_encodings_of_a_real_list_are_read() {
-        let json = include_bytes!("../kube/encoding/testdata/pods/list.json");
-        let message = include_bytes!("../kube/encoding/testdata/pods/list.pb");
+        let json = include_bytes!("../../../protocol/src/encoding/testdata/pods/list.json");
+        let message = include_bytes!("../../../protocol/src/encoding/testdata/pods/list.pb");
         let found = version(Encoding::Json, &[json]).unwrap();
         assert_eq!(version(Encoding::Protobuf, &[message]), Some(found));
-        let custom = include_bytes!("../kube/encoding/testdata/foos/list.json");
+        let custom = include_bytes!("../../../protocol/src/encoding/testdata/foos/list.json");
         assert!(version(Encoding::Json, &[custom]).is_some());
         for length in 0..200 {
             version(Encoding::Protobuf, &[&message[..length]]);

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::plan::Writes;
+use super::plan::LoadWrites;
 use super::process::Machine;
 use super::tally::{Latencies, Requests};
 
@@ -16,11 +16,11 @@ const MAX_DECADES: u32 = 9;
 /// All that was measured.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Measured {
+pub struct LoadResult {
     /// What was asked for, and where it ran.
-    pub setting: Setting,
+    pub setting: LoadSetting,
     /// In the order of the command line; the first is what others are compared with.
-    pub servers: Vec<Server>,
+    pub servers: Vec<ServerResult>,
     /// Whether somebody ended it before its time.
     pub interrupted: bool,
     /// What went wrong besides what the rounds hold.
@@ -30,7 +30,7 @@ pub struct Measured {
 /// What was asked for, and where it ran.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Setting {
+pub struct LoadSetting {
     /// Of this program.
     pub version: &'static str,
     /// What it ran on.
@@ -38,7 +38,7 @@ pub struct Setting {
     /// The clients, a line for each kind.
     pub clients: Vec<String>,
     /// What was written.
-    pub writes: Writes,
+    pub writes: LoadWrites,
     /// How long each round was to measure, in seconds.
     pub duration_seconds: f64,
     /// How many rounds were to be.
@@ -47,19 +47,19 @@ pub struct Setting {
 
 /// One server's rounds.
 #[derive(Clone, Debug, Serialize)]
-pub struct Server {
+pub struct ServerResult {
     /// From the command line.
     pub name: String,
     /// Where it is.
     pub addresses: Vec<String>,
     /// In the order of time.
-    pub rounds: Vec<Round>,
+    pub rounds: Vec<RoundResult>,
 }
 
 /// One server's turn.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Round {
+pub struct RoundResult {
     /// From the first to the last event, and the settling after it.
     pub seconds: f64,
     /// Watches that were wanted.
@@ -89,13 +89,13 @@ pub struct Round {
     /// From before the write was sent until its event was there.
     pub delivery: Distribution,
     /// Lists.
-    pub lists: Short,
+    pub lists: RequestStats,
     /// Gets.
-    pub gets: Short,
+    pub gets: RequestStats,
     /// Writes, which all rounds send to the same server.
-    pub writes: Short,
+    pub writes: RequestStats,
     /// By name. This program is `load`.
-    pub processes: BTreeMap<String, Consumption>,
+    pub processes: BTreeMap<String, ProcessConsumption>,
     /// By what they say, with how often.
     pub errors: BTreeMap<String, u64>,
     /// Over time.
@@ -105,7 +105,7 @@ pub struct Round {
 /// Requests of a kind.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Short {
+pub struct RequestStats {
     /// Answered.
     pub answered: u64,
     /// Not sent, as too many were waiting for their answers.
@@ -139,7 +139,7 @@ pub struct Distribution {
 /// What a process used.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Consumption {
+pub struct ProcessConsumption {
     /// CPU seconds until all watches had their first state.
     pub opening_cpu_seconds: f64,
     /// CPU seconds while it was measured.
@@ -164,7 +164,7 @@ pub struct Sample {
     pub memory_bytes: BTreeMap<String, u64>,
 }
 
-impl Measured {
+impl LoadResult {
     /// Whether everything was as it should be: nothing lost, repeated or refused.
     pub fn is_clean(&self) -> bool {
         self.errors.is_empty()
@@ -172,7 +172,7 @@ impl Measured {
                 .servers
                 .iter()
                 .flat_map(|server| &server.rounds)
-                .all(Round::is_clean)
+                .all(RoundResult::is_clean)
     }
 
     /// Whether there is anything to show.
@@ -181,7 +181,7 @@ impl Measured {
     }
 }
 
-impl Round {
+impl RoundResult {
     /// Whether nothing was lost, repeated or refused.
     pub fn is_clean(&self) -> bool {
         self.events_lost == 0
@@ -191,7 +191,7 @@ impl Round {
     }
 }
 
-impl Short {
+impl RequestStats {
     pub(super) fn of(requests: &Requests) -> Self {
         Self {
             answered: requests.done.load(Ordering::Relaxed),
@@ -277,32 +277,32 @@ mod tests {
 
     #[test]
     fn one_lost_event_is_not_clean() {
-        assert!(Round::default().is_clean());
+        assert!(RoundResult::default().is_clean());
         assert!(
-            !Round {
+            !RoundResult {
                 events_lost: 1,
-                ..Round::default()
+                ..RoundResult::default()
             }
             .is_clean()
         );
         assert!(
-            !Round {
+            !RoundResult {
                 events_repeated: 1,
-                ..Round::default()
+                ..RoundResult::default()
             }
             .is_clean()
         );
         assert!(
-            !Round {
+            !RoundResult {
                 watches: 1,
-                ..Round::default()
+                ..RoundResult::default()
             }
             .is_clean()
         );
         assert!(
-            !Round {
+            !RoundResult {
                 errors: [("list: 500".to_owned(), 1)].into(),
-                ..Round::default()
+                ..RoundResult::default()
             }
             .is_clean()
         );

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use serde::Deserialize;
 
-use super::group::Group;
+use super::group::ClientGroup;
 use super::process::Process;
 use super::rate::Rate;
 
@@ -25,19 +25,19 @@ const MAX_DURATION: Duration = Duration::from_hours(24);
 
 /// All that is to be done.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct LoadPlan {
     /// The servers; others are compared with the first.
-    pub targets: Vec<Target>,
+    pub targets: Vec<LoadTarget>,
     /// Who writes, and to which server; `None` for the first target.
-    pub writer: Option<Access>,
+    pub writer: Option<KubeconfigContext>,
     /// The clients.
-    pub groups: Vec<Group>,
+    pub groups: Vec<ClientGroup>,
     /// Connections the watches share; `None` for one for each 50 of them.
     pub connections: Option<usize>,
     /// HTTP/1.1 instead of HTTP/2, where each watch has a connection of its own.
     pub http1: bool,
     /// What is written, so that there are events.
-    pub writes: Writes,
+    pub writes: LoadWrites,
     /// How long each round measures.
     pub duration: Duration,
     /// How often each server has its turn.
@@ -52,16 +52,16 @@ pub struct Plan {
 
 /// A server under a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct LoadTarget {
     /// In tables and plots.
     pub name: String,
     /// How it is reached.
-    pub access: Access,
+    pub access: KubeconfigContext,
 }
 
 /// A kubeconfig and a context in it, each with the defaults of `watershed serve`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Access {
+pub struct KubeconfigContext {
     /// The file.
     pub kubeconfig: Option<PathBuf>,
     /// The context.
@@ -71,7 +71,7 @@ pub struct Access {
 /// ConfigMaps that are changed in turn.
 #[derive(Clone, Debug, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Writes {
+pub struct LoadWrites {
     /// Changes.
     pub rate: Rate,
     /// How many ConfigMaps.
@@ -85,13 +85,13 @@ pub struct Writes {
 /// A file of clients.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Mix {
-    clients: Vec<Group>,
+struct ClientMix {
+    clients: Vec<ClientGroup>,
 }
 
 /// The clients that a YAML file describes.
-pub fn mix(yaml: &str) -> anyhow::Result<Vec<Group>> {
-    let mix: Mix = serde_saphyr::from_str(yaml)
+pub fn mix(yaml: &str) -> anyhow::Result<Vec<ClientGroup>> {
+    let mix: ClientMix = serde_saphyr::from_str(yaml)
         .map_err(|error| anyhow::anyhow!("{}", error.without_snippet()))?;
     ensure!(!mix.clients.is_empty(), "it names no clients");
     for (n, group) in mix.clients.iter().enumerate() {
@@ -103,7 +103,7 @@ pub fn mix(yaml: &str) -> anyhow::Result<Vec<Group>> {
     Ok(mix.clients)
 }
 
-impl Plan {
+impl LoadPlan {
     /// Says what cannot be done, in one line.
     pub fn check(&self) -> anyhow::Result<()> {
         let Self {
@@ -196,7 +196,7 @@ impl Plan {
     }
 
     /// Whose events are whose: all that is written goes through here.
-    pub(super) fn writer(&self) -> &Access {
+    pub(super) fn writer(&self) -> &KubeconfigContext {
         self.writer.as_ref().unwrap_or(&self.targets[0].access)
     }
 }
@@ -205,20 +205,20 @@ impl Plan {
 pub(super) mod tests {
     use super::*;
 
-    pub(in super::super) fn plan() -> Plan {
-        Plan {
-            targets: vec![Target {
+    pub(in super::super) fn plan() -> LoadPlan {
+        LoadPlan {
+            targets: vec![LoadTarget {
                 name: "a".to_owned(),
-                access: Access::default(),
+                access: KubeconfigContext::default(),
             }],
             writer: None,
-            groups: vec![Group {
+            groups: vec![ClientGroup {
                 watches: 120,
-                ..Group::default()
+                ..ClientGroup::default()
             }],
             connections: None,
             http1: false,
-            writes: Writes {
+            writes: LoadWrites {
                 rate: "5/s".parse().unwrap(),
                 objects: 5,
                 object_bytes: 100,
@@ -239,7 +239,7 @@ pub(super) mod tests {
              - lists: 5/s\n  resource: pods\n  gzip: true\n- gets: 50\n  consistent: true\n",
         )
         .unwrap();
-        let text: Vec<_> = groups.iter().map(Group::describe).collect();
+        let text: Vec<_> = groups.iter().map(ClientGroup::describe).collect();
         assert_eq!(
             text,
             [
@@ -269,7 +269,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_plan_is_bounded() {
-        type Change = fn(&mut Plan);
+        type Change = fn(&mut LoadPlan);
         assert!(plan().check().is_ok());
         assert_eq!(plan().connections(), 3);
         let wrong: [(Change, &str); 9] = [

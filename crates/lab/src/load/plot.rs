@@ -6,7 +6,7 @@ use plotters::coord::Shift;
 use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
 use plotters::prelude::*;
 
-use super::measured::{Distribution, Measured, Round};
+use super::measured::{Distribution, LoadResult, RoundResult};
 use super::round::OWN;
 
 /// Of one panel.
@@ -48,7 +48,7 @@ pub(super) struct Panel {
 
 /// File names and pictures: how long events and requests took, and what happened over time. What
 /// was not measured has none.
-pub fn plots(measured: &Measured) -> anyhow::Result<Vec<(&'static str, String)>> {
+pub fn plots(measured: &LoadResult) -> anyhow::Result<Vec<(&'static str, String)>> {
     let mut files = Vec::new();
     let names: Vec<&str> = measured
         .servers
@@ -150,7 +150,7 @@ pub(super) fn against_watches(panels: &[Panel], names: &[&str]) -> anyhow::Resul
 }
 
 /// The processes that were measured, this program last.
-fn processes(measured: &Measured) -> Vec<String> {
+fn processes(measured: &LoadResult) -> Vec<String> {
     let rounds = measured.servers.iter().flat_map(|server| &server.rounds);
     let mut names: Vec<String> = rounds
         .flat_map(|round| round.processes.keys().cloned())
@@ -161,7 +161,7 @@ fn processes(measured: &Measured) -> Vec<String> {
 }
 
 /// All rounds of a server together.
-fn latency(measured: &Measured, title: &str, of: fn(&Round) -> &Distribution) -> Panel {
+fn latency(measured: &LoadResult, title: &str, of: fn(&RoundResult) -> &Distribution) -> Panel {
     let curves = measured
         .servers
         .iter()
@@ -193,10 +193,10 @@ fn latency(measured: &Measured, title: &str, of: fn(&Round) -> &Distribution) ->
 
 /// Each round of a server as a curve of its own.
 fn over_time(
-    measured: &Measured,
+    measured: &LoadResult,
     title: &str,
     unit: &'static str,
-    of: impl Fn(&Round) -> Vec<(f64, f64)>,
+    of: impl Fn(&RoundResult) -> Vec<(f64, f64)>,
 ) -> Panel {
     let mut curves = Vec::new();
     for (server, results) in measured.servers.iter().enumerate() {

@@ -13,7 +13,7 @@ pub struct Process {
 
 /// CPU time and memory at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Usage {
+pub(super) struct ProcessUsage {
     /// Of all threads, those that ended included, in user and kernel mode. Counted in ticks, mostly
     /// of 10 ms.
     pub(super) cpu: Duration,
@@ -23,8 +23,8 @@ pub(super) struct Usage {
 
 impl Process {
     /// What it uses now; `None` when it is gone, or the system has no `/proc`.
-    pub(super) fn usage(&self) -> Option<Usage> {
-        Some(Usage {
+    pub(super) fn usage(&self) -> Option<ProcessUsage> {
+        Some(ProcessUsage {
             cpu: cpu_time(self.pid)?,
             memory: status_bytes(self.pid, "VmRSS:")?,
         })

@@ -11,10 +11,10 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::connect::{Connections, Outgoing};
-use super::group::Group;
+use super::group::ClientGroup;
 use super::rate::Rate;
 use super::tally::{Requests, Tally};
-use super::trouble::Trouble;
+use super::trouble::LoadError;
 use watershed_protocol::{Encoding, Representation};
 
 /// For a whole answer.
@@ -35,13 +35,13 @@ pub(super) enum Read {
 }
 
 /// The requests of a round.
-pub(super) struct Short {
+pub(super) struct RequestSender {
     connections: Connections,
     room: Semaphore,
     tally: Arc<Tally>,
 }
 
-impl Short {
+impl RequestSender {
     /// `connections` makes them for a number of lanes.
     pub(super) fn new(
         wanted: usize,
@@ -67,7 +67,7 @@ impl Short {
     /// Sends until it is stopped, then waits for the answers for a while.
     pub(super) async fn run(
         self: Arc<Self>,
-        group: Arc<Group>,
+        group: Arc<ClientGroup>,
         read: Read,
         names: Arc<Vec<String>>,
         stop: CancellationToken,
@@ -97,7 +97,7 @@ impl Short {
                     return;
                 };
                 let answer = timeout(ANSWER, short.one(&group, read, n, &names)).await;
-                match answer.unwrap_or(Err(Trouble::Silent(ANSWER))) {
+                match answer.unwrap_or(Err(LoadError::Silent(ANSWER))) {
                     // From when it was due: a server that stalls is not spared the requests it kept
                     // from being sent.
                     Ok(bytes) => short.counts(read).add(due.elapsed(), bytes),
@@ -115,11 +115,11 @@ impl Short {
 
     async fn one(
         &self,
-        group: &Group,
+        group: &ClientGroup,
         read: Read,
         n: usize,
         names: &[String],
-    ) -> Result<u64, Trouble> {
+    ) -> Result<u64, LoadError> {
         let version = if group.consistent {
             ""
         } else {
@@ -196,7 +196,10 @@ struct Metadata {
 }
 
 /// Paths of objects that a group's gets can ask for.
-pub(super) async fn names(connections: &Connections, group: &Group) -> anyhow::Result<Vec<String>> {
+pub(super) async fn names(
+    connections: &Connections,
+    group: &ClientGroup,
+) -> anyhow::Result<Vec<String>> {
     let selection = group.selection(0);
     let path = joined(
         &selection.path,

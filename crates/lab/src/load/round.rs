@@ -12,15 +12,15 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::connect::Connections;
-use super::measured::{Consumption, Distribution, Round, Sample, Short};
-use super::plan::Plan;
-use super::process::{Process, Usage};
+use super::measured::{Distribution, ProcessConsumption, RequestStats, RoundResult, Sample};
+use super::plan::LoadPlan;
+use super::process::{Process, ProcessUsage};
 use super::progress::{Progress, Stage};
 use super::request::{self, Read};
 use super::stamp::StampFinder;
 use super::tally::Tally;
 use super::watch::{Common, Kind, Watcher};
-use super::write::{Ledger, Writer};
+use super::write::{Ledger, LoadWriter};
 use watershed_connect::ApiServer;
 
 /// Watches that may be at their beginning at a time.
@@ -35,9 +35,9 @@ const SPARE: Duration = Duration::from_mins(10);
 
 /// What a round needs.
 pub(super) struct Turn<'a> {
-    pub(super) plan: &'a Plan,
+    pub(super) plan: &'a LoadPlan,
     pub(super) upstream: &'a ApiServer,
-    pub(super) writer: Option<&'a Arc<Writer>>,
+    pub(super) writer: Option<&'a Arc<LoadWriter>>,
     /// What gets ask for, by group.
     pub(super) names: &'a [Arc<Vec<String>>],
     pub(super) run: u64,
@@ -47,7 +47,7 @@ pub(super) struct Turn<'a> {
 
 impl Turn<'_> {
     /// `None` when it was interrupted before anything was measured.
-    pub(super) async fn run(&self) -> anyhow::Result<Option<Round>> {
+    pub(super) async fn run(&self) -> anyhow::Result<Option<RoundResult>> {
         let plan = self.plan;
         let tally = Arc::new(Tally::new());
         let stop = CancellationToken::new();
@@ -99,7 +99,7 @@ impl Turn<'_> {
         stop.cancel();
         let missing: u64 = watches.join_all().await.into_iter().sum();
 
-        let mut round = Round {
+        let mut round = RoundResult {
             seconds,
             watches: plan.watches(),
             watches_begun: tally.synced.load(Ordering::Relaxed),
@@ -118,9 +118,9 @@ impl Turn<'_> {
             watches_resumed: tally.resumed.load(Ordering::Relaxed),
             watch_bytes: tally.watch_bytes.load(Ordering::Relaxed),
             delivery: Distribution::of(&tally.latency),
-            lists: Short::of(&tally.lists),
-            gets: Short::of(&tally.gets),
-            writes: Short::of(&tally.writes),
+            lists: RequestStats::of(&tally.lists),
+            gets: RequestStats::of(&tally.gets),
+            writes: RequestStats::of(&tally.writes),
             processes: meter.consumption(&opened, &ended),
             errors: tally.errors(),
             samples,
@@ -177,7 +177,7 @@ impl Turn<'_> {
             load.spawn(async move { writer.run(&tally, &stop).await });
         }
         let connect = |lanes| Connections::new(self.upstream.clone(), self.plan.http1, lanes);
-        let short = request::Short::new(self.plan.connections(), connect, tally);
+        let short = request::RequestSender::new(self.plan.connections(), connect, tally);
         for (group, names) in self.plan.groups.iter().zip(self.names) {
             let group = Arc::new(group.clone());
             for (read, rate) in [(Read::List, group.lists), (Read::Get, group.gets)] {
@@ -229,7 +229,7 @@ impl Turn<'_> {
                 let events = tally.events.load(Ordering::Relaxed);
                 let bytes = tally.watch_bytes.load(Ordering::Relaxed);
                 let usage = meter.all();
-                let cores = |(name, usage): (&String, &Usage)| {
+                let cores = |(name, usage): (&String, &ProcessUsage)| {
                     let before = last.3.get(name)?;
                     Some((
                         name.clone(),
@@ -270,9 +270,9 @@ fn expected(before: &[u32], after: &[u32], audience: &[u64]) -> u64 {
 /// Reads the processes' usage.
 struct Meter {
     processes: Vec<Process>,
-    first: BTreeMap<String, Usage>,
+    first: BTreeMap<String, ProcessUsage>,
     most_memory: BTreeMap<String, u64>,
-    last: BTreeMap<String, Usage>,
+    last: BTreeMap<String, ProcessUsage>,
 }
 
 impl Meter {
@@ -292,7 +292,7 @@ impl Meter {
         meter
     }
 
-    fn all(&mut self) -> BTreeMap<String, Usage> {
+    fn all(&mut self) -> BTreeMap<String, ProcessUsage> {
         let seen = |process: &Process| Some((process.name.clone(), process.usage()?));
         let usage: BTreeMap<_, _> = self.processes.iter().filter_map(seen).collect();
         for (name, usage) in &usage {
@@ -305,12 +305,12 @@ impl Meter {
 
     fn consumption(
         &self,
-        opened: &BTreeMap<String, Usage>,
-        ended: &BTreeMap<String, Usage>,
-    ) -> BTreeMap<String, Consumption> {
-        let one = |(name, first): (&String, &Usage)| {
+        opened: &BTreeMap<String, ProcessUsage>,
+        ended: &BTreeMap<String, ProcessUsage>,
+    ) -> BTreeMap<String, ProcessConsumption> {
+        let one = |(name, first): (&String, &ProcessUsage)| {
             let (opened, ended) = (opened.get(name)?, ended.get(name)?);
-            let consumption = Consumption {
+            let consumption = ProcessConsumption {
                 opening_cpu_seconds: opened.cpu.saturating_sub(first.cpu).as_secs_f64(),
                 cpu_seconds: ended.cpu.saturating_sub(opened.cpu).as_secs_f64(),
                 memory_bytes: self.most_memory.get(name).copied().unwrap_or_default(),

@@ -3,7 +3,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 
-use super::measured::{Consumption, Measured, Round, Server, Short};
+use super::measured::{LoadResult, ProcessConsumption, RequestStats, RoundResult, ServerResult};
 use super::round::OWN;
 use watershed_figures::{aligned, grouped, median, short};
 
@@ -29,7 +29,7 @@ struct Row {
 }
 
 /// Figures as a Markdown table, which is also readable as it is.
-pub fn table(measured: &Measured) -> String {
+pub fn table(measured: &LoadResult) -> String {
     let servers = &measured.servers;
     let mut lines = vec![vec![String::new(), String::new()]];
     for (n, server) in servers.iter().enumerate() {
@@ -58,7 +58,7 @@ pub fn table(measured: &Measured) -> String {
 }
 
 /// The same figures for programs: medians, rounds and ratios to the first server.
-pub fn comparison(measured: &Measured) -> Value {
+pub fn comparison(measured: &LoadResult) -> Value {
     let servers = &measured.servers;
     let rows = rows(servers).into_iter().map(|row| {
         let each = servers.iter().enumerate().map(|(n, server)| {
@@ -75,10 +75,10 @@ pub fn comparison(measured: &Measured) -> Value {
 }
 
 /// Whether all went well, in words.
-pub fn verdict(measured: &Measured) -> String {
+pub fn verdict(measured: &LoadResult) -> String {
     let mut out = String::new();
     for server in &measured.servers {
-        let sum = |count: fn(&Round) -> u64| server.rounds.iter().map(count).sum::<u64>();
+        let sum = |count: fn(&RoundResult) -> u64| server.rounds.iter().map(count).sum::<u64>();
         let expected = sum(|round| round.events_expected);
         let (lost, repeated) = (
             sum(|round| round.events_lost),
@@ -121,7 +121,7 @@ pub fn verdict(measured: &Measured) -> String {
                 errors.len() - SHOWN
             );
         }
-        let skipped = |of: fn(&Round) -> &Short| {
+        let skipped = |of: fn(&RoundResult) -> &RequestStats| {
             server
                 .rounds
                 .iter()
@@ -163,7 +163,7 @@ pub fn verdict(measured: &Measured) -> String {
 }
 
 /// What a round measured, figure by figure. What it did not do is left out.
-fn figures(round: &Round) -> Vec<(String, &'static str, bool, f64)> {
+fn figures(round: &RoundResult) -> Vec<(String, &'static str, bool, f64)> {
     let mut all = Vec::new();
     let mut add = |name: &str, unit: &'static str, compare: bool, value: f64| {
         all.push((name.to_owned(), unit, compare, value));
@@ -218,8 +218,8 @@ fn figures(round: &Round) -> Vec<(String, &'static str, bool, f64)> {
     }
     // This program comes last, after the sum of all servers'.
     let others = || round.processes.iter().filter(|(name, _)| *name != OWN);
-    let sum = |of: fn(&Consumption) -> f64| others().map(|(_, used)| of(used)).sum::<f64>();
-    let together = Consumption {
+    let sum = |of: fn(&ProcessConsumption) -> f64| others().map(|(_, used)| of(used)).sum::<f64>();
+    let together = ProcessConsumption {
         opening_cpu_seconds: sum(|used| used.opening_cpu_seconds),
         cpu_seconds: sum(|used| used.cpu_seconds),
         memory_bytes: others().map(|(_, used)| used.memory_bytes).sum(),
@@ -260,7 +260,7 @@ fn figures(round: &Round) -> Vec<(String, &'static str, bool, f64)> {
 }
 
 /// All figures that any server has, in the order in which they come up.
-fn rows(servers: &[Server]) -> Vec<Row> {
+fn rows(servers: &[ServerResult]) -> Vec<Row> {
     let all: Vec<Vec<Vec<_>>> = servers
         .iter()
         .map(|server| server.rounds.iter().map(figures).collect())
@@ -334,12 +334,12 @@ fn figure(value: f64, unit: &str) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::load::measured::{Distribution, Sample, Setting};
+    use crate::load::measured::{Distribution, LoadSetting, Sample};
     use crate::load::plan::tests::plan;
     use crate::load::process::Machine;
 
-    fn round(p99: f64, lost: u64) -> Round {
-        let consumption = Consumption {
+    fn round(p99: f64, lost: u64) -> RoundResult {
+        let consumption = ProcessConsumption {
             opening_cpu_seconds: 0.25,
             cpu_seconds: 1.5,
             memory_bytes: 64 << 20,
@@ -351,7 +351,7 @@ pub(super) mod tests {
             cores: [("api".to_owned(), 0.5), (OWN.to_owned(), 0.1)].into(),
             memory_bytes: [("api".to_owned(), 1 << 20)].into(),
         };
-        Round {
+        RoundResult {
             seconds: 2.0,
             watches: 10,
             watches_begun: 10,
@@ -380,18 +380,18 @@ pub(super) mod tests {
             ]
             .into(),
             samples: (1..=4).map(sample).collect(),
-            ..Round::default()
+            ..RoundResult::default()
         }
     }
 
-    pub(in super::super) fn measured() -> Measured {
-        let server = |name: &str, rounds: Vec<Round>| Server {
+    pub(in super::super) fn measured() -> LoadResult {
+        let server = |name: &str, rounds: Vec<RoundResult>| ServerResult {
             name: name.to_owned(),
             addresses: Vec::new(),
             rounds,
         };
-        Measured {
-            setting: Setting {
+        LoadResult {
+            setting: LoadSetting {
                 version: "0",
                 machine: Machine::this(),
                 clients: Vec::new(),

@@ -11,7 +11,7 @@ const MESSAGE: usize = 200;
 
 /// Why a request or a watch failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Trouble {
+pub(super) enum LoadError {
     /// No connection, or no credentials.
     #[error(transparent)]
     Connect(#[from] ConnectError),
@@ -47,7 +47,7 @@ pub(super) enum Trouble {
     Request(String),
 }
 
-impl Trouble {
+impl LoadError {
     /// From the body of an answer that is no success.
     pub(super) fn refused(status: StatusCode, body: &[u8]) -> Self {
         if status == StatusCode::GONE {
@@ -75,6 +75,6 @@ impl Trouble {
 }
 
 /// hyper's own text hides the causes.
-pub(super) fn broken(error: hyper::Error) -> Trouble {
-    Trouble::Broken(format!("{:#}", anyhow::Error::new(error)))
+pub(super) fn broken(error: hyper::Error) -> LoadError {
+    LoadError::Broken(format!("{:#}", anyhow::Error::new(error)))
 }

@@ -11,12 +11,12 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::connect::{Connections, Outgoing};
-use super::group::{FirstState, Group, Selection};
+use super::group::{ClientGroup, FirstState, Selection};
 use super::inflate::Inflate;
 use super::list_version::Ends;
 use super::stamp::{self, StampFinder};
 use super::tally::Tally;
-use super::trouble::{Trouble, broken};
+use super::trouble::{LoadError, broken};
 use super::write::Ledger;
 use watershed_protocol::{
     EventKind, FieldTable, FrameDecoder, ResourceVersion, read_bookmark, read_error, scan,
@@ -45,7 +45,7 @@ pub(super) struct Common {
 
 /// What the watches of a group share.
 pub(super) struct Kind {
-    pub(super) group: Group,
+    pub(super) group: ClientGroup,
     /// Where all of them begin, with [`FirstState::Version`].
     pub(super) version: OnceCell<ResourceVersion>,
 }
@@ -107,7 +107,7 @@ impl Watcher {
             match self.watch().await {
                 Ok(()) => self.common.tally.count(&self.common.tally.resumed, 1),
                 Err(error) => {
-                    if matches!(error, Trouble::Expired) {
+                    if matches!(error, LoadError::Expired) {
                         self.version = None;
                     }
                     self.common.tally.error("watch", error);
@@ -124,7 +124,7 @@ impl Watcher {
     }
 
     /// One watch, until it ends in good order.
-    async fn watch(&mut self) -> Result<(), Trouble> {
+    async fn watch(&mut self) -> Result<(), LoadError> {
         let common = Arc::clone(&self.common);
         let kind = Arc::clone(&self.kind);
         let Common {
@@ -135,7 +135,7 @@ impl Watcher {
             .opening
             .acquire()
             .await
-            .map_err(|error| Trouble::Request(error.to_string()))?;
+            .map_err(|error| LoadError::Request(error.to_string()))?;
         let begun = Instant::now();
         let stream = kind.group.first_state == FirstState::Stream && self.version.is_none();
         if self.version.is_none() && !stream {
@@ -205,9 +205,9 @@ impl Watcher {
                             .and_then(|code| http::StatusCode::from_u16(code).ok())
                             .unwrap_or_default();
                         break Err(if code == http::StatusCode::GONE {
-                            Trouble::Expired
+                            LoadError::Expired
                         } else {
-                            Trouble::Refused {
+                            LoadError::Refused {
                                 status: code,
                                 message: status.message,
                             }
@@ -235,13 +235,13 @@ impl Watcher {
             self.version = Some(version_of(encoding, &object)?);
         }
         match ended {
-            Ok(()) if !decoder.is_clean() => Err(Trouble::Cut),
+            Ok(()) if !decoder.is_clean() => Err(LoadError::Cut),
             ended => ended,
         }
     }
 
     /// The version to watch from.
-    async fn first_version(&self) -> Result<ResourceVersion, Trouble> {
+    async fn first_version(&self) -> Result<ResourceVersion, LoadError> {
         let list = async |query: &str| {
             let representation = self.kind.group.representation();
             let target = format!("{}?{query}{}", self.selection.path, self.selection.query);
@@ -318,7 +318,7 @@ impl Watcher {
 fn version_of(
     encoding: watershed_protocol::Encoding,
     object: &[u8],
-) -> Result<ResourceVersion, Trouble> {
+) -> Result<ResourceVersion, LoadError> {
     let read = |namespaced| scan(encoding, object, &FieldTable::metadata_only(namespaced));
     Ok(read(true).or_else(|_| read(false))?.version)
 }

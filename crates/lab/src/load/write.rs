@@ -14,12 +14,12 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::connect::{Connections, Outgoing};
-use super::group::{Resource, Written};
-use super::plan::Writes;
+use super::group::{KubectlResource, Written};
+use super::plan::LoadWrites;
 use super::rate::Rate;
 use super::stamp::{self, ANNOTATION, Stamp};
 use super::tally::Tally;
-use super::trouble::Trouble;
+use super::trouble::LoadError;
 use watershed_connect::ApiServer;
 
 /// Every object and namespace that is made here has this label.
@@ -61,7 +61,7 @@ struct Entry {
 }
 
 /// Writes, with the identity of its kubeconfig.
-pub(super) struct Writer {
+pub(super) struct LoadWriter {
     connections: Connections,
     run: u64,
     rate: Rate,
@@ -126,7 +126,7 @@ impl Ledger {
         let entry = self.objects.get(usize::from(object))?;
         Some(format!(
             "{}/{}",
-            Resource::config_maps().collection(&self.namespace),
+            KubectlResource::config_maps().collection(&self.namespace),
             entry.name
         ))
     }
@@ -134,12 +134,12 @@ impl Ledger {
 
 // === impl Writer ===
 
-impl Writer {
+impl LoadWriter {
     /// Makes the objects, and the namespace if none is given. What was made is deleted again when
     /// that fails.
     pub(super) async fn prepare(
         upstream: ApiServer,
-        writes: &Writes,
+        writes: &LoadWrites,
         run: u64,
     ) -> anyhow::Result<Self> {
         let connections = Connections::new(upstream, false, CONNECTIONS);
@@ -189,7 +189,7 @@ impl Writer {
         let filler: String = std::iter::repeat_with(fastrand::alphanumeric)
             .take(bytes)
             .collect();
-        let path = Resource::config_maps().collection(&self.ledger.namespace);
+        let path = KubectlResource::config_maps().collection(&self.ledger.namespace);
         for (number, entry) in (0_u16..).zip(&self.ledger.objects) {
             let labels: serde_json::Map<_, _> = entry
                 .labels
@@ -219,7 +219,7 @@ impl Writer {
         path: String,
         content_type: &str,
         body: Bytes,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), LoadError> {
         let content = (!body.is_empty()).then_some((content_type, body));
         let lane = fastrand::usize(..CONNECTIONS);
         let request = Outgoing {

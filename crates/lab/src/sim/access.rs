@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::HeaderMap;
 use parking_lot::RwLock;
 
-use super::state::State;
+use super::state::ClusterState;
 use super::status::Failure;
 use super::{gojson, rbac};
 
@@ -20,7 +20,7 @@ pub struct User {
 
 /// A permission. Everything that no rule allows is refused; members of `system:masters` need none.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rule {
+pub struct AccessRule {
     /// User or group name.
     pub subject: String,
     /// Verbs as RBAC has them; `*` is all.
@@ -49,10 +49,10 @@ pub(crate) struct Attributes {
 
 /// Tokens, users and rules; may change while the server runs.
 #[derive(Debug)]
-pub struct Access {
-    tables: RwLock<(BTreeMap<String, User>, Vec<Rule>)>,
+pub struct AccessRules {
+    tables: RwLock<(BTreeMap<String, User>, Vec<AccessRule>)>,
     /// Where the RBAC objects are.
-    state: Option<Arc<State>>,
+    state: Option<Arc<ClusterState>>,
 }
 
 /// The token of the user `admin` in `system:masters`.
@@ -69,7 +69,7 @@ const OWN_REVIEWS: [&str; 2] = [
 
 // === impl Rule ===
 
-impl Rule {
+impl AccessRule {
     /// Get, list and watch of the named resources, everywhere.
     pub fn read(subject: &str, resources: &[&str]) -> Self {
         Self::new(subject, &["get", "list", "watch"], resources)
@@ -180,7 +180,7 @@ impl Attributes {
 
 // === impl Access ===
 
-impl Default for Access {
+impl Default for AccessRules {
     fn default() -> Self {
         let user = |name: &str, groups: &[&str]| User {
             name: name.to_owned(),
@@ -194,14 +194,14 @@ impl Default for Access {
             "/api", "/api/*", "/apis", "/apis/*", "/version", "/healthz", "/livez", "/readyz",
         ];
         let rules = vec![
-            Rule::new("system:authenticated", &["get"], &discovery),
-            Rule::new("system:authenticated", &["create"], &OWN_REVIEWS),
-            Rule::new(
+            AccessRule::new("system:authenticated", &["get"], &discovery),
+            AccessRule::new("system:authenticated", &["create"], &OWN_REVIEWS),
+            AccessRule::new(
                 "system:unauthenticated",
                 &["get"],
                 &["/version", "/healthz", "/livez", "/readyz"],
             ),
-            Rule::read(
+            AccessRule::read(
                 "viewer",
                 &[
                     "pods",
@@ -221,9 +221,9 @@ impl Default for Access {
     }
 }
 
-impl Access {
+impl AccessRules {
     /// With the RBAC objects of a cluster beside the rules.
-    pub(crate) fn of(state: &Arc<State>) -> Self {
+    pub(crate) fn of(state: &Arc<ClusterState>) -> Self {
         Self {
             state: Some(Arc::clone(state)),
             ..Self::default()
@@ -245,7 +245,7 @@ impl Access {
     }
 
     /// Adds a permission.
-    pub fn allow(&self, rule: Rule) {
+    pub fn allow(&self, rule: AccessRule) {
         self.tables.write().1.push(rule);
     }
 
@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     fn rules_decide() {
-        let access = Access::default();
+        let access = AccessRules::default();
         let (admin, viewer) = (
             access.user(ADMIN_TOKEN).unwrap(),
             access.user(VIEWER_TOKEN).unwrap(),
@@ -355,7 +355,7 @@ mod tests {
         assert!(!access.allowed(&viewer, &asked("watch", "secrets", "")));
         assert!(!access.allowed(&viewer, &asked("delete", "pods", "n")));
         access.deny_all("viewer");
-        access.allow(Rule::read("viewers", &["pods"]).in_namespace("n"));
+        access.allow(AccessRule::read("viewers", &["pods"]).in_namespace("n"));
         assert!(access.allowed(&viewer, &asked("list", "pods", "n")));
         assert!(!access.allowed(&viewer, &asked("list", "pods", "")));
     }

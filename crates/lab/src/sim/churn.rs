@@ -9,12 +9,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::fixtures;
-use super::state::State;
+use super::state::ClusterState;
 use watershed_protocol::GroupVersionResource;
 
 /// What changes how often. The weights are relative to each other.
 #[derive(Clone, Copy, Debug)]
-pub struct Mix {
+pub struct ChurnMix {
     /// Writes to pods.
     pub pods: u32,
     /// Writes to config maps.
@@ -29,7 +29,7 @@ pub struct Mix {
     pub configmap_bytes: usize,
 }
 
-impl Default for Mix {
+impl Default for ChurnMix {
     fn default() -> Self {
         Self {
             pods: 70,
@@ -42,7 +42,7 @@ impl Default for Mix {
     }
 }
 
-impl FromStr for Mix {
+impl FromStr for ChurnMix {
     type Err = String;
 
     /// `pods=70,leases=30`: what is not named does not change.
@@ -82,9 +82,9 @@ impl FromStr for Mix {
 
 /// The sequence itself, without a clock: equal seeds on equal states do the same.
 #[derive(Debug)]
-pub struct Plan {
+pub struct ChurnPlan {
     rng: Rng,
-    mix: Mix,
+    mix: ChurnMix,
     /// Namespaces and nodes to choose from.
     namespaces: usize,
     nodes: usize,
@@ -111,9 +111,9 @@ fn gvr(group: &str, resource: &str) -> GroupVersionResource {
 
 // === impl Plan ===
 
-impl Plan {
+impl ChurnPlan {
     /// A plan for what is in the state now.
-    pub fn new(state: &State, seed: u64, mix: Mix) -> Self {
+    pub fn new(state: &ClusterState, seed: u64, mix: ChurnMix) -> Self {
         let names = |group: &str, resource: &str| -> Vec<(String, String)> {
             let keys = state.snapshot(&gvr(group, resource)).into_keys();
             keys.filter_map(|k| k.split_once('/').map(|(a, b)| (a.to_owned(), b.to_owned())))
@@ -138,8 +138,8 @@ impl Plan {
     }
 
     /// Does the next write. A write that finds its object changed by somebody else is skipped.
-    pub fn step(&mut self, state: &State) {
-        let Mix {
+    pub fn step(&mut self, state: &ClusterState) {
+        let ChurnMix {
             pods,
             configmaps,
             leases,
@@ -195,7 +195,7 @@ impl Plan {
     /// Two updates in three, else a creation or a deletion. An update draws labels, image and
     /// status anew, and sometimes an unscheduled pod gets its node, so that selectors see objects
     /// come and go.
-    fn pod(&mut self, state: &State) {
+    fn pod(&mut self, state: &ClusterState) {
         let pods = gvr("", "pods");
         let rng = &mut self.rng;
         let node = |rng: &mut Rng| {
@@ -237,7 +237,7 @@ impl Plan {
 }
 
 fn rewrite(
-    state: &State,
+    state: &ClusterState,
     gvr: &GroupVersionResource,
     names: &[(String, String)],
     rng: &mut Rng,
@@ -253,9 +253,9 @@ fn rewrite(
 
 impl Churn {
     /// Starts writing at `rate` events a second.
-    pub fn start(state: Arc<State>, rate: f64, seed: u64, mix: Mix) -> Self {
+    pub fn start(state: Arc<ClusterState>, rate: f64, seed: u64, mix: ChurnMix) -> Self {
         let stop = CancellationToken::new();
-        let mut plan = Plan::new(&state, seed, mix);
+        let mut plan = ChurnPlan::new(&state, seed, mix);
         let stopped = stop.clone();
         let task = tokio::spawn(async move {
             let started = Instant::now();
@@ -294,9 +294,9 @@ mod tests {
     use super::*;
 
     fn run(seed: u64) -> Vec<std::collections::BTreeMap<String, (u64, bytes::Bytes)>> {
-        let state = State::new(100, 1);
+        let state = ClusterState::new(100, 1);
         fixtures::populate(&state, Population::cluster(50, 4), 1);
-        let mut plan = Plan::new(&state, seed, Mix::default());
+        let mut plan = ChurnPlan::new(&state, seed, ChurnMix::default());
         (0..500).for_each(|_| plan.step(&state));
         super::super::resources()
             .iter()
@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn a_mix_is_read() {
-        let mix: Mix = "pods=3,leases=1".parse().unwrap();
+        let mix: ChurnMix = "pods=3,leases=1".parse().unwrap();
         assert_eq!(
             (mix.pods, mix.leases, mix.configmaps, mix.deployments),
             (3, 1, 0, 0)
@@ -317,7 +317,10 @@ mod tests {
             ("pods=-1", "-1"),
             ("", "pods=70"),
         ] {
-            assert!(text.parse::<Mix>().unwrap_err().contains(why), "{text}");
+            assert!(
+                text.parse::<ChurnMix>().unwrap_err().contains(why),
+                "{text}"
+            );
         }
     }
 
@@ -329,9 +332,9 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn what_cannot_keep_up_with_the_clock_can_be_stopped() {
-        let state = Arc::new(State::new(100, 1));
+        let state = Arc::new(ClusterState::new(100, 1));
         fixtures::populate(&state, Population::cluster(5, 1), 1);
-        let churn = Churn::start(Arc::clone(&state), 1e12, 1, Mix::default());
+        let churn = Churn::start(Arc::clone(&state), 1e12, 1, ChurnMix::default());
         let before = state.version();
         tokio::time::timeout(Duration::from_mins(1), async {
             while state.version() == before {

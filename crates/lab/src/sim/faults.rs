@@ -10,7 +10,7 @@ use super::status::Failure;
 /// How the server treats `sendInitialEvents`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum WatchList {
+pub enum WatchListSupport {
     /// As kube-apiserver 1.34 and later.
     #[default]
     Served,
@@ -33,7 +33,7 @@ pub enum BrokenFrame {
 /// Requests that are refused without being looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Refusal {
+pub struct PlannedRefusal {
     /// How many requests are left to refuse.
     pub count: u32,
     /// The status code, for example 429 or 500.
@@ -52,9 +52,9 @@ pub struct Refusal {
 /// Everything that is switched on at the moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Active {
+pub struct ActiveFaults {
     /// Treatment of `sendInitialEvents`.
-    pub watch_list: WatchList,
+    pub watch_list: WatchListSupport,
     /// Watch events leave this much later than they happen.
     pub delay_milliseconds: u64,
     /// Watches stay open and send nothing, not even bookmarks.
@@ -62,7 +62,7 @@ pub struct Active {
     /// No bookmarks.
     pub no_bookmarks: bool,
     /// The next requests are refused.
-    pub refuse: Option<Refusal>,
+    pub refuse: Option<PlannedRefusal>,
     /// After this many more frames, over all watches, one is broken.
     pub break_frame: Option<(u64, BrokenFrame)>,
 }
@@ -70,7 +70,7 @@ pub struct Active {
 /// The switches. All of them may be moved while the server runs.
 #[derive(Debug)]
 pub struct Faults {
-    active: Mutex<Active>,
+    active: Mutex<ActiveFaults>,
     /// Grows when all watches are to break, and when they are to end cleanly.
     cut: watch::Sender<Cut>,
 }
@@ -103,12 +103,12 @@ impl Default for Faults {
 
 impl Faults {
     /// The switches as they stand.
-    pub fn active(&self) -> Active {
+    pub fn active(&self) -> ActiveFaults {
         self.active.lock().clone()
     }
 
     /// Moves switches.
-    pub fn set(&self, change: impl FnOnce(&mut Active)) {
+    pub fn set(&self, change: impl FnOnce(&mut ActiveFaults)) {
         change(&mut self.active.lock());
         // Watches that sleep under the old switches look again.
         self.cut.send_modify(|_| {});
@@ -132,7 +132,7 @@ impl Faults {
     /// Refuses the next `count` requests with a code and an optional `Retry-After`.
     pub fn refuse(&self, count: u32, code: u16, retry_after: Option<u32>) {
         self.set(|a| {
-            a.refuse = Some(Refusal {
+            a.refuse = Some(PlannedRefusal {
                 count,
                 code,
                 retry_after,
@@ -153,7 +153,7 @@ impl Faults {
     }
 
     /// Sets the treatment of `sendInitialEvents`.
-    pub fn watch_list(&self, how: WatchList) {
+    pub fn watch_list(&self, how: WatchListSupport) {
         self.set(|a| a.watch_list = how);
     }
 

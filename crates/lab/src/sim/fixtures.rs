@@ -8,7 +8,7 @@ use fastrand::Rng;
 
 use super::gojson;
 use super::options::Population;
-use super::state::State;
+use super::state::ClusterState;
 use watershed_protocol::GroupVersionResource;
 
 /// Values of the label `app`.
@@ -38,7 +38,7 @@ pub fn node_name(n: usize) -> String {
 }
 
 /// Fills an empty state.
-pub(crate) fn populate(state: &State, population: Population, seed: u64) {
+pub(crate) fn populate(state: &ClusterState, population: Population, seed: u64) {
     let mut rng = Rng::with_seed(seed);
     let namespaces = population.namespaces;
     // Namespaced objects are spread over `default` too, when there are no others.
@@ -341,7 +341,7 @@ mod tests {
             serde_json::from_str::<serde_json::Value>(&text).unwrap();
             assert!((2000..5000).contains(&text.len()), "{}", text.len());
         }
-        let state = State::new(10, 0);
+        let state = ClusterState::new(10, 0);
         populate(&state, Population::cluster(100, 5), 0);
         for gvr in super::super::resources() {
             let empty = ["serviceaccounts", "replicasets", "endpointslices"]

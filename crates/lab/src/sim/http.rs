@@ -9,12 +9,12 @@ use http_body_util::{BodyExt, Full};
 use parking_lot::Mutex;
 use serde::Deserialize;
 
-use super::access::Access;
-use super::faults::{Active, Faults};
+use super::access::AccessRules;
+use super::faults::{ActiveFaults, Faults};
 use super::kinds::{KINDS, Kind};
 use super::options::Options;
 use super::request::{Query, Shape, Target};
-use super::state::State;
+use super::state::ClusterState;
 use super::stats::Stats;
 use super::status::Failure;
 use super::{discovery, list, watch, write};
@@ -22,7 +22,7 @@ use watershed_protocol::{accepts_gzip, gzip_member};
 
 /// The head of a request, as it came in.
 #[derive(Clone, Debug)]
-pub struct Recorded {
+pub struct RecordedRequest {
     /// The method.
     pub method: Method,
     /// Path and query.
@@ -46,12 +46,12 @@ pub(crate) struct BodyError;
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) options: Options,
-    pub(crate) state: Arc<State>,
-    pub(crate) access: Access,
+    pub(crate) state: Arc<ClusterState>,
+    pub(crate) access: AccessRules,
     pub(crate) faults: Faults,
     pub(crate) stats: Stats,
     /// Heads of requests, once somebody wants them.
-    recorded: Mutex<Option<Vec<Recorded>>>,
+    recorded: Mutex<Option<Vec<RecordedRequest>>>,
     /// Numbers the answers' Audit-Ids.
     answers: AtomicU64,
 }
@@ -65,7 +65,7 @@ pub(crate) struct Shared {
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 struct Command {
     /// Replaces all switches.
-    active: Option<Active>,
+    active: Option<ActiveFaults>,
     cut_watches: bool,
     end_watches: bool,
     cut_connections: bool,
@@ -86,9 +86,9 @@ pub(crate) fn full(bytes: impl Into<Bytes>) -> Body {
 
 impl Shared {
     pub(crate) fn new(options: Options) -> Self {
-        let state = Arc::new(State::new(options.history, options.seed));
+        let state = Arc::new(ClusterState::new(options.history, options.seed));
         Self {
-            access: Access::of(&state),
+            access: AccessRules::of(&state),
             state,
             faults: Faults::default(),
             stats: Stats::default(),
@@ -99,7 +99,7 @@ impl Shared {
     }
 
     /// Begins a recording, and gives back what the one before holds.
-    pub(crate) fn take_recorded(&self) -> Vec<Recorded> {
+    pub(crate) fn take_recorded(&self) -> Vec<RecordedRequest> {
         self.recorded.lock().replace(Vec::new()).unwrap_or_default()
     }
 
@@ -110,7 +110,7 @@ impl Shared {
             .as_mut()
             .filter(|heads| heads.len() < MAX_RECORDED)
         {
-            recorded.push(Recorded {
+            recorded.push(RecordedRequest {
                 method: head.method.clone(),
                 target: head
                     .uri

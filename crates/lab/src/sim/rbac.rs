@@ -3,7 +3,7 @@ use serde::Deserialize;
 
 use super::access::{Attributes, User};
 use super::kinds::Kind;
-use super::state::State;
+use super::state::ClusterState;
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
@@ -14,7 +14,7 @@ struct Object {
     metadata: Metadata,
     role_ref: Reference,
     subjects: Vec<Reference>,
-    rules: Vec<Rule>,
+    rules: Vec<RbacRule>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -34,7 +34,7 @@ struct Reference {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Rule {
+struct RbacRule {
     verbs: Vec<String>,
     api_groups: Vec<String>,
     resources: Vec<String>,
@@ -46,7 +46,7 @@ struct Rule {
 /// Why they may, in the words of upstream's authorizer; `None` when no binding lets them.
 /// Source: kubernetes `plugin/pkg/auth/authorizer/rbac/rbac.go`,
 /// `pkg/registry/rbac/validation/rule.go`.
-pub(crate) fn reason(state: &State, user: &User, asked: &Attributes) -> Option<String> {
+pub(crate) fn reason(state: &ClusterState, user: &User, asked: &Attributes) -> Option<String> {
     for resource in ["clusterrolebindings", "rolebindings"] {
         for binding in objects(state, resource) {
             let place = &binding.metadata.namespace;
@@ -81,7 +81,7 @@ pub(crate) fn reason(state: &State, user: &User, asked: &Attributes) -> Option<S
     None
 }
 
-fn objects(state: &State, resource: &str) -> impl Iterator<Item = Object> {
+fn objects(state: &ClusterState, resource: &str) -> impl Iterator<Item = Object> {
     let view = Kind::find(GROUP, "v1", resource).map(|(index, _)| state.view(index));
     let objects = view.map(|view| view.objects).unwrap_or_default();
     objects
@@ -107,7 +107,7 @@ impl Reference {
     }
 }
 
-impl Rule {
+impl RbacRule {
     fn allows(&self, asked: &Attributes) -> bool {
         let has =
             |list: &[String], wanted: &str| list.iter().any(|item| item == "*" || item == wanted);

@@ -15,13 +15,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::debug;
 
-use super::access::{ADMIN_TOKEN, Access, VIEWER_TOKEN};
+use super::access::{ADMIN_TOKEN, AccessRules, VIEWER_TOKEN};
 use super::faults::Faults;
 use super::fixtures;
-use super::http::{Recorded, Shared};
+use super::http::{RecordedRequest, Shared};
 use super::options::Options;
-use super::state::State;
-use super::stats::Counts;
+use super::state::ClusterState;
+use super::stats::TrafficCounts;
 use super::tls::Identity;
 
 /// What Go's HTTP server takes.
@@ -29,7 +29,7 @@ const MAX_HEADER_BYTES: u32 = 1 << 20;
 
 /// A running simulated API server. Dropping it stops it.
 #[derive(Debug)]
-pub struct Server {
+pub struct SimulatedServer {
     shared: Arc<Shared>,
     address: SocketAddr,
     ca_pem: String,
@@ -39,7 +39,7 @@ pub struct Server {
 
 // === impl Server ===
 
-impl Server {
+impl SimulatedServer {
     /// Populates the state, binds the address and answers from then on.
     pub async fn start(options: Options) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(options.listen).await.with_context(|| {
@@ -117,12 +117,12 @@ impl Server {
     }
 
     /// The objects: read and write them past HTTP.
-    pub fn state(&self) -> &Arc<State> {
+    pub fn state(&self) -> &Arc<ClusterState> {
         &self.shared.state
     }
 
     /// Tokens and permissions.
-    pub fn access(&self) -> &Access {
+    pub fn access(&self) -> &AccessRules {
         &self.shared.access
     }
 
@@ -132,12 +132,12 @@ impl Server {
     }
 
     /// What it was asked and what it sent so far.
-    pub fn stats(&self) -> Counts {
+    pub fn stats(&self) -> TrafficCounts {
         self.shared.stats.counts()
     }
 
     /// Begins to record the heads of requests, and gives back those since the last call.
-    pub fn take_recorded(&self) -> Vec<Recorded> {
+    pub fn take_recorded(&self) -> Vec<RecordedRequest> {
         self.shared.take_recorded()
     }
 
@@ -156,13 +156,13 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for SimulatedServer {
     fn drop(&mut self) {
         self.stop.cancel();
     }
 }
 
-async fn progress(state: Arc<State>, every: Duration, stop: CancellationToken) {
+async fn progress(state: Arc<ClusterState>, every: Duration, stop: CancellationToken) {
     let ticks = async {
         loop {
             tokio::time::sleep(every).await;

@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use anyhow::Context;
 
-use super::churn::{Churn, Mix};
+use super::churn::{Churn, ChurnMix};
 use super::options::{Options, Population};
-use super::server::Server;
+use super::server::SimulatedServer;
 
 /// Flags of `watershed simulate`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Args {
+pub struct SimulateArgs {
     /// Where to listen; port 0 takes a free one
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:6444")]
     pub listen: SocketAddr,
@@ -52,7 +52,7 @@ pub struct Args {
     /// What changes, and how often beside the others:
     /// pods=70,configmaps=5,leases=15,deployments=5,widgets=5
     #[arg(long, value_name = "KIND=WEIGHT,…")]
-    pub churn: Option<Mix>,
+    pub churn: Option<ChurnMix>,
     /// Events kept for each type: a watch from before them is too old, as after a compaction
     #[arg(long, value_name = "EVENTS", default_value_t = 4096)]
     pub history: usize,
@@ -64,7 +64,7 @@ pub struct Args {
     pub kubeconfig_out: Option<PathBuf>,
 }
 
-impl Args {
+impl SimulateArgs {
     fn population(&self) -> Population {
         let usual = Population::cluster(self.pods, self.nodes);
         Population {
@@ -81,7 +81,7 @@ impl Args {
 }
 
 /// Runs the server until Ctrl-C.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(args: SimulateArgs) -> anyhow::Result<()> {
     let population = args.population();
     let options = Options {
         listen: args.listen,
@@ -90,7 +90,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         history: args.history.max(1),
         ..Options::default()
     };
-    let server = Server::start(options).await?;
+    let server = SimulatedServer::start(options).await?;
     println!("simulated API server at {}", server.url());
     println!(
         "  {} pods on {} nodes, {} changes per second, seed {}",
@@ -114,7 +114,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             path.display()
         );
     }
-    let mix = Mix {
+    let mix = ChurnMix {
         configmap_bytes: population.configmap_bytes,
         ..args.churn.unwrap_or_default()
     };
@@ -142,7 +142,7 @@ mod tests {
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
-        args: Args,
+        args: SimulateArgs,
     }
 
     #[tokio::test]
@@ -156,7 +156,7 @@ mod tests {
             (20, 2, 0)
         );
         assert_eq!(population.namespaces, Population::cluster(20, 2).namespaces);
-        let server = Server::start(Options {
+        let server = SimulatedServer::start(Options {
             listen: args.listen,
             population,
             ..Options::default()

@@ -54,7 +54,7 @@ struct Inner {
 /// The state of the simulated cluster. Cheap to share; every method takes the lock for a moment
 /// only.
 #[derive(Debug)]
-pub struct State {
+pub struct ClusterState {
     inner: RwLock<Inner>,
     /// One sender a type, outside of the lock so that watchers wake after it is released.
     wake: Vec<watch::Sender<u64>>,
@@ -76,7 +76,7 @@ pub(crate) enum Recent {
 
 // === impl State ===
 
-impl State {
+impl ClusterState {
     pub(crate) fn new(history: usize, seed: u64) -> Self {
         // A fresh etcd isn't at zero either, and zero means "any" on the wire.
         let version = 1;

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 /// The counters at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct TrafficCounts {
     /// Requests by verb (`GET`, `LIST`, `WATCH`, `POST` …), resource (`pods`, `deployments.apps`,
     /// empty for paths) and status code. A watch counts when it starts.
     pub requests: BTreeMap<(String, String, u16), u64>,
@@ -24,11 +24,11 @@ pub struct Counts {
 
 /// The live counters.
 #[derive(Debug, Default)]
-pub(crate) struct Stats(Mutex<Counts>);
+pub(crate) struct Stats(Mutex<TrafficCounts>);
 
 // === impl Counts ===
 
-impl Counts {
+impl TrafficCounts {
     /// Requests of a verb over all resources and codes.
     pub fn requests_of(&self, verb: &str) -> u64 {
         self.requests
@@ -138,7 +138,7 @@ fn split(resource: &str) -> (&str, &str) {
 // === impl Stats ===
 
 impl Stats {
-    pub(crate) fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> TrafficCounts {
         self.0.lock().clone()
     }
 

@@ -9,7 +9,7 @@ use http_body_util::StreamBody;
 use hyper::body::Frame;
 use tokio::time::Instant;
 
-use super::faults::{BrokenFrame, Cut, NextFrame, WatchList};
+use super::faults::{BrokenFrame, Cut, NextFrame, WatchListSupport};
 use super::http::{Body, BodyError, Shared};
 use super::kinds::{Form, KINDS, Kind};
 use super::object::Object;
@@ -141,24 +141,24 @@ pub(crate) async fn watch(
 
 /// Whether upstream would compress such a watch. Source: apiserver `pkg/endpoints/handlers/get.go`
 /// (isListWatchRequest).
-pub(crate) fn is_watch_list(query: &Query, mode: WatchList) -> bool {
+pub(crate) fn is_watch_list(query: &Query, mode: WatchListSupport) -> bool {
     query.bookmarks && matches!(validate(query, mode), Ok(Some(true)))
 }
 
 /// Whether the state comes first as ADDED events, and whether with an end mark: `None` is a plain
 /// watch, or the old form when the version is unset or 0. Source: apimachinery
 /// `internalversion/{defaults,validation/validation}.go`.
-fn validate(query: &Query, mode: WatchList) -> Result<Option<bool>, Failure> {
+fn validate(query: &Query, mode: WatchListSupport) -> Result<Option<bool>, Failure> {
     const MATCH: &str = "resourceVersionMatch";
     const FORBIDDEN: &str = "FieldValueForbidden";
-    if mode == WatchList::Ignored {
+    if mode == WatchListSupport::Ignored {
         return Ok(None);
     }
     let unset = query.version.as_deref().is_none_or(|v| v == "0");
     let defaulted = unset
         && query.initial_events.is_none()
         && query.version_match.is_none()
-        && mode == WatchList::Served;
+        && mode == WatchListSupport::Served;
     let initial = if defaulted {
         Some(true)
     } else {
@@ -176,7 +176,7 @@ fn validate(query: &Query, mode: WatchList) -> Result<Option<bool>, Failure> {
             let message = "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
             errors.push((MATCH, FORBIDDEN, message));
         }
-        if mode == WatchList::Refused {
+        if mode == WatchListSupport::Refused {
             let message = "Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled";
             errors.push(("sendInitialEvents", FORBIDDEN, message));
         }

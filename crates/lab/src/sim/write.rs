@@ -2,7 +2,7 @@
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::access::{Access, Attributes, User};
+use super::access::{AccessRules, Attributes, User};
 use super::gojson;
 use super::http::Shared;
 use super::kinds::{KINDS, Kind};
@@ -109,7 +109,7 @@ pub(crate) fn delete(shared: &Shared, index: usize, target: &Target) -> Written 
 
 /// `POST …/tokenreviews`, `…/subjectaccessreviews`, and of oneself; `None` for anything else.
 pub(crate) fn review(
-    access: &Access,
+    access: &AccessRules,
     caller: &User,
     target: &Target,
     body: &[u8],
@@ -123,7 +123,8 @@ pub(crate) fn review(
     if verb != "create" {
         return None;
     }
-    let answer: fn(&Access, &User, &Value) -> Value = match (group.as_str(), resource.as_str()) {
+    let answer: fn(&AccessRules, &User, &Value) -> Value = match (group.as_str(), resource.as_str())
+    {
         ("authentication.k8s.io", "tokenreviews") => token_review,
         ("authentication.k8s.io", "selfsubjectreviews") => self_review,
         ("authorization.k8s.io", "selfsubjectaccessreviews") => own_access_review,
@@ -140,7 +141,7 @@ pub(crate) fn review(
     )))
 }
 
-fn token_review(access: &Access, _: &User, review: &Value) -> Value {
+fn token_review(access: &AccessRules, _: &User, review: &Value) -> Value {
     let token = review
         .pointer("/spec/token")
         .and_then(Value::as_str)
@@ -160,14 +161,14 @@ fn token_review(access: &Access, _: &User, review: &Value) -> Value {
     })
 }
 
-fn self_review(_: &Access, caller: &User, _: &Value) -> Value {
+fn self_review(_: &AccessRules, caller: &User, _: &Value) -> Value {
     json!({
         "kind": "SelfSubjectReview", "apiVersion": "authentication.k8s.io/v1", "metadata": {},
         "status": {"userInfo": {"username": caller.name, "groups": caller.groups}},
     })
 }
 
-fn access_review(access: &Access, _: &User, review: &Value) -> Value {
+fn access_review(access: &AccessRules, _: &User, review: &Value) -> Value {
     let text = |at: &str| {
         review
             .pointer(at)
@@ -194,14 +195,14 @@ fn access_review(access: &Access, _: &User, review: &Value) -> Value {
     })
 }
 
-fn own_access_review(access: &Access, caller: &User, review: &Value) -> Value {
+fn own_access_review(access: &AccessRules, caller: &User, review: &Value) -> Value {
     json!({
         "kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {},
         "spec": review.get("spec"), "status": verdict(access, caller, review),
     })
 }
 
-fn verdict(access: &Access, user: &User, review: &Value) -> Value {
+fn verdict(access: &AccessRules, user: &User, review: &Value) -> Value {
     let text = |at: &str| {
         review
             .pointer(at)

@@ -14,7 +14,7 @@ fn index() -> usize {
 
 #[test]
 fn one_counter_numbers_the_writes_of_all_types() {
-    let state = State::new(10, 0);
+    let state = ClusterState::new(10, 0);
     let configmaps = GroupVersionResource::new("", "v1", "configmaps");
     let first = state.create(&pods(), &pod("a")).unwrap();
     let second = state
@@ -38,7 +38,7 @@ fn one_counter_numbers_the_writes_of_all_types() {
 
 #[test]
 fn an_update_with_an_old_version_conflicts() {
-    let state = State::new(10, 0);
+    let state = ClusterState::new(10, 0);
     state.create(&pods(), &pod("a")).unwrap();
     let stale = pod("a").replace(r#""name""#, r#""resourceVersion":"1","name""#);
     assert_eq!(state.update(&pods(), &stale), Err(WriteError::Conflict));
@@ -51,7 +51,7 @@ fn an_update_with_an_old_version_conflicts() {
 
 #[test]
 fn history_is_bounded() {
-    let state = State::new(2, 0);
+    let state = ClusterState::new(2, 0);
     let versions: Vec<_> = (0..4)
         .map(|i| state.create(&pods(), &pod(&format!("p{i}"))).unwrap())
         .collect();
@@ -80,7 +80,7 @@ fn history_is_bounded() {
 
 #[test]
 fn a_restart_forgets_versions_below_the_global_one() {
-    let state = State::new(10, 0);
+    let state = ClusterState::new(10, 0);
     let pod_version = state.create(&pods(), &pod("a")).unwrap();
     let configmaps = GroupVersionResource::new("", "v1", "configmaps");
     let global = state
@@ -94,7 +94,7 @@ fn a_restart_forgets_versions_below_the_global_one() {
 #[test]
 fn equal_seeds_give_equal_bytes() {
     let run = |seed| {
-        let state = State::new(10, seed);
+        let state = ClusterState::new(10, seed);
         state.create(&pods(), &pod("a")).unwrap();
         state.snapshot(&pods())
     };

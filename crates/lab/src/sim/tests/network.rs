@@ -8,9 +8,9 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Config, ResourceExt as _};
 
 use super::*;
-use crate::sim::{Population, Server};
+use crate::sim::{Population, SimulatedServer};
 
-async fn client(server: &Server) -> Client {
+async fn client(server: &SimulatedServer) -> Client {
     let kubeconfig = Kubeconfig::from_yaml(&server.kubeconfig_yaml()).unwrap();
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
         .await
@@ -41,7 +41,7 @@ async fn kube_rs_reads_watches_and_survives_a_restart() {
         namespaces: 1,
         ..Population::default()
     };
-    let server = Server::start(Options {
+    let server = SimulatedServer::start(Options {
         population,
         ..Options::default()
     })

@@ -1,5 +1,5 @@
 use super::*;
-use crate::sim::{WatchList, widgets};
+use crate::sim::{WatchListSupport, widgets};
 
 #[tokio::test]
 async fn lists_are_ordered_by_the_storage_key() {
@@ -171,7 +171,7 @@ async fn bad_options_are_refused_in_upstreams_words() {
             "{query}"
         );
     }
-    api.0.faults.watch_list(WatchList::Refused);
+    api.0.faults.watch_list(WatchListSupport::Refused);
     let refused = api
         .get("/api/v1/pods?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan")
         .await;

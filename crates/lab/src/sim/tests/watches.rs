@@ -200,7 +200,7 @@ async fn faults_of_streams() {
     faults.set(|a| a.silent = true);
     api.pods(&["n/f"]);
     assert_eq!(stream.event().await, "quiet");
-    faults.set(|a| *a = super::super::Active::default());
+    faults.set(|a| *a = super::super::ActiveFaults::default());
     assert_eq!(stream.event().await, "ADDED f@7");
     faults.end_watches();
     assert_eq!(stream.event().await, "end");
