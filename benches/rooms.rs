@@ -18,7 +18,7 @@ use watershed::store::{
     self, Interest, Layout, Snapshot, StoreReader, StoreWriter, StoredObject, SubscriptionStart,
     SubscriptionStep, WindowLimits,
 };
-use watershed::watcher::Filter;
+use watershed::watcher::ViewFilter;
 use watershed_lab::sim::fixtures;
 use watershed_protocol::{
     Encoding, EventKind, FieldTable, Frame, FrameDecoder, GroupVersionResource, LabelSelector,

@@ -437,7 +437,7 @@ impl Inner {
         }
         for &representation in &read.representations {
             for held in read.held_as(representation) {
-                let (scope, is_complete) = self.acquire(read, held).ok_or(Reason::NotCovered)?;
+                let (scope, is_complete) = self.lend(read, held).ok_or(Reason::NotCovered)?;
                 if scope.fields != resource.fields {
                     return Err(Reason::UnknownType);
                 }

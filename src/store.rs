@@ -15,7 +15,7 @@ mod wake;
 mod window;
 
 pub use leaf::ObjectRun;
-pub use object::Object;
+pub use object::StoredObject;
 pub use snapshot::{Layout, ObjectRuns, Snapshot, SnapshotBuilder};
 pub use state::{
     InconsistentEvent, SnapshotAt, StoreReader, StoreStats, StoreWriter, Subscription,

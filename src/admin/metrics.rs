@@ -232,7 +232,7 @@ impl Shown {
         Self {
             gvr,
             representation,
-            selection: Some(selection).filter(|_| !scope.by_demand),
+            selection: Some(selection).filter(|_| !scope.on_demand),
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::Resource;
+use super::ResourceType;
 use crate::store::Snapshot;
 use watershed_protocol::{FieldTable, GroupVersionResource, ResourceVersion};
 

@@ -10,7 +10,7 @@ use super::source::Reason;
 use crate::access::{Attributes, Selectors};
 use crate::catalog::{Catalog, ResourceType};
 use crate::store::Snapshot;
-use crate::watcher::Filter;
+use crate::watcher::ViewFilter;
 use watershed_protocol::{
     ContinueToken, Encoding, FieldSelector, GetRead, GroupVersionResource, LabelSelector,
     ListOptions, ListRead, Representation, RequestInfo, ResourceRequest, ResourceVersion,

@@ -426,7 +426,7 @@ mod tests {
         let api = Api::start(&pki, HTTP2, |_, _| async { text("no list") }).await;
         let client = Client::new(&upstream_of(&pki, &api).await);
         let (scopes, fences) = (
-            Scopes::new(client.clone(), Config::default()),
+            Scopes::new(client.clone(), ScopeConfig::default()),
             Fences::new(client),
         );
         let gvr = GroupVersionResource::new("", "v1", "pods");

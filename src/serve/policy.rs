@@ -185,7 +185,7 @@ impl Policy {
             bytes: holding.window_bytes.unwrap_or(window.bytes),
         };
         Retention {
-            by_demand,
+            on_demand: by_demand,
             idle: idle.filter(|_| !holding.always),
             window: own.then_some(window),
         }

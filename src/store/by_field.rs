@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use imbl::OrdSet;
 
-use super::object::Object;
+use super::object::StoredObject;
 
 /// The keys of a snapshot's objects by the value of one field. Cloning costs O(1).
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::{Bytes, BytesMut};
 
-use super::object::Object;
+use super::object::StoredObject;
 use watershed_protocol::{
     Attributes, Deflated, EventKind, Joined, ResourceVersion, TypeForm, deflate, gzip_member,
 };

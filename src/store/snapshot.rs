@@ -10,8 +10,8 @@ use imbl::OrdSet;
 
 use super::by_field::ByField;
 use super::leaf::{Leaf, ObjectRun};
-use super::object::Object;
-use super::window::Event;
+use super::object::StoredObject;
+use super::window::WindowEvent;
 pub use builder::SnapshotBuilder;
 use watershed_protocol::{ResourceVersion, TypeForm};
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 use parking_lot::RwLock;
 
 use super::compressed::Compressed;
-use super::object::Object;
+use super::object::StoredObject;
 use super::pins::Pins;
 use super::snapshot::{Replaced, Snapshot};
 use super::wake::{Index, Interest, NOTHING, Slot};
@@ -288,11 +288,11 @@ pub enum SubscriptionStart {
 #[derive(Clone, Debug)]
 pub enum SnapshotAt {
     /// This was it.
-    Held(Snapshot),
+    Found(Snapshot),
     /// It lies in the future.
-    Ahead,
+    Future,
     /// It lies before what is known, or too much has happened since.
-    Lost,
+    Expired,
 }
 
 /// What a subscriber is to do next.
@@ -354,7 +354,7 @@ impl StoreReader {
 
     /// The state at `version`: the newest one, and everything after `version` taken back. States
     /// far behind are kept for a while, as the pages of one list all ask for the same.
-    pub fn snapshot_at(&self, now: Instant, version: ResourceVersion) -> At {
+    pub fn snapshot_at(&self, now: Instant, version: ResourceVersion) -> SnapshotAt {
         let state = self.shared.state.read();
         let proven = state
             .proven

@@ -7,7 +7,7 @@ use std::task::Waker;
 use futures_util::task::AtomicWaker;
 use slab::Slab;
 
-use super::object::Object;
+use super::object::StoredObject;
 
 /// Which events a subscription can be concerned by. Narrower means fewer wake-ups, never fewer
 /// events.

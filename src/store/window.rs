@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use super::compressed::{Compressed, Tally};
-use super::object::Object;
+use super::object::StoredObject;
 use watershed_protocol::{EventKind, ResourceVersion};
 
 /// One change of one object.

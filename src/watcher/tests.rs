@@ -39,10 +39,10 @@ impl WatchObserver for Meter {
 
 /// A grant as the test says it is.
 #[derive(Clone)]
-struct Said(Arc<Mutex<Permission>>);
+struct Said(Arc<Mutex<GrantStatus>>);
 
 impl Grant for Said {
-    fn poll(&mut self, _: &mut Context<'_>) -> Permission {
+    fn poll(&mut self, _: &mut Context<'_>) -> GrantStatus {
         *self.0.lock()
     }
 
@@ -135,7 +135,7 @@ impl Rig {
         let version = snapshot.version();
         let end_mark = view.end_mark(&self.bookmarks.load_full().unwrap(), version);
         let meter = Meter::default();
-        let said = Said(Arc::new(Mutex::new(Permission::Granted)));
+        let said = Said(Arc::new(Mutex::new(GrantStatus::Granted)));
         let terms = WatchOptions {
             form: Arc::clone(&self.form),
             view,
@@ -355,21 +355,21 @@ async fn nothing_is_handed_out_while_the_grant_is_in_doubt_or_after_it() {
     both[0].read();
     // In the middle of the events, and before the first state.
     for watching in &mut both {
-        *watching.said.0.lock() = Permission::Doubtful;
+        *watching.said.0.lock() = GrantStatus::InDoubt;
     }
     rig.put(EventKind::Added, "secret", "gold");
     tokio::time::advance(Duration::from_secs(61)).await;
     for watching in &mut both {
         assert!(watching.read().is_empty());
-        *watching.said.0.lock() = Permission::Granted;
+        *watching.said.0.lock() = GrantStatus::Granted;
         watching.read();
         assert!(watching.text().contains("secret"), "it was kept for later");
-        *watching.said.0.lock() = Permission::Doubtful;
+        *watching.said.0.lock() = GrantStatus::InDoubt;
     }
     rig.put(EventKind::Added, "another", "gold");
     for watching in &mut both {
         watching.read();
-        *watching.said.0.lock() = Permission::Gone;
+        *watching.said.0.lock() = GrantStatus::Revoked;
         watching.read();
         assert!(!watching.text().contains("another"));
         assert_eq!(watching.meter.0.lock().2, Some(WatchEnding::Revoked));

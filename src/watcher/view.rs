@@ -136,9 +136,9 @@ pub struct ClientView {
 #[derive(Debug)]
 pub enum ClientFrame {
     /// As upstream sent it of the whole scope: its frame, which all such watches share.
-    Whole,
+    Shared,
     /// In a frame of the client's own.
-    Made(Bytes),
+    Own(Bytes),
 }
 
 impl ClientView {

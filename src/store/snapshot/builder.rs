@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use super::super::by_field::ByField;
 use super::super::leaf::Growing;
-use super::super::object::Object;
+use super::super::object::StoredObject;
 use super::{ByFirstKey, Layout, Snapshot};
 use watershed_protocol::{ResourceVersion, TypeForm};
 
