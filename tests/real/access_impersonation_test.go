@@ -10,6 +10,16 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/compare"
+	"watershed.test/real/internal/faulty"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/parallel"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/rights"
+	"watershed.test/real/internal/testbed"
 )
 
 // TestImpersonation: who asks as somebody else gets what upstream would give them,
@@ -17,30 +27,30 @@ import (
 // on, in reads that could come from memory, in writes, and in what upstream itself
 // says the identity is.
 func TestImpersonation(t *testing.T) {
-	ns := namespace(t)
-	furnish(t, ns)
+	ns := objects.Namespace(t)
+	objects.Furnish(t, ns)
 	ctx := context.Background()
-	core := kubeClient(t, upstream).CoreV1()
+	core := api.Clientset(t, testbed.Upstream).CoreV1()
 	for _, name := range []string{"robot", "other"} {
-		must(core.ServiceAccounts(ns).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
+		require.Value(core.ServiceAccounts(ns).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
 	}
-	r := newRights(t, ns)
+	r := rights.New(t, ns)
 	all := []string{"*"}
-	r.role(ns, "local", may("", []string{"configmaps"}, all))
-	r.bind(ns, "local", user("local"), group("masons"), account(ns, "robot"))
+	r.Role(ns, "local", rights.May("", []string{"configmaps"}, all))
+	r.Bind(ns, "local", rights.User("local"), rights.Group("masons"), rights.Account(ns, "robot"))
 
 	// The verb and the resources of the right to be another.
 	as := []string{"impersonate"}
-	r.role("", "acting", may("", []string{"users", "groups", "serviceaccounts"}, as),
-		may("authentication.k8s.io", []string{"userextras/scopes", "userextras/example.test/colour", "uids"}, as))
-	r.bind("", "acting", user("acting"))
-	r.role("", "named", may("", []string{"users"}, as, "local"), may("", []string{"groups"}, as, "masons"))
-	r.bind("", "named", user("named"))
-	r.role(ns, "owner", may("", []string{"serviceaccounts"}, as, "robot"))
-	r.bind(ns, "owner", user("owner"))
-	r.role("", "viewer", may("", []string{"users"}, as), may("authentication.k8s.io", []string{"uids"}, as, "1"),
-		may("authentication.k8s.io", []string{"userextras/scopes"}, as, "read"), may("", []string{"configmaps"}, readVerbs))
-	r.bind("", "viewer", user("viewer"))
+	r.Role("", "acting", rights.May("", []string{"users", "groups", "serviceaccounts"}, as),
+		rights.May("authentication.k8s.io", []string{"userextras/scopes", "userextras/example.test/colour", "uids"}, as))
+	r.Bind("", "acting", rights.User("acting"))
+	r.Role("", "named", rights.May("", []string{"users"}, as, "local"), rights.May("", []string{"groups"}, as, "masons"))
+	r.Bind("", "named", rights.User("named"))
+	r.Role(ns, "owner", rights.May("", []string{"serviceaccounts"}, as, "robot"))
+	r.Bind(ns, "owner", rights.User("owner"))
+	r.Role("", "viewer", rights.May("", []string{"users"}, as), rights.May("authentication.k8s.io", []string{"uids"}, as, "1"),
+		rights.May("authentication.k8s.io", []string{"userextras/scopes"}, as, "read"), rights.May("", []string{"configmaps"}, rights.ReadVerbs))
+	r.Bind("", "viewer", rights.User("viewer"))
 
 	robot := "system:serviceaccount:" + ns + ":robot"
 	identities := []http.Header{
@@ -66,100 +76,100 @@ func TestImpersonation(t *testing.T) {
 		{"Impersonate-User": {""}},
 		{"Impersonate-User": {"local", "admin"}},
 		{"Impersonate-Nothing": {"local"}},
-		{"Impersonate-User": {"local"}, "Accept": {protobufType}},
+		{"Impersonate-User": {"local"}, "Accept": {api.ProtobufType}},
 	}
 	here := "/api/v1/namespaces/" + ns + "/configmaps"
 	const review = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
-	reads := []request{
-		{path: here + "?watch=1&timeoutSeconds=1&resourceVersion=0"},
-		{path: here + "?resourceVersion=0"},
-		{path: here},
-		{path: here + "/apple?resourceVersion=0"},
-		{path: here + "/apple"},
-		{path: "/api/v1/configmaps?resourceVersion=0&labelSelector=app%3Dapple"},
-		{path: "/api/v1/namespaces/" + ns + "/pods?resourceVersion=0"},
-		{path: "/api"},
+	reads := []api.Request{
+		{Path: here + "?watch=1&timeoutSeconds=1&resourceVersion=0"},
+		{Path: here + "?resourceVersion=0"},
+		{Path: here},
+		{Path: here + "/apple?resourceVersion=0"},
+		{Path: here + "/apple"},
+		{Path: "/api/v1/configmaps?resourceVersion=0&labelSelector=app%3Dapple"},
+		{Path: "/api/v1/namespaces/" + ns + "/pods?resourceVersion=0"},
+		{Path: "/api"},
 	}
-	writes := []request{
-		{method: "POST", path: review, body: `{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`},
-		{method: "POST", path: here + "?dryRun=All", body: asJSON(withKind(configMap("new")))},
-		{method: "PATCH", path: here + "/pear", contentType: mergePatch, body: `{"data":{"colour":"green"}}`},
-		{method: "DELETE", path: here + "/quince?dryRun=All"},
+	writes := []api.Request{
+		{Method: "POST", Path: review, Body: `{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`},
+		{Method: "POST", Path: here + "?dryRun=All", Body: api.JSON(objects.WithKind(objects.ConfigMap("new")))},
+		{Method: "PATCH", Path: here + "/pear", ContentType: api.MergePatch, Body: `{"data":{"colour":"green"}}`},
+		{Method: "DELETE", Path: here + "/quince?dryRun=All"},
 	}
 	users := []string{"", "acting", "named", "owner", "viewer", "local", "nobody", "-", "?"}
 
-	for _, right := range []request{
-		{path: here, user: "acting", header: map[string]string{"Impersonate-User": "local"}},
-		{path: here, user: "named", header: map[string]string{"Impersonate-User": "local"}},
-		{path: here, user: "owner", header: map[string]string{"Impersonate-User": robot}},
-		{path: here, user: "viewer", header: map[string]string{"Impersonate-User": "local"}},
-		{path: here, user: "viewer"}, {path: here, user: "local"},
+	for _, right := range []api.Request{
+		{Path: here, User: "acting", Header: map[string]string{"Impersonate-User": "local"}},
+		{Path: here, User: "named", Header: map[string]string{"Impersonate-User": "local"}},
+		{Path: here, User: "owner", Header: map[string]string{"Impersonate-User": robot}},
+		{Path: here, User: "viewer", Header: map[string]string{"Impersonate-User": "local"}},
+		{Path: here, User: "viewer"}, {Path: here, User: "local"},
 	} {
-		for _, to := range targets() {
-			eventually(t, fmt.Sprintf("the right arrives %s: %v", to.name, right), func() error {
-				if a := to.send(t, right); a.status != 200 {
-					return fmt.Errorf("%d %s", a.status, a.body)
+		for _, to := range testbed.Targets() {
+			poll.Until(t, fmt.Sprintf("the right arrives %s: %v", to.Name, right), func() error {
+				if a := to.Send(t, right); a.Status != 200 {
+					return fmt.Errorf("%d %s", a.Status, a.Body)
 				}
 				return nil
 			})
 		}
 	}
 
-	var asked, told []request
+	var asked, told []api.Request
 	for _, identity := range identities {
 		for _, r := range reads {
-			for _, r.user = range users {
-				r.repeated = identity
+			for _, r.User = range users {
+				r.Repeated = identity
 				asked = append(asked, r)
 			}
 		}
 		for _, r := range writes {
-			for _, r.user = range users {
-				r.repeated = identity
+			for _, r.User = range users {
+				r.Repeated = identity
 				told = append(told, r)
 			}
 		}
 	}
 	asked = append(asked, asThemselves(reads, users)...)
-	found := sameFindings(t, asked)
+	found := compare.CompareAll(t, asked)
 	var mutex sync.Mutex
 	statuses := map[int]int{}
-	workers(16, told, func(_ int, r request) {
-		want, got := upstream.send(t, r), proxied.send(t, r)
+	parallel.ForEach(16, told, func(_ int, r api.Request) {
+		want, got := testbed.Upstream.Send(t, r), testbed.Proxied.Send(t, r)
 		mutex.Lock()
 		defer mutex.Unlock()
-		statuses[want.status]++
+		statuses[want.Status]++
 		// A write tells when it was done, and protobuf says so in its own way.
-		w, g := want.comparable(nil), got.comparable(nil)
-		if r.repeated.Get("Accept") != "" {
-			w, g = fmt.Sprint(want.status, want.header["Content-Type"]), fmt.Sprint(got.status, got.header["Content-Type"])
+		w, g := want.Comparable(nil), got.Comparable(nil)
+		if r.Repeated.Get("Accept") != "" {
+			w, g = fmt.Sprint(want.Status, want.Header["Content-Type"]), fmt.Sprint(got.Status, got.Header["Content-Type"])
 		}
 		if w != g {
-			t.Errorf("%v\n%s", r, apart(w, g))
+			t.Errorf("%v\n%s", r, compare.Diff(w, g))
 		}
 	})
-	t.Logf("%d reads and %d writes by %d users as %d others; statuses %v and %v", len(asked), len(told), len(users), len(identities), found.statuses, statuses)
-	for _, count := range []map[int]int{found.statuses, statuses} {
+	t.Logf("%d reads and %d writes by %d users as %d others; statuses %v and %v", len(asked), len(told), len(users), len(identities), found.Statuses, statuses)
+	for _, count := range []map[int]int{found.Statuses, statuses} {
 		if count[200]+count[201] < 50 || count[403] < 50 || count[400] < 10 || count[401] < 10 {
 			t.Errorf("too few answers of a kind: %v", count)
 		}
 	}
 
 	// An answer to oneself would be found.
-	plain := startFaulty(t, upstream, fault{name: "forgets whom one asks as", header: func(h http.Header) {
+	plain := faulty.Start(t, testbed.Upstream, faulty.Fault{Name: "forgets whom one asks as", Header: func(h http.Header) {
 		for name := range h {
 			if strings.HasPrefix(name, "Impersonate-") {
 				h.Del(name)
 			}
 		}
 	}})
-	for _, r := range []request{
-		{path: here, user: "viewer", repeated: http.Header{"Impersonate-User": {"nobody"}}},
-		{path: here + "?resourceVersion=0", user: "local", repeated: http.Header{"Impersonate-User": {"admin"}}},
-		{path: here + "/apple", user: "acting", repeated: http.Header{"Impersonate-User": {"local"}}},
-		{path: here + "/apple", user: "local", repeated: http.Header{"Impersonate-Group": {"masons"}}},
+	for _, r := range []api.Request{
+		{Path: here, User: "viewer", Repeated: http.Header{"Impersonate-User": {"nobody"}}},
+		{Path: here + "?resourceVersion=0", User: "local", Repeated: http.Header{"Impersonate-User": {"admin"}}},
+		{Path: here + "/apple", User: "acting", Repeated: http.Header{"Impersonate-User": {"local"}}},
+		{Path: here + "/apple", User: "local", Repeated: http.Header{"Impersonate-Group": {"masons"}}},
 	} {
-		if v := (sides{upstream, plain}).compare(r); v.difference == "" {
+		if v := (compare.Sides{Right: testbed.Upstream, Asked: plain}).Compare(r); v.Difference == "" {
 			t.Errorf("%v: nobody notices that impersonation was dropped", r)
 		}
 	}
@@ -167,10 +177,10 @@ func TestImpersonation(t *testing.T) {
 
 // asThemselves is the same asked as oneself: what is known of the one must not
 // answer for the other.
-func asThemselves(reads []request, users []string) (all []request) {
+func asThemselves(reads []api.Request, users []string) (all []api.Request) {
 	for _, user := range users {
 		for _, r := range reads {
-			r.user = user
+			r.User = user
 			all = append(all, r)
 		}
 	}

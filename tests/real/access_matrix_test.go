@@ -12,6 +12,16 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/compare"
+	"watershed.test/real/internal/faulty"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/parallel"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/rights"
+	"watershed.test/real/internal/testbed"
 )
 
 // fewestCombinations is how many users × reads there have to be.
@@ -22,8 +32,8 @@ const fewestCombinations = 300
 type accessMatrix struct {
 	t           *testing.T
 	here, there string
-	widget      widget
-	rights      rights
+	widget      objects.Widget
+	rights      rights.Rights
 	users       []string
 	// gone is a user whose service account is deleted while the test runs.
 	gone string
@@ -40,7 +50,7 @@ func TestAccessMatrix(t *testing.T) {
 	}
 	t.Logf("%d combinations of %d users and %d reads", len(requests), len(m.users), len(requests)/len(m.users))
 
-	m.bothVerdicts(sameFindings(t, requests))
+	m.bothVerdicts(compare.CompareAll(t, requests))
 	m.leaksAreSeen(requests)
 
 	all := append(requests, m.combinations([]string{m.gone})...)
@@ -50,90 +60,90 @@ func TestAccessMatrix(t *testing.T) {
 
 	m.changeBack()
 	m.agree("after the change back", concerned)
-	m.bothVerdicts(sameFindings(t, without(all, request.isWatch)))
+	m.bothVerdicts(compare.CompareAll(t, without(all, api.Request.IsWatch)))
 }
 
 func newAccessMatrix(t *testing.T) *accessMatrix {
 	t.Helper()
-	m := &accessMatrix{t: t, here: namespace(t), there: namespace(t), widget: newWidget(t)}
-	m.rights = newRights(t, m.here)
-	m.widget.define(t, upstream)
-	m.widget.awaitServed(t, proxied)
+	m := &accessMatrix{t: t, here: objects.Namespace(t), there: objects.Namespace(t), widget: objects.NewWidget(t)}
+	m.rights = rights.New(t, m.here)
+	m.widget.Define(t, testbed.Upstream)
+	m.widget.AwaitServed(t, testbed.Proxied)
 	ctx := context.Background()
-	core := kubeClient(t, upstream).CoreV1()
+	core := api.Clientset(t, testbed.Upstream).CoreV1()
 
 	for _, node := range []string{"east", "west"} {
-		upstream.ok(t, request{method: "POST", path: "/api/v1/nodes", body: fmt.Sprintf(`{"metadata":{"name":"%s","labels":{"app":"%s"}}}`, node, node)})
-		upstream.ok(t, request{method: "POST", path: leases, body: fmt.Sprintf(`{"metadata":{"name":"%s"}}`, node)})
+		testbed.Upstream.Must(t, api.Request{Method: "POST", Path: "/api/v1/nodes", Body: fmt.Sprintf(`{"metadata":{"name":"%s","labels":{"app":"%s"}}}`, node, node)})
+		testbed.Upstream.Must(t, api.Request{Method: "POST", Path: leases, Body: fmt.Sprintf(`{"metadata":{"name":"%s"}}`, node)})
 		t.Cleanup(func() {
-			upstream.try(request{method: "DELETE", path: "/api/v1/nodes/" + node})
-			upstream.try(request{method: "DELETE", path: leases + "/" + node})
+			testbed.Upstream.Try(api.Request{Method: "DELETE", Path: "/api/v1/nodes/" + node})
+			testbed.Upstream.Try(api.Request{Method: "DELETE", Path: leases + "/" + node})
 		})
 	}
 	for _, ns := range []string{m.here, m.there} {
 		for _, name := range []string{"apple", "pear", "quince"} {
-			must(core.ConfigMaps(ns).Create(ctx, configMap(name, "in", ns), metav1.CreateOptions{}))(t)
-			must(core.Secrets(ns).Create(ctx, &corev1.Secret{ObjectMeta: configMap(name).ObjectMeta, StringData: map[string]string{"in": ns}}, metav1.CreateOptions{}))(t)
-			upstream.ok(t, request{method: "POST", path: m.widget.path(ns, ""), body: m.widget.object(name, 3)})
+			require.Value(core.ConfigMaps(ns).Create(ctx, objects.ConfigMap(name, "in", ns), metav1.CreateOptions{}))(t)
+			require.Value(core.Secrets(ns).Create(ctx, &corev1.Secret{ObjectMeta: objects.ConfigMap(name).ObjectMeta, StringData: map[string]string{"in": ns}}, metav1.CreateOptions{}))(t)
+			testbed.Upstream.Must(t, api.Request{Method: "POST", Path: m.widget.Path(ns, ""), Body: m.widget.Object(name, 3)})
 		}
 		for _, name := range []string{"reader", "idle"} {
-			must(core.ServiceAccounts(ns).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
+			require.Value(core.ServiceAccounts(ns).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
 		}
 	}
 	m.run("apple", "east", "apple")
 	m.run("pear", "west", "pear")
 	m.run("quince", "", "quince")
 
-	r, read := m.rights, readVerbs
+	r, read := m.rights, rights.ReadVerbs
 	both := []string{"configmaps", "pods"}
-	r.role("", "viewer", may("", both, read), may("coordination.k8s.io", []string{"leases"}, read))
-	r.bind("", "viewer", user("viewer"))
+	r.Role("", "viewer", rights.May("", both, read), rights.May("coordination.k8s.io", []string{"leases"}, read))
+	r.Bind("", "viewer", rights.User("viewer"))
 	// Cluster-wide rights that hold in one namespace only.
-	r.role("", "builders", may("", []string{"configmaps", "secrets"}, read), may("", []string{"nodes"}, read))
-	r.bindTo(m.here, "builders", "ClusterRole", group("builders"))
-	r.role(m.here, "local", may("", []string{"configmaps"}, read), may("", []string{"pods"}, []string{"get"}))
-	r.bind(m.here, "local", user("local"))
-	r.role(m.there, "local", may("", []string{"pods", "secrets"}, []string{"list"}), may("", []string{"configmaps"}, []string{"watch"}))
-	r.bind(m.there, "local", user("local"))
-	r.role(m.there, "auditors", may("", []string{"configmaps", "secrets"}, read), may(m.widget.group, []string{"*"}, read))
-	r.bind(m.there, "auditors", group("auditors"))
-	r.role(m.here, "named", may("", []string{"configmaps", "secrets"}, read, "apple"), may("", []string{"pods"}, read, "pear"), may(m.widget.group, []string{"widgets"}, read, "apple"))
-	r.bind(m.here, "named", user("named"))
-	r.role("", "named", may("", []string{"nodes"}, read, "east"), may("", []string{"namespaces"}, read, m.there))
-	r.bind("", "named", user("named"))
+	r.Role("", "builders", rights.May("", []string{"configmaps", "secrets"}, read), rights.May("", []string{"nodes"}, read))
+	r.BindTo(m.here, "builders", "ClusterRole", rights.Group("builders"))
+	r.Role(m.here, "local", rights.May("", []string{"configmaps"}, read), rights.May("", []string{"pods"}, []string{"get"}))
+	r.Bind(m.here, "local", rights.User("local"))
+	r.Role(m.there, "local", rights.May("", []string{"pods", "secrets"}, []string{"list"}), rights.May("", []string{"configmaps"}, []string{"watch"}))
+	r.Bind(m.there, "local", rights.User("local"))
+	r.Role(m.there, "auditors", rights.May("", []string{"configmaps", "secrets"}, read), rights.May(m.widget.Group, []string{"*"}, read))
+	r.Bind(m.there, "auditors", rights.Group("auditors"))
+	r.Role(m.here, "named", rights.May("", []string{"configmaps", "secrets"}, read, "apple"), rights.May("", []string{"pods"}, read, "pear"), rights.May(m.widget.Group, []string{"widgets"}, read, "apple"))
+	r.Bind(m.here, "named", rights.User("named"))
+	r.Role("", "named", rights.May("", []string{"nodes"}, read, "east"), rights.May("", []string{"namespaces"}, read, m.there))
+	r.Bind("", "named", rights.User("named"))
 	// The role that is meant does not exist, which refusals tell.
-	r.bind(m.here, "dangling", user("dangling"))
-	r.role(m.here, "owner", may("*", []string{"*"}, []string{"*"}))
-	r.bind(m.here, "owner", user("owner"))
-	r.role("", "parts", may("", []string{"pods/status", "pods/log", "*/scale", "namespaces/status"}, read))
-	r.bind("", "parts", user("parts"))
-	r.role(m.here, "accounts", may("", both, read))
-	r.bind(m.here, "accounts",
-		account(m.here, "reader"), group("system:serviceaccounts:"+m.there))
+	r.Bind(m.here, "dangling", rights.User("dangling"))
+	r.Role(m.here, "owner", rights.May("*", []string{"*"}, []string{"*"}))
+	r.Bind(m.here, "owner", rights.User("owner"))
+	r.Role("", "parts", rights.May("", []string{"pods/status", "pods/log", "*/scale", "namespaces/status"}, read))
+	r.Bind("", "parts", rights.User("parts"))
+	r.Role(m.here, "accounts", rights.May("", both, read))
+	r.Bind(m.here, "accounts",
+		rights.Account(m.here, "reader"), rights.Group("system:serviceaccounts:"+m.there))
 
 	m.users = []string{"", "-", "?", "bob", "viewer", "local", "auditor", "named", "dangling", "owner", "parts", "nobody",
 		"system:node:east", "system:node:west", "system:node:alone", "nameless",
-		accountToken(t, m.here, "reader"), accountToken(t, m.here, "idle"), accountToken(t, m.there, "idle"), accountToken(t, m.here, "reader", "https://elsewhere.test")}
+		rights.AccountToken(t, m.here, "reader"), rights.AccountToken(t, m.here, "idle"), rights.AccountToken(t, m.there, "idle"), rights.AccountToken(t, m.here, "reader", "https://elsewhere.test")}
 
 	// Both ways remember an accepted token for some seconds.
-	m.gone = accountToken(t, m.there, "reader")
-	for _, to := range targets() {
-		to.ok(t, request{path: m.collection("configmaps") + "?resourceVersion=0", user: m.gone})
+	m.gone = rights.AccountToken(t, m.there, "reader")
+	for _, to := range testbed.Targets() {
+		to.Must(t, api.Request{Path: m.collection("configmaps") + "?resourceVersion=0", User: m.gone})
 	}
-	check(t, core.ServiceAccounts(m.there).Delete(ctx, "reader", metav1.DeleteOptions{}))
+	require.NoError(t, core.ServiceAccounts(m.there).Delete(ctx, "reader", metav1.DeleteOptions{}))
 
 	for _, plural := range []string{"configmaps", "pods"} {
-		list := upstream.ok(t, request{path: m.collection(plural)})
-		newest := must(list.items())(t)
+		list := testbed.Upstream.Must(t, api.Request{Path: m.collection(plural)})
+		newest := require.Value(list.Items())(t)
 		var version uint64
 		for _, v := range newest {
 			version = max(version, v)
 		}
-		settle(t, m.collection(plural), version)
+		compare.Settle(t, m.collection(plural), version)
 	}
 	m.granted(map[string]int{"viewer": 200, "bob": 200, "local": 200, "owner": 200, m.users[16]: 200, "nobody": 403})
-	m.await(request{path: m.collection("configmaps") + "/apple", user: "system:node:east"}, 200)
-	m.await(request{path: m.collection("configmaps") + "/pear", user: "system:node:west"}, 200)
+	m.await(api.Request{Path: m.collection("configmaps") + "/apple", User: "system:node:east"}, 200)
+	m.await(api.Request{Path: m.collection("configmaps") + "/pear", User: "system:node:west"}, 200)
 	return m
 }
 
@@ -146,22 +156,22 @@ func (m *accessMatrix) collection(plural string) string {
 // run makes a pod that a node runs and that mounts a config map and a secret.
 func (m *accessMatrix) run(name, node, mounts string) {
 	m.t.Helper()
-	p := pod(name, node)
+	p := objects.Pod(name, node)
 	p.Spec.Volumes = []corev1.Volume{
 		{Name: "c", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: mounts}}}},
 		{Name: "s", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: mounts}}},
 	}
 	p.Spec.ServiceAccountName = "idle"
-	must(kubeClient(m.t, upstream).CoreV1().Pods(m.here).Create(context.Background(), p, metav1.CreateOptions{}))(m.t)
+	require.Value(api.Clientset(m.t, testbed.Upstream).CoreV1().Pods(m.here).Create(context.Background(), p, metav1.CreateOptions{}))(m.t)
 }
 
 // reads is what every user asks for.
-func (m *accessMatrix) reads() []request {
+func (m *accessMatrix) reads() []api.Request {
 	const rv0 = "resourceVersion=0"
-	var all []request
+	var all []api.Request
 	get := func(paths ...string) {
 		for _, path := range paths {
-			all = append(all, request{path: path})
+			all = append(all, api.Request{Path: path})
 		}
 	}
 	watch := func(collection string, options ...string) {
@@ -171,7 +181,7 @@ func (m *accessMatrix) reads() []request {
 	// Those that take their time come first.
 	for _, plural := range []string{"configmaps", "pods"} {
 		watch(m.collection(plural), rv0)
-		watch(m.collection(plural), stateFirst, "fieldSelector=metadata.name%3Dapple")
+		watch(m.collection(plural), api.StateFirst, "fieldSelector=metadata.name%3Dapple")
 		watch("/api/v1/namespaces/"+m.there+"/"+plural, rv0)
 		watch("/api/v1/"+plural, rv0, "labelSelector=app%3Dapple")
 	}
@@ -179,7 +189,7 @@ func (m *accessMatrix) reads() []request {
 	watch("/api/v1/pods", rv0, "fieldSelector=spec.nodeName%3Deast")
 	watch("/api/v1/pods", "fieldSelector=spec.nodeName%3Dwest")
 	watch(nodes, rv0, "fieldSelector=metadata.name%3Deast")
-	watch(m.widget.path(m.here, ""), rv0)
+	watch(m.widget.Path(m.here, ""), rv0)
 
 	for _, plural := range []string{"configmaps", "pods", "secrets"} {
 		here := m.collection(plural)
@@ -206,72 +216,72 @@ func (m *accessMatrix) reads() []request {
 		"/api/v1/namespaces/"+m.here+"?"+rv0, "/api/v1/namespaces/"+m.there+"?"+rv0,
 		"/api/v1/namespaces?"+rv0+"&fieldSelector=metadata.name%3D"+m.there,
 		m.collection("serviceaccounts")+"/idle?"+rv0, m.collection("serviceaccounts")+"/reader",
-		m.widget.path(m.here, "apple")+"?"+rv0, m.widget.path(m.here, "")+"?"+rv0, m.widget.path(m.there, ""), m.widget.path("", "")+"?"+rv0,
-		m.widget.path(m.here, "")+"?fieldSelector=metadata.name%3Dapple",
+		m.widget.Path(m.here, "apple")+"?"+rv0, m.widget.Path(m.here, "")+"?"+rv0, m.widget.Path(m.there, ""), m.widget.Path("", "")+"?"+rv0,
+		m.widget.Path(m.here, "")+"?fieldSelector=metadata.name%3Dapple",
 		"/apis/rbac.authorization.k8s.io/v1/namespaces/"+m.here+"/roles?"+rv0,
-		"/api/v1/nothings", "/api", "/apis/"+m.widget.group+"/v1", "/version", "/openapi/v3", "/healthz")
-	for _, accept := range []string{protobufType, table, metadataList} {
-		all = append(all, request{path: m.collection("configmaps") + "?" + rv0, accept: accept},
-			request{path: "/api/v1/namespaces/" + m.there + "/pods", accept: accept})
+		"/api/v1/nothings", "/api", "/apis/"+m.widget.Group+"/v1", "/version", "/openapi/v3", "/healthz")
+	for _, accept := range []string{api.ProtobufType, api.TableJSON, api.MetadataListJSON} {
+		all = append(all, api.Request{Path: m.collection("configmaps") + "?" + rv0, Accept: accept},
+			api.Request{Path: "/api/v1/namespaces/" + m.there + "/pods", Accept: accept})
 	}
 	return all
 }
 
-func (m *accessMatrix) combinations(users []string) []request {
-	var all []request
+func (m *accessMatrix) combinations(users []string) []api.Request {
+	var all []api.Request
 	for _, r := range m.reads() {
 		for _, user := range users {
-			r.user = user
+			r.User = user
 			all = append(all, r)
 		}
 	}
 	return all
 }
 
-func without(requests []request, unwanted func(request) bool) []request {
+func without(requests []api.Request, unwanted func(api.Request) bool) []api.Request {
 	return slices.DeleteFunc(slices.Clone(requests), unwanted)
 }
 
 // bothVerdicts asks that what was compared were grants and refusals, both of them
 // from memory as well.
-func (m *accessMatrix) bothVerdicts(found *findings) {
+func (m *accessMatrix) bothVerdicts(found *compare.Findings) {
 	m.t.Helper()
 	for status, fewest := range map[int]int{200: 100, 403: 100, 401: 10, 404: 5} {
-		if found.statuses[status] < fewest {
-			m.t.Errorf("only %d answers with %d", found.statuses[status], status)
+		if found.Statuses[status] < fewest {
+			m.t.Errorf("only %d answers with %d", found.Statuses[status], status)
 		}
 	}
-	if memory := found.sources["snapshot"] + found.sources["fence"] + found.sources["window"]; !direct && memory < 100 {
+	if memory := found.Sources["snapshot"] + found.Sources["fence"] + found.Sources["window"]; !testbed.Direct && memory < 100 {
 		m.t.Errorf("only %d grants from memory", memory)
 	}
-	if found.sources["access"] < 100 && !direct {
-		m.t.Errorf("only %d refusals by the proxy", found.sources["access"])
+	if found.Sources["access"] < 100 && !testbed.Direct {
+		m.t.Errorf("only %d refusals by the proxy", found.Sources["access"])
 	}
 }
 
 // leaksAreSeen: a proxy that asked upstream as the administrator would be found
 // with each single answer that it has no right to give.
-func (m *accessMatrix) leaksAreSeen(requests []request) {
+func (m *accessMatrix) leaksAreSeen(requests []api.Request) {
 	m.t.Helper()
-	leaky := startFaulty(m.t, upstream, fault{name: "asks as the administrator", header: func(h http.Header) { h.Set("Authorization", "Bearer "+shared.AdminToken) }})
+	leaky := faulty.Start(m.t, testbed.Upstream, faulty.Fault{Name: "asks as the administrator", Header: func(h http.Header) { h.Set("Authorization", "Bearer "+testbed.Shared.AdminToken) }})
 	var mutex sync.Mutex
-	refused, missed := 0, []request{}
+	refused, missed := 0, []api.Request{}
 	// One in three will do: each is looked at in the same way.
-	var some []request
-	for i, r := range without(requests, request.isWatch) {
+	var some []api.Request
+	for i, r := range without(requests, api.Request.IsWatch) {
 		if i%3 == 0 {
 			some = append(some, r)
 		}
 	}
-	workers(16, some, func(_ int, r request) {
-		v := sides{upstream, leaky}.compare(r)
+	parallel.ForEach(16, some, func(_ int, r api.Request) {
+		v := compare.Sides{Right: testbed.Upstream, Asked: leaky}.Compare(r)
 		mutex.Lock()
 		defer mutex.Unlock()
-		if v.want.status != 401 && v.want.status != 403 {
+		if v.Want.Status != 401 && v.Want.Status != 403 {
 			return
 		}
 		refused++
-		if v.difference == "" {
+		if v.Difference == "" {
 			missed = append(missed, r)
 		}
 	})
@@ -282,11 +292,11 @@ func (m *accessMatrix) leaksAreSeen(requests []request) {
 }
 
 // await waits for upstream itself to have learned of a change.
-func (m *accessMatrix) await(r request, status int) {
+func (m *accessMatrix) await(r api.Request, status int) {
 	m.t.Helper()
-	eventually(m.t, fmt.Sprintf("upstream answers %v with %d", r, status), func() error {
-		if a := upstream.send(m.t, r); a.status != status {
-			return fmt.Errorf("%d %s", a.status, a.body)
+	poll.Until(m.t, fmt.Sprintf("upstream answers %v with %d", r, status), func() error {
+		if a := testbed.Upstream.Send(m.t, r); a.Status != status {
+			return fmt.Errorf("%d %s", a.Status, a.Body)
 		}
 		return nil
 	})
@@ -296,7 +306,7 @@ func (m *accessMatrix) await(r request, status int) {
 func (m *accessMatrix) granted(statuses map[string]int) {
 	m.t.Helper()
 	for user, status := range statuses {
-		m.await(request{path: m.collection("configmaps"), user: user}, status)
+		m.await(api.Request{Path: m.collection("configmaps"), User: user}, status)
 	}
 }
 
@@ -304,72 +314,72 @@ func (m *accessMatrix) granted(statuses map[string]int) {
 func (m *accessMatrix) change() {
 	m.t.Helper()
 	r := m.rights
-	r.role(m.here, "nobody", may("", []string{"configmaps"}, readVerbs))
-	r.bind(m.here, "nobody", user("nobody"))
-	r.role("", "readers", may("", []string{"pods"}, readVerbs))
-	r.bind("", "readers", group("readers"))
-	r.role(m.here, "dangling", may("", []string{"configmaps", "pods"}, readVerbs))
-	r.role(m.here, "local", may("", []string{"pods"}, readVerbs))
-	r.role(m.here, "named", may("", []string{"configmaps", "secrets"}, readVerbs, "pear"))
-	r.unbind("", "viewer")
-	r.unbind(m.here, "builders")
+	r.Role(m.here, "nobody", rights.May("", []string{"configmaps"}, rights.ReadVerbs))
+	r.Bind(m.here, "nobody", rights.User("nobody"))
+	r.Role("", "readers", rights.May("", []string{"pods"}, rights.ReadVerbs))
+	r.Bind("", "readers", rights.Group("readers"))
+	r.Role(m.here, "dangling", rights.May("", []string{"configmaps", "pods"}, rights.ReadVerbs))
+	r.Role(m.here, "local", rights.May("", []string{"pods"}, rights.ReadVerbs))
+	r.Role(m.here, "named", rights.May("", []string{"configmaps", "secrets"}, rights.ReadVerbs, "pear"))
+	r.Unbind("", "viewer")
+	r.Unbind(m.here, "builders")
 	// What may a node: east no longer runs what mounts apple, west does.
 	m.stop("apple")
 	m.run("plum", "west", "apple")
 
 	m.granted(map[string]int{"nobody": 200, "dangling": 200, "local": 403, "viewer": 403, "bob": 403, m.gone: 401})
-	m.await(request{path: "/api/v1/pods", user: "auditor"}, 200)
-	m.await(request{path: m.collection("secrets") + "/pear", user: "named"}, 200)
-	m.await(request{path: m.collection("secrets") + "/apple", user: "system:node:west"}, 200)
-	m.await(request{path: m.collection("secrets") + "/apple", user: "system:node:east"}, 403)
+	m.await(api.Request{Path: "/api/v1/pods", User: "auditor"}, 200)
+	m.await(api.Request{Path: m.collection("secrets") + "/pear", User: "named"}, 200)
+	m.await(api.Request{Path: m.collection("secrets") + "/apple", User: "system:node:west"}, 200)
+	m.await(api.Request{Path: m.collection("secrets") + "/apple", User: "system:node:east"}, 403)
 }
 
 func (m *accessMatrix) changeBack() {
 	m.t.Helper()
 	r := m.rights
-	r.unbind(m.here, "nobody")
-	r.unbind("", "readers")
-	r.dropRole(m.here, "dangling")
-	r.role(m.here, "local", may("", []string{"configmaps"}, readVerbs), may("", []string{"pods"}, []string{"get"}))
-	r.role(m.here, "named", may("", []string{"configmaps", "secrets"}, readVerbs, "apple"))
-	r.bind("", "viewer", user("viewer"))
-	r.bindTo(m.here, "builders", "ClusterRole", group("builders"))
+	r.Unbind(m.here, "nobody")
+	r.Unbind("", "readers")
+	r.DropRole(m.here, "dangling")
+	r.Role(m.here, "local", rights.May("", []string{"configmaps"}, rights.ReadVerbs), rights.May("", []string{"pods"}, []string{"get"}))
+	r.Role(m.here, "named", rights.May("", []string{"configmaps", "secrets"}, rights.ReadVerbs, "apple"))
+	r.Bind("", "viewer", rights.User("viewer"))
+	r.BindTo(m.here, "builders", "ClusterRole", rights.Group("builders"))
 	m.stop("plum")
 	m.run("apple", "east", "apple")
 
 	m.granted(map[string]int{"nobody": 403, "dangling": 403, "local": 200, "viewer": 200, "bob": 200, m.gone: 401})
-	m.await(request{path: "/api/v1/pods", user: "auditor"}, 403)
-	m.await(request{path: m.collection("secrets") + "/pear", user: "named"}, 403)
-	m.await(request{path: m.collection("secrets") + "/apple", user: "system:node:west"}, 403)
-	m.await(request{path: m.collection("secrets") + "/apple", user: "system:node:east"}, 200)
+	m.await(api.Request{Path: "/api/v1/pods", User: "auditor"}, 403)
+	m.await(api.Request{Path: m.collection("secrets") + "/pear", User: "named"}, 403)
+	m.await(api.Request{Path: m.collection("secrets") + "/apple", User: "system:node:west"}, 403)
+	m.await(api.Request{Path: m.collection("secrets") + "/apple", User: "system:node:east"}, 200)
 }
 
 // stop deletes a pod, which is gone at once.
 func (m *accessMatrix) stop(name string) {
 	m.t.Helper()
-	upstream.ok(m.t, request{method: "DELETE", path: m.collection("pods") + "/" + name})
+	testbed.Upstream.Must(m.t, api.Request{Method: "DELETE", Path: m.collection("pods") + "/" + name})
 }
 
 // agree waits until each answer of the proxy has become upstream's: verdicts may
 // be remembered for a while.
-func (m *accessMatrix) agree(when string, requests []request) {
+func (m *accessMatrix) agree(when string, requests []api.Request) {
 	m.t.Helper()
 	since := time.Now()
 	late, rounds := 0, 0
 	left := requests
-	eventually(m.t, when+", the answers are upstream's", func() error {
+	poll.Until(m.t, when+", the answers are upstream's", func() error {
 		var mutex sync.Mutex
-		var differ []request
+		var differ []api.Request
 		var first error
-		workers(48, left, func(_ int, r request) {
-			v := sides{upstream, proxied}.compare(r)
-			if v.difference == "" {
+		parallel.ForEach(48, left, func(_ int, r api.Request) {
+			v := compare.Sides{Right: testbed.Upstream, Asked: testbed.Proxied}.Compare(r)
+			if v.Difference == "" {
 				return
 			}
 			mutex.Lock()
 			defer mutex.Unlock()
 			differ = append(differ, r)
-			first = fmt.Errorf("%v, answered from %q\n%s", r, v.got.header.Get("X-Watershed-Source"), v.difference)
+			first = fmt.Errorf("%v, answered from %q\n%s", r, v.Got.Header.Get("X-Watershed-Source"), v.Difference)
 		})
 		if rounds++; rounds == 1 {
 			late = len(differ)

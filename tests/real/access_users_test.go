@@ -17,6 +17,16 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/compare"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/parallel"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/random"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/rights"
+	"watershed.test/real/internal/testbed"
 )
 
 // fewestReads is how many answers have to be looked at, besides those of watches.
@@ -27,10 +37,10 @@ const fewestReads = 10_000
 type crowd struct {
 	t         *testing.T
 	red, blue string
-	rights    rights
+	rights    rights.Rights
 	// marks names what is marked: an object, or a type that only documents show.
 	marks     map[string]string
-	questions []request
+	questions []api.Request
 	// steady are the users whose rights stay, flipping the one whose do not.
 	steady   []string
 	flipping string
@@ -55,7 +65,7 @@ func TestUsersNeverSeeOthers(t *testing.T) {
 
 	// The checker itself: with two users' tokens swapped it has to find both out.
 	swapped := map[string]string{"local": "auditor", "auditor": "local"}
-	found := c.read(600, chances(seeded(t), 1).IntN, func(user string) string {
+	found := c.read(600, random.Stream(random.Seed(t), 1).IntN, func(user string) string {
 		if other := swapped[user]; other != "" {
 			return other
 		}
@@ -79,7 +89,7 @@ func TestUsersNeverSeeOthers(t *testing.T) {
 	meanwhile.Go(func() { writes = c.write(ctx) })
 	var watched atomic.Int64
 	c.watch(ctx, &meanwhile, &watched)
-	found = c.read(fewestReads+500, chances(seeded(t), 2).IntN, func(user string) string { return user })
+	found = c.read(fewestReads+500, random.Stream(random.Seed(t), 2).IntN, func(user string) string { return user })
 	stop()
 	meanwhile.Wait()
 
@@ -94,9 +104,9 @@ func TestUsersNeverSeeOthers(t *testing.T) {
 
 func newCrowd(t *testing.T) *crowd {
 	t.Helper()
-	c := &crowd{t: t, red: namespace(t), blue: namespace(t), marks: map[string]string{}, expected: map[string][]seenMarks{}, flipping: "acting",
+	c := &crowd{t: t, red: objects.Namespace(t), blue: objects.Namespace(t), marks: map[string]string{}, expected: map[string][]seenMarks{}, flipping: "acting",
 		steady: []string{"local", "auditor", "viewer", "named", "nobody", "-", "?", "system:node:east"}}
-	c.rights = newRights(t, c.red)
+	c.rights = rights.New(t, c.red)
 	mark := func(of string) string {
 		// Group names are in small letters.
 		m := strings.ToLower(rand.Text())
@@ -104,50 +114,50 @@ func newCrowd(t *testing.T) *crowd {
 		return m
 	}
 	ctx := context.Background()
-	core := kubeClient(t, upstream).CoreV1()
+	core := api.Clientset(t, testbed.Upstream).CoreV1()
 	for _, ns := range []string{c.red, c.blue} {
 		for _, name := range []string{"apple", "pear"} {
-			cm := configMap(name, "mark", mark(ns+"/configmaps/"+name))
+			cm := objects.ConfigMap(name, "mark", mark(ns+"/configmaps/"+name))
 			cm.Annotations = map[string]string{"mark": cm.Data["mark"]}
-			must(core.ConfigMaps(ns).Create(ctx, cm, metav1.CreateOptions{}))(t)
-			secret := &corev1.Secret{ObjectMeta: configMap(name).ObjectMeta}
+			require.Value(core.ConfigMaps(ns).Create(ctx, cm, metav1.CreateOptions{}))(t)
+			secret := &corev1.Secret{ObjectMeta: objects.ConfigMap(name).ObjectMeta}
 			secret.Annotations = map[string]string{"mark": mark(ns + "/secrets/" + name)}
-			must(core.Secrets(ns).Create(ctx, secret, metav1.CreateOptions{}))(t)
+			require.Value(core.Secrets(ns).Create(ctx, secret, metav1.CreateOptions{}))(t)
 			node := map[string]string{"apple": "east", "pear": "west"}[name]
-			p := pod(name, node)
+			p := objects.Pod(name, node)
 			p.Annotations = map[string]string{"mark": mark(ns + "/pods/" + name)}
 			if ns == c.red {
 				p.Spec.Volumes = []corev1.Volume{{Name: "c", VolumeSource: corev1.VolumeSource{
 					ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: name}}}}}
 			}
-			must(core.Pods(ns).Create(ctx, p, metav1.CreateOptions{}))(t)
+			require.Value(core.Pods(ns).Create(ctx, p, metav1.CreateOptions{}))(t)
 		}
-		must(core.ConfigMaps(ns).Create(ctx, configMap("tick"), metav1.CreateOptions{}))(t)
+		require.Value(core.ConfigMaps(ns).Create(ctx, objects.ConfigMap("tick"), metav1.CreateOptions{}))(t)
 	}
-	w := widget{group: mark("type") + ".example.test", plural: "widgets"}
-	w.define(t, upstream)
-	w.awaitServed(t, proxied)
+	w := objects.Widget{Group: mark("type") + ".example.test", Plural: "widgets"}
+	w.Define(t, testbed.Upstream)
+	w.AwaitServed(t, testbed.Proxied)
 
 	r := c.rights
-	all := may("", []string{"configmaps", "pods", "secrets"}, readVerbs)
-	r.role(c.red, "local", all)
-	r.bind(c.red, "local", user("local"))
-	r.role(c.blue, "auditor", all)
-	r.bind(c.blue, "auditor", group("auditors"))
-	r.role("", "viewer", all)
-	r.bind("", "viewer", user("viewer"))
-	r.role(c.red, "named", may("", []string{"configmaps", "pods"}, readVerbs, "apple"))
-	r.bind(c.red, "named", user("named"))
-	r.bindTo(c.red, "acting", "Role", user("acting"))
-	r.role(c.red, "acting", all)
+	all := rights.May("", []string{"configmaps", "pods", "secrets"}, rights.ReadVerbs)
+	r.Role(c.red, "local", all)
+	r.Bind(c.red, "local", rights.User("local"))
+	r.Role(c.blue, "auditor", all)
+	r.Bind(c.blue, "auditor", rights.Group("auditors"))
+	r.Role("", "viewer", all)
+	r.Bind("", "viewer", rights.User("viewer"))
+	r.Role(c.red, "named", rights.May("", []string{"configmaps", "pods"}, rights.ReadVerbs, "apple"))
+	r.Bind(c.red, "named", rights.User("named"))
+	r.BindTo(c.red, "acting", "Role", rights.User("acting"))
+	r.Role(c.red, "acting", all)
 
 	for _, plural := range []string{"configmaps", "pods", "secrets"} {
 		here := "/api/v1/namespaces/" + c.red + "/" + plural
 		there := "/api/v1/namespaces/" + c.blue + "/" + plural
-		list := upstream.ok(t, request{path: here})
-		version := max(0, slices.Max(slices.Collect(maps.Values(must(list.items())(t)))))
-		settle(t, here, version)
-		page, _, _ := dissect("application/json", upstream.ok(t, request{path: fmt.Sprintf("%s?limit=1&resourceVersion=%d", here, version)}).body)
+		list := testbed.Upstream.Must(t, api.Request{Path: here})
+		version := max(0, slices.Max(slices.Collect(maps.Values(require.Value(list.Items())(t)))))
+		compare.Settle(t, here, version)
+		page, _, _ := api.ParseList("application/json", testbed.Upstream.Must(t, api.Request{Path: fmt.Sprintf("%s?limit=1&resourceVersion=%d", here, version)}).Body)
 		for _, path := range []string{
 			here + "/apple", here + "/apple?resourceVersion=0", here + "/pear", here + "/pear?resourceVersion=0", there + "/apple", there + "/pear?resourceVersion=0",
 			here, here + "?resourceVersion=0", there, there + "?resourceVersion=0",
@@ -157,24 +167,24 @@ func newCrowd(t *testing.T) *crowd {
 			here + "?resourceVersion=0&fieldSelector=metadata.name%3Dapple", there + "?fieldSelector=metadata.name%3Dapple",
 			"/api/v1/" + plural + "?resourceVersion=0&labelSelector=app%3Dapple", "/api/v1/" + plural + "?labelSelector=app%3Dpear",
 		} {
-			c.questions = append(c.questions, request{path: path})
+			c.questions = append(c.questions, api.Request{Path: path})
 		}
-		for _, accept := range []string{protobufType, table, metadataList} {
-			c.questions = append(c.questions, request{path: here + "?resourceVersion=0", accept: accept}, request{path: there, accept: accept})
+		for _, accept := range []string{api.ProtobufType, api.TableJSON, api.MetadataListJSON} {
+			c.questions = append(c.questions, api.Request{Path: here + "?resourceVersion=0", Accept: accept}, api.Request{Path: there, Accept: accept})
 		}
 	}
-	for _, path := range []string{"/apis", "/openapi/v3", "/openapi/v3/apis/" + w.group + "/v1", "/apis/" + w.group + "/v1", "/api/v1", "/version",
+	for _, path := range []string{"/apis", "/openapi/v3", "/openapi/v3/apis/" + w.Group + "/v1", "/apis/" + w.Group + "/v1", "/api/v1", "/version",
 		"/api/v1/pods?resourceVersion=0&fieldSelector=spec.nodeName%3Deast", "/api/v1/namespaces/" + c.red + "/pods?fieldSelector=spec.nodeName%3Deast"} {
-		c.questions = append(c.questions, request{path: path})
+		c.questions = append(c.questions, api.Request{Path: path})
 	}
 	return c
 }
 
 // seen is which marks are in an answer.
-func (c *crowd) seen(a answer) seenMarks {
-	s := seenMarks{status: a.status, marks: map[string]bool{}}
+func (c *crowd) seen(a api.Answer) seenMarks {
+	s := seenMarks{status: a.Status, marks: map[string]bool{}}
 	for mark := range c.marks {
-		if strings.Contains(a.body, mark) {
+		if strings.Contains(a.Body, mark) {
 			s.marks[mark] = true
 		}
 	}
@@ -187,12 +197,12 @@ func (c *crowd) learn() {
 	t := c.t
 	t.Helper()
 	red, blue := "/api/v1/namespaces/"+c.red+"/configmaps", "/api/v1/namespaces/"+c.blue+"/configmaps"
-	for _, to := range targets() {
-		eventually(t, "the rights arrive "+to.name, func() error {
+	for _, to := range testbed.Targets() {
+		poll.Until(t, "the rights arrive "+to.Name, func() error {
 			for user, path := range map[string]string{"local": red, "auditor": blue, "viewer": "/api/v1/configmaps", "named": red + "/apple", "acting": red, "system:node:east": red + "/apple"} {
 				for _, query := range []string{"", "?resourceVersion=0"} {
-					if a := to.send(t, request{path: path + query, user: user}); a.status != 200 {
-						return fmt.Errorf("%s, %s: %d %s", user, path, a.status, a.body)
+					if a := to.Send(t, api.Request{Path: path + query, User: user}); a.Status != 200 {
+						return fmt.Errorf("%s, %s: %d %s", user, path, a.Status, a.Body)
 					}
 				}
 			}
@@ -201,11 +211,11 @@ func (c *crowd) learn() {
 	}
 	// OpenAPI learns of a type some time after it is served.
 	for _, r := range c.questions {
-		if strings.HasPrefix(r.path, "/openapi/") || strings.HasPrefix(r.path, "/apis") {
-			for _, to := range targets() {
-				eventually(t, r.path+" tells of the type "+to.name, func() error {
-					if a := to.send(t, r); len(c.seen(a).marks) == 0 {
-						return fmt.Errorf("%d", a.status)
+		if strings.HasPrefix(r.Path, "/openapi/") || strings.HasPrefix(r.Path, "/apis") {
+			for _, to := range testbed.Targets() {
+				poll.Until(t, r.Path+" tells of the type "+to.Name, func() error {
+					if a := to.Send(t, r); len(c.seen(a).marks) == 0 {
+						return fmt.Errorf("%d", a.Status)
 					}
 					return nil
 				})
@@ -216,8 +226,8 @@ func (c *crowd) learn() {
 	for _, user := range append(slices.Clone(c.steady), c.flipping) {
 		visible[user] = map[string]bool{}
 		for _, r := range c.questions {
-			r.user = user
-			s := c.seen(upstream.send(t, r))
+			r.User = user
+			s := c.seen(testbed.Upstream.Send(t, r))
 			c.expected[user] = append(c.expected[user], s)
 			for mark := range s.marks {
 				visible[user][c.marks[mark]] = true
@@ -257,7 +267,7 @@ type crowdFindings struct {
 }
 
 func (f *crowdFindings) tell(format string, args ...any) {
-	if len(f.first) < shownDifferences {
+	if len(f.first) < compare.ShownDifferences {
 		f.first = append(f.first, fmt.Sprintf(format, args...))
 	}
 }
@@ -273,12 +283,12 @@ func (f *crowdFindings) report(t *testing.T) {
 }
 
 // judge looks at what somebody was answered to one of the questions.
-func (c *crowd) judge(f *crowdFindings, user string, question int, a answer) {
+func (c *crowd) judge(f *crowdFindings, user string, question int, a api.Answer) {
 	s, expected := c.seen(a), c.expected[user][question]
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
 	f.reads++
-	source := a.header.Get("X-Watershed-Source")
+	source := a.Header.Get("X-Watershed-Source")
 	if strings.HasPrefix(source, "forward") {
 		source = "forward"
 	}
@@ -287,7 +297,7 @@ func (c *crowd) judge(f *crowdFindings, user string, question int, a answer) {
 		if !expected.marks[mark] {
 			f.leaks[user]++
 			f.total++
-			f.tell("LEAK: %q sees %s in %s, answered from %q", user, c.marks[mark], c.questions[question].path, source)
+			f.tell("LEAK: %q sees %s in %s, answered from %q", user, c.marks[mark], c.questions[question].Path, source)
 			return
 		}
 	}
@@ -298,7 +308,7 @@ func (c *crowd) judge(f *crowdFindings, user string, question int, a answer) {
 	case s.status != expected.status, len(s.marks) != len(expected.marks):
 		f.wrong++
 		f.tell("%q asks %s and gets %d with %d marks, upstream %d with %d; answered from %q: %s",
-			user, c.questions[question].path, s.status, len(s.marks), expected.status, len(expected.marks), source, excerpt(a.body, 0))
+			user, c.questions[question].Path, s.status, len(s.marks), expected.status, len(expected.marks), source, api.Excerpt(a.Body, 0))
 	}
 }
 
@@ -306,9 +316,9 @@ func (c *crowd) judge(f *crowdFindings, user string, question int, a answer) {
 // each user alone.
 func (c *crowd) connections() (of func(user string, kind int) *http.Client, kinds int) {
 	client := func(second bool) *http.Client {
-		transport := &http.Transport{TLSClientConfig: proxied.tls(), ForceAttemptHTTP2: second, MaxIdleConnsPerHost: 4}
+		transport := &http.Transport{TLSClientConfig: testbed.Proxied.Tls(), ForceAttemptHTTP2: second, MaxIdleConnsPerHost: 4}
 		c.t.Cleanup(transport.CloseIdleConnections)
-		return &http.Client{Transport: transport, Timeout: patience}
+		return &http.Client{Transport: transport, Timeout: poll.Patience}
 	}
 	together := []*http.Client{client(true), client(false)}
 	alone := map[string][]*http.Client{}
@@ -341,15 +351,15 @@ func (c *crowd) read(atLeast int, chance func(int) int, as func(user string) str
 			jobs = append(jobs, job{everybody[i%len(everybody)], question, chance(kinds)})
 		}
 	}
-	workers(36, jobs, func(_ int, j job) {
+	parallel.ForEach(36, jobs, func(_ int, j job) {
 		r := c.questions[j.question]
-		r.user, r.via = as(j.user), of(j.user, j.kind)
-		a, err := proxied.try(r)
+		r.User, r.Via = as(j.user), of(j.user, j.kind)
+		a, err := testbed.Proxied.Try(r)
 		if err != nil {
 			found.mutex.Lock()
 			defer found.mutex.Unlock()
 			found.wrong++
-			found.tell("%q, %s: %v", j.user, r.path, err)
+			found.tell("%q, %s: %v", j.user, r.Path, err)
 			return
 		}
 		c.judge(found, j.user, j.question, a)
@@ -363,16 +373,16 @@ func (c *crowd) flip(ctx context.Context) (flips int) {
 		select {
 		case <-ctx.Done():
 			if !there {
-				c.rights.bindTo(c.red, "acting", "Role", user("acting"))
+				c.rights.BindTo(c.red, "acting", "Role", rights.User("acting"))
 			}
 			return flips
 		case <-time.After(700 * time.Millisecond):
 		}
 		flips++
 		if there {
-			c.rights.unbind(c.red, "acting")
+			c.rights.Unbind(c.red, "acting")
 		} else {
-			c.rights.bindTo(c.red, "acting", "Role", user("acting"))
+			c.rights.BindTo(c.red, "acting", "Role", rights.User("acting"))
 		}
 	}
 }
@@ -388,8 +398,8 @@ func (c *crowd) write(ctx context.Context) (writes int) {
 		writes++
 		ns := []string{c.red, c.blue}[writes%2]
 		for _, path := range []string{"/configmaps/tick", "/configmaps/apple", "/pods/pear"} {
-			if _, err := upstream.try(request{method: "PATCH", path: "/api/v1/namespaces/" + ns + path, contentType: mergePatch,
-				body: fmt.Sprintf(`{"metadata":{"annotations":{"n":"%d"}}}`, writes)}); err != nil {
+			if _, err := testbed.Upstream.Try(api.Request{Method: "PATCH", Path: "/api/v1/namespaces/" + ns + path, ContentType: api.MergePatch,
+				Body: fmt.Sprintf(`{"metadata":{"annotations":{"n":"%d"}}}`, writes)}); err != nil {
 				c.t.Error(err)
 				return writes
 			}
@@ -411,20 +421,20 @@ func (c *crowd) watch(ctx context.Context, running *sync.WaitGroup, events *atom
 			for n := i; ctx.Err() == nil; n++ {
 				path := []string{"/api/v1/namespaces/" + c.red + "/configmaps", "/api/v1/namespaces/" + c.blue + "/configmaps",
 					"/api/v1/namespaces/" + c.red + "/pods", "/api/v1/configmaps", "/api/v1/pods"}[n%5]
-				query := []string{"resourceVersion=0", stateFirst, "resourceVersion=0&labelSelector=app%3Dapple", "fieldSelector=metadata.name%3Dapple"}[n/5%4]
-				r := request{path: path + "?watch=1&timeoutSeconds=1&" + query, user: who, via: of(who, n%kinds)}
-				a, err := proxied.try(r)
+				query := []string{"resourceVersion=0", api.StateFirst, "resourceVersion=0&labelSelector=app%3Dapple", "fieldSelector=metadata.name%3Dapple"}[n/5%4]
+				r := api.Request{Path: path + "?watch=1&timeoutSeconds=1&" + query, User: who, Via: of(who, n%kinds)}
+				a, err := testbed.Proxied.Try(r)
 				if err != nil {
 					c.t.Errorf("%v: %v", r, err)
 					return
 				}
 				for mark := range c.seen(a).marks {
 					if !allowed[mark] {
-						c.t.Errorf("LEAK: %q sees %s in %s", who, c.marks[mark], r.path)
+						c.t.Errorf("LEAK: %q sees %s in %s", who, c.marks[mark], r.Path)
 					}
 				}
-				if a.status == http.StatusOK {
-					events.Add(int64(strings.Count(a.body, "\n")))
+				if a.Status == http.StatusOK {
+					events.Add(int64(strings.Count(a.Body, "\n")))
 				} else {
 					// A refusal is there at once; not to be asked for as fast as possible.
 					time.Sleep(100 * time.Millisecond)
@@ -439,20 +449,20 @@ func (c *crowd) watch(ctx context.Context, running *sync.WaitGroup, events *atom
 func (c *crowd) taken() {
 	t := c.t
 	t.Helper()
-	c.rights.unbind(c.red, "acting")
+	c.rights.Unbind(c.red, "acting")
 	open := map[int]bool{}
 	for i, expected := range c.expected[c.flipping] {
-		open[i] = expected.status == http.StatusOK && strings.HasPrefix(c.questions[i].path, "/api/v1/")
+		open[i] = expected.status == http.StatusOK && strings.HasPrefix(c.questions[i].Path, "/api/v1/")
 	}
-	eventually(t, "the rights are gone", func() error {
+	poll.Until(t, "the rights are gone", func() error {
 		for i, still := range open {
 			if !still {
 				continue
 			}
 			r := c.questions[i]
-			r.user = c.flipping
-			if a := proxied.send(t, r); a.status != http.StatusForbidden || len(c.seen(a).marks) > 0 {
-				return errors.Join(errNotYet, fmt.Errorf("%v: %d", r, a.status))
+			r.User = c.flipping
+			if a := testbed.Proxied.Send(t, r); a.Status != http.StatusForbidden || len(c.seen(a).marks) > 0 {
+				return errors.Join(poll.ErrNotYet, fmt.Errorf("%v: %d", r, a.Status))
 			}
 		}
 		return nil
@@ -463,7 +473,7 @@ func (c *crowd) taken() {
 // to somebody it does not know. Whoever has the bad luck to share it must not
 // notice: neither in writes, each of which is carried out once, nor in reads.
 func TestStrangersDisturbNobody(t *testing.T) {
-	ns := namespace(t)
+	ns := objects.Namespace(t)
 	here := "/api/v1/namespaces/" + ns + "/configmaps"
 	ctx, stop := context.WithCancel(t.Context())
 	var strangers sync.WaitGroup
@@ -471,13 +481,13 @@ func TestStrangersDisturbNobody(t *testing.T) {
 	for i := range 6 {
 		strangers.Go(func() {
 			for n := i; ctx.Err() == nil; n++ {
-				r := request{path: "/healthz", user: "?"}
+				r := api.Request{Path: "/healthz", User: "?"}
 				if n%2 == 0 {
-					r = request{method: "POST", path: here, body: asJSON(withKind(configMap("strange"))), user: []string{"-", "?"}[n/2%2]}
+					r = api.Request{Method: "POST", Path: here, Body: api.JSON(objects.WithKind(objects.ConfigMap("strange"))), User: []string{"-", "?"}[n/2%2]}
 				}
-				a, err := proxied.try(r)
-				if err != nil || a.status != 401 && a.status != 403 {
-					t.Errorf("%v: %d %s (%v)", r, a.status, a.body, err)
+				a, err := testbed.Proxied.Try(r)
+				if err != nil || a.Status != 401 && a.Status != 403 {
+					t.Errorf("%v: %d %s (%v)", r, a.Status, a.Body, err)
 					return
 				}
 				answered.Add(1)
@@ -485,20 +495,20 @@ func TestStrangersDisturbNobody(t *testing.T) {
 		})
 	}
 	names := make([]string, 150)
-	workers(8, names, func(i int, _ string) {
+	parallel.ForEach(8, names, func(i int, _ string) {
 		name := fmt.Sprint("n", i)
 		for _, step := range []struct {
-			request
+			api.Request
 			status int
 		}{
-			{request{method: "POST", path: here, body: asJSON(withKind(configMap(name)))}, 201},
-			{request{method: "PATCH", path: here + "/" + name, contentType: "application/json-patch+json", body: `[{"op":"add","path":"/data","value":{"a":"b"}}]`}, 200},
-			{request{path: here + "/" + name}, 200},
-			{request{method: "DELETE", path: here + "/" + name}, 200},
+			{api.Request{Method: "POST", Path: here, Body: api.JSON(objects.WithKind(objects.ConfigMap(name)))}, 201},
+			{api.Request{Method: "PATCH", Path: here + "/" + name, ContentType: "application/json-patch+json", Body: `[{"op":"add","path":"/data","value":{"a":"b"}}]`}, 200},
+			{api.Request{Path: here + "/" + name}, 200},
+			{api.Request{Method: "DELETE", Path: here + "/" + name}, 200},
 		} {
 			// A write that came twice would be in conflict with itself.
-			if a := proxied.send(t, step.request); a.status != step.status {
-				t.Errorf("%v: %d %s", step.request, a.status, a.body)
+			if a := testbed.Proxied.Send(t, step.Request); a.Status != step.status {
+				t.Errorf("%v: %d %s", step.Request, a.Status, a.Body)
 			}
 		}
 	})

@@ -11,6 +11,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/compare"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/testbed"
 )
 
 // TestAggregated: another server behind the API server may answer each caller
@@ -44,45 +51,45 @@ func TestAggregated(t *testing.T) {
 	port := backend.Listener.Addr().(interface{ String() string }).String()
 	port = port[strings.LastIndexByte(port, ':')+1:]
 
-	ns := namespace(t)
-	must(kubeClient(t, upstream).CoreV1().Services(ns).Create(context.Background(), &corev1.Service{
+	ns := objects.Namespace(t)
+	require.Value(api.Clientset(t, testbed.Upstream).CoreV1().Services(ns).Create(context.Background(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "backend"},
 		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost"},
 	}, metav1.CreateOptions{}))(t)
 	const services = "/apis/apiregistration.k8s.io/v1/apiservices"
-	upstream.ok(t, request{method: "POST", path: services, body: fmt.Sprintf(`{"kind": "APIService", "apiVersion": "apiregistration.k8s.io/v1",
+	testbed.Upstream.Must(t, api.Request{Method: "POST", Path: services, Body: fmt.Sprintf(`{"kind": "APIService", "apiVersion": "apiregistration.k8s.io/v1",
 		"metadata": {"name": "%[2]s.%[1]s"},
 		"spec": {"group": %[1]q, "version": %[2]q, "groupPriorityMinimum": 10, "versionPriority": 10, "insecureSkipTLSVerify": true,
 		"service": {"namespace": %[3]q, "name": "backend", "port": %[4]s}}}`, group, version, ns, port)})
-	defer upstream.send(t, request{method: "DELETE", path: services + "/" + version + "." + group})
+	defer testbed.Upstream.Send(t, api.Request{Method: "DELETE", Path: services + "/" + version + "." + group})
 
-	list := request{path: "/apis/" + group + "/" + version + "/things?resourceVersion=0"}
-	eventually(t, "the other server answers", func() error {
-		if a := upstream.send(t, list); a.status != 200 {
-			return fmt.Errorf("%d %s", a.status, a.body)
+	list := api.Request{Path: "/apis/" + group + "/" + version + "/things?resourceVersion=0"}
+	poll.Until(t, "the other server answers", func() error {
+		if a := testbed.Upstream.Send(t, list); a.Status != 200 {
+			return fmt.Errorf("%d %s", a.Status, a.Body)
 		}
 		return nil
 	})
-	grant(t, "", "alice", group, "things")
+	objects.Grant(t, "", "alice", group, "things")
 	// A proxy that starts now finds the type in discovery; the others do within a minute.
-	late := proxied
-	if !direct {
-		late = startProxy(t, shared.ProxyKubeconfig).target
+	late := testbed.Proxied
+	if !testbed.Direct {
+		late = testbed.StartProxy(t, testbed.Shared.ProxyKubeconfig).Target
 	}
 	for _, user := range []string{"", "alice", ""} {
 		r, name := list, "of-admin"
-		if r.user = user; user != "" {
+		if r.User = user; user != "" {
 			name = "of-" + user
 		}
-		eventually(t, "the right arrives", func() error {
-			if a := late.send(t, r); !strings.Contains(a.body, name) {
-				return fmt.Errorf("%q gets %s", user, a.body)
+		poll.Until(t, "the right arrives", func() error {
+			if a := late.Send(t, r); !strings.Contains(a.Body, name) {
+				return fmt.Errorf("%q gets %s", user, a.Body)
 			}
 			return nil
 		})
 	}
-	a := late.ok(t, list)
-	if source := a.header.Get("X-Watershed-Source"); !direct && source != "forward; reason=unknown-type" {
+	a := late.Must(t, list)
+	if source := a.Header.Get("X-Watershed-Source"); !testbed.Direct && source != "forward; reason=unknown-type" {
 		t.Errorf("answered from %q", source)
 	}
 }
@@ -90,13 +97,13 @@ func TestAggregated(t *testing.T) {
 // TestNamespaceInNamespace: upstream has no such paths, and rights in one
 // namespace are no rights to the list of all.
 func TestNamespaceInNamespace(t *testing.T) {
-	ns := namespace(t)
-	other := namespace(t)
-	grant(t, ns, "bob", "", "namespaces")
-	for _, to := range targets() {
-		eventually(t, "the right arrives "+to.name, func() error {
-			if a := to.send(t, request{path: "/api/v1/namespaces/" + ns + "?resourceVersion=0", user: "bob"}); a.status != 200 {
-				return fmt.Errorf("%d %s", a.status, a.body)
+	ns := objects.Namespace(t)
+	other := objects.Namespace(t)
+	objects.Grant(t, ns, "bob", "", "namespaces")
+	for _, to := range testbed.Targets() {
+		poll.Until(t, "the right arrives "+to.Name, func() error {
+			if a := to.Send(t, api.Request{Path: "/api/v1/namespaces/" + ns + "?resourceVersion=0", User: "bob"}); a.Status != 200 {
+				return fmt.Errorf("%d %s", a.Status, a.Body)
 			}
 			return nil
 		})
@@ -113,8 +120,8 @@ func TestNamespaceInNamespace(t *testing.T) {
 		"/api/v1/pods/nobody?resourceVersion=0",
 	} {
 		for _, user := range []string{"", "bob"} {
-			if a := same(t, request{path: path, user: user}); user == "bob" && strings.Contains(a.body, other) && a.status == 200 {
-				t.Errorf("bob sees %s", a.body)
+			if a := compare.Same(t, api.Request{Path: path, User: user}); user == "bob" && strings.Contains(a.Body, other) && a.Status == 200 {
+				t.Errorf("bob sees %s", a.Body)
 			}
 		}
 	}

@@ -15,6 +15,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/testbed"
 )
 
 // auditPolicy has rules of most kinds: the same requests have to be logged, in
@@ -96,39 +102,39 @@ func auditDifference(wanted, got []string) error {
 // TestAuditLikeUpstream sends the same reads to an API server and to the proxy,
 // both with an audit log and the same policy, and compares their lines.
 func TestAuditLikeUpstream(t *testing.T) {
-	if direct {
+	if testbed.Direct {
 		t.Skip("there is only one audit log")
 	}
 	t.Parallel()
 	dir := t.TempDir()
 	policy, wantedLog, gotLog := filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "upstream.log"), filepath.Join(dir, "proxy.log")
-	check(t, os.WriteFile(policy, []byte(auditPolicy), 0o600))
-	c := must(startCluster(
+	require.NoError(t, os.WriteFile(policy, []byte(auditPolicy), 0o600))
+	c := require.Value(testbed.StartWithProxy(
 		"--apiserver-arg", "--audit-policy-file="+policy, "--apiserver-arg", "--audit-log-path="+wantedLog,
 		"--proxy-arg", "--audit-policy-file="+policy, "--proxy-arg", "--audit-log-path="+gotLog,
 	))(t)
-	defer c.stop()
-	up, px := c.upstream(), c.proxied()
+	defer c.Stop()
+	up, px := c.Upstream(), c.Proxied()
 
 	ctx := context.Background()
 	const ns = "audited"
-	must(kubeClient(t, up).CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}, metav1.CreateOptions{}))(t)
+	require.Value(api.Clientset(t, up).CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}, metav1.CreateOptions{}))(t)
 	for _, name := range []string{"apple", "pear"} {
-		up.ok(t, request{method: "POST", path: "/api/v1/namespaces/" + ns + "/configmaps", body: asJSON(withKind(configMap(name)))})
+		up.Must(t, api.Request{Method: "POST", Path: "/api/v1/namespaces/" + ns + "/configmaps", Body: api.JSON(objects.WithKind(objects.ConfigMap(name)))})
 	}
-	rbac := kubeClient(t, up).RbacV1()
-	must(rbac.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "audited"}, Rules: []rbacv1.PolicyRule{
+	rbac := api.Clientset(t, up).RbacV1()
+	require.Value(rbac.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "audited"}, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{""}, Resources: []string{"configmaps", "namespaces"}, Verbs: []string{"get", "list", "watch"}},
 	}}, metav1.CreateOptions{}))(t)
-	must(rbac.ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "audited"},
+	require.Value(rbac.ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "audited"},
 		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "audited"},
 		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "bob"}},
 	}, metav1.CreateOptions{}))(t)
-	for _, to := range []target{up, px} {
-		eventually(t, "bob may read", func() error {
+	for _, to := range []api.Target{up, px} {
+		poll.Until(t, "bob may read", func() error {
 			for _, path := range []string{"/api/v1/configmaps", "/api/v1/namespaces/" + ns} {
-				if a := to.send(t, request{path: path + "?resourceVersion=0", user: "bob"}); a.status != 200 {
-					return fmt.Errorf("%d %s", a.status, a.body)
+				if a := to.Send(t, api.Request{Path: path + "?resourceVersion=0", User: "bob"}); a.Status != 200 {
+					return fmt.Errorf("%d %s", a.Status, a.Body)
 				}
 			}
 			return nil
@@ -139,33 +145,33 @@ func TestAuditLikeUpstream(t *testing.T) {
 	named := map[string]string{"User-Agent": `agent/1.0 (<&> "quoted" ` + "é\u2028\xff) " + strings.Repeat("x", 2000)}
 	far := map[string]string{"X-Forwarded-For": "1.2.3.4, ::ffff:5.6.7.8, junk, 2001:DB8::1, 01.02.03.04", "X-Real-Ip": "9.9.9.9"}
 	const protobuf = "application/vnd.kubernetes.protobuf"
-	requests := []request{
-		{path: here + "/configmaps?resourceVersion=0"},
-		{path: here + "/configmaps?resourceVersion=0&labelSelector=a%3Db&x=%3C'&limit=5", header: named},
-		{path: here + "/configmaps?resourceVersion=0&fieldSelector=metadata.name%3Dapple", header: far},
-		{path: here + "/configmaps?resourceVersion=0&fieldSelector=metadata.name%3Dpear"},
-		{path: here + "/configmaps/apple?resourceVersion=0", accept: protobuf},
-		{path: here + "/configmaps/pear?resourceVersion=0"},
-		{path: here + "/configmaps/nobody?resourceVersion=0"},
-		{path: here + "/configmaps/nobody?resourceVersion=0", accept: protobuf},
-		{path: here + "/configmaps/apple?resourceVersion=0", accept: "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"},
-		{path: "/api/v1/configmaps?resourceVersion=0"},
-		{path: here + "/configmaps"},
-		{path: "/api/v1/namespaces?resourceVersion=0"},
-		{path: here + "?resourceVersion=0"},
-		{path: here + "/endpoints?resourceVersion=0"},
-		{path: here + "/endpoints/nobody?resourceVersion=0"},
-		{path: "/apis/apps/v1/deployments?resourceVersion=0"},
-		{path: "/apis/apps/v1/daemonsets?resourceVersion=0"},
-		{path: "/apis/rbac.authorization.k8s.io/v1/clusterroles/audited?resourceVersion=0"},
-		{path: "/version"},
-		{path: "/api/v1?a=b"},
-		{path: "/apis/apps/v1"},
-		{path: here + "/configmaps?resourceVersion=0&watch=1&timeoutSeconds=1"},
-		{path: here + "/configmaps?resourceVersion=0&watch=1&timeoutSeconds=1&allowWatchBookmarks=true", accept: protobuf},
-		{path: here + "/endpoints?resourceVersion=0&watch=1&timeoutSeconds=1"},
-		{path: "/api/v1/namespaces?resourceVersion=0&watch=1&timeoutSeconds=1"},
-		{path: here + "/secrets?resourceVersion=0&watch=1&timeoutSeconds=1"},
+	requests := []api.Request{
+		{Path: here + "/configmaps?resourceVersion=0"},
+		{Path: here + "/configmaps?resourceVersion=0&labelSelector=a%3Db&x=%3C'&limit=5", Header: named},
+		{Path: here + "/configmaps?resourceVersion=0&fieldSelector=metadata.name%3Dapple", Header: far},
+		{Path: here + "/configmaps?resourceVersion=0&fieldSelector=metadata.name%3Dpear"},
+		{Path: here + "/configmaps/apple?resourceVersion=0", Accept: protobuf},
+		{Path: here + "/configmaps/pear?resourceVersion=0"},
+		{Path: here + "/configmaps/nobody?resourceVersion=0"},
+		{Path: here + "/configmaps/nobody?resourceVersion=0", Accept: protobuf},
+		{Path: here + "/configmaps/apple?resourceVersion=0", Accept: "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"},
+		{Path: "/api/v1/configmaps?resourceVersion=0"},
+		{Path: here + "/configmaps"},
+		{Path: "/api/v1/namespaces?resourceVersion=0"},
+		{Path: here + "?resourceVersion=0"},
+		{Path: here + "/endpoints?resourceVersion=0"},
+		{Path: here + "/endpoints/nobody?resourceVersion=0"},
+		{Path: "/apis/apps/v1/deployments?resourceVersion=0"},
+		{Path: "/apis/apps/v1/daemonsets?resourceVersion=0"},
+		{Path: "/apis/rbac.authorization.k8s.io/v1/clusterroles/audited?resourceVersion=0"},
+		{Path: "/version"},
+		{Path: "/api/v1?a=b"},
+		{Path: "/apis/apps/v1"},
+		{Path: here + "/configmaps?resourceVersion=0&watch=1&timeoutSeconds=1"},
+		{Path: here + "/configmaps?resourceVersion=0&watch=1&timeoutSeconds=1&allowWatchBookmarks=true", Accept: protobuf},
+		{Path: here + "/endpoints?resourceVersion=0&watch=1&timeoutSeconds=1"},
+		{Path: "/api/v1/namespaces?resourceVersion=0&watch=1&timeoutSeconds=1"},
+		{Path: here + "/secrets?resourceVersion=0&watch=1&timeoutSeconds=1"},
 	}
 	// Some of it once more for those who may only see a part, or nothing.
 	for _, user := range []string{"alice", "bob", "?"} {
@@ -175,7 +181,7 @@ func TestAuditLikeUpstream(t *testing.T) {
 			"/apis/apps/v1/deployments?resourceVersion=0", "/apis/apps/v1/namespaces/" + ns + "/deployments/x?resourceVersion=0", "/api/v1", "/apis",
 		} {
 			if user != "?" || strings.Contains(path, "resourceVersion") {
-				requests = append(requests, request{path: path, user: user})
+				requests = append(requests, api.Request{Path: path, User: user})
 			}
 		}
 	}
@@ -183,31 +189,31 @@ func TestAuditLikeUpstream(t *testing.T) {
 	logged, differ := 0, []string(nil)
 	for i, r := range requests {
 		headers := map[string]string{}
-		maps.Copy(headers, r.header)
-		r.header = headers
+		maps.Copy(headers, r.Header)
+		r.Header = headers
 		var ids [2]string
-		for j, to := range []target{up, px} {
+		for j, to := range []api.Target{up, px} {
 			attempt := 0
-			eventually(t, "an answer from memory: "+r.path+" "+r.user, func() error {
+			poll.Until(t, "an answer from memory: "+r.Path+" "+r.User, func() error {
 				// A request that was forwarded is another one.
 				attempt++
-				ids[j] = fmt.Sprintf("%s-%d-%d", to.name, i, attempt)
+				ids[j] = fmt.Sprintf("%s-%d-%d", to.Name, i, attempt)
 				headers["Audit-Id"] = ids[j]
-				a, err := to.try(r)
+				a, err := to.Try(r)
 				if err != nil {
 					return err
 				}
-				if a.header.Get("Audit-Id") != ids[j] {
-					return fmt.Errorf("the client was told %q", a.header.Get("Audit-Id"))
+				if a.Header.Get("Audit-Id") != ids[j] {
+					return fmt.Errorf("the client was told %q", a.Header.Get("Audit-Id"))
 				}
-				if source := a.header.Get("X-Watershed-Source"); strings.HasPrefix(source, "forward") {
+				if source := a.Header.Get("X-Watershed-Source"); strings.HasPrefix(source, "forward") {
 					return fmt.Errorf("%s", source)
 				}
 				return nil
 			})
 		}
 		var wanted []string
-		eventually(t, "the same events: "+r.path+" "+r.user, func() error {
+		poll.Until(t, "the same events: "+r.Path+" "+r.User, func() error {
 			var err error
 			if wanted, err = auditEvents(wantedLog, ids[0]); err != nil {
 				return err
@@ -229,18 +235,18 @@ func TestAuditLikeUpstream(t *testing.T) {
 	// Clients that go away.
 	path := here + "/configmaps?resourceVersion=0&watch=1"
 	var ids [2]string
-	for j, to := range []target{up, px} {
-		ids[j] = "gone-" + to.name
+	for j, to := range []api.Target{up, px} {
+		ids[j] = "gone-" + to.Name
 		cut, cancel := context.WithCancel(ctx)
-		resp, err := to.open(cut, request{path: path, header: map[string]string{"Audit-Id": ids[j]}})
+		resp, err := to.Open(cut, api.Request{Path: path, Header: map[string]string{"Audit-Id": ids[j]}})
 		if err == nil {
 			_, err = io.ReadFull(resp.Body, make([]byte, 10))
 			resp.Body.Close()
 		}
 		cancel()
-		check(t, err)
+		require.NoError(t, err)
 	}
-	eventually(t, "the same events of a client that goes away", func() error {
+	poll.Until(t, "the same events of a client that goes away", func() error {
 		wanted, err := auditEvents(wantedLog, ids[0])
 		if err != nil {
 			return err
@@ -250,7 +256,7 @@ func TestAuditLikeUpstream(t *testing.T) {
 			return err
 		}
 		if len(wanted) != 3 {
-			return errNotYet
+			return poll.ErrNotYet
 		}
 		return auditDifference(wanted, got)
 	})

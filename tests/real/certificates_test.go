@@ -25,6 +25,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/testbed"
 )
 
 // signer is an authority of a test's own.
@@ -36,31 +42,31 @@ type signer struct {
 
 func newSigner(t *testing.T, dir, name string) *signer {
 	t.Helper()
-	s := &signer{file: filepath.Join(dir, name+".crt"), key: must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)}
+	s := &signer{file: filepath.Join(dir, name+".crt"), key: require.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)}
 	s.cert = &x509.Certificate{
 		Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 	}
 	der := s.sign(t, s.cert, s.key)
-	s.cert = must(x509.ParseCertificate(der))(t)
+	s.cert = require.Value(x509.ParseCertificate(der))(t)
 	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	check(t, os.WriteFile(s.file, text, 0o600))
+	require.NoError(t, os.WriteFile(s.file, text, 0o600))
 	return s
 }
 
 func (s *signer) sign(t *testing.T, template *x509.Certificate, key *ecdsa.PrivateKey) []byte {
 	t.Helper()
-	template.SerialNumber = must(rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 100)))(t)
+	template.SerialNumber = require.Value(rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 100)))(t)
 	if template.NotBefore.IsZero() {
 		template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
 	}
-	return must(x509.CreateCertificate(rand.Reader, template, s.cert, key.Public(), s.key))(t)
+	return require.Value(x509.CreateCertificate(rand.Reader, template, s.cert, key.Public(), s.key))(t)
 }
 
 // person is a client's certificate; with no template, none is shown.
 func (s *signer) person(t *testing.T, template *x509.Certificate) *tls.Certificate {
 	t.Helper()
-	key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	key := require.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template.KeyUsage = x509.KeyUsageDigitalSignature
 	if template.ExtKeyUsage == nil {
 		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
@@ -73,8 +79,8 @@ func named(name string, groups ...string) *x509.Certificate {
 }
 
 // showing is this way to the API for a client with a certificate.
-func (t target) showing(certificate *tls.Certificate) *http.Client {
-	config := t.tls()
+func showing(t api.Target, certificate *tls.Certificate) *http.Client {
+	config := t.Tls()
 	if certificate != nil {
 		// Whatever authorities the server says it knows: it is shown.
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return certificate, nil }
@@ -88,17 +94,17 @@ type shownAnswer struct {
 	body   string
 }
 
-func ask(t *testing.T, client *http.Client, to target, r request) shownAnswer {
+func ask(t *testing.T, client *http.Client, to api.Target, r api.Request) shownAnswer {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), poll.Patience)
 	defer cancel()
 	var body io.Reader
-	if r.body != "" {
-		body = strings.NewReader(r.body)
+	if r.Body != "" {
+		body = strings.NewReader(r.Body)
 	}
-	req := must(http.NewRequestWithContext(ctx, r.verb(), to.url+r.path, body))(t)
+	req := require.Value(http.NewRequestWithContext(ctx, r.Verb(), to.URL+r.Path, body))(t)
 	req.Header.Set("Content-Type", "application/json")
-	for name, value := range r.header {
+	for name, value := range r.Header {
 		// Several values of one field, as a list.
 		for _, one := range strings.Split(value, "|") {
 			req.Header.Add(name, one)
@@ -106,16 +112,16 @@ func ask(t *testing.T, client *http.Client, to target, r request) shownAnswer {
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		t.Fatalf("%v %s: %v", r, to.name, err)
+		t.Fatalf("%v %s: %v", r, to.Name, err)
 	}
 	defer resp.Body.Close()
-	text := must(io.ReadAll(resp.Body))(t)
+	text := require.Value(io.ReadAll(resp.Body))(t)
 	return shownAnswer{resp.StatusCode, resp.Header.Get("X-Watershed-Source"), string(text)}
 }
 
 const selfReview = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 
-var whoAmI = request{method: "POST", path: selfReview, body: `{"kind":"SelfSubjectReview","apiVersion":"authentication.k8s.io/v1"}`}
+var whoAmI = api.Request{Method: "POST", Path: selfReview, Body: `{"kind":"SelfSubjectReview","apiVersion":"authentication.k8s.io/v1"}`}
 
 // who reads what upstream knows of the caller.
 func who(body string) string {
@@ -129,11 +135,11 @@ func who(body string) string {
 }
 
 // essenceOf drops what differs from moment to moment.
-func essenceOf(r request, body string) string {
-	if r.path == selfReview {
+func essenceOf(r api.Request, body string) string {
+	if r.Path == selfReview {
 		return who(body)
 	}
-	if r.method == "POST" && strings.Contains(body, `"creationTimestamp"`) {
+	if r.Method == "POST" && strings.Contains(body, `"creationTimestamp"`) {
 		return "made"
 	}
 	var list struct {
@@ -151,7 +157,7 @@ func essenceOf(r request, body string) string {
 // front proxy speaks, are to upstream who they are without the proxy in between:
 // in reads from memory, in what is forwarded, and in upgrades.
 func TestCertificates(t *testing.T) {
-	if direct {
+	if testbed.Direct {
 		t.Skip("needs a proxy of its own")
 	}
 	dir := t.TempDir()
@@ -168,15 +174,15 @@ func TestCertificates(t *testing.T) {
 	for _, flag := range front {
 		args = append(args, "--apiserver-arg="+flag)
 	}
-	c := must(startBareCluster(args...))(t)
-	t.Cleanup(c.stop)
-	up := c.upstream()
-	client := must(kubernetes.NewForConfig(&rest.Config{Host: up.url, BearerToken: c.AdminToken, TLSClientConfig: rest.TLSClientConfig{CAFile: up.ca}, QPS: -1}))(t)
+	c := require.Value(testbed.Start(args...))(t)
+	t.Cleanup(c.Stop)
+	up := c.Upstream()
+	client := require.Value(kubernetes.NewForConfig(&rest.Config{Host: up.URL, BearerToken: c.AdminToken, TLSClientConfig: rest.TLSClientConfig{CAFile: up.CA}, QPS: -1}))(t)
 	ctx := context.Background()
 	grant := func(name string, rules []rbacv1.PolicyRule, subjects ...rbacv1.Subject) {
 		t.Helper()
-		must(client.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}, metav1.CreateOptions{}))(t)
-		must(client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name},
+		require.Value(client.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}, metav1.CreateOptions{}))(t)
+		require.Value(client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name},
 			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name}, Subjects: subjects}, metav1.CreateOptions{}))(t)
 	}
 	user := func(name string) rbacv1.Subject {
@@ -199,9 +205,9 @@ func TestCertificates(t *testing.T) {
 		{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, Verbs: []string{"impersonate"}},
 	}, user("deputy"))
 	for _, name := range []string{"apple", "pear"} {
-		must(client.CoreV1().ConfigMaps("default").Create(ctx, configMap(name), metav1.CreateOptions{}))(t)
+		require.Value(client.CoreV1().ConfigMaps("default").Create(ctx, objects.ConfigMap(name), metav1.CreateOptions{}))(t)
 	}
-	proxy := runProxy(t, c.ProxyKubeconfig, append([]string{"--client-ca-file=" + clientCA.file}, front...)...)
+	proxy := testbed.RunProxy(t, c.ProxyKubeconfig, append([]string{"--client-ca-file=" + clientCA.file}, front...)...)
 
 	ended := named("jane")
 	ended.NotBefore, ended.NotAfter = time.Now().Add(-2*time.Hour), time.Now().Add(-time.Hour)
@@ -249,32 +255,32 @@ func TestCertificates(t *testing.T) {
 		{"a deputy with a unique id", map[string]string{"Impersonate-User": "jane", "Impersonate-Uid": "7"}},
 		{"a deputy with more", map[string]string{"Impersonate-User": "jane", "Impersonate-Extra-Other": "x"}},
 	}
-	requests := []request{
+	requests := []api.Request{
 		whoAmI,
-		{path: "/api/v1/namespaces/default/configmaps?resourceVersion=0"},
-		{path: "/api/v1/namespaces/default/configmaps"},
-		{path: "/api/v1/namespaces/default/configmaps/apple?resourceVersion=0"},
-		{path: "/api/v1/namespaces/default/configmaps/apple"},
-		{path: "/api/v1/pods?resourceVersion=0"},
-		{path: "/api/v1/nodes/n1?resourceVersion=0"},
-		{path: "/apis"},
-		{path: "/healthz"},
-		{method: "POST", path: "/api/v1/namespaces/default/configmaps?dryRun=All", body: asJSON(withKind(configMap("new")))},
-		{method: "DELETE", path: "/api/v1/namespaces/default/configmaps/pear?dryRun=All"},
-		{path: "/api/v1/namespaces/default/pods/none/log"},
-		{method: "POST", path: "/api/v1/namespaces/default/pods/none/exec?command=true", header: map[string]string{"Connection": "Upgrade", "Upgrade": "SPDY/3.1"}},
+		{Path: "/api/v1/namespaces/default/configmaps?resourceVersion=0"},
+		{Path: "/api/v1/namespaces/default/configmaps"},
+		{Path: "/api/v1/namespaces/default/configmaps/apple?resourceVersion=0"},
+		{Path: "/api/v1/namespaces/default/configmaps/apple"},
+		{Path: "/api/v1/pods?resourceVersion=0"},
+		{Path: "/api/v1/nodes/n1?resourceVersion=0"},
+		{Path: "/apis"},
+		{Path: "/healthz"},
+		{Method: "POST", Path: "/api/v1/namespaces/default/configmaps?dryRun=All", Body: api.JSON(objects.WithKind(objects.ConfigMap("new")))},
+		{Method: "DELETE", Path: "/api/v1/namespaces/default/configmaps/pear?dryRun=All"},
+		{Path: "/api/v1/namespaces/default/pods/none/log"},
+		{Method: "POST", Path: "/api/v1/namespaces/default/pods/none/exec?command=true", Header: map[string]string{"Connection": "Upgrade", "Upgrade": "SPDY/3.1"}},
 	}
 	fromMemory := 0
 	for _, person := range people {
-		ours, theirs := proxy.showing(person.certificate), up.showing(person.certificate)
+		ours, theirs := showing(proxy.Target, person.certificate), showing(up, person.certificate)
 		for _, r := range requests {
 			client := []*http.Client{ours, theirs}
-			if r.header["Upgrade"] != "" {
+			if r.Header["Upgrade"] != "" {
 				// Only HTTP/1.1 has upgrades.
-				client = []*http.Client{overHTTP1(proxy.target, person.certificate), overHTTP1(up, person.certificate)}
+				client = []*http.Client{overHTTP1(proxy.Target, person.certificate), overHTTP1(up, person.certificate)}
 			}
-			r.header = merged(r.header, person.header)
-			got, wanted := ask(t, client[0], proxy.target, r), ask(t, client[1], up, r)
+			r.Header = merged(r.Header, person.header)
+			got, wanted := ask(t, client[0], proxy.Target, r), ask(t, client[1], up, r)
 			if got.status != wanted.status || essenceOf(r, got.body) != essenceOf(r, wanted.body) {
 				t.Errorf("%s: %v\n  ours: %d %s\ntheirs: %d %s", person.name, r, got.status, got.body, wanted.status, wanted.body)
 			}
@@ -289,8 +295,8 @@ func TestCertificates(t *testing.T) {
 	deputy := clientCA.person(t, named("deputy"))
 	for _, person := range refused {
 		for _, r := range requests[:6] {
-			r.header = merged(r.header, person.header)
-			got, wanted := ask(t, proxy.showing(deputy), proxy.target, r), ask(t, up.showing(deputy), up, r)
+			r.Header = merged(r.Header, person.header)
+			got, wanted := ask(t, showing(proxy.Target, deputy), proxy.Target, r), ask(t, showing(up, deputy), up, r)
 			if got.status != 403 || wanted.status != 403 {
 				t.Errorf("%s: %v\n  ours: %d %s\ntheirs: %d %s", person.name, r, got.status, got.body, wanted.status, wanted.body)
 			}
@@ -298,8 +304,8 @@ func TestCertificates(t *testing.T) {
 	}
 }
 
-func overHTTP1(to target, certificate *tls.Certificate) *http.Client {
-	client := to.showing(certificate)
+func overHTTP1(to api.Target, certificate *tls.Certificate) *http.Client {
+	client := showing(to, certificate)
 	transport := client.Transport.(*http.Transport)
 	transport.ForceAttemptHTTP2 = false
 	transport.TLSNextProto = map[string]func(string, *tls.Conn) http.RoundTripper{}

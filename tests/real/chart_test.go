@@ -18,7 +18,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,41 +25,20 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
+
+	"watershed.test/real/internal/kubectl"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/testbed"
 )
 
 const chart = "../../helm/watershed"
-
-// helm runs helm against a target.
-func (t target) helm(tt *testing.T, args ...string) result {
-	tt.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 4*patience)
-	defer cancel()
-	home := tt.TempDir()
-	command := exec.CommandContext(ctx, filepath.Join(".bin", "helm"), args...)
-	command.Env = []string{"PATH=/usr/bin:/bin", "HOME=" + home, "KUBECONFIG=" + t.kubeconfig}
-	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	var stdout, stderr bytes.Buffer
-	command.Stdout, command.Stderr = &stdout, &stderr
-	err := command.Run()
-	if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) {
-		tt.Fatalf("helm: %v", err)
-	}
-	return result{stdout.String(), stderr.String(), command.ProcessState.ExitCode()}
-}
-
-func (r result) succeeds(t *testing.T, what string) string {
-	t.Helper()
-	if r.code != 0 {
-		t.Fatalf("%s: exit code %d\n%s%s", what, r.code, r.stdout, r.stderr)
-	}
-	return r.stdout
-}
 
 // rendered is the chart with these values and flags.
 func rendered(t *testing.T, namespace string, flags ...string) string {
 	t.Helper()
 	args := append([]string{"template", "w", chart, "--namespace", namespace}, flags...)
-	return upstream.helm(t, args...).succeeds(t, strings.Join(args, " "))
+	return kubectl.Helm(t, testbed.Upstream, args...).MustSucceed(t, strings.Join(args, " "))
 }
 
 // documents reads YAML of several documents.
@@ -136,21 +114,21 @@ type place struct {
 // TestInstall does with the chart and the manifests what their documents say.
 func TestInstall(t *testing.T) {
 	var files []string
-	for _, file := range must(definitionFiles())(t) {
+	for _, file := range require.Value(definitionFiles())(t) {
 		files = append(files, "-f", file)
 	}
-	p := place{t, slug(t)}
-	upstream.kubectl(t, command{args: append([]string{"create"}, files...)}).succeeds(t, "definitions")
+	p := place{t, testbed.Slug(t)}
+	kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: append([]string{"create"}, files...)}).MustSucceed(t, "definitions")
 	t.Cleanup(func() {
-		upstream.kubectl(t, command{args: append([]string{"delete", "--wait=true"}, files...)}).succeeds(t, "definitions")
+		kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: append([]string{"delete", "--wait=true"}, files...)}).MustSucceed(t, "definitions")
 	})
-	upstream.kubectl(t, command{args: append([]string{"wait", "--for=condition=Established"}, files...)}).succeeds(t, "definitions")
+	kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: append([]string{"wait", "--for=condition=Established"}, files...)}).MustSucceed(t, "definitions")
 	for _, namespace := range []string{p.namespace, "watershed-system"} {
-		upstream.kubectl(t, command{args: []string{"create", "namespace", namespace}}).succeeds(t, "namespace")
+		kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"create", "namespace", namespace}}).MustSucceed(t, "namespace")
 		t.Cleanup(func() {
-			upstream.kubectl(t, command{args: []string{"delete", "namespace", namespace, "--wait=false"}})
+			kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"delete", "namespace", namespace, "--wait=false"}})
 		})
-		upstream.kubectl(t, command{args: []string{"label", "namespace", namespace, "pod-security.kubernetes.io/warn=restricted"}}).succeeds(t, "label")
+		kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"label", "namespace", namespace, "pod-security.kubernetes.io/warn=restricted"}}).MustSucceed(t, "label")
 	}
 	t.Run("chart", p.chart)
 	t.Run("installed", p.installed)
@@ -160,27 +138,27 @@ func TestInstall(t *testing.T) {
 }
 
 // try has the API server check objects without keeping them.
-func (p place) try(objects string, flags ...string) result {
+func (p place) try(objects string, flags ...string) kubectl.Result {
 	p.t.Helper()
 	// In the name of the whole test, so that discovery is read once.
 	args := append([]string{"apply", "--dry-run=server", "--validate=strict", "-f", "-"}, flags...)
-	return upstream.kubectl(p.t, command{args: args, stdin: objects})
+	return kubectl.Run(p.t, testbed.Upstream, kubectl.Command{Args: args, Stdin: objects})
 }
 
 // accepts has it check several sets of objects, at once if nothing is wrong.
 func (p place) accepts(t *testing.T, sets map[string]string, flags ...string) (warnings string) {
 	t.Helper()
 	all := p.try(strings.Join(slices.Collect(maps.Values(sets)), "\n---\n"), flags...)
-	if all.code == 0 {
-		return all.stderr
+	if all.Code == 0 {
+		return all.Stderr
 	}
-	t.Errorf("refused: %s", all.stderr)
+	t.Errorf("refused: %s", all.Stderr)
 	for name, set := range sets {
-		if r := p.try(set, flags...); r.code != 0 {
-			t.Errorf("refused of %s: %s", name, r.stderr)
+		if r := p.try(set, flags...); r.Code != 0 {
+			t.Errorf("refused of %s: %s", name, r.Stderr)
 		}
 	}
-	return all.stderr
+	return all.Stderr
 }
 
 // chart renders the chart in each of its modes. The API server has to accept
@@ -197,14 +175,14 @@ func (p place) chart(t *testing.T) {
 		"ipv6":        {"--set", "listenAddress=[::],replicas=1,podDisruptionBudget.enabled=false"},
 		"no-rights":   {"--set", "rbac.create=false,serviceAccount.create=false,serviceAccount.name=mine"},
 	}
-	for _, file := range must(filepath.Glob(chart + "/examples/*.yaml"))(t) {
+	for _, file := range require.Value(filepath.Glob(chart + "/examples/*.yaml"))(t) {
 		modes[strings.TrimSuffix(filepath.Base(file), ".yaml")] = []string{"-f", file}
 	}
 	flags := knownFlags(t)
 	onHost, others := map[string]string{}, map[string]string{}
 	for _, mode := range slices.Sorted(maps.Keys(modes)) {
 		t.Run(mode, func(t *testing.T) {
-			upstream.helm(t, append([]string{"lint", "--strict", chart}, modes[mode]...)...).succeeds(t, "lint")
+			kubectl.Helm(t, testbed.Upstream, append([]string{"lint", "--strict", chart}, modes[mode]...)...).MustSucceed(t, "lint")
 			text := rendered(t, p.namespace, modes[mode]...)
 			all := yamlDocuments(t, text)
 			if strings.Contains(text, "hostPort: ") || strings.Contains(text, "hostNetwork: true") {
@@ -252,7 +230,7 @@ func (p place) chart(t *testing.T) {
 	// That objects are checked at all.
 	for _, wrong := range [][2]string{{"replicas: 2", "replicas: two"}, {"maxSurge: 1", "maxSurges: 1"}, {"readOnlyRootFilesystem: true", "readOnlyRootFileSystem: true"}} {
 		text := strings.Replace(rendered(t, p.namespace), wrong[0], wrong[1], 1)
-		if p.try(text).code == 0 {
+		if p.try(text).Code == 0 {
 			t.Errorf("%q is accepted", wrong[1])
 		}
 	}
@@ -275,8 +253,8 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"kind=DaemonSet,daemonSet.hostNetwork=true,monitoring.podMonitor.enabled=true": "admin.address",
 		"monitoring.serviceMonitor.enabled=true,monitoring.podMonitor.enabled=true":    "either",
 	} {
-		if r := upstream.helm(t, "template", "w", chart, "--set", value); r.code == 0 || !strings.Contains(r.stderr, says) {
-			t.Errorf("%s: exit code %d, %s", value, r.code, r.stderr)
+		if r := kubectl.Helm(t, testbed.Upstream, "template", "w", chart, "--set", value); r.Code == 0 || !strings.Contains(r.Stderr, says) {
+			t.Errorf("%s: exit code %d, %s", value, r.Code, r.Stderr)
 		}
 	}
 }
@@ -284,7 +262,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 // knownFlags are those of watershed serve.
 func knownFlags(t *testing.T) map[string]bool {
 	t.Helper()
-	help := must(exec.Command(must(watershed())(t), "serve", "--help").Output())(t)
+	help := require.Value(exec.Command(require.Value(testbed.ProxyProgram())(t), "serve", "--help").Output())(t)
 	known := map[string]bool{}
 	for _, flag := range regexp.MustCompile(`(?m)^ +(?:-\w, )?(--[a-z0-9-]+)`).FindAllStringSubmatch(string(help), -1) {
 		known[flag[1]] = true
@@ -300,7 +278,7 @@ func proxyContainer(t *testing.T, maker *unstructured.Unstructured) map[string]a
 	t.Helper()
 	for _, field := range []string{"containers", "initContainers"} {
 		containers, _, err := unstructured.NestedSlice(maker.Object, "spec", "template", "spec", field)
-		check(t, err)
+		require.NoError(t, err)
 		for _, c := range containers {
 			if c := c.(map[string]any); c["name"] == "watershed" {
 				return c
@@ -315,7 +293,7 @@ func proxyContainer(t *testing.T, maker *unstructured.Unstructured) map[string]a
 func isNodes(t *testing.T, maker *unstructured.Unstructured) bool {
 	t.Helper()
 	variables, _, err := unstructured.NestedSlice(proxyContainer(t, maker), "env")
-	check(t, err)
+	require.NoError(t, err)
 	for _, variable := range variables {
 		variable := variable.(map[string]any)
 		field, _, _ := unstructured.NestedString(variable, "valueFrom", "fieldRef", "fieldPath")
@@ -329,7 +307,7 @@ func isNodes(t *testing.T, maker *unstructured.Unstructured) bool {
 func argsOf(t *testing.T, maker *unstructured.Unstructured) []string {
 	t.Helper()
 	args, _, err := unstructured.NestedStringSlice(proxyContainer(t, maker), "args")
-	check(t, err)
+	require.NoError(t, err)
 	if len(args) < 5 || args[0] != "serve" {
 		t.Fatalf("args: %q", args)
 	}
@@ -351,10 +329,10 @@ func flagsOf(t *testing.T, maker *unstructured.Unstructured) (flags []string) {
 func (p place) installed(t *testing.T) {
 	namespace := p.namespace
 	ctx := context.Background()
-	client := must(kubernetes.NewForConfig(upstream.config()))(t)
-	proxied.helm(t, "install", "w", chart, "--namespace", namespace, "--set", "caBundle.namespaces={"+namespace+"}").succeeds(t, "install")
-	secret := must(client.CoreV1().Secrets(namespace).Get(ctx, "w-watershed-tls", metav1.GetOptions{}))(t)
-	bundle := must(client.CoreV1().ConfigMaps(namespace).Get(ctx, "w-watershed-ca", metav1.GetOptions{}))(t)
+	client := require.Value(kubernetes.NewForConfig(testbed.Upstream.Config()))(t)
+	kubectl.Helm(t, testbed.Proxied, "install", "w", chart, "--namespace", namespace, "--set", "caBundle.namespaces={"+namespace+"}").MustSucceed(t, "install")
+	secret := require.Value(client.CoreV1().Secrets(namespace).Get(ctx, "w-watershed-tls", metav1.GetOptions{}))(t)
+	bundle := require.Value(client.CoreV1().ConfigMaps(namespace).Get(ctx, "w-watershed-ca", metav1.GetOptions{}))(t)
 
 	// What clients are given fits what the proxy shows.
 	roots := x509.NewCertPool()
@@ -362,7 +340,7 @@ func (p place) installed(t *testing.T) {
 		t.Fatalf("no CA: %q", bundle.Data["ca.crt"])
 	}
 	block, _ := pem.Decode(secret.Data["tls.crt"])
-	serving := must(x509.ParseCertificate(block.Bytes))(t)
+	serving := require.Value(x509.ParseCertificate(block.Bytes))(t)
 	host := "w-watershed." + namespace + ".svc"
 	for _, name := range []string{host, host + ".cluster.local", "127.0.0.1"} {
 		if _, err := serving.Verify(x509.VerifyOptions{Roots: roots, DNSName: name}); err != nil {
@@ -372,7 +350,7 @@ func (p place) installed(t *testing.T) {
 
 	// The CA of a Secret that others made is found, too.
 	for _, by := range []string{"tls.existingSecret=w-watershed-tls", "tls.certManager.enabled=true"} {
-		text := proxied.helm(t, "template", "w", chart, "--namespace", namespace, "--dry-run=server", "--set", by).succeeds(t, by)
+		text := kubectl.Helm(t, testbed.Proxied, "template", "w", chart, "--namespace", namespace, "--dry-run=server", "--set", by).MustSucceed(t, by)
 		published := ofKind(yamlDocuments(t, text), "ConfigMap")
 		if len(published) != 1 || !strings.Contains(fmt.Sprint(published[0].Object["data"]), strings.TrimSpace(bundle.Data["ca.crt"])) {
 			t.Errorf("%s: the published CA is not the Secret's", by)
@@ -382,20 +360,20 @@ func (p place) installed(t *testing.T) {
 	// The Deployment's own words, in this place.
 	dir := t.TempDir()
 	for name, data := range secret.Data {
-		check(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
 	}
-	deployment := upstream.kubectl(t, command{args: []string{"get", "deployment", "w-watershed", "-n", namespace, "-o", "yaml"}}).succeeds(t, "get")
+	deployment := kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"get", "deployment", "w-watershed", "-n", namespace, "-o", "yaml"}}).MustSucceed(t, "get")
 	var flags []string
 	for _, arg := range argsOf(t, yamlDocuments(t, deployment)[0])[1:] {
 		if !strings.HasPrefix(arg, "--listen=") && !strings.HasPrefix(arg, "--admin-listen=") && !strings.HasPrefix(arg, "--log-format=") {
 			flags = append(flags, strings.ReplaceAll(arg, "/etc/watershed/tls/", dir+"/"))
 		}
 	}
-	token := strings.TrimSpace(upstream.kubectl(t, command{args: []string{"create", "token", "w-watershed", "-n", namespace}}).succeeds(t, "token"))
+	token := strings.TrimSpace(kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"create", "token", "w-watershed", "-n", namespace}}).MustSucceed(t, "token"))
 	kubeconfig := filepath.Join(dir, "kubeconfig")
-	check(t, os.WriteFile(kubeconfig, fmt.Appendf(nil, "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters:\n- name: c\n  cluster: {server: %q, certificate-authority: %q}\nusers:\n- name: u\n  user: {token: %q}\ncontexts:\n- name: c\n  context: {cluster: c, user: u}\n", upstream.url, upstream.ca, token), 0o600))
-	own := runProxy(t, kubeconfig, flags...)
-	through := &rest.Config{Host: own.url, BearerToken: shared.AdminToken, TLSClientConfig: rest.TLSClientConfig{CAData: []byte(bundle.Data["ca.crt"]), ServerName: host}}
+	require.NoError(t, os.WriteFile(kubeconfig, fmt.Appendf(nil, "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters:\n- name: c\n  cluster: {server: %q, certificate-authority: %q}\nusers:\n- name: u\n  user: {token: %q}\ncontexts:\n- name: c\n  context: {cluster: c, user: u}\n", testbed.Upstream.URL, testbed.Upstream.CA, token), 0o600))
+	own := testbed.RunProxy(t, kubeconfig, flags...)
+	through := &rest.Config{Host: own.URL, BearerToken: testbed.Shared.AdminToken, TLSClientConfig: rest.TLSClientConfig{CAData: []byte(bundle.Data["ca.crt"]), ServerName: host}}
 	sources := map[string]bool{}
 	through.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
@@ -406,41 +384,41 @@ func (p place) installed(t *testing.T) {
 			return response, err
 		})
 	})
-	list := must(must(kubernetes.NewForConfig(through))(t).AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{ResourceVersion: "0"}))(t)
+	list := require.Value(require.Value(kubernetes.NewForConfig(through))(t).AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{ResourceVersion: "0"}))(t)
 	if len(list.Items) != 1 || !sources["snapshot"] {
 		t.Errorf("%d deployments from %v", len(list.Items), sources)
 	}
-	eventually(t, "it follows RBAC", func() error {
-		if own.sum(t, "watershed_rbac_followed", "") != 1 {
-			return errNotYet
+	poll.Until(t, "it follows RBAC", func() error {
+		if own.Sum(t, "watershed_rbac_followed", "") != 1 {
+			return poll.ErrNotYet
 		}
 		return nil
 	})
 	// Its certificate is refused by who does not have its CA.
-	if _, err := tls.Dial("tcp", strings.TrimPrefix(own.url, "https://"), &tls.Config{RootCAs: x509.NewCertPool(), ServerName: host}); err == nil {
+	if _, err := tls.Dial("tcp", strings.TrimPrefix(own.URL, "https://"), &tls.Config{RootCAs: x509.NewCertPool(), ServerName: host}); err == nil {
 		t.Error("trusted without its CA")
 	}
 
 	// An upgrade keeps the certificate, as clients trust its CA.
-	proxied.helm(t, "upgrade", "w", chart, "--namespace", namespace, "--set", "replicas=3,config.cache=true").succeeds(t, "upgrade")
-	after := must(client.CoreV1().Secrets(namespace).Get(ctx, "w-watershed-tls", metav1.GetOptions{}))(t)
+	kubectl.Helm(t, testbed.Proxied, "upgrade", "w", chart, "--namespace", namespace, "--set", "replicas=3,config.cache=true").MustSucceed(t, "upgrade")
+	after := require.Value(client.CoreV1().Secrets(namespace).Get(ctx, "w-watershed-tls", metav1.GetOptions{}))(t)
 	if !bytes.Equal(after.Data["tls.crt"], secret.Data["tls.crt"]) || !bytes.Equal(after.Data["ca.crt"], secret.Data["ca.crt"]) {
 		t.Error("an upgrade made another certificate")
 	}
-	if again := must(client.CoreV1().ConfigMaps(namespace).Get(ctx, "w-watershed-ca", metav1.GetOptions{}))(t); again.Data["ca.crt"] != bundle.Data["ca.crt"] {
+	if again := require.Value(client.CoreV1().ConfigMaps(namespace).Get(ctx, "w-watershed-ca", metav1.GetOptions{}))(t); again.Data["ca.crt"] != bundle.Data["ca.crt"] {
 		t.Error("an upgrade published another CA")
 	}
 
 	// Nothing of it stays.
 	everything := "deployments,daemonsets,services,secrets,configmaps,serviceaccounts,poddisruptionbudgets,clusterroles,clusterrolebindings,networkpolicies,horizontalpodautoscalers"
 	labelled := func() string {
-		return upstream.kubectl(t, command{args: []string{"get", everything, "-A", "-l", "app.kubernetes.io/instance=w", "-o", "name"}}).succeeds(t, "get")
+		return kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"get", everything, "-A", "-l", "app.kubernetes.io/instance=w", "-o", "name"}}).MustSucceed(t, "get")
 	}
 	if n := len(strings.Fields(labelled())); n < 8 {
 		t.Errorf("%d objects are labelled as the release's", n)
 	}
-	proxied.helm(t, "uninstall", "w", "--namespace", namespace).succeeds(t, "uninstall")
-	eventually(t, "nothing is left", func() error {
+	kubectl.Helm(t, testbed.Proxied, "uninstall", "w", "--namespace", namespace).MustSucceed(t, "uninstall")
+	poll.Until(t, "nothing is left", func() error {
 		if left := labelled(); left != "" {
 			return errors.New(left)
 		}

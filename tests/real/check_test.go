@@ -14,6 +14,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/rights"
+	"watershed.test/real/internal/testbed"
 )
 
 type finding struct{ Level, Subject, Message string }
@@ -23,7 +30,7 @@ func checked(t *testing.T, kubeconfig string, flags ...string) (ok bool, found [
 	t.Helper()
 	args := append([]string{"check", "-o", "json", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0",
 		"--cert-dir", t.TempDir(), "--kubeconfig", kubeconfig}, flags...)
-	command := exec.Command(must(watershed())(t), args...)
+	command := exec.Command(require.Value(testbed.ProxyProgram())(t), args...)
 	out, err := command.Output()
 	if failed := (*exec.ExitError)(nil); err != nil && (!errors.As(err, &failed) || failed.ExitCode() != 1) {
 		t.Fatalf("%v: %s", err, out)
@@ -32,7 +39,7 @@ func checked(t *testing.T, kubeconfig string, flags ...string) (ok bool, found [
 		OK       bool
 		Findings []finding
 	}
-	check(t, json.Unmarshal(out, &report))
+	require.NoError(t, json.Unmarshal(out, &report))
 	if report.OK != (err == nil) {
 		t.Errorf("it says %v and ends with %v", report.OK, err)
 	}
@@ -59,27 +66,27 @@ next:
 // TestCheck: `watershed check` finds nothing wrong with the identity that the
 // proxy needs, and names what a ServiceAccount lacks, until it has it.
 func TestCheck(t *testing.T) {
-	for _, kubeconfig := range []string{shared.ProxyKubeconfig, shared.CertKubeconfig} {
+	for _, kubeconfig := range []string{testbed.Shared.ProxyKubeconfig, testbed.Shared.CertKubeconfig} {
 		ok, found := checked(t, kubeconfig)
 		if !ok {
 			t.Errorf("%s: %+v", kubeconfig, found)
 		}
-		check(t, says(found, "ok", shared.Servers[0], "answers: v1."))
-		check(t, says(found, "ok", "may ask who callers are"))
+		require.NoError(t, says(found, "ok", testbed.Shared.Servers[0], "answers: v1."))
+		require.NoError(t, says(found, "ok", "may ask who callers are"))
 	}
-	_, found := checked(t, shared.CertKubeconfig)
-	check(t, says(found, "ok", "the client certificate of", "valid until"))
-	check(t, says(found, "ok", "may list and watch everything"))
+	_, found := checked(t, testbed.Shared.CertKubeconfig)
+	require.NoError(t, says(found, "ok", "the client certificate of", "valid until"))
+	require.NoError(t, says(found, "ok", "may list and watch everything"))
 
-	ns := namespace(t)
+	ns := objects.Namespace(t)
 	ctx := context.Background()
-	must(kubeClient(t, upstream).CoreV1().ServiceAccounts(ns).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "poor"}}, metav1.CreateOptions{}))(t)
-	name := accountToken(t, ns, "poor")
+	require.Value(api.Clientset(t, testbed.Upstream).CoreV1().ServiceAccounts(ns).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "poor"}}, metav1.CreateOptions{}))(t)
+	name := rights.AccountToken(t, ns, "poor")
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	write := func(token string) {
 		text := fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"a","contexts":[{"name":"a","context":{"cluster":"a","user":"a"}}],
-"clusters":[{"name":"a","cluster":{"server":%q,"certificate-authority":%q}}],"users":[{"name":"a","user":{"token":%q}}]}`, shared.Servers[0], shared.CA, token)
-		check(t, os.WriteFile(kubeconfig, []byte(text), 0o600))
+"clusters":[{"name":"a","cluster":{"server":%q,"certificate-authority":%q}}],"users":[{"name":"a","user":{"token":%q}}]}`, testbed.Shared.Servers[0], testbed.Shared.CA, token)
+		require.NoError(t, os.WriteFile(kubeconfig, []byte(text), 0o600))
 	}
 
 	write("nobody's")
@@ -88,32 +95,32 @@ func TestCheck(t *testing.T) {
 		t.Error("a token that is none:", err)
 	}
 
-	write(shared.Tokens[name])
+	write(testbed.Shared.Users.Of(name))
 	ok, found = checked(t, kubeconfig)
 	if ok {
 		t.Error("it may nothing, and that is well")
 	}
-	check(t, says(found, "ok", "knows the proxy as "+name))
+	require.NoError(t, says(found, "ok", "knows the proxy as "+name))
 	for _, words := range [][]string{{"tokenreviews", "system:auth-delegator"}, {"subjectaccessreviews", "system:auth-delegator"}} {
-		check(t, says(found, "error", words...))
+		require.NoError(t, says(found, "error", words...))
 	}
 	// Upstream lets every ServiceAccount read some types.
-	check(t, says(found, "warning", "reads are forwarded", "configmaps"))
+	require.NoError(t, says(found, "warning", "reads are forwarded", "configmaps"))
 
-	rights := newRights(t, ns)
-	rights.role("", "reads", may("", []string{"pods", "services"}, []string{"list", "watch"}), may("", []string{"nodes"}, []string{"list"}),
-		may("authentication.k8s.io", []string{"tokenreviews"}, []string{"create"}), may("authorization.k8s.io", []string{"subjectaccessreviews"}, []string{"create"}))
-	rights.bind("", "reads", account(ns, "poor"))
-	eventually(t, "the grant is known", func() error {
+	granted := rights.New(t, ns)
+	granted.Role("", "reads", rights.May("", []string{"pods", "services"}, []string{"list", "watch"}), rights.May("", []string{"nodes"}, []string{"list"}),
+		rights.May("authentication.k8s.io", []string{"tokenreviews"}, []string{"create"}), rights.May("authorization.k8s.io", []string{"subjectaccessreviews"}, []string{"create"}))
+	granted.Bind("", "reads", rights.Account(ns, "poor"))
+	poll.Until(t, "the grant is known", func() error {
 		ok, found = checked(t, kubeconfig)
 		if !ok {
 			return fmt.Errorf("%+v", found)
 		}
 		return nil
 	})
-	check(t, says(found, "warning", "clusterroles.rbac.authorization.k8s.io", "seconds only"))
-	check(t, says(found, "warning", "customresourcedefinitions"))
-	check(t, says(found, "warning", "reads are forwarded", "configmaps"))
+	require.NoError(t, says(found, "warning", "clusterroles.rbac.authorization.k8s.io", "seconds only"))
+	require.NoError(t, says(found, "warning", "customresourcedefinitions"))
+	require.NoError(t, says(found, "warning", "reads are forwarded", "configmaps"))
 	for _, f := range found {
 		if strings.Contains(f.Message, "reads are forwarded") && (strings.Contains(f.Message, "pods,") || strings.Contains(f.Message, "services")) {
 			t.Error("what it may read is told to be missing:", f.Message)
@@ -122,18 +129,18 @@ func TestCheck(t *testing.T) {
 
 	// What is not to be held needs no right.
 	config := filepath.Join(t.TempDir(), "config.yaml")
-	check(t, os.WriteFile(config, []byte("cache: false\nresources: [{resource: pods, cache: true}]\n"), 0o600))
+	require.NoError(t, os.WriteFile(config, []byte("cache: false\nresources: [{resource: pods, cache: true}]\n"), 0o600))
 	_, found = checked(t, kubeconfig, "--config", config)
-	check(t, says(found, "ok", "may list and watch what may be held (1 types"))
+	require.NoError(t, says(found, "ok", "may list and watch what may be held (1 types"))
 
 	// Callers with certificates are impersonated.
-	_, found = checked(t, kubeconfig, "--client-ca-file", shared.CA)
-	check(t, says(found, "warning", "may not impersonate", "--client-ca-file"))
-	rights.role("", "acts", rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"users", "groups"}, Verbs: []string{"impersonate"}},
+	_, found = checked(t, kubeconfig, "--client-ca-file", testbed.Shared.CA)
+	require.NoError(t, says(found, "warning", "may not impersonate", "--client-ca-file"))
+	granted.Role("", "acts", rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"users", "groups"}, Verbs: []string{"impersonate"}},
 		rbacv1.PolicyRule{APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"*"}, Verbs: []string{"impersonate"}})
-	rights.bind("", "acts", account(ns, "poor"))
-	eventually(t, "the right to impersonate is known", func() error {
-		_, found = checked(t, kubeconfig, "--client-ca-file", shared.CA)
+	granted.Bind("", "acts", rights.Account(ns, "poor"))
+	poll.Until(t, "the right to impersonate is known", func() error {
+		_, found = checked(t, kubeconfig, "--client-ca-file", testbed.Shared.CA)
 		return says(found, "ok", "may act as callers with certificates")
 	})
 }

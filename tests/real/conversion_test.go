@@ -11,6 +11,14 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/compare"
+	"watershed.test/real/internal/conformance"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/testbed"
 )
 
 // converter is a webhook that converts herds between v1, which has a spec.heads
@@ -31,7 +39,7 @@ func newConverter(t *testing.T) *converter {
 // conversion is how a definition names it.
 func (c *converter) conversion() string {
 	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Certificate().Raw})
-	return asJSON(map[string]any{"strategy": "Webhook", "webhook": map[string]any{"conversionReviewVersions": []string{"v1"},
+	return api.JSON(map[string]any{"strategy": "Webhook", "webhook": map[string]any{"conversionReviewVersions": []string{"v1"},
 		"clientConfig": map[string]any{"url": c.URL + "/convert", "caBundle": authority}}})
 }
 
@@ -51,7 +59,7 @@ func (c *converter) answer(w http.ResponseWriter, r *http.Request) {
 		convert(o, review.Request.DesiredAPIVersion)
 	}
 	w.Header().Set("Content-Type", "application/json")
-	fmt.Fprint(w, asJSON(map[string]any{"apiVersion": review.APIVersion, "kind": review.Kind, "response": map[string]any{
+	fmt.Fprint(w, api.JSON(map[string]any{"apiVersion": review.APIVersion, "kind": review.Kind, "response": map[string]any{
 		"uid": review.Request.UID, "convertedObjects": review.Request.Objects, "result": map[string]any{"status": "Success"}}}))
 }
 
@@ -77,7 +85,7 @@ func convert(herd map[string]any, to string) {
 func convertedHerd(t *testing.T, c *converter) herd {
 	const schema = `"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{%s}}}}}`
 	return herd{
-		group:      slug(t) + ".example.test",
+		group:      testbed.Slug(t) + ".example.test",
 		conversion: c.conversion(),
 		versions: []string{
 			`{"name":"v1","selectableFields":[{"jsonPath":".spec.heads"}],` + fmt.Sprintf(schema, `"heads":{"type":"string"}`) + `}`,
@@ -91,7 +99,7 @@ func convertedHerd(t *testing.T, c *converter) herd {
 // in the other as upstream converts it, whichever is stored.
 func TestVersionsWithConversion(t *testing.T) {
 	t.Parallel()
-	ns := namespace(t)
+	ns := objects.Namespace(t)
 	h := convertedHerd(t, newConverter(t))
 	h.define(t, "v1", "v1", "v2")
 	v1, v2 := h.at("v1"), h.at("v2")
@@ -99,32 +107,32 @@ func TestVersionsWithConversion(t *testing.T) {
 		if stored == "v2" {
 			h.store(t, ns, stored, "v1", "v2")
 		}
-		var watches []request
-		for _, v := range []sort{v1, v2} {
-			for _, accept := range []string{"", metadataOnly, metadataWire} {
-				watches = append(watches, request{path: v.path(ns, "") + "?watch=1&resourceVersion=0", accept: accept})
+		var watches []api.Request
+		for _, v := range []conformance.Resource{v1, v2} {
+			for _, accept := range []string{"", api.MetadataJSON, api.MetadataProtobuf} {
+				watches = append(watches, api.Request{Path: v.Path(ns, "") + "?watch=1&resourceVersion=0", Accept: accept})
 			}
-			watches = append(watches, request{path: v.path("", "") + "?watch=1&labelSelector=form!%3Dv0&resourceVersion=0"})
+			watches = append(watches, api.Request{Path: v.Path("", "") + "?watch=1&labelSelector=form!%3Dv0&resourceVersion=0"})
 		}
-		watches = append(watches, request{path: v1.path(ns, "") + "?watch=1&resourceVersion=0&fieldSelector=spec.heads!%3D7"},
-			request{path: v2.path(ns, "") + "?watch=1&resourceVersion=0&fieldSelector=spec.amount!%3D7"})
+		watches = append(watches, api.Request{Path: v1.Path(ns, "") + "?watch=1&resourceVersion=0&fieldSelector=spec.heads!%3D7"},
+			api.Request{Path: v2.Path(ns, "") + "?watch=1&resourceVersion=0&fieldSelector=spec.amount!%3D7"})
 		one, two, last := "one-"+stored, "two-"+stored, "last-"+stored
-		events := sameEvents(t, watches, func() string {
-			proxied.ok(t, request{method: "POST", path: v1.path(ns, ""), body: h.object("v1", one, `{"heads":"3"}`)})
-			upstream.ok(t, request{method: "POST", path: v2.path(ns, ""), body: h.object("v2", two, `{"amount":4}`)})
-			proxied.ok(t, request{method: "PATCH", path: v2.path(ns, one), contentType: mergePatch, body: `{"spec":{"amount":7}}`})
-			upstream.ok(t, request{method: "PATCH", path: v1.path(ns, two), contentType: mergePatch, body: `{"spec":{"heads":"7"}}`})
-			proxied.ok(t, request{method: "PATCH", path: v2.path(ns, one), contentType: mergePatch, body: `{"metadata":{"labels":{"mine":"1"}},"spec":{"amount":8}}`})
+		events := compare.SameEvents(t, watches, func() string {
+			testbed.Proxied.Must(t, api.Request{Method: "POST", Path: v1.Path(ns, ""), Body: h.object("v1", one, `{"heads":"3"}`)})
+			testbed.Upstream.Must(t, api.Request{Method: "POST", Path: v2.Path(ns, ""), Body: h.object("v2", two, `{"amount":4}`)})
+			testbed.Proxied.Must(t, api.Request{Method: "PATCH", Path: v2.Path(ns, one), ContentType: api.MergePatch, Body: `{"spec":{"amount":7}}`})
+			testbed.Upstream.Must(t, api.Request{Method: "PATCH", Path: v1.Path(ns, two), ContentType: api.MergePatch, Body: `{"spec":{"heads":"7"}}`})
+			testbed.Proxied.Must(t, api.Request{Method: "PATCH", Path: v2.Path(ns, one), ContentType: api.MergePatch, Body: `{"metadata":{"labels":{"mine":"1"}},"spec":{"amount":8}}`})
 			for i, v := range []string{"v1", "v2"} {
-				proxied.ok(t, request{method: "POST", path: h.at(v).path(ns, ""), body: h.object(v, "passing-"+v, `{}`)})
-				targets()[i].ok(t, request{method: "DELETE", path: h.at(v).path(ns, "") + "?labelSelector=form%3D" + v + ",!mine"})
+				testbed.Proxied.Must(t, api.Request{Method: "POST", Path: h.at(v).Path(ns, ""), Body: h.object(v, "passing-"+v, `{}`)})
+				testbed.Targets()[i].Must(t, api.Request{Method: "DELETE", Path: h.at(v).Path(ns, "") + "?labelSelector=form%3D" + v + ",!mine"})
 			}
-			upstream.ok(t, request{method: "POST", path: v1.path(ns, ""), body: h.object("v1", last, `{"heads":"1"}`)})
+			testbed.Upstream.Must(t, api.Request{Method: "POST", Path: v1.Path(ns, ""), Body: h.object("v1", last, `{"heads":"1"}`)})
 			return last
 		})
 		t.Logf("%s is stored: %d events", stored, events)
-		sameAnswers(t, reads(t, v1.path(ns, ""), one, "labelSelector=form%3Dv1", "labelSelector=form%3Dv2", "fieldSelector=spec.heads%3D8", "fieldSelector=spec.amount%3D8"))
-		sameAnswers(t, reads(t, v2.path(ns, ""), one, "labelSelector=form%3Dv1", "labelSelector=form%3Dv2", "fieldSelector=spec.amount%3D8"))
+		compare.SameAnswers(t, compare.Reads(t, v1.Path(ns, ""), one, "labelSelector=form%3Dv1", "labelSelector=form%3Dv2", "fieldSelector=spec.heads%3D8", "fieldSelector=spec.amount%3D8"))
+		compare.SameAnswers(t, compare.Reads(t, v2.Path(ns, ""), one, "labelSelector=form%3Dv1", "labelSelector=form%3Dv2", "fieldSelector=spec.amount%3D8"))
 	}
 }
 
@@ -134,76 +142,76 @@ func TestVersionsWithConversion(t *testing.T) {
 // on with it. No watch misses what could not be converted at first.
 func TestConversionFails(t *testing.T) {
 	t.Parallel()
-	ns := namespace(t)
+	ns := objects.Namespace(t)
 	c := newConverter(t)
 	h := convertedHerd(t, c)
 	v1, v2 := h.at("v1"), h.at("v2")
-	list := request{path: v2.path(ns, "") + "?resourceVersion=0"}
+	list := api.Request{Path: v2.Path(ns, "") + "?resourceVersion=0"}
 
 	// It fails from the beginning: nothing is known of v2.
 	c.broken.Store(true)
 	h.define(t, "v1", "v1")
-	upstream.ok(t, request{method: "POST", path: v1.path(ns, ""), body: h.object("v1", "one", `{"heads":"3"}`)})
-	refused := []request{{path: v2.path(ns, "")}, {path: v2.path(ns, "") + "?limit=1"}, {path: v2.path(ns, "one")}}
-	if statuses := sameAnswers(t, refused); statuses[200]+statuses[404] > 0 {
+	testbed.Upstream.Must(t, api.Request{Method: "POST", Path: v1.Path(ns, ""), Body: h.object("v1", "one", `{"heads":"3"}`)})
+	refused := []api.Request{{Path: v2.Path(ns, "")}, {Path: v2.Path(ns, "") + "?limit=1"}, {Path: v2.Path(ns, "one")}}
+	if statuses := compare.SameAnswers(t, refused); statuses[200]+statuses[404] > 0 {
 		t.Errorf("upstream answers %v", statuses)
 	}
-	sameAnswers(t, reads(t, v1.path(ns, ""), "one"))
+	compare.SameAnswers(t, compare.Reads(t, v1.Path(ns, ""), "one"))
 	c.broken.Store(false)
-	awaitSame(t, request{path: v2.path(ns, "one") + "?resourceVersion=0"})
+	awaitSame(t, api.Request{Path: v2.Path(ns, "one") + "?resourceVersion=0"})
 
 	// It fails later: nothing has changed, and what was converted is there. An
 	// upstream that takes states of the past from etcd would have to convert those.
-	known := reads(t, v2.path(ns, ""), "one", "labelSelector=form%3Dv2")
-	if !upstream.writesSlash() {
-		known = slices.DeleteFunc(known, func(r request) bool {
-			return strings.Contains(r.path, "=Exact") || strings.Contains(r.path, "limit=1")
+	known := compare.Reads(t, v2.Path(ns, ""), "one", "labelSelector=form%3Dv2")
+	if !testbed.Upstream.WritesSlash() {
+		known = slices.DeleteFunc(known, func(r api.Request) bool {
+			return strings.Contains(r.Path, "=Exact") || strings.Contains(r.Path, "limit=1")
 		})
 	}
-	watches := map[string]*stream{}
-	for _, to := range targets() {
-		watches[to.name] = to.watch(t, request{path: v2.path(ns, "") + "?watch=1&resourceVersion=0"})
-		watches[to.name].next(t)
+	watches := map[string]*api.Stream{}
+	for _, to := range testbed.Targets() {
+		watches[to.Name] = to.Watch(t, api.Request{Path: v2.Path(ns, "") + "?watch=1&resourceVersion=0"})
+		watches[to.Name].Next(t)
 	}
 	c.broken.Store(true)
-	sameAnswers(t, known)
+	compare.SameAnswers(t, known)
 
 	// Changes that cannot be converted.
-	before := proxied.ok(t, list)
-	var two parsedObject
-	check(t, json.Unmarshal([]byte(proxied.ok(t, request{method: "POST", path: v1.path(ns, ""), body: h.object("v1", "two", `{"heads":"4"}`)}).body), &two))
-	proxied.ok(t, request{method: "DELETE", path: v1.path(ns, "one")})
-	refused = append(refused[:2], request{path: v2.path(ns, "two")}, request{path: v2.path(ns, "two") + "?resourceVersion=" + two.Metadata.ResourceVersion},
-		request{method: "POST", path: v2.path(ns, "") + "?dryRun=All", body: h.object("v2", "three", `{"amount":1}`)})
-	if statuses := sameAnswers(t, refused); statuses[200]+statuses[404] > 0 {
+	before := testbed.Proxied.Must(t, list)
+	var two api.Object
+	require.NoError(t, json.Unmarshal([]byte(testbed.Proxied.Must(t, api.Request{Method: "POST", Path: v1.Path(ns, ""), Body: h.object("v1", "two", `{"heads":"4"}`)}).Body), &two))
+	testbed.Proxied.Must(t, api.Request{Method: "DELETE", Path: v1.Path(ns, "one")})
+	refused = append(refused[:2], api.Request{Path: v2.Path(ns, "two")}, api.Request{Path: v2.Path(ns, "two") + "?resourceVersion=" + two.Metadata.ResourceVersion},
+		api.Request{Method: "POST", Path: v2.Path(ns, "") + "?dryRun=All", Body: h.object("v2", "three", `{"amount":1}`)})
+	if statuses := compare.SameAnswers(t, refused); statuses[200]+statuses[404] > 0 {
 		t.Errorf("upstream answers %v", statuses)
 	}
-	sameAnswers(t, reads(t, v1.path(ns, ""), "two"))
-	for _, to := range targets() {
-		if a := to.send(t, list); a.body != before.body && (to.name == "proxied" || a.status != 429) {
-			t.Errorf("%s: any version was\n%s\nand is\n%d %s", to.name, before.body, a.status, a.body)
+	compare.SameAnswers(t, compare.Reads(t, v1.Path(ns, ""), "two"))
+	for _, to := range testbed.Targets() {
+		if a := to.Send(t, list); a.Body != before.Body && (to.Name == "proxied" || a.Status != 429) {
+			t.Errorf("%s: any version was\n%s\nand is\n%d %s", to.Name, before.Body, a.Status, a.Body)
 		}
 	}
 
 	// And it is back.
 	c.broken.Store(false)
 	seen := map[string][]string{}
-	for _, to := range targets() {
+	for _, to := range testbed.Targets() {
 		for {
 			// Nothing, if the watch has ended.
-			e := within(t, "what the watch goes on with", watches[to.name].events)
+			e := poll.Receive(t, "what the watch goes on with", watches[to.Name].Events)
 			if e.Type == "" || e.Object.Code == 410 {
 				break
 			}
-			if seen[to.name] = append(seen[to.name], e.String()); e.Type == "DELETED" {
+			if seen[to.Name] = append(seen[to.Name], e.String()); e.Type == "DELETED" {
 				break
 			}
 		}
-		if s := strings.Join(seen[to.name], ", "); s != "ADDED two, DELETED one" && s != "" {
-			t.Errorf("%s: the watch went on with %s", to.name, s)
+		if s := strings.Join(seen[to.Name], ", "); s != "ADDED two, DELETED one" && s != "" {
+			t.Errorf("%s: the watch went on with %s", to.Name, s)
 		}
 	}
 	t.Logf("the watches went on with %v", seen)
 	awaitSame(t, list)
-	sameAnswers(t, reads(t, v2.path(ns, ""), "two", "labelSelector=form%3Dv2"))
+	compare.SameAnswers(t, compare.Reads(t, v2.Path(ns, ""), "two", "labelSelector=form%3Dv2"))
 }

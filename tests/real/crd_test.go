@@ -14,31 +14,39 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/dynamicinformer"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/compare"
+	"watershed.test/real/internal/informertest"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/testbed"
 )
 
 func TestCustomResourceLife(t *testing.T) {
-	w := newWidget(t)
-	ns := namespace(t)
+	w := objects.NewWidget(t)
+	ns := objects.Namespace(t)
 
 	// Before: nobody knows it. The proxy must not remember that for long.
-	same(t, request{path: w.path("", "")})
-	same(t, request{path: w.path(ns, "a")})
-	same(t, request{path: w.path("", "") + "?watch=1"})
+	compare.Same(t, api.Request{Path: w.Path("", "")})
+	compare.Same(t, api.Request{Path: w.Path(ns, "a")})
+	compare.Same(t, api.Request{Path: w.Path("", "") + "?watch=1"})
 
-	w.define(t, proxied)
-	w.awaitServed(t, proxied)
+	w.Define(t, testbed.Proxied)
+	w.AwaitServed(t, testbed.Proxied)
 	for i, name := range []string{"a", "b", "c"} {
-		targets()[i%2].ok(t, request{method: "POST", path: w.path(ns, ""), body: w.object(name, i)})
+		testbed.Targets()[i%2].Must(t, api.Request{Method: "POST", Path: w.Path(ns, ""), Body: w.Object(name, i)})
 	}
 
-	list := request{path: w.path(ns, "")}
+	list := api.Request{Path: w.Path(ns, "")}
 	for _, query := range []string{"", "?resourceVersion=0", "?limit=2", "?labelSelector=x", "?fieldSelector=spec.size%3D1", "?fieldSelector=spec.colour%3Dred", "?fieldSelector=metadata.name%3Da"} {
 		r := list
-		r.path += query
+		r.Path += query
 		// Version 0 may be a moment old, on either side.
-		eventually(t, "the same answer to "+query, func() error {
-			want, got := upstream.send(t, r), proxied.send(t, r)
-			w, g := blankTokens(want.comparable(nil)), blankTokens(got.comparable(nil))
+		poll.Until(t, "the same answer to "+query, func() error {
+			want, got := testbed.Upstream.Send(t, r), testbed.Proxied.Send(t, r)
+			w, g := compare.BlankTokens(want.Comparable(nil)), compare.BlankTokens(got.Comparable(nil))
 			if w != g {
 				return fmt.Errorf("\nupstream: %s\nproxied:  %s", w, g)
 			}
@@ -49,7 +57,7 @@ func TestCustomResourceLife(t *testing.T) {
 	store := informerOn(t, w)
 	awaitStore := func(step string, want ...string) {
 		t.Helper()
-		eventually(t, step, func() error {
+		poll.Until(t, step, func() error {
 			var got []string
 			for _, key := range store() {
 				if name, mine := strings.CutPrefix(key, ns+"/"); mine {
@@ -67,30 +75,30 @@ func TestCustomResourceLife(t *testing.T) {
 
 	// A second edition of the type: what is new in it is served, and informers
 	// go on.
-	proxied.ok(t, request{method: "PATCH", path: definitions + "/" + w.name(), contentType: "application/merge-patch+json", body: w.definition(true)})
-	eventually(t, "the new field is kept", func() error {
-		a := proxied.ok(t, request{method: "PATCH", path: w.path(ns, "a"), contentType: "application/merge-patch+json", body: `{"spec":{"colour":"red"}}`})
-		if !strings.Contains(a.body, "red") {
-			return errNotYet
+	testbed.Proxied.Must(t, api.Request{Method: "PATCH", Path: objects.CRDPath + "/" + w.Name(), ContentType: "application/merge-patch+json", Body: w.Definition(true)})
+	poll.Until(t, "the new field is kept", func() error {
+		a := testbed.Proxied.Must(t, api.Request{Method: "PATCH", Path: w.Path(ns, "a"), ContentType: "application/merge-patch+json", Body: `{"spec":{"colour":"red"}}`})
+		if !strings.Contains(a.Body, "red") {
+			return poll.ErrNotYet
 		}
 		return nil
 	})
 	const table = "application/json;as=Table;g=meta.k8s.io;v=v1"
-	eventually(t, "the new column is shown", func() error {
-		want := upstream.send(t, request{path: w.path(ns, ""), accept: table})
-		got := proxied.send(t, request{path: w.path(ns, ""), accept: table})
-		if !strings.Contains(want.body, "Colour") || want.comparable(nil) != got.comparable(nil) {
-			return fmt.Errorf("\nupstream: %s\nproxied: %s", want.comparable(nil), got.comparable(nil))
+	poll.Until(t, "the new column is shown", func() error {
+		want := testbed.Upstream.Send(t, api.Request{Path: w.Path(ns, ""), Accept: table})
+		got := testbed.Proxied.Send(t, api.Request{Path: w.Path(ns, ""), Accept: table})
+		if !strings.Contains(want.Body, "Colour") || want.Comparable(nil) != got.Comparable(nil) {
+			return fmt.Errorf("\nupstream: %s\nproxied: %s", want.Comparable(nil), got.Comparable(nil))
 		}
 		return nil
 	})
-	upstream.ok(t, request{method: "POST", path: w.path(ns, ""), body: w.object("d", 4)})
+	testbed.Upstream.Must(t, api.Request{Method: "POST", Path: w.Path(ns, ""), Body: w.Object("d", 4)})
 	awaitStore("the informer goes on after the change of the type", "a", "b", "c", "d")
 
 	// Once the type is served anew, watches last: it may be listed again a moment
 	// after the change, which ends those that are open.
-	eventually(t, "watches last", func() error {
-		events, err := proxied.watch(t, request{path: w.path(ns, "") + "?watch=1&resourceVersion=0&timeoutSeconds=4"}).rest(t)
+	poll.Until(t, "watches last", func() error {
+		events, err := testbed.Proxied.Watch(t, api.Request{Path: w.Path(ns, "") + "?watch=1&resourceVersion=0&timeoutSeconds=4"}).Rest(t)
 		if err != nil || len(events) != 4 {
 			return fmt.Errorf("%v, %v", events, err)
 		}
@@ -98,17 +106,17 @@ func TestCustomResourceLife(t *testing.T) {
 	})
 
 	// The end of the type: open watches see the objects go, and end.
-	watches := map[string]*stream{}
-	for _, to := range targets() {
-		watches[to.name] = to.watch(t, request{path: w.path(ns, "") + "?watch=1&allowWatchBookmarks=true&resourceVersion=0"})
+	watches := map[string]*api.Stream{}
+	for _, to := range testbed.Targets() {
+		watches[to.Name] = to.Watch(t, api.Request{Path: w.Path(ns, "") + "?watch=1&allowWatchBookmarks=true&resourceVersion=0"})
 		for range 4 {
-			watches[to.name].next(t)
+			watches[to.Name].Next(t)
 		}
 	}
-	proxied.ok(t, request{method: "DELETE", path: definitions + "/" + w.name()})
+	testbed.Proxied.Must(t, api.Request{Method: "DELETE", Path: objects.CRDPath + "/" + w.Name()})
 	var ends []string
-	for _, to := range targets() {
-		events, err := watches[to.name].rest(t)
+	for _, to := range testbed.Targets() {
+		events, err := watches[to.Name].Rest(t)
 		ends = append(ends, fmt.Sprintf("%v, %v", events, err))
 	}
 	if ends[0] != ends[1] {
@@ -119,12 +127,12 @@ func TestCustomResourceLife(t *testing.T) {
 	}
 
 	// After: as if it had never been.
-	for _, path := range []string{w.path("", ""), w.path(ns, ""), w.path(ns, "a"), w.path(ns, "") + "?watch=1", w.path(ns, "") + "?resourceVersion=0"} {
-		r := request{path: path}
-		eventually(t, "the type is gone", func() error {
-			want, got := upstream.send(t, r), proxied.send(t, r)
-			if want.status != 404 || want.comparable(nil) != got.comparable(nil) {
-				return fmt.Errorf("%v\nupstream: %s\nproxied:  %s", r, want.comparable(nil), got.comparable(nil))
+	for _, path := range []string{w.Path("", ""), w.Path(ns, ""), w.Path(ns, "a"), w.Path(ns, "") + "?watch=1", w.Path(ns, "") + "?resourceVersion=0"} {
+		r := api.Request{Path: path}
+		poll.Until(t, "the type is gone", func() error {
+			want, got := testbed.Upstream.Send(t, r), testbed.Proxied.Send(t, r)
+			if want.Status != 404 || want.Comparable(nil) != got.Comparable(nil) {
+				return fmt.Errorf("%v\nupstream: %s\nproxied:  %s", r, want.Comparable(nil), got.Comparable(nil))
 			}
 			return nil
 		})
@@ -133,10 +141,10 @@ func TestCustomResourceLife(t *testing.T) {
 
 // informerOn runs an informer through the proxy for as long as the test, and
 // returns a look at its keys.
-func informerOn(t *testing.T, w widget) func() []string {
+func informerOn(t *testing.T, w objects.Widget) func() []string {
 	t.Helper()
-	client := must(dynamic.NewForConfig(proxied.config()))(t)
-	informer := dynamicinformer.NewFilteredDynamicInformer(client, widgets(w).resource, metav1.NamespaceAll, 0, nil, nil).Informer()
+	client := require.Value(dynamic.NewForConfig(testbed.Proxied.Config()))(t)
+	informer := dynamicinformer.NewFilteredDynamicInformer(client, informertest.Widgets(w).Resource, metav1.NamespaceAll, 0, nil, nil).Informer()
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	go informer.Run(ctx.Done())
@@ -146,28 +154,28 @@ func informerOn(t *testing.T, w widget) func() []string {
 // TestCustomResourceComesBack has a type that goes and returns with the same
 // name: what was known of the first must not answer for the second.
 func TestCustomResourceComesBack(t *testing.T) {
-	w := newWidget(t)
-	ns := namespace(t)
+	w := objects.NewWidget(t)
+	ns := objects.Namespace(t)
 	for round := range 2 {
-		w.define(t, proxied)
-		w.awaitServed(t, proxied)
+		w.Define(t, testbed.Proxied)
+		w.AwaitServed(t, testbed.Proxied)
 		name := fmt.Sprintf("round-%d", round)
-		proxied.ok(t, request{method: "POST", path: w.path(ns, ""), body: w.object(name, round)})
-		eventually(t, "a list through the proxy", func() error {
-			a := proxied.send(t, request{path: w.path(ns, "") + "?resourceVersion=0"})
-			if a.status != 200 || !strings.Contains(a.body, name) || strings.Contains(a.body, fmt.Sprintf("round-%d", 1-round)) {
-				return fmt.Errorf("%d %s", a.status, a.body)
+		testbed.Proxied.Must(t, api.Request{Method: "POST", Path: w.Path(ns, ""), Body: w.Object(name, round)})
+		poll.Until(t, "a list through the proxy", func() error {
+			a := testbed.Proxied.Send(t, api.Request{Path: w.Path(ns, "") + "?resourceVersion=0"})
+			if a.Status != 200 || !strings.Contains(a.Body, name) || strings.Contains(a.Body, fmt.Sprintf("round-%d", 1-round)) {
+				return fmt.Errorf("%d %s", a.Status, a.Body)
 			}
 			return nil
 		})
-		proxied.ok(t, request{method: "DELETE", path: definitions + "/" + w.name()})
-		for _, to := range targets() {
-			eventually(t, "the type is gone "+to.name, func() error {
-				if a := to.send(t, request{path: w.path(ns, "")}); a.status != 404 {
-					return fmt.Errorf("%d %s", a.status, a.body)
+		testbed.Proxied.Must(t, api.Request{Method: "DELETE", Path: objects.CRDPath + "/" + w.Name()})
+		for _, to := range testbed.Targets() {
+			poll.Until(t, "the type is gone "+to.Name, func() error {
+				if a := to.Send(t, api.Request{Path: w.Path(ns, "")}); a.Status != 404 {
+					return fmt.Errorf("%d %s", a.Status, a.Body)
 				}
-				if a := to.send(t, request{path: definitions + "/" + w.name()}); a.status != 404 {
-					return fmt.Errorf("%d %s", a.status, a.body)
+				if a := to.Send(t, api.Request{Path: objects.CRDPath + "/" + w.Name()}); a.Status != 404 {
+					return fmt.Errorf("%d %s", a.Status, a.Body)
 				}
 				return nil
 			})
@@ -180,28 +188,28 @@ func TestCustomResourceComesBack(t *testing.T) {
 // its list. The proxy may have opened its own watch only in between, at a later
 // version: that is no reason to call the client's version too old.
 func TestWatchFromFirstList(t *testing.T) {
-	w := newWidget(t)
+	w := objects.NewWidget(t)
 	for round, between := range []string{"none", "?resourceVersion=0", ""} {
-		w := widget{group: fmt.Sprintf("round-%d.%s", round, w.group), plural: w.plural}
+		w := objects.Widget{Group: fmt.Sprintf("round-%d.%s", round, w.Group), Plural: w.Plural}
 		t.Run(fmt.Sprint("round ", round), func(t *testing.T) {
-			ns := namespace(t)
-			w.define(t, upstream)
-			w.awaitServed(t, proxied)
-			for _, to := range targets() {
+			ns := objects.Namespace(t)
+			w.Define(t, testbed.Upstream)
+			w.AwaitServed(t, testbed.Proxied)
+			for _, to := range testbed.Targets() {
 				var list struct {
 					Metadata struct{ ResourceVersion string }
 				}
-				check(t, json.Unmarshal([]byte(to.ok(t, request{path: w.path(ns, "")}).body), &list))
-				first, second := "first-"+to.name, "second-"+to.name
-				upstream.ok(t, request{method: "POST", path: w.path(ns, ""), body: w.object(first, 1)})
+				require.NoError(t, json.Unmarshal([]byte(to.Must(t, api.Request{Path: w.Path(ns, "")}).Body), &list))
+				first, second := "first-"+to.Name, "second-"+to.Name
+				testbed.Upstream.Must(t, api.Request{Method: "POST", Path: w.Path(ns, ""), Body: w.Object(first, 1)})
 				if between != "none" {
-					to.ok(t, request{path: w.path("", "") + between})
+					to.Must(t, api.Request{Path: w.Path("", "") + between})
 				}
-				watch := to.watch(t, request{path: w.path(ns, "") + "?watch=1&resourceVersion=" + list.Metadata.ResourceVersion})
-				upstream.ok(t, request{method: "POST", path: w.path(ns, ""), body: w.object(second, 2)})
+				watch := to.Watch(t, api.Request{Path: w.Path(ns, "") + "?watch=1&resourceVersion=" + list.Metadata.ResourceVersion})
+				testbed.Upstream.Must(t, api.Request{Method: "POST", Path: w.Path(ns, ""), Body: w.Object(second, 2)})
 				for _, name := range []string{first, second} {
-					if e := watch.next(t); e.String() != "ADDED "+name {
-						t.Fatalf("%s: not %s but %s", to.name, name, e.raw)
+					if e := watch.Next(t); e.String() != "ADDED "+name {
+						t.Fatalf("%s: not %s but %s", to.Name, name, e.Raw)
 					}
 				}
 			}
@@ -212,32 +220,32 @@ func TestWatchFromFirstList(t *testing.T) {
 // TestDefinitionsSeenLater: a proxy that may not see the definitions at first
 // passes custom types' requests on, and answers them itself once it may.
 func TestDefinitionsSeenLater(t *testing.T) {
-	if direct {
+	if testbed.Direct {
 		t.Skip("there is no proxy whose rights matter")
 	}
 	t.Parallel()
-	w := newWidget(t)
-	w.define(t, upstream)
-	w.awaitServed(t, upstream)
-	grantVerbs(t, "", "bob", "authentication.k8s.io", "tokenreviews", "create")
-	grantVerbs(t, "", "bob", "authorization.k8s.io", "subjectaccessreviews", "create")
-	grant(t, "", "bob", w.group, w.plural)
+	w := objects.NewWidget(t)
+	w.Define(t, testbed.Upstream)
+	w.AwaitServed(t, testbed.Upstream)
+	objects.GrantVerbs(t, "", "bob", "authentication.k8s.io", "tokenreviews", "create")
+	objects.GrantVerbs(t, "", "bob", "authorization.k8s.io", "subjectaccessreviews", "create")
+	objects.Grant(t, "", "bob", w.Group, w.Plural)
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	check(t, os.WriteFile(kubeconfig, fmt.Appendf(nil, `{"apiVersion": "v1", "kind": "Config", "current-context": "c",
+	require.NoError(t, os.WriteFile(kubeconfig, fmt.Appendf(nil, `{"apiVersion": "v1", "kind": "Config", "current-context": "c",
 		"clusters": [{"name": "c", "cluster": {"server": %q, "certificate-authority": %q}}],
 		"users": [{"name": "u", "user": {"token": %q}}],
-		"contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]}`, upstream.url, upstream.ca, shared.Tokens["bob"]), 0o600))
-	proxy := startProxy(t, kubeconfig)
-	list := request{path: w.path("", "") + "?resourceVersion=0"}
-	if source := proxy.ok(t, list).header.Get("X-Watershed-Source"); source != "forward; reason=unknown-type" {
+		"contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]}`, testbed.Upstream.URL, testbed.Upstream.CA, testbed.Shared.Users.Of("bob")), 0o600))
+	proxy := testbed.StartProxy(t, kubeconfig)
+	list := api.Request{Path: w.Path("", "") + "?resourceVersion=0"}
+	if source := proxy.Must(t, list).Header.Get("X-Watershed-Source"); source != "forward; reason=unknown-type" {
 		t.Errorf("answered from %q", source)
 	}
-	grant(t, "", "bob", "apiextensions.k8s.io", "customresourcedefinitions")
+	objects.Grant(t, "", "bob", "apiextensions.k8s.io", "customresourcedefinitions")
 	// It tries again every half minute.
-	deadline := time.Now().Add(30*time.Second + patience)
+	deadline := time.Now().Add(30*time.Second + poll.Patience)
 	for source := ""; source != "snapshot"; time.Sleep(200 * time.Millisecond) {
-		if source = proxy.ok(t, list).header.Get("X-Watershed-Source"); time.Now().After(deadline) {
-			t.Fatalf("still answered from %q\n%s", source, proxy.tail())
+		if source = proxy.Must(t, list).Header.Get("X-Watershed-Source"); time.Now().After(deadline) {
+			t.Fatalf("still answered from %q\n%s", source, proxy.LogTail())
 		}
 	}
 }

@@ -7,29 +7,35 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/compare"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/testbed"
 )
 
 // ofOneAnswer are header fields that differ from one answer to the next.
 var ofOneAnswer = []string{"Date", "Audit-Id", "X-Watershed-Source", "X-Kubernetes-Pf-Flowschema-Uid", "X-Kubernetes-Pf-Prioritylevel-Uid", "Content-Length"}
 
-func wholeAnswer(a answer) string {
+func wholeAnswer(a api.Answer) string {
 	var b strings.Builder
-	fmt.Fprintln(&b, a.status)
-	for _, name := range slices.Sorted(maps.Keys(a.header)) {
+	fmt.Fprintln(&b, a.Status)
+	for _, name := range slices.Sorted(maps.Keys(a.Header)) {
 		if !slices.Contains(ofOneAnswer, name) {
-			fmt.Fprintf(&b, "%s: %q\n", name, a.header[name])
+			fmt.Fprintf(&b, "%s: %q\n", name, a.Header[name])
 		}
 	}
-	return b.String() + a.body
+	return b.String() + a.Body
 }
 
 // TestDocuments compares discovery and OpenAPI, header by header and byte by
 // byte, for all that clients ask for them with.
 func TestDocuments(t *testing.T) {
 	const aggregated = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json"
-	w := newWidget(t)
-	w.define(t, upstream)
-	w.awaitServed(t, proxied)
+	w := objects.NewWidget(t)
+	w.Define(t, testbed.Upstream)
+	w.AwaitServed(t, testbed.Proxied)
 	type documents struct {
 		paths, accepts []string
 		// forwarded: these are not kept, and only have to be upstream's.
@@ -38,21 +44,21 @@ func TestDocuments(t *testing.T) {
 	sources := map[string]int{}
 	for _, d := range []documents{
 		{paths: []string{"/api", "/apis", "/api?timeout=32s", "/apis?timeout=32s"}, accepts: []string{"", "application/json", aggregated, "application/vnd.kubernetes.protobuf", "text/plain"}},
-		{paths: []string{"/api/v1", "/apis/apps", "/apis/apps/v1", "/apis/" + w.group, "/apis/" + w.group + "/v1", "/version"}, accepts: []string{"", "application/json", "application/vnd.kubernetes.protobuf, */*", "application/yaml"}},
+		{paths: []string{"/api/v1", "/apis/apps", "/apis/apps/v1", "/apis/" + w.Group, "/apis/" + w.Group + "/v1", "/version"}, accepts: []string{"", "application/json", "application/vnd.kubernetes.protobuf, */*", "application/yaml"}},
 		{paths: []string{"/openapi/v2"}, accepts: []string{"application/json", "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"}},
-		{paths: []string{"/openapi/v3", "/openapi/v3/apis/apps/v1", "/openapi/v3/api/v1", "/openapi/v3/apis/" + w.group + "/v1"}, accepts: []string{"application/json", "application/com.github.proto-openapi.spec.v3@v1.0+protobuf"}},
+		{paths: []string{"/openapi/v3", "/openapi/v3/apis/apps/v1", "/openapi/v3/api/v1", "/openapi/v3/apis/" + w.Group + "/v1"}, accepts: []string{"application/json", "application/com.github.proto-openapi.spec.v3@v1.0+protobuf"}},
 		{paths: []string{"/apis/no.such.group", "/apis/apps/v7", "/apis/apps/", "/openapi/v3/apis/apps/v1?hash=old", "/version/", "/api/"}, accepts: []string{"application/json"}, forwarded: true},
 	} {
 		for _, path := range d.paths {
 			for _, accept := range d.accepts {
 				for _, encoding := range []string{"identity", "gzip", "gzip;q=0", "br, gzip;q=0.5"} {
-					r := request{path: path, accept: accept, header: map[string]string{"Accept-Encoding": encoding}}
+					r := api.Request{Path: path, Accept: accept, Header: map[string]string{"Accept-Encoding": encoding}}
 					etag := sameDocument(t, r, d.forwarded, sources)
 					if encoding != "gzip" || etag == "" {
 						continue
 					}
 					for _, known := range []string{etag, `"other"`, "W/" + etag, etag + `, "other"`, "*"} {
-						r.header = map[string]string{"Accept-Encoding": encoding, "If-None-Match": known}
+						r.Header = map[string]string{"Accept-Encoding": encoding, "If-None-Match": known}
 						sameDocument(t, r, true, sources)
 					}
 				}
@@ -60,39 +66,39 @@ func TestDocuments(t *testing.T) {
 		}
 	}
 	t.Logf("answered from %v", sources)
-	if !direct && sources["document"] < 100 {
+	if !testbed.Direct && sources["document"] < 100 {
 		t.Errorf("hardly anything was a document of memory: %v", sources)
 	}
 	// Those who may not are told so, and those nobody knows.
 	for _, user := range []string{"-", "?"} {
 		for _, path := range []string{"/api", "/apis", "/version", "/openapi/v2"} {
-			same(t, request{path: path, user: user})
+			compare.Same(t, api.Request{Path: path, User: user})
 		}
 	}
 	for _, method := range []string{"HEAD", "POST", "DELETE", "OPTIONS"} {
-		same(t, request{method: method, path: "/apis"})
+		compare.Same(t, api.Request{Method: method, Path: "/apis"})
 	}
 }
 
 // sameDocument compares, until both sides had no change in between: other tests
 // define types at the same time, and a document may be a second old.
-func sameDocument(t *testing.T, r request, mayBeForwarded bool, sources map[string]int) (etag string) {
+func sameDocument(t *testing.T, r api.Request, mayBeForwarded bool, sources map[string]int) (etag string) {
 	t.Helper()
-	eventually(t, r.String()+" "+r.accept+" is the same", func() error {
-		before, got, after := upstream.send(t, r), proxied.send(t, r), upstream.send(t, r)
+	poll.Until(t, r.String()+" "+r.Accept+" is the same", func() error {
+		before, got, after := testbed.Upstream.Send(t, r), testbed.Proxied.Send(t, r), testbed.Upstream.Send(t, r)
 		want := wholeAnswer(before)
 		if want != wholeAnswer(after) {
 			return fmt.Errorf("upstream changes")
 		}
 		if got := wholeAnswer(got); got != want {
-			return fmt.Errorf("%s", apart(want, got))
+			return fmt.Errorf("%s", compare.Diff(want, got))
 		}
-		source := got.header.Get("X-Watershed-Source")
+		source := got.Header.Get("X-Watershed-Source")
 		sources[source]++
-		if !direct && !mayBeForwarded && got.status == 200 && source != "document" {
+		if !testbed.Direct && !mayBeForwarded && got.Status == 200 && source != "document" {
 			t.Errorf("%v is answered from %q", r, source)
 		}
-		etag = before.header.Get("Etag")
+		etag = before.Header.Get("Etag")
 		return nil
 	})
 	return etag
@@ -103,24 +109,24 @@ func sameDocument(t *testing.T, r request, mayBeForwarded bool, sources map[stri
 func TestNewTypesInDocuments(t *testing.T) {
 	for i := range 3 {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
-			w := newWidget(t)
-			paths := []string{"/apis", "/apis/" + w.group, "/apis/" + w.group + "/v1", "/openapi/v3"}
+			w := objects.NewWidget(t)
+			paths := []string{"/apis", "/apis/" + w.Group, "/apis/" + w.Group + "/v1", "/openapi/v3"}
 			for _, path := range paths {
-				proxied.send(t, request{path: path})
+				testbed.Proxied.Send(t, api.Request{Path: path})
 			}
-			w.define(t, upstream)
+			w.Define(t, testbed.Upstream)
 			for _, path := range paths {
-				eventually(t, "upstream shows the type in "+path, func() error {
-					if a := upstream.send(t, request{path: path}); a.status != 200 || !strings.Contains(a.body, w.group) {
-						return errNotYet
+				poll.Until(t, "upstream shows the type in "+path, func() error {
+					if a := testbed.Upstream.Send(t, api.Request{Path: path}); a.Status != 200 || !strings.Contains(a.Body, w.Group) {
+						return poll.ErrNotYet
 					}
 					return nil
 				})
 			}
 			time.Sleep(time.Second)
 			for _, path := range paths {
-				if a := proxied.send(t, request{path: path}); a.status != 200 || !strings.Contains(a.body, w.group) {
-					t.Errorf("%s, answered from %q, does not show what upstream has shown for a second", path, a.header.Get("X-Watershed-Source"))
+				if a := testbed.Proxied.Send(t, api.Request{Path: path}); a.Status != 200 || !strings.Contains(a.Body, w.Group) {
+					t.Errorf("%s, answered from %q, does not show what upstream has shown for a second", path, a.Header.Get("X-Watershed-Source"))
 				}
 			}
 		})

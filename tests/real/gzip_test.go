@@ -18,24 +18,31 @@ import (
 	clientfeaturestesting "k8s.io/client-go/features/testing"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/compare"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/testbed"
 )
 
 // TestCompressed: lists and objects above upstream's threshold are compressed
 // for who asks for it, as upstream reads the question, and nothing else is.
 func TestCompressed(t *testing.T) {
-	ns := namespace(t)
+	ns := objects.Namespace(t)
 	here := "/api/v1/namespaces/" + ns + "/configmaps"
 	ctx := context.Background()
-	proxied.ok(t, request{path: here + "?resourceVersion=0"})
+	testbed.Proxied.Must(t, api.Request{Path: here + "?resourceVersion=0"})
 	var version string
 	for _, name := range []string{"one", "two", "three"} {
-		cm := configMap(name)
+		cm := objects.ConfigMap(name)
 		cm.Data["text"] = strings.Repeat(name+" ", 12_000)
-		version = must(kubeClient(t, upstream).CoreV1().ConfigMaps(ns).Create(ctx, cm, metav1.CreateOptions{}))(t).ResourceVersion
+		version = require.Value(api.Clientset(t, testbed.Upstream).CoreV1().ConfigMaps(ns).Create(ctx, cm, metav1.CreateOptions{}))(t).ResourceVersion
 	}
-	huge := configMap("huge")
+	huge := objects.ConfigMap("huge")
 	huge.Data["text"] = strings.Repeat("x", 200_000)
-	version = must(kubeClient(t, upstream).CoreV1().ConfigMaps(ns).Create(ctx, huge, metav1.CreateOptions{}))(t).ResourceVersion
+	version = require.Value(api.Clientset(t, testbed.Upstream).CoreV1().ConfigMaps(ns).Create(ctx, huge, metav1.CreateOptions{}))(t).ResourceVersion
 
 	for _, path := range []string{
 		here + "?resourceVersionMatch=Exact&resourceVersion=" + version,
@@ -46,12 +53,12 @@ func TestCompressed(t *testing.T) {
 		here + "/nobody?resourceVersion=" + version,
 	} {
 		for _, accept := range []string{"gzip", "identity", "deflate, gzip;q=1.0", "br , gzip", "gzip;q=0", "*"} {
-			read := func(to target) (string, string) {
-				resp := must(to.open(ctx, request{path: path, header: map[string]string{"Accept-Encoding": accept}}))(t)
+			read := func(to api.Target) (string, string) {
+				resp := require.Value(to.Open(ctx, api.Request{Path: path, Header: map[string]string{"Accept-Encoding": accept}}))(t)
 				defer resp.Body.Close()
 				body := io.Reader(resp.Body)
 				if resp.Header.Get("Content-Encoding") == "gzip" {
-					member := must(gzip.NewReader(body))(t)
+					member := require.Value(gzip.NewReader(body))(t)
 					member.Multistream(false)
 					body = member
 				}
@@ -64,18 +71,18 @@ func TestCompressed(t *testing.T) {
 						headers.Del(name)
 					}
 				}
-				if source := resp.Header.Get("X-Watershed-Source"); to.name == "proxied" && !direct && source != "snapshot" {
+				if source := resp.Header.Get("X-Watershed-Source"); to.Name == "proxied" && !testbed.Direct && source != "snapshot" {
 					t.Errorf("%s is answered from %q", path, source)
 				}
 				text := ""
 				for _, name := range slices.Sorted(maps.Keys(headers)) {
 					text += name + ": " + strings.Join(headers[name], ", ") + "\n"
 				}
-				return resp.Status + "\n" + text, string(must(io.ReadAll(body))(t))
+				return resp.Status + "\n" + text, string(require.Value(io.ReadAll(body))(t))
 			}
-			wantHead, wantBody := read(upstream)
-			gotHead, gotBody := read(proxied)
-			if wantHead != gotHead || !equalLists(wantBody, gotBody) {
+			wantHead, wantBody := read(testbed.Upstream)
+			gotHead, gotBody := read(testbed.Proxied)
+			if wantHead != gotHead || !compare.EqualLists(wantBody, gotBody) {
 				t.Errorf("%s, %q: bodies equal: %v\nupstream: %s\nproxied:  %s", path, accept, wantBody == gotBody, wantHead, gotHead)
 			}
 		}
@@ -89,11 +96,11 @@ var gzipped = map[string]string{"Accept-Encoding": "gzip"}
 // watches of config maps: on a busy machine it may serve the first before that.
 func knowsOfCompression(t *testing.T) {
 	t.Helper()
-	for _, accept := range []string{jsonType, protobufType} {
-		r := request{path: "/api/v1/configmaps?watch=1&resourceVersion=0&allowWatchBookmarks=true&timeoutSeconds=1", accept: accept, header: gzipped}
-		want := upstream.send(t, r).header.Get("Content-Encoding")
-		eventually(t, "it is known whether watches are compressed", func() error {
-			if got := proxied.send(t, r).header.Get("Content-Encoding"); got != want {
+	for _, accept := range []string{api.JSONType, api.ProtobufType} {
+		r := api.Request{Path: "/api/v1/configmaps?watch=1&resourceVersion=0&allowWatchBookmarks=true&timeoutSeconds=1", Accept: accept, Header: gzipped}
+		want := testbed.Upstream.Send(t, r).Header.Get("Content-Encoding")
+		poll.Until(t, "it is known whether watches are compressed", func() error {
+			if got := testbed.Proxied.Send(t, r).Header.Get("Content-Encoding"); got != want {
 				return fmt.Errorf("not %q but %q", want, got)
 			}
 			return nil
@@ -104,18 +111,18 @@ func knowsOfCompression(t *testing.T) {
 // TestCompressedWatches: a watch is compressed for whom upstream would compress it,
 // and says the same.
 func TestCompressedWatches(t *testing.T) {
-	ns := namespace(t)
+	ns := objects.Namespace(t)
 	here := "/api/v1/namespaces/" + ns + "/configmaps?watch=1&timeoutSeconds=2&"
 	ctx := context.Background()
-	client := kubeClient(t, upstream).CoreV1().ConfigMaps(ns)
+	client := api.Clientset(t, testbed.Upstream).CoreV1().ConfigMaps(ns)
 	for i := range 100 {
-		cm := configMap(fmt.Sprintf("cm-%d", i), "text", strings.Repeat("word ", 100))
-		must(client.Create(ctx, cm, metav1.CreateOptions{}))(t)
+		cm := objects.ConfigMap(fmt.Sprintf("cm-%d", i), "text", strings.Repeat("word ", 100))
+		require.Value(client.Create(ctx, cm, metav1.CreateOptions{}))(t)
 	}
-	version := must(client.List(ctx, metav1.ListOptions{}))(t).ResourceVersion
+	version := require.Value(client.List(ctx, metav1.ListOptions{}))(t).ResourceVersion
 	knowsOfCompression(t)
 
-	var requests []request
+	var requests []api.Request
 	for _, query := range []string{
 		"resourceVersion=0&allowWatchBookmarks=true",
 		"resourceVersion=0",
@@ -130,26 +137,26 @@ func TestCompressedWatches(t *testing.T) {
 		"allowWatchBookmarks=true&resourceVersion=" + version,
 		"allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=100000000",
 	} {
-		for _, accept := range []string{jsonType, protobufType, metadataOnly} {
-			requests = append(requests, request{path: here + query, accept: accept, header: gzipped})
+		for _, accept := range []string{api.JSONType, api.ProtobufType, api.MetadataJSON} {
+			requests = append(requests, api.Request{Path: here + query, Accept: accept, Header: gzipped})
 		}
 	}
 	for _, encoding := range []string{"identity", "br , gzip", "deflate, gzip;q=1.0", "*", "GZIP"} {
-		requests = append(requests, request{path: here + "resourceVersion=0&allowWatchBookmarks=true", header: map[string]string{"Accept-Encoding": encoding}})
+		requests = append(requests, api.Request{Path: here + "resourceVersion=0&allowWatchBookmarks=true", Header: map[string]string{"Accept-Encoding": encoding}})
 	}
 	var asked sync.WaitGroup
 	var mutex sync.Mutex
 	compressed := map[string]int{}
 	for _, r := range requests {
 		asked.Go(func() {
-			v := sides{upstream, proxied}.compareAtLeisure(r)
-			if v.difference != "" {
-				t.Errorf("%v Accept: %q, answered from %q\n%s", r, r.accept, v.got.header.Get("X-Watershed-Source"), v.difference)
+			v := compare.Sides{Right: testbed.Upstream, Asked: testbed.Proxied}.CompareAtLeisure(r)
+			if v.Difference != "" {
+				t.Errorf("%v Accept: %q, answered from %q\n%s", r, r.Accept, v.Got.Header.Get("X-Watershed-Source"), v.Difference)
 			}
 			mutex.Lock()
 			defer mutex.Unlock()
-			if v.want.header.Get("Content-Encoding") != "" {
-				compressed[v.got.header.Get("X-Watershed-Source")]++
+			if v.Want.Header.Get("Content-Encoding") != "" {
+				compressed[v.Got.Header.Get("X-Watershed-Source")]++
 			}
 		})
 	}
@@ -160,28 +167,28 @@ func TestCompressedWatches(t *testing.T) {
 // TestCompressedWatchesArePrompt: what has happened can be read before anything
 // else happens, although it is compressed.
 func TestCompressedWatchesArePrompt(t *testing.T) {
-	ns := namespace(t)
+	ns := objects.Namespace(t)
 	ctx := context.Background()
-	client := kubeClient(t, upstream).CoreV1().ConfigMaps(ns)
+	client := api.Clientset(t, testbed.Upstream).CoreV1().ConfigMaps(ns)
 	knowsOfCompression(t)
-	must(client.Create(ctx, configMap("first", "text", "here"), metav1.CreateOptions{}))(t)
+	require.Value(client.Create(ctx, objects.ConfigMap("first", "text", "here"), metav1.CreateOptions{}))(t)
 
-	watch := func(to target, labels string) *stream {
-		return to.watch(t, request{
-			path: "/api/v1/namespaces/" + ns + "/configmaps?watch=1&resourceVersion=0&allowWatchBookmarks=true&labelSelector=" + labels, header: gzipped})
+	watch := func(to api.Target, labels string) *api.Stream {
+		return to.Watch(t, api.Request{
+			Path: "/api/v1/namespaces/" + ns + "/configmaps?watch=1&resourceVersion=0&allowWatchBookmarks=true&labelSelector=" + labels, Header: gzipped})
 	}
 	same := func(labels string) func(what string) {
-		want, got := watch(upstream, labels), watch(proxied, labels)
-		if w, g := want.header.Get("Content-Encoding"), got.header.Get("Content-Encoding"); w != g {
+		want, got := watch(testbed.Upstream, labels), watch(testbed.Proxied, labels)
+		if w, g := want.Header.Get("Content-Encoding"), got.Header.Get("Content-Encoding"); w != g {
 			t.Errorf("upstream's is compressed by %q, the proxy's by %q", w, g)
-		} else if source := got.header.Get("X-Watershed-Source"); w != "" && !direct && source != "snapshot" {
+		} else if source := got.Header.Get("X-Watershed-Source"); w != "" && !testbed.Direct && source != "snapshot" {
 			t.Errorf("it is answered from %q", source)
 		}
 		return func(what string) {
 			t.Helper()
-			w, g := want.next(t), got.next(t)
-			if w.raw != g.raw || w.String() != what {
-				t.Errorf("%s:\nupstream: %s\nproxied:  %s", what, w.raw, g.raw)
+			w, g := want.Next(t), got.Next(t)
+			if w.Raw != g.Raw || w.String() != what {
+				t.Errorf("%s:\nupstream: %s\nproxied:  %s", what, w.Raw, g.Raw)
 			}
 		}
 	}
@@ -191,16 +198,16 @@ func TestCompressedWatchesArePrompt(t *testing.T) {
 	whole("ADDED first")
 	for i := range 5 {
 		name := fmt.Sprintf("cm-%d", i)
-		must(client.Create(ctx, configMap(name), metav1.CreateOptions{}))(t)
+		require.Value(client.Create(ctx, objects.ConfigMap(name), metav1.CreateOptions{}))(t)
 		whole("ADDED " + name)
 		for _, tier := range []string{"gold", "iron"} {
 			patch := fmt.Sprintf(`{"metadata":{"labels":{"tier":"%s"}}}`, tier)
-			must(client.Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
+			require.Value(client.Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
 			whole("MODIFIED " + name)
 			gold(map[string]string{"gold": "ADDED ", "iron": "DELETED "}[tier] + name)
 		}
 	}
-	check(t, client.Delete(ctx, "first", metav1.DeleteOptions{}))
+	require.NoError(t, client.Delete(ctx, "first", metav1.DeleteOptions{}))
 	whole("DELETED first")
 }
 
@@ -229,22 +236,22 @@ func (s *seenBy) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestCompressedInformers(t *testing.T) {
 	clientfeaturestesting.SetFeatureDuringTest(t, clientfeatures.WatchListClient, true)
 	knowsOfCompression(t)
-	for _, contentType := range []string{jsonType, protobufType} {
+	for _, contentType := range []string{api.JSONType, api.ProtobufType} {
 		t.Run(contentType, func(t *testing.T) {
-			ns := namespace(t)
+			ns := objects.Namespace(t)
 			ctx := context.Background()
-			write := kubeClient(t, upstream).CoreV1().ConfigMaps(ns)
-			must(write.Create(ctx, configMap("first"), metav1.CreateOptions{}))(t)
+			write := api.Clientset(t, testbed.Upstream).CoreV1().ConfigMaps(ns)
+			require.Value(write.Create(ctx, objects.ConfigMap("first"), metav1.CreateOptions{}))(t)
 			answers := map[string]map[string]int{}
-			for _, to := range targets() {
-				config := to.config()
+			for _, to := range testbed.Targets() {
+				config := to.Config()
 				config.ContentType, config.AcceptContentTypes = contentType, contentType
 				seen := &seenBy{answers: map[string]int{}}
 				config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 					seen.next = next
 					return seen
 				})
-				factory := informers.NewSharedInformerFactoryWithOptions(must(kubernetes.NewForConfig(config))(t), 0, informers.WithNamespace(ns),
+				factory := informers.NewSharedInformerFactoryWithOptions(require.Value(kubernetes.NewForConfig(config))(t), 0, informers.WithNamespace(ns),
 					informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 						// Without a version it is a consistent read, which is forwarded.
 						if o.ResourceVersion == "" {
@@ -257,9 +264,9 @@ func TestCompressedInformers(t *testing.T) {
 				go informer.Run(stop)
 				knows := func(name string) {
 					t.Helper()
-					eventually(t, to.name+" knows "+name, func() error {
+					poll.Until(t, to.Name+" knows "+name, func() error {
 						if _, known, _ := informer.GetStore().GetByKey(ns + "/" + name); !known || !informer.HasSynced() {
-							return errNotYet
+							return poll.ErrNotYet
 						}
 						return nil
 					})
@@ -267,16 +274,16 @@ func TestCompressedInformers(t *testing.T) {
 				knows("first")
 				// Each is waited for before the next is made.
 				for i := range 5 {
-					name := fmt.Sprintf("%s-%d", to.name, i)
-					must(write.Create(ctx, configMap(name), metav1.CreateOptions{}))(t)
+					name := fmt.Sprintf("%s-%d", to.Name, i)
+					require.Value(write.Create(ctx, objects.ConfigMap(name), metav1.CreateOptions{}))(t)
 					knows(name)
 				}
 				seen.mutex.Lock()
-				answers[to.name] = maps.Clone(seen.answers)
+				answers[to.Name] = maps.Clone(seen.answers)
 				seen.mutex.Unlock()
 			}
 			t.Log(answers)
-			if direct {
+			if testbed.Direct {
 				return
 			}
 			for how, n := range answers["upstream"] {

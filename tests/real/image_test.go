@@ -10,6 +10,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"watershed.test/real/internal/require"
 )
 
 const (
@@ -36,7 +38,7 @@ func steps(text string) (all []step) {
 // copies is there, and enough for cargo; what it runs is a shell's language; and
 // each architecture finds its compiler.
 func TestImage(t *testing.T) {
-	all := steps(string(must(os.ReadFile(dockerfile))(t)))
+	all := steps(string(require.Value(os.ReadFile(dockerfile))(t)))
 	byName := map[string][]string{}
 	for _, s := range all {
 		byName[s.name] = append(byName[s.name], s.rest)
@@ -46,15 +48,15 @@ func TestImage(t *testing.T) {
 	}
 
 	// The compiler is as new as it has to be.
-	wanted := regexp.MustCompile(`rust-version = "(.*)"`).FindSubmatch(must(os.ReadFile(top + "/Cargo.toml"))(t))
+	wanted := regexp.MustCompile(`rust-version = "(.*)"`).FindSubmatch(require.Value(os.ReadFile(top + "/Cargo.toml"))(t))
 	if !strings.Contains(fmt.Sprint(byName["ARG"]), "RUST_IMAGE=rust:"+string(wanted[1])+"-") {
 		t.Errorf("it is built by %q, and needs Rust %s", byName["ARG"], wanted[1])
 	}
 
 	// The context, as .dockerignore leaves it, is a package that cargo takes.
 	context := t.TempDir()
-	ignored := strings.Fields(string(must(os.ReadFile(top + "/.dockerignore"))(t)))
-	out := must(exec.Command("git", "-C", top, "ls-files", "-z", "--cached", "--others", "--exclude-standard").Output())(t)
+	ignored := strings.Fields(string(require.Value(os.ReadFile(top + "/.dockerignore"))(t)))
+	out := require.Value(exec.Command("git", "-C", top, "ls-files", "-z", "--cached", "--others", "--exclude-standard").Output())(t)
 	for _, file := range strings.Split(strings.TrimRight(string(out), "\x00"), "\x00") {
 		if !leftOut(file, ignored) {
 			copyFile(t, filepath.Join(top, file), filepath.Join(context, file))
@@ -72,7 +74,7 @@ func TestImage(t *testing.T) {
 	if out, err := cargo.Output(); err != nil || !strings.Contains(string(out), `"name":"watershed"`) {
 		t.Errorf("cargo does not take it: %v", err)
 	}
-	check(t, os.Remove(filepath.Join(context, "src", "main.rs")))
+	require.NoError(t, os.Remove(filepath.Join(context, "src", "main.rs")))
 	cargo = exec.Command("cargo", "metadata", "--locked", "--offline", "--no-deps", "--format-version=1")
 	cargo.Dir = context
 	if out, _ := cargo.Output(); strings.Contains(string(out), `"kind":["bin"]`) {
@@ -127,9 +129,9 @@ func copyFile(t *testing.T, from, to string) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return // deleted, and not committed yet
 	}
-	check(t, err)
-	check(t, os.MkdirAll(filepath.Dir(to), 0o700))
-	check(t, os.WriteFile(to, data, 0o600))
+	require.NoError(t, err)
+	require.NoError(t, os.MkdirAll(filepath.Dir(to), 0o700))
+	require.NoError(t, os.WriteFile(to, data, 0o600))
 }
 
 // dryRun runs the commands of RUN in a folder of their own, in which what they
@@ -138,10 +140,10 @@ func dryRun(t *testing.T, commands []string, build, target string) (said string,
 	t.Helper()
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "bin")
-	check(t, os.Mkdir(bin, 0o700))
+	require.NoError(t, os.Mkdir(bin, 0o700))
 	const speak = "#!/bin/sh\necho \"${0##*/} $*\"\nenv | grep '^C[CX]*_\\|LINKER\\|PAGE' | sed 's/^CC_[a-z0-9_]*=/CC=/; s/^.*LINKER/LINKER/; s/^.*PAGE/PAGE/'\n"
 	for _, program := range []string{"apt-get", "rustup", "cargo", "install"} {
-		check(t, os.WriteFile(filepath.Join(bin, program), []byte(speak), 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(bin, program), []byte(speak), 0o700))
 	}
 	for _, text := range commands {
 		text = regexp.MustCompile(`--mount=\S+`).ReplaceAllString(text, "")

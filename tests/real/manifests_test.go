@@ -13,6 +13,11 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
+
+	"watershed.test/real/internal/kubectl"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/testbed"
 )
 
 const deploy = "../../deploy"
@@ -21,19 +26,19 @@ const deploy = "../../deploy"
 func built(t *testing.T, lines ...string) string {
 	t.Helper()
 	dir := t.TempDir()
-	here := must(filepath.Abs(deploy))(t)
-	relative := must(filepath.Rel(must(filepath.EvalSymlinks(dir))(t), here))(t)
+	here := require.Value(filepath.Abs(deploy))(t)
+	relative := require.Value(filepath.Rel(require.Value(filepath.EvalSymlinks(dir))(t), here))(t)
 	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n" + strings.Join(lines, "\n") + "\n"
 	text = strings.ReplaceAll(text, "deploy/", relative+"/")
-	check(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600))
-	return upstream.kubectl(t, command{args: []string{"kustomize", dir}}).succeeds(t, "kustomize")
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600))
+	return kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"kustomize", dir}}).MustSucceed(t, "kustomize")
 }
 
 // components are all folders of deploy that go beside another.
 func components(t *testing.T) (all []string) {
 	t.Helper()
-	for _, file := range must(filepath.Glob(deploy + "/*/kustomization.yaml"))(t) {
-		if strings.Contains(string(must(os.ReadFile(file))(t)), "kind: Component") {
+	for _, file := range require.Value(filepath.Glob(deploy + "/*/kustomization.yaml"))(t) {
+		if strings.Contains(string(require.Value(os.ReadFile(file))(t)), "kind: Component") {
 			all = append(all, filepath.Base(filepath.Dir(file)))
 		}
 	}
@@ -128,9 +133,9 @@ func TestManifestsAndChartAreOne(t *testing.T) {
 		{"Deployment", "watershed", []string{"spec", "template", "spec", "terminationGracePeriodSeconds"}},
 	} {
 		want, _, err := unstructured.NestedFieldNoCopy(one(charted, part.kind, part.ending), part.path...)
-		check(t, err)
+		require.NoError(t, err)
 		got, _, err := unstructured.NestedFieldNoCopy(one(plain, part.kind, part.ending), part.path...)
-		check(t, err)
+		require.NoError(t, err)
 		if want == nil || !reflect.DeepEqual(want, got) {
 			t.Errorf("%s %v: the chart has\n%v\nthe manifests\n%v", part.kind, part.path, want, got)
 		}
@@ -155,10 +160,10 @@ func (p place) sidecar(t *testing.T) {
 		t.Fatal("deploy/README.md shows no application with a sidecar")
 	}
 	dir := t.TempDir()
-	check(t, os.WriteFile(filepath.Join(dir, "app.yaml"), []byte(app), 0o600))
-	component := must(filepath.Rel(must(filepath.EvalSymlinks(dir))(t), must(filepath.Abs(deploy+"/sidecar"))(t)))(t)
-	check(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), fmt.Appendf(nil, "resources: [app.yaml]\nnamespace: %s\ncomponents: [%s]\n", namespace, component), 0o600))
-	text := upstream.kubectl(t, command{args: []string{"kustomize", dir}}).succeeds(t, "kustomize")
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "app.yaml"), []byte(app), 0o600))
+	component := require.Value(filepath.Rel(require.Value(filepath.EvalSymlinks(dir))(t), require.Value(filepath.Abs(deploy+"/sidecar"))(t)))(t)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), fmt.Appendf(nil, "resources: [app.yaml]\nnamespace: %s\ncomponents: [%s]\n", namespace, component), 0o600))
+	text := kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"kustomize", dir}}).MustSucceed(t, "kustomize")
 	if warnings := p.accepts(t, map[string]string{"sidecar": text}); strings.Contains(warnings, "PodSecurity") {
 		t.Error(warnings)
 	}
@@ -176,35 +181,35 @@ func (p place) sidecar(t *testing.T) {
 	}
 	file := filepath.Join(dir, "config.yaml")
 	configuration, _, _ := unstructured.NestedString(ofKind(all, "ConfigMap")[0].Object, "data", "config.yaml")
-	check(t, os.WriteFile(file, []byte(configuration), 0o600))
+	require.NoError(t, os.WriteFile(file, []byte(configuration), 0o600))
 	flags = append(flags, "--config", file)
 
 	// The application's account, with these rights alone.
-	upstream.kubectl(t, command{args: []string{"apply", "--validate=strict", "-n", namespace, "-f", "-"}, stdin: rights}).succeeds(t, "rights")
+	kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"apply", "--validate=strict", "-n", namespace, "-f", "-"}, Stdin: rights}).MustSucceed(t, "rights")
 	t.Cleanup(func() {
-		upstream.kubectl(t, command{args: []string{"delete", "-n", namespace, "-f", "-"}, stdin: rights})
+		kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"delete", "-n", namespace, "-f", "-"}, Stdin: rights})
 	})
 	account := ofKind(yamlDocuments(t, rights), "ServiceAccount")[0].GetName()
-	token := strings.TrimSpace(upstream.kubectl(t, command{args: []string{"create", "token", account, "-n", namespace}}).succeeds(t, "token"))
+	token := strings.TrimSpace(kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"create", "token", account, "-n", namespace}}).MustSucceed(t, "token"))
 	own := filepath.Join(dir, "own")
-	check(t, os.WriteFile(own, fmt.Appendf(nil, "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters:\n- name: c\n  cluster: {server: %q, certificate-authority: %q}\nusers:\n- name: u\n  user: {token: %q}\ncontexts:\n- name: c\n  context: {cluster: c, user: u}\n", upstream.url, upstream.ca, token), 0o600))
-	proxy := runProxy(t, own, flags...)
+	require.NoError(t, os.WriteFile(own, fmt.Appendf(nil, "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters:\n- name: c\n  cluster: {server: %q, certificate-authority: %q}\nusers:\n- name: u\n  user: {token: %q}\ncontexts:\n- name: c\n  context: {cluster: c, user: u}\n", testbed.Upstream.URL, testbed.Upstream.CA, token), 0o600))
+	proxy := testbed.RunProxy(t, own, flags...)
 
 	// The application's kubeconfig, as the ConfigMap has it.
 	config, _, _ := unstructured.NestedString(ofKind(all, "ConfigMap")[0].Object, "data", "kubeconfig")
-	config = strings.ReplaceAll(config, "https://127.0.0.1:6443", proxy.url)
-	config = strings.ReplaceAll(config, "/var/run/watershed/certs/ca.crt", proxy.ca)
-	proxy.kubeconfig = filepath.Join(dir, "kubeconfig")
-	check(t, os.WriteFile(proxy.kubeconfig, []byte(config), 0o600))
-	who := proxy.kubectl(t, command{args: []string{"auth", "whoami", "-o", "jsonpath={.status.userInfo.username}"}}).succeeds(t, "whoami")
+	config = strings.ReplaceAll(config, "https://127.0.0.1:6443", proxy.URL)
+	config = strings.ReplaceAll(config, "/var/run/watershed/certs/ca.crt", proxy.CA)
+	proxy.Kubeconfig = filepath.Join(dir, "kubeconfig")
+	require.NoError(t, os.WriteFile(proxy.Kubeconfig, []byte(config), 0o600))
+	who := kubectl.Run(t, proxy.Target, kubectl.Command{Args: []string{"auth", "whoami", "-o", "jsonpath={.status.userInfo.username}"}}).MustSucceed(t, "whoami")
 	if who != "system:serviceaccount:"+namespace+":"+account {
 		t.Errorf("the application is %s", who)
 	}
-	eventually(t, "its reads come from memory", func() error {
-		r := proxy.kubectl(t, command{args: []string{"get", "--raw", "/api/v1/pods?resourceVersion=0", "-v=8"}})
-		r.succeeds(t, "get")
-		if !strings.Contains(r.stderr, "snapshot") {
-			return errNotYet
+	poll.Until(t, "its reads come from memory", func() error {
+		r := kubectl.Run(t, proxy.Target, kubectl.Command{Args: []string{"get", "--raw", "/api/v1/pods?resourceVersion=0", "-v=8"}})
+		r.MustSucceed(t, "get")
+		if !strings.Contains(r.Stderr, "snapshot") {
+			return poll.ErrNotYet
 		}
 		return nil
 	})
@@ -217,7 +222,7 @@ var yamlBlock = regexp.MustCompile("(?ms)^ *```yaml\n(.*?)^ *```")
 func yamlBlocks(t *testing.T, file string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
-	for _, block := range yamlBlock.FindAllStringSubmatch(string(must(os.ReadFile(file))(t)), -1) {
+	for _, block := range yamlBlock.FindAllStringSubmatch(string(require.Value(os.ReadFile(file))(t)), -1) {
 		var object struct{ Kind string }
 		first, _, _ := strings.Cut(block[1], "\n---\n")
 		if yaml.Unmarshal([]byte(first), &object) == nil && object.Kind != "" {

@@ -15,6 +15,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/compare"
+	"watershed.test/real/internal/conformance"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/testbed"
 )
 
 // TestMetadataOnly: PartialObjectMetadata is cut out of what is in memory, and
@@ -24,25 +32,25 @@ func TestMetadataOnly(t *testing.T) { metadataIsUpstreams(t) }
 // metadataIsUpstreams compares, and asks that it comes from memory.
 func metadataIsUpstreams(t *testing.T) {
 	t.Helper()
-	ns := namespace(t)
-	w := newWidget(t)
-	w.define(t, upstream)
-	w.awaitServed(t, proxied)
+	ns := objects.Namespace(t)
+	w := objects.NewWidget(t)
+	w.Define(t, testbed.Upstream)
+	w.AwaitServed(t, testbed.Proxied)
 	ctx := context.Background()
-	core := kubeClient(t, upstream).CoreV1()
+	core := api.Clientset(t, testbed.Upstream).CoreV1()
 	pods, secrets := core.Pods(ns), core.Secrets(ns)
 	for i := range 3 {
-		p := pod(fmt.Sprintf("one-%d", i), "node")
+		p := objects.Pod(fmt.Sprintf("one-%d", i), "node")
 		p.Labels = map[string]string{"odd": fmt.Sprint(i % 2)}
 		p.Annotations = map[string]string{"note": "<&> \u2028 \"quoted\""}
 		p.Finalizers = []string{"example.test/keep"}
 		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "n", UID: "u", Controller: new(true)}}
-		must(pods.Create(ctx, p, metav1.CreateOptions{}))(t)
+		require.Value(pods.Create(ctx, p, metav1.CreateOptions{}))(t)
 		secret := &corev1.Secret{ObjectMeta: p.ObjectMeta, Data: map[string][]byte{"key": {0, 1, 0xff}}, Type: "example.test/t"}
-		must(secrets.Create(ctx, secret, metav1.CreateOptions{}))(t)
+		require.Value(secrets.Create(ctx, secret, metav1.CreateOptions{}))(t)
 		name := fmt.Sprintf("one-%d", i)
-		upstream.ok(t, request{method: "POST", path: w.path(ns, ""), body: w.object(name, i)})
-		upstream.ok(t, request{method: "PATCH", path: w.path(ns, name), contentType: mergePatch, body: fmt.Sprintf(
+		testbed.Upstream.Must(t, api.Request{Method: "POST", Path: w.Path(ns, ""), Body: w.Object(name, i)})
+		testbed.Upstream.Must(t, api.Request{Method: "PATCH", Path: w.Path(ns, name), ContentType: api.MergePatch, Body: fmt.Sprintf(
 			`{"metadata": {"labels": {"odd": "%d"}, "annotations": {"note": "<&> \"quoted\""}, "finalizers": ["example.test/keep"],
 			"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u", "controller": true, "blockOwnerDeletion": false}]}}`, i%2)})
 	}
@@ -53,56 +61,56 @@ func metadataIsUpstreams(t *testing.T) {
 		{podPath, "application/vnd.kubernetes.protobuf"},
 		{secretPath, "application/json"},
 		{secretPath, "application/vnd.kubernetes.protobuf"},
-		{w.path(ns, ""), "application/json"},
-		{w.path(ns, ""), "application/vnd.kubernetes.protobuf"},
+		{w.Path(ns, ""), "application/json"},
+		{w.Path(ns, ""), "application/vnd.kubernetes.protobuf"},
 	} {
 		t.Run(kind.path[:9]+path.Base(kind.path)+" "+kind.media, func(t *testing.T) {
-			equal := func(r request) answer {
+			equal := func(r api.Request) api.Answer {
 				t.Helper()
-				want, got := upstream.ok(t, r), proxied.ok(t, r)
-				if !equalLists(want.body, got.body) || want.header.Get("Content-Type") != got.header.Get("Content-Type") {
-					t.Errorf("%v\nupstream: %s %q\nproxied:  %s %q", r, want.header.Get("Content-Type"), want.body, got.header.Get("Content-Type"), got.body)
+				want, got := testbed.Upstream.Must(t, r), testbed.Proxied.Must(t, r)
+				if !compare.EqualLists(want.Body, got.Body) || want.Header.Get("Content-Type") != got.Header.Get("Content-Type") {
+					t.Errorf("%v\nupstream: %s %q\nproxied:  %s %q", r, want.Header.Get("Content-Type"), want.Body, got.Header.Get("Content-Type"), got.Body)
 				}
-				if source := got.header.Get("X-Watershed-Source"); !direct && source != "snapshot" {
+				if source := got.Header.Get("X-Watershed-Source"); !testbed.Direct && source != "snapshot" {
 					t.Errorf("%v is answered from %q", r, source)
 				}
 				return want
 			}
 			// The scope is opened before the version that is asked for.
-			proxied.ok(t, request{path: kind.path + "?resourceVersion=0", accept: kind.media + many})
+			testbed.Proxied.Must(t, api.Request{Path: kind.path + "?resourceVersion=0", Accept: kind.media + many})
 			patch := func(name, body string) (version string) {
 				t.Helper()
-				a := upstream.ok(t, request{method: "PATCH", path: kind.path + "/" + name, contentType: mergePatch, body: body})
+				a := testbed.Upstream.Must(t, api.Request{Method: "PATCH", Path: kind.path + "/" + name, ContentType: api.MergePatch, Body: body})
 				var patched metav1.PartialObjectMetadata
-				check(t, json.Unmarshal([]byte(a.body), &patched))
+				require.NoError(t, json.Unmarshal([]byte(a.Body), &patched))
 				return patched.ResourceVersion
 			}
 			// A version of this type: that of a list may be another type's.
 			version := patch("one-2", `{"metadata": {"annotations": {"from": "`+kind.media+`"}}}`)
 
-			equal(request{path: kind.path + "/one-1?resourceVersion=0", accept: kind.media + one})
+			equal(api.Request{Path: kind.path + "/one-1?resourceVersion=0", Accept: kind.media + one})
 			exact := kind.path + "?resourceVersionMatch=Exact&resourceVersion=" + version
 			for _, selector := range []string{"", "&labelSelector=odd%3D1", "&labelSelector=nothing", "&limit=2", "&limit=1&labelSelector=odd%3D0"} {
-				equal(request{path: exact + selector, accept: kind.media + many})
+				equal(api.Request{Path: exact + selector, Accept: kind.media + many})
 			}
-			if a := equal(request{path: exact + "&limit=2", accept: "application/json" + many}); strings.Contains(a.body, `"items":null`) {
-				t.Errorf("nothing is listed: %s", a.body)
+			if a := equal(api.Request{Path: exact + "&limit=2", Accept: "application/json" + many}); strings.Contains(a.Body, `"items":null`) {
+				t.Errorf("nothing is listed: %s", a.Body)
 			}
 
 			// Events, transitions and the last state, as they come.
 			// It is read up to the event that has the text.
-			watch := func(to target, query, last string) <-chan string {
+			watch := func(to api.Target, query, last string) <-chan string {
 				read := make(chan string, 1)
 				go func() {
-					ctx, cancel := context.WithTimeout(ctx, patience)
+					ctx, cancel := context.WithTimeout(ctx, poll.Patience)
 					defer cancel()
-					resp, err := to.open(ctx, request{path: kind.path + "?watch=1&resourceVersion=" + version + query, accept: kind.media + one})
+					resp, err := to.Open(ctx, api.Request{Path: kind.path + "?watch=1&resourceVersion=" + version + query, Accept: kind.media + one})
 					if err != nil {
 						read <- err.Error()
 						return
 					}
 					defer resp.Body.Close()
-					body, err := readUpTo(bufio.NewReader(resp.Body), kind.media == protobufType, last)
+					body, err := readUpTo(bufio.NewReader(resp.Body), kind.media == api.ProtobufType, last)
 					read <- fmt.Sprint(resp.Status, resp.Header["Content-Type"], body, err)
 				}()
 				return read
@@ -111,7 +119,7 @@ func metadataIsUpstreams(t *testing.T) {
 			after := "after " + kind.media
 			queries := []string{"", "&labelSelector=odd%3D1", "&labelSelector=odd%3D0"}
 			for i, query := range queries {
-				for _, to := range targets() {
+				for _, to := range testbed.Targets() {
 					reads = append(reads, watch(to, query, []string{after, "last of odd", after}[i]))
 				}
 			}
@@ -120,10 +128,10 @@ func metadataIsUpstreams(t *testing.T) {
 			patch("one-0", `{"metadata": {"labels": {"odd": "0"}}}`)
 			patch("one-1", `{"metadata": {"annotations": {"more": "last of odd"}}}`)
 			// It has a finalizer, and so is only marked.
-			upstream.send(t, request{method: "DELETE", path: kind.path + "/one-2"})
+			testbed.Upstream.Send(t, api.Request{Method: "DELETE", Path: kind.path + "/one-2"})
 			patch("one-2", `{"metadata": {"annotations": {"after": "`+after+`"}}}`)
 			for i, query := range queries {
-				want, got := within(t, "upstream's watch", reads[2*i]), within(t, "the proxied watch", reads[2*i+1])
+				want, got := poll.Receive(t, "upstream's watch", reads[2*i]), poll.Receive(t, "the proxied watch", reads[2*i+1])
 				if want != got || !strings.Contains(want, "200") {
 					t.Errorf("%s\nupstream: %q\nproxied:  %q", query, want, got)
 				}
@@ -132,15 +140,15 @@ func metadataIsUpstreams(t *testing.T) {
 			digits := regexp.MustCompile(`[0-9]+`)
 			streamed := "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
 			const end = "initial-events-end"
-			lists := []<-chan string{watch(upstream, streamed, end), watch(proxied, streamed, end)}
-			want, got := within(t, "upstream's list", lists[0]), within(t, "the proxied list", lists[1])
+			lists := []<-chan string{watch(testbed.Upstream, streamed, end), watch(testbed.Proxied, streamed, end)}
+			want, got := poll.Receive(t, "upstream's list", lists[0]), poll.Receive(t, "the proxied list", lists[1])
 			if digits.ReplaceAllString(want, "N") != digits.ReplaceAllString(got, "N") || !strings.Contains(want, "initial-events-end") {
 				t.Errorf("streamed\nupstream: %q\nproxied:  %q", want, got)
 			}
 			// What upstream refuses is refused.
-			same(t, request{path: kind.path + "?resourceVersion=0", accept: kind.media + one})
-			same(t, request{path: kind.path + "/one-1?resourceVersion=0", accept: kind.media + many})
-			same(t, request{path: kind.path + "/nobody?resourceVersion=0", accept: kind.media + one})
+			compare.Same(t, api.Request{Path: kind.path + "?resourceVersion=0", Accept: kind.media + one})
+			compare.Same(t, api.Request{Path: kind.path + "/one-1?resourceVersion=0", Accept: kind.media + many})
+			compare.Same(t, api.Request{Path: kind.path + "/nobody?resourceVersion=0", Accept: kind.media + one})
 		})
 	}
 }
@@ -171,30 +179,30 @@ func readUpTo(from *bufio.Reader, framed bool, last string) (string, error) {
 // them, so it is asked.
 func TestMetadataOfConvertedTypes(t *testing.T) {
 	for _, r := range convertedReads(t) {
-		if a := same(t, r); a.status != 200 {
-			t.Errorf("%v: %d", r, a.status)
+		if a := compare.Same(t, r); a.Status != 200 {
+			t.Errorf("%v: %d", r, a.Status)
 		}
 	}
 }
 
 // convertedReads makes such objects, and reads of them.
-func convertedReads(t *testing.T) (requests []request) {
+func convertedReads(t *testing.T) (requests []api.Request) {
 	t.Helper()
-	here := "/namespaces/" + namespace(t)
+	here := "/namespaces/" + objects.Namespace(t)
 	const scalers = "/horizontalpodautoscalers"
 	for _, made := range []struct{ writing, reading, body string }{
 		{"/apis/apps/v1" + here + "/daemonsets", "/apis/apps/v1" + here + "/daemonsets",
-			`{"metadata":{"name":"d"},"spec":{"selector":{"matchLabels":{"a":"b"}},"template":` + template + `}}`},
+			`{"metadata":{"name":"d"},"spec":{"selector":{"matchLabels":{"a":"b"}},"template":` + conformance.PodTemplate + `}}`},
 		{"/apis/autoscaling/v2" + here + scalers, "/apis/autoscaling/v1" + here + scalers,
 			`{"metadata":{"name":"d"},"spec":{"maxReplicas":3,"scaleTargetRef":{"kind":"Deployment","name":"d","apiVersion":"apps/v1"},"metrics":[{"type":"Resource","resource":{"name":"memory","target":{"type":"Utilization","averageUtilization":50}}}]}}`},
 	} {
-		upstream.ok(t, request{method: "POST", path: made.writing, body: made.body})
+		testbed.Upstream.Must(t, api.Request{Method: "POST", Path: made.writing, Body: made.body})
 		for _, media := range []string{"application/json", "application/vnd.kubernetes.protobuf"} {
-			requests = append(requests, []request{
-				{path: made.reading + "?resourceVersion=0", accept: media + ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"},
-				{path: made.reading + "/d?resourceVersion=0", accept: media + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"},
-				{path: made.reading + "?resourceVersion=0&watch=1&timeoutSeconds=1", accept: media + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1"},
-				{path: made.reading + "/d?resourceVersion=0"},
+			requests = append(requests, []api.Request{
+				{Path: made.reading + "?resourceVersion=0", Accept: media + ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"},
+				{Path: made.reading + "/d?resourceVersion=0", Accept: media + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"},
+				{Path: made.reading + "?resourceVersion=0&watch=1&timeoutSeconds=1", Accept: media + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1"},
+				{Path: made.reading + "/d?resourceVersion=0"},
 			}...)
 		}
 	}

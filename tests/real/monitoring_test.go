@@ -14,6 +14,10 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/testbed"
 )
 
 const (
@@ -38,7 +42,7 @@ func rules(t *testing.T) (all []alertRule) {
 			Rules []alertRule
 		}
 	}
-	check(t, yaml.UnmarshalStrict(must(os.ReadFile(rulesFile))(t), &file))
+	require.NoError(t, yaml.UnmarshalStrict(require.Value(os.ReadFile(rulesFile))(t), &file))
 	for _, group := range file.Groups {
 		all = append(all, group.Rules...)
 	}
@@ -61,7 +65,7 @@ func expressions(t *testing.T) map[string]string {
 			List []struct{ Name, Definition string }
 		}
 	}
-	check(t, json.Unmarshal(must(os.ReadFile(dashboardFile))(t), &board))
+	require.NoError(t, json.Unmarshal(require.Value(os.ReadFile(dashboardFile))(t), &board))
 	known := map[string]string{"$__rate_interval": "5m"}
 	for _, variable := range board.Templating.List {
 		known["$"+variable.Name] = ".*"
@@ -104,7 +108,7 @@ type promqlAnswer struct {
 // promql reads or evaluates expressions with Prometheus' own code.
 func promql(t *testing.T, expressions []string, given []series) (answers []promqlAnswer) {
 	t.Helper()
-	question := must(json.Marshal(map[string]any{"Expressions": expressions, "Series": given}))(t)
+	question := require.Value(json.Marshal(map[string]any{"Expressions": expressions, "Series": given}))(t)
 	command := exec.Command(filepath.Join(".bin", "promql"))
 	command.Stdin = bytes.NewReader(question)
 	var stderr bytes.Buffer
@@ -113,7 +117,7 @@ func promql(t *testing.T, expressions []string, given []series) (answers []promq
 	if err != nil {
 		t.Fatalf("promql: %v: %s", err, stderr.String())
 	}
-	check(t, json.Unmarshal(out, &answers))
+	require.NoError(t, json.Unmarshal(out, &answers))
 	return answers
 }
 
@@ -132,19 +136,19 @@ var ofScrape = []string{"job", "namespace", "pod", "instance", "le"}
 // and their labels.
 func exposed(t *testing.T) map[string]map[string]bool {
 	t.Helper()
-	p := runProxy(t, shared.ProxyKubeconfig, "--max-requests-per-second-per-user", "3", "--max-requests-burst-per-user", "40")
+	p := testbed.RunProxy(t, testbed.Shared.ProxyKubeconfig, "--max-requests-per-second-per-user", "3", "--max-requests-burst-per-user", "40")
 	for _, path := range []string{
 		"/api/v1/namespaces?resourceVersion=0", "/api/v1/namespaces", "/api/v1/namespaces?watch=1&resourceVersion=0&timeoutSeconds=1",
 		"/api/v1/namespaces/default", "/api/v1/secrets", "/version",
 	} {
-		p.send(t, request{path: path})
+		p.Send(t, api.Request{Path: path})
 	}
 	for range 60 {
-		p.send(t, request{path: "/api/v1/namespaces?resourceVersion=0"})
+		p.Send(t, api.Request{Path: "/api/v1/namespaces?resourceVersion=0"})
 	}
 	found := map[string]map[string]bool{}
 	line := regexp.MustCompile(`(?m)^([a-z_:]+)(?:\{(.*)\})? \S+$`)
-	for _, match := range line.FindAllStringSubmatch(must(p.metrics())(t), -1) {
+	for _, match := range line.FindAllStringSubmatch(require.Value(p.Metrics())(t), -1) {
 		labels := found[match[1]]
 		if labels == nil {
 			labels = map[string]bool{}
@@ -161,7 +165,7 @@ func exposed(t *testing.T) map[string]map[string]bool {
 func source(t *testing.T) string {
 	t.Helper()
 	var all strings.Builder
-	check(t, filepath.Walk("../../src", func(path string, info os.FileInfo, err error) error {
+	require.NoError(t, filepath.Walk("../../src", func(path string, info os.FileInfo, err error) error {
 		if err != nil || info.IsDir() || filepath.Ext(path) != ".rs" {
 			return err
 		}
@@ -248,7 +252,7 @@ func TestDashboard(t *testing.T) {
 			Targets []struct{ RefID, Expr, LegendFormat string }
 		}
 	}
-	check(t, json.Unmarshal(must(os.ReadFile(dashboardFile))(t), &board))
+	require.NoError(t, json.Unmarshal(require.Value(os.ReadFile(dashboardFile))(t), &board))
 	taken := map[[2]int]string{}
 	ids := map[int]bool{}
 	for _, panel := range board.Panels {
@@ -418,7 +422,7 @@ func TestAlerts(t *testing.T) {
 
 // TestRunbook: each alert has its section, and each section its alert.
 func TestRunbook(t *testing.T) {
-	text := string(must(os.ReadFile(runbookFile))(t))
+	text := string(require.Value(os.ReadFile(runbookFile))(t))
 	sections := map[string]string{}
 	for _, part := range strings.Split(text, "\n## ")[1:] {
 		name, body, _ := strings.Cut(part, "\n")

@@ -7,6 +7,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/compare"
+	"watershed.test/real/internal/conformance"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/testbed"
 )
 
 // oddType is a custom type whose names could be taken for something else.
@@ -55,27 +62,29 @@ func (o oddType) definition() string {
 // other groups, in a group and versions with odd names.
 func TestOddTypes(t *testing.T) {
 	t.Parallel()
-	ns := namespace(t)
+	ns := objects.Namespace(t)
 	for i, o := range oddTypes {
-		targets()[i%2].ok(t, request{method: "POST", path: definitions, body: o.definition()})
-		t.Cleanup(func() { upstream.try(request{method: "DELETE", path: definitions + "/" + o.plural + "." + oddGroup}) })
+		testbed.Targets()[i%2].Must(t, api.Request{Method: "POST", Path: objects.CRDPath, Body: o.definition()})
+		t.Cleanup(func() {
+			testbed.Upstream.Try(api.Request{Method: "DELETE", Path: objects.CRDPath + "/" + o.plural + "." + oddGroup})
+		})
 	}
-	var requests []request
+	var requests []api.Request
 	for _, o := range oddTypes {
 		in := map[bool]string{true: ns, false: ""}[o.namespaced]
-		eventually(t, o.plural+" is established", func() error {
-			if a := upstream.send(t, request{path: definitions + "/" + o.plural + "." + oddGroup}); !strings.Contains(a.body, `"type":"Established","status":"True"`) {
-				return errors.New(a.body)
+		poll.Until(t, o.plural+" is established", func() error {
+			if a := testbed.Upstream.Send(t, api.Request{Path: objects.CRDPath + "/" + o.plural + "." + oddGroup}); !strings.Contains(a.Body, `"type":"Established","status":"True"`) {
+				return errors.New(a.Body)
 			}
 			return nil
 		})
 		for _, version := range o.versions {
-			s := sort{root: "/apis/" + oddGroup + "/" + version, plural: o.plural}
-			list := request{path: s.path("", "") + "?resourceVersion=0"}
+			s := conformance.Resource{Root: "/apis/" + oddGroup + "/" + version, Plural: o.plural}
+			list := api.Request{Path: s.Path("", "") + "?resourceVersion=0"}
 			if o.reached != "nobody" {
-				eventually(t, o.plural+" is served", func() error {
-					if a := upstream.send(t, list); a.status != 200 {
-						return fmt.Errorf("%d %s", a.status, a.body)
+				poll.Until(t, o.plural+" is served", func() error {
+					if a := testbed.Upstream.Send(t, list); a.Status != 200 {
+						return fmt.Errorf("%d %s", a.Status, a.Body)
 					}
 					return nil
 				})
@@ -86,61 +95,61 @@ func TestOddTypes(t *testing.T) {
 			// Each version makes objects of its own.
 			for i, name := range []string{"watch", "status", "namespaces", "a.b-c.0", ns} {
 				object := fmt.Sprintf(`{"apiVersion":"%s/%s","kind":"%s","metadata":{"name":"%s%s"},"status":{"watch":1}}`, oddGroup, version, o.kind, name, version[1:])
-				targets()[i%2].send(t, request{method: "POST", path: s.path(in, ""), body: object})
+				testbed.Targets()[i%2].Send(t, api.Request{Method: "POST", Path: s.Path(in, ""), Body: object})
 			}
 			name := "watch" + version[1:]
-			if a := upstream.send(t, request{path: s.path(in, name)}); a.status == 200 {
-				requests = append(requests, reads(t, s.path(in, ""), name)...)
+			if a := testbed.Upstream.Send(t, api.Request{Path: s.Path(in, name)}); a.Status == 200 {
+				requests = append(requests, compare.Reads(t, s.Path(in, ""), name)...)
 			}
 			for _, path := range []string{
-				s.path("", ""), s.path("", "watch1"), s.path(ns, ""), s.path(ns, "watch1"), s.path(ns, "") + "/", s.path(in, name) + "/status", s.path(in, "status1") + "/status", s.path(in, name) + "/",
-				s.root + "/namespaces/" + ns, s.root + "/watch/" + o.plural, s.root + "/watch/namespaces/" + ns + "/" + o.plural, s.path(in, ns+version[1:]), s.path(in, "namespaces1"),
+				s.Path("", ""), s.Path("", "watch1"), s.Path(ns, ""), s.Path(ns, "watch1"), s.Path(ns, "") + "/", s.Path(in, name) + "/status", s.Path(in, "status1") + "/status", s.Path(in, name) + "/",
+				s.Root + "/namespaces/" + ns, s.Root + "/watch/" + o.plural, s.Root + "/watch/namespaces/" + ns + "/" + o.plural, s.Path(in, ns+version[1:]), s.Path(in, "namespaces1"),
 			} {
-				requests = append(requests, request{path: path + "?timeoutSeconds=1"}, request{path: path + "?timeoutSeconds=1&resourceVersion=0"}, request{path: path + "?timeoutSeconds=1&resourceVersion=0&watch=1"})
+				requests = append(requests, api.Request{Path: path + "?timeoutSeconds=1"}, api.Request{Path: path + "?timeoutSeconds=1&resourceVersion=0"}, api.Request{Path: path + "?timeoutSeconds=1&resourceVersion=0&watch=1"})
 			}
 		}
 	}
-	slices.SortStableFunc(requests, func(a, b request) int { return lasts(b) - lasts(a) })
-	t.Logf("%v", sameAnswers(t, requests))
+	slices.SortStableFunc(requests, func(a, b api.Request) int { return conformance.WatchSeconds(b) - conformance.WatchSeconds(a) })
+	t.Logf("%v", compare.SameAnswers(t, requests))
 }
 
 // TestOddNames: names that need escaping or look like something else, and paths
 // that spell them in several ways.
 func TestOddNames(t *testing.T) {
 	t.Parallel()
-	ns := namespace(t)
-	roles := sort{root: "/apis/rbac.authorization.k8s.io/v1", plural: "roles"}
-	cms := sort{root: "/api/v1", plural: "configmaps"}
+	ns := objects.Namespace(t)
+	roles := conformance.Resource{Root: "/apis/rbac.authorization.k8s.io/v1", Plural: "roles"}
+	cms := conformance.Resource{Root: "/api/v1", Plural: "configmaps"}
 	names := []string{"system:odd", "Upper", "watch", "namespaces", "with space", "a+b", "a&b=c", "a?b", "a#b", "ünï", "\"quoted\"", "a;b,c", "~(x)*!'$@", "...", "a\\b", "<&>", "a|b", "`", "[x]", "tab\tbed"}
 	for i, name := range names {
-		targets()[i%2].ok(t, request{method: "POST", path: roles.path(ns, ""), body: asJSON(map[string]any{"metadata": map[string]any{"name": name}})})
+		testbed.Targets()[i%2].Must(t, api.Request{Method: "POST", Path: roles.Path(ns, ""), Body: api.JSON(map[string]any{"metadata": map[string]any{"name": name}})})
 	}
 	for _, name := range []string{"..", ".", "a/b", "a%b", ""} {
 		var texts []string
-		for _, to := range targets() {
-			texts = append(texts, to.send(t, request{method: "POST", path: roles.path(ns, ""), body: asJSON(map[string]any{"metadata": map[string]any{"name": name}})}).comparable(nil))
+		for _, to := range testbed.Targets() {
+			texts = append(texts, to.Send(t, api.Request{Method: "POST", Path: roles.Path(ns, ""), Body: api.JSON(map[string]any{"metadata": map[string]any{"name": name}})}).Comparable(nil))
 		}
 		if texts[0] != texts[1] {
 			t.Errorf("%q is refused\nupstream: %s\nproxied:  %s", name, texts[0], texts[1])
 		}
 	}
 	for _, name := range []string{"a.b.c", "one", "watch"} {
-		upstream.ok(t, request{method: "POST", path: cms.path(ns, ""), body: fmt.Sprintf(`{"metadata":{"name":"%s"}}`, name)})
+		testbed.Upstream.Must(t, api.Request{Method: "POST", Path: cms.Path(ns, ""), Body: fmt.Sprintf(`{"metadata":{"name":"%s"}}`, name)})
 	}
-	requests := append(reads(t, roles.path(ns, ""), "system:odd", "fieldSelector=metadata.name%3Dsystem:odd"), reads(t, cms.path(ns, ""), "a.b.c")...)
+	requests := append(compare.Reads(t, roles.Path(ns, ""), "system:odd", "fieldSelector=metadata.name%3Dsystem:odd"), compare.Reads(t, cms.Path(ns, ""), "a.b.c")...)
 	add := func(path string) {
 		for _, q := range []string{"", "?resourceVersion=0", "?resourceVersion=0&watch=1"} {
-			requests = append(requests, request{path: path + q})
+			requests = append(requests, api.Request{Path: path + q})
 		}
 	}
 	for _, name := range names {
 		for _, spelled := range []string{url.PathEscape(name), url.QueryEscape(name), inHex(name, "%%%02x"), inHex(name, "%%%02X"), inHex(name, "%%25%02X"), url.PathEscape(name) + "/", url.PathEscape(name) + "%2F", url.PathEscape(name) + "%20", strings.ToUpper(url.PathEscape(name))} {
-			add(roles.path(ns, "") + "/" + spelled)
+			add(roles.Path(ns, "") + "/" + spelled)
 		}
 		escaped := strings.NewReplacer(`\`, `\\`, ",", `\,`, "=", `\=`).Replace(name)
 		for _, selector := range []string{"metadata.name=" + escaped, "metadata.name==" + name, "metadata.name!=" + escaped, "metadata.name=" + escaped + ",metadata.namespace=" + ns} {
 			for _, q := range []string{"?resourceVersion=0&fieldSelector=", "?fieldSelector=", "?watch=1&timeoutSeconds=1&resourceVersion=0&fieldSelector="} {
-				requests = append(requests, request{path: roles.path(ns, "") + q + url.QueryEscape(selector)})
+				requests = append(requests, api.Request{Path: roles.Path(ns, "") + q + url.QueryEscape(selector)})
 			}
 		}
 	}
@@ -157,12 +166,12 @@ func TestOddNames(t *testing.T) {
 		add(path)
 	}
 	for i, r := range requests {
-		if strings.Contains(r.path, "/watch/") || strings.Contains(r.path, "watch=1") && !strings.Contains(r.path, "timeoutSeconds") {
-			join := map[bool]string{true: "&", false: "?"}[strings.Contains(r.path, "?")]
-			requests[i].path += join + "timeoutSeconds=1"
+		if strings.Contains(r.Path, "/watch/") || strings.Contains(r.Path, "watch=1") && !strings.Contains(r.Path, "timeoutSeconds") {
+			join := map[bool]string{true: "&", false: "?"}[strings.Contains(r.Path, "?")]
+			requests[i].Path += join + "timeoutSeconds=1"
 		}
 	}
-	t.Logf("%v", sameAnswers(t, requests))
+	t.Logf("%v", compare.SameAnswers(t, requests))
 }
 
 func inHex(text, form string) string {

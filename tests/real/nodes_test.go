@@ -3,7 +3,6 @@ package real
 import (
 	"encoding/hex"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -11,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,99 +21,19 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/testbed"
+	"watershed.test/real/internal/usage"
 )
-
-// counter passes connections on to a server and counts the bytes that the
-// server sends.
-type counter struct {
-	listener net.Listener
-	sent     atomic.Int64
-}
-
-func startCounter(t *testing.T, server string) *counter {
-	t.Helper()
-	c := &counter{listener: must(net.Listen("tcp", "127.0.0.1:0"))(t)}
-	to := strings.TrimPrefix(server, "https://")
-	go func() {
-		for {
-			client, err := c.listener.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer client.Close()
-				server, err := net.Dial("tcp", to)
-				if err != nil {
-					return
-				}
-				defer server.Close()
-				go func() {
-					io.Copy(server, client)
-					server.Close()
-				}()
-				io.Copy(client, io.TeeReader(server, c))
-			}()
-		}
-	}()
-	t.Cleanup(func() { c.listener.Close() })
-	return c
-}
-
-func (c *counter) Write(p []byte) (int, error) {
-	c.sent.Add(int64(len(p)))
-	return len(p), nil
-}
-
-func (c *counter) url() string { return "https://" + c.listener.Addr().String() }
-
-// asked is what upstream counts of requests that somebody else than this test
-// makes.
-type asked struct{ lists, watches, reviews, others int }
-
-func (a asked) minus(b asked) asked {
-	return asked{a.lists - b.lists, a.watches - b.watches, a.reviews - b.reviews, a.others - b.others}
-}
-
-func countAsked(t *testing.T, at target) (a asked) {
-	t.Helper()
-	for line := range strings.Lines(at.ok(t, request{path: "/metrics"}).body) {
-		name, labels, _ := strings.Cut(line, "{")
-		has := func(text string) bool { return strings.Contains(labels, text) }
-		open := name == "apiserver_longrunning_requests"
-		if !open && name != "apiserver_request_total" {
-			continue
-		}
-		switch {
-		case has(`verb="WATCH"`):
-			a.watches += value(line)
-		case open || has(`resource="leases"`) || has("/metrics"):
-		case has(`verb="LIST"`):
-			a.lists += value(line)
-		case has("accessreviews") || has("tokenreviews"):
-			a.reviews += value(line)
-		case has(`verb="GET"`):
-			a.others += value(line)
-		}
-	}
-	return a
-}
-
-// resident is a process's memory in bytes.
-func resident(t *testing.T, pid int) int64 {
-	t.Helper()
-	for line := range strings.Lines(string(must(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))(t))) {
-		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			return int64(must(strconv.Atoi(strings.Fields(rest)[0]))(t)) << 10
-		}
-	}
-	t.Fatalf("process %d has no memory", pid)
-	return 0
-}
 
 func fromEnvironment(t *testing.T, name string, otherwise int) int {
 	t.Helper()
 	if text := os.Getenv(name); text != "" {
-		return must(strconv.Atoi(text))(t)
+		return require.Value(strconv.Atoi(text))(t)
 	}
 	return otherwise
 }
@@ -127,27 +45,27 @@ func fromEnvironment(t *testing.T, name string, otherwise int) int {
 //
 // It is small. `make simulate-nodes` is what docs/benchmarks.md shows.
 func TestNodeCaches(t *testing.T) {
-	if direct {
+	if testbed.Direct {
 		t.Skip("it is about proxies")
 	}
 	nodes, pods := fromEnvironment(t, "NODES", 4), fromEnvironment(t, "NODE_PODS", 240)
 	agents, seconds := fromEnvironment(t, "NODE_AGENTS", 3), fromEnvironment(t, "NODE_SECONDS", 3)
 	perSecond := fromEnvironment(t, "NODE_CHANGES", 20)
-	c := must(startBareCluster())(t)
-	t.Cleanup(c.stop)
-	at, ctx := c.upstream(), t.Context()
-	direct := &rest.Config{Host: at.url, BearerToken: c.AdminToken, TLSClientConfig: rest.TLSClientConfig{CAFile: at.ca}, QPS: -1}
-	writer := must(kubernetes.NewForConfig(direct))(t)
+	c := require.Value(testbed.Start())(t)
+	t.Cleanup(c.Stop)
+	at, ctx := c.Upstream(), t.Context()
+	direct := &rest.Config{Host: at.URL, BearerToken: c.AdminToken, TLSClientConfig: rest.TLSClientConfig{CAFile: at.CA}, QPS: -1}
+	writer := require.Value(kubernetes.NewForConfig(direct))(t)
 	node := func(i int) string { return fmt.Sprint("node-", i%nodes) }
 	for i := range nodes {
-		must(writer.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node(i)}}, metav1.CreateOptions{}))(t)
+		require.Value(writer.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node(i)}}, metav1.CreateOptions{}))(t)
 	}
 	var made sync.WaitGroup
 	for worker := range 8 {
 		chance := rand.New(rand.NewPCG(9, uint64(worker)))
 		made.Go(func() {
 			for i := worker; i < pods; i += 8 {
-				p := pod(fmt.Sprint("pod-", i), node(i))
+				p := objects.Pod(fmt.Sprint("pod-", i), node(i))
 				// Half of it is there for compression to find.
 				filler := make([]byte, 700)
 				for i := range filler {
@@ -164,7 +82,7 @@ func TestNodeCaches(t *testing.T) {
 	changes := 0
 	change := func() {
 		patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"n":"%d"}}}`, changes)
-		must(writer.CoreV1().Pods("default").Patch(ctx, fmt.Sprint("pod-", changes%pods), types.MergePatchType, patch, metav1.PatchOptions{}))(t)
+		require.Value(writer.CoreV1().Pods("default").Patch(ctx, fmt.Sprint("pod-", changes%pods), types.MergePatchType, patch, metav1.PatchOptions{}))(t)
 		changes++
 	}
 
@@ -179,23 +97,23 @@ func TestNodeCaches(t *testing.T) {
 		{"a proxy for whole types", true, func(int) []string { return nil }},
 	} {
 		t.Run(way.name, func(t *testing.T) {
-			counted := startCounter(t, at.url)
-			before := countAsked(t, at)
-			var proxies []*ownProxy
+			counted := usage.StartByteCounter(t, at.URL)
+			before := usage.CountAsked(t, at)
+			var proxies []*testbed.Proxy
 			config := func(i int) *rest.Config {
 				config := *direct
-				config.Host = counted.url()
-				config.ContentType, config.AcceptContentTypes = protobufType, protobufType
+				config.Host = counted.URL()
+				config.ContentType, config.AcceptContentTypes = api.ProtobufType, api.ProtobufType
 				if way.proxy {
-					config.Host, config.TLSClientConfig.CAFile = proxies[i].url, proxies[i].ca
+					config.Host, config.TLSClientConfig.CAFile = proxies[i].URL, proxies[i].CA
 				}
 				// What keeps client-go from sharing connections between agents.
-				config.Dial = (&net.Dialer{Timeout: patience}).DialContext
+				config.Dial = (&net.Dialer{Timeout: poll.Patience}).DialContext
 				return &config
 			}
 			if way.proxy {
 				for i := range nodes {
-					proxies = append(proxies, runProxy(t, c.ProxyKubeconfig, append(way.flags(i), "--server", counted.url())...))
+					proxies = append(proxies, testbed.RunProxy(t, c.ProxyKubeconfig, append(way.flags(i), "--server", counted.URL())...))
 				}
 			}
 			stop := make(chan struct{})
@@ -203,7 +121,7 @@ func TestNodeCaches(t *testing.T) {
 			var all []cache.SharedIndexInformer
 			for i := range nodes {
 				for range agents {
-					client := must(kubernetes.NewForConfig(config(i)))(t)
+					client := require.Value(kubernetes.NewForConfig(config(i)))(t)
 					for selector, open := range map[string]func(informers.SharedInformerFactory) cache.SharedIndexInformer{
 						fields.OneTermEqualSelector("spec.nodeName", node(i)).String(): func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
 							return f.Core().V1().Pods().Informer()
@@ -220,19 +138,19 @@ func TestNodeCaches(t *testing.T) {
 				}
 				// A few nodes at a time, as a rollout goes.
 				if i%5 == 4 {
-					eventually(t, "the agents of a few nodes are in sync", func() error {
+					poll.Until(t, "the agents of a few nodes are in sync", func() error {
 						if slices.ContainsFunc(all, func(i cache.SharedIndexInformer) bool { return !i.HasSynced() }) {
-							return errNotYet
+							return poll.ErrNotYet
 						}
 						return nil
 					})
 				}
 			}
-			eventually(t, "all agents are in sync", func() error {
+			poll.Until(t, "all agents are in sync", func() error {
 				have := 0
 				for _, informer := range all {
 					if !informer.HasSynced() {
-						return errNotYet
+						return poll.ErrNotYet
 					}
 					have += len(informer.GetStore().ListKeys())
 				}
@@ -242,14 +160,14 @@ func TestNodeCaches(t *testing.T) {
 				}
 				return nil
 			})
-			started, startBytes := countAsked(t, at).minus(before), counted.sent.Load()
+			started, startBytes := usage.CountAsked(t, at).Minus(before), counted.Sent.Load()
 			received := func() (n int) {
 				for _, p := range proxies {
-					n += p.sum(t, "watershed_upstream_events_total", "pods")
+					n += p.Sum(t, "watershed_upstream_events_total", "pods")
 				}
 				return n
 			}
-			events, base := received(), countAsked(t, at)
+			events, base := received(), usage.CountAsked(t, at)
 			tick := time.NewTicker(time.Second / time.Duration(perSecond))
 			defer tick.Stop()
 			begin := changes
@@ -258,7 +176,7 @@ func TestNodeCaches(t *testing.T) {
 				change()
 			}
 			// Each is told the last change of its node.
-			eventually(t, "all agents were told", func() error {
+			poll.Until(t, "all agents were told", func() error {
 				told := map[string]bool{}
 				for _, informer := range all {
 					for _, object := range informer.GetStore().List() {
@@ -268,14 +186,14 @@ func TestNodeCaches(t *testing.T) {
 					}
 				}
 				if len(told) != 1 {
-					return errNotYet
+					return poll.ErrNotYet
 				}
 				return nil
 			})
-			steady, steadyBytes := countAsked(t, at).minus(base), counted.sent.Load()-startBytes
+			steady, steadyBytes := usage.CountAsked(t, at).Minus(base), counted.Sent.Load()-startBytes
 			var memory []int64
 			for _, p := range proxies {
-				memory = append(memory, resident(t, p.pid))
+				memory = append(memory, usage.ResidentBytes(t, p.PID))
 			}
 			slices.Sort(memory)
 			t.Logf("start: %d KiB from upstream, %+v", startBytes>>10, started)
@@ -286,7 +204,7 @@ func TestNodeCaches(t *testing.T) {
 			t.Logf("memory of a proxy: %d MiB (median), %d to %d", memory[len(memory)/2]>>20, memory[0]>>20, memory[len(memory)-1]>>20)
 			held := 0
 			for _, p := range proxies {
-				held += p.sum(t, "watershed_scope_objects", "pods")
+				held += p.Sum(t, "watershed_scope_objects", "pods")
 			}
 			// Each change goes to the proxy of its node, or to all of them.
 			wantHeld, wantEvents := pods, changes-begin
@@ -296,7 +214,7 @@ func TestNodeCaches(t *testing.T) {
 			if held != wantHeld {
 				t.Errorf("%d pods are held by all proxies, not %d", held, wantHeld)
 			}
-			eventually(t, "the proxies were told", func() error {
+			poll.Until(t, "the proxies were told", func() error {
 				if n := received() - events; n != wantEvents {
 					return fmt.Errorf("upstream sent %d events of pods, not %d", n, wantEvents)
 				}

@@ -18,24 +18,30 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/compare"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/testbed"
 )
 
 // through has the proxied half of the test's comparisons go through a watershed
 // of its own with this configuration, or with none.
-func through(t *testing.T, config string) *ownProxy {
+func through(t *testing.T, config string) *testbed.Proxy {
 	t.Helper()
-	if direct {
+	if testbed.Direct {
 		t.Skip("it is about what a proxy keeps")
 	}
 	file := ""
 	if config != "" {
 		file = filepath.Join(t.TempDir(), "config.yaml")
-		check(t, os.WriteFile(file, []byte(config), 0o600))
+		require.NoError(t, os.WriteFile(file, []byte(config), 0o600))
 	}
-	p := startConfigured(t, file, shared.ProxyKubeconfig)
-	other := proxied
-	t.Cleanup(func() { proxied = other })
-	proxied = p.target
+	p := testbed.StartProxyWithConfig(t, file, testbed.Shared.ProxyKubeconfig)
+	other := testbed.Proxied
+	t.Cleanup(func() { testbed.Proxied = other })
+	testbed.Proxied = p.Target
 	return p
 }
 
@@ -55,46 +61,46 @@ func TestSecretsPolicy(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := through(t, c.config)
-			ns := namespace(t)
+			ns := objects.Namespace(t)
 			path := "/api/v1/namespaces/" + ns + "/secrets"
 			// Neither this process nor the proxy's client ever sends it through the proxy.
 			value := rand.Text()
 			encoded := base64.StdEncoding.EncodeToString([]byte(value))
 			body := fmt.Sprintf(`{"metadata":{"name":"one","labels":{"of":"%s"}},"data":{"key":"%s"}}`, ns, encoded)
-			upstream.ok(t, request{method: "POST", path: path, body: body})
+			testbed.Upstream.Must(t, api.Request{Method: "POST", Path: path, Body: body})
 
 			// Whoever can have it from memory opens it, in all representations.
 			sources := func(accepts []string, path, want string) {
 				t.Helper()
 				for _, accept := range accepts {
-					r := request{path: path, accept: accept}
+					r := api.Request{Path: path, Accept: accept}
 					if strings.HasPrefix(want, "forward") {
 						// What comes through is of others: a forwarded answer passes through the process.
-						r.path += "&labelSelector=of%3Dnobody"
+						r.Path += "&labelSelector=of%3Dnobody"
 					}
-					if got := proxied.ok(t, r).header.Get("X-Watershed-Source"); got != want {
+					if got := testbed.Proxied.Must(t, r).Header.Get("X-Watershed-Source"); got != want {
 						t.Errorf("%v as %q is answered from %q, not %q", r, accept, got, want)
 					}
 				}
 			}
-			sources([]string{"", protobufType}, path+"?resourceVersion=0", c.whole)
-			sources([]string{metadataList, metadataWireList}, path+"?resourceVersion=0", c.metadata)
+			sources([]string{"", api.ProtobufType}, path+"?resourceVersion=0", c.whole)
+			sources([]string{api.MetadataListJSON, api.MetadataListProtobuf}, path+"?resourceVersion=0", c.metadata)
 			// Another write arrives by the watches, where there are some.
-			patched := upstream.ok(t, request{method: "PATCH", path: path + "/one", contentType: mergePatch, body: `{"metadata":{"annotations":{"a":"b"}}}`})
-			version := versionOf(t, patched.body)
+			patched := testbed.Upstream.Must(t, api.Request{Method: "PATCH", Path: path + "/one", ContentType: api.MergePatch, Body: `{"metadata":{"annotations":{"a":"b"}}}`})
+			version := versionOf(t, patched.Body)
 			if c.metadata == "snapshot" {
-				for _, accept := range []string{metadataOnly, metadataWire} {
-					r := request{path: path + "/one?resourceVersion=" + version, accept: accept}
-					want, got := upstream.ok(t, r), proxied.ok(t, r)
-					if want.body != got.body || got.header.Get("X-Watershed-Source") != "snapshot" {
-						t.Errorf("upstream: %q\nproxied:  %q", want.body, got.body)
+				for _, accept := range []string{api.MetadataJSON, api.MetadataProtobuf} {
+					r := api.Request{Path: path + "/one?resourceVersion=" + version, Accept: accept}
+					want, got := testbed.Upstream.Must(t, r), testbed.Proxied.Must(t, r)
+					if want.Body != got.Body || got.Header.Get("X-Watershed-Source") != "snapshot" {
+						t.Errorf("upstream: %q\nproxied:  %q", want.Body, got.Body)
 					}
-					if strings.Contains(got.body, value) || strings.Contains(got.body, encoded) {
-						t.Errorf("metadata with data: %q", got.body)
+					if strings.Contains(got.Body, value) || strings.Contains(got.Body, encoded) {
+						t.Errorf("metadata with data: %q", got.Body)
 					}
 				}
 			}
-			metrics := must(p.metrics())(t)
+			metrics := require.Value(p.Metrics())(t)
 			for _, content := range []string{"objects", "metadata"} {
 				scope := fmt.Sprintf(`resource="secrets",encoding="json",content="%s"`, content)
 				want := content == "objects" && c.whole == "snapshot" || content == "metadata" && c.name == "metadata"
@@ -102,14 +108,14 @@ func TestSecretsPolicy(t *testing.T) {
 					t.Errorf("%s is shown: %v", scope, !want)
 				}
 			}
-			if at := must(search(p.pid, value, encoded))(t); (at != "") != c.remembered {
+			if at := require.Value(search(p.PID, value, encoded))(t); (at != "") != c.remembered {
 				t.Errorf("the data is in the process's memory: %q", at)
 			}
 			// The search finds what is there.
-			if at := must(search(p.pid, ns))(t); c.metadata == "snapshot" && at == "" {
+			if at := require.Value(search(p.PID, ns))(t); c.metadata == "snapshot" && at == "" {
 				t.Error("not even the namespace is in the process's memory")
 			}
-			log := string(must(os.ReadFile(p.log))(t))
+			log := string(require.Value(os.ReadFile(p.Log))(t))
 			told := regexp.MustCompile(`"level":"(INFO|WARN)".*"resource":"secrets","cache":"(demand|never|metadata)"`).FindStringSubmatch(log)
 			wanted := map[string]string{"by default": "INFO never", "false": "INFO never", "metadata": "WARN metadata", "true": "WARN demand"}[c.name]
 			if told == nil || told[1]+" "+told[2] != wanted {
@@ -117,7 +123,7 @@ func TestSecretsPolicy(t *testing.T) {
 			}
 
 			// All of it is upstream's, whoever answers.
-			sameAnswers(t, reads(t, path, "one", "labelSelector=of", "fieldSelector=type%3DOpaque"))
+			compare.SameAnswers(t, compare.Reads(t, path, "one", "labelSelector=of", "fieldSelector=type%3DOpaque"))
 		})
 	}
 }
@@ -129,42 +135,42 @@ func TestMetadataPolicy(t *testing.T) {
 	t.Run("only", metadataIsUpstreams)
 	t.Run("converted", func(t *testing.T) {
 		requests := convertedReads(t)
-		sameAnswers(t, requests)
+		compare.SameAnswers(t, requests)
 		for _, r := range requests {
 			want := "snapshot"
-			if r.accept == "" {
+			if r.Accept == "" {
 				want = "forward; reason=policy"
 			}
-			if source := proxied.ok(t, r).header.Get("X-Watershed-Source"); source != want {
-				t.Errorf("%v as %q is answered from %q", r, r.accept, source)
+			if source := testbed.Proxied.Must(t, r).Header.Get("X-Watershed-Source"); source != want {
+				t.Errorf("%v as %q is answered from %q", r, r.Accept, source)
 			}
 		}
 	})
 	t.Run("fence", func(t *testing.T) {
-		path := "/api/v1/namespaces/" + namespace(t) + "/secrets"
+		path := "/api/v1/namespaces/" + objects.Namespace(t) + "/secrets"
 		for i := range 20 {
 			name := fmt.Sprintf("s-%d", i)
-			made := upstream.ok(t, request{method: "POST", path: path, body: `{"metadata":{"name":"` + name + `"}}`})
-			r := request{path: path, accept: []string{metadataList, metadataWireList}[i%2]}
-			got := proven(t, proxied, r)
-			if !strings.Contains(got.body, versionOf(t, made.body)) {
-				t.Fatalf("%s is not in a list that was asked for afterwards: %q", name, got.body)
+			made := testbed.Upstream.Must(t, api.Request{Method: "POST", Path: path, Body: `{"metadata":{"name":"` + name + `"}}`})
+			r := api.Request{Path: path, Accept: []string{api.MetadataListJSON, api.MetadataListProtobuf}[i%2]}
+			got := proven(t, testbed.Proxied, r)
+			if !strings.Contains(got.Body, versionOf(t, made.Body)) {
+				t.Fatalf("%s is not in a list that was asked for afterwards: %q", name, got.Body)
 			}
-			if want := upstream.ok(t, r); len(want.body) != len(got.body) {
-				t.Errorf("upstream: %q\nproxied:  %q", want.body, got.body)
+			if want := testbed.Upstream.Must(t, r); len(want.Body) != len(got.Body) {
+				t.Errorf("upstream: %q\nproxied:  %q", want.Body, got.Body)
 			}
 		}
 	})
 	t.Run("all", func(t *testing.T) {
-		ns := namespace(t)
-		w := newWidget(t)
-		w.define(t, upstream)
-		w.awaitServed(t, proxied)
-		upstream.ok(t, request{method: "POST", path: w.path(ns, ""), body: w.object("one", 1)})
-		sameAnswers(t, reads(t, w.path(ns, ""), "one", "labelSelector=a", "fieldSelector=spec.size%3D1"))
-		nodes := request{path: "/api/v1/nodes?resourceVersion=0&fieldSelector=metadata.namespace%3Dx", accept: metadataList}
-		if a := same(t, nodes); a.status != 400 {
-			t.Errorf("%v: %d", nodes, a.status)
+		ns := objects.Namespace(t)
+		w := objects.NewWidget(t)
+		w.Define(t, testbed.Upstream)
+		w.AwaitServed(t, testbed.Proxied)
+		testbed.Upstream.Must(t, api.Request{Method: "POST", Path: w.Path(ns, ""), Body: w.Object("one", 1)})
+		compare.SameAnswers(t, compare.Reads(t, w.Path(ns, ""), "one", "labelSelector=a", "fieldSelector=spec.size%3D1"))
+		nodes := api.Request{Path: "/api/v1/nodes?resourceVersion=0&fieldSelector=metadata.namespace%3Dx", Accept: api.MetadataListJSON}
+		if a := compare.Same(t, nodes); a.Status != 400 {
+			t.Errorf("%v: %d", nodes, a.Status)
 		}
 	})
 }
@@ -172,12 +178,12 @@ func TestMetadataPolicy(t *testing.T) {
 // proven is an answer from memory with the proof that it is new enough. The proof
 // may take three seconds; on a machine that stalls for as long upstream answers,
 // and it is asked for again.
-func proven(t *testing.T, to target, r request) answer {
+func proven(t *testing.T, to api.Target, r api.Request) api.Answer {
 	t.Helper()
 	for range 10 {
 		asked := time.Now()
-		a := to.ok(t, r)
-		source := a.header.Get("X-Watershed-Source")
+		a := to.Must(t, r)
+		source := a.Header.Get("X-Watershed-Source")
 		if source == "fence" {
 			return a
 		}
@@ -192,7 +198,7 @@ func proven(t *testing.T, to target, r request) answer {
 func versionOf(t *testing.T, object string) string {
 	t.Helper()
 	var made metav1.PartialObjectMetadata
-	check(t, json.Unmarshal([]byte(object), &made))
+	require.NoError(t, json.Unmarshal([]byte(object), &made))
 	return made.ResourceVersion
 }
 

@@ -16,6 +16,11 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/child"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/testbed"
 )
 
 // quiet are panels that show nothing while nothing is wrong, and nobody changes rights.
@@ -24,23 +29,23 @@ var quiet = regexp.MustCompile(`^panel "(Forwarded requests that failed|Refused 
 // ownPrometheus is a Prometheus that reads the metrics of one proxy.
 type ownPrometheus struct{ url string }
 
-func runPrometheus(t *testing.T, program string, p *ownProxy) ownPrometheus {
+func runPrometheus(t *testing.T, program string, p *testbed.Proxy) ownPrometheus {
 	t.Helper()
 	dir := t.TempDir()
 	config := filepath.Join(dir, "prometheus.yaml")
-	check(t, os.WriteFile(config, []byte(fmt.Sprintf(`
+	require.NoError(t, os.WriteFile(config, []byte(fmt.Sprintf(`
 global: {scrape_interval: 1s}
 scrape_configs:
 - job_name: watershed
   static_configs:
   - targets: [%q]
     labels: {namespace: watershed, pod: watershed-0}
-`, strings.TrimPrefix(p.admin, "http://"))), 0o600))
-	listener := must(net.Listen("tcp", "127.0.0.1:0"))(t)
+`, strings.TrimPrefix(p.Admin, "http://"))), 0o600))
+	listener := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	address := listener.Addr().String()
-	check(t, listener.Close())
+	require.NoError(t, listener.Close())
 	command := exec.Command(program, "--config.file="+config, "--storage.tsdb.path="+dir, "--web.listen-address="+address, "--log.level=warn")
-	startChild(t, command)
+	require.NoError(t, child.Start(command))
 	t.Cleanup(func() {
 		command.Process.Kill()
 		command.Wait()
@@ -80,13 +85,13 @@ func TestPrometheus(t *testing.T) {
 		t.Errorf("promtool: %v: %s", err, out)
 	}
 	broken := filepath.Join(t.TempDir(), "broken.yaml")
-	rules := string(must(os.ReadFile(rulesFile))(t))
-	check(t, os.WriteFile(broken, []byte(strings.Replace(rules, "== 0", "= 0", 1)), 0o600))
+	rules := string(require.Value(os.ReadFile(rulesFile))(t))
+	require.NoError(t, os.WriteFile(broken, []byte(strings.Replace(rules, "== 0", "= 0", 1)), 0o600))
 	if exec.Command(promtool, "check", "rules", broken).Run() == nil {
 		t.Error("promtool takes broken rules")
 	}
 
-	p := runProxy(t, shared.ProxyKubeconfig)
+	p := testbed.RunProxy(t, testbed.Shared.ProxyKubeconfig)
 	server := runPrometheus(t, prometheus, p)
 	all := expressions(t)
 	maps.DeleteFunc(all, func(place, _ string) bool { return !strings.HasPrefix(place, "panel ") || quiet.MatchString(place) })
@@ -100,7 +105,7 @@ func TestPrometheus(t *testing.T) {
 			"/api/v1/namespaces?resourceVersion=0", "/api/v1/namespaces", "/api/v1/namespaces?watch=1&resourceVersion=0&timeoutSeconds=1",
 			"/api/v1/namespaces/default", "/api/v1/secrets", "/version", "/api/v1/pods?resourceVersion=0",
 		} {
-			p.send(t, request{path: path})
+			p.Send(t, api.Request{Path: path})
 		}
 		var empty []string
 		for _, place := range places {

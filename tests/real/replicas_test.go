@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -26,83 +25,15 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/balancer"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/testbed"
+	"watershed.test/real/internal/usage"
 )
-
-// balancer passes each new connection on to the next of its servers, as a
-// Service does: one that is taken out gets no new ones, and keeps those it has.
-type balancer struct {
-	listener net.Listener
-	mutex    sync.Mutex
-	servers  []string
-	next     int
-	passed   map[string]int
-	open     map[net.Conn]struct{}
-}
-
-func startBalancer(t *testing.T) *balancer {
-	t.Helper()
-	b := &balancer{listener: must(net.Listen("tcp", "127.0.0.1:0"))(t), passed: map[string]int{}, open: map[net.Conn]struct{}{}}
-	go func() {
-		for {
-			client, err := b.listener.Accept()
-			if err != nil {
-				return
-			}
-			go b.pass(client)
-		}
-	}()
-	t.Cleanup(func() {
-		b.listener.Close()
-		b.mutex.Lock()
-		defer b.mutex.Unlock()
-		for c := range b.open {
-			c.Close()
-		}
-	})
-	return b
-}
-
-func (b *balancer) url() string { return "https://" + b.listener.Addr().String() }
-
-func (b *balancer) set(servers ...*ownProxy) {
-	b.mutex.Lock()
-	defer b.mutex.Unlock()
-	b.servers = nil
-	for _, server := range servers {
-		b.servers = append(b.servers, strings.TrimPrefix(server.url, "https://"))
-	}
-}
-
-func (b *balancer) pass(client net.Conn) {
-	b.mutex.Lock()
-	to := b.servers[b.next%len(b.servers)]
-	b.next++
-	b.passed[to]++
-	b.mutex.Unlock()
-	server, err := net.Dial("tcp", to)
-	if err != nil {
-		client.(*net.TCPConn).SetLinger(0)
-		client.Close()
-		return
-	}
-	b.mutex.Lock()
-	b.open[client], b.open[server] = struct{}{}, struct{}{}
-	b.mutex.Unlock()
-	var both sync.WaitGroup
-	for _, way := range [][2]net.Conn{{client, server}, {server, client}} {
-		both.Go(func() {
-			io.Copy(way[0], way[1])
-			way[0].(*net.TCPConn).CloseWrite()
-		})
-	}
-	both.Wait()
-	client.Close()
-	server.Close()
-	b.mutex.Lock()
-	delete(b.open, client)
-	delete(b.open, server)
-	b.mutex.Unlock()
-}
 
 // beginnings counts the requests of an informer that begin at nothing, and
 // those that go on from a version.
@@ -177,51 +108,51 @@ const deleted = "deleted"
 // other, under writes. An informer that moves from one to another goes on with
 // the version it had: it is told each change once, and does not list again.
 func TestReplicas(t *testing.T) {
-	if direct {
+	if testbed.Direct {
 		t.Skip("it is about proxies")
 	}
-	c := must(startBareCluster())(t)
-	t.Cleanup(c.stop)
-	at := c.upstream()
-	w := newWidget(t)
-	at.ok(t, request{method: "POST", path: definitions, body: w.definition(true)})
-	w.awaitServed(t, at)
+	c := require.Value(testbed.Start())(t)
+	t.Cleanup(c.Stop)
+	at := c.Upstream()
+	w := objects.NewWidget(t)
+	at.Must(t, api.Request{Method: "POST", Path: objects.CRDPath, Body: w.Definition(true)})
+	w.AwaitServed(t, at)
 
 	// All show one certificate, as the pods of a Deployment do.
-	first := startProxy(t, c.ProxyKubeconfig)
-	pair := filepath.Dir(first.ca)
-	start := func() *ownProxy {
+	first := testbed.StartProxy(t, c.ProxyKubeconfig)
+	pair := filepath.Dir(first.CA)
+	start := func() *testbed.Proxy {
 		t.Helper()
-		p := runProxy(t, c.ProxyKubeconfig, "--config", everythingKept, "--drain-seconds", "10",
+		p := testbed.RunProxy(t, c.ProxyKubeconfig, "--config", testbed.CacheEverything, "--drain-seconds", "10",
 			"--tls-cert", filepath.Join(pair, "tls.crt"), "--tls-key", filepath.Join(pair, "tls.key"))
-		p.ca = first.ca
+		p.CA = first.CA
 		return p
 	}
-	replicas := []*ownProxy{first, start(), start()}
-	balance := startBalancer(t)
-	balance.set(replicas...)
-	front := target{name: "balanced", url: balance.url(), ca: first.ca}
+	replicas := []*testbed.Proxy{first, start(), start()}
+	balance := balancer.Start(t)
+	balance.Set(replicas...)
+	front := api.Target{Name: "balanced", URL: balance.URL(), CA: first.CA, Tokens: first.Tokens}
 
 	const ns, builtIn = "default", "podtemplates"
-	types := []string{builtIn, w.plural}
-	gvr := schema.GroupVersionResource{Group: w.group, Version: "v1", Resource: w.plural}
-	paths := map[string]string{builtIn: "/api/v1/namespaces/" + ns + "/" + builtIn, w.plural: w.path(ns, "")}
+	types := []string{builtIn, w.Plural}
+	gvr := schema.GroupVersionResource{Group: w.Group, Version: "v1", Resource: w.Plural}
+	paths := map[string]string{builtIn: "/api/v1/namespaces/" + ns + "/" + builtIn, w.Plural: w.Path(ns, "")}
 	object := func(kind, name string) string {
 		if kind == builtIn {
 			return fmt.Sprintf(`{"metadata":{"name":"%s","labels":{"even":"yes"}},"template":{"spec":{"containers":[{"name":"c","image":"example.test/c:1"}]}}}`, name)
 		}
-		return fmt.Sprintf(`{"apiVersion":"%s/v1","kind":"Widget","metadata":{"name":"%s","labels":{"even":"yes"}},"spec":{"size":1}}`, w.group, name)
+		return fmt.Sprintf(`{"apiVersion":"%s/v1","kind":"Widget","metadata":{"name":"%s","labels":{"even":"yes"}},"spec":{"size":1}}`, w.Group, name)
 	}
-	versionIn := func(a answer) string {
+	versionIn := func(a api.Answer) string {
 		var o struct {
 			Metadata struct{ ResourceVersion string }
 		}
-		check(t, json.Unmarshal([]byte(a.body), &o))
+		require.NoError(t, json.Unmarshal([]byte(a.Body), &o))
 		return o.Metadata.ResourceVersion
 	}
 	for _, kind := range types {
 		for i := range 30 {
-			at.ok(t, request{method: "POST", path: paths[kind], body: object(kind, fmt.Sprint("there-", i))})
+			at.Must(t, api.Request{Method: "POST", Path: paths[kind], Body: object(kind, fmt.Sprint("there-", i))})
 		}
 	}
 
@@ -236,22 +167,22 @@ func TestReplicas(t *testing.T) {
 	defer close(stop)
 	open := func(kind string, protobuf bool) *follower {
 		f := &follower{kind: kind, counted: &beginnings{sources: map[string]int{}}, told: &tale{by: map[string][]string{}}}
-		config := &rest.Config{Host: front.url, BearerToken: c.AdminToken, TLSClientConfig: rest.TLSClientConfig{CAFile: front.ca}}
+		config := &rest.Config{Host: front.URL, BearerToken: c.AdminToken, TLSClientConfig: rest.TLSClientConfig{CAFile: front.CA}}
 		// What keeps client-go from sharing connections between configurations.
-		config.Dial = (&net.Dialer{Timeout: patience}).DialContext
+		config.Dial = (&net.Dialer{Timeout: poll.Patience}).DialContext
 		config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 			f.counted.next = next
 			return f.counted
 		})
 		if protobuf {
-			config.ContentType, config.AcceptContentTypes = protobufType, protobufType
+			config.ContentType, config.AcceptContentTypes = api.ProtobufType, api.ProtobufType
 		}
 		if kind == builtIn {
-			f.informer = informers.NewSharedInformerFactory(must(kubernetes.NewForConfig(config))(t), 0).Core().V1().PodTemplates().Informer()
+			f.informer = informers.NewSharedInformerFactory(require.Value(kubernetes.NewForConfig(config))(t), 0).Core().V1().PodTemplates().Informer()
 		} else {
-			f.informer = dynamicinformer.NewDynamicSharedInformerFactory(must(dynamic.NewForConfig(config))(t), 0).ForResource(gvr).Informer()
+			f.informer = dynamicinformer.NewDynamicSharedInformerFactory(require.Value(dynamic.NewForConfig(config))(t), 0).ForResource(gvr).Informer()
 		}
-		must(f.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		require.Value(f.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(o any) { f.told.note(o, "") },
 			UpdateFunc: func(_, o any) { f.told.note(o, "") },
 			DeleteFunc: func(o any) { f.told.note(o, deleted) },
@@ -261,21 +192,21 @@ func TestReplicas(t *testing.T) {
 	}
 	var all []*follower
 	for range 4 {
-		all = append(all, open(builtIn, true), open(builtIn, false), open(w.plural, false))
+		all = append(all, open(builtIn, true), open(builtIn, false), open(w.Plural, false))
 	}
 	for _, f := range all {
-		eventually(t, "an informer on "+f.kind+" is in sync", func() error {
+		poll.Until(t, "an informer on "+f.kind+" is in sync", func() error {
 			if !f.informer.HasSynced() {
-				return errNotYet
+				return poll.ErrNotYet
 			}
 			return nil
 		})
 	}
-	balance.mutex.Lock()
-	if len(balance.passed) != 3 {
-		t.Errorf("connections went to %v, not to three replicas", balance.passed)
+	balance.Mutex.Lock()
+	if len(balance.Passed) != 3 {
+		t.Errorf("connections went to %v, not to three replicas", balance.Passed)
 	}
-	balance.mutex.Unlock()
+	balance.Mutex.Unlock()
 	begun := map[*follower]int{}
 	for _, f := range all {
 		began, _ := f.counted.count()
@@ -283,7 +214,7 @@ func TestReplicas(t *testing.T) {
 	}
 
 	// What was written of each object while proxies came and went.
-	written := map[string]map[string][]string{builtIn: {}, w.plural: {}}
+	written := map[string]map[string][]string{builtIn: {}, w.Plural: {}}
 	ctx, cancel := context.WithCancel(t.Context())
 	var writing sync.WaitGroup
 	for _, kind := range types {
@@ -294,16 +225,16 @@ func TestReplicas(t *testing.T) {
 				switch n := chance.IntN(6); {
 				case len(there) < 5 || n == 0:
 					name := fmt.Sprint("made-", i)
-					history[name] = []string{versionIn(at.ok(t, request{method: "POST", path: paths[kind], body: object(kind, name)}))}
+					history[name] = []string{versionIn(at.Must(t, api.Request{Method: "POST", Path: paths[kind], Body: object(kind, name)}))}
 					there = append(there, name)
 				case n == 1 && len(there) > 10:
-					at.ok(t, request{method: "DELETE", path: paths[kind] + "/" + there[0]})
+					at.Must(t, api.Request{Method: "DELETE", Path: paths[kind] + "/" + there[0]})
 					history[there[0]] = append(history[there[0]], deleted)
 					there = there[1:]
 				default:
 					name := there[chance.IntN(len(there))]
 					body := fmt.Sprintf(`{"metadata":{"annotations":{"n":"%d"}}}`, i)
-					changed := at.ok(t, request{method: "PATCH", path: paths[kind] + "/" + name, contentType: mergePatch, body: body})
+					changed := at.Must(t, api.Request{Method: "PATCH", Path: paths[kind] + "/" + name, ContentType: api.MergePatch, Body: body})
 					history[name] = append(history[name], versionIn(changed))
 				}
 				time.Sleep(20 * time.Millisecond)
@@ -317,35 +248,35 @@ func TestReplicas(t *testing.T) {
 	defer finish()
 
 	// A token of one replica is good at the others, and says the same there.
-	page := first.ok(t, request{path: paths[builtIn] + "?limit=7"})
+	page := first.Must(t, api.Request{Path: paths[builtIn] + "?limit=7"})
 	var list struct{ Metadata struct{ Continue string } }
-	check(t, json.Unmarshal([]byte(page.body), &list))
-	rest := request{path: paths[builtIn] + "?limit=7&continue=" + url.QueryEscape(list.Metadata.Continue)}
-	want := at.ok(t, rest)
+	require.NoError(t, json.Unmarshal([]byte(page.Body), &list))
+	rest := api.Request{Path: paths[builtIn] + "?limit=7&continue=" + url.QueryEscape(list.Metadata.Continue)}
+	want := at.Must(t, rest)
 	for i, replica := range replicas {
-		if got := replica.ok(t, rest); got.body != want.body {
-			t.Errorf("replica %d has another second page:\n%s\nupstream:\n%s", i, got.body, want.body)
+		if got := replica.Must(t, rest); got.Body != want.Body {
+			t.Errorf("replica %d has another second page:\n%s\nupstream:\n%s", i, got.Body, want.Body)
 		}
 	}
 
-	before := map[string]load{}
+	before := map[string]usage.Requests{}
 	own := map[string]int{}
 	// owned is what the proxies listed at upstream for themselves: once for each
 	// scope, and what the fence asks for. To be called before a proxy ends, and for
 	// those that are left at the end.
-	owned := func(p *ownProxy, sign int) {
-		for line := range strings.Lines(must(p.metrics())(t)) {
+	owned := func(p *testbed.Proxy, sign int) {
+		for line := range strings.Lines(require.Value(p.Metrics())(t)) {
 			name, labels, _ := strings.Cut(line, "{")
 			for _, kind := range types {
 				ours := name == "watershed_upstream_lists_total" || name == "watershed_fence_upstream_requests_total" && !strings.Contains(labels, `request="watch"`)
 				if ours && strings.Contains(labels, fmt.Sprintf(`resource="%s"`, kind)) {
-					own[kind] += sign * value(line)
+					own[kind] += sign * usage.MetricValue(line)
 				}
 			}
 		}
 	}
 	for _, kind := range types {
-		before[kind] = measure(t, c, kind)
+		before[kind] = usage.Measure(t, c, kind)
 	}
 	for _, p := range replicas {
 		owned(p, -1)
@@ -353,24 +284,24 @@ func TestReplicas(t *testing.T) {
 	for i, old := range replicas {
 		fresh := start()
 		replicas[i] = fresh
-		balance.set(replicas...)
+		balance.Set(replicas...)
 		owned(old, 1)
 		t.Logf("%s: proxy %d is to end", time.Now().Format("05.000"), i)
-		check(t, syscall.Kill(old.pid, syscall.SIGTERM))
-		eventually(t, "the old proxy has ended", func() error {
-			if err := syscall.Kill(old.pid, 0); err == nil {
-				return errNotYet
+		require.NoError(t, syscall.Kill(old.PID, syscall.SIGTERM))
+		poll.Until(t, "the old proxy has ended", func() error {
+			if err := syscall.Kill(old.PID, 0); err == nil {
+				return poll.ErrNotYet
 			}
 			return nil
 		})
-		if text := string(must(os.ReadFile(old.log))(t)); !strings.Contains(text, "stopped") || strings.Contains(text, "are cut") {
-			t.Errorf("proxy %d did not end in order:\n%s", i, old.tail())
+		if text := string(require.Value(os.ReadFile(old.Log))(t)); !strings.Contains(text, "stopped") || strings.Contains(text, "are cut") {
+			t.Errorf("proxy %d did not end in order:\n%s", i, old.LogTail())
 		}
 	}
 	// Everybody has moved, and is told of what comes.
 	finish()
 	for _, kind := range types {
-		written[kind]["last"] = []string{versionIn(at.ok(t, request{method: "POST", path: paths[kind], body: object(kind, "last")}))}
+		written[kind]["last"] = []string{versionIn(at.Must(t, api.Request{Method: "POST", Path: paths[kind], Body: object(kind, "last")}))}
 	}
 	moved, changes, sources := 0, 0, map[string]int{}
 	for i, f := range all {
@@ -378,7 +309,7 @@ func TestReplicas(t *testing.T) {
 			t.Errorf("informer %d (%s) began anew: %v; all its requests:\n%s", i, f.kind, began[begun[f]:], strings.Join(f.counted.all, "\n"))
 			continue
 		}
-		eventually(t, fmt.Sprintf("informer %d (%s) was told everything", i, f.kind), func() error {
+		poll.Until(t, fmt.Sprintf("informer %d (%s) was told everything", i, f.kind), func() error {
 			f.told.mutex.Lock()
 			defer f.told.mutex.Unlock()
 			for name, history := range written[f.kind] {
@@ -412,8 +343,8 @@ func TestReplicas(t *testing.T) {
 		owned(p, 1)
 	}
 	for _, kind := range types {
-		eventually(t, "upstream's lists are the proxies' own", func() error {
-			lists := measure(t, c, kind).minus(before[kind]).lists
+		poll.Until(t, "upstream's lists are the proxies' own", func() error {
+			lists := usage.Measure(t, c, kind).Minus(before[kind]).Lists
 			if lists != own[kind] {
 				return fmt.Errorf("%d lists of %s were answered upstream, of which the proxies asked for %d", lists, kind, own[kind])
 			}
@@ -423,21 +354,21 @@ func TestReplicas(t *testing.T) {
 	t.Logf("%d informers were told each of %d changes, and went on %d times; answered from %v", len(all), changes, moved, sources)
 
 	// That a list would be seen here.
-	listed := measure(t, c, builtIn).lists
+	listed := usage.Measure(t, c, builtIn).Lists
 	late := open(builtIn, true)
-	eventually(t, "a late informer is in sync", func() error {
+	poll.Until(t, "a late informer is in sync", func() error {
 		if !late.informer.HasSynced() {
-			return errNotYet
+			return poll.ErrNotYet
 		}
 		return nil
 	})
 	if began, _ := late.counted.count(); len(began) != 1 {
 		t.Errorf("an informer that begins was counted as %v", began)
 	}
-	at.ok(t, request{path: paths[builtIn]})
-	eventually(t, "a list at upstream is counted", func() error {
-		if n := measure(t, c, builtIn).lists; n <= listed {
-			return errNotYet
+	at.Must(t, api.Request{Path: paths[builtIn]})
+	poll.Until(t, "a list at upstream is counted", func() error {
+		if n := usage.Measure(t, c, builtIn).Lists; n <= listed {
+			return poll.ErrNotYet
 		}
 		return nil
 	})

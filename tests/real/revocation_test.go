@@ -9,18 +9,24 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/testbed"
 )
 
 // TestRevocation: grants are remembered for minutes, and end with the binding
 // that gave them: the next reads are refused, open watches are cut. What is given
 // counts soon, too.
 func TestRevocation(t *testing.T) {
-	p := startProxy(t, shared.ProxyKubeconfig)
-	ns := namespace(t)
+	p := testbed.StartProxy(t, testbed.Shared.ProxyKubeconfig)
+	ns := objects.Namespace(t)
 	ctx := context.Background()
-	core, rbac := kubeClient(t, upstream).CoreV1(), kubeClient(t, upstream).RbacV1()
-	must(core.ConfigMaps(ns).Create(ctx, configMap("apple"), metav1.CreateOptions{}))(t)
-	must(rbac.Roles(ns).Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "reader"}, Rules: []rbacv1.PolicyRule{
+	core, rbac := api.Clientset(t, testbed.Upstream).CoreV1(), api.Clientset(t, testbed.Upstream).RbacV1()
+	require.Value(core.ConfigMaps(ns).Create(ctx, objects.ConfigMap("apple"), metav1.CreateOptions{}))(t)
+	require.Value(rbac.Roles(ns).Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "reader"}, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "list", "watch"}},
 	}}, metav1.CreateOptions{}))(t)
 	bind := func(name, kind, subject string) {
@@ -34,20 +40,20 @@ func TestRevocation(t *testing.T) {
 		}
 	}
 	list := "/api/v1/namespaces/" + ns + "/configmaps?resourceVersion=0"
-	read := func(user string) answer { return p.send(t, request{path: list, user: user}) }
+	read := func(user string) api.Answer { return p.Send(t, api.Request{Path: list, User: user}) }
 	becomes := func(what, user string, status int) time.Duration {
 		t.Helper()
 		began := time.Now()
-		eventually(t, what, func() error {
-			if a := read(user); a.status != status {
-				return fmt.Errorf("%d %s", a.status, a.body)
+		poll.Until(t, what, func() error {
+			if a := read(user); a.Status != status {
+				return fmt.Errorf("%d %s", a.Status, a.Body)
 			}
 			return nil
 		})
 		return time.Since(began)
 	}
-	eventually(t, "RBAC is followed", func() error {
-		if p.sum(t, "watershed_rbac_followed", "") != 1 {
+	poll.Until(t, "RBAC is followed", func() error {
+		if p.Sum(t, "watershed_rbac_followed", "") != 1 {
 			return fmt.Errorf("it is not")
 		}
 		return nil
@@ -60,58 +66,58 @@ func TestRevocation(t *testing.T) {
 	t.Logf("a new binding counts after %v", becomes("bob's rights arrive", "bob", 200))
 	becomes("alice's rights arrive", "alice", 200)
 	// Until API servers have settled after the changes.
-	eventually(t, "grants are remembered", func() error {
-		reviews := p.sum(t, "watershed_access_reviews_total", "")
+	poll.Until(t, "grants are remembered", func() error {
+		reviews := p.Sum(t, "watershed_access_reviews_total", "")
 		time.Sleep(3 * time.Second)
 		read("bob")
 		// One for the token, which is reviewed more often.
-		if more := p.sum(t, "watershed_access_reviews_total", "") - reviews; more > 1 {
+		if more := p.Sum(t, "watershed_access_reviews_total", "") - reviews; more > 1 {
 			return fmt.Errorf("%d reviews", more)
 		}
 		return nil
 	})
 
-	open := func(user string, n int) (watches []*stream) {
+	open := func(user string, n int) (watches []*api.Stream) {
 		for range n {
-			w := p.watch(t, request{path: list + "&watch=1", user: user})
-			w.next(t)
+			w := p.Watch(t, api.Request{Path: list + "&watch=1", User: user})
+			w.Next(t)
 			watches = append(watches, w)
 		}
 		return watches
 	}
 	bobs, alices := open("bob", 5), open("alice", 1)
-	check(t, rbac.RoleBindings(ns).Delete(ctx, "bob", metav1.DeleteOptions{}))
+	require.NoError(t, rbac.RoleBindings(ns).Delete(ctx, "bob", metav1.DeleteOptions{}))
 	deleted := time.Now()
 	becomes("bob's rights go", "bob", 403)
 	refused := time.Since(deleted)
 	for _, w := range bobs {
-		if rest, err := w.rest(t); err != nil || len(rest) > 0 {
+		if rest, err := w.Rest(t); err != nil || len(rest) > 0 {
 			t.Errorf("bob's watch ends with %v after %v", err, rest)
 		}
 	}
 	t.Logf("after a binding is deleted, reads are refused after %v, and 5 watches are cut after %v", refused, time.Since(deleted))
 
-	must(core.ConfigMaps(ns).Create(ctx, configMap("new"), metav1.CreateOptions{}))(t)
-	if e := alices[0].next(t); e.String() != "ADDED new" {
-		t.Errorf("alice's watch yields %s", e.raw)
+	require.Value(core.ConfigMaps(ns).Create(ctx, objects.ConfigMap("new"), metav1.CreateOptions{}))(t)
+	if e := alices[0].Next(t); e.String() != "ADDED new" {
+		t.Errorf("alice's watch yields %s", e.Raw)
 	}
-	if a := read("alice"); a.status != 200 {
-		t.Errorf("alice's list: %d %s", a.status, a.body)
+	if a := read("alice"); a.Status != 200 {
+		t.Errorf("alice's list: %d %s", a.Status, a.Body)
 	}
 
 	// A role is emptied: whoever had it, has nothing.
-	role := must(rbac.Roles(ns).Get(ctx, "reader", metav1.GetOptions{}))(t)
+	role := require.Value(rbac.Roles(ns).Get(ctx, "reader", metav1.GetOptions{}))(t)
 	role.Rules = nil
-	must(rbac.Roles(ns).Update(ctx, role, metav1.UpdateOptions{}))(t)
+	require.Value(rbac.Roles(ns).Update(ctx, role, metav1.UpdateOptions{}))(t)
 	changed := time.Now()
 	becomes("alice's rights go", "alice", 403)
 	refused = time.Since(changed)
-	if rest, err := alices[0].rest(t); err != nil || len(rest) > 0 {
+	if rest, err := alices[0].Rest(t); err != nil || len(rest) > 0 {
 		t.Errorf("alice's watch ends with %v after %v", err, rest)
 	}
 	t.Logf("after a role is emptied, reads are refused after %v, and a watch is cut after %v", refused, time.Since(changed))
-	eventually(t, "the watches that ended are counted", func() error {
-		if ended := p.sum(t, "watershed_watches_ended_total", "configmaps"); ended != 6 {
+	poll.Until(t, "the watches that ended are counted", func() error {
+		if ended := p.Sum(t, "watershed_watches_ended_total", "configmaps"); ended != 6 {
 			return fmt.Errorf("%d watches of config maps ended", ended)
 		}
 		return nil

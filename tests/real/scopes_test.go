@@ -11,6 +11,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/compare"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/testbed"
 )
 
 // selecting is the query of a read with selectors.
@@ -37,25 +43,25 @@ scopes:
 - resource: services
   namespaces: [default]
 `)
-	ns := namespace(t)
+	ns := objects.Namespace(t)
 	ctx := context.Background()
-	client := kubeClient(t, upstream)
+	client := api.Clientset(t, testbed.Upstream)
 	configMaps := client.CoreV1().ConfigMaps(ns)
 	tiers := []string{"gold", "silver", "bronze", ""}
 	put := func(name, tier, data string) {
 		t.Helper()
-		cm := configMap(name, "data", data)
+		cm := objects.ConfigMap(name, "data", data)
 		cm.Labels = map[string]string{"of": ns, "tier": tier}
 		if tier == "" {
 			delete(cm.Labels, "tier")
 		}
-		must(configMaps.Create(ctx, cm, metav1.CreateOptions{}))(t)
+		require.Value(configMaps.Create(ctx, cm, metav1.CreateOptions{}))(t)
 	}
 	for i, tier := range tiers {
 		put(fmt.Sprintf("first-%d", i), tier, "x")
 	}
 	for name, node := range map[string]string{"on-node-a": "node-a", "on-node-b": "node-b", "pending": ""} {
-		must(client.CoreV1().Pods(ns).Create(ctx, pod(name, node), metav1.CreateOptions{}))(t)
+		require.Value(client.CoreV1().Pods(ns).Create(ctx, objects.Pod(name, node), metav1.CreateOptions{}))(t)
 	}
 
 	const notCovered = "forward; reason=not-covered"
@@ -83,7 +89,7 @@ scopes:
 		{"/api/v1/namespaces/" + ns + "/services?", notCovered},
 	} {
 		for _, version := range []string{"&resourceVersion=0", ""} {
-			r := request{path: c.path + version}
+			r := api.Request{Path: c.path + version}
 			want := c.want
 			get := strings.Contains(c.path, "/absent?") || strings.Contains(c.path, "/on-node-")
 			if version == "" && get {
@@ -91,8 +97,8 @@ scopes:
 			} else if version == "" && want == "snapshot" {
 				want = "fence"
 			}
-			same(t, r)
-			source := proxied.send(t, r).header.Get("X-Watershed-Source")
+			compare.Same(t, r)
+			source := testbed.Proxied.Send(t, r).Header.Get("X-Watershed-Source")
 			// Upstream may answer a consistent read of little sooner.
 			if want == "fence" && strings.HasPrefix(source, "forward; reason=unproven") || want == "" {
 				continue
@@ -106,10 +112,10 @@ scopes:
 	// Watchers of all of the part, and of less, begin with the state or after it.
 	type pair struct {
 		of            string
-		direct, proxy *stream
+		direct, proxy *api.Stream
 	}
 	var pairs []pair
-	version := versionOf(t, upstream.ok(t, request{path: mine + "limit=1"}).body)
+	version := versionOf(t, testbed.Upstream.Must(t, api.Request{Path: mine + "limit=1"}).Body)
 	for _, of := range []string{
 		all + selecting("of="+ns+",tier in (gold,silver)", ""),
 		mine + selecting("tier in (gold,silver)", ""),
@@ -118,9 +124,9 @@ scopes:
 	} {
 		for _, begin := range []string{"&resourceVersion=0", "&resourceVersion=" + version,
 			"&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"} {
-			r := request{path: of + "&watch=1" + begin}
-			pairs = append(pairs, pair{r.path, upstream.watch(t, r), proxied.watch(t, r)})
-			if source := pairs[len(pairs)-1].proxy.header.Get("X-Watershed-Source"); strings.HasPrefix(source, "forward") {
+			r := api.Request{Path: of + "&watch=1" + begin}
+			pairs = append(pairs, pair{r.Path, testbed.Upstream.Watch(t, r), testbed.Proxied.Watch(t, r)})
+			if source := pairs[len(pairs)-1].proxy.Header.Get("X-Watershed-Source"); strings.HasPrefix(source, "forward") {
 				t.Errorf("%v is answered from %q", r, source)
 			}
 		}
@@ -137,7 +143,7 @@ scopes:
 			put(name, tier, fmt.Sprint(i))
 			there[name] = true
 		case chance.IntN(5) == 0:
-			check(t, configMaps.Delete(ctx, name, metav1.DeleteOptions{}))
+			require.NoError(t, configMaps.Delete(ctx, name, metav1.DeleteOptions{}))
 			there[name] = false
 		default:
 			label := fmt.Sprintf("%q", tier)
@@ -146,7 +152,7 @@ scopes:
 			}
 			patch := fmt.Sprintf(`{"metadata":{"labels":{"tier":%s,"odd":%s}},"data":{"data":"%d"}}`,
 				label, []string{"null", `"yes"`}[chance.IntN(2)], i)
-			must(configMaps.Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
+			require.Value(configMaps.Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
 		}
 	}
 	for _, tier := range []string{"gold", "silver"} {
@@ -159,10 +165,10 @@ scopes:
 			last = "last-gold"
 		}
 		for {
-			want, got := pair.direct.next(t), pair.proxy.next(t)
+			want, got := pair.direct.Next(t), pair.proxy.Next(t)
 			count++
-			if want.raw != got.raw {
-				t.Fatalf("%s\nupstream: %s\nproxied:  %s", pair.of, want.raw, got.raw)
+			if want.Raw != got.Raw {
+				t.Fatalf("%s\nupstream: %s\nproxied:  %s", pair.of, want.Raw, got.Raw)
 			}
 			if want.Object.Metadata.Name == last {
 				break
@@ -170,7 +176,7 @@ scopes:
 		}
 	}
 	t.Logf("%d events are equal", count)
-	if n := p.sum(t, "watershed_scope_ready", "configmaps"); n != 1 {
+	if n := p.Sum(t, "watershed_scope_ready", "configmaps"); n != 1 {
 		t.Errorf("%d scopes of configmaps are ready, not one", n)
 	}
 }
@@ -178,22 +184,22 @@ scopes:
 // TestNodePreset: with the name of a node a proxy holds what runs there, the node and
 // its lease, and asks upstream for no more of these types.
 func TestNodePreset(t *testing.T) {
-	if direct {
+	if testbed.Direct {
 		t.Skip("it is about what a proxy keeps")
 	}
-	client := kubeClient(t, upstream)
-	ns, ctx := namespace(t), context.Background()
-	node := slug(t) + "-node"
+	client := api.Clientset(t, testbed.Upstream)
+	ns, ctx := objects.Namespace(t), context.Background()
+	node := testbed.Slug(t) + "-node"
 	for _, name := range []string{node, "other-" + node} {
 		made := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		must(client.CoreV1().Nodes().Create(ctx, made, metav1.CreateOptions{}))(t)
-		t.Cleanup(func() { check(t, client.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{})) })
-		must(client.CoreV1().Pods(ns).Create(ctx, pod("on-"+name, name), metav1.CreateOptions{}))(t)
+		require.Value(client.CoreV1().Nodes().Create(ctx, made, metav1.CreateOptions{}))(t)
+		t.Cleanup(func() { require.NoError(t, client.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{})) })
+		require.Value(client.CoreV1().Pods(ns).Create(ctx, objects.Pod("on-"+name, name), metav1.CreateOptions{}))(t)
 	}
-	p := runProxy(t, shared.ProxyKubeconfig, "--node-name", node)
-	other := proxied
-	t.Cleanup(func() { proxied = other })
-	proxied = p.target
+	p := testbed.RunProxy(t, testbed.Shared.ProxyKubeconfig, "--node-name", node)
+	other := testbed.Proxied
+	t.Cleanup(func() { testbed.Proxied = other })
+	testbed.Proxied = p.Target
 	for path, want := range map[string]string{
 		"/api/v1/pods?fieldSelector=spec.nodeName%3D" + node + "&resourceVersion=0":                     "snapshot",
 		"/api/v1/namespaces/" + ns + "/pods/on-" + node + "?resourceVersion=0":                          "snapshot",
@@ -205,25 +211,25 @@ func TestNodePreset(t *testing.T) {
 		"/api/v1/configmaps?resourceVersion=0":                                                          "forward; reason=policy",
 		"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/" + node + "?resourceVersion=0": "snapshot",
 	} {
-		r := request{path: path}
-		same(t, r)
-		if source := proxied.send(t, r).header.Get("X-Watershed-Source"); source != want {
+		r := api.Request{Path: path}
+		compare.Same(t, r)
+		if source := testbed.Proxied.Send(t, r).Header.Get("X-Watershed-Source"); source != want {
 			t.Errorf("%v is answered from %q, not %q", r, source, want)
 		}
 	}
-	if objects := p.sum(t, "watershed_scope_objects", "pods"); objects != 1 {
+	if objects := p.Sum(t, "watershed_scope_objects", "pods"); objects != 1 {
 		t.Errorf("%d pods are held, not the node's one", objects)
 	}
-	if objects := p.sum(t, "watershed_scope_objects", "nodes"); objects != 1 {
+	if objects := p.Sum(t, "watershed_scope_objects", "nodes"); objects != 1 {
 		t.Errorf("%d nodes are held, not the one", objects)
 	}
 
 	// As a DaemonSet's pod is told.
 	t.Setenv("NODE_NAME", node)
-	told := runProxy(t, shared.ProxyKubeconfig)
+	told := testbed.RunProxy(t, testbed.Shared.ProxyKubeconfig)
 	for of, want := range map[string]string{node: "snapshot", "other-" + node: "forward; reason=not-covered"} {
-		r := request{path: "/api/v1/nodes?fieldSelector=metadata.name%3D" + of + "&resourceVersion=0"}
-		if source := told.send(t, r).header.Get("X-Watershed-Source"); source != want {
+		r := api.Request{Path: "/api/v1/nodes?fieldSelector=metadata.name%3D" + of + "&resourceVersion=0"}
+		if source := told.Send(t, r).Header.Get("X-Watershed-Source"); source != want {
 			t.Errorf("of %s, by the environment: %q, not %q", of, source, want)
 		}
 	}

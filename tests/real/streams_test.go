@@ -23,6 +23,14 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/client-go/transport/spdy"
 	utilexec "k8s.io/client-go/util/exec"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/kubectl"
+	"watershed.test/real/internal/kubelet"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/testbed"
 )
 
 // protocols are the two ways to stream. kubectl falls back from one to the
@@ -64,7 +72,7 @@ func bulk(size int) []byte {
 }
 
 func podURL(t *testing.T, ns, name, subresource string, options *corev1.PodExecOptions) *url.URL {
-	r := kubeClient(t, proxied).CoreV1().RESTClient().Post().Resource("pods").Namespace(ns).Name(name).SubResource(subresource)
+	r := api.Clientset(t, testbed.Proxied).CoreV1().RESTClient().Post().Resource("pods").Namespace(ns).Name(name).SubResource(subresource)
 	if options != nil {
 		r = r.VersionedParams(options, scheme.ParameterCodec)
 	}
@@ -72,33 +80,33 @@ func podURL(t *testing.T, ns, name, subresource string, options *corev1.PodExecO
 }
 
 func TestExec(t *testing.T) {
-	ns := namespace(t)
-	newKubelet(t).run(t, ns, "shell")
+	ns := objects.Namespace(t)
+	kubelet.New(t).Run(t, ns, "shell")
 	for _, p := range protocols {
 		t.Run(p.name, func(t *testing.T) {
 			t.Run("kubectl", func(t *testing.T) {
-				for _, c := range []command{
-					{args: []string{"exec", "-i", "shell", "--", "cat"}, stdin: "this comes back\n"},
-					{args: []string{"exec", "shell", "--", "speak", "to", "me"}},
-					{args: []string{"exec", "shell", "--", "exit", "7"}},
-					{args: []string{"exec", "shell", "--", "unheard-of"}},
-					{args: []string{"exec", "shell", "-c", "other", "--", "cat"}},
+				for _, c := range []kubectl.Command{
+					{Args: []string{"exec", "-i", "shell", "--", "cat"}, Stdin: "this comes back\n"},
+					{Args: []string{"exec", "shell", "--", "speak", "to", "me"}},
+					{Args: []string{"exec", "shell", "--", "exit", "7"}},
+					{Args: []string{"exec", "shell", "--", "unheard-of"}},
+					{Args: []string{"exec", "shell", "-c", "other", "--", "cat"}},
 				} {
-					c.args = append([]string{"--namespace", ns}, c.args...)
-					c.env = p.env
-					sameKubectl(t, c)
+					c.Args = append([]string{"--namespace", ns}, c.Args...)
+					c.Env = p.env
+					kubectl.Same(t, c)
 				}
-				c := command{args: []string{"--namespace", ns, "exec", "shell", "--", "exit", "7"}, env: p.env}
-				if r := proxied.kubectl(t, c); r.code != 7 {
+				c := kubectl.Command{Args: []string{"--namespace", ns, "exec", "shell", "--", "exit", "7"}, Env: p.env}
+				if r := kubectl.Run(t, testbed.Proxied, c); r.Code != 7 {
 					t.Errorf("the exit code is lost: %+v", r)
 				}
 			})
 			t.Run("client-go", func(t *testing.T) {
 				run := func(stdin io.Reader, command ...string) (stdout, stderr []byte, err error) {
-					ctx, cancel := context.WithTimeout(context.Background(), patience)
+					ctx, cancel := context.WithTimeout(context.Background(), poll.Patience)
 					defer cancel()
 					options := &corev1.PodExecOptions{Command: command, Stdin: stdin != nil, Stdout: true, Stderr: true}
-					executor := must(p.exec(proxied.config(), podURL(t, ns, "shell", "exec", options)))(t)
+					executor := require.Value(p.exec(testbed.Proxied.Config(), podURL(t, ns, "shell", "exec", options)))(t)
 					var out, errout bytes.Buffer
 					err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: stdin, Stdout: &out, Stderr: &errout})
 					return out.Bytes(), errout.Bytes(), err
@@ -125,9 +133,9 @@ func TestExec(t *testing.T) {
 // echo sends a lot to a local port and wants the same back, both at once.
 func echo(t *testing.T, address string) {
 	t.Helper()
-	conn := must(net.DialTimeout("tcp", address, patience))(t)
+	conn := require.Value(net.DialTimeout("tcp", address, poll.Patience))(t)
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(patience))
+	conn.SetDeadline(time.Now().Add(poll.Patience))
 	sent := bulk(4 << 20)
 	wrote := make(chan error, 1)
 	go func() {
@@ -136,44 +144,44 @@ func echo(t *testing.T, address string) {
 	}()
 	got := make([]byte, len(sent))
 	n, err := io.ReadFull(conn, got)
-	if err := errors.Join(err, within(t, "all sent", wrote)); err != nil || !bytes.Equal(sent, got) {
+	if err := errors.Join(err, poll.Receive(t, "all sent", wrote)); err != nil || !bytes.Equal(sent, got) {
 		t.Errorf("%d bytes sent, %d back, %v", len(sent), n, err)
 	}
 }
 
 func TestPortForward(t *testing.T) {
-	ns := namespace(t)
-	newKubelet(t).run(t, ns, "server")
+	ns := objects.Namespace(t)
+	kubelet.New(t).Run(t, ns, "server")
 	for _, p := range protocols {
 		t.Run(p.name, func(t *testing.T) {
 			t.Run("kubectl", func(t *testing.T) {
-				c := command{args: []string{"--namespace", ns, "port-forward", "server", fmt.Sprintf(":%d", echoPort)}, env: p.env}
-				b := proxied.begin(t, c, nil)
+				c := kubectl.Command{Args: []string{"--namespace", ns, "port-forward", "server", fmt.Sprintf(":%d", kubelet.EchoPort)}, Env: p.env}
+				b := kubectl.Start(t, testbed.Proxied, c, nil)
 				address := regexp.MustCompile(`Forwarding from (127\.0\.0\.1:\d+)`)
-				b.prints(t, "it forwards", address.MatchString)
+				b.WaitFor(t, "it forwards", address.MatchString)
 				// One connection after the other, over the same stream.
 				for range 2 {
-					echo(t, address.FindStringSubmatch(b.stdout.String())[1])
+					echo(t, address.FindStringSubmatch(b.Stdout.String())[1])
 				}
 			})
 			t.Run("client-go", func(t *testing.T) {
-				dialer := must(p.dial(proxied.config(), podURL(t, ns, "server", "portforward", nil)))(t)
+				dialer := require.Value(p.dial(testbed.Proxied.Config(), podURL(t, ns, "server", "portforward", nil)))(t)
 				stop, ready := make(chan struct{}), make(chan struct{})
-				var errout output
-				forwarder := must(portforward.NewOnAddresses(dialer, []string{"127.0.0.1"}, []string{fmt.Sprintf("0:%d", echoPort)}, stop, ready, io.Discard, &errout))(t)
+				var errout kubectl.Output
+				forwarder := require.Value(portforward.NewOnAddresses(dialer, []string{"127.0.0.1"}, []string{fmt.Sprintf("0:%d", kubelet.EchoPort)}, stop, ready, io.Discard, &errout))(t)
 				ended := make(chan error, 1)
 				go func() { ended <- forwarder.ForwardPorts() }()
 				select {
 				case <-ready:
 				case err := <-ended:
 					t.Fatal(err)
-				case <-time.After(patience):
+				case <-time.After(poll.Patience):
 					t.Fatal("it never forwards")
 				}
-				ports := must(forwarder.GetPorts())(t)
+				ports := require.Value(forwarder.GetPorts())(t)
 				echo(t, fmt.Sprintf("127.0.0.1:%d", ports[0].Local))
 				close(stop)
-				if err := within(t, "the end", ended); err != nil || errout.String() != "" {
+				if err := poll.Receive(t, "the end", ended); err != nil || errout.String() != "" {
 					t.Errorf("%v, %q", err, errout.String())
 				}
 			})
@@ -182,43 +190,43 @@ func TestPortForward(t *testing.T) {
 }
 
 func TestLogs(t *testing.T) {
-	ns := namespace(t)
-	k := newKubelet(t)
-	for _, to := range targets() {
-		k.run(t, ns, to.name)
+	ns := objects.Namespace(t)
+	k := kubelet.New(t)
+	for _, to := range testbed.Targets() {
+		k.Run(t, ns, to.Name)
 	}
-	sameKubectl(t, args("--namespace "+ns+" logs upstream"))
-	sameKubectl(t, args("--namespace "+ns+" logs upstream --tail=3"))
-	sameKubectl(t, args("--namespace "+ns+" logs upstream -c nothing"))
+	kubectl.Same(t, kubectl.Args("--namespace "+ns+" logs upstream"))
+	kubectl.Same(t, kubectl.Args("--namespace "+ns+" logs upstream --tail=3"))
+	kubectl.Same(t, kubectl.Args("--namespace "+ns+" logs upstream -c nothing"))
 
-	for _, to := range targets() {
-		t.Run("follow "+to.name, func(t *testing.T) {
-			b := to.begin(t, args("--namespace "+ns+" logs -f "+to.name), nil)
-			b.prints(t, "the begin", func(text string) bool { return strings.Contains(text, "begins") })
-			feed := k.feed(to.name)
+	for _, to := range testbed.Targets() {
+		t.Run("follow "+to.Name, func(t *testing.T) {
+			b := kubectl.Start(t, to, kubectl.Args("--namespace "+ns+" logs -f "+to.Name), nil)
+			b.WaitFor(t, "the begin", func(text string) bool { return strings.Contains(text, "begins") })
+			feed := k.Feed(to.Name)
 			// The next line is written when the last one has arrived: whoever
 			// saves lines up for later never gets to the end.
 			for n := range 5 {
 				line := fmt.Sprintf("line %d", n)
 				select {
-				case feed.lines <- line:
-				case <-time.After(patience):
+				case feed.Lines <- line:
+				case <-time.After(poll.Patience):
 					t.Fatal("nobody reads the log")
 				}
-				b.prints(t, line, func(text string) bool { return strings.HasSuffix(text, line+"\n") })
+				b.WaitFor(t, line, func(text string) bool { return strings.HasSuffix(text, line+"\n") })
 			}
-			close(feed.lines)
-			if r := b.result(t); r.code != 0 {
+			close(feed.Lines)
+			if r := b.Wait(t); r.Code != 0 {
 				t.Errorf("%+v", r)
 			}
 		})
 	}
 
 	t.Run("leaving", func(t *testing.T) {
-		k.run(t, ns, "left-alone")
-		b := proxied.begin(t, args("--namespace "+ns+" logs -f left-alone"), nil)
-		b.prints(t, "the begin", func(text string) bool { return strings.Contains(text, "begins") })
-		b.cmd.Process.Kill()
-		within(t, "the kubelet hears that the follower has gone", k.feed("left-alone").left)
+		k.Run(t, ns, "left-alone")
+		b := kubectl.Start(t, testbed.Proxied, kubectl.Args("--namespace "+ns+" logs -f left-alone"), nil)
+		b.WaitFor(t, "the begin", func(text string) bool { return strings.Contains(text, "begins") })
+		b.Cmd.Process.Kill()
+		poll.Receive(t, "the kubelet hears that the follower has gone", k.Feed("left-alone").Left)
 	})
 }

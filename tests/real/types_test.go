@@ -9,24 +9,32 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/compare"
+	"watershed.test/real/internal/conformance"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/parallel"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/testbed"
 )
 
 // TestEveryType reads each type that upstream names in discovery, and each
 // subresource, in every way that it may or may not have: types without watch
 // (componentstatuses), without list (bindings, reviews), with neither.
 func TestEveryType(t *testing.T) {
-	ns := namespace(t)
-	upstream.ok(t, request{method: "POST", path: "/api/v1/namespaces/" + ns + "/pods", body: asJSON(pod("one", ""))})
-	var requests []request
+	ns := objects.Namespace(t)
+	testbed.Upstream.Must(t, api.Request{Method: "POST", Path: "/api/v1/namespaces/" + ns + "/pods", Body: api.JSON(objects.Pod("one", ""))})
+	var requests []api.Request
 	add := func(path string, queries ...string) {
 		for _, q := range queries {
-			requests = append(requests, request{path: path + q})
+			requests = append(requests, api.Request{Path: path + q})
 		}
 	}
 	count := map[string]int{}
 	for _, root := range servedVersions(t) {
 		var list metav1.APIResourceList
-		check(t, json.Unmarshal([]byte(upstream.ok(t, request{path: root}).body), &list))
+		require.NoError(t, json.Unmarshal([]byte(testbed.Upstream.Must(t, api.Request{Path: root}).Body), &list))
 		for _, r := range list.APIResources {
 			path := root
 			if r.Namespaced {
@@ -58,7 +66,7 @@ func TestEveryType(t *testing.T) {
 				add(path+"/etcd-0", "", "?resourceVersion=0", "?watch=1")
 				continue
 			}
-			add(path, "?watch=1&timeoutSeconds=1&resourceVersion=0", "?watch=1&timeoutSeconds=1&"+stateFirst, "", "?resourceVersion=0", "?resourceVersion=1&resourceVersionMatch=NotOlderThan", "?limit=1")
+			add(path, "?watch=1&timeoutSeconds=1&resourceVersion=0", "?watch=1&timeoutSeconds=1&"+api.StateFirst, "", "?resourceVersion=0", "?resourceVersion=1&resourceVersionMatch=NotOlderThan", "?limit=1")
 			add(path+"/nobody", "", "?resourceVersion=0", "?watch=1&timeoutSeconds=1")
 			if r.Namespaced {
 				add(root+"/"+plural, "?resourceVersion=0", "?watch=1&timeoutSeconds=1&resourceVersion=0")
@@ -66,10 +74,10 @@ func TestEveryType(t *testing.T) {
 			} else {
 				add(root+"/namespaces/"+ns+"/"+plural, "?resourceVersion=0", "?watch=1&timeoutSeconds=1&resourceVersion=0")
 			}
-			for _, accept := range []string{protobufType, metadataList, metadataWireList} {
-				requests = append(requests, request{path: path + "?resourceVersion=0", accept: accept})
+			for _, accept := range []string{api.ProtobufType, api.MetadataListJSON, api.MetadataListProtobuf} {
+				requests = append(requests, api.Request{Path: path + "?resourceVersion=0", Accept: accept})
 			}
-			requests = append(requests, request{path: path + "?watch=1&timeoutSeconds=1&resourceVersion=0", accept: protobufType})
+			requests = append(requests, api.Request{Path: path + "?watch=1&timeoutSeconds=1&resourceVersion=0", Accept: api.ProtobufType})
 		}
 	}
 	t.Logf("%v", count)
@@ -77,8 +85,8 @@ func TestEveryType(t *testing.T) {
 		t.Errorf("discovery tells of %v", count)
 	}
 	// Those that take their time come first.
-	slices.SortStableFunc(requests, func(a, b request) int { return lasts(b) - lasts(a) })
-	sameAnswers(t, requests)
+	slices.SortStableFunc(requests, func(a, b api.Request) int { return conformance.WatchSeconds(b) - conformance.WatchSeconds(a) })
+	compare.SameAnswers(t, requests)
 }
 
 // servedVersions is the path of each version of each group, but for those that
@@ -87,7 +95,7 @@ func servedVersions(t *testing.T) []string {
 	t.Helper()
 	roots := []string{"/api/v1"}
 	var groups metav1.APIGroupList
-	check(t, json.Unmarshal([]byte(upstream.ok(t, request{path: "/apis"}).body), &groups))
+	require.NoError(t, json.Unmarshal([]byte(testbed.Upstream.Must(t, api.Request{Path: "/apis"}).Body), &groups))
 	for _, g := range groups.Groups {
 		for _, v := range g.Versions {
 			if !strings.HasSuffix(g.Name, ".test") {
@@ -102,15 +110,15 @@ func servedVersions(t *testing.T) []string {
 // whom may and by whom may not.
 func TestReviewsAndBindings(t *testing.T) {
 	const authorization, authentication = "/apis/authorization.k8s.io/v1", "/apis/authentication.k8s.io/v1"
-	ns := namespace(t)
+	ns := objects.Namespace(t)
 	what := `"spec":{"resourceAttributes":{"verb":"get","resource":"pods","namespace":"` + ns + `"}}`
-	var requests []request
+	var requests []api.Request
 	for path, body := range map[string]string{
 		authorization + "/selfsubjectaccessreviews":                        `{` + what + `}`,
 		authorization + "/subjectaccessreviews":                            `{` + strings.Replace(what, `{`, `{"user":"alice",`, 1) + `}`,
 		authorization + "/namespaces/" + ns + "/localsubjectaccessreviews": `{` + strings.Replace(what, `{`, `{"user":"alice",`, 1) + `}`,
 		authentication + "/selfsubjectreviews":                             `{}`,
-		authentication + "/tokenreviews":                                   `{"spec":{"token":"` + shared.Tokens["bob"] + `"}}`,
+		authentication + "/tokenreviews":                                   `{"spec":{"token":"` + testbed.Shared.Users.Of("bob") + `"}}`,
 		"/api/v1/namespaces/" + ns + "/serviceaccounts/nobody/token":       `{"spec":{"audiences":["a"]}}`,
 		"/api/v1/namespaces/" + ns + "/bindings":                           `{"metadata":{"name":"nobody"},"target":{"kind":"Node","name":"n"}}`,
 		"/api/v1/namespaces/" + ns + "/pods/nobody/binding":                `{"metadata":{"name":"nobody"},"target":{"kind":"Node","name":"n"}}`,
@@ -121,11 +129,11 @@ func TestReviewsAndBindings(t *testing.T) {
 	} {
 		for _, method := range []string{"POST", "PUT", "PATCH", "DELETE"} {
 			for _, user := range []string{"", "bob"} {
-				requests = append(requests, request{method: method, path: path, body: body, user: user})
+				requests = append(requests, api.Request{Method: method, Path: path, Body: body, User: user})
 			}
 		}
 	}
-	for status, n := range sameAnswers(t, requests) {
+	for status, n := range compare.SameAnswers(t, requests) {
 		t.Logf("%d: %d", status, n)
 	}
 }
@@ -134,34 +142,34 @@ func TestReviewsAndBindings(t *testing.T) {
 // is read and watched in the others.
 func TestVersionsOfBuiltIns(t *testing.T) {
 	t.Parallel()
-	ns := namespace(t)
-	v1 := sort{root: "/apis/autoscaling/v1", plural: "horizontalpodautoscalers"}
-	v2 := sort{root: "/apis/autoscaling/v2", plural: "horizontalpodautoscalers"}
+	ns := objects.Namespace(t)
+	v1 := conformance.Resource{Root: "/apis/autoscaling/v1", Plural: "horizontalpodautoscalers"}
+	v2 := conformance.Resource{Root: "/apis/autoscaling/v2", Plural: "horizontalpodautoscalers"}
 	const scaled = `"scaleTargetRef":{"kind":"Deployment","name":"d","apiVersion":"apps/v1"},"maxReplicas":3`
-	var watches []request
-	for _, v := range []sort{v1, v2} {
-		proxied.ok(t, request{path: v.path("", "") + "?resourceVersion=0"})
-		for _, accept := range []string{"", protobufType, metadataOnly, metadataWire} {
-			watches = append(watches, request{path: v.path(ns, "") + "?watch=1&resourceVersion=0", accept: accept},
-				request{path: v.path("", "") + "?watch=1&resourceVersion=0&labelSelector=mine%3D" + ns, accept: accept})
+	var watches []api.Request
+	for _, v := range []conformance.Resource{v1, v2} {
+		testbed.Proxied.Must(t, api.Request{Path: v.Path("", "") + "?resourceVersion=0"})
+		for _, accept := range []string{"", api.ProtobufType, api.MetadataJSON, api.MetadataProtobuf} {
+			watches = append(watches, api.Request{Path: v.Path(ns, "") + "?watch=1&resourceVersion=0", Accept: accept},
+				api.Request{Path: v.Path("", "") + "?watch=1&resourceVersion=0&labelSelector=mine%3D" + ns, Accept: accept})
 		}
 	}
 	object := func(name, spec string) string {
 		return fmt.Sprintf(`{"metadata":{"name":"%s","labels":{"mine":"%s"}},"spec":{%s%s}}`, name, ns, scaled, spec)
 	}
-	events := sameEvents(t, watches, func() string {
-		proxied.ok(t, request{method: "POST", path: v1.path(ns, ""), body: object("one", `,"targetCPUUtilizationPercentage":50`)})
-		upstream.ok(t, request{method: "POST", path: v2.path(ns, ""), body: object("two", `,"metrics":[{"type":"Resource","resource":{"name":"memory","target":{"type":"Utilization","averageUtilization":50}}}]`)})
-		proxied.ok(t, request{method: "PATCH", path: v2.path(ns, "one"), contentType: mergePatch, body: `{"spec":{"behavior":{"scaleDown":{"stabilizationWindowSeconds":5}}}}`})
-		upstream.ok(t, request{method: "PATCH", path: v1.path(ns, "two"), contentType: mergePatch, body: `{"spec":{"minReplicas":2}}`})
-		proxied.ok(t, request{method: "PATCH", path: v2.path(ns, "two"), contentType: mergePatch, body: `{"metadata":{"labels":{"mine":"no"}}}`})
-		proxied.ok(t, request{method: "DELETE", path: v1.path(ns, "") + "?labelSelector=mine%3Dno"})
-		upstream.ok(t, request{method: "POST", path: v2.path(ns, ""), body: object("last", "")})
+	events := compare.SameEvents(t, watches, func() string {
+		testbed.Proxied.Must(t, api.Request{Method: "POST", Path: v1.Path(ns, ""), Body: object("one", `,"targetCPUUtilizationPercentage":50`)})
+		testbed.Upstream.Must(t, api.Request{Method: "POST", Path: v2.Path(ns, ""), Body: object("two", `,"metrics":[{"type":"Resource","resource":{"name":"memory","target":{"type":"Utilization","averageUtilization":50}}}]`)})
+		testbed.Proxied.Must(t, api.Request{Method: "PATCH", Path: v2.Path(ns, "one"), ContentType: api.MergePatch, Body: `{"spec":{"behavior":{"scaleDown":{"stabilizationWindowSeconds":5}}}}`})
+		testbed.Upstream.Must(t, api.Request{Method: "PATCH", Path: v1.Path(ns, "two"), ContentType: api.MergePatch, Body: `{"spec":{"minReplicas":2}}`})
+		testbed.Proxied.Must(t, api.Request{Method: "PATCH", Path: v2.Path(ns, "two"), ContentType: api.MergePatch, Body: `{"metadata":{"labels":{"mine":"no"}}}`})
+		testbed.Proxied.Must(t, api.Request{Method: "DELETE", Path: v1.Path(ns, "") + "?labelSelector=mine%3Dno"})
+		testbed.Upstream.Must(t, api.Request{Method: "POST", Path: v2.Path(ns, ""), Body: object("last", "")})
 		return "last"
 	})
 	t.Logf("%d events", events)
-	for _, v := range []sort{v1, v2} {
-		sameAnswers(t, reads(t, v.path(ns, ""), "one", "labelSelector=mine", "fieldSelector=spec.maxReplicas%3D3"))
+	for _, v := range []conformance.Resource{v1, v2} {
+		compare.SameAnswers(t, compare.Reads(t, v.Path(ns, ""), "one", "labelSelector=mine", "fieldSelector=spec.maxReplicas%3D3"))
 	}
 }
 
@@ -169,71 +177,71 @@ func TestVersionsOfBuiltIns(t *testing.T) {
 // and go, and each shows it as upstream does.
 func TestEventsChurn(t *testing.T) {
 	t.Parallel()
-	ns := namespace(t)
-	core := sort{root: "/api/v1", plural: "events"}
-	grouped := sort{root: "/apis/events.k8s.io/v1", plural: "events"}
-	for _, s := range []sort{core, grouped} {
-		for _, accept := range []string{"", protobufType} {
-			proxied.ok(t, request{path: s.path("", "") + "?resourceVersion=0", accept: accept})
+	ns := objects.Namespace(t)
+	core := conformance.Resource{Root: "/api/v1", Plural: "events"}
+	grouped := conformance.Resource{Root: "/apis/events.k8s.io/v1", Plural: "events"}
+	for _, s := range []conformance.Resource{core, grouped} {
+		for _, accept := range []string{"", api.ProtobufType} {
+			testbed.Proxied.Must(t, api.Request{Path: s.Path("", "") + "?resourceVersion=0", Accept: accept})
 		}
 	}
 	// Upstream takes the state of events from etcd, and after a watch of it has
 	// begun; so these begin at a version.
-	begin := fmt.Sprintf("?watch=1&resourceVersion=%d", must(upstream.revision())(t))
-	var watches []request
-	for _, s := range []sort{core, grouped} {
-		for _, accept := range []string{"", protobufType, metadataOnly, metadataWire} {
-			watches = append(watches, request{path: s.path(ns, "") + begin, accept: accept})
+	begin := fmt.Sprintf("?watch=1&resourceVersion=%d", require.Value(testbed.Upstream.Revision())(t))
+	var watches []api.Request
+	for _, s := range []conformance.Resource{core, grouped} {
+		for _, accept := range []string{"", api.ProtobufType, api.MetadataJSON, api.MetadataProtobuf} {
+			watches = append(watches, api.Request{Path: s.Path(ns, "") + begin, Accept: accept})
 		}
 	}
-	selected := func(s sort, field string) {
-		for _, accept := range []string{"", protobufType} {
-			watches = append(watches, request{path: s.path("", "") + begin + "&labelSelector=!none&fieldSelector=" + url.QueryEscape(field+",metadata.namespace="+ns), accept: accept})
+	selected := func(s conformance.Resource, field string) {
+		for _, accept := range []string{"", api.ProtobufType} {
+			watches = append(watches, api.Request{Path: s.Path("", "") + begin + "&labelSelector=!none&fieldSelector=" + url.QueryEscape(field+",metadata.namespace="+ns), Accept: accept})
 		}
 	}
 	selected(core, "involvedObject.name!=pod-1")
 	selected(core, "reason=Churned")
 	selected(grouped, "regarding.name!=pod-1")
 	selected(grouped, "reason=Churned,type!=Warning")
-	object := func(s sort, n int) string {
-		if s.root == grouped.root {
+	object := func(s conformance.Resource, n int) string {
+		if s.Root == grouped.Root {
 			return fmt.Sprintf(`{"metadata":{"name":"e%d"},"eventTime":"2026-01-01T00:00:00.000000Z","reportingController":"test","reportingInstance":"i","action":"a","type":"Normal","reason":"Churned","note":"n","regarding":{"kind":"Pod","namespace":"%s","name":"pod-%d"}}`, n, ns, n%3)
 		}
 		return fmt.Sprintf(`{"metadata":{"name":"e%d"},"type":"Normal","reason":"Churned","message":"m","involvedObject":{"kind":"Pod","namespace":"%s","name":"pod-%d"},"source":{"component":"test"}}`, n, ns, n%3)
 	}
 	const burst = 240
-	events := sameEvents(t, watches, func() string {
+	events := compare.SameEvents(t, watches, func() string {
 		numbers := make([]int, burst)
-		workers(8, numbers, func(n int, _ int) {
-			made, seen := []sort{core, grouped}[n%2], []sort{core, grouped}[n/2%2]
-			through := targets()[n/4%2]
-			for _, r := range []request{
-				{method: "POST", path: made.path(ns, ""), body: object(made, n)},
-				{method: "PATCH", path: core.path(ns, fmt.Sprint("e", n)), contentType: mergePatch, body: fmt.Sprintf(`{"count":%d,"lastTimestamp":"2026-01-01T00:00:00Z"}`, n)},
-				{method: "DELETE", path: seen.path(ns, fmt.Sprint("e", n))},
+		parallel.ForEach(8, numbers, func(n int, _ int) {
+			made, seen := []conformance.Resource{core, grouped}[n%2], []conformance.Resource{core, grouped}[n/2%2]
+			through := testbed.Targets()[n/4%2]
+			for _, r := range []api.Request{
+				{Method: "POST", Path: made.Path(ns, ""), Body: object(made, n)},
+				{Method: "PATCH", Path: core.Path(ns, fmt.Sprint("e", n)), ContentType: api.MergePatch, Body: fmt.Sprintf(`{"count":%d,"lastTimestamp":"2026-01-01T00:00:00Z"}`, n)},
+				{Method: "DELETE", Path: seen.Path(ns, fmt.Sprint("e", n))},
 			} {
-				if n%3 == 2 && r.method == "DELETE" {
+				if n%3 == 2 && r.Method == "DELETE" {
 					continue
 				}
-				if a, err := through.try(r); err != nil || a.status >= 300 {
-					t.Errorf("%v: %d %s %v", r, a.status, a.body, err)
+				if a, err := through.Try(r); err != nil || a.Status >= 300 {
+					t.Errorf("%v: %d %s %v", r, a.Status, a.Body, err)
 				}
 			}
 		})
-		proxied.ok(t, request{method: "DELETE", path: core.path(ns, "") + "?fieldSelector=involvedObject.name%3Dpod-1"})
+		testbed.Proxied.Must(t, api.Request{Method: "DELETE", Path: core.Path(ns, "") + "?fieldSelector=involvedObject.name%3Dpod-1"})
 		last := strings.Replace(object(core, burst), fmt.Sprintf(`"e%d"`, burst), `"last"`, 1)
-		upstream.ok(t, request{method: "POST", path: core.path(ns, ""), body: last})
+		testbed.Upstream.Must(t, api.Request{Method: "POST", Path: core.Path(ns, ""), Body: last})
 		return "last"
 	})
 	t.Logf("%d events", events)
 	if events < burst*len(watches) {
 		t.Errorf("hardly anything was seen: %d events in %d watches", events, len(watches))
 	}
-	for _, s := range []sort{core, grouped} {
-		requests := reads(t, s.path(ns, ""), "last", "fieldSelector=reason%3DChurned")
+	for _, s := range []conformance.Resource{core, grouped} {
+		requests := compare.Reads(t, s.Path(ns, ""), "last", "fieldSelector=reason%3DChurned")
 		for i, r := range requests {
-			requests[i].path = strings.Replace(r.path, "timeoutSeconds=1", "timeoutSeconds=3", 1)
+			requests[i].Path = strings.Replace(r.Path, "timeoutSeconds=1", "timeoutSeconds=3", 1)
 		}
-		sameAnswers(t, requests)
+		compare.SameAnswers(t, requests)
 	}
 }

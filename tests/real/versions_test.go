@@ -7,6 +7,13 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/compare"
+	"watershed.test/real/internal/conformance"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/testbed"
 )
 
 // herd is a custom type of one test's own with several served versions.
@@ -20,8 +27,8 @@ type herd struct {
 
 func (h herd) name() string { return "herds." + h.group }
 
-func (h herd) at(version string) sort {
-	return sort{root: "/apis/" + h.group + "/" + version, plural: "herds", namespaced: true}
+func (h herd) at(version string) conformance.Resource {
+	return conformance.Resource{Root: "/apis/" + h.group + "/" + version, Plural: "herds", Namespaced: true}
 }
 
 func (h herd) object(version, name, spec string) string {
@@ -43,10 +50,10 @@ func (h herd) definition(stored string) string {
 // the proxy from memory.
 func (h herd) define(t *testing.T, stored string, versions ...string) {
 	t.Helper()
-	upstream.ok(t, request{method: "POST", path: definitions, body: h.definition(stored)})
-	t.Cleanup(func() { upstream.try(request{method: "DELETE", path: definitions + "/" + h.name()}) })
+	testbed.Upstream.Must(t, api.Request{Method: "POST", Path: objects.CRDPath, Body: h.definition(stored)})
+	t.Cleanup(func() { testbed.Upstream.Try(api.Request{Method: "DELETE", Path: objects.CRDPath + "/" + h.name()}) })
 	for _, v := range versions {
-		awaitSame(t, request{path: h.at(v).path("", "") + "?resourceVersion=0"})
+		awaitSame(t, api.Request{Path: h.at(v).Path("", "") + "?resourceVersion=0"})
 	}
 }
 
@@ -54,15 +61,15 @@ func (h herd) define(t *testing.T, stored string, versions ...string) {
 // upstream cleanly, and at the proxy, which lists again, with 410.
 func (h herd) store(t *testing.T, ns, stored string, versions ...string) {
 	t.Helper()
-	var before []*stream
-	for _, to := range targets() {
+	var before []*api.Stream
+	for _, to := range testbed.Targets() {
 		for _, v := range versions {
-			before = append(before, to.watch(t, request{path: h.at(v).path(ns, "") + "?watch=1"}))
+			before = append(before, to.Watch(t, api.Request{Path: h.at(v).Path(ns, "") + "?watch=1"}))
 		}
 	}
-	proxied.ok(t, request{method: "PATCH", path: definitions + "/" + h.name(), contentType: mergePatch, body: h.definition(stored)})
+	testbed.Proxied.Must(t, api.Request{Method: "PATCH", Path: objects.CRDPath + "/" + h.name(), ContentType: api.MergePatch, Body: h.definition(stored)})
 	for _, watch := range before {
-		events, err := watch.rest(t)
+		events, err := watch.Rest(t)
 		if err != nil || slices.ContainsFunc(events, func(e string) bool { return e != "ERROR " && !strings.HasPrefix(e, "ADDED ") }) {
 			t.Errorf("a watch of before ends with %v after %v", err, events)
 		}
@@ -71,23 +78,23 @@ func (h herd) store(t *testing.T, ns, stored string, versions ...string) {
 	var calm sync.WaitGroup
 	for _, v := range versions {
 		calm.Go(func() {
-			awaitSame(t, request{path: h.at(v).path(ns, "") + "?watch=1&resourceVersion=0&timeoutSeconds=3"})
+			awaitSame(t, api.Request{Path: h.at(v).Path(ns, "") + "?watch=1&resourceVersion=0&timeoutSeconds=3"})
 		})
 	}
 	calm.Wait()
 }
 
 // awaitSame waits until both sides have one answer of 200, the proxy from memory.
-func awaitSame(t *testing.T, r request) {
+func awaitSame(t *testing.T, r api.Request) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(poll.Patience)
 	for {
-		v := sides{upstream, proxied}.compare(r)
-		if v.difference == "" && v.want.status == 200 && (direct || fromMemory(v.got)) {
+		v := compare.Sides{Right: testbed.Upstream, Asked: testbed.Proxied}.Compare(r)
+		if v.Difference == "" && v.Want.Status == 200 && (testbed.Direct || compare.FromMemory(v.Got)) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Errorf("%v: still %d, and from %q, after %v: %s", r, v.want.status, v.got.header.Get("X-Watershed-Source"), patience, v.difference)
+			t.Errorf("%v: still %d, and from %q, after %v: %s", r, v.Want.Status, v.Got.Header.Get("X-Watershed-Source"), poll.Patience, v.Difference)
 			return
 		}
 		time.Sleep(50 * time.Millisecond)
@@ -99,7 +106,7 @@ func awaitSame(t *testing.T, r request) {
 func plainHerd(t *testing.T) herd {
 	const schema = `"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{%s}}}}}`
 	return herd{
-		group:      slug(t) + ".example.test",
+		group:      testbed.Slug(t) + ".example.test",
 		conversion: `{"strategy":"None"}`,
 		versions: []string{
 			`{"name":"v1","selectableFields":[{"jsonPath":".spec.count"}],` + fmt.Sprintf(schema, `"count":{"type":"integer"},"place":{"type":"string"}`) + `}`,
@@ -115,7 +122,7 @@ func plainHerd(t *testing.T) herd {
 // whichever is written and whichever is stored.
 func TestVersionsWithoutConversion(t *testing.T) {
 	t.Parallel()
-	ns := namespace(t)
+	ns := objects.Namespace(t)
 	h := plainHerd(t)
 	versions := []string{"v1", "v1beta2", "v1alpha1"}
 	h.define(t, "v1beta2", versions...)
@@ -127,31 +134,31 @@ func TestVersionsWithoutConversion(t *testing.T) {
 		if round > 0 {
 			h.store(t, ns, stored, versions...)
 		}
-		var watches []request
+		var watches []api.Request
 		for _, v := range versions {
-			for _, accept := range []string{"", metadataOnly, metadataWire} {
-				watches = append(watches, request{path: h.at(v).path(ns, "") + "?watch=1&resourceVersion=0", accept: accept})
+			for _, accept := range []string{"", api.MetadataJSON, api.MetadataProtobuf} {
+				watches = append(watches, api.Request{Path: h.at(v).Path(ns, "") + "?watch=1&resourceVersion=0", Accept: accept})
 			}
 		}
-		watches = append(watches, request{path: h.at("v1").path(ns, "") + "?watch=1&resourceVersion=0&fieldSelector=spec.count!%3D3"},
-			request{path: h.at("v1beta2").path("", "") + "?watch=1&resourceVersion=0&fieldSelector=spec.place!%3Dvalley"})
+		watches = append(watches, api.Request{Path: h.at("v1").Path(ns, "") + "?watch=1&resourceVersion=0&fieldSelector=spec.count!%3D3"},
+			api.Request{Path: h.at("v1beta2").Path("", "") + "?watch=1&resourceVersion=0&fieldSelector=spec.place!%3Dvalley"})
 		name := func(v string) string { return fmt.Sprintf("%s-%d", v, round) }
-		events := sameEvents(t, watches, func() string {
+		events := compare.SameEvents(t, watches, func() string {
 			for i, v := range versions {
-				targets()[i%2].ok(t, request{method: "POST", path: h.at(v).path(ns, ""), body: h.object(v, name(v), `{"count":2,"place":"hill"}`)})
-				other := h.at(versions[(i+1)%3]).path(ns, name(v))
-				targets()[(i+1)%2].ok(t, request{method: "PATCH", path: other, contentType: mergePatch, body: `{"metadata":{"labels":{"odd":"1"}},"spec":{"count":3,"place":"valley"}}`})
-				upstream.ok(t, request{method: "PATCH", path: h.at("v1").path(ns, name(v)), contentType: mergePatch, body: `{"spec":{"count":2}}`})
+				testbed.Targets()[i%2].Must(t, api.Request{Method: "POST", Path: h.at(v).Path(ns, ""), Body: h.object(v, name(v), `{"count":2,"place":"hill"}`)})
+				other := h.at(versions[(i+1)%3]).Path(ns, name(v))
+				testbed.Targets()[(i+1)%2].Must(t, api.Request{Method: "PATCH", Path: other, ContentType: api.MergePatch, Body: `{"metadata":{"labels":{"odd":"1"}},"spec":{"count":3,"place":"valley"}}`})
+				testbed.Upstream.Must(t, api.Request{Method: "PATCH", Path: h.at("v1").Path(ns, name(v)), ContentType: api.MergePatch, Body: `{"spec":{"count":2}}`})
 			}
-			proxied.ok(t, request{method: "DELETE", path: h.at("v1alpha1").path(ns, name("v1"))})
-			upstream.ok(t, request{method: "POST", path: h.at("v1").path(ns, ""), body: h.object("v1", name("passing"), `{}`)})
-			proxied.ok(t, request{method: "DELETE", path: h.at("v1beta2").path(ns, "") + "?labelSelector=!odd"})
-			upstream.ok(t, request{method: "POST", path: h.at("v1").path(ns, ""), body: h.object("v1", name("last"), `{"count":1}`)})
+			testbed.Proxied.Must(t, api.Request{Method: "DELETE", Path: h.at("v1alpha1").Path(ns, name("v1"))})
+			testbed.Upstream.Must(t, api.Request{Method: "POST", Path: h.at("v1").Path(ns, ""), Body: h.object("v1", name("passing"), `{}`)})
+			testbed.Proxied.Must(t, api.Request{Method: "DELETE", Path: h.at("v1beta2").Path(ns, "") + "?labelSelector=!odd"})
+			testbed.Upstream.Must(t, api.Request{Method: "POST", Path: h.at("v1").Path(ns, ""), Body: h.object("v1", name("last"), `{"count":1}`)})
 			return name("last")
 		})
 		t.Logf("%s is stored: %d events", stored, events)
 		for _, v := range versions {
-			sameAnswers(t, reads(t, h.at(v).path(ns, ""), name("v1alpha1"), selectors[v]...))
+			compare.SameAnswers(t, compare.Reads(t, h.at(v).Path(ns, ""), name("v1alpha1"), selectors[v]...))
 		}
 	}
 }

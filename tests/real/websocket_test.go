@@ -13,20 +13,26 @@ import (
 	"github.com/gorilla/websocket"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/testbed"
 )
 
 // dial opens a WebSocket as a browser would.
-func (t target) dial(path string, header http.Header, protocols ...string) (*websocket.Conn, *http.Response, error) {
-	dialer := websocket.Dialer{TLSClientConfig: t.tls(), HandshakeTimeout: patience, Subprotocols: protocols}
-	conn, resp, err := dialer.Dial("wss"+strings.TrimPrefix(t.url, "https")+path, header)
+func dialWebSocket(t api.Target, path string, header http.Header, protocols ...string) (*websocket.Conn, *http.Response, error) {
+	dialer := websocket.Dialer{TLSClientConfig: t.Tls(), HandshakeTimeout: poll.Patience, Subprotocols: protocols}
+	conn, resp, err := dialer.Dial("wss"+strings.TrimPrefix(t.URL, "https")+path, header)
 	if conn != nil {
-		conn.SetReadDeadline(time.Now().Add(patience))
+		conn.SetReadDeadline(time.Now().Add(poll.Patience))
 	}
 	return conn, resp, err
 }
 
 func browser() http.Header {
-	return http.Header{"Origin": {"https://example.test"}, "Authorization": {"Bearer " + shared.AdminToken}}
+	return http.Header{"Origin": {"https://example.test"}, "Authorization": {"Bearer " + testbed.Shared.AdminToken}}
 }
 
 func TestWebSocketWatch(t *testing.T) {
@@ -34,46 +40,46 @@ func TestWebSocketWatch(t *testing.T) {
 	for _, form := range []struct {
 		name  string
 		frame int
-		open  func(to target, path string) (*websocket.Conn, *http.Response, error)
+		open  func(to api.Target, path string) (*websocket.Conn, *http.Response, error)
 	}{
-		{"JSON", websocket.TextMessage, func(to target, path string) (*websocket.Conn, *http.Response, error) {
-			return to.dial(path, browser())
+		{"JSON", websocket.TextMessage, func(to api.Target, path string) (*websocket.Conn, *http.Response, error) {
+			return dialWebSocket(to, path, browser())
 		}},
-		{"protobuf", websocket.BinaryMessage, func(to target, path string) (*websocket.Conn, *http.Response, error) {
+		{"protobuf", websocket.BinaryMessage, func(to api.Target, path string) (*websocket.Conn, *http.Response, error) {
 			header := browser()
-			header.Set("Accept", protobufType+";stream=watch")
-			return to.dial(path, header)
+			header.Set("Accept", api.ProtobufType+";stream=watch")
+			return dialWebSocket(to, path, header)
 		}},
-		{"token as subprotocol", websocket.TextMessage, func(to target, path string) (*websocket.Conn, *http.Response, error) {
-			token := "base64url.bearer.authorization.k8s.io." + base64.RawURLEncoding.EncodeToString([]byte(shared.AdminToken))
-			return to.dial(path, http.Header{"Origin": {"https://example.test"}}, token, "base64.binary.k8s.io")
+		{"token as subprotocol", websocket.TextMessage, func(to api.Target, path string) (*websocket.Conn, *http.Response, error) {
+			token := "base64url.bearer.authorization.k8s.io." + base64.RawURLEncoding.EncodeToString([]byte(testbed.Shared.AdminToken))
+			return dialWebSocket(to, path, http.Header{"Origin": {"https://example.test"}}, token, "base64.binary.k8s.io")
 		}},
 	} {
 		t.Run(form.name, func(t *testing.T) {
 			t.Parallel()
-			ns := namespace(t)
-			api := kubeClient(t, upstream).CoreV1().ConfigMaps(ns)
-			apple := must(api.Create(ctx, configMap("apple", "n", "0"), metav1.CreateOptions{}))(t)
+			ns := objects.Namespace(t)
+			api := api.Clientset(t, testbed.Upstream).CoreV1().ConfigMaps(ns)
+			apple := require.Value(api.Create(ctx, objects.ConfigMap("apple", "n", "0"), metav1.CreateOptions{}))(t)
 			path := fmt.Sprintf("/api/v1/namespaces/%s/configmaps?watch=1&timeoutSeconds=4&resourceVersion=%s", ns, apple.ResourceVersion)
 			conns := map[string]*websocket.Conn{}
 			// All of it happens while the watches are open, or they are opened again.
-			eventually(t, "the watches are open for long enough", func() error {
+			poll.Until(t, "the watches are open for long enough", func() error {
 				began := time.Now()
 				var opened []string
-				for _, to := range targets() {
+				for _, to := range testbed.Targets() {
 					conn, resp, err := form.open(to, path)
 					if err != nil {
-						t.Fatalf("%s: %v, %v", to.name, err, resp)
+						t.Fatalf("%s: %v, %v", to.Name, err, resp)
 					}
 					t.Cleanup(func() { conn.Close() })
-					conns[to.name] = conn
+					conns[to.Name] = conn
 					opened = append(opened, fmt.Sprint(resp.StatusCode, " ", conn.Subprotocol()))
 				}
 				if opened[0] != opened[1] {
 					t.Errorf("opened %q upstream and %q through the proxy", opened[0], opened[1])
 				}
 				for n := range 3 {
-					must(api.Patch(ctx, "apple", types.MergePatchType, fmt.Appendf(nil, `{"data":{"n":"%s-%d"}}`, slug(t), n), metav1.PatchOptions{}))(t)
+					require.Value(api.Patch(ctx, "apple", types.MergePatchType, fmt.Appendf(nil, `{"data":{"n":"%s-%d"}}`, testbed.Slug(t), n), metav1.PatchOptions{}))(t)
 				}
 				if took := time.Since(began); took > 2*time.Second {
 					return fmt.Errorf("it took %v", took)
@@ -82,19 +88,19 @@ func TestWebSocketWatch(t *testing.T) {
 			})
 			// Until upstream ends the watch.
 			var all [2][]string
-			for i, to := range targets() {
+			for i, to := range testbed.Targets() {
 				for {
-					kind, data, err := conns[to.name].ReadMessage()
+					kind, data, err := conns[to.Name].ReadMessage()
 					var closed *websocket.CloseError
 					if errors.As(err, &closed) {
 						all[i] = append(all[i], fmt.Sprint("closed with ", closed.Code))
 						break
 					}
 					if err != nil {
-						t.Fatalf("%s: %v", to.name, err)
+						t.Fatalf("%s: %v", to.Name, err)
 					}
 					if kind != form.frame {
-						t.Errorf("%s: a frame of kind %d", to.name, kind)
+						t.Errorf("%s: a frame of kind %d", to.Name, kind)
 					}
 					all[i] = append(all[i], string(data))
 				}
@@ -114,7 +120,7 @@ func TestWebSocketRefusals(t *testing.T) {
 	anonymous, unknown, unprivileged := browser(), browser(), browser()
 	anonymous.Del("Authorization")
 	unknown.Set("Authorization", "Bearer nobody-has-this-token")
-	unprivileged.Set("Authorization", "Bearer "+shared.Tokens["alice"])
+	unprivileged.Set("Authorization", "Bearer "+testbed.Shared.Users.Of("alice"))
 	foreign := browser()
 	foreign.Del("Origin")
 	for name, form := range map[string]struct {
@@ -132,19 +138,19 @@ func TestWebSocketRefusals(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var texts []string
-			for _, to := range targets() {
-				conn, resp, err := to.dial(form.path, form.header, form.protocols...)
+			for _, to := range testbed.Targets() {
+				conn, resp, err := dialWebSocket(to, form.path, form.header, form.protocols...)
 				if err == nil {
 					conn.Close()
-					t.Fatalf("%s: it was opened", to.name)
+					t.Fatalf("%s: it was opened", to.Name)
 				}
 				if !errors.Is(err, websocket.ErrBadHandshake) {
-					t.Fatalf("%s: %v", to.name, err)
+					t.Fatalf("%s: %v", to.Name, err)
 				}
 				// The library keeps the first kilobyte of the body.
 				body := make([]byte, 1024)
 				n, _ := resp.Body.Read(body)
-				texts = append(texts, answer{resp.StatusCode, resp.Header, string(body[:n])}.comparable(nil))
+				texts = append(texts, api.Answer{Status: resp.StatusCode, Header: resp.Header, Body: string(body[:n])}.Comparable(nil))
 			}
 			if texts[0] != texts[1] {
 				t.Errorf("upstream: %s\nproxied:  %s", texts[0], texts[1])

@@ -10,13 +10,11 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-)
 
-const (
-	mergePatch     = "application/merge-patch+json"
-	jsonPatch      = "application/json-patch+json"
-	strategicPatch = "application/strategic-merge-patch+json"
-	applyPatch     = "application/apply-patch+yaml"
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/testbed"
 )
 
 // TestWrites sends the same requests both ways, each way to a namespace of its
@@ -29,84 +27,84 @@ func TestWrites(t *testing.T) {
 	cm := func(name, data string) string {
 		return fmt.Sprintf(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"%s"},"data":%s}`, name, data)
 	}
-	press := deployment("press", 1)
+	press := objects.Deployment("press", 1)
 	press.APIVersion, press.Kind = "apps/v1", "Deployment"
-	shell := pod("shell", "")
-	steps := []request{
-		{method: "POST", path: cms, body: cm("apple", `{"n":"1"}`)},
-		{method: "POST", path: cms, body: cm("apple", `{"n":"1"}`)},
-		{method: "POST", path: cms, body: cm("UPPER", `{}`)},
-		{method: "POST", path: cms, body: `{"apiVersion":"v1","kind":"Secret","metadata":{"name":"x"}}`},
-		{method: "POST", path: cms, body: `{"broken`},
-		{method: "POST", path: cms, body: "apple", contentType: "text/plain"},
-		{method: "POST", path: cms + "?dryRun=All", body: cm("pear", `{}`)},
-		{method: "GET", path: cms + "/pear"},
-		{method: "POST", path: cms + "?dryRun=Some", body: cm("pear", `{}`)},
+	shell := objects.Pod("shell", "")
+	steps := []api.Request{
+		{Method: "POST", Path: cms, Body: cm("apple", `{"n":"1"}`)},
+		{Method: "POST", Path: cms, Body: cm("apple", `{"n":"1"}`)},
+		{Method: "POST", Path: cms, Body: cm("UPPER", `{}`)},
+		{Method: "POST", Path: cms, Body: `{"apiVersion":"v1","kind":"Secret","metadata":{"name":"x"}}`},
+		{Method: "POST", Path: cms, Body: `{"broken`},
+		{Method: "POST", Path: cms, Body: "apple", ContentType: "text/plain"},
+		{Method: "POST", Path: cms + "?dryRun=All", Body: cm("pear", `{}`)},
+		{Method: "GET", Path: cms + "/pear"},
+		{Method: "POST", Path: cms + "?dryRun=Some", Body: cm("pear", `{}`)},
 
 		// Update: right, in conflict, absent, under another name.
-		{method: "PUT", path: cms + "/apple", body: cm("apple", `{"n":"2"}`)},
-		{method: "PUT", path: cms + "/apple", body: `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"apple","resourceVersion":"1"}}`},
-		{method: "PUT", path: cms + "/pear", body: cm("pear", `{}`)},
-		{method: "PUT", path: cms + "/apple", body: cm("pear", `{}`)},
+		{Method: "PUT", Path: cms + "/apple", Body: cm("apple", `{"n":"2"}`)},
+		{Method: "PUT", Path: cms + "/apple", Body: `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"apple","resourceVersion":"1"}}`},
+		{Method: "PUT", Path: cms + "/pear", Body: cm("pear", `{}`)},
+		{Method: "PUT", Path: cms + "/apple", Body: cm("pear", `{}`)},
 
 		// The four kinds of patch, and mistakes in each.
-		{method: "PATCH", path: cms + "/apple", contentType: mergePatch, body: `{"data":{"m":"1","n":null}}`},
-		{method: "PATCH", path: cms + "/apple", contentType: jsonPatch, body: `[{"op":"replace","path":"/data/m","value":"2"}]`},
-		{method: "PATCH", path: cms + "/apple", contentType: jsonPatch, body: `[{"op":"test","path":"/data/m","value":"3"}]`},
-		{method: "PATCH", path: cms + "/apple", contentType: jsonPatch, body: `{"data":{}}`},
-		{method: "PATCH", path: cms + "/apple", contentType: "application/json", body: `{}`},
-		{method: "PATCH", path: cms + "/nobody", contentType: mergePatch, body: `{}`},
-		{method: "POST", path: apps, body: asJSON(press)},
-		{method: "PATCH", path: apps + "/press", contentType: strategicPatch, body: `{"spec":{"template":{"spec":{"containers":[{"name":"main","image":"example.test/main:2"}]}}}}`},
-		{method: "PATCH", path: apps + "/press", contentType: strategicPatch, body: `{"spec":{"template":{"spec":{"containers":[{"image":"nameless"}]}}}}`},
-		{method: "PATCH", path: apps + "/press/status", contentType: mergePatch, body: `{"status":{"replicas":1}}`},
-		{method: "PATCH", path: apps + "/press/scale", contentType: mergePatch, body: `{"spec":{"replicas":4}}`},
-		{method: "GET", path: apps + "/press/scale"},
-		{method: "PATCH", path: cms + "/plum?fieldManager=one", contentType: applyPatch, body: cm("plum", `{"n":"1"}`)},
-		{method: "PATCH", path: cms + "/plum?fieldManager=two", contentType: applyPatch, body: cm("plum", `{"n":"2"}`)},
-		{method: "PATCH", path: cms + "/plum?fieldManager=two&force=true", contentType: applyPatch, body: cm("plum", `{"n":"2"}`)},
-		{method: "PATCH", path: cms + "/plum", contentType: applyPatch, body: cm("plum", `{}`)},
+		{Method: "PATCH", Path: cms + "/apple", ContentType: api.MergePatch, Body: `{"data":{"m":"1","n":null}}`},
+		{Method: "PATCH", Path: cms + "/apple", ContentType: api.JsonPatch, Body: `[{"op":"replace","path":"/data/m","value":"2"}]`},
+		{Method: "PATCH", Path: cms + "/apple", ContentType: api.JsonPatch, Body: `[{"op":"test","path":"/data/m","value":"3"}]`},
+		{Method: "PATCH", Path: cms + "/apple", ContentType: api.JsonPatch, Body: `{"data":{}}`},
+		{Method: "PATCH", Path: cms + "/apple", ContentType: "application/json", Body: `{}`},
+		{Method: "PATCH", Path: cms + "/nobody", ContentType: api.MergePatch, Body: `{}`},
+		{Method: "POST", Path: apps, Body: api.JSON(press)},
+		{Method: "PATCH", Path: apps + "/press", ContentType: api.StrategicPatch, Body: `{"spec":{"template":{"spec":{"containers":[{"name":"main","image":"example.test/main:2"}]}}}}`},
+		{Method: "PATCH", Path: apps + "/press", ContentType: api.StrategicPatch, Body: `{"spec":{"template":{"spec":{"containers":[{"image":"nameless"}]}}}}`},
+		{Method: "PATCH", Path: apps + "/press/status", ContentType: api.MergePatch, Body: `{"status":{"replicas":1}}`},
+		{Method: "PATCH", Path: apps + "/press/scale", ContentType: api.MergePatch, Body: `{"spec":{"replicas":4}}`},
+		{Method: "GET", Path: apps + "/press/scale"},
+		{Method: "PATCH", Path: cms + "/plum?fieldManager=one", ContentType: api.ApplyPatch, Body: cm("plum", `{"n":"1"}`)},
+		{Method: "PATCH", Path: cms + "/plum?fieldManager=two", ContentType: api.ApplyPatch, Body: cm("plum", `{"n":"2"}`)},
+		{Method: "PATCH", Path: cms + "/plum?fieldManager=two&force=true", ContentType: api.ApplyPatch, Body: cm("plum", `{"n":"2"}`)},
+		{Method: "PATCH", Path: cms + "/plum", ContentType: api.ApplyPatch, Body: cm("plum", `{}`)},
 
 		// What the server says of fields that it does not know or knows twice.
-		{method: "POST", path: apps + "?fieldValidation=Warn", body: strings.Replace(asJSON(renamed(press.DeepCopy(), "warned")), `"spec":{`, `"colour":"red","spec":{`, 1)},
-		{method: "POST", path: apps + "?fieldValidation=Strict", body: strings.Replace(asJSON(renamed(press.DeepCopy(), "strict")), `"spec":{`, `"colour":"red","spec":{`, 1)},
-		{method: "POST", path: apps + "?fieldValidation=Ignore", body: strings.Replace(asJSON(renamed(press.DeepCopy(), "ignored")), `"spec":{`, `"colour":"red","spec":{`, 1)},
-		{method: "POST", path: cms + "?fieldValidation=Warn", body: cm("twice", `{"n":"1","n":"2"}`)},
-		{method: "POST", path: cms + "?fieldValidation=Strict", body: cm("thrice", `{"n":"1","n":"2"}`)},
-		{method: "POST", path: cms + "?fieldValidation=Loud", body: cm("loud", `{}`)},
-		{method: "POST", path: "/api/v1/namespaces/NS/endpoints", body: `{"apiVersion":"v1","kind":"Endpoints","metadata":{"name":"old"}}`},
+		{Method: "POST", Path: apps + "?fieldValidation=Warn", Body: strings.Replace(api.JSON(renamed(press.DeepCopy(), "warned")), `"spec":{`, `"colour":"red","spec":{`, 1)},
+		{Method: "POST", Path: apps + "?fieldValidation=Strict", Body: strings.Replace(api.JSON(renamed(press.DeepCopy(), "strict")), `"spec":{`, `"colour":"red","spec":{`, 1)},
+		{Method: "POST", Path: apps + "?fieldValidation=Ignore", Body: strings.Replace(api.JSON(renamed(press.DeepCopy(), "ignored")), `"spec":{`, `"colour":"red","spec":{`, 1)},
+		{Method: "POST", Path: cms + "?fieldValidation=Warn", Body: cm("twice", `{"n":"1","n":"2"}`)},
+		{Method: "POST", Path: cms + "?fieldValidation=Strict", Body: cm("thrice", `{"n":"1","n":"2"}`)},
+		{Method: "POST", Path: cms + "?fieldValidation=Loud", Body: cm("loud", `{}`)},
+		{Method: "POST", Path: "/api/v1/namespaces/NS/endpoints", Body: `{"apiVersion":"v1","kind":"Endpoints","metadata":{"name":"old"}}`},
 
 		// Subresources that are written to.
-		{method: "POST", path: "/api/v1/namespaces/NS/pods", body: asJSON(shell)},
-		{method: "POST", path: "/api/v1/namespaces/NS/pods/shell/binding", body: `{"apiVersion":"v1","kind":"Binding","metadata":{"name":"shell"},"target":{"kind":"Node","name":"nowhere"}}`},
-		{method: "POST", path: "/api/v1/namespaces/NS/pods/shell/binding", body: `{"apiVersion":"v1","kind":"Binding","metadata":{"name":"shell"},"target":{"kind":"Node","name":"elsewhere"}}`},
-		{method: "POST", path: "/api/v1/namespaces/NS/pods/shell/eviction", body: `{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"shell"}}`},
-		{method: "POST", path: "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body: `{"apiVersion":"authorization.k8s.io/v1","kind":"SelfSubjectAccessReview","spec":{"resourceAttributes":{"verb":"get","resource":"pods"}}}`},
-		{method: "POST", path: "/apis/authentication.k8s.io/v1/selfsubjectreviews", body: `{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`, user: "bob"},
+		{Method: "POST", Path: "/api/v1/namespaces/NS/pods", Body: api.JSON(shell)},
+		{Method: "POST", Path: "/api/v1/namespaces/NS/pods/shell/binding", Body: `{"apiVersion":"v1","kind":"Binding","metadata":{"name":"shell"},"target":{"kind":"Node","name":"nowhere"}}`},
+		{Method: "POST", Path: "/api/v1/namespaces/NS/pods/shell/binding", Body: `{"apiVersion":"v1","kind":"Binding","metadata":{"name":"shell"},"target":{"kind":"Node","name":"elsewhere"}}`},
+		{Method: "POST", Path: "/api/v1/namespaces/NS/pods/shell/eviction", Body: `{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"shell"}}`},
+		{Method: "POST", Path: "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", Body: `{"apiVersion":"authorization.k8s.io/v1","kind":"SelfSubjectAccessReview","spec":{"resourceAttributes":{"verb":"get","resource":"pods"}}}`},
+		{Method: "POST", Path: "/apis/authentication.k8s.io/v1/selfsubjectreviews", Body: `{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`, User: "bob"},
 
 		// Deletion.
-		{method: "DELETE", path: cms + "/nobody"},
-		{method: "DELETE", path: cms + "/plum", body: `{"apiVersion":"v1","kind":"DeleteOptions","preconditions":{"resourceVersion":"1"}}`},
-		{method: "DELETE", path: cms + "/plum?dryRun=All"},
-		{method: "DELETE", path: cms + "/plum"},
-		{method: "DELETE", path: cms + "?labelSelector=none%3Dthere"},
-		{method: "DELETE", path: apps + "?fieldSelector=metadata.name%3Dignored"},
-		{method: "DELETE", path: apps + "/press?propagationPolicy=Foreground"},
-		{method: "GET", path: apps},
-		{method: "DELETE", path: cms},
-		{method: "GET", path: cms},
-		{method: "POST", path: cms, body: cm("huge", `{"n":"`+strings.Repeat("x", 4<<20)+`"}`)},
+		{Method: "DELETE", Path: cms + "/nobody"},
+		{Method: "DELETE", Path: cms + "/plum", Body: `{"apiVersion":"v1","kind":"DeleteOptions","preconditions":{"resourceVersion":"1"}}`},
+		{Method: "DELETE", Path: cms + "/plum?dryRun=All"},
+		{Method: "DELETE", Path: cms + "/plum"},
+		{Method: "DELETE", Path: cms + "?labelSelector=none%3Dthere"},
+		{Method: "DELETE", Path: apps + "?fieldSelector=metadata.name%3Dignored"},
+		{Method: "DELETE", Path: apps + "/press?propagationPolicy=Foreground"},
+		{Method: "GET", Path: apps},
+		{Method: "DELETE", Path: cms},
+		{Method: "GET", Path: cms},
+		{Method: "POST", Path: cms, Body: cm("huge", `{"n":"`+strings.Repeat("x", 4<<20)+`"}`)},
 	}
 	namespaces := map[string]string{}
-	for _, to := range targets() {
-		namespaces[to.name] = namespace(t)
+	for _, to := range testbed.Targets() {
+		namespaces[to.Name] = objects.Namespace(t)
 	}
 	for i, step := range steps {
 		var texts []string
-		for _, to := range targets() {
+		for _, to := range testbed.Targets() {
 			r := step
-			r.path = strings.ReplaceAll(step.path, "NS", namespaces[to.name])
-			texts = append(texts, to.send(t, r).comparable(map[string]string{namespaces[to.name]: "NS"}))
+			r.Path = strings.ReplaceAll(step.Path, "NS", namespaces[to.Name])
+			texts = append(texts, to.Send(t, r).Comparable(map[string]string{namespaces[to.Name]: "NS"}))
 		}
 		if texts[0] != texts[1] {
 			t.Errorf("step %d, %v\nupstream: %s\nproxied:  %s", i, step, texts[0], texts[1])
@@ -122,43 +120,43 @@ func renamed[O interface{ SetName(string) }](o O, name string) O {
 
 // TestProtobufWrites writes and reads in protobuf, as controllers do.
 func TestProtobufWrites(t *testing.T) {
-	ns := namespace(t)
+	ns := objects.Namespace(t)
 	ctx := context.Background()
-	config := proxied.config()
-	config.ContentType, config.AcceptContentTypes = protobufType, protobufType
-	api := must(kubernetes.NewForConfig(config))(t).CoreV1().ConfigMaps(ns)
-	plain := kubeClient(t, upstream).CoreV1().ConfigMaps(ns)
+	config := testbed.Proxied.Config()
+	config.ContentType, config.AcceptContentTypes = api.ProtobufType, api.ProtobufType
+	client := require.Value(kubernetes.NewForConfig(config))(t).CoreV1().ConfigMaps(ns)
+	plain := api.Clientset(t, testbed.Upstream).CoreV1().ConfigMaps(ns)
 
-	made := must(api.Create(ctx, configMap("apple", "n", "1"), metav1.CreateOptions{}))(t)
+	made := require.Value(client.Create(ctx, objects.ConfigMap("apple", "n", "1"), metav1.CreateOptions{}))(t)
 	made.Data["n"] = "2"
 	made.BinaryData = map[string][]byte{"b": bulk(100 << 10)}
-	changed := must(api.Update(ctx, made, metav1.UpdateOptions{}))(t)
-	want := must(plain.Get(ctx, "apple", metav1.GetOptions{}))(t)
-	if asJSON(want) != asJSON(changed) || !maps.Equal(want.Data, map[string]string{"n": "2"}) {
-		t.Errorf("upstream has %s, the answer was %s", asJSON(want), asJSON(changed))
+	changed := require.Value(client.Update(ctx, made, metav1.UpdateOptions{}))(t)
+	want := require.Value(plain.Get(ctx, "apple", metav1.GetOptions{}))(t)
+	if api.JSON(want) != api.JSON(changed) || !maps.Equal(want.Data, map[string]string{"n": "2"}) {
+		t.Errorf("upstream has %s, the answer was %s", api.JSON(want), api.JSON(changed))
 	}
-	read := must(api.Get(ctx, "apple", metav1.GetOptions{}))(t)
-	if asJSON(want) != asJSON(read) {
-		t.Errorf("upstream has %s, the proxy reads %s", asJSON(want), asJSON(read))
+	read := require.Value(client.Get(ctx, "apple", metav1.GetOptions{}))(t)
+	if api.JSON(want) != api.JSON(read) {
+		t.Errorf("upstream has %s, the proxy reads %s", api.JSON(want), api.JSON(read))
 	}
 }
 
 // TestOwnWritesAreRead never waits: a read without a version has to show every
 // write that was answered before, whichever way it went.
 func TestOwnWritesAreRead(t *testing.T) {
-	ns := namespace(t)
+	ns := objects.Namespace(t)
 	path := "/api/v1/namespaces/" + ns + "/configmaps"
 	for n := range 40 {
 		name := fmt.Sprintf("cm-%d", n)
-		targets()[n%2].ok(t, request{method: "POST", path: path, body: asJSON(withKind(configMap(name)))})
+		testbed.Targets()[n%2].Must(t, api.Request{Method: "POST", Path: path, Body: api.JSON(objects.WithKind(objects.ConfigMap(name)))})
 		for _, query := range []string{"", "?limit=1000", "?fieldSelector=metadata.name%3D" + name} {
-			if a := proxied.ok(t, request{path: path + query}); !strings.Contains(a.body, `"name":"`+name+`"`) {
-				t.Fatalf("%s was created, and a list %q after that does not have it: %s", name, query, a.body)
+			if a := testbed.Proxied.Must(t, api.Request{Path: path + query}); !strings.Contains(a.Body, `"name":"`+name+`"`) {
+				t.Fatalf("%s was created, and a list %q after that does not have it: %s", name, query, a.Body)
 			}
 		}
 		if n%4 == 3 {
-			targets()[n/4%2].ok(t, request{method: "DELETE", path: path + "/" + name})
-			if a := proxied.ok(t, request{path: path}); strings.Contains(a.body, `"name":"`+name+`"`) {
+			testbed.Targets()[n/4%2].Must(t, api.Request{Method: "DELETE", Path: path + "/" + name})
+			if a := testbed.Proxied.Must(t, api.Request{Path: path}); strings.Contains(a.Body, `"name":"`+name+`"`) {
 				t.Fatalf("%s was deleted, and a list after that has it", name)
 			}
 		}
@@ -169,39 +167,39 @@ func TestOwnWritesAreRead(t *testing.T) {
 // objects in one revision. Each deletion is an event of its own, all with one
 // version.
 func TestDeletionsOfOneVersion(t *testing.T) {
-	ns := namespace(t)
-	proxied.ok(t, request{path: "/api/v1/configmaps?resourceVersion=0"})
+	ns := objects.Namespace(t)
+	testbed.Proxied.Must(t, api.Request{Path: "/api/v1/configmaps?resourceVersion=0"})
 	const count = 5
 	var deletions []clientv3.Op
 	for i := range count {
 		name := fmt.Sprintf("one-of-%d", i)
-		must(kubeClient(t, upstream).CoreV1().ConfigMaps(ns).Create(context.Background(), configMap(name), metav1.CreateOptions{}))(t)
+		require.Value(api.Clientset(t, testbed.Upstream).CoreV1().ConfigMaps(ns).Create(context.Background(), objects.ConfigMap(name), metav1.CreateOptions{}))(t)
 		deletions = append(deletions, clientv3.OpDelete("/registry/configmaps/"+ns+"/"+name))
 	}
-	var watches []*stream
-	for _, to := range targets() {
-		watch := to.watch(t, request{path: "/api/v1/namespaces/" + ns + "/configmaps?watch=1&resourceVersion=0"})
+	var watches []*api.Stream
+	for _, to := range testbed.Targets() {
+		watch := to.Watch(t, api.Request{Path: "/api/v1/namespaces/" + ns + "/configmaps?watch=1&resourceVersion=0"})
 		for range count {
-			watch.next(t)
+			watch.Next(t)
 		}
 		watches = append(watches, watch)
 	}
-	client := must(clientv3.New(clientv3.Config{Endpoints: []string{shared.Etcd}}))(t)
+	client := require.Value(clientv3.New(clientv3.Config{Endpoints: []string{testbed.Shared.Etcd}}))(t)
 	defer client.Close()
-	must(client.Txn(context.Background()).Then(deletions...).Commit())(t)
-	marker := must(kubeClient(t, upstream).CoreV1().ConfigMaps(ns).Create(context.Background(), configMap("marker"), metav1.CreateOptions{}))(t)
-	for i, to := range targets() {
+	require.Value(client.Txn(context.Background()).Then(deletions...).Commit())(t)
+	marker := require.Value(api.Clientset(t, testbed.Upstream).CoreV1().ConfigMaps(ns).Create(context.Background(), objects.ConfigMap("marker"), metav1.CreateOptions{}))(t)
+	for i, to := range testbed.Targets() {
 		for range count {
-			if e := watches[i].next(t); e.Type != "DELETED" {
-				t.Errorf("%s: not a deletion: %s", to.name, e.raw)
+			if e := watches[i].Next(t); e.Type != "DELETED" {
+				t.Errorf("%s: not a deletion: %s", to.Name, e.Raw)
 			}
 		}
-		if e := watches[i].next(t); e.String() != "ADDED marker" {
-			t.Errorf("%s: not the marker: %s", to.name, e.raw)
+		if e := watches[i].Next(t); e.String() != "ADDED marker" {
+			t.Errorf("%s: not the marker: %s", to.Name, e.Raw)
 		}
-		a := to.ok(t, request{path: "/api/v1/namespaces/" + ns + "/configmaps?resourceVersionMatch=NotOlderThan&resourceVersion=" + marker.ResourceVersion})
-		if strings.Contains(a.body, "one-of-") {
-			t.Errorf("%s: a deleted object is still there: %s", to.name, a.body)
+		a := to.Must(t, api.Request{Path: "/api/v1/namespaces/" + ns + "/configmaps?resourceVersionMatch=NotOlderThan&resourceVersion=" + marker.ResourceVersion})
+		if strings.Contains(a.Body, "one-of-") {
+			t.Errorf("%s: a deleted object is still there: %s", to.Name, a.Body)
 		}
 	}
 }

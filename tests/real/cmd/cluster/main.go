@@ -18,9 +18,10 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
+
+	"watershed.test/real/internal/cluster"
 )
 
 // list collects a flag that may be repeated.
@@ -29,23 +30,14 @@ type list []string
 func (l *list) String() string     { return strings.Join(*l, " ") }
 func (l *list) Set(s string) error { *l = append(*l, s); return nil }
 
-type options struct {
-	apiservers    int
-	dir           string
-	bin           string
-	proxy         string
-	proxyArgs     list
-	apiserverArgs list
-}
-
 func main() {
-	var o options
-	flag.IntVar(&o.apiservers, "apiservers", 1, "how many kube-apiservers share the etcd")
-	flag.StringVar(&o.dir, "dir", "", "where to keep data, certificates and logs; the files stay (default: a temporary directory, removed at the end)")
-	flag.StringVar(&o.bin, "bin", "", "the directory with the etcd and kube-apiserver programs (default: this program's own)")
-	flag.StringVar(&o.proxy, "proxy", "", "a watershed program to run in front of the cluster")
-	flag.Var(&o.proxyArgs, "proxy-arg", "a further argument for watershed serve; {dir} in it becomes the directory (repeatable)")
-	flag.Var(&o.apiserverArgs, "apiserver-arg", "a further argument for every kube-apiserver (repeatable)")
+	var o cluster.Options
+	flag.IntVar(&o.APIServers, "apiservers", 1, "how many kube-apiservers share the etcd")
+	flag.StringVar(&o.Dir, "dir", "", "where to keep data, certificates and logs; the files stay (default: a temporary directory, removed at the end)")
+	flag.StringVar(&o.Bin, "bin", "", "the directory with the etcd and kube-apiserver programs (default: this program's own)")
+	flag.StringVar(&o.Proxy, "proxy", "", "a watershed program to run in front of the cluster")
+	flag.Var((*list)(&o.ProxyArgs), "proxy-arg", "a further argument for watershed serve; {dir} in it becomes the directory (repeatable)")
+	flag.Var((*list)(&o.APIServerArgs), "apiserver-arg", "a further argument for every kube-apiserver (repeatable)")
 	flag.Parse()
 
 	if err := run(o, os.Stdin, os.Stdout); err != nil {
@@ -54,16 +46,16 @@ func main() {
 	}
 }
 
-func run(o options, stdin io.Reader, stdout io.Writer) (err error) {
-	if flag.NArg() > 0 || o.apiservers < 1 {
+func run(o cluster.Options, stdin io.Reader, stdout io.Writer) (err error) {
+	if flag.NArg() > 0 || o.APIServers < 1 {
 		return errors.New("usage: cluster [--apiservers N] [--dir D] [--proxy PROGRAM]")
 	}
-	if o.bin == "" {
+	if o.Bin == "" {
 		self, err := os.Executable()
 		if err != nil {
 			return err
 		}
-		o.bin = filepath.Dir(self)
+		o.Bin = filepath.Dir(self)
 	}
 
 	// Signals are caught before the first child exists, so that one arriving
@@ -71,23 +63,23 @@ func run(o options, stdin io.Reader, stdout io.Writer) (err error) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 
-	temporary := o.dir == ""
+	temporary := o.Dir == ""
 	if temporary {
-		if o.dir, err = os.MkdirTemp("", "watershed-cluster-"); err != nil {
+		if o.Dir, err = os.MkdirTemp("", "watershed-cluster-"); err != nil {
 			return err
 		}
-		defer os.RemoveAll(o.dir)
-	} else if o.dir, err = filepath.Abs(o.dir); err != nil {
+		defer os.RemoveAll(o.Dir)
+	} else if o.Dir, err = filepath.Abs(o.Dir); err != nil {
 		return err
-	} else if err = os.MkdirAll(o.dir, 0o700); err != nil {
+	} else if err = os.MkdirAll(o.Dir, 0o700); err != nil {
 		return err
 	}
 
-	c := newCluster(o)
-	defer c.stop()
+	c := cluster.New(o)
+	defer c.Stop()
 	started := make(chan error, 1)
 	lines := make(chan string)
-	go func() { started <- c.start() }()
+	go func() { started <- c.Start() }()
 	go func() {
 		scanner := bufio.NewScanner(stdin)
 		for scanner.Scan() {
@@ -118,13 +110,13 @@ func run(o options, stdin io.Reader, stdout io.Writer) (err error) {
 
 	out := json.NewEncoder(stdout)
 	out.SetEscapeHTML(false)
-	if err := out.Encode(c.report()); err != nil {
+	if err := out.Encode(c.Report()); err != nil {
 		return err
 	}
-	c.greet(os.Stderr)
+	c.Greet(os.Stderr)
 
 	for _, line := range queued {
-		out.Encode(answer(c.command(line)))
+		out.Encode(answer(c.Command(line)))
 	}
 	for {
 		select {
@@ -132,7 +124,7 @@ func run(o options, stdin io.Reader, stdout io.Writer) (err error) {
 			if !open {
 				return nil
 			}
-			out.Encode(answer(c.command(line)))
+			out.Encode(answer(c.Command(line)))
 		case <-signals:
 			return nil
 		}
@@ -145,49 +137,4 @@ func answer(err error) map[string]any {
 		return map[string]any{"ok": false, "error": err.Error()}
 	}
 	return map[string]any{"ok": true}
-}
-
-// command carries out one line of stdin.
-func (c *cluster) command(line string) error {
-	words := strings.Fields(line)
-	if len(words) == 0 {
-		return errors.New("empty command")
-	}
-	server := func() (*apiserver, error) {
-		if len(words) != 2 {
-			return nil, fmt.Errorf("%s wants the number of an API server", words[0])
-		}
-		n, err := strconv.Atoi(words[1])
-		if err != nil || n < 0 || n >= len(c.apiservers) {
-			return nil, fmt.Errorf("no API server %q, there are 0 to %d", words[1], len(c.apiservers)-1)
-		}
-		return c.apiservers[n], nil
-	}
-	switch words[0] {
-	case "kill", "term", "start":
-		s, err := server()
-		if err != nil {
-			return err
-		}
-		switch words[0] {
-		case "kill":
-			return s.process.end(syscall.SIGKILL)
-		case "term":
-			return s.process.end(syscall.SIGTERM)
-		}
-		if err := s.launch(c); err != nil {
-			return err
-		}
-		return s.ready(c)
-	case "compact":
-		return c.compact()
-	case "stop-etcd":
-		// A polite stop takes etcd seven seconds, for it waits for the API
-		// servers' streams. Killed, it keeps its data just as well: it is the
-		// machine that may not stop without fsync, not the process.
-		return c.etcd.end(syscall.SIGKILL)
-	case "start-etcd":
-		return c.startEtcd()
-	}
-	return fmt.Errorf("unknown command %q", words[0])
 }

@@ -1,0 +1,196 @@
+package api
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// Frame is one event of a watch in whatever form.
+type Frame struct {
+	Event   string
+	Key     string
+	Version uint64
+	EndMark bool
+	Raw     string
+	// Shape is all of a bookmark but its version.
+	Shape string
+}
+
+func (f Frame) String() string {
+	return fmt.Sprintf("%s %s at %d: %s", f.Event, f.Key, f.Version, Excerpt(f.Raw, 0))
+}
+
+// Frames takes a watch apart.
+func (a Answer) Frames() ([]Frame, error) {
+	body, err := a.Plain()
+	if err != nil {
+		return nil, err
+	}
+	switch kind, _, _ := strings.Cut(a.Header.Get("Content-Type"), ";"); kind {
+	case "application/json":
+		return framesOfJSON(body)
+	case "application/vnd.kubernetes.protobuf":
+		return framesOfProtobuf(body)
+	default:
+		return nil, errors.New("no watch is of type " + kind)
+	}
+}
+
+func framesOfJSON(body string) (all []Frame, err error) {
+	for line := range strings.Lines(body) {
+		p, err := ParseWatchLine([]byte(line))
+		if err != nil {
+			return all, err
+		}
+		if p.Event == "" || !strings.HasSuffix(line, "\n") {
+			return all, fmt.Errorf("not an event: %q", line)
+		}
+		f := Frame{Event: p.Event, Key: p.Object.Key(), Version: p.Object.Version(), EndMark: strings.Contains(line, InitialEventsEnd), Raw: line}
+		if f.Event == "BOOKMARK" {
+			f.Shape = strings.ReplaceAll(line, fmt.Sprintf(`"resourceVersion":"%d"`, f.Version), `"resourceVersion":"VERSION"`)
+		}
+		all = append(all, f)
+	}
+	return all, nil
+}
+
+func framesOfProtobuf(body string) (all []Frame, err error) {
+	from := bufio.NewReader(strings.NewReader(body))
+	for {
+		var size [4]byte
+		if _, err := io.ReadFull(from, size[:]); err == io.EOF {
+			return all, nil
+		} else if err != nil {
+			return all, err
+		}
+		text := make([]byte, binary.BigEndian.Uint32(size[:]))
+		if _, err := io.ReadFull(from, text); err != nil {
+			return all, err
+		}
+		var event metav1.WatchEvent
+		if err := event.Unmarshal(text); err != nil {
+			return all, err
+		}
+		var envelope runtime.Unknown
+		wrapped, ok := bytes.CutPrefix(event.Object.Raw, []byte("k8s\x00"))
+		if !ok || envelope.Unmarshal(wrapped) != nil {
+			return all, fmt.Errorf("not an object: %q", event.Object.Raw)
+		}
+		f := Frame{Event: event.Type, Raw: string(text)}
+		if event.Type != "ERROR" {
+			var object metav1.ObjectMeta
+			first, others, ok := firstField(envelope.Raw)
+			if !ok || object.Unmarshal(first) != nil {
+				return all, fmt.Errorf("an object without metadata: %q", wrapped)
+			}
+			f.Key, f.Version = object.Namespace+"/"+object.Name, ParseVersion(object.ResourceVersion)
+			f.EndMark = object.Annotations[InitialEventsEnd] == "true"
+			// The lengths around the version depend on its own.
+			field := append([]byte{0x32, byte(len(object.ResourceVersion))}, object.ResourceVersion...)
+			f.Shape = fmt.Sprintf("%s %v %q %q", f.Event, envelope.TypeMeta, bytes.Replace(first, field, []byte("VERSION"), 1), others)
+		}
+		all = append(all, f)
+	}
+}
+
+// RecordedBookmark is a bookmark, and the number of events before it.
+type RecordedBookmark struct {
+	Frame
+	After int
+}
+
+// Recording is the events of a watch apart from its bookmarks.
+type Recording struct {
+	Events []Frame
+	Marks  []RecordedBookmark
+	// State is how many events were before the end mark.
+	State int
+	Ended bool
+}
+
+func Record(all []Frame) (r Recording, err error) {
+	for _, f := range all {
+		if f.Event != "BOOKMARK" {
+			r.Events = append(r.Events, f)
+			continue
+		}
+		if f.EndMark {
+			if r.Ended {
+				return r, errors.New("a second end of initial events")
+			}
+			r.State, r.Ended = len(r.Events), true
+		}
+		r.Marks = append(r.Marks, RecordedBookmark{f, len(r.Events)})
+	}
+	return r, nil
+}
+
+const InitialEventsEnd = "k8s.io/initial-events-end"
+
+// ParsedFrame is one frame of a watch.
+type ParsedFrame struct {
+	Event  string
+	Raw    []byte
+	Object Object
+	Sum    uint64
+}
+
+type Object struct {
+	Metadata struct {
+		Name, Namespace, ResourceVersion string
+		Labels, Annotations              map[string]string
+	}
+	Spec struct {
+		NodeName string
+		Size     int
+	}
+	// Of a Status.
+	Code    int
+	Reason  string
+	Message string
+}
+
+func (o *Object) Key() string { return o.Metadata.Namespace + "/" + o.Metadata.Name }
+
+func (o *Object) Version() uint64 { return ParseVersion(o.Metadata.ResourceVersion) }
+
+// ParseVersion is a resourceVersion as the number it is; what is none becomes 0,
+// which is not the version of anything.
+func ParseVersion(text string) uint64 {
+	v, _ := strconv.ParseUint(text, 10, 64)
+	return v
+}
+
+func ParseWatchLine(line []byte) (ParsedFrame, error) {
+	var frame struct {
+		Type   string
+		Object json.RawMessage
+	}
+	if err := json.Unmarshal(line, &frame); err != nil {
+		return ParsedFrame{}, fmt.Errorf("%w in %q", err, line)
+	}
+	p := ParsedFrame{Event: frame.Type, Raw: frame.Object}
+	err := json.Unmarshal(frame.Object, &p.Object)
+	return p, err
+}
+
+// UnwrapProtobuf takes protobuf out of the envelope that Kubernetes puts around it.
+func UnwrapProtobuf(text []byte) ([]byte, error) {
+	var envelope runtime.Unknown
+	raw, ok := bytes.CutPrefix(text, []byte("k8s\x00"))
+	if !ok {
+		return nil, fmt.Errorf("not protobuf: %q", text)
+	}
+	err := envelope.Unmarshal(raw)
+	return envelope.Raw, err
+}

@@ -1,0 +1,189 @@
+package api
+
+import (
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"strings"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// ContinueToken is what a continue token holds.
+type ContinueToken struct {
+	V     string `json:"v"`
+	RV    int64  `json:"rv"`
+	Start string `json:"start"`
+}
+
+func ParseContinueToken(text string) (t ContinueToken, err error) {
+	raw, err := base64.RawURLEncoding.DecodeString(text)
+	if err == nil {
+		err = json.Unmarshal(raw, &t)
+	}
+	return t, err
+}
+
+func (t ContinueToken) String() string {
+	return base64.RawURLEncoding.EncodeToString([]byte(JSON(t)))
+}
+
+var spellings sync.Map
+
+// WritesSlash says how upstream spells the keys in continue tokens. Where it takes
+// pages at a version from etcd, as older releases do, they have no slash at the
+// beginning. All releases read both.
+func (t Target) WritesSlash() bool {
+	learned, _ := spellings.LoadOrStore(t.URL, sync.OnceValue(func() bool {
+		v, err := t.Revision()
+		if err != nil {
+			panic(err)
+		}
+		a, err := t.Try(Request{Path: fmt.Sprintf("/api/v1/namespaces?limit=1&resourceVersion=%d", v)})
+		if err != nil {
+			panic(err)
+		}
+		page, _, _ := ParseList("application/json", a.Body)
+		token, err := ParseContinueToken(page.Continue)
+		if err != nil || token.Start == "" {
+			panic(fmt.Sprintf("upstream gives no token: %v %s", err, a.Body))
+		}
+		return strings.HasPrefix(token.Start, "/")
+	}))
+	return learned.(func() bool)()
+}
+
+// Spelled is a token as it counts: to the letter where upstream writes the slash,
+// and otherwise without it.
+func (t Target) Spelled(token ContinueToken) ContinueToken {
+	if !t.WritesSlash() {
+		token.Start = strings.TrimPrefix(token.Start, "/")
+	}
+	return token
+}
+
+// Revision is the version that all of the API has come to.
+func (t Target) Revision() (uint64, error) {
+	a, err := t.Try(Request{Path: "/api/v1/namespaces?limit=1"})
+	if err != nil {
+		return 0, err
+	}
+	list, _, ok := ParseList("application/json", a.Body)
+	if !ok {
+		return 0, fmt.Errorf("%d %s", a.Status, a.Body)
+	}
+	return ParseVersion(list.ResourceVersion), nil
+}
+
+// ParseList takes the version and the token out of a list, of whatever form. The
+// rest is every other byte.
+func ParseList(contentType, body string) (list metav1.ListMeta, rest string, ok bool) {
+	switch kind, _, _ := strings.Cut(contentType, ";"); kind {
+	case "application/json":
+		return parseListJSON(body)
+	case "application/yaml":
+		return parseListYAML(body)
+	case "application/vnd.kubernetes.protobuf":
+		return parseListProtobuf(body)
+	}
+	return list, "", false
+}
+
+func parseListJSON(body string) (list metav1.ListMeta, rest string, ok bool) {
+	d := json.NewDecoder(strings.NewReader(body))
+	if first, err := d.Token(); err != nil || first != json.Delim('{') {
+		return list, "", false
+	}
+	isList := false
+	var raw json.RawMessage
+	var from, to int64
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return list, "", false
+		}
+		var value json.RawMessage
+		if d.Decode(&value) != nil {
+			return list, "", false
+		}
+		switch key {
+		case "metadata":
+			raw, to = value, d.InputOffset()
+			from = to - int64(len(value))
+		case "items", "rows":
+			isList = true
+		}
+	}
+	if !isList || json.Unmarshal(raw, &list) != nil {
+		return list, "", false
+	}
+	return list, body[:from] + blankListMeta(body[from:to], list) + body[to:], true
+}
+
+// blankListMeta hides the version and token of a list in the text they are from.
+func blankListMeta(text string, list metav1.ListMeta) string {
+	if list.ResourceVersion != "" {
+		text = strings.Replace(text, `"`+list.ResourceVersion+`"`, `"VERSION"`, 1)
+	}
+	if list.Continue != "" {
+		text = strings.Replace(text, list.Continue, "TOKEN", 1)
+	}
+	return text
+}
+
+var (
+	yamlMetadata = regexp.MustCompile(`(?m)^metadata:\n(?:  .*\n)*`)
+	yamlVersion  = regexp.MustCompile(`(?m)^  resourceVersion: "(\d+)"$`)
+	yamlContinue = regexp.MustCompile(`(?m)^  continue: (\S+)$`)
+)
+
+func parseListYAML(body string) (list metav1.ListMeta, rest string, ok bool) {
+	if !strings.Contains(body, "\nitems:") {
+		return list, "", false
+	}
+	at := yamlMetadata.FindStringIndex(body)
+	if at == nil {
+		return list, "", false
+	}
+	block := body[at[0]:at[1]]
+	if m := yamlVersion.FindStringSubmatch(block); m != nil {
+		list.ResourceVersion = m[1]
+	}
+	if m := yamlContinue.FindStringSubmatch(block); m != nil && m[1] != `""` {
+		list.Continue = m[1]
+	}
+	return list, body[:at[0]] + blankListMeta(block, list) + body[at[1]:], true
+}
+
+func parseListProtobuf(body string) (list metav1.ListMeta, rest string, ok bool) {
+	var envelope runtime.Unknown
+	raw, enveloped := strings.CutPrefix(body, "k8s\x00")
+	if !enveloped || envelope.Unmarshal([]byte(raw)) != nil || !strings.HasSuffix(envelope.Kind, "List") {
+		return list, "", false
+	}
+	first, others, ok := firstField(envelope.Raw)
+	if !ok || list.Unmarshal(first) != nil {
+		return list, "", false
+	}
+	shell := list
+	shell.ResourceVersion, shell.Continue = "", ""
+	envelope.Raw = nil
+	return list, fmt.Sprintf("%+v %+v %s", envelope, JSON(shell), others), true
+}
+
+// firstField splits a protobuf message after its field 1, a message itself. In
+// Kubernetes this is the metadata of lists and objects alike.
+func firstField(message []byte) (first, others []byte, ok bool) {
+	if len(message) == 0 || message[0] != 0x0a {
+		return nil, nil, false
+	}
+	size, n := binary.Uvarint(message[1:])
+	if n <= 0 || uint64(len(message)-1-n) < size {
+		return nil, nil, false
+	}
+	return message[1+n : 1+n+int(size)], message[1+n+int(size):], true
+}

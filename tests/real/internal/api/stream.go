@@ -1,0 +1,132 @@
+package api
+
+import (
+	"bufio"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"testing"
+	"time"
+
+	"watershed.test/real/internal/poll"
+)
+
+// event is one line of a JSON watch.
+type event struct {
+	Type   string
+	Object struct {
+		Kind     string
+		Message  string
+		Code     int
+		Metadata struct {
+			Name            string
+			ResourceVersion string
+			Annotations     map[string]string
+		}
+	}
+	Raw string
+}
+
+func (e event) String() string { return e.Type + " " + e.Object.Metadata.Name }
+
+// Stream is an open JSON watch.
+type Stream struct {
+	Events chan event
+	// ended yields how the stream ended: nil for a clean end.
+	ended  chan error
+	status int
+	Header http.Header
+}
+
+// Watch opens a watch that is closed with the test.
+func (t Target) Watch(tt *testing.T, r Request) *Stream {
+	tt.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	resp, err := t.Open(ctx, r)
+	if err != nil {
+		cancel()
+		tt.Fatalf("%s, %v: %v", t.Name, r, err)
+	}
+	s := &Stream{Events: make(chan event, 1000), ended: make(chan error, 1), status: resp.StatusCode, Header: resp.Header}
+	tt.Cleanup(func() { cancel(); resp.Body.Close() })
+	go func() {
+		lines := bufio.NewReader(Uncompressed(resp))
+		for {
+			line, err := lines.ReadString('\n')
+			if err != nil {
+				if errors.Is(err, io.EOF) && line == "" {
+					err = nil
+				}
+				close(s.Events)
+				s.ended <- err
+				return
+			}
+			e := event{Raw: line}
+			if err := json.Unmarshal([]byte(line), &e); err != nil {
+				e.Type = "unreadable: " + err.Error()
+			}
+			s.Events <- e
+		}
+	}()
+	return s
+}
+
+// Uncompressed is the body as it was before its compression. Whoever reads it waits for
+// no more than what is read.
+func Uncompressed(resp *http.Response) io.Reader {
+	if resp.Header.Get("Content-Encoding") != "gzip" {
+		return resp.Body
+	}
+	return &lazyGunzip{from: resp.Body}
+}
+
+// lazyGunzip waits for the first bytes only when it is read: a watch may have none.
+type lazyGunzip struct {
+	from    io.Reader
+	members *gzip.Reader
+}
+
+func (g *lazyGunzip) Read(into []byte) (n int, err error) {
+	if g.members == nil {
+		if g.members, err = gzip.NewReader(g.from); err != nil {
+			return 0, err
+		}
+	}
+	return g.members.Read(into)
+}
+
+// Next is the next event that is not a bookmark.
+func (s *Stream) Next(t *testing.T) event {
+	t.Helper()
+	deadline := time.After(poll.Patience)
+	for {
+		select {
+		case e, open := <-s.Events:
+			if !open {
+				t.Fatal("the watch ended instead of yielding an event")
+			}
+			if e.Type != "BOOKMARK" {
+				return e
+			}
+		case <-deadline:
+			t.Fatalf("no event after %v", poll.Patience)
+		}
+	}
+}
+
+// Rest is everything up to the end of the stream, without bookmarks, and how it
+// ended.
+func (s *Stream) Rest(t *testing.T) ([]string, error) {
+	t.Helper()
+	err := poll.Receive(t, "the end of the watch", s.ended)
+	var all []string
+	for e := range s.Events {
+		if e.Type != "BOOKMARK" {
+			all = append(all, e.String())
+		}
+	}
+	return all, err
+}

@@ -1,0 +1,54 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// Command carries out one line of stdin.
+func (c *Cluster) Command(line string) error {
+	words := strings.Fields(line)
+	if len(words) == 0 {
+		return errors.New("empty command")
+	}
+	server := func() (*apiserver, error) {
+		if len(words) != 2 {
+			return nil, fmt.Errorf("%s wants the number of an API server", words[0])
+		}
+		n, err := strconv.Atoi(words[1])
+		if err != nil || n < 0 || n >= len(c.apiservers) {
+			return nil, fmt.Errorf("no API server %q, there are 0 to %d", words[1], len(c.apiservers)-1)
+		}
+		return c.apiservers[n], nil
+	}
+	switch words[0] {
+	case "kill", "term", "start":
+		s, err := server()
+		if err != nil {
+			return err
+		}
+		switch words[0] {
+		case "kill":
+			return s.process.end(syscall.SIGKILL)
+		case "term":
+			return s.process.end(syscall.SIGTERM)
+		}
+		if err := s.launch(c); err != nil {
+			return err
+		}
+		return s.ready(c)
+	case "compact":
+		return c.compact()
+	case "stop-etcd":
+		// A polite stop takes etcd seven seconds, for it waits for the API
+		// servers' streams. Killed, it keeps its data just as well: it is the
+		// machine that may not stop without fsync, not the process.
+		return c.etcd.end(syscall.SIGKILL)
+	case "start-etcd":
+		return c.startEtcd()
+	}
+	return fmt.Errorf("unknown command %q", words[0])
+}

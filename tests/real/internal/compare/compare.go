@@ -1,0 +1,369 @@
+// Package compare sends the same requests to the API server and through watershed, and
+// compares the answers byte for byte.
+package compare
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/watches"
+)
+
+// Sides are two ways to the same API: the one that is right by definition, and
+// the one that has to be like it.
+type Sides struct{ Right, Asked api.Target }
+
+// Verdict is how one request was answered both ways.
+type Verdict struct {
+	Want, Got api.Answer
+	// Difference is empty if there is none.
+	Difference string
+}
+
+// Compare sends a request both ways. Nothing is compared with what upstream may
+// have said at another moment: a difference counts only if upstream gives one
+// answer before and after, or two at once if it is a watch.
+func (p Sides) Compare(r api.Request) Verdict {
+	ask := p.inTurn
+	if r.IsWatch() {
+		ask = p.atOnce
+	}
+	var v Verdict
+	for range 5 {
+		before, got, after, err := ask(r)
+		v = Verdict{Want: before.Answer, Got: got.Answer}
+		if err != nil {
+			v.Difference = err.Error()
+			return v
+		}
+		if v.Difference = p.Differ(r, before, got); v.Difference == "" {
+			return v
+		}
+		if after == nil {
+			again, err := p.Right.Ask(r)
+			if err != nil {
+				v.Difference = err.Error()
+				return v
+			}
+			after = &again
+		}
+		if p.Differ(r, *after, got) == "" {
+			v.Want, v.Difference = after.Answer, ""
+			return v
+		}
+		if p.Differ(r, before, *after) == "" {
+			return v
+		}
+	}
+	v.Difference = "upstream is not of one mind; the last difference: " + v.Difference
+	return v
+}
+
+// CompareAtLeisure gives a watch that differs more time: on a busy machine a
+// second may be over before all is said. And it asks again where the proxy says
+// that upstream did not tell it in time who is asking.
+func (p Sides) CompareAtLeisure(r api.Request) Verdict {
+	v := p.Compare(r)
+	for range 3 {
+		if v.Got.Status != http.StatusServiceUnavailable || v.Got.Header.Get("X-Watershed-Source") != "access" {
+			break
+		}
+		time.Sleep(time.Second)
+		v = p.Compare(r)
+	}
+	if v.Difference != "" && r.IsWatch() && hasSeconds.MatchString(r.Path) {
+		r.Path = hasSeconds.ReplaceAllString(r.Path, "${1}timeoutSeconds=12")
+		v = p.Compare(r)
+	}
+	return v
+}
+
+// hasSeconds is the time of a watch that lasts for few of them.
+var hasSeconds = regexp.MustCompile(`([?&])timeoutSeconds=[1-9]\b`)
+
+func (p Sides) inTurn(r api.Request) (before, got api.Response, after *api.Response, err error) {
+	if before, err = p.Right.Ask(r); err == nil {
+		got, err = p.Asked.Ask(r)
+	}
+	return before, got, nil, err
+}
+
+// atOnce opens three watches, each when the one before has begun: what depends
+// on the moment, as ages do, is between the outer two.
+func (p Sides) atOnce(r api.Request) (before, got api.Response, after *api.Response, err error) {
+	after = &api.Response{}
+	var all sync.WaitGroup
+	var errs [3]error
+	for i, to := range []struct {
+		api.Target
+		into *api.Response
+	}{{p.Right, &before}, {p.Asked, &got}, {p.Right, after}} {
+		begun := make(chan struct{})
+		all.Go(func() { *to.into, errs[i] = to.Follow(r, func() { close(begun) }) })
+		<-begun
+	}
+	all.Wait()
+	return before, got, after, errors.Join(errs[:]...)
+}
+
+// ownHeaders are not compared, each for a reason.
+var ownHeaders = map[string]string{
+	"Date":                              "when it was said",
+	"Audit-Id":                          "one for each request; only that there is one is compared",
+	"X-Watershed-Source":                "watershed's own",
+	"X-Kubernetes-Pf-Flowschema-Uid":    "which queue the request took; from memory, none",
+	"X-Kubernetes-Pf-Prioritylevel-Uid": "which queue the request took; from memory, none",
+	"Content-Length":                    "whether the length is known beforehand; bodies are compared whole",
+}
+
+func head(a api.Answer) string {
+	names := []string{}
+	for name := range a.Header {
+		if _, own := ownHeaders[name]; !own {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	var b strings.Builder
+	fmt.Fprintln(&b, a.Status)
+	for _, name := range names {
+		fmt.Fprintf(&b, "%s: %q\n", name, a.Header[name])
+	}
+	fmt.Fprintf(&b, "an Audit-Id: %v\n", a.Header.Get("Audit-Id") != "")
+	return b.String()
+}
+
+// currentVersion is in the text of a ResourceVersionTooLarge.
+var currentVersion = regexp.MustCompile(`(Too large resource version: \d+, current: )\d+`)
+
+// Differ says how an answer differs from the right one.
+func (p Sides) Differ(r api.Request, want, got api.Response) string {
+	if w, g := head(want.Answer), head(got.Answer); w != g {
+		return fmt.Sprintf("upstream: %s%s\nasked:    %s%s", w, api.Excerpt(want.Body, 0), g, api.Excerpt(got.Body, 0))
+	}
+	if r.IsWatch() && want.Status == http.StatusOK && r.Verb() == http.MethodGet {
+		if wanted, err := want.Frames(); err == nil {
+			return p.differInFrames(r, want, got, wanted)
+		}
+	}
+	w, err := want.Plain()
+	if err != nil {
+		return "upstream's body: " + err.Error()
+	}
+	g, err := got.Plain()
+	if err != nil {
+		return "the body: " + err.Error()
+	}
+	if want.Status == http.StatusGatewayTimeout {
+		w, g = currentVersion.ReplaceAllString(w, "${1}N"), currentVersion.ReplaceAllString(g, "${1}N")
+	}
+	if w == g {
+		return ""
+	}
+	if excuse := p.versionsMayDiffer(r, want.Header.Get("Content-Type"), w, g); excuse != "" {
+		return excuse + "\n" + Diff(w, g)
+	}
+	return ""
+}
+
+// versionsMayDiffer compares two lists whose versions are not the same, as is
+// the right of two lists that need not be of one version. It yields what is
+// wrong.
+func (p Sides) versionsMayDiffer(r api.Request, contentType, want, got string) string {
+	wanted, restWanted, ok := api.ParseList(contentType, want)
+	if !ok {
+		return "the bodies differ"
+	}
+	found, rest, ok := api.ParseList(contentType, got)
+	if !ok || rest != restWanted {
+		return "the bodies differ"
+	}
+	floor, free := versionFloor(r.Values())
+	if !free {
+		t, err := api.ParseContinueToken(found.Continue)
+		rightToken, rightErr := api.ParseContinueToken(wanted.Continue)
+		if found.ResourceVersion != wanted.ResourceVersion || err != nil || rightErr != nil || p.Right.Spelled(t) != p.Right.Spelled(rightToken) {
+			return "the versions of lists at one version differ"
+		}
+		return ""
+	}
+	w, g := api.ParseVersion(wanted.ResourceVersion), api.ParseVersion(found.ResourceVersion)
+	if floor == latestVersion {
+		floor = w
+	}
+	if g < floor {
+		return fmt.Sprintf("the list is of %d, before %d", g, floor)
+	}
+	if g > w {
+		if now, err := p.Right.Revision(); err != nil || g > now {
+			return fmt.Sprintf("the list is of %d, and upstream is at %d (%v)", g, now, err)
+		}
+	}
+	if (wanted.Continue == "") != (found.Continue == "") {
+		return "one list goes on and the other does not"
+	}
+	if found.Continue != "" {
+		t, err := api.ParseContinueToken(found.Continue)
+		rightToken, rightErr := api.ParseContinueToken(wanted.Continue)
+		if err != nil || rightErr != nil {
+			return fmt.Sprintf("the token: %v; upstream's: %v", err, rightErr)
+		}
+		if p.Right.Spelled(t).Start != p.Right.Spelled(rightToken).Start || uint64(t.RV) != g || uint64(rightToken.RV) != w {
+			return fmt.Sprintf("the token is %+v in a list of %d; upstream's is %+v in one of %d", t, g, rightToken, w)
+		}
+	}
+	return ""
+}
+
+// latestVersion stands for the newest version there is.
+const latestVersion = ^uint64(0)
+
+// versionFloor says whether a list may be of another version than upstream's, and
+// which it must not be older than.
+func versionFloor(query url.Values) (floor uint64, free bool) {
+	if text := query.Get("continue"); text != "" {
+		t, err := api.ParseContinueToken(text)
+		return latestVersion, err == nil && t.RV < 0
+	}
+	text := query.Get("resourceVersion")
+	v := api.ParseVersion(text)
+	limit, _ := strconv.Atoi(query.Get("limit"))
+	switch match := query.Get("resourceVersionMatch"); {
+	case match == "Exact", match == "" && limit > 0 && v > 0:
+		return 0, false
+	case text == "":
+		return latestVersion, true
+	default:
+		return v, true
+	}
+}
+
+// differInFrames compares two watches event by event. Bookmarks may come or not
+// and be of any version that is true; the end of the initial events has its
+// place among the events, and its form.
+func (p Sides) differInFrames(r api.Request, want, got api.Response, wanted []api.Frame) string {
+	w, err := api.Record(wanted)
+	if err != nil {
+		return "upstream: " + err.Error()
+	}
+	found, err := got.Frames()
+	if err != nil {
+		return "not a watch: " + err.Error()
+	}
+	g, err := api.Record(found)
+	if err != nil {
+		return err.Error()
+	}
+	for i := range max(len(w.Events), len(g.Events)) {
+		switch {
+		case i >= len(g.Events):
+			return fmt.Sprintf("event %d of %d is missing: %v", i, len(w.Events), w.Events[i])
+		case i >= len(w.Events):
+			return fmt.Sprintf("there is an event more than upstream's %d: %v", len(w.Events), g.Events[i])
+		}
+		if a, b := withoutVolatileVersions(r, w.Events[i]), withoutVolatileVersions(r, g.Events[i]); a != b {
+			return fmt.Sprintf("event %d of %d differs\n%s", i, len(w.Events), Diff(a, b))
+		}
+	}
+	if w.Ended != g.Ended || w.State != g.State {
+		return fmt.Sprintf("the initial events end: upstream %v after %d, asked %v after %d", w.Ended, w.State, g.Ended, g.State)
+	}
+	if problem := p.wrongBookmarks(r, w, g); problem != "" {
+		return problem
+	}
+	if early := want.Took - got.Took; early > 700*time.Millisecond {
+		return fmt.Sprintf("the watch ended after %v, upstream's after %v", got.Took, want.Took)
+	}
+	return ""
+}
+
+// IsLate says that one of two watches only lacks the last events of the other: on
+// a busy machine its time may be over before they are there.
+func IsLate(r api.Request, want, got api.Response) bool {
+	var both [2]api.Recording
+	for i, answer := range []api.Answer{want.Answer, got.Answer} {
+		all, err := answer.Frames()
+		if err != nil {
+			return false
+		}
+		if both[i], err = api.Record(all); err != nil {
+			return false
+		}
+	}
+	n := min(len(both[0].Events), len(both[1].Events))
+	for i := range n {
+		if withoutVolatileVersions(r, both[0].Events[i]) != withoutVolatileVersions(r, both[1].Events[i]) {
+			return false
+		}
+	}
+	return n < max(len(both[0].Events), len(both[1].Events))
+}
+
+// retryAfter is drawn by lot where upstream has no watch cache.
+var retryAfter = regexp.MustCompile(`"retryAfterSeconds":[123]\b`)
+
+// withoutVolatileVersions is an event, but for the version an ERROR says its server has come to or
+// begins with.
+func withoutVolatileVersions(r api.Request, f api.Frame) string {
+	if f.Event != "ERROR" {
+		return f.Raw
+	}
+	text := currentVersion.ReplaceAllString(f.Raw, "${1}N")
+	if text != f.Raw && strings.Contains(r.Path, "/events?") {
+		text = retryAfter.ReplaceAllString(text, `"retryAfterSeconds":N`)
+	}
+	return oldestVersion.ReplaceAllString(text, "${1}N)")
+}
+
+// oldestVersion is in the text of an Expired: what this server can go on from.
+var oldestVersion = regexp.MustCompile(`(too old resource version: \d+ \()\d+\)`)
+
+// wrongBookmarks checks what bookmarks promise, and that they look like upstream's.
+func (p Sides) wrongBookmarks(r api.Request, w, g api.Recording) string {
+	shapes := map[bool]string{}
+	for _, m := range w.Marks {
+		shapes[m.EndMark] = m.Shape
+	}
+	var events []watches.Event
+	for _, e := range g.Events {
+		events = append(events, watches.Event{Event: e.Event, Key: e.Key, Version: e.Version})
+	}
+	var marks []watches.Bookmark
+	floor := api.ParseVersion(r.Values().Get("resourceVersion"))
+	for _, m := range g.Marks {
+		if shape, known := shapes[m.EndMark]; known && shape != m.Shape {
+			return "a bookmark differs\n" + Diff(shape, m.Shape)
+		}
+		if m.Version < floor {
+			return fmt.Sprintf("a bookmark of %d in a watch from %d", m.Version, floor)
+		}
+		marks = append(marks, watches.Bookmark{Version: m.Version, After: m.After})
+	}
+	if err := watches.CompareBookmarks(g.State, events, marks); err != nil {
+		return err.Error()
+	}
+	if len(marks) > 0 {
+		if now, err := p.Right.Revision(); err != nil || marks[len(marks)-1].Version > now {
+			return fmt.Sprintf("a bookmark of %d, and upstream is at %d (%v)", marks[len(marks)-1].Version, now, err)
+		}
+	}
+	return ""
+}
+
+// Diff shows two texts around their first difference.
+func Diff(want, got string) string {
+	i := 0
+	for i < len(want) && i < len(got) && want[i] == got[i] {
+		i++
+	}
+	return fmt.Sprintf("they part at byte %d\nupstream: %s\nasked:    %s", i, api.Excerpt(want, i), api.Excerpt(got, i))
+}

@@ -1,0 +1,118 @@
+// Package faulty runs proxies that do one thing wrong, to show that a comparison sees it.
+package faulty
+
+import (
+	"bufio"
+	"bytes"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"testing"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/require"
+)
+
+// Fault is what a proxy could do wrong. Each function is nil, or alters its part.
+type Fault struct {
+	Name   string
+	Asked  func(query url.Values)
+	Header func(of http.Header)
+	answer func(path string, header http.Header, body []byte) []byte
+	// events yields, for a watch, what becomes of each of its lines.
+	events func(query url.Values) func(line []byte) [][]byte
+	// Twice says that it takes two looks at the same to see it.
+	Twice bool
+}
+
+// Start runs a proxy in front of another place that does one thing wrong.
+func Start(t *testing.T, before api.Target, f Fault) api.Target {
+	t.Helper()
+	to := require.Value(url.Parse(before.URL))(t)
+	transport := &http.Transport{TLSClientConfig: before.Tls(), ForceAttemptHTTP2: true}
+	t.Cleanup(transport.CloseIdleConnections)
+	server := httptest.NewServer(&httputil.ReverseProxy{
+		Transport:     transport,
+		FlushInterval: -1,
+		// Clients that go away are no news.
+		ErrorLog: log.New(io.Discard, "", 0),
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(to)
+			if f.Header != nil {
+				f.Header(r.Out.Header)
+			}
+			if f.Asked != nil {
+				query := r.Out.URL.Query()
+				f.Asked(query)
+				r.Out.URL.RawQuery = query.Encode()
+			}
+		},
+		ModifyResponse: func(resp *http.Response) error {
+			if resp.Request.URL.Query().Has("watch") {
+				if f.events != nil && resp.StatusCode == http.StatusOK {
+					resp.Body = alterEvents(resp.Body, f.events(resp.Request.URL.Query()))
+				}
+				return nil
+			}
+			if f.answer == nil {
+				return nil
+			}
+			body, err := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			body = f.answer(resp.Request.URL.RequestURI(), resp.Header, body)
+			resp.Header.Del("Content-Length")
+			resp.ContentLength = int64(len(body))
+			resp.Body = io.NopCloser(bytes.NewReader(body))
+			return err
+		},
+	})
+	t.Cleanup(server.Close)
+	return api.Target{Name: "faulty", URL: server.URL, CA: before.CA, Tokens: before.Tokens}
+}
+
+// alterEvents passes a watch on line by line; an event that becomes nothing at
+// all is its end.
+func alterEvents(body io.ReadCloser, alter func([]byte) [][]byte) io.ReadCloser {
+	reader, writer := io.Pipe()
+	go func() {
+		defer body.Close()
+		defer writer.Close()
+		lines := bufio.NewReader(body)
+		for {
+			line, err := lines.ReadBytes('\n')
+			if err != nil {
+				return
+			}
+			for _, altered := range alter(line) {
+				if altered == nil {
+					return
+				}
+				if _, err := writer.Write(altered); err != nil {
+					return
+				}
+			}
+		}
+	}()
+	return reader
+}
+
+// Report fails the test for each fault that was not seen, and for what was seen
+// without one.
+func Report(t *testing.T, faults []Fault, seen [][]string) {
+	t.Helper()
+	for i, f := range faults {
+		switch {
+		case f.Name == "none" && len(seen[i]) > 0:
+			t.Errorf("a difference without a fault: %s", seen[i][0])
+		case f.Name != "none" && len(seen[i]) == 0:
+			t.Errorf("%s: not seen", f.Name)
+		case f.Name != "none":
+			problem := strings.Join(strings.Split(seen[i][0], "\n")[1:], " / ")
+			t.Logf("%s: seen %d times, first: %.160q", f.Name, len(seen[i]), problem)
+		}
+	}
+}

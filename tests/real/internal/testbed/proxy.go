@@ -1,0 +1,162 @@
+package testbed
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/child"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/proxylog"
+	"watershed.test/real/internal/require"
+)
+
+// Proxy is a watershed of one scenario's own, which knows the servers that
+// the scenario wants it to know.
+type Proxy struct {
+	api.Target
+	Admin string
+	Log   string
+	PID   int
+}
+
+// CacheEverything is a configuration with which a watershed answers from memory
+// whatever it can. It says so of secrets, of which nothing is kept otherwise.
+const CacheEverything = "testdata/everything-kept.yaml"
+
+// StartProxy runs a watershed with the identity of a kubeconfig in front of
+// these servers, or of the one that the kubeconfig names.
+func StartProxy(t *testing.T, kubeconfig string, servers ...string) *Proxy {
+	t.Helper()
+	return StartProxyWithConfig(t, CacheEverything, kubeconfig, servers...)
+}
+
+// StartProxyWithConfig does so with a configuration file, or with none.
+func StartProxyWithConfig(t *testing.T, config, kubeconfig string, servers ...string) *Proxy {
+	t.Helper()
+	var args []string
+	if config != "" {
+		args = append(args, "--config", config)
+	}
+	for _, server := range servers {
+		args = append(args, "--server", server)
+	}
+	return RunProxy(t, kubeconfig, args...)
+}
+
+// RunProxy runs one with further flags.
+func RunProxy(t *testing.T, kubeconfig string, flags ...string) *Proxy {
+	t.Helper()
+	dir := t.TempDir()
+	p := &Proxy{Log: filepath.Join(dir, "log")}
+	log := require.Value(os.Create(p.Log))(t)
+	defer log.Close()
+	args := []string{"serve", "--kubeconfig", kubeconfig, "--listen", "127.0.0.1:0",
+		"--admin-listen", "127.0.0.1:0", "--cert-dir", dir, "--log-format", "json"}
+	args = append(args, flags...)
+	command := exec.Command(require.Value(ProxyProgram())(t), args...)
+	command.Stdout, command.Stderr = log, log
+	require.NoError(t, child.Start(command))
+	p.PID = command.Process.Pid
+	ended := make(chan struct{})
+	go func() {
+		command.Wait()
+		close(ended)
+	}()
+	t.Cleanup(func() {
+		command.Process.Kill()
+		<-ended
+		if dir := os.Getenv("REAL_LOGS"); dir != "" {
+			text, _ := os.ReadFile(p.Log)
+			os.WriteFile(filepath.Join(dir, Slug(t)+".log"), text, 0o600)
+		}
+	})
+
+	p.Target = api.Target{Name: "proxied", CA: filepath.Join(dir, "ca.crt"), Tokens: Shared.Users}
+	poll.Until(t, "the proxy is ready", func() error {
+		select {
+		case <-ended:
+			t.Fatalf("the proxy ended:\n%s", p.LogTail())
+		default:
+		}
+		text, err := os.ReadFile(p.Log)
+		if err != nil {
+			return err
+		}
+		address, admin := proxylog.Addresses(text)
+		if address == "" || admin == "" {
+			return errors.New("it has not said where it listens")
+		}
+		p.URL, p.Admin = "https://"+address, "http://"+admin
+		resp, err := http.Get(p.Admin + "/readyz")
+		if err != nil {
+			return err
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return errors.New(resp.Status)
+		}
+		return nil
+	})
+	return p
+}
+
+func (p *Proxy) LogTail() string {
+	text, err := os.ReadFile(p.Log)
+	if err != nil {
+		return err.Error()
+	}
+	lines := slices.Collect(strings.Lines(string(text)))
+	return strings.Join(lines[max(len(lines)-60, 0):], "")
+}
+
+func (p *Proxy) Metrics() (string, error) {
+	resp, err := http.Get(p.Admin + "/metrics")
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	return string(text), err
+}
+
+// Sum adds up a metric of the proxy, of one resource or of all.
+func (p *Proxy) Sum(t *testing.T, metric, resource string) int {
+	t.Helper()
+	total := 0.0
+	for line := range strings.Lines(require.Value(p.Metrics())(t)) {
+		name, _, _ := strings.Cut(line, "{")
+		name, _, _ = strings.Cut(name, " ")
+		if name != metric || resource != "" && !strings.Contains(line, fmt.Sprintf(`resource="%s"`, resource)) {
+			continue
+		}
+		var n float64
+		fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &n)
+		total += n
+	}
+	return int(total)
+}
+
+// AddByLabel adds a metric of the proxy to counts by one of its labels.
+func (p *Proxy) AddByLabel(t *testing.T, metric, label string, counts map[string]int) {
+	t.Helper()
+	for line := range strings.Lines(require.Value(p.Metrics())(t)) {
+		name, rest, _ := strings.Cut(line, "{")
+		if name != metric {
+			continue
+		}
+		_, value, _ := strings.Cut(rest, label+`="`)
+		value, _, _ = strings.Cut(value, `"`)
+		var n float64
+		fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &n)
+		counts[value] += int(n)
+	}
+}

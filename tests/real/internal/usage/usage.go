@@ -1,0 +1,218 @@
+// Package usage counts what upstream and the proxy did, by their own metrics.
+package usage
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/testbed"
+)
+
+func Total(counts map[string]int) (n int) {
+	for _, c := range counts {
+		n += c
+	}
+	return n
+}
+
+// Requests is what the API server counts of the requests for one resource.
+type Requests struct {
+	// Watching is how many watches are open, lists and watched how many
+	// lists and watches have ended.
+	Watching, Lists, Watched int
+}
+
+func (l Requests) Minus(o Requests) Requests {
+	return Requests{l.Watching - o.Watching, l.Lists - o.Lists, l.Watched - o.Watched}
+}
+
+// Measure reads the API server's own metrics.
+func Measure(t *testing.T, c *testbed.Cluster, resource string) Requests {
+	t.Helper()
+	var l Requests
+	text := c.Upstream().Must(t, api.Request{Path: "/metrics"}).Body
+	for line := range strings.Lines(text) {
+		if !strings.Contains(line, fmt.Sprintf(`resource="%s"`, resource)) || !strings.Contains(line, `subresource=""`) {
+			continue
+		}
+		var n float64
+		name, _, _ := strings.Cut(line, "{")
+		fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &n)
+		// To be refused costs nothing, as by a server that has just been started and
+		// does not know any rights yet.
+		if strings.Contains(line, `code="401"`) || strings.Contains(line, `code="403"`) {
+			continue
+		}
+		list, watch := strings.Contains(line, `verb="LIST"`), strings.Contains(line, `verb="WATCH"`)
+		switch {
+		case name == "apiserver_longrunning_requests" && watch:
+			l.Watching += int(n)
+		case name == "apiserver_request_total" && watch:
+			l.Watched += int(n)
+		case name == "apiserver_request_total" && list:
+			l.Lists += int(n)
+		}
+	}
+	return l
+}
+
+// Costs are what upstream did for the types that are watched, by its own count,
+// and what the proxy did there, by its own.
+type Costs struct {
+	// Watching is how many watches are open, and watched how many were. lists
+	// is how many lists were answered, and bytes how large these were together.
+	Watching, Watched, Lists, Bytes map[string]int
+	// asked is what the fence asked for: lists of metadata, and watches.
+	AskedLists, AskedWatches map[string]int
+	// Forwarded is what was passed on, and why.
+	Forwarded map[string]int
+	Exact     int
+}
+
+func CountCosts(t *testing.T, c *testbed.Cluster, p *testbed.Proxy, types []string) Costs {
+	t.Helper()
+	of := func() map[string]int { return map[string]int{} }
+	all := Costs{of(), of(), of(), of(), of(), of(), of(), 0}
+	text := c.Upstream().Must(t, api.Request{Path: "/metrics"}).Body
+	for _, name := range types {
+		l := Measure(t, c, name)
+		all.Watching[name], all.Watched[name], all.Lists[name] = l.Watching, l.Watched, l.Lists
+		for line := range strings.Lines(text) {
+			metric, labels, _ := strings.Cut(line, "{")
+			if metric == "apiserver_response_sizes_sum" && strings.Contains(labels, fmt.Sprintf(`resource="%s"`, name)) && strings.Contains(labels, `verb="LIST"`) {
+				all.Bytes[name] += MetricValue(line)
+			}
+		}
+	}
+	for line := range strings.Lines(require.Value(p.Metrics())(t)) {
+		metric, labels, _ := strings.Cut(line, "{")
+		i := slices.IndexFunc(types, func(name string) bool { return strings.Contains(labels, fmt.Sprintf(`resource="%s"`, name)) })
+		if i < 0 {
+			continue
+		}
+		switch {
+		case metric == "watershed_fence_upstream_requests_total" && strings.Contains(labels, `request="watch"`):
+			all.AskedWatches[types[i]] += MetricValue(line)
+		case metric == "watershed_fence_upstream_requests_total":
+			all.AskedLists[types[i]] += MetricValue(line)
+		case metric == "watershed_requests_total" && strings.Contains(labels, `source="forward"`) && !strings.Contains(labels, `reason="not-a-read"`):
+			all.Forwarded[labels] += MetricValue(line)
+		case metric == "watershed_requests_total" && strings.Contains(labels, `verb="list"`) && strings.Contains(labels, `source="snapshot"`):
+			all.Exact += MetricValue(line)
+		}
+	}
+	return all
+}
+
+// MetricValue is that of a line of metrics.
+func MetricValue(line string) int {
+	var n float64
+	fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &n)
+	return int(n)
+}
+
+func Growth(from, to map[string]int) map[string]int {
+	by := map[string]int{}
+	for name, n := range to {
+		if n != from[name] {
+			by[name] = n - from[name]
+		}
+	}
+	return by
+}
+
+// ByteCounter passes connections on to a server and counts the bytes that the
+// server sends.
+type ByteCounter struct {
+	listener net.Listener
+	Sent     atomic.Int64
+}
+
+func StartByteCounter(t *testing.T, server string) *ByteCounter {
+	t.Helper()
+	c := &ByteCounter{listener: require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)}
+	to := strings.TrimPrefix(server, "https://")
+	go func() {
+		for {
+			client, err := c.listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer client.Close()
+				server, err := net.Dial("tcp", to)
+				if err != nil {
+					return
+				}
+				defer server.Close()
+				go func() {
+					io.Copy(server, client)
+					server.Close()
+				}()
+				io.Copy(client, io.TeeReader(server, c))
+			}()
+		}
+	}()
+	t.Cleanup(func() { c.listener.Close() })
+	return c
+}
+
+func (c *ByteCounter) Write(p []byte) (int, error) {
+	c.Sent.Add(int64(len(p)))
+	return len(p), nil
+}
+
+func (c *ByteCounter) URL() string { return "https://" + c.listener.Addr().String() }
+
+// Asked is what upstream counts of requests that somebody else than this test
+// makes.
+type Asked struct{ lists, watches, reviews, others int }
+
+func (a Asked) Minus(b Asked) Asked {
+	return Asked{a.lists - b.lists, a.watches - b.watches, a.reviews - b.reviews, a.others - b.others}
+}
+
+func CountAsked(t *testing.T, at api.Target) (a Asked) {
+	t.Helper()
+	for line := range strings.Lines(at.Must(t, api.Request{Path: "/metrics"}).Body) {
+		name, labels, _ := strings.Cut(line, "{")
+		has := func(text string) bool { return strings.Contains(labels, text) }
+		open := name == "apiserver_longrunning_requests"
+		if !open && name != "apiserver_request_total" {
+			continue
+		}
+		switch {
+		case has(`verb="WATCH"`):
+			a.watches += MetricValue(line)
+		case open || has(`resource="leases"`) || has("/metrics"):
+		case has(`verb="LIST"`):
+			a.lists += MetricValue(line)
+		case has("accessreviews") || has("tokenreviews"):
+			a.reviews += MetricValue(line)
+		case has(`verb="GET"`):
+			a.others += MetricValue(line)
+		}
+	}
+	return a
+}
+
+// ResidentBytes is a process's memory in bytes.
+func ResidentBytes(t *testing.T, pid int) int64 {
+	t.Helper()
+	for line := range strings.Lines(string(require.Value(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))(t))) {
+		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			return int64(require.Value(strconv.Atoi(strings.Fields(rest)[0]))(t)) << 10
+		}
+	}
+	t.Fatalf("process %d has no memory", pid)
+	return 0
+}

@@ -1,0 +1,422 @@
+package watches
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/poll"
+)
+
+// readJSON reads the next frame. io.EOF is a clean end between two frames.
+func readJSON(r *bufio.Reader, k Kind) (api.ParsedFrame, error) {
+	line, err := r.ReadBytes('\n')
+	if err == io.EOF && len(line) > 0 {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return api.ParsedFrame{}, err
+	}
+	p, err := api.ParseWatchLine(line)
+	p.Sum = k.sum(p.Raw, false)
+	return p, err
+}
+
+func readProtobuf(r *bufio.Reader, k Kind) (api.ParsedFrame, error) {
+	var size [4]byte
+	if _, err := io.ReadFull(r, size[:]); err != nil {
+		return api.ParsedFrame{}, err
+	}
+	text := make([]byte, binary.BigEndian.Uint32(size[:]))
+	if _, err := io.ReadFull(r, text); err != nil {
+		return api.ParsedFrame{}, io.ErrUnexpectedEOF
+	}
+	var frame metav1.WatchEvent
+	if err := frame.Unmarshal(text); err != nil {
+		return api.ParsedFrame{}, err
+	}
+	raw, err := api.UnwrapProtobuf(frame.Object.Raw)
+	if err != nil {
+		return api.ParsedFrame{}, err
+	}
+	p := api.ParsedFrame{Event: frame.Type}
+	if frame.Type == "ERROR" {
+		var status metav1.Status
+		err := status.Unmarshal(raw)
+		p.Object.Code, p.Object.Reason, p.Object.Message = int(status.Code), string(status.Reason), status.Message
+		return p, err
+	}
+	typed := k.typed()
+	if err := typed.Unmarshal(raw); err != nil {
+		return api.ParsedFrame{}, err
+	}
+	p.Object.Metadata.Name, p.Object.Metadata.Namespace = typed.GetName(), typed.GetNamespace()
+	p.Object.Metadata.ResourceVersion, p.Object.Metadata.Annotations = typed.GetResourceVersion(), typed.GetAnnotations()
+	p.Sum = meaning(typed)
+	return p, nil
+}
+
+// Endpoint is where watches are sent, and by which connections.
+type Endpoint struct {
+	URL    string
+	Token  string
+	Client *http.Client
+}
+
+func (p Endpoint) Get(ctx context.Context, path, accept string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.URL+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Authorization", "Bearer "+p.Token)
+	req.Header.Set("Accept", accept)
+	resp, err := p.Client.Do(req)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		err = fmt.Errorf("%s: %s", resp.Status, text)
+	}
+	return resp, err
+}
+
+// how a watcher begins, and goes on when its watch ends.
+type Habit int
+
+const (
+	// FromList lists at version 0 and watches from there, for as long as it can.
+	FromList Habit = iota
+	// FromState lets the watch begin with the state.
+	FromState
+	// ComesBack asks for short watches, and begins each where the last ended:
+	// at its last bookmark or event.
+	ComesBack
+)
+
+const shortWatch = 4 * time.Second
+
+// segment is one unbroken part of what a watcher saw: after it, an Expired.
+type segment struct {
+	// began is where the watch began; with the state, where its end mark says.
+	began uint64
+	// state is what the list had, or how many first events are the state.
+	listed    []Event
+	stateSize int
+	marked    bool
+	// fromMemory says that the Expired at its end was the proxy's own.
+	fromMemory bool
+	Events     []Event
+	marks      []Bookmark
+}
+
+// Watcher is a client that watches, and keeps what it saw.
+type Watcher struct {
+	View  View
+	Habit Habit
+	At    Endpoint
+	// Relists says that it begins anew after a 410, as clients do.
+	Relists bool
+
+	Mutex     sync.Mutex
+	Stretches []*segment
+	// Fault is an end that should not have come.
+	Fault error
+	// Retried and forwarded count what is allowed, but should be rare.
+	Retried, Forwarded, ForwardedLists int
+	Open                               atomic.Bool
+}
+
+func (w *Watcher) String() string {
+	return w.View.String() + []string{"", ", with state", ", short"}[w.Habit]
+}
+
+func (w *Watcher) Run(ctx context.Context) {
+	err := w.live(ctx)
+	if ctx.Err() == nil {
+		w.Mutex.Lock()
+		w.Fault = err
+		w.Mutex.Unlock()
+	}
+}
+
+var errExpired = errors.New("410 Expired")
+
+func (w *Watcher) live(ctx context.Context) error {
+	for {
+		s := &segment{}
+		from := uint64(0)
+		if w.Habit != FromState {
+			listed, err := retry(ctx, w, &w.ForwardedLists, func() (*http.Response, error) { return w.Get(ctx, "resourceVersion=0") })
+			if err != nil {
+				return fmt.Errorf("list: %w", err)
+			}
+			if s.began, s.listed, err = w.ReadList(listed); err != nil {
+				return fmt.Errorf("list: %w", err)
+			}
+			from = s.began
+		}
+		w.Mutex.Lock()
+		w.Stretches = append(w.Stretches, s)
+		w.Mutex.Unlock()
+		for {
+			query := fmt.Sprintf("watch=1&allowWatchBookmarks=true&resourceVersion=%d", from)
+			if w.Habit == FromState {
+				query = "watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=0"
+			}
+			if w.Habit == ComesBack {
+				query += fmt.Sprintf("&timeoutSeconds=%d", shortWatch/time.Second)
+			} else {
+				query += "&timeoutSeconds=3600"
+			}
+			var opened time.Time
+			resp, err := retry(ctx, w, &w.Forwarded, func() (*http.Response, error) {
+				// Before it begins, however late this learns of that: no watch may be shorter.
+				opened = time.Now()
+				return w.Get(ctx, query)
+			})
+			if err != nil {
+				return fmt.Errorf("open: %w", err)
+			}
+			source := resp.Header.Get("X-Watershed-Source")
+			memory := !strings.HasPrefix(source, "forward")
+			if !memory && w.Habit != ComesBack {
+				resp.Body.Close()
+				return fmt.Errorf("the watch was passed on: %s", source)
+			}
+			err = w.read(resp, s, &from)
+			switch {
+			case errors.Is(err, errExpired):
+				if !w.Relists {
+					return err
+				}
+				s.fromMemory = memory
+			case w.Habit != ComesBack:
+				return fmt.Errorf("the watch ended after %v: %w", time.Since(opened).Round(time.Millisecond), err)
+			case !memory && !errors.Is(err, errNonsense):
+				// Asked while upstream could not say who the caller is, it was
+				// passed on, and shared upstream's fate.
+				continue
+			case err != io.EOF || time.Since(opened) < shortWatch-500*time.Millisecond:
+				return fmt.Errorf("a watch of %v ended after %v: %w", shortWatch, time.Since(opened).Round(time.Millisecond), err)
+			default:
+				continue
+			}
+			break
+		}
+	}
+}
+
+// retry tries until there is an answer. While upstream is away a proxy may not
+// know who is asking; clients try again. What upstream answers is counted.
+func retry(ctx context.Context, w *Watcher, passedOn *int, ask func() (*http.Response, error)) (*http.Response, error) {
+	deadline := time.Now().Add(poll.Patience)
+	for {
+		resp, err := ask()
+		if resp != nil && strings.HasPrefix(resp.Header.Get("X-Watershed-Source"), "forward") && resp.StatusCode < 500 {
+			w.Mutex.Lock()
+			*passedOn++
+			w.Mutex.Unlock()
+		}
+		if err == nil || ctx.Err() != nil || time.Now().After(deadline) {
+			return resp, err
+		}
+		w.Mutex.Lock()
+		w.Retried++
+		w.Mutex.Unlock()
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+func (w *Watcher) Get(ctx context.Context, query string) (*http.Response, error) {
+	accept := "application/json"
+	if w.View.Protobuf {
+		accept = api.ProtobufType
+	}
+	values := url.Values{}
+	if w.View.Labels != "" {
+		values.Set("labelSelector", w.View.Labels)
+	}
+	if w.View.Fields != "" {
+		values.Set("fieldSelector", w.View.Fields)
+	}
+	return w.At.Get(ctx, w.View.Kind.Path(w.View.Namespace)+"?"+query+"&"+values.Encode(), accept)
+}
+
+// ReadList reads a list: its version, and what is in it.
+func (w *Watcher) ReadList(resp *http.Response) (uint64, []Event, error) {
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return 0, nil, err
+	}
+	all := []Event{}
+	if w.View.Protobuf {
+		list := w.View.Kind.list()
+		raw, err := api.UnwrapProtobuf(text)
+		if err == nil {
+			err = list.Unmarshal(raw)
+		}
+		if err != nil {
+			return 0, nil, err
+		}
+		meta.EachListItem(list, func(object runtime.Object) error {
+			o := object.(protobufObject)
+			all = append(all, Event{Event: "ADDED", Key: o.GetNamespace() + "/" + o.GetName(), Version: api.ParseVersion(o.GetResourceVersion())})
+			return nil
+		})
+		return api.ParseVersion(list.GetResourceVersion()), all, nil
+	}
+	var list struct {
+		Metadata struct{ ResourceVersion string }
+		Items    []api.Object
+	}
+	if err := json.Unmarshal(text, &list); err != nil {
+		return 0, nil, err
+	}
+	for _, o := range list.Items {
+		all = append(all, Event{Event: "ADDED", Key: o.Key(), Version: o.Version()})
+	}
+	return api.ParseVersion(list.Metadata.ResourceVersion), all, nil
+}
+
+var errNonsense = errors.New("not what a watch says")
+
+// read takes a watch in until it ends.
+func (w *Watcher) read(resp *http.Response, s *segment, from *uint64) error {
+	defer resp.Body.Close()
+	w.Open.Store(true)
+	reader := bufio.NewReaderSize(resp.Body, 16<<10)
+	next := readJSON
+	if w.View.Protobuf {
+		next = readProtobuf
+	}
+	for {
+		p, err := next(reader, w.View.Kind)
+		if err != nil {
+			return err
+		}
+		o := &p.Object
+		w.Mutex.Lock()
+		switch p.Event {
+		case "ADDED", "MODIFIED", "DELETED":
+			s.Events = append(s.Events, Event{p.Event, o.Key(), o.Version(), p.Sum})
+			*from = o.Version()
+		case "BOOKMARK":
+			if o.Metadata.Annotations[api.InitialEventsEnd] == "true" {
+				if s.marked || w.Habit != FromState {
+					err = fmt.Errorf("%w: an end of initial events at %d", errNonsense, o.Version())
+				}
+				s.marked, s.stateSize, s.began = true, len(s.Events), o.Version()
+			}
+			s.marks = append(s.marks, Bookmark{o.Version(), len(s.Events)})
+			*from = o.Version()
+		case "ERROR":
+			err = fmt.Errorf("%w: %d %s %s", errNonsense, o.Code, o.Reason, o.Message)
+			if o.Code == http.StatusGone && o.Reason == "Expired" {
+				// Nothing may follow it but a clean end.
+				if _, end := next(reader, w.View.Kind); end != io.EOF {
+					err = fmt.Errorf("%w: %v after an Expired", errNonsense, end)
+				} else {
+					err = errExpired
+				}
+			}
+		default:
+			err = fmt.Errorf("%w: an event %q", errNonsense, p.Event)
+		}
+		w.Mutex.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// ErrFault is a watch that is over and should not be.
+var ErrFault = errors.New("over")
+
+// Verify compares all that the watcher saw with what happened.
+func (w *Watcher) Verify(tr *Reference) error {
+	w.Mutex.Lock()
+	defer w.Mutex.Unlock()
+	if w.Fault != nil {
+		return fmt.Errorf("%w: %w", ErrFault, w.Fault)
+	}
+	for i, s := range w.Stretches {
+		last := i == len(w.Stretches)-1
+		if w.Habit == FromState && !s.marked {
+			return fmt.Errorf("stretch %d: the state is not through after %d events", i, len(s.Events))
+		}
+		state := tr.at(w.View, s.began)
+		if w.Habit != FromState {
+			listed := slices.Clone(state)
+			for j := range listed {
+				listed[j].sum = 0
+			}
+			if err := Compare(listed, nil, s.listed, nil); err != nil {
+				return fmt.Errorf("stretch %d, the list at %d: %w", i, s.began, err)
+			}
+			state = nil
+		} else if s.stateSize != len(state) {
+			return fmt.Errorf("stretch %d: %d initial events before the mark of %d, not %d", i, s.stateSize, s.began, len(state))
+		}
+		events := tr.after(w.View, s.began)
+		if seen := len(s.Events) - len(state); !last && seen < len(events) {
+			// The 410 may come at any point, and nothing is lost before it.
+			events = events[:max(seen, 0)]
+		}
+		if err := Compare(state, events, s.Events, s.marks); err != nil {
+			return fmt.Errorf("stretch %d, from %d: %w", i, s.began, err)
+		}
+	}
+	if len(w.Stretches) == 0 {
+		return errors.New("it never began")
+	}
+	return nil
+}
+
+// Expired is how often the watcher was told 410, and how often by the proxy itself.
+func (w *Watcher) Expired() (all, fromMemory int) {
+	w.Mutex.Lock()
+	defer w.Mutex.Unlock()
+	for _, s := range w.Stretches[:max(len(w.Stretches)-1, 0)] {
+		if all++; s.fromMemory {
+			fromMemory++
+		}
+	}
+	return all, fromMemory
+}
+
+// PassedOn is how many of its lists and watches upstream answered.
+func (w *Watcher) PassedOn() (lists, watches int) {
+	w.Mutex.Lock()
+	defer w.Mutex.Unlock()
+	return w.ForwardedLists, w.Forwarded
+}
+
+// Final is the state the watcher has come to, by its own account.
+func (w *Watcher) Final() map[string]uint64 {
+	w.Mutex.Lock()
+	defer w.Mutex.Unlock()
+	objects := map[string]uint64{}
+	s := w.Stretches[len(w.Stretches)-1]
+	for _, e := range slices.Concat(s.listed, s.Events) {
+		if objects[e.Key] = e.Version; e.Event == "DELETED" {
+			delete(objects, e.Key)
+		}
+	}
+	return objects
+}
