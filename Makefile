@@ -42,11 +42,11 @@ test-otel: ## Traces, with the feature otel
 	$(CARGO) test --locked --features otel --test proxy traces::
 
 conformance: build real ## Every combination of read options and 6,000 generated requests, compared with upstream (minutes)
-	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) CONFORMANCE_FULL=1 CONFORMANCE_PAIRS=$(PAIRS) $(GO) test -count=1 -timeout 20m -v -run '^TestConformance$$' .
+	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) CONFORMANCE_FULL=1 CONFORMANCE_PAIRS=$(PAIRS) $(GO) test -count=1 -timeout 20m -v -run '^TestAnswersConformToUpstream$$' .
 
 ROBUSTNESS_SECONDS ?= 600
 robustness: build real ## Consistent reads through two replicas checked for linearizability under faults, for ROBUSTNESS_SECONDS=600
-	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) ROBUSTNESS_SECONDS=$(ROBUSTNESS_SECONDS) $(GO) test -count=1 -timeout 24h -v -run '^TestConsistentReads$$' .
+	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) ROBUSTNESS_SECONDS=$(ROBUSTNESS_SECONDS) $(GO) test -count=1 -timeout 24h -v -run '^TestConsistentReadsAreLinearizable$$' .
 
 documents: ## Write the documents that are made from the code: docs/configuration.md, docs/config.schema.json
 	WATERSHED_WRITE_DOCUMENTS=1 $(CARGO) test --locked --test documents the_reference_is_what_the_code_makes
@@ -77,7 +77,7 @@ bench-real: $(MEASURED) real ## The same in front of a real kube-apiserver, whic
 
 simulate-nodes: $(MEASURED) real ## 50 nodes with a proxy each, 10,000 pods; upstream's bytes and requests, and memory. Takes NODES=, NODE_PODS=, NODE_AGENTS=, NODE_SECONDS=, NODE_CHANGES=
 	cd $(REAL) && WATERSHED_BIN=$(abspath $(MEASURED)) NODES=$(or $(NODES),50) NODE_PODS=$(or $(NODE_PODS),10000) NODE_AGENTS=$(or $(NODE_AGENTS),3) \
-		NODE_SECONDS=$(or $(NODE_SECONDS),60) NODE_CHANGES=$(or $(NODE_CHANGES),50) $(GO) test -count=1 -timeout 60m -v -run 'TestNodeCaches' .
+		NODE_SECONDS=$(or $(NODE_SECONDS),60) NODE_CHANGES=$(or $(NODE_CHANGES),50) $(GO) test -count=1 -timeout 60m -v -run 'TestNodeProxiesSaveUpstreamTraffic' .
 
 bench-allocations: ## What an event and a read allocate in the proxy; BENCH= takes flags
 	$(CARGO) bench --locked --bench allocations -- $(BENCH)

@@ -22,11 +22,11 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// TestImpersonation: who asks as somebody else gets what upstream would give them,
+// TestImpersonatedCallersGetUpstreamsAnswers: who asks as somebody else gets what upstream would give them,
 // or its refusal, for each part of the other's identity and each right to take it
 // on, in reads that could come from memory, in writes, and in what upstream itself
 // says the identity is.
-func TestImpersonation(t *testing.T) {
+func TestImpersonatedCallersGetUpstreamsAnswers(t *testing.T) {
 	ns := objects.Namespace(t)
 	objects.Furnish(t, ns)
 	ctx := context.Background()

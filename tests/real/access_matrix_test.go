@@ -39,10 +39,10 @@ type accessMatrix struct {
 	gone string
 }
 
-// TestAccessMatrix: whoever asks for whatever, the proxy's answer is the one that
+// TestEveryUserGetsUpstreamsAnswer: whoever asks for whatever, the proxy's answer is the one that
 // upstream has for them: the same objects, or the same refusal to the letter. Then
 // rights change, and it is so again.
-func TestAccessMatrix(t *testing.T) {
+func TestEveryUserGetsUpstreamsAnswer(t *testing.T) {
 	m := newAccessMatrix(t)
 	requests := m.combinations(m.users)
 	if len(requests) < fewestCombinations {

@@ -17,9 +17,9 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// TestRefusals: who may not, hears so in upstream's words, whatever is asked
+// TestRefusalsUseUpstreamsWords: who may not, hears so in upstream's words, whatever is asked
 // and whether or not the answer is in memory.
-func TestRefusals(t *testing.T) {
+func TestRefusalsUseUpstreamsWords(t *testing.T) {
 	ns := objects.Namespace(t)
 	objects.Furnish(t, ns)
 	// The proxy has this in memory by now, and must not let it out.
@@ -77,8 +77,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestPartialRights: what a user may see is served, and nothing beside it.
-func TestPartialRights(t *testing.T) {
+// TestPartialRightsLimitWhatIsServed: what a user may see is served, and nothing beside it.
+func TestPartialRightsLimitWhatIsServed(t *testing.T) {
 	ns := objects.Namespace(t)
 	other := objects.Namespace(t)
 	objects.Furnish(t, ns)

@@ -55,11 +55,11 @@ type seenMarks struct {
 	marks  map[string]bool
 }
 
-// TestUsersNeverSeeOthers: ten thousand reads of the same objects by users with
+// TestUsersNeverSeeObjectsTheyMayNotRead: ten thousand reads of the same objects by users with
 // different rights, at the same time, over shared and separate connections, while
 // a user's rights come and go: nobody gets to see anything of an object that
 // upstream does not show them, and who may see it does.
-func TestUsersNeverSeeOthers(t *testing.T) {
+func TestUsersNeverSeeObjectsTheyMayNotRead(t *testing.T) {
 	c := newCrowd(t)
 	c.learn()
 
@@ -469,10 +469,10 @@ func (c *crowd) taken() {
 	})
 }
 
-// TestStrangersDisturbNobody: upstream goes away from a connection with each answer
+// TestUnknownCallersDisturbNobody: upstream goes away from a connection with each answer
 // to somebody it does not know. Whoever has the bad luck to share it must not
 // notice: neither in writes, each of which is carried out once, nor in reads.
-func TestStrangersDisturbNobody(t *testing.T) {
+func TestUnknownCallersDisturbNobody(t *testing.T) {
 	ns := objects.Namespace(t)
 	here := "/api/v1/namespaces/" + ns + "/configmaps"
 	ctx, stop := context.WithCancel(t.Context())

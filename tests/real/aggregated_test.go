@@ -20,9 +20,9 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// TestAggregated: another server behind the API server may answer each caller
+// TestAggregatedAnswersReachOnlyTheirCaller: another server behind the API server may answer each caller
 // differently. What one of them sees must not reach another from memory.
-func TestAggregated(t *testing.T) {
+func TestAggregatedAnswersReachOnlyTheirCaller(t *testing.T) {
 	const group, version = "agg.example.test", "v1"
 	reply := func(w http.ResponseWriter, body any) {
 		w.Header().Set("Content-Type", "application/json")
@@ -94,9 +94,9 @@ func TestAggregated(t *testing.T) {
 	}
 }
 
-// TestNamespaceInNamespace: upstream has no such paths, and rights in one
+// TestNamespacePathsInNamespacesAreNotServed: upstream has no such paths, and rights in one
 // namespace are no rights to the list of all.
-func TestNamespaceInNamespace(t *testing.T) {
+func TestNamespacePathsInNamespacesAreNotServed(t *testing.T) {
 	ns := objects.Namespace(t)
 	other := objects.Namespace(t)
 	objects.Grant(t, ns, "bob", "", "namespaces")

@@ -99,9 +99,9 @@ func auditDifference(wanted, got []string) error {
 	return nil
 }
 
-// TestAuditLikeUpstream sends the same reads to an API server and to the proxy,
+// TestAuditLogMatchesUpstream sends the same reads to an API server and to the proxy,
 // both with an audit log and the same policy, and compares their lines.
-func TestAuditLikeUpstream(t *testing.T) {
+func TestAuditLogMatchesUpstream(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("there is only one audit log")
 	}

@@ -45,9 +45,9 @@ func answered(t *testing.T, to api.Target, status int, r api.Request) api.Answer
 	return a
 }
 
-// TestAudiences: a token counts for answers from memory if it is for one of
+// TestTokensCountForTheirAudiencesOnly: a token counts for answers from memory if it is for one of
 // the audiences that were said to be the proxy's, or for upstream's own.
-func TestAudiences(t *testing.T) {
+func TestTokensCountForTheirAudiencesOnly(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("needs a proxy of its own")
 	}
@@ -86,9 +86,9 @@ func TestAudiences(t *testing.T) {
 	}
 }
 
-// TestAnonymous: who shows no credentials is answered from memory where the
+// TestAnonymousCallersAreServedIfAllowed: who shows no credentials is answered from memory where the
 // operator wants that, as upstream would.
-func TestAnonymous(t *testing.T) {
+func TestAnonymousCallersAreServedIfAllowed(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("needs a proxy of its own")
 	}
@@ -124,8 +124,8 @@ func TestAnonymous(t *testing.T) {
 	}
 }
 
-// TestSingleIdentity: whoever reaches the proxy is the proxy, whatever they show.
-func TestSingleIdentity(t *testing.T) {
+// TestSingleIdentityMakesEveryCallerTheProxy: whoever reaches the proxy is the proxy, whatever they show.
+func TestSingleIdentityMakesEveryCallerTheProxy(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("needs a proxy of its own")
 	}
@@ -161,9 +161,9 @@ func TestSingleIdentity(t *testing.T) {
 	}
 }
 
-// TestTokensLookedAtHere: a service account's token is reviewed once, and from
+// TestServiceAccountTokensAreValidatedLocally: a service account's token is reviewed once, and from
 // then on looked at here, until what it is bound to is gone.
-func TestTokensLookedAtHere(t *testing.T) {
+func TestServiceAccountTokensAreValidatedLocally(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("needs a proxy of its own")
 	}

@@ -153,10 +153,10 @@ func essenceOf(r api.Request, body string) string {
 	return body
 }
 
-// TestCertificates: callers with client certificates, and those for whom a
+// TestCertificateCallersKeepTheirIdentity: callers with client certificates, and those for whom a
 // front proxy speaks, are to upstream who they are without the proxy in between:
 // in reads from memory, in what is forwarded, and in upgrades.
-func TestCertificates(t *testing.T) {
+func TestCertificateCallersKeepTheirIdentity(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("needs a proxy of its own")
 	}

@@ -111,8 +111,8 @@ type place struct {
 	namespace string
 }
 
-// TestInstall does with the chart and the manifests what their documents say.
-func TestInstall(t *testing.T) {
+// TestChartAndManifestsInstallAsDocumented does with the chart and the manifests what their documents say.
+func TestChartAndManifestsInstallAsDocumented(t *testing.T) {
 	var files []string
 	for _, file := range require.Value(definitionFiles())(t) {
 		files = append(files, "-f", file)

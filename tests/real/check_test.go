@@ -63,9 +63,9 @@ next:
 	return fmt.Errorf("no %s says %q: %+v", level, words, found)
 }
 
-// TestCheck: `watershed check` finds nothing wrong with the identity that the
+// TestCheckNamesMissingRights: `watershed check` finds nothing wrong with the identity that the
 // proxy needs, and names what a ServiceAccount lacks, until it has it.
-func TestCheck(t *testing.T) {
+func TestCheckNamesMissingRights(t *testing.T) {
 	for _, kubeconfig := range []string{testbed.Shared.ProxyKubeconfig, testbed.Shared.CertKubeconfig} {
 		ok, found := checked(t, kubeconfig)
 		if !ok {

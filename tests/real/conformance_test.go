@@ -8,10 +8,10 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// TestConformance sends the same requests to the API server and through
+// TestAnswersConformToUpstream sends the same requests to the API server and through
 // watershed, and asks that status, headers and body are the same. README.md says
 // what it lets off.
-func TestConformance(t *testing.T) {
+func TestAnswersConformToUpstream(t *testing.T) {
 	conformance.StartCluster(t, testbed.CacheEverything)
 	t.Run("matrix", conformance.Matrix)
 	t.Run("generated", conformance.Generated)
@@ -20,9 +20,9 @@ func TestConformance(t *testing.T) {
 	t.Run("known", conformance.KnownDifferences)
 }
 
-// TestConformanceOfParts does so with a proxy that holds parts of types, opened by
+// TestAnswersFromSelectorScopesConformToUpstream does so with a proxy that holds parts of types, opened by
 // what is asked for and closed as soon as it is not.
-func TestConformanceOfParts(t *testing.T) {
+func TestAnswersFromSelectorScopesConformToUpstream(t *testing.T) {
 	proxy := conformance.StartCluster(t, "testdata/parts.yaml")
 	if os.Getenv("CONFORMANCE_PAIRS") == "" {
 		t.Setenv("CONFORMANCE_PAIRS", "600")

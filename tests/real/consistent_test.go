@@ -11,11 +11,11 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// TestConsistentReads has many clients write, directly and through two replicas,
+// TestConsistentReadsAreLinearizable has many clients write, directly and through two replicas,
 // and many others read the latest state through both. Every answer has to be the
 // state at its version, no older than whatever was written or read before it was
 // asked for, and no newer than what came after. See consistent_check_test.go.
-func TestConsistentReads(t *testing.T) {
+func TestConsistentReadsAreLinearizable(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("it is the proxy's promise that is tested")
 	}
@@ -35,9 +35,9 @@ func TestConsistentReads(t *testing.T) {
 	}
 }
 
-// TestConsistentReadsOfParts does so with replicas whose scopes are parts of types
+// TestConsistentReadsFromSelectorScopesAreLinearizable does so with replicas whose scopes are parts of types
 // that come and go.
-func TestConsistentReadsOfParts(t *testing.T) {
+func TestConsistentReadsFromSelectorScopesAreLinearizable(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("it is the proxy's promise that is tested")
 	}

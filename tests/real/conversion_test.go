@@ -95,9 +95,9 @@ func convertedHerd(t *testing.T, c *converter) herd {
 	}
 }
 
-// TestVersionsWithConversion: what is written in one version is read and watched
+// TestConvertedVersionsMatchUpstream: what is written in one version is read and watched
 // in the other as upstream converts it, whichever is stored.
-func TestVersionsWithConversion(t *testing.T) {
+func TestConvertedVersionsMatchUpstream(t *testing.T) {
 	t.Parallel()
 	ns := objects.Namespace(t)
 	h := convertedHerd(t, newConverter(t))
@@ -136,11 +136,11 @@ func TestVersionsWithConversion(t *testing.T) {
 	}
 }
 
-// TestConversionFails: what upstream cannot convert it refuses, and so it does
+// TestFailedConversionsAreRefusedLikeUpstream: what upstream cannot convert it refuses, and so it does
 // through the proxy. A read of any version is answered from what was converted
 // before; upstream does the same until its cache has given up, and the proxy goes
 // on with it. No watch misses what could not be converted at first.
-func TestConversionFails(t *testing.T) {
+func TestFailedConversionsAreRefusedLikeUpstream(t *testing.T) {
 	t.Parallel()
 	ns := objects.Namespace(t)
 	c := newConverter(t)

@@ -24,7 +24,7 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-func TestCustomResourceLife(t *testing.T) {
+func TestCustomTypesAreServedFromCreationToDeletion(t *testing.T) {
 	w := objects.NewWidget(t)
 	ns := objects.Namespace(t)
 
@@ -151,9 +151,9 @@ func informerOn(t *testing.T, w objects.Widget) func() []string {
 	return informer.GetStore().ListKeys
 }
 
-// TestCustomResourceComesBack has a type that goes and returns with the same
+// TestRecreatedCustomTypeShowsNoOldObjects has a type that goes and returns with the same
 // name: what was known of the first must not answer for the second.
-func TestCustomResourceComesBack(t *testing.T) {
+func TestRecreatedCustomTypeShowsNoOldObjects(t *testing.T) {
 	w := objects.NewWidget(t)
 	ns := objects.Namespace(t)
 	for round := range 2 {
@@ -183,11 +183,11 @@ func TestCustomResourceComesBack(t *testing.T) {
 	}
 }
 
-// TestWatchFromFirstList begins with what nobody has asked the proxy for before.
+// TestWatchContinuesFromTheFirstList begins with what nobody has asked the proxy for before.
 // A client lists, others write, and then the client watches from the version of
 // its list. The proxy may have opened its own watch only in between, at a later
 // version: that is no reason to call the client's version too old.
-func TestWatchFromFirstList(t *testing.T) {
+func TestWatchContinuesFromTheFirstList(t *testing.T) {
 	w := objects.NewWidget(t)
 	for round, between := range []string{"none", "?resourceVersion=0", ""} {
 		w := objects.Widget{Group: fmt.Sprintf("round-%d.%s", round, w.Group), Plural: w.Plural}
@@ -217,9 +217,9 @@ func TestWatchFromFirstList(t *testing.T) {
 	}
 }
 
-// TestDefinitionsSeenLater: a proxy that may not see the definitions at first
+// TestCustomTypesAreCachedOnceDefinitionsAreReadable: a proxy that may not see the definitions at first
 // passes custom types' requests on, and answers them itself once it may.
-func TestDefinitionsSeenLater(t *testing.T) {
+func TestCustomTypesAreCachedOnceDefinitionsAreReadable(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("there is no proxy whose rights matter")
 	}

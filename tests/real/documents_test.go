@@ -29,9 +29,9 @@ func wholeAnswer(a api.Answer) string {
 	return b.String() + a.Body
 }
 
-// TestDocuments compares discovery and OpenAPI, header by header and byte by
+// TestDiscoveryAndOpenAPIMatchUpstream compares discovery and OpenAPI, header by header and byte by
 // byte, for all that clients ask for them with.
-func TestDocuments(t *testing.T) {
+func TestDiscoveryAndOpenAPIMatchUpstream(t *testing.T) {
 	const aggregated = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json"
 	w := objects.NewWidget(t)
 	w.Define(t, testbed.Upstream)
@@ -104,9 +104,9 @@ func sameDocument(t *testing.T, r api.Request, mayBeForwarded bool, sources map[
 	return etag
 }
 
-// TestNewTypesInDocuments: what upstream shows is shown here a second later at
+// TestNewTypesAppearInDiscoveryWithinASecond: what upstream shows is shown here a second later at
 // the latest.
-func TestNewTypesInDocuments(t *testing.T) {
+func TestNewTypesAppearInDiscoveryWithinASecond(t *testing.T) {
 	for i := range 3 {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			w := objects.NewWidget(t)

@@ -22,9 +22,9 @@ import (
 	"watershed.test/real/internal/usage"
 )
 
-// TestManyInformersOneWatch is what the project is for. It has a cluster of its
+// TestManyInformersCostUpstreamOneWatch is what the project is for. It has a cluster of its
 // own, whose counters nobody else moves.
-func TestManyInformersOneWatch(t *testing.T) {
+func TestManyInformersCostUpstreamOneWatch(t *testing.T) {
 	clientfeaturestesting.SetFeatureDuringTest(t, clientfeatures.WatchListClient, false)
 	c := require.Value(testbed.StartWithProxy())(t)
 	t.Cleanup(c.Stop)

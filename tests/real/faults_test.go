@@ -17,11 +17,11 @@ import (
 	"watershed.test/real/internal/workload"
 )
 
-// TestUpstreamFaults opens a hundred watches through watershed, writes at
+// TestWatchesLoseNothingWhenUpstreamFails opens a hundred watches through watershed, writes at
 // random, does to upstream what happens to API servers and networks, and asks
 // of every watch that it saw exactly what happened, event by event. What
 // happened is known from a watch at an API server that none of it befalls.
-func TestUpstreamFaults(t *testing.T) {
+func TestWatchesLoseNothingWhenUpstreamFails(t *testing.T) {
 	t.Parallel()
 	if testbed.Direct {
 		t.Skip("watches at the API server itself do end")

@@ -27,9 +27,9 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// TestCompressed: lists and objects above upstream's threshold are compressed
+// TestListsAndObjectsAreCompressedLikeUpstream: lists and objects above upstream's threshold are compressed
 // for who asks for it, as upstream reads the question, and nothing else is.
-func TestCompressed(t *testing.T) {
+func TestListsAndObjectsAreCompressedLikeUpstream(t *testing.T) {
 	ns := objects.Namespace(t)
 	here := "/api/v1/namespaces/" + ns + "/configmaps"
 	ctx := context.Background()
@@ -108,9 +108,9 @@ func knowsOfCompression(t *testing.T) {
 	}
 }
 
-// TestCompressedWatches: a watch is compressed for whom upstream would compress it,
+// TestCompressedWatchesMatchUpstream: a watch is compressed for whom upstream would compress it,
 // and says the same.
-func TestCompressedWatches(t *testing.T) {
+func TestCompressedWatchesMatchUpstream(t *testing.T) {
 	ns := objects.Namespace(t)
 	here := "/api/v1/namespaces/" + ns + "/configmaps?watch=1&timeoutSeconds=2&"
 	ctx := context.Background()
@@ -231,9 +231,9 @@ func (s *seenBy) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// TestCompressedInformers: client-go asks for gzip unless it is told otherwise. Its
+// TestInformersFollowCompressedWatches: client-go asks for gzip unless it is told otherwise. Its
 // informers open with a compressed watch and follow each event as it comes.
-func TestCompressedInformers(t *testing.T) {
+func TestInformersFollowCompressedWatches(t *testing.T) {
 	clientfeaturestesting.SetFeatureDuringTest(t, clientfeatures.WatchListClient, true)
 	knowsOfCompression(t)
 	for _, contentType := range []string{api.JSONType, api.ProtobufType} {

@@ -34,10 +34,10 @@ func steps(text string) (all []step) {
 	return all
 }
 
-// TestImage checks what can be checked of the Dockerfile without Docker: what it
+// TestDockerfileCopiesWhatItBuilds checks what can be checked of the Dockerfile without Docker: what it
 // copies is there, and enough for cargo; what it runs is a shell's language; and
 // each architecture finds its compiler.
-func TestImage(t *testing.T) {
+func TestDockerfileCopiesWhatItBuilds(t *testing.T) {
 	all := steps(string(require.Value(os.ReadFile(dockerfile))(t)))
 	byName := map[string][]string{}
 	for _, s := range all {

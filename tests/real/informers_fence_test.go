@@ -27,13 +27,13 @@ import (
 	"watershed.test/real/internal/usage"
 )
 
-// TestInformersStartAtTheFence: informers with client-go's defaults begin with a
+// TestDefaultInformersStartFromMemory: informers with client-go's defaults begin with a
 // consistent read. Of types that the proxy has, upstream is asked for none of
 // them. It is asked for metadata alone, to show that memory is new enough.
 //
 // In the last part each informer lists again at the very version that its first
 // state was of, and would panic if there were a difference: client-go's own check.
-func TestInformersStartAtTheFence(t *testing.T) {
+func TestDefaultInformersStartFromMemory(t *testing.T) {
 	if !clientfeatures.FeatureGates().Enabled(clientfeatures.WatchListClient) {
 		t.Fatal("informers do not begin as they do by default")
 	}
@@ -92,7 +92,7 @@ func TestInformersStartAtTheFence(t *testing.T) {
 	var all []cache.SharedIndexInformer
 	config := p.Config()
 	open := func(kind string) {
-		// Ten share a connection; see TestManyInformersOneWatch.
+		// Ten share a connection; see TestManyInformersCostUpstreamOneWatch.
 		if len(all)%10 == 0 {
 			config = p.Config()
 			config.Dial = (&net.Dialer{Timeout: poll.Patience}).DialContext

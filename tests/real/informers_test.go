@@ -26,7 +26,7 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-func TestTypedInformers(t *testing.T) {
+func TestTypedInformersMatchUpstream(t *testing.T) {
 	informertest.WatchLists(t, func(t *testing.T) {
 		for _, contentType := range []string{api.JSONType, api.ProtobufType} {
 			t.Run(contentType, func(t *testing.T) {
@@ -59,9 +59,9 @@ func TestTypedInformers(t *testing.T) {
 	})
 }
 
-// TestScopedInformers has informers on part of a type: one namespace, a label,
+// TestInformersWithSelectorsMatchUpstream has informers on part of a type: one namespace, a label,
 // a field.
-func TestScopedInformers(t *testing.T) {
+func TestInformersWithSelectorsMatchUpstream(t *testing.T) {
 	informertest.WatchLists(t, func(t *testing.T) {
 		client := api.Clientset(t, testbed.Proxied)
 		direct := api.Clientset(t, testbed.Upstream)
@@ -102,7 +102,7 @@ func TestScopedInformers(t *testing.T) {
 	})
 }
 
-func TestDynamicInformers(t *testing.T) {
+func TestDynamicInformersMatchUpstream(t *testing.T) {
 	w := objects.NewWidget(t)
 	w.Define(t, testbed.Upstream)
 	informertest.WatchLists(t, func(t *testing.T) {
@@ -117,7 +117,7 @@ func TestDynamicInformers(t *testing.T) {
 	})
 }
 
-func TestMetadataInformers(t *testing.T) {
+func TestMetadataInformersMatchUpstream(t *testing.T) {
 	w := objects.NewWidget(t)
 	w.Define(t, testbed.Upstream)
 	informertest.WatchLists(t, func(t *testing.T) {

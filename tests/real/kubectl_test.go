@@ -20,7 +20,7 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-func TestKubectlReads(t *testing.T) {
+func TestKubectlReadsPrintTheSame(t *testing.T) {
 	ns := objects.Namespace(t)
 	objects.Furnish(t, ns)
 	for _, line := range []string{
@@ -39,7 +39,7 @@ func TestKubectlReads(t *testing.T) {
 	}
 }
 
-func TestKubectlClusterReads(t *testing.T) {
+func TestKubectlClusterReadsPrintTheSame(t *testing.T) {
 	for _, line := range []string{
 		"api-resources", "api-versions", "version", "cluster-info", "auth whoami",
 		"explain pods.spec.containers", "explain deployments --recursive", "explain pods.nothing",
@@ -52,7 +52,7 @@ func TestKubectlClusterReads(t *testing.T) {
 	}
 }
 
-func TestKubectlWrites(t *testing.T) {
+func TestKubectlWritesPrintTheSame(t *testing.T) {
 	cm := func(colour string) string {
 		return api.JSON(objects.WithKind(objects.ConfigMap("apple", "colour", colour)))
 	}
@@ -98,7 +98,7 @@ func TestKubectlWrites(t *testing.T) {
 	}
 }
 
-func TestKubectlWatch(t *testing.T) {
+func TestKubectlWatchPrintsEveryEvent(t *testing.T) {
 	for _, form := range []struct {
 		line string
 		// What appears in the output once per event, and how often it has to.
@@ -145,11 +145,11 @@ func TestKubectlWatch(t *testing.T) {
 	}
 }
 
-// TestKubectlWatchOne has kubectl watch a single object. Unlike a list it has no
+// TestKubectlWatchOfOneObjectMissesNothing has kubectl watch a single object. Unlike a list it has no
 // version to go on from: kubectl prints the object, opens a watch on the present
 // state, and passes over the first event. What happens in between is not shown
 // without a proxy either; but from the first event that is, none may be missing.
-func TestKubectlWatchOne(t *testing.T) {
+func TestKubectlWatchOfOneObjectMissesNothing(t *testing.T) {
 	ns := objects.Namespace(t)
 	ctx := context.Background()
 	api := api.Clientset(t, testbed.Upstream).CoreV1().ConfigMaps(ns)
@@ -181,7 +181,7 @@ func TestKubectlWatchOne(t *testing.T) {
 	}
 }
 
-func TestKubectlWaits(t *testing.T) {
+func TestKubectlWaitsEndTheSame(t *testing.T) {
 	ns := objects.Namespace(t)
 	objects.Furnish(t, ns)
 	ctx := context.Background()

@@ -103,8 +103,8 @@ func (p place) manifests(t *testing.T) {
 	}
 }
 
-// TestManifestsAndChartAreOne: what both have is the same.
-func TestManifestsAndChartAreOne(t *testing.T) {
+// TestManifestsAndChartAgree: what both have is the same.
+func TestManifestsAndChartAgree(t *testing.T) {
 	plain := yamlDocuments(t, built(t, "resources: [deploy/base]", "components: [deploy/impersonate, deploy/monitoring, deploy/autoscaling]"))
 	charted := yamlDocuments(t, rendered(t, "watershed-system", "--set", "fullnameOverride=watershed,rbac.impersonate=true,autoscaling.enabled=true,"+
 		"monitoring.podMonitor.enabled=true,monitoring.prometheusRule.enabled=true,monitoring.dashboard.enabled=true"))

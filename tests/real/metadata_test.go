@@ -25,9 +25,9 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// TestMetadataOnly: PartialObjectMetadata is cut out of what is in memory, and
+// TestMetadataFromMemoryMatchesUpstream: PartialObjectMetadata is cut out of what is in memory, and
 // is upstream's to the byte, in gets, lists, pages and watches.
-func TestMetadataOnly(t *testing.T) { metadataIsUpstreams(t) }
+func TestMetadataFromMemoryMatchesUpstream(t *testing.T) { metadataIsUpstreams(t) }
 
 // metadataIsUpstreams compares, and asks that it comes from memory.
 func metadataIsUpstreams(t *testing.T) {
@@ -174,10 +174,10 @@ func readUpTo(from *bufio.Reader, framed bool, last string) (string, error) {
 	}
 }
 
-// TestMetadataOfConvertedTypes: some types keep a part of themselves in their
+// TestMetadataOfConvertedTypesIsForwarded: some types keep a part of themselves in their
 // annotations, in the served version alone. Upstream makes the metadata without
 // them, so it is asked.
-func TestMetadataOfConvertedTypes(t *testing.T) {
+func TestMetadataOfConvertedTypesIsForwarded(t *testing.T) {
 	for _, r := range convertedReads(t) {
 		if a := compare.Same(t, r); a.Status != 200 {
 			t.Errorf("%v: %d", r, a.Status)

@@ -207,9 +207,9 @@ func unfounded(answer promqlAnswer, exposed map[string]map[string]bool, source s
 	return wrong
 }
 
-// TestExpressions: whatever rules and dashboard ask Prometheus for, Prometheus
+// TestExpressionsUseExposedMetrics: whatever rules and dashboard ask Prometheus for, Prometheus
 // understands, and the proxy exposes.
-func TestExpressions(t *testing.T) {
+func TestExpressionsUseExposedMetrics(t *testing.T) {
 	exposed, source := exposed(t), source(t)
 	all := expressions(t)
 	if len(all) < 60 {
@@ -241,8 +241,8 @@ func TestExpressions(t *testing.T) {
 	}
 }
 
-// TestDashboard: panels have places of their own, and legends name what is there.
-func TestDashboard(t *testing.T) {
+// TestDashboardPanelsAndLegendsFit: panels have places of their own, and legends name what is there.
+func TestDashboardPanelsAndLegendsFit(t *testing.T) {
 	var board struct {
 		Panels []struct {
 			ID      int
@@ -376,8 +376,8 @@ var ills = map[string][]series{
 	"WatershedAuditEventsLost":    {of(rising(1), "watershed_audit_events_dropped_total", "sink", "log")},
 }
 
-// TestAlerts: each alert fires at what it is for, and none does when all is well.
-func TestAlerts(t *testing.T) {
+// TestAlertsFireForTheirCauseOnly: each alert fires at what it is for, and none does when all is well.
+func TestAlertsFireForTheirCauseOnly(t *testing.T) {
 	all := rules(t)
 	var texts []string
 	for _, rule := range all {
@@ -420,8 +420,8 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-// TestRunbook: each alert has its section, and each section its alert.
-func TestRunbook(t *testing.T) {
+// TestRunbookCoversEveryAlert: each alert has its section, and each section its alert.
+func TestRunbookCoversEveryAlert(t *testing.T) {
 	text := string(require.Value(os.ReadFile(runbookFile))(t))
 	sections := map[string]string{}
 	for _, part := range strings.Split(text, "\n## ")[1:] {

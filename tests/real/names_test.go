@@ -58,9 +58,9 @@ func (o oddType) definition() string {
 		o.plural, oddGroup, scope, o.singular, o.kind, o.list, strings.Join(versions, ","))
 }
 
-// TestOddTypes: types named like verbs, subresources, parts of paths, or types of
+// TestOddlyNamedTypesMatchUpstream: types named like verbs, subresources, parts of paths, or types of
 // other groups, in a group and versions with odd names.
-func TestOddTypes(t *testing.T) {
+func TestOddlyNamedTypesMatchUpstream(t *testing.T) {
 	t.Parallel()
 	ns := objects.Namespace(t)
 	for i, o := range oddTypes {
@@ -113,9 +113,9 @@ func TestOddTypes(t *testing.T) {
 	t.Logf("%v", compare.SameAnswers(t, requests))
 }
 
-// TestOddNames: names that need escaping or look like something else, and paths
+// TestOddlyNamedObjectsMatchUpstream: names that need escaping or look like something else, and paths
 // that spell them in several ways.
-func TestOddNames(t *testing.T) {
+func TestOddlyNamedObjectsMatchUpstream(t *testing.T) {
 	t.Parallel()
 	ns := objects.Namespace(t)
 	roles := conformance.Resource{Root: "/apis/rbac.authorization.k8s.io/v1", Plural: "roles"}

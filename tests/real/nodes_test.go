@@ -38,13 +38,13 @@ func fromEnvironment(t *testing.T, name string, otherwise int) int {
 	return otherwise
 }
 
-// TestNodeCaches: on each node some agents with client-go's default informers on
+// TestNodeProxiesSaveUpstreamTraffic: on each node some agents with client-go's default informers on
 // the node's pods and the node itself; without proxies, with a proxy on each node
 // that holds what runs there, and with one that holds whole types. Upstream's
 // bytes and requests are counted, and the proxies' memory.
 //
 // It is small. `make simulate-nodes` is what docs/benchmarks.md shows.
-func TestNodeCaches(t *testing.T) {
+func TestNodeProxiesSaveUpstreamTraffic(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("it is about proxies")
 	}

@@ -19,9 +19,9 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// TestPages walks lists at a version in the past page by page: each answer is
+// TestPagesAtAVersionComeFromMemory walks lists at a version in the past page by page: each answer is
 // upstream's to the byte, tokens included, and comes from memory.
-func TestPages(t *testing.T) {
+func TestPagesAtAVersionComeFromMemory(t *testing.T) {
 	ns, other := objects.Namespace(t), objects.Namespace(t)
 	w := objects.NewWidget(t)
 	w.Define(t, testbed.Upstream)

@@ -45,10 +45,10 @@ func through(t *testing.T, config string) *testbed.Proxy {
 	return p
 }
 
-// TestSecretsPolicy: what a process holds of secrets is what its configuration
+// TestSecretsAreKeptInMemoryOnlyIfConfigured: what a process holds of secrets is what its configuration
 // says, and nothing by default. Their data is searched for in the memory of the
 // process, and is found there only where it may be kept.
-func TestSecretsPolicy(t *testing.T) {
+func TestSecretsAreKeptInMemoryOnlyIfConfigured(t *testing.T) {
 	for _, c := range []struct {
 		name, config    string
 		whole, metadata string
@@ -128,9 +128,9 @@ func TestSecretsPolicy(t *testing.T) {
 	}
 }
 
-// TestMetadataPolicy: with nothing but metadata in memory, reads of metadata are
+// TestReadsMatchUpstreamWithOnlyMetadataCached: with nothing but metadata in memory, reads of metadata are
 // upstream's to the byte, and all others are, too.
-func TestMetadataPolicy(t *testing.T) {
+func TestReadsMatchUpstreamWithOnlyMetadataCached(t *testing.T) {
 	through(t, "cache: metadata\nresources: [{resource: secrets, cache: metadata}]\n")
 	t.Run("only", metadataIsUpstreams)
 	t.Run("converted", func(t *testing.T) {

@@ -73,9 +73,9 @@ func (p ownPrometheus) ask(expression string) (int, error) {
 	return len(answer.Data.Result), nil
 }
 
-// TestPrometheus: a Prometheus as Debian has it takes the rules, reads a running
+// TestPrometheusShowsEveryPanel: a Prometheus as Debian has it takes the rules, reads a running
 // proxy, and has something to show in every panel.
-func TestPrometheus(t *testing.T) {
+func TestPrometheusShowsEveryPanel(t *testing.T) {
 	prometheus, err := exec.LookPath("prometheus")
 	promtool, other := exec.LookPath("promtool")
 	if err := errors.Join(err, other); err != nil {

@@ -104,10 +104,10 @@ func (s *tale) note(object any, what string) {
 
 const deleted = "deleted"
 
-// TestReplicas: three proxies behind a balancer that are replaced one after the
+// TestInformersMoveBetweenReplicasWithoutListing: three proxies behind a balancer that are replaced one after the
 // other, under writes. An informer that moves from one to another goes on with
 // the version it had: it is told each change once, and does not list again.
-func TestReplicas(t *testing.T) {
+func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("it is about proxies")
 	}

@@ -17,10 +17,10 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// TestRevocation: grants are remembered for minutes, and end with the binding
+// TestRevokedRightsEndReadsAndWatches: grants are remembered for minutes, and end with the binding
 // that gave them: the next reads are refused, open watches are cut. What is given
 // counts soon, too.
-func TestRevocation(t *testing.T) {
+func TestRevokedRightsEndReadsAndWatches(t *testing.T) {
 	p := testbed.StartProxy(t, testbed.Shared.ProxyKubeconfig)
 	ns := objects.Namespace(t)
 	ctx := context.Background()

@@ -30,10 +30,10 @@ func selecting(labels, fields string) string {
 	return query.Encode()
 }
 
-// TestScopes: a proxy that holds parts of types answers what these parts certainly
+// TestSelectorScopesAnswerOnlyWhatTheyHold: a proxy that holds parts of types answers what these parts certainly
 // have, and nothing else. Objects that come into a part and leave it are to its
 // watchers what they are at upstream, whether they watch all of it or less.
-func TestScopes(t *testing.T) {
+func TestSelectorScopesAnswerOnlyWhatTheyHold(t *testing.T) {
 	p := through(t, `
 scopes:
 - resource: configmaps
@@ -181,9 +181,9 @@ scopes:
 	}
 }
 
-// TestNodePreset: with the name of a node a proxy holds what runs there, the node and
+// TestNodePresetCachesOnlyItsNode: with the name of a node a proxy holds what runs there, the node and
 // its lease, and asks upstream for no more of these types.
-func TestNodePreset(t *testing.T) {
+func TestNodePresetCachesOnlyItsNode(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("it is about what a proxy keeps")
 	}

@@ -79,7 +79,7 @@ func podURL(t *testing.T, ns, name, subresource string, options *corev1.PodExecO
 	return r.URL()
 }
 
-func TestExec(t *testing.T) {
+func TestExecStreamsBothWays(t *testing.T) {
 	ns := objects.Namespace(t)
 	kubelet.New(t).Run(t, ns, "shell")
 	for _, p := range protocols {
@@ -149,7 +149,7 @@ func echo(t *testing.T, address string) {
 	}
 }
 
-func TestPortForward(t *testing.T) {
+func TestPortForwardStreamsBothWays(t *testing.T) {
 	ns := objects.Namespace(t)
 	kubelet.New(t).Run(t, ns, "server")
 	for _, p := range protocols {
@@ -189,7 +189,7 @@ func TestPortForward(t *testing.T) {
 	}
 }
 
-func TestLogs(t *testing.T) {
+func TestLogsAreFollowedLineByLine(t *testing.T) {
 	ns := objects.Namespace(t)
 	k := kubelet.New(t)
 	for _, to := range testbed.Targets() {

@@ -19,10 +19,10 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// TestEveryType reads each type that upstream names in discovery, and each
+// TestEveryTypeInDiscoveryMatchesUpstream reads each type that upstream names in discovery, and each
 // subresource, in every way that it may or may not have: types without watch
 // (componentstatuses), without list (bindings, reviews), with neither.
-func TestEveryType(t *testing.T) {
+func TestEveryTypeInDiscoveryMatchesUpstream(t *testing.T) {
 	ns := objects.Namespace(t)
 	testbed.Upstream.Must(t, api.Request{Method: "POST", Path: "/api/v1/namespaces/" + ns + "/pods", Body: api.JSON(objects.Pod("one", ""))})
 	var requests []api.Request
@@ -106,9 +106,9 @@ func servedVersions(t *testing.T) []string {
 	return roots
 }
 
-// TestReviewsAndBindings: types and subresources that can only be created, by
+// TestCreateOnlyTypesMatchUpstream: types and subresources that can only be created, by
 // whom may and by whom may not.
-func TestReviewsAndBindings(t *testing.T) {
+func TestCreateOnlyTypesMatchUpstream(t *testing.T) {
 	const authorization, authentication = "/apis/authorization.k8s.io/v1", "/apis/authentication.k8s.io/v1"
 	ns := objects.Namespace(t)
 	what := `"spec":{"resourceAttributes":{"verb":"get","resource":"pods","namespace":"` + ns + `"}}`
@@ -138,9 +138,9 @@ func TestReviewsAndBindings(t *testing.T) {
 	}
 }
 
-// TestVersionsOfBuiltIns: what is written through one version of a built-in type
+// TestVersionsOfBuiltInTypesMatchUpstream: what is written through one version of a built-in type
 // is read and watched in the others.
-func TestVersionsOfBuiltIns(t *testing.T) {
+func TestVersionsOfBuiltInTypesMatchUpstream(t *testing.T) {
 	t.Parallel()
 	ns := objects.Namespace(t)
 	v1 := conformance.Resource{Root: "/apis/autoscaling/v1", Plural: "horizontalpodautoscalers"}
@@ -173,9 +173,9 @@ func TestVersionsOfBuiltIns(t *testing.T) {
 	}
 }
 
-// TestEventsChurn: both event APIs show one burst of events that come, count on
+// TestBothEventAPIsShowABurstOfEvents: both event APIs show one burst of events that come, count on
 // and go, and each shows it as upstream does.
-func TestEventsChurn(t *testing.T) {
+func TestBothEventAPIsShowABurstOfEvents(t *testing.T) {
 	t.Parallel()
 	ns := objects.Namespace(t)
 	core := conformance.Resource{Root: "/api/v1", Plural: "events"}

@@ -117,10 +117,10 @@ func plainHerd(t *testing.T) herd {
 	}
 }
 
-// TestVersionsWithoutConversion: a custom type's versions differ in what they
+// TestUnconvertedVersionsMatchUpstream: a custom type's versions differ in what they
 // show of the same objects, and each is watched and read as upstream shows it,
 // whichever is written and whichever is stored.
-func TestVersionsWithoutConversion(t *testing.T) {
+func TestUnconvertedVersionsMatchUpstream(t *testing.T) {
 	t.Parallel()
 	ns := objects.Namespace(t)
 	h := plainHerd(t)

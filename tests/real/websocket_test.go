@@ -35,7 +35,7 @@ func browser() http.Header {
 	return http.Header{"Origin": {"https://example.test"}, "Authorization": {"Bearer " + testbed.Shared.AdminToken}}
 }
 
-func TestWebSocketWatch(t *testing.T) {
+func TestWebSocketWatchesShowEveryEvent(t *testing.T) {
 	ctx := context.Background()
 	for _, form := range []struct {
 		name  string
@@ -115,7 +115,7 @@ func TestWebSocketWatch(t *testing.T) {
 	}
 }
 
-func TestWebSocketRefusals(t *testing.T) {
+func TestWebSocketRefusalsMatchUpstream(t *testing.T) {
 	const path = "/api/v1/namespaces/default/configmaps?watch=1&timeoutSeconds=1"
 	anonymous, unknown, unprivileged := browser(), browser(), browser()
 	anonymous.Del("Authorization")

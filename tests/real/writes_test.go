@@ -17,9 +17,9 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// TestWrites sends the same requests both ways, each way to a namespace of its
+// TestWritesAreAnsweredLikeUpstream sends the same requests both ways, each way to a namespace of its
 // own, and compares answer by answer and in the end what is there.
-func TestWrites(t *testing.T) {
+func TestWritesAreAnsweredLikeUpstream(t *testing.T) {
 	const (
 		cms  = "/api/v1/namespaces/NS/configmaps"
 		apps = "/apis/apps/v1/namespaces/NS/deployments"
@@ -118,8 +118,8 @@ func renamed[O interface{ SetName(string) }](o O, name string) O {
 	return o
 }
 
-// TestProtobufWrites writes and reads in protobuf, as controllers do.
-func TestProtobufWrites(t *testing.T) {
+// TestProtobufWritesReachUpstream writes and reads in protobuf, as controllers do.
+func TestProtobufWritesReachUpstream(t *testing.T) {
 	ns := objects.Namespace(t)
 	ctx := context.Background()
 	config := testbed.Proxied.Config()
@@ -141,9 +141,9 @@ func TestProtobufWrites(t *testing.T) {
 	}
 }
 
-// TestOwnWritesAreRead never waits: a read without a version has to show every
+// TestReadsShowEveryAcknowledgedWrite never waits: a read without a version has to show every
 // write that was answered before, whichever way it went.
-func TestOwnWritesAreRead(t *testing.T) {
+func TestReadsShowEveryAcknowledgedWrite(t *testing.T) {
 	ns := objects.Namespace(t)
 	path := "/api/v1/namespaces/" + ns + "/configmaps"
 	for n := range 40 {
@@ -163,10 +163,10 @@ func TestOwnWritesAreRead(t *testing.T) {
 	}
 }
 
-// TestDeletionsOfOneVersion: when a lease expires, etcd deletes all of its
+// TestDeletionsOfOneVersionAreAllDelivered: when a lease expires, etcd deletes all of its
 // objects in one revision. Each deletion is an event of its own, all with one
 // version.
-func TestDeletionsOfOneVersion(t *testing.T) {
+func TestDeletionsOfOneVersionAreAllDelivered(t *testing.T) {
 	ns := objects.Namespace(t)
 	testbed.Proxied.Must(t, api.Request{Path: "/api/v1/configmaps?resourceVersion=0"})
 	const count = 5

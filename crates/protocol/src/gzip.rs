@@ -241,7 +241,7 @@ mod tests {
         }
     }
 
-    /// What reads gzip besides flate2 here and Go in `TestCompressed`: Python, zlib by itself, and
+    /// What reads gzip besides flate2 here and Go in `tests/real`: Python, zlib by itself, and
     /// GNU.
     const OTHERS: [(&str, &[&str]); 3] = [
         (

@@ -14,8 +14,8 @@ import (
 	"watershed.test/real/internal/poll"
 )
 
-// event is one line of a JSON watch.
-type event struct {
+// Event is one line of a JSON watch.
+type Event struct {
 	Type   string
 	Object struct {
 		Kind     string
@@ -30,11 +30,11 @@ type event struct {
 	Raw string
 }
 
-func (e event) String() string { return e.Type + " " + e.Object.Metadata.Name }
+func (e Event) String() string { return e.Type + " " + e.Object.Metadata.Name }
 
 // Stream is an open JSON watch.
 type Stream struct {
-	Events chan event
+	Events chan Event
 	// ended yields how the stream ended: nil for a clean end.
 	ended  chan error
 	status int
@@ -50,7 +50,7 @@ func (t Target) Watch(tt *testing.T, r Request) *Stream {
 		cancel()
 		tt.Fatalf("%s, %v: %v", t.Name, r, err)
 	}
-	s := &Stream{Events: make(chan event, 1000), ended: make(chan error, 1), status: resp.StatusCode, Header: resp.Header}
+	s := &Stream{Events: make(chan Event, 1000), ended: make(chan error, 1), status: resp.StatusCode, Header: resp.Header}
 	tt.Cleanup(func() { cancel(); resp.Body.Close() })
 	go func() {
 		lines := bufio.NewReader(Uncompressed(resp))
@@ -64,7 +64,7 @@ func (t Target) Watch(tt *testing.T, r Request) *Stream {
 				s.ended <- err
 				return
 			}
-			e := event{Raw: line}
+			e := Event{Raw: line}
 			if err := json.Unmarshal([]byte(line), &e); err != nil {
 				e.Type = "unreadable: " + err.Error()
 			}
@@ -99,7 +99,7 @@ func (g *lazyGunzip) Read(into []byte) (n int, err error) {
 }
 
 // Next is the next event that is not a bookmark.
-func (s *Stream) Next(t *testing.T) event {
+func (s *Stream) Next(t *testing.T) Event {
 	t.Helper()
 	deadline := time.After(poll.Patience)
 	for {

@@ -1,4 +1,4 @@
-// Package conformance holds the parts of TestConformance: the matrix of read options,
+// Package conformance holds the parts of TestAnswersConformToUpstream: the matrix of read options,
 // generated requests, watches, and planted faults.
 package conformance
 

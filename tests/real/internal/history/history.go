@@ -127,16 +127,16 @@ func Check(h History, writes []Write, readings []Read) []Violation {
 	return c.Found
 }
 
-// replay is the state of a type at a version that only grows.
-type replay struct {
+// Replay is the state of a type at a version that only grows.
+type Replay struct {
 	history History
 	next    int
 	keys    []string
 	objects map[string]ObjectState
 }
 
-func NewReplay(h History) *replay {
-	r := &replay{history: h, objects: map[string]ObjectState{}}
+func NewReplay(h History) *Replay {
+	r := &Replay{history: h, objects: map[string]ObjectState{}}
 	for _, p := range h.Base {
 		r.objects[p.Key] = p
 	}
@@ -144,7 +144,7 @@ func NewReplay(h History) *replay {
 	return r
 }
 
-func (r *replay) advance(version uint64) {
+func (r *Replay) advance(version uint64) {
 	for ; r.next < len(r.history.Changes) && r.history.Changes[r.next].Version <= version; r.next++ {
 		p := r.history.Changes[r.next]
 		at, there := slices.BinarySearch(r.keys, p.Key)
@@ -161,7 +161,7 @@ func (r *replay) advance(version uint64) {
 }
 
 // selected is what a list of this state has.
-func (r *replay) selected(selects func(ObjectState) bool) []ObjectVersion {
+func (r *Replay) selected(selects func(ObjectState) bool) []ObjectVersion {
 	var all []ObjectVersion
 	for _, key := range r.keys {
 		if p := r.objects[key]; selects(p) {
@@ -175,8 +175,8 @@ type Checker struct {
 	history History
 	// Acknowledged and read tell how new what begins at a moment has to be, and
 	// ahead what is still to come at a moment.
-	Acknowledged, Read floor
-	Ahead              ceiling
+	Acknowledged, Read Floor
+	Ahead              Ceiling
 	// Lives has each object's changes.
 	Lives map[string][]ObjectState
 	Found []Violation
@@ -201,7 +201,7 @@ func NewChecker(h History, writes []Write, readings []Read) *Checker {
 }
 
 // Look asks everything of one reading. The state must not be beyond it.
-func (c *Checker) Look(i int, r *Read, state *replay) {
+func (c *Checker) Look(i int, r *Read, state *Replay) {
 	if r.Manner == Get {
 		c.get(i, r)
 		return
@@ -223,7 +223,7 @@ func (c *Checker) say(broken Rule, i int, format string, args ...any) {
 }
 
 // contents compares with the state at the version.
-func (c *Checker) contents(i int, r *Read, state *replay) {
+func (c *Checker) contents(i int, r *Read, state *Replay) {
 	want := state.selected(r.Selects)
 	if r.Partial {
 		want = want[:min(len(want), len(r.Items))]
@@ -353,10 +353,10 @@ type stamp struct {
 	version uint64
 }
 
-// floor tells the greatest version that was known before a moment.
-type floor []stamp
+// Floor tells the greatest version that was known before a moment.
+type Floor []stamp
 
-func newFloor(all []stamp) floor {
+func newFloor(all []stamp) Floor {
 	slices.SortFunc(all, func(a, b stamp) int { return cmp.Compare(a.when, b.when) })
 	for i := range all[:max(len(all)-1, 0)] {
 		all[i+1].version = max(all[i+1].version, all[i].version)
@@ -364,7 +364,7 @@ func newFloor(all []stamp) floor {
 	return all
 }
 
-func (f floor) At(when Moment) uint64 {
+func (f Floor) At(when Moment) uint64 {
 	n := SearchFirst(f, func(s stamp) bool { return s.when >= when })
 	if n == 0 {
 		return 0
@@ -372,10 +372,10 @@ func (f floor) At(when Moment) uint64 {
 	return f[n-1].version
 }
 
-// ceiling tells the least version that was begun after a moment.
-type ceiling []stamp
+// Ceiling tells the least version that was begun after a moment.
+type Ceiling []stamp
 
-func newCeiling(all []stamp) ceiling {
+func newCeiling(all []stamp) Ceiling {
 	slices.SortFunc(all, func(a, b stamp) int { return cmp.Compare(a.when, b.when) })
 	for i := len(all) - 1; i > 0; i-- {
 		all[i-1].version = min(all[i-1].version, all[i].version)
@@ -383,7 +383,7 @@ func newCeiling(all []stamp) ceiling {
 	return all
 }
 
-func (c ceiling) At(when Moment) uint64 {
+func (c Ceiling) At(when Moment) uint64 {
 	n := SearchFirst(c, func(s stamp) bool { return s.when > when })
 	if n == len(c) {
 		return math.MaxUint64

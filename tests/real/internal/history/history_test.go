@@ -9,9 +9,9 @@ import (
 	"watershed.test/real/internal/watches"
 )
 
-// TestConsistencyCheckSeesPlantedFaults: what is right passes, and each thing
+// TestConsistencyCheckFindsPlantedFaults: what is right passes, and each thing
 // that is not is found, for the reason that it has.
-func TestConsistencyCheckSeesPlantedFaults(t *testing.T) {
+func TestConsistencyCheckFindsPlantedFaults(t *testing.T) {
 	gold, iron := labels.Set{"tier": "gold"}, labels.Set{"tier": "iron"}
 	p := func(key string, version uint64, l labels.Set) ObjectState {
 		return ObjectState{ObjectVersion: ObjectVersion{"n/" + key, version}, Labels: l}

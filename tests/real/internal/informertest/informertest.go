@@ -85,11 +85,11 @@ func (s state) note(object any, mark string) error {
 	return err
 }
 
-// lister reads the state straight from upstream, with the same kind of client.
-type lister func(ctx context.Context, of Type) ([]any, error)
+// Lister reads the state straight from upstream, with the same kind of client.
+type Lister func(ctx context.Context, of Type) ([]any, error)
 
 // Follow checks that a store becomes equal to what upstream lists.
-func Follow(t *testing.T, step string, of Type, store cache.Store, list lister, mark string, least int) {
+func Follow(t *testing.T, step string, of Type, store cache.Store, list Lister, mark string, least int) {
 	t.Helper()
 	poll.Until(t, fmt.Sprintf("%s: the informer on %s shows what upstream lists", step, of.Resource.Resource), func() error {
 		want, got := state{}, state{}
@@ -208,7 +208,7 @@ type openedInformer struct {
 
 // Observe takes informers through the life of objects: they start with some
 // there, and have to end up with what upstream has.
-func Observe(t *testing.T, l *Objects, types []Type, list lister, open func(of Type) cache.SharedIndexInformer) {
+func Observe(t *testing.T, l *Objects, types []Type, list Lister, open func(of Type) cache.SharedIndexInformer) {
 	t.Helper()
 	stop := make(chan struct{})
 	var all []openedInformer

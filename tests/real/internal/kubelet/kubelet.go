@@ -28,26 +28,26 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// kubelet stands in for the kubelet of one node. The wire protocols are
+// Kubelet stands in for the kubelet of one node. The wire protocols are
 // Kubernetes' own; only what runs "in the container" is made up.
-type kubelet struct {
+type Kubelet struct {
 	node string
 
 	mutex sync.Mutex
-	logs  map[string]*logFeed
+	logs  map[string]*LogFeed
 }
 
-// logFeed is what a pod logs while somebody follows it.
-type logFeed struct {
+// LogFeed is what a pod logs while somebody follows it.
+type LogFeed struct {
 	Lines chan string
 	// Left is closed when the follower has gone.
 	Left chan struct{}
 }
 
 // New registers a node whose kubelet is this test.
-func New(t *testing.T) *kubelet {
+func New(t *testing.T) *Kubelet {
 	t.Helper()
-	k := &kubelet{node: "node-" + testbed.Slug(t), logs: map[string]*logFeed{}}
+	k := &Kubelet{node: "node-" + testbed.Slug(t), logs: map[string]*LogFeed{}}
 	mux := http.NewServeMux()
 	mux.HandleFunc("/exec/{namespace}/{pod}/{container}", k.serveExec)
 	mux.HandleFunc("/portForward/{namespace}/{pod}", k.servePortForward)
@@ -74,7 +74,7 @@ func New(t *testing.T) *kubelet {
 }
 
 // Run makes a pod that runs on the node.
-func (k *kubelet) Run(t *testing.T, ns, name string) {
+func (k *Kubelet) Run(t *testing.T, ns, name string) {
 	t.Helper()
 	ctx := context.Background()
 	api := api.Clientset(t, testbed.Upstream).CoreV1().Pods(ns)
@@ -86,7 +86,7 @@ func (k *kubelet) Run(t *testing.T, ns, name string) {
 	require.Value(api.UpdateStatus(ctx, p, metav1.UpdateOptions{}))(t)
 }
 
-func (k *kubelet) serveExec(w http.ResponseWriter, r *http.Request) {
+func (k *Kubelet) serveExec(w http.ResponseWriter, r *http.Request) {
 	options, err := remotecommand.NewOptions(r)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -96,7 +96,7 @@ func (k *kubelet) serveExec(w http.ResponseWriter, r *http.Request) {
 		options, poll.Patience, poll.Patience, remotecommand.SupportedStreamingProtocols)
 }
 
-func (k *kubelet) servePortForward(w http.ResponseWriter, r *http.Request) {
+func (k *Kubelet) servePortForward(w http.ResponseWriter, r *http.Request) {
 	options, err := portforward.NewV4Options(r)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -138,16 +138,16 @@ func (container) PortForward(_ context.Context, _ string, _ string, port int32, 
 const EchoPort = 7000
 
 // Feed is the log that followers of a pod get.
-func (k *kubelet) Feed(pod string) *logFeed {
+func (k *Kubelet) Feed(pod string) *LogFeed {
 	k.mutex.Lock()
 	defer k.mutex.Unlock()
 	if k.logs[pod] == nil {
-		k.logs[pod] = &logFeed{Lines: make(chan string), Left: make(chan struct{})}
+		k.logs[pod] = &LogFeed{Lines: make(chan string), Left: make(chan struct{})}
 	}
 	return k.logs[pod]
 }
 
-func (k *kubelet) serveLogs(w http.ResponseWriter, r *http.Request) {
+func (k *Kubelet) serveLogs(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/plain")
 	w.WriteHeader(http.StatusOK)
 	fmt.Fprintf(w, "%s begins, tail %s\n", r.PathValue("pod"), r.URL.Query().Get("tailLines"))

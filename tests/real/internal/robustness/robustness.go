@@ -1,4 +1,4 @@
-// Package robustness runs the clients and faults of TestConsistentReads, and records what
+// Package robustness runs the clients and faults of TestConsistentReadsAreLinearizable, and records what
 // the clients read.
 package robustness
 

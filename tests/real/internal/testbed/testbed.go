@@ -4,6 +4,7 @@ package testbed
 
 import (
 	"fmt"
+	"hash/fnv"
 	"os"
 	"os/exec"
 	"strings"
@@ -41,7 +42,11 @@ func Prepare() (err error) {
 // Targets is both ways, for what is done through each and then compared.
 func Targets() []api.Target { return []api.Target{Upstream, Proxied} }
 
-// Slug makes a name for objects out of a test's name.
+// slugLength bounds a slug, so that names built on it stay valid.
+const slugLength = 40
+
+// Slug returns a name for objects made of the test's name. Of a long name it
+// keeps the beginning, and a hash that keeps tests apart.
 func Slug(t *testing.T) string {
 	var b strings.Builder
 	for _, r := range strings.ToLower(strings.TrimPrefix(t.Name(), "Test")) {
@@ -51,9 +56,12 @@ func Slug(t *testing.T) string {
 			b.WriteByte('-')
 		}
 	}
-	s := b.String()
-	if len(s) > 40 {
-		s = s[:40]
+	s := strings.Trim(b.String(), "-")
+	if len(s) > slugLength {
+		h := fnv.New32a()
+		h.Write([]byte(s))
+		suffix := fmt.Sprintf("-%08x", h.Sum32())
+		s = strings.TrimRight(s[:slugLength-len(suffix)], "-") + suffix
 	}
-	return strings.Trim(s, "-")
+	return s
 }

@@ -28,8 +28,8 @@ type Object struct {
 	raw            []byte
 }
 
-// change is what happened to one object.
-type change struct {
+// Change is what happened to one object.
+type Change struct {
 	Event         string
 	Version       uint64
 	before, After *Object
@@ -79,7 +79,7 @@ type Reference struct {
 	mutex   sync.Mutex
 	Base    map[string]*Object // the state at from
 	from    uint64
-	changes []change
+	changes []Change
 	failed  error
 }
 
@@ -136,7 +136,7 @@ func (tr *Reference) run(ctx context.Context, at Endpoint, began chan<- error) e
 			tr.Base[s.Key], current[s.Key] = s, s
 			continue
 		}
-		c := change{Event: e.Event, Version: s.Version, before: current[s.Key], After: s}
+		c := Change{Event: e.Event, Version: s.Version, before: current[s.Key], After: s}
 		if (e.Event == "ADDED") != (c.before == nil) {
 			return fmt.Errorf("the reference itself does not add up at %s %s", e.Event, s.Key)
 		}
@@ -165,7 +165,7 @@ func (tr *Reference) WaitFor(t *testing.T, version uint64) {
 	})
 }
 
-func (tr *Reference) ChangesSoFar() []change {
+func (tr *Reference) ChangesSoFar() []Change {
 	tr.mutex.Lock()
 	defer tr.mutex.Unlock()
 	return tr.changes

@@ -110,8 +110,8 @@ const (
 
 const shortWatch = 4 * time.Second
 
-// segment is one unbroken part of what a watcher saw: after it, an Expired.
-type segment struct {
+// Segment is one unbroken part of what a watcher saw: after it, an Expired.
+type Segment struct {
 	// began is where the watch began; with the state, where its end mark says.
 	began uint64
 	// state is what the list had, or how many first events are the state.
@@ -133,7 +133,7 @@ type Watcher struct {
 	Relists bool
 
 	Mutex     sync.Mutex
-	Stretches []*segment
+	Stretches []*Segment
 	// Fault is an end that should not have come.
 	Fault error
 	// Retried and forwarded count what is allowed, but should be rare.
@@ -158,7 +158,7 @@ var errExpired = errors.New("410 Expired")
 
 func (w *Watcher) live(ctx context.Context) error {
 	for {
-		s := &segment{}
+		s := &Segment{}
 		from := uint64(0)
 		if w.Habit != FromState {
 			listed, err := retry(ctx, w, &w.ForwardedLists, func() (*http.Response, error) { return w.Get(ctx, "resourceVersion=0") })
@@ -297,7 +297,7 @@ func (w *Watcher) ReadList(resp *http.Response) (uint64, []Event, error) {
 var errNonsense = errors.New("not what a watch says")
 
 // read takes a watch in until it ends.
-func (w *Watcher) read(resp *http.Response, s *segment, from *uint64) error {
+func (w *Watcher) read(resp *http.Response, s *Segment, from *uint64) error {
 	defer resp.Body.Close()
 	w.Open.Store(true)
 	reader := bufio.NewReaderSize(resp.Body, 16<<10)

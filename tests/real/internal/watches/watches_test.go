@@ -28,7 +28,7 @@ func referenceOf(t *testing.T, lines ...string) *Reference {
 			tr.Base[s.Key], current[s.Key] = s, s
 			continue
 		}
-		tr.changes = append(tr.changes, change{Event: event, Version: version, before: current[s.Key], After: s})
+		tr.changes = append(tr.changes, Change{Event: event, Version: version, before: current[s.Key], After: s})
 		if current[s.Key] = s; event == "DELETED" {
 			delete(current, s.Key)
 		}
@@ -38,7 +38,7 @@ func referenceOf(t *testing.T, lines ...string) *Reference {
 
 // The comparison is what all of this stands on, so it is shown to see what it
 // is there to see.
-func TestComparisonSeesPlantedFaults(t *testing.T) {
+func TestWatchComparisonFindsPlantedFaults(t *testing.T) {
 	tr := referenceOf(t,
 		"BASE b 3 gold", "BASE a 7 gold", "BASE c 9 iron",
 		"MODIFIED a 11 gold", // stays
@@ -68,7 +68,7 @@ func TestComparisonSeesPlantedFaults(t *testing.T) {
 
 	// A watcher that saw it all, and what can go wrong with it.
 	sound := func() *Watcher {
-		return &Watcher{View: v, Habit: FromState, Stretches: []*segment{{
+		return &Watcher{View: v, Habit: FromState, Stretches: []*Segment{{
 			began: 10, marked: true, stateSize: len(state), Events: slices.Concat(state, events),
 			marks: []Bookmark{{10, 2}, {14, 4}, {20, 7}},
 		}}}
@@ -76,24 +76,24 @@ func TestComparisonSeesPlantedFaults(t *testing.T) {
 	if err := sound().Verify(tr); err != nil {
 		t.Fatal(err)
 	}
-	faults := map[string]func(s *segment){
-		"dropped":          func(s *segment) { s.Events = slices.Delete(s.Events, 3, 4) },
-		"dropped last":     func(s *segment) { s.Events = s.Events[:6] },
-		"dropped of state": func(s *segment) { s.Events = s.Events[1:]; s.stateSize-- },
-		"swapped":          func(s *segment) { s.Events[4], s.Events[5] = s.Events[5], s.Events[4] },
-		"swapped in state": func(s *segment) { s.Events[0], s.Events[1] = s.Events[1], s.Events[0] },
-		"repeated":         func(s *segment) { s.Events = slices.Insert(s.Events, 4, s.Events[3]) },
-		"repeated last":    func(s *segment) { s.Events = append(s.Events, s.Events[6]) },
+	faults := map[string]func(s *Segment){
+		"dropped":          func(s *Segment) { s.Events = slices.Delete(s.Events, 3, 4) },
+		"dropped last":     func(s *Segment) { s.Events = s.Events[:6] },
+		"dropped of state": func(s *Segment) { s.Events = s.Events[1:]; s.stateSize-- },
+		"swapped":          func(s *Segment) { s.Events[4], s.Events[5] = s.Events[5], s.Events[4] },
+		"swapped in state": func(s *Segment) { s.Events[0], s.Events[1] = s.Events[1], s.Events[0] },
+		"repeated":         func(s *Segment) { s.Events = slices.Insert(s.Events, 4, s.Events[3]) },
+		"repeated last":    func(s *Segment) { s.Events = append(s.Events, s.Events[6]) },
 		// The version that the object had, not that of its leaving.
-		"version of DELETED": func(s *segment) { s.Events[4].Version = 11 },
+		"version of DELETED": func(s *Segment) { s.Events[4].Version = 11 },
 		// The state that took it out of the view, not the last one in it.
-		"object of DELETED": func(s *segment) { s.Events[4].sum = ConfigMaps.sum(tr.changes[3].After.raw, false) },
-		"type":              func(s *segment) { s.Events[4].Event = "MODIFIED" },
-		"object":            func(s *segment) { s.Events[3].sum++ },
-		"bookmark ahead":    func(s *segment) { s.marks[1].Version = 15 },
-		"bookmark behind":   func(s *segment) { s.marks[1].Version = 12 },
-		"bookmark back":     func(s *segment) { s.marks = append(s.marks, Bookmark{19, 7}) },
-		"mark in the state": func(s *segment) { s.marks[0].After = 1 },
+		"object of DELETED": func(s *Segment) { s.Events[4].sum = ConfigMaps.sum(tr.changes[3].After.raw, false) },
+		"type":              func(s *Segment) { s.Events[4].Event = "MODIFIED" },
+		"object":            func(s *Segment) { s.Events[3].sum++ },
+		"bookmark ahead":    func(s *Segment) { s.marks[1].Version = 15 },
+		"bookmark behind":   func(s *Segment) { s.marks[1].Version = 12 },
+		"bookmark back":     func(s *Segment) { s.marks = append(s.marks, Bookmark{19, 7}) },
+		"mark in the state": func(s *Segment) { s.marks[0].After = 1 },
 	}
 	for name, plant := range faults {
 		w := sound()
@@ -117,7 +117,7 @@ func TestComparisonSeesPlantedFaults(t *testing.T) {
 			}
 			return all
 		}
-		w.Stretches = []*segment{
+		w.Stretches = []*Segment{
 			{began: 10, listed: listed(10), Events: events[:2]},
 			{began: 16, listed: listed(16), Events: tr.after(v, 16)},
 		}
