@@ -26,7 +26,7 @@ use rustls::pki_types::CertificateDer;
 
 use crate::listener::tls::TlsError;
 use crate::scope::Scopes;
-use crate::upstream::Client;
+use crate::upstream::UpstreamClient;
 
 pub use authenticate::{Authenticated, Authenticator};
 pub use authorize::{Attributes, Authorizer, Decision, Judged, Selectors};
@@ -102,7 +102,7 @@ impl Access {
     /// Asks through `client`, with the proxy's own identity. `objects` are those that tokens may be
     /// bound to.
     pub async fn new(
-        client: &Client,
+        client: &UpstreamClient,
         config: Config,
         objects: Arc<dyn BoundObjects>,
     ) -> Result<Self, TlsError> {

@@ -20,7 +20,7 @@ use crate::catalog::Catalog;
 use crate::drain;
 use crate::listener::listen::serve_admin;
 use crate::listener::tls::ServerTls;
-use crate::listener::{Limits, Peer};
+use crate::listener::{ConnectionLimits, Peer};
 use crate::scope::Scopes;
 use crate::serve::Usage;
 use crate::upstream::Upstream;
@@ -57,7 +57,7 @@ pub struct State {
     /// The one that operators see.
     pub admin_tls: Option<ServerTls>,
     /// Whether the process is shutting down.
-    pub draining: drain::Watch,
+    pub draining: drain::DrainWatch,
     /// The metrics registry.
     pub metrics: PrometheusHandle,
     /// What is read only when somebody asks.
@@ -78,8 +78,8 @@ pub async fn serve(
     listener: TcpListener,
     tls: Option<ServerTls>,
     state: Arc<State>,
-    limits: Limits,
-    draining: drain::Watch,
+    limits: ConnectionLimits,
+    draining: drain::DrainWatch,
 ) {
     let sampled = Arc::clone(&state);
     let service = move |request: Request<Incoming>, peer| {

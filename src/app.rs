@@ -26,7 +26,7 @@ use listen::Bound;
 pub use listen::Listen;
 use serving::named;
 
-use crate::upstream::{Client, Forwarder, Upstream};
+use crate::upstream::{Forwarder, Upstream, UpstreamClient};
 use crate::{admin, telemetry};
 use watershed_connect::ConnectOptions;
 
@@ -59,7 +59,7 @@ pub struct Config {
     /// What is logged of the requests that are answered here, if anything.
     pub audit: Option<audit::Config>,
     /// How many connections are served at a time, and the like.
-    pub limits: listener::Limits,
+    pub limits: listener::ConnectionLimits,
     /// How long open requests and watches may take to end at shutdown.
     pub drain: Duration,
 }
@@ -85,7 +85,7 @@ impl Config {
             policy: Policy::default(),
             aggregated: Vec::new(),
             audit: None,
-            limits: listener::Limits::default(),
+            limits: listener::ConnectionLimits::default(),
             // kube-apiserver and most balancers give up on a server within a minute.
             drain: Duration::from_secs(20),
         }
@@ -120,9 +120,9 @@ pub struct Running {
     pub admin_address: SocketAddr,
     /// The CA clients must trust, when the serving certificate is self-signed.
     pub ca_file: Option<PathBuf>,
-    drain: drain::Trigger,
+    drain: drain::DrainTrigger,
     /// The admin listener's own: it answers while the proxy ends.
-    admin_drain: drain::Trigger,
+    admin_drain: drain::DrainTrigger,
     grace: Duration,
     forwarder: Forwarder,
     scopes: Scopes,
@@ -170,7 +170,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     };
     let upstream = Upstream::load(&config.upstream).await?;
     tracing::info!(upstream = ?upstream, from = upstream.source(), "found upstream");
-    let client = Client::new(&upstream);
+    let client = UpstreamClient::new(&upstream);
     let scopes = Scopes::new(client.clone(), config.scopes);
     let started =
         CatalogFollower::start(client.clone(), scopes.clone(), config.aggregated.clone()).await;

@@ -22,14 +22,14 @@ pub struct InMemory;
 
 /// Hears how much of an answer's body was handed to its connection, and by its drop that the answer
 /// is over.
-pub trait Meter: Send + Sync {
+pub trait BodyMeter: Send + Sync {
     /// So many bytes more.
     fn sent(&self, bytes: usize);
 }
 
 /// Put into an answer's extensions: who counts it.
 #[derive(Clone)]
-pub struct Metered(pub Arc<dyn Meter>);
+pub struct AnswerMeter(pub Arc<dyn BodyMeter>);
 
 /// A body of bytes known beforehand.
 pub fn full(bytes: impl Into<Bytes>) -> Body {

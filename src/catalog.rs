@@ -16,7 +16,7 @@ use arc_swap::ArcSwap;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::scope::Scopes;
-use crate::upstream::Client;
+use crate::upstream::UpstreamClient;
 use watershed_protocol::{FieldTable, GroupVersionResource};
 
 use custom::{Custom, Parsed};
@@ -110,7 +110,7 @@ impl Catalog {
 
 /// Keeps a [`Catalog`] current.
 pub struct CatalogFollower {
-    client: Client,
+    client: UpstreamClient,
     scopes: Scopes,
     catalog: Catalog,
     /// Aggregated API groups that the operator vouches for.
@@ -125,7 +125,7 @@ impl CatalogFollower {
     /// Reads discovery once, so that the process does not start blind. The types of the groups in
     /// `vouched` are taken in even though another server behind the API server answers for them.
     pub async fn start(
-        client: Client,
+        client: UpstreamClient,
         scopes: Scopes,
         vouched: Vec<String>,
     ) -> Result<(Self, Catalog), DiscoveryError> {

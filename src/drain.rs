@@ -1,7 +1,7 @@
 //! The end in three acts: stop accepting, let the running requests finish, cut what is left.
 //!
-//! [`Trigger::drain`] starts the first two at once and sets the time of the third. Long answers, as
-//! watches, hold a [`Watch`] and end themselves when [`Watch::draining`] comes.
+//! [`DrainTrigger::drain`] starts the first two at once and sets the time of the third. Long answers, as
+//! watches, hold a [`DrainWatch`] and end themselves when [`DrainWatch::draining`] comes.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,54 +16,54 @@ use tokio::time::Instant;
 
 /// Starts the end. Dropping it without a call never ends anything.
 #[derive(Clone, Debug)]
-pub struct Trigger {
+pub struct DrainTrigger {
     deadline: Arc<watch::Sender<Option<Instant>>>,
-    tower: Arc<Tower>,
+    registry: Arc<SignalRegistry>,
 }
 
 /// Sees the end coming. Cheap to clone; every connection and every watch has one.
 #[derive(Clone, Debug)]
-pub struct Watch {
+pub struct DrainWatch {
     /// `None` while all is well, then the moment of the third act.
     deadline: watch::Receiver<Option<Instant>>,
-    tower: Arc<Tower>,
+    registry: Arc<SignalRegistry>,
 }
 
-/// Rings when the end begins: [`Watch::draining`] for those of whom there are very many, as it
+/// Rings when the end begins: [`DrainWatch::draining`] for those of whom there are very many, as it
 /// takes a quarter of the memory.
 #[derive(Debug)]
-pub struct Bell {
-    tower: Arc<Tower>,
-    /// Who is to be woken, and where it stands in the tower; `None` before the first poll.
-    place: Option<(usize, Waker)>,
+pub struct DrainSignal {
+    registry: Arc<SignalRegistry>,
+    /// Who is to be woken, and where it stands in the registry; `None` before the first poll.
+    registration: Option<(usize, Waker)>,
 }
 
 /// All bells.
 #[derive(Debug, Default)]
-struct Tower {
-    rung: AtomicBool,
+struct SignalRegistry {
+    signalled: AtomicBool,
     wakers: Mutex<Slab<Waker>>,
 }
 
 /// A trigger and its first watch.
-pub fn channel() -> (Trigger, Watch) {
+pub fn channel() -> (DrainTrigger, DrainWatch) {
     let (sender, receiver) = watch::channel(None);
-    let tower = Arc::<Tower>::default();
+    let registry = Arc::<SignalRegistry>::default();
     (
-        Trigger {
+        DrainTrigger {
             deadline: Arc::new(sender),
-            tower: Arc::clone(&tower),
+            registry: Arc::clone(&registry),
         },
-        Watch {
+        DrainWatch {
             deadline: receiver,
-            tower,
+            registry,
         },
     )
 }
 
-// === impl Trigger ===
+// === impl DrainTrigger ===
 
-impl Trigger {
+impl DrainTrigger {
     /// Stops accepting and asks everything running to end; what still runs after `grace` is cut.
     /// A second call can only bring the deadline forward.
     pub fn drain(&self, grace: Duration) {
@@ -71,21 +71,21 @@ impl Trigger {
         self.deadline.send_modify(|deadline| {
             *deadline = Some(deadline.map_or(wanted, |set| set.min(wanted)));
         });
-        self.tower.ring();
+        self.registry.notify();
     }
 
     /// A further watch.
-    pub fn watch(&self) -> Watch {
-        Watch {
+    pub fn watch(&self) -> DrainWatch {
+        DrainWatch {
             deadline: self.deadline.subscribe(),
-            tower: Arc::clone(&self.tower),
+            registry: Arc::clone(&self.registry),
         }
     }
 }
 
-// === impl Watch ===
+// === impl DrainWatch ===
 
-impl Watch {
+impl DrainWatch {
     /// Whether the end has begun.
     pub fn is_draining(&self) -> bool {
         self.deadline.borrow().is_some()
@@ -97,10 +97,10 @@ impl Watch {
     }
 
     /// The same as a future of few bytes.
-    pub fn bell(&self) -> Bell {
-        Bell {
-            tower: Arc::clone(&self.tower),
-            place: None,
+    pub fn signal(&self) -> DrainSignal {
+        DrainSignal {
+            registry: Arc::clone(&self.registry),
+            registration: None,
         }
     }
 
@@ -134,11 +134,11 @@ impl Watch {
     }
 }
 
-// === impl Bell ===
+// === impl DrainSignal ===
 
-impl Tower {
-    fn ring(&self) {
-        self.rung.store(true, Ordering::Release);
+impl SignalRegistry {
+    fn notify(&self) {
+        self.signalled.store(true, Ordering::Release);
         let wakers: Vec<_> = self
             .wakers
             .lock()
@@ -149,18 +149,21 @@ impl Tower {
     }
 }
 
-impl Future for Bell {
+impl Future for DrainSignal {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let Self { tower, place } = self.get_mut();
+        let Self {
+            registry,
+            registration,
+        } = self.get_mut();
         let waker = context.waker();
-        if place
+        if registration
             .as_ref()
             .is_none_or(|(_, registered)| !registered.will_wake(waker))
         {
-            let mut wakers = tower.wakers.lock();
-            let key = match place
+            let mut wakers = registry.wakers.lock();
+            let key = match registration
                 .as_ref()
                 .and_then(|(key, _)| Some((*key, wakers.get_mut(*key)?)))
             {
@@ -171,10 +174,10 @@ impl Future for Bell {
                 None => wakers.insert(waker.clone()),
             };
             drop(wakers);
-            *place = Some((key, waker.clone()));
+            *registration = Some((key, waker.clone()));
         }
         // After it is registered, so that nothing slips in between.
-        if tower.rung.load(Ordering::Acquire) {
+        if registry.signalled.load(Ordering::Acquire) {
             Poll::Ready(())
         } else {
             Poll::Pending
@@ -182,10 +185,10 @@ impl Future for Bell {
     }
 }
 
-impl Drop for Bell {
+impl Drop for DrainSignal {
     fn drop(&mut self) {
-        if let Some((key, _)) = self.place {
-            self.tower.wakers.lock().try_remove(key);
+        if let Some((key, _)) = self.registration {
+            self.registry.wakers.lock().try_remove(key);
         }
     }
 }
@@ -197,35 +200,36 @@ mod tests {
     #[tokio::test]
     async fn bells_ring_once_the_end_begins_and_leave_nothing() {
         let (trigger, watch) = channel();
-        let mut ringing: Vec<_> = (0..3)
+        let mut waiting: Vec<_> = (0..3)
             .map(|_| {
-                let mut bell = watch.bell();
+                let mut signal = watch.signal();
                 tokio::spawn(async move {
                     // Moved from one waker to another on its way.
                     tokio::select! {
                         biased;
-                        () = &mut bell => return,
+                        () = &mut signal => return,
                         () = std::future::ready(()) => {}
                     }
-                    let woken_elsewhere = futures_util::stream::FuturesUnordered::from_iter([bell]);
+                    let woken_elsewhere =
+                        futures_util::stream::FuturesUnordered::from_iter([signal]);
                     futures_util::StreamExt::collect::<()>(woken_elsewhere).await;
                 })
             })
             .collect();
-        while watch.tower.wakers.lock().len() < 3 {
+        while watch.registry.wakers.lock().len() < 3 {
             tokio::task::yield_now().await;
         }
-        ringing.remove(0).abort();
-        while watch.tower.wakers.lock().len() > 2 {
+        waiting.remove(0).abort();
+        while watch.registry.wakers.lock().len() > 2 {
             tokio::task::yield_now().await;
         }
-        assert!(ringing.iter().all(|bell| !bell.is_finished()));
+        assert!(waiting.iter().all(|signal| !signal.is_finished()));
         trigger.drain(Duration::from_secs(20));
-        for bell in ringing {
-            bell.await.unwrap();
+        for signal in waiting {
+            signal.await.unwrap();
         }
-        watch.bell().await;
-        assert!(watch.tower.wakers.lock().is_empty());
+        watch.signal().await;
+        assert!(watch.registry.wakers.lock().is_empty());
     }
 
     #[tokio::test(start_paused = true)]

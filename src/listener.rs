@@ -19,5 +19,5 @@ mod stall;
 pub mod tls;
 
 pub use connection::{Peer, TlsPeer};
-pub use limits::Limits;
-pub use per_address::counted;
+pub use limits::ConnectionLimits;
+pub use per_address::client_network;

@@ -18,7 +18,9 @@ use tokio_util::sync::CancellationToken;
 use crate::store::{
     self, Layout, Snapshot, SnapshotBuilder, StoreReader, StoreWriter, StoredObject, WindowLimits,
 };
-use crate::upstream::{Change, Client, Collect, Reflector, Stopped, Target, WatchCompression};
+use crate::upstream::{
+    Change, Collect, Reflector, ReflectorTarget, Stopped, UpstreamClient, WatchCompression,
+};
 use crate::watcher::Bookmarks;
 use handle::IdleTracker;
 pub use handle::{Retention, ScopeHandle};
@@ -242,7 +244,7 @@ type Family = HashMap<ScopeKey, Arc<Scope>>;
 /// All scopes of this process. Opened lazily, by the first client that wants one.
 #[derive(Clone)]
 pub struct Scopes {
-    client: Client,
+    client: UpstreamClient,
     config: ScopeConfig,
     open: Arc<Mutex<HashMap<GroupVersionResource, Family>>>,
     /// What the newest bookmarks that tell it told ([`BookmarkForm::null_in_structs`]).
@@ -251,7 +253,7 @@ pub struct Scopes {
 
 impl Scopes {
     /// No scope yet.
-    pub fn new(client: Client, config: ScopeConfig) -> Self {
+    pub fn new(client: UpstreamClient, config: ScopeConfig) -> Self {
         Self {
             client,
             config,
@@ -317,7 +319,7 @@ impl Scopes {
         if let Some(scope) = family.get(key) {
             return Arc::clone(scope);
         }
-        let target = Target {
+        let target = ReflectorTarget {
             gvr: key.gvr.clone(),
             selection: Arc::clone(&key.selection),
             kind: Arc::clone(kind),
@@ -394,7 +396,7 @@ impl Scopes {
         }
     }
 
-    fn start(&self, key: ScopeKey, target: Target, keep: Retention) -> Arc<Scope> {
+    fn start(&self, key: ScopeKey, target: ReflectorTarget, keep: Retention) -> Arc<Scope> {
         let (writer, reader) = store::new(keep.window.unwrap_or(self.config.window));
         let (publish, phase) = watch::channel(ScopePhase::Syncing);
         let compression = WatchCompression::new(

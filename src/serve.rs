@@ -39,7 +39,7 @@ use crate::catalog::Catalog;
 use crate::drain;
 use crate::listener::Peer;
 use crate::scope::{NotReady, ReadyScope, Scope, ScopeHandle, ScopePhase, Scopes};
-use crate::upstream::{Client, Forwarder, Stopped};
+use crate::upstream::{Forwarder, Stopped, UpstreamClient};
 use watershed_protocol::{Encoding, PartialForm, Representation, ResourceVersion, Status, Verb};
 
 pub use bound_objects::CachedObjects;
@@ -74,7 +74,7 @@ struct Inner {
     documents: Documents,
     shared: Shared,
     forwarder: Forwarder,
-    draining: drain::Watch,
+    draining: drain::DrainWatch,
     meters: Meters,
     usage: Usage,
 }
@@ -129,9 +129,9 @@ impl Server {
         policy: Policy,
         scopes: Scopes,
         access: Access,
-        client: Client,
+        client: UpstreamClient,
         forwarder: Forwarder,
-        draining: drain::Watch,
+        draining: drain::DrainWatch,
     ) -> Self {
         let fences = Fences::new(client.clone());
         let documents = Documents::new(client);

@@ -32,9 +32,9 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use crate::body::{self, Body, BoxError};
 use crate::drain;
 use crate::listener::tls::{ServerTls, TlsOptions};
-use crate::listener::{Limits, listen};
+use crate::listener::{ConnectionLimits, listen};
 use crate::upstream::Upstream;
-use crate::upstream::{Authority, Forwarder};
+use crate::upstream::{ForwardIdentity, Forwarder};
 use watershed_connect::ConnectOptions;
 
 /// Far beyond what anything takes here; only a hang gets there.
@@ -348,15 +348,15 @@ pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
     pub(crate) roots: RootCertStore,
     _cert_dir: TempDir,
-    _drain: drain::Trigger,
+    _drain: drain::DrainTrigger,
 }
 
 impl Proxy {
     pub(crate) async fn start(upstream: &Upstream) -> Proxy {
-        Self::start_as(upstream, Authority::Caller).await
+        Self::start_as(upstream, ForwardIdentity::Caller).await
     }
 
-    pub(crate) async fn start_as(upstream: &Upstream, authority: Authority) -> Proxy {
+    pub(crate) async fn start_as(upstream: &Upstream, authority: ForwardIdentity) -> Proxy {
         let cert_dir = tempfile::tempdir().unwrap();
         let tls = ServerTls::load(tls_options(&cert_dir)).await.unwrap();
         let roots = roots(&std::fs::read_to_string(tls.ca_file().unwrap()).unwrap());
@@ -386,7 +386,7 @@ impl Proxy {
             listener,
             tls,
             service,
-            Limits::default(),
+            ConnectionLimits::default(),
             watch,
         ));
         Proxy {

@@ -10,7 +10,7 @@ use moka::future::Cache;
 use super::review::{ReviewError, identity, post};
 use super::service_account::ServiceAccounts;
 use super::{Identity, impersonate};
-use crate::upstream::Client;
+use crate::upstream::UpstreamClient;
 
 /// How long a refused one is refused without asking: keeps a client in a retry loop off upstream.
 const REFUSED: Duration = Duration::from_secs(2);
@@ -64,7 +64,7 @@ pub enum Authenticated {
 
 /// Reviews tokens and remembers the verdicts for a short time.
 pub struct Authenticator {
-    client: Client,
+    client: UpstreamClient,
     config: Config,
     anonymous: Arc<Identity>,
     /// Tokens are never kept: only a hash of them, keyed anew in each process.
@@ -98,7 +98,11 @@ impl Expiry<[u8; 32], Option<Arc<Identity>>> for Lifetime {
 }
 
 impl Authenticator {
-    pub(super) fn new(client: Client, config: Config, locally: Option<ServiceAccounts>) -> Self {
+    pub(super) fn new(
+        client: UpstreamClient,
+        config: Config,
+        locally: Option<ServiceAccounts>,
+    ) -> Self {
         let mut key = [0; 32];
         getrandom::fill(&mut key).expect("the operating system gives random bytes");
         let lifetime = Lifetime {

@@ -20,7 +20,7 @@ use super::changes::{Changes, Place};
 use super::rbac::Subjects;
 use super::review::{ReviewError, Unavailable, post};
 use super::{Identity, guard, metrics};
-use crate::upstream::Client;
+use crate::upstream::UpstreamClient;
 use watershed_protocol::{
     FieldOperator, FieldSelector, LabelOperator, LabelSelector, ResourceRequest, Verb,
 };
@@ -358,7 +358,7 @@ type Reviewed = Result<Judged, Arc<ReviewError>>;
 
 /// Asks for verdicts and remembers them.
 pub struct Authorizer {
-    client: Client,
+    client: UpstreamClient,
     config: Config,
     verdicts: Cache<Arc<Question>, Reviewed>,
     changes: Arc<Changes>,
@@ -394,7 +394,7 @@ impl Expiry<Arc<Question>, Reviewed> for Lifetime {
 }
 
 impl Authorizer {
-    pub(super) fn new(client: Client, config: Config) -> Self {
+    pub(super) fn new(client: UpstreamClient, config: Config) -> Self {
         let weigh = |question: &Arc<Question>, reviewed: &Reviewed| {
             let reason = reviewed
                 .as_ref()

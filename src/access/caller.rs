@@ -13,7 +13,7 @@ use super::own::OwnRights;
 use super::review::ReviewError;
 use super::{Access, Authenticated, Decision, Identity};
 use crate::listener::Peer;
-use crate::upstream::{Authority, Client};
+use crate::upstream::{ForwardIdentity, UpstreamClient};
 use watershed_protocol::Status;
 
 /// The attribute that says which credential somebody came with.
@@ -40,7 +40,7 @@ pub struct Vouched {
     /// Who they are; `None` if that is not known here, and upstream has to answer.
     pub identity: Option<Arc<Identity>>,
     /// How their requests are sent on.
-    pub authority: Authority,
+    pub authority: ForwardIdentity,
 }
 
 /// Why a caller is not listened to.
@@ -54,10 +54,10 @@ pub enum Refusal {
 
 impl Caller {
     /// With whose credentials their requests are sent on.
-    pub fn authority(&self) -> Authority {
+    pub fn authority(&self) -> ForwardIdentity {
         match self {
             Self::Vouched(vouched) => vouched.authority.clone(),
-            Self::Own | Self::Refused(_) => Authority::Caller,
+            Self::Own | Self::Refused(_) => ForwardIdentity::Caller,
         }
     }
 }
@@ -83,7 +83,7 @@ impl Access {
             };
             return Caller::Vouched(Vouched {
                 identity,
-                authority: Authority::Own,
+                authority: ForwardIdentity::Own,
             });
         }
         let Some(chain) = peer
@@ -191,7 +191,7 @@ fn vouched(identity: Arc<Identity>) -> Result<Vouched, Refusal> {
         impersonate::headers(&identity).map_err(|error| Status::bad_request(error.to_string()))?;
     Ok(Vouched {
         identity: Some(identity),
-        authority: Authority::Impersonated(Arc::new(headers)),
+        authority: ForwardIdentity::Impersonated(Arc::new(headers)),
     })
 }
 
@@ -216,12 +216,12 @@ fn of_subject(subject: &Subject) -> Option<Identity> {
 
 /// Who the proxy itself is to upstream.
 pub(super) struct Own {
-    client: Client,
+    client: UpstreamClient,
     identity: Cache<(), Arc<Identity>>,
 }
 
 impl Own {
-    pub(super) fn new(client: Client) -> Self {
+    pub(super) fn new(client: UpstreamClient) -> Self {
         Self {
             client,
             identity: Cache::builder()

@@ -8,18 +8,18 @@ use k8s_openapi::api::authorization::v1::{
 use super::authorize::{named_attributes, resource};
 use super::review::post;
 use super::{Attributes, Identity, ReviewError, review};
-use crate::upstream::Client;
+use crate::upstream::UpstreamClient;
 use watershed_protocol::{GroupVersionResource, ResourceRequest};
 
 /// Asks upstream about the proxy. Every authenticated user may (system:basic-user).
 #[derive(Clone, Debug)]
 pub struct OwnRights {
-    client: Client,
+    client: UpstreamClient,
 }
 
 impl OwnRights {
     /// Asks through `client`, with the proxy's own identity.
-    pub fn new(client: Client) -> Self {
+    pub fn new(client: UpstreamClient) -> Self {
         Self { client }
     }
 

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::{Identity, metrics};
 use crate::body;
-use crate::upstream::{Class, Client, SendOptions, UpstreamError};
+use crate::upstream::{ConnectionClass, SendOptions, UpstreamClient, UpstreamError};
 
 /// A verdict takes milliseconds. After this long the connection is taken for dead, and another is
 /// tried.
@@ -75,7 +75,7 @@ impl ReviewError {
 }
 
 pub(super) async fn post<T: DeserializeOwned>(
-    client: &Client,
+    client: &UpstreamClient,
     path: &str,
     review: &impl Serialize,
 ) -> Result<T, ReviewError> {
@@ -85,7 +85,7 @@ pub(super) async fn post<T: DeserializeOwned>(
 }
 
 async fn put<T: DeserializeOwned>(
-    client: &Client,
+    client: &UpstreamClient,
     path: &str,
     review: &impl Serialize,
 ) -> Result<T, ReviewError> {
@@ -102,7 +102,7 @@ async fn put<T: DeserializeOwned>(
 }
 
 async fn ask(
-    client: &Client,
+    client: &UpstreamClient,
     path: &str,
     review: Bytes,
     fresh: bool,
@@ -116,7 +116,9 @@ async fn ask(
         fresh_connection: fresh,
         ..SendOptions::default()
     };
-    let response = client.send(Class::Short, request, options).await?;
+    let response = client
+        .send(ConnectionClass::Short, request, options)
+        .await?;
     if !response.status().is_success() {
         return Err(ReviewError::Refused(response.status()));
     }

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use super::Identity;
 use crate::body;
-use crate::upstream::{Class, Client, SendOptions};
+use crate::upstream::{ConnectionClass, SendOptions, UpstreamClient};
 
 /// Where upstream shows the keys that its tokens are signed with.
 const KEYS: &str = "/openid/v1/jwks";
@@ -51,7 +51,7 @@ pub trait BoundObjects: Send + Sync {
 
 /// Looks at tokens that were accepted before.
 pub(super) struct ServiceAccounts {
-    client: Client,
+    client: UpstreamClient,
     audiences: Vec<String>,
     objects: Arc<dyn BoundObjects>,
     keys: ArcSwapOption<Keys>,
@@ -94,7 +94,7 @@ struct Reference {
 
 impl ServiceAccounts {
     pub(super) fn new(
-        client: Client,
+        client: UpstreamClient,
         audiences: Vec<String>,
         objects: Arc<dyn BoundObjects>,
     ) -> Self {
@@ -198,7 +198,7 @@ impl ServiceAccounts {
         let request = request.map_err(|error| error.to_string())?;
         let response = self
             .client
-            .send(Class::Short, request, SendOptions::default())
+            .send(ConnectionClass::Short, request, SendOptions::default())
             .await;
         let response = response.map_err(|error| error.to_string())?;
         if response.status() != StatusCode::OK {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::State;
-use crate::upstream::Purpose;
+use crate::upstream::RequestPurpose;
 
 /// Between two samples.
 pub(super) const INTERVAL: Duration = Duration::from_secs(5);
@@ -68,7 +68,7 @@ impl Sums {
             sums.sent += bytes;
         }
         let traffic = state.upstream.traffic();
-        sums.received = Purpose::ALL
+        sums.received = RequestPurpose::ALL
             .iter()
             .map(|purpose| traffic.received_bytes(*purpose))
             .sum();

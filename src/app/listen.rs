@@ -10,7 +10,7 @@ use super::bind;
 use crate::drain;
 use crate::listener::socket::{self, SocketFile};
 use crate::listener::tls::ServerTls;
-use crate::listener::{Limits, listen};
+use crate::listener::{ConnectionLimits, listen};
 use crate::serve::Server;
 use crate::telemetry;
 
@@ -74,7 +74,12 @@ impl Bound {
     }
 
     /// Until the drain is over.
-    pub(super) async fn serve(self, server: Server, limits: Limits, draining: drain::Watch) {
+    pub(super) async fn serve(
+        self,
+        server: Server,
+        limits: ConnectionLimits,
+        draining: drain::DrainWatch,
+    ) {
         let service = move |request, peer| {
             let server = server.clone();
             async move { telemetry::traced(request, |request| server.handle(request, peer)).await }

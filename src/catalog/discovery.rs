@@ -5,7 +5,7 @@ use http::{Request, StatusCode, header};
 use serde::Deserialize;
 
 use crate::body;
-use crate::upstream::{Class, Client, SendOptions, UpstreamError};
+use crate::upstream::{ConnectionClass, SendOptions, UpstreamClient, UpstreamError};
 use watershed_protocol::GroupVersionResource;
 
 /// Both forms are asked for; old releases and proxies answer with the second.
@@ -58,7 +58,7 @@ pub enum DiscoveryError {
 }
 
 /// All types that can be listed and watched.
-pub(super) async fn read(client: &Client) -> Result<Vec<Entry>, DiscoveryError> {
+pub(super) async fn read(client: &UpstreamClient) -> Result<Vec<Entry>, DiscoveryError> {
     let mut entries = Vec::new();
     for path in ["/api", "/apis"] {
         let document: Document = get(client, path, DISCOVERY).await?;
@@ -132,7 +132,7 @@ fn aggregated(group: &str, version: GroupVersion, entries: &mut Vec<Entry>) {
 }
 
 async fn legacy(
-    client: &Client,
+    client: &UpstreamClient,
     path: &str,
     group: &str,
     version: &str,
@@ -160,7 +160,7 @@ fn can_be_followed(verbs: &[String]) -> bool {
 
 /// Reads one document.
 pub(super) async fn get<T: serde::de::DeserializeOwned>(
-    client: &Client,
+    client: &UpstreamClient,
     path: &str,
     accept: &'static str,
 ) -> Result<T, DiscoveryError> {
@@ -174,7 +174,7 @@ pub(super) async fn get<T: serde::de::DeserializeOwned>(
         .map_err(|error| not_understood(error.to_string()))?;
     let asked = async {
         let response = client
-            .send(Class::Short, request, SendOptions::default())
+            .send(ConnectionClass::Short, request, SendOptions::default())
             .await?;
         let status = response.status();
         if status == StatusCode::UNAUTHORIZED {

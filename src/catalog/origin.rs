@@ -8,7 +8,7 @@ use http::StatusCode;
 use serde::Deserialize;
 
 use super::discovery::{DiscoveryError, get};
-use crate::upstream::Client;
+use crate::upstream::UpstreamClient;
 use watershed_protocol::GroupVersionResource;
 
 /// A list of any age will do: the group was in the discovery document that was read before.
@@ -67,7 +67,7 @@ pub(super) enum Origins {
 
 impl Origins {
     /// Asks upstream.
-    pub(super) async fn read(client: &Client) -> Result<Self, DiscoveryError> {
+    pub(super) async fn read(client: &UpstreamClient) -> Result<Self, DiscoveryError> {
         match get::<List>(client, PATH, "application/json").await {
             Ok(list) => Ok(Self::Known(
                 list.items.into_iter().map(ApiService::read).collect(),

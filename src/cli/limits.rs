@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::listener::Limits;
+use crate::listener::ConnectionLimits;
 use crate::serve::UserLimits;
 
 /// What clients may cost.
@@ -62,9 +62,9 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 
 impl LimitFlags {
     /// Of connections.
-    pub(super) fn connections(&self) -> Limits {
-        let share = Limits::share_of_an_address(self.max_connections);
-        Limits {
+    pub(super) fn connections(&self) -> ConnectionLimits {
+        let share = ConnectionLimits::share_of_an_address(self.max_connections);
+        ConnectionLimits {
             connections: self.max_connections,
             connections_per_address: self.max_connections_per_address.unwrap_or(share),
             streams: self.http2_max_streams,
@@ -74,7 +74,7 @@ impl LimitFlags {
             start: Duration::from_secs(self.handshake_seconds),
             head: Duration::from_secs(self.header_seconds),
             stall: Duration::from_secs(self.write_stall_seconds),
-            ..Limits::default()
+            ..ConnectionLimits::default()
         }
     }
 
@@ -103,8 +103,11 @@ mod tests {
     #[test]
     fn without_flags_there_are_the_defaults() {
         let line = Line::parse_from(["x"]);
-        let text = |limits: &Limits| format!("{limits:?}");
-        assert_eq!(text(&line.limits.connections()), text(&Limits::default()));
+        let text = |limits: &ConnectionLimits| format!("{limits:?}");
+        assert_eq!(
+            text(&line.limits.connections()),
+            text(&ConnectionLimits::default())
+        );
         assert_eq!(line.limits.users(), UserLimits::default());
     }
 

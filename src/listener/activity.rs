@@ -11,7 +11,7 @@ use futures_util::task::AtomicWaker;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
-use super::limits::Limits;
+use super::limits::ConnectionLimits;
 
 /// A connection most of whose requests are taken back before they were answered is closed after so
 /// many of them. Requests that are given up are normal, but not in such numbers on one connection:
@@ -109,19 +109,19 @@ impl Activity {
 
     /// When the connection has had nothing to do for as long as the limits allow, unless a request
     /// comes.
-    pub(super) fn idle_at(&self, limits: &Limits) -> Instant {
+    pub(super) fn idle_at(&self, limits: &ConnectionLimits) -> Instant {
         let until = self.until(&self.last_end, limits.idle);
         let until = until.or_else(|| self.until(&self.begun, limits.start));
         until.unwrap_or(self.opened + limits.start)
     }
 
     /// When a head that is being read has taken too long.
-    pub(super) fn head_at(&self, limits: &Limits) -> Option<Instant> {
+    pub(super) fn head_at(&self, limits: &ConnectionLimits) -> Option<Instant> {
         self.until(&self.head, limits.head)
     }
 
     /// When the client has taken nothing for too long of what waits for it.
-    pub(super) fn stalled_at(&self, limits: &Limits) -> Option<Instant> {
+    pub(super) fn stalled_at(&self, limits: &ConnectionLimits) -> Option<Instant> {
         self.until(&self.blocked, limits.stall)
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::activity::Activity;
-use super::limits::Limits;
+use super::limits::ConnectionLimits;
 use super::metrics::Cut;
 
 /// Nothing is looked at more often.
@@ -25,7 +25,7 @@ pub(super) enum Due {
 /// Watches over one connection with one timer, as there are many connections.
 pub(super) struct Clock<'a> {
     activity: &'a Activity,
-    limits: &'a Limits,
+    limits: &'a ConnectionLimits,
     phase: Phase,
     timer: Pin<Box<Sleep>>,
 }
@@ -41,7 +41,7 @@ enum Phase {
 }
 
 impl<'a> Clock<'a> {
-    pub(super) fn new(activity: &'a Activity, limits: &'a Limits) -> Self {
+    pub(super) fn new(activity: &'a Activity, limits: &'a ConnectionLimits) -> Self {
         Self {
             activity,
             limits,
@@ -76,7 +76,7 @@ impl<'a> Clock<'a> {
 
     /// What is due, or when to look again.
     fn look(&mut self, now: Instant) -> Result<Instant, Due> {
-        let Limits {
+        let ConnectionLimits {
             idle, head, stall, ..
         } = *self.limits;
         let mut next = now + idle.max(LEAST);

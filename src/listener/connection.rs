@@ -27,11 +27,11 @@ use tokio_rustls::server::TlsStream;
 use super::activity::{Activity, Running};
 use super::clock::{Clock, Due};
 use super::gathered::{Gathered, Turns};
-use super::limits::Limits;
+use super::limits::ConnectionLimits;
 use super::metrics::Listener;
 use super::pieces::Pieces;
 use super::stall::{Pace, Streams};
-use crate::body::{self, Body, BoxError, InMemory, Meter, Metered};
+use crate::body::{self, AnswerMeter, Body, BodyMeter, BoxError, InMemory};
 use crate::drain;
 
 /// Who is at the other end of a connection.
@@ -88,7 +88,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 pub(super) struct Protocols {
     http1: http1::Builder,
     http2: http2::Builder<Streams>,
-    limits: Limits,
+    limits: ConnectionLimits,
     listener: Listener,
 }
 
@@ -122,7 +122,7 @@ pin_project! {
 // === impl Protocols ===
 
 impl Protocols {
-    pub(super) fn new(limits: Limits, listener: Listener) -> Self {
+    pub(super) fn new(limits: ConnectionLimits, listener: Listener) -> Self {
         let mut http1 = http1::Builder::new();
         http1
             .timer(TokioTimer::new())
@@ -153,7 +153,7 @@ impl Protocols {
         }
     }
 
-    pub(super) fn limits(&self) -> &Limits {
+    pub(super) fn limits(&self) -> &ConnectionLimits {
         &self.limits
     }
 
@@ -195,7 +195,7 @@ impl Protocols {
         requests: impl Requests,
         activity: &Activity,
         address: SocketAddr,
-        drain: drain::Watch,
+        drain: drain::DrainWatch,
     ) where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -215,7 +215,7 @@ impl Protocols {
         requests: impl Requests,
         activity: &Activity,
         address: SocketAddr,
-        drain: drain::Watch,
+        drain: drain::DrainWatch,
     ) where
         I: AsyncRead + AsyncWrite + Unpin + 'static,
     {
@@ -230,7 +230,7 @@ impl Protocols {
         mut connection: Pin<&mut C>,
         activity: &Activity,
         address: SocketAddr,
-        drain: drain::Watch,
+        drain: drain::DrainWatch,
     ) {
         activity.begin();
         let mut draining = false;
@@ -346,7 +346,7 @@ where
     let in_memory = response.extensions().get::<InMemory>().is_some();
     let meter = response
         .extensions_mut()
-        .remove::<Metered>()
+        .remove::<AnswerMeter>()
         .map(|metered| metered.0);
     Ok(response.map(|inner| Counted {
         inner,
@@ -384,7 +384,7 @@ pub(super) struct Counted {
     in_pieces: bool,
     /// What is left of a frame that is handed out in pieces.
     rest: Bytes,
-    meter: Option<Arc<dyn Meter>>,
+    meter: Option<Arc<dyn BodyMeter>>,
     _running: Running,
 }
 

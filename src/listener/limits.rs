@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// What connections may cost. Everything that is held for a client is bounded by a field of this.
 #[derive(Clone, Debug)]
-pub struct Limits {
+pub struct ConnectionLimits {
     /// Connections at a time. Further ones wait in the kernel's backlog.
     pub connections: usize,
     /// Connections at a time from one address (of IPv6, from one network of 64 bits). Further ones
@@ -30,7 +30,7 @@ pub struct Limits {
     pub stall: Duration,
 }
 
-impl Limits {
+impl ConnectionLimits {
     /// Three quarters of all: clients behind one balancer's address have nearly everything, and no
     /// address can take the last quarter from the others.
     pub const fn share_of_an_address(connections: usize) -> usize {
@@ -38,10 +38,10 @@ impl Limits {
     }
 }
 
-impl Default for Limits {
+impl Default for ConnectionLimits {
     fn default() -> Self {
         let connections = 20_000;
-        Limits {
+        ConnectionLimits {
             connections,
             connections_per_address: Self::share_of_an_address(connections),
             // kube-apiserver's recommended options say 1000; its bare default of 100 makes

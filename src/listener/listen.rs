@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use super::activity::{Activity, Watched};
 use super::connection::{Peer, Protocols, TlsPeer};
-use super::limits::Limits;
+use super::limits::ConnectionLimits;
 use super::metrics::{Cut, Listener};
 use super::per_address::PerAddress;
 use super::tls::ServerTls;
@@ -33,8 +33,8 @@ pub async fn serve<S, F>(
     listener: TcpListener,
     tls: ServerTls,
     service: S,
-    limits: Limits,
-    drain: drain::Watch,
+    limits: ConnectionLimits,
+    drain: drain::DrainWatch,
 ) where
     S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
@@ -47,8 +47,8 @@ pub async fn serve_admin<S, F>(
     listener: TcpListener,
     tls: Option<ServerTls>,
     service: S,
-    limits: Limits,
-    drain: drain::Watch,
+    limits: ConnectionLimits,
+    drain: drain::DrainWatch,
 ) where
     S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
@@ -60,8 +60,8 @@ pub async fn serve_admin<S, F>(
 pub async fn serve_socket<S, F>(
     listener: UnixListener,
     service: S,
-    limits: Limits,
-    drain: drain::Watch,
+    limits: ConnectionLimits,
+    drain: drain::DrainWatch,
 ) where
     S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
@@ -106,8 +106,8 @@ async fn accept_all<L, S, F>(
     which: Listener,
     tls: Option<ServerTls>,
     service: S,
-    limits: Limits,
-    drain: drain::Watch,
+    limits: ConnectionLimits,
+    drain: drain::DrainWatch,
 ) where
     L: Source,
     S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
@@ -179,7 +179,7 @@ async fn connection<I, S, F>(
     address: SocketAddr,
     tls: Option<ServerTls>,
     service: S,
-    drain: drain::Watch,
+    drain: drain::DrainWatch,
 ) where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,

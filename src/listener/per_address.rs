@@ -29,7 +29,7 @@ impl PerAddress {
 
     /// A place for a connection from this address, if there is one left.
     pub(super) fn enter(&self, address: IpAddr) -> Option<Place> {
-        let address = counted(address);
+        let address = client_network(address);
         let mut open = self.open.lock();
         let count = open.get(&address).copied().unwrap_or(0);
         if count >= self.most {
@@ -56,7 +56,7 @@ impl Drop for Place {
 }
 
 /// Whoever has one address of a 64-bit network of IPv6 has all of them.
-pub fn counted(address: IpAddr) -> IpAddr {
+pub fn client_network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),
         IpAddr::V6(address) => {

@@ -128,7 +128,7 @@ mod tests {
     use crate::scope::{ScopeConfig, ScopeKey};
     use crate::store::{Interest, SubscriptionStart};
     use crate::test_support::{Api, HTTP2, Pki, text, upstream_of};
-    use crate::upstream::Client;
+    use crate::upstream::UpstreamClient;
     use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, Representation};
 
     #[tokio::test]
@@ -136,7 +136,7 @@ mod tests {
         let pki = Pki::new();
         let api = Api::start(&pki, HTTP2, |_, _| async { text("no list") }).await;
         let scopes = Scopes::new(
-            Client::new(&upstream_of(&pki, &api).await),
+            UpstreamClient::new(&upstream_of(&pki, &api).await),
             ScopeConfig::default(),
         );
         let fields = Arc::new(FieldTable::metadata_only(true));

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::replay::{Question, Replay, Room};
 use crate::body::{Body, empty};
 use crate::catalog::Catalog;
-use crate::upstream::{Class, Client, NoAnswer, SendOptions};
+use crate::upstream::{AnswerError, ConnectionClass, SendOptions, UpstreamClient};
 use watershed_protocol::wants_pretty;
 
 /// A document is shown without a question for this long, counted from before upstream was asked
@@ -113,13 +113,13 @@ fn is_document(catalog: &Catalog, path: &str) -> bool {
 
 /// Keeps documents.
 pub(super) struct Documents {
-    client: Client,
+    client: UpstreamClient,
     held: Cache<Question, Arc<Document>>,
     room: Room,
 }
 
 impl Documents {
-    pub(super) fn new(client: Client) -> Self {
+    pub(super) fn new(client: UpstreamClient) -> Self {
         let weigh = |question: &Question, document: &Arc<Document>| {
             let text = question.path_and_query.len()
                 + document.answer.headers.len() * 64
@@ -139,7 +139,7 @@ impl Documents {
     }
 
     /// The answer to a request. An error means that upstream should give it.
-    pub(super) async fn answer(&self, asked: &Asked) -> Result<Response<Body>, NoAnswer> {
+    pub(super) async fn answer(&self, asked: &Asked) -> Result<Response<Body>, AnswerError> {
         let held = self
             .held
             .get(&asked.question)
@@ -156,14 +156,14 @@ impl Documents {
     }
 
     /// One question at a time for each document; who waited for it takes its answer.
-    async fn ask(&self, question: &Question) -> Result<Arc<Document>, NoAnswer> {
+    async fn ask(&self, question: &Question) -> Result<Arc<Document>, AnswerError> {
         let asked = self
             .held
             .entry_by_ref(question)
             .and_try_compute_with(|held| async move {
                 let held = held.map(moka::Entry::into_value);
                 match held {
-                    Some(held) if held.is_fresh() => Ok::<_, NoAnswer>(Op::Nop),
+                    Some(held) if held.is_fresh() => Ok::<_, AnswerError>(Op::Nop),
                     held => Ok(Op::Put(self.fetch(question, held).await?)),
                 }
             });
@@ -173,7 +173,7 @@ impl Documents {
             | CompResult::Unchanged(entry)
             | CompResult::Removed(entry) => entry.into_value(),
             CompResult::StillNone(_) => {
-                return Err(NoAnswer::Useless("it was not kept".to_owned()));
+                return Err(AnswerError::Unusable("it was not kept".to_owned()));
             }
         })
     }
@@ -182,7 +182,7 @@ impl Documents {
         &self,
         question: &Question,
         held: Option<Arc<Document>>,
-    ) -> Result<Arc<Document>, NoAnswer> {
+    ) -> Result<Arc<Document>, AnswerError> {
         let asked = Instant::now();
         let tag = held
             .as_ref()
@@ -192,7 +192,7 @@ impl Documents {
         let answered = async {
             let response = self
                 .client
-                .send(Class::Short, request, SendOptions::default())
+                .send(ConnectionClass::Short, request, SendOptions::default())
                 .await?;
             match (response.status(), held) {
                 (StatusCode::OK, _) => Ok(Document {
@@ -203,7 +203,7 @@ impl Documents {
                     answer: held.answer.clone(),
                     asked,
                 }),
-                (status, _) => Err(NoAnswer::Status(status)),
+                (status, _) => Err(AnswerError::Status(status)),
             }
         };
         let answered = timeout(ANSWER, answered).await;
@@ -211,8 +211,8 @@ impl Documents {
     }
 }
 
-fn late() -> NoAnswer {
-    NoAnswer::Useless(format!("none within {ANSWER:?}"))
+fn late() -> AnswerError {
+    AnswerError::Unusable(format!("none within {ANSWER:?}"))
 }
 
 impl Document {

@@ -29,7 +29,7 @@ use super::metrics;
 use super::turns::Turns;
 use crate::scope::{Scope, ScopeKey};
 use crate::store::Snapshot;
-use crate::upstream::{Client, Keys, Listed, NoAnswer, Probe, Seen};
+use crate::upstream::{AnswerError, ObjectVersions, Probe, ProbeEvent, ProbeList, UpstreamClient};
 use watershed_protocol::ResourceVersion;
 
 /// A reader waits this long at most; then upstream answers. It waits as long for its own cache.
@@ -81,7 +81,7 @@ impl Step {
 #[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum Unproven {
     #[error("upstream did not say where it is: {0}")]
-    NoAnswer(Arc<NoAnswer>),
+    AnswerError(Arc<AnswerError>),
     #[error("upstream did not say where it is")]
     Failed,
     #[error("the cache did not get there in time")]
@@ -95,19 +95,19 @@ impl Unproven {
     fn as_str(&self) -> &'static str {
         match self {
             Self::Cheap => "cheaper-upstream",
-            Self::NoAnswer(_) | Self::Failed | Self::Late => "failed",
+            Self::AnswerError(_) | Self::Failed | Self::Late => "failed",
         }
     }
 }
 
 /// The fences of all scopes.
 pub(super) struct Fences {
-    client: Client,
+    client: UpstreamClient,
     fences: Mutex<HashMap<ScopeKey, Arc<Fence>>>,
 }
 
 impl Fences {
-    pub(super) fn new(client: Client) -> Self {
+    pub(super) fn new(client: UpstreamClient) -> Self {
         Self {
             client,
             fences: Mutex::default(),
@@ -176,7 +176,7 @@ struct Fence {
 }
 
 impl Fence {
-    fn new(client: Client, scope: &Arc<Scope>) -> Self {
+    fn new(client: UpstreamClient, scope: &Arc<Scope>) -> Self {
         let probe = Probe::new(
             client,
             &scope.key.gvr,
@@ -252,8 +252,8 @@ impl Fence {
         let listed = timeout(MOST, self.probe.list(limit))
             .await
             .map_err(|_| Unproven::Late)?;
-        let Listed { version, all } =
-            listed.map_err(|error| Unproven::NoAnswer(Arc::new(error)))?;
+        let ProbeList { version, all } =
+            listed.map_err(|error| Unproven::AnswerError(Arc::new(error)))?;
         let Some(all) = all else {
             return Ok(Sighting {
                 version,
@@ -288,14 +288,14 @@ impl Fence {
     }
 
     /// One watch, from where the cache is to the first bookmark. Says whether there was one.
-    async fn watch(&self, scope: &Scope) -> Result<bool, NoAnswer> {
+    async fn watch(&self, scope: &Scope) -> Result<bool, AnswerError> {
         let mut last = scope.reader.version();
         metrics::fence_asked(&scope.key.gvr, "watch");
         let mut watch = self.probe.watch(last, CATCH_UP).await?;
         while let Some(seen) = watch.next().await? {
             match seen {
-                Seen::Event(version) => last = last.max(version),
-                Seen::Bookmark(version) => {
+                ProbeEvent::Event(version) => last = last.max(version),
+                ProbeEvent::Bookmark(version) => {
                     // The scope's own watch brings the same events; the newest snapshot has them
                     // then.
                     if scope.wait_until_version(last, MOST).await {
@@ -314,7 +314,7 @@ impl Fence {
 
 /// Compares what upstream has at `version` with the cache. Events that are on their way may make
 /// the two equal, or carry the cache past it.
-async fn validate(scope: &Scope, version: ResourceVersion, all: &Keys) -> bool {
+async fn validate(scope: &Scope, version: ResourceVersion, all: &ObjectVersions) -> bool {
     let until = Instant::now() + ON_ITS_WAY;
     loop {
         let snapshot = scope.reader.snapshot();
@@ -334,7 +334,7 @@ async fn validate(scope: &Scope, version: ResourceVersion, all: &Keys) -> bool {
 }
 
 /// Whether the snapshot's objects are these, in these versions.
-fn is_all_of(snapshot: &Snapshot, all: &Keys) -> bool {
+fn is_all_of(snapshot: &Snapshot, all: &ObjectVersions) -> bool {
     let same = |(key, version): &(String, ResourceVersion)| {
         snapshot
             .get(key)
@@ -424,7 +424,7 @@ mod tests {
     async fn of_scopes_that_are_gone_nothing_is_kept() {
         let pki = Pki::new();
         let api = Api::start(&pki, HTTP2, |_, _| async { text("no list") }).await;
-        let client = Client::new(&upstream_of(&pki, &api).await);
+        let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
         let (scopes, fences) = (
             Scopes::new(client.clone(), ScopeConfig::default()),
             Fences::new(client),

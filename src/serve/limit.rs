@@ -17,7 +17,7 @@ use super::decide::Planned;
 use super::metrics;
 use crate::access::{self, Access, Authenticated};
 use crate::body::{Body, BoxError, full};
-use crate::listener::{Peer, counted};
+use crate::listener::{Peer, client_network};
 use watershed_protocol::Verb;
 
 /// Callers remembered at a time. Those who come when it is full share one place.
@@ -171,7 +171,7 @@ impl Limiter {
             // One whom upstream knows does not become another by what else stands in the request.
             _ => match access.authenticator.bearer(request.headers()).await {
                 Some(identity) => Caller::User(identity.user.clone()),
-                None => Caller::Address(counted(peer.address.ip())),
+                None => Caller::Address(client_network(peer.address.ip())),
             },
         };
         let counts = match (plan.verb, plan.long_running) {

@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, he
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::body::{self, Body, BoxError};
-use crate::upstream::NoAnswer;
+use crate::upstream::AnswerError;
 
 /// What belongs to one answer alone.
 const OF_ONE_ANSWER: &[&str] = &[
@@ -45,9 +45,9 @@ impl Question {
     pub(super) fn request(
         &self,
         fields: impl IntoIterator<Item = (HeaderName, Option<HeaderValue>)>,
-    ) -> Result<Request<Body>, NoAnswer> {
+    ) -> Result<Request<Body>, AnswerError> {
         let request = Request::get(&self.path_and_query).body(body::empty());
-        let mut request = request.map_err(|error| NoAnswer::Useless(error.to_string()))?;
+        let mut request = request.map_err(|error| AnswerError::Unusable(error.to_string()))?;
         let headers = request.headers_mut();
         for (name, values) in NEGOTIATED.iter().zip(&self.negotiated) {
             for value in values {
@@ -119,16 +119,17 @@ impl Replay {
         response: Response<B>,
         limit: usize,
         room: &Room,
-    ) -> Result<Self, NoAnswer>
+    ) -> Result<Self, AnswerError>
     where
         B: http_body::Body<Error: Into<BoxError>>,
     {
-        let full = || NoAnswer::Useless("too much is held for those who do not take it".to_owned());
+        let full =
+            || AnswerError::Unusable("too much is held for those who do not take it".to_owned());
         let _reading = room.reading.try_acquire().map_err(|_| full())?;
         let (mut parts, body) = response.into_parts();
         let body = body::whole(body, limit)
             .await
-            .map_err(|error| NoAnswer::Useless(error.to_string()))?;
+            .map_err(|error| AnswerError::Unusable(error.to_string()))?;
         let body = room.place(body).ok_or_else(full)?;
         for name in OF_ONE_ANSWER {
             parts.headers.remove(*name);

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use super::replay::{Question, Replay, Room};
 use super::turns::Turns;
 use crate::body::Body;
-use crate::upstream::{Authority, Forwarder, NoAnswer};
+use crate::upstream::{AnswerError, ForwardIdentity, Forwarder};
 
 /// Larger answers are sent to each by themselves: these are held whole.
 const MAX_BYTES: usize = 32 << 20;
@@ -81,7 +81,7 @@ impl Place<'_> {
     pub(super) async fn answer(
         &self,
         caller: &HeaderMap,
-        authority: &Authority,
+        authority: &ForwardIdentity,
     ) -> Option<Arc<Replay>> {
         let (forwarder, question) = (self.shared.forwarder.clone(), self.question.clone());
         let (authority, room) = (authority.clone(), Arc::clone(&self.shared.room));
@@ -122,9 +122,9 @@ async fn fetch(
     forwarder: &Forwarder,
     question: &Question,
     caller: [(HeaderName, Option<HeaderValue>); 2],
-    authority: &Authority,
+    authority: &ForwardIdentity,
     room: &Room,
-) -> Result<Replay, NoAnswer> {
+) -> Result<Replay, AnswerError> {
     let response = forwarder
         .forward_body(question.request(caller)?, false, authority)
         .await?;
@@ -132,7 +132,7 @@ async fn fetch(
         StatusCode::OK | StatusCode::NOT_FOUND => {
             Replay::read(response.map(named), MAX_BYTES, room).await
         }
-        status => Err(NoAnswer::Status(status)),
+        status => Err(AnswerError::Status(status)),
     }
 }
 

@@ -20,7 +20,7 @@ const QUIET: Duration = Duration::from_millis(500);
 const VERY_SHORT: Duration = Duration::from_secs(1);
 
 /// Lets a forwarded watch end when the process begins to. Other answers pass as they are.
-pub(super) fn apply(response: Response<Body>, draining: &drain::Watch) -> Response<Body> {
+pub(super) fn apply(response: Response<Body>, draining: &drain::DrainWatch) -> Response<Body> {
     let media_type = response
         .headers()
         .get(header::CONTENT_TYPE)
@@ -39,7 +39,7 @@ pub(super) fn apply(response: Response<Body>, draining: &drain::Watch) -> Respon
             let young = Some(Box::pin(tokio::time::sleep(VERY_SHORT)));
             UntilDrain {
                 body,
-                draining: Some(draining.bell()),
+                draining: Some(draining.signal()),
                 place,
                 young,
             }
@@ -52,7 +52,7 @@ pub(super) fn apply(response: Response<Body>, draining: &drain::Watch) -> Respon
 struct UntilDrain {
     body: Body,
     /// Gone once it has begun.
-    draining: Option<drain::Bell>,
+    draining: Option<drain::DrainSignal>,
     place: Place,
     /// Until it has brought something, or lasted.
     young: Option<Pin<Box<Sleep>>>,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::clients::{Client, Clients};
 use super::source::{Reason, Source};
-use crate::body::{Meter, Metered};
+use crate::body::{AnswerMeter, BodyMeter};
 
 pub use super::clients::ClientUsage;
 
@@ -82,7 +82,7 @@ impl Usage {
         user: Option<&str>,
         agent: &str,
         watch: bool,
-    ) -> Metered {
+    ) -> AnswerMeter {
         let forwarded = if let Source::Forward(reason) = source {
             self.0.reasons[reason as usize].fetch_add(1, Ordering::Relaxed);
             true
@@ -101,7 +101,7 @@ impl Usage {
             answer.watches().fetch_add(1, Ordering::Relaxed);
             answer.client.watch_began();
         }
-        Metered(Arc::new(answer))
+        AnswerMeter(Arc::new(answer))
     }
 }
 
@@ -124,7 +124,7 @@ impl Answer {
     }
 }
 
-impl Meter for Answer {
+impl BodyMeter for Answer {
     fn sent(&self, bytes: usize) {
         self.usage.0.bytes[self.source.index()].fetch_add(bytes as u64, Ordering::Relaxed);
         self.client.sent(bytes);

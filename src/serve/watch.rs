@@ -126,7 +126,7 @@ pub(super) fn answer(
             bookmarks: watch.bookmarks.then(|| Arc::clone(&scope.bookmarks)),
             deadline: Instant::now() + timeout,
             grant: guard,
-            draining: server.draining.bell(),
+            draining: server.draining.signal(),
             observer: server.meters.begin(labels, &read.resource),
         },
     );
@@ -147,13 +147,13 @@ pub(super) fn answer(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drain::Bell;
+    use crate::drain::DrainSignal;
     use crate::serve::metrics::WatchMeter;
 
     /// There may be a hundred thousand.
     #[test]
     fn an_open_watch_is_small() {
-        let bytes = size_of::<WatchBody<Guard, Bell, WatchMeter>>();
+        let bytes = size_of::<WatchBody<Guard, DrainSignal, WatchMeter>>();
         assert!(bytes <= 320, "{bytes}");
     }
 }

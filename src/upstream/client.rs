@@ -7,7 +7,7 @@ use http::{Request, Response};
 
 use super::body::UpstreamBody;
 use super::error::UpstreamError;
-use super::pool::{Class, Pool, SendOptions};
+use super::pool::{ConnectionClass, Pool, SendOptions};
 use super::server::Upstream;
 use crate::body::Body;
 use watershed_connect::{Dialer, TlsIdentity};
@@ -15,7 +15,7 @@ use watershed_connect::{Dialer, TlsIdentity};
 /// Sends the proxy's own requests, with its own credentials: lists, watches, reviews, discovery.
 /// Cheap to clone.
 #[derive(Clone)]
-pub struct Client {
+pub struct UpstreamClient {
     shared: Arc<Shared>,
 }
 
@@ -25,13 +25,13 @@ struct Shared {
     user_agent: HeaderValue,
 }
 
-impl Client {
+impl UpstreamClient {
     /// A client of this upstream. Needs a running runtime.
-    pub fn new(upstream: &Upstream) -> Client {
+    pub fn new(upstream: &Upstream) -> UpstreamClient {
         let pool = Pool::new(upstream, TlsIdentity::Own, &Arc::new(Dialer::default()));
         let user_agent = HeaderValue::from_str(&upstream.user_agent())
             .unwrap_or_else(|_| HeaderValue::from_static("watershed"));
-        Client {
+        UpstreamClient {
             shared: Arc::new(Shared {
                 upstream: upstream.clone(),
                 pool,
@@ -45,7 +45,7 @@ impl Client {
     /// No timeout is applied to the answer: only the caller knows how long it may take.
     pub async fn send(
         &self,
-        class: Class,
+        class: ConnectionClass,
         mut request: Request<Body>,
         options: SendOptions,
     ) -> Result<Response<UpstreamBody>, UpstreamError> {
@@ -69,9 +69,9 @@ impl Client {
     }
 }
 
-impl std::fmt::Debug for Client {
+impl std::fmt::Debug for UpstreamClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Client")
+        f.debug_struct("UpstreamClient")
             .field("upstream", &self.shared.upstream)
             .finish_non_exhaustive()
     }

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-use super::{Class, Client, SendOptions, UpstreamError};
+use super::{ConnectionClass, SendOptions, UpstreamClient, UpstreamError};
 use watershed_protocol::{GroupVersionResource, Representation, Selection};
 
 /// An answer holds for this long; then it is asked again, as upstream may be of another release by
@@ -39,7 +39,7 @@ pub struct WatchCompression(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    client: Client,
+    client: UpstreamClient,
     gvr: GroupVersionResource,
     /// What is asked.
     uri: String,
@@ -67,7 +67,7 @@ impl WatchCompression {
     /// Nothing is asked yet. The question will be about objects of the selection, as the proxy may
     /// see no others.
     pub fn new(
-        client: Client,
+        client: UpstreamClient,
         gvr: GroupVersionResource,
         selection: &Selection,
         representation: Representation,
@@ -133,7 +133,7 @@ impl Inner {
         let answer = timeout(
             ANSWER,
             self.client
-                .send(Class::Watch, request, SendOptions::default()),
+                .send(ConnectionClass::Watch, request, SendOptions::default()),
         )
         .await;
         let response = answer.map_err(|_| Trouble::Silent)??;
@@ -193,7 +193,7 @@ mod tests {
                 }
             })
             .await;
-            let client = Client::new(&upstream_of(&pki, &api).await);
+            let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
             let gvr = GroupVersionResource::new("", "v1", "pods");
             let compression = WatchCompression::new(
                 client,

@@ -17,7 +17,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::error::UpstreamError;
-use super::pool::{Class, Group};
+use super::pool::{ConnectionClass, Group};
 use super::traffic::Open;
 use crate::body::Body;
 use watershed_connect::{Address, CONNECT_TIMEOUT, Dialed};
@@ -95,7 +95,7 @@ enum Leased {
 /// Speaks HTTP on a new connection, and spawns the task that drives it.
 pub(super) async fn handshake(
     dialed: Dialed,
-    class: Class,
+    class: ConnectionClass,
     generation: u64,
     permit: OwnedSemaphorePermit,
     open: Open,

@@ -7,11 +7,11 @@ use crate::body;
 use crate::test_support::{
     Api, HTTP1, HTTP2, OWN_TOKEN, Pki, kubeconfig, kubeconfig_text, read, soon, text,
 };
-use crate::upstream::{Class, Client, SendOptions};
+use crate::upstream::{ConnectionClass, SendOptions, UpstreamClient};
 
-async fn who(client: &Client) -> String {
+async fn who(client: &UpstreamClient) -> String {
     let request = Request::get("/who").body(body::empty()).unwrap();
-    let response = soon(client.send(Class::Short, request, SendOptions::default()))
+    let response = soon(client.send(ConnectionClass::Short, request, SendOptions::default()))
         .await
         .unwrap();
     read(response.into_body()).await.unwrap()
@@ -49,7 +49,7 @@ async fn own_requests_carry_the_proxys_credentials() {
         let api = mirror(&pki, http2).await;
         let (_dir, mut options) = kubeconfig(&pki, &api.url());
         options.user_agent = "watershed-test".to_owned();
-        let client = Client::new(&Upstream::load(&options).await.unwrap());
+        let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
         assert_eq!(
             who(&client).await,
             format!(
@@ -66,7 +66,7 @@ async fn a_user_acting_as_another_does_so() {
     let (dir, options) = kubeconfig(&pki, &api.url());
     let path = dir.path().join("config");
     std::fs::write(&path, kubeconfig_text(&api.url(), "{token: t, as: jane}")).unwrap();
-    let client = Client::new(&Upstream::load(&options).await.unwrap());
+    let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
     let seen = who(&client).await;
     assert!(
         seen.contains("certificate=false authorization=Bearer t"),
@@ -116,7 +116,7 @@ async fn exec_plugins_give_tokens_and_certificates() {
             kubeconfig_text(&api.url(), &user),
         )
         .unwrap();
-        let client = Client::new(&Upstream::load(&options).await.unwrap());
+        let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
         let seen = who(&client).await;
         assert!(seen.starts_with(wanted), "{seen}");
     }
@@ -131,7 +131,7 @@ async fn changed_files_are_taken_over_and_broken_ones_are_not() {
     let api = mirror(&pki, true).await;
     let (dir, options) = kubeconfig(&pki, &api.url());
     let upstream = Upstream::load(&options).await.unwrap();
-    let client = Client::new(&upstream);
+    let client = UpstreamClient::new(&upstream);
     assert!(who(&client).await.contains(OWN_TOKEN));
 
     upstream.reload().await;
@@ -172,9 +172,10 @@ async fn the_servers_name_can_be_told() {
             &format!("tls-server-name: {name}, certificate-authority"),
         );
         std::fs::write(dir.path().join("config"), named).unwrap();
-        let client = Client::new(&Upstream::load(&options).await.unwrap());
+        let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
         let request = Request::get("/who").body(body::empty()).unwrap();
-        let result = soon(client.send(Class::Short, request, SendOptions::default())).await;
+        let result =
+            soon(client.send(ConnectionClass::Short, request, SendOptions::default())).await;
         match result {
             Ok(_) => assert!(good),
             Err(error) => {

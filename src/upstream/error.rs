@@ -78,7 +78,7 @@ impl UpstreamError {
 
 /// Upstream was asked, and its answer can't be used.
 #[derive(Debug, thiserror::Error)]
-pub enum NoAnswer {
+pub enum AnswerError {
     /// It could not be asked.
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
@@ -87,5 +87,5 @@ pub enum NoAnswer {
     Status(StatusCode),
     /// Its answer ended early, came late, or is not what was asked for.
     #[error("the answer is of no use: {0}")]
-    Useless(String),
+    Unusable(String),
 }

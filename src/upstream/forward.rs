@@ -12,9 +12,9 @@ use tokio_util::task::TaskTracker;
 use super::body::UpstreamBody;
 use super::error::UpstreamError;
 use super::hop_by_hop;
-use super::pool::{Class, Pool, SendOptions};
+use super::pool::{ConnectionClass, Pool, SendOptions};
 use super::server::Upstream;
-use super::traffic::Purpose;
+use super::traffic::RequestPurpose;
 use super::upgrade;
 use crate::body::{self, Body, BoxError};
 use watershed_connect::{ConnectError, Dialer, TlsIdentity};
@@ -24,7 +24,7 @@ const MAX_UPGRADES: usize = 4096;
 
 /// Whose credentials a request is sent with.
 #[derive(Clone, Debug)]
-pub enum Authority {
+pub enum ForwardIdentity {
     /// The caller's, as they stand in its headers. It goes over a connection that shows no
     /// certificate.
     Caller,
@@ -37,8 +37,8 @@ pub enum Authority {
 
 /// Sends callers' requests to upstream and brings back the answers. Cheap to clone.
 ///
-/// Invariant: a request of [`Authority::Caller`] cannot reach the proxy's token, nor a connection
-/// that shows its certificate; any other says whom it is for, but for [`Authority::Own`].
+/// Invariant: a request of [`ForwardIdentity::Caller`] cannot reach the proxy's token, nor a connection
+/// that shows its certificate; any other says whom it is for, but for [`ForwardIdentity::Own`].
 #[derive(Clone)]
 pub struct Forwarder {
     shared: Arc<Shared>,
@@ -86,7 +86,7 @@ impl Forwarder {
         &self,
         request: Request<Incoming>,
         long: bool,
-        authority: &Authority,
+        authority: &ForwardIdentity,
     ) -> Result<Response<Body>, UpstreamError> {
         let version = request.version();
         let request = request.map(|incoming| body::from_client(incoming, version));
@@ -98,7 +98,7 @@ impl Forwarder {
         &self,
         mut request: Request<Body>,
         long: bool,
-        authority: &Authority,
+        authority: &ForwardIdentity,
     ) -> Result<Response<Body>, UpstreamError> {
         if request.method() == Method::CONNECT {
             return Err(UpstreamError::Refused {
@@ -133,9 +133,9 @@ impl Forwarder {
         // What hyper keeps here belongs to the client's connection.
         request.extensions_mut().clear();
         let class = if long {
-            Class::LongForward
+            ConnectionClass::LongForward
         } else {
-            Class::Short
+            ConnectionClass::Short
         };
         let pool = match identity {
             TlsIdentity::Bare => &self.shared.bare,
@@ -146,7 +146,7 @@ impl Forwarder {
                 class,
                 request,
                 SendOptions {
-                    purpose: Purpose::Forward,
+                    purpose: RequestPurpose::Forward,
                     ..SendOptions::default()
                 },
             )
@@ -158,12 +158,12 @@ impl Forwarder {
     async fn authorize(
         &self,
         headers: &mut HeaderMap,
-        authority: &Authority,
+        authority: &ForwardIdentity,
     ) -> Result<TlsIdentity, UpstreamError> {
         let acting = match authority {
-            Authority::Caller => return Ok(TlsIdentity::Bare),
-            Authority::Impersonated(acting) => Some(acting),
-            Authority::Own => None,
+            ForwardIdentity::Caller => return Ok(TlsIdentity::Bare),
+            ForwardIdentity::Impersonated(acting) => Some(acting),
+            ForwardIdentity::Own => None,
         };
         let claims = |name: &HeaderName| {
             let name = name.as_str();

@@ -1,7 +1,7 @@
 //! What is counted of upstream. The names stand here and nowhere else, but for those of scopes.
 use metrics::{counter, describe_counter, describe_gauge, gauge};
 
-use super::traffic::{Connected, Purpose, Traffic};
+use super::traffic::{ConnectionPurpose, RequestPurpose, UpstreamTraffic};
 
 /// Requests that upstream answered.
 pub const REQUESTS: &str = "watershed_upstream_requests_total";
@@ -27,13 +27,13 @@ pub fn describe() {
 }
 
 /// Shows what is so now.
-pub fn publish(traffic: &Traffic) {
-    for purpose in Purpose::ALL {
+pub fn publish(traffic: &UpstreamTraffic) {
+    for purpose in RequestPurpose::ALL {
         counter!(REQUESTS, "purpose" => purpose.as_str()).absolute(traffic.requests(purpose));
         counter!(RECEIVED_BYTES, "purpose" => purpose.as_str())
             .absolute(traffic.received_bytes(purpose));
     }
-    for kind in Connected::ALL {
+    for kind in ConnectionPurpose::ALL {
         gauge!(CONNECTIONS, "kind" => kind.as_str()).set(traffic.connections(kind) as f64);
     }
 }

@@ -21,7 +21,7 @@ use super::connection::{self, Connection, Http1, Http2, Lease, NotSent};
 use super::error::UpstreamError;
 use super::repeat::{self, Repeatable};
 use super::server::Upstream;
-use super::traffic::{Purpose, Received};
+use super::traffic::{Received, RequestPurpose};
 use crate::body::{self, Body};
 use watershed_connect::{Address, Dialer, TlsIdentity};
 
@@ -40,7 +40,7 @@ const MAX_RESENDS: usize = 3;
 /// Requests that may share connections. Long ones that their reader may leave lying are apart from
 /// short ones that everybody waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
+pub enum ConnectionClass {
     /// The proxy's own watches and lists.
     Watch,
     /// Short requests, own or forwarded (on connections of their own each).
@@ -57,7 +57,7 @@ pub struct SendOptions {
     /// Prefer another address than this one (see [`ServedBy`]), where there are several.
     pub avoid: Option<Address>,
     /// What it is counted as.
-    pub purpose: Purpose,
+    pub purpose: RequestPurpose,
 }
 
 /// The address an answer came from: an extension of every answer.
@@ -102,12 +102,12 @@ impl Windows {
     }
 }
 
-impl Class {
+impl ConnectionClass {
     pub(super) const fn windows(self) -> &'static Windows {
         match self {
-            Class::Watch => &WATCH,
-            Class::Short => &SHORT,
-            Class::LongForward => &LONG_FORWARD,
+            ConnectionClass::Watch => &WATCH,
+            ConnectionClass::Short => &SHORT,
+            ConnectionClass::LongForward => &LONG_FORWARD,
         }
     }
 }
@@ -119,7 +119,7 @@ pub(super) struct Pool {
 
 /// Connections that share one class and one identity.
 pub(super) struct Group {
-    class: Class,
+    class: ConnectionClass,
     identity: TlsIdentity,
     upstream: Upstream,
     dialer: Arc<Dialer>,
@@ -145,7 +145,12 @@ type SharedDial = Shared<BoxFuture<'static, Result<(), UpstreamError>>>;
 
 impl Pool {
     pub(super) fn new(upstream: &Upstream, identity: TlsIdentity, dialer: &Arc<Dialer>) -> Pool {
-        let groups = [Class::Watch, Class::Short, Class::LongForward].map(|class| {
+        let groups = [
+            ConnectionClass::Watch,
+            ConnectionClass::Short,
+            ConnectionClass::LongForward,
+        ]
+        .map(|class| {
             Arc::new(Group {
                 class,
                 identity,
@@ -168,12 +173,12 @@ impl Pool {
         Pool { groups }
     }
 
-    pub(super) fn group(&self, class: Class) -> &Arc<Group> {
+    pub(super) fn group(&self, class: ConnectionClass) -> &Arc<Group> {
         let [watch, short, long] = &self.groups;
         match class {
-            Class::Watch => watch,
-            Class::Short => short,
-            Class::LongForward => long,
+            ConnectionClass::Watch => watch,
+            ConnectionClass::Short => short,
+            ConnectionClass::LongForward => long,
         }
     }
 
@@ -184,7 +189,7 @@ impl Pool {
     /// died before any answer.
     pub(super) async fn send(
         &self,
-        class: Class,
+        class: ConnectionClass,
         mut request: Request<Body>,
         options: SendOptions,
     ) -> Result<Response<UpstreamBody>, UpstreamError> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 use http::{Request, StatusCode, header};
 
 use super::stream::{Stream, StreamError};
-use super::{Class, Client, NoAnswer, SendOptions, UpstreamBody};
+use super::{AnswerError, ConnectionClass, SendOptions, UpstreamBody, UpstreamClient};
 use crate::body;
 use watershed_protocol::{
     Encoding, EventKind, FieldTable, GroupVersionResource, Malformed, PartialForm, ResourceVersion,
@@ -22,7 +22,7 @@ const MAX_BYTES: usize = 256 << 20;
 /// Asks about one type. Custom types have protobuf in this form, too.
 #[derive(Clone, Debug)]
 pub struct Probe {
-    client: Client,
+    client: UpstreamClient,
     path: String,
     /// The selectors, each with an ampersand before it.
     selectors: String,
@@ -30,42 +30,42 @@ pub struct Probe {
 }
 
 /// An object's key and version.
-pub type Keys = Vec<(String, ResourceVersion)>;
+pub type ObjectVersions = Vec<(String, ResourceVersion)>;
 
 /// What a list said.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct ProbeList {
     /// The version of the list: no older than the question.
     pub version: ResourceVersion,
     /// All objects there are, unless the list was cut off by its limit.
-    pub all: Option<Keys>,
+    pub all: Option<ObjectVersions>,
 }
 
 /// What a watch said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum ProbeEvent {
     /// An object changed at this version.
     Event(ResourceVersion),
     /// Everything up to this version has been said.
     Bookmark(ResourceVersion),
 }
 
-impl From<Malformed> for NoAnswer {
+impl From<Malformed> for AnswerError {
     fn from(error: Malformed) -> Self {
-        Self::Useless(error.to_string())
+        Self::Unusable(error.to_string())
     }
 }
 
-impl From<StreamError> for NoAnswer {
+impl From<StreamError> for AnswerError {
     fn from(error: StreamError) -> Self {
-        Self::Useless(error.to_string())
+        Self::Unusable(error.to_string())
     }
 }
 
 impl Probe {
     /// Of these objects of a type.
     pub fn new(
-        client: Client,
+        client: UpstreamClient,
         gvr: &GroupVersionResource,
         selection: &Selection,
         namespaced: bool,
@@ -80,10 +80,10 @@ impl Probe {
     }
 
     /// A list of at most `limit` objects, no older than this call. No timeout is applied.
-    pub async fn list(&self, limit: usize) -> Result<Listed, NoAnswer> {
+    pub async fn list(&self, limit: usize) -> Result<ProbeList, AnswerError> {
         let (encoding, body) = self.get(&format!("limit={limit}"), LIST, false).await?;
         let body = body::whole(body, MAX_BYTES).await;
-        let body = body.map_err(|error| NoAnswer::Useless(error.to_string()))?;
+        let body = body.map_err(|error| AnswerError::Unusable(error.to_string()))?;
         let (_, page) = TypeForm::learn(encoding, PartialForm::KIND, &body)?;
         let key = |object| {
             let scanned = scan(encoding, object, &self.fields)?;
@@ -98,7 +98,7 @@ impl Probe {
             ),
             Some(_) => None,
         };
-        Ok(Listed {
+        Ok(ProbeList {
             version: page.version,
             all,
         })
@@ -113,7 +113,7 @@ impl Probe {
         &self,
         from: ResourceVersion,
         lasting: Duration,
-    ) -> Result<CatchUp, NoAnswer> {
+    ) -> Result<CatchUp, AnswerError> {
         let seconds = lasting.as_secs();
         let query = format!(
             "watch=1&allowWatchBookmarks=true&resourceVersion={from}&timeoutSeconds={seconds}"
@@ -131,18 +131,22 @@ impl Probe {
         query: &str,
         accept: &'static str,
         watch: bool,
-    ) -> Result<(Encoding, UpstreamBody), NoAnswer> {
+    ) -> Result<(Encoding, UpstreamBody), AnswerError> {
         let request = Request::get(format!("{}?{query}{}", self.path, self.selectors))
             .header(header::ACCEPT, accept)
             .body(body::empty())
-            .map_err(|error| NoAnswer::Useless(error.to_string()))?;
-        let class = if watch { Class::Watch } else { Class::Short };
+            .map_err(|error| AnswerError::Unusable(error.to_string()))?;
+        let class = if watch {
+            ConnectionClass::Watch
+        } else {
+            ConnectionClass::Short
+        };
         let response = self
             .client
             .send(class, request, SendOptions::default())
             .await?;
         if response.status() != StatusCode::OK {
-            return Err(NoAnswer::Status(response.status()));
+            return Err(AnswerError::Status(response.status()));
         }
         let actual = response.headers().get(header::CONTENT_TYPE);
         let is = |encoding: &Encoding| {
@@ -151,7 +155,7 @@ impl Probe {
         };
         let encoding = [Encoding::Protobuf, Encoding::Json].into_iter().find(is);
         let encoding =
-            encoding.ok_or_else(|| NoAnswer::Useless(format!("content type {actual:?}")))?;
+            encoding.ok_or_else(|| AnswerError::Unusable(format!("content type {actual:?}")))?;
         Ok((encoding, response.into_body()))
     }
 }
@@ -165,18 +169,18 @@ pub struct CatchUp {
 
 impl CatchUp {
     /// What comes next, `None` at the watch's end. An ERROR event is an error.
-    pub async fn next(&mut self) -> Result<Option<Seen>, NoAnswer> {
+    pub async fn next(&mut self) -> Result<Option<ProbeEvent>, AnswerError> {
         let Some(frame) = self.stream.next_frame().await? else {
             return Ok(None);
         };
         Ok(Some(match frame.kind {
             EventKind::Added | EventKind::Modified | EventKind::Deleted => {
-                Seen::Event(scan(self.encoding, &frame.object, &self.fields)?.version)
+                ProbeEvent::Event(scan(self.encoding, &frame.object, &self.fields)?.version)
             }
             EventKind::Bookmark => {
-                Seen::Bookmark(read_bookmark(self.encoding, &frame.object)?.version)
+                ProbeEvent::Bookmark(read_bookmark(self.encoding, &frame.object)?.version)
             }
-            EventKind::Error => return Err(NoAnswer::Useless("an ERROR event".to_owned())),
+            EventKind::Error => return Err(AnswerError::Unusable("an ERROR event".to_owned())),
         }))
     }
 }

@@ -13,7 +13,10 @@ use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::stream::{Stream, StreamError};
-use super::{Class, Client, Purpose, SendOptions, ServedBy, UpstreamBody, UpstreamError};
+use super::{
+    ConnectionClass, RequestPurpose, SendOptions, ServedBy, UpstreamBody, UpstreamClient,
+    UpstreamError,
+};
 use crate::body;
 use watershed_connect::Address;
 use watershed_protocol::{
@@ -42,7 +45,7 @@ const REBUILT: Duration = Duration::from_secs(30);
 
 /// What to follow.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct ReflectorTarget {
     /// The type.
     pub gvr: GroupVersionResource,
     /// Which of its objects.
@@ -181,10 +184,10 @@ enum State {
     },
 }
 
-/// Follows one [`Target`].
+/// Follows one [`ReflectorTarget`].
 pub struct Reflector {
-    client: Client,
-    target: Target,
+    client: UpstreamClient,
+    target: ReflectorTarget,
     state: State,
     form: Option<Arc<TypeForm>>,
     warnings: Vec<HeaderValue>,
@@ -213,7 +216,7 @@ pub struct Reflector {
 
 impl Reflector {
     /// Begins at nothing.
-    pub fn new(client: Client, target: Target) -> Self {
+    pub fn new(client: UpstreamClient, target: ReflectorTarget) -> Self {
         Self {
             client,
             target,
@@ -618,7 +621,7 @@ impl Reflector {
         } else {
             representation.accepts_list()
         };
-        let Target { gvr, selection, .. } = &self.target;
+        let ReflectorTarget { gvr, selection, .. } = &self.target;
         let request = Request::get(format!(
             "{}?{query}{}",
             selection.path(gvr),
@@ -640,9 +643,17 @@ impl Reflector {
         let options = SendOptions {
             fresh_connection: elsewhere,
             avoid,
-            purpose: if watch { Purpose::Watch } else { Purpose::List },
+            purpose: if watch {
+                RequestPurpose::Watch
+            } else {
+                RequestPurpose::List
+            },
         };
-        let answer = timeout(ANSWER, self.client.send(Class::Watch, request, options)).await;
+        let answer = timeout(
+            ANSWER,
+            self.client.send(ConnectionClass::Watch, request, options),
+        )
+        .await;
         let response = answer.map_err(|_| Trouble::Silent(ANSWER))??;
         self.served_by = response
             .extensions()

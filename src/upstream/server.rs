@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use watershed_connect::{ApiServer, ConnectOptions, CredentialsError};
 
-use super::traffic::Traffic;
+use super::traffic::UpstreamTraffic;
 
 /// An API server and the traffic to it. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Upstream {
     server: ApiServer,
-    traffic: Arc<Traffic>,
+    traffic: Arc<UpstreamTraffic>,
 }
 
 impl Upstream {
@@ -24,7 +24,7 @@ impl Upstream {
     }
 
     /// Returns the counters of requests, bytes and connections.
-    pub fn traffic(&self) -> &Arc<Traffic> {
+    pub fn traffic(&self) -> &Arc<UpstreamTraffic> {
         &self.traffic
     }
 }

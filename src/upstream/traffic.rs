@@ -3,11 +3,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::pool::Class;
+use super::pool::ConnectionClass;
 
 /// What a request to upstream is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Purpose {
+pub enum RequestPurpose {
     /// The proxy's own list of a scope.
     List,
     /// The proxy's own watch of a scope.
@@ -20,7 +20,7 @@ pub enum Purpose {
     Own,
 }
 
-impl Purpose {
+impl RequestPurpose {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::List, Self::Watch, Self::Forward, Self::Own];
 
@@ -37,7 +37,7 @@ impl Purpose {
 
 /// What a connection to upstream is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Connected {
+pub enum ConnectionPurpose {
     /// The proxy's own watches and lists.
     Watch,
     /// Short requests.
@@ -48,7 +48,7 @@ pub enum Connected {
     Tunnel,
 }
 
-impl Connected {
+impl ConnectionPurpose {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Watch, Self::Short, Self::LongForward, Self::Tunnel];
 
@@ -63,42 +63,42 @@ impl Connected {
     }
 }
 
-impl From<Class> for Connected {
-    fn from(class: Class) -> Self {
+impl From<ConnectionClass> for ConnectionPurpose {
+    fn from(class: ConnectionClass) -> Self {
         match class {
-            Class::Watch => Self::Watch,
-            Class::Short => Self::Short,
-            Class::LongForward => Self::LongForward,
+            ConnectionClass::Watch => Self::Watch,
+            ConnectionClass::Short => Self::Short,
+            ConnectionClass::LongForward => Self::LongForward,
         }
     }
 }
 
 /// Sums since the start of the process, and the connections of this moment.
 #[derive(Debug, Default)]
-pub struct Traffic {
+pub struct UpstreamTraffic {
     requests: [AtomicU64; 4],
     received: [AtomicU64; 4],
     connections: [AtomicU64; 4],
 }
 
-impl Traffic {
+impl UpstreamTraffic {
     /// Requests that were answered.
-    pub fn requests(&self, purpose: Purpose) -> u64 {
+    pub fn requests(&self, purpose: RequestPurpose) -> u64 {
         self.requests[purpose as usize].load(Ordering::Relaxed)
     }
 
     /// Bytes of answers' bodies, as compressed as they came.
-    pub fn received_bytes(&self, purpose: Purpose) -> u64 {
+    pub fn received_bytes(&self, purpose: RequestPurpose) -> u64 {
         self.received[purpose as usize].load(Ordering::Relaxed)
     }
 
     /// Connections open now.
-    pub fn connections(&self, kind: Connected) -> u64 {
+    pub fn connections(&self, kind: ConnectionPurpose) -> u64 {
         self.connections[kind as usize].load(Ordering::Relaxed)
     }
 
     /// An answer begins, whose bytes are counted by what this gives.
-    pub(super) fn answered(self: &Arc<Self>, purpose: Purpose) -> Received {
+    pub(super) fn answered(self: &Arc<Self>, purpose: RequestPurpose) -> Received {
         self.requests[purpose as usize].fetch_add(1, Ordering::Relaxed);
         Received {
             traffic: Arc::clone(self),
@@ -107,7 +107,7 @@ impl Traffic {
     }
 
     /// Counts a connection for as long as this is kept.
-    pub(super) fn connected(self: &Arc<Self>, kind: Connected) -> Open {
+    pub(super) fn connected(self: &Arc<Self>, kind: ConnectionPurpose) -> Open {
         self.connections[kind as usize].fetch_add(1, Ordering::Relaxed);
         Open {
             traffic: Arc::clone(self),
@@ -118,8 +118,8 @@ impl Traffic {
 
 /// Counts the bytes of one answer.
 pub(super) struct Received {
-    traffic: Arc<Traffic>,
-    purpose: Purpose,
+    traffic: Arc<UpstreamTraffic>,
+    purpose: RequestPurpose,
 }
 
 impl Received {
@@ -130,8 +130,8 @@ impl Received {
 
 /// An open connection.
 pub(super) struct Open {
-    traffic: Arc<Traffic>,
-    kind: Connected,
+    traffic: Arc<UpstreamTraffic>,
+    kind: ConnectionPurpose,
 }
 
 impl Drop for Open {

@@ -15,7 +15,7 @@ use super::error::UpstreamError;
 use super::forward::to_client;
 use super::hop_by_hop;
 use super::server::Upstream;
-use super::traffic::{Connected, Purpose};
+use super::traffic::{ConnectionPurpose, RequestPurpose};
 use crate::body::{self, Body};
 use watershed_connect::{Address, Dialer, TlsIdentity};
 
@@ -41,7 +41,7 @@ pub(super) async fn forward(
         address: address.clone(),
         source: Arc::new(source),
     })?;
-    let open = Arc::new(upstream.traffic().connected(Connected::Tunnel));
+    let open = Arc::new(upstream.traffic().connected(ConnectionPurpose::Tunnel));
     let plain = Arc::clone(&open);
     tokio::spawn(async move {
         // Its end shows in the answer or in the tunnel.
@@ -62,7 +62,7 @@ pub(super) async fn forward(
             })?;
 
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        let received = upstream.traffic().answered(Purpose::Forward);
+        let received = upstream.traffic().answered(RequestPurpose::Forward);
         return Ok(to_client(response.map(|incoming| {
             UpstreamBody::unpooled(incoming, address, received)
         })));

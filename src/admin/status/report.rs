@@ -9,7 +9,7 @@ use crate::admin::history::Sums;
 use crate::listener::tls::ServerTls;
 use crate::scope::{Scope, ScopePhase};
 use crate::serve::{ClientUsage, TopClients};
-use crate::upstream::{Connected, Purpose};
+use crate::upstream::{ConnectionPurpose, RequestPurpose};
 use watershed_protocol::{Encoding, Representation};
 
 /// Clients shown.
@@ -212,11 +212,11 @@ impl Report {
                     .map(ToString::to_string)
                     .collect(),
                 types: state.catalog.len(),
-                connections: Connected::ALL
+                connections: ConnectionPurpose::ALL
                     .iter()
                     .map(|kind| traffic.connections(*kind))
                     .sum(),
-                traffic: Purpose::ALL
+                traffic: RequestPurpose::ALL
                     .map(|purpose| Traffic {
                         purpose: purpose.as_str(),
                         requests: traffic.requests(purpose),

@@ -8,7 +8,7 @@ use crate::access::{Attributes, OwnRights, ReviewError, Selectors};
 use crate::app::{Config, undiscovered};
 use crate::catalog::{Catalog, CatalogFollower};
 use crate::scope::Scopes;
-use crate::upstream::Client;
+use crate::upstream::UpstreamClient;
 use watershed_protocol::{FieldOperator, GroupVersionResource, ResourceRequest, Selection, Verb};
 
 /// How long the list of custom types may take.
@@ -46,7 +46,7 @@ const FOR_ITSELF: &[(&str, &str, &str, &str)] = &[
 ];
 const RBAC: &str = "what callers may is remembered for seconds only";
 
-pub(super) async fn examine(config: &Config, client: &Client, findings: &mut Findings) {
+pub(super) async fn examine(config: &Config, client: &UpstreamClient, findings: &mut Findings) {
     let rights = OwnRights::new(client.clone());
     match ask(config, client, &rights, findings).await {
         Ok(()) => {}
@@ -60,7 +60,7 @@ pub(super) async fn examine(config: &Config, client: &Client, findings: &mut Fin
 
 async fn ask(
     config: &Config,
-    client: &Client,
+    client: &UpstreamClient,
     rights: &OwnRights,
     findings: &mut Findings,
 ) -> Result<(), ReviewError> {

@@ -9,7 +9,7 @@ use super::Findings;
 use crate::access::{OwnRights, ReviewError};
 use crate::app::Config;
 use crate::body;
-use crate::upstream::{Class, Client, NoAnswer, SendOptions, Upstream};
+use crate::upstream::{AnswerError, ConnectionClass, SendOptions, Upstream, UpstreamClient};
 use watershed_connect::{ConnectOptions, CredentialsError};
 
 const CREDENTIALS: &str = "credentials";
@@ -19,7 +19,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 const MAX_BYTES: usize = 1 << 20;
 
 /// A client, if upstream answers and knows whose it is.
-pub(super) async fn examine(config: &Config, findings: &mut Findings) -> Option<Client> {
+pub(super) async fn examine(config: &Config, findings: &mut Findings) -> Option<UpstreamClient> {
     let upstream = match Upstream::load(&config.upstream).await {
         Ok(upstream) => upstream,
         Err(error @ CredentialsError::Address(_)) => {
@@ -47,7 +47,7 @@ pub(super) async fn examine(config: &Config, findings: &mut Findings) -> Option<
         }
     }
     let reached = reach(&upstream, &config.upstream, findings).await;
-    let client = Client::new(&upstream);
+    let client = UpstreamClient::new(&upstream);
     if !reached {
         return None;
     }
@@ -106,13 +106,13 @@ async fn reach(upstream: &Upstream, options: &ConnectOptions, findings: &mut Fin
                 }
             }
         };
-        match version(&Client::new(&alone)).await {
+        match version(&UpstreamClient::new(&alone)).await {
             Ok(version) => {
                 findings.ok(SERVER, format!("{address} answers: {version}"));
                 reached = true;
             }
             // That it is there is what is asked here.
-            Err(NoAnswer::Status(status)) => {
+            Err(AnswerError::Status(status)) => {
                 reached = true;
                 if status != StatusCode::UNAUTHORIZED {
                     findings.warning(SERVER, format!("{address} answered {status} to /version"));
@@ -140,24 +140,24 @@ struct Version {
     git_version: String,
 }
 
-async fn version(client: &Client) -> Result<String, NoAnswer> {
-    let useless = |error: &dyn std::fmt::Display| NoAnswer::Useless(error.to_string());
+async fn version(client: &UpstreamClient) -> Result<String, AnswerError> {
+    let useless = |error: &dyn std::fmt::Display| AnswerError::Unusable(error.to_string());
     let request = Request::get("/version")
         .header(header::ACCEPT, "application/json")
         .body(body::empty());
     let request = request.map_err(|error| useless(&error))?;
     let asked = async {
         let response = client
-            .send(Class::Short, request, SendOptions::default())
+            .send(ConnectionClass::Short, request, SendOptions::default())
             .await?;
         if response.status() != StatusCode::OK {
-            return Err(NoAnswer::Status(response.status()));
+            return Err(AnswerError::Status(response.status()));
         }
         body::whole(response.into_body(), MAX_BYTES)
             .await
             .map_err(|error| useless(&error))
     };
-    let late = |_| NoAnswer::Useless(format!("none within {} s", ANSWER.as_secs()));
+    let late = |_| AnswerError::Unusable(format!("none within {} s", ANSWER.as_secs()));
     let answer = tokio::time::timeout(ANSWER, asked).await.map_err(late)??;
     let version: Version = serde_json::from_slice(&answer).map_err(|error| useless(&error))?;
     Ok(version.git_version)

@@ -16,13 +16,13 @@ use crate::test_support::{
 struct Server {
     address: SocketAddr,
     roots: RootCertStore,
-    trigger: drain::Trigger,
+    trigger: drain::DrainTrigger,
     served: JoinHandle<()>,
     _dir: tempfile::TempDir,
 }
 
 impl Server {
-    async fn start(limits: Limits) -> Server {
+    async fn start(limits: ConnectionLimits) -> Server {
         let dir = tempfile::tempdir().unwrap();
         let tls = ServerTls::load(tls_options(&dir)).await.unwrap();
         let roots = roots(&std::fs::read_to_string(tls.ca_file().unwrap()).unwrap());
@@ -65,7 +65,7 @@ impl Server {
     }
 }
 
-fn answer(request: &Request<Incoming>, peer: &Peer, drain: drain::Watch) -> Response<Body> {
+fn answer(request: &Request<Incoming>, peer: &Peer, drain: drain::DrainWatch) -> Response<Body> {
     match request.uri().path() {
         "/panic" => panic!("on purpose"),
         // Ends with the drain, as a good watch does.
@@ -88,7 +88,7 @@ fn answer(request: &Request<Incoming>, peer: &Peer, drain: drain::Watch) -> Resp
 
 #[tokio::test]
 async fn both_protocols_are_served() {
-    let server = Server::start(Limits::default()).await;
+    let server = Server::start(ConnectionLimits::default()).await;
     let answer = soon(server.http1().await.send_request(get("/")))
         .await
         .unwrap();
@@ -101,7 +101,7 @@ async fn both_protocols_are_served() {
 
 #[tokio::test]
 async fn head_is_answered_without_a_body() {
-    let server = Server::start(Limits::default()).await;
+    let server = Server::start(ConnectionLimits::default()).await;
     let (mut one, mut two) = (get("/"), get2("/"));
     (*one.method_mut(), *two.method_mut()) = (http::Method::HEAD, http::Method::HEAD);
     let one = soon(server.http1().await.send_request(one)).await.unwrap();
@@ -114,7 +114,7 @@ async fn head_is_answered_without_a_body() {
 
 #[tokio::test]
 async fn a_panic_is_one_requests_affair() {
-    let server = Server::start(Limits::default()).await;
+    let server = Server::start(ConnectionLimits::default()).await;
     let mut http2 = server.http2().await;
     let mut watch = soon(http2.send_request(get2("/watch"))).await.unwrap();
     let answer = soon(http2.send_request(get2("/panic"))).await.unwrap();
@@ -135,7 +135,7 @@ async fn a_panic_is_one_requests_affair() {
 
 #[tokio::test]
 async fn a_drain_lets_running_answers_end() {
-    let server = Server::start(Limits::default()).await;
+    let server = Server::start(ConnectionLimits::default()).await;
     let (mut http1, mut http2) = (server.http1().await, server.http2().await);
     let idle = server.http2().await;
     let one = soon(http1.send_request(get("/watch"))).await.unwrap();
@@ -150,7 +150,7 @@ async fn a_drain_lets_running_answers_end() {
 
 #[tokio::test]
 async fn a_drain_waits_for_nobody_who_has_said_nothing() {
-    let server = Server::start(Limits::default()).await;
+    let server = Server::start(ConnectionLimits::default()).await;
     let http1 = connect(server.address, &server.roots, b"http/1.1", None)
         .await
         .unwrap();
@@ -165,7 +165,7 @@ async fn a_drain_waits_for_nobody_who_has_said_nothing() {
 
 #[tokio::test]
 async fn the_protocol_is_the_one_that_was_agreed_on() {
-    let server = Server::start(Limits::default()).await;
+    let server = Server::start(ConnectionLimits::default()).await;
     let mut client = connect(server.address, &server.roots, b"http/1.1", None)
         .await
         .unwrap();
@@ -184,7 +184,7 @@ async fn the_protocol_is_the_one_that_was_agreed_on() {
 
 #[tokio::test]
 async fn a_drain_cuts_what_does_not_end() {
-    let server = Server::start(Limits::default()).await;
+    let server = Server::start(ConnectionLimits::default()).await;
     let (mut http1, mut http2) = (server.http1().await, server.http2().await);
     let one = soon(http1.send_request(get("/stuck"))).await.unwrap();
     let two = soon(http2.send_request(get2("/stuck"))).await.unwrap();
@@ -198,9 +198,9 @@ async fn a_drain_cuts_what_does_not_end() {
 
 #[tokio::test]
 async fn over_the_limit_connections_wait() {
-    let server = Server::start(Limits {
+    let server = Server::start(ConnectionLimits {
         connections: 1,
-        ..Limits::default()
+        ..ConnectionLimits::default()
     })
     .await;
     let mut first = server.http1().await;
@@ -231,10 +231,10 @@ async fn over_the_limit_connections_wait() {
 async fn idle_connections_are_closed_and_busy_ones_are_not() {
     // Longer than a busy machine takes from the handshake to the first request.
     let short = std::time::Duration::from_secs(2);
-    let server = Server::start(Limits {
+    let server = Server::start(ConnectionLimits {
         idle: short,
         start: short,
-        ..Limits::default()
+        ..ConnectionLimits::default()
     })
     .await;
     let mut busy = server.http2().await;
@@ -274,7 +274,7 @@ async fn plain_http_is_served_for_admin() {
         listener,
         None,
         service,
-        Limits::default(),
+        ConnectionLimits::default(),
         watch,
     ));
     let mut stream = TcpStream::connect(address).await.unwrap();

@@ -531,7 +531,12 @@ async fn connect_is_refused() {
 }
 
 /// What upstream sees of a request that is full of claims.
-async fn seen_as(authority: Authority, user: &str, http2: bool, request: Request<Body>) -> String {
+async fn seen_as(
+    authority: ForwardIdentity,
+    user: &str,
+    http2: bool,
+    request: Request<Body>,
+) -> String {
     let pki = Pki::new();
     let api = Api::start(&pki, HTTP2, |request: Request<Incoming>, conn| async move {
         let fields = request.headers().iter();
@@ -570,12 +575,12 @@ fn full_of_claims(mut request: Request<Body>) -> Request<Body> {
     request
 }
 
-fn acting(pairs: &[(&'static str, &str)]) -> Authority {
+fn acting(pairs: &[(&'static str, &str)]) -> ForwardIdentity {
     let mut headers = HeaderMap::new();
     for (name, value) in pairs {
         headers.append(*name, value.parse().unwrap());
     }
-    Authority::Impersonated(Arc::new(headers))
+    ForwardIdentity::Impersonated(Arc::new(headers))
 }
 
 const JANE: &[(&str, &str)] = &[
@@ -628,7 +633,13 @@ async fn a_proxy_that_acts_as_somebody_cannot_act_as_its_callers() {
 #[tokio::test]
 async fn with_one_identity_for_all_a_wish_to_be_another_is_passed_on() {
     let own = format!("{{token: {OWN_TOKEN}}}");
-    let seen = seen_as(Authority::Own, &own, true, full_of_claims(get("/short"))).await;
+    let seen = seen_as(
+        ForwardIdentity::Own,
+        &own,
+        true,
+        full_of_claims(get("/short")),
+    )
+    .await;
     assert!(
         seen.contains(&format!("authorization: Bearer {OWN_TOKEN}")),
         "{seen}"
@@ -642,9 +653,15 @@ async fn with_one_identity_for_all_a_wish_to_be_another_is_passed_on() {
 #[tokio::test]
 async fn with_one_identity_that_acts_as_somebody_nobody_can_be_another() {
     let own = format!("{{token: {OWN_TOKEN}, as: bob}}");
-    let seen = seen_as(Authority::Own, &own, true, get("/short")).await;
+    let seen = seen_as(ForwardIdentity::Own, &own, true, get("/short")).await;
     assert!(seen.contains("impersonate-user: bob"), "{seen}");
-    let seen = seen_as(Authority::Own, &own, true, full_of_claims(get("/short"))).await;
+    let seen = seen_as(
+        ForwardIdentity::Own,
+        &own,
+        true,
+        full_of_claims(get("/short")),
+    )
+    .await;
     assert!(
         seen.contains("cannot act as its callers") && !seen.contains("impersonate-"),
         "{seen}"

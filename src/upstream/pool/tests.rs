@@ -13,7 +13,7 @@ use crate::test_support::{
     Api, HTTP1, HTTP2, Pki, Settings, eventually, hanging, kubeconfig, read, soon, streamed, text,
     upstream_of,
 };
-use crate::upstream::Client;
+use crate::upstream::UpstreamClient;
 
 fn get(path: &str) -> Request<Body> {
     Request::get(path).body(body::empty()).unwrap()
@@ -24,20 +24,20 @@ fn post(path: &str, content: &'static str) -> Request<Body> {
 }
 
 async fn send(
-    client: &Client,
+    client: &UpstreamClient,
     request: Request<Body>,
 ) -> Result<Response<UpstreamBody>, UpstreamError> {
-    soon(client.send(Class::Short, request, SendOptions::default())).await
+    soon(client.send(ConnectionClass::Short, request, SendOptions::default())).await
 }
 
-async fn fetch(client: &Client, path: &str) -> String {
+async fn fetch(client: &UpstreamClient, path: &str) -> String {
     read(send(client, get(path)).await.unwrap().into_body())
         .await
         .unwrap()
 }
 
-async fn client_of(pki: &Pki, api: &Api) -> Client {
-    Client::new(&upstream_of(pki, api).await)
+async fn client_of(pki: &Pki, api: &Api) -> UpstreamClient {
+    UpstreamClient::new(&upstream_of(pki, api).await)
 }
 
 #[tokio::test]
@@ -75,7 +75,11 @@ async fn classes_do_not_share_connections() {
     .await;
     let client = client_of(&pki, &api).await;
     let mut numbers = Vec::new();
-    for class in [Class::Watch, Class::Short, Class::LongForward] {
+    for class in [
+        ConnectionClass::Watch,
+        ConnectionClass::Short,
+        ConnectionClass::LongForward,
+    ] {
         let response = soon(client.send(class, get("/"), SendOptions::default()))
             .await
             .unwrap();
@@ -110,8 +114,8 @@ async fn http1_connections_serve_one_request_after_the_other() {
     eventually(|| api.open() == 0).await;
 }
 
-fn waiting(client: &Client) -> Vec<Address> {
-    let group = client.pool().group(Class::Short);
+fn waiting(client: &UpstreamClient) -> Vec<Address> {
+    let group = client.pool().group(ConnectionClass::Short);
     group
         .state
         .lock()
@@ -136,7 +140,7 @@ async fn idle_connections_are_closed() {
         let client = client_of(&pki, &api).await;
         let watch = send(&client, get("/watch")).await.unwrap();
         fetch(&client, "/").await;
-        let group = client.pool().group(Class::Short);
+        let group = client.pool().group(ConnectionClass::Short);
         group.sweep(Duration::ZERO);
         eventually(|| {
             group.sweep(Duration::ZERO);
@@ -220,7 +224,7 @@ async fn a_refused_stream_is_tried_elsewhere() {
     })
     .await;
     let (_dir, options) = kubeconfig(&pki, &address);
-    let client = Client::new(&Upstream::load(&options).await.unwrap());
+    let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
     assert_eq!(
         send(&client, get("/")).await.unwrap().status(),
         StatusCode::OK
@@ -240,7 +244,7 @@ async fn a_write_that_upstream_did_not_look_at_is_sent_again() {
     })
     .await;
     let (_dir, options) = kubeconfig(&pki, &address);
-    let client = Client::new(&Upstream::load(&options).await.unwrap());
+    let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
     let bare = || Request::delete("/").body(body::empty()).unwrap();
     for (request, repeated) in [
         (post("/", "once"), post("/", "never twice")),
@@ -305,7 +309,7 @@ async fn a_write_above_the_last_stream_that_a_goaway_names_is_sent_again_and_no_
             }
         });
         let (_dir, options) = kubeconfig(&pki, &address);
-        let client = Client::new(&Upstream::load(&options).await.unwrap());
+        let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
         let answer = send(&client, post("/", "content")).await;
         if last == 0 {
             assert_eq!(answer.unwrap().status(), StatusCode::OK);
@@ -335,7 +339,7 @@ async fn a_reset_without_an_error_is_not_an_end() {
     })
     .await;
     let (_dir, options) = kubeconfig(&pki, &address);
-    let client = Client::new(&Upstream::load(&options).await.unwrap());
+    let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
     let mut answer = send(&client, get("/")).await.unwrap();
     soon(answer.body_mut().frame()).await.unwrap().unwrap();
     half_read.notify_one();
@@ -384,20 +388,20 @@ async fn addresses_fail_over() {
     let api = Api::start(&pki, HTTP2, |_, _| async { text("hello") }).await;
     let (_dir, mut options) = kubeconfig(&pki, "https://127.0.0.1:1");
     options.servers = vec![format!("https://{closed}"), api.url()];
-    let client = Client::new(&Upstream::load(&options).await.unwrap());
+    let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
     for _ in 0..4 {
         let fresh = SendOptions {
             fresh_connection: true,
             ..SendOptions::default()
         };
-        let response = soon(client.send(Class::Short, get("/"), fresh))
+        let response = soon(client.send(ConnectionClass::Short, get("/"), fresh))
             .await
             .unwrap();
         assert_eq!(read(response.into_body()).await.unwrap(), "hello");
     }
 
     options.servers.pop();
-    let client = Client::new(&Upstream::load(&options).await.unwrap());
+    let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
     let error = send(&client, get("/")).await.unwrap_err();
     assert!(matches!(error, UpstreamError::Connect { .. }));
     assert!(error.to_string().contains(&closed.to_string()), "{error}");
@@ -412,7 +416,7 @@ async fn everyone_waiting_for_a_connection_hears_that_it_failed() {
         .local_addr()
         .unwrap();
     let (_dir, options) = kubeconfig(&pki, &format!("https://{closed}"));
-    let client = Client::new(&Upstream::load(&options).await.unwrap());
+    let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
     let results = join_all((0..200).map(|_| send(&client, get("/")))).await;
     assert!(results.iter().all(Result::is_err));
 }
@@ -430,7 +434,7 @@ async fn another_address_or_connection_can_be_asked_for() {
     .await;
     let (_dir, mut options) = kubeconfig(&pki, &one.url());
     options.servers = vec![one.url(), two.url()];
-    let client = Client::new(&Upstream::load(&options).await.unwrap());
+    let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
     for _ in 0..3 {
         let first = send(&client, get("/")).await.unwrap();
         let ServedBy(from) = first.extensions().get().cloned().unwrap();
@@ -438,7 +442,7 @@ async fn another_address_or_connection_can_be_asked_for() {
             avoid: Some(from.clone()),
             ..SendOptions::default()
         };
-        let second = soon(client.send(Class::Short, get("/"), avoid))
+        let second = soon(client.send(ConnectionClass::Short, get("/"), avoid))
             .await
             .unwrap();
         assert_ne!(second.extensions().get::<ServedBy>().unwrap().0, from);
@@ -448,7 +452,7 @@ async fn another_address_or_connection_can_be_asked_for() {
         fresh_connection: true,
         ..SendOptions::default()
     };
-    soon(client.send(Class::Short, get("/"), fresh))
+    soon(client.send(ConnectionClass::Short, get("/"), fresh))
         .await
         .unwrap();
     assert_eq!(one.accepted() + two.accepted(), before + 1);
@@ -458,7 +462,10 @@ async fn another_address_or_connection_can_be_asked_for() {
 async fn an_unread_stream_stops_its_sender_and_nobody_else() {
     const CHUNK: usize = 16 * 1024;
     let pki = Pki::new();
-    for (class, unread) in [(Class::Short, 99), (Class::LongForward, 49)] {
+    for (class, unread) in [
+        (ConnectionClass::Short, 99),
+        (ConnectionClass::LongForward, 49),
+    ] {
         let sent = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&sent);
         let api = Api::start(&pki, HTTP2, move |request, _| {
@@ -537,7 +544,7 @@ async fn dropping_an_answer_cancels_it_at_upstream() {
 
         // Before its headers, too.
         let accepted = api.accepted();
-        let unanswered = client.send(Class::Short, get("/slow"), SendOptions::default());
+        let unanswered = client.send(ConnectionClass::Short, get("/slow"), SendOptions::default());
         tokio::time::timeout(Duration::from_millis(300), unanswered)
             .await
             .unwrap_err();
@@ -552,9 +559,15 @@ async fn dropping_an_answer_cancels_it_at_upstream() {
     }
 }
 
-async fn fetch_status(client: &Client) -> usize {
+async fn fetch_status(client: &UpstreamClient) -> usize {
     drop(send(client, get("/watch")).await.unwrap());
-    client.pool().group(Class::Short).state.lock().http2.len()
+    client
+        .pool()
+        .group(ConnectionClass::Short)
+        .state
+        .lock()
+        .http2
+        .len()
 }
 
 #[tokio::test]

@@ -38,7 +38,7 @@ async fn followed(status: u16, body: &'static str) -> Stopped {
         }
     })
     .await;
-    let target = Target {
+    let target = ReflectorTarget {
         gvr: GroupVersionResource::new("", "v1", "secrets"),
         selection: Arc::default(),
         kind: "Secret".into(),
@@ -48,7 +48,7 @@ async fn followed(status: u16, body: &'static str) -> Stopped {
         },
         fields: Arc::new(FieldTable::metadata_only(true)),
     };
-    let mut reflector = Reflector::new(Client::new(&upstream_of(&pki, &api).await), target);
+    let mut reflector = Reflector::new(UpstreamClient::new(&upstream_of(&pki, &api).await), target);
     timeout(SOON, reflector.next::<Count>())
         .await
         .unwrap()
@@ -98,14 +98,14 @@ async fn follow_pods(watches: [String; 2]) -> (Api, Reflector) {
     })
     .await;
     let gvr = GroupVersionResource::new("", "v1", "pods");
-    let target = Target {
+    let target = ReflectorTarget {
         fields: Arc::new(FieldTable::builtin(&gvr, true).unwrap()),
         gvr,
         selection: Arc::default(),
         kind: "Pod".into(),
         representation: Representation::whole(Encoding::Json),
     };
-    let reflector = Reflector::new(Client::new(&upstream_of(&pki, &api).await), target);
+    let reflector = Reflector::new(UpstreamClient::new(&upstream_of(&pki, &api).await), target);
     (api, reflector)
 }
 
