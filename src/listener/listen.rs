@@ -16,7 +16,7 @@ use super::activity::{Activity, Watched};
 use super::connection::{Peer, Protocols, TlsPeer};
 use super::limits::ConnectionLimits;
 use super::metrics::{Cut, Listener};
-use super::per_address::PerAddress;
+use super::per_address::AddressLimiter;
 use super::tls::ServerTls;
 use crate::body::Body;
 use crate::drain;
@@ -114,7 +114,7 @@ async fn accept_all<L, S, F>(
     F: Future<Output = Response<Body>> + Send + 'static,
 {
     let permits = Arc::new(Semaphore::new(limits.connections));
-    let addresses = PerAddress::new(limits.connections_per_address);
+    let addresses = AddressLimiter::new(limits.connections_per_address);
     let protocols = Arc::new(Protocols::new(limits, which));
     let connections = TaskTracker::new();
     let accepting = async {
@@ -124,7 +124,7 @@ async fn accept_all<L, S, F>(
                 return;
             };
             let (stream, address) = accept(&listener).await;
-            let Some(place) = addresses.enter(address.ip()) else {
+            let Some(slot) = addresses.acquire(address.ip()) else {
                 which.rejected();
                 tracing::debug!(%address, "too many connections from this address (--max-connections-per-address)");
                 continue;
@@ -134,7 +134,7 @@ async fn accept_all<L, S, F>(
             let (tls, service, drain) = (tls.clone(), service.clone(), drain.clone());
             connections.spawn(async move {
                 connection(&protocols, stream, address, tls, service, drain).await;
-                drop((open, place, permit));
+                drop((open, slot, permit));
             });
         }
     };

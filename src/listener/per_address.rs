@@ -1,61 +1,58 @@
-//! How many connections each address has, so that none can take them all.
+//! Limits the connections of each address, so that none can take them all.
 
-use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use dashmap::DashMap;
 
 /// Counts open connections by address. It holds no more entries than there are connections.
 #[derive(Clone)]
-pub(super) struct PerAddress {
-    most: usize,
-    open: Arc<Mutex<HashMap<IpAddr, usize>>>,
+pub(super) struct AddressLimiter {
+    limit: usize,
+    open: Arc<DashMap<IpAddr, usize>>,
 }
 
-/// The place of one connection.
-pub(super) struct Place {
-    open: Arc<Mutex<HashMap<IpAddr, usize>>>,
+/// The slot of one connection, free again when it is dropped.
+pub(super) struct ConnectionSlot {
+    open: Arc<DashMap<IpAddr, usize>>,
     address: IpAddr,
 }
 
-impl PerAddress {
-    pub(super) fn new(most: usize) -> Self {
+impl AddressLimiter {
+    pub(super) fn new(limit: usize) -> Self {
         Self {
-            most,
+            limit,
             open: Arc::default(),
         }
     }
 
-    /// A place for a connection from this address, if there is one left.
-    pub(super) fn enter(&self, address: IpAddr) -> Option<Place> {
+    /// Returns a slot for a connection from this address, if it has one left.
+    pub(super) fn acquire(&self, address: IpAddr) -> Option<ConnectionSlot> {
         let address = client_network(address);
-        let mut open = self.open.lock();
-        let count = open.get(&address).copied().unwrap_or(0);
-        if count >= self.most {
+        let mut count = self.open.entry(address).or_insert(0);
+        if *count >= self.limit {
             return None;
         }
-        open.insert(address, count + 1);
-        Some(Place {
+        *count += 1;
+        Some(ConnectionSlot {
             open: Arc::clone(&self.open),
             address,
         })
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        let mut open = self.open.lock();
-        if let Some(count) = open.get_mut(&self.address) {
+        self.open.remove_if_mut(&self.address, |_, count| {
             *count -= 1;
-            if *count == 0 {
-                open.remove(&self.address);
-            }
-        }
+            *count == 0
+        });
     }
 }
 
-/// Whoever has one address of a 64-bit network of IPv6 has all of them.
+/// Returns what an address is counted as: itself, or the 64-bit network of an IPv6 address.
+///
+/// The holder of one address of such a network has all of them.
 pub fn client_network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),
@@ -70,35 +67,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_address_has_its_own_places() {
-        let addresses = PerAddress::new(2);
+    fn each_address_has_its_own_slots() {
+        let addresses = AddressLimiter::new(2);
         let address = |text: &str| text.parse().unwrap();
-        let places = [
-            addresses.enter(address("10.0.0.1")),
-            addresses.enter(address("::ffff:10.0.0.1")),
+        let slots = [
+            addresses.acquire(address("10.0.0.1")),
+            addresses.acquire(address("::ffff:10.0.0.1")),
         ];
-        assert!(places.iter().all(Option::is_some));
-        assert!(addresses.enter(address("10.0.0.1")).is_none());
-        let other = addresses.enter(address("10.0.0.2"));
+        assert!(slots.iter().all(Option::is_some));
+        assert!(addresses.acquire(address("10.0.0.1")).is_none());
+        let other = addresses.acquire(address("10.0.0.2"));
         assert!(other.is_some());
-        drop(places);
-        let again = addresses.enter(address("10.0.0.1"));
+        drop(slots);
+        let again = addresses.acquire(address("10.0.0.1"));
         assert!(again.is_some());
         drop((other, again));
         assert!(
-            addresses.open.lock().is_empty(),
-            "nothing is left of those that are gone"
+            addresses.open.is_empty(),
+            "closed connections leave no entry"
         );
     }
 
     #[test]
-    fn a_network_of_ipv6_is_one_address() {
-        let addresses = PerAddress::new(1);
-        let _place = addresses.enter("2001:db8::1".parse().unwrap()).unwrap();
-        assert!(addresses.enter("2001:db8::2".parse().unwrap()).is_none());
+    fn an_ipv6_network_counts_as_one_address() {
+        let addresses = AddressLimiter::new(1);
+        let _slot = addresses.acquire("2001:db8::1".parse().unwrap()).unwrap();
+        assert!(addresses.acquire("2001:db8::2".parse().unwrap()).is_none());
         assert!(
             addresses
-                .enter("2001:db8:0:1::1".parse().unwrap())
+                .acquire("2001:db8:0:1::1".parse().unwrap())
                 .is_some()
         );
     }

@@ -136,7 +136,7 @@ async fn good(there: &[&'static str], claims: &Value) -> bool {
             }
         })
         .await;
-    let client = Client::new(&crate::test_support::upstream_of(&pki, &api).await);
+    let client = UpstreamClient::new(&crate::test_support::upstream_of(&pki, &api).await);
     let accounts = ServiceAccounts::new(client, Vec::new(), Arc::new(There(there.to_vec())));
     let identity = Identity {
         user: "system:serviceaccount:n:builder".to_owned(),
