@@ -20,7 +20,7 @@ use crate::audit::{self, Audit};
 use crate::catalog::{Catalog, CatalogFollower, DiscoveryError};
 use crate::listener::tls::ServerTls;
 use crate::scope::{self, Scopes};
-use crate::serve::{Cache, CachedObjects, Kept, Policy, Server};
+use crate::serve::{CacheMode, CachedObjects, CachingException, CachingPolicy, ProxyService};
 use crate::{drain, listener};
 use listen::Bound;
 pub use listen::Listen;
@@ -52,7 +52,7 @@ pub struct Config {
     /// How scopes keep their data.
     pub scopes: scope::ScopeConfig,
     /// What is done with requests where there is a choice.
-    pub policy: Policy,
+    pub policy: CachingPolicy,
     /// Aggregated API groups whose types are cached, too. Only for servers that answer everyone
     /// alike.
     pub aggregated: Vec<String>,
@@ -82,7 +82,7 @@ impl Config {
             admin: admin::Protection::default(),
             access: access::Config::default(),
             scopes: scope::ScopeConfig::default(),
-            policy: Policy::default(),
+            policy: CachingPolicy::default(),
             aggregated: Vec::new(),
             audit: None,
             limits: listener::ConnectionLimits::default(),
@@ -176,7 +176,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         CatalogFollower::start(client.clone(), scopes.clone(), config.aggregated.clone()).await;
     let (follower, catalog) = started.map_err(|error| undiscovered(error, &upstream))?;
     tracing::info!(types = catalog.len(), "read discovery");
-    for name in config.policy.weakened() {
+    for name in config.policy.possibly_stale() {
         tracing::warn!(
             resource = name,
             "consistent reads may get an older state (consistentReads: cache in --config)"
@@ -184,7 +184,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     }
     config
         .policy
-        .kept()
+        .exceptions()
         .iter()
         .for_each(|kept| announce(kept, &catalog));
     for ((group, resource), selections) in &config.policy.scopes {
@@ -227,7 +227,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let forwarder = Forwarder::new(&upstream);
     let (drain, draining) = drain::channel();
     let follow_rbac = access.follow_rbac(scopes.clone());
-    let server = Server::new(
+    let server = ProxyService::new(
         catalog.clone(),
         config.policy,
         scopes.clone(),
@@ -238,7 +238,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     )
     .audited(audit.clone());
     let usage = server.usage();
-    let hold_always = server.clone().hold_always();
+    let keep_scopes_open = server.clone().keep_scopes_open();
     let proxy = tokio::spawn(listener.serve(server, config.limits.clone(), draining.clone()));
     let (admin_drain, admin_draining) = drain::channel();
     let state = admin::State {
@@ -259,7 +259,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let background = vec![
         tokio::spawn(follower.run()),
         tokio::spawn(follow_rbac),
-        tokio::spawn(hold_always),
+        tokio::spawn(keep_scopes_open),
         tokio::spawn(scopes.clone().close_idle()),
         tokio::spawn(admin::serve(
             admin_listener,
@@ -295,23 +295,23 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
 }
 
 /// Says what is kept of a type for which that is not the rule.
-fn announce(kept: &Kept, catalog: &Catalog) {
-    let (resource, cache) = (kept.name(), kept.cache.as_str());
-    match (kept.sensitive, kept.cache) {
-        (true, Cache::Objects) => {
+fn announce(kept: &CachingException, catalog: &Catalog) {
+    let (resource, cache) = (kept.name(), kept.mode.as_str());
+    match (kept.sensitive, kept.mode) {
+        (true, CacheMode::Objects) => {
             tracing::warn!(
                 resource,
                 cache,
                 "held in this process's memory, by choice (cache in --config)"
             );
         }
-        (true, Cache::Metadata) => tracing::warn!(
+        (true, CacheMode::Metadata) => tracing::warn!(
             resource,
             cache,
             "the metadata is held in memory, by choice (cache in --config); \
              kubectl apply keeps what it was given in annotations, and so there"
         ),
-        (_, Cache::Nothing) => {
+        (_, CacheMode::Nothing) => {
             tracing::info!(
                 resource,
                 cache,

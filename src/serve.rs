@@ -6,7 +6,6 @@ mod audit_id;
 mod bound_objects;
 mod clients;
 mod decide;
-mod demand;
 mod documents;
 mod fence;
 mod get;
@@ -17,6 +16,7 @@ mod list_body;
 pub mod metrics;
 mod policy;
 mod replay;
+mod scope_choice;
 mod shared;
 mod source;
 mod turns;
@@ -49,10 +49,12 @@ use fence::Fences;
 use limit::Limiter;
 pub use limit::UserLimits;
 use metrics::{InFlight, Labels, Meters};
-use policy::Coverage;
-pub use policy::{Cache, ConsistentReads, Holding, Kept, Name, Policy, name as policy_name};
+pub use policy::{
+    CacheMode, CachingException, CachingPolicy, ConsistentReads, ScopePolicy, TypeName, type_name,
+};
+use scope_choice::ScopeChoice;
 use shared::{Place, Shared};
-pub use source::{Reason, Source};
+pub use source::{AnswerSource, ForwardReason};
 pub use usage::{ClientUsage, TopClients, Usage};
 
 /// A version that is ahead of the cache is waited for this long; then upstream answers, which waits
@@ -62,11 +64,11 @@ const VERSION_WAIT: Duration = Duration::from_secs(1);
 
 /// Everything needed to answer. Cheap to clone.
 #[derive(Clone)]
-pub struct Server(Arc<Inner>, Option<Audit>);
+pub struct ProxyService(Arc<Inner>, Option<Audit>);
 
 struct Inner {
     catalog: Catalog,
-    policy: Policy,
+    policy: CachingPolicy,
     scopes: Scopes,
     access: Access,
     limiter: Limiter,
@@ -89,7 +91,7 @@ struct Opened {
     /// The version that a snapshot must have at least to be the answer.
     floor: ResourceVersion,
     /// What answers that come from a snapshot say of their source.
-    source: Source,
+    source: AnswerSource,
 }
 
 impl Outcome {
@@ -118,15 +120,15 @@ impl Opened {
 
 /// What came of trying to answer from memory.
 enum Outcome {
-    Answered(Source, Response<Body>),
-    Forward(Reason),
+    Answered(AnswerSource, Response<Body>),
+    Forward(ForwardReason),
 }
 
-impl Server {
+impl ProxyService {
     /// Puts the rooms together.
     pub fn new(
         catalog: Catalog,
-        policy: Policy,
+        policy: CachingPolicy,
         scopes: Scopes,
         access: Access,
         client: UpstreamClient,
@@ -165,8 +167,8 @@ impl Server {
     }
 
     /// Keeps the scopes open that the policy wants open before anybody asks.
-    pub async fn hold_always(self) {
-        self.0.hold_always().await;
+    pub async fn keep_scopes_open(self) {
+        self.0.keep_scopes_open().await;
     }
 
     /// Answers one request.
@@ -189,12 +191,12 @@ impl Server {
         let mut place = None;
         let outcome = match (&caller, &admitted, &plan.plan) {
             (Caller::Refused(refusal), ..) => {
-                Outcome::Answered(Source::Access, refused(refusal, plan.errors))
+                Outcome::Answered(AnswerSource::Access, refused(refusal, plan.errors))
             }
             _ if plan.verb == Verb::Watch && self.0.draining.is_draining() => {
-                Outcome::Answered(Source::Shutdown, answer::ending(plan.errors))
+                Outcome::Answered(AnswerSource::Shutdown, answer::ending(plan.errors))
             }
-            (_, Err(refused), _) => Outcome::Answered(Source::Limit, refused.response()),
+            (_, Err(refused), _) => Outcome::Answered(AnswerSource::Limit, refused.response()),
             (.., Plan::Forward(reason)) => Outcome::Forward(*reason),
             (.., Plan::Read(read)) => {
                 let outcome = self.0.read(read, &request, &caller, &labels).await;
@@ -204,7 +206,7 @@ impl Server {
             }
             (.., Plan::Document(asked)) => {
                 match self.0.document(asked, &request, &caller, plan.errors).await {
-                    Ok(response) => Outcome::Answered(Source::Document, response),
+                    Ok(response) => Outcome::Answered(AnswerSource::Document, response),
                     Err(outcome) => outcome,
                 }
             }
@@ -220,7 +222,7 @@ impl Server {
                 }
                 let response = self.0.forward(request, &plan, &caller).await;
                 let own = answer::is_own(&response);
-                (Source::Forward(reason), response, own)
+                (AnswerSource::Forward(reason), response, own)
             }
         };
         if own {
@@ -285,7 +287,9 @@ impl Inner {
         caller: &Caller,
         place: &mut Option<Place<'a>>,
     ) -> Outcome {
-        let Outcome::Forward(reason @ (Reason::Consistent | Reason::Unproven)) = outcome else {
+        let Outcome::Forward(reason @ (ForwardReason::Consistent | ForwardReason::Unproven)) =
+            outcome
+        else {
             return outcome;
         };
         if matches!(read.kind, decide::ReadKind::Watch(_)) {
@@ -299,7 +303,7 @@ impl Inner {
             return refused;
         }
         match place.answer(request.headers(), &caller.authority()).await {
-            Some(replay) => Outcome::Answered(Source::Shared, replay.response()),
+            Some(replay) => Outcome::Answered(AnswerSource::Shared, replay.response()),
             None => Outcome::Forward(reason),
         }
     }
@@ -313,12 +317,15 @@ impl Inner {
     ) -> Result<Judged, Outcome> {
         let refuse = |status: &Status| match read.refused_by_upstream() {
             Some(reason) => Outcome::Forward(reason),
-            None => Outcome::Answered(Source::Access, answer::status(status, read.errors(), &[])),
+            None => Outcome::Answered(
+                AnswerSource::Access,
+                answer::status(status, read.errors(), &[]),
+            ),
         };
         let identity = match self.identify(request, caller, read.errors()).await? {
             Authenticated::As(identity) => identity,
             Authenticated::Refused => return Err(refuse(&Status::unauthorized())),
-            Authenticated::Unknown => return Err(Outcome::Forward(Reason::Identity)),
+            Authenticated::Unknown => return Err(Outcome::Forward(ForwardReason::Identity)),
         };
         let attributes = read.attributes();
         let reviewed = self
@@ -351,9 +358,9 @@ impl Inner {
     fn unreviewed(&self, error: &ReviewError, errors: Encoding) -> Outcome {
         tracing::warn!(%error, "a caller could not be reviewed");
         if !self.access.must_refuse(error) {
-            return Outcome::Forward(Reason::ReviewFailed);
+            return Outcome::Forward(ForwardReason::ReviewFailed);
         }
-        Outcome::Answered(Source::Access, not_now(error, errors))
+        Outcome::Answered(AnswerSource::Access, not_now(error, errors))
     }
 
     /// Authentication and authorization come before anything is read (invariant 5).
@@ -369,7 +376,7 @@ impl Inner {
             (&read.kind, read.age),
             (decide::ReadKind::Get { .. }, Age::Latest)
         ) {
-            return Outcome::Forward(Reason::Consistent);
+            return Outcome::Forward(ForwardReason::Consistent);
         }
         let judged = match self.admit(read, request, caller).await {
             Ok(judged) => judged,
@@ -404,7 +411,7 @@ impl Inner {
         errors: Encoding,
     ) -> Result<Response<Body>, Outcome> {
         let Authenticated::As(identity) = self.identify(request, caller, errors).await? else {
-            return Err(Outcome::Forward(Reason::Identity));
+            return Err(Outcome::Forward(ForwardReason::Identity));
         };
         let reviewed = self
             .access
@@ -414,16 +421,16 @@ impl Inner {
         let judged = reviewed.map_err(|error| self.unreviewed(&error, errors))?;
         audit::decided(request, judged.decision());
         if matches!(judged.decision(), Decision::Denied(_)) {
-            return Err(Outcome::Forward(Reason::NotAResource));
+            return Err(Outcome::Forward(ForwardReason::NotAResource));
         }
         self.documents.answer(asked).await.map_err(|error| {
             tracing::debug!(path = asked.path, %error, "a document is forwarded");
-            Outcome::Forward(Reason::NotAResource)
+            Outcome::Forward(ForwardReason::NotAResource)
         })
     }
 
     /// The scope in the first representation that the client accepts and the type has.
-    async fn open(&self, read: &Read) -> Result<Opened, Reason> {
+    async fn open(&self, read: &Read) -> Result<Opened, ForwardReason> {
         // While it was found out who asks, the type may have got other selectable fields. The
         // request's selectors were resolved against the old ones, and a scope must not be opened
         // with those.
@@ -433,17 +440,18 @@ impl Inner {
             .get(&resource.gvr)
             .is_none_or(|now| now.fields != resource.fields)
         {
-            return Err(Reason::UnknownType);
+            return Err(ForwardReason::UnknownType);
         }
         for &representation in &read.representations {
             for held in read.held_as(representation) {
-                let (scope, is_complete) = self.lend(read, held).ok_or(Reason::NotCovered)?;
+                let (scope, is_complete) =
+                    self.acquire(read, held).ok_or(ForwardReason::NotCovered)?;
                 if scope.fields != resource.fields {
-                    return Err(Reason::UnknownType);
+                    return Err(ForwardReason::UnknownType);
                 }
                 match scope.wait_until_ready(self.scopes.config().sync_wait).await {
                     Ok(ready) => {
-                        let (floor, source) = (ResourceVersion::default(), Source::Snapshot);
+                        let (floor, source) = (ResourceVersion::default(), AnswerSource::Snapshot);
                         return Ok(Opened {
                             scope,
                             is_complete,
@@ -453,25 +461,25 @@ impl Inner {
                             source,
                         });
                     }
-                    Err(NotReady::Syncing) => return Err(Reason::Syncing),
+                    Err(NotReady::Syncing) => return Err(ForwardReason::Syncing),
                     Err(NotReady::Stopped(Stopped::NotAcceptable)) => {}
                     Err(NotReady::Stopped(Stopped::Forbidden(_))) => {
-                        return Err(Reason::NotPermitted);
+                        return Err(ForwardReason::NotPermitted);
                     }
-                    Err(NotReady::Stopped(_)) => return Err(Reason::NotCached),
+                    Err(NotReady::Stopped(_)) => return Err(ForwardReason::NotCached),
                 }
             }
         }
-        Err(Reason::Representation)
+        Err(ForwardReason::Representation)
     }
 
     /// The scope that the read is answered from, opened if it is not, and whether it has all that
     /// is asked for.
-    fn lend(&self, read: &Read, held: Representation) -> Option<(ScopeHandle, bool)> {
+    fn acquire(&self, read: &Read, held: Representation) -> Option<(ScopeHandle, bool)> {
         let gvr = &read.resource.gvr;
-        let keep = |by_demand| {
+        let keep = |on_demand| {
             self.policy
-                .kept_for(gvr, by_demand, self.scopes.config().window)
+                .retention(gvr, on_demand, self.scopes.config().window)
         };
         let mut is_complete = true;
         let scope = self.scopes.acquire(
@@ -479,10 +487,10 @@ impl Inner {
             &read.resource.kind,
             &read.resource.fields,
             |open| {
-                let by_demand = matches!(read.held_in, Coverage::ByDemand { .. });
+                let on_demand = matches!(read.held_in, ScopeChoice::OnDemand { .. });
                 let held_in = match &read.held_in {
-                    Coverage::Held(held_in) => held_in.clone(),
-                    Coverage::ByDemand { asked, one, demand } => {
+                    ScopeChoice::Configured(held_in) => held_in.clone(),
+                    ScopeChoice::OnDemand { asked, one, limits } => {
                         let is_here = |scope: &&Arc<Scope>| {
                             scope.key.gvr == *gvr && scope.key.representation == held
                         };
@@ -491,24 +499,24 @@ impl Inner {
                         let elsewhere = elsewhere
                             .into_iter()
                             .filter(|scope| present(scope).condition.is_alive());
-                        demand.choose(asked, *one, &here, elsewhere.count())?
+                        limits.choose(asked, *one, &here, elsewhere.count())?
                     }
                 };
                 is_complete = held_in.is_complete;
-                Some((held_in.selection, keep(by_demand)))
+                Some((held_in.selection, keep(on_demand)))
             },
         )?;
         Some((scope, is_complete))
     }
 
     /// Waits until the scope is as new as the answer must be.
-    async fn ripen(&self, opened: &mut Opened, read: &Read) -> Result<(), Reason> {
+    async fn ripen(&self, opened: &mut Opened, read: &Read) -> Result<(), ForwardReason> {
         match read.age {
             Age::Any => {}
-            Age::Weakened => opened.source = Source::Cache,
+            Age::Weakened => opened.source = AnswerSource::Cache,
             Age::NotOlderThan(version) => {
                 if !opened.scope.wait_until_version(version, VERSION_WAIT).await {
-                    return Err(Reason::VersionAhead);
+                    return Err(ForwardReason::VersionAhead);
                 }
                 opened.floor = version;
             }
@@ -518,24 +526,24 @@ impl Inner {
                     .pass(&opened.scope, |snapshot| read.is_cheap_upstream(snapshot));
                 opened.floor = passed.await.map_err(|why| {
                     tracing::debug!(resource = %opened.scope.key.gvr, %why, "a consistent read is forwarded");
-                    Reason::Unproven
+                    ForwardReason::Unproven
                 })?;
-                opened.source = Source::Fence;
+                opened.source = AnswerSource::Fence;
             }
         }
         Ok(())
     }
 }
 
-/// A scope as [`demand`] looks at it.
-fn present(scope: &Arc<Scope>) -> demand::Present {
+/// A scope as [`scope_choice`] looks at it.
+fn present(scope: &Arc<Scope>) -> scope_choice::OpenScope {
     let condition = match scope.phase() {
-        ScopePhase::Ready(_) => demand::Condition::Ready,
-        ScopePhase::Syncing | ScopePhase::Failing => demand::Condition::Syncing,
-        ScopePhase::Stopped(Stopped::NotAcceptable) => demand::Condition::Unknown,
-        ScopePhase::Stopped(_) => demand::Condition::Failed,
+        ScopePhase::Ready(_) => scope_choice::Condition::Ready,
+        ScopePhase::Syncing | ScopePhase::Failing => scope_choice::Condition::Syncing,
+        ScopePhase::Stopped(Stopped::NotAcceptable) => scope_choice::Condition::Unknown,
+        ScopePhase::Stopped(_) => scope_choice::Condition::Failed,
     };
-    demand::Present {
+    scope_choice::OpenScope {
         selection: Arc::clone(&scope.key.selection),
         condition,
     }

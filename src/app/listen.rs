@@ -11,7 +11,7 @@ use crate::drain;
 use crate::listener::socket::{self, SocketFile};
 use crate::listener::tls::ServerTls;
 use crate::listener::{ConnectionLimits, listen};
-use crate::serve::Server;
+use crate::serve::ProxyService;
 use crate::telemetry;
 
 /// Where clients connect.
@@ -76,7 +76,7 @@ impl Bound {
     /// Until the drain is over.
     pub(super) async fn serve(
         self,
-        server: Server,
+        server: ProxyService,
         limits: ConnectionLimits,
         draining: drain::DrainWatch,
     ) {

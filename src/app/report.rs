@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::Config;
-use crate::serve::{ConsistentReads, Holding, Policy};
+use crate::serve::{CachingPolicy, ConsistentReads, ScopePolicy};
 
 /// As JSON.
 pub(super) fn of(config: &Config) -> Value {
@@ -119,13 +119,13 @@ fn without_credentials(url: &str) -> String {
     }
 }
 
-fn reads(policy: &Policy) -> Value {
+fn reads(policy: &CachingPolicy) -> Value {
     let word = |choice: ConsistentReads| match choice {
-        ConsistentReads::Fence => "fence",
-        ConsistentReads::Forward => "forward",
-        ConsistentReads::Cache => "cache",
+        ConsistentReads::ProvenFresh => "fence",
+        ConsistentReads::Upstream => "forward",
+        ConsistentReads::PossiblyStale => "cache",
     };
-    let mut resources: Vec<_> = policy.resources.iter().collect();
+    let mut resources: Vec<_> = policy.consistent_reads_by_type.iter().collect();
     resources.sort_by_key(|(key, _)| *key);
     let resources = resources.into_iter().map(|((group, resource), choice)| {
         json!({ "group": group, "resource": resource, "consistentReads": word(*choice) })
@@ -133,16 +133,16 @@ fn reads(policy: &Policy) -> Value {
     json!({ "default": word(policy.consistent_reads), "resources": resources.collect::<Vec<_>>() })
 }
 
-fn kept(policy: &Policy) -> Value {
-    let mut named: Vec<_> = policy.caches.iter().collect();
+fn kept(policy: &CachingPolicy) -> Value {
+    let mut named: Vec<_> = policy.mode_by_type.iter().collect();
     named.sort_by_key(|(key, _)| *key);
     let named = named.into_iter().map(
         |((group, resource), kept)| json!({ "group": group, "resource": resource, "cache": kept.as_str() }),
     );
-    json!({ "default": policy.cache.as_str(), "resources": named.collect::<Vec<_>>() })
+    json!({ "default": policy.mode.as_str(), "resources": named.collect::<Vec<_>>() })
 }
 
-fn scoped(policy: &Policy) -> Value {
+fn scoped(policy: &CachingPolicy) -> Value {
     let mut named: Vec<_> = policy.scopes.iter().collect();
     named.sort_by_key(|(key, _)| *key);
     let named = named.into_iter().map(|((group, resource), selections)| {
@@ -152,24 +152,24 @@ fn scoped(policy: &Policy) -> Value {
     named.collect()
 }
 
-fn held(policy: &Policy) -> Value {
-    let shown = |holding: &Holding| {
+fn held(policy: &CachingPolicy) -> Value {
+    let shown = |holding: &ScopePolicy| {
         json!({
-            "always": holding.always,
-            "narrow": holding.narrow,
+            "always": holding.always_open,
+            "narrow": holding.selector_scopes,
             "merge": holding.merge,
-            "maxUpstreamWatches": holding.most,
+            "maxUpstreamWatches": holding.max_scopes,
             "idleSeconds": holding.idle.map(seconds),
             "windowSeconds": holding.window_age.map(seconds),
             "windowBytes": holding.window_bytes,
         })
     };
-    let mut named: Vec<_> = policy.holdings.iter().collect();
+    let mut named: Vec<_> = policy.scope_policy_by_type.iter().collect();
     named.sort_by_key(|(key, _)| *key);
     let named = named.into_iter().map(|((group, resource), holding)| {
         json!({ "group": group, "resource": resource, "holding": shown(holding) })
     });
-    json!({ "default": shown(&policy.holding), "resources": named.collect::<Vec<_>>() })
+    json!({ "default": shown(&policy.scope_policy), "resources": named.collect::<Vec<_>>() })
 }
 
 #[cfg(test)]

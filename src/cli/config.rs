@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, Unexpected, Visitor};
 use serde_saphyr::Spanned;
 
-use crate::serve::{Cache, ConsistentReads, Holding, Policy, policy_name};
+use crate::serve::{CacheMode, CachingPolicy, ConsistentReads, ScopePolicy, type_name};
 use watershed_protocol::{FieldSelector, LabelSelector, Selection};
 
 /// What stands in the file. Unknown keys are refused: a misspelt one would be a silent default.
@@ -127,11 +127,11 @@ enum Choice {
 }
 
 impl Choice {
-    fn cache(self) -> Cache {
+    fn cache(self) -> CacheMode {
         match self {
-            Self::Never => Cache::Nothing,
-            Self::Metadata => Cache::Metadata,
-            Self::Demand | Self::Always => Cache::Objects,
+            Self::Never => CacheMode::Nothing,
+            Self::Metadata => CacheMode::Metadata,
+            Self::Demand | Self::Always => CacheMode::Objects,
         }
     }
 }
@@ -180,12 +180,12 @@ impl JsonSchema for Choice {
 }
 
 impl Override {
-    fn holding(&self) -> Holding {
-        Holding {
-            always: self.cache == Some(Choice::Always),
-            narrow: self.narrow,
+    fn holding(&self) -> ScopePolicy {
+        ScopePolicy {
+            always_open: self.cache == Some(Choice::Always),
+            selector_scopes: self.narrow,
             merge: self.merge,
-            most: self.max_upstream_watches,
+            max_scopes: self.max_upstream_watches,
             idle: self.idle_seconds.map(Duration::from_secs),
             window_age: self.window_seconds.map(Duration::from_secs),
             window_bytes: self.window_mib.map(|mib| mib.saturating_mul(1 << 20)),
@@ -246,14 +246,14 @@ pub(super) fn schema() -> Schema {
 }
 
 /// Reads the file, which says what is to differ from `preset`.
-pub(super) fn read(path: &Path, preset: Policy) -> anyhow::Result<Policy> {
+pub(super) fn read(path: &Path, preset: CachingPolicy) -> anyhow::Result<CachingPolicy> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("cannot read {} (--config)", path.display()))?;
     parse(&text, preset)
         .with_context(|| format!("{} (--config) is not a configuration", path.display()))
 }
 
-fn parse(text: &str, preset: Policy) -> anyhow::Result<Policy> {
+fn parse(text: &str, preset: CachingPolicy) -> anyhow::Result<CachingPolicy> {
     // Nothing but comments is a configuration, too.
     let file: Option<File> =
         serde_saphyr::from_str(text).map_err(|error| anyhow!("{}", error.without_snippet()))?;
@@ -271,18 +271,18 @@ fn parse(text: &str, preset: Policy) -> anyhow::Result<Policy> {
             cache.referenced.line()
         );
     }
-    let cache = cache.map_or(preset.cache, |cache| cache.value.cache());
-    let mut policy = Policy {
+    let mode = cache.map_or(preset.mode, |cache| cache.value.cache());
+    let mut policy = CachingPolicy {
         consistent_reads,
-        cache,
+        mode,
         ..preset
     };
-    policy.holding = Holding {
-        narrow,
+    policy.scope_policy = ScopePolicy {
+        selector_scopes: narrow,
         idle: idle_seconds.map(Duration::from_secs),
-        ..Holding::default()
+        ..ScopePolicy::default()
     };
-    let preset = std::mem::take(&mut policy.caches);
+    let preset = std::mem::take(&mut policy.mode_by_type);
     let mut names = HashSet::new();
     // Of these parts must be named.
     let mut parted = Vec::new();
@@ -302,42 +302,44 @@ fn parse(text: &str, preset: Policy) -> anyhow::Result<Policy> {
             format!("{resource}.{group}")
         };
         ensure!(
-            consistent_reads.is_some() || cache.is_some() || holding != Holding::default(),
+            consistent_reads.is_some() || cache.is_some() || holding != ScopePolicy::default(),
             "line {line}: nothing is said of {name}"
         );
         if let Some(cache) = cache.map(Choice::cache) {
-            let before = policy.keep(&group, &resource, cache);
+            let before = policy.set_mode(&group, &resource, cache);
             ensure!(
                 before.is_none_or(|before| before == cache),
                 "line {line}: {name} is named with another cache before, in this group or in one that has the same objects"
             );
         }
-        if holding != Holding::default() {
-            let narrow = holding.narrow.or(narrow).unwrap_or(false);
+        if holding != ScopePolicy::default() {
+            let narrow = holding.selector_scopes.or(narrow).unwrap_or(false);
             let unused = cache == Some(Choice::Never);
             ensure!(
                 !unused,
                 "line {line}: of {name} nothing is kept: it has no scopes to say anything of"
             );
             ensure!(
-                narrow || (holding.merge.is_none() && holding.most.is_none()),
+                narrow || (holding.merge.is_none() && holding.max_scopes.is_none()),
                 "line {line}: merge and maxUpstreamWatches are about narrow scopes: say narrow: true of {name}"
             );
             ensure!(
-                holding.most != Some(0),
+                holding.max_scopes != Some(0),
                 "line {line}: {name} with no upstream watch at all: say cache: never"
             );
             ensure!(
-                !(holding.always && holding.idle.is_some()),
+                !(holding.always_open && holding.idle.is_some()),
                 "line {line}: {name} is always held, and has no idleSeconds"
             );
-            if holding.always && narrow {
-                parted.push((line, name.clone(), policy_name(&group, &resource)));
+            if holding.always_open && narrow {
+                parted.push((line, name.clone(), type_name(&group, &resource)));
             }
-            policy.hold(&group, &resource, holding);
+            policy.set_scope_policy(&group, &resource, holding);
         }
         if let Some(consistent_reads) = consistent_reads {
-            policy.resources.insert((group, resource), consistent_reads);
+            policy
+                .consistent_reads_by_type
+                .insert((group, resource), consistent_reads);
         }
         ensure!(
             names.insert(name.clone()),
@@ -345,7 +347,7 @@ fn parse(text: &str, preset: Policy) -> anyhow::Result<Policy> {
         );
     }
     for (name, cache) in preset {
-        policy.caches.entry(name).or_insert(cache);
+        policy.mode_by_type.entry(name).or_insert(cache);
     }
     hold(&mut policy, scopes)?;
     for (line, name, key) in parted {
@@ -359,7 +361,7 @@ fn parse(text: &str, preset: Policy) -> anyhow::Result<Policy> {
 }
 
 /// Takes the parts of types over, each of which must be of use.
-fn hold(policy: &mut Policy, parts: Vec<Spanned<Part>>) -> anyhow::Result<()> {
+fn hold(policy: &mut CachingPolicy, parts: Vec<Spanned<Part>>) -> anyhow::Result<()> {
     let mut scopes: HashMap<_, Vec<(u64, Arc<Selection>)>> = HashMap::new();
     for part in parts {
         let line = part.referenced.line();
@@ -376,7 +378,7 @@ fn hold(policy: &mut Policy, parts: Vec<Spanned<Part>>) -> anyhow::Result<()> {
             format!("{resource}.{group}")
         };
         ensure!(
-            policy.may_hold(&group, &resource),
+            policy.may_cache(&group, &resource),
             "line {line}: a scope of {name}, of which nothing may be kept: say cache: demand under resources"
         );
         let namespaces = if namespaces.is_empty() {
@@ -384,7 +386,7 @@ fn hold(policy: &mut Policy, parts: Vec<Spanned<Part>>) -> anyhow::Result<()> {
         } else {
             namespaces.into_iter().map(Some).collect()
         };
-        let known: &mut Vec<_> = scopes.entry(policy_name(&group, &resource)).or_default();
+        let known: &mut Vec<_> = scopes.entry(type_name(&group, &resource)).or_default();
         for namespace in namespaces {
             let (labels, fields) = (label_selector.clone(), field_selector.clone());
             let selection = Selection {
@@ -417,8 +419,8 @@ fn hold(policy: &mut Policy, parts: Vec<Spanned<Part>>) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
-    fn parsed(text: &str) -> anyhow::Result<Policy> {
-        parse(text, Policy::default())
+    fn parsed(text: &str) -> anyhow::Result<CachingPolicy> {
+        parse(text, CachingPolicy::default())
     }
 
     #[test]
@@ -428,15 +430,22 @@ mod tests {
              - group: apps\n  resource: deployments\n  consistentReads: cache\n",
         )
         .unwrap();
-        assert_eq!(policy.consistent_reads, ConsistentReads::Forward);
+        assert_eq!(policy.consistent_reads, ConsistentReads::Upstream);
         let key = |group: &str, resource: &str| (group.to_owned(), resource.to_owned());
-        assert_eq!(policy.resources[&key("", "pods")], ConsistentReads::Fence);
         assert_eq!(
-            policy.resources[&key("apps", "deployments")],
-            ConsistentReads::Cache
+            policy.consistent_reads_by_type[&key("", "pods")],
+            ConsistentReads::ProvenFresh
+        );
+        assert_eq!(
+            policy.consistent_reads_by_type[&key("apps", "deployments")],
+            ConsistentReads::PossiblyStale
         );
         for nothing in ["", "# nothing yet\n", "{}"] {
-            assert_eq!(parsed(nothing).unwrap(), Policy::default(), "{nothing:?}");
+            assert_eq!(
+                parsed(nothing).unwrap(),
+                CachingPolicy::default(),
+                "{nothing:?}"
+            );
         }
     }
 
@@ -461,8 +470,8 @@ mod tests {
     #[test]
     fn says_what_may_be_kept_of_which_type() {
         let kept = |text: &str| {
-            let kept = parsed(text).unwrap().kept().into_iter();
-            kept.map(|kept| (kept.name(), kept.cache))
+            let kept = parsed(text).unwrap().exceptions().into_iter();
+            kept.map(|kept| (kept.name(), kept.mode))
                 .collect::<Vec<_>>()
         };
         let of = |name: &str, cache| (name.to_owned(), cache);
@@ -472,35 +481,35 @@ mod tests {
             "cache: true\n",
             "resources:\n- resource: secrets\n  consistentReads: fence\n",
         ] {
-            assert_eq!(kept(text), [of("secrets", Cache::Nothing)], "{text}");
+            assert_eq!(kept(text), [of("secrets", CacheMode::Nothing)], "{text}");
         }
         for (choice, cache) in [
-            ("true", Cache::Objects),
-            ("demand", Cache::Objects),
-            ("metadata", Cache::Metadata),
-            ("false", Cache::Nothing),
-            ("never", Cache::Nothing),
+            ("true", CacheMode::Objects),
+            ("demand", CacheMode::Objects),
+            ("metadata", CacheMode::Metadata),
+            ("false", CacheMode::Nothing),
+            ("never", CacheMode::Nothing),
         ] {
             let text = format!("resources:\n- resource: secrets\n  cache: {choice}\n");
             assert_eq!(kept(&text), [of("secrets", cache)]);
             let text = format!("cache: {choice}\n");
-            assert_eq!(parsed(&text).unwrap().cache, cache);
+            assert_eq!(parsed(&text).unwrap().mode, cache);
         }
         let text = "cache: metadata\nresources:\n- resource: deployments\n  group: apps\n  cache: true\n  consistentReads: forward\n\
              - resource: events\n  cache: false\n- group: events.k8s.io\n  resource: events\n  cache: false\n";
         assert_eq!(
             kept(text),
             [
-                of("*", Cache::Metadata),
-                of("deployments.apps", Cache::Objects),
-                of("events", Cache::Nothing),
-                of("secrets", Cache::Nothing),
+                of("*", CacheMode::Metadata),
+                of("deployments.apps", CacheMode::Objects),
+                of("events", CacheMode::Nothing),
+                of("secrets", CacheMode::Nothing),
             ]
         );
         let key = ("apps".to_owned(), "deployments".to_owned());
         assert_eq!(
-            parsed(text).unwrap().resources[&key],
-            ConsistentReads::Forward
+            parsed(text).unwrap().consistent_reads_by_type[&key],
+            ConsistentReads::Upstream
         );
     }
 
@@ -542,18 +551,25 @@ mod tests {
         )
         .unwrap();
         assert_eq!(
-            (policy.holding.narrow, policy.holding.idle),
+            (
+                policy.scope_policy.selector_scopes,
+                policy.scope_policy.idle
+            ),
             (Some(true), Some(Duration::from_secs(30)))
         );
-        let pods = policy.holding("", "pods");
-        assert!(pods.always && pods.narrow == Some(false) && pods.window_bytes == Some(2 << 20));
+        let pods = policy.scope_policy("", "pods");
+        assert!(
+            pods.always_open
+                && pods.selector_scopes == Some(false)
+                && pods.window_bytes == Some(2 << 20)
+        );
         assert_eq!(pods.window_age, Some(Duration::from_secs(7)));
-        let maps = policy.holding("", "configmaps");
+        let maps = policy.scope_policy("", "configmaps");
         assert_eq!(
-            (maps.narrow, maps.most, maps.merge, maps.idle),
+            (maps.selector_scopes, maps.max_scopes, maps.merge, maps.idle),
             (Some(true), Some(3), Some(false), Some(Duration::ZERO))
         );
-        assert_eq!(policy.holding("", "services"), policy.holding);
+        assert_eq!(policy.scope_policy("", "services"), policy.scope_policy);
     }
 
     #[test]
@@ -589,7 +605,7 @@ mod tests {
         parsed(&format!("{before}- resource: pods\n  cache: always\n  narrow: true\nscopes:\n- resource: pods\n  namespaces: [a]\n")).unwrap();
     }
 
-    fn scopes(policy: &Policy, group: &str, resource: &str) -> Vec<String> {
+    fn scopes(policy: &CachingPolicy, group: &str, resource: &str) -> Vec<String> {
         let scopes = &policy.scopes[&(group.to_owned(), resource.to_owned())];
         scopes.iter().map(ToString::to_string).collect()
     }
@@ -638,16 +654,16 @@ mod tests {
 
     #[test]
     fn a_file_adds_to_the_preset_of_a_node() {
-        let preset = || Policy::of_node("n1");
+        let preset = || CachingPolicy::of_node("n1");
         assert_eq!(parse("", preset()).unwrap(), preset());
         let text = "resources:\n- resource: services\n  cache: true\n- resource: nodes\n  cache: metadata\nscopes:\n\
                     - resource: pods\n  namespaces: [a]\n";
         let policy = parse(text, preset()).unwrap();
-        assert_eq!(policy.cache, Cache::Nothing);
+        assert_eq!(policy.mode, CacheMode::Nothing);
         let kept = policy
-            .kept()
+            .exceptions()
             .into_iter()
-            .map(|kept| (kept.name(), kept.cache.as_str()))
+            .map(|kept| (kept.name(), kept.mode.as_str()))
             .collect::<Vec<_>>();
         let expected = [
             ("*", "never"),

@@ -16,7 +16,7 @@ use super::limits::LimitFlags;
 use super::trouble::Misused;
 use super::{audit, config};
 use crate::app;
-use crate::serve::Policy;
+use crate::serve::CachingPolicy;
 use watershed_connect::ConnectOptions;
 
 /// What flags are about, in the order of `--help`.
@@ -149,7 +149,7 @@ impl Serve {
         config.policy = self
             .node_name
             .as_deref()
-            .map(Policy::of_node)
+            .map(CachingPolicy::of_node)
             .unwrap_or_default();
         if let Some(file) = &self.config {
             config.policy = config::read(file, config.policy)?;

@@ -14,8 +14,8 @@ const LOOK: Duration = Duration::from_secs(5);
 
 impl Inner {
     /// Never ends, unless there is nothing to open.
-    pub(super) async fn hold_always(&self) {
-        let names: Vec<_> = self.policy.always().collect();
+    pub(super) async fn keep_scopes_open(&self) {
+        let names: Vec<_> = self.policy.always_open().collect();
         while !names.is_empty() {
             for name in &names {
                 let types = self.catalog.of_name(&name.0, &name.1);
@@ -23,7 +23,7 @@ impl Inner {
                     .iter()
                     .max_by(|a, b| by_priority(&a.gvr.version, &b.gvr.version));
                 if let Some(resource) = newest {
-                    for selection in self.policy.parts(name) {
+                    for selection in self.policy.selections_of(name) {
                         self.hold(resource, &selection).await;
                     }
                 }
@@ -38,7 +38,7 @@ impl Inner {
         let gvr = &resource.gvr;
         let keep = self
             .policy
-            .kept_for(gvr, false, self.scopes.config().window);
+            .retention(gvr, false, self.scopes.config().window);
         for encoding in [Encoding::Protobuf, Encoding::Json] {
             let of = (gvr, Representation::whole(encoding));
             let lent = self

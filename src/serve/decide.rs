@@ -5,8 +5,9 @@ use http::{HeaderMap, Request, header};
 
 use super::documents;
 use super::list;
-use super::policy::{Cache, ConsistentReads, Coverage, Policy};
-use super::source::Reason;
+use super::policy::{CacheMode, CachingPolicy, ConsistentReads};
+use super::scope_choice::ScopeChoice;
+use super::source::ForwardReason;
 use crate::access::{Attributes, Selectors};
 use crate::catalog::{Catalog, ResourceType};
 use crate::store::Snapshot;
@@ -35,7 +36,7 @@ pub(super) struct Planned {
 }
 
 pub(super) enum Plan {
-    Forward(Reason),
+    Forward(ForwardReason),
     Read(Box<Read>),
     Document(Box<documents::Asked>),
 }
@@ -46,9 +47,9 @@ pub(super) struct Read {
     /// What the client takes, best first; never empty.
     pub(super) representations: Vec<Representation>,
     /// What may be held of the type.
-    pub(super) cache: Cache,
+    pub(super) cache: CacheMode,
     /// Which scope is looked at.
-    pub(super) held_in: Coverage,
+    pub(super) held_in: ScopeChoice,
     pub(super) namespace: Option<String>,
     pub(super) kind: ReadKind,
     /// Refusals are to be indented.
@@ -71,11 +72,11 @@ pub(super) enum Age {
 
 impl Age {
     /// Of a read with `resourceVersion` unset.
-    fn latest(choice: ConsistentReads) -> Result<Self, Reason> {
+    fn latest(choice: ConsistentReads) -> Result<Self, ForwardReason> {
         match choice {
-            ConsistentReads::Cache => Ok(Self::Weakened),
-            ConsistentReads::Fence => Ok(Self::Latest),
-            ConsistentReads::Forward => Err(Reason::Consistent),
+            ConsistentReads::PossiblyStale => Ok(Self::Weakened),
+            ConsistentReads::ProvenFresh => Ok(Self::Latest),
+            ConsistentReads::Upstream => Err(ForwardReason::Consistent),
         }
     }
 }
@@ -125,13 +126,13 @@ impl Read {
 
     /// Upstream prints refusals in other ways for people's programs, and where a conversion is
     /// asked for; it may as well say them itself then.
-    pub(super) fn refused_by_upstream(&self) -> Option<Reason> {
+    pub(super) fn refused_by_upstream(&self) -> Option<ForwardReason> {
         match self.representations[0] {
-            _ if self.pretty => Some(Reason::Pretty),
+            _ if self.pretty => Some(ForwardReason::Pretty),
             Representation {
                 metadata_only: true,
                 ..
-            } => Some(Reason::Representation),
+            } => Some(ForwardReason::Representation),
             _ => None,
         }
     }
@@ -155,7 +156,7 @@ impl Read {
             Representation {
                 metadata_only: true,
                 ..
-            } if self.cache == Cache::Metadata => vec![wanted],
+            } if self.cache == CacheMode::Metadata => vec![wanted],
             // Metadata can be had in every encoding, whatever the objects have.
             Representation {
                 encoding: Encoding::Protobuf,
@@ -173,7 +174,11 @@ impl Read {
     }
 }
 
-pub(super) fn decide<B>(catalog: &Catalog, policy: &Policy, request: &Request<B>) -> Planned {
+pub(super) fn decide<B>(
+    catalog: &Catalog,
+    policy: &CachingPolicy,
+    request: &Request<B>,
+) -> Planned {
     let uri = request.uri();
     let info = RequestInfo::parse(request.method(), uri.path(), uri.query());
     let resource = info
@@ -189,7 +194,7 @@ pub(super) fn decide<B>(catalog: &Catalog, policy: &Policy, request: &Request<B>
     let own_connection = long_running || is_upgrade(request.headers());
     let plan = match plan(&info, resource.as_ref(), policy, request, &wanted) {
         Ok(read) => Plan::Read(Box::new(read)),
-        Err(reason @ Reason::NotAResource) => match documents::Asked::of(catalog, request) {
+        Err(reason @ ForwardReason::NotAResource) => match documents::Asked::of(catalog, request) {
             Some(asked) => Plan::Document(Box::new(asked)),
             None => Plan::Forward(reason),
         },
@@ -225,27 +230,27 @@ fn is_upgrade(headers: &HeaderMap) -> bool {
 fn plan<B>(
     info: &RequestInfo,
     resource: Option<&Arc<ResourceType>>,
-    policy: &Policy,
+    policy: &CachingPolicy,
     request: &Request<B>,
     wanted: &[Wanted],
-) -> Result<Read, Reason> {
+) -> Result<Read, ForwardReason> {
     if is_upgrade(request.headers()) {
-        return Err(Reason::Upgrade);
+        return Err(ForwardReason::Upgrade);
     }
     if !matches!(info.verb, Verb::Get | Verb::List | Verb::Watch) {
-        return Err(Reason::NotARead);
+        return Err(ForwardReason::NotARead);
     }
-    let asked = info.resource.as_ref().ok_or(Reason::NotAResource)?;
+    let asked = info.resource.as_ref().ok_or(ForwardReason::NotAResource)?;
     if asked.subresource.is_some() {
-        return Err(Reason::Subresource);
+        return Err(ForwardReason::Subresource);
     }
-    let resource = resource.ok_or(Reason::UnknownType)?;
+    let resource = resource.ok_or(ForwardReason::UnknownType)?;
     if info.legacy_watch {
-        return Err(Reason::LegacyWatch);
+        return Err(ForwardReason::LegacyWatch);
     }
-    let cache = policy.cache(&resource.gvr);
-    if cache == Cache::Nothing {
-        return Err(Reason::Policy);
+    let cache = policy.mode(&resource.gvr);
+    if cache == CacheMode::Nothing {
+        return Err(ForwardReason::Policy);
     }
     let named = info.verb == Verb::Get;
     let namespace = namespace(asked, resource, named)?;
@@ -269,19 +274,19 @@ fn plan<B>(
         age,
     };
     if named {
-        let age = match get_read(query).map_err(|_| Reason::Parameters)? {
+        let age = match get_read(query).map_err(|_| ForwardReason::Parameters)? {
             GetRead::Consistent => latest?,
             GetRead::Any => Age::Any,
             GetRead::NotOlderThan(version) => Age::NotOlderThan(version),
         };
         if pretty {
-            return Err(Reason::Pretty);
+            return Err(ForwardReason::Pretty);
         }
-        let name = asked.name.clone().ok_or(Reason::NotAResource)?;
+        let name = asked.name.clone().ok_or(ForwardReason::NotAResource)?;
         let asked = || Selection::named(namespace.as_deref(), &name);
         let held_in = policy
-            .held_in(&resource.gvr, true, asked)
-            .ok_or(Reason::NotCovered)?;
+            .scope_for(&resource.gvr, true, asked)
+            .ok_or(ForwardReason::NotCovered)?;
         return Ok(read(
             ReadKind::Get { name },
             Selectors::default(),
@@ -290,19 +295,19 @@ fn plan<B>(
         ));
     }
 
-    let options = ListOptions::parse(query).map_err(|_| Reason::Parameters)?;
+    let options = ListOptions::parse(query).map_err(|_| ForwardReason::Parameters)?;
     let labels = options
         .label_selector
         .as_deref()
         .map(LabelSelector::parse)
         .transpose();
-    let labels = labels.map_err(|_| Reason::Selector)?;
+    let labels = labels.map_err(|_| ForwardReason::Selector)?;
     let fields = options
         .field_selector
         .as_deref()
         .map(FieldSelector::parse)
         .transpose();
-    let fields = fields.map_err(|_| Reason::Selector)?;
+    let fields = fields.map_err(|_| ForwardReason::Selector)?;
     let selectors = Selectors::new(labels.as_ref(), fields.as_ref());
     let asked = || Selection {
         namespace: namespace.clone(),
@@ -310,25 +315,25 @@ fn plan<B>(
         fields: fields.clone().unwrap_or_default(),
     };
     let held_in = policy
-        .held_in(&resource.gvr, false, asked)
-        .ok_or(Reason::NotCovered)?;
+        .scope_for(&resource.gvr, false, asked)
+        .ok_or(ForwardReason::NotCovered)?;
     let filter = ViewFilter::new(namespace.clone(), labels, fields.as_ref(), &resource.fields)
-        .map_err(|_| Reason::Selector)?;
+        .map_err(|_| ForwardReason::Selector)?;
     let beyond_metadata = |fields: &FieldSelector| {
         fields
             .requirements()
             .iter()
             .any(|field| !resource.fields.is_of_metadata(&field.field))
     };
-    if cache == Cache::Metadata && fields.as_ref().is_some_and(beyond_metadata) {
-        return Err(Reason::Policy);
+    if cache == CacheMode::Metadata && fields.as_ref().is_some_and(beyond_metadata) {
+        return Err(ForwardReason::Policy);
     }
     if info.verb == Verb::Watch {
         let (watch, age) = watch(&options, filter, latest)?;
         return Ok(read(ReadKind::Watch(watch), selectors, age, held_in));
     }
     if pretty {
-        return Err(Reason::Pretty);
+        return Err(ForwardReason::Pretty);
     }
     let (list, age) = list(&options, filter, fields.as_ref(), resource, latest)?;
     Ok(read(ReadKind::List(list), selectors, age, held_in))
@@ -339,8 +344,8 @@ fn list(
     filter: ViewFilter,
     fields: Option<&FieldSelector>,
     resource: &ResourceType,
-    latest: Result<Age, Reason>,
-) -> Result<(List, Age), Reason> {
+    latest: Result<Age, ForwardReason>,
+) -> Result<(List, Age), ForwardReason> {
     let mut after = None;
     let (exact, age) = match options.list_read() {
         ListRead::Any => (None, Age::Any),
@@ -352,11 +357,11 @@ fn list(
                 .continue_token
                 .as_deref()
                 .and_then(ContinueToken::decode);
-            let token = token.ok_or(Reason::ContinueToken)?;
+            let token = token.ok_or(ForwardReason::ContinueToken)?;
             after = Some(token.after);
             (Some(token.version), Age::NotOlderThan(token.version))
         }
-        ListRead::Invalid => return Err(Reason::Parameters),
+        ListRead::Invalid => return Err(ForwardReason::Parameters),
     };
     let limit = options
         .page_limit()
@@ -366,16 +371,16 @@ fn list(
     // and versions then follow other rules.
     let narrows = |field| fields.is_some_and(|fields| fields.required_value(field).is_some());
     if paged && (narrows("metadata.name") || narrows("metadata.namespace")) {
-        return Err(Reason::Paging);
+        return Err(ForwardReason::Paging);
     }
     // Whether version "0" lifts the limit of a later page differs from release to release.
     if after.is_some() && limit.is_none() && options.limit > 0 {
-        return Err(Reason::Paging);
+        return Err(ForwardReason::Paging);
     }
     // Events have no watch cache upstream: version "0" does not lift the limit, and pages are
     // etcd's.
     if *resource.gvr.resource == *"events" && (paged || options.limit > 0) {
-        return Err(Reason::Paging);
+        return Err(ForwardReason::Paging);
     }
     Ok((
         List {
@@ -394,7 +399,7 @@ fn namespace(
     asked: &ResourceRequest,
     resource: &ResourceType,
     named: bool,
-) -> Result<Option<String>, Reason> {
+) -> Result<Option<String>, ForwardReason> {
     if *resource.gvr.resource == *"namespaces" {
         // Upstream sees a namespace object as being in itself.
         let fits = if named {
@@ -406,7 +411,7 @@ fn namespace(
         return if core && fits {
             Ok(None)
         } else {
-            Err(Reason::UnknownType)
+            Err(ForwardReason::UnknownType)
         };
     }
     let fits = if resource.namespaced {
@@ -417,15 +422,15 @@ fn namespace(
     if fits {
         Ok(asked.namespace.clone())
     } else {
-        Err(Reason::UnknownType)
+        Err(ForwardReason::UnknownType)
     }
 }
 
 fn watch(
     options: &ListOptions,
     filter: ViewFilter,
-    latest: Result<Age, Reason>,
-) -> Result<(Watch, Age), Reason> {
+    latest: Result<Age, ForwardReason>,
+) -> Result<(Watch, Age), ForwardReason> {
     let asked_for = options.send_initial_events == Some(true);
     let (begin, age) = match options.watch_start() {
         WatchStart::StateFromCache { at_least, end_mark } => (
@@ -445,11 +450,11 @@ fn watch(
             latest?,
         ),
         WatchStart::Consistent => (Begin::Now, latest?),
-        WatchStart::Invalid => return Err(Reason::Parameters),
+        WatchStart::Invalid => return Err(ForwardReason::Parameters),
     };
     let timeout_seconds = match options.timeout_seconds {
         None | Some(0) => None,
-        Some(seconds) => Some(u64::try_from(seconds).map_err(|_| Reason::Parameters)?),
+        Some(seconds) => Some(u64::try_from(seconds).map_err(|_| ForwardReason::Parameters)?),
     };
     Ok((
         Watch {
@@ -466,26 +471,26 @@ fn watch(
 fn representations(
     wanted: &[Wanted],
     gvr: &GroupVersionResource,
-    cache: Cache,
-) -> Result<Vec<Representation>, Reason> {
+    cache: CacheMode,
+) -> Result<Vec<Representation>, ForwardReason> {
     let known = wanted.iter().map_while(|wanted| match wanted {
         Wanted::Held(representation) => Some(*representation),
         Wanted::Other => None,
     });
     let mut known = known.peekable();
     if known.peek().is_none() {
-        return Err(Reason::Representation);
+        return Err(ForwardReason::Representation);
     }
     let is_held = |representation: &Representation| match cache {
-        Cache::Nothing => false,
-        Cache::Metadata => representation.metadata_only,
+        CacheMode::Nothing => false,
+        CacheMode::Metadata => representation.metadata_only,
         // What upstream makes of such objects cannot be made of them here.
-        Cache::Objects => !(representation.metadata_only && gvr.keeps_data_in_annotations()),
+        CacheMode::Objects => !(representation.metadata_only && gvr.keeps_data_in_annotations()),
     };
     let held: Vec<_> = known.take_while(is_held).collect();
     match cache {
         _ if !held.is_empty() => Ok(held),
-        Cache::Objects => Err(Reason::Representation),
-        Cache::Nothing | Cache::Metadata => Err(Reason::Policy),
+        CacheMode::Objects => Err(ForwardReason::Representation),
+        CacheMode::Nothing | CacheMode::Metadata => Err(ForwardReason::Policy),
     }
 }

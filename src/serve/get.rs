@@ -4,7 +4,7 @@ use std::sync::Arc;
 use http::StatusCode;
 
 use super::decide::Read;
-use super::source::Reason;
+use super::source::ForwardReason;
 use super::{Opened, Outcome, answer, from_memory};
 use crate::body::full;
 use watershed_protocol::Status;
@@ -16,7 +16,7 @@ pub(super) fn answer(opened: &Opened, read: &Read, name: &str) -> Outcome {
     };
     let snapshot = opened.scope.reader.snapshot();
     if snapshot.version() < opened.floor {
-        return Outcome::Forward(Reason::VersionAhead);
+        return Outcome::Forward(ForwardReason::VersionAhead);
     }
     let found = snapshot.get(&key).map(Arc::clone);
     let warnings = &opened.ready.warnings;
@@ -25,13 +25,13 @@ pub(super) fn answer(opened: &Opened, read: &Read, name: &str) -> Outcome {
             None => opened.ready.form.get_body(&object.bytes),
             Some(partial) => match partial.metadata(&object.bytes) {
                 Ok(metadata) => partial.get_body(&metadata),
-                Err(_) => return Outcome::Forward(Reason::Representation),
+                Err(_) => return Outcome::Forward(ForwardReason::Representation),
             },
         };
         let content_type = opened.representation.encoding.content_type(false);
         from_memory(StatusCode::OK, content_type, full(body), warnings)
     } else if !opened.is_complete {
-        return Outcome::Forward(Reason::NotCovered);
+        return Outcome::Forward(ForwardReason::NotCovered);
     } else if let Some(reason) = read.refused_by_upstream() {
         return Outcome::Forward(reason);
     } else {

@@ -7,7 +7,7 @@ use http_body_util::BodyExt;
 
 use super::decide::{List, Read};
 use super::list_body::{CompressedListBody, Items, ListBody};
-use super::source::Reason;
+use super::source::ForwardReason;
 use super::{Opened, Outcome, from_memory, gzip};
 use crate::body::InMemory;
 use crate::store::{ObjectRun, Snapshot, SnapshotAt, StoredObject};
@@ -21,16 +21,16 @@ pub(super) fn answer(opened: &Opened, read: &Read, list: &List, headers: &Header
     {
         None => reader.snapshot(),
         Some(SnapshotAt::Found(snapshot)) => snapshot,
-        Some(SnapshotAt::Future) => return Outcome::Forward(Reason::VersionAhead),
-        Some(SnapshotAt::Expired) => return Outcome::Forward(Reason::Exact),
+        Some(SnapshotAt::Future) => return Outcome::Forward(ForwardReason::VersionAhead),
+        Some(SnapshotAt::Expired) => return Outcome::Forward(ForwardReason::Exact),
     };
     // Listed anew since it was looked at, at another server.
     if snapshot.version() < opened.floor {
-        return Outcome::Forward(Reason::VersionAhead);
+        return Outcome::Forward(ForwardReason::VersionAhead);
     }
     let page = Page::cut(&snapshot, opened, read.namespace.as_deref(), list);
     let Ok(page) = page else {
-        return Outcome::Forward(Reason::Representation);
+        return Outcome::Forward(ForwardReason::Representation);
     };
     if page.token.is_some() && snapshot.version() > reader.event_version() {
         // The window does not lead back to a state that is ahead of its events.

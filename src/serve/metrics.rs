@@ -10,7 +10,7 @@ use metrics::{
 use parking_lot::Mutex;
 
 use super::decide::Planned;
-use super::source::Source;
+use super::source::AnswerSource;
 use super::usage::Usage;
 use crate::catalog::ResourceType;
 use crate::watcher::{WatchEnding, WatchObserver};
@@ -163,7 +163,7 @@ impl InFlight {
         }
     }
 
-    pub(super) fn answered(self, source: Source, code: StatusCode, took: Duration) {
+    pub(super) fn answered(self, source: AnswerSource, code: StatusCode, took: Duration) {
         let Labels {
             verb,
             group,

@@ -3,7 +3,7 @@ use http::HeaderValue;
 
 /// Where an answer came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum AnswerSource {
     /// From the newest snapshot.
     Snapshot,
     /// From the window of recent events.
@@ -23,11 +23,11 @@ pub enum Source {
     /// Refused, as the process ends.
     Shutdown,
     /// From upstream.
-    Forward(Reason),
+    Forward(ForwardReason),
 }
 
-impl Source {
-    /// The metric labels of all sources, in the order of [`Source::index`].
+impl AnswerSource {
+    /// The metric labels of all sources, in the order of [`AnswerSource::index`].
     pub const NAMES: [&str; 10] = [
         "snapshot", "window", "fence", "cache", "document", "shared", "access", "limit",
         "shutdown", "forward",
@@ -75,11 +75,11 @@ macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
         /// Why a request was not answered from memory.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum Reason {
+        pub enum ForwardReason {
             $($(#[$doc])* $name,)*
         }
 
-        impl Reason {
+        impl ForwardReason {
             /// The metric labels of all reasons, in their order.
             pub const NAMES: &[&str] = &[$($text,)*];
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::clients::{Client, Clients};
-use super::source::{Reason, Source};
+use super::source::{AnswerSource, ForwardReason};
 use crate::body::{AnswerMeter, BodyMeter};
 
 pub use super::clients::ClientUsage;
@@ -15,9 +15,9 @@ pub struct Usage(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
-    requests: [AtomicU64; Source::NAMES.len()],
-    bytes: [AtomicU64; Source::NAMES.len()],
-    reasons: [AtomicU64; Reason::NAMES.len()],
+    requests: [AtomicU64; AnswerSource::NAMES.len()],
+    bytes: [AtomicU64; AnswerSource::NAMES.len()],
+    reasons: [AtomicU64; ForwardReason::NAMES.len()],
     watches_here: AtomicU64,
     watches_forwarded: AtomicU64,
     clients: Clients,
@@ -39,7 +39,7 @@ impl Usage {
     /// they were sent.
     pub fn by_source(&self) -> impl Iterator<Item = (&'static str, u64, u64)> {
         let read = |sum: &AtomicU64| sum.load(Ordering::Relaxed);
-        let all = Source::NAMES
+        let all = AnswerSource::NAMES
             .iter()
             .zip(&self.0.requests)
             .zip(&self.0.bytes);
@@ -48,7 +48,7 @@ impl Usage {
 
     /// Why requests were forwarded, and how many.
     pub fn by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let all = Reason::NAMES.iter().zip(&self.0.reasons);
+        let all = ForwardReason::NAMES.iter().zip(&self.0.reasons);
         all.map(|(name, requests)| (*name, requests.load(Ordering::Relaxed)))
     }
 
@@ -78,12 +78,12 @@ impl Usage {
     /// A request is answered; what counts the bytes and, if it is an open watch, how long it stays.
     pub(super) fn answered(
         &self,
-        source: Source,
+        source: AnswerSource,
         user: Option<&str>,
         agent: &str,
         watch: bool,
     ) -> AnswerMeter {
-        let forwarded = if let Source::Forward(reason) = source {
+        let forwarded = if let AnswerSource::Forward(reason) = source {
             self.0.reasons[reason as usize].fetch_add(1, Ordering::Relaxed);
             true
         } else {
@@ -109,14 +109,14 @@ impl Usage {
 struct Answer {
     usage: Usage,
     client: Arc<Client>,
-    source: Source,
+    source: AnswerSource,
     watch: bool,
 }
 
 impl Answer {
     fn watches(&self) -> &AtomicU64 {
         let inner = &*self.usage.0;
-        if matches!(self.source, Source::Forward(_)) {
+        if matches!(self.source, AnswerSource::Forward(_)) {
             &inner.watches_forwarded
         } else {
             &inner.watches_here

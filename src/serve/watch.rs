@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::decide::{Begin, Read, Watch};
 use super::metrics::Labels;
-use super::source::{Reason, Source};
+use super::source::{AnswerSource, ForwardReason};
 use super::{Inner, Opened, Outcome, from_memory, gzip};
 use crate::access::Guard;
 use crate::body::InMemory;
@@ -63,14 +63,14 @@ pub(super) fn answer(
         }
     ) && !ready.streams_initial_events
     {
-        return Outcome::Forward(Reason::InitialEvents);
+        return Outcome::Forward(ForwardReason::InitialEvents);
     }
     // What happened before this cache began, upstream may still know: no reason for the client to
     // list.
     if let Begin::After(version) = watch.begin
         && scope.is_before_first_list(version)
     {
-        return Outcome::Forward(Reason::BeforeFirstList);
+        return Outcome::Forward(ForwardReason::BeforeFirstList);
     }
     let start = match watch.begin {
         Begin::After(version) => SubscriptionStart::After(version),
@@ -81,7 +81,7 @@ pub(super) fn answer(
         .subscribe(start, watch.filter.interest(&scope.fields));
     let version = snapshot.version();
     if version < opened.floor {
-        return Outcome::Forward(Reason::VersionAhead);
+        return Outcome::Forward(ForwardReason::VersionAhead);
     }
     let (initial, source) = match watch.begin {
         Begin::State { end_mark, .. } => {
@@ -89,7 +89,7 @@ pub(super) fn answer(
                 // Upstream marked the end of its own initial events, so its form is known.
                 let form = scope.bookmarks.load_full();
                 let Some(mark) = form.and_then(|form| view.end_mark(&form, version)) else {
-                    return Outcome::Forward(Reason::InitialEvents);
+                    return Outcome::Forward(ForwardReason::InitialEvents);
                 };
                 Some(mark)
             } else {
@@ -105,8 +105,8 @@ pub(super) fn answer(
                 opened.source,
             )
         }
-        Begin::Now if opened.source != Source::Snapshot => (None, opened.source),
-        Begin::After(_) | Begin::Now => (None, Source::Window),
+        Begin::Now if opened.source != AnswerSource::Snapshot => (None, opened.source),
+        Begin::After(_) | Begin::Now => (None, AnswerSource::Window),
     };
     let timeout = match watch.timeout_seconds {
         Some(seconds) => Duration::from_secs(seconds).min(MAX_TIMEOUT),

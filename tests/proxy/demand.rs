@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use http::Request;
 use watershed::app::Config;
-use watershed::serve::Holding;
+use watershed::serve::ScopePolicy;
 use watershed_lab::sim::{AccessRule, Options, SimulatedServer, fixtures};
 
 use crate::client::{Endpoint, Next, Protocol, nothing};
@@ -17,13 +17,13 @@ use crate::rig::{Rig, becomes, eventually, metric, small, start_configured};
 fn narrow(most: usize, idle: u64) -> impl FnOnce(&mut Config) {
     move |config| {
         let idle = Some(Duration::from_secs(idle));
-        let holding = Holding {
-            narrow: Some(true),
-            most: Some(most),
+        let holding = ScopePolicy {
+            selector_scopes: Some(true),
+            max_scopes: Some(most),
             idle,
-            ..Holding::default()
+            ..ScopePolicy::default()
         };
-        config.policy.hold("", "pods", holding);
+        config.policy.set_scope_policy("", "pods", holding);
     }
 }
 
@@ -148,20 +148,20 @@ async fn narrow_scopes_become_one_and_nobody_is_disturbed() {
 async fn whole_types_are_closed_only_where_that_is_wanted() {
     let rig = Rig::configured(small(), |config| {
         let idle = Some(Duration::from_secs(1));
-        config.policy.hold(
+        config.policy.set_scope_policy(
             "",
             "services",
-            Holding {
+            ScopePolicy {
                 idle,
-                ..Holding::default()
+                ..ScopePolicy::default()
             },
         );
-        config.policy.hold(
+        config.policy.set_scope_policy(
             "",
             "nodes",
-            Holding {
-                always: true,
-                ..Holding::default()
+            ScopePolicy {
+                always_open: true,
+                ..ScopePolicy::default()
             },
         );
     })
@@ -266,9 +266,9 @@ async fn a_missing_right_concerns_its_scope_alone() {
 async fn a_type_that_vanishes_takes_its_scopes_alone() {
     let widgets = watershed_lab::sim::widgets();
     let rig = Rig::configured(small(), |config| {
-        config.policy.holding = Holding {
-            narrow: Some(true),
-            ..Holding::default()
+        config.policy.scope_policy = ScopePolicy {
+            selector_scopes: Some(true),
+            ..ScopePolicy::default()
         };
     })
     .await;

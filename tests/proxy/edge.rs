@@ -280,7 +280,7 @@ async fn unread_forwarded_answers_leave_room_on_upstreams_connections() {
     let rig = Rig::configured(options, |config| {
         // Whoever does not read is not cut, however long this takes.
         config.limits.stall = Duration::ZERO;
-        config.policy.consistent_reads = watershed::serve::ConsistentReads::Forward;
+        config.policy.consistent_reads = watershed::serve::ConsistentReads::Upstream;
     })
     .await;
     let mut lazy = Vec::new();

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::StatusCode;
-use watershed::serve::{ConsistentReads, Policy};
+use watershed::serve::{CachingPolicy, ConsistentReads};
 use watershed_lab::sim::{AccessRule, Options, PlannedRefusal, Population, SimulatedServer, pods};
 
 use crate::client::{Answer, Protocol, within};
@@ -357,15 +357,15 @@ async fn the_operator_chooses_how_consistent_reads_are_answered() {
             .map(|(resource, choice)| ((String::new(), (*resource).to_owned()), *choice))
             .collect()
     };
-    let policy = Policy {
-        consistent_reads: ConsistentReads::Forward,
-        resources: choices(&[
-            ("nodes", ConsistentReads::Fence),
-            ("pods", ConsistentReads::Cache),
+    let policy = CachingPolicy {
+        consistent_reads: ConsistentReads::Upstream,
+        consistent_reads_by_type: choices(&[
+            ("nodes", ConsistentReads::ProvenFresh),
+            ("pods", ConsistentReads::PossiblyStale),
         ]),
-        ..Policy::default()
+        ..CachingPolicy::default()
     };
-    assert_eq!(policy.weakened(), ["pods"]);
+    assert_eq!(policy.possibly_stale(), ["pods"]);
     let rig = Rig::configured(quiet(20), |config| config.policy = policy).await;
     rig.proxied
         .get(Protocol::Http2, &format!("{PODS}?resourceVersion=0"))

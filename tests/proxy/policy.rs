@@ -3,7 +3,7 @@ use futures_util::future::join_all;
 use http::{Request, StatusCode};
 use serde_json::Value;
 use watershed::app::Config;
-use watershed::serve::Cache;
+use watershed::serve::CacheMode;
 use watershed_lab::sim::{Options, Population, TrafficCounts};
 use watershed_protocol::GroupVersionResource;
 
@@ -82,7 +82,7 @@ fn asked(counts: &TrafficCounts) -> (u64, u64) {
 }
 
 fn metadata_only(config: &mut Config) {
-    config.policy.keep("", "secrets", Cache::Metadata);
+    config.policy.set_mode("", "secrets", CacheMode::Metadata);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -359,11 +359,11 @@ async fn metadata_that_objects_do_not_tell_is_kept_as_upstream_gives_it() {
     // without them.
     let path = "/apis/apps/v1/deployments?resourceVersion=0";
     for (cache, wanted) in [
-        (Cache::Objects, "forward; reason=representation"),
-        (Cache::Metadata, "snapshot"),
+        (CacheMode::Objects, "forward; reason=representation"),
+        (CacheMode::Metadata, "snapshot"),
     ] {
         let configure = |config: &mut Config| {
-            config.policy.keep("apps", "deployments", cache);
+            config.policy.set_mode("apps", "deployments", cache);
         };
         let rig = Rig::configured(some_secrets(), configure).await;
         let answer = read(&rig.proxied, path, LIST).await;

@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use watershed::app::{self, Running};
-use watershed::serve::Cache;
+use watershed::serve::CacheMode;
 use watershed::telemetry;
 use watershed_connect::ConnectOptions;
 use watershed_lab::sim::{Options, Population, SimulatedServer};
@@ -158,7 +158,7 @@ pub(crate) async fn start_configured(
 
 /// The operator lets secrets be kept in memory.
 pub(crate) fn with_secrets(config: &mut app::Config) {
-    config.policy.keep("", "secrets", Cache::Objects);
+    config.policy.set_mode("", "secrets", CacheMode::Objects);
 }
 
 /// Waits for a condition; what is missing is said when it doesn't come.

@@ -204,9 +204,9 @@ async fn for_itself(rights: &OwnRights, findings: &mut Findings) -> Result<(), R
 fn unknown(config: &Config, catalog: &Catalog, findings: &mut Findings) {
     let policy = &config.policy;
     let mut named: Vec<_> = policy
-        .resources
+        .consistent_reads_by_type
         .keys()
-        .chain(policy.caches.keys())
+        .chain(policy.mode_by_type.keys())
         .chain(policy.scopes.keys())
         .collect();
     named.sort();
@@ -303,13 +303,13 @@ fn wanted(config: &Config, catalog: &Catalog) -> Vec<(String, Selection, GroupVe
     });
     let mut wanted = Vec::new();
     for gvr in types.iter().map(|resource| &resource.gvr) {
-        if !policy.may_hold(&gvr.group, &gvr.resource) {
+        if !policy.may_cache(&gvr.group, &gvr.resource) {
             continue;
         }
         let name = gvr.qualified_resource();
         match policy
             .scopes
-            .get(&crate::serve::policy_name(&gvr.group, &gvr.resource))
+            .get(&crate::serve::type_name(&gvr.group, &gvr.resource))
         {
             None => wanted.push((name, Selection::default(), gvr.clone())),
             Some(parts) => wanted.extend(parts.iter().map(|part| {

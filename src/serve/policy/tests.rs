@@ -1,0 +1,237 @@
+use super::*;
+use watershed_protocol::LabelSelector;
+
+fn cache(policy: &CachingPolicy, group: &str, version: &str, resource: &str) -> CacheMode {
+    policy.mode(&GroupVersionResource::new(group, version, resource))
+}
+
+#[test]
+fn secrets_are_cached_only_if_they_are_named() {
+    for others in [CacheMode::Nothing, CacheMode::Metadata, CacheMode::Objects] {
+        let mut policy = CachingPolicy {
+            mode: others,
+            ..CachingPolicy::default()
+        };
+        assert_eq!(cache(&policy, "", "v1", "secrets"), CacheMode::Nothing);
+        assert_eq!(cache(&policy, "", "v1", "pods"), others);
+        // Another group's type of this name is another type.
+        assert_eq!(cache(&policy, "example.test", "v1", "secrets"), others);
+        policy.set_mode("", "configmaps", CacheMode::Nothing);
+        assert_eq!(cache(&policy, "", "v1", "secrets"), CacheMode::Nothing);
+        for chosen in [CacheMode::Metadata, CacheMode::Objects] {
+            policy.set_mode("", "secrets", chosen);
+            assert_eq!(cache(&policy, "", "v1", "secrets"), chosen);
+        }
+    }
+}
+
+#[test]
+fn a_mode_applies_to_every_version_and_group_of_the_same_objects() {
+    for group in ["", "events.k8s.io"] {
+        let mut policy = CachingPolicy::default();
+        assert_eq!(policy.set_mode(group, "events", CacheMode::Nothing), None);
+        assert_eq!(cache(&policy, "", "v1", "events"), CacheMode::Nothing);
+        assert_eq!(
+            cache(&policy, "events.k8s.io", "v1", "events"),
+            CacheMode::Nothing
+        );
+        assert_eq!(
+            cache(&policy, "events.k8s.io", "v1beta1", "events"),
+            CacheMode::Nothing
+        );
+        assert_eq!(
+            cache(&policy, "example.test", "v1", "events"),
+            CacheMode::Objects
+        );
+        assert_eq!(
+            policy.set_mode("events.k8s.io", "events", CacheMode::Metadata),
+            Some(CacheMode::Nothing)
+        );
+    }
+}
+
+#[test]
+fn exceptions_are_listed_by_name() {
+    let listed = |policy: &CachingPolicy| {
+        let listed = policy.exceptions().into_iter();
+        listed
+            .map(|kept| (kept.name(), kept.mode.as_str(), kept.sensitive))
+            .collect::<Vec<_>>()
+    };
+    let mut policy = CachingPolicy::default();
+    assert_eq!(listed(&policy), [("secrets".to_owned(), "never", true)]);
+    policy.set_mode("", "secrets", CacheMode::Objects);
+    policy.set_mode("", "pods", CacheMode::Objects);
+    policy.set_mode("apps", "deployments", CacheMode::Metadata);
+    let chosen = ("deployments.apps".to_owned(), "metadata", false);
+    assert_eq!(
+        listed(&policy),
+        [chosen.clone(), ("secrets".to_owned(), "demand", true)]
+    );
+    policy.mode = CacheMode::Nothing;
+    assert_eq!(
+        listed(&policy),
+        [
+            ("*".to_owned(), "never", false),
+            chosen,
+            ("pods".to_owned(), "demand", false),
+            ("secrets".to_owned(), "demand", true),
+        ]
+    );
+}
+
+#[test]
+fn the_narrowest_covering_scope_is_chosen() {
+    let selection = |namespace: Option<&str>, labels: &str, fields: &str| Selection {
+        namespace: namespace.map(str::to_owned),
+        labels: LabelSelector::parse(labels).unwrap(),
+        fields: FieldSelector::parse(fields).unwrap(),
+    };
+    let pods = GroupVersionResource::new("", "v1", "pods");
+    let chosen = |policy: &CachingPolicy, asked: &Selection, one| {
+        policy
+            .scope_for(&pods, one, || asked.clone())
+            .map(|held| match held {
+                ScopeChoice::Configured(held) => (held.selection.to_string(), held.is_complete),
+                ScopeChoice::OnDemand { asked, .. } => (format!("on demand: {asked}"), false),
+            })
+    };
+    let everything = Some((String::new(), true));
+    assert_eq!(
+        chosen(&CachingPolicy::default(), &selection(None, "", ""), false),
+        everything
+    );
+    let node = CachingPolicy::of_node("n1");
+    let bound = Some(("fieldSelector=spec.nodeName=n1".to_owned(), true));
+    assert_eq!(
+        chosen(&node, &selection(None, "", "spec.nodeName=n1"), false),
+        bound
+    );
+    assert_eq!(
+        chosen(
+            &node,
+            &selection(Some("a"), "app=x", "spec.nodeName=n1"),
+            false
+        ),
+        bound
+    );
+    for fields in [
+        "",
+        "spec.nodeName=n2",
+        "spec.nodeName!=n2",
+        "metadata.name=p",
+    ] {
+        assert_eq!(
+            chosen(&node, &selection(None, "", fields), false),
+            None,
+            "{fields}"
+        );
+    }
+    // One pod may be the node's; if it is not found, that says nothing.
+    let named = Selection::named(Some("a"), "p");
+    assert_eq!(
+        chosen(&node, &named, true),
+        Some(("fieldSelector=spec.nodeName=n1".to_owned(), false))
+    );
+    // Other types have scopes of their own.
+    let nodes = GroupVersionResource::new("", "v1", "nodes");
+    for (name, has_it) in [("n1", true), ("n2", false)] {
+        let held = node.scope_for(&nodes, true, || Selection::named(None, name));
+        assert!(
+            matches!(held, Some(ScopeChoice::Configured(held)) if held.is_complete == has_it),
+            "{name}"
+        );
+    }
+    assert!(
+        node.scope_for(&nodes, false, || selection(None, "", ""))
+            .is_none()
+    );
+
+    let mut policy = CachingPolicy::default();
+    let scopes = [
+        selection(Some("a"), "", ""),
+        selection(None, "app", ""),
+        selection(Some("b"), "app=x", ""),
+    ];
+    policy.scopes.insert(
+        type_name("", "pods"),
+        scopes.into_iter().map(Arc::new).collect(),
+    );
+    let asked = selection(Some("b"), "app=x", "spec.nodeName=n1");
+    assert_eq!(
+        chosen(&policy, &asked, false),
+        Some(("namespace=b; labelSelector=app=x".to_owned(), true))
+    );
+    let asked = selection(Some("b"), "app=y", "");
+    assert_eq!(
+        chosen(&policy, &asked, false),
+        Some(("labelSelector=app".to_owned(), true))
+    );
+    assert_eq!(
+        chosen(&policy, &named, true),
+        Some(("namespace=a".to_owned(), true))
+    );
+    // On-demand scopes cover the rest.
+    assert_eq!(chosen(&policy, &selection(None, "", ""), false), None);
+    policy.scope_policy.selector_scopes = Some(true);
+    let on_demand = Some(("on demand: namespace=c".to_owned(), false));
+    assert_eq!(
+        chosen(&policy, &selection(Some("c"), "", ""), false),
+        on_demand
+    );
+    assert_eq!(
+        chosen(&policy, &selection(Some("a"), "", ""), false),
+        Some(("namespace=a".to_owned(), true))
+    );
+}
+
+#[test]
+fn retention_follows_the_type_or_else_all_types() {
+    let gvr = |resource: &str| GroupVersionResource::new("", "v1", resource);
+    let window = WindowLimits {
+        age: Duration::from_mins(5),
+        bytes: 1 << 20,
+    };
+    let mut policy = CachingPolicy::default();
+    let kept = |policy: &CachingPolicy, resource, on_demand| {
+        let keep = policy.retention(&gvr(resource), on_demand, window);
+        (
+            keep.idle.map(|idle| idle.as_secs()),
+            keep.window
+                .map(|window| (window.age.as_secs(), window.bytes)),
+        )
+    };
+    assert_eq!(kept(&policy, "pods", false), (None, None));
+    assert_eq!(kept(&policy, "pods", true), (Some(600), None));
+    policy.scope_policy.idle = Some(Duration::from_mins(1));
+    let second = Some(Duration::from_secs(1));
+    policy.set_scope_policy(
+        "",
+        "pods",
+        ScopePolicy {
+            window_age: second,
+            ..ScopePolicy::default()
+        },
+    );
+    policy.set_scope_policy(
+        "",
+        "nodes",
+        ScopePolicy {
+            idle: Some(Duration::ZERO),
+            window_bytes: Some(7),
+            ..ScopePolicy::default()
+        },
+    );
+    policy.set_scope_policy(
+        "",
+        "services",
+        ScopePolicy {
+            idle: second,
+            always_open: true,
+            ..ScopePolicy::default()
+        },
+    );
+    assert_eq!(kept(&policy, "pods", false), (Some(60), Some((1, 1 << 20))));
+    assert_eq!(kept(&policy, "nodes", true), (None, Some((300, 7))));
+    assert_eq!(kept(&policy, "services", false), (None, None));
+}
