@@ -6,7 +6,7 @@ BIN := $(REAL)/.bin
 PROXY := target/debug/watershed
 PAIRS ?= 6000
 
-.PHONY: help build release test test-rust test-real test-python test-release test-otel conformance robustness real lint bench bench-abuse bench-real bench-allocations bench-rooms simulate-nodes screenshots experiment demo cluster documents fmt clean
+.PHONY: help build release test test-rust test-real test-python test-release test-otel conformance robustness real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -22,7 +22,7 @@ real: ## Build kube-apiserver, etcd, kubectl, helm and the test harness from Go 
 
 test: test-rust test-real ## Run every test
 
-test-rust: real ## Rust tests: pure rooms, simulated upstream, real kube-apiserver
+test-rust: real ## Rust tests: pure modules, simulated upstream, real kube-apiserver
 	$(CARGO) test --locked
 
 test-real: build real ## Go tests: real clients through the proxy, in front of a real kube-apiserver
@@ -82,8 +82,8 @@ simulate-nodes: $(MEASURED) real ## 50 nodes with a proxy each, 10,000 pods; ups
 bench-allocations: ## What an event and a read allocate in the proxy; BENCH= takes flags
 	$(CARGO) bench --locked --bench allocations -- $(BENCH)
 
-bench-rooms: ## The pure rooms, function by function; BENCH= takes a filter
-	$(CARGO) bench --locked --bench rooms -- $(BENCH)
+bench-functions: ## The pure modules, function by function; BENCH= takes a filter
+	$(CARGO) bench --locked --bench functions -- $(BENCH)
 
 screenshots: ## The pictures of the status page in docs/images, made in a real Chromium (five minutes)
 	WATERSHED_SCREENSHOTS=$(CURDIR)/docs/images $(CARGO) test --locked --test proxy the_status_page_in_a_browser -- --nocapture

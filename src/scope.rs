@@ -25,8 +25,8 @@ use crate::watcher::Bookmarks;
 use handle::IdleTracker;
 pub use handle::{Retention, ScopeHandle};
 use watershed_protocol::{
-    BookmarkForm, FieldTable, GroupVersionResource, Representation, ResourceVersion, Scanned,
-    Selection, TypeForm,
+    BookmarkFormat, FieldTable, GroupVersionResource, Representation, ResourceVersion, Scanned,
+    Selection, WireFormat,
 };
 
 /// A scope that stopped is opened anew after this long at the earliest; requests are forwarded
@@ -113,7 +113,7 @@ pub enum ScopePhase {
 #[derive(Debug)]
 pub struct ReadyScope {
     /// How upstream frames lists and events of the type.
-    pub form: Arc<TypeForm>,
+    pub format: Arc<WireFormat>,
     /// Whether upstream serves sendInitialEvents for the type.
     pub streams_initial_events: bool,
     /// Upstream's Warning headers on reads of the type, for example of its deprecation.
@@ -247,7 +247,7 @@ pub struct Scopes {
     client: UpstreamClient,
     config: ScopeConfig,
     open: Arc<Mutex<HashMap<GroupVersionResource, Family>>>,
-    /// What the newest bookmarks that tell it told ([`BookmarkForm::null_in_structs`]).
+    /// What the newest bookmarks that tell it told ([`BookmarkFormat::null_in_structs`]).
     null_in_structs: Arc<Mutex<Option<bool>>>,
 }
 
@@ -425,7 +425,7 @@ impl Scopes {
         let pump = Pump {
             reflector: Reflector::new(self.client.clone(), target),
             writer,
-            form: None,
+            format: None,
             publish,
             events: counter_of(UPSTREAM_EVENTS, &scope.key.gvr),
             scope: Arc::clone(&scope),
@@ -448,7 +448,7 @@ struct Pump {
     reflector: Reflector,
     writer: StoreWriter,
     /// That of the last list.
-    form: Option<Arc<TypeForm>>,
+    format: Option<Arc<WireFormat>>,
     publish: watch::Sender<ScopePhase>,
     events: Counter,
     scope: Arc<Scope>,
@@ -496,14 +496,16 @@ impl Pump {
         counter_of(name, &self.scope.key.gvr)
     }
 
-    fn learn_bookmark(&self, form: Option<BookmarkForm>) {
-        if let Some(form) = form {
+    fn learn_bookmark(&self, format: Option<BookmarkFormat>) {
+        if let Some(format) = format {
             let known = {
                 let mut known = self.scopes.null_in_structs.lock();
-                *known = form.null_in_structs().or(*known);
+                *known = format.null_in_structs().or(*known);
                 *known
             };
-            self.scope.bookmarks.store(Some(Arc::new(form.told(known))));
+            self.scope
+                .bookmarks
+                .store(Some(Arc::new(format.with_null_in_structs(known))));
         }
     }
 
@@ -529,7 +531,7 @@ impl Pump {
         *self.scope.last_heard.lock() = now;
         match change {
             Change::Listed {
-                form,
+                format,
                 version,
                 objects,
                 streams_initial_events,
@@ -538,7 +540,7 @@ impl Pump {
             } => {
                 self.learn_bookmark(bookmark);
                 let snapshot = objects.finish(version);
-                self.form = Some(Arc::clone(&form));
+                self.format = Some(Arc::clone(&format));
                 tracing::info!(resource = %self.scope.key.gvr, encoding = ?self.scope.key.representation.encoding,
                     metadata_only = self.scope.key.representation.metadata_only, %version, objects = snapshot.len(), bytes = snapshot.size(), "listed");
                 self.count(UPSTREAM_LISTS).increment(1);
@@ -546,23 +548,23 @@ impl Pump {
                 self.writer.replace(snapshot);
                 self.publish
                     .send_replace(ScopePhase::Ready(Arc::new(ReadyScope {
-                        form,
+                        format,
                         streams_initial_events,
                         warnings,
                     })));
             }
             Change::Event(frame, scanned) => {
                 self.events.increment(1);
-                let Some(form) = &self.form else { return };
-                let object = stored(form, &frame.object, scanned);
+                let Some(format) = &self.format else { return };
+                let object = stored(format, &frame.object, scanned);
                 if let Err(error) = self.writer.apply(now, frame, object) {
                     tracing::error!(resource = %self.scope.key.gvr, %error, "upstream's events do not add up; listing again");
                     self.reflector.restart();
                     self.scope.set_following(false);
                 }
             }
-            Change::Progress { version, form } => {
-                self.learn_bookmark(form);
+            Change::Progress { version, format } => {
+                self.learn_bookmark(format);
                 self.writer.progress(now, version);
             }
             Change::Resumed => self.count(UPSTREAM_RESUMES).increment(1),
@@ -573,24 +575,24 @@ impl Pump {
 }
 
 /// An object as the store takes it: a slice of what was received.
-fn stored(form: &TypeForm, object: &Bytes, scanned: Scanned) -> StoredObject {
+fn stored(format: &WireFormat, object: &Bytes, scanned: Scanned) -> StoredObject {
     StoredObject {
-        bytes: form.store(object),
+        bytes: format.item_bytes(object),
         version: scanned.version,
         attributes: scanned.attributes,
     }
 }
 
 impl Collect for SnapshotBuilder {
-    fn begin(form: &Arc<TypeForm>, fields: &FieldTable) -> Self {
+    fn begin(format: &Arc<WireFormat>, fields: &FieldTable) -> Self {
         Self::new(Layout {
-            form: Arc::clone(form),
+            format: Arc::clone(format),
             indexed: fields.indexed(),
         })
     }
 
     fn add(&mut self, object: &Bytes, scanned: Scanned) {
-        self.put(stored(self.form(), object, scanned));
+        self.put(stored(self.format(), object, scanned));
     }
 }
 

@@ -40,7 +40,7 @@ use crate::drain;
 use crate::listener::Peer;
 use crate::scope::{NotReady, ReadyScope, Scope, ScopeHandle, ScopePhase, Scopes};
 use crate::upstream::{Forwarder, Stopped, UpstreamClient};
-use watershed_protocol::{Encoding, PartialForm, Representation, ResourceVersion, Status, Verb};
+use watershed_protocol::{Encoding, PartialFormat, Representation, ResourceVersion, Status, Verb};
 
 pub use bound_objects::CachedObjects;
 use decide::{Age, Plan, Planned, Read, decide};
@@ -108,13 +108,13 @@ impl Outcome {
 impl Opened {
     /// How the objects are to be reduced, if only their metadata is asked for and more of them is
     /// held.
-    fn partial(&self) -> Option<PartialForm> {
+    fn partial(&self) -> Option<PartialFormat> {
         let Representation {
             encoding,
             metadata_only,
         } = self.representation;
         let reduced = metadata_only && !self.scope.key.representation.metadata_only;
-        reduced.then(|| PartialForm::of(&self.ready.form, encoding))
+        reduced.then(|| PartialFormat::of(&self.ready.format, encoding))
     }
 }
 

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use watershed_figures::{aligned, median, short};
+use watershed_figures::{markdown_table, median, three_digits};
 
 use crate::process::Machine;
 use crate::servers::Kind;
@@ -87,7 +87,7 @@ impl Table {
             lines[0].extend([kind.name().to_owned(), "ratio".to_owned()]);
         }
         for row in &self.rows {
-            let figure = |value: Option<f64>| value.map_or("–".to_owned(), short);
+            let figure = |value: Option<f64>| value.map_or("–".to_owned(), three_digits);
             let mut line = vec![
                 row.work.clone(),
                 row.unit.to_owned(),
@@ -98,7 +98,7 @@ impl Table {
             }
             lines.push(line);
         }
-        aligned(&lines)
+        markdown_table(&lines)
     }
 
     /// Every round of every figure.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use crate::access::BoundObjects;
 use crate::catalog::Catalog;
 use crate::scope::{Scope, ScopeKey, ScopePhase, Scopes};
-use watershed_protocol::{Encoding, GroupVersionResource, Representation, read_life};
+use watershed_protocol::{Encoding, GroupVersionResource, Representation, read_identity};
 
 /// Looks into the scopes.
 pub struct CachedObjects {
@@ -62,7 +62,7 @@ impl BoundObjects for CachedObjects {
         let Some(object) = snapshot.get(&key) else {
             return Some(false);
         };
-        let life = read_life(scope.key.representation.encoding, &object.bytes).ok()?;
-        Some(life.uid == uid && !life.is_ending)
+        let life = read_identity(scope.key.representation.encoding, &object.bytes).ok()?;
+        Some(life.uid == uid && !life.is_being_deleted)
     }
 }

@@ -13,9 +13,9 @@ use crate::catalog::{Catalog, ResourceType};
 use crate::store::Snapshot;
 use crate::watcher::ViewFilter;
 use watershed_protocol::{
-    ContinueToken, Encoding, FieldSelector, GetRead, GroupVersionResource, LabelSelector,
-    ListOptions, ListRead, Representation, RequestInfo, ResourceRequest, ResourceVersion,
-    Selection, Verb, Wanted, WatchStart, acceptable, get_read, wants_pretty,
+    AcceptClause, ContinueToken, Encoding, FieldSelector, GetRead, GroupVersionResource,
+    LabelSelector, ListOptions, ListRead, Representation, RequestInfo, ResourceRequest,
+    ResourceVersion, Selection, Verb, WatchStart, acceptable, get_read, wants_pretty,
 };
 
 /// A list of so many objects costs upstream about as much as any request.
@@ -187,7 +187,7 @@ pub(super) fn decide<B>(
         .and_then(|asked| catalog.get(&asked.gvr));
     let wanted = acceptable(request.headers(), info.verb);
     let errors = match wanted.first() {
-        Some(Wanted::Held(representation)) => representation.encoding,
+        Some(AcceptClause::Supported(representation)) => representation.encoding,
         _ => Encoding::Json,
     };
     let long_running = is_long_running(&info, uri.query());
@@ -232,7 +232,7 @@ fn plan<B>(
     resource: Option<&Arc<ResourceType>>,
     policy: &CachingPolicy,
     request: &Request<B>,
-    wanted: &[Wanted],
+    wanted: &[AcceptClause],
 ) -> Result<Read, ForwardReason> {
     if is_upgrade(request.headers()) {
         return Err(ForwardReason::Upgrade);
@@ -469,13 +469,13 @@ fn watch(
 
 /// The representations to try, as long as the client's order names ones that can be held here.
 fn representations(
-    wanted: &[Wanted],
+    wanted: &[AcceptClause],
     gvr: &GroupVersionResource,
     cache: CacheMode,
 ) -> Result<Vec<Representation>, ForwardReason> {
     let known = wanted.iter().map_while(|wanted| match wanted {
-        Wanted::Held(representation) => Some(*representation),
-        Wanted::Other => None,
+        AcceptClause::Supported(representation) => Some(*representation),
+        AcceptClause::Other => None,
     });
     let mut known = known.peekable();
     if known.peek().is_none() {

@@ -22,7 +22,7 @@ pub(super) fn answer(opened: &Opened, read: &Read, name: &str) -> Outcome {
     let warnings = &opened.ready.warnings;
     let response = if let Some(object) = found {
         let body = match opened.partial() {
-            None => opened.ready.form.get_body(&object.bytes),
+            None => opened.ready.format.get_body(&object.bytes),
             Some(partial) => match partial.metadata(&object.bytes) {
                 Ok(metadata) => partial.get_body(&metadata),
                 Err(_) => return Outcome::Forward(ForwardReason::Representation),

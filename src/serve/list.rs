@@ -42,7 +42,7 @@ pub(super) fn answer(opened: &Opened, read: &Read, list: &List, headers: &Header
         remaining,
     } = page;
     let (count, bytes) = (items.count(), items.bytes());
-    let parts = items.form().list_parts(
+    let parts = items.format().list_parts(
         snapshot.version(),
         token.as_deref(),
         remaining,
@@ -54,8 +54,8 @@ pub(super) fn answer(opened: &Opened, read: &Read, list: &List, headers: &Header
     let respond = |body| from_memory(StatusCode::OK, content_type, body, &opened.ready.warnings);
     let response = match items {
         // What lies in memory as it is sent lies there compressed, too.
-        Items::Runs(form, runs) if gzip::is_wanted(headers, length) => {
-            let body = CompressedListBody::new(&form, runs, parts);
+        Items::Runs(format, runs) if gzip::is_wanted(headers, length) => {
+            let body = CompressedListBody::new(&format, runs, parts);
             let in_memory = body.is_in_memory();
             let mut response = respond(body.map_err(|never| match never {}).boxed_unsync());
             gzip::mark(response.headers_mut());
@@ -115,7 +115,7 @@ impl Page {
         list: &List,
     ) -> Result<Self, Malformed> {
         let limit = list.limit.unwrap_or(usize::MAX);
-        let form = &opened.ready.form;
+        let format = &opened.ready.format;
         let partial = opened.partial();
         let (items, last, rest) = if list.filter.is_plain() && partial.is_none() {
             let (runs, rest) =
@@ -124,12 +124,12 @@ impl Page {
                 .last()
                 .and_then(|run| run.objects().last())
                 .map(Arc::clone);
-            (Items::Runs(Arc::clone(form), runs), last, rest)
+            (Items::Runs(Arc::clone(format), runs), last, rest)
         } else {
             let (objects, rest) = selected(snapshot, opened, namespace, list, limit);
             let last = objects.last().map(Arc::clone);
             let items = match partial {
-                None => Items::Objects(Arc::clone(form), objects),
+                None => Items::Objects(Arc::clone(format), objects),
                 Some(partial) => {
                     let metadata = objects.iter().map(|object| partial.metadata(&object.bytes));
                     let metadata = metadata.collect::<Result<_, _>>()?;

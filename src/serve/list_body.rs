@@ -9,7 +9,7 @@ use http_body::{Frame, SizeHint};
 
 use crate::store::{ObjectRun, StoredObject};
 use crate::watcher::MIN_SHARED_BYTES;
-use watershed_protocol::{Deflated, ListParts, Member, PartialForm, TypeForm, deflate};
+use watershed_protocol::{Deflated, GzipMember, ListParts, PartialFormat, WireFormat, deflate};
 
 /// Small pieces are joined to pieces of about this size, so that they do not become a frame each.
 const CHUNK: usize = 64 * 1024;
@@ -21,18 +21,18 @@ const COMPRESSED_AT_ONCE: usize = 4;
 /// What is listed: references only, or slices of what is held.
 pub(super) enum Items {
     /// Objects that lie side by side.
-    Runs(Arc<TypeForm>, Vec<ObjectRun>),
+    Runs(Arc<WireFormat>, Vec<ObjectRun>),
     /// A selection.
-    Objects(Arc<TypeForm>, Vec<Arc<StoredObject>>),
+    Objects(Arc<WireFormat>, Vec<Arc<StoredObject>>),
     /// The metadata of objects.
-    Metadata(PartialForm, Vec<Bytes>),
+    Metadata(PartialFormat, Vec<Bytes>),
 }
 
 impl Items {
-    pub(super) fn form(&self) -> &TypeForm {
+    pub(super) fn format(&self) -> &WireFormat {
         match self {
-            Self::Runs(form, _) | Self::Objects(form, _) => form,
-            Self::Metadata(partial, _) => partial.form(),
+            Self::Runs(format, _) | Self::Objects(format, _) => format,
+            Self::Metadata(partial, _) => partial.format(),
         }
     }
 
@@ -49,16 +49,16 @@ impl Items {
     pub(super) fn bytes(&self) -> u64 {
         let all: u64 = match self {
             Self::Runs(_, runs) => runs.iter().map(|run| run.items_len() as u64).sum(),
-            Self::Objects(form, objects) => objects
+            Self::Objects(format, objects) => objects
                 .iter()
-                .map(|object| form.item_len(&object.bytes) as u64)
+                .map(|object| format.item_len(&object.bytes) as u64)
                 .sum(),
             Self::Metadata(partial, metadata) => metadata
                 .iter()
                 .map(|metadata| partial.item_len(metadata) as u64)
                 .sum(),
         };
-        all.saturating_sub(self.form().separator() as u64)
+        all.saturating_sub(self.format().separator() as u64)
     }
 
     /// How many pieces they are put in one by one.
@@ -90,15 +90,15 @@ impl Items {
     fn put(&self, index: usize, share: bool, out: &mut BytesMut) -> Option<Bytes> {
         let is_last = index + 1 == self.pieces();
         let piece = match self {
-            Self::Runs(form, runs) => {
+            Self::Runs(format, runs) => {
                 let items = runs[index].items();
-                items.slice(..items.len() - if is_last { form.separator() } else { 0 })
+                items.slice(..items.len() - if is_last { format.separator() } else { 0 })
             }
-            Self::Objects(form, objects) => {
+            Self::Objects(format, objects) => {
                 if index > 0 {
-                    form.put_separator(out);
+                    format.put_separator(out);
                 }
-                form.put_item_head(&objects[index].bytes, out);
+                format.put_item_head(&objects[index].bytes, out);
                 objects[index].bytes.share()
             }
             Self::Metadata(partial, metadata) => {
@@ -106,7 +106,7 @@ impl Items {
                 out.truncate(
                     out.len()
                         - if is_last {
-                            partial.form().separator()
+                            partial.format().separator()
                         } else {
                             0
                         },
@@ -242,13 +242,13 @@ pub(super) struct CompressedListBody {
     parts: ListParts,
     separator: Option<Deflated>,
     /// Gone once the end is written.
-    member: Option<Member>,
+    member: Option<GzipMember>,
     place: Place,
 }
 
 impl CompressedListBody {
-    pub(super) fn new(form: &TypeForm, runs: Vec<ObjectRun>, parts: ListParts) -> Self {
-        let separator = (form.separator() > 0).then(|| Deflated::stored(b","));
+    pub(super) fn new(format: &WireFormat, runs: Vec<ObjectRun>, parts: ListParts) -> Self {
+        let separator = (format.separator() > 0).then(|| Deflated::stored(b","));
         Self {
             runs: runs.into_iter(),
             parts,
@@ -281,7 +281,7 @@ impl CompressedListBody {
         loop {
             match self.place {
                 Place::Head => {
-                    let member = self.member.insert(Member::begin(&mut chunk));
+                    let member = self.member.insert(GzipMember::begin(&mut chunk));
                     member.put(&deflate(&self.parts.head), &mut chunk);
                     self.place = Place::Items;
                 }
@@ -351,7 +351,7 @@ mod tests {
     const LIST: &str = r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[]}"#;
 
     /// Config maps with so many bytes of data.
-    fn selected(form: &TypeForm, sizes: &[usize]) -> Vec<Arc<StoredObject>> {
+    fn selected(format: &WireFormat, sizes: &[usize]) -> Vec<Arc<StoredObject>> {
         let fields =
             FieldTable::builtin(&GroupVersionResource::new("", "v1", "configmaps"), true).unwrap();
         let object = |(index, size): (usize, &usize)| {
@@ -360,7 +360,7 @@ mod tests {
                 r#"{{"kind":"ConfigMap","apiVersion":"v1","metadata":{{"name":"c-{index}","namespace":"ns","resourceVersion":"5"}},"data":{{"text":"{data}"}}}}"#
             );
             let scanned = scan(Encoding::Json, text.as_bytes(), &fields).unwrap();
-            let bytes = form.store(&text.into());
+            let bytes = format.item_bytes(&text.into());
             Arc::new(StoredObject {
                 bytes,
                 version: scanned.version,
@@ -372,9 +372,9 @@ mod tests {
 
     #[test]
     fn a_selection_is_sent_from_where_it_lies_if_little_of_it_has_to_be_copied() {
-        let (form, _) =
-            TypeForm::learn(Encoding::Json, "ConfigMap", &format!("{LIST}\n").into()).unwrap();
-        let form = Arc::new(form);
+        let (format, _) =
+            WireFormat::learn(Encoding::Json, "ConfigMap", &format!("{LIST}\n").into()).unwrap();
+        let format = Arc::new(format);
         let mixed = [[3_000; 10], [300; 10]].concat();
         for (sizes, in_memory) in [
             (vec![3_000; 40], true),
@@ -382,15 +382,15 @@ mod tests {
             (vec![300; 400], false),
             (vec![], true),
         ] {
-            let objects = selected(&form, &sizes);
+            let objects = selected(&format, &sizes);
             let mut all = BytesMut::new();
             for object in &objects {
-                form.put_item(&object.bytes, &mut all);
+                format.put_item(&object.bytes, &mut all);
             }
-            all.truncate(all.len().saturating_sub(form.separator()));
-            let items = Items::Objects(Arc::clone(&form), objects.clone());
+            all.truncate(all.len().saturating_sub(format.separator()));
+            let items = Items::Objects(Arc::clone(&format), objects.clone());
             let parts =
-                form.list_parts(ResourceVersion(9), None, None, items.count(), items.bytes());
+                format.list_parts(ResourceVersion(9), None, None, items.count(), items.bytes());
             let expected = [&parts.head[..], &all, &parts.tail].concat();
             let mut body = ListBody::new(items, parts);
             assert_eq!(body.is_in_memory(), in_memory);

@@ -87,8 +87,8 @@ pub(super) fn answer(
         Begin::State { end_mark, .. } => {
             let end_mark = if end_mark && ready.streams_initial_events {
                 // Upstream marked the end of its own initial events, so its form is known.
-                let form = scope.bookmarks.load_full();
-                let Some(mark) = form.and_then(|form| view.end_mark(&form, version)) else {
+                let format = scope.bookmarks.load_full();
+                let Some(mark) = format.and_then(|format| view.end_mark(&format, version)) else {
                     return Outcome::Forward(ForwardReason::InitialEvents);
                 };
                 Some(mark)
@@ -115,7 +115,7 @@ pub(super) fn answer(
     let body = WatchBody::new(
         subscription,
         WatchOptions {
-            form: Arc::clone(&ready.form),
+            format: Arc::clone(&ready.format),
             view,
             coding,
             start: match watch.begin {

@@ -6,7 +6,8 @@ use bytes::{Bytes, BytesMut};
 
 use super::object::StoredObject;
 use watershed_protocol::{
-    Attributes, Deflated, EventKind, Joined, ResourceVersion, TypeForm, deflate, gzip_member,
+    Deflated, EventKind, ItemRun, ObjectAttributes, ResourceVersion, WireFormat, deflate,
+    gzip_member,
 };
 
 /// A new leaf has at most so many bytes, unless it is one object that has more: large enough that
@@ -22,7 +23,7 @@ const FEW_BYTES: usize = FULL / 4;
 /// A run of objects in key order, never empty. It does not change: a change makes another.
 #[derive(Debug)]
 pub(super) struct Leaf {
-    form: Arc<TypeForm>,
+    format: Arc<WireFormat>,
     objects: Vec<Arc<StoredObject>>,
     /// Bytes the objects take as items of a list, each with its separator.
     items: usize,
@@ -40,7 +41,7 @@ pub(super) struct Leaf {
 /// Objects as they are sent.
 #[derive(Debug)]
 struct Packed {
-    joined: Joined,
+    joined: ItemRun,
     /// All items, without the separator behind the last, as a piece of gzip.
     deflated: OnceLock<Arc<Deflated>>,
     /// All objects as ADDED events, as a member of gzip.
@@ -48,7 +49,7 @@ struct Packed {
 }
 
 impl Packed {
-    fn new(joined: Joined) -> Self {
+    fn new(joined: ItemRun) -> Self {
         Self {
             joined,
             deflated: OnceLock::new(),
@@ -61,14 +62,14 @@ impl Leaf {
     /// A new leaf has no more objects.
     pub(super) const MANY: usize = 64;
 
-    pub(super) fn new(form: &Arc<TypeForm>, objects: Vec<Arc<StoredObject>>) -> Self {
+    pub(super) fn new(format: &Arc<WireFormat>, objects: Vec<Arc<StoredObject>>) -> Self {
         let items = objects
             .iter()
-            .map(|object| form.item_len(&object.bytes))
+            .map(|object| format.item_len(&object.bytes))
             .sum();
-        let (packed, form) = (OnceLock::new(), Arc::clone(form));
+        let (packed, format) = (OnceLock::new(), Arc::clone(format));
         Self {
-            form,
+            format,
             objects,
             items,
             packed,
@@ -81,7 +82,7 @@ impl Leaf {
     /// The same objects with their bytes in one place, and nothing else of them held.
     pub(super) fn settle(&self) -> Self {
         let packed = Arc::clone(self.packed());
-        let slices = self.form.split(
+        let slices = self.format.split(
             &packed.joined,
             self.objects.iter().map(|object| object.bytes.len()),
         );
@@ -92,13 +93,17 @@ impl Leaf {
                 attributes: object.attributes.clone(),
             })
         });
-        Self::settled(Arc::clone(&self.form), objects.collect(), packed)
+        Self::settled(Arc::clone(&self.format), objects.collect(), packed)
     }
 
-    fn settled(form: Arc<TypeForm>, objects: Vec<Arc<StoredObject>>, packed: Arc<Packed>) -> Self {
+    fn settled(
+        format: Arc<WireFormat>,
+        objects: Vec<Arc<StoredObject>>,
+        packed: Arc<Packed>,
+    ) -> Self {
         let items = packed.joined.bytes.len();
         Self {
-            form,
+            format,
             objects,
             items,
             packed: OnceLock::from(packed),
@@ -116,9 +121,9 @@ impl Leaf {
             self.base.clone()
         };
         let changed = if self.settled { 1 } else { self.changed + 1 };
-        let form = Arc::clone(&self.form);
+        let format = Arc::clone(&self.format);
         let leaf = Self {
-            form,
+            format,
             objects,
             items,
             packed: OnceLock::new(),
@@ -135,7 +140,7 @@ impl Leaf {
     pub(super) fn with(&self, object: Arc<StoredObject>) -> (Self, Option<Arc<StoredObject>>) {
         let place = self.place(object.key());
         let mut objects = self.objects.clone();
-        let mut items = self.items + self.form.item_len(&object.bytes);
+        let mut items = self.items + self.format.item_len(&object.bytes);
         let old = match place {
             Ok(index) => Some(std::mem::replace(&mut objects[index], object)),
             Err(index) => {
@@ -143,7 +148,9 @@ impl Leaf {
                 None
             }
         };
-        items -= old.as_ref().map_or(0, |old| self.form.item_len(&old.bytes));
+        items -= old
+            .as_ref()
+            .map_or(0, |old| self.format.item_len(&old.bytes));
         (self.changed(objects, items), old)
     }
 
@@ -152,7 +159,7 @@ impl Leaf {
         let index = self.place(key).ok()?;
         let mut objects = self.objects.clone();
         let old = objects.remove(index);
-        let items = self.items - self.form.item_len(&old.bytes);
+        let items = self.items - self.format.item_len(&old.bytes);
         Some((
             (!objects.is_empty()).then(|| self.changed(objects, items)),
             old,
@@ -179,14 +186,15 @@ impl Leaf {
             bytes += if by_number {
                 1
             } else {
-                self.form.item_len(&object.bytes)
+                self.format.item_len(&object.bytes)
             };
             bytes >= half
         });
         let middle = middle
             .map_or(1, |index| index + 1)
             .min(self.objects.len() - 1);
-        let part = |objects: &[Arc<StoredObject>]| Self::new(&self.form, objects.to_vec()).settle();
+        let part =
+            |objects: &[Arc<StoredObject>]| Self::new(&self.format, objects.to_vec()).settle();
         Some((part(&self.objects[..middle]), part(&self.objects[middle..])))
     }
 
@@ -199,7 +207,7 @@ impl Leaf {
 
     /// One leaf of two neighbours.
     pub(super) fn join(&self, next: &Self) -> Self {
-        Self::new(&self.form, [&self.objects[..], &next.objects].concat()).settle()
+        Self::new(&self.format, [&self.objects[..], &next.objects].concat()).settle()
     }
 
     /// Whether an object's bytes hold the bytes of others in memory.
@@ -255,7 +263,7 @@ impl Leaf {
     fn packed(&self) -> &Arc<Packed> {
         self.packed.get_or_init(|| {
             Arc::new(Packed::new(
-                self.form
+                self.format
                     .join(self.objects.iter().map(|object| &object.bytes)),
             ))
         })
@@ -279,24 +287,24 @@ struct Part {
     /// Bytes of what is held of it.
     length: usize,
     version: ResourceVersion,
-    attributes: Attributes,
+    attributes: ObjectAttributes,
 }
 
 impl Growing {
     /// Whether a leaf with the object would not be too large. One object always has room.
-    pub(super) fn has_room(&self, form: &TypeForm, object: &StoredObject) -> bool {
+    pub(super) fn has_room(&self, format: &WireFormat, object: &StoredObject) -> bool {
         let few = self.parts.len() < Leaf::MANY;
-        self.parts.is_empty() || (few && self.items.len() + form.item_len(&object.bytes) <= FULL)
+        self.parts.is_empty() || (few && self.items.len() + format.item_len(&object.bytes) <= FULL)
     }
 
     /// Puts an object behind the others.
-    pub(super) fn put(&mut self, form: &TypeForm, object: StoredObject) {
+    pub(super) fn put(&mut self, format: &WireFormat, object: StoredObject) {
         let StoredObject {
             bytes,
             version,
             attributes,
         } = object;
-        form.put_item(&bytes, &mut self.items);
+        format.put_item(&bytes, &mut self.items);
         self.parts.push(Part {
             end: self.items.len() as u32,
             length: bytes.len(),
@@ -311,18 +319,18 @@ impl Growing {
     }
 
     /// A leaf of the objects, unless there is none; and begins anew.
-    pub(super) fn take(&mut self, form: &Arc<TypeForm>) -> Option<Leaf> {
+    pub(super) fn take(&mut self, format: &Arc<WireFormat>) -> Option<Leaf> {
         if self.parts.is_empty() {
             return None;
         }
         let ends = self.parts.iter().map(|part| part.end).collect();
-        let joined = Joined {
+        let joined = ItemRun {
             bytes: Bytes::copy_from_slice(&self.items),
             ends,
         };
         self.items.clear();
         let lengths: Vec<_> = self.parts.iter().map(|part| part.length).collect();
-        let slices = form.split(&joined, lengths.into_iter());
+        let slices = format.split(&joined, lengths.into_iter());
         let objects = slices.zip(self.parts.drain(..)).map(|(bytes, part)| {
             Arc::new(StoredObject {
                 bytes,
@@ -332,7 +340,7 @@ impl Growing {
         });
         let objects = objects.collect();
         Some(Leaf::settled(
-            Arc::clone(form),
+            Arc::clone(format),
             objects,
             Arc::new(Packed::new(joined)),
         ))
@@ -379,13 +387,13 @@ impl ObjectRun {
         }
         self.objects()
             .iter()
-            .map(|object| self.leaf.form.item_len(&object.bytes))
+            .map(|object| self.leaf.format.item_len(&object.bytes))
             .sum()
     }
 
     /// Its items in a list, each with a separator behind it, shared by all who send them.
     pub fn items(&self) -> Bytes {
-        let Joined { bytes, ends } = &self.leaf.packed().joined;
+        let ItemRun { bytes, ends } = &self.leaf.packed().joined;
         let end_before = |index: usize| index.checked_sub(1).map_or(0, |last| ends[last] as usize);
         bytes.slice(end_before(self.range.start)..end_before(self.range.end))
     }
@@ -395,7 +403,7 @@ impl ObjectRun {
         let make = || {
             let items = self.items();
             Arc::new(deflate(
-                &items[..items.len().saturating_sub(self.leaf.form.separator())],
+                &items[..items.len().saturating_sub(self.leaf.format.separator())],
             ))
         };
         if self.is_whole_leaf() {
@@ -432,7 +440,7 @@ impl ObjectRun {
             let objects = self.objects().iter();
             objects.for_each(|object| {
                 self.leaf
-                    .form
+                    .format
                     .put_event(EventKind::Added, &object.bytes, &mut frames)
             });
             gzip_member(&frames)

@@ -1,16 +1,16 @@
 //! One object: upstream's bytes and what the proxy must know of them.
-use watershed_protocol::{Attributes, ResourceVersion, Stored};
+use watershed_protocol::{ItemBytes, ObjectAttributes, ResourceVersion};
 
 /// An object as upstream sent it. Invariant `bytes`: `bytes` is never re-encoded.
 #[derive(Debug)]
 pub struct StoredObject {
     /// What is held of upstream's bytes. They may be a part of what the objects beside it are held
     /// in.
-    pub bytes: Stored,
+    pub bytes: ItemBytes,
     /// `metadata.resourceVersion`.
     pub version: ResourceVersion,
     /// Name, namespace, labels and selectable fields.
-    pub attributes: Attributes,
+    pub attributes: ObjectAttributes,
 }
 
 impl StoredObject {

@@ -13,13 +13,13 @@ use super::leaf::{Leaf, ObjectRun};
 use super::object::StoredObject;
 use super::window::WindowEvent;
 pub use builder::SnapshotBuilder;
-use watershed_protocol::{ResourceVersion, TypeForm};
+use watershed_protocol::{ResourceVersion, WireFormat};
 
 /// How the objects of a scope are held.
 #[derive(Clone, Debug)]
 pub struct Layout {
     /// How upstream frames lists and events of the type.
-    pub form: Arc<TypeForm>,
+    pub format: Arc<WireFormat>,
     /// The position of the selectable field that objects are found by, if there is one.
     pub indexed: Option<usize>,
 }
@@ -200,7 +200,7 @@ impl Snapshot {
     /// Puts an object in the place of the one with its key. Before the first list there is no
     /// place.
     pub(super) fn insert(&mut self, object: Arc<StoredObject>) -> Option<Replaced> {
-        let form = Arc::clone(&self.layout.as_ref()?.form);
+        let format = Arc::clone(&self.layout.as_ref()?.format);
         self.size += object.size();
         if let Some(index) = &mut self.by_field {
             index.insert(&object);
@@ -213,7 +213,7 @@ impl Snapshot {
         else {
             self.len += 1;
             self.leaves
-                .insert(ByFirstKey(Arc::new(Leaf::new(&form, vec![object]))));
+                .insert(ByFirstKey(Arc::new(Leaf::new(&format, vec![object]))));
             return None;
         };
         let (changed, old) = leaf.0.with(Arc::clone(&object));

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::*;
 use watershed_protocol::{
-    Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ResourceVersion, TypeForm, scan,
+    Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ResourceVersion, WireFormat, scan,
 };
 
 pub(super) fn fields() -> FieldTable {
@@ -19,10 +19,10 @@ pub(super) fn fields() -> FieldTable {
 
 pub(super) fn layout() -> Layout {
     let list = "{\"kind\":\"PodList\",\"apiVersion\":\"v1\",\"metadata\":{\"resourceVersion\":\"9\"},\"items\":[]}\n";
-    let (form, _) =
-        TypeForm::learn(Encoding::Json, "Pod", &Bytes::from_static(list.as_bytes())).unwrap();
+    let (format, _) =
+        WireFormat::learn(Encoding::Json, "Pod", &Bytes::from_static(list.as_bytes())).unwrap();
     Layout {
-        form: Arc::new(form),
+        format: Arc::new(format),
         indexed: fields().indexed(),
     }
 }
@@ -39,7 +39,7 @@ pub(super) fn sized(key: &str, version: u64, node: &str, more: usize) -> StoredO
         r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{"name":"{name}","namespace":"{namespace}","resourceVersion":"{version}"}},"spec":{{"nodeName":"{node}","more":"{more}"}}}}"#
     );
     let scanned = scan(Encoding::Json, text.as_bytes(), &fields()).unwrap();
-    let bytes = layout().form.store(&text.into());
+    let bytes = layout().format.item_bytes(&text.into());
     StoredObject {
         bytes,
         version: scanned.version,
@@ -48,7 +48,7 @@ pub(super) fn sized(key: &str, version: u64, node: &str, more: usize) -> StoredO
 }
 
 fn frame(kind: EventKind, object: &StoredObject) -> Frame {
-    let frame = layout().form.event(kind, &object.bytes);
+    let frame = layout().format.event(kind, &object.bytes);
     let head = format!("{{\"type\":\"{}\",\"object\":", kind.as_str()).len();
     Frame {
         kind,

@@ -73,7 +73,7 @@ impl WatchCompression {
         representation: Representation,
     ) -> Self {
         let (answer, _) = watch::channel(None);
-        let nothing = selection.nothing_of_it();
+        let nothing = selection.selecting_nothing();
         let uri = format!("{}?{QUESTION}{}", nothing.path(&gvr), nothing.parameters());
         Self(Arc::new(Inner {
             client,
@@ -127,7 +127,7 @@ impl Inner {
 
     async fn ask(&self) -> Result<bool, Trouble> {
         let request = Request::get(&self.uri)
-            .header(header::ACCEPT, self.representation.accepts_watch())
+            .header(header::ACCEPT, self.representation.watch_accept_header())
             .header(header::ACCEPT_ENCODING, "gzip")
             .body(crate::body::empty())?;
         let answer = timeout(

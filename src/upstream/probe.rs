@@ -7,8 +7,8 @@ use super::stream::{Stream, StreamError};
 use super::{AnswerError, ConnectionClass, SendOptions, UpstreamBody, UpstreamClient};
 use crate::body;
 use watershed_protocol::{
-    Encoding, EventKind, FieldTable, GroupVersionResource, Malformed, PartialForm, ResourceVersion,
-    Selection, TypeForm, read_bookmark, scan,
+    Encoding, EventKind, FieldTable, GroupVersionResource, Malformed, PartialFormat,
+    ResourceVersion, Selection, WireFormat, read_bookmark, scan,
 };
 
 /// In protobuf where upstream has it: it is smaller, and costs less to make.
@@ -84,7 +84,7 @@ impl Probe {
         let (encoding, body) = self.get(&format!("limit={limit}"), LIST, false).await?;
         let body = body::whole(body, MAX_BYTES).await;
         let body = body.map_err(|error| AnswerError::Unusable(error.to_string()))?;
-        let (_, page) = TypeForm::learn(encoding, PartialForm::KIND, &body)?;
+        let (_, page) = WireFormat::learn(encoding, PartialFormat::KIND, &body)?;
         let key = |object| {
             let scanned = scan(encoding, object, &self.fields)?;
             Ok((scanned.attributes.key().to_owned(), scanned.version))

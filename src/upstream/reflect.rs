@@ -20,8 +20,8 @@ use super::{
 use crate::body;
 use watershed_connect::Address;
 use watershed_protocol::{
-    BookmarkForm, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ListPage,
-    Malformed, PartialForm, Representation, ResourceVersion, Scanned, Selection, TypeForm,
+    BookmarkFormat, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ListPage,
+    Malformed, PartialFormat, Representation, ResourceVersion, Scanned, Selection, WireFormat,
     read_bookmark, read_error, scan,
 };
 
@@ -61,7 +61,7 @@ pub struct ReflectorTarget {
 /// What a list's objects are collected in as they arrive. A list that fails in the middle drops it.
 pub trait Collect: Send {
     /// Nothing yet, of a type whose objects are framed like this.
-    fn begin(form: &Arc<TypeForm>, fields: &FieldTable) -> Self;
+    fn begin(format: &Arc<WireFormat>, fields: &FieldTable) -> Self;
 
     /// Takes the next object, which the form fits. It is a slice of whatever chunk it arrived in:
     /// whoever keeps it keeps that.
@@ -76,7 +76,7 @@ pub enum Change<C> {
     /// Everything, at one version. What was known before is void.
     Listed {
         /// How objects of this type are framed.
-        form: Arc<TypeForm>,
+        format: Arc<WireFormat>,
         /// The version the objects are the state at.
         version: ResourceVersion,
         /// All objects.
@@ -86,7 +86,7 @@ pub enum Change<C> {
         /// The Warning headers upstream sends with reads of this type.
         warnings: Vec<HeaderValue>,
         /// Upstream's form of bookmarks, if it ended the initial state with one.
-        bookmark: Option<BookmarkForm>,
+        bookmark: Option<BookmarkFormat>,
     },
     /// One object changed.
     Event(Frame, Scanned),
@@ -95,7 +95,7 @@ pub enum Change<C> {
         /// The bookmark's version.
         version: ResourceVersion,
         /// Upstream's form of bookmarks, with the first one.
-        form: Option<BookmarkForm>,
+        format: Option<BookmarkFormat>,
     },
     /// The watch goes on after an interruption; nothing was lost.
     Resumed,
@@ -189,7 +189,7 @@ pub struct Reflector {
     client: UpstreamClient,
     target: ReflectorTarget,
     state: State,
-    form: Option<Arc<TypeForm>>,
+    format: Option<Arc<WireFormat>>,
     warnings: Vec<HeaderValue>,
     bookmark_known: bool,
     /// False once upstream refused to stream initial events.
@@ -221,7 +221,7 @@ impl Reflector {
             client,
             target,
             state: State::Start,
-            form: None,
+            format: None,
             warnings: Vec::new(),
             bookmark_known: false,
             streaming: true,
@@ -373,7 +373,7 @@ impl Reflector {
                 let version = bookmark.version;
                 Ok(Change::Progress {
                     version,
-                    form: self.learn_bookmark(&frame.object),
+                    format: self.learn_bookmark(&frame.object),
                 })
             }
             EventKind::Error => {
@@ -393,10 +393,10 @@ impl Reflector {
         }
     }
 
-    fn learn_bookmark(&mut self, bookmark: &Bytes) -> Option<BookmarkForm> {
-        let form = self.form.as_deref().filter(|_| !self.bookmark_known)?;
+    fn learn_bookmark(&mut self, bookmark: &Bytes) -> Option<BookmarkFormat> {
+        let format = self.format.as_deref().filter(|_| !self.bookmark_known)?;
         self.bookmark_known = true;
-        BookmarkForm::learn(form, bookmark)
+        BookmarkFormat::learn(format, bookmark)
             .inspect_err(|error| {
                 tracing::warn!(resource = %self.target.gvr, %error, "bookmarks are not understood; none are sent");
             })
@@ -404,8 +404,8 @@ impl Reflector {
     }
 
     fn check_frame(&self, frame: &Frame) -> Result<Scanned, Malformed> {
-        if let Some(form) = &self.form {
-            form.check_frame(frame)?;
+        if let Some(format) = &self.format {
+            format.check_frame(frame)?;
         }
         scan(
             self.target.representation.encoding,
@@ -415,8 +415,8 @@ impl Reflector {
     }
 
     fn check(&self, object: &Bytes) -> Result<Scanned, Malformed> {
-        if let Some(form) = &self.form {
-            form.check(object)?;
+        if let Some(format) = &self.format {
+            format.check(object)?;
         }
         scan(
             self.target.representation.encoding,
@@ -473,21 +473,21 @@ impl Reflector {
             metadata_only,
         } = self.target.representation;
         let kind = if metadata_only {
-            PartialForm::KIND
+            PartialFormat::KIND
         } else {
             &self.target.kind
         };
-        let learned = TypeForm::learn(encoding, kind, &body);
-        let (form, first) = learned.map_err(|error| Stopped::NotUnderstood(error.to_string()))?;
+        let learned = WireFormat::learn(encoding, kind, &body);
+        let (format, first) = learned.map_err(|error| Stopped::NotUnderstood(error.to_string()))?;
         // Of a server that does not look at the parameters of Accept, nothing more than this is
         // taken.
-        if metadata_only && !form.is_partial() {
+        if metadata_only && !format.is_partial() {
             return Err(Stopped::NotAcceptable.into());
         }
-        let form = Arc::new(form);
-        self.form = Some(Arc::clone(&form));
+        let format = Arc::new(format);
+        self.format = Some(Arc::clone(&format));
         self.bookmark_known = false;
-        let objects = C::begin(&form, &self.target.fields);
+        let objects = C::begin(&format, &self.target.fields);
         if self.streaming {
             let (objects, version, stream) = self.stream_initial(objects).await?;
             // Known together with the state: clients that want it marked wait for nothing else.
@@ -496,13 +496,13 @@ impl Reflector {
                 .as_ref()
                 .and_then(|mark| self.learn_bookmark(&mark.object));
             return Ok((
-                self.listed(form, version, objects, bookmark),
+                self.listed(format, version, objects, bookmark),
                 version,
                 Some(stream),
             ));
         }
-        let (objects, version) = self.list_pages(objects, &form, first).await?;
-        let listed = self.listed(form, version, objects, None);
+        let (objects, version) = self.list_pages(objects, &format, first).await?;
+        let listed = self.listed(format, version, objects, None);
         // Upstream may be another release when it is listed next.
         self.streaming = true;
         Ok((listed, version, None))
@@ -510,14 +510,14 @@ impl Reflector {
 
     fn listed<C>(
         &self,
-        form: Arc<TypeForm>,
+        format: Arc<WireFormat>,
         version: ResourceVersion,
         objects: C,
-        bookmark: Option<BookmarkForm>,
+        bookmark: Option<BookmarkFormat>,
     ) -> Change<C> {
         let (streams_initial_events, warnings) = (self.streaming, self.warnings.clone());
         Change::Listed {
-            form,
+            format,
             version,
             objects,
             streams_initial_events,
@@ -540,7 +540,7 @@ impl Reflector {
             stream => stream?,
         };
         loop {
-            let frame = match timeout(INITIAL_SILENCE, stream.next_passing_frame()).await {
+            let frame = match timeout(INITIAL_SILENCE, stream.next_transient_frame()).await {
                 Err(_) => return Err(Trouble::NoInitialEvents),
                 Ok(frame) => frame?
                     .ok_or_else(|| Trouble::Broken("ended before the initial events".into()))?,
@@ -574,7 +574,7 @@ impl Reflector {
     async fn list_pages<C: Collect>(
         &mut self,
         mut objects: C,
-        form: &TypeForm,
+        format: &WireFormat,
         first: ListPage,
     ) -> Result<(C, ResourceVersion), Trouble> {
         let mut page = first;
@@ -587,7 +587,8 @@ impl Reflector {
                 return Ok((objects, page.version));
             };
             let token: String = form_urlencoded::byte_serialize(token.as_bytes()).collect();
-            page = form.read_list(&self.get(&format!("limit={PAGE}&continue={token}")).await?.1)?;
+            page =
+                format.read_list(&self.get(&format!("limit={PAGE}&continue={token}")).await?.1)?;
         }
     }
 
@@ -617,9 +618,9 @@ impl Reflector {
     ) -> Result<(HeaderMap, UpstreamBody), Trouble> {
         let representation = self.target.representation;
         let accept = if watch {
-            representation.accepts_watch()
+            representation.watch_accept_header()
         } else {
-            representation.accepts_list()
+            representation.list_accept_header()
         };
         let ReflectorTarget { gvr, selection, .. } = &self.target;
         let request = Request::get(format!(

@@ -54,9 +54,9 @@ impl Stream {
         self.next(FrameDecoder::next_frame).await
     }
 
-    /// The same for somebody who lets go of it at once ([`FrameDecoder::next_passing_frame`]).
-    pub(super) async fn next_passing_frame(&mut self) -> Result<Option<Frame>, StreamError> {
-        self.next(FrameDecoder::next_passing_frame).await
+    /// The same for somebody who lets go of it at once ([`FrameDecoder::next_transient_frame`]).
+    pub(super) async fn next_transient_frame(&mut self) -> Result<Option<Frame>, StreamError> {
+        self.next(FrameDecoder::next_transient_frame).await
     }
 
     async fn next(

@@ -12,7 +12,9 @@ use super::chunk::{Chunk, ContentCoding};
 use super::grant::{Grant, GrantStatus};
 use super::view::{ClientFrame, ClientView};
 use crate::store::{ObjectRun, ObjectRuns, Subscription, SubscriptionStep};
-use watershed_protocol::{BookmarkForm, EventKind, Malformed, ResourceVersion, Status, TypeForm};
+use watershed_protocol::{
+    BookmarkFormat, EventKind, Malformed, ResourceVersion, Status, WireFormat,
+};
 
 /// Bookmarks come about this often. Source: `cacher.go` (defaultBookmarkFrequency).
 const BOOKMARK_EVERY: Duration = Duration::from_mins(1);
@@ -28,7 +30,7 @@ const INITIAL_CHUNK: usize = 64 * 1024;
 const BATCH: usize = 64;
 
 /// Where bookmarks of this scope come from: upstream's own form, known once it sent one.
-pub type Bookmarks = Arc<arc_swap::ArcSwapOption<BookmarkForm>>;
+pub type Bookmarks = Arc<arc_swap::ArcSwapOption<BookmarkFormat>>;
 
 /// Why a watch ended, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +69,7 @@ impl WatchEnding {
 /// What was agreed for one watch.
 pub struct WatchOptions<G, D, O> {
     /// How objects and events of the type are framed.
-    pub form: Arc<TypeForm>,
+    pub format: Arc<WireFormat>,
     /// Which events the client sees.
     pub view: ClientView,
     /// How what it gets is coded.
@@ -144,7 +146,7 @@ enum Outside {
 /// and a box is dearer than what it holds.
 pub struct WatchBody<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> {
     subscription: Subscription,
-    form: Arc<TypeForm>,
+    format: Arc<WireFormat>,
     view: ClientView,
     coding: ContentCoding,
     start: ResourceVersion,
@@ -172,7 +174,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
         let tick = next_tick(now, terms.deadline);
         Self {
             subscription,
-            form: terms.form,
+            format: terms.format,
             view: terms.view,
             coding: terms.coding,
             start: terms.start,
@@ -262,7 +264,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
                     .as_ref()
                     .map(|partial| partial.event(EventKind::Added, &object.bytes))
                 {
-                    None => chunk.push_object(&self.form, &object.bytes),
+                    None => chunk.push_object(&self.format, &object.bytes),
                     Some(Ok(frame)) => chunk.push(frame),
                     Some(Err(error)) => {
                         self.broken(&error, &mut chunk);
@@ -285,9 +287,9 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
     }
 
     fn expire(&self, chunk: &mut Chunk, version: ResourceVersion, oldest: ResourceVersion) {
-        let form = self.view.form(&self.form);
-        let status = Status::expired_watch(version, oldest).to_object(form.encoding());
-        chunk.push(form.status_event(&status));
+        let format = self.view.format(&self.format);
+        let status = Status::expired_watch(version, oldest).to_object(format.encoding());
+        chunk.push(format.status_event(&status));
     }
 
     fn poll_events(&mut self, context: &Context<'_>) -> Poll<Option<Bytes>> {
@@ -299,7 +301,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
             {
                 SubscriptionStep::Events(events) => {
                     for event in events {
-                        match self.view.frame(&event, &self.form) {
+                        match self.view.frame(&event, &self.format) {
                             Ok(Some(ClientFrame::Shared)) => chunk.push_whole(&event),
                             Ok(Some(ClientFrame::Own(frame))) => chunk.push(frame),
                             Ok(None) => {}
@@ -315,9 +317,9 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
                 }
                 SubscriptionStep::CaughtUp(version) => {
                     if std::mem::take(&mut self.bookmark_due).is_met(version, self.start)
-                        && let Some(form) =
+                        && let Some(format) =
                             self.bookmarks.as_ref().and_then(|forms| forms.load_full())
-                        && let Some(frame) = self.view.bookmark(&form, version)
+                        && let Some(frame) = self.view.bookmark(&format, version)
                     {
                         chunk.push(frame);
                     }

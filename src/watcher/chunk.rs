@@ -2,7 +2,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::store::{ObjectRun, WindowEvent};
-use watershed_protocol::{EventKind, Stored, TypeForm, gzip_member};
+use watershed_protocol::{EventKind, ItemBytes, WireFormat, gzip_member};
 
 /// From this size on (bytes) a piece of an answer is sent from where it lies, without a copy. What
 /// is written to the network at once is 16 KiB in at most 16 places (HTTP/2, TLS), so that smaller
@@ -64,7 +64,7 @@ impl Chunk {
     }
 
     /// Adds an object as an ADDED event.
-    pub(super) fn push_object(&mut self, form: &TypeForm, object: &Stored) {
+    pub(super) fn push_object(&mut self, format: &WireFormat, object: &ItemBytes) {
         self.count(1, object.len());
         match self.coding {
             ContentCoding::Identity if object.len() >= MIN_SHARED_BYTES => {
@@ -72,13 +72,13 @@ impl Chunk {
                     // What comes later gets as much room again.
                     self.small = BytesMut::with_capacity(ROOM);
                 }
-                let tail = form.put_event_head(EventKind::Added, object, &mut self.small);
+                let tail = format.put_event_head(EventKind::Added, object, &mut self.small);
                 self.finish_small();
                 self.pieces.push(object.share());
                 self.small.put_slice(tail);
             }
-            ContentCoding::Identity => form.put_event(EventKind::Added, object, &mut self.small),
-            ContentCoding::Gzip => form.put_event(EventKind::Added, object, &mut self.made),
+            ContentCoding::Identity => format.put_event(EventKind::Added, object, &mut self.small),
+            ContentCoding::Gzip => format.put_event(EventKind::Added, object, &mut self.made),
         }
     }
 

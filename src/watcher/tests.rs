@@ -17,8 +17,8 @@ use crate::store::{
     self, Layout, Snapshot, StoreReader, StoreWriter, StoredObject, SubscriptionStart, WindowLimits,
 };
 use watershed_protocol::{
-    BookmarkForm, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, LabelSelector,
-    PartialForm, ResourceVersion, TypeForm, scan,
+    BookmarkFormat, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, LabelSelector,
+    PartialFormat, ResourceVersion, WireFormat, scan,
 };
 
 /// What was counted of a watch: events and bytes handed out, and how it ended.
@@ -55,7 +55,7 @@ impl Grant for Said {
 struct Rig {
     writer: StoreWriter,
     reader: StoreReader,
-    form: Arc<TypeForm>,
+    format: Arc<WireFormat>,
     fields: Arc<FieldTable>,
     bookmarks: Bookmarks,
     version: u64,
@@ -65,10 +65,10 @@ impl Rig {
     fn new(bytes: usize, objects: u64) -> Self {
         let list = r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[]}"#;
         let list = Bytes::from(format!("{list}\n"));
-        let (form, _) = TypeForm::learn(Encoding::Json, "ConfigMap", &list).unwrap();
+        let (format, _) = WireFormat::learn(Encoding::Json, "ConfigMap", &list).unwrap();
         let bookmark =
             br#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"9"}}"#;
-        let bookmark = BookmarkForm::learn(&form, &Bytes::from_static(bookmark)).unwrap();
+        let bookmark = BookmarkFormat::learn(&format, &Bytes::from_static(bookmark)).unwrap();
         let configmaps = GroupVersionResource::new("", "v1", "configmaps");
         let (writer, reader) = store::new(WindowLimits {
             age: Duration::from_hours(1),
@@ -77,14 +77,14 @@ impl Rig {
         let mut rig = Self {
             writer,
             reader,
-            form: Arc::new(form),
+            format: Arc::new(format),
             fields: Arc::new(FieldTable::builtin(&configmaps, true).unwrap()),
             bookmarks: Arc::new(ArcSwapOption::from_pointee(bookmark)),
             version: 100,
         };
         let objects = (0..objects).map(|n| rig.object(&format!("first-{n}"), n + 1, "gold"));
         let layout = Layout {
-            form: Arc::clone(&rig.form),
+            format: Arc::clone(&rig.format),
             indexed: None,
         };
         let snapshot = Snapshot::new(ResourceVersion(100), layout, objects.collect::<Vec<_>>());
@@ -99,7 +99,7 @@ impl Rig {
             r#"{{"kind":"ConfigMap","apiVersion":"v1","metadata":{{"name":"{name}","namespace":"ns","resourceVersion":"{version}","labels":{{"tier":"{tier}"}}}},"data":{{"text":"{data}"}}}}"#
         );
         let scanned = scan(Encoding::Json, text.as_bytes(), &self.fields).unwrap();
-        let bytes = self.form.store(&text.into());
+        let bytes = self.format.item_bytes(&text.into());
         StoredObject {
             bytes,
             version: scanned.version,
@@ -110,7 +110,7 @@ impl Rig {
     fn put(&mut self, kind: EventKind, name: &str, tier: &str) {
         self.version += 1;
         let object = self.object(name, self.version, tier);
-        let frame = self.form.event(kind, &object.bytes);
+        let frame = self.format.event(kind, &object.bytes);
         let frame = Frame {
             kind,
             object: frame.clone(),
@@ -126,7 +126,7 @@ impl Rig {
         let labels = Some(LabelSelector::parse(labels).unwrap());
         let filter = ViewFilter::new(None, labels, None, &self.fields).unwrap();
         let interest = filter.interest(&self.fields);
-        let partial = partial.then(|| PartialForm::of(&self.form, Encoding::Json));
+        let partial = partial.then(|| PartialFormat::of(&self.format, Encoding::Json));
         let view = ClientView {
             filter,
             partial: partial.map(Box::new),
@@ -137,7 +137,7 @@ impl Rig {
         let meter = Meter::default();
         let said = Said(Arc::new(Mutex::new(GrantStatus::Granted)));
         let terms = WatchOptions {
-            form: Arc::clone(&self.form),
+            format: Arc::clone(&self.format),
             view,
             coding,
             start: version,

@@ -3,8 +3,8 @@ use bytes::Bytes;
 
 use crate::store::{Interest, StoredObject, WindowEvent};
 use watershed_protocol::{
-    Attributes, BookmarkForm, EventKind, FieldSelector, FieldTable, LabelSelector, Malformed,
-    PartialForm, ResourceVersion, Stored, TypeForm,
+    BookmarkFormat, EventKind, FieldSelector, FieldTable, ItemBytes, LabelSelector, Malformed,
+    ObjectAttributes, PartialFormat, ResourceVersion, WireFormat,
 };
 
 /// Namespace and selectors of a read. All must hold.
@@ -75,7 +75,7 @@ impl ViewFilter {
     }
 
     /// Whether an object is in the view.
-    pub fn matches(&self, object: &Attributes) -> bool {
+    pub fn matches(&self, object: &ObjectAttributes) -> bool {
         self.namespace
             .as_deref()
             .is_none_or(|namespace| namespace == object.namespace())
@@ -112,7 +112,7 @@ impl ViewFilter {
 }
 
 impl Selectors {
-    fn match_to(&self, object: &Attributes) -> bool {
+    fn match_to(&self, object: &ObjectAttributes) -> bool {
         self.fields
             .iter()
             .all(|field| (object.field(field.position) == &*field.value) == field.equal)
@@ -129,7 +129,7 @@ pub struct ClientView {
     /// What the client asked to see.
     pub filter: ViewFilter,
     /// How objects are reduced, if it only wants their metadata.
-    pub partial: Option<Box<PartialForm>>,
+    pub partial: Option<Box<PartialFormat>>,
 }
 
 /// An event as the client sees it.
@@ -148,37 +148,37 @@ impl ClientView {
     }
 
     /// How what the client gets is framed.
-    pub fn form<'a>(&'a self, whole: &'a TypeForm) -> &'a TypeForm {
+    pub fn format<'a>(&'a self, whole: &'a WireFormat) -> &'a WireFormat {
         self.partial
             .as_ref()
-            .map_or(whole, |partial| partial.form())
+            .map_or(whole, |partial| partial.format())
     }
 
     /// The frame of a bookmark, if it is certain how upstream writes it.
-    pub fn bookmark(&self, form: &BookmarkForm, version: ResourceVersion) -> Option<Bytes> {
+    pub fn bookmark(&self, format: &BookmarkFormat, version: ResourceVersion) -> Option<Bytes> {
         match &self.partial {
-            None => Some(form.plain(version)),
-            Some(partial) => Some(form.partial(partial)?.plain(version)),
+            None => Some(format.plain(version)),
+            Some(partial) => Some(format.partial(partial)?.plain(version)),
         }
     }
 
     /// The frame of the bookmark that ends the initial events, if it is certain how upstream writes
     /// it.
-    pub fn end_mark(&self, form: &BookmarkForm, version: ResourceVersion) -> Option<Bytes> {
+    pub fn end_mark(&self, format: &BookmarkFormat, version: ResourceVersion) -> Option<Bytes> {
         match &self.partial {
-            None => form.initial_events_end(version),
-            Some(partial) => form.partial(partial)?.initial_events_end(version),
+            None => format.initial_events_end(version),
+            Some(partial) => format.partial(partial)?.initial_events_end(version),
         }
     }
 
     fn framed(
         &self,
         kind: EventKind,
-        object: &Stored,
-        form: &TypeForm,
+        object: &ItemBytes,
+        format: &WireFormat,
     ) -> Result<Bytes, Malformed> {
         match &self.partial {
-            None => Ok(form.event(kind, object)),
+            None => Ok(format.event(kind, object)),
             Some(partial) => partial.event(kind, object),
         }
     }
@@ -190,7 +190,7 @@ impl ClientView {
     pub fn frame(
         &self,
         event: &WindowEvent,
-        form: &TypeForm,
+        format: &WireFormat,
     ) -> Result<Option<ClientFrame>, Malformed> {
         let before = event.previous.as_deref();
         let matched = before.is_some_and(|object| self.filter.matches(&object.attributes));
@@ -205,14 +205,14 @@ impl ClientView {
         if kind == event.kind && self.partial.is_none() {
             return Ok(Some(ClientFrame::Shared));
         }
-        let last_seen = |object: &StoredObject| form.with_version(&object.bytes, event.version);
+        let last_seen = |object: &StoredObject| format.with_version(&object.bytes, event.version);
         Ok(Some(ClientFrame::Own(match (kind, before) {
             // Left the view by an update: the last state that was in it, at the version of the
             // update.
             (EventKind::Deleted, Some(before)) if event.kind != EventKind::Deleted => {
-                self.framed(kind, &last_seen(before)?, form)?
+                self.framed(kind, &last_seen(before)?, format)?
             }
-            _ => self.framed(kind, &event.object.bytes, form)?,
+            _ => self.framed(kind, &event.object.bytes, format)?,
         })))
     }
 }

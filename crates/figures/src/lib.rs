@@ -15,7 +15,7 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
 }
 
 /// Three digits that matter.
-pub fn short(value: f64) -> String {
+pub fn three_digits(value: f64) -> String {
     let digits = match value.abs() {
         v if v >= 100.0 => 0,
         v if v >= 10.0 => 1,
@@ -40,7 +40,7 @@ pub fn grouped(number: impl Display) -> String {
 
 /// Lines of as many cells each as a Markdown table that is also readable as it is. The first line
 /// is the head; the first two columns are words, the others figures.
-pub fn aligned(lines: &[Vec<String>]) -> String {
+pub fn markdown_table(lines: &[Vec<String>]) -> String {
     let columns = lines.first().map_or(0, Vec::len);
     let width = |column: usize| {
         lines

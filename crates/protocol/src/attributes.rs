@@ -13,7 +13,7 @@ const LIMIT: usize = 1 << (7 * ENTRY);
 /// seven-bit characters, so that the whole stays valid UTF-8 and values are handed out without
 /// checking them again.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Attributes {
+pub struct ObjectAttributes {
     text: Box<str>,
     /// Bytes of the namespace at the start of the key; 0 for a cluster-scoped object.
     namespace: u32,
@@ -25,7 +25,7 @@ pub struct Attributes {
     labels: u32,
 }
 
-impl Attributes {
+impl ObjectAttributes {
     /// Packs the parts. Labels must be sorted by key without duplicates. `None` if they are
     /// absurdly large.
     pub(super) fn pack<'a>(
@@ -151,12 +151,12 @@ impl Attributes {
     }
 }
 
-impl fmt::Debug for Attributes {
+impl fmt::Debug for ObjectAttributes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fields: Vec<&str> = (0..self.fields as usize)
             .map(|index| self.value(index))
             .collect();
-        f.debug_struct("Attributes")
+        f.debug_struct("ObjectAttributes")
             .field("key", &self.key())
             .field("fields", &fields)
             .field("labels", &self.labels().collect::<Vec<_>>())
@@ -168,9 +168,9 @@ impl fmt::Debug for Attributes {
 mod tests {
     use super::*;
 
-    fn sample(namespace: &str) -> Attributes {
+    fn sample(namespace: &str) -> ObjectAttributes {
         let labels = [("app", "web"), ("empty", ""), ("ünïcode", "ß")];
-        Attributes::pack(
+        ObjectAttributes::pack(
             namespace,
             "web-0",
             ["node-1", "", "true"].into_iter(),
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn offsets_beyond_seven_bits() {
         let long = "x".repeat(70_000);
-        let packed = Attributes::pack(
+        let packed = ObjectAttributes::pack(
             "n",
             &long,
             [long.as_str(), "y"].into_iter(),

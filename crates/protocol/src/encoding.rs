@@ -2,31 +2,31 @@
 //!
 //! An *object* here is, in JSON, the full object text as it stands in a watch event, with kind and
 //! apiVersion. In protobuf it is the `raw` of the `runtime.Unknown`, which is also exactly an item
-//! of a list. What is held of it is the part that stays the same in every envelope: [`Stored`].
+//! of a list. What is held of it is the part that stays the same in every envelope: [`ItemBytes`].
 mod bookmark;
-mod form;
 mod frames;
+mod identity;
+mod item_bytes;
 mod json;
-mod life;
 mod list;
 mod object_meta;
 mod partial;
 mod protobuf;
-mod stored;
 #[cfg(test)]
 mod tests;
+mod wire_format;
 
 use std::borrow::Cow;
 
-pub use bookmark::{Bookmark, BookmarkForm, read_bookmark};
-pub use form::TypeForm;
+pub use bookmark::{Bookmark, BookmarkFormat, read_bookmark};
 pub use frames::{EventKind, Frame, FrameDecoder};
-pub use life::{Life, read_life};
+pub use identity::{ObjectIdentity, read_identity};
+pub use item_bytes::{ItemBytes, ItemRun};
 pub use list::{ListPage, ListParts};
-pub use partial::PartialForm;
-pub use stored::{Joined, Stored};
+pub use partial::PartialFormat;
+pub use wire_format::WireFormat;
 
-use super::{Attributes, Encoding, FieldTable, ResourceVersion};
+use super::{Encoding, FieldTable, ObjectAttributes, ResourceVersion};
 
 /// Upstream sent something that is not what it should be. Says what, never with the bytes: they may
 /// be secret.
@@ -40,7 +40,7 @@ pub struct Scanned {
     /// `metadata.resourceVersion`.
     pub version: ResourceVersion,
     /// What selectors and lists ask for.
-    pub attributes: Attributes,
+    pub attributes: ObjectAttributes,
 }
 
 /// Reads an object's version and attributes in one pass over its bytes.
@@ -84,7 +84,7 @@ impl Found<'_> {
         self.labels.sort_by(|a, b| a.0.cmp(&b.0));
         self.labels.dedup_by(|later, first| later.0 == first.0);
         let labels = self.labels.iter().map(|(key, value)| (&**key, &**value));
-        let attributes = Attributes::pack(
+        let attributes = ObjectAttributes::pack(
             &self.namespace,
             &self.name,
             fields.values(&self.places),

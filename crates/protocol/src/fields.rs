@@ -117,7 +117,7 @@ impl FieldTable {
         Self::bare(namespaced, true)
     }
 
-    /// Where [`Attributes::field`](super::Attributes::field) finds the value of a label.
+    /// Where [`ObjectAttributes::field`](super::ObjectAttributes::field) finds the value of a label.
     pub fn position(&self, label: &str) -> Option<usize> {
         self.labels
             .iter()

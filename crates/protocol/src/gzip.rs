@@ -44,7 +44,7 @@ pub struct Deflated {
 
 /// The checksum and length of a member that is put together of pieces.
 #[derive(Debug)]
-pub struct Member {
+pub struct GzipMember {
     checksum: u32,
     length: u32,
 }
@@ -75,7 +75,7 @@ impl Deflated {
     }
 }
 
-impl Member {
+impl GzipMember {
     /// Begins a member in `out`.
     pub fn begin(out: &mut BytesMut) -> Self {
         out.extend_from_slice(&HEAD);
@@ -209,7 +209,7 @@ mod tests {
         fastrand::Rng::with_seed(1).fill(&mut noise);
         for count in 0..6 {
             let (mut out, mut all) = (BytesMut::new(), Vec::new());
-            let mut member = Member::begin(&mut out);
+            let mut member = GzipMember::begin(&mut out);
             for data in [&b"{\"items\":["[..], &words, &noise, b"", &words, b"]}\n"]
                 .into_iter()
                 .take(count)

@@ -39,7 +39,7 @@ impl Representation {
     }
 
     /// The `Accept` header of who takes a list in nothing else.
-    pub fn accepts_list(self) -> &'static str {
+    pub fn list_accept_header(self) -> &'static str {
         match (self.encoding, self.metadata_only) {
             (encoding, false) => encoding.content_type(false),
             (Encoding::Json, true) => {
@@ -52,7 +52,7 @@ impl Representation {
     }
 
     /// The same for a watch.
-    pub fn accepts_watch(self) -> &'static str {
+    pub fn watch_accept_header(self) -> &'static str {
         match (self.encoding, self.metadata_only) {
             (encoding, false) => encoding.content_type(true),
             (Encoding::Json, true) => {
@@ -67,9 +67,9 @@ impl Representation {
 
 /// One of the representations a client accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Wanted {
+pub enum AcceptClause {
     /// One that can be made of what this program holds.
-    Held(Representation),
+    Supported(Representation),
     /// Anything else: a Table, YAML, CBOR, indented, or simply not understood.
     Other,
 }
@@ -96,8 +96,8 @@ impl Encoding {
 
 /// What upstream would try for a request's `Accept` header, in its order. The caller answers with
 /// the first that its resource type has, and forwards when `Other`, or nothing, comes first.
-pub fn acceptable(headers: &HeaderMap, verb: Verb) -> Vec<Wanted> {
-    const DEFAULT: Wanted = Wanted::Held(Representation {
+pub fn acceptable(headers: &HeaderMap, verb: Verb) -> Vec<AcceptClause> {
+    const DEFAULT: AcceptClause = AcceptClause::Supported(Representation {
         encoding: Encoding::Json,
         metadata_only: false,
     });
@@ -113,7 +113,7 @@ pub fn acceptable(headers: &HeaderMap, verb: Verb) -> Vec<Wanted> {
     };
     match clauses {
         Some(clauses) => clauses.into_iter().map(|clause| clause.wanted).collect(),
-        None => vec![Wanted::Other],
+        None => vec![AcceptClause::Other],
     }
 }
 
@@ -133,7 +133,7 @@ pub fn wants_pretty(query: Option<&str>, headers: &HeaderMap) -> bool {
 
 /// An element of an `Accept` header.
 struct Clause {
-    wanted: Wanted,
+    wanted: AcceptClause,
     quality: f32,
     any_type: bool,
     any_subtype: bool,
@@ -195,8 +195,8 @@ impl Clause {
         };
         let encoding = Encoding::of_media_type(media_type).filter(|_| known);
         Some(Self {
-            wanted: encoding.map_or(Wanted::Other, |encoding| {
-                Wanted::Held(Representation {
+            wanted: encoding.map_or(AcceptClause::Other, |encoding| {
+                AcceptClause::Supported(Representation {
                     encoding,
                     metadata_only,
                 })
@@ -246,12 +246,12 @@ mod tests {
 
     use super::*;
 
-    const JSON: Wanted = held(Encoding::Json, false);
-    const PROTOBUF: Wanted = held(Encoding::Protobuf, false);
-    const OTHER: Wanted = Wanted::Other;
+    const JSON: AcceptClause = held(Encoding::Json, false);
+    const PROTOBUF: AcceptClause = held(Encoding::Protobuf, false);
+    const OTHER: AcceptClause = AcceptClause::Other;
 
-    const fn held(encoding: Encoding, metadata_only: bool) -> Wanted {
-        Wanted::Held(Representation {
+    const fn held(encoding: Encoding, metadata_only: bool) -> AcceptClause {
+        AcceptClause::Supported(Representation {
             encoding,
             metadata_only,
         })
@@ -362,13 +362,13 @@ mod tests {
                     encoding,
                     metadata_only,
                 };
-                let wanted = [Wanted::Held(asked)];
+                let wanted = [AcceptClause::Supported(asked)];
                 assert_eq!(
-                    acceptable(&accept(asked.accepts_list()), Verb::List),
+                    acceptable(&accept(asked.list_accept_header()), Verb::List),
                     wanted
                 );
                 assert_eq!(
-                    acceptable(&accept(asked.accepts_watch()), Verb::Watch),
+                    acceptable(&accept(asked.watch_accept_header()), Verb::Watch),
                     wanted
                 );
             }

@@ -73,7 +73,7 @@ impl Selection {
     /// A part of it that holds nothing, as no object has such a name.
     /// Source: `apimachinery/pkg/api/validation/path/name.go`.
     #[must_use]
-    pub fn nothing_of_it(&self) -> Self {
+    pub fn selecting_nothing(&self) -> Self {
         let name = FieldRequirement::equals(NAME, "..");
         Self {
             fields: self.fields.and(name),

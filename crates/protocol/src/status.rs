@@ -19,13 +19,13 @@ pub struct Status {
     pub reason: &'static str,
     /// The text for people; left out when empty.
     pub message: String,
-    /// What the failure is about. Details without content are still written, as `{}`.
-    pub details: Option<Details>,
+    /// What the failure is about. StatusDetails without content are still written, as `{}`.
+    pub details: Option<StatusDetails>,
 }
 
 /// What a failure is about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Details {
+pub struct StatusDetails {
     /// The object's name.
     pub name: String,
     /// The type's API group.
@@ -90,11 +90,11 @@ impl Status {
             Some(name) => format!("{} {} is ", gvr.qualified_resource(), quote(name)),
             None => format!("{} is ", gvr.qualified_resource()),
         };
-        let details = Details {
+        let details = StatusDetails {
             name: name.clone().unwrap_or_default(),
             group: gvr.group.to_string(),
             kind: gvr.resource.to_string(),
-            ..Details::default()
+            ..StatusDetails::default()
         };
         Self::forbidden_because(&subject, &sentence, reason, details)
     }
@@ -102,10 +102,15 @@ impl Status {
     /// 403 for a path that is no resource; `verb` is the lower-case method.
     pub fn forbidden_path(user: &str, verb: &str, path: &str, reason: &str) -> Self {
         let sentence = format!("User {} cannot {verb} path {}", quote(user), quote(path));
-        Self::forbidden_because("", &sentence, reason, Details::default())
+        Self::forbidden_because("", &sentence, reason, StatusDetails::default())
     }
 
-    fn forbidden_because(subject: &str, sentence: &str, reason: &str, details: Details) -> Self {
+    fn forbidden_because(
+        subject: &str,
+        sentence: &str,
+        reason: &str,
+        details: StatusDetails,
+    ) -> Self {
         // Nothing a client sent may look like HTML; upstream leaves the authorizer's words alone.
         let sentence = sentence
             .replace('&', "&amp;")
@@ -134,10 +139,10 @@ impl Status {
             "ResourceVersionTooLarge".to_owned(),
             "Too large resource version".to_owned(),
         );
-        let details = Details {
+        let details = StatusDetails {
             causes: vec![cause],
             retry_after_seconds: 1,
-            ..Details::default()
+            ..StatusDetails::default()
         };
         let message =
             format!("Timeout: Too large resource version: {requested}, current: {current}");
@@ -149,11 +154,11 @@ impl Status {
 
     /// 404: there is no object of this name.
     pub fn not_found(gvr: &GroupVersionResource, name: &str) -> Self {
-        let details = Details {
+        let details = StatusDetails {
             name: name.to_owned(),
             group: gvr.group.to_string(),
             kind: gvr.resource.to_string(),
-            ..Details::default()
+            ..StatusDetails::default()
         };
         let message = format!("{} {} not found", gvr.qualified_resource(), quote(name));
         Self {
@@ -164,9 +169,9 @@ impl Status {
 
     /// 429: try again later.
     pub fn too_many_requests(message: impl Into<String>, retry_after_seconds: u32) -> Self {
-        let details = Details {
+        let details = StatusDetails {
             retry_after_seconds,
-            ..Details::default()
+            ..StatusDetails::default()
         };
         Self {
             details: Some(details),
@@ -181,9 +186,9 @@ impl Status {
 
     /// 503: not able to answer now.
     pub fn service_unavailable(message: impl Into<String>, retry_after_seconds: u32) -> Self {
-        let details = Details {
+        let details = StatusDetails {
             retry_after_seconds,
-            ..Details::default()
+            ..StatusDetails::default()
         };
         let details = (retry_after_seconds > 0).then_some(details);
         Self {
@@ -196,9 +201,9 @@ impl Status {
     pub fn internal(message: impl Into<String>) -> Self {
         let message = message.into();
         let text = format!("Internal error occurred: {message}");
-        let details = Details {
+        let details = StatusDetails {
             causes: vec![(String::new(), message)],
-            ..Details::default()
+            ..StatusDetails::default()
         };
         Self {
             details: Some(details),
@@ -276,7 +281,7 @@ impl Status {
     }
 }
 
-impl Details {
+impl StatusDetails {
     fn write_json(&self, out: &mut String) {
         let start = out.len();
         json_string(out, ",\"name\":", &self.name);
@@ -575,7 +580,7 @@ mod tests {
     proptest! {
         #[test]
         fn json_is_json(message in any::<String>(), name in any::<String>(), cause in any::<String>()) {
-            let details = Details { name: name.clone(), causes: vec![(String::new(), cause)], ..Details::default() };
+            let details = StatusDetails { name: name.clone(), causes: vec![(String::new(), cause)], ..StatusDetails::default() };
             let status = Status { details: Some(details), ..Status::new(418, "Teapot", message.clone()) };
             let value: serde_json::Value = serde_json::from_slice(&status.to_json()).unwrap();
             prop_assert_eq!(value["message"].as_str().unwrap_or_default(), message);

@@ -1,7 +1,7 @@
 //! Figures as the page shows them.
 use std::time::Duration;
 
-use watershed_figures::{grouped, short};
+use watershed_figures::{grouped, three_digits};
 
 /// 1234567 → `1,234,567`.
 pub(super) fn count(number: u64) -> String {
@@ -13,7 +13,7 @@ pub(super) fn rate(value: f64) -> String {
     match value {
         v if v < 0.005 => "0".into(),
         v if v < 1.0 => format!("{v:.2}"),
-        v if v < 1000.0 => short(v),
+        v if v < 1000.0 => three_digits(v),
         v => whole(v),
     }
 }

@@ -5,14 +5,14 @@ use super::super::by_field::ByField;
 use super::super::leaf::Growing;
 use super::super::object::StoredObject;
 use super::{ByFirstKey, Layout, Snapshot};
-use watershed_protocol::{ResourceVersion, TypeForm};
+use watershed_protocol::{ResourceVersion, WireFormat};
 
 /// Packs the objects of a list while they arrive. What it holds beside whole leaves is at most one
 /// leaf more: an object's bytes are copied when it is put in, and whatever they are a part of can
 /// go.
 #[derive(Debug)]
 pub struct SnapshotBuilder {
-    form: Arc<TypeForm>,
+    format: Arc<WireFormat>,
     /// The objects that are in leaves.
     packed: Snapshot,
     /// Those behind them, while all have come in order.
@@ -25,7 +25,7 @@ pub struct SnapshotBuilder {
 impl SnapshotBuilder {
     /// Without an object.
     pub fn new(layout: Layout) -> Self {
-        let form = Arc::clone(&layout.form);
+        let format = Arc::clone(&layout.format);
         let by_field = layout.indexed.map(ByField::new);
         let packed = Snapshot {
             layout: Some(layout),
@@ -33,7 +33,7 @@ impl SnapshotBuilder {
             ..Snapshot::default()
         };
         Self {
-            form,
+            format,
             packed,
             next: Growing::default(),
             in_order: true,
@@ -41,8 +41,8 @@ impl SnapshotBuilder {
     }
 
     /// How the objects are framed.
-    pub fn form(&self) -> &TypeForm {
-        &self.form
+    pub fn format(&self) -> &WireFormat {
+        &self.format
     }
 
     /// Takes an object in; of several with one key the last stays.
@@ -56,7 +56,7 @@ impl SnapshotBuilder {
             }));
             return;
         }
-        if !self.next.has_room(&self.form, &object) {
+        if !self.next.has_room(&self.format, &object) {
             self.pack();
         }
         self.packed.len += 1;
@@ -64,7 +64,7 @@ impl SnapshotBuilder {
         if let Some(index) = &mut self.packed.by_field {
             index.insert(&object);
         }
-        self.next.put(&self.form, object);
+        self.next.put(&self.format, object);
     }
 
     /// The snapshot, as the state at `version`.
@@ -79,7 +79,7 @@ impl SnapshotBuilder {
     /// Makes a leaf of what is not in one. Behind it comes the next object, unless they are out of
     /// order.
     fn pack(&mut self) {
-        if let Some(leaf) = self.next.take(&self.form) {
+        if let Some(leaf) = self.next.take(&self.format) {
             self.packed.leaves.insert(ByFirstKey(Arc::new(leaf)));
         }
     }

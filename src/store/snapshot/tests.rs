@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::super::leaf::FULL;
 use super::super::tests::{fields, layout, sized};
 use super::*;
-use watershed_protocol::{Deflated, Member};
+use watershed_protocol::{Deflated, GzipMember};
 
 /// Namespaces whose order as keys differs from that of their names.
 const NAMESPACES: [&str; 4] = ["a", "a-b", "a.c", "b"];
@@ -48,7 +48,7 @@ fn items(runs: impl Iterator<Item = ObjectRun>, compressed: bool) -> Bytes {
             .into();
     }
     let mut out = BytesMut::new();
-    let mut member = Member::begin(&mut out);
+    let mut member = GzipMember::begin(&mut out);
     for run in &runs {
         member.put(&run.deflated(), &mut out);
         member.put(&Deflated::stored(b","), &mut out);
@@ -62,7 +62,7 @@ fn items(runs: impl Iterator<Item = ObjectRun>, compressed: bool) -> Bytes {
 /// The same from the objects themselves.
 fn expected<'a>(objects: impl Iterator<Item = &'a Arc<StoredObject>>) -> Bytes {
     let mut out = BytesMut::new();
-    objects.for_each(|object| layout().form.put_item(&object.bytes, &mut out));
+    objects.for_each(|object| layout().format.put_item(&object.bytes, &mut out));
     out.freeze()
 }
 
@@ -224,7 +224,7 @@ proptest! {
             prop_assert!(runs.iter().all(|run| run.len() <= Leaf::MANY));
             let room = |two: &[ObjectRun]| {
                 let (one, next) = (&two[0], &two[1].objects()[0]);
-                one.len() < Leaf::MANY && one.items_len() + layout().form.item_len(&next.bytes) <= FULL
+                one.len() < Leaf::MANY && one.items_len() + layout().format.item_len(&next.bytes) <= FULL
             };
             prop_assert!(!runs.windows(2).any(room), "a leaf that has room for the next object");
         }
@@ -233,7 +233,7 @@ proptest! {
 
 #[test]
 fn nothing_is_held_of_what_a_list_was_read_from() {
-    let form = layout().form;
+    let format = layout().format;
     let keys: Vec<String> = (0..40).map(|n| format!("ns/p{n:02}")).collect();
     for in_order in [true, false] {
         let mut builder = SnapshotBuilder::new(layout());
@@ -245,11 +245,11 @@ fn nothing_is_held_of_what_a_list_was_read_from() {
                 &keys[index * 7 % keys.len()]
             };
             let object = sized(key, 1, "n1", 100);
-            let whole = form.get_body(&object.bytes);
+            let whole = format.get_body(&object.bytes);
             let chunk =
                 Bytes::from([&whole[..whole.len() - 1], " ".repeat(100_000).as_bytes()].concat());
             builder.put(StoredObject {
-                bytes: form.store(&chunk.slice(..whole.len() - 1)),
+                bytes: format.item_bytes(&chunk.slice(..whole.len() - 1)),
                 ..object
             });
             assert!(chunk.is_unique(), "{in_order} {index}");

@@ -10,7 +10,7 @@ use crate::test_support::{Api, HTTP2, Pki, SOON, upstream_of};
 struct Count(usize);
 
 impl Collect for Count {
-    fn begin(_: &Arc<TypeForm>, _: &FieldTable) -> Self {
+    fn begin(_: &Arc<WireFormat>, _: &FieldTable) -> Self {
         Self(0)
     }
 
@@ -27,7 +27,7 @@ async fn followed(status: u16, body: &'static str) -> Stopped {
             encoding: Encoding::Json,
             metadata_only: true,
         }
-        .accepts_list();
+        .list_accept_header();
         assert_eq!(request.headers()["accept"], accept);
         assert_eq!(request.uri().query(), Some("limit=1"));
         async move {

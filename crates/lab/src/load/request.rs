@@ -132,7 +132,7 @@ impl RequestSender {
                 let query = format!("{version}{}", selection.query);
                 (
                     joined(&selection.path, &query),
-                    representation.accepts_list(),
+                    representation.list_accept_header(),
                 )
             }
             Read::Get => {
@@ -141,7 +141,7 @@ impl RequestSender {
                 // is left out.
                 let accept = match (representation.metadata_only, representation.encoding) {
                     (false, encoding) => encoding.content_type(false),
-                    (true, _) => representation.accepts_watch(),
+                    (true, _) => representation.watch_accept_header(),
                 };
                 (joined(name, version), accept)
             }
@@ -210,7 +210,7 @@ pub(super) async fn names(
         metadata_only: true,
     };
     let asked = async {
-        let request = Outgoing::get(path, metadata.accepts_list(), false);
+        let request = Outgoing::get(path, metadata.list_accept_header(), false);
         connections
             .send(0, request)
             .await?

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::measured::{LoadResult, ProcessConsumption, RequestStats, RoundResult, ServerResult};
 use super::round::OWN;
-use watershed_figures::{aligned, grouped, median, short};
+use watershed_figures::{grouped, markdown_table, median, three_digits};
 
 /// How figures of CPU begin, and what they are at least (cores, seconds) for others to be set in
 /// relation to them.
@@ -54,7 +54,7 @@ pub fn table(measured: &LoadResult) -> String {
         }
         lines.push(line);
     }
-    aligned(&lines)
+    markdown_table(&lines)
 }
 
 /// The same figures for programs: medians, rounds and ratios to the first server.
@@ -328,7 +328,7 @@ fn figure(value: f64, unit: &str) -> String {
     if unit.is_empty() || value >= 1000.0 {
         return grouped(format_args!("{value:.0}"));
     }
-    short(value)
+    three_digits(value)
 }
 
 #[cfg(test)]

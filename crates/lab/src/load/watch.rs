@@ -151,7 +151,11 @@ impl Watcher {
         let target = format!(
             "{path}?watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}{from}{query}"
         );
-        let request = Outgoing::get(target, representation.accepts_watch(), kind.group.gzip);
+        let request = Outgoing::get(
+            target,
+            representation.watch_accept_header(),
+            kind.group.gzip,
+        );
         let answer = connections.send(self.number, request).await?;
         // The state that the stream brings is not counted as events.
         let mut initial = stream;
@@ -245,8 +249,11 @@ impl Watcher {
         let list = async |query: &str| {
             let representation = self.kind.group.representation();
             let target = format!("{}?{query}{}", self.selection.path, self.selection.query);
-            let request =
-                Outgoing::get(target, representation.accepts_list(), self.kind.group.gzip);
+            let request = Outgoing::get(
+                target,
+                representation.list_accept_header(),
+                self.kind.group.gzip,
+            );
             let answer = self.common.connections.send(self.number, request).await?;
             let mut inflate = Inflate::new(answer.is_gzip());
             let mut ends = Ends::default();

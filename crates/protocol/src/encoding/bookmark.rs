@@ -2,9 +2,9 @@
 use bytes::Bytes;
 use serde::Deserialize;
 
-use super::form::{Style, TypeForm};
 use super::protobuf::{self, Reader};
-use super::{Encoding, EventKind, Malformed, PartialForm, json};
+use super::wire_format::{Style, WireFormat};
+use super::{Encoding, EventKind, Malformed, PartialFormat, json};
 use crate::ResourceVersion;
 
 /// Annotation of the bookmark that ends the initial events; its value is `true`.
@@ -100,8 +100,8 @@ fn bookmark(version: &str, end: Option<&str>) -> Result<Bookmark, Malformed> {
 /// kind to kind; those are kept as upstream printed them. Source:
 /// `apiserver/pkg/storage/cacher/cacher.go:1358-1376`.
 #[derive(Clone, Debug)]
-pub struct BookmarkForm {
-    form: TypeForm,
+pub struct BookmarkFormat {
+    format: WireFormat,
     /// The object before its metadata's value; in protobuf nothing.
     before: Bytes,
     /// The object after its metadata's value.
@@ -123,15 +123,15 @@ enum Blueprint {
     Unknown,
 }
 
-impl BookmarkForm {
+impl BookmarkFormat {
     /// Learns from the object of any bookmark of the type, with or without the end mark.
     ///
     /// Refuses one whose metadata says anything but version, end mark and blueprint.
-    pub fn learn(form: &TypeForm, bookmark_object: &Bytes) -> Result<Self, Malformed> {
-        form.check(bookmark_object)?;
-        let (seen, blueprint) = read(form.encoding(), bookmark_object)?;
+    pub fn learn(format: &WireFormat, bookmark_object: &Bytes) -> Result<Self, Malformed> {
+        format.check(bookmark_object)?;
+        let (seen, blueprint) = read(format.encoding(), bookmark_object)?;
         let blueprint = blueprint.map_or(Blueprint::None, |text| Blueprint::Known(text.into()));
-        let (before, after) = match form.encoding() {
+        let (before, after) = match format.encoding() {
             Encoding::Json => {
                 let span = json::metadata_span(bookmark_object)?;
                 (
@@ -155,11 +155,11 @@ impl BookmarkForm {
         [false, true]
             .into_iter()
             .map(|null_creation| Self {
-                form: form.clone(),
+                format: format.clone(),
                 before: before.clone(),
                 after: after.clone(),
                 null_creation,
-                null_in_structs: matches!(form.style, Style::Struct { .. })
+                null_in_structs: matches!(format.style, Style::Struct { .. })
                     .then_some(null_creation),
                 blueprint: blueprint.clone(),
             })
@@ -175,22 +175,22 @@ impl BookmarkForm {
         self.null_in_structs
     }
 
-    /// The same form, with what other types' bookmarks tell.
+    /// Returns the same format, completed by what other types' bookmarks show.
     #[must_use]
-    pub fn told(mut self, null_in_structs: Option<bool>) -> Self {
+    pub fn with_null_in_structs(mut self, null_in_structs: Option<bool>) -> Self {
         self.null_in_structs = self.null_in_structs.or(null_in_structs);
         self
     }
 
     /// The form for clients that only want metadata, if it is known.
-    pub fn partial(&self, partial: &PartialForm) -> Option<Self> {
-        let null_in_structs = match partial.form().style {
+    pub fn partial(&self, partial: &PartialFormat) -> Option<Self> {
+        let null_in_structs = match partial.format().style {
             Style::Message => self.null_in_structs,
             Style::Struct { .. } | Style::Sorted => Some(self.null_in_structs?),
         };
         let (before, after) = partial.around();
         Some(Self {
-            form: partial.form().clone(),
+            format: partial.format().clone(),
             before: Bytes::from_static(before),
             after: Bytes::from_static(after),
             null_creation: null_in_structs.unwrap_or_default(),
@@ -205,7 +205,7 @@ impl BookmarkForm {
 
     /// A whole frame of a bookmark at a version.
     pub fn plain(&self, version: ResourceVersion) -> Bytes {
-        self.form
+        self.format
             .event_of(EventKind::Bookmark, &self.object(version, false))
     }
 
@@ -213,20 +213,20 @@ impl BookmarkForm {
     pub fn initial_events_end(&self, version: ResourceVersion) -> Option<Bytes> {
         let known = !matches!(self.blueprint, Blueprint::Unknown);
         known.then(|| {
-            self.form
+            self.format
                 .event_of(EventKind::Bookmark, &self.object(version, true))
         })
     }
 
     fn object(&self, version: ResourceVersion, end: bool) -> Vec<u8> {
-        let metadata = match self.form.style {
+        let metadata = match self.format.style {
             Style::Struct { .. } => self.struct_metadata(version, end).into_bytes(),
             Style::Sorted => self.sorted_metadata(version, end).into_bytes(),
             Style::Message => self.message_metadata(version, end),
         };
         let mut out = Vec::with_capacity(self.before.len() + metadata.len() + self.after.len() + 6);
         out.extend_from_slice(&self.before);
-        match self.form.encoding() {
+        match self.format.encoding() {
             Encoding::Json => out.extend_from_slice(&metadata),
             Encoding::Protobuf => protobuf::put_bytes(&mut out, 1, &metadata),
         }

@@ -141,7 +141,7 @@ impl FrameDecoder {
 
     /// The same for somebody who lets go of it at once: it may keep a chunk in memory that is much
     /// larger.
-    pub fn next_passing_frame(&mut self) -> Result<Option<Frame>, Malformed> {
+    pub fn next_transient_frame(&mut self) -> Result<Option<Frame>, Malformed> {
         self.next(Taker::LetsGo)
     }
 

@@ -52,7 +52,7 @@ pub(super) fn metadata_span(object: &[u8]) -> Result<Range<usize>, Malformed> {
     Ok(span(object, outer.metadata))
 }
 
-/// The same of what is held of an object ([`Stored`](super::Stored)): its whole text, or what
+/// The same of what is held of an object ([`ItemBytes`](super::ItemBytes)): its whole text, or what
 /// follows kind and apiVersion. In a struct metadata comes next, and nothing behind it need be
 /// looked at.
 pub(super) fn stored_metadata_span(stored: &[u8]) -> Result<Range<usize>, Malformed> {

@@ -5,8 +5,8 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::form::{Style, TypeForm};
 use super::protobuf::{self, Reader, Unknown};
+use super::wire_format::{Style, WireFormat};
 use super::{Encoding, Malformed, json, offset_in};
 use crate::ResourceVersion;
 
@@ -48,7 +48,7 @@ const PARTIAL: &str = "PartialObjectMetadata";
 const NOT_A_LIST: Malformed = Malformed("answer that is not a list");
 const OTHER_STYLE: Malformed = Malformed("list in another style");
 
-impl TypeForm {
+impl WireFormat {
     /// Learns a type's form from an answer to a LIST, typically with `limit=1`, and reads that
     /// answer.
     ///
@@ -73,15 +73,15 @@ impl TypeForm {
                         null_items: list.items.is_none() || (first.is_some() && kind == PARTIAL),
                     }
                 };
-                let form = Self::new(kind, list.api_version, list.kind, style)?;
-                let page = form.json_page(list_body, &list)?;
-                Ok((form, page))
+                let format = Self::new(kind, list.api_version, list.kind, style)?;
+                let page = format.json_page(list_body, &list)?;
+                Ok((format, page))
             }
             Encoding::Protobuf => {
                 let unknown = Unknown::read(list_body)?;
-                let form = Self::new(kind, unknown.api_version, unknown.kind, Style::Message)?;
-                let page = form.protobuf_page(list_body, &unknown)?;
-                Ok((form, page))
+                let format = Self::new(kind, unknown.api_version, unknown.kind, Style::Message)?;
+                let page = format.protobuf_page(list_body, &unknown)?;
+                Ok((format, page))
             }
         }
     }

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use bytes::{BufMut, Bytes, BytesMut};
 use serde_json::value::RawValue;
 
-use super::form::Style;
-use super::{Encoding, EventKind, Malformed, Stored, TypeForm, json, object_meta, protobuf};
+use super::wire_format::Style;
+use super::{Encoding, EventKind, ItemBytes, Malformed, WireFormat, json, object_meta, protobuf};
 
 const LIST_KIND: &str = "PartialObjectMetadataList";
 const API_VERSION: &str = "meta.k8s.io/v1";
@@ -59,27 +59,27 @@ const ODD: Malformed = Malformed("metadata that can't be printed as a struct");
 /// Cheap to clone. What it wraps is the *metadata* of an object: the value in JSON, the message in
 /// protobuf.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PartialForm {
-    form: TypeForm,
+pub struct PartialFormat {
+    format: WireFormat,
     source: Style,
 }
 
-impl TypeForm {
+impl WireFormat {
     /// Whether these are objects reduced to their metadata by upstream itself.
     pub fn is_partial(&self) -> bool {
-        self.kind() == PartialForm::KIND
+        self.kind() == PartialFormat::KIND
             && *self.list_kind == *LIST_KIND
             && self.api_version() == API_VERSION
     }
 }
 
-impl PartialForm {
+impl PartialFormat {
     /// The kind of reduced objects.
     pub const KIND: &str = "PartialObjectMetadata";
 
     /// The form, in an encoding, for objects of a type that come in `whole`. JSON can be had of
     /// objects in JSON only.
-    pub fn of(whole: &TypeForm, encoding: Encoding) -> Self {
+    pub fn of(whole: &WireFormat, encoding: Encoding) -> Self {
         let style = match encoding {
             Encoding::Json => Style::Struct {
                 bare_items: false,
@@ -87,21 +87,21 @@ impl PartialForm {
             },
             Encoding::Protobuf => Style::Message,
         };
-        let form = TypeForm::of_names(Self::KIND, API_VERSION, LIST_KIND, style);
+        let format = WireFormat::of_names(Self::KIND, API_VERSION, LIST_KIND, style);
         Self {
-            form,
+            format,
             source: whole.style,
         }
     }
 
     /// The form of the reduced objects themselves.
-    pub fn form(&self) -> &TypeForm {
-        &self.form
+    pub fn format(&self) -> &WireFormat {
+        &self.format
     }
 
     /// The metadata of a full object; shares its bytes where upstream prints both alike.
-    pub fn metadata(&self, object: &Stored) -> Result<Bytes, Malformed> {
-        let (source, wanted) = (self.source, self.form.encoding());
+    pub fn metadata(&self, object: &ItemBytes) -> Result<Bytes, Malformed> {
+        let (source, wanted) = (self.source, self.format.encoding());
         let object = object.bytes();
         if source == Style::Message {
             let [_, metadata, _] = protobuf::split_metadata(object)?;
@@ -124,22 +124,23 @@ impl PartialForm {
 
     /// The body of a GET of the object with this metadata.
     pub fn get_body(&self, metadata: &Bytes) -> Bytes {
-        self.form.get_body(&self.form.store(&self.object(metadata)))
+        self.format
+            .get_body(&self.format.item_bytes(&self.object(metadata)))
     }
 
     /// Bytes that the object with this metadata takes as an item of a list, with the separator
     /// behind it.
     pub fn item_len(&self, metadata: &[u8]) -> usize {
         let length = self.object_len(metadata.len());
-        match self.form.encoding() {
-            Encoding::Json => length + self.form.separator(),
+        match self.format.encoding() {
+            Encoding::Json => length + self.format.separator(),
             Encoding::Protobuf => protobuf::bytes_field_len(length),
         }
     }
 
     /// Appends the object with this metadata as an item of a list, with the separator behind it.
     pub fn put_item(&self, metadata: &[u8], out: &mut BytesMut) {
-        if self.form.encoding() == Encoding::Protobuf {
+        if self.format.encoding() == Encoding::Protobuf {
             let mut header = Vec::with_capacity(6);
             protobuf::put_header(
                 &mut header,
@@ -149,28 +150,28 @@ impl PartialForm {
             out.put_slice(&header);
         }
         self.write(metadata, out);
-        if self.form.encoding() == Encoding::Json {
+        if self.format.encoding() == Encoding::Json {
             out.put_u8(b',');
         }
     }
 
     /// A whole watch frame of a full object, reduced.
-    pub fn event(&self, kind: EventKind, object: &Stored) -> Result<Bytes, Malformed> {
+    pub fn event(&self, kind: EventKind, object: &ItemBytes) -> Result<Bytes, Malformed> {
         Ok(self
-            .form
+            .format
             .event_of(kind, &self.object(&self.metadata(object)?)))
     }
 
     /// What stands before and after the metadata of every object, if that is always the same.
     pub(super) fn around(&self) -> (&'static [u8], &'static [u8]) {
-        match self.form.encoding() {
+        match self.format.encoding() {
             Encoding::Json => (HEAD, TAIL),
             Encoding::Protobuf => (b"", b""),
         }
     }
 
     fn object_len(&self, metadata: usize) -> usize {
-        match self.form.encoding() {
+        match self.format.encoding() {
             Encoding::Json => HEAD.len() + metadata + TAIL.len(),
             Encoding::Protobuf => protobuf::bytes_field_len(metadata),
         }
@@ -178,7 +179,7 @@ impl PartialForm {
 
     fn write(&self, metadata: &[u8], out: &mut BytesMut) {
         out.reserve(self.object_len(metadata.len()));
-        match self.form.encoding() {
+        match self.format.encoding() {
             Encoding::Json => {
                 out.put_slice(HEAD);
                 out.put_slice(metadata);

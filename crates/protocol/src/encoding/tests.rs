@@ -134,8 +134,8 @@ impl Case {
             .into()
     }
 
-    fn learn(&self) -> (TypeForm, ListPage) {
-        TypeForm::learn(self.encoding, self.kind, &self.file("list")).unwrap()
+    fn learn(&self) -> (WireFormat, ListPage) {
+        WireFormat::learn(self.encoding, self.kind, &self.file("list")).unwrap()
     }
 
     fn frames(&self) -> Vec<Frame> {
@@ -174,29 +174,30 @@ fn decode(
 
 /// Writes a list from what is held of its objects, and checks that it is as long as announced, and
 /// that the objects are found again in the run of items.
-fn write_list(form: &TypeForm, page: &ListPage) -> Vec<u8> {
+fn write_list(format: &WireFormat, page: &ListPage) -> Vec<u8> {
     let token = page.continue_token.as_deref();
     let stored: Vec<_> = page
         .objects
         .iter()
-        .map(|object| form.store(object))
+        .map(|object| format.item_bytes(object))
         .collect();
-    let joined = form.join(stored.iter());
+    let joined = format.join(stored.iter());
     assert_eq!(
         joined.bytes.len(),
         stored
             .iter()
-            .map(|object| form.item_len(object))
+            .map(|object| format.item_len(object))
             .sum::<usize>()
     );
     assert!(
-        form.split(&joined, stored.iter().map(Stored::len))
+        format
+            .split(&joined, stored.iter().map(ItemBytes::len))
             .eq(stored.iter().cloned())
     );
     let items = joined
         .bytes
-        .slice(..joined.bytes.len().saturating_sub(form.separator()));
-    let parts = form.list_parts(
+        .slice(..joined.bytes.len().saturating_sub(format.separator()));
+    let parts = format.list_parts(
         page.version,
         token,
         page.remaining,

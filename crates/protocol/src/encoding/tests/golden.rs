@@ -4,16 +4,16 @@ use super::*;
 #[test]
 fn lists_are_read_and_written_byte_for_byte() {
     for case in Case::all() {
-        let (form, page) = case.learn();
-        assert_eq!(form.encoding(), case.encoding);
-        assert_eq!(form.kind(), case.kind);
+        let (format, page) = case.learn();
+        assert_eq!(format.encoding(), case.encoding);
+        assert_eq!(format.kind(), case.kind);
         assert_eq!(
-            write_list(&form, &page),
+            write_list(&format, &page),
             case.file("list"),
             "{}",
             case.directory
         );
-        assert_eq!(form.read_list(&case.file("list")), Ok(page.clone()));
+        assert_eq!(format.read_list(&case.file("list")), Ok(page.clone()));
         if !page.objects.is_empty() {
             assert_eq!(
                 page.objects,
@@ -36,14 +36,14 @@ fn a_paged_list_keeps_its_token_and_count() {
         assert_eq!(page.remaining, Some(7));
     }
     let case = Case::find("foos", Encoding::Json);
-    let (form, last) = case.learn();
+    let (format, last) = case.learn();
     assert_eq!(last.continue_token, None);
-    let page = form.read_list(&case.file("paged")).unwrap();
+    let page = format.read_list(&case.file("paged")).unwrap();
     assert_eq!(
         (page.continue_token.as_deref(), page.remaining),
         (Some("abc"), Some(3))
     );
-    assert_eq!(write_list(&form, &page), case.file("paged"));
+    assert_eq!(write_list(&format, &page), case.file("paged"));
 }
 
 #[test]
@@ -52,10 +52,10 @@ fn metadata_is_cut_out_as_upstream_does() {
         let case = Case::find("partial", encoding);
         let (expected, page) = case.learn();
         let (pods, _) = Case::find("pods", encoding).learn();
-        let partial = PartialForm::of(&pods, encoding);
-        assert_eq!(*partial.form(), expected);
+        let partial = PartialFormat::of(&pods, encoding);
+        assert_eq!(*partial.format(), expected);
         // An object that is nothing but metadata is reduced to itself.
-        let reduce = |object| partial.metadata(&expected.store(object)).unwrap();
+        let reduce = |object| partial.metadata(&expected.item_bytes(object)).unwrap();
         let metadata: Vec<_> = page.objects.iter().map(reduce).collect();
         for (object, metadata) in page.objects.iter().zip(&metadata) {
             assert_eq!(partial.object(metadata), object);
@@ -90,7 +90,7 @@ fn metadata_is_cut_out_as_upstream_does() {
                 EventKind::Added | EventKind::Modified | EventKind::Deleted
             ) {
                 assert_eq!(
-                    partial.event(frame.kind, &expected.store(&frame.object)),
+                    partial.event(frame.kind, &expected.item_bytes(&frame.object)),
                     Ok(frame.frame)
                 );
             }
@@ -99,17 +99,17 @@ fn metadata_is_cut_out_as_upstream_does() {
             .frames()
             .into_iter()
             .find(|f| f.kind == EventKind::Bookmark);
-        let form = BookmarkForm::learn(&pods, &bookmark.unwrap().object)
+        let format = BookmarkFormat::learn(&pods, &bookmark.unwrap().object)
             .unwrap()
             .partial(&partial)
             .unwrap();
-        let reduced = form.plain(ResourceVersion(9));
+        let reduced = format.plain(ResourceVersion(9));
         let frames = decode(encoding, [reduced]).unwrap();
         assert_eq!(
             read_bookmark(encoding, &frames[0].object).unwrap().version,
             ResourceVersion(9)
         );
-        assert_eq!(partial.form().check_frame(&frames[0]), Ok(()));
+        assert_eq!(partial.format().check_frame(&frames[0]), Ok(()));
     }
 }
 
@@ -123,7 +123,7 @@ fn empty_lists() {
         let case = Case::find(directory, encoding);
         let (from_objects, _) = case.learn();
         let (from_nothing, page) =
-            TypeForm::learn(encoding, case.kind, &case.file("empty")).unwrap();
+            WireFormat::learn(encoding, case.kind, &case.file("empty")).unwrap();
         assert_eq!(from_objects, from_nothing);
         assert_eq!(write_list(&from_objects, &page), case.file("empty"));
     }
@@ -132,7 +132,7 @@ fn empty_lists() {
 #[test]
 fn watch_events_are_framed_byte_for_byte() {
     for case in Case::all() {
-        let (form, _) = case.learn();
+        let (format, _) = case.learn();
         let stream = case.file("watch");
         let frames = case.frames();
         assert_eq!(
@@ -145,23 +145,23 @@ fn watch_events_are_framed_byte_for_byte() {
         );
         for frame in &frames {
             if frame.kind == EventKind::Error {
-                assert_eq!(form.status_event(&frame.object), frame.frame);
+                assert_eq!(format.status_event(&frame.object), frame.frame);
             } else {
                 assert_eq!(
-                    form.event(frame.kind, &form.store(&frame.object)),
+                    format.event(frame.kind, &format.item_bytes(&frame.object)),
                     frame.frame
                 );
             }
-            assert_eq!(form.check_frame(frame), Ok(()));
+            assert_eq!(format.check_frame(frame), Ok(()));
         }
         let last = frames.last().unwrap();
         assert_eq!(last.kind, EventKind::Error);
-        assert_eq!(form.status_event(&last.object), last.frame);
+        assert_eq!(format.status_event(&last.object), last.frame);
         let status = read_error(case.encoding, &last.object);
         assert_eq!((status.code, status.reason.as_str()), (410, "Expired"));
         assert_eq!(status.message, "too old resource version: 5 (287)");
         assert_eq!(
-            form.get_body(&form.store(&frames[0].object)),
+            format.get_body(&format.item_bytes(&frames[0].object)),
             case.file("get"),
             "{}",
             case.directory
@@ -172,7 +172,7 @@ fn watch_events_are_framed_byte_for_byte() {
 #[test]
 fn bookmarks_are_derived_from_either_kind() {
     for case in Case::all() {
-        let (form, _) = case.learn();
+        let (format, _) = case.learn();
         let marks: Vec<Frame> = case
             .frames()
             .into_iter()
@@ -197,7 +197,7 @@ fn bookmarks_are_derived_from_either_kind() {
             })
         );
         for from in [plain, end] {
-            let bookmarks = BookmarkForm::learn(&form, &from.object).unwrap();
+            let bookmarks = BookmarkFormat::learn(&format, &from.object).unwrap();
             assert_eq!(
                 bookmarks.plain(ResourceVersion(225)),
                 plain.frame,
@@ -209,7 +209,7 @@ fn bookmarks_are_derived_from_either_kind() {
         }
         for object in case.objects() {
             assert!(
-                BookmarkForm::learn(&form, &object).is_err(),
+                BookmarkFormat::learn(&format, &object).is_err(),
                 "an object is no bookmark"
             );
         }
@@ -218,7 +218,7 @@ fn bookmarks_are_derived_from_either_kind() {
 
 #[test]
 fn bookmarks_of_older_servers() {
-    let (form, _) = Case::find("pods", Encoding::Json).learn();
+    let (format, _) = Case::find("pods", Encoding::Json).learn();
     let rest = r#""spec":{"containers":null},"status":{}"#;
     let line = |metadata: &str| {
         format!(
@@ -231,7 +231,7 @@ fn bookmarks_of_older_servers() {
     );
     for from in [&plain, &end] {
         let frames = decode(Encoding::Json, [Bytes::from(from.clone())]).unwrap();
-        let bookmarks = BookmarkForm::learn(&form, &frames[0].object).unwrap();
+        let bookmarks = BookmarkFormat::learn(&format, &frames[0].object).unwrap();
         assert_eq!(bookmarks.plain(ResourceVersion(9)), plain);
         assert_eq!(
             bookmarks.initial_events_end(ResourceVersion(9)).unwrap(),
@@ -240,7 +240,7 @@ fn bookmarks_of_older_servers() {
     }
     let odd = line(r#""resourceVersion":"9","annotations":{"other":"x"}"#);
     let frames = decode(Encoding::Json, [Bytes::from(odd)]).unwrap();
-    assert!(BookmarkForm::learn(&form, &frames[0].object).is_err());
+    assert!(BookmarkFormat::learn(&format, &frames[0].object).is_err());
 }
 
 /// What 1.32 ends initial events with, as recorded from it.
@@ -266,12 +266,12 @@ fn end_marks_keep_their_blueprint() {
         ("secrets", Encoding::Protobuf, MESSAGE),
         ("foos", Encoding::Json, FOOS.as_bytes()),
     ] {
-        let (form, _) = Case::find(directory, encoding).learn();
+        let (format, _) = Case::find(directory, encoding).learn();
         let read = |frame: Bytes| {
             read_bookmark(encoding, &decode(encoding, [frame]).unwrap()[0].object).unwrap()
         };
         let object = &decode(encoding, [Bytes::from_static(end)]).unwrap()[0].object;
-        let bookmarks = BookmarkForm::learn(&form, object).unwrap();
+        let bookmarks = BookmarkFormat::learn(&format, object).unwrap();
         let mark = read(Bytes::from_static(end));
         assert!(mark.initial_events_end);
         assert_eq!(
@@ -288,8 +288,8 @@ fn end_marks_keep_their_blueprint() {
         assert_eq!(read(plain), expected);
         // Of objects reduced to their metadata another list would be encoded.
         let reduced = bookmarks
-            .told(Some(true))
-            .partial(&PartialForm::of(&form, encoding))
+            .with_null_in_structs(Some(true))
+            .partial(&PartialFormat::of(&format, encoding))
             .unwrap();
         assert_eq!(reduced.initial_events_end(mark.version), None);
         assert_eq!(read(reduced.plain(ResourceVersion(7))), expected);
@@ -299,18 +299,18 @@ fn end_marks_keep_their_blueprint() {
 #[test]
 fn reduced_bookmarks_of_custom_types_wait_for_others_to_tell() {
     let case = Case::find("foos", Encoding::Json);
-    let (form, _) = case.learn();
+    let (format, _) = case.learn();
     let bookmark = case
         .frames()
         .into_iter()
         .find(|frame| frame.kind == EventKind::Bookmark)
         .unwrap();
-    let learned = BookmarkForm::learn(&form, &bookmark.object).unwrap();
-    let reduced = PartialForm::of(&form, Encoding::Json);
+    let learned = BookmarkFormat::learn(&format, &bookmark.object).unwrap();
+    let reduced = PartialFormat::of(&format, Encoding::Json);
     assert!(learned.partial(&reduced).is_none());
     assert!(
         learned
-            .partial(&PartialForm::of(&form, Encoding::Protobuf))
+            .partial(&PartialFormat::of(&format, Encoding::Protobuf))
             .is_some()
     );
     for (null, expected) in [
@@ -320,7 +320,7 @@ fn reduced_bookmarks_of_custom_types_wait_for_others_to_tell() {
             r#""metadata":{"resourceVersion":"7","creationTimestamp":null}}"#,
         ),
     ] {
-        let told = learned.clone().told(Some(null));
+        let told = learned.clone().with_null_in_structs(Some(null));
         let frame = told.partial(&reduced).unwrap().plain(ResourceVersion(7));
         assert!(
             String::from_utf8_lossy(&frame).contains(expected),
@@ -336,19 +336,19 @@ fn reduced_bookmarks_of_custom_types_wait_for_others_to_tell() {
 #[test]
 fn a_deleted_event_changes_only_the_version() {
     for case in Case::all() {
-        let (form, _) = case.learn();
+        let (format, _) = case.learn();
         for object in case.objects() {
             let scanned = scan(case.encoding, &object, &case.fields).unwrap();
             for version in [1, 99, 12_345_678_901, u64::MAX].map(ResourceVersion) {
-                let stored = form.store(&object);
-                let spliced = form.with_version(&stored, version).unwrap();
+                let stored = format.item_bytes(&object);
+                let spliced = format.with_version(&stored, version).unwrap();
                 let again = scan(case.encoding, &spliced.text(), &case.fields).unwrap();
                 assert_eq!(
                     (again.version, &again.attributes),
                     (version, &scanned.attributes)
                 );
                 assert_eq!(
-                    form.with_version(&spliced, scanned.version).unwrap(),
+                    format.with_version(&spliced, scanned.version).unwrap(),
                     stored
                 );
             }

@@ -6,26 +6,26 @@ use super::*;
 
 /// Feeds bytes to everything that reads upstream's.
 fn read_everything(case: &Case, bytes: &Bytes) {
-    let (form, _) = case.learn();
+    let (format, _) = case.learn();
     let _ = scan(case.encoding, bytes, &case.fields);
     let _ = read_error(case.encoding, bytes);
     let _ = read_bookmark(case.encoding, bytes);
-    if form.check(bytes).is_ok() {
-        let stored = form.store(bytes);
-        let _ = form.with_version(&stored, ResourceVersion(7));
-        let _ = read_life(case.encoding, &stored);
-        let _ = PartialForm::of(&form, case.encoding).metadata(&stored);
+    if format.check(bytes).is_ok() {
+        let stored = format.item_bytes(bytes);
+        let _ = format.with_version(&stored, ResourceVersion(7));
+        let _ = read_identity(case.encoding, &stored);
+        let _ = PartialFormat::of(&format, case.encoding).metadata(&stored);
     }
-    let _ = BookmarkForm::learn(&form, bytes);
-    if let Ok((form, page)) = TypeForm::learn(case.encoding, case.kind, bytes) {
+    let _ = BookmarkFormat::learn(&format, bytes);
+    if let Ok((format, page)) = WireFormat::learn(case.encoding, case.kind, bytes) {
         assert_eq!(
-            write_list(&form, &page),
+            write_list(&format, &page),
             *bytes,
             "what is accepted can be written again"
         );
     }
-    if let Ok(page) = form.read_list(bytes) {
-        assert_eq!(write_list(&form, &page), *bytes);
+    if let Ok(page) = format.read_list(bytes) {
+        assert_eq!(write_list(&format, &page), *bytes);
     }
     let _ = decode(case.encoding, [bytes.clone()]);
 }
@@ -134,7 +134,7 @@ fn small_frames_do_not_pin_large_chunks() {
     );
 
     // Who lets go of it at once does not need the copy; the next one may keep its frame again.
-    let passing = decoder.next_passing_frame().unwrap().unwrap();
+    let passing = decoder.next_transient_frame().unwrap().unwrap();
     assert_eq!(passing, frame);
     assert!(chunk.as_ptr_range().contains(&passing.frame.as_ptr()));
     let kept = [passing.detached(), decoder.next_frame().unwrap().unwrap()];
@@ -237,7 +237,8 @@ fn a_list_in_no_known_style_is_refused() {
     let good = format!(
         "{{\"kind\":\"FooList\",\"apiVersion\":\"v1\",\"metadata\":{{\"resourceVersion\":\"5\"}},\"items\":[{item},{item}]}}\n"
     );
-    let learn = |text: &str| TypeForm::learn(Encoding::Json, "Foo", &Bytes::from(text.to_owned()));
+    let learn =
+        |text: &str| WireFormat::learn(Encoding::Json, "Foo", &Bytes::from(text.to_owned()));
     assert!(learn(&good).is_ok());
     for (from, to) in [
         ("\n", ""),
@@ -269,14 +270,14 @@ fn custom_resources_with_members_before_api_version() {
         r#""metadata":{"name":"n"}}],"kind":"FooList","metadata":{"continue":"","resourceVersion":"5"}}"#,
         "\n"
     );
-    let (form, page) = TypeForm::learn(Encoding::Json, "Foo", &Bytes::from(body)).unwrap();
-    assert_eq!(write_list(&form, &page), body.as_bytes());
+    let (format, page) = WireFormat::learn(Encoding::Json, "Foo", &Bytes::from(body)).unwrap();
+    assert_eq!(write_list(&format, &page), body.as_bytes());
     for other in [
         r#"{"kind":"Foo","apiVersion":"ex.io/v1"}"#,
         r#"{"apiVersion":"ex.io/v2","kind":"Foo"}"#,
         "{}",
     ] {
-        assert!(form.check(&Bytes::from(other)).is_err(), "{other}");
+        assert!(format.check(&Bytes::from(other)).is_err(), "{other}");
     }
 }
 
@@ -322,7 +323,7 @@ proptest! {
         }
         for (index, frame) in case.frames().into_iter().enumerate() {
             let passing = index % 2 == 0;
-            let next = if passing { decoder.next_passing_frame() } else { decoder.next_frame() };
+            let next = if passing { decoder.next_transient_frame() } else { decoder.next_frame() };
             prop_assert_eq!(next, Ok(Some(frame)));
         }
         prop_assert!(decoder.is_clean());
@@ -338,7 +339,7 @@ proptest! {
     ) {
         let cases: Vec<Case> = Case::all().collect();
         let case = &cases[case.index(cases.len())];
-        let (form, _) = case.learn();
+        let (format, _) = case.learn();
         let objects = case.objects();
         let page = ListPage {
             version: ResourceVersion(version),
@@ -346,7 +347,7 @@ proptest! {
             remaining,
             objects: picks.iter().map(|pick| objects[pick.index(objects.len())].clone()).collect(),
         };
-        let body = Bytes::from(write_list(&form, &page));
-        prop_assert_eq!(form.read_list(&body), Ok(page));
+        let body = Bytes::from(write_list(&format, &page));
+        prop_assert_eq!(format.read_list(&body), Ok(page));
     }
 }

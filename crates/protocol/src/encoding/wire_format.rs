@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::{Encoding, EventKind, Frame, Malformed, Stored, json, protobuf};
+use super::{Encoding, EventKind, Frame, ItemBytes, Malformed, json, protobuf};
 use crate::ResourceVersion;
 
 /// How objects of one type are wrapped, learned from an answer of upstream's.
 ///
 /// Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TypeForm {
+pub struct WireFormat {
     kind: Arc<str>,
     api_version: Arc<str>,
     /// Kind of the list.
@@ -39,7 +39,7 @@ pub(super) enum Style {
 
 const STATUS: (&str, &str) = ("v1", "Status");
 
-impl TypeForm {
+impl WireFormat {
     pub(super) fn new(
         kind: &str,
         api_version: &str,
@@ -135,7 +135,7 @@ impl TypeForm {
     }
 
     /// The body of a GET.
-    pub fn get_body(&self, object: &Stored) -> Bytes {
+    pub fn get_body(&self, object: &ItemBytes) -> Bytes {
         let opening = &self.opening[..self.omitted()];
         let mut out;
         match self.encoding() {
@@ -156,23 +156,23 @@ impl TypeForm {
     }
 
     /// A whole watch frame.
-    pub fn event(&self, kind: EventKind, object: &Stored) -> Bytes {
+    pub fn event(&self, kind: EventKind, object: &ItemBytes) -> Bytes {
         let mut out = BytesMut::new();
         self.put_event(kind, object, &mut out);
         out.freeze()
     }
 
     /// Appends a whole watch frame.
-    pub fn put_event(&self, kind: EventKind, object: &Stored, out: &mut BytesMut) {
+    pub fn put_event(&self, kind: EventKind, object: &ItemBytes, out: &mut BytesMut) {
         self.put_frame(kind, &self.opening[..self.omitted()], object.bytes(), out);
     }
 
-    /// Appends what stands before an object's [bytes](Stored::share) in a watch frame, and tells
+    /// Appends what stands before an object's [bytes](ItemBytes::share) in a watch frame, and tells
     /// what stands after them.
     pub fn put_event_head(
         &self,
         kind: EventKind,
-        object: &Stored,
+        object: &ItemBytes,
         out: &mut BytesMut,
     ) -> &'static [u8] {
         let opening = &self.opening[..self.omitted()];
@@ -201,9 +201,9 @@ impl TypeForm {
     /// Source: `apiserver/pkg/storage/cacher/cacher.go:980-992`.
     pub fn with_version(
         &self,
-        object: &Stored,
+        object: &ItemBytes,
         version: ResourceVersion,
-    ) -> Result<Stored, Malformed> {
+    ) -> Result<ItemBytes, Malformed> {
         let version = version.to_string();
         match self.encoding() {
             Encoding::Json => {
@@ -215,10 +215,10 @@ impl TypeForm {
                     &text[digits.end..],
                 ]
                 .concat();
-                Ok(self.store(&spliced.into()))
+                Ok(self.item_bytes(&spliced.into()))
             }
             Encoding::Protobuf => {
-                Ok(self.store(&protobuf::with_version(object.bytes(), &version)?.into()))
+                Ok(self.item_bytes(&protobuf::with_version(object.bytes(), &version)?.into()))
             }
         }
     }

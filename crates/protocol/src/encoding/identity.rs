@@ -4,30 +4,30 @@ use std::borrow::Cow;
 use serde::Deserialize;
 
 use super::protobuf::{self, Reader};
-use super::{Encoding, Malformed, Stored};
+use super::{Encoding, ItemBytes, Malformed};
 
 /// What tells an object from others that had its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Life {
+pub struct ObjectIdentity {
     /// `metadata.uid`; may be empty.
     pub uid: String,
     /// `metadata.deletionTimestamp` is set.
-    pub is_ending: bool,
+    pub is_being_deleted: bool,
 }
 
 /// Reads it from a stored object.
-pub fn read_life(encoding: Encoding, object: &Stored) -> Result<Life, Malformed> {
+pub fn read_identity(encoding: Encoding, object: &ItemBytes) -> Result<ObjectIdentity, Malformed> {
     read(encoding, &object.text())
 }
 
-fn read(encoding: Encoding, object: &[u8]) -> Result<Life, Malformed> {
+fn read(encoding: Encoding, object: &[u8]) -> Result<ObjectIdentity, Malformed> {
     match encoding {
         Encoding::Json => read_json(object),
         Encoding::Protobuf => read_protobuf(object),
     }
 }
 
-fn read_json(object: &[u8]) -> Result<Life, Malformed> {
+fn read_json(object: &[u8]) -> Result<ObjectIdentity, Malformed> {
     #[derive(Deserialize)]
     struct Object<'a> {
         #[serde(borrow)]
@@ -47,20 +47,20 @@ fn read_json(object: &[u8]) -> Result<Life, Malformed> {
         uid,
         deletion_timestamp,
     } = object.metadata;
-    Ok(Life {
+    Ok(ObjectIdentity {
         uid: uid.into_owned(),
-        is_ending: deletion_timestamp.is_some(),
+        is_being_deleted: deletion_timestamp.is_some(),
     })
 }
 
-fn read_protobuf(object: &[u8]) -> Result<Life, Malformed> {
+fn read_protobuf(object: &[u8]) -> Result<ObjectIdentity, Malformed> {
     let [_, metadata, _] = protobuf::split_metadata(object)?;
-    let mut life = Life::default();
+    let mut life = ObjectIdentity::default();
     let mut fields = Reader::new(metadata);
     while let Some((number, value)) = fields.next()? {
         match number {
             5 => value.text()?.clone_into(&mut life.uid),
-            9 => life.is_ending = true,
+            9 => life.is_being_deleted = true,
             _ => {}
         }
     }
@@ -73,9 +73,9 @@ mod tests {
 
     #[test]
     fn both_encodings_tell() {
-        let life = |uid: &str, is_ending| Life {
+        let life = |uid: &str, is_being_deleted| ObjectIdentity {
             uid: uid.to_owned(),
-            is_ending,
+            is_being_deleted,
         };
         let json = br#"{"kind":"Pod","metadata":{"name":"a","uid":"u-1","deletionTimestamp":"2026-01-01T00:00:00Z"}}"#;
         assert_eq!(read(Encoding::Json, json).unwrap(), life("u-1", true));

@@ -3,30 +3,30 @@ use std::borrow::Cow;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::form::{Style, TypeForm};
 use super::protobuf;
+use super::wire_format::{Style, WireFormat};
 
 /// The bytes that gets, lists and events of an object have in common, so that a list's items can be
 /// held as one run of bytes, of which each object is a slice.
 ///
 /// Items of a list lack kind and apiVersion in the JSON of most types. Of those it is the object's
-/// text after its [opening](TypeForm), without the brace; of all others it is the whole text, or
+/// text after its [opening](WireFormat), without the brace; of all others it is the whole text, or
 /// the message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stored(Bytes);
+pub struct ItemBytes(Bytes);
 
 /// Objects side by side, as they stand in a list.
 #[derive(Clone, Debug)]
-pub struct Joined {
+pub struct ItemRun {
     /// The items, each with a separator behind it.
     pub bytes: Bytes,
     /// Where each item ends, its separator included.
     pub ends: Box<[u32]>,
 }
 
-// === impl Stored ===
+// === impl ItemBytes ===
 
-impl Stored {
+impl ItemBytes {
     /// How many bytes it has.
     pub fn len(&self) -> usize {
         self.0.len()
@@ -70,18 +70,18 @@ impl Stored {
     }
 }
 
-// === impl TypeForm ===
+// === impl WireFormat ===
 
-impl TypeForm {
+impl WireFormat {
     /// What is held of an object, given its whole text or message: a slice of it.
     ///
     /// The object must have passed [`check`](Self::check).
-    pub fn store(&self, object: &Bytes) -> Stored {
-        Stored(object.slice(self.omitted().min(object.len())..))
+    pub fn item_bytes(&self, object: &Bytes) -> ItemBytes {
+        ItemBytes(object.slice(self.omitted().min(object.len())..))
     }
 
     /// Bytes an object takes as an item of a list, with the separator behind it.
-    pub fn item_len(&self, object: &Stored) -> usize {
+    pub fn item_len(&self, object: &ItemBytes) -> usize {
         self.lead(object) + object.len() + self.separator()
     }
 
@@ -91,14 +91,14 @@ impl TypeForm {
     }
 
     /// Appends an object as an item of a list, with the separator behind it.
-    pub fn put_item(&self, object: &Stored, out: &mut BytesMut) {
+    pub fn put_item(&self, object: &ItemBytes, out: &mut BytesMut) {
         self.put_item_head(object, out);
         out.put_slice(object.bytes());
         self.put_separator(out);
     }
 
-    /// Appends what stands before an object's [bytes](Stored::share) in a list.
-    pub fn put_item_head(&self, object: &Stored, out: &mut BytesMut) {
+    /// Appends what stands before an object's [bytes](ItemBytes::share) in a list.
+    pub fn put_item_head(&self, object: &ItemBytes, out: &mut BytesMut) {
         match self.style {
             Style::Message => {
                 let mut header = Vec::with_capacity(6);
@@ -116,7 +116,7 @@ impl TypeForm {
     }
 
     /// Objects as a run of items.
-    pub fn join<'a>(&self, objects: impl Iterator<Item = &'a Stored> + Clone) -> Joined {
+    pub fn join<'a>(&self, objects: impl Iterator<Item = &'a ItemBytes> + Clone) -> ItemRun {
         let length = objects.clone().map(|object| self.item_len(object)).sum();
         let mut out = BytesMut::with_capacity(length);
         let ends = objects.map(|object| {
@@ -124,7 +124,7 @@ impl TypeForm {
             out.len() as u32
         });
         let ends = ends.collect();
-        Joined {
+        ItemRun {
             bytes: out.freeze(),
             ends,
         }
@@ -134,12 +134,12 @@ impl TypeForm {
     /// objects it was made of.
     pub fn split(
         &self,
-        joined: &Joined,
+        joined: &ItemRun,
         lengths: impl Iterator<Item = usize>,
-    ) -> impl Iterator<Item = Stored> {
+    ) -> impl Iterator<Item = ItemBytes> {
         joined.ends.iter().zip(lengths).map(|(end, length)| {
             let end = *end as usize - self.separator();
-            Stored(joined.bytes.slice(end - length..end))
+            ItemBytes(joined.bytes.slice(end - length..end))
         })
     }
 
@@ -159,7 +159,7 @@ impl TypeForm {
     }
 
     /// Bytes that stand before an object in a list.
-    fn lead(&self, object: &Stored) -> usize {
+    fn lead(&self, object: &ItemBytes) -> usize {
         match self.style {
             Style::Message => protobuf::bytes_field_len(object.len()) - object.len(),
             Style::Struct { .. } | Style::Sorted => usize::from(self.omitted() > 0),

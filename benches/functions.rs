@@ -1,6 +1,6 @@
-//! The pure rooms, function by function: what is done once for each object, event, read or watch.
+//! The pure modules, function by function: what is done once for each object, event, read or watch.
 //!
-//! `cargo bench --bench rooms -- FILTER`; docs/benchmarks.md says what is measured.
+//! `cargo bench --bench functions -- FILTER`; docs/benchmarks.md says what is measured.
 #![allow(
     missing_docs,
     clippy::expect_used,
@@ -22,10 +22,10 @@ use watershed::watcher::ViewFilter;
 use watershed_lab::sim::fixtures;
 use watershed_protocol::{
     Encoding, EventKind, FieldTable, Frame, FrameDecoder, GroupVersionResource, LabelSelector,
-    ResourceVersion, Scanned, TypeForm, deflate, gzip_member, scan,
+    ResourceVersion, Scanned, WireFormat, deflate, gzip_member, scan,
 };
 
-/// Upstream's own bytes, which the tests of the room hold.
+/// Upstream's own bytes, which the tests of the module hold.
 const PODS_JSON: &[u8] = include_bytes!("../crates/protocol/src/encoding/testdata/pods/list.json");
 const PODS_PROTOBUF: &[u8] =
     include_bytes!("../crates/protocol/src/encoding/testdata/pods/list.pb");
@@ -63,7 +63,7 @@ fn pod_json(number: usize, version: u64) -> Bytes {
 
 /// A pod in protobuf, as large as a real one: that of the tests with a long annotation.
 fn pod_protobuf() -> Bytes {
-    let (_, page) = TypeForm::learn(
+    let (_, page) = WireFormat::learn(
         Encoding::Protobuf,
         "Pod",
         &Bytes::from_static(PODS_PROTOBUF),
@@ -83,16 +83,16 @@ fn pod_protobuf() -> Bytes {
 
 fn layout() -> Layout {
     let list = Bytes::from_static(PODS_JSON);
-    let (form, _) = TypeForm::learn(Encoding::Json, "Pod", &list).expect("a list");
+    let (format, _) = WireFormat::learn(Encoding::Json, "Pod", &list).expect("a list");
     Layout {
-        form: Arc::new(form),
+        format: Arc::new(format),
         indexed: pods().indexed(),
     }
 }
 
 /// So many objects, which share their bytes until a snapshot holds them.
 fn objects(count: usize) -> Vec<Arc<StoredObject>> {
-    let (fields, bytes) = (pods(), layout().form.store(&pod_json(0, 1)));
+    let (fields, bytes) = (pods(), layout().format.item_bytes(&pod_json(0, 1)));
     let object = |number: usize| {
         let (namespace, node) = (
             fixtures::namespace_name(number % 10),
@@ -146,7 +146,7 @@ struct Changes<'a> {
 
 impl<'a> Changes<'a> {
     fn of(all: &'a [Arc<StoredObject>]) -> Self {
-        let frame = layout().form.event(EventKind::Modified, &all[0].bytes);
+        let frame = layout().format.event(EventKind::Modified, &all[0].bytes);
         Self {
             all,
             frame,
@@ -203,18 +203,21 @@ fn encoding(criterion: &mut Criterion) {
         ("JSON", Encoding::Json, PODS_JSON),
         ("protobuf", Encoding::Protobuf, PODS_PROTOBUF),
     ] {
-        let (form, _) =
-            TypeForm::learn(encoding, "Pod", &Bytes::from_static(sample)).expect("a list");
+        let (format, _) =
+            WireFormat::learn(encoding, "Pod", &Bytes::from_static(sample)).expect("a list");
         let one = if encoding == Encoding::Json {
             pod_json(1, 1)
         } else {
             pod_protobuf()
         };
-        let list = list(&form, &vec![one; LISTED]);
-        assert_eq!(form.read_list(&list).expect("a list").objects.len(), LISTED);
+        let list = list(&format, &vec![one; LISTED]);
+        assert_eq!(
+            format.read_list(&list).expect("a list").objects.len(),
+            LISTED
+        );
         group.throughput(Throughput::Bytes(list.len() as u64));
         group.bench_function(name, |bencher| {
-            bencher.iter(|| form.read_list(black_box(&list)))
+            bencher.iter(|| format.read_list(black_box(&list)))
         });
     }
     group.finish();
@@ -245,11 +248,14 @@ fn encoding(criterion: &mut Criterion) {
     group.finish();
 }
 
-fn list(form: &TypeForm, objects: &[Bytes]) -> Bytes {
-    let stored: Vec<_> = objects.iter().map(|object| form.store(object)).collect();
-    let mut items = form.join(stored.iter()).bytes;
-    items.truncate(items.len() - form.separator());
-    let parts = form.list_parts(
+fn list(format: &WireFormat, objects: &[Bytes]) -> Bytes {
+    let stored: Vec<_> = objects
+        .iter()
+        .map(|object| format.item_bytes(object))
+        .collect();
+    let mut items = format.join(stored.iter()).bytes;
+    items.truncate(items.len() - format.separator());
+    let parts = format.list_parts(
         ResourceVersion(9),
         None,
         None,
@@ -415,8 +421,8 @@ fn watches(criterion: &mut Criterion) {
 }
 
 criterion_group! {
-    name = rooms;
+    name = functions;
     config = Criterion::default().warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2));
     targets = encoding, selectors, snapshots, watches
 }
-criterion_main!(rooms);
+criterion_main!(functions);
