@@ -22,10 +22,9 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// TestImpersonatedCallersGetUpstreamsAnswers: who asks as somebody else gets what upstream would give them,
-// or its refusal, for each part of the other's identity and each right to take it
-// on, in reads that could come from memory, in writes, and in what upstream itself
-// says the identity is.
+// TestImpersonatedCallersGetUpstreamsAnswers impersonates users, groups, uids and extras, with
+// and without the right to. In reads, writes and self reviews, the proxy answers or refuses as
+// upstream does.
 func TestImpersonatedCallersGetUpstreamsAnswers(t *testing.T) {
 	ns := objects.Namespace(t)
 	objects.Furnish(t, ns)
@@ -39,7 +38,7 @@ func TestImpersonatedCallersGetUpstreamsAnswers(t *testing.T) {
 	r.Role(ns, "local", rights.May("", []string{"configmaps"}, all))
 	r.Bind(ns, "local", rights.User("local"), rights.Group("masons"), rights.Account(ns, "robot"))
 
-	// The verb and the resources of the right to be another.
+	// The verb and the resources of the right to impersonate.
 	as := []string{"impersonate"}
 	r.Role("", "acting", rights.May("", []string{"users", "groups", "serviceaccounts"}, as),
 		rights.May("authentication.k8s.io", []string{"userextras/scopes", "userextras/example.test/colour", "uids"}, as))
@@ -139,7 +138,7 @@ func TestImpersonatedCallersGetUpstreamsAnswers(t *testing.T) {
 		mutex.Lock()
 		defer mutex.Unlock()
 		statuses[want.Status]++
-		// A write tells when it was done, and protobuf says so in its own way.
+		// A write's answer says when it was done, and protobuf says so in a form of its own.
 		w, g := want.Comparable(nil), got.Comparable(nil)
 		if r.Repeated.Get("Accept") != "" {
 			w, g = fmt.Sprint(want.Status, want.Header["Content-Type"]), fmt.Sprint(got.Status, got.Header["Content-Type"])
@@ -155,7 +154,7 @@ func TestImpersonatedCallersGetUpstreamsAnswers(t *testing.T) {
 		}
 	}
 
-	// An answer to oneself would be found.
+	// A proxy that answers for the caller instead would be found.
 	plain := faulty.Start(t, testbed.Upstream, faulty.Fault{Name: "forgets whom one asks as", Header: func(h http.Header) {
 		for name := range h {
 			if strings.HasPrefix(name, "Impersonate-") {
@@ -175,8 +174,8 @@ func TestImpersonatedCallersGetUpstreamsAnswers(t *testing.T) {
 	}
 }
 
-// asThemselves is the same asked as oneself: what is known of the one must not
-// answer for the other.
+// asThemselves returns the same reads without impersonation: an answer for one must not serve
+// the other.
 func asThemselves(reads []api.Request, users []string) (all []api.Request) {
 	for _, user := range users {
 		for _, r := range reads {

@@ -24,24 +24,22 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// fewestCombinations is how many users × reads there have to be.
+// fewestCombinations is the least number of users × reads.
 const fewestCombinations = 300
 
-// accessMatrix is objects in two namespaces, two nodes, and users with all kinds
-// of rights to them.
+// accessMatrix holds objects in two namespaces, two nodes, and users with rights of all kinds.
 type accessMatrix struct {
 	t           *testing.T
 	here, there string
 	widget      objects.Widget
 	rights      rights.Rights
 	users       []string
-	// gone is a user whose service account is deleted while the test runs.
+	// gone is a user whose service account is deleted during the test.
 	gone string
 }
 
-// TestEveryUserGetsUpstreamsAnswer: whoever asks for whatever, the proxy's answer is the one that
-// upstream has for them: the same objects, or the same refusal to the letter. Then
-// rights change, and it is so again.
+// TestEveryUserGetsUpstreamsAnswer compares the answers to every user's reads: the same
+// objects, or the same refusal byte for byte. It compares again after rights have changed.
 func TestEveryUserGetsUpstreamsAnswer(t *testing.T) {
 	m := newAccessMatrix(t)
 	requests := m.combinations(m.users)
@@ -98,7 +96,7 @@ func newAccessMatrix(t *testing.T) *accessMatrix {
 	both := []string{"configmaps", "pods"}
 	r.Role("", "viewer", rights.May("", both, read), rights.May("coordination.k8s.io", []string{"leases"}, read))
 	r.Bind("", "viewer", rights.User("viewer"))
-	// Cluster-wide rights that hold in one namespace only.
+	// Cluster-wide rules that are bound in one namespace only.
 	r.Role("", "builders", rights.May("", []string{"configmaps", "secrets"}, read), rights.May("", []string{"nodes"}, read))
 	r.BindTo(m.here, "builders", "ClusterRole", rights.Group("builders"))
 	r.Role(m.here, "local", rights.May("", []string{"configmaps"}, read), rights.May("", []string{"pods"}, []string{"get"}))
@@ -111,7 +109,7 @@ func newAccessMatrix(t *testing.T) *accessMatrix {
 	r.Bind(m.here, "named", rights.User("named"))
 	r.Role("", "named", rights.May("", []string{"nodes"}, read, "east"), rights.May("", []string{"namespaces"}, read, m.there))
 	r.Bind("", "named", rights.User("named"))
-	// The role that is meant does not exist, which refusals tell.
+	// The bound role does not exist, which refusals mention.
 	r.Bind(m.here, "dangling", rights.User("dangling"))
 	r.Role(m.here, "owner", rights.May("*", []string{"*"}, []string{"*"}))
 	r.Bind(m.here, "owner", rights.User("owner"))
@@ -153,7 +151,7 @@ func (m *accessMatrix) collection(plural string) string {
 	return "/api/v1/namespaces/" + m.here + "/" + plural
 }
 
-// run makes a pod that a node runs and that mounts a config map and a secret.
+// run creates a pod that a node runs, and that mounts a config map and a secret.
 func (m *accessMatrix) run(name, node, mounts string) {
 	m.t.Helper()
 	p := objects.Pod(name, node)
@@ -165,7 +163,7 @@ func (m *accessMatrix) run(name, node, mounts string) {
 	require.Value(api.Clientset(m.t, testbed.Upstream).CoreV1().Pods(m.here).Create(context.Background(), p, metav1.CreateOptions{}))(m.t)
 }
 
-// reads is what every user asks for.
+// reads returns the reads of every user.
 func (m *accessMatrix) reads() []api.Request {
 	const rv0 = "resourceVersion=0"
 	var all []api.Request
@@ -178,7 +176,7 @@ func (m *accessMatrix) reads() []api.Request {
 		get(collection + "?watch=1&timeoutSeconds=1&" + strings.Join(options, "&"))
 	}
 	nodes := "/api/v1/nodes"
-	// Those that take their time come first.
+	// The slow requests come first.
 	for _, plural := range []string{"configmaps", "pods"} {
 		watch(m.collection(plural), rv0)
 		watch(m.collection(plural), api.StateFirst, "fieldSelector=metadata.name%3Dapple")
@@ -242,8 +240,8 @@ func without(requests []api.Request, unwanted func(api.Request) bool) []api.Requ
 	return slices.DeleteFunc(slices.Clone(requests), unwanted)
 }
 
-// bothVerdicts asks that what was compared were grants and refusals, both of them
-// from memory as well.
+// bothVerdicts checks that the comparison saw grants and refusals, and both from memory as
+// well.
 func (m *accessMatrix) bothVerdicts(found *compare.Findings) {
 	m.t.Helper()
 	for status, fewest := range map[int]int{200: 100, 403: 100, 401: 10, 404: 5} {
@@ -259,14 +257,14 @@ func (m *accessMatrix) bothVerdicts(found *compare.Findings) {
 	}
 }
 
-// leaksAreSeen: a proxy that asked upstream as the administrator would be found
-// with each single answer that it has no right to give.
+// leaksAreSeen compares with a proxy that asks upstream as the administrator. Every single
+// answer that it has no right to give has to be found.
 func (m *accessMatrix) leaksAreSeen(requests []api.Request) {
 	m.t.Helper()
 	leaky := faulty.Start(m.t, testbed.Upstream, faulty.Fault{Name: "asks as the administrator", Header: func(h http.Header) { h.Set("Authorization", "Bearer "+testbed.Shared.AdminToken) }})
 	var mutex sync.Mutex
 	refused, missed := 0, []api.Request{}
-	// One in three will do: each is looked at in the same way.
+	// One in three is enough: each is compared in the same way.
 	var some []api.Request
 	for i, r := range without(requests, api.Request.IsWatch) {
 		if i%3 == 0 {
@@ -291,7 +289,7 @@ func (m *accessMatrix) leaksAreSeen(requests []api.Request) {
 	m.t.Logf("%d planted leaks seen", refused)
 }
 
-// await waits for upstream itself to have learned of a change.
+// await waits until upstream itself knows of a change.
 func (m *accessMatrix) await(r api.Request, status int) {
 	m.t.Helper()
 	poll.Until(m.t, fmt.Sprintf("upstream answers %v with %d", r, status), func() error {
@@ -310,7 +308,7 @@ func (m *accessMatrix) granted(statuses map[string]int) {
 	}
 }
 
-// change gives and takes rights in every way there is.
+// change grants and revokes rights in every way there is.
 func (m *accessMatrix) change() {
 	m.t.Helper()
 	r := m.rights
@@ -323,7 +321,7 @@ func (m *accessMatrix) change() {
 	r.Role(m.here, "named", rights.May("", []string{"configmaps", "secrets"}, rights.ReadVerbs, "pear"))
 	r.Unbind("", "viewer")
 	r.Unbind(m.here, "builders")
-	// What may a node: east no longer runs what mounts apple, west does.
+	// The rights of nodes: east no longer runs the pod that mounts apple, west does.
 	m.stop("apple")
 	m.run("plum", "west", "apple")
 
@@ -354,14 +352,14 @@ func (m *accessMatrix) changeBack() {
 	m.await(api.Request{Path: m.collection("secrets") + "/apple", User: "system:node:east"}, 200)
 }
 
-// stop deletes a pod, which is gone at once.
+// stop deletes a pod without a grace period.
 func (m *accessMatrix) stop(name string) {
 	m.t.Helper()
 	testbed.Upstream.Must(m.t, api.Request{Method: "DELETE", Path: m.collection("pods") + "/" + name})
 }
 
-// agree waits until each answer of the proxy has become upstream's: verdicts may
-// be remembered for a while.
+// agree waits until each answer of the proxy equals upstream's, because verdicts may be
+// remembered for a while.
 func (m *accessMatrix) agree(when string, requests []api.Request) {
 	m.t.Helper()
 	since := time.Now()

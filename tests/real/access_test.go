@@ -17,12 +17,12 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// TestRefusalsUseUpstreamsWords: who may not, hears so in upstream's words, whatever is asked
-// and whether or not the answer is in memory.
+// TestRefusalsUseUpstreamsWords compares refusals of reads and writes, whether or not the
+// answer is in memory.
 func TestRefusalsUseUpstreamsWords(t *testing.T) {
 	ns := objects.Namespace(t)
 	objects.Furnish(t, ns)
-	// The proxy has this in memory by now, and must not let it out.
+	// From here on the proxy has this in memory and must not give it away.
 	testbed.Proxied.Must(t, api.Request{Path: "/api/v1/configmaps?resourceVersion=0"})
 	testbed.Proxied.Must(t, api.Request{Path: "/api/v1/namespaces/" + ns + "/pods?resourceVersion=0"})
 
@@ -77,7 +77,8 @@ func TestRefusalsUseUpstreamsWords(t *testing.T) {
 	}
 }
 
-// TestPartialRightsLimitWhatIsServed: what a user may see is served, and nothing beside it.
+// TestPartialRightsLimitWhatIsServed reads as users with partial rights. They get what they may
+// read and nothing else.
 func TestPartialRightsLimitWhatIsServed(t *testing.T) {
 	ns := objects.Namespace(t)
 	other := objects.Namespace(t)
@@ -95,8 +96,7 @@ func TestPartialRightsLimitWhatIsServed(t *testing.T) {
 	}, metav1.CreateOptions{}))(t)
 
 	here := "/api/v1/namespaces/" + ns
-	// Rights take a moment to arrive, and an old refusal may be remembered for
-	// a short time.
+	// Rights take a moment to arrive, and an old refusal may be remembered for a short time.
 	for _, to := range testbed.Targets() {
 		poll.Until(t, "the rights arrive "+to.Name, func() error {
 			for _, path := range []string{here + "/configmaps", here + "/pods?fieldSelector=metadata.name%3Dapple"} {

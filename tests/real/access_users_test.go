@@ -29,41 +29,41 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// fewestReads is how many answers have to be looked at, besides those of watches.
+// fewestReads is the least number of answers that are checked, besides those of watches.
 const fewestReads = 10_000
 
-// crowd is users with different rights who read the same at the same time. Each
-// object has a random mark in it, so that whoever gets to see it is found out.
+// crowd is a set of users with different rights who read the same at the same time. Each object
+// contains a random mark, which shows who saw it.
 type crowd struct {
 	t         *testing.T
 	red, blue string
 	rights    rights.Rights
-	// marks names what is marked: an object, or a type that only documents show.
+	// marks says what each mark stands for: an object, or a type that only documents show.
 	marks     map[string]string
 	questions []api.Request
-	// steady are the users whose rights stay, flipping the one whose do not.
+	// steady are the users whose rights stay; flipping is the one whose rights change.
 	steady   []string
 	flipping string
-	// expected is what upstream said to each user's question when there was nobody
-	// else; for the flipping user, while they had their rights.
+	// expected holds upstream's answers to each user before the load. Those of the flipping
+	// user are with rights.
 	expected map[string][]seenMarks
 }
 
-// seenMarks is what an answer gives away.
+// seenMarks holds what an answer reveals.
 type seenMarks struct {
 	status int
 	marks  map[string]bool
 }
 
-// TestUsersNeverSeeObjectsTheyMayNotRead: ten thousand reads of the same objects by users with
-// different rights, at the same time, over shared and separate connections, while
-// a user's rights come and go: nobody gets to see anything of an object that
-// upstream does not show them, and who may see it does.
+// TestUsersNeverSeeObjectsTheyMayNotRead sends ten thousand reads of the same objects. Users
+// with different rights send them at the same time, over shared and separate connections, while
+// one user's rights come and go. No answer shows anything that upstream would not show, and
+// every permitted answer is complete.
 func TestUsersNeverSeeObjectsTheyMayNotRead(t *testing.T) {
 	c := newCrowd(t)
 	c.learn()
 
-	// The checker itself: with two users' tokens swapped it has to find both out.
+	// This checks the checker: it has to find both users whose tokens are swapped.
 	swapped := map[string]string{"local": "auditor", "auditor": "local"}
 	found := c.read(600, random.Stream(random.Seed(t), 1).IntN, func(user string) string {
 		if other := swapped[user]; other != "" {
@@ -108,7 +108,7 @@ func newCrowd(t *testing.T) *crowd {
 		steady: []string{"local", "auditor", "viewer", "named", "nobody", "-", "?", "system:node:east"}}
 	c.rights = rights.New(t, c.red)
 	mark := func(of string) string {
-		// Group names are in small letters.
+		// Group names are in lower case.
 		m := strings.ToLower(rand.Text())
 		c.marks[m] = of
 		return m
@@ -180,7 +180,7 @@ func newCrowd(t *testing.T) *crowd {
 	return c
 }
 
-// seen is which marks are in an answer.
+// seen returns the marks in an answer.
 func (c *crowd) seen(a api.Answer) seenMarks {
 	s := seenMarks{status: a.Status, marks: map[string]bool{}}
 	for mark := range c.marks {
@@ -191,8 +191,8 @@ func (c *crowd) seen(a api.Answer) seenMarks {
 	return s
 }
 
-// learn asks upstream what each user may see, once it has come to know all of
-// their rights, and whether that is what the test is about.
+// learn asks upstream what each user may see, once it knows all their rights. It checks that
+// the users differ.
 func (c *crowd) learn() {
 	t := c.t
 	t.Helper()
@@ -209,7 +209,7 @@ func (c *crowd) learn() {
 			return nil
 		})
 	}
-	// OpenAPI learns of a type some time after it is served.
+	// OpenAPI shows a type some time after it is served.
 	for _, r := range c.questions {
 		if strings.HasPrefix(r.Path, "/openapi/") || strings.HasPrefix(r.Path, "/apis") {
 			for _, to := range testbed.Targets() {
@@ -253,13 +253,13 @@ func (c *crowd) learn() {
 	}
 }
 
-// crowdFindings is what came of many reads.
+// crowdFindings counts the results of many reads.
 type crowdFindings struct {
 	mutex        sync.Mutex
 	reads, total int
-	// leaks are counted by user, as the checker calls them.
+	// leaks are counted by user, under the checker's name for them.
 	leaks map[string]int
-	// wrong is answers that should have been others, without giving away anything.
+	// wrong counts answers that are wrong without revealing anything.
 	wrong   int
 	busy    int
 	first   []string
@@ -282,7 +282,7 @@ func (f *crowdFindings) report(t *testing.T) {
 	}
 }
 
-// judge looks at what somebody was answered to one of the questions.
+// judge checks a user's answer to one of the questions.
 func (c *crowd) judge(f *crowdFindings, user string, question int, a api.Answer) {
 	s, expected := c.seen(a), c.expected[user][question]
 	f.mutex.Lock()
@@ -312,11 +312,11 @@ func (c *crowd) judge(f *crowdFindings, user string, question int, a api.Answer)
 	}
 }
 
-// connections is clients over HTTP/2 and HTTP/1.1, for everybody together and for
-// each user alone.
+// connections returns clients over HTTP/2 and HTTP/1.1, shared by all users and for each user
+// alone.
 func (c *crowd) connections() (of func(user string, kind int) *http.Client, kinds int) {
 	client := func(second bool) *http.Client {
-		transport := &http.Transport{TLSClientConfig: testbed.Proxied.Tls(), ForceAttemptHTTP2: second, MaxIdleConnsPerHost: 4}
+		transport := &http.Transport{TLSClientConfig: testbed.Proxied.TLS(), ForceAttemptHTTP2: second, MaxIdleConnsPerHost: 4}
 		c.t.Cleanup(transport.CloseIdleConnections)
 		return &http.Client{Transport: transport, Timeout: poll.Patience}
 	}
@@ -333,8 +333,8 @@ func (c *crowd) connections() (of func(user string, kind int) *http.Client, kind
 	}, 4
 }
 
-// read has all users ask the same at the same time, question after question, until
-// there were so many reads. The credentials are those of as(user).
+// read sends all users' questions at the same time, one question after another, until there are
+// enough reads. as maps each user to the credentials to send.
 func (c *crowd) read(atLeast int, chance func(int) int, as func(user string) string) *crowdFindings {
 	found := &crowdFindings{leaks: map[string]int{}, sources: map[string]int{}}
 	type job struct {
@@ -367,7 +367,7 @@ func (c *crowd) read(atLeast int, chance func(int) int, as func(user string) str
 	return found
 }
 
-// flip gives and takes the rights of one user until the context ends.
+// flip grants and revokes the rights of one user until the context ends.
 func (c *crowd) flip(ctx context.Context) (flips int) {
 	for there := true; ; there = !there {
 		select {
@@ -387,7 +387,7 @@ func (c *crowd) flip(ctx context.Context) (flips int) {
 	}
 }
 
-// write changes objects until the context ends; their marks stay.
+// write changes objects until the context ends. Their marks stay.
 func (c *crowd) write(ctx context.Context) (writes int) {
 	for {
 		select {
@@ -407,12 +407,12 @@ func (c *crowd) write(ctx context.Context) (writes int) {
 	}
 }
 
-// watch has everybody watch what they may and may not, for a second at a time,
-// until the context ends, and counts what was seen.
+// watch opens watches of one second for all users, permitted or not, until the context ends. It
+// counts what they show.
 func (c *crowd) watch(ctx context.Context, running *sync.WaitGroup, events *atomic.Int64) {
 	of, kinds := c.connections()
 	for i, who := range append(slices.Clone(c.steady), c.flipping) {
-		// What may be seen of one resource in one place may be watched.
+		// What a user may list in a namespace, the user may watch.
 		allowed := map[string]bool{}
 		for _, s := range c.expected[who] {
 			maps.Copy(allowed, s.marks)
@@ -436,7 +436,7 @@ func (c *crowd) watch(ctx context.Context, running *sync.WaitGroup, events *atom
 				if a.Status == http.StatusOK {
 					events.Add(int64(strings.Count(a.Body, "\n")))
 				} else {
-					// A refusal is there at once; not to be asked for as fast as possible.
+					// Refusals come at once, so the loop waits before it asks again.
 					time.Sleep(100 * time.Millisecond)
 				}
 			}
@@ -444,8 +444,7 @@ func (c *crowd) watch(ctx context.Context, running *sync.WaitGroup, events *atom
 	}
 }
 
-// taken: once the flipping user's rights are gone for good, so is everything that
-// the proxy let them see.
+// taken checks that the flipping user sees nothing once the rights are gone for good.
 func (c *crowd) taken() {
 	t := c.t
 	t.Helper()
@@ -469,9 +468,9 @@ func (c *crowd) taken() {
 	})
 }
 
-// TestUnknownCallersDisturbNobody: upstream goes away from a connection with each answer
-// to somebody it does not know. Whoever has the bad luck to share it must not
-// notice: neither in writes, each of which is carried out once, nor in reads.
+// TestUnknownCallersDisturbNobody sends requests of unknown callers: upstream closes a
+// connection after each refusal. Others on the same connection must not notice. Their reads
+// succeed, and each of their writes is carried out once.
 func TestUnknownCallersDisturbNobody(t *testing.T) {
 	ns := objects.Namespace(t)
 	here := "/api/v1/namespaces/" + ns + "/configmaps"
@@ -506,7 +505,7 @@ func TestUnknownCallersDisturbNobody(t *testing.T) {
 			{api.Request{Path: here + "/" + name}, 200},
 			{api.Request{Method: "DELETE", Path: here + "/" + name}, 200},
 		} {
-			// A write that came twice would be in conflict with itself.
+			// A write that arrived twice would conflict with itself.
 			if a := testbed.Proxied.Send(t, step.Request); a.Status != step.status {
 				t.Errorf("%v: %d %s", step.Request, a.Status, a.Body)
 			}

@@ -20,8 +20,8 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// TestAggregatedAnswersReachOnlyTheirCaller: another server behind the API server may answer each caller
-// differently. What one of them sees must not reach another from memory.
+// TestAggregatedAnswersReachOnlyTheirCaller reads from an aggregated server, which answers each
+// caller differently. No caller gets another's answer from memory.
 func TestAggregatedAnswersReachOnlyTheirCaller(t *testing.T) {
 	const group, version = "agg.example.test", "v1"
 	reply := func(w http.ResponseWriter, body any) {
@@ -71,7 +71,7 @@ func TestAggregatedAnswersReachOnlyTheirCaller(t *testing.T) {
 		return nil
 	})
 	objects.Grant(t, "", "alice", group, "things")
-	// A proxy that starts now finds the type in discovery; the others do within a minute.
+	// A new proxy finds the type in discovery. A running one finds it within a minute.
 	late := testbed.Proxied
 	if !testbed.Direct {
 		late = testbed.StartProxy(t, testbed.Shared.ProxyKubeconfig).Target
@@ -94,8 +94,8 @@ func TestAggregatedAnswersReachOnlyTheirCaller(t *testing.T) {
 	}
 }
 
-// TestNamespacePathsInNamespacesAreNotServed: upstream has no such paths, and rights in one
-// namespace are no rights to the list of all.
+// TestNamespacePathsInNamespacesAreNotServed asks for paths that upstream does not have. Rights
+// in one namespace must not become rights to the list of all.
 func TestNamespacePathsInNamespacesAreNotServed(t *testing.T) {
 	ns := objects.Namespace(t)
 	other := objects.Namespace(t)

@@ -23,8 +23,8 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// auditPolicy has rules of most kinds: the same requests have to be logged, in
-// the same stages.
+// auditPolicy has rules of most kinds. Both sides have to log the same requests in the same
+// stages.
 const auditPolicy = `
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -52,15 +52,14 @@ rules:
 - level: Metadata
 `
 
-// ofOneEvent are what differs between one event and the next: times, and how
-// long the parts of a slow request took.
+// ofOneEvent matches what differs between events: times, and the durations of the parts of a
+// slow request.
 var ofOneEvent = []*regexp.Regexp{
 	regexp.MustCompile(`"(?:requestReceivedTimestamp|stageTimestamp)":"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z)"`),
 	regexp.MustCompile(`"apiserver\.latency\.k8s\.io/[^"]*":"([^"]*)",?`),
 }
 
-// auditEvents is what a log has of a request, as it is written, but for what
-// differs anyway.
+// auditEvents returns the events of a request as they are written, without what differs anyway.
 func auditEvents(log, id string) ([]string, error) {
 	text, err := os.ReadFile(log)
 	if err != nil {
@@ -69,7 +68,7 @@ func auditEvents(log, id string) ([]string, error) {
 	var found []string
 	for line := range strings.Lines(string(text)) {
 		if !strings.HasSuffix(line, "\n") {
-			// It is being written.
+			// The last line is still being written.
 			break
 		}
 		var event struct{ AuditID string }
@@ -86,7 +85,7 @@ func auditEvents(log, id string) ([]string, error) {
 	return found, nil
 }
 
-// auditDifference compares events, byte by byte.
+// auditDifference compares events byte by byte.
 func auditDifference(wanted, got []string) error {
 	if len(wanted) != len(got) {
 		return fmt.Errorf("upstream logs %d events:\n%s\nthe proxy %d:\n%s", len(wanted), strings.Join(wanted, ""), len(got), strings.Join(got, ""))
@@ -99,8 +98,8 @@ func auditDifference(wanted, got []string) error {
 	return nil
 }
 
-// TestAuditLogMatchesUpstream sends the same reads to an API server and to the proxy,
-// both with an audit log and the same policy, and compares their lines.
+// TestAuditLogMatchesUpstream sends the same reads to an API server and to the proxy. Both log
+// with the same policy, and their lines are compared.
 func TestAuditLogMatchesUpstream(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("there is only one audit log")
@@ -173,7 +172,7 @@ func TestAuditLogMatchesUpstream(t *testing.T) {
 		{Path: "/api/v1/namespaces?resourceVersion=0&watch=1&timeoutSeconds=1"},
 		{Path: here + "/secrets?resourceVersion=0&watch=1&timeoutSeconds=1"},
 	}
-	// Some of it once more for those who may only see a part, or nothing.
+	// Some requests are repeated by users who may see a part, or nothing.
 	for _, user := range []string{"alice", "bob", "?"} {
 		for _, path := range []string{
 			here + "/configmaps?resourceVersion=0", here + "/configmaps/apple?resourceVersion=0", here + "/configmaps/nobody?resourceVersion=0",
@@ -195,7 +194,7 @@ func TestAuditLogMatchesUpstream(t *testing.T) {
 		for j, to := range []api.Target{up, px} {
 			attempt := 0
 			poll.Until(t, "an answer from memory: "+r.Path+" "+r.User, func() error {
-				// A request that was forwarded is another one.
+				// A forwarded request leaves another event.
 				attempt++
 				ids[j] = fmt.Sprintf("%s-%d-%d", to.Name, i, attempt)
 				headers["Audit-Id"] = ids[j]
@@ -232,7 +231,7 @@ func TestAuditLogMatchesUpstream(t *testing.T) {
 		t.Errorf("only %d events were compared", logged)
 	}
 
-	// Clients that go away.
+	// These clients go away.
 	path := here + "/configmaps?resourceVersion=0&watch=1"
 	var ids [2]string
 	for j, to := range []api.Target{up, px} {
@@ -261,7 +260,7 @@ func TestAuditLogMatchesUpstream(t *testing.T) {
 		return auditDifference(wanted, got)
 	})
 
-	// The comparison is shown a difference in every place of every event.
+	// This checks the comparison: it has to find a difference in every place of every event.
 	for _, line := range differ {
 		for _, planted := range []string{
 			strings.Replace(line, `"level":"Metadata"`, `"level":"Request"`, 1),

@@ -19,7 +19,7 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// letRead lets somebody read the config maps of a namespace.
+// letRead grants a subject to read the config maps of a namespace.
 func letRead(t *testing.T, ns string, subject rbacv1.Subject) {
 	t.Helper()
 	ctx, rbac := context.Background(), api.Clientset(t, testbed.Upstream).RbacV1()
@@ -32,7 +32,7 @@ func letRead(t *testing.T, ns string, subject rbacv1.Subject) {
 	}, metav1.CreateOptions{}))(t)
 }
 
-// answered asks until the answer has this status: rights take a moment to arrive.
+// answered repeats a request until its answer has a status. Rights take a moment to arrive.
 func answered(t *testing.T, to api.Target, status int, r api.Request) api.Answer {
 	t.Helper()
 	var a api.Answer
@@ -45,8 +45,8 @@ func answered(t *testing.T, to api.Target, status int, r api.Request) api.Answer
 	return a
 }
 
-// TestTokensCountForTheirAudiencesOnly: a token counts for answers from memory if it is for one of
-// the audiences that were said to be the proxy's, or for upstream's own.
+// TestTokensCountForTheirAudiencesOnly answers from memory for tokens whose audience is the
+// proxy's, or upstream's own without a setting. Other tokens are refused.
 func TestTokensCountForTheirAudiencesOnly(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("needs a proxy of its own")
@@ -86,8 +86,8 @@ func TestTokensCountForTheirAudiencesOnly(t *testing.T) {
 	}
 }
 
-// TestAnonymousCallersAreServedIfAllowed: who shows no credentials is answered from memory where the
-// operator wants that, as upstream would.
+// TestAnonymousCallersAreServedIfAllowed answers callers without credentials from memory if the
+// operator allows it, as upstream would.
 func TestAnonymousCallersAreServedIfAllowed(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("needs a proxy of its own")
@@ -115,7 +115,7 @@ func TestAnonymousCallersAreServedIfAllowed(t *testing.T) {
 			t.Errorf("without the flag, %s is answered by %s", path, source)
 		}
 	}
-	// A token that is not good does not make anybody anonymous, nor does the wish to be another.
+	// Neither an invalid token nor impersonation makes a caller anonymous.
 	path := "/api/v1/namespaces/" + ns + "/configmaps?resourceVersion=0"
 	answered(t, open.Target, 401, api.Request{Path: path, User: "?"})
 	r := api.Request{Path: path, User: "-", Header: map[string]string{"Impersonate-User": "admin"}}
@@ -124,7 +124,8 @@ func TestAnonymousCallersAreServedIfAllowed(t *testing.T) {
 	}
 }
 
-// TestSingleIdentityMakesEveryCallerTheProxy: whoever reaches the proxy is the proxy, whatever they show.
+// TestSingleIdentityMakesEveryCallerTheProxy serves every caller as the proxy itself, whatever
+// credentials it sends.
 func TestSingleIdentityMakesEveryCallerTheProxy(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("needs a proxy of its own")
@@ -142,12 +143,12 @@ func TestSingleIdentityMakesEveryCallerTheProxy(t *testing.T) {
 		if source := a.Header.Get("X-Watershed-Source"); a.Status != 200 || source != "snapshot" {
 			t.Errorf("%q reads %d by %s: %s", user, a.Status, source, a.Body)
 		}
-		// What the proxy may not, nobody may.
+		// What the proxy may not do, nobody may.
 		a = proxy.Send(t, api.Request{Method: "DELETE", Path: here + "/configmaps/apple", User: user})
 		if a.Status != 403 || !strings.Contains(a.Body, `User \"watershed\" cannot delete`) {
 			t.Errorf("%q deletes: %d %s", user, a.Status, a.Body)
 		}
-		// Nor may it act as somebody.
+		// The proxy may not impersonate either.
 		a = proxy.Send(t, api.Request{Path: here + "/configmaps?resourceVersion=0", User: user, Header: map[string]string{"Impersonate-User": "admin"}})
 		if a.Status != 403 || !strings.Contains(a.Body, `User \"watershed\" cannot impersonate`) {
 			t.Errorf("%q as admin: %d %s", user, a.Status, a.Body)
@@ -161,8 +162,8 @@ func TestSingleIdentityMakesEveryCallerTheProxy(t *testing.T) {
 	}
 }
 
-// TestServiceAccountTokensAreValidatedLocally: a service account's token is reviewed once, and from
-// then on looked at here, until what it is bound to is gone.
+// TestServiceAccountTokensAreValidatedLocally shows that a service account's token is reviewed
+// once. The proxy then validates it itself until the account is gone.
 func TestServiceAccountTokensAreValidatedLocally(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("needs a proxy of its own")
@@ -181,7 +182,7 @@ func TestServiceAccountTokensAreValidatedLocally(t *testing.T) {
 	made := require.Value(core.ServiceAccounts(ns).CreateToken(ctx, "builder", &authv1.TokenRequest{}, metav1.CreateOptions{}))(t)
 	r := api.Request{Path: "/api/v1/namespaces/" + ns + "/configmaps?resourceVersion=0", User: "-", Header: map[string]string{"Authorization": "Bearer " + made.Status.Token}}
 
-	// Every request looks anew.
+	// Without a cache, every request needs a validation.
 	const ttl = "--authentication-token-webhook-cache-ttl=0s"
 	reviews := func(p *testbed.Proxy) int {
 		counts := map[string]int{}
@@ -192,7 +193,7 @@ func TestServiceAccountTokensAreValidatedLocally(t *testing.T) {
 	for name, flags := range map[string][]string{"here": {ttl, "--validate-service-account-tokens-locally"}, "upstream": {ttl}} {
 		proxy := testbed.RunProxy(t, testbed.Shared.ProxyKubeconfig, flags...)
 		answered(t, proxy.Target, 200, r)
-		// Until the service accounts are cached.
+		// The service accounts are cached from here on.
 		poll.Until(t, "the account is cached", func() error {
 			before := reviews(proxy)
 			answered(t, proxy.Target, 200, r)

@@ -33,7 +33,7 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// signer is an authority of a test's own.
+// signer is a certificate authority of one test.
 type signer struct {
 	file string
 	cert *x509.Certificate
@@ -63,7 +63,7 @@ func (s *signer) sign(t *testing.T, template *x509.Certificate, key *ecdsa.Priva
 	return require.Value(x509.CreateCertificate(rand.Reader, template, s.cert, key.Public(), s.key))(t)
 }
 
-// person is a client's certificate; with no template, none is shown.
+// person returns a client's certificate.
 func (s *signer) person(t *testing.T, template *x509.Certificate) *tls.Certificate {
 	t.Helper()
 	key := require.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
@@ -78,11 +78,11 @@ func named(name string, groups ...string) *x509.Certificate {
 	return &x509.Certificate{Subject: pkix.Name{CommonName: name, Organization: groups}}
 }
 
-// showing is this way to the API for a client with a certificate.
+// showing returns a client of the target that sends a certificate, or none if it is nil.
 func showing(t api.Target, certificate *tls.Certificate) *http.Client {
-	config := t.Tls()
+	config := t.TLS()
 	if certificate != nil {
-		// Whatever authorities the server says it knows: it is shown.
+		// The client sends it whatever authorities the server names.
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return certificate, nil }
 	}
 	return &http.Client{Transport: &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true}}
@@ -105,7 +105,7 @@ func ask(t *testing.T, client *http.Client, to api.Target, r api.Request) shownA
 	req := require.Value(http.NewRequestWithContext(ctx, r.Verb(), to.URL+r.Path, body))(t)
 	req.Header.Set("Content-Type", "application/json")
 	for name, value := range r.Header {
-		// Several values of one field, as a list.
+		// Several values of one field become repeated fields.
 		for _, one := range strings.Split(value, "|") {
 			req.Header.Add(name, one)
 		}
@@ -123,7 +123,7 @@ const selfReview = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 
 var whoAmI = api.Request{Method: "POST", Path: selfReview, Body: `{"kind":"SelfSubjectReview","apiVersion":"authentication.k8s.io/v1"}`}
 
-// who reads what upstream knows of the caller.
+// who returns what upstream knows of the caller.
 func who(body string) string {
 	var review struct {
 		Status struct{ UserInfo json.RawMessage }
@@ -134,7 +134,7 @@ func who(body string) string {
 	return string(review.Status.UserInfo)
 }
 
-// essenceOf drops what differs from moment to moment.
+// essenceOf removes what changes over time.
 func essenceOf(r api.Request, body string) string {
 	if r.Path == selfReview {
 		return who(body)
@@ -153,9 +153,9 @@ func essenceOf(r api.Request, body string) string {
 	return body
 }
 
-// TestCertificateCallersKeepTheirIdentity: callers with client certificates, and those for whom a
-// front proxy speaks, are to upstream who they are without the proxy in between:
-// in reads from memory, in what is forwarded, and in upgrades.
+// TestCertificateCallersKeepTheirIdentity compares callers with client certificates, and those
+// for whom a front proxy speaks. Upstream sees the same identity with and without watershed: in
+// cached reads, forwarded requests and upgrades.
 func TestCertificateCallersKeepTheirIdentity(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("needs a proxy of its own")
@@ -245,7 +245,8 @@ func TestCertificateCallersKeepTheirIdentity(t *testing.T) {
 		{"a deputy as a service account", clientCA.person(t, named("deputy")), map[string]string{"Impersonate-User": "system:serviceaccount:default:builder"}},
 		{"a deputy as nobody", clientCA.person(t, named("deputy")), map[string]string{"Impersonate-Group": "readers"}},
 	}
-	// Whoever may not act as another is refused with the same status, in words of the permission that was looked for.
+	// A refused impersonation has the same status. Its text names the permission that was
+	// checked.
 	refused := []struct {
 		name   string
 		header map[string]string

@@ -34,14 +34,14 @@ import (
 
 const chart = "../../helm/watershed"
 
-// rendered is the chart with these values and flags.
+// rendered returns the chart with values and flags applied.
 func rendered(t *testing.T, namespace string, flags ...string) string {
 	t.Helper()
 	args := append([]string{"template", "w", chart, "--namespace", namespace}, flags...)
 	return kubectl.Helm(t, testbed.Upstream, args...).MustSucceed(t, strings.Join(args, " "))
 }
 
-// documents reads YAML of several documents.
+// yamlDocuments parses YAML with several documents.
 func yamlDocuments(t *testing.T, text string) (all []*unstructured.Unstructured) {
 	t.Helper()
 	for _, part := range regexp.MustCompile(`(?m)^---\s*$`).Split(text, -1) {
@@ -65,8 +65,8 @@ func ofKind(all []*unstructured.Unstructured, kind string) (found []*unstructure
 	return found
 }
 
-// customTypes are custom types that charts and manifests use, as those who made
-// them publish them.
+// customTypes are the custom types that charts and manifests use, as their projects publish
+// them.
 var customTypes = []struct {
 	module, version, sum string
 	files                []string
@@ -82,7 +82,7 @@ var customTypes = []struct {
 	}},
 }
 
-// definitionFiles has Go fetch them, as it fetches any module.
+// definitionFiles fetches them with Go, as any module.
 var definitionFiles = sync.OnceValues(func() (files []string, err error) {
 	for _, d := range customTypes {
 		out, err := exec.Command("go", "mod", "download", "-json", d.module+"@"+d.version).Output()
@@ -103,15 +103,15 @@ var definitionFiles = sync.OnceValues(func() (files []string, err error) {
 	return files, nil
 })
 
-// place is where objects are tried: a namespace in a cluster that knows the
-// custom types, in which pods have to be of the standard "restricted" (kubectl
-// tells where one is not).
+// place is a namespace in a cluster that knows the custom types. Its pods have to meet the
+// standard "restricted"; kubectl reports those that do not.
 type place struct {
 	t         *testing.T
 	namespace string
 }
 
-// TestChartAndManifestsInstallAsDocumented does with the chart and the manifests what their documents say.
+// TestChartAndManifestsInstallAsDocumented follows the documents of the chart and the
+// manifests.
 func TestChartAndManifestsInstallAsDocumented(t *testing.T) {
 	var files []string
 	for _, file := range require.Value(definitionFiles())(t) {
@@ -137,15 +137,16 @@ func TestChartAndManifestsInstallAsDocumented(t *testing.T) {
 	t.Run("recipes", p.recipes)
 }
 
-// try has the API server check objects without keeping them.
+// try lets the API server check objects without storing them.
 func (p place) try(objects string, flags ...string) kubectl.Result {
 	p.t.Helper()
-	// In the name of the whole test, so that discovery is read once.
+	// The name of the whole test selects kubectl's home, so that discovery is read once.
 	args := append([]string{"apply", "--dry-run=server", "--validate=strict", "-f", "-"}, flags...)
 	return kubectl.Run(p.t, testbed.Upstream, kubectl.Command{Args: args, Stdin: objects})
 }
 
-// accepts has it check several sets of objects, at once if nothing is wrong.
+// accepts checks several sets of objects. They are checked together, and one by one only after
+// an error.
 func (p place) accepts(t *testing.T, sets map[string]string, flags ...string) (warnings string) {
 	t.Helper()
 	all := p.try(strings.Join(slices.Collect(maps.Values(sets)), "\n---\n"), flags...)
@@ -161,8 +162,7 @@ func (p place) accepts(t *testing.T, sets map[string]string, flags ...string) (w
 	return all.Stderr
 }
 
-// chart renders the chart in each of its modes. The API server has to accept
-// all of it.
+// chart renders the chart in each of its modes. The API server has to accept everything.
 func (p place) chart(t *testing.T) {
 	modes := map[string][]string{
 		"default":     nil,
@@ -199,7 +199,7 @@ func (p place) chart(t *testing.T) {
 					t.Errorf("%s is no flag of watershed serve", flag)
 				}
 			}
-			// On a node it holds what runs there; only there it knows a node.
+			// The proxy caches by node if and only if it runs on a node.
 			if onNode := isNodes(t, pods[0]); onNode != (pods[0].GetKind() == "DaemonSet" && mode != "whole-types") {
 				t.Errorf("a %s's proxy is told its node: %v", pods[0].GetKind(), onNode)
 			}
@@ -227,7 +227,7 @@ func (p place) chart(t *testing.T) {
 		t.Errorf("%d modes use the host: %s", len(onHost), warnings)
 	}
 
-	// That objects are checked at all.
+	// This shows that objects are checked at all.
 	for _, wrong := range [][2]string{{"replicas: 2", "replicas: two"}, {"maxSurge: 1", "maxSurges: 1"}, {"readOnlyRootFilesystem: true", "readOnlyRootFileSystem: true"}} {
 		text := strings.Replace(rendered(t, p.namespace), wrong[0], wrong[1], 1)
 		if p.try(text).Code == 0 {
@@ -236,7 +236,7 @@ func (p place) chart(t *testing.T) {
 	}
 }
 
-// TestChartRefusesWrongValues: what the chart does not know, it does not pass over.
+// TestChartRefusesWrongValues sets values that the chart does not know. It has to refuse them.
 func TestChartRefusesWrongValues(t *testing.T) {
 	for value, says := range map[string]string{
 		"replica=3":                         "replica",
@@ -259,7 +259,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	}
 }
 
-// knownFlags are those of watershed serve.
+// knownFlags returns the flags of watershed serve.
 func knownFlags(t *testing.T) map[string]bool {
 	t.Helper()
 	help := require.Value(exec.Command(require.Value(testbed.ProxyProgram())(t), "serve", "--help").Output())(t)
@@ -273,7 +273,7 @@ func knownFlags(t *testing.T) map[string]bool {
 	return known
 }
 
-// proxyContainer is the proxy's in what makes pods.
+// proxyContainer returns the proxy's container in a workload.
 func proxyContainer(t *testing.T, maker *unstructured.Unstructured) map[string]any {
 	t.Helper()
 	for _, field := range []string{"containers", "initContainers"} {
@@ -289,7 +289,7 @@ func proxyContainer(t *testing.T, maker *unstructured.Unstructured) map[string]a
 	return nil
 }
 
-// isNodes is whether the proxy's pod is told its node's name.
+// isNodes reports whether the proxy's pod knows its node's name.
 func isNodes(t *testing.T, maker *unstructured.Unstructured) bool {
 	t.Helper()
 	variables, _, err := unstructured.NestedSlice(proxyContainer(t, maker), "env")
@@ -323,9 +323,9 @@ func flagsOf(t *testing.T, maker *unstructured.Unstructured) (flags []string) {
 	return flags
 }
 
-// installed installs the chart, by a helm whose requests go through
-// watershed; runs a proxy as the Deployment says, with the rights and the
-// certificate that it has there; upgrades it, and takes it out again.
+// installed installs the chart with a helm whose requests go through watershed. It runs a proxy
+// with the Deployment's arguments, rights and certificate, upgrades the release, and uninstalls
+// it.
 func (p place) installed(t *testing.T) {
 	namespace := p.namespace
 	ctx := context.Background()
@@ -334,7 +334,7 @@ func (p place) installed(t *testing.T) {
 	secret := require.Value(client.CoreV1().Secrets(namespace).Get(ctx, "w-watershed-tls", metav1.GetOptions{}))(t)
 	bundle := require.Value(client.CoreV1().ConfigMaps(namespace).Get(ctx, "w-watershed-ca", metav1.GetOptions{}))(t)
 
-	// What clients are given fits what the proxy shows.
+	// The CA that clients get fits the proxy's certificate.
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM([]byte(bundle.Data["ca.crt"])) {
 		t.Fatalf("no CA: %q", bundle.Data["ca.crt"])
@@ -348,7 +348,7 @@ func (p place) installed(t *testing.T) {
 		}
 	}
 
-	// The CA of a Secret that others made is found, too.
+	// The chart also finds the CA of a foreign Secret.
 	for _, by := range []string{"tls.existingSecret=w-watershed-tls", "tls.certManager.enabled=true"} {
 		text := kubectl.Helm(t, testbed.Proxied, "template", "w", chart, "--namespace", namespace, "--dry-run=server", "--set", by).MustSucceed(t, by)
 		published := ofKind(yamlDocuments(t, text), "ConfigMap")
@@ -357,7 +357,7 @@ func (p place) installed(t *testing.T) {
 		}
 	}
 
-	// The Deployment's own words, in this place.
+	// The Deployment's arguments, adapted to this machine.
 	dir := t.TempDir()
 	for name, data := range secret.Data {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
@@ -394,12 +394,12 @@ func (p place) installed(t *testing.T) {
 		}
 		return nil
 	})
-	// Its certificate is refused by who does not have its CA.
+	// A client without its CA refuses its certificate.
 	if _, err := tls.Dial("tcp", strings.TrimPrefix(own.URL, "https://"), &tls.Config{RootCAs: x509.NewCertPool(), ServerName: host}); err == nil {
 		t.Error("trusted without its CA")
 	}
 
-	// An upgrade keeps the certificate, as clients trust its CA.
+	// An upgrade keeps the certificate, because clients trust its CA.
 	kubectl.Helm(t, testbed.Proxied, "upgrade", "w", chart, "--namespace", namespace, "--set", "replicas=3,config.cache=true").MustSucceed(t, "upgrade")
 	after := require.Value(client.CoreV1().Secrets(namespace).Get(ctx, "w-watershed-tls", metav1.GetOptions{}))(t)
 	if !bytes.Equal(after.Data["tls.crt"], secret.Data["tls.crt"]) || !bytes.Equal(after.Data["ca.crt"], secret.Data["ca.crt"]) {
@@ -409,7 +409,7 @@ func (p place) installed(t *testing.T) {
 		t.Error("an upgrade published another CA")
 	}
 
-	// Nothing of it stays.
+	// Nothing of the release remains.
 	everything := "deployments,daemonsets,services,secrets,configmaps,serviceaccounts,poddisruptionbudgets,clusterroles,clusterrolebindings,networkpolicies,horizontalpodautoscalers"
 	labelled := func() string {
 		return kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"get", everything, "-A", "-l", "app.kubernetes.io/instance=w", "-o", "name"}}).MustSucceed(t, "get")

@@ -25,7 +25,7 @@ import (
 
 type finding struct{ Level, Subject, Message string }
 
-// checked is what `watershed check` finds, and whether it is content.
+// checked returns the findings of `watershed check`, and whether it succeeded.
 func checked(t *testing.T, kubeconfig string, flags ...string) (ok bool, found []finding) {
 	t.Helper()
 	args := append([]string{"check", "-o", "json", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0",
@@ -46,7 +46,7 @@ func checked(t *testing.T, kubeconfig string, flags ...string) (ok bool, found [
 	return report.OK, report.Findings
 }
 
-// says is the first finding of a level that has all these words.
+// says returns an error unless a finding of a level contains all words.
 func says(found []finding, level string, words ...string) error {
 next:
 	for _, f := range found {
@@ -63,8 +63,8 @@ next:
 	return fmt.Errorf("no %s says %q: %+v", level, words, found)
 }
 
-// TestCheckNamesMissingRights: `watershed check` finds nothing wrong with the identity that the
-// proxy needs, and names what a ServiceAccount lacks, until it has it.
+// TestCheckNamesMissingRights runs `watershed check`. It finds nothing wrong with the proxy's
+// identity, and names what a ServiceAccount lacks until it has it.
 func TestCheckNamesMissingRights(t *testing.T) {
 	for _, kubeconfig := range []string{testbed.Shared.ProxyKubeconfig, testbed.Shared.CertKubeconfig} {
 		ok, found := checked(t, kubeconfig)
@@ -127,7 +127,7 @@ func TestCheckNamesMissingRights(t *testing.T) {
 		}
 	}
 
-	// What is not to be held needs no right.
+	// A type that is not cached needs no right.
 	config := filepath.Join(t.TempDir(), "config.yaml")
 	require.NoError(t, os.WriteFile(config, []byte("cache: false\nresources: [{resource: pods, cache: true}]\n"), 0o600))
 	_, found = checked(t, kubeconfig, "--config", config)

@@ -8,9 +8,8 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// TestAnswersConformToUpstream sends the same requests to the API server and through
-// watershed, and asks that status, headers and body are the same. README.md says
-// what it lets off.
+// TestAnswersConformToUpstream sends the same requests to the API server and through watershed.
+// Status, headers and body have to be the same. README.md lists the exceptions.
 func TestAnswersConformToUpstream(t *testing.T) {
 	conformance.StartCluster(t, testbed.CacheEverything)
 	t.Run("matrix", conformance.Matrix)
@@ -20,8 +19,8 @@ func TestAnswersConformToUpstream(t *testing.T) {
 	t.Run("known", conformance.KnownDifferences)
 }
 
-// TestAnswersFromSelectorScopesConformToUpstream does so with a proxy that holds parts of types, opened by
-// what is asked for and closed as soon as it is not.
+// TestAnswersFromSelectorScopesConformToUpstream does the same with a proxy that opens selector
+// scopes on demand and closes them soon after.
 func TestAnswersFromSelectorScopesConformToUpstream(t *testing.T) {
 	proxy := conformance.StartCluster(t, "testdata/parts.yaml")
 	if os.Getenv("CONFORMANCE_PAIRS") == "" {

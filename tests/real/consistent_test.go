@@ -12,9 +12,9 @@ import (
 )
 
 // TestConsistentReadsAreLinearizable has many clients write, directly and through two replicas,
-// and many others read the latest state through both. Every answer has to be the
-// state at its version, no older than whatever was written or read before it was
-// asked for, and no newer than what came after. See consistent_check_test.go.
+// while others read the latest state through both. Every answer has to be the state at its
+// version. It may not be older than anything written or read before its request, nor newer than
+// what came later. See package history for the rules.
 func TestConsistentReadsAreLinearizable(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("it is the proxy's promise that is tested")
@@ -35,8 +35,8 @@ func TestConsistentReadsAreLinearizable(t *testing.T) {
 	}
 }
 
-// TestConsistentReadsFromSelectorScopesAreLinearizable does so with replicas whose scopes are parts of types
-// that come and go.
+// TestConsistentReadsFromSelectorScopesAreLinearizable does the same with replicas whose
+// selector scopes come and go.
 func TestConsistentReadsFromSelectorScopesAreLinearizable(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("it is the proxy's promise that is tested")

@@ -21,9 +21,8 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// converter is a webhook that converts herds between v1, which has a spec.heads
-// in digits, and v2, which has a spec.amount in numbers. It also labels what it
-// converted with the version it is in, as webhooks may.
+// converter is a webhook that converts herds between v1, with spec.heads in digits, and v2,
+// with spec.amount as a number. It also labels each object with its version, as webhooks may.
 type converter struct {
 	*httptest.Server
 	broken atomic.Bool
@@ -36,7 +35,7 @@ func newConverter(t *testing.T) *converter {
 	return c
 }
 
-// conversion is how a definition names it.
+// conversion returns the webhook's place in a definition.
 func (c *converter) conversion() string {
 	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Certificate().Raw})
 	return api.JSON(map[string]any{"strategy": "Webhook", "webhook": map[string]any{"conversionReviewVersions": []string{"v1"},
@@ -95,8 +94,8 @@ func convertedHerd(t *testing.T, c *converter) herd {
 	}
 }
 
-// TestConvertedVersionsMatchUpstream: what is written in one version is read and watched
-// in the other as upstream converts it, whichever is stored.
+// TestConvertedVersionsMatchUpstream writes in one version, and reads and watches in the other.
+// Answers equal upstream's, whichever version is stored.
 func TestConvertedVersionsMatchUpstream(t *testing.T) {
 	t.Parallel()
 	ns := objects.Namespace(t)
@@ -136,10 +135,10 @@ func TestConvertedVersionsMatchUpstream(t *testing.T) {
 	}
 }
 
-// TestFailedConversionsAreRefusedLikeUpstream: what upstream cannot convert it refuses, and so it does
-// through the proxy. A read of any version is answered from what was converted
-// before; upstream does the same until its cache has given up, and the proxy goes
-// on with it. No watch misses what could not be converted at first.
+// TestFailedConversionsAreRefusedLikeUpstream breaks the webhook. Upstream refuses what it
+// cannot convert, and the proxy passes the refusal on. Reads of any version are answered from
+// earlier conversions; upstream does so only until its cache gives up. No watch misses a late
+// conversion.
 func TestFailedConversionsAreRefusedLikeUpstream(t *testing.T) {
 	t.Parallel()
 	ns := objects.Namespace(t)
@@ -148,7 +147,7 @@ func TestFailedConversionsAreRefusedLikeUpstream(t *testing.T) {
 	v1, v2 := h.at("v1"), h.at("v2")
 	list := api.Request{Path: v2.Path(ns, "") + "?resourceVersion=0"}
 
-	// It fails from the beginning: nothing is known of v2.
+	// The webhook fails from the beginning, so v2 has never been converted.
 	c.broken.Store(true)
 	h.define(t, "v1", "v1")
 	testbed.Upstream.Must(t, api.Request{Method: "POST", Path: v1.Path(ns, ""), Body: h.object("v1", "one", `{"heads":"3"}`)})
@@ -160,8 +159,8 @@ func TestFailedConversionsAreRefusedLikeUpstream(t *testing.T) {
 	c.broken.Store(false)
 	awaitSame(t, api.Request{Path: v2.Path(ns, "one") + "?resourceVersion=0"})
 
-	// It fails later: nothing has changed, and what was converted is there. An
-	// upstream that takes states of the past from etcd would have to convert those.
+	// The webhook fails later: nothing has changed since, and earlier conversions remain. An
+	// upstream that reads past states from etcd would have to convert them again.
 	known := compare.Reads(t, v2.Path(ns, ""), "one", "labelSelector=form%3Dv2")
 	if !testbed.Upstream.WritesSlash() {
 		known = slices.DeleteFunc(known, func(r api.Request) bool {
@@ -176,7 +175,7 @@ func TestFailedConversionsAreRefusedLikeUpstream(t *testing.T) {
 	c.broken.Store(true)
 	compare.SameAnswers(t, known)
 
-	// Changes that cannot be converted.
+	// These changes cannot be converted.
 	before := testbed.Proxied.Must(t, list)
 	var two api.Object
 	require.NoError(t, json.Unmarshal([]byte(testbed.Proxied.Must(t, api.Request{Method: "POST", Path: v1.Path(ns, ""), Body: h.object("v1", "two", `{"heads":"4"}`)}).Body), &two))
@@ -193,12 +192,12 @@ func TestFailedConversionsAreRefusedLikeUpstream(t *testing.T) {
 		}
 	}
 
-	// And it is back.
+	// The webhook works again.
 	c.broken.Store(false)
 	seen := map[string][]string{}
 	for _, to := range testbed.Targets() {
 		for {
-			// Nothing, if the watch has ended.
+			// The channel yields nothing if the watch has ended.
 			e := poll.Receive(t, "what the watch goes on with", watches[to.Name].Events)
 			if e.Type == "" || e.Object.Code == 410 {
 				break

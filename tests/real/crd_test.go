@@ -28,7 +28,7 @@ func TestCustomTypesAreServedFromCreationToDeletion(t *testing.T) {
 	w := objects.NewWidget(t)
 	ns := objects.Namespace(t)
 
-	// Before: nobody knows it. The proxy must not remember that for long.
+	// Before the type exists, nobody knows it. The proxy must not remember that for long.
 	compare.Same(t, api.Request{Path: w.Path("", "")})
 	compare.Same(t, api.Request{Path: w.Path(ns, "a")})
 	compare.Same(t, api.Request{Path: w.Path("", "") + "?watch=1"})
@@ -43,7 +43,7 @@ func TestCustomTypesAreServedFromCreationToDeletion(t *testing.T) {
 	for _, query := range []string{"", "?resourceVersion=0", "?limit=2", "?labelSelector=x", "?fieldSelector=spec.size%3D1", "?fieldSelector=spec.colour%3Dred", "?fieldSelector=metadata.name%3Da"} {
 		r := list
 		r.Path += query
-		// Version 0 may be a moment old, on either side.
+		// On either side, version 0 may be a moment old.
 		poll.Until(t, "the same answer to "+query, func() error {
 			want, got := testbed.Upstream.Send(t, r), testbed.Proxied.Send(t, r)
 			w, g := compare.BlankTokens(want.Comparable(nil)), compare.BlankTokens(got.Comparable(nil))
@@ -73,8 +73,8 @@ func TestCustomTypesAreServedFromCreationToDeletion(t *testing.T) {
 	}
 	awaitStore("the informer knows all widgets", "a", "b", "c")
 
-	// A second edition of the type: what is new in it is served, and informers
-	// go on.
+	// The second edition of the type has a new field. The proxy serves it, and informers
+	// continue.
 	testbed.Proxied.Must(t, api.Request{Method: "PATCH", Path: objects.CRDPath + "/" + w.Name(), ContentType: "application/merge-patch+json", Body: w.Definition(true)})
 	poll.Until(t, "the new field is kept", func() error {
 		a := testbed.Proxied.Must(t, api.Request{Method: "PATCH", Path: w.Path(ns, "a"), ContentType: "application/merge-patch+json", Body: `{"spec":{"colour":"red"}}`})
@@ -95,8 +95,8 @@ func TestCustomTypesAreServedFromCreationToDeletion(t *testing.T) {
 	testbed.Upstream.Must(t, api.Request{Method: "POST", Path: w.Path(ns, ""), Body: w.Object("d", 4)})
 	awaitStore("the informer goes on after the change of the type", "a", "b", "c", "d")
 
-	// Once the type is served anew, watches last: it may be listed again a moment
-	// after the change, which ends those that are open.
+	// Watches last once the type is served again. The proxy may list it again a moment after
+	// the change, which ends open watches.
 	poll.Until(t, "watches last", func() error {
 		events, err := testbed.Proxied.Watch(t, api.Request{Path: w.Path(ns, "") + "?watch=1&resourceVersion=0&timeoutSeconds=4"}).Rest(t)
 		if err != nil || len(events) != 4 {
@@ -105,7 +105,7 @@ func TestCustomTypesAreServedFromCreationToDeletion(t *testing.T) {
 		return nil
 	})
 
-	// The end of the type: open watches see the objects go, and end.
+	// The type is deleted. Open watches see the objects go and end.
 	watches := map[string]*api.Stream{}
 	for _, to := range testbed.Targets() {
 		watches[to.Name] = to.Watch(t, api.Request{Path: w.Path(ns, "") + "?watch=1&allowWatchBookmarks=true&resourceVersion=0"})
@@ -126,7 +126,7 @@ func TestCustomTypesAreServedFromCreationToDeletion(t *testing.T) {
 		t.Errorf("upstream's watch: %s", ends[0])
 	}
 
-	// After: as if it had never been.
+	// Afterwards it is as if the type had never existed.
 	for _, path := range []string{w.Path("", ""), w.Path(ns, ""), w.Path(ns, "a"), w.Path(ns, "") + "?watch=1", w.Path(ns, "") + "?resourceVersion=0"} {
 		r := api.Request{Path: path}
 		poll.Until(t, "the type is gone", func() error {
@@ -139,8 +139,8 @@ func TestCustomTypesAreServedFromCreationToDeletion(t *testing.T) {
 	}
 }
 
-// informerOn runs an informer through the proxy for as long as the test, and
-// returns a look at its keys.
+// informerOn runs an informer through the proxy until the test ends. It returns a function that
+// lists the informer's keys.
 func informerOn(t *testing.T, w objects.Widget) func() []string {
 	t.Helper()
 	client := require.Value(dynamic.NewForConfig(testbed.Proxied.Config()))(t)
@@ -151,8 +151,8 @@ func informerOn(t *testing.T, w objects.Widget) func() []string {
 	return informer.GetStore().ListKeys
 }
 
-// TestRecreatedCustomTypeShowsNoOldObjects has a type that goes and returns with the same
-// name: what was known of the first must not answer for the second.
+// TestRecreatedCustomTypeShowsNoOldObjects deletes a type and creates it again under the same
+// name. Nothing known of the first may answer for the second.
 func TestRecreatedCustomTypeShowsNoOldObjects(t *testing.T) {
 	w := objects.NewWidget(t)
 	ns := objects.Namespace(t)
@@ -183,10 +183,10 @@ func TestRecreatedCustomTypeShowsNoOldObjects(t *testing.T) {
 	}
 }
 
-// TestWatchContinuesFromTheFirstList begins with what nobody has asked the proxy for before.
-// A client lists, others write, and then the client watches from the version of
-// its list. The proxy may have opened its own watch only in between, at a later
-// version: that is no reason to call the client's version too old.
+// TestWatchContinuesFromTheFirstList begins with a type that the proxy has not been asked for.
+// A client lists, others write, and the client watches from the version of its list. The
+// proxy's own watch may have begun at a later version; the client's version is still not too
+// old.
 func TestWatchContinuesFromTheFirstList(t *testing.T) {
 	w := objects.NewWidget(t)
 	for round, between := range []string{"none", "?resourceVersion=0", ""} {
@@ -217,8 +217,9 @@ func TestWatchContinuesFromTheFirstList(t *testing.T) {
 	}
 }
 
-// TestCustomTypesAreCachedOnceDefinitionsAreReadable: a proxy that may not see the definitions at first
-// passes custom types' requests on, and answers them itself once it may.
+// TestCustomTypesAreCachedOnceDefinitionsAreReadable starts a proxy without the right to read
+// definitions. It forwards requests for custom types until it gets the right, and then answers
+// them itself.
 func TestCustomTypesAreCachedOnceDefinitionsAreReadable(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("there is no proxy whose rights matter")
@@ -241,7 +242,7 @@ func TestCustomTypesAreCachedOnceDefinitionsAreReadable(t *testing.T) {
 		t.Errorf("answered from %q", source)
 	}
 	objects.Grant(t, "", "bob", "apiextensions.k8s.io", "customresourcedefinitions")
-	// It tries again every half minute.
+	// The proxy tries again every half minute.
 	deadline := time.Now().Add(30*time.Second + poll.Patience)
 	for source := ""; source != "snapshot"; time.Sleep(200 * time.Millisecond) {
 		if source = proxy.Must(t, list).Header.Get("X-Watershed-Source"); time.Now().After(deadline) {

@@ -15,7 +15,7 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// ofOneAnswer are header fields that differ from one answer to the next.
+// ofOneAnswer are headers that differ from one answer to the next.
 var ofOneAnswer = []string{"Date", "Audit-Id", "X-Watershed-Source", "X-Kubernetes-Pf-Flowschema-Uid", "X-Kubernetes-Pf-Prioritylevel-Uid", "Content-Length"}
 
 func wholeAnswer(a api.Answer) string {
@@ -29,8 +29,8 @@ func wholeAnswer(a api.Answer) string {
 	return b.String() + a.Body
 }
 
-// TestDiscoveryAndOpenAPIMatchUpstream compares discovery and OpenAPI, header by header and byte by
-// byte, for all that clients ask for them with.
+// TestDiscoveryAndOpenAPIMatchUpstream compares headers and bytes of discovery and OpenAPI, in
+// every form that clients ask for.
 func TestDiscoveryAndOpenAPIMatchUpstream(t *testing.T) {
 	const aggregated = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json"
 	w := objects.NewWidget(t)
@@ -38,7 +38,7 @@ func TestDiscoveryAndOpenAPIMatchUpstream(t *testing.T) {
 	w.AwaitServed(t, testbed.Proxied)
 	type documents struct {
 		paths, accepts []string
-		// forwarded: these are not kept, and only have to be upstream's.
+		// forwarded marks documents that the proxy does not cache.
 		forwarded bool
 	}
 	sources := map[string]int{}
@@ -69,7 +69,7 @@ func TestDiscoveryAndOpenAPIMatchUpstream(t *testing.T) {
 	if !testbed.Direct && sources["document"] < 100 {
 		t.Errorf("hardly anything was a document of memory: %v", sources)
 	}
-	// Those who may not are told so, and those nobody knows.
+	// Callers without rights and unknown callers are refused.
 	for _, user := range []string{"-", "?"} {
 		for _, path := range []string{"/api", "/apis", "/version", "/openapi/v2"} {
 			compare.Same(t, api.Request{Path: path, User: user})
@@ -80,8 +80,8 @@ func TestDiscoveryAndOpenAPIMatchUpstream(t *testing.T) {
 	}
 }
 
-// sameDocument compares, until both sides had no change in between: other tests
-// define types at the same time, and a document may be a second old.
+// sameDocument compares until nothing changed between both sides. Other tests define types at
+// the same time, and a document may be a second old.
 func sameDocument(t *testing.T, r api.Request, mayBeForwarded bool, sources map[string]int) (etag string) {
 	t.Helper()
 	poll.Until(t, r.String()+" "+r.Accept+" is the same", func() error {
@@ -104,8 +104,8 @@ func sameDocument(t *testing.T, r api.Request, mayBeForwarded bool, sources map[
 	return etag
 }
 
-// TestNewTypesAppearInDiscoveryWithinASecond: what upstream shows is shown here a second later at
-// the latest.
+// TestNewTypesAppearInDiscoveryWithinASecond defines types. The proxy's discovery shows each
+// within a second of upstream's.
 func TestNewTypesAppearInDiscoveryWithinASecond(t *testing.T) {
 	for i := range 3 {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {

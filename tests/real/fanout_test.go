@@ -22,8 +22,8 @@ import (
 	"watershed.test/real/internal/usage"
 )
 
-// TestManyInformersCostUpstreamOneWatch is what the project is for. It has a cluster of its
-// own, whose counters nobody else moves.
+// TestManyInformersCostUpstreamOneWatch shows the project's main purpose. It has a cluster of
+// its own, so that nobody else moves the counters.
 func TestManyInformersCostUpstreamOneWatch(t *testing.T) {
 	clientfeaturestesting.SetFeatureDuringTest(t, clientfeatures.WatchListClient, false)
 	c := require.Value(testbed.StartWithProxy())(t)
@@ -43,8 +43,8 @@ func TestManyInformersCostUpstreamOneWatch(t *testing.T) {
 		t.Helper()
 		var config = c.Proxied().Config()
 		for i := range n {
-			// Ten informers share a connection. A dialer of one's own is what
-			// keeps client-go from sharing one between all of them.
+			// Ten informers share a connection. Without a dialer of its own, client-go would
+			// share one between all of them.
 			if i%10 == 0 {
 				config = c.Proxied().Config()
 				config.Dial = (&net.Dialer{Timeout: poll.Patience}).DialContext
@@ -61,7 +61,7 @@ func TestManyInformersCostUpstreamOneWatch(t *testing.T) {
 			return nil
 		})
 	}
-	// told waits until all informers know a new pod: by then all of them watch.
+	// told waits until all informers know a new pod. By then all of them watch.
 	told := func(name string) {
 		t.Helper()
 		require.Value(client.CoreV1().Pods(ns).Create(ctx, objects.Pod(name, ""), metav1.CreateOptions{}))(t)
@@ -86,8 +86,8 @@ func TestManyInformersCostUpstreamOneWatch(t *testing.T) {
 		t.Logf("10 informers: %+v, 200: %+v", ten.Minus(before), twoHundred.Minus(before))
 		t.Skip("without a proxy there is nothing to count")
 	}
-	// The proxy may start with a list or with a watch that begins with the
-	// state; other lists there must not be.
+	// The proxy may begin with a list, or with a watch that begins with the state. It may not
+	// list again.
 	if got := ten.Minus(before); got.Watching != 1 || got.Watched != 0 || got.Lists > 1 {
 		t.Errorf("10 informers cost upstream %+v", got)
 	}

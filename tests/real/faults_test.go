@@ -17,10 +17,9 @@ import (
 	"watershed.test/real/internal/workload"
 )
 
-// TestWatchesLoseNothingWhenUpstreamFails opens a hundred watches through watershed, writes at
-// random, does to upstream what happens to API servers and networks, and asks
-// of every watch that it saw exactly what happened, event by event. What
-// happened is known from a watch at an API server that none of it befalls.
+// TestWatchesLoseNothingWhenUpstreamFails opens a hundred watches through watershed and writes
+// at random. Meanwhile API servers and connections fail. Each watch has to show exactly what
+// happened, event by event. A watch at an undisturbed API server tells what happened.
 func TestWatchesLoseNothingWhenUpstreamFails(t *testing.T) {
 	t.Parallel()
 	if testbed.Direct {
@@ -34,7 +33,7 @@ func TestWatchesLoseNothingWhenUpstreamFails(t *testing.T) {
 		s.AwaitCustomType(t, i)
 	}
 
-	// First of all: what is held for right here is right by the API server.
+	// The first part checks the test itself, at the API server.
 	t.Run("none", func(t *testing.T) { withoutFaults(t, s) })
 	t.Run("connections cut", func(t *testing.T) { connectionsCut(t, s) })
 	t.Run("servers in turn", func(t *testing.T) { serversInTurn(t, s) })
@@ -42,8 +41,8 @@ func TestWatchesLoseNothingWhenUpstreamFails(t *testing.T) {
 	t.Run("only server", func(t *testing.T) { onlyServer(t, s) })
 }
 
-// Without a proxy and without a fault, watches at the API server see what is
-// derived from the reference. This tests the test.
+// withoutFaults has neither a proxy nor a fault. Watches at the API server show what follows
+// from the reference.
 func withoutFaults(t *testing.T, s *workload.Stage) {
 	p := s.Begin(t, api.Target{Name: "upstream", URL: s.Cluster.Servers[workload.FirstServer], CA: s.Cluster.CA, Tokens: s.Cluster.Users}, nil)
 	w := p.Write(80)
@@ -52,7 +51,7 @@ func withoutFaults(t *testing.T, s *workload.Stage) {
 	p.Finish(w)
 }
 
-// Connections are cut all the time. The API servers have all the history, so no
+// connectionsCut cuts connections all the time. The API servers have all the history, so no
 // client notices.
 func connectionsCut(t *testing.T, s *workload.Stage) {
 	relays := []*relay.Relay{relay.Start(t, s.Cluster.Servers[workload.FirstServer]), relay.Start(t, s.Cluster.Servers[workload.SecondServer])}
@@ -83,8 +82,8 @@ func connectionsCut(t *testing.T, s *workload.Stage) {
 	}
 }
 
-// One of two API servers is killed and comes back, then the other. The one that
-// stays has the history, so no client notices.
+// serversInTurn kills and restarts one of two API servers, then the other. The one that stays
+// has the history, so no client notices.
 func serversInTurn(t *testing.T, s *workload.Stage) {
 	proxy := testbed.StartProxy(t, s.Cluster.ProxyKubeconfig, s.Cluster.Servers[workload.FirstServer], s.Cluster.Servers[workload.SecondServer])
 	p := s.Begin(t, proxy.Target, proxy)
@@ -98,8 +97,8 @@ func serversInTurn(t *testing.T, s *workload.Stage) {
 		time.Sleep(time.Second)
 		require.NoError(t, s.Cluster.Command(fmt.Sprint("start ", server)))
 		s.AwaitCustomType(t, server)
-		// The new one knows the history only from its start on. Something has
-		// to happen to every type before the other may go.
+		// The new server knows the history from its start on. Every type has to change before
+		// the other server may go.
 		p.WaitUntilSeen(require.Value(s.Stable.Revision())(t))
 	}
 	p.Finish(w)
@@ -108,8 +107,8 @@ func serversInTurn(t *testing.T, s *workload.Stage) {
 	}
 }
 
-// The connections to upstream stay open, but nothing comes through them: TCP
-// would notice in a quarter of an hour.
+// blackHole keeps connections to upstream open, but lets nothing through. TCP alone would
+// notice after a quarter of an hour.
 func blackHole(t *testing.T, s *workload.Stage) {
 	r := relay.Start(t, s.Cluster.Servers[workload.FirstServer])
 	proxy := testbed.StartProxy(t, s.Cluster.ProxyKubeconfig, r.URL())
@@ -130,9 +129,9 @@ func blackHole(t *testing.T, s *workload.Stage) {
 	}
 }
 
-// The only API server is killed and comes back, and meanwhile things changed.
-// What happened is lost to the proxy, and it says so: clients are told 410 and
-// list again, from the proxy, which itself lists once.
+// onlyServer kills and restarts the only API server while things change. The proxy has lost
+// what happened and says so. Clients get a 410 and list again from the proxy, which itself
+// lists once.
 func onlyServer(t *testing.T, s *workload.Stage) {
 	proxy := testbed.StartProxy(t, s.Cluster.ProxyKubeconfig, s.Cluster.Servers[workload.FirstServer])
 	p := s.Begin(t, proxy.Target, proxy)
@@ -152,10 +151,10 @@ func onlyServer(t *testing.T, s *workload.Stage) {
 	time.Sleep(3 * time.Second)
 	p.Finish(w)
 
-	// While the API server is away for longer than the proxy knows whose a token
-	// is, and while it comes back and does not know the proxy's rights yet, what
-	// clients ask is passed on. It is upstream then that tells 410, even if memory
-	// has not lost anything yet; and its list may be followed by the proxy's 410.
+	// Some requests are forwarded: while the API server is away for longer than the proxy
+	// remembers tokens, and while the new server does not know the proxy's rights yet. Upstream
+	// itself then sends the 410, even if memory has lost nothing. The proxy's 410 may follow
+	// upstream's list.
 	expired := 0
 	passedOn := map[string]usage.Requests{}
 	for _, w := range p.Watchers {
@@ -180,7 +179,7 @@ func onlyServer(t *testing.T, s *workload.Stage) {
 	}
 	t.Logf("%d of %d watches were told 410; passed on: %+v", expired, len(p.Watchers), passedOn)
 
-	// One list for each type and representation, however many clients.
+	// There is one list for each type and representation, however many clients there are.
 	cost := map[string]int{}
 	for name, n := range workload.ProxyLists(t, proxy) {
 		cost[name] = n - lists[name]
@@ -190,8 +189,8 @@ func onlyServer(t *testing.T, s *workload.Stage) {
 		if cost[name] > n {
 			t.Errorf("the proxy listed %s %d times", name, cost[name])
 		}
-		// The new server counts from zero. It follows a type or two itself, and
-		// answers what is passed on; such a watch may be open to this day.
+		// The new server counts from zero. It watches some types itself and answers forwarded
+		// requests; such a watch may still be open.
 		poll.Until(t, "what "+name+" cost the new server", func() error {
 			more := passedOn[name]
 			if l := usage.Measure(t, s.Cluster, name); l.Watching > n+2 || l.Lists > n+2+more.Lists {

@@ -27,8 +27,9 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// TestListsAndObjectsAreCompressedLikeUpstream: lists and objects above upstream's threshold are compressed
-// for who asks for it, as upstream reads the question, and nothing else is.
+// TestListsAndObjectsAreCompressedLikeUpstream compares compression. Lists and objects above
+// upstream's threshold are compressed for clients that ask for it, as upstream reads the
+// header. Nothing else is.
 func TestListsAndObjectsAreCompressedLikeUpstream(t *testing.T) {
 	ns := objects.Namespace(t)
 	here := "/api/v1/namespaces/" + ns + "/configmaps"
@@ -89,11 +90,11 @@ func TestListsAndObjectsAreCompressedLikeUpstream(t *testing.T) {
 	}
 }
 
-// gzipped is what a client sends that takes gzip.
+// gzipped are the headers of a client that accepts gzip.
 var gzipped = map[string]string{"Accept-Encoding": "gzip"}
 
-// knowsOfCompression waits until the proxy has learned whether upstream compresses
-// watches of config maps: on a busy machine it may serve the first before that.
+// knowsOfCompression waits until the proxy knows whether upstream compresses watches of config
+// maps. On a busy machine it may serve the first one before.
 func knowsOfCompression(t *testing.T) {
 	t.Helper()
 	for _, accept := range []string{api.JSONType, api.ProtobufType} {
@@ -108,8 +109,8 @@ func knowsOfCompression(t *testing.T) {
 	}
 }
 
-// TestCompressedWatchesMatchUpstream: a watch is compressed for whom upstream would compress it,
-// and says the same.
+// TestCompressedWatchesMatchUpstream compares compressed watches: the same clients get them,
+// with the same content.
 func TestCompressedWatchesMatchUpstream(t *testing.T) {
 	ns := objects.Namespace(t)
 	here := "/api/v1/namespaces/" + ns + "/configmaps?watch=1&timeoutSeconds=2&"
@@ -164,8 +165,8 @@ func TestCompressedWatchesMatchUpstream(t *testing.T) {
 	t.Logf("compressed of %d, by where they are from: %v", len(requests), compressed)
 }
 
-// TestCompressedWatchesArePrompt: what has happened can be read before anything
-// else happens, although it is compressed.
+// TestCompressedWatchesArePrompt reads each event of a compressed watch before anything else
+// happens.
 func TestCompressedWatchesArePrompt(t *testing.T) {
 	ns := objects.Namespace(t)
 	ctx := context.Background()
@@ -192,8 +193,7 @@ func TestCompressedWatchesArePrompt(t *testing.T) {
 			}
 		}
 	}
-	// The first is as upstream frames the events itself; the second has to make
-	// its own.
+	// The first watch has upstream's own frames. The second needs frames of the proxy's.
 	whole, gold := same(""), same("tier%3Dgold")
 	whole("ADDED first")
 	for i := range 5 {
@@ -211,12 +211,13 @@ func TestCompressedWatchesArePrompt(t *testing.T) {
 	whole("DELETED first")
 }
 
-// seenBy notes how watches were answered.
+// seenBy records the answers to watches.
 type seenBy struct {
 	next http.RoundTripper
 
 	mutex sync.Mutex
-	// answers to watches that begin with the state: how they came, and from where.
+	// answers counts the answers to watches that begin with the state, by compression and
+	// source.
 	answers map[string]int
 }
 
@@ -231,8 +232,8 @@ func (s *seenBy) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// TestInformersFollowCompressedWatches: client-go asks for gzip unless it is told otherwise. Its
-// informers open with a compressed watch and follow each event as it comes.
+// TestInformersFollowCompressedWatches runs client-go's informers, which ask for gzip by
+// default. They open compressed watches and follow each event promptly.
 func TestInformersFollowCompressedWatches(t *testing.T) {
 	clientfeaturestesting.SetFeatureDuringTest(t, clientfeatures.WatchListClient, true)
 	knowsOfCompression(t)
@@ -272,7 +273,7 @@ func TestInformersFollowCompressedWatches(t *testing.T) {
 					})
 				}
 				knows("first")
-				// Each is waited for before the next is made.
+				// Each event has to arrive before the next is made.
 				for i := range 5 {
 					name := fmt.Sprintf("%s-%d", to.Name, i)
 					require.Value(write.Create(ctx, objects.ConfigMap(name), metav1.CreateOptions{}))(t)
@@ -289,7 +290,8 @@ func TestInformersFollowCompressedWatches(t *testing.T) {
 			for how, n := range answers["upstream"] {
 				got := answers["proxied"][how+"snapshot"]
 				if !strings.Contains(how, "compressed=true") {
-					// Releases that do not compress have other reasons to be asked themselves.
+					// On releases that do not compress, requests are forwarded for other
+					// reasons.
 					got += answers["proxied"][how+"forward"]
 				}
 				if got != n {

@@ -22,7 +22,7 @@ const (
 // step is one instruction of a Dockerfile.
 type step struct{ name, rest string }
 
-// steps reads a Dockerfile: comments go, continued lines become one.
+// steps parses a Dockerfile. It removes comments and joins continued lines.
 func steps(text string) (all []step) {
 	text = regexp.MustCompile(`(?m)^\s*#.*\n`).ReplaceAllString(text, "")
 	text = strings.ReplaceAll(text, "\\\n", " ")
@@ -34,9 +34,9 @@ func steps(text string) (all []step) {
 	return all
 }
 
-// TestDockerfileCopiesWhatItBuilds checks what can be checked of the Dockerfile without Docker: what it
-// copies is there, and enough for cargo; what it runs is a shell's language; and
-// each architecture finds its compiler.
+// TestDockerfileCopiesWhatItBuilds checks the Dockerfile as far as possible without Docker. The
+// copied files exist and suffice for cargo. The commands are valid shell, and each architecture
+// finds its compiler.
 func TestDockerfileCopiesWhatItBuilds(t *testing.T) {
 	all := steps(string(require.Value(os.ReadFile(dockerfile))(t)))
 	byName := map[string][]string{}
@@ -47,13 +47,13 @@ func TestDockerfileCopiesWhatItBuilds(t *testing.T) {
 		t.Fatalf("%q", all)
 	}
 
-	// The compiler is as new as it has to be.
+	// The compiler is new enough for the package.
 	wanted := regexp.MustCompile(`rust-version = "(.*)"`).FindSubmatch(require.Value(os.ReadFile(top + "/Cargo.toml"))(t))
 	if !strings.Contains(fmt.Sprint(byName["ARG"]), "RUST_IMAGE=rust:"+string(wanted[1])+"-") {
 		t.Errorf("it is built by %q, and needs Rust %s", byName["ARG"], wanted[1])
 	}
 
-	// The context, as .dockerignore leaves it, is a package that cargo takes.
+	// The context, without what .dockerignore excludes, is a package that cargo accepts.
 	context := t.TempDir()
 	ignored := strings.Fields(string(require.Value(os.ReadFile(top + "/.dockerignore"))(t)))
 	out := require.Value(exec.Command("git", "-C", top, "ls-files", "-z", "--cached", "--others", "--exclude-standard").Output())(t)
@@ -81,7 +81,7 @@ func TestDockerfileCopiesWhatItBuilds(t *testing.T) {
 		t.Error("a context without the program is taken")
 	}
 
-	// The commands, run with stand-ins for what they call.
+	// The commands run with stand-ins for the programs that they call.
 	for _, c := range []struct {
 		build, target string
 		fails         bool
@@ -107,13 +107,13 @@ func TestDockerfileCopiesWhatItBuilds(t *testing.T) {
 		}
 	}
 
-	// Nothing in it runs as root, and orders are the manifests'.
+	// Nothing runs as root. The manifests give the arguments.
 	if fmt.Sprint(byName["USER"]) != "[65532:65532]" || fmt.Sprint(byName["ENTRYPOINT"]) != `[["/usr/local/bin/watershed"]]` {
 		t.Errorf("USER %s, ENTRYPOINT %s", byName["USER"], byName["ENTRYPOINT"])
 	}
 }
 
-// leftOut is .dockerignore's language, as far as it is used here.
+// leftOut implements .dockerignore as far as it is used here.
 func leftOut(file string, patterns []string) bool {
 	for _, pattern := range patterns {
 		if whole, _ := filepath.Match(pattern, file); whole || file == pattern || strings.HasPrefix(file, pattern+"/") {
@@ -134,8 +134,8 @@ func copyFile(t *testing.T, from, to string) {
 	require.NoError(t, os.WriteFile(to, data, 0o600))
 }
 
-// dryRun runs the commands of RUN in a folder of their own, in which what they
-// call only says how it was called.
+// dryRun runs the commands of RUN in a directory of their own. The programs that they call only
+// print how they were called.
 func dryRun(t *testing.T, commands []string, build, target string) (said string, err error) {
 	t.Helper()
 	dir := t.TempDir()

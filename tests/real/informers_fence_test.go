@@ -27,12 +27,12 @@ import (
 	"watershed.test/real/internal/usage"
 )
 
-// TestDefaultInformersStartFromMemory: informers with client-go's defaults begin with a
-// consistent read. Of types that the proxy has, upstream is asked for none of
-// them. It is asked for metadata alone, to show that memory is new enough.
+// TestDefaultInformersStartFromMemory starts informers with client-go's defaults, which begin
+// with a consistent read. For cached types, upstream answers none of these reads. The proxy
+// asks it for metadata alone, which proves that memory is new enough.
 //
-// In the last part each informer lists again at the very version that its first
-// state was of, and would panic if there were a difference: client-go's own check.
+// In the last part each informer lists again at the version of its first state. client-go's own
+// check would panic at a difference.
 func TestDefaultInformersStartFromMemory(t *testing.T) {
 	if !clientfeatures.FeatureGates().Enabled(clientfeatures.WatchListClient) {
 		t.Fatal("informers do not begin as they do by default")
@@ -51,7 +51,7 @@ func TestDefaultInformersStartFromMemory(t *testing.T) {
 
 	const ns, each, size = "default", 20, 40 << 10
 	gvr := schema.GroupVersionResource{Group: w.Group, Version: "v1", Resource: w.Plural}
-	// The API server follows none of these itself.
+	// The API server does not watch these types itself.
 	const small, many = "podtemplates", "controllerrevisions"
 	types := []string{small, many, w.Plural}
 	paths := map[string]string{small: "/api/v1/namespaces/" + ns + "/" + small, many: "/apis/apps/v1/namespaces/" + ns + "/" + many, w.Plural: w.Path(ns, "")}
@@ -66,10 +66,10 @@ func TestDefaultInformersStartFromMemory(t *testing.T) {
 		return fmt.Sprintf(`{"apiVersion":"%s/v1","kind":"Widget","metadata":{"name":"%s"},"spec":{"colour":"%s"}}`, w.Group, name, large)
 	}
 	for _, kind := range types {
-		// The last one is small, and written now and then.
+		// The last object is small and is written now and then.
 		n := each + 1
 		if kind == many {
-			// Too many to be compared one by one.
+			// These are too many to be compared one by one.
 			n = 300
 		}
 		parallel.ForEach(4, make([]string, n), func(i int, text string) {
@@ -79,7 +79,7 @@ func TestDefaultInformersStartFromMemory(t *testing.T) {
 			at.Try(api.Request{Method: "POST", Path: paths[kind], Body: object(kind, fmt.Sprint("there-", i), text)})
 		})
 	}
-	// The proxy has the types when it is first asked for them.
+	// The proxy caches the types from the first request on.
 	for kind, accept := range map[string]string{small: api.ProtobufType, many: api.ProtobufType, w.Plural: api.JSONType} {
 		a := p.Must(t, api.Request{Path: paths[kind] + "?resourceVersion=0", Accept: accept})
 		if source := a.Header.Get("X-Watershed-Source"); source != "snapshot" {
@@ -92,7 +92,7 @@ func TestDefaultInformersStartFromMemory(t *testing.T) {
 	var all []cache.SharedIndexInformer
 	config := p.Config()
 	open := func(kind string) {
-		// Ten share a connection; see TestManyInformersCostUpstreamOneWatch.
+		// Ten informers share a connection; see TestManyInformersCostUpstreamOneWatch.
 		if len(all)%10 == 0 {
 			config = p.Config()
 			config.Dial = (&net.Dialer{Timeout: poll.Patience}).DialContext
@@ -126,9 +126,9 @@ func TestDefaultInformersStartFromMemory(t *testing.T) {
 			return nil
 		})
 	}
-	// judge compares with before, and with what a list of everything takes. It
-	// yields what was passed on, as it is where the proof that memory is new enough
-	// takes longer than three seconds: on a machine that stalls.
+	// judge compares the costs with those before, and with the size of a complete list. It
+	// returns what was forwarded. A read is forwarded if the proof that memory is new enough
+	// takes more than three seconds, as on a machine that stalls.
 	judge := func(t *testing.T, before usage.Costs, opened int) (passedOn map[string]int) {
 		t.Helper()
 		now := usage.CountCosts(t, c, p, types)
@@ -136,8 +136,8 @@ func TestDefaultInformersStartFromMemory(t *testing.T) {
 			return n
 		}
 		lists, watched, bytes := map[string]int{}, map[string]int{}, map[string]int{}
-		// Watches that caught up may be open a while longer, and what is over may
-		// not be counted yet.
+		// Watches for the proof may stay open a while longer, and ended ones may not be counted
+		// yet.
 		poll.Until(t, "upstream did what the fence asked for", func() error {
 			now = usage.CountCosts(t, c, p, types)
 			lists, watched = usage.Growth(before.Lists, now.Lists), usage.Growth(before.Watched, now.Watched)
@@ -158,14 +158,14 @@ func TestDefaultInformersStartFromMemory(t *testing.T) {
 		t.Logf("%d informers: upstream was asked for %v lists, of %v bytes, and %v short watches; shown new enough by now: %v",
 			opened, lists, bytes, watched, steps)
 		for kind, n := range bytes {
-			// All of them together do not make up for one list of everything.
+			// All answers together are smaller than one complete list.
 			if n >= each*size {
 				t.Errorf("upstream's lists of %s were %d bytes", kind, n)
 			}
 		}
 		return nil
 	}
-	// unlessStalled lets a part begin again if something was passed on.
+	// unlessStalled repeats a part if anything was forwarded.
 	unlessStalled := func(t *testing.T, part func() (passedOn map[string]int)) {
 		t.Helper()
 		var passedOn map[string]int
@@ -178,7 +178,7 @@ func TestDefaultInformersStartFromMemory(t *testing.T) {
 		t.Errorf("passed on: %v", passedOn)
 	}
 
-	// meanwhile writes for as long as something else goes on.
+	// meanwhile writes until do returns.
 	meanwhile := func(t *testing.T, write func(n int), do func()) {
 		ctx, cancel := context.WithCancel(t.Context())
 		written := make(chan int)
@@ -203,8 +203,8 @@ func TestDefaultInformersStartFromMemory(t *testing.T) {
 	everywhere := func(n int) { annotate(paths[types[n%len(types)]]+fmt.Sprint("/there-", each), n) }
 	few := []string{small, w.Plural}
 
-	// The first of each type also lets the proxy ask whether upstream compresses
-	// watches, with a watch of nothing that is over at once.
+	// The first informer of each type also makes the proxy ask whether upstream compresses
+	// watches. It does so with a short watch of nothing.
 	for _, kind := range types {
 		open(kind)
 	}
@@ -225,7 +225,7 @@ func TestDefaultInformersStartFromMemory(t *testing.T) {
 		write func(n int)
 	}{
 		{"at once", types, everywhere},
-		// Nothing happens to these types, but the version that upstream is at grows.
+		// These types do not change, but upstream's version grows.
 		{"at once, idle", few, elsewhere},
 	} {
 		t.Run(start.name, func(t *testing.T) {
@@ -253,7 +253,7 @@ func TestDefaultInformersStartFromMemory(t *testing.T) {
 		})
 	})
 	t.Run("checked by themselves", func(t *testing.T) {
-		// What the environment's KUBE_WATCHLIST_INCONSISTENCY_DETECTOR does.
+		// This does the same as the environment variable KUBE_WATCHLIST_INCONSISTENCY_DETECTOR.
 		defer consistencydetector.SetDataConsistencyDetectionForWatchListEnabledForTest(true)()
 		before := usage.CountCosts(t, c, p, types)
 		meanwhile(t, everywhere, func() {
@@ -263,14 +263,14 @@ func TestDefaultInformersStartFromMemory(t *testing.T) {
 			synced()
 		})
 		now := usage.CountCosts(t, c, p, types)
-		// An exact version is upstream's to answer when memory has left it behind.
+		// Upstream answers an exact version that memory has left behind.
 		passedOn := usage.Total(usage.Growth(before.Forwarded, now.Forwarded))
 		t.Logf("%d states were compared from memory, %d with upstream", now.Exact-before.Exact, passedOn)
 		if n := now.Exact - before.Exact + passedOn; n < 30 {
 			t.Errorf("only %d of 30 were compared", n)
 		}
 	})
-	// All of them watch, and see the same.
+	// All informers watch and see the same.
 	for _, kind := range types {
 		at.Must(t, api.Request{Method: "POST", Path: paths[kind], Body: object(kind, "new", "")})
 	}

@@ -59,8 +59,8 @@ func TestTypedInformersMatchUpstream(t *testing.T) {
 	})
 }
 
-// TestInformersWithSelectorsMatchUpstream has informers on part of a type: one namespace, a label,
-// a field.
+// TestInformersWithSelectorsMatchUpstream runs informers on a part of a type: one namespace, a
+// label, a field.
 func TestInformersWithSelectorsMatchUpstream(t *testing.T) {
 	informertest.WatchLists(t, func(t *testing.T) {
 		client := api.Clientset(t, testbed.Proxied)
@@ -144,8 +144,8 @@ func TestMetadataInformersMatchUpstream(t *testing.T) {
 	})
 }
 
-// acceptJSON leaves only the JSON forms in the Accept header: the metadata
-// client always prefers protobuf, whatever its configuration says.
+// acceptJSON leaves only JSON in the Accept header. The metadata client always prefers
+// protobuf, whatever its configuration says.
 type acceptJSON struct{ http.RoundTripper }
 
 func (a acceptJSON) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -155,7 +155,7 @@ func (a acceptJSON) RoundTrip(r *http.Request) (*http.Response, error) {
 	return a.RoundTripper.RoundTrip(r)
 }
 
-// items is the objects of a list.
+// items returns the objects of a list.
 func items[L runtime.Object](list L, err error) ([]any, error) {
 	if err != nil {
 		return nil, err

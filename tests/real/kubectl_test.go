@@ -88,7 +88,7 @@ func TestKubectlWritesPrintTheSame(t *testing.T) {
 		kubectl.Args("get configmaps"),
 	)
 	for _, to := range testbed.Targets() {
-		// What was written through either way is seen through the other.
+		// What was written through either way can be read through the other.
 		for _, from := range testbed.Targets() {
 			r := kubectl.Run(t, from, kubectl.Args("--namespace "+namespaces[to.Name]+" get deployment press -o jsonpath={.spec.replicas}"))
 			if r.Stdout != "3" {
@@ -101,7 +101,7 @@ func TestKubectlWritesPrintTheSame(t *testing.T) {
 func TestKubectlWatchPrintsEveryEvent(t *testing.T) {
 	for _, form := range []struct {
 		line string
-		// What appears in the output once per event, and how often it has to.
+		// mark appears count times in the output, once for each event.
 		mark  string
 		count int
 	}{
@@ -123,7 +123,7 @@ func TestKubectlWatchPrintsEveryEvent(t *testing.T) {
 			var running []*kubectl.Background
 			for _, to := range testbed.Targets() {
 				b := kubectl.Start(t, to, kubectl.Args("--namespace "+ns+" "+form.line), nil)
-				// The watch goes on from the version of this first list.
+				// The watch continues from the version of this first list.
 				b.WaitFor(t, "the first list", func(text string) bool { return strings.Contains(text, "apple") })
 				running = append(running, b)
 			}
@@ -145,10 +145,10 @@ func TestKubectlWatchPrintsEveryEvent(t *testing.T) {
 	}
 }
 
-// TestKubectlWatchOfOneObjectMissesNothing has kubectl watch a single object. Unlike a list it has no
-// version to go on from: kubectl prints the object, opens a watch on the present
-// state, and passes over the first event. What happens in between is not shown
-// without a proxy either; but from the first event that is, none may be missing.
+// TestKubectlWatchOfOneObjectMissesNothing watches a single object. kubectl prints the object,
+// opens a watch on the present state, and skips the first event. It has no version to continue
+// from, so it may miss changes in between even without a proxy. After the first printed event
+// it may not miss any.
 func TestKubectlWatchOfOneObjectMissesNothing(t *testing.T) {
 	ns := objects.Namespace(t)
 	ctx := context.Background()
@@ -187,8 +187,7 @@ func TestKubectlWaitsEndTheSame(t *testing.T) {
 	ctx := context.Background()
 	client := api.Clientset(t, testbed.Upstream)
 
-	// The last one is there to run out of time: when it has, the others, which
-	// started before it, are waiting.
+	// The hopeless wait times out. By then the others, which started earlier, are waiting.
 	const hopeless = "wait pod quince --for=condition=Ready --timeout=4s"
 	waiting := map[string][]*kubectl.Background{}
 	for _, line := range []string{
@@ -217,7 +216,7 @@ func TestKubectlWaitsEndTheSame(t *testing.T) {
 		var texts []string
 		for i, to := range testbed.Targets() {
 			text := both[i].Wait(t).Comparable(to, nil)
-			// Whether it got to say that it waits depends on who was first.
+			// kubectl prints that it waits only if it began before the change.
 			texts = append(texts, regexp.MustCompile(`(?m)^Waiting for .*\n`).ReplaceAllString(text, ""))
 		}
 		if texts[0] != texts[1] {

@@ -1,6 +1,5 @@
-// Package real runs real Kubernetes clients (kubectl, client-go) against a real
-// kube-apiserver through watershed, and asks that they see what they would have
-// seen without it.
+// Package real runs real Kubernetes clients, such as kubectl and client-go, against a real
+// kube-apiserver through watershed. They have to see what they would see without it.
 package real
 
 import (

@@ -22,7 +22,7 @@ import (
 
 const deploy = "../../deploy"
 
-// built is what kubectl makes of a kustomization of a user's own.
+// built returns what kubectl makes of a user's own kustomization.
 func built(t *testing.T, lines ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -34,7 +34,7 @@ func built(t *testing.T, lines ...string) string {
 	return kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"kustomize", dir}}).MustSucceed(t, "kustomize")
 }
 
-// components are all folders of deploy that go beside another.
+// components returns all directories of deploy that are kustomize components.
 func components(t *testing.T) (all []string) {
 	t.Helper()
 	for _, file := range require.Value(filepath.Glob(deploy + "/*/kustomization.yaml"))(t) {
@@ -45,7 +45,7 @@ func components(t *testing.T) (all []string) {
 	return all
 }
 
-// manifests: the API server accepts each way of putting the manifests together.
+// manifests checks that the API server accepts each combination of the manifests.
 func (p place) manifests(t *testing.T) {
 	flags := knownFlags(t)
 	ways := map[string][]string{
@@ -78,7 +78,7 @@ func (p place) manifests(t *testing.T) {
 			if onNode := isNodes(t, makers[0]); onNode != (way == "daemonset") {
 				t.Errorf("the proxy is told its node: %v", onNode)
 			}
-			// What selects pods selects these.
+			// Everything that selects pods selects these.
 			labels, _, _ := unstructured.NestedStringMap(makers[0].Object, "spec", "template", "metadata", "labels")
 			for kind, path := range map[string][]string{
 				"Service": {"spec", "selector"}, "PodDisruptionBudget": {"spec", "selector", "matchLabels"},
@@ -103,7 +103,7 @@ func (p place) manifests(t *testing.T) {
 	}
 }
 
-// TestManifestsAndChartAgree: what both have is the same.
+// TestManifestsAndChartAgree compares what the manifests and the chart have in common.
 func TestManifestsAndChartAgree(t *testing.T) {
 	plain := yamlDocuments(t, built(t, "resources: [deploy/base]", "components: [deploy/impersonate, deploy/monitoring, deploy/autoscaling]"))
 	charted := yamlDocuments(t, rendered(t, "watershed-system", "--set", "fullnameOverride=watershed,rbac.impersonate=true,autoscaling.enabled=true,"+
@@ -149,8 +149,8 @@ func TestManifestsAndChartAgree(t *testing.T) {
 	}
 }
 
-// sidecar puts the sidecar beside an application and runs it as the
-// manifest says, with the rights that deploy/README.md gives.
+// sidecar puts the sidecar beside an application and runs it as the manifest says, with the
+// rights that deploy/README.md gives.
 func (p place) sidecar(t *testing.T) {
 	namespace := p.namespace
 	blocks := yamlBlocks(t, filepath.Join(deploy, "README.md"))
@@ -184,7 +184,7 @@ func (p place) sidecar(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte(configuration), 0o600))
 	flags = append(flags, "--config", file)
 
-	// The application's account, with these rights alone.
+	// The application's account has these rights alone.
 	kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"apply", "--validate=strict", "-n", namespace, "-f", "-"}, Stdin: rights}).MustSucceed(t, "rights")
 	t.Cleanup(func() {
 		kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"delete", "-n", namespace, "-f", "-"}, Stdin: rights})
@@ -195,7 +195,7 @@ func (p place) sidecar(t *testing.T) {
 	require.NoError(t, os.WriteFile(own, fmt.Appendf(nil, "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters:\n- name: c\n  cluster: {server: %q, certificate-authority: %q}\nusers:\n- name: u\n  user: {token: %q}\ncontexts:\n- name: c\n  context: {cluster: c, user: u}\n", testbed.Upstream.URL, testbed.Upstream.CA, token), 0o600))
 	proxy := testbed.RunProxy(t, own, flags...)
 
-	// The application's kubeconfig, as the ConfigMap has it.
+	// The application uses the ConfigMap's kubeconfig.
 	config, _, _ := unstructured.NestedString(ofKind(all, "ConfigMap")[0].Object, "data", "kubeconfig")
 	config = strings.ReplaceAll(config, "https://127.0.0.1:6443", proxy.URL)
 	config = strings.ReplaceAll(config, "/var/run/watershed/certs/ca.crt", proxy.CA)
@@ -217,8 +217,8 @@ func (p place) sidecar(t *testing.T) {
 
 var yamlBlock = regexp.MustCompile("(?ms)^ *```yaml\n(.*?)^ *```")
 
-// yamlBlocks are the objects that a document shows, by the kind that its block
-// begins with.
+// yamlBlocks returns the objects in a document's code blocks, by the kind that the block begins
+// with.
 func yamlBlocks(t *testing.T, file string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -232,8 +232,8 @@ func yamlBlocks(t *testing.T, file string) map[string]string {
 	return found
 }
 
-// recipes: the API server accepts what helm/README.md shows to lead a pod
-// to the proxy, and it is what the chart's own test does.
+// recipes checks that the API server accepts what helm/README.md shows for leading a pod to the
+// proxy, and that the chart's own test does the same.
 func (p place) recipes(t *testing.T) {
 	text := yamlBlocks(t, "../../helm/README.md")["Pod"]
 	if text == "" {

@@ -25,11 +25,11 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// TestMetadataFromMemoryMatchesUpstream: PartialObjectMetadata is cut out of what is in memory, and
-// is upstream's to the byte, in gets, lists, pages and watches.
+// TestMetadataFromMemoryMatchesUpstream reads PartialObjectMetadata. The proxy makes it from
+// memory, and its gets, lists, pages and watches equal upstream's byte for byte.
 func TestMetadataFromMemoryMatchesUpstream(t *testing.T) { metadataIsUpstreams(t) }
 
-// metadataIsUpstreams compares, and asks that it comes from memory.
+// metadataIsUpstreams compares such reads, and checks that memory answered them.
 func metadataIsUpstreams(t *testing.T) {
 	t.Helper()
 	ns := objects.Namespace(t)
@@ -76,7 +76,7 @@ func metadataIsUpstreams(t *testing.T) {
 				}
 				return want
 			}
-			// The scope is opened before the version that is asked for.
+			// The scope opens before the version that the requests name.
 			testbed.Proxied.Must(t, api.Request{Path: kind.path + "?resourceVersion=0", Accept: kind.media + many})
 			patch := func(name, body string) (version string) {
 				t.Helper()
@@ -85,7 +85,7 @@ func metadataIsUpstreams(t *testing.T) {
 				require.NoError(t, json.Unmarshal([]byte(a.Body), &patched))
 				return patched.ResourceVersion
 			}
-			// A version of this type: that of a list may be another type's.
+			// A version of this type: that of a list may belong to another type.
 			version := patch("one-2", `{"metadata": {"annotations": {"from": "`+kind.media+`"}}}`)
 
 			equal(api.Request{Path: kind.path + "/one-1?resourceVersion=0", Accept: kind.media + one})
@@ -97,8 +97,8 @@ func metadataIsUpstreams(t *testing.T) {
 				t.Errorf("nothing is listed: %s", a.Body)
 			}
 
-			// Events, transitions and the last state, as they come.
-			// It is read up to the event that has the text.
+			// watch reads events, transitions and the last state, up to the event that contains
+			// a text.
 			watch := func(to api.Target, query, last string) <-chan string {
 				read := make(chan string, 1)
 				go func() {
@@ -127,7 +127,7 @@ func metadataIsUpstreams(t *testing.T) {
 			patch("one-1", `{"metadata": {"annotations": {"more": "x"}}}`)
 			patch("one-0", `{"metadata": {"labels": {"odd": "0"}}}`)
 			patch("one-1", `{"metadata": {"annotations": {"more": "last of odd"}}}`)
-			// It has a finalizer, and so is only marked.
+			// The object has a finalizer, so a deletion only marks it.
 			testbed.Upstream.Send(t, api.Request{Method: "DELETE", Path: kind.path + "/one-2"})
 			patch("one-2", `{"metadata": {"annotations": {"after": "`+after+`"}}}`)
 			for i, query := range queries {
@@ -136,7 +136,7 @@ func metadataIsUpstreams(t *testing.T) {
 					t.Errorf("%s\nupstream: %q\nproxied:  %q", query, want, got)
 				}
 			}
-			// A streamed list and its end mark, whose version is that of a cache.
+			// This is a streamed list and its end mark, whose version is that of a cache.
 			digits := regexp.MustCompile(`[0-9]+`)
 			streamed := "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
 			const end = "initial-events-end"
@@ -145,7 +145,7 @@ func metadataIsUpstreams(t *testing.T) {
 			if digits.ReplaceAllString(want, "N") != digits.ReplaceAllString(got, "N") || !strings.Contains(want, "initial-events-end") {
 				t.Errorf("streamed\nupstream: %q\nproxied:  %q", want, got)
 			}
-			// What upstream refuses is refused.
+			// The proxy refuses what upstream refuses.
 			compare.Same(t, api.Request{Path: kind.path + "?resourceVersion=0", Accept: kind.media + one})
 			compare.Same(t, api.Request{Path: kind.path + "/one-1?resourceVersion=0", Accept: kind.media + many})
 			compare.Same(t, api.Request{Path: kind.path + "/nobody?resourceVersion=0", Accept: kind.media + one})
@@ -153,7 +153,7 @@ func metadataIsUpstreams(t *testing.T) {
 	}
 }
 
-// readUpTo reads whole frames of a watch, up to the first that has a text in it.
+// readUpTo reads whole frames of a watch, up to the first that contains a text.
 func readUpTo(from *bufio.Reader, framed bool, last string) (string, error) {
 	all := []byte{}
 	for {
@@ -174,9 +174,9 @@ func readUpTo(from *bufio.Reader, framed bool, last string) (string, error) {
 	}
 }
 
-// TestMetadataOfConvertedTypesIsForwarded: some types keep a part of themselves in their
-// annotations, in the served version alone. Upstream makes the metadata without
-// them, so it is asked.
+// TestMetadataOfConvertedTypesIsForwarded reads types that keep fields in annotations of one
+// version. Upstream makes their metadata without these annotations, so the proxy forwards such
+// reads.
 func TestMetadataOfConvertedTypesIsForwarded(t *testing.T) {
 	for _, r := range convertedReads(t) {
 		if a := compare.Same(t, r); a.Status != 200 {
@@ -185,7 +185,7 @@ func TestMetadataOfConvertedTypesIsForwarded(t *testing.T) {
 	}
 }
 
-// convertedReads makes such objects, and reads of them.
+// convertedReads creates such objects and returns reads of them.
 func convertedReads(t *testing.T) (requests []api.Request) {
 	t.Helper()
 	here := "/namespaces/" + objects.Namespace(t)

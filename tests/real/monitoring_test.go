@@ -49,7 +49,7 @@ func rules(t *testing.T) (all []alertRule) {
 	return all
 }
 
-// expressions are all of rules and dashboard, by where they stand.
+// expressions returns all expressions of rules and dashboard, by their place.
 func expressions(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -105,7 +105,7 @@ type promqlAnswer struct {
 	}
 }
 
-// promql reads or evaluates expressions with Prometheus' own code.
+// promql parses or evaluates expressions with Prometheus' own code.
 func promql(t *testing.T, expressions []string, given []series) (answers []promqlAnswer) {
 	t.Helper()
 	question := require.Value(json.Marshal(map[string]any{"Expressions": expressions, "Series": given}))(t)
@@ -121,19 +121,19 @@ func promql(t *testing.T, expressions []string, given []series) (answers []promq
 	return answers
 }
 
-// seldom are metrics that a proxy shows once there was cause for it. That they
-// are the proxy's is looked up in its sources.
+// seldom lists metrics that a proxy exposes only after their cause. The test looks them up in
+// the sources.
 var seldom = []string{
 	"watershed_answers_cut_total", "watershed_audit_events_dropped_total", "watershed_connections_cut_total",
 	"watershed_connections_rejected_total", "watershed_upstream_resumes_total", "watershed_authorization_dropped_total",
 	"watershed_rbac_changes_total",
 }
 
-// ofScrape are labels that Prometheus puts there.
+// ofScrape lists labels that Prometheus adds.
 var ofScrape = []string{"job", "namespace", "pod", "instance", "le"}
 
-// exposed are the metrics of a proxy that has done something of everything,
-// and their labels.
+// exposed returns the metrics, and their labels, of a proxy that has done something of
+// everything.
 func exposed(t *testing.T) map[string]map[string]bool {
 	t.Helper()
 	p := testbed.RunProxy(t, testbed.Shared.ProxyKubeconfig, "--max-requests-per-second-per-user", "3", "--max-requests-burst-per-user", "40")
@@ -161,7 +161,7 @@ func exposed(t *testing.T) map[string]map[string]bool {
 	return found
 }
 
-// source is all of the proxy's.
+// source returns the proxy's sources.
 func source(t *testing.T) string {
 	t.Helper()
 	var all strings.Builder
@@ -176,8 +176,8 @@ func source(t *testing.T) string {
 	return all.String()
 }
 
-// unfounded says what is wrong with an expression: it does not parse, or uses
-// what no proxy exposes.
+// unfounded returns what is wrong with an expression: it cannot be parsed, or it uses what no
+// proxy exposes.
 func unfounded(answer promqlAnswer, exposed map[string]map[string]bool, source string) (wrong []string) {
 	if answer.Error != "" {
 		return []string{answer.Error}
@@ -197,7 +197,7 @@ func unfounded(answer promqlAnswer, exposed map[string]map[string]bool, source s
 		}
 		for label, values := range metric.Values {
 			for _, value := range values {
-				// The rest are codes and the dashboard's variables.
+				// The remaining labels are codes and the dashboard's variables.
 				if !slices.Contains(ofScrape, label) && label != "code" && !strings.Contains(source, `"`+value+`"`) {
 					wrong = append(wrong, fmt.Sprintf("%s is never %q", label, value))
 				}
@@ -207,8 +207,8 @@ func unfounded(answer promqlAnswer, exposed map[string]map[string]bool, source s
 	return wrong
 }
 
-// TestExpressionsUseExposedMetrics: whatever rules and dashboard ask Prometheus for, Prometheus
-// understands, and the proxy exposes.
+// TestExpressionsUseExposedMetrics checks that Prometheus parses every expression of rules and
+// dashboard, and that the proxy exposes what they use.
 func TestExpressionsUseExposedMetrics(t *testing.T) {
 	exposed, source := exposed(t), source(t)
 	all := expressions(t)
@@ -230,7 +230,7 @@ func TestExpressionsUseExposedMetrics(t *testing.T) {
 			t.Logf("%s is exposed: it need not be among the seldom ones", metric)
 		}
 	}
-	// What is wrong is seen.
+	// Planted faults are found.
 	for i, answer := range promql(t, []string{
 		"sum(rate(watershed_requests_total[5m])", "sum(watershed_request_total)", "sum by (type) (watershed_watches)",
 		`watershed_requests_total{source="memory"}`, `watershed_requests_total{reason=~"policy|whim"}`, "watershed_watches_ended_total > up{",
@@ -241,7 +241,8 @@ func TestExpressionsUseExposedMetrics(t *testing.T) {
 	}
 }
 
-// TestDashboardPanelsAndLegendsFit: panels have places of their own, and legends name what is there.
+// TestDashboardPanelsAndLegendsFit checks that panels do not overlap, and that legends name
+// existing labels.
 func TestDashboardPanelsAndLegendsFit(t *testing.T) {
 	var board struct {
 		Panels []struct {
@@ -285,7 +286,7 @@ func TestDashboardPanelsAndLegendsFit(t *testing.T) {
 	}
 }
 
-// constant and rising are series of two hours.
+// constant and rising return series of two hours.
 func constant(value float64) []float64 { return slices.Repeat([]float64{value}, 121) }
 
 func rising(perMinute float64) (values []float64) {
@@ -295,7 +296,7 @@ func rising(perMinute float64) (values []float64) {
 	return values
 }
 
-// of names a series as Prometheus would: name{a="b"}.
+// of returns a series with a name and labels, like name{a="b"}.
 func of(values []float64, name string, labels ...string) series {
 	named := map[string]string{"__name__": name, "job": "watershed", "namespace": "watershed-system", "pod": "a", "instance": "10.0.0.1:6480"}
 	for i := 0; i < len(labels); i += 2 {
@@ -311,7 +312,7 @@ func buckets(name string, fast, slow float64, labels ...string) (all []series) {
 	return all
 }
 
-// healthy is a proxy with which nothing is wrong, however busy it is.
+// healthy returns the series of a busy proxy with which nothing is wrong.
 func healthy() []series {
 	restarted := slices.Concat(slices.Repeat([]float64{1000}, 90), slices.Repeat([]float64{2000}, 31))
 	all := []series{
@@ -349,8 +350,8 @@ func healthy() []series {
 	return append(all, buckets("watershed_request_duration_seconds_bucket", 600, 0, "verb", "list", "source", "snapshot")...)
 }
 
-// ills are what makes each alert fire: series in the place of healthy ones of
-// that name, with the labels they have.
+// ills holds the cause of each alert: series that replace the healthy ones of the same name and
+// labels.
 var ills = map[string][]series{
 	"WatershedDown":               {of(constant(0), "up")},
 	"WatershedAbsent":             {of(constant(1), "up", "job", "another")},
@@ -376,7 +377,8 @@ var ills = map[string][]series{
 	"WatershedAuditEventsLost":    {of(rising(1), "watershed_audit_events_dropped_total", "sink", "log")},
 }
 
-// TestAlertsFireForTheirCauseOnly: each alert fires at what it is for, and none does when all is well.
+// TestAlertsFireForTheirCauseOnly checks that each alert fires for its cause, and that none
+// fires for a healthy proxy.
 func TestAlertsFireForTheirCauseOnly(t *testing.T) {
 	all := rules(t)
 	var texts []string
@@ -388,7 +390,7 @@ func TestAlertsFireForTheirCauseOnly(t *testing.T) {
 			t.Errorf("%s fires when all is well: %v %s", all[i].Alert, answer.Result, answer.Error)
 		}
 	}
-	// A type that may not be listed is nothing to be woken up for.
+	// A type that may not be listed is no reason to wake anybody.
 	given := append(healthy(), of(constant(0), "watershed_scope_following", "resource", "secrets"), of(constant(0), "watershed_scope_ready", "resource", "secrets"))
 	for i, answer := range promql(t, texts, given) {
 		if (len(answer.Result) > 0) != (all[i].Alert == "WatershedScopeNotReady") {
@@ -407,7 +409,7 @@ func TestAlertsFireForTheirCauseOnly(t *testing.T) {
 			t.Errorf("%s: %v %s", rule.Alert, answer.Result, answer.Error)
 			continue
 		}
-		// What its words name is there.
+		// The labels in its texts exist.
 		for _, label := range regexp.MustCompile(`\$labels\.(\w+)`).FindAllStringSubmatch(fmt.Sprint(rule.Annotations), -1) {
 			if answer.Result[0].Labels[label[1]] == "" && !slices.Contains([]string{"group", "version", "encoding"}, label[1]) {
 				t.Errorf("%s names %s, and the alert has %v", rule.Alert, label[1], answer.Result[0].Labels)
@@ -420,7 +422,7 @@ func TestAlertsFireForTheirCauseOnly(t *testing.T) {
 	}
 }
 
-// TestRunbookCoversEveryAlert: each alert has its section, and each section its alert.
+// TestRunbookCoversEveryAlert checks that each alert has a section, and each section an alert.
 func TestRunbookCoversEveryAlert(t *testing.T) {
 	text := string(require.Value(os.ReadFile(runbookFile))(t))
 	sections := map[string]string{}

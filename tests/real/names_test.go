@@ -16,13 +16,13 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// oddType is a custom type whose names could be taken for something else.
+// oddType is a custom type whose names resemble something else.
 type oddType struct {
 	plural, singular, kind, list string
 	namespaced                   bool
 	versions                     []string
-	// reached says who answers for it: nobody, if no path leads to the type;
-	// upstream alone; or else the proxy, too.
+	// reached says who answers: nobody, if no path leads to the type; upstream alone; or the
+	// proxy as well.
 	reached string
 }
 
@@ -58,8 +58,8 @@ func (o oddType) definition() string {
 		o.plural, oddGroup, scope, o.singular, o.kind, o.list, strings.Join(versions, ","))
 }
 
-// TestOddlyNamedTypesMatchUpstream: types named like verbs, subresources, parts of paths, or types of
-// other groups, in a group and versions with odd names.
+// TestOddlyNamedTypesMatchUpstream reads types that are named like verbs, subresources, parts
+// of paths or types of other groups. Their group and versions have odd names, too.
 func TestOddlyNamedTypesMatchUpstream(t *testing.T) {
 	t.Parallel()
 	ns := objects.Namespace(t)
@@ -92,7 +92,7 @@ func TestOddlyNamedTypesMatchUpstream(t *testing.T) {
 			if o.reached == "" {
 				awaitSame(t, list)
 			}
-			// Each version makes objects of its own.
+			// Each version creates objects of its own.
 			for i, name := range []string{"watch", "status", "namespaces", "a.b-c.0", ns} {
 				object := fmt.Sprintf(`{"apiVersion":"%s/%s","kind":"%s","metadata":{"name":"%s%s"},"status":{"watch":1}}`, oddGroup, version, o.kind, name, version[1:])
 				testbed.Targets()[i%2].Send(t, api.Request{Method: "POST", Path: s.Path(in, ""), Body: object})
@@ -113,8 +113,8 @@ func TestOddlyNamedTypesMatchUpstream(t *testing.T) {
 	t.Logf("%v", compare.SameAnswers(t, requests))
 }
 
-// TestOddlyNamedObjectsMatchUpstream: names that need escaping or look like something else, and paths
-// that spell them in several ways.
+// TestOddlyNamedObjectsMatchUpstream reads names that need escaping or resemble something else,
+// through paths that spell them in several ways.
 func TestOddlyNamedObjectsMatchUpstream(t *testing.T) {
 	t.Parallel()
 	ns := objects.Namespace(t)

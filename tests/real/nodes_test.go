@@ -38,12 +38,12 @@ func fromEnvironment(t *testing.T, name string, otherwise int) int {
 	return otherwise
 }
 
-// TestNodeProxiesSaveUpstreamTraffic: on each node some agents with client-go's default informers on
-// the node's pods and the node itself; without proxies, with a proxy on each node
-// that holds what runs there, and with one that holds whole types. Upstream's
-// bytes and requests are counted, and the proxies' memory.
+// TestNodeProxiesSaveUpstreamTraffic runs agents on each node, with client-go's default
+// informers on the node and its pods. It compares three set-ups: no proxy, a proxy on each node
+// that caches what runs there, and one that caches whole types. It counts upstream's bytes and
+// requests, and the proxies' memory.
 //
-// It is small. `make simulate-nodes` is what docs/benchmarks.md shows.
+// By default it is small. `make simulate-nodes` gives the figures in docs/benchmarks.md.
 func TestNodeProxiesSaveUpstreamTraffic(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("it is about proxies")
@@ -66,7 +66,7 @@ func TestNodeProxiesSaveUpstreamTraffic(t *testing.T) {
 		made.Go(func() {
 			for i := worker; i < pods; i += 8 {
 				p := objects.Pod(fmt.Sprint("pod-", i), node(i))
-				// Half of it is there for compression to find.
+				// Half of the text can be compressed.
 				filler := make([]byte, 700)
 				for i := range filler {
 					filler[i] = byte(chance.UintN(256))
@@ -107,7 +107,7 @@ func TestNodeProxiesSaveUpstreamTraffic(t *testing.T) {
 				if way.proxy {
 					config.Host, config.TLSClientConfig.CAFile = proxies[i].URL, proxies[i].CA
 				}
-				// What keeps client-go from sharing connections between agents.
+				// This keeps client-go from sharing connections between agents.
 				config.Dial = (&net.Dialer{Timeout: poll.Patience}).DialContext
 				return &config
 			}
@@ -136,7 +136,7 @@ func TestNodeProxiesSaveUpstreamTraffic(t *testing.T) {
 						go informer.Run(stop)
 					}
 				}
-				// A few nodes at a time, as a rollout goes.
+				// A few nodes change at a time, as in a rollout.
 				if i%5 == 4 {
 					poll.Until(t, "the agents of a few nodes are in sync", func() error {
 						if slices.ContainsFunc(all, func(i cache.SharedIndexInformer) bool { return !i.HasSynced() }) {
@@ -154,7 +154,7 @@ func TestNodeProxiesSaveUpstreamTraffic(t *testing.T) {
 					}
 					have += len(informer.GetStore().ListKeys())
 				}
-				// Its pods and the node, for each of the agents.
+				// Each agent has the node and its pods.
 				if want := agents * (pods + nodes); have != want {
 					return fmt.Errorf("they have %d objects, not %d", have, want)
 				}
@@ -175,7 +175,7 @@ func TestNodeProxiesSaveUpstreamTraffic(t *testing.T) {
 				<-tick.C
 				change()
 			}
-			// Each is told the last change of its node.
+			// Each agent sees the last change of its node.
 			poll.Until(t, "all agents were told", func() error {
 				told := map[string]bool{}
 				for _, informer := range all {
@@ -206,7 +206,7 @@ func TestNodeProxiesSaveUpstreamTraffic(t *testing.T) {
 			for _, p := range proxies {
 				held += p.Sum(t, "watershed_scope_objects", "pods")
 			}
-			// Each change goes to the proxy of its node, or to all of them.
+			// Each change reaches the proxy of its node, or all of them.
 			wantHeld, wantEvents := pods, changes-begin
 			if strings.Contains(way.name, "whole types") {
 				wantHeld, wantEvents = nodes*pods, nodes*(changes-begin)

@@ -19,8 +19,8 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// TestPagesAtAVersionComeFromMemory walks lists at a version in the past page by page: each answer is
-// upstream's to the byte, tokens included, and comes from memory.
+// TestPagesAtAVersionComeFromMemory reads lists at a past version page by page. Each answer
+// comes from memory and equals upstream's byte for byte, tokens included.
 func TestPagesAtAVersionComeFromMemory(t *testing.T) {
 	ns, other := objects.Namespace(t), objects.Namespace(t)
 	w := objects.NewWidget(t)
@@ -49,7 +49,7 @@ func TestPagesAtAVersionComeFromMemory(t *testing.T) {
 	var list struct{ Metadata metav1.ListMeta }
 	require.NoError(t, json.Unmarshal([]byte(testbed.Upstream.Must(t, api.Request{Path: w.Path("", "") + "?limit=1"}).Body), &list))
 	version := list.Metadata.ResourceVersion
-	// The list is in the past from here on.
+	// From here on the list is in the past.
 	for i := range 100 {
 		for _, in := range []string{ns, other} {
 			require.Value(api.Clientset(t, testbed.Upstream).CoreV1().ConfigMaps(in).Create(ctx, objects.ConfigMap(fmt.Sprintf("later-%d", i)), metav1.CreateOptions{}))(t)
@@ -103,7 +103,7 @@ func TestPagesAtAVersionComeFromMemory(t *testing.T) {
 	t.Logf("%d pages", pages)
 	equal(api.Request{Path: "/api/v1/configmaps?limit=3&resourceVersion=" + version, Accept: protobuf})
 
-	// What upstream refuses it refuses itself, and what is not in memory it answers.
+	// The proxy itself refuses what upstream refuses. It forwards what is not in memory.
 	token := func(text string) string { return base64.RawURLEncoding.EncodeToString([]byte(text)) }
 	for _, query := range []string{
 		"?resourceVersionMatch=Exact&resourceVersion=1",
@@ -123,14 +123,14 @@ func TestPagesAtAVersionComeFromMemory(t *testing.T) {
 			t.Errorf("%s: %s", query, a.Body)
 		}
 	}
-	// The version upstream has reached is in its words.
+	// The text contains the version that upstream has reached.
 	tooLarge := api.Request{Path: "/api/v1/configmaps?resourceVersionMatch=Exact&resourceVersion=" + version + "0000"}
 	moving := regexp.MustCompile(`current: \d+`)
 	want, got := testbed.Upstream.Send(t, tooLarge), testbed.Proxied.Send(t, tooLarge)
 	if want.Status < 500 || want.Status != got.Status || moving.ReplaceAllString(want.Body, "") != moving.ReplaceAllString(got.Body, "") {
 		t.Errorf("%v\nupstream: %d %s\nproxied:  %d %s", tooLarge, want.Status, want.Body, got.Status, got.Body)
 	}
-	// Tokens that begin where nothing is, or in another list.
+	// These tokens begin where nothing is, or belong to another list.
 	for _, after := range []string{"zzz", "a", ns + "/one-3", "one-3"} {
 		for _, start := range []string{after, "/" + after} {
 			text := require.Value(json.Marshal(map[string]any{"v": "meta.k8s.io/v1", "rv": json.Number(version), "start": start + "\x00"}))(t)

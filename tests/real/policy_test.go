@@ -26,8 +26,8 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// through has the proxied half of the test's comparisons go through a watershed
-// of its own with this configuration, or with none.
+// through makes the test's proxied requests go through a watershed of its own, with a
+// configuration or with none.
 func through(t *testing.T, config string) *testbed.Proxy {
 	t.Helper()
 	if testbed.Direct {
@@ -45,9 +45,8 @@ func through(t *testing.T, config string) *testbed.Proxy {
 	return p
 }
 
-// TestSecretsAreKeptInMemoryOnlyIfConfigured: what a process holds of secrets is what its configuration
-// says, and nothing by default. Their data is searched for in the memory of the
-// process, and is found there only where it may be kept.
+// TestSecretsAreKeptInMemoryOnlyIfConfigured searches the memory of the process for the data of
+// secrets. It is there only if the configuration allows it; by default it is not.
 func TestSecretsAreKeptInMemoryOnlyIfConfigured(t *testing.T) {
 	for _, c := range []struct {
 		name, config    string
@@ -63,19 +62,21 @@ func TestSecretsAreKeptInMemoryOnlyIfConfigured(t *testing.T) {
 			p := through(t, c.config)
 			ns := objects.Namespace(t)
 			path := "/api/v1/namespaces/" + ns + "/secrets"
-			// Neither this process nor the proxy's client ever sends it through the proxy.
+			// Neither this process nor the proxy's client ever sends the value through the
+			// proxy.
 			value := rand.Text()
 			encoded := base64.StdEncoding.EncodeToString([]byte(value))
 			body := fmt.Sprintf(`{"metadata":{"name":"one","labels":{"of":"%s"}},"data":{"key":"%s"}}`, ns, encoded)
 			testbed.Upstream.Must(t, api.Request{Method: "POST", Path: path, Body: body})
 
-			// Whoever can have it from memory opens it, in all representations.
+			// Reads in all representations open whatever scopes the configuration allows.
 			sources := func(accepts []string, path, want string) {
 				t.Helper()
 				for _, accept := range accepts {
 					r := api.Request{Path: path, Accept: accept}
 					if strings.HasPrefix(want, "forward") {
-						// What comes through is of others: a forwarded answer passes through the process.
+						// The answer contains only other objects, because a forwarded answer
+						// passes through the process.
 						r.Path += "&labelSelector=of%3Dnobody"
 					}
 					if got := testbed.Proxied.Must(t, r).Header.Get("X-Watershed-Source"); got != want {
@@ -85,7 +86,7 @@ func TestSecretsAreKeptInMemoryOnlyIfConfigured(t *testing.T) {
 			}
 			sources([]string{"", api.ProtobufType}, path+"?resourceVersion=0", c.whole)
 			sources([]string{api.MetadataListJSON, api.MetadataListProtobuf}, path+"?resourceVersion=0", c.metadata)
-			// Another write arrives by the watches, where there are some.
+			// A second write arrives by the watches, if there are any.
 			patched := testbed.Upstream.Must(t, api.Request{Method: "PATCH", Path: path + "/one", ContentType: api.MergePatch, Body: `{"metadata":{"annotations":{"a":"b"}}}`})
 			version := versionOf(t, patched.Body)
 			if c.metadata == "snapshot" {
@@ -122,14 +123,14 @@ func TestSecretsAreKeptInMemoryOnlyIfConfigured(t *testing.T) {
 				t.Errorf("the log says %q, not %q", told, wanted)
 			}
 
-			// All of it is upstream's, whoever answers.
+			// All answers equal upstream's, whoever gives them.
 			compare.SameAnswers(t, compare.Reads(t, path, "one", "labelSelector=of", "fieldSelector=type%3DOpaque"))
 		})
 	}
 }
 
-// TestReadsMatchUpstreamWithOnlyMetadataCached: with nothing but metadata in memory, reads of metadata are
-// upstream's to the byte, and all others are, too.
+// TestReadsMatchUpstreamWithOnlyMetadataCached caches nothing but metadata. Reads of metadata
+// equal upstream's byte for byte, and so do all others.
 func TestReadsMatchUpstreamWithOnlyMetadataCached(t *testing.T) {
 	through(t, "cache: metadata\nresources: [{resource: secrets, cache: metadata}]\n")
 	t.Run("only", metadataIsUpstreams)
@@ -175,9 +176,9 @@ func TestReadsMatchUpstreamWithOnlyMetadataCached(t *testing.T) {
 	})
 }
 
-// proven is an answer from memory with the proof that it is new enough. The proof
-// may take three seconds; on a machine that stalls for as long upstream answers,
-// and it is asked for again.
+// proven returns an answer from memory with the proof that it is new enough. The proof may take
+// three seconds. If the machine stalls for longer, upstream answers, and the request is
+// repeated.
 func proven(t *testing.T, to api.Target, r api.Request) api.Answer {
 	t.Helper()
 	for range 10 {
@@ -202,8 +203,8 @@ func versionOf(t *testing.T, object string) string {
 	return made.ResourceVersion
 }
 
-// search looks for texts in the memory of a child, and says in which part of it
-// one was found.
+// search looks for texts in the memory of a child process, and returns the part of it that has
+// one.
 func search(pid int, texts ...string) (string, error) {
 	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {

@@ -23,10 +23,10 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// quiet are panels that show nothing while nothing is wrong, and nobody changes rights.
+// quiet matches panels that are empty while nothing is wrong and nobody changes rights.
 var quiet = regexp.MustCompile(`^panel "(Forwarded requests that failed|Refused and cut|Lists of types, and resumed watches|Lists and watches at upstream|Changes of RBAC)" `)
 
-// ownPrometheus is a Prometheus that reads the metrics of one proxy.
+// ownPrometheus is a Prometheus that scrapes one proxy.
 type ownPrometheus struct{ url string }
 
 func runPrometheus(t *testing.T, program string, p *testbed.Proxy) ownPrometheus {
@@ -53,7 +53,7 @@ scrape_configs:
 	return ownPrometheus{"http://" + address}
 }
 
-// ask gives the number of series that an expression has now.
+// ask returns the number of series that an expression has now.
 func (p ownPrometheus) ask(expression string) (int, error) {
 	resp, err := http.Get(p.url + "/api/v1/query?query=" + url.QueryEscape(expression))
 	if err != nil {
@@ -73,8 +73,8 @@ func (p ownPrometheus) ask(expression string) (int, error) {
 	return len(answer.Data.Result), nil
 }
 
-// TestPrometheusShowsEveryPanel: a Prometheus as Debian has it takes the rules, reads a running
-// proxy, and has something to show in every panel.
+// TestPrometheusShowsEveryPanel runs Debian's Prometheus. It accepts the rules, scrapes a
+// running proxy, and has data for every panel.
 func TestPrometheusShowsEveryPanel(t *testing.T) {
 	prometheus, err := exec.LookPath("prometheus")
 	promtool, other := exec.LookPath("promtool")

@@ -35,8 +35,8 @@ import (
 	"watershed.test/real/internal/usage"
 )
 
-// beginnings counts the requests of an informer that begin at nothing, and
-// those that go on from a version.
+// beginnings counts the requests of an informer that begin anew, and those that continue from a
+// version.
 type beginnings struct {
 	next    http.RoundTripper
 	mutex   sync.Mutex
@@ -68,19 +68,18 @@ func (b *beginnings) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// count is how many requests began at nothing and how many went on.
+// count returns both numbers.
 func (b *beginnings) count() (began []string, wentOn int) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
 	return slices.Clone(b.began), b.wentOn
 }
 
-// tale is what an informer told of each object: its versions in order, and
-// that it was deleted.
+// tale records what an informer told of each object: its versions in order, and its deletion.
 type tale struct {
 	mutex sync.Mutex
 	by    map[string][]string
-	// lost is what was found out by comparing, not told.
+	// lost lists changes that the informer found by comparing instead of by an event.
 	lost []string
 }
 
@@ -104,9 +103,9 @@ func (s *tale) note(object any, what string) {
 
 const deleted = "deleted"
 
-// TestInformersMoveBetweenReplicasWithoutListing: three proxies behind a balancer that are replaced one after the
-// other, under writes. An informer that moves from one to another goes on with
-// the version it had: it is told each change once, and does not list again.
+// TestInformersMoveBetweenReplicasWithoutListing replaces three proxies behind a balancer, one
+// after the other, during writes. An informer that moves to another replica continues from its
+// version. It sees each change once and does not list again.
 func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("it is about proxies")
@@ -118,7 +117,7 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 	at.Must(t, api.Request{Method: "POST", Path: objects.CRDPath, Body: w.Definition(true)})
 	w.AwaitServed(t, at)
 
-	// All show one certificate, as the pods of a Deployment do.
+	// All replicas show one certificate, as the pods of a Deployment do.
 	first := testbed.StartProxy(t, c.ProxyKubeconfig)
 	pair := filepath.Dir(first.CA)
 	start := func() *testbed.Proxy {
@@ -156,7 +155,7 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 		}
 	}
 
-	// Informers as they are by default, each with a connection of its own.
+	// Default informers, each with a connection of its own.
 	type follower struct {
 		kind     string
 		informer cache.SharedIndexInformer
@@ -168,7 +167,7 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 	open := func(kind string, protobuf bool) *follower {
 		f := &follower{kind: kind, counted: &beginnings{sources: map[string]int{}}, told: &tale{by: map[string][]string{}}}
 		config := &rest.Config{Host: front.URL, BearerToken: c.AdminToken, TLSClientConfig: rest.TLSClientConfig{CAFile: front.CA}}
-		// What keeps client-go from sharing connections between configurations.
+		// This keeps client-go from sharing connections between configurations.
 		config.Dial = (&net.Dialer{Timeout: poll.Patience}).DialContext
 		config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 			f.counted.next = next
@@ -213,7 +212,7 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 		begun[f] = len(began)
 	}
 
-	// What was written of each object while proxies came and went.
+	// written holds the versions of each object while proxies came and went.
 	written := map[string]map[string][]string{builtIn: {}, w.Plural: {}}
 	ctx, cancel := context.WithCancel(t.Context())
 	var writing sync.WaitGroup
@@ -247,7 +246,7 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 	})
 	defer finish()
 
-	// A token of one replica is good at the others, and says the same there.
+	// A token of one replica is valid at the others and gives the same page.
 	page := first.Must(t, api.Request{Path: paths[builtIn] + "?limit=7"})
 	var list struct{ Metadata struct{ Continue string } }
 	require.NoError(t, json.Unmarshal([]byte(page.Body), &list))
@@ -261,9 +260,8 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 
 	before := map[string]usage.Requests{}
 	own := map[string]int{}
-	// owned is what the proxies listed at upstream for themselves: once for each
-	// scope, and what the fence asks for. To be called before a proxy ends, and for
-	// those that are left at the end.
+	// owned counts the proxies' own lists at upstream: one for each scope, and those for the
+	// fence. It is called before a proxy ends, and in the end for those that remain.
 	owned := func(p *testbed.Proxy, sign int) {
 		for line := range strings.Lines(require.Value(p.Metrics())(t)) {
 			name, labels, _ := strings.Cut(line, "{")
@@ -298,7 +296,7 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 			t.Errorf("proxy %d did not end in order:\n%s", i, old.LogTail())
 		}
 	}
-	// Everybody has moved, and is told of what comes.
+	// Every informer has moved and sees what follows.
 	finish()
 	for _, kind := range types {
 		written[kind]["last"] = []string{versionIn(at.Must(t, api.Request{Method: "POST", Path: paths[kind], Body: object(kind, "last")}))}
@@ -353,7 +351,7 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 	}
 	t.Logf("%d informers were told each of %d changes, and went on %d times; answered from %v", len(all), changes, moved, sources)
 
-	// That a list would be seen here.
+	// This shows that a list would be counted.
 	listed := usage.Measure(t, c, builtIn).Lists
 	late := open(builtIn, true)
 	poll.Until(t, "a late informer is in sync", func() error {

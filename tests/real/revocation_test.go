@@ -17,9 +17,8 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// TestRevokedRightsEndReadsAndWatches: grants are remembered for minutes, and end with the binding
-// that gave them: the next reads are refused, open watches are cut. What is given
-// counts soon, too.
+// TestRevokedRightsEndReadsAndWatches revokes grants, which the proxy remembers for minutes.
+// The next reads are refused and open watches are cut. New grants count soon, too.
 func TestRevokedRightsEndReadsAndWatches(t *testing.T) {
 	p := testbed.StartProxy(t, testbed.Shared.ProxyKubeconfig)
 	ns := objects.Namespace(t)
@@ -59,18 +58,18 @@ func TestRevokedRightsEndReadsAndWatches(t *testing.T) {
 		return nil
 	})
 
-	// Refused first, and remembered so for half a minute.
+	// The first answer is a refusal, which is remembered for half a minute.
 	becomes("nobody gave bob anything", "bob", 403)
 	bind("bob", "Group", "builders")
 	bind("alice", "User", "alice")
 	t.Logf("a new binding counts after %v", becomes("bob's rights arrive", "bob", 200))
 	becomes("alice's rights arrive", "alice", 200)
-	// Until API servers have settled after the changes.
+	// API servers need a moment after the changes.
 	poll.Until(t, "grants are remembered", func() error {
 		reviews := p.Sum(t, "watershed_access_reviews_total", "")
 		time.Sleep(3 * time.Second)
 		read("bob")
-		// One for the token, which is reviewed more often.
+		// One review is of the token, which is reviewed more often.
 		if more := p.Sum(t, "watershed_access_reviews_total", "") - reviews; more > 1 {
 			return fmt.Errorf("%d reviews", more)
 		}
@@ -105,7 +104,7 @@ func TestRevokedRightsEndReadsAndWatches(t *testing.T) {
 		t.Errorf("alice's list: %d %s", a.Status, a.Body)
 	}
 
-	// A role is emptied: whoever had it, has nothing.
+	// An empty role leaves its holders without rights.
 	role := require.Value(rbac.Roles(ns).Get(ctx, "reader", metav1.GetOptions{}))(t)
 	role.Rules = nil
 	require.Value(rbac.Roles(ns).Update(ctx, role, metav1.UpdateOptions{}))(t)

@@ -19,7 +19,7 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// selecting is the query of a read with selectors.
+// selecting returns the query of a read with selectors.
 func selecting(labels, fields string) string {
 	query := url.Values{}
 	for name, value := range map[string]string{"labelSelector": labels, "fieldSelector": fields} {
@@ -30,9 +30,9 @@ func selecting(labels, fields string) string {
 	return query.Encode()
 }
 
-// TestSelectorScopesAnswerOnlyWhatTheyHold: a proxy that holds parts of types answers what these parts certainly
-// have, and nothing else. Objects that come into a part and leave it are to its
-// watchers what they are at upstream, whether they watch all of it or less.
+// TestSelectorScopesAnswerOnlyWhatTheyHold runs a proxy with selector scopes. It answers only
+// what the scopes certainly contain. Objects that enter and leave a scope look to its watchers
+// as they do at upstream, whether they watch all of the scope or less.
 func TestSelectorScopesAnswerOnlyWhatTheyHold(t *testing.T) {
 	p := through(t, `
 scopes:
@@ -99,7 +99,7 @@ scopes:
 			}
 			compare.Same(t, r)
 			source := testbed.Proxied.Send(t, r).Header.Get("X-Watershed-Source")
-			// Upstream may answer a consistent read of little sooner.
+			// Upstream may answer a small consistent read sooner.
 			if want == "fence" && strings.HasPrefix(source, "forward; reason=unproven") || want == "" {
 				continue
 			}
@@ -109,7 +109,7 @@ scopes:
 		}
 	}
 
-	// Watchers of all of the part, and of less, begin with the state or after it.
+	// Watches of the whole scope, and of less, begin with the state or after it.
 	type pair struct {
 		of            string
 		direct, proxy *api.Stream
@@ -181,8 +181,8 @@ scopes:
 	}
 }
 
-// TestNodePresetCachesOnlyItsNode: with the name of a node a proxy holds what runs there, the node and
-// its lease, and asks upstream for no more of these types.
+// TestNodePresetCachesOnlyItsNode starts a proxy with the name of a node. It caches what runs
+// there, the node and its lease, and asks upstream for no more of these types.
 func TestNodePresetCachesOnlyItsNode(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("it is about what a proxy keeps")
@@ -224,7 +224,7 @@ func TestNodePresetCachesOnlyItsNode(t *testing.T) {
 		t.Errorf("%d nodes are held, not the one", objects)
 	}
 
-	// As a DaemonSet's pod is told.
+	// A DaemonSet tells its pods the node in this way.
 	t.Setenv("NODE_NAME", node)
 	told := testbed.RunProxy(t, testbed.Shared.ProxyKubeconfig)
 	for of, want := range map[string]string{node: "snapshot", "other-" + node: "forward; reason=not-covered"} {

@@ -33,8 +33,8 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// protocols are the two ways to stream. kubectl falls back from one to the
-// other in silence, so client-go, which does not, is asked as well.
+// protocols are the two ways to stream. kubectl silently falls back from one to the other.
+// client-go does not, so the tests use both.
 var protocols = []struct {
 	name string
 	env  []string
@@ -64,7 +64,7 @@ var protocols = []struct {
 	},
 }
 
-// bulk is enough to pass several flow control windows.
+// bulk returns data that exceeds several flow control windows.
 func bulk(size int) []byte {
 	data := make([]byte, size)
 	rand.Read(data)
@@ -130,7 +130,7 @@ func TestExecStreamsBothWays(t *testing.T) {
 	}
 }
 
-// echo sends a lot to a local port and wants the same back, both at once.
+// echo sends data to a local port and expects the same back, both at once.
 func echo(t *testing.T, address string) {
 	t.Helper()
 	conn := require.Value(net.DialTimeout("tcp", address, poll.Patience))(t)
@@ -159,7 +159,7 @@ func TestPortForwardStreamsBothWays(t *testing.T) {
 				b := kubectl.Start(t, testbed.Proxied, c, nil)
 				address := regexp.MustCompile(`Forwarding from (127\.0\.0\.1:\d+)`)
 				b.WaitFor(t, "it forwards", address.MatchString)
-				// One connection after the other, over the same stream.
+				// Two connections follow one another over the same stream.
 				for range 2 {
 					echo(t, address.FindStringSubmatch(b.Stdout.String())[1])
 				}
@@ -204,8 +204,8 @@ func TestLogsAreFollowedLineByLine(t *testing.T) {
 			b := kubectl.Start(t, to, kubectl.Args("--namespace "+ns+" logs -f "+to.Name), nil)
 			b.WaitFor(t, "the begin", func(text string) bool { return strings.Contains(text, "begins") })
 			feed := k.Feed(to.Name)
-			// The next line is written when the last one has arrived: whoever
-			// saves lines up for later never gets to the end.
+			// The next line is written when the last one has arrived. A proxy that holds lines
+			// back never reaches the end.
 			for n := range 5 {
 				line := fmt.Sprintf("line %d", n)
 				select {

@@ -19,9 +19,9 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// TestEveryTypeInDiscoveryMatchesUpstream reads each type that upstream names in discovery, and each
-// subresource, in every way that it may or may not have: types without watch
-// (componentstatuses), without list (bindings, reviews), with neither.
+// TestEveryTypeInDiscoveryMatchesUpstream reads every type and subresource in discovery in
+// every way that some types lack: types without watch (componentstatuses), without list
+// (bindings, reviews), and without both.
 func TestEveryTypeInDiscoveryMatchesUpstream(t *testing.T) {
 	ns := objects.Namespace(t)
 	testbed.Upstream.Must(t, api.Request{Method: "POST", Path: "/api/v1/namespaces/" + ns + "/pods", Body: api.JSON(objects.Pod("one", ""))})
@@ -61,7 +61,8 @@ func TestEveryTypeInDiscoveryMatchesUpstream(t *testing.T) {
 			}
 			count["types"]++
 			if plural == "componentstatuses" {
-				// Upstream asks all of them at once, and lists them in the order in which they answer.
+				// Upstream asks all components at once, and lists them in the order of their
+				// answers.
 				add(path, "?labelSelector=a%3Db", "?fieldSelector=metadata.name%3Detcd-0", "?watch=1&timeoutSeconds=1", "?watch=1&resourceVersion=0")
 				add(path+"/etcd-0", "", "?resourceVersion=0", "?watch=1")
 				continue
@@ -84,13 +85,13 @@ func TestEveryTypeInDiscoveryMatchesUpstream(t *testing.T) {
 	if count["types"] < 50 || count["types without list"] < 5 || count["types without watch"] < 6 || count["subresources"] < 20 {
 		t.Errorf("discovery tells of %v", count)
 	}
-	// Those that take their time come first.
+	// The slow requests come first.
 	slices.SortStableFunc(requests, func(a, b api.Request) int { return conformance.WatchSeconds(b) - conformance.WatchSeconds(a) })
 	compare.SameAnswers(t, requests)
 }
 
-// servedVersions is the path of each version of each group, but for those that
-// another test's definitions made.
+// servedVersions returns the path of each version of each group, without those that other tests
+// define.
 func servedVersions(t *testing.T) []string {
 	t.Helper()
 	roots := []string{"/api/v1"}
@@ -106,8 +107,8 @@ func servedVersions(t *testing.T) []string {
 	return roots
 }
 
-// TestCreateOnlyTypesMatchUpstream: types and subresources that can only be created, by
-// whom may and by whom may not.
+// TestCreateOnlyTypesMatchUpstream creates objects of types and subresources that can only be
+// created, with and without the right to.
 func TestCreateOnlyTypesMatchUpstream(t *testing.T) {
 	const authorization, authentication = "/apis/authorization.k8s.io/v1", "/apis/authentication.k8s.io/v1"
 	ns := objects.Namespace(t)
@@ -138,8 +139,8 @@ func TestCreateOnlyTypesMatchUpstream(t *testing.T) {
 	}
 }
 
-// TestVersionsOfBuiltInTypesMatchUpstream: what is written through one version of a built-in type
-// is read and watched in the others.
+// TestVersionsOfBuiltInTypesMatchUpstream writes through one version of a built-in type, and
+// reads and watches in the others.
 func TestVersionsOfBuiltInTypesMatchUpstream(t *testing.T) {
 	t.Parallel()
 	ns := objects.Namespace(t)
@@ -173,8 +174,8 @@ func TestVersionsOfBuiltInTypesMatchUpstream(t *testing.T) {
 	}
 }
 
-// TestBothEventAPIsShowABurstOfEvents: both event APIs show one burst of events that come, count on
-// and go, and each shows it as upstream does.
+// TestBothEventAPIsShowABurstOfEvents makes a burst of events that are created, counted up and
+// deleted. Both event APIs show it as upstream does.
 func TestBothEventAPIsShowABurstOfEvents(t *testing.T) {
 	t.Parallel()
 	ns := objects.Namespace(t)
@@ -185,8 +186,8 @@ func TestBothEventAPIsShowABurstOfEvents(t *testing.T) {
 			testbed.Proxied.Must(t, api.Request{Path: s.Path("", "") + "?resourceVersion=0", Accept: accept})
 		}
 	}
-	// Upstream takes the state of events from etcd, and after a watch of it has
-	// begun; so these begin at a version.
+	// Upstream reads the state of events from etcd after the watch has begun. These watches
+	// therefore begin at a version.
 	begin := fmt.Sprintf("?watch=1&resourceVersion=%d", require.Value(testbed.Upstream.Revision())(t))
 	var watches []api.Request
 	for _, s := range []conformance.Resource{core, grouped} {

@@ -16,12 +16,12 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// herd is a custom type of one test's own with several served versions.
+// herd is a custom type of one test with several served versions.
 type herd struct {
 	group string
-	// conversion is that of the definition's specification.
+	// conversion is the conversion in the definition's specification.
 	conversion string
-	// versions are those of the specification, but for which of them is stored.
+	// versions are those of the specification, without which of them is stored.
 	versions []string
 }
 
@@ -35,7 +35,7 @@ func (h herd) object(version, name, spec string) string {
 	return fmt.Sprintf(`{"apiVersion":"%s/%s","kind":"Herd","metadata":{"name":"%s"},"spec":%s}`, h.group, version, name, spec)
 }
 
-// definition is the type's, with one version in storage.
+// definition returns the definition with one version in storage.
 func (h herd) definition(stored string) string {
 	var versions []string
 	for _, v := range h.versions {
@@ -46,8 +46,8 @@ func (h herd) definition(stored string) string {
 		"conversion":%s,"versions":[%s]}}`, h.name(), h.group, h.conversion, strings.Join(versions, ","))
 }
 
-// define creates the type and waits until both sides serve all of its versions,
-// the proxy from memory.
+// define creates the type, and waits until both sides serve all of its versions and the proxy
+// does so from memory.
 func (h herd) define(t *testing.T, stored string, versions ...string) {
 	t.Helper()
 	testbed.Upstream.Must(t, api.Request{Method: "POST", Path: objects.CRDPath, Body: h.definition(stored)})
@@ -57,8 +57,8 @@ func (h herd) define(t *testing.T, stored string, versions ...string) {
 	}
 }
 
-// store has another version stored from now on. Watches of before end then: at
-// upstream cleanly, and at the proxy, which lists again, with 410.
+// store changes the stored version. Open watches end: at upstream cleanly, and at the proxy,
+// which lists again, with 410.
 func (h herd) store(t *testing.T, ns, stored string, versions ...string) {
 	t.Helper()
 	var before []*api.Stream
@@ -74,7 +74,8 @@ func (h herd) store(t *testing.T, ns, stored string, versions ...string) {
 			t.Errorf("a watch of before ends with %v after %v", err, events)
 		}
 	}
-	// It may list more than once, as it cannot know when upstream has taken up the change.
+	// The proxy may list more than once, because it cannot know when upstream has adopted the
+	// change.
 	var calm sync.WaitGroup
 	for _, v := range versions {
 		calm.Go(func() {
@@ -84,7 +85,7 @@ func (h herd) store(t *testing.T, ns, stored string, versions ...string) {
 	calm.Wait()
 }
 
-// awaitSame waits until both sides have one answer of 200, the proxy from memory.
+// awaitSame waits until both sides give the same 200, the proxy from memory.
 func awaitSame(t *testing.T, r api.Request) {
 	t.Helper()
 	deadline := time.Now().Add(poll.Patience)
@@ -101,8 +102,8 @@ func awaitSame(t *testing.T, r api.Request) {
 	}
 }
 
-// plainHerd has three versions that differ in what they know of an object, and
-// in what it can be selected and printed by.
+// plainHerd returns a type whose three versions differ in fields, selectors and printer
+// columns.
 func plainHerd(t *testing.T) herd {
 	const schema = `"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{%s}}}}}`
 	return herd{
@@ -117,9 +118,9 @@ func plainHerd(t *testing.T) herd {
 	}
 }
 
-// TestUnconvertedVersionsMatchUpstream: a custom type's versions differ in what they
-// show of the same objects, and each is watched and read as upstream shows it,
-// whichever is written and whichever is stored.
+// TestUnconvertedVersionsMatchUpstream reads and watches the versions of a custom type, which
+// show different parts of the same objects. Answers equal upstream's, whichever version is
+// written and whichever is stored.
 func TestUnconvertedVersionsMatchUpstream(t *testing.T) {
 	t.Parallel()
 	ns := objects.Namespace(t)

@@ -21,9 +21,9 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// dial opens a WebSocket as a browser would.
+// dialWebSocket opens a WebSocket as a browser would.
 func dialWebSocket(t api.Target, path string, header http.Header, protocols ...string) (*websocket.Conn, *http.Response, error) {
-	dialer := websocket.Dialer{TLSClientConfig: t.Tls(), HandshakeTimeout: poll.Patience, Subprotocols: protocols}
+	dialer := websocket.Dialer{TLSClientConfig: t.TLS(), HandshakeTimeout: poll.Patience, Subprotocols: protocols}
 	conn, resp, err := dialer.Dial("wss"+strings.TrimPrefix(t.URL, "https")+path, header)
 	if conn != nil {
 		conn.SetReadDeadline(time.Now().Add(poll.Patience))
@@ -62,7 +62,7 @@ func TestWebSocketWatchesShowEveryEvent(t *testing.T) {
 			apple := require.Value(api.Create(ctx, objects.ConfigMap("apple", "n", "0"), metav1.CreateOptions{}))(t)
 			path := fmt.Sprintf("/api/v1/namespaces/%s/configmaps?watch=1&timeoutSeconds=4&resourceVersion=%s", ns, apple.ResourceVersion)
 			conns := map[string]*websocket.Conn{}
-			// All of it happens while the watches are open, or they are opened again.
+			// All of it happens while the watches are open; otherwise they are opened again.
 			poll.Until(t, "the watches are open for long enough", func() error {
 				began := time.Now()
 				var opened []string
@@ -86,7 +86,7 @@ func TestWebSocketWatchesShowEveryEvent(t *testing.T) {
 				}
 				return nil
 			})
-			// Until upstream ends the watch.
+			// Upstream ends the watch.
 			var all [2][]string
 			for i, to := range testbed.Targets() {
 				for {

@@ -17,8 +17,8 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// TestWritesAreAnsweredLikeUpstream sends the same requests both ways, each way to a namespace of its
-// own, and compares answer by answer and in the end what is there.
+// TestWritesAreAnsweredLikeUpstream sends the same writes both ways, each way to a namespace of
+// its own. It compares each answer and the final objects.
 func TestWritesAreAnsweredLikeUpstream(t *testing.T) {
 	const (
 		cms  = "/api/v1/namespaces/NS/configmaps"
@@ -41,7 +41,7 @@ func TestWritesAreAnsweredLikeUpstream(t *testing.T) {
 		{Method: "GET", Path: cms + "/pear"},
 		{Method: "POST", Path: cms + "?dryRun=Some", Body: cm("pear", `{}`)},
 
-		// Update: right, in conflict, absent, under another name.
+		// Updates: valid, conflicting, of a missing object, under another name.
 		{Method: "PUT", Path: cms + "/apple", Body: cm("apple", `{"n":"2"}`)},
 		{Method: "PUT", Path: cms + "/apple", Body: `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"apple","resourceVersion":"1"}}`},
 		{Method: "PUT", Path: cms + "/pear", Body: cm("pear", `{}`)},
@@ -49,9 +49,9 @@ func TestWritesAreAnsweredLikeUpstream(t *testing.T) {
 
 		// The four kinds of patch, and mistakes in each.
 		{Method: "PATCH", Path: cms + "/apple", ContentType: api.MergePatch, Body: `{"data":{"m":"1","n":null}}`},
-		{Method: "PATCH", Path: cms + "/apple", ContentType: api.JsonPatch, Body: `[{"op":"replace","path":"/data/m","value":"2"}]`},
-		{Method: "PATCH", Path: cms + "/apple", ContentType: api.JsonPatch, Body: `[{"op":"test","path":"/data/m","value":"3"}]`},
-		{Method: "PATCH", Path: cms + "/apple", ContentType: api.JsonPatch, Body: `{"data":{}}`},
+		{Method: "PATCH", Path: cms + "/apple", ContentType: api.JSONPatch, Body: `[{"op":"replace","path":"/data/m","value":"2"}]`},
+		{Method: "PATCH", Path: cms + "/apple", ContentType: api.JSONPatch, Body: `[{"op":"test","path":"/data/m","value":"3"}]`},
+		{Method: "PATCH", Path: cms + "/apple", ContentType: api.JSONPatch, Body: `{"data":{}}`},
 		{Method: "PATCH", Path: cms + "/apple", ContentType: "application/json", Body: `{}`},
 		{Method: "PATCH", Path: cms + "/nobody", ContentType: api.MergePatch, Body: `{}`},
 		{Method: "POST", Path: apps, Body: api.JSON(press)},
@@ -65,7 +65,7 @@ func TestWritesAreAnsweredLikeUpstream(t *testing.T) {
 		{Method: "PATCH", Path: cms + "/plum?fieldManager=two&force=true", ContentType: api.ApplyPatch, Body: cm("plum", `{"n":"2"}`)},
 		{Method: "PATCH", Path: cms + "/plum", ContentType: api.ApplyPatch, Body: cm("plum", `{}`)},
 
-		// What the server says of fields that it does not know or knows twice.
+		// The server's verdict on unknown and repeated fields.
 		{Method: "POST", Path: apps + "?fieldValidation=Warn", Body: strings.Replace(api.JSON(renamed(press.DeepCopy(), "warned")), `"spec":{`, `"colour":"red","spec":{`, 1)},
 		{Method: "POST", Path: apps + "?fieldValidation=Strict", Body: strings.Replace(api.JSON(renamed(press.DeepCopy(), "strict")), `"spec":{`, `"colour":"red","spec":{`, 1)},
 		{Method: "POST", Path: apps + "?fieldValidation=Ignore", Body: strings.Replace(api.JSON(renamed(press.DeepCopy(), "ignored")), `"spec":{`, `"colour":"red","spec":{`, 1)},
@@ -74,7 +74,7 @@ func TestWritesAreAnsweredLikeUpstream(t *testing.T) {
 		{Method: "POST", Path: cms + "?fieldValidation=Loud", Body: cm("loud", `{}`)},
 		{Method: "POST", Path: "/api/v1/namespaces/NS/endpoints", Body: `{"apiVersion":"v1","kind":"Endpoints","metadata":{"name":"old"}}`},
 
-		// Subresources that are written to.
+		// Subresources that accept writes.
 		{Method: "POST", Path: "/api/v1/namespaces/NS/pods", Body: api.JSON(shell)},
 		{Method: "POST", Path: "/api/v1/namespaces/NS/pods/shell/binding", Body: `{"apiVersion":"v1","kind":"Binding","metadata":{"name":"shell"},"target":{"kind":"Node","name":"nowhere"}}`},
 		{Method: "POST", Path: "/api/v1/namespaces/NS/pods/shell/binding", Body: `{"apiVersion":"v1","kind":"Binding","metadata":{"name":"shell"},"target":{"kind":"Node","name":"elsewhere"}}`},
@@ -82,7 +82,7 @@ func TestWritesAreAnsweredLikeUpstream(t *testing.T) {
 		{Method: "POST", Path: "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", Body: `{"apiVersion":"authorization.k8s.io/v1","kind":"SelfSubjectAccessReview","spec":{"resourceAttributes":{"verb":"get","resource":"pods"}}}`},
 		{Method: "POST", Path: "/apis/authentication.k8s.io/v1/selfsubjectreviews", Body: `{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`, User: "bob"},
 
-		// Deletion.
+		// Deletions.
 		{Method: "DELETE", Path: cms + "/nobody"},
 		{Method: "DELETE", Path: cms + "/plum", Body: `{"apiVersion":"v1","kind":"DeleteOptions","preconditions":{"resourceVersion":"1"}}`},
 		{Method: "DELETE", Path: cms + "/plum?dryRun=All"},
@@ -141,8 +141,8 @@ func TestProtobufWritesReachUpstream(t *testing.T) {
 	}
 }
 
-// TestReadsShowEveryAcknowledgedWrite never waits: a read without a version has to show every
-// write that was answered before, whichever way it went.
+// TestReadsShowEveryAcknowledgedWrite never waits. A read without a version has to show every
+// acknowledged write, whichever way the write went.
 func TestReadsShowEveryAcknowledgedWrite(t *testing.T) {
 	ns := objects.Namespace(t)
 	path := "/api/v1/namespaces/" + ns + "/configmaps"
@@ -163,9 +163,8 @@ func TestReadsShowEveryAcknowledgedWrite(t *testing.T) {
 	}
 }
 
-// TestDeletionsOfOneVersionAreAllDelivered: when a lease expires, etcd deletes all of its
-// objects in one revision. Each deletion is an event of its own, all with one
-// version.
+// TestDeletionsOfOneVersionAreAllDelivered lets a lease expire, whereupon etcd deletes all its
+// objects in one revision. Each deletion is an event of its own, all with one version.
 func TestDeletionsOfOneVersionAreAllDelivered(t *testing.T) {
 	ns := objects.Namespace(t)
 	testbed.Proxied.Must(t, api.Request{Path: "/api/v1/configmaps?resourceVersion=0"})

@@ -1,11 +1,10 @@
-// Command cluster runs a throw-away Kubernetes control plane on loopback: one
-// etcd and one or more kube-apiservers on it, and, if asked, a watershed in
-// front of them. Tests in any language drive it over its standard streams:
-// one line of JSON on stdout says that it is ready and where everything is,
-// after that each line on stdin is a command and is answered with one line.
+// Command cluster runs a throw-away Kubernetes control plane on loopback: one etcd, one or more
+// kube-apiservers, and a watershed in front if asked. Tests in any language drive it over its
+// standard streams. One line of JSON on stdout says that it is ready and where everything is.
+// After that, each line on stdin is a command and gets a line as its answer.
 //
-// Nothing outlives it: it stops when stdin ends, on SIGINT and on SIGTERM, and
-// if it is killed outright the kernel kills its children.
+// Nothing outlives it. It stops when stdin ends, on SIGINT and on SIGTERM. If it is killed
+// outright, the kernel kills its children.
 package main
 
 import (
@@ -58,8 +57,8 @@ func run(o cluster.Options, stdin io.Reader, stdout io.Writer) (err error) {
 		o.Bin = filepath.Dir(self)
 	}
 
-	// Signals are caught before the first child exists, so that one arriving
-	// while the cluster starts up is not a leak.
+	// Signals are caught before the first child exists, so that no child leaks if one arrives
+	// during the start.
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 
@@ -88,8 +87,8 @@ func run(o cluster.Options, stdin io.Reader, stdout io.Writer) (err error) {
 		close(lines)
 	}()
 
-	// A command sent before the cluster is up waits in the pipe; the end of
-	// stdin does not, a test that gave up must not wait for a start-up.
+	// A command that comes before the cluster is up waits. The end of stdin does not: a test
+	// that gave up must not wait for the start.
 	queued := []string{}
 	for waiting := true; waiting; {
 		select {
@@ -131,7 +130,7 @@ func run(o cluster.Options, stdin io.Reader, stdout io.Writer) (err error) {
 	}
 }
 
-// answer is what a command is replied with.
+// answer returns the reply to a command.
 func answer(err error) map[string]any {
 	if err != nil {
 		return map[string]any{"ok": false, "error": err.Error()}

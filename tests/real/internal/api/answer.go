@@ -18,12 +18,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Plain is the body uncompressed. Two compressors need not agree on the bytes.
+// Plain returns the body uncompressed. Two compressors need not produce the same bytes.
 func (a Answer) Plain() (string, error) {
 	if a.Header.Get("Content-Encoding") != "gzip" || a.Body == "" {
 		return a.Body, nil
 	}
-	// This reads one member after the other, as watches have many.
+	// A compressed watch has many gzip members; this reader reads one after the other.
 	unpacked, err := gzip.NewReader(strings.NewReader(a.Body))
 	if err != nil {
 		return "", err
@@ -32,7 +32,7 @@ func (a Answer) Plain() (string, error) {
 	return string(text), err
 }
 
-// Excerpt is a piece of a text that may be long or binary.
+// Excerpt returns a part of a text that may be long or binary.
 func Excerpt(text string, from int) string {
 	from = max(0, from-120)
 	to := min(len(text), from+400)
@@ -46,7 +46,7 @@ func Excerpt(text string, from int) string {
 	return piece
 }
 
-// Items is the versions of what is in a list, by namespace and name.
+// Items returns the versions of a list's items, by namespace and name.
 func (a Answer) Items() (map[string]uint64, error) {
 	all := map[string]uint64{}
 	if strings.HasPrefix(a.Body, "{") {
@@ -81,16 +81,16 @@ func (a Answer) Items() (map[string]uint64, error) {
 	return all, nil
 }
 
-// Answer is what a raw request was answered with.
+// Answer is the answer to a raw request.
 type Answer struct {
 	Status int
 	Header http.Header
 	Body   string
 }
 
-// Comparable is the part of an answer that has to be the same both ways.
-// Versions, times and the like differ from one request to the next even without
-// a proxy; words names further texts to blank, such as a namespace.
+// Comparable returns the part of an answer that has to be the same both ways. Versions and
+// times differ from one request to the next even without a proxy. words names further texts to
+// replace, such as a namespace.
 func (a Answer) Comparable(words map[string]string) string {
 	var b strings.Builder
 	fmt.Fprintln(&b, a.Status)
@@ -115,6 +115,7 @@ var volatile = []struct {
 	{regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z`), "TIME"},
 }
 
+// Blank replaces words, uids, versions and times in a text, so that runs can be compared.
 func Blank(text string, words map[string]string) string {
 	// Longer words first: one may contain another.
 	keys := slices.SortedFunc(maps.Keys(words), func(a, b string) int { return len(b) - len(a) })

@@ -15,14 +15,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Frame is one event of a watch in whatever form.
+// Frame is one event of a watch in any encoding.
 type Frame struct {
 	Event   string
 	Key     string
 	Version uint64
 	EndMark bool
 	Raw     string
-	// Shape is all of a bookmark but its version.
+	// Shape is a bookmark without its version.
 	Shape string
 }
 
@@ -30,7 +30,7 @@ func (f Frame) String() string {
 	return fmt.Sprintf("%s %s at %d: %s", f.Event, f.Key, f.Version, Excerpt(f.Raw, 0))
 }
 
-// Frames takes a watch apart.
+// Frames splits the body of a watch into its events.
 func (a Answer) Frames() ([]Frame, error) {
 	body, err := a.Plain()
 	if err != nil {
@@ -95,7 +95,7 @@ func framesOfProtobuf(body string) (all []Frame, err error) {
 			}
 			f.Key, f.Version = object.Namespace+"/"+object.Name, ParseVersion(object.ResourceVersion)
 			f.EndMark = object.Annotations[InitialEventsEnd] == "true"
-			// The lengths around the version depend on its own.
+			// The lengths around the version depend on the version's own length.
 			field := append([]byte{0x32, byte(len(object.ResourceVersion))}, object.ResourceVersion...)
 			f.Shape = fmt.Sprintf("%s %v %q %q", f.Event, envelope.TypeMeta, bytes.Replace(first, field, []byte("VERSION"), 1), others)
 		}
@@ -103,21 +103,22 @@ func framesOfProtobuf(body string) (all []Frame, err error) {
 	}
 }
 
-// RecordedBookmark is a bookmark, and the number of events before it.
+// RecordedBookmark is a bookmark and the number of events before it.
 type RecordedBookmark struct {
 	Frame
 	After int
 }
 
-// Recording is the events of a watch apart from its bookmarks.
+// Recording holds the events of a watch apart from its bookmarks.
 type Recording struct {
 	Events []Frame
 	Marks  []RecordedBookmark
-	// State is how many events were before the end mark.
+	// State is the number of events before the end mark.
 	State int
 	Ended bool
 }
 
+// Record sorts the frames of a watch into events and bookmarks.
 func Record(all []Frame) (r Recording, err error) {
 	for _, f := range all {
 		if f.Event != "BOOKMARK" {
@@ -135,9 +136,10 @@ func Record(all []Frame) (r Recording, err error) {
 	return r, nil
 }
 
+// InitialEventsEnd is the annotation of the bookmark that ends the initial events.
 const InitialEventsEnd = "k8s.io/initial-events-end"
 
-// ParsedFrame is one frame of a watch.
+// ParsedFrame is one frame of a watch, parsed.
 type ParsedFrame struct {
 	Event  string
 	Raw    []byte
@@ -145,6 +147,7 @@ type ParsedFrame struct {
 	Sum    uint64
 }
 
+// Object is the part of an object, or of a Status, that tests look at.
 type Object struct {
 	Metadata struct {
 		Name, Namespace, ResourceVersion string
@@ -154,23 +157,26 @@ type Object struct {
 		NodeName string
 		Size     int
 	}
-	// Of a Status.
+	// These fields belong to a Status.
 	Code    int
 	Reason  string
 	Message string
 }
 
+// Key returns namespace/name.
 func (o *Object) Key() string { return o.Metadata.Namespace + "/" + o.Metadata.Name }
 
+// Version returns the object's resourceVersion.
 func (o *Object) Version() uint64 { return ParseVersion(o.Metadata.ResourceVersion) }
 
-// ParseVersion is a resourceVersion as the number it is; what is none becomes 0,
-// which is not the version of anything.
+// ParseVersion returns a resourceVersion as a number. Text that is no version becomes 0, which
+// no object has.
 func ParseVersion(text string) uint64 {
 	v, _ := strconv.ParseUint(text, 10, 64)
 	return v
 }
 
+// ParseWatchLine parses one line of a JSON watch.
 func ParseWatchLine(line []byte) (ParsedFrame, error) {
 	var frame struct {
 		Type   string
@@ -184,7 +190,7 @@ func ParseWatchLine(line []byte) (ParsedFrame, error) {
 	return p, err
 }
 
-// UnwrapProtobuf takes protobuf out of the envelope that Kubernetes puts around it.
+// UnwrapProtobuf removes the envelope that Kubernetes puts around protobuf.
 func UnwrapProtobuf(text []byte) ([]byte, error) {
 	var envelope runtime.Unknown
 	raw, ok := bytes.CutPrefix(text, []byte("k8s\x00"))

@@ -13,13 +13,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// ContinueToken is what a continue token holds.
+// ContinueToken is the content of a continue token.
 type ContinueToken struct {
 	V     string `json:"v"`
 	RV    int64  `json:"rv"`
 	Start string `json:"start"`
 }
 
+// ParseContinueToken decodes a continue token.
 func ParseContinueToken(text string) (t ContinueToken, err error) {
 	raw, err := base64.RawURLEncoding.DecodeString(text)
 	if err == nil {
@@ -34,9 +35,9 @@ func (t ContinueToken) String() string {
 
 var spellings sync.Map
 
-// WritesSlash says how upstream spells the keys in continue tokens. Where it takes
-// pages at a version from etcd, as older releases do, they have no slash at the
-// beginning. All releases read both.
+// WritesSlash reports whether upstream starts the keys in continue tokens with a slash. Older
+// releases read pages at a version from etcd and omit the slash. All releases read both
+// spellings.
 func (t Target) WritesSlash() bool {
 	learned, _ := spellings.LoadOrStore(t.URL, sync.OnceValue(func() bool {
 		v, err := t.Revision()
@@ -57,8 +58,8 @@ func (t Target) WritesSlash() bool {
 	return learned.(func() bool)()
 }
 
-// Spelled is a token as it counts: to the letter where upstream writes the slash,
-// and otherwise without it.
+// Spelled returns a token in the form in which tokens are compared. It drops the slash unless
+// upstream writes it.
 func (t Target) Spelled(token ContinueToken) ContinueToken {
 	if !t.WritesSlash() {
 		token.Start = strings.TrimPrefix(token.Start, "/")
@@ -66,7 +67,7 @@ func (t Target) Spelled(token ContinueToken) ContinueToken {
 	return token
 }
 
-// Revision is the version that all of the API has come to.
+// Revision returns the newest version of the whole API.
 func (t Target) Revision() (uint64, error) {
 	a, err := t.Try(Request{Path: "/api/v1/namespaces?limit=1"})
 	if err != nil {
@@ -79,8 +80,8 @@ func (t Target) Revision() (uint64, error) {
 	return ParseVersion(list.ResourceVersion), nil
 }
 
-// ParseList takes the version and the token out of a list, of whatever form. The
-// rest is every other byte.
+// ParseList returns the version and the token of a list in any encoding. rest is every other
+// byte of the body.
 func ParseList(contentType, body string) (list metav1.ListMeta, rest string, ok bool) {
 	switch kind, _, _ := strings.Cut(contentType, ";"); kind {
 	case "application/json":
@@ -124,7 +125,7 @@ func parseListJSON(body string) (list metav1.ListMeta, rest string, ok bool) {
 	return list, body[:from] + blankListMeta(body[from:to], list) + body[to:], true
 }
 
-// blankListMeta hides the version and token of a list in the text they are from.
+// blankListMeta replaces a list's version and token in the text that has them.
 func blankListMeta(text string, list metav1.ListMeta) string {
 	if list.ResourceVersion != "" {
 		text = strings.Replace(text, `"`+list.ResourceVersion+`"`, `"VERSION"`, 1)
@@ -175,8 +176,8 @@ func parseListProtobuf(body string) (list metav1.ListMeta, rest string, ok bool)
 	return list, fmt.Sprintf("%+v %+v %s", envelope, JSON(shell), others), true
 }
 
-// firstField splits a protobuf message after its field 1, a message itself. In
-// Kubernetes this is the metadata of lists and objects alike.
+// firstField splits a protobuf message after field 1, which is itself a message. Lists and
+// objects of Kubernetes have their metadata there.
 func firstField(message []byte) (first, others []byte, ok bool) {
 	if len(message) == 0 || message[0] != 0x0a {
 		return nil, nil, false

@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 )
 
-// JSON is an object as a request body.
+// JSON returns an object as the body of a request.
 func JSON(v any) string {
 	text, err := json.Marshal(v)
 	if err != nil {

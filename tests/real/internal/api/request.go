@@ -14,18 +14,18 @@ import (
 	"watershed.test/real/internal/poll"
 )
 
-// Response is a whole answer; that of a watch goes to its end.
+// Response is a complete answer. That of a watch reaches to its end.
 type Response struct {
 	Answer
 	Took time.Duration
 }
 
-// Ask sends a request and takes in all of the answer.
+// Ask sends a request and reads the whole answer.
 func (t Target) Ask(r Request) (Response, error) { return t.Follow(r, func() {}) }
 
-// Follow also says when the answer has begun.
+// Follow does the same, and calls begun when the answer begins.
 func (t Target) Follow(r Request, begun func()) (Response, error) {
-	// Go's client would ask for gzip by itself and hide it.
+	// Go's client would otherwise ask for gzip by itself and hide that it did.
 	header := map[string]string{"Accept-Encoding": "identity"}
 	maps.Copy(header, r.Header)
 	r.Header = header
@@ -45,13 +45,14 @@ func (t Target) Follow(r Request, begun func()) (Response, error) {
 	return Response{Answer{resp.StatusCode, resp.Header, string(body)}, time.Since(since)}, nil
 }
 
+// Values returns the options in the path.
 func (r Request) Values() url.Values {
 	_, query, _ := strings.Cut(r.Path, "?")
 	values, _ := url.ParseQuery(query)
 	return values
 }
 
-// IsWatch says that the answer may be a stream that ends at its deadline.
+// IsWatch reports whether the answer may be a stream that lasts until its deadline.
 func (r Request) IsWatch() bool {
 	if values, present := r.Values()["watch"]; present {
 		return values[0] != "0" && !strings.EqualFold(values[0], "false")
@@ -59,21 +60,23 @@ func (r Request) IsWatch() bool {
 	return strings.Contains(r.Path, "/watch/")
 }
 
-// Like takes all but the path from another request.
+// Like returns the other request with the path of r.
 func (r Request) Like(other Request) Request {
 	other.Path = r.Path
 	return other
 }
 
-// Query puts options together, in the order they are given.
+// Query is a list of options, in the order in which they are sent.
 type Query []string
 
+// Set adds an option unless its value is "unset".
 func (q *Query) Set(name, value string) {
 	if value != "unset" {
 		*q = append(*q, name+"="+url.QueryEscape(value))
 	}
 }
 
+// On returns a GET of a path with these options.
 func (q Query) On(path string) Request {
 	if len(q) > 0 {
 		path += "?" + strings.Join(q, "&")
@@ -81,33 +84,38 @@ func (q Query) On(path string) Request {
 	return Request{Path: path}
 }
 
+// ResumeWithBookmarks watches from a version, with bookmarks.
 const ResumeWithBookmarks = "resourceVersion={version}&allowWatchBookmarks=true"
 
+// Resume watches from a version.
 const Resume = "resourceVersion={version}"
 
+// StateFirst begins a watch with any state.
 const StateFirst = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&resourceVersion=0"
 
+// LatestStateFirst begins a watch with the latest state.
 const LatestStateFirst = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
 
+// FromAnyVersion begins a watch with any state, without an end mark.
 const FromAnyVersion = "resourceVersion=0"
 
-// Request is one raw request; the zero value of all but path is a GET by the
+// Request is a raw request. The zero value of every field but Path makes it a GET by the
 // administrator.
 type Request struct {
 	Method string
 	Path   string
 	Body   string
-	// ContentType defaults to JSON.
+	// ContentType is JSON unless set.
 	ContentType string
 	Accept      string
-	// User is whose token to send: "" for the administrator, "-" for none,
-	// "?" for one that nobody has.
+	// User names whose token is sent: "" the administrator's, "-" none, "?" one that nobody
+	// has.
 	User string
-	// Header has whatever else is to be sent; repeated is what is sent more than
-	// once, or with names as they are.
+	// Header holds further headers. repeated holds headers that are sent more than once, or
+	// with their names unchanged.
 	Header   map[string]string
 	Repeated http.Header
-	// Via is the client with the connections to use, if not those of all.
+	// Via is the client whose connections are used, instead of the shared ones.
 	Via *http.Client
 }
 
@@ -119,6 +127,7 @@ func (r Request) String() string {
 	return strings.TrimSpace(fmt.Sprintf("%s %s %s %s", r.Verb(), r.Path, r.User, header))
 }
 
+// Verb returns the HTTP method.
 func (r Request) Verb() string {
 	if r.Method == "" {
 		return http.MethodGet
@@ -126,6 +135,7 @@ func (r Request) Verb() string {
 	return r.Method
 }
 
+// Open sends a request and returns when the answer begins.
 func (t Target) Open(ctx context.Context, r Request) (*http.Response, error) {
 	var body io.Reader
 	if r.Body != "" {
@@ -161,6 +171,7 @@ func (t Target) Open(ctx context.Context, r Request) (*http.Response, error) {
 	return t.client().Do(req)
 }
 
+// Try sends a request and reads the answer.
 func (t Target) Try(r Request) (Answer, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), poll.Patience)
 	defer cancel()
@@ -173,6 +184,7 @@ func (t Target) Try(r Request) (Answer, error) {
 	return Answer{resp.StatusCode, resp.Header, string(body)}, err
 }
 
+// Send does the same and fails the test if there is no answer.
 func (t Target) Send(tt *testing.T, r Request) Answer {
 	tt.Helper()
 	a, err := t.Try(r)
@@ -182,7 +194,7 @@ func (t Target) Send(tt *testing.T, r Request) Answer {
 	return a
 }
 
-// Must sends a request that has to succeed, for set-up.
+// Must sends a request of the set-up and fails the test unless it succeeds.
 func (t Target) Must(tt *testing.T, r Request) Answer {
 	tt.Helper()
 	a := t.Send(tt, r)

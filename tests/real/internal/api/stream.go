@@ -35,13 +35,13 @@ func (e Event) String() string { return e.Type + " " + e.Object.Metadata.Name }
 // Stream is an open JSON watch.
 type Stream struct {
 	Events chan Event
-	// ended yields how the stream ended: nil for a clean end.
+	// ended yields the error that ended the stream, or nil after a clean end.
 	ended  chan error
 	status int
 	Header http.Header
 }
 
-// Watch opens a watch that is closed with the test.
+// Watch opens a watch and closes it at the end of the test.
 func (t Target) Watch(tt *testing.T, r Request) *Stream {
 	tt.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -74,8 +74,7 @@ func (t Target) Watch(tt *testing.T, r Request) *Stream {
 	return s
 }
 
-// Uncompressed is the body as it was before its compression. Whoever reads it waits for
-// no more than what is read.
+// Uncompressed returns the body uncompressed. A read waits for no more input than it needs.
 func Uncompressed(resp *http.Response) io.Reader {
 	if resp.Header.Get("Content-Encoding") != "gzip" {
 		return resp.Body
@@ -83,7 +82,7 @@ func Uncompressed(resp *http.Response) io.Reader {
 	return &lazyGunzip{from: resp.Body}
 }
 
-// lazyGunzip waits for the first bytes only when it is read: a watch may have none.
+// lazyGunzip reads the gzip header at the first Read: a watch may not have sent any byte yet.
 type lazyGunzip struct {
 	from    io.Reader
 	members *gzip.Reader
@@ -98,7 +97,7 @@ func (g *lazyGunzip) Read(into []byte) (n int, err error) {
 	return g.members.Read(into)
 }
 
-// Next is the next event that is not a bookmark.
+// Next returns the next event that is not a bookmark.
 func (s *Stream) Next(t *testing.T) Event {
 	t.Helper()
 	deadline := time.After(poll.Patience)
@@ -117,8 +116,8 @@ func (s *Stream) Next(t *testing.T) Event {
 	}
 }
 
-// Rest is everything up to the end of the stream, without bookmarks, and how it
-// ended.
+// Rest returns all events up to the end of the stream, without bookmarks, and the error that
+// ended it.
 func (s *Stream) Rest(t *testing.T) ([]string, error) {
 	t.Helper()
 	err := poll.Receive(t, "the end of the watch", s.ended)

@@ -18,24 +18,26 @@ import (
 	"watershed.test/real/internal/require"
 )
 
-// clients are kept by address and CA: a proxy may get the port of one that has ended.
+// clients holds one client for each address and CA. A proxy may get the port of one that has
+// ended.
 var clients sync.Map
 
-// client is the plain HTTP client for this way to the API.
+// client returns the shared HTTP client for this target.
 func (t Target) client() *http.Client {
 	key := [2]string{t.URL, t.CA}
 	if c, ok := clients.Load(key); ok {
 		return c.(*http.Client)
 	}
 	c, _ := clients.LoadOrStore(key, &http.Client{
-		Transport: &http.Transport{TLSClientConfig: t.Tls(), ForceAttemptHTTP2: true},
-		// A redirect is an answer like any other.
+		Transport: &http.Transport{TLSClientConfig: t.TLS(), ForceAttemptHTTP2: true},
+		// A redirect is an answer to compare, not to follow.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	})
 	return c.(*http.Client)
 }
 
-func (t Target) Tls() *tls.Config {
+// TLS returns a configuration that trusts the target's CA.
+func (t Target) TLS() *tls.Config {
 	pem, err := os.ReadFile(t.CA)
 	if err != nil {
 		panic(err)
@@ -45,13 +47,13 @@ func (t Target) Tls() *tls.Config {
 	return &tls.Config{RootCAs: roots}
 }
 
-// Target is one way to reach the API.
+// Target is one way to reach the API: directly or through a proxy.
 type Target struct {
 	Name       string
 	URL        string
 	CA         string
 	Kubeconfig string
-	// Tokens are those of the users of the cluster behind it.
+	// Tokens holds the tokens of the cluster's users.
 	Tokens *Tokens
 }
 
@@ -61,7 +63,7 @@ type Tokens struct {
 	byUser map[string]string
 }
 
-// NewTokens returns tokens by the name of their user.
+// NewTokens returns a set of tokens by user name.
 func NewTokens(byUser map[string]string) *Tokens {
 	return &Tokens{byUser: maps.Clone(byUser)}
 }
@@ -80,17 +82,18 @@ func (u *Tokens) Add(user, token string) {
 	u.byUser[user] = token
 }
 
-// Config is a new client configuration of the cluster's administrator.
+// Config returns a new client configuration for the cluster's administrator.
 func (t Target) Config() *rest.Config {
 	return &rest.Config{
 		Host:            t.URL,
 		BearerToken:     t.Tokens.Of(""),
 		TLSClientConfig: rest.TLSClientConfig{CAFile: t.CA},
-		// The tests are bursts; they must not wait for client-go's brakes.
+		// The tests send bursts, which client-go's rate limit would only slow down.
 		QPS: -1,
 	}
 }
 
+// Clientset returns a client-go client of the administrator.
 func Clientset(t *testing.T, to Target) kubernetes.Interface {
 	t.Helper()
 	return require.Value(kubernetes.NewForConfig(to.Config()))(t)

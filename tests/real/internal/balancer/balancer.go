@@ -12,8 +12,8 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// Balancer passes each new connection on to the next of its servers, as a
-// Service does: one that is taken out gets no new ones, and keeps those it has.
+// Balancer passes each new connection to the next of its servers, as a Service does. A server
+// that is taken out keeps its connections and gets no new ones.
 type Balancer struct {
 	listener net.Listener
 	Mutex    sync.Mutex
@@ -23,6 +23,7 @@ type Balancer struct {
 	open     map[net.Conn]struct{}
 }
 
+// Start starts a balancer without servers.
 func Start(t *testing.T) *Balancer {
 	t.Helper()
 	b := &Balancer{listener: require.Value(net.Listen("tcp", "127.0.0.1:0"))(t), Passed: map[string]int{}, open: map[net.Conn]struct{}{}}
@@ -46,8 +47,10 @@ func Start(t *testing.T) *Balancer {
 	return b
 }
 
+// URL returns the address for clients.
 func (b *Balancer) URL() string { return "https://" + b.listener.Addr().String() }
 
+// Set replaces the servers.
 func (b *Balancer) Set(servers ...*testbed.Proxy) {
 	b.Mutex.Lock()
 	defer b.Mutex.Unlock()

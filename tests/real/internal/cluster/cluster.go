@@ -19,18 +19,18 @@ import (
 	"time"
 )
 
-// startPatience is how long a server may take to become ready. Three seconds
-// is usual; a machine busy with a build needs many more.
+// startPatience bounds the start of a server. Three seconds is usual; a machine that is busy
+// with a build needs far more.
 const startPatience = 4 * time.Minute
 
-// identities are the users the API servers know by token, and their groups. Only
-// admin may do anything at first, watershed is given its rights by grantProxy.
+// identities are the users that the API servers know by token, and their groups. At first only
+// admin has rights; grantProxy gives watershed its own.
 var identities = []struct{ token, user, groups string }{
 	{"admintoken", "admin", "system:masters"},
 	{"watershedtoken", "watershed", ""},
 	{"alicetoken", "alice", ""},
 	{"bobtoken", "bob", "builders"},
-	// Who may what in the tests of access; each run has other tokens.
+	// These users belong to the tests of access. Their tokens are random in each run.
 	{rand.Text(), "viewer", ""},
 	{rand.Text(), "local", ""},
 	{rand.Text(), "auditor", "auditors,readers"},
@@ -40,7 +40,7 @@ var identities = []struct{ token, user, groups string }{
 	{rand.Text(), "parts", ""},
 	{rand.Text(), "acting", ""},
 	{rand.Text(), "nobody", ""},
-	// The node authorizer knows nodes by name and group together.
+	// The node authorizer recognizes nodes by name and group together.
 	{rand.Text(), "system:node:east", "system:nodes"},
 	{rand.Text(), "system:node:west", "system:nodes"},
 	{rand.Text(), "system:node:alone", ""},
@@ -70,8 +70,8 @@ type Cluster struct {
 	proxy      *proxy
 	client     *http.Client
 
-	// mutex guards what follows: stop may come while start is still at work,
-	// and no child is started once it has.
+	// mutex guards the fields below. Stop may be called during Start, and no child is started
+	// after it.
 	mutex    sync.Mutex
 	stopped  bool
 	children []*process
@@ -98,7 +98,7 @@ func (s *apiserver) url() string { return "https://" + address(s.port) }
 
 func (c *Cluster) etcdURL() string { return "http://" + address(c.etcdPorts[0]) }
 
-// spawn is the package's spawn, unless the cluster is being stopped.
+// spawn starts a child unless the cluster is stopping.
 func (c *Cluster) spawn(name, program string, args ...string) (*process, error) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -112,7 +112,7 @@ func (c *Cluster) spawn(name, program string, args ...string) (*process, error) 
 	return p, err
 }
 
-// Start brings everything up in order.
+// Start starts all parts in order.
 func (c *Cluster) Start() error {
 	steps := []func() error{c.writeSecrets, c.startEtcd, c.startAPIServers, c.writeKubeconfigs, c.grantProxy, c.awaitNamespaces, c.startProxy}
 	for _, step := range steps {
@@ -160,14 +160,14 @@ func (c *Cluster) writeSecrets() error {
 	roots.AddCert(ca.cert)
 	c.client = &http.Client{
 		Timeout: 10 * time.Second,
-		// A connection for each request: one kept to a server that is then
-		// killed and started again would only be in the way.
+		// Each request has its own connection: one kept to a server that is then killed would
+		// only get in the way.
 		Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, DisableKeepAlives: true},
 	}
 	return nil
 }
 
-// startEtcd starts etcd, on the ports it had if it ran before.
+// startEtcd starts etcd, on its former ports if it ran before.
 func (c *Cluster) startEtcd() (err error) {
 	if c.etcd.running() {
 		return errors.New("etcd is running")
@@ -199,7 +199,7 @@ func (c *Cluster) startEtcd() (err error) {
 		if err == nil || fixed || !c.etcd.bindFailed() {
 			return err
 		}
-		// Nothing but the ports is in the data yet, and those were wrong.
+		// The data holds nothing but the wrong ports yet.
 		os.RemoveAll(c.path("etcd"))
 	}
 	return err
@@ -229,7 +229,7 @@ func (c *Cluster) startAPIServers() error {
 	return nil
 }
 
-// launch starts an API server, on the port it had if it ran before.
+// launch starts an API server, on its former port if it ran before.
 func (s *apiserver) launch(c *Cluster) (err error) {
 	if s.process.running() {
 		return fmt.Errorf("%s is running", s.name)
@@ -241,11 +241,11 @@ func (s *apiserver) launch(c *Cluster) (err error) {
 	}
 	args := []string{
 		"--etcd-servers=" + c.etcdURL(),
-		// Compaction only on command: a test that needs old versions keeps them.
+		// etcd compacts only on command, so tests that need old versions keep them.
 		"--etcd-compaction-interval=0",
 		"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", s.port),
-		// Neither a loopback address nor a guess from this machine's network
-		// will do, and nobody connects to it: an address for documentation.
+		// The endpoint reconciler refuses loopback addresses. Nobody connects to this one, so
+		// an address reserved for documentation serves.
 		"--advertise-address=192.0.2.1", "--endpoint-reconciler-type=none",
 		"--cert-dir=" + c.path(s.name),
 		"--tls-cert-file=" + c.path("apiserver.crt"), "--tls-private-key-file=" + c.path("apiserver.key"),
@@ -254,11 +254,11 @@ func (s *apiserver) launch(c *Cluster) (err error) {
 		"--service-account-key-file=" + c.path("sa.pub"), "--service-account-signing-key-file=" + c.path("sa.key"),
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--authorization-mode=RBAC,Node",
-		// Without a controller manager no service account is ever made, and
-		// this plug-in would refuse every pod.
+		// Without a controller manager there are no service accounts, and this plug-in would
+		// refuse every pod.
 		"--disable-admission-plugins=ServiceAccount",
 		"--service-cluster-ip-range=10.0.0.0/16",
-		// Test kubelets are registered by address.
+		// Stand-in kubelets are registered by address.
 		"--kubelet-preferred-address-types=InternalIP",
 	}
 	s.process, err = c.spawn(s.name, filepath.Join(c.Bin, "kube-apiserver"), append(args, c.APIServerArgs...)...)
@@ -285,8 +285,8 @@ func (c *Cluster) writeKubeconfigs() error {
 	)
 }
 
-// grantProxy gives the user of the proxy the least it needs: to read what it
-// caches, to ask who a caller is and what a caller may do, and discovery.
+// grantProxy gives the proxy's user the least rights that it needs: reading what it caches,
+// reviews of callers and their rights, and discovery.
 func (c *Cluster) grantProxy() error {
 	type object map[string]any
 	const group = "/apis/rbac.authorization.k8s.io/v1/"
@@ -300,7 +300,7 @@ func (c *Cluster) grantProxy() error {
 	binding := object{"metadata": meta,
 		"roleRef":  object{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "watershed"},
 		"subjects": []object{{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "watershed"}}}
-	// A second start in the same --dir finds them there.
+	// A second start in the same --dir finds these objects in place.
 	exists := func(err error) error {
 		if err != nil && strings.Contains(err.Error(), "409") {
 			return nil
@@ -313,8 +313,8 @@ func (c *Cluster) grantProxy() error {
 		exists(c.post(server+group+"clusterrolebindings", identities[0].token, binding, nil)))
 }
 
-// awaitNamespaces waits for the namespaces that an API server makes for itself
-// shortly *after* it is ready, and for every server to see them.
+// awaitNamespaces waits until every server shows the namespaces that an API server creates
+// shortly after it is ready.
 func (c *Cluster) awaitNamespaces() error {
 	for _, s := range c.apiservers {
 		for _, name := range []string{"default", "kube-system", "kube-public", "kube-node-lease"} {
@@ -330,8 +330,8 @@ func (c *Cluster) awaitNamespaces() error {
 	return nil
 }
 
-// compact makes etcd forget all history up to now. API servers started later,
-// and their watches from before, see it as 410.
+// compact makes etcd forget all history up to now. API servers started later answer 410 for it,
+// and so do watches from before.
 func (c *Cluster) compact() error {
 	var status struct {
 		Header struct {
@@ -343,7 +343,7 @@ func (c *Cluster) compact() error {
 	}
 	err := c.post(c.etcdURL()+"/v3/kv/compaction", "", map[string]any{"revision": status.Header.Revision, "physical": true}, nil)
 	if err != nil && strings.Contains(err.Error(), "has been compacted") {
-		// Nothing was written since the last time.
+		// Nothing was written since the last compaction.
 		return nil
 	}
 	return err

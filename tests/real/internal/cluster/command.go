@@ -43,9 +43,8 @@ func (c *Cluster) Command(line string) error {
 	case "compact":
 		return c.compact()
 	case "stop-etcd":
-		// A polite stop takes etcd seven seconds, for it waits for the API
-		// servers' streams. Killed, it keeps its data just as well: it is the
-		// machine that may not stop without fsync, not the process.
+		// A polite stop takes seven seconds, because etcd waits for the API servers' streams. A
+		// killed etcd keeps its data too: only the machine must not stop without fsync.
 		return c.etcd.end(syscall.SIGKILL)
 	case "start-etcd":
 		return c.startEtcd()

@@ -5,12 +5,12 @@ import (
 	"os"
 )
 
-// kubeconfig is the little of the format that is needed. It is written as
-// JSON, which every reader of YAML takes.
+// kubeconfig holds the few parts of the format that are needed. It is written as JSON, which
+// every YAML reader accepts.
 type kubeconfig struct {
 	server string
 	ca     string
-	// Either a token, or a certificate and its key.
+	// One of both is set: a token, or a certificate and its key.
 	token, cert, key string
 }
 

@@ -23,7 +23,7 @@ type authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-// newAuthority writes ca.crt into dir.
+// newAuthority creates an authority and writes ca.crt into dir.
 func newAuthority(dir string) (*authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -87,8 +87,7 @@ func (a *authority) issueServer(name string) error {
 	})
 }
 
-// issueClient makes a certificate that names a user and its groups the way
-// Kubernetes reads them.
+// issueClient writes a certificate that names a user and its groups as Kubernetes reads them.
 func (a *authority) issueClient(name, user string, groups ...string) error {
 	return a.issue(name, &x509.Certificate{
 		Subject:     pkix.Name{CommonName: user, Organization: groups},

@@ -6,16 +6,14 @@ import (
 	"net"
 )
 
-// The kernel takes the ports of outgoing connections from 32768 upwards. A
-// server's port is chosen below, else a connection of somebody else could sit
-// on it by the time the server is started, or started again.
+// The kernel uses ports from 32768 upwards for outgoing connections. Servers get ports below:
+// otherwise a foreign connection could occupy the port when the server starts again.
 const (
 	lowestPort  = 12000
 	highestPort = 32000
 )
 
-// attempts bounds the retries when another program takes a port between the
-// moment it was found free and the moment the child binds it.
+// attempts bounds the retries when another program takes a free port before the child binds it.
 const attempts = 5
 
 func freePort() (int, error) {

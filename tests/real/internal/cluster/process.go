@@ -15,12 +15,11 @@ import (
 	"watershed.test/real/internal/child"
 )
 
-// termPatience is how long a process may take to end after SIGTERM. A
-// kube-apiserver lets requests in flight finish, up to a minute in the worst
-// case; more than this is a fault worth reporting.
+// termPatience bounds the end of a process after SIGTERM. A kube-apiserver finishes requests in
+// flight, for up to a minute. A longer time is worth an error.
 const termPatience = 75 * time.Second
 
-// process is one child. Its zero value is a child that was never started.
+// process is one child. The zero value is a child that was never started.
 type process struct {
 	name string
 	log  string
@@ -43,8 +42,8 @@ func spawn(name, dir, program string, args ...string) (*process, error) {
 	p.cmd.Dir = dir
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{
-		// Ctrl-C in a terminal is for the harness, which then stops the
-		// children in its own order.
+		// Ctrl-C in a terminal reaches only the harness, which then stops the children in its
+		// own order.
 		Setpgid: true,
 	}
 	if err := child.Start(p.cmd); err != nil {
@@ -76,7 +75,7 @@ func (p *process) pid() int {
 	return p.cmd.Process.Pid
 }
 
-// end signals the child and returns when it is gone.
+// end signals the child and waits until it is gone.
 func (p *process) end(sig syscall.Signal) error {
 	if !p.running() {
 		return errors.New("not running")
@@ -92,13 +91,12 @@ func (p *process) end(sig syscall.Signal) error {
 	}
 }
 
-// failed describes a child that did not do what was expected of it, with the
-// last lines it wrote.
+// failed returns an error about the child with the last lines of its log.
 func (p *process) failed(why string) error {
 	return fmt.Errorf("%s: %s; the end of its log:\n%s", p.name, why, p.tail(4000))
 }
 
-// bindFailed says whether the child ended because somebody else had its port.
+// bindFailed reports whether the child ended because its port was taken.
 func (p *process) bindFailed() bool {
 	return !p.running() && strings.Contains(p.tail(20000), "address already in use")
 }
@@ -117,7 +115,7 @@ func (p *process) tail(size int) string {
 	return string(text)
 }
 
-// await polls until check succeeds, the child ends, or the patience is over.
+// await polls until check succeeds, the child ends, or patience is over.
 func (p *process) await(patience time.Duration, check func() error) error {
 	deadline := time.Now().Add(patience)
 	for {
@@ -134,7 +132,7 @@ func (p *process) await(patience time.Duration, check func() error) error {
 	}
 }
 
-// killAll ends the children that are still there, all at the same time.
+// killAll kills the remaining children, all at the same time.
 func killAll(all ...*process) {
 	var wg sync.WaitGroup
 	for _, p := range all {

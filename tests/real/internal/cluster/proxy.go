@@ -12,13 +12,13 @@ import (
 // proxy is a watershed in front of the cluster.
 type proxy struct {
 	process *process
-	// The addresses it said it listens on.
+	// The addresses that it logged.
 	address, admin string
 }
 
 func (p *proxy) url() string { return "https://" + p.address }
 
-// startProxy does nothing if no proxy was asked for.
+// startProxy starts the proxy if one was asked for.
 func (c *Cluster) startProxy() error {
 	if c.Proxy == "" {
 		return nil
@@ -40,10 +40,10 @@ func (c *Cluster) startProxy() error {
 		}
 	}
 	for _, arg := range c.ProxyArgs {
-		// The directory is not known yet to whoever wrote the argument.
+		// The caller does not know the directory yet when it writes the argument.
 		args = append(args, strings.ReplaceAll(arg, "{dir}", c.Dir))
 	}
-	// A log left by an earlier run in the same --dir has old addresses in it.
+	// An earlier run in the same --dir left a log with old addresses.
 	if err := os.Remove(c.path("watershed.log")); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -59,8 +59,8 @@ func (c *Cluster) startProxy() error {
 	return kubeconfig{server: p.url(), ca: filepath.Join(dir, "ca.crt"), token: identities[0].token}.write(c.path("kubeconfig-via-proxy"))
 }
 
-// readAddresses looks for the lines in which watershed says where it listens.
-// The log is a file and not a pipe, so that nobody has to keep reading it.
+// readAddresses reads the addresses from watershed's log. The log is a file, because somebody
+// would have to keep reading a pipe.
 func (p *proxy) readAddresses() error {
 	text, err := os.ReadFile(p.process.log)
 	if err != nil {

@@ -28,6 +28,7 @@ type Report struct {
 	KubeconfigViaProxy string `json:"kubeconfig_via_proxy,omitempty"`
 }
 
+// Report describes the running cluster.
 func (c *Cluster) Report() Report {
 	r := Report{
 		Dir:             c.Dir,

@@ -18,20 +18,20 @@ import (
 	"watershed.test/real/internal/watches"
 )
 
-// Sides are two ways to the same API: the one that is right by definition, and
-// the one that has to be like it.
+// Sides are two ways to the same API. Right is correct by definition; Asked has to give the
+// same answers.
 type Sides struct{ Right, Asked api.Target }
 
-// Verdict is how one request was answered both ways.
+// Verdict holds the answers of both sides to one request.
 type Verdict struct {
 	Want, Got api.Answer
-	// Difference is empty if there is none.
+	// Difference is empty if both answers agree.
 	Difference string
 }
 
-// Compare sends a request both ways. Nothing is compared with what upstream may
-// have said at another moment: a difference counts only if upstream gives one
-// answer before and after, or two at once if it is a watch.
+// Compare sends a request to both sides. Upstream's answers may differ over time, so a
+// difference counts only if upstream's answers before and after agree. For watches, two at the
+// same time have to agree.
 func (p Sides) Compare(r api.Request) Verdict {
 	ask := p.inTurn
 	if r.IsWatch() {
@@ -68,9 +68,9 @@ func (p Sides) Compare(r api.Request) Verdict {
 	return v
 }
 
-// CompareAtLeisure gives a watch that differs more time: on a busy machine a
-// second may be over before all is said. And it asks again where the proxy says
-// that upstream did not tell it in time who is asking.
+// CompareAtLeisure compares again where load may be the cause of a difference. A watch gets
+// more time: on a busy machine a second may be too short. A request is repeated if upstream did
+// not identify the caller in time.
 func (p Sides) CompareAtLeisure(r api.Request) Verdict {
 	v := p.Compare(r)
 	for range 3 {
@@ -87,7 +87,7 @@ func (p Sides) CompareAtLeisure(r api.Request) Verdict {
 	return v
 }
 
-// hasSeconds is the time of a watch that lasts for few of them.
+// hasSeconds matches the deadline of a watch that lasts for less than ten seconds.
 var hasSeconds = regexp.MustCompile(`([?&])timeoutSeconds=[1-9]\b`)
 
 func (p Sides) inTurn(r api.Request) (before, got api.Response, after *api.Response, err error) {
@@ -97,8 +97,8 @@ func (p Sides) inTurn(r api.Request) (before, got api.Response, after *api.Respo
 	return before, got, nil, err
 }
 
-// atOnce opens three watches, each when the one before has begun: what depends
-// on the moment, as ages do, is between the outer two.
+// atOnce opens three watches, each after the one before has begun. Whatever depends on the
+// time, such as ages, lies between the outer two.
 func (p Sides) atOnce(r api.Request) (before, got api.Response, after *api.Response, err error) {
 	after = &api.Response{}
 	var all sync.WaitGroup
@@ -115,7 +115,7 @@ func (p Sides) atOnce(r api.Request) (before, got api.Response, after *api.Respo
 	return before, got, after, errors.Join(errs[:]...)
 }
 
-// ownHeaders are not compared, each for a reason.
+// ownHeaders lists the headers that are not compared, each with the reason.
 var ownHeaders = map[string]string{
 	"Date":                              "when it was said",
 	"Audit-Id":                          "one for each request; only that there is one is compared",
@@ -142,10 +142,10 @@ func head(a api.Answer) string {
 	return b.String()
 }
 
-// currentVersion is in the text of a ResourceVersionTooLarge.
+// currentVersion matches upstream's version in the text of a ResourceVersionTooLarge.
 var currentVersion = regexp.MustCompile(`(Too large resource version: \d+, current: )\d+`)
 
-// Differ says how an answer differs from the right one.
+// Differ describes the difference between an answer and the right one, or returns "".
 func (p Sides) Differ(r api.Request, want, got api.Response) string {
 	if w, g := head(want.Answer), head(got.Answer); w != g {
 		return fmt.Sprintf("upstream: %s%s\nasked:    %s%s", w, api.Excerpt(want.Body, 0), g, api.Excerpt(got.Body, 0))
@@ -175,9 +175,8 @@ func (p Sides) Differ(r api.Request, want, got api.Response) string {
 	return ""
 }
 
-// versionsMayDiffer compares two lists whose versions are not the same, as is
-// the right of two lists that need not be of one version. It yields what is
-// wrong.
+// versionsMayDiffer compares two lists that need not be of the same version. It returns what is
+// wrong, or "".
 func (p Sides) versionsMayDiffer(r api.Request, contentType, want, got string) string {
 	wanted, restWanted, ok := api.ParseList(contentType, want)
 	if !ok {
@@ -224,11 +223,11 @@ func (p Sides) versionsMayDiffer(r api.Request, contentType, want, got string) s
 	return ""
 }
 
-// latestVersion stands for the newest version there is.
+// latestVersion stands for the newest version.
 const latestVersion = ^uint64(0)
 
-// versionFloor says whether a list may be of another version than upstream's, and
-// which it must not be older than.
+// versionFloor reports whether a list may be of another version than upstream's, and the
+// version that it must reach.
 func versionFloor(query url.Values) (floor uint64, free bool) {
 	if text := query.Get("continue"); text != "" {
 		t, err := api.ParseContinueToken(text)
@@ -247,9 +246,8 @@ func versionFloor(query url.Values) (floor uint64, free bool) {
 	}
 }
 
-// differInFrames compares two watches event by event. Bookmarks may come or not
-// and be of any version that is true; the end of the initial events has its
-// place among the events, and its form.
+// differInFrames compares two watches event by event. Bookmarks are optional, and may have any
+// version that is true. The end mark of the initial events has a fixed place and form.
 func (p Sides) differInFrames(r api.Request, want, got api.Response, wanted []api.Frame) string {
 	w, err := api.Record(wanted)
 	if err != nil {
@@ -286,8 +284,8 @@ func (p Sides) differInFrames(r api.Request, want, got api.Response, wanted []ap
 	return ""
 }
 
-// IsLate says that one of two watches only lacks the last events of the other: on
-// a busy machine its time may be over before they are there.
+// IsLate reports whether one of two watches only lacks the last events of the other. On a busy
+// machine its time may be over before they arrive.
 func IsLate(r api.Request, want, got api.Response) bool {
 	var both [2]api.Recording
 	for i, answer := range []api.Answer{want.Answer, got.Answer} {
@@ -308,11 +306,11 @@ func IsLate(r api.Request, want, got api.Response) bool {
 	return n < max(len(both[0].Events), len(both[1].Events))
 }
 
-// retryAfter is drawn by lot where upstream has no watch cache.
+// retryAfter matches a value that upstream draws at random where it has no watch cache.
 var retryAfter = regexp.MustCompile(`"retryAfterSeconds":[123]\b`)
 
-// withoutVolatileVersions is an event, but for the version an ERROR says its server has come to or
-// begins with.
+// withoutVolatileVersions returns an event. In an ERROR it replaces the versions that depend on
+// the server's state.
 func withoutVolatileVersions(r api.Request, f api.Frame) string {
 	if f.Event != "ERROR" {
 		return f.Raw
@@ -324,10 +322,10 @@ func withoutVolatileVersions(r api.Request, f api.Frame) string {
 	return oldestVersion.ReplaceAllString(text, "${1}N)")
 }
 
-// oldestVersion is in the text of an Expired: what this server can go on from.
+// oldestVersion matches the oldest version that a server knows, in the text of an Expired.
 var oldestVersion = regexp.MustCompile(`(too old resource version: \d+ \()\d+\)`)
 
-// wrongBookmarks checks what bookmarks promise, and that they look like upstream's.
+// wrongBookmarks checks the promises and the form of bookmarks, and returns what is wrong.
 func (p Sides) wrongBookmarks(r api.Request, w, g api.Recording) string {
 	shapes := map[bool]string{}
 	for _, m := range w.Marks {

@@ -8,20 +8,20 @@ import (
 	"watershed.test/real/internal/api"
 )
 
-// knownDifference is a way in which watershed is not like upstream, and is known
-// not to be. Each has a request that shows it: when that one no longer differs,
-// the entry has to go.
+// knownDifference is a way in which watershed is known to differ from upstream. Its requests
+// show the difference. Once they no longer do, the entry has to be removed.
 type knownDifference struct {
 	Name, Reason string
-	// Is tells whether a difference is this one.
+	// Is reports whether a difference is this one.
 	Is func(r api.Request, want, got api.Answer) bool
-	// Shown are requests that differ.
+	// Shown returns requests that differ.
 	Shown func(t *testing.T) []api.Request
 }
 
-// KnownDifferences has none at present.
+// KnownDifferences lists all known differences. There are none at present.
 var KnownDifferences []knownDifference
 
+// FromMemory reports whether watershed answered without upstream.
 func FromMemory(a api.Answer) bool {
 	return !strings.HasPrefix(a.Header.Get("X-Watershed-Source"), "forward")
 }
@@ -31,16 +31,17 @@ type Findings struct {
 	T *testing.T
 
 	mutex sync.Mutex
-	// pairs were compared, sources is from where they were answered.
+	// pairs counts the compared requests; sources counts the proxy's answers by their source.
 	pairs, differences int
 	Sources            map[string]int
 	known              map[string]int
 	Statuses           map[int]int
 }
 
-// ShownDifferences is how many differences are told at length.
+// ShownDifferences is the number of differences that are reported at length.
 const ShownDifferences = 12
 
+// Add records a verdict and reports its difference, if that is not known.
 func (f *Findings) Add(r api.Request, v Verdict) {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
@@ -64,6 +65,7 @@ func (f *Findings) Add(r api.Request, v Verdict) {
 	}
 }
 
+// Report fails the test if anything differed, and logs the counts.
 func (f *Findings) Report() {
 	f.T.Helper()
 	if f.differences > 0 {

@@ -19,8 +19,8 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// Settle waits until both sides' memory has come to a version, in each encoding
-// that the type has.
+// Settle waits until the memory of both sides has reached a version, in each encoding of the
+// type.
 func Settle(t *testing.T, collection string, version uint64) {
 	t.Helper()
 	for _, to := range testbed.Targets() {
@@ -36,9 +36,9 @@ func Settle(t *testing.T, collection string, version uint64) {
 	}
 }
 
-// Reads is what can be asked about a collection and an object in it: gets,
-// lists, pages and watches in every form, of whichever version. Both sides have
-// come to the newest object when it returns. Selectors are parts of a query.
+// Reads returns the requests for a collection and an object in it: gets, lists, pages and
+// watches, in every form and of different versions. It first waits until both sides have the
+// newest object. selectors are parts of a query.
 func Reads(t *testing.T, collection, name string, selectors ...string) []api.Request {
 	t.Helper()
 	all := require.Value(testbed.Upstream.Must(t, api.Request{Path: collection}).Items())(t)
@@ -71,7 +71,7 @@ func readsAtVersion(t *testing.T, collection, name string, newest uint64, select
 		r.Accept = accept
 		requests = append(requests, r)
 	}
-	// Those that take their time come first.
+	// The slow requests come first.
 	for _, q := range watches {
 		for _, accept := range []string{"", api.ProtobufType, api.MetadataJSON, api.MetadataProtobuf} {
 			add(collection, append(api.Query{"watch=1", "timeoutSeconds=1"}, q...), accept)
@@ -90,14 +90,14 @@ func readsAtVersion(t *testing.T, collection, name string, newest uint64, select
 	return requests
 }
 
-// SameAnswers sends requests both ways and compares status, headers and body. It
-// counts upstream's statuses.
+// SameAnswers sends requests to both sides and compares status, headers and body. It returns
+// the number of answers by upstream's status.
 func SameAnswers(t *testing.T, requests []api.Request) (statuses map[int]int) {
 	t.Helper()
 	return CompareAll(t, requests).Statuses
 }
 
-// CompareAll does it and tells all it has found.
+// CompareAll does the same and returns everything it found.
 func CompareAll(t *testing.T, requests []api.Request) *Findings {
 	t.Helper()
 	found := &Findings{T: t}
@@ -108,9 +108,9 @@ func CompareAll(t *testing.T, requests []api.Request) *Findings {
 	return found
 }
 
-// SameEvents has the same watches opened at both sides and then something
-// written, of which each watch must see the object that write names. What was
-// seen up to that is compared event by event; the number of events is returned.
+// SameEvents opens the same watches at both sides and then calls write. Each watch has to see
+// the object that write names. All events up to that one are compared; their number is
+// returned.
 func SameEvents(t *testing.T, watches []api.Request, write func() (last string)) (events int) {
 	t.Helper()
 	var all [2][]*openAnswer
@@ -138,7 +138,7 @@ func SameEvents(t *testing.T, watches []api.Request, write func() (last string))
 	return events
 }
 
-// openAnswer is an answer that is still coming.
+// openAnswer is an answer that is still arriving.
 type openAnswer struct {
 	mutex sync.Mutex
 	api.Answer
@@ -170,7 +170,7 @@ func (l *openAnswer) follow(ctx context.Context, to api.Target, r api.Request, b
 	}
 }
 
-// until is the answer when it has come to an object's first event.
+// until waits for the first event of an object and returns the answer up to then.
 func (l *openAnswer) until(t *testing.T, last string, to api.Target, r api.Request) api.Response {
 	t.Helper()
 	var a api.Answer

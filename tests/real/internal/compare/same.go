@@ -10,7 +10,7 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// Same sends a request that changes nothing both ways and compares the answers.
+// Same sends a read to both sides and compares the answers.
 func Same(t *testing.T, r api.Request) api.Answer {
 	t.Helper()
 	want, got := testbed.Upstream.Send(t, r), testbed.Proxied.Send(t, r)
@@ -23,16 +23,16 @@ func Same(t *testing.T, r api.Request) api.Answer {
 
 var continueField = regexp.MustCompile(`"continue": ?"[^"]+"`)
 
-// BlankTokens hides continue tokens: they hold a version, and are as good in
-// either of the two spellings that upstream itself uses.
+// BlankTokens replaces continue tokens. They contain a version, and upstream itself uses two
+// spellings of them.
 func BlankTokens(text string) string {
 	return continueField.ReplaceAllString(text, `"continue":"TOKEN"`)
 }
 
 var continueFields = regexp.MustCompile(`eyJ2Ij[A-Za-z0-9_-]+`)
 
-// EqualLists compares two answers to the byte. Older releases take pages from
-// etcd and leave a slash out of their tokens, which all releases read either way.
+// EqualLists reports whether two bodies are equal. Older releases read pages from etcd and omit
+// a slash in their tokens, which all releases read either way.
 func EqualLists(want, got string) bool {
 	if want == got || testbed.Upstream.WritesSlash() {
 		return want == got
@@ -46,6 +46,6 @@ func EqualLists(want, got string) bool {
 			return strings.Replace(string(text), `"start":"/`, `"start":"`, 1)
 		})
 	}
-	// In protobuf the lengths before the token differ, too.
+	// In protobuf the lengths before the token differ as well.
 	return read(want) == read(got) || !strings.HasPrefix(want, "{") && continueFields.MatchString(want)
 }

@@ -10,9 +10,9 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// StartCluster has a cluster of its own, for as long as the test: nobody
-// else writes there, and what is older than its API server's start is forgotten
-// by all, so that each run finds the same.
+// StartCluster gives the test a cluster of its own, which replaces the shared one until the
+// test ends. Nobody else writes there. Everything older than the API server's start is
+// forgotten, so each run finds the same.
 func StartCluster(t *testing.T, config string) *testbed.Proxy {
 	t.Helper()
 	c := require.Value(testbed.Start())(t)

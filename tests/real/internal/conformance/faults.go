@@ -16,8 +16,8 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// PlantedFaults puts proxies with one fault each in watershed's place. The
-// comparison has to see every fault, and none where there is none.
+// PlantedFaults compares upstream with proxies that have one fault each. The comparison has to
+// find every fault, and nothing where there is none.
 func PlantedFaults(t *testing.T) {
 	t.Run("answers", faultsInAnswers)
 	t.Run("watches", faultsInWatches)
@@ -45,7 +45,7 @@ func faultsInAnswers(t *testing.T) {
 	seen := make([][]string, len(faults))
 	for round := range 2 {
 		if round == 1 {
-			// Something happens between two looks at the same.
+			// One object changes between two looks at the same request.
 			testbed.Upstream.Must(t, api.Request{Method: "DELETE", Path: terrains["configmaps"].collection + "/e"})
 		}
 		parallel.ForEach(4, places, func(i int, place api.Target) {
@@ -63,8 +63,8 @@ func faultsInAnswers(t *testing.T) {
 	t.Logf("%d faults, %d requests for each", len(faults)-1, len(probes))
 }
 
-// faultsInWatches lasts longer where little is written in a second: a fault has
-// something to happen to only once there was an event of its kind.
+// faultsInWatches repeats with more time where little is written in a second: a fault needs an
+// event of its kind.
 func faultsInWatches(t *testing.T) {
 	const longest = 40
 	for seconds, enough := 5, false; !enough; seconds *= 2 {
@@ -73,7 +73,7 @@ func faultsInWatches(t *testing.T) {
 	}
 }
 
-// faultsInWatchesFor yields whether enough was written to judge by.
+// faultsInWatchesFor reports whether enough was written to decide.
 func faultsInWatchesFor(t *testing.T, seconds int, last bool) bool {
 	chance := random.Stream(random.Seed(t), 3)
 	suffix := fmt.Sprint("-f", seconds)
@@ -91,7 +91,7 @@ func faultsInWatchesFor(t *testing.T, seconds int, last bool) bool {
 	for _, f := range faults {
 		places = append(places, faulty.Start(t, testbed.Upstream, f))
 	}
-	// A moment for the first states to be there.
+	// The first states need a moment to be complete.
 	for i := range 6 {
 		testbed.Upstream.Must(t, api.Request{Method: "POST", Path: "/api/v1/namespaces/watched" + suffix + "/configmaps", Body: api.JSON(objects.ConfigMap(fmt.Sprint("early-", i)))})
 	}
@@ -106,7 +106,7 @@ func faultsInWatchesFor(t *testing.T, seconds int, last bool) bool {
 		return false
 	}
 	for j, r := range requests {
-		// The last is the one without a fault.
+		// The last proxy is the one without a fault.
 		if !last && compare.IsLate(r, all[0][j], all[len(faults)][j]) {
 			t.Logf("%v: not all was there when its time was over", r)
 			return false

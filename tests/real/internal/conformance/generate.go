@@ -23,7 +23,7 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// pairs is how many pairs of requests are generated.
+// pairs returns the number of request pairs to generate.
 func pairs(t *testing.T) int {
 	if text := os.Getenv("CONFORMANCE_PAIRS"); text != "" {
 		return require.Value(strconv.Atoi(text))(t)
@@ -31,18 +31,19 @@ func pairs(t *testing.T) int {
 	return 1500
 }
 
-// Resource is a type of objects that requests are generated for.
+// Resource is a type for which requests are generated.
 type Resource struct {
-	// Root is the path of its version, such as /apis/apps/v1.
+	// Root is the path of the type's version, such as /apis/apps/v1.
 	Root, Plural string
 	Namespaced   bool
-	// body is an object without its metadata; no objects are made if it is
-	// empty. NS in it is the namespace.
+	// body is an object without its metadata, in which NS stands for the namespace. If it is
+	// empty, no objects are made.
 	body string
-	// fields are what a selector may name, with values that occur.
+	// fields are field selectors with values that occur.
 	fields []string
 }
 
+// Path returns the path of a collection or of an object.
 func (s Resource) Path(ns, name string) string {
 	path := s.Root
 	if ns != "" {
@@ -108,7 +109,7 @@ var resources = []Resource{
 	{"/apis/nobody.test/v1", "things", true, "", nil},
 }
 
-// apiVersion is what objects of a sort say of themselves.
+// apiVersion returns the apiVersion of the type's objects.
 func (s Resource) apiVersion() string {
 	return strings.TrimPrefix(strings.TrimPrefix(s.Root, "/apis/"), "/api/")
 }
@@ -118,13 +119,13 @@ var (
 	objectNames = []string{"alpha", "beta", "alpha-b", "alpha.b", "gamma"}
 )
 
-// generator is what generated requests are about, and how it changes.
+// generator makes random requests, and the random writes between them.
 type generator struct {
 	t      *testing.T
 	chance *rand.Rand
-	// there is what exists, by path.
+	// there holds the paths of existing objects.
 	there map[string]bool
-	// current is the version all writes have come to, old that of the batch before.
+	// current is the version after all writes; old is that of the batch before.
 	current, old uint64
 	// own is the newest version among each type's objects.
 	own    map[string]uint64
@@ -184,7 +185,7 @@ func (g *generator) furnish() {
 	g.turn()
 }
 
-// write makes, changes or removes one object.
+// write creates, changes or deletes one object.
 func (g *generator) write(s Resource, ns, name string) {
 	if s.body == "" {
 		return
@@ -193,7 +194,7 @@ func (g *generator) write(s Resource, ns, name string) {
 		ns = ""
 	}
 	if s.Plural != "configmaps" {
-		// Not every type takes dots.
+		// Some types do not accept dots in names.
 		name = strings.ReplaceAll(name, ".", "0")
 	}
 	path := s.Path(ns, name)
@@ -212,12 +213,13 @@ func (g *generator) write(s Resource, ns, name string) {
 		r = api.Request{Method: "PATCH", Path: path, ContentType: api.MergePatch,
 			Body: fmt.Sprintf(`{"metadata":{"labels":{"tier":"%s"},"annotations":{"n":"%d"}}}`, tier, g.chance.IntN(1000))}
 	}
-	// Claims stay, to be deleted by a controller that is not here.
+	// Deleted claims stay: the controller that removes them does not run here.
 	stays := r.Method != "DELETE" || s.Plural == "persistentvolumeclaims"
 	a := testbed.Targets()[g.chance.IntN(2)].Send(g.t, r)
 	switch {
 	case a.Status == http.StatusNotFound && g.there[path]:
-		// Upstream may have removed it itself: some releases do so with a service's endpoints.
+		// Upstream may have removed the object itself: some releases do so with a service's
+		// endpoints.
 		stays = false
 	case a.Status >= 300:
 		g.t.Fatalf("%v: %d %s", r, a.Status, a.Body)
@@ -225,7 +227,7 @@ func (g *generator) write(s Resource, ns, name string) {
 	g.there[path] = stays
 }
 
-// turn ends the writes of a batch: everyone has seen them, and there are new
+// turn ends a batch of writes. It waits until both sides have seen them, and collects new
 // versions and tokens to ask for.
 func (g *generator) turn() {
 	t := g.t
@@ -257,7 +259,7 @@ func (g *generator) turn() {
 	}
 }
 
-// settle waits until answers from memory have what upstream has now.
+// settle waits until answers from memory equal upstream's present state.
 func (g *generator) settle(s Resource, accept string, want map[string]uint64) {
 	for _, to := range testbed.Targets() {
 		poll.Until(g.t, to.Name+" has the newest "+s.Plural, func() error {
@@ -274,7 +276,7 @@ func (g *generator) settle(s Resource, accept string, want map[string]uint64) {
 	}
 }
 
-// weighted is one of some values, each with a weight.
+// weighted is a choice between values, each with a weight.
 type weighted []struct {
 	weight int
 	value  string
@@ -294,7 +296,7 @@ func (d weighted) pick(chance *rand.Rand) string {
 	panic("unreachable")
 }
 
-// unset is an option that is not given.
+// unset stands for an option that is not given.
 const unset = "\x00"
 
 var (
@@ -349,7 +351,7 @@ var (
 	}
 )
 
-// generate makes up a request. What only a moment knows is in braces.
+// generate returns a random request. Values that are known only later are in braces.
 func (g *generator) generate() api.Request {
 	c := g.chance
 	s := resources[c.IntN(len(resources))]
@@ -453,7 +455,7 @@ func (g *generator) generate() api.Request {
 	return q.On(r.Path).Like(r)
 }
 
-// now fills in what only this moment knows.
+// now replaces the values in braces by those of this moment.
 func (g *generator) now(r api.Request) api.Request {
 	r.Path = strings.NewReplacer("{current}", fmt.Sprint(g.current), "{old}", fmt.Sprint(g.old)).Replace(r.Path)
 	if before, after, found := strings.Cut(r.Path, "{own "); found {
@@ -475,8 +477,8 @@ func (g *generator) now(r api.Request) api.Request {
 	return r
 }
 
-// Generated sends generated requests both ways. Between batches of
-// them objects are made, changed and removed.
+// Generated sends random requests to both sides. Between batches, objects are created, changed
+// and deleted.
 func Generated(t *testing.T) {
 	seed := random.Seed(t)
 	g := &generator{t: t, chance: random.Stream(seed, 1), there: map[string]bool{}}
@@ -490,7 +492,7 @@ func Generated(t *testing.T) {
 		for range min(batch, left) {
 			all = append(all, g.now(g.generate()))
 		}
-		// Watches take their time, whatever else is done.
+		// Watches last until their deadline, so they start first.
 		slices.SortStableFunc(all, func(a, b api.Request) int { return WatchSeconds(b) - WatchSeconds(a) })
 		parallel.ForEach(24, all, func(_ int, r api.Request) {
 			found.Add(r, compare.Sides{Right: testbed.Upstream, Asked: testbed.Proxied}.CompareAtLeisure(r))
@@ -506,6 +508,7 @@ func Generated(t *testing.T) {
 	t.Logf("%v in all", time.Since(began).Round(time.Millisecond))
 }
 
+// WatchSeconds returns the deadline of a watch, or 0.
 func WatchSeconds(r api.Request) int {
 	seconds, _ := strconv.Atoi(r.Values().Get("timeoutSeconds"))
 	return seconds

@@ -8,7 +8,7 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// conformanceKnown: what is listed as different still is.
+// KnownDifferences checks that every difference on the list still exists.
 func KnownDifferences(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("upstream does not differ from itself")

@@ -24,13 +24,13 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// fullMatrix asks for every cell of the matrices, not for a sample.
+// fullMatrix selects every cell of the matrices instead of a sample.
 var fullMatrix = os.Getenv("CONFORMANCE_FULL") != "" || writeTable
 
-// writeTable has the tables of docs/conformance.md written anew.
+// writeTable makes the test write the tables of docs/conformance.md.
 var writeTable = os.Getenv("CONFORMANCE_WRITE") != ""
 
-// axis is one option of a request and the values that are tried.
+// axis is one option of a request with the values to try.
 type axis struct {
 	name   string
 	values []string
@@ -43,7 +43,7 @@ var (
 	typeAxis    = axis{"type", []string{"configmaps", "namespaces", "events", "custom"}}
 )
 
-// matrices are all combinations of the options of each kind of read.
+// matrices combine all options of each kind of read.
 var matrices = []*matrix{
 	{
 		name: "Get",
@@ -78,7 +78,7 @@ type matrix struct {
 	name string
 	axes []axis
 	ask  func(*matrixObjects, map[string]string) api.Request
-	// sample is of how many cells the short form takes one.
+	// sample returns n where the short form takes one cell of n.
 	sample func(map[string]string) uint64
 }
 
@@ -93,7 +93,7 @@ func (m *matrix) cells() []cell {
 	return combinations(box)
 }
 
-// combinations is all combinations of some values of each axis.
+// combinations returns all combinations of some values of each axis.
 func combinations(box [][]string) []cell {
 	all := []cell{nil}
 	for _, values := range box {
@@ -108,7 +108,7 @@ func combinations(box [][]string) []cell {
 	return all
 }
 
-// refused says that upstream takes such a list for malformed.
+// refused reports whether upstream rejects such a list as malformed.
 func refused(values map[string]string) bool {
 	match, v, token := values["resourceVersionMatch"], values["resourceVersion"], values["continue"]
 	return values["limit"] == "garbage" || values["sendInitialEvents"] != "unset" || match == "garbage" ||
@@ -123,14 +123,13 @@ func (m *matrix) values(c cell) map[string]string {
 	return values
 }
 
-// matrixObjects is the objects of one type that the matrices are about, and versions
-// of its history.
+// matrixObjects are the objects of one type in the matrices, and versions of their history.
 type matrixObjects struct {
 	collection string
-	// old is followed by an update, a deletion and a creation; current is that
-	// of the last of them.
+	// An update, a deletion and a creation follow old. current is the version of the last of
+	// them.
 	old, current uint64
-	// valid is a continue token of upstream's for the old version.
+	// valid is upstream's continue token for the old version.
 	valid          string
 	there, deleted string
 }
@@ -188,10 +187,10 @@ func askWatch(t *matrixObjects, values map[string]string) api.Request {
 	q.Set("allowWatchBookmarks", values["allowWatchBookmarks"])
 	switch {
 	case values["resourceVersion"] == "future" && values["sendInitialEvents"] != "unset":
-		// Upstream waits three seconds for the version, and says so then.
+		// Upstream waits three seconds for the version before it refuses.
 		q.Set("timeoutSeconds", "5")
 	case values["type"] == "events":
-		// The history comes from etcd, which takes its time for many at once.
+		// The history comes from etcd, which is slow for many requests at once.
 		q.Set("timeoutSeconds", "4")
 	default:
 		q.Set("timeoutSeconds", "1")
@@ -199,12 +198,12 @@ func askWatch(t *matrixObjects, values map[string]string) api.Request {
 	return q.On(t.collection)
 }
 
-// outcome is how one cell was answered, in the words of the tables.
+// outcome describes the answers to one cell in the words of the tables.
 type outcome struct{ upstream, ours, source string }
 
 func (o outcome) String() string { return o.upstream + " | " + o.ours + " | " + o.source }
 
-// inShort is an answer in a few words.
+// inShort describes an answer in a few words.
 func inShort(r api.Request, t *matrixObjects, a api.Answer) string {
 	if a.Status != 200 {
 		var status metav1.Status
@@ -288,10 +287,10 @@ func watchInShort(a api.Answer) string {
 	return words
 }
 
-// objectsPerType is how many of each type there are at either version.
+// objectsPerType is the number of objects of each type at either version.
 const objectsPerType = 5
 
-// furnishMatrix makes what the matrices are about.
+// furnishMatrix creates the objects for the matrices.
 func furnishMatrix(t *testing.T) map[string]*matrixObjects {
 	t.Helper()
 	ns := objects.Namespace(t)
@@ -318,7 +317,7 @@ func furnishMatrix(t *testing.T) map[string]*matrixObjects {
 		for _, name := range []string{"a", "b", "c", "d", "e"} {
 			testbed.Upstream.Must(t, api.Request{Method: "POST", Path: g.collection, Body: m.body(m.prefix + name)})
 		}
-		// The proxy has the type from here on.
+		// The proxy caches the type from here on.
 		testbed.Proxied.Must(t, api.Request{Path: g.collection + "?resourceVersion=0"})
 	}
 	for kind, m := range makers {
@@ -341,7 +340,7 @@ func furnishMatrix(t *testing.T) map[string]*matrixObjects {
 	return terrains
 }
 
-// finalize ends a namespace that is being deleted; nobody else does.
+// finalize ends the deletion of a namespace, which no controller does here.
 func finalize(t *testing.T, name string) {
 	t.Helper()
 	client := api.Clientset(t, testbed.Upstream).CoreV1().Namespaces()
@@ -350,14 +349,14 @@ func finalize(t *testing.T, name string) {
 	require.Value(client.Finalize(context.Background(), ns, metav1.UpdateOptions{}))(t)
 }
 
-// Matrix sends every combination of the options of gets, lists
-// and watches both ways, for a built-in type, one without namespaces, events and
-// a custom type. The short form takes a sample, another one each time.
+// Matrix sends every combination of the options of gets, lists and watches to both sides. It
+// does so for a built-in type, one without namespaces, events and a custom type. The short form
+// takes a different sample each time.
 func Matrix(t *testing.T) {
 	seed := random.Seed(t)
 	terrains := furnishMatrix(t)
 	results := make([]map[string]outcome, len(matrices))
-	// Most of the time of a sample is waiting for versions and deadlines.
+	// A sample mostly waits for versions and deadlines, so the matrices run side by side.
 	var running sync.WaitGroup
 	for i, m := range matrices {
 		if m.name == "Watch" && fullMatrix {
@@ -366,7 +365,7 @@ func Matrix(t *testing.T) {
 		running.Go(func() { results[i] = m.run(t, seed, terrains) })
 	}
 	running.Wait()
-	// The table is of one release.
+	// The table describes one release.
 	if !testbed.Direct && os.Getenv("REAL_BIN") == "" {
 		holdTable(t, results)
 	}
@@ -382,7 +381,7 @@ func (m *matrix) run(t *testing.T, seed uint64, terrains map[string]*matrixObjec
 			return h.Sum64()%m.sample(m.values(c)) != 0
 		})
 	}
-	// What makes upstream wait comes first, beside the rest.
+	// Requests that make upstream wait come first, beside the rest.
 	slices.SortStableFunc(cells, func(a, b cell) int { return waits(m.values(b)) - waits(m.values(a)) })
 	outcomes := make([]outcome, len(cells))
 	found := &compare.Findings{T: t}

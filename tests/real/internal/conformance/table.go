@@ -35,8 +35,8 @@ The types are a built-in one with namespaces, one without, events (which upstrea
 | from | the header ` + "`X-Watershed-Source`" + ` |
 `
 
-// row is one row of a table: the values that it is about, for each axis, and
-// how all of these are answered.
+// row is one row of a table: for each axis the values that it covers, and the outcome that they
+// share.
 type row struct {
 	values  [][]string
 	outcome outcome
@@ -51,7 +51,7 @@ func (r row) has(c cell) bool {
 	return true
 }
 
-// grid is how the cells of a matrix were answered.
+// grid holds the outcomes of a matrix's cells.
 type grid struct {
 	axes     []axis
 	outcomes map[string]outcome
@@ -59,7 +59,7 @@ type grid struct {
 
 func (g *grid) at(c cell) outcome { return g.outcomes[strings.Join(c, "|")] }
 
-// rows says it all in few rows.
+// rows describes all outcomes in few rows.
 func (g *grid) rows() []row {
 	var box [][]string
 	for _, a := range g.axes {
@@ -72,7 +72,7 @@ func (g *grid) rows() []row {
 	return rows
 }
 
-// named is some values of an axis in short.
+// named returns a short name for some values of an axis.
 func (a axis) named(values []string) string {
 	var in, out []string
 	for _, v := range a.values {
@@ -91,7 +91,7 @@ func (a axis) named(values []string) string {
 	return strings.Join(in, ", ")
 }
 
-// valuesOf is the inverse of named.
+// valuesOf returns the values that a name from named stands for.
 func (a axis) valuesOf(name string) []string {
 	if name == "any" {
 		return a.values
@@ -102,7 +102,7 @@ func (a axis) valuesOf(name string) []string {
 	return strings.Split(name, ", ")
 }
 
-// merge makes one row of two that differ in one axis only, if there are such.
+// merge joins two rows that differ in one axis only, if there are such.
 func merge(rows []row) ([]row, bool) {
 	for i, r := range rows {
 		for j := i + 1; j < len(rows); j++ {
@@ -124,12 +124,12 @@ func merge(rows []row) ([]row, bool) {
 	return rows, false
 }
 
-// within is the rows of a part of the grid.
+// within returns the rows of a part of the grid.
 func (g *grid) within(box [][]string) (rows []row) {
 	if o, same := g.uniform(box); same {
 		return []row{{slices.Clone(box), o}}
 	}
-	// What is answered in one way whatever else is asked comes first.
+	// Values that decide the outcome alone come first.
 	for axis := 0; axis < len(box); axis++ {
 		for _, v := range box[axis] {
 			if o, same := g.uniform(narrowed(box, axis, v)); same {
@@ -179,7 +179,7 @@ func narrowed(box [][]string, axis int, values ...string) [][]string {
 	return box
 }
 
-// uniform says whether all of a part is answered in one way.
+// uniform reports whether a part of the grid has a single outcome.
 func (g *grid) uniform(box [][]string) (o outcome, same bool) {
 	all := combinations(box)
 	o = g.at(all[0])
@@ -191,7 +191,7 @@ func (g *grid) uniform(box [][]string) (o outcome, same bool) {
 	return o, true
 }
 
-// holdTable compares outcomes with the committed table, or writes it.
+// holdTable compares outcomes with the committed table, or writes the table.
 func holdTable(t *testing.T, results []map[string]outcome) {
 	t.Helper()
 	if writeTable {

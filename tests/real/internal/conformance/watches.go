@@ -22,14 +22,14 @@ import (
 	"watershed.test/real/internal/workload"
 )
 
-// watchQuery is what is watched while others write, and in which form.
+// watchQuery selects what is watched during the writes, and in which form.
 type watchQuery struct {
 	kind           string
 	namespace      string
 	labels, fields string
 	accept         string
-	// from is the rest of the query; {version} in it is the one before the
-	// first write.
+	// from is the rest of the query. {version} in it stands for the version before the first
+	// write.
 	from string
 }
 
@@ -67,7 +67,7 @@ var watchQueries = []watchQuery{
 	{"widgets", "", "tier!=gold", "spec.size=1", "", api.FromAnyVersion},
 }
 
-// watchRun is a cluster's objects, written at random, and watched meanwhile.
+// watchRun holds objects that are written at random and watched meanwhile.
 type watchRun struct {
 	t      *testing.T
 	plays  []*workload.Scenario
@@ -77,7 +77,7 @@ type watchRun struct {
 
 var watchedNamespaces = []string{"watched", "watched-b", "watched0"}
 
-// newWatchRun makes the namespaces and the custom type, and a few objects.
+// newWatchRun creates the namespaces, the custom type and a few objects.
 func newWatchRun(t *testing.T, chance *rand.Rand, suffix string) *watchRun {
 	t.Helper()
 	s := &workload.Stage{Cluster: testbed.Shared, Widget: objects.NewWidget(t)}
@@ -123,8 +123,7 @@ func (s *watchRun) request(l watchQuery, seconds int, suffix string) api.Request
 	return r
 }
 
-// run opens all watches at all places, writes while they are open, and yields
-// what each place's watches saw.
+// run opens all watches at all places, writes meanwhile, and returns the answers of each place.
 func (s *watchRun) run(chance *rand.Rand, places []api.Target, requests []api.Request, seconds int) [][]api.Response {
 	t := s.t
 	all := make([][]api.Response, len(places))
@@ -141,7 +140,7 @@ func (s *watchRun) run(chance *rand.Rand, places []api.Target, requests []api.Re
 			})
 		}
 	}
-	// The last fifth of the time is for what was written to arrive.
+	// The last fifth of the time lets the writes arrive.
 	deadline := time.Now().Add(time.Duration(seconds) * time.Second * 4 / 5)
 	begun.Wait()
 	var writing sync.WaitGroup
@@ -163,8 +162,8 @@ func (s *watchRun) run(chance *rand.Rand, places []api.Target, requests []api.Re
 	return all
 }
 
-// Watches opens every look at both sides, writes at random through
-// both, and compares what was seen, event by event and byte by byte.
+// Watches opens every watch at both sides, writes at random through both, and compares the
+// events byte by byte.
 func Watches(t *testing.T) {
 	seconds := 6
 	if os.Getenv("CONFORMANCE_FULL") != "" {
@@ -179,7 +178,7 @@ func Watches(t *testing.T) {
 	}
 }
 
-// codingOf is how a watch that begins is compressed.
+// codingOf returns the Content-Encoding of a watch.
 func codingOf(t *testing.T, to api.Target, r api.Request) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), poll.Patience)
@@ -189,7 +188,7 @@ func codingOf(t *testing.T, to api.Target, r api.Request) string {
 	return resp.Header.Get("Content-Encoding")
 }
 
-// watchesFor yields whether the time was enough for all that was written.
+// watchesFor reports whether the time sufficed for everything that was written.
 func watchesFor(t *testing.T, seconds int, suffix string, last bool) bool {
 	chance := random.Stream(random.Seed(t), 2)
 	s := newWatchRun(t, chance, suffix)
@@ -197,11 +196,11 @@ func watchesFor(t *testing.T, seconds int, suffix string, last bool) bool {
 	for _, l := range watchQueries {
 		r := s.request(l, seconds, suffix)
 		requests = append(requests, r)
-		// Upstream compresses these.
+		// Upstream compresses these watches.
 		if strings.HasPrefix(l.from, "sendInitialEvents") {
 			r.Header = map[string]string{"Accept-Encoding": "gzip"}
 			requests = append(requests, r)
-			// On a busy machine the first may be served before that is known.
+			// On a busy machine the proxy may serve the first such watch before it knows that.
 			poll.Until(t, "it is known whether they are compressed", func() error {
 				if want, got := codingOf(t, testbed.Upstream, r), codingOf(t, testbed.Proxied, r); want != got {
 					return fmt.Errorf("not %q but %q", want, got)

@@ -12,7 +12,7 @@ import (
 	"watershed.test/real/internal/api"
 )
 
-// InAnswers show in what is asked and answered.
+// InAnswers returns the faults that show in requests and answers.
 func InAnswers() []Fault {
 	of := func(pattern, replacement string) func(string, http.Header, []byte) []byte {
 		p := regexp.MustCompile(pattern)

@@ -17,28 +17,28 @@ import (
 	"watershed.test/real/internal/require"
 )
 
-// Fault is what a proxy could do wrong. Each function is nil, or alters its part.
+// Fault is one thing that a proxy may do wrong. Each function is nil or alters its part.
 type Fault struct {
 	Name   string
 	Asked  func(query url.Values)
 	Header func(of http.Header)
 	answer func(path string, header http.Header, body []byte) []byte
-	// events yields, for a watch, what becomes of each of its lines.
+	// events returns, for a watch, a function that replaces each of its lines.
 	events func(query url.Values) func(line []byte) [][]byte
-	// Twice says that it takes two looks at the same to see it.
+	// Twice marks a fault that shows only when the same request is sent twice.
 	Twice bool
 }
 
-// Start runs a proxy in front of another place that does one thing wrong.
+// Start runs a proxy with one fault in front of another target.
 func Start(t *testing.T, before api.Target, f Fault) api.Target {
 	t.Helper()
 	to := require.Value(url.Parse(before.URL))(t)
-	transport := &http.Transport{TLSClientConfig: before.Tls(), ForceAttemptHTTP2: true}
+	transport := &http.Transport{TLSClientConfig: before.TLS(), ForceAttemptHTTP2: true}
 	t.Cleanup(transport.CloseIdleConnections)
 	server := httptest.NewServer(&httputil.ReverseProxy{
 		Transport:     transport,
 		FlushInterval: -1,
-		// Clients that go away are no news.
+		// A client that goes away is not worth a log line.
 		ErrorLog: log.New(io.Discard, "", 0),
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(to)
@@ -74,8 +74,7 @@ func Start(t *testing.T, before api.Target, f Fault) api.Target {
 	return api.Target{Name: "faulty", URL: server.URL, CA: before.CA, Tokens: before.Tokens}
 }
 
-// alterEvents passes a watch on line by line; an event that becomes nothing at
-// all is its end.
+// alterEvents passes a watch on line by line. A line that is replaced by nil ends the watch.
 func alterEvents(body io.ReadCloser, alter func([]byte) [][]byte) io.ReadCloser {
 	reader, writer := io.Pipe()
 	go func() {
@@ -100,8 +99,7 @@ func alterEvents(body io.ReadCloser, alter func([]byte) [][]byte) io.ReadCloser 
 	return reader
 }
 
-// Report fails the test for each fault that was not seen, and for what was seen
-// without one.
+// Report fails the test for each fault that was not found, and for differences without a fault.
 func Report(t *testing.T, faults []Fault, seen [][]string) {
 	t.Helper()
 	for i, f := range faults {

@@ -12,17 +12,17 @@ import (
 
 var versionInEvent = regexp.MustCompile(`"resourceVersion":"(\d+)"`)
 
-// shiftVersion adds to the version in an event.
+// shiftVersion adds a number to the version in an event.
 func shiftVersion(line []byte, by int) []byte {
 	at := versionInEvent.FindSubmatchIndex(line)
 	v, _ := strconv.Atoi(string(line[at[2]:at[3]]))
 	return []byte(fmt.Sprint(string(line[:at[2]]), v+by, string(line[at[3]:])))
 }
 
-// InWatches show in the events while others write.
+// InWatches returns the faults that show in events during writes.
 func InWatches() []Fault {
 	is := func(line []byte, event string) bool { return bytes.HasPrefix(line, []byte(`{"type":"`+event)) }
-	// The nth event of a type becomes something else.
+	// nth alters the nth event of a type.
 	nth := func(event string, n int, alter func(line []byte) [][]byte) func(url.Values) func([]byte) [][]byte {
 		return func(url.Values) func([]byte) [][]byte {
 			left := n

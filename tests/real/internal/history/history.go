@@ -16,43 +16,43 @@ import (
 	"watershed.test/real/internal/watches"
 )
 
-// Whether a history is linearizable is hard to tell in general. Here it is not:
-// etcd gives every write a version, and every list says of which version it is.
-// So the order is known, and what remains is to ask whether each answer is the
-// state at its version, and whether versions and time agree.
+// Linearizability is hard to decide in general. Here it is easy: etcd gives every write a
+// version, and every list names its version. So the order is known. It remains to check that
+// each answer is the state at its version, and that versions agree with time.
 
-// Moment is a time on the clock of the test, which never goes back.
+// Moment is a time on the test's clock, which never goes back.
 type Moment = time.Duration
 
-// ObjectVersion is an object's name and version.
+// ObjectVersion is the name and version of an object.
 type ObjectVersion struct {
 	Key     string
 	Version uint64
 }
 
-// ObjectState is one change in a type's history.
+// ObjectState is the state of an object after one change.
 type ObjectState struct {
 	ObjectVersion
 	Labels labels.Set
 	Gone   bool
 }
 
-// History is all that happened to one type, in the order in which it happened.
+// History is all changes of one type, in order.
 type History struct {
 	// Base is the state before the first change.
 	Base    []ObjectState
 	Changes []ObjectState
 }
 
-// Write is one that was acknowledged.
+// Write is an acknowledged write.
 type Write struct {
 	Begun, Ended Moment
 	Version      uint64
 }
 
-// ReadKind is how something was read.
+// ReadKind is a way to read.
 type ReadKind string
 
+// The ways to read the latest state.
 const (
 	List  ReadKind = "list"
 	Pages ReadKind = "pages"
@@ -62,28 +62,28 @@ const (
 	Events ReadKind = "events"
 )
 
-// Read is one read, and what came of it.
+// Read is one read and its answer.
 type Read struct {
 	Manner       ReadKind
 	Words        string // what was asked for, of whom, for people
 	Source       string
 	Begun, Ended Moment
-	// Version is that of the list, or of the watch's end mark. That of a get is
-	// its object's, or 0 when there was none. Where a watch without a state began
-	// is not said.
+	// Version is the version of the list, or of the watch's end mark. That of a get is its
+	// object's, or 0 without an object. A watch without an initial state does not say its
+	// version.
 	Version   uint64
 	Selector  labels.Selector
 	Namespace string
-	// Items are in the order in which they came. Of a get it is the name that
-	// was asked for.
+	// Items are in the order in which they came. A get has one: the name that it asked for.
 	Items []ObjectVersion
-	// Partial says that what follows these pages was not read.
+	// Partial marks pages of which the rest was not read.
 	Partial bool
-	// Events and marks are what a watch said after its end mark.
+	// Events and Marks are the events and bookmarks of a watch after its end mark.
 	Events []watches.Event
 	Marks  []watches.Bookmark
 }
 
+// Selects reports whether a read selects an object.
 func (r *Read) Selects(p ObjectState) bool {
 	return (r.Namespace == "" || strings.HasPrefix(p.Key, r.Namespace+"/")) && r.Selector.Matches(p.Labels)
 }
@@ -92,9 +92,10 @@ func (r Read) String() string {
 	return fmt.Sprintf("%s from %q at %d, %v to %v", r.Words, r.Source, r.Version, r.Begun, r.Ended)
 }
 
-// Rule is what an answer can violate.
+// Rule is a rule that an answer can violate.
 type Rule string
 
+// The rules. README.md explains them.
 const (
 	WrongState      Rule = "not the state at its version"
 	ImpossibleState Rule = "not what it was at any version it may be of"
@@ -104,20 +105,21 @@ const (
 	WrongEvents     Rule = "not the events that follow"
 )
 
+// Violation is a rule that a read violates.
 type Violation struct {
 	Rule Rule
 	Read int
 	Text string
 }
 
-// Check looks at everything that was read of one type.
+// Check checks all reads of one type and returns the violations.
 func Check(h History, writes []Write, readings []Read) []Violation {
 	c := NewChecker(h, writes, readings)
 	order := make([]int, len(readings))
 	for i := range order {
 		order[i] = i
 	}
-	// By version, so that the history is gone through once.
+	// Reads are checked by version, so that one pass through the history suffices.
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(readings[a].Version, readings[b].Version) })
 	state := NewReplay(h)
 	for _, i := range order {
@@ -135,6 +137,7 @@ type Replay struct {
 	objects map[string]ObjectState
 }
 
+// NewReplay returns the state before the first change.
 func NewReplay(h History) *Replay {
 	r := &Replay{history: h, objects: map[string]ObjectState{}}
 	for _, p := range h.Base {
@@ -160,7 +163,7 @@ func (r *Replay) advance(version uint64) {
 	}
 }
 
-// selected is what a list of this state has.
+// selected returns the items of a list of this state.
 func (r *Replay) selected(selects func(ObjectState) bool) []ObjectVersion {
 	var all []ObjectVersion
 	for _, key := range r.keys {
@@ -171,17 +174,19 @@ func (r *Replay) selected(selects func(ObjectState) bool) []ObjectVersion {
 	return all
 }
 
+// Checker checks reads of one type, one by one.
 type Checker struct {
 	history History
-	// Acknowledged and read tell how new what begins at a moment has to be, and
-	// ahead what is still to come at a moment.
+	// Acknowledged and Read tell the least version that a read may have by its begin. Ahead
+	// tells the first version that it may not have by its end.
 	Acknowledged, Read Floor
 	Ahead              Ceiling
-	// Lives has each object's changes.
+	// Lives holds the changes of each object.
 	Lives map[string][]ObjectState
 	Found []Violation
 }
 
+// NewChecker returns a checker that knows all writes and reads.
 func NewChecker(h History, writes []Write, readings []Read) *Checker {
 	c := &Checker{history: h, Lives: map[string][]ObjectState{}}
 	for _, p := range slices.Concat(h.Base, h.Changes) {
@@ -200,7 +205,7 @@ func NewChecker(h History, writes []Write, readings []Read) *Checker {
 	return c
 }
 
-// Look asks everything of one reading. The state must not be beyond it.
+// Look checks one read. The state must not be beyond the read's version.
 func (c *Checker) Look(i int, r *Read, state *Replay) {
 	if r.Manner == Get {
 		c.get(i, r)
@@ -222,7 +227,7 @@ func (c *Checker) say(broken Rule, i int, format string, args ...any) {
 	c.Found = append(c.Found, Violation{broken, i, fmt.Sprintf(format, args...)})
 }
 
-// contents compares with the state at the version.
+// contents compares a read with the state at its version.
 func (c *Checker) contents(i int, r *Read, state *Replay) {
 	want := state.selected(r.Selects)
 	if r.Partial {
@@ -243,7 +248,7 @@ func (c *Checker) contents(i int, r *Read, state *Replay) {
 	}
 }
 
-// times compares with what ended before and with what began after.
+// times compares a read's version with what ended before it and with what began after it.
 func (c *Checker) times(i int, r *Read) {
 	if least := c.Acknowledged.At(r.Begun); r.Version < least {
 		c.say(StaleAfterWrite, i, "%d was acknowledged", least)
@@ -256,12 +261,13 @@ func (c *Checker) times(i int, r *Read) {
 	}
 }
 
-// get asks whether there was a version, neither too old nor of the future, at
-// which the object was what was read.
+// get checks that the object was what was read at some version that is neither too old nor in
+// the future.
 func (c *Checker) get(i int, r *Read) {
 	key := r.Items[0].Key
 	oldest, next := max(c.Acknowledged.At(r.Begun), c.Read.At(r.Begun)), c.Ahead.At(r.Ended)
-	// The object was this from one change to the next. Before the first it was not there.
+	// The object kept this version from one change to the next. Before the first change it did
+	// not exist.
 	from, was := uint64(0), uint64(0)
 	for _, p := range append(slices.Clone(c.Lives[key]), ObjectState{ObjectVersion: ObjectVersion{key, math.MaxUint64}}) {
 		if was == r.Version && from < next && p.Version > oldest {
@@ -274,7 +280,7 @@ func (c *Checker) get(i int, r *Read) {
 	c.say(ImpossibleState, i, "%s was not that at any version from %d to before %d", key, oldest, next)
 }
 
-// events compares what a watch said after its first state with what happened.
+// events compares the events after a watch's initial state with the history.
 func (c *Checker) events(i int, r *Read) {
 	happened, next := c.After(r, len(r.Events))
 	if err := watches.Compare(nil, happened, r.Events, r.Marks); err != nil {
@@ -293,8 +299,8 @@ func (c *Checker) events(i int, r *Read) {
 	}
 }
 
-// onward asks of a watch that began with the next event whether there was a
-// version, neither too old nor of the future, on which these events follow.
+// onward checks a watch that began with the next event. Its events have to follow some version
+// that is neither too old nor in the future.
 func (c *Checker) onward(i int, r *Read) {
 	if len(r.Events) == 0 {
 		return
@@ -308,7 +314,7 @@ func (c *Checker) onward(i int, r *Read) {
 	state := NewReplay(c.history)
 	begun.Version = first - 1
 	if next := c.Ahead.At(r.Ended); next <= begun.Version {
-		// What was written when the watch was open already is not before its begin.
+		// Writes that began after the watch was open are not before its begin.
 		begun.Version = next - 1
 	}
 	state.advance(begun.Version)
@@ -316,8 +322,8 @@ func (c *Checker) onward(i int, r *Read) {
 	c.events(i, &begun)
 }
 
-// After is the first n events that follow on a reading, and the version of the
-// one after these.
+// After returns the first n events that follow a read, and the version of the event after
+// these.
 func (c *Checker) After(r *Read, n int) (happened []watches.Event, next uint64) {
 	was := map[string]bool{}
 	for _, item := range r.Items {
@@ -347,7 +353,7 @@ func (c *Checker) After(r *Read, n int) (happened []watches.Event, next uint64) 
 	return happened, math.MaxUint64
 }
 
-// stamp is a version and when it was known, or begun to be made.
+// stamp is a version and the time at which it was known, or at which its write began.
 type stamp struct {
 	when    Moment
 	version uint64
@@ -364,6 +370,7 @@ func newFloor(all []stamp) Floor {
 	return all
 }
 
+// At returns the greatest version before a moment, or 0.
 func (f Floor) At(when Moment) uint64 {
 	n := SearchFirst(f, func(s stamp) bool { return s.when >= when })
 	if n == 0 {
@@ -372,7 +379,7 @@ func (f Floor) At(when Moment) uint64 {
 	return f[n-1].version
 }
 
-// Ceiling tells the least version that was begun after a moment.
+// Ceiling tells the least version whose write began after a moment.
 type Ceiling []stamp
 
 func newCeiling(all []stamp) Ceiling {
@@ -383,6 +390,7 @@ func newCeiling(all []stamp) Ceiling {
 	return all
 }
 
+// At returns the least version after a moment, or the greatest number.
 func (c Ceiling) At(when Moment) uint64 {
 	n := SearchFirst(c, func(s stamp) bool { return s.when > when })
 	if n == len(c) {
@@ -391,7 +399,8 @@ func (c Ceiling) At(when Moment) uint64 {
 	return c[n].version
 }
 
-// SearchFirst is where the part of a sorted slice begins that has a property.
+// SearchFirst returns the index of the first element that has a property, in a slice sorted by
+// it.
 func SearchFirst[T any](all []T, has func(T) bool) int {
 	at, _ := slices.BinarySearchFunc(all, true, func(v T, _ bool) int {
 		if has(v) {

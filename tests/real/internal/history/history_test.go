@@ -9,8 +9,7 @@ import (
 	"watershed.test/real/internal/watches"
 )
 
-// TestConsistencyCheckFindsPlantedFaults: what is right passes, and each thing
-// that is not is found, for the reason that it has.
+// Correct reads pass. Each wrong read is found, for the right reason.
 func TestConsistencyCheckFindsPlantedFaults(t *testing.T) {
 	gold, iron := labels.Set{"tier": "gold"}, labels.Set{"tier": "iron"}
 	p := func(key string, version uint64, l labels.Set) ObjectState {
@@ -30,7 +29,7 @@ func TestConsistencyCheckFindsPlantedFaults(t *testing.T) {
 			p("a", 70, gold), // comes back
 		},
 	}
-	// Written one after the other. That of 50 is not acknowledged.
+	// The writes follow one another. The one of version 50 is not acknowledged.
 	writes := []Write{{20, 29, 20}, {30, 39, 30}, {40, 49, 40}, {60, 69, 60}, {70, 79, 70}}
 	all := labels.Everything()
 	golden := labels.SelectorFromSet(gold)

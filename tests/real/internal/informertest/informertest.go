@@ -28,9 +28,9 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// WatchLists runs a test with client-go opening informers in its modern way, by
-// one watch that begins with the state, and in the classic way, by list and
-// watch. The switch is global: such tests do not run in parallel with others.
+// WatchLists runs a test twice: client-go opens informers with one watch that begins with the
+// state, and with list and watch. The switch is global, so such tests do not run in parallel
+// with others.
 func WatchLists(t *testing.T, run func(t *testing.T)) {
 	for _, on := range []bool{true, false} {
 		t.Run(fmt.Sprintf("WatchList=%v", on), func(t *testing.T) {
@@ -40,12 +40,13 @@ func WatchLists(t *testing.T, run func(t *testing.T)) {
 	}
 }
 
-// Type is a type that an informer is opened on.
+// Type is a type to open informers on.
 type Type struct {
 	Resource   schema.GroupVersionResource
 	namespaced bool
 }
 
+// The built-in types with informers.
 var (
 	ConfigMaps   = Type{corev1.SchemeGroupVersion.WithResource("configmaps"), true}
 	Pods         = Type{corev1.SchemeGroupVersion.WithResource("pods"), true}
@@ -53,14 +54,15 @@ var (
 	ClusterRoles = Type{rbacv1.SchemeGroupVersion.WithResource("clusterroles"), false}
 )
 
+// Widgets returns the type of a widget.
 func Widgets(w objects.Widget) Type {
 	return Type{schema.GroupVersionResource{Group: w.Group, Version: "v1", Resource: w.Plural}, true}
 }
 
-// state maps namespace/name to an object in a form that can be compared.
+// state maps namespace/name to an object in a comparable form.
 type state map[string]string
 
-// note adds an object, if it is one of this test's: others come and go.
+// note adds an object if it belongs to this test.
 func (s state) note(object any, mark string) error {
 	access, err := meta.Accessor(object)
 	if err != nil {
@@ -73,7 +75,7 @@ func (s state) note(object any, mark string) error {
 	if err != nil {
 		return err
 	}
-	// Typed objects out of a list carry no kind, those out of a watch may.
+	// Typed objects of a list carry no kind; those of a watch may.
 	var fields map[string]any
 	if err := json.Unmarshal(text, &fields); err != nil {
 		return err
@@ -85,10 +87,10 @@ func (s state) note(object any, mark string) error {
 	return err
 }
 
-// Lister reads the state straight from upstream, with the same kind of client.
+// Lister lists the objects at upstream with the same kind of client.
 type Lister func(ctx context.Context, of Type) ([]any, error)
 
-// Follow checks that a store becomes equal to what upstream lists.
+// Follow waits until a store equals upstream's list.
 func Follow(t *testing.T, step string, of Type, store cache.Store, list Lister, mark string, least int) {
 	t.Helper()
 	poll.Until(t, fmt.Sprintf("%s: the informer on %s shows what upstream lists", step, of.Resource.Resource), func() error {
@@ -117,15 +119,16 @@ func Follow(t *testing.T, step string, of Type, store cache.Store, list Lister, 
 	})
 }
 
-// Objects is one test's objects of several types, changed step by step.
+// Objects are one test's objects of several types, which change step by step.
 type Objects struct {
 	Namespace string
 	Mark      string
-	// writes counts: they go through upstream and the proxy in turn.
+	// writes counts the writes, which go through upstream and the proxy in turn.
 	writes int
 	Dyn    map[string]dynamic.Interface
 }
 
+// NewObjects returns objects in a namespace of their own; none exist yet.
 func NewObjects(t *testing.T) *Objects {
 	ns := objects.Namespace(t)
 	l := &Objects{Namespace: ns, Mark: ns, Dyn: map[string]dynamic.Interface{}}
@@ -135,7 +138,7 @@ func NewObjects(t *testing.T) *Objects {
 	return l
 }
 
-// on is the client for the next write.
+// on returns the client for the next write.
 func (l *Objects) on(w Type) dynamic.ResourceInterface {
 	l.writes++
 	client := l.Dyn[testbed.Targets()[l.writes%2].Name].Resource(w.Resource)
@@ -145,7 +148,7 @@ func (l *Objects) on(w Type) dynamic.ResourceInterface {
 	return client
 }
 
-// Name keeps cluster-scoped objects of different tests apart.
+// Name returns a name that no other test's cluster-scoped objects have.
 func (l *Objects) Name(s string) string { return l.Namespace + "-" + s }
 
 func (l *Objects) object(w Type, name string) *unstructured.Unstructured {
@@ -173,6 +176,7 @@ func (l *Objects) object(w Type, name string) *unstructured.Unstructured {
 	return u
 }
 
+// Create creates objects of a type.
 func (l *Objects) Create(t *testing.T, w Type, names ...string) {
 	t.Helper()
 	for _, name := range names {
@@ -183,7 +187,7 @@ func (l *Objects) Create(t *testing.T, w Type, names ...string) {
 	}
 }
 
-// Change labels, relabels and deletes, so that selectors come and go.
+// Change labels, relabels and deletes objects, so that selectors gain and lose them.
 func (l *Objects) Change(t *testing.T, w Type) {
 	t.Helper()
 	ctx := context.Background()
@@ -195,7 +199,7 @@ func (l *Objects) Change(t *testing.T, w Type) {
 	}
 	require.NoError(t, l.on(w).Delete(ctx, l.Name("b"), metav1.DeleteOptions{}))
 	l.Create(t, w, "d")
-	// An object that dies and comes back is another one, by its uid.
+	// A recreated object has another uid and is another object.
 	require.NoError(t, l.on(w).Delete(ctx, l.Name("c"), metav1.DeleteOptions{}))
 	l.Create(t, w, "c")
 }
@@ -206,8 +210,8 @@ type openedInformer struct {
 	informer cache.SharedIndexInformer
 }
 
-// Observe takes informers through the life of objects: they start with some
-// there, and have to end up with what upstream has.
+// Observe starts informers while objects exist, changes the objects, and compares with
+// upstream.
 func Observe(t *testing.T, l *Objects, types []Type, list Lister, open func(of Type) cache.SharedIndexInformer) {
 	t.Helper()
 	stop := make(chan struct{})

@@ -13,7 +13,7 @@ import (
 	"watershed.test/real/internal/poll"
 )
 
-// helm runs helm against a target.
+// Helm runs helm against a target.
 func Helm(tt *testing.T, t api.Target, args ...string) Result {
 	tt.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 4*poll.Patience)
@@ -31,6 +31,7 @@ func Helm(tt *testing.T, t api.Target, args ...string) Result {
 	return Result{stdout.String(), stderr.String(), command.ProcessState.ExitCode()}
 }
 
+// MustSucceed returns stdout, and fails the test after a failed command.
 func (r Result) MustSucceed(t *testing.T, what string) string {
 	t.Helper()
 	if r.Code != 0 {

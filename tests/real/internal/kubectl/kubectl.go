@@ -31,12 +31,13 @@ type Command struct {
 
 func (c Command) String() string { return "kubectl " + strings.Join(c.Args, " ") }
 
+// Result is what a command printed, and its exit code.
 type Result struct {
 	Stdout, Stderr string
 	Code           int
 }
 
-// homes gives kubectl a home, where it caches discovery, per target and test.
+// homes holds kubectl's home, with its cache of discovery, for each target and test.
 var homes sync.Map
 
 func prepare(tt *testing.T, t api.Target, ctx context.Context, c Command) *exec.Cmd {
@@ -46,10 +47,8 @@ func prepare(tt *testing.T, t api.Target, ctx context.Context, c Command) *exec.
 	}
 	cmd := exec.CommandContext(ctx, filepath.Join(testbed.Programs, "kubectl"), c.Args...)
 	cmd.Env = append([]string{"PATH=/usr/bin:/bin", "HOME=" + home.(string), "KUBECONFIG=" + t.Kubeconfig}, c.Env...)
-	// Were this process killed, kubectl must not stay behind. Parent-death
-	// signals belong to threads, and Go may retire one early; then kubectl dies
-	// early and the test fails, which in practice it does not: threads are
-	// retired only with a goroutine locked to them.
+	// kubectl must not outlive this process. The signal belongs to the thread that forks, and
+	// Go may retire that thread early. Go does so only with a goroutine that is locked to it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if c.Stdin != "" {
 		cmd.Stdin = strings.NewReader(c.Stdin)
@@ -57,6 +56,7 @@ func prepare(tt *testing.T, t api.Target, ctx context.Context, c Command) *exec.
 	return cmd
 }
 
+// Run runs kubectl against a target.
 func Run(tt *testing.T, t api.Target, c Command) Result {
 	tt.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*poll.Patience)
@@ -77,8 +77,8 @@ var (
 	spaces = regexp.MustCompile(` {2,}`)
 )
 
-// Comparable is a result without what differs from run to run: the address of
-// the server, versions, times, and ages with the width of their column.
+// Comparable returns a result without what differs between runs: the server's address,
+// versions, times, ages and the width of their column.
 func (r Result) Comparable(of api.Target, words map[string]string) string {
 	words = with(words, of.URL, "SERVER", strings.TrimPrefix(of.URL, "https://"), "SERVER", of.CA, "CA")
 	text := api.Blank(fmt.Sprintf("exit %d\n--- stdout\n%s--- stderr\n%s", r.Code, r.Stdout, r.Stderr), words)
@@ -96,7 +96,7 @@ func with(words map[string]string, more ...string) map[string]string {
 	return all
 }
 
-// Same runs a command that changes nothing both ways.
+// Same runs a read-only command both ways and compares the results.
 func Same(t *testing.T, c Command) {
 	t.Helper()
 	want := Run(t, testbed.Upstream, c).Comparable(testbed.Upstream, nil)
@@ -107,8 +107,8 @@ func Same(t *testing.T, c Command) {
 	t.Logf("%v: %.6s", c, want)
 }
 
-// Script runs commands one after the other both ways, each way in a namespace
-// of its own, and compares step by step.
+// Script runs commands one after the other both ways and compares each step. Each way has a
+// namespace of its own.
 func Script(t *testing.T, commands ...Command) (namespaces map[string]string) {
 	t.Helper()
 	namespaces = map[string]string{}
@@ -131,27 +131,30 @@ func Script(t *testing.T, commands ...Command) (namespaces map[string]string) {
 	return namespaces
 }
 
+// Args returns a command for a line of arguments.
 func Args(line string) Command { return Command{Args: strings.Fields(line)} }
 
+// Apply returns a command that reads a manifest on stdin.
 func Apply(line, manifest string) Command {
 	c := Args(line + " -f -")
 	c.Stdin = manifest
 	return c
 }
 
-// Background is a kubectl that goes on while the test does something.
+// Background is a kubectl that keeps running during the test.
 type Background struct {
 	Cmd            *exec.Cmd
 	Stdout, Stderr Output
 	done           chan struct{}
 }
 
-// Output is looked at while it grows.
+// Output can be read while it grows.
 type Output struct {
 	mutex sync.Mutex
 	text  []byte
 }
 
+// Write appends to the output.
 func (o *Output) Write(p []byte) (int, error) {
 	o.mutex.Lock()
 	defer o.mutex.Unlock()
@@ -165,7 +168,7 @@ func (o *Output) String() string {
 	return string(o.text)
 }
 
-// begin starts a kubectl that ends with the test at the latest.
+// Start starts a kubectl that ends with the test at the latest.
 func Start(tt *testing.T, t api.Target, c Command, stdin io.Reader) *Background {
 	tt.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -186,7 +189,7 @@ func Start(tt *testing.T, t api.Target, c Command, stdin io.Reader) *Background 
 	return b
 }
 
-// WaitFor waits until the output is what it should be.
+// WaitFor waits until the output satisfies a condition.
 func (b *Background) WaitFor(t *testing.T, what string, want func(stdout string) bool) {
 	t.Helper()
 	poll.Until(t, what, func() error {
@@ -197,6 +200,7 @@ func (b *Background) WaitFor(t *testing.T, what string, want func(stdout string)
 	})
 }
 
+// Wait waits until kubectl ends.
 func (b *Background) Wait(t *testing.T) Result {
 	t.Helper()
 	poll.Receive(t, b.Cmd.String(), b.done)

@@ -28,8 +28,8 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// Kubelet stands in for the kubelet of one node. The wire protocols are
-// Kubernetes' own; only what runs "in the container" is made up.
+// Kubelet stands in for the kubelet of one node. The wire protocols are Kubernetes' own; only
+// the programs in its containers are made up.
 type Kubelet struct {
 	node string
 
@@ -37,10 +37,10 @@ type Kubelet struct {
 	logs  map[string]*LogFeed
 }
 
-// LogFeed is what a pod logs while somebody follows it.
+// LogFeed is the log of a pod that somebody follows.
 type LogFeed struct {
 	Lines chan string
-	// Left is closed when the follower has gone.
+	// Left is closed when the follower has left.
 	Left chan struct{}
 }
 
@@ -54,7 +54,7 @@ func New(t *testing.T) *Kubelet {
 	mux.HandleFunc("/containerLogs/{namespace}/{pod}/{container}", k.serveLogs)
 	server := httptest.NewTLSServer(mux)
 	t.Cleanup(func() {
-		// A stream that a failed test has left open would make Close wait.
+		// Close would wait for a stream that a failed test left open.
 		server.CloseClientConnections()
 		server.Close()
 	})
@@ -73,7 +73,7 @@ func New(t *testing.T) *Kubelet {
 	return k
 }
 
-// Run makes a pod that runs on the node.
+// Run creates a pod that runs on the node.
 func (k *Kubelet) Run(t *testing.T, ns, name string) {
 	t.Helper()
 	ctx := context.Background()
@@ -105,7 +105,7 @@ func (k *Kubelet) servePortForward(w http.ResponseWriter, r *http.Request) {
 	portforward.ServePortForward(w, r, container{}, r.PathValue("pod"), "", options, poll.Patience, poll.Patience, portforward.SupportedProtocols)
 }
 
-// container is what runs in every pod.
+// container is the content of every pod.
 type container struct{}
 
 // ExecInContainer knows three commands.
@@ -125,7 +125,7 @@ func (container) ExecInContainer(_ context.Context, _, _, _ string, command []st
 	return fmt.Errorf("no such command: %v", command)
 }
 
-// PortForward has a server on one port, which sends back what it gets.
+// PortForward serves one port, which sends back what it receives.
 func (container) PortForward(_ context.Context, _ string, _ string, port int32, stream io.ReadWriteCloser) error {
 	defer stream.Close()
 	if port != EchoPort {
@@ -135,9 +135,10 @@ func (container) PortForward(_ context.Context, _ string, _ string, port int32, 
 	return err
 }
 
+// EchoPort is the port of every pod that sends back what it receives.
 const EchoPort = 7000
 
-// Feed is the log that followers of a pod get.
+// Feed returns the log that followers of a pod read.
 func (k *Kubelet) Feed(pod string) *LogFeed {
 	k.mutex.Lock()
 	defer k.mutex.Unlock()

@@ -18,7 +18,7 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// Furnish fills a namespace with a few objects to look at.
+// Furnish creates a few objects in a namespace.
 func Furnish(t *testing.T, ns string) {
 	t.Helper()
 	ctx := context.Background()
@@ -34,6 +34,7 @@ func Furnish(t *testing.T, ns string) {
 	require.Value(client.AppsV1().Deployments(ns).Create(ctx, Deployment("press", 1), metav1.CreateOptions{}))(t)
 }
 
+// Deployment returns a deployment with an image that does not exist.
 func Deployment(name string, replicas int32) *appsv1.Deployment {
 	p := Pod(name, "")
 	return &appsv1.Deployment{
@@ -47,14 +48,14 @@ func Deployment(name string, replicas int32) *appsv1.Deployment {
 	}
 }
 
+// WithKind sets apiVersion and kind, which manifests need.
 func WithKind(cm *corev1.ConfigMap) *corev1.ConfigMap {
 	cm.APIVersion, cm.Kind = "v1", "ConfigMap"
 	return cm
 }
 
-// Namespace makes a namespace for this test only. It stays: without a
-// controller manager nothing would finish its deletion, and it goes with the
-// cluster.
+// Namespace creates a namespace for this test. It is not deleted: without a controller manager
+// nothing would finish that, and it ends with the cluster.
 func Namespace(t *testing.T) string {
 	t.Helper()
 	made := require.Value(api.Clientset(t, testbed.Upstream).CoreV1().Namespaces().Create(context.Background(),
@@ -62,6 +63,7 @@ func Namespace(t *testing.T) string {
 	return made.Name
 }
 
+// ConfigMap returns a config map with data of alternating keys and values.
 func ConfigMap(name string, data ...string) *corev1.ConfigMap {
 	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}}, Data: map[string]string{}}
 	for i := 0; i+1 < len(data); i += 2 {
@@ -70,6 +72,7 @@ func ConfigMap(name string, data ...string) *corev1.ConfigMap {
 	return cm
 }
 
+// Pod returns a pod for a node, or for none.
 func Pod(name, node string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}},
@@ -78,17 +81,20 @@ func Pod(name, node string) *corev1.Pod {
 	}
 }
 
-// Widget is a custom resource type of one test's own.
+// Widget is a custom type that belongs to one test.
 type Widget struct {
 	Group, Plural string
 }
 
+// NewWidget returns a type with a group of its own. It is not defined yet.
 func NewWidget(t *testing.T) Widget {
 	return Widget{Group: testbed.Slug(t) + ".example.test", Plural: "widgets"}
 }
 
+// Name returns the name of the CRD.
 func (w Widget) Name() string { return w.Plural + "." + w.Group }
 
+// Path returns the path of a collection or of an object.
 func (w Widget) Path(ns, name string) string {
 	path := "/apis/" + w.Group + "/v1"
 	if ns != "" {
@@ -101,11 +107,12 @@ func (w Widget) Path(ns, name string) string {
 	return path
 }
 
+// Object returns an object of the type.
 func (w Widget) Object(name string, size int) string {
 	return fmt.Sprintf(`{"apiVersion":"%s/v1","kind":"Widget","metadata":{"name":"%s"},"spec":{"size":%d}}`, w.Group, name, size)
 }
 
-// Definition is the CRD; with colour, its second edition.
+// Definition returns the CRD. With colour it is the second edition, which has one more field.
 func (w Widget) Definition(colour bool) string {
 	spec := `"size":{"type":"integer"}`
 	column := ""
@@ -122,9 +129,10 @@ func (w Widget) Definition(colour bool) string {
 		w.Name(), w.Group, w.Plural, column, spec)
 }
 
+// CRDPath is the collection of CustomResourceDefinitions.
 const CRDPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
-// Define creates the type through one way and waits until upstream serves it.
+// Define creates the type through one target and waits until upstream serves it.
 func (w Widget) Define(t *testing.T, via api.Target) {
 	t.Helper()
 	via.Must(t, api.Request{Method: "POST", Path: CRDPath, Body: w.Definition(false)})
@@ -132,8 +140,8 @@ func (w Widget) Define(t *testing.T, via api.Target) {
 	w.AwaitServed(t, testbed.Upstream)
 }
 
-// AwaitServed waits until a list of the type is answered. Establishing a type
-// takes upstream a moment, and its cache another.
+// AwaitServed waits until a list of the type is answered. Upstream takes a moment to establish
+// a type, and its cache takes another.
 func (w Widget) AwaitServed(t *testing.T, by api.Target) {
 	t.Helper()
 	poll.Until(t, "a list of "+w.Name()+" "+by.Name, func() error {
@@ -145,12 +153,13 @@ func (w Widget) AwaitServed(t *testing.T, by api.Target) {
 	})
 }
 
-// Grant lets a user read a resource, in one namespace or in all.
+// Grant lets a user read a resource in a namespace, or everywhere if ns is empty.
 func Grant(t *testing.T, ns, user, group, resource string) {
 	t.Helper()
 	GrantVerbs(t, ns, user, group, resource, "get", "list", "watch")
 }
 
+// GrantVerbs does the same for given verbs.
 func GrantVerbs(t *testing.T, ns, user, group, resource string, verbs ...string) {
 	t.Helper()
 	ctx := context.Background()

@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// ForEach send requests at the same time; most of the time of some is waiting.
+// ForEach calls do for all values, n at a time.
 func ForEach[T any](n int, all []T, do func(int, T)) {
 	next := make(chan int)
 	var running sync.WaitGroup

@@ -7,11 +7,10 @@ import (
 	"time"
 )
 
-// Patience bounds every wait. Nothing is expected to take this long, even on a
-// machine that has much else to do.
+// Patience bounds every wait. No step should take that long, even on a busy machine.
 const Patience = 90 * time.Second
 
-// Until polls until check returns nil.
+// Until polls until check returns nil, and fails the test after Patience.
 func Until(t *testing.T, what string, check func() error) {
 	t.Helper()
 	deadline := time.Now().Add(Patience)
@@ -27,7 +26,7 @@ func Until(t *testing.T, what string, check func() error) {
 	}
 }
 
-// Receive fails the test if the channel yields nothing in time.
+// Receive returns the next value of a channel, and fails the test after Patience.
 func Receive[T any](t *testing.T, what string, from <-chan T) T {
 	t.Helper()
 	select {
@@ -39,4 +38,5 @@ func Receive[T any](t *testing.T, what string, from <-chan T) T {
 	}
 }
 
+// ErrNotYet is for conditions that have nothing else to say.
 var ErrNotYet = errors.New("not yet")

@@ -6,8 +6,8 @@ import (
 	"encoding/json"
 )
 
-// Addresses are where watershed says that it listens, empty where it has not said
-// so yet. They are read from the log's lines in JSON.
+// Addresses returns the addresses that watershed logged in JSON, or "" where it has not logged
+// one yet.
 func Addresses(log []byte) (proxy, admin string) {
 	for line := range bytes.Lines(log) {
 		var entry struct {

@@ -13,8 +13,7 @@ import (
 	"watershed.test/real/internal/require"
 )
 
-// Relay passes TCP connections on to one address, and can do to them what
-// networks do.
+// Relay passes TCP connections on to one address and disturbs them on command.
 type Relay struct {
 	listener net.Listener
 	to       string
@@ -29,13 +28,13 @@ type connection struct {
 	client, server *net.TCPConn
 	once           sync.Once
 	over           chan struct{}
-	// short is closed when the next bytes to the client are to be the last, and
-	// only half of them; stuck, when nothing is to move any more.
+	// short is closed when half of the next bytes to the client are to be the last. stuck is
+	// closed when no more bytes are to pass.
 	short, stuck       chan struct{}
 	shorten, getsStuck sync.Once
 }
 
-// Start relays to a server named by URL.
+// Start relays to the server of a URL.
 func Start(t *testing.T, server string) *Relay {
 	t.Helper()
 	r := &Relay{
@@ -48,6 +47,7 @@ func Start(t *testing.T, server string) *Relay {
 	return r
 }
 
+// URL returns the address for clients.
 func (r *Relay) URL() string { return "https://" + r.listener.Addr().String() }
 
 func (r *Relay) accept() {
@@ -59,7 +59,7 @@ func (r *Relay) accept() {
 		go func() {
 			server, err := net.Dial("tcp", r.to)
 			if err != nil {
-				// As the server itself would refuse.
+				// The server itself would refuse like this.
 				client.(*net.TCPConn).SetLinger(0)
 				client.Close()
 				return
@@ -102,8 +102,7 @@ func (r *Relay) current() []*connection {
 	return all
 }
 
-// Cut ends every connection there is, each in a way that chance decides, and
-// says how many there were.
+// Cut ends every connection in a random way and returns their number.
 func (r *Relay) Cut(chance *rand.Rand) int {
 	all := r.current()
 	for _, p := range all {
@@ -114,15 +113,15 @@ func (r *Relay) Cut(chance *rand.Rand) int {
 			p.end(false)
 		case 2:
 			p.shorten.Do(func() { close(p.short) })
-			// Where nothing is being said there is nothing to cut in the middle.
+			// A silent connection has nothing to cut in the middle.
 			time.AfterFunc(200*time.Millisecond, func() { p.end(true) })
 		}
 	}
 	return len(all)
 }
 
-// BlackHole makes black holes of the connections there are: they stay open, and
-// nothing comes through. New ones work. It says how many there were.
+// BlackHole stalls the present connections: they stay open, and nothing passes. New ones work.
+// It returns the number of stalled ones.
 func (r *Relay) BlackHole() int {
 	all := r.current()
 	for _, p := range all {
@@ -131,7 +130,7 @@ func (r *Relay) BlackHole() int {
 	return len(all)
 }
 
-// end closes both sides, with a reset or in good manners.
+// end closes both sides, with a reset or in order.
 func (p *connection) end(reset bool) {
 	p.once.Do(func() {
 		if reset {
@@ -152,7 +151,7 @@ func (p *connection) pass(to, from *net.TCPConn, toClient bool) {
 		n, err := from.Read(buffer)
 		select {
 		case <-p.stuck:
-			// What was read is lost with the rest. Not closing is the point.
+			// What was read is lost with the rest. The connection stays open on purpose.
 			<-p.over
 			return
 		default:

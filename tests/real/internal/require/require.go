@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Value is for set-up steps that are not what is tested.
+// Value returns the value of a set-up step, or fails the test with its error.
 func Value[T any](v T, err error) func(t *testing.T) T {
 	return func(t *testing.T) T {
 		t.Helper()
@@ -16,6 +16,7 @@ func Value[T any](v T, err error) func(t *testing.T) T {
 	}
 }
 
+// NoError fails the test after an error.
 func NoError(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {

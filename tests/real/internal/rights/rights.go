@@ -15,38 +15,43 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
-// Rights is RBAC for one test. What it made for the whole cluster goes with the
-// test: other tests have the same users.
+// Rights grants RBAC rights for one test. Grants for the whole cluster are removed at the end,
+// because other tests use the same users.
 type Rights struct {
 	t      *testing.T
 	api    rbacclient.RbacV1Interface
 	prefix string
 }
 
+// New returns Rights whose roles have names with a prefix.
 func New(t *testing.T, prefix string) Rights {
 	return Rights{t, api.Clientset(t, testbed.Upstream).RbacV1(), prefix + "-"}
 }
 
+// User returns a subject for a user.
 func User(name string) rbacv1.Subject {
 	return rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: "User", Name: name}
 }
 
+// Group returns a subject for a group.
 func Group(name string) rbacv1.Subject {
 	return rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: "Group", Name: name}
 }
 
+// Account returns a subject for a service account.
 func Account(ns, name string) rbacv1.Subject {
 	return rbacv1.Subject{Kind: "ServiceAccount", Namespace: ns, Name: name}
 }
 
-// May is a rule on resources of a group; names are resourceNames.
+// May returns a rule for resources of a group. names are its resourceNames.
 func May(group string, resources, verbs []string, names ...string) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: resources, Verbs: verbs, ResourceNames: names}
 }
 
+// ReadVerbs are the verbs of reads.
 var ReadVerbs = []string{"get", "list", "watch"}
 
-// Role sets the rules of a role, of a cluster role if there is no namespace.
+// Role sets the rules of a role, or of a cluster role if ns is empty.
 func (r Rights) Role(ns, name string, rules ...rbacv1.PolicyRule) {
 	r.t.Helper()
 	ctx := context.Background()
@@ -65,6 +70,7 @@ func (r Rights) Role(ns, name string, rules ...rbacv1.PolicyRule) {
 	}
 }
 
+// DropRole deletes a role.
 func (r Rights) DropRole(ns, name string) {
 	r.t.Helper()
 	require.NoError(r.t, r.api.Roles(ns).Delete(context.Background(), r.prefix+name, metav1.DeleteOptions{}))
@@ -80,6 +86,7 @@ func (r Rights) Bind(ns, name string, subjects ...rbacv1.Subject) {
 	r.BindTo(ns, name, kind, subjects...)
 }
 
+// BindTo binds a role of another kind.
 func (r Rights) BindTo(ns, name, kind string, subjects ...rbacv1.Subject) {
 	r.t.Helper()
 	ctx := context.Background()
@@ -93,6 +100,7 @@ func (r Rights) BindTo(ns, name, kind string, subjects ...rbacv1.Subject) {
 	r.t.Cleanup(func() { r.api.ClusterRoleBindings().Delete(ctx, meta.Name, metav1.DeleteOptions{}) })
 }
 
+// Unbind deletes a binding.
 func (r Rights) Unbind(ns, name string) {
 	r.t.Helper()
 	ctx := context.Background()
@@ -103,8 +111,8 @@ func (r Rights) Unbind(ns, name string) {
 	require.NoError(r.t, r.api.RoleBindings(ns).Delete(ctx, r.prefix+name, metav1.DeleteOptions{}))
 }
 
-// AccountToken has upstream make a token of a service account for these audiences, or
-// for its own. Requests can then be sent as the user of the returned name.
+// AccountToken has upstream issue a token of a service account, for audiences or for upstream
+// itself. Requests can then name the returned user.
 func AccountToken(t *testing.T, ns, account string, audiences ...string) (user string) {
 	t.Helper()
 	made := require.Value(api.Clientset(t, testbed.Upstream).CoreV1().ServiceAccounts(ns).CreateToken(context.Background(), account,

@@ -25,20 +25,20 @@ import (
 	"watershed.test/real/internal/watches"
 )
 
-// acknowledgedWrite is a write that was acknowledged; of a deletion, the version before it.
+// acknowledgedWrite is an acknowledged write. A deletion has the version before it.
 type acknowledgedWrite struct {
 	history.Write
 	kind, key string
 	gone      bool
 }
 
-// writer is a writer. It has names of its own, and so knows what is there.
+// writer writes objects whose names belong to it, so it knows which exist.
 type writer struct {
 	number int
-	// there is the version of each object that exists, by path.
+	// there holds the versions of existing objects by path.
 	there map[string]uint64
-	// born is how often a name had to be given up: a write failed, and may have
-	// happened all the same, even later.
+	// born counts how often a name was given up. A failed write may have happened all the same,
+	// even later.
 	born map[string]int
 	n    int
 }
@@ -61,7 +61,7 @@ func (s *Run) object(k watches.Kind, name, tier string) string {
 	return api.JSON(body)
 }
 
-// write changes something, in one step or two.
+// write changes an object in one step or two.
 func (w *writer) write(b *phase, chance *rand.Rand, to api.Target) {
 	k := b.stage.kinds[[]int{0, 0, 0, 0, 1, 1, 2, 2, 2}[chance.IntN(9)]]
 	slot := fmt.Sprintf("w%d-%d", w.number, chance.IntN(namesPerWriter))
@@ -75,14 +75,14 @@ func (w *writer) write(b *phase, chance *rand.Rand, to api.Target) {
 	case there && dice < 8:
 		w.do(b, chance, to, k, ns, path, http.MethodDelete)
 	case there:
-		// It comes back at once, and is another one.
+		// The object returns at once and is another one.
 		if w.do(b, chance, to, k, ns, path, http.MethodDelete) {
 			w.do(b, chance, to, k, ns, path, http.MethodPost)
 		}
 	case dice < 7:
 		w.do(b, chance, to, k, ns, path, http.MethodPost)
 	default:
-		// It is gone before most have seen it.
+		// The object is gone before most readers have seen it.
 		if w.do(b, chance, to, k, ns, path, http.MethodPost) {
 			w.do(b, chance, to, k, ns, path, http.MethodDelete)
 		}
@@ -91,7 +91,7 @@ func (w *writer) write(b *phase, chance *rand.Rand, to api.Target) {
 
 func (w *writer) name(slot, name string) string { return fmt.Sprintf("%s-%d", name, w.born[slot]) }
 
-// toggle makes an object, or removes it.
+// toggle creates an object, or deletes it if it exists.
 func (w *writer) toggle(b *phase, chance *rand.Rand, to api.Target, k watches.Kind, ns, name string) {
 	path := k.Path(ns) + "/" + name
 	method := http.MethodPost
@@ -101,7 +101,7 @@ func (w *writer) toggle(b *phase, chance *rand.Rand, to api.Target, k watches.Ki
 	w.do(b, chance, to, k, ns, path, method)
 }
 
-// do writes once, and records it.
+// do sends one write and records it.
 func (w *writer) do(b *phase, chance *rand.Rand, to api.Target, k watches.Kind, ns, path, method string) bool {
 	collection, name := path[:strings.LastIndexByte(path, '/')], path[strings.LastIndexByte(path, '/')+1:]
 	r := api.Request{Method: method, Path: path}
@@ -131,7 +131,7 @@ func (w *writer) do(b *phase, chance *rand.Rand, to api.Target, k watches.Kind, 
 	if err != nil {
 		b.failed[summary(err)]++
 		delete(w.there, path)
-		// Names end in the count of those given up before.
+		// Names end in the number of names that were given up before.
 		slot := path[:max(strings.LastIndexByte(path, '-'), 0)]
 		w.born[slot]++
 		return false
@@ -148,7 +148,7 @@ func (w *writer) do(b *phase, chance *rand.Rand, to api.Target, k watches.Kind, 
 
 var number = regexp.MustCompile(`\d\d+|https://[^ "]+`)
 
-// summary is what errors of one kind have in common.
+// summary returns what errors of one kind have in common.
 func summary(err error) string {
 	text := number.ReplaceAllString(err.Error(), "N")
 	for _, word := range []string{"connection refused", "connection reset", "EOF", "deadline exceeded", "could not be reached", "INTERNAL_ERROR"} {
@@ -159,7 +159,7 @@ func summary(err error) string {
 	return fmt.Sprintf("%.200s", text)
 }
 
-// reader is a client about to read something.
+// reader is a client that reads once.
 type reader struct {
 	bout    *phase
 	journal *journal
@@ -167,12 +167,12 @@ type reader struct {
 	place   watches.Endpoint
 }
 
-// readPlan is what a client reads, and how.
+// readPlan says what a client reads, and in which form.
 type readPlan struct {
 	kind      watches.Kind
 	namespace string
 	selector  string
-	// accept is one of the forms below.
+	// These two select the Accept header.
 	protobuf, metadata bool
 }
 
@@ -228,7 +228,7 @@ func (l *reader) reading(m history.ReadKind, w readPlan) history.Read {
 		Selector: selectors[w.selector], Namespace: w.namespace, Begun: l.bout.stage.now()}
 }
 
-// note keeps what was read.
+// note records a read.
 func (l *reader) note(w readPlan, r history.Read) {
 	l.journal.mutex.Lock()
 	defer l.journal.mutex.Unlock()
@@ -322,7 +322,7 @@ func (l *reader) list(w readPlan) {
 			break
 		}
 		if page == 0 {
-			// With this answer the version is decided. Later pages are of the past.
+			// This answer determines the version. Later pages are of the past.
 			r.Ended, r.Version, r.Source = at, api.ParseVersion(list.ResourceVersion), a.Header.Get("X-Watershed-Source")
 		} else if api.ParseVersion(list.ResourceVersion) != r.Version {
 			l.odd("%v: page %d is of %s", r, page, list.ResourceVersion)
@@ -340,7 +340,7 @@ func (l *reader) list(w readPlan) {
 
 type unmarshaler interface{ Unmarshal([]byte) error }
 
-// decode reads metadata alone, which has its place in every object and list.
+// decode reads metadata alone, which every object and list has in the same place.
 func decode(w readPlan, text []byte, into unmarshaler) error {
 	if !w.protobuf {
 		return json.Unmarshal(text, into)
@@ -352,8 +352,8 @@ func decode(w readPlan, text []byte, into unmarshaler) error {
 	return into.Unmarshal(raw)
 }
 
-// watch reads the latest state by a watch that begins with it, and then for a
-// while what follows; or what follows alone.
+// watch reads the latest state by a watch that begins with it, and follows it for a while.
+// Sometimes it follows the events alone.
 func (l *reader) watch(w readPlan) {
 	how, marked := history.Watch, false
 	if l.chance.IntN(4) == 0 {
@@ -416,7 +416,7 @@ func (l *reader) watch(w readPlan) {
 
 var errToldError = errors.New("told of an error")
 
-// readMetadata reads the next event of a watch. An ERROR is an error.
+// readMetadata reads the next event of a watch. An ERROR event is returned as an error.
 func readMetadata(w readPlan, r *bufio.Reader) (event string, object metav1.PartialObjectMetadata, err error) {
 	var raw []byte
 	if !w.protobuf {

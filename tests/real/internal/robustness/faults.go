@@ -45,7 +45,7 @@ func (s *Run) WithConnectionsCut(t *testing.T, lasting time.Duration) {
 	}
 }
 
-// WithServerKilled kills one of the API servers, which comes back.
+// WithServerKilled kills one of the API servers and starts it again.
 func (s *Run) WithServerKilled(t *testing.T, lasting time.Duration) {
 	b := s.begin(t, s.replicas(t, s.cluster.Servers...)...)
 	b.write(lasting)
@@ -59,9 +59,9 @@ func (s *Run) WithServerKilled(t *testing.T, lasting time.Duration) {
 	b.finish()
 }
 
-// WithWatchesBehind lets lists of upstream be fast and watches slow. Memory is always
-// behind then, and who answers from it without a proof is caught: other readers
-// are led around the fence.
+// WithWatchesBehind delays upstream's watches but not its lists, so that memory is always
+// behind. Some readers are led around the proof that memory is new enough. Their reads have to
+// be found stale.
 func (s *Run) WithWatchesBehind(t *testing.T, lasting time.Duration) {
 	var servers []string
 	for i := range s.cluster.Servers {
@@ -74,7 +74,7 @@ func (s *Run) WithWatchesBehind(t *testing.T, lasting time.Duration) {
 	}
 	misled := newJournal()
 	b.write(lasting)
-	// Most wait most of the time.
+	// Most readers wait most of the time.
 	b.readAll(80, 30, 40*time.Millisecond)
 	b.read(misled, 3, 2, 60*time.Millisecond, around...)
 	time.Sleep(lasting)
@@ -101,21 +101,21 @@ func (s *Run) WithWatchesBehind(t *testing.T, lasting time.Duration) {
 	}
 }
 
-// aroundFence asks for any version where the latest is asked for.
+// aroundFence asks for any version instead of the latest.
 var aroundFence = faulty.Fault{Name: "without the fence", Asked: func(query url.Values) {
 	if query.Get("resourceVersion") == "" && query.Get("continue") == "" {
 		query.Set("resourceVersion", "0")
 	}
 }}
 
-// startSlowed runs a way to an API server on which what watches say arrives
-// late, and everything else at once. It shows the server's own certificate.
+// startSlowed runs a proxy of an API server that delays what watches say and passes everything
+// else at once. It shows the server's own certificate.
 func (s *Run) startSlowed(t *testing.T, server int) string {
 	t.Helper()
 	to := s.server(server)
 	dir := filepath.Dir(s.cluster.CA)
 	certificate := require.Value(tls.LoadX509KeyPair(filepath.Join(dir, "apiserver.crt"), filepath.Join(dir, "apiserver.key")))(t)
-	transport := &http.Transport{TLSClientConfig: to.Tls(), ForceAttemptHTTP2: true}
+	transport := &http.Transport{TLSClientConfig: to.TLS(), ForceAttemptHTTP2: true}
 	chance, mutex := s.chance(), sync.Mutex{}
 	address := require.Value(url.Parse(to.URL))(t)
 	silent := log.New(io.Discard, "", 0)
@@ -147,8 +147,7 @@ func (s *Run) startSlowed(t *testing.T, server int) string {
 	return slowed.URL
 }
 
-// heldBack is a body of which every piece comes later than it was sent. Pieces
-// stay in order, and are held back side by side.
+// heldBack is a body that delays each piece. Pieces stay in order, and their delays overlap.
 type heldBack struct {
 	*io.PipeReader
 	body io.Closer
@@ -202,15 +201,14 @@ func (h *heldBack) Close() error {
 	return errors.Join(h.PipeReader.Close(), h.body.Close())
 }
 
-// plantedFault is a way in which an answer could be wrong. It alters a reading, if
-// that is one in which it would show.
+// plantedFault makes an answer wrong, if the answer is one in which the fault would show.
 type plantedFault struct {
 	name  string
 	rule  history.Rule
 	alter func(r *history.Read, at *plantedSite) bool
 }
 
-// plantedSite is what a planted fault is made of.
+// plantedSite is the material for planted faults.
 type plantedSite struct {
 	history  history.History
 	checker  *history.Checker
@@ -231,7 +229,7 @@ var plantedFaults = []plantedFault{
 		return false
 	}},
 	{"a list older than one before", history.StaleAfterRead, func(r *history.Read, at *plantedSite) bool {
-		// It is no older than any write: nothing happened between the two.
+		// The list is no older than any write, because nothing was written between the two.
 		least, read := at.checker.Acknowledged.At(r.Begun), at.checker.Read.At(r.Begun)
 		if r.Manner != history.List || least >= read {
 			return false
@@ -355,10 +353,10 @@ var plantedFaults = []plantedFault{
 	}},
 }
 
-// plantedPerType is how many answers of a type each fault is planted in.
+// plantedPerType bounds the answers of a type in which each fault is planted.
 const plantedPerType = 25
 
-// plant puts each fault into answers that were right. Every one has to be found.
+// plant puts each fault into correct answers. The check has to find every one.
 func (b *phase) plant() {
 	b.t.Helper()
 	writes, _ := b.resolve()
@@ -393,7 +391,7 @@ func (b *phase) plant() {
 			without = append(without, f.name)
 		}
 	}
-	// A slow machine reads little, and then there is not always a place.
+	// On a slow machine there are few reads, and not every fault finds a place.
 	if len(without) > 3 {
 		b.t.Errorf("there was nothing to plant these in: %q", without)
 	}

@@ -28,23 +28,23 @@ import (
 	"watershed.test/real/internal/workload"
 )
 
-// The servers of the robustness test: one that is killed now and then, and one
-// that stays, and tells what happened.
+// The two API servers: killedServer is killed now and then, stableServer stays and tells the
+// reference.
 const (
 	killedServer = iota
 	stableServer
 )
 
 var (
-	// The proxy compares small types object by object; this one is not small.
+	// The proxy compares small types object by object. This type is not small.
 	secrets = watches.Kind{Name: "secrets", Collection: "/api/v1/secrets"}
-	// And of this one hardly anything is ever written.
+	// This type is hardly ever written.
 	limitRanges = watches.Kind{Name: "limitranges", Collection: "/api/v1/limitranges"}
 )
 
 const manySecrets = 300
 
-// Run is where consistent reads are put to the test.
+// Run holds the servers, clients and references of one test of consistent reads.
 type Run struct {
 	cluster *testbed.Cluster
 	widget  objects.Widget
@@ -54,11 +54,12 @@ type Run struct {
 	writers []*writer
 	seed    uint64
 	streams uint64
-	// Config is the configuration of the replicas.
+	// Config is the replicas' configuration file.
 	Config string
 	began  time.Time
 }
 
+// New starts a cluster of two API servers with objects in it.
 func New(t *testing.T) *Run {
 	t.Helper()
 	seed := random.Seed(t)
@@ -97,7 +98,8 @@ func (s *Run) server(i int) api.Target {
 	return api.Target{Name: fmt.Sprint("server ", i), URL: s.cluster.Servers[i], CA: s.cluster.CA, Tokens: s.cluster.Users}
 }
 
-// awaitCustomType has every server take up the custom type; see stage.wake.
+// awaitCustomType makes every server take up the custom type; see
+// workload.Stage.AwaitCustomType.
 func (s *Run) awaitCustomType(t *testing.T) {
 	t.Helper()
 	for i := range s.cluster.Servers {
@@ -111,20 +113,20 @@ func (s *Run) place(to api.Target) watches.Endpoint {
 
 func (s *Run) now() history.Moment { return time.Since(s.began) }
 
-// chance is a stream of its own: what one client does is not what another's
-// speed makes of it.
+// chance returns a random stream of its own, so that no client's choices depend on another's
+// speed.
 func (s *Run) chance() *rand.Rand {
 	s.streams++
 	return random.Stream(s.seed, s.streams)
 }
 
-// phase is one phase: a while of writing and reading, while something happens.
+// phase is a period of writes and reads under one kind of fault.
 type phase struct {
 	t     *testing.T
 	stage *Run
-	// replicas are the proxies, and fronts what readers ask.
+	// replicas are the proxies under test.
 	replicas []*testbed.Proxy
-	// stop ends writers and readers; what they are at, they finish.
+	// stop ends writers and readers, which first finish their present step.
 	stop    chan struct{}
 	ctx     context.Context
 	running sync.WaitGroup
@@ -135,14 +137,14 @@ type phase struct {
 	failed  map[string]int
 }
 
-// journal is what some readers read, by type.
+// journal records what some readers read, by type.
 type journal struct {
 	mutex    sync.Mutex
 	readings map[string][]history.Read
 	sources  map[string]int
 	failed   map[string]int
 	failures int
-	// odd is what no answer has, whatever happened.
+	// odd collects answers that are wrong whatever happened.
 	odd []string
 }
 
@@ -160,7 +162,7 @@ func (s *Run) begin(t *testing.T, replicas ...*testbed.Proxy) *phase {
 	return b
 }
 
-// pause waits between two steps; false when it is time to stop.
+// pause waits between two steps. It returns false when the phase ends.
 func (b *phase) pause(d time.Duration) bool {
 	select {
 	case <-b.stop:
@@ -170,7 +172,8 @@ func (b *phase) pause(d time.Duration) bool {
 	}
 }
 
-// write has every way to the API written through, and the quiet type once each way.
+// write writes through every way to the API, and writes the quiet type through each way in
+// turn.
 func (b *phase) write(lasting time.Duration) {
 	ways := []api.Target{b.stage.server(stableServer), b.stage.server(killedServer), b.replicas[0].Target, b.replicas[1].Target}
 	for i, w := range b.stage.writers {
@@ -185,9 +188,8 @@ func (b *phase) write(lasting time.Duration) {
 	b.running.Go(func() { b.writeQuietType(chance, ways, lasting*2/10) })
 }
 
-// writeQuietType writes the quiet type: after a long silence something comes and goes at
-// once, something appears, and goes. Each time both replicas are asked while they
-// may not have heard of it.
+// writeQuietType writes a type that is otherwise silent. After each write it asks both replicas
+// while they may not know of it yet.
 func (b *phase) writeQuietType(chance *rand.Rand, ways []api.Target, silence time.Duration) {
 	places := b.places(ways[2:])
 	w := &writer{number: 9, there: map[string]uint64{}, born: map[string]int{}}
@@ -212,7 +214,7 @@ func (b *phase) writeQuietType(chance *rand.Rand, ways []api.Target, silence tim
 	}
 }
 
-// places are ways by connections of their own.
+// places returns endpoints with connections of their own.
 func (b *phase) places(fronts []api.Target) (places []watches.Endpoint) {
 	for _, f := range fronts {
 		place := b.stage.place(f)
@@ -222,7 +224,7 @@ func (b *phase) places(fronts []api.Target) (places []watches.Endpoint) {
 	return places
 }
 
-// read has some clients list and get, and others watch.
+// read starts clients that list and get, and others that watch.
 func (b *phase) read(j *journal, lists, watches int, pause time.Duration, fronts ...api.Target) {
 	places := b.places(fronts)
 	for i := range lists + watches {
@@ -243,7 +245,7 @@ func (b *phase) read(j *journal, lists, watches int, pause time.Duration, fronts
 	}
 }
 
-// finish ends the phase and judges what was read.
+// finish ends the phase and checks what was read.
 func (b *phase) finish() {
 	t := b.t
 	t.Helper()
@@ -285,7 +287,7 @@ func (b *phase) report(name string, j *journal) {
 	b.t.Logf("%d %s: %v, from %v; %d failed: %v", n, name, by, j.sources, j.failures, j.failed)
 }
 
-// await waits until what happened is known.
+// await waits until the references have everything that happened.
 func (b *phase) await() {
 	at := b.stage.server(stableServer)
 	for _, k := range b.stage.kinds {
@@ -298,8 +300,8 @@ func (b *phase) await() {
 	}
 }
 
-// resolve adds to deletions, whose answers do not tell it, at which version they
-// happened. It also says how much happened in all.
+// resolve fills in the versions of deletions, which their answers do not tell. It also returns
+// the number of all changes.
 func (b *phase) resolve() (writes map[string][]history.Write, changes int) {
 	deleted := map[string]map[string][]uint64{}
 	for name, tr := range b.stage.truths {
@@ -341,7 +343,7 @@ func historyOf(tr *watches.Reference) history.History {
 	return h
 }
 
-// examine is what a journal has that it should not.
+// examine returns descriptions of all violations in a journal.
 func (b *phase) examine(j *journal, writes map[string][]history.Write) (all []string) {
 	for _, k := range b.stage.kinds {
 		for _, v := range history.Check(historyOf(b.stage.truths[k.Name]), writes[k.Name], j.readings[k.Name]) {
@@ -351,7 +353,7 @@ func (b *phase) examine(j *journal, writes map[string][]history.Write) (all []st
 	return all
 }
 
-// WithoutFaults is a while in which nothing goes wrong. No read may fail either.
+// WithoutFaults runs a phase without faults, in which no read or write may fail.
 func (s *Run) WithoutFaults(t *testing.T, lasting time.Duration) {
 	b := s.begin(t, s.replicas(t, s.cluster.Servers...)...)
 	b.write(lasting)
@@ -365,8 +367,8 @@ func (s *Run) WithoutFaults(t *testing.T, lasting time.Duration) {
 	b.plant()
 }
 
-// enough waits until others have written, and readers have read in every manner, so
-// often that there is something to judge by. A slow machine takes longer.
+// enough waits until there are enough writes, and enough reads of each kind, to judge by. A
+// slow machine takes longer.
 func (b *phase) enough(j *journal, least int, manners ...history.ReadKind) {
 	b.t.Helper()
 	poll.Until(b.t, "enough is written and read", func() error {
@@ -397,7 +399,7 @@ func (b *phase) readAll(lists, watches int, pause time.Duration) {
 	b.read(b.journal, lists, watches, pause, b.replicas[0].Target, b.replicas[1].Target)
 }
 
-// replicas are two proxies that know the same servers, in another order.
+// replicas starts two proxies that know the same servers in opposite order.
 func (s *Run) replicas(t *testing.T, servers ...string) []*testbed.Proxy {
 	t.Helper()
 	other := slices.Clone(servers)
@@ -405,7 +407,7 @@ func (s *Run) replicas(t *testing.T, servers ...string) []*testbed.Proxy {
 	return []*testbed.Proxy{testbed.StartProxyWithConfig(t, s.Config, s.cluster.ProxyKubeconfig, servers...), testbed.StartProxyWithConfig(t, s.Config, s.cluster.ProxyKubeconfig, other...)}
 }
 
-// selectors are what readers ask for; most ask for everything.
+// selectors are the label selectors of the readers; most reads select everything.
 var selectors = func() map[string]labels.Selector {
 	all := map[string]labels.Selector{}
 	for _, text := range []string{"", "tier=gold", "tier in (gold,iron)", "!tier", "tier!=lead"} {

@@ -17,15 +17,15 @@ import (
 	"watershed.test/real/internal/cluster"
 )
 
-// programs is where the API server and its company are: those of build.sh, or
-// of another release (see build-release.sh).
+// Programs is the directory of the API server and its company, as build.sh made them. REAL_BIN
+// names that of another release (see build-release.sh).
 var Programs = cmp.Or(os.Getenv("REAL_BIN"), ".bin")
 
 // Cluster is a running cmd/cluster.
 type Cluster struct {
 	cluster.Report
 
-	// Users has the tokens of all users, also of those that a test adds.
+	// Users holds the tokens of all users, including those that tests add.
 	Users   *api.Tokens
 	command *exec.Cmd
 	stdin   io.WriteCloser
@@ -34,7 +34,7 @@ type Cluster struct {
 	once    sync.Once
 }
 
-// ProxyProgram is the program that is tested.
+// ProxyProgram returns the path of the proxy under test.
 func ProxyProgram() (string, error) {
 	program := os.Getenv("WATERSHED_BIN")
 	if program == "" {
@@ -46,7 +46,7 @@ func ProxyProgram() (string, error) {
 	return program, nil
 }
 
-// StartWithProxy runs a cluster with a watershed in front of it.
+// StartWithProxy starts a cluster with a proxy in front of it.
 func StartWithProxy(args ...string) (*Cluster, error) {
 	if !Direct {
 		program, err := ProxyProgram()
@@ -62,8 +62,8 @@ func StartWithProxy(args ...string) (*Cluster, error) {
 	return Start(args...)
 }
 
-// Start runs a cluster. The harness stops when its stdin ends, so
-// that it cannot outlive this process, however this process ends.
+// Start starts a cluster. The harness stops when its stdin ends, so it cannot outlive this
+// process.
 func Start(args ...string) (*Cluster, error) {
 	c := &Cluster{command: exec.Command(filepath.Join(Programs, "cluster"), args...)}
 	c.command.Stderr = &c.stderr
@@ -92,7 +92,7 @@ func Start(args ...string) (*Cluster, error) {
 	return c, nil
 }
 
-// Command has the harness carry out a command.
+// Command makes the harness carry out a command.
 func (c *Cluster) Command(command string) error {
 	if _, err := fmt.Fprintln(c.stdin, command); err != nil {
 		return err
@@ -111,6 +111,7 @@ func (c *Cluster) Command(command string) error {
 	return nil
 }
 
+// Stop stops the cluster and waits until it is gone.
 func (c *Cluster) Stop() {
 	c.once.Do(func() {
 		c.stdin.Close()
@@ -118,10 +119,12 @@ func (c *Cluster) Stop() {
 	})
 }
 
+// Upstream returns the cluster's first API server.
 func (c *Cluster) Upstream() api.Target {
 	return api.Target{Name: "upstream", URL: c.Servers[0], CA: c.CA, Kubeconfig: c.Kubeconfig, Tokens: c.Users}
 }
 
+// Proxied returns the way through the cluster's proxy, or past it with REAL_DIRECT.
 func (c *Cluster) Proxied() api.Target {
 	if Direct {
 		t := c.Upstream()

@@ -19,8 +19,7 @@ import (
 	"watershed.test/real/internal/require"
 )
 
-// Proxy is a watershed of one scenario's own, which knows the servers that
-// the scenario wants it to know.
+// Proxy is a watershed that belongs to one test.
 type Proxy struct {
 	api.Target
 	Admin string
@@ -28,18 +27,18 @@ type Proxy struct {
 	PID   int
 }
 
-// CacheEverything is a configuration with which a watershed answers from memory
-// whatever it can. It says so of secrets, of which nothing is kept otherwise.
+// CacheEverything is a configuration that makes watershed answer from memory whatever it can.
+// Without it, secrets are not cached.
 const CacheEverything = "testdata/everything-kept.yaml"
 
-// StartProxy runs a watershed with the identity of a kubeconfig in front of
-// these servers, or of the one that the kubeconfig names.
+// StartProxy starts a proxy with the identity of a kubeconfig. It stands in front of the given
+// servers, or of the kubeconfig's own.
 func StartProxy(t *testing.T, kubeconfig string, servers ...string) *Proxy {
 	t.Helper()
 	return StartProxyWithConfig(t, CacheEverything, kubeconfig, servers...)
 }
 
-// StartProxyWithConfig does so with a configuration file, or with none.
+// StartProxyWithConfig does the same with a configuration file, or with none.
 func StartProxyWithConfig(t *testing.T, config, kubeconfig string, servers ...string) *Proxy {
 	t.Helper()
 	var args []string
@@ -52,7 +51,7 @@ func StartProxyWithConfig(t *testing.T, config, kubeconfig string, servers ...st
 	return RunProxy(t, kubeconfig, args...)
 }
 
-// RunProxy runs one with further flags.
+// RunProxy starts a proxy with further flags.
 func RunProxy(t *testing.T, kubeconfig string, flags ...string) *Proxy {
 	t.Helper()
 	dir := t.TempDir()
@@ -109,6 +108,7 @@ func RunProxy(t *testing.T, kubeconfig string, flags ...string) *Proxy {
 	return p
 }
 
+// LogTail returns the last lines of the log.
 func (p *Proxy) LogTail() string {
 	text, err := os.ReadFile(p.Log)
 	if err != nil {
@@ -118,6 +118,7 @@ func (p *Proxy) LogTail() string {
 	return strings.Join(lines[max(len(lines)-60, 0):], "")
 }
 
+// Metrics returns the text of /metrics.
 func (p *Proxy) Metrics() (string, error) {
 	resp, err := http.Get(p.Admin + "/metrics")
 	if err != nil {
@@ -128,7 +129,7 @@ func (p *Proxy) Metrics() (string, error) {
 	return string(text), err
 }
 
-// Sum adds up a metric of the proxy, of one resource or of all.
+// Sum returns the sum of a metric over one resource, or over all if resource is empty.
 func (p *Proxy) Sum(t *testing.T, metric, resource string) int {
 	t.Helper()
 	total := 0.0
@@ -145,7 +146,7 @@ func (p *Proxy) Sum(t *testing.T, metric, resource string) int {
 	return int(total)
 }
 
-// AddByLabel adds a metric of the proxy to counts by one of its labels.
+// AddByLabel adds the values of a metric to counts, by the values of one label.
 func (p *Proxy) AddByLabel(t *testing.T, metric, label string, counts map[string]int) {
 	t.Helper()
 	for line := range strings.Lines(require.Value(p.Metrics())(t)) {

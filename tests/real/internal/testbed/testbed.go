@@ -13,18 +13,20 @@ import (
 	"watershed.test/real/internal/api"
 )
 
-// upstream is the API server itself.
+// Upstream is the API server itself.
 var Upstream api.Target
 
-// proxied is the same API through watershed, or upstream once more if
-// REAL_DIRECT is set: this is how the tests themselves are checked.
+// Proxied is the same API through watershed. With REAL_DIRECT it is upstream once more, which
+// checks the tests themselves.
 var Proxied api.Target
 
-// shared is the cluster behind both.
+// Shared is the cluster behind both.
 var Shared *Cluster
 
+// Direct reports that REAL_DIRECT is set: clients go straight to the API server.
 var Direct = os.Getenv("REAL_DIRECT") != ""
 
+// Prepare builds the programs and starts the shared cluster.
 func Prepare() (err error) {
 	build := exec.Command("./build.sh")
 	build.Stdout, build.Stderr = os.Stderr, os.Stderr
@@ -39,14 +41,14 @@ func Prepare() (err error) {
 	return nil
 }
 
-// Targets is both ways, for what is done through each and then compared.
+// Targets returns both ways, for steps that are done through each and then compared.
 func Targets() []api.Target { return []api.Target{Upstream, Proxied} }
 
 // slugLength bounds a slug, so that names built on it stay valid.
 const slugLength = 40
 
-// Slug returns a name for objects made of the test's name. Of a long name it
-// keeps the beginning, and a hash that keeps tests apart.
+// Slug returns a name for objects, made of the test's name. A long name is shortened and gets a
+// hash that keeps tests apart.
 func Slug(t *testing.T) string {
 	var b strings.Builder
 	for _, r := range strings.ToLower(strings.TrimPrefix(t.Name(), "Test")) {

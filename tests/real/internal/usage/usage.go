@@ -17,6 +17,7 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
+// Total returns the sum of all counts.
 func Total(counts map[string]int) (n int) {
 	for _, c := range counts {
 		n += c
@@ -24,13 +25,14 @@ func Total(counts map[string]int) (n int) {
 	return n
 }
 
-// Requests is what the API server counts of the requests for one resource.
+// Requests holds the API server's counts of the requests for one resource.
 type Requests struct {
-	// Watching is how many watches are open, lists and watched how many
-	// lists and watches have ended.
+	// Watching is the number of open watches. Lists and Watched are the numbers of lists and
+	// watches that have ended.
 	Watching, Lists, Watched int
 }
 
+// Minus returns the difference of two measurements.
 func (l Requests) Minus(o Requests) Requests {
 	return Requests{l.Watching - o.Watching, l.Lists - o.Lists, l.Watched - o.Watched}
 }
@@ -47,8 +49,8 @@ func Measure(t *testing.T, c *testbed.Cluster, resource string) Requests {
 		var n float64
 		name, _, _ := strings.Cut(line, "{")
 		fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &n)
-		// To be refused costs nothing, as by a server that has just been started and
-		// does not know any rights yet.
+		// Refused requests cost nothing. A server that has just started refuses them, because
+		// it does not know any rights yet.
 		if strings.Contains(line, `code="401"`) || strings.Contains(line, `code="403"`) {
 			continue
 		}
@@ -65,19 +67,19 @@ func Measure(t *testing.T, c *testbed.Cluster, resource string) Requests {
 	return l
 }
 
-// Costs are what upstream did for the types that are watched, by its own count,
-// and what the proxy did there, by its own.
+// Costs holds upstream's counts for the watched types, and the proxy's counts for the same.
 type Costs struct {
-	// Watching is how many watches are open, and watched how many were. lists
-	// is how many lists were answered, and bytes how large these were together.
+	// Watching is the number of open watches, and Watched that of ended ones. Lists is the
+	// number of lists, and Bytes their total size.
 	Watching, Watched, Lists, Bytes map[string]int
-	// asked is what the fence asked for: lists of metadata, and watches.
+	// These count the requests of the fence: lists of metadata, and watches.
 	AskedLists, AskedWatches map[string]int
-	// Forwarded is what was passed on, and why.
+	// Forwarded counts the forwarded requests by reason.
 	Forwarded map[string]int
 	Exact     int
 }
 
+// CountCosts reads the metrics of both for some types.
 func CountCosts(t *testing.T, c *testbed.Cluster, p *testbed.Proxy, types []string) Costs {
 	t.Helper()
 	of := func() map[string]int { return map[string]int{} }
@@ -113,13 +115,14 @@ func CountCosts(t *testing.T, c *testbed.Cluster, p *testbed.Proxy, types []stri
 	return all
 }
 
-// MetricValue is that of a line of metrics.
+// MetricValue returns the value of a line of metrics.
 func MetricValue(line string) int {
 	var n float64
 	fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &n)
 	return int(n)
 }
 
+// Growth returns the counts that grew, and by how much.
 func Growth(from, to map[string]int) map[string]int {
 	by := map[string]int{}
 	for name, n := range to {
@@ -130,13 +133,13 @@ func Growth(from, to map[string]int) map[string]int {
 	return by
 }
 
-// ByteCounter passes connections on to a server and counts the bytes that the
-// server sends.
+// ByteCounter passes connections to a server and counts the bytes that the server sends.
 type ByteCounter struct {
 	listener net.Listener
 	Sent     atomic.Int64
 }
 
+// StartByteCounter starts a counter in front of the server of a URL.
 func StartByteCounter(t *testing.T, server string) *ByteCounter {
 	t.Helper()
 	c := &ByteCounter{listener: require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)}
@@ -166,21 +169,24 @@ func StartByteCounter(t *testing.T, server string) *ByteCounter {
 	return c
 }
 
+// Write counts bytes from the server.
 func (c *ByteCounter) Write(p []byte) (int, error) {
 	c.Sent.Add(int64(len(p)))
 	return len(p), nil
 }
 
+// URL returns the address for clients.
 func (c *ByteCounter) URL() string { return "https://" + c.listener.Addr().String() }
 
-// Asked is what upstream counts of requests that somebody else than this test
-// makes.
+// Asked holds upstream's counts of requests that others than this test send.
 type Asked struct{ lists, watches, reviews, others int }
 
+// Minus returns the difference of two counts.
 func (a Asked) Minus(b Asked) Asked {
 	return Asked{a.lists - b.lists, a.watches - b.watches, a.reviews - b.reviews, a.others - b.others}
 }
 
+// CountAsked reads upstream's metrics.
 func CountAsked(t *testing.T, at api.Target) (a Asked) {
 	t.Helper()
 	for line := range strings.Lines(at.Must(t, api.Request{Path: "/metrics"}).Body) {
@@ -205,7 +211,7 @@ func CountAsked(t *testing.T, at api.Target) (a Asked) {
 	return a
 }
 
-// ResidentBytes is a process's memory in bytes.
+// ResidentBytes returns the memory of a process in bytes.
 func ResidentBytes(t *testing.T, pid int) int64 {
 	t.Helper()
 	for line := range strings.Lines(string(require.Value(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))(t))) {

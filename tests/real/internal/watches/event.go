@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Event is one event.
+// Event is one event of a watch.
 type Event struct {
 	Event   string
 	Key     string
@@ -18,14 +18,14 @@ func (s Event) String() string {
 	return fmt.Sprintf("%s %s at %d (%08x)", s.Event, s.Key, s.Version, uint32(s.sum))
 }
 
-// Bookmark is a bookmark, and how many events had come before it.
+// Bookmark is a bookmark and the number of events before it.
 type Bookmark struct {
 	Version uint64
 	After   int
 }
 
-// Compare says where a watch differs from what it had to be: the first state as
-// ADDED events, where it began with one, and all events after it in their order.
+// Compare returns the difference between a watch and what it had to be. That is the initial
+// state as ADDED events, where it began with one, and then all events in order.
 func Compare(state, events, got []Event, marks []Bookmark) error {
 	want := slices.Concat(state, events)
 	for i := range max(len(want), len(got)) {
@@ -41,8 +41,8 @@ func Compare(state, events, got []Event, marks []Bookmark) error {
 	return CompareBookmarks(len(state), got, marks)
 }
 
-// CompareBookmarks checks what bookmarks promise: everything up to their version
-// has been said, and they never go back.
+// CompareBookmarks checks that everything up to a bookmark's version was sent, and that
+// bookmarks never go back.
 func CompareBookmarks(state int, got []Event, marks []Bookmark) error {
 	var last uint64
 	for _, m := range marks {

@@ -12,11 +12,12 @@ import (
 	"watershed.test/real/internal/objects"
 )
 
-// Kind is a type that is watched here.
+// Kind is a watched type.
 type Kind struct {
 	Name       string // the plural
 	Collection string // its path without a namespace
-	// typed and list are what protobuf is decoded into; nil where there is none.
+	// typed and list make the values that protobuf is decoded into. They are nil for types
+	// without protobuf.
 	typed func() protobufObject
 	list  func() protobufList
 }
@@ -33,6 +34,7 @@ type protobufList interface {
 	Unmarshal([]byte) error
 }
 
+// The built-in types that scenarios watch.
 var (
 	ConfigMaps = Kind{"configmaps", "/api/v1/configmaps",
 		func() protobufObject { return &corev1.ConfigMap{} }, func() protobufList { return &corev1.ConfigMapList{} }}
@@ -40,8 +42,10 @@ var (
 		func() protobufObject { return &corev1.Pod{} }, func() protobufList { return &corev1.PodList{} }}
 )
 
+// KindOf returns the kind of a widget.
 func KindOf(w objects.Widget) Kind { return Kind{Name: w.Plural, Collection: w.Path("", "")} }
 
+// Path returns the path of a collection.
 func (k Kind) Path(ns string) string {
 	if ns == "" {
 		return k.Collection
@@ -50,8 +54,8 @@ func (k Kind) Path(ns string) string {
 	return k.Collection[:i] + "/namespaces/" + ns + k.Collection[i:]
 }
 
-// sum is a short stand-in for an object. That of JSON is one of the very bytes.
-// Protobuf is compared by meaning: decoded, and written again as JSON.
+// sum returns a hash of an object. JSON is compared by its bytes. Protobuf is compared by
+// meaning: it is decoded and written as JSON.
 func (k Kind) sum(raw []byte, byMeaning bool) uint64 {
 	if byMeaning {
 		typed := k.typed()
@@ -66,7 +70,7 @@ func (k Kind) sum(raw []byte, byMeaning bool) uint64 {
 }
 
 func meaning(object protobufObject) uint64 {
-	// Protobuf says the type beside the object, not in it.
+	// Protobuf has the type beside the object and not in it.
 	object.GetObjectKind().SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(""))
 	text, err := json.Marshal(object)
 	if err != nil {

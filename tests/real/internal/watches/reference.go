@@ -28,14 +28,14 @@ type Object struct {
 	raw            []byte
 }
 
-// Change is what happened to one object.
+// Change is one change of an object.
 type Change struct {
 	Event         string
 	Version       uint64
 	before, After *Object
 }
 
-// View is what a watch asked to see.
+// View is what a watch selects.
 type View struct {
 	Kind      Kind
 	Namespace string
@@ -71,8 +71,8 @@ func (v View) matcher() func(*Object) bool {
 	}
 }
 
-// Reference is everything that happened to one type since some version, as a watch
-// of all of it told that nobody disturbed.
+// Reference holds everything that happened to one type since a version, as an undisturbed watch
+// told it.
 type Reference struct {
 	kind Kind
 
@@ -83,7 +83,7 @@ type Reference struct {
 	failed  error
 }
 
-// Follow begins a truth with a watch at a server that stays.
+// Follow begins a reference with a watch at a server that stays.
 func Follow(t *testing.T, ctx context.Context, at Endpoint, k Kind) *Reference {
 	t.Helper()
 	tr := &Reference{kind: k, Base: map[string]*Object{}}
@@ -149,7 +149,7 @@ func (tr *Reference) run(ctx context.Context, at Endpoint, began chan<- error) e
 	}
 }
 
-// WaitFor waits until the truth has come to a version.
+// WaitFor waits until the reference has reached a version.
 func (tr *Reference) WaitFor(t *testing.T, version uint64) {
 	t.Helper()
 	poll.Until(t, fmt.Sprintf("the reference of %s is at %d", tr.kind.Name, version), func() error {
@@ -165,15 +165,16 @@ func (tr *Reference) WaitFor(t *testing.T, version uint64) {
 	})
 }
 
+// ChangesSoFar returns all changes that the reference has reached.
 func (tr *Reference) ChangesSoFar() []Change {
 	tr.mutex.Lock()
 	defer tr.mutex.Unlock()
 	return tr.changes
 }
 
-// after is what a view sees of all changes after a version. It is the table of
-// the API's own watch cache: what an update takes out of a view is DELETED,
-// with the last state that was in it at the version of the update.
+// after returns the events that a view shows after a version, by the rules of the API's watch
+// cache. An update that takes an object out of a view is DELETED. It has the object's last
+// state in the view and the update's version.
 func (tr *Reference) after(v View, version uint64) []Event {
 	matches := v.matcher()
 	var all []Event
@@ -205,11 +206,11 @@ func withVersion(s *Object, version uint64) []byte {
 	return bytes.Replace(s.raw, field(s.Version), field(version), 1)
 }
 
-// at is the state of a view at a version, in the order of lists, as the ADDED
-// events of a watch that begins with it.
+// at returns the state of a view at a version, in the order of lists, as the ADDED events of a
+// watch.
 //
-// A version from before the reference will do: another server's cache of a type
-// on which nothing happened is behind, but it is not of another state.
+// The version may be older than the reference. Another server's cache of an unchanged type is
+// behind, but has the same state.
 func (tr *Reference) at(v View, version uint64) []Event {
 	objects := map[string]*Object{}
 	for key, s := range tr.Base {

@@ -72,13 +72,14 @@ func readProtobuf(r *bufio.Reader, k Kind) (api.ParsedFrame, error) {
 	return p, nil
 }
 
-// Endpoint is where watches are sent, and by which connections.
+// Endpoint is an address to watch at, with the connections to use.
 type Endpoint struct {
 	URL    string
 	Token  string
 	Client *http.Client
 }
 
+// Get sends a GET. Every status but 200 is an error.
 func (p Endpoint) Get(ctx context.Context, path, accept string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.URL+path, nil)
 	if err != nil {
@@ -95,7 +96,7 @@ func (p Endpoint) Get(ctx context.Context, path, accept string) (*http.Response,
 	return resp, err
 }
 
-// how a watcher begins, and goes on when its watch ends.
+// Habit is the way in which a watcher begins, and continues when its watch ends.
 type Habit int
 
 const (
@@ -103,40 +104,41 @@ const (
 	FromList Habit = iota
 	// FromState lets the watch begin with the state.
 	FromState
-	// ComesBack asks for short watches, and begins each where the last ended:
-	// at its last bookmark or event.
+	// ComesBack opens short watches. Each begins at the last bookmark or event of the one
+	// before.
 	ComesBack
 )
 
 const shortWatch = 4 * time.Second
 
-// Segment is one unbroken part of what a watcher saw: after it, an Expired.
+// Segment is an unbroken part of what a watcher saw. An Expired ends it.
 type Segment struct {
-	// began is where the watch began; with the state, where its end mark says.
+	// began is the version at which the watch began. A watch with the state names it in its end
+	// mark.
 	began uint64
-	// state is what the list had, or how many first events are the state.
+	// listed is the content of the list; stateSize is the number of initial events.
 	listed    []Event
 	stateSize int
 	marked    bool
-	// fromMemory says that the Expired at its end was the proxy's own.
+	// fromMemory reports that the final Expired came from the proxy itself.
 	fromMemory bool
 	Events     []Event
 	marks      []Bookmark
 }
 
-// Watcher is a client that watches, and keeps what it saw.
+// Watcher is a client that watches and records what it saw.
 type Watcher struct {
 	View  View
 	Habit Habit
 	At    Endpoint
-	// Relists says that it begins anew after a 410, as clients do.
+	// Relists makes it begin anew after a 410, as clients do.
 	Relists bool
 
 	Mutex     sync.Mutex
 	Stretches []*Segment
-	// Fault is an end that should not have come.
+	// Fault is the error of a watch that should not have ended.
 	Fault error
-	// Retried and forwarded count what is allowed, but should be rare.
+	// These count what is allowed but should be rare.
 	Retried, Forwarded, ForwardedLists int
 	Open                               atomic.Bool
 }
@@ -145,6 +147,7 @@ func (w *Watcher) String() string {
 	return w.View.String() + []string{"", ", with state", ", short"}[w.Habit]
 }
 
+// Run watches until the context ends, and records an end that came earlier.
 func (w *Watcher) Run(ctx context.Context) {
 	err := w.live(ctx)
 	if ctx.Err() == nil {
@@ -185,7 +188,8 @@ func (w *Watcher) live(ctx context.Context) error {
 			}
 			var opened time.Time
 			resp, err := retry(ctx, w, &w.Forwarded, func() (*http.Response, error) {
-				// Before it begins, however late this learns of that: no watch may be shorter.
+				// The time is taken before the watch begins: no watch may be shorter than asked
+				// for.
 				opened = time.Now()
 				return w.Get(ctx, query)
 			})
@@ -208,8 +212,8 @@ func (w *Watcher) live(ctx context.Context) error {
 			case w.Habit != ComesBack:
 				return fmt.Errorf("the watch ended after %v: %w", time.Since(opened).Round(time.Millisecond), err)
 			case !memory && !errors.Is(err, errNonsense):
-				// Asked while upstream could not say who the caller is, it was
-				// passed on, and shared upstream's fate.
+				// Upstream could not identify the caller, so the request was forwarded and
+				// ended with upstream.
 				continue
 			case err != io.EOF || time.Since(opened) < shortWatch-500*time.Millisecond:
 				return fmt.Errorf("a watch of %v ended after %v: %w", shortWatch, time.Since(opened).Round(time.Millisecond), err)
@@ -221,8 +225,8 @@ func (w *Watcher) live(ctx context.Context) error {
 	}
 }
 
-// retry tries until there is an answer. While upstream is away a proxy may not
-// know who is asking; clients try again. What upstream answers is counted.
+// retry repeats a request until it is answered. A proxy may not know its callers while upstream
+// is away. Answers from upstream are counted.
 func retry(ctx context.Context, w *Watcher, passedOn *int, ask func() (*http.Response, error)) (*http.Response, error) {
 	deadline := time.Now().Add(poll.Patience)
 	for {
@@ -242,6 +246,7 @@ func retry(ctx context.Context, w *Watcher, passedOn *int, ask func() (*http.Res
 	}
 }
 
+// Get sends a read of the watcher's view.
 func (w *Watcher) Get(ctx context.Context, query string) (*http.Response, error) {
 	accept := "application/json"
 	if w.View.Protobuf {
@@ -257,7 +262,7 @@ func (w *Watcher) Get(ctx context.Context, query string) (*http.Response, error)
 	return w.At.Get(ctx, w.View.Kind.Path(w.View.Namespace)+"?"+query+"&"+values.Encode(), accept)
 }
 
-// ReadList reads a list: its version, and what is in it.
+// ReadList returns the version and the content of a list.
 func (w *Watcher) ReadList(resp *http.Response) (uint64, []Event, error) {
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
@@ -296,7 +301,7 @@ func (w *Watcher) ReadList(resp *http.Response) (uint64, []Event, error) {
 
 var errNonsense = errors.New("not what a watch says")
 
-// read takes a watch in until it ends.
+// read reads a watch until it ends.
 func (w *Watcher) read(resp *http.Response, s *Segment, from *uint64) error {
 	defer resp.Body.Close()
 	w.Open.Store(true)
@@ -328,7 +333,7 @@ func (w *Watcher) read(resp *http.Response, s *Segment, from *uint64) error {
 		case "ERROR":
 			err = fmt.Errorf("%w: %d %s %s", errNonsense, o.Code, o.Reason, o.Message)
 			if o.Code == http.StatusGone && o.Reason == "Expired" {
-				// Nothing may follow it but a clean end.
+				// Only a clean end may follow it.
 				if _, end := next(reader, w.View.Kind); end != io.EOF {
 					err = fmt.Errorf("%w: %v after an Expired", errNonsense, end)
 				} else {
@@ -345,10 +350,10 @@ func (w *Watcher) read(resp *http.Response, s *Segment, from *uint64) error {
 	}
 }
 
-// ErrFault is a watch that is over and should not be.
+// ErrFault marks a watch that ended and should not have.
 var ErrFault = errors.New("over")
 
-// Verify compares all that the watcher saw with what happened.
+// Verify compares everything that the watcher saw with what happened.
 func (w *Watcher) Verify(tr *Reference) error {
 	w.Mutex.Lock()
 	defer w.Mutex.Unlock()
@@ -375,7 +380,7 @@ func (w *Watcher) Verify(tr *Reference) error {
 		}
 		events := tr.after(w.View, s.began)
 		if seen := len(s.Events) - len(state); !last && seen < len(events) {
-			// The 410 may come at any point, and nothing is lost before it.
+			// The 410 may come at any point, but nothing before it may be lost.
 			events = events[:max(seen, 0)]
 		}
 		if err := Compare(state, events, s.Events, s.marks); err != nil {
@@ -388,7 +393,7 @@ func (w *Watcher) Verify(tr *Reference) error {
 	return nil
 }
 
-// Expired is how often the watcher was told 410, and how often by the proxy itself.
+// Expired returns how often the watcher got a 410, and how often the proxy itself sent it.
 func (w *Watcher) Expired() (all, fromMemory int) {
 	w.Mutex.Lock()
 	defer w.Mutex.Unlock()
@@ -400,14 +405,14 @@ func (w *Watcher) Expired() (all, fromMemory int) {
 	return all, fromMemory
 }
 
-// PassedOn is how many of its lists and watches upstream answered.
+// PassedOn returns the numbers of its lists and watches that upstream answered.
 func (w *Watcher) PassedOn() (lists, watches int) {
 	w.Mutex.Lock()
 	defer w.Mutex.Unlock()
 	return w.ForwardedLists, w.Forwarded
 }
 
-// Final is the state the watcher has come to, by its own account.
+// Final returns the state that follows from what the watcher saw.
 func (w *Watcher) Final() map[string]uint64 {
 	w.Mutex.Lock()
 	defer w.Mutex.Unlock()

@@ -12,7 +12,7 @@ import (
 	"watershed.test/real/internal/require"
 )
 
-// referenceOf makes a truth out of lines "EVENT name version tier".
+// referenceOf makes a reference of lines "EVENT name version tier".
 func referenceOf(t *testing.T, lines ...string) *Reference {
 	t.Helper()
 	tr := &Reference{kind: ConfigMaps, Base: map[string]*Object{}, from: 10}
@@ -36,8 +36,7 @@ func referenceOf(t *testing.T, lines ...string) *Reference {
 	return tr
 }
 
-// The comparison is what all of this stands on, so it is shown to see what it
-// is there to see.
+// All tests of watches rely on the comparison, so this test shows that it finds planted faults.
 func TestWatchComparisonFindsPlantedFaults(t *testing.T) {
 	tr := referenceOf(t,
 		"BASE b 3 gold", "BASE a 7 gold", "BASE c 9 iron",
@@ -66,7 +65,7 @@ func TestWatchComparisonFindsPlantedFaults(t *testing.T) {
 		t.Fatalf("what left the view is not its last state in it: %s", left)
 	}
 
-	// A watcher that saw it all, and what can go wrong with it.
+	// sound returns a watcher that saw everything. The faults below alter it.
 	sound := func() *Watcher {
 		return &Watcher{View: v, Habit: FromState, Stretches: []*Segment{{
 			began: 10, marked: true, stateSize: len(state), Events: slices.Concat(state, events),
@@ -84,9 +83,9 @@ func TestWatchComparisonFindsPlantedFaults(t *testing.T) {
 		"swapped in state": func(s *Segment) { s.Events[0], s.Events[1] = s.Events[1], s.Events[0] },
 		"repeated":         func(s *Segment) { s.Events = slices.Insert(s.Events, 4, s.Events[3]) },
 		"repeated last":    func(s *Segment) { s.Events = append(s.Events, s.Events[6]) },
-		// The version that the object had, not that of its leaving.
+		// The version of the object instead of that of its leaving.
 		"version of DELETED": func(s *Segment) { s.Events[4].Version = 11 },
-		// The state that took it out of the view, not the last one in it.
+		// The state outside the view instead of the last one in it.
 		"object of DELETED": func(s *Segment) { s.Events[4].sum = ConfigMaps.sum(tr.changes[3].After.raw, false) },
 		"type":              func(s *Segment) { s.Events[4].Event = "MODIFIED" },
 		"object":            func(s *Segment) { s.Events[3].sum++ },
@@ -106,8 +105,8 @@ func TestWatchComparisonFindsPlantedFaults(t *testing.T) {
 		t.Logf("%s: %v", name, err)
 	}
 
-	// A 410 may come early, but nothing may be missing before it, and the list
-	// after it must be a state there was.
+	// A 410 may come early, but nothing before it may be missing, and the list after it must be
+	// a state that existed.
 	expired := func() *Watcher {
 		w := &Watcher{View: v, Habit: FromList}
 		listed := func(version uint64) []Event {

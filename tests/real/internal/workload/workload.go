@@ -24,29 +24,29 @@ import (
 	"watershed.test/real/internal/watches"
 )
 
-// The servers of a stage: two that faults happen to, and one that no proxy
-// knows. It takes the writes and tells the truth all the while.
+// The servers of a stage. Faults happen to the first two. No proxy knows the third, which takes
+// the writes and tells the reference.
 const (
 	FirstServer = iota
 	SecondServer
 	StableServer
 )
 
-// Stage is where the faults play.
+// Stage is a cluster for scenarios with faults.
 type Stage struct {
 	Cluster *testbed.Cluster
 	Stable  api.Target
 	Widget  objects.Widget
 }
 
-// AwaitCustomType has a server take up the custom type. It does so when first asked, and
-// then knows the type's history only from there on.
+// AwaitCustomType makes a server take up the custom type. It does so when first asked, and
+// knows the type's history only from there on.
 func (s *Stage) AwaitCustomType(t *testing.T, server int) {
 	t.Helper()
 	s.Widget.AwaitServed(t, api.Target{Name: fmt.Sprint("by server ", server), URL: s.Cluster.Servers[server], CA: s.Cluster.CA, Tokens: s.Cluster.Users})
 }
 
-// Scenario is one scenario on its way.
+// Scenario is one scenario in progress.
 type Scenario struct {
 	T        *testing.T
 	Stage    *Stage
@@ -62,7 +62,7 @@ type Scenario struct {
 	running  sync.WaitGroup
 }
 
-// Begin makes namespaces of its own for a scenario, and follows the truth.
+// Begin creates namespaces for a scenario and starts its references.
 func (s *Stage) Begin(t *testing.T, to api.Target, proxy *testbed.Proxy) *Scenario {
 	t.Helper()
 	seed := uint64(time.Now().UnixNano())
@@ -70,7 +70,8 @@ func (s *Stage) Begin(t *testing.T, to api.Target, proxy *testbed.Proxy) *Scenar
 		require.Value(fmt.Sscan(text, &seed))(t)
 	}
 	t.Logf("REAL_SEED=%d", seed)
-	// Cleanup, not defer: what is waited for below ends with the context.
+	// A deferred cancel would come too late: the clean-up below waits for what ends with the
+	// context.
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &Scenario{T: t, Stage: s, to: to, proxy: proxy, ctx: ctx, Chance: rand.New(rand.NewPCG(seed, 0)),
 		truths: map[string]*watches.Reference{}, Kinds: []watches.Kind{watches.ConfigMaps, watches.Pods, watches.KindOf(s.Widget)}}
@@ -90,16 +91,16 @@ func (s *Stage) Begin(t *testing.T, to api.Target, proxy *testbed.Proxy) *Scenar
 	return p
 }
 
-// At is a way to a target by connections of its own.
+// At returns an endpoint with connections of its own.
 func (s *Stage) At(to api.Target) watches.Endpoint {
-	transport := &http.Transport{TLSClientConfig: to.Tls(), ForceAttemptHTTP2: true}
+	transport := &http.Transport{TLSClientConfig: to.TLS(), ForceAttemptHTTP2: true}
 	return watches.Endpoint{URL: to.URL, Token: s.Cluster.AdminToken, Client: &http.Client{Transport: transport}}
 }
 
-// nodeCount are where pods are. There is nobody there to run them.
+// nodeCount is the number of nodes that pods name. Nothing runs there.
 const nodeCount = 5
 
-// OpenWatches opens a hundred watches, ten to a connection.
+// OpenWatches opens a hundred watches, ten on each connection.
 func (p *Scenario) OpenWatches() {
 	p.T.Helper()
 	widgets := p.Kinds[2]
@@ -165,8 +166,8 @@ func (p *Scenario) OpenWatches() {
 	})
 }
 
-// WaitUntilSeen waits until each type, in each representation, brought somebody what
-// happened after a version: so far the proxy has come with it.
+// WaitUntilSeen waits until each type, in each encoding, has shown some watcher an event after
+// a version. The proxy has then come that far.
 func (p *Scenario) WaitUntilSeen(version uint64) {
 	p.T.Helper()
 	type form struct {
@@ -200,7 +201,7 @@ func (p *Scenario) WaitUntilSeen(version uint64) {
 	})
 }
 
-// Writing is the random writers at work.
+// Writing holds the random writers.
 type Writing struct {
 	stop   chan struct{}
 	done   sync.WaitGroup
@@ -208,10 +209,11 @@ type Writing struct {
 	failed atomic.Pointer[error]
 }
 
+// Writers is the number of writers.
 const Writers = 3
 
-// Write begins to write, so many times a second, at the server that stays. Each
-// writer has names of its own, and so knows what is there.
+// Write starts writers at the stable server, with a total rate per second. Each writer has
+// names of its own, so it knows what exists.
 func (p *Scenario) Write(rate int) *Writing {
 	w := &Writing{stop: make(chan struct{})}
 	for i := range Writers {
@@ -237,6 +239,8 @@ func (p *Scenario) Write(rate int) *Writing {
 	return w
 }
 
+// WriteOne creates, changes or deletes one object. there holds the paths of the writer's
+// objects.
 func (p *Scenario) WriteOne(chance *rand.Rand, writer, n int, there map[string]bool) error {
 	k := p.Kinds[[]int{0, 0, 0, 0, 0, 1, 1, 1, 2, 2}[chance.IntN(10)]]
 	name := fmt.Sprintf("w%d-%d", writer, chance.IntN(8))
@@ -281,8 +285,8 @@ func (p *Scenario) WriteOne(chance *rand.Rand, writer, n int, there map[string]b
 	return err
 }
 
-// Finish ends the writing, waits until every watch has seen all of it, and
-// fails the test for those that do not or that saw anything else.
+// Finish stops the writers and waits until every watch has seen everything. It fails the test
+// for watches that miss something or saw anything else.
 func (p *Scenario) Finish(w *Writing) {
 	t := p.T
 	t.Helper()
@@ -291,7 +295,7 @@ func (p *Scenario) Finish(w *Writing) {
 	if err := w.failed.Load(); err != nil {
 		t.Fatalf("writing: %v", *err)
 	}
-	// A last object of each type tells that the reference is through.
+	// A last object of each type shows that the reference is complete.
 	for _, k := range p.Kinds {
 		body := `{"metadata":{"name":"last"}}`
 		switch k.Name {
@@ -316,12 +320,12 @@ func (p *Scenario) Finish(w *Writing) {
 			break
 		}
 		if errors.Is(problems[0], watches.ErrFault) {
-			// It does not get better.
+			// This does not improve with time.
 			break
 		}
 	}
 	if len(problems) == 0 {
-		// What comes too much may come late.
+		// Surplus events may come late.
 		time.Sleep(500 * time.Millisecond)
 		problems = p.problems()
 	}
@@ -350,8 +354,8 @@ func (p *Scenario) Finish(w *Writing) {
 	t.FailNow()
 }
 
-// problems are the watches that are not what they had to be, first those that
-// are over: they say most.
+// problems returns the errors of wrong watches. Watches that ended come first, because they say
+// most.
 func (p *Scenario) problems() []error {
 	var over, others []error
 	for _, w := range p.Watchers {
@@ -365,7 +369,7 @@ func (p *Scenario) problems() []error {
 	return append(over, others...)
 }
 
-// lists is how often the proxy listed the types that are watched here.
+// ProxyLists returns how often the proxy listed the watched types.
 func ProxyLists(t *testing.T, p *testbed.Proxy) map[string]int {
 	t.Helper()
 	all := map[string]int{}

@@ -1,8 +1,8 @@
-// Command promql reads PromQL for the tests of rules and dashboards, with
+// Command promql parses and evaluates PromQL for the tests of rules and dashboards, with
 // Prometheus' own parser and engine.
 //
-// It reads a JSON object on stdin and prints one answer for each expression, as
-// a JSON array. Without series, expressions are only parsed.
+// It reads a JSON object on stdin and prints a JSON array with one answer for each expression.
+// Without series, expressions are only parsed.
 package main
 
 import (
@@ -25,36 +25,36 @@ import (
 	"github.com/prometheus/prometheus/util/annotations"
 )
 
-// Question is what is read.
+// Question is the input.
 type Question struct {
 	Expressions []string
-	// Series have a sample a minute, the last of which is of the moment at which
-	// expressions are evaluated.
+	// Series have one sample a minute. The last one is of the moment at which expressions are
+	// evaluated.
 	Series []Series
 }
 
-// Series is one of them.
+// Series is one time series.
 type Series struct {
 	Labels map[string]string
 	Values []float64
 }
 
-// Answer is what is printed for an expression.
+// Answer is the output for one expression.
 type Answer struct {
-	// Error says why it does not parse, or why it cannot be evaluated.
+	// Error says why the expression cannot be parsed or evaluated.
 	Error string `json:",omitempty"`
-	// Metrics are the names that it selects.
+	// Metrics are the metrics that the expression selects.
 	Metrics []Selected
-	// Result is what it evaluates to.
+	// Result is the value of the expression.
 	Result []Sample `json:",omitempty"`
 }
 
-// Selected is a metric with the labels that are used of it.
+// Selected is a metric with the labels that the expression uses.
 type Selected struct {
 	Name   string
 	Labels []string
-	// Values are what labels are compared with: of a regular expression, the
-	// alternatives it has.
+	// Values are the values that labels are compared with: for a regular expression, its
+	// alternatives.
 	Values map[string][]string `json:",omitempty"`
 }
 
@@ -114,8 +114,8 @@ func answer(engine *promql.Engine, text string, series []Series) (a Answer) {
 	return a
 }
 
-// metrics finds what an expression selects, and the labels that it needs these
-// to have: those it matches, and those it aggregates by.
+// metrics returns the metrics that an expression selects, and the labels that it matches or
+// aggregates by.
 func metrics(expr parser.Expr) (found []Selected) {
 	parser.Inspect(expr, func(node parser.Node, path []parser.Node) error {
 		selector, ok := node.(*parser.VectorSelector)
@@ -147,7 +147,7 @@ func metrics(expr parser.Expr) (found []Selected) {
 	return found
 }
 
-// now is when everything is evaluated.
+// now is the moment of every evaluation.
 var now = time.Unix(1_000_000, 0)
 
 // memory holds series.
