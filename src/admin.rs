@@ -2,7 +2,6 @@
 //! clients use.
 mod health;
 mod history;
-pub mod metrics;
 mod status;
 mod token;
 
@@ -12,7 +11,6 @@ use std::time::Instant;
 
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
-use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 
 use crate::body::{Body, full};
@@ -58,10 +56,8 @@ pub struct State {
     pub admin_tls: Option<ServerTls>,
     /// Whether the process is shutting down.
     pub draining: drain::DrainWatch,
-    /// The metrics registry.
-    pub metrics: PrometheusHandle,
-    /// What is read only when somebody asks.
-    pub gauges: metrics::Gauges,
+    /// Renders the metrics in Prometheus' text format.
+    pub metrics: Box<dyn Fn() -> String + Send + Sync>,
     /// The last minutes.
     pub history: History,
     /// When the process began to serve.
@@ -126,14 +122,11 @@ async fn answer(state: &State, request: &Request<Incoming>, peer: &Peer) -> Resp
     }
     match request.uri().path() {
         "/debug/config" => text(StatusCode::OK, "application/json", state.config.clone()),
-        "/metrics" => {
-            state.gauges.collect(state);
-            text(
-                StatusCode::OK,
-                "text/plain; version=0.0.4; charset=utf-8",
-                state.metrics.render(),
-            )
-        }
+        "/metrics" => text(
+            StatusCode::OK,
+            "text/plain; version=0.0.4; charset=utf-8",
+            (state.metrics)(),
+        ),
         "/status" | "/status.json" => status::answer(state, request, peer),
         "/" if is_browser(request) => {
             let mut answer = text(StatusCode::SEE_OTHER, PLAIN, "see /status\n".into());

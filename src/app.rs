@@ -1,6 +1,7 @@
 //! Puts the rooms together. The only place that knows all of them.
 pub mod check;
 mod listen;
+mod metrics;
 mod report;
 mod serving;
 
@@ -19,11 +20,14 @@ use crate::access::{self, Access};
 use crate::audit::{self, Audit};
 use crate::catalog::{Catalog, CatalogFollower, DiscoveryError};
 use crate::listener::tls::ServerTls;
+use crate::scope::gauges::ScopeGauges;
 use crate::scope::{self, Scopes};
 use crate::serve::{CacheMode, CachedObjects, CachingException, CachingPolicy, ProxyService};
 use crate::{drain, listener};
 use listen::Bound;
 pub use listen::Listen;
+use metrics::Scraper;
+pub use metrics::metrics;
 use serving::named;
 
 use crate::upstream::{Forwarder, Upstream, UpstreamClient};
@@ -162,7 +166,7 @@ impl Running {
 
 /// Starts a proxy. It serves when this returns.
 pub async fn start(config: Config) -> anyhow::Result<Running> {
-    let metrics = telemetry::metrics();
+    let registry = telemetry::registry(&metrics());
     let traces = telemetry::traces()?;
     let audit = match config.audit.clone() {
         Some(config) => Some(Audit::start(config).await?),
@@ -241,6 +245,16 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let keep_scopes_open = server.clone().keep_scopes_open();
     let proxy = tokio::spawn(listener.serve(server, config.limits.clone(), draining.clone()));
     let (admin_drain, admin_draining) = drain::channel();
+    let scraper = Scraper {
+        registry: registry.clone(),
+        catalog: catalog.clone(),
+        scopes: scopes.clone(),
+        usage: usage.clone(),
+        upstream: upstream.clone(),
+        proxy_tls: proxy_tls.clone(),
+        admin_tls: admin_tls.clone(),
+        gauges: ScopeGauges::default(),
+    };
     let state = admin::State {
         catalog,
         scopes: scopes.clone(),
@@ -249,8 +263,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         proxy_tls,
         admin_tls: admin_tls.clone(),
         draining,
-        metrics: metrics.clone(),
-        gauges: admin::metrics::Gauges::default(),
+        metrics: Box::new(move || scraper.scrape()),
         history: admin::History::default(),
         started: Instant::now(),
         token,
@@ -268,7 +281,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
             config.limits,
             admin_draining,
         )),
-        tokio::spawn(upkeep(metrics)),
+        tokio::spawn(upkeep(registry)),
     ];
     match (&config.listen, address) {
         (Listen::Socket { path, .. }, _) => {
@@ -344,9 +357,9 @@ async fn bind(address: SocketAddr, knob: &str) -> anyhow::Result<TcpListener> {
 }
 
 /// Histograms collect samples until somebody folds them in.
-async fn upkeep(metrics: PrometheusHandle) {
+async fn upkeep(registry: PrometheusHandle) {
     loop {
         tokio::time::sleep(Duration::from_secs(5)).await;
-        metrics.run_upkeep();
+        registry.run_upkeep();
     }
 }

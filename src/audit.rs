@@ -20,12 +20,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::metrics::Counter;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{HeaderValue, Request};
 use tokio_util::task::TaskTracker;
 
+use crate::metric::Counter;
 pub use error::AuditError;
 use policy::Policy;
 use queue::Queue;
@@ -149,7 +149,7 @@ impl Audit {
         if let Some(webhook) = config.webhook {
             sinks.push(webhook::start(webhook).await?);
         }
-        let events = ::metrics::counter!(metrics::EVENTS);
+        let events = metrics::EVENTS.with([]);
         Ok(Self(Arc::new(Inner {
             policy,
             sinks,

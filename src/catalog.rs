@@ -5,6 +5,7 @@
 mod custom;
 mod definitions;
 mod discovery;
+pub mod metrics;
 mod origin;
 
 use std::collections::HashMap;

@@ -20,6 +20,7 @@
 //! | [`serve`] | a request: answered from memory, or forwarded and why | `serve/decide.rs` |
 //! | [`http`] | listener, TLS, limits, drain. Knows no resources | `listener/listen.rs` |
 //! | [`admin`] | health, metrics and the status page | `admin.rs` |
+//! | [`metric`] | declarations of metrics, for all modules | `metric.rs` |
 //! | [`app`] | the only place that knows every room | `app.rs` |
 //! | [`sim`], [`demo`] | a simulated API server, and the demonstration that uses it | `sim.rs` |
 //! | [`load`] | clients that put load on any API server and measure what they get | `load/round.rs` |
@@ -37,6 +38,7 @@ pub mod catalog;
 pub mod cli;
 pub mod drain;
 pub mod listener;
+pub mod metric;
 pub mod scope;
 pub mod serve;
 pub mod store;

@@ -1,5 +1,7 @@
 //! One cached scope: a task that pumps what upstream says into a store.
+pub mod gauges;
 mod handle;
+pub mod metrics;
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -8,13 +10,13 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use http::HeaderValue;
-use metrics::{Counter, counter};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use crate::metric::{Counter, Metric};
 use crate::store::{
     self, Layout, Snapshot, SnapshotBuilder, StoreReader, StoreWriter, StoredObject, WindowLimits,
 };
@@ -40,15 +42,6 @@ const REBUILD: Duration = Duration::from_secs(2);
 /// A watch that ended in good order is open again after milliseconds; a scope that waits longer
 /// does not follow.
 const REOPENED: Duration = Duration::from_secs(2);
-
-/// Times a scope was listed at upstream.
-pub const UPSTREAM_LISTS: &str = "watershed_upstream_lists_total";
-/// Events received from upstream.
-pub const UPSTREAM_EVENTS: &str = "watershed_upstream_events_total";
-/// Times an interrupted upstream watch went on without a loss.
-pub const UPSTREAM_RESUMES: &str = "watershed_upstream_resumes_total";
-/// Times a scope was given up or closed, by the reason.
-pub const STOPPED: &str = "watershed_scopes_stopped_total";
 
 /// How scopes keep their data.
 #[derive(Clone, Copy, Debug)]
@@ -427,7 +420,7 @@ impl Scopes {
             writer,
             format: None,
             publish,
-            events: counter_of(UPSTREAM_EVENTS, &scope.key.gvr),
+            events: metrics::of_type(metrics::UPSTREAM_EVENTS, &scope.key.gvr),
             scope: Arc::clone(&scope),
             scopes: self.clone(),
             list_again: None,
@@ -437,10 +430,6 @@ impl Scopes {
         tokio::spawn(pump.run());
         scope
     }
-}
-
-fn counter_of(name: &'static str, gvr: &GroupVersionResource) -> Counter {
-    counter!(name, "group" => Arc::clone(&gvr.group), "resource" => Arc::clone(&gvr.resource))
 }
 
 /// The task of a scope.
@@ -492,8 +481,8 @@ impl Pump {
         };
     }
 
-    fn count(&self, name: &'static str) -> Counter {
-        counter_of(name, &self.scope.key.gvr)
+    fn count(&self, metric: Metric<Counter, 2>) -> Counter {
+        metrics::of_type(metric, &self.scope.key.gvr)
     }
 
     fn learn_bookmark(&self, format: Option<BookmarkFormat>) {
@@ -543,7 +532,7 @@ impl Pump {
                 self.format = Some(Arc::clone(&format));
                 tracing::info!(resource = %self.scope.key.gvr, encoding = ?self.scope.key.representation.encoding,
                     metadata_only = self.scope.key.representation.metadata_only, %version, objects = snapshot.len(), bytes = snapshot.size(), "listed");
-                self.count(UPSTREAM_LISTS).increment(1);
+                self.count(metrics::UPSTREAM_LISTS).increment(1);
                 self.scope.first_list.get_or_init(|| version);
                 self.writer.replace(snapshot);
                 self.publish
@@ -567,7 +556,7 @@ impl Pump {
                 self.learn_bookmark(format);
                 self.writer.progress(now, version);
             }
-            Change::Resumed => self.count(UPSTREAM_RESUMES).increment(1),
+            Change::Resumed => self.count(metrics::UPSTREAM_RESUMES).increment(1),
             Change::Interrupted | Change::Ended => {}
         }
         self.scope.tell_reached();
@@ -613,12 +602,14 @@ impl Drop for Pump {
                     "not cached; its requests are forwarded");
             }
         }
+        let gvr = &scope.key.gvr;
+        let reason = self.stopped.as_str();
         let labels = [
-            ("group", scope.key.gvr.group.to_string()),
-            ("resource", scope.key.gvr.resource.to_string()),
-            ("reason", self.stopped.as_str().to_owned()),
+            gvr.group.clone().into(),
+            gvr.resource.clone().into(),
+            reason.into(),
         ];
-        counter!(STOPPED, &labels).increment(1);
+        metrics::STOPPED.with(labels).increment(1);
         scope.set_following(false);
         self.publish
             .send_replace(ScopePhase::Stopped(self.stopped.clone()));

@@ -1,6 +1,5 @@
 //! Logs and the metrics registry.
-mod labels;
-mod reference;
+pub mod process;
 mod traces;
 
 use std::io::IsTerminal;
@@ -9,9 +8,8 @@ use std::sync::OnceLock;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tracing_subscriber::EnvFilter;
 
-use crate::{access, serve};
+use crate::metric::Declaration;
 
-pub use reference::{Described, Sort, reference};
 pub use traces::{Traces, traced, traces};
 
 /// How log lines look.
@@ -51,13 +49,13 @@ const SECONDS: &[f64] = &[
     10.0, 30.0, 60.0,
 ];
 
-/// The process's metrics registry; installed with the first call.
-pub fn metrics() -> PrometheusHandle {
+/// Returns the process's metrics registry. The first call installs it and gives it the help texts.
+pub fn registry(metrics: &[Declaration]) -> PrometheusHandle {
     static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
-    HANDLE.get_or_init(install).clone()
+    HANDLE.get_or_init(|| install(metrics)).clone()
 }
 
-fn install() -> PrometheusHandle {
+fn install(metrics: &[Declaration]) -> PrometheusHandle {
     let recorder = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_duration_seconds".into()), SECONDS)
         .expect("the buckets are not empty")
@@ -67,16 +65,6 @@ fn install() -> PrometheusHandle {
     if metrics::set_global_recorder(recorder).is_err() {
         tracing::warn!("another metrics recorder is installed; /metrics will be empty");
     }
-    describe();
+    metrics.iter().for_each(Declaration::describe);
     handle
-}
-
-/// Tells the recorder in use what all metrics mean.
-fn describe() {
-    crate::listener::metrics::describe();
-    serve::metrics::describe();
-    access::metrics::describe();
-    crate::admin::metrics::describe();
-    crate::upstream::metrics::describe();
-    crate::audit::metrics::describe();
 }

@@ -246,9 +246,9 @@ fn the_reference_has_everything() {
     for file in all("src", &[".rs"]) {
         let source = fs::read_to_string(&file).unwrap();
         for (line, text) in source.lines().enumerate() {
-            let constant = text.trim_start().starts_with("pub const")
-                || text.trim_start().starts_with("const");
-            if let (true, Some((_, rest))) = (constant, text.split_once("&str = \"watershed_")) {
+            if let Some((_, rest)) = text.split_once("\"watershed_")
+                && rest.trim_end().ends_with("\",")
+            {
                 let name = rest.split('"').next().unwrap();
                 names.insert((
                     format!("watershed_{name}"),

@@ -1,43 +1,43 @@
-//! What is counted of the questions to upstream. The names stand here and nowhere else.
-use metrics::{counter, describe_counter, describe_gauge, gauge};
-
+//! Metrics of authentication and authorization.
 use super::review::ReviewError;
+use crate::metric::{Counter, Declaration, Gauge, Metric};
 
-/// Reviews that upstream was asked for, and what came of them.
-pub const REVIEWS: &str = "watershed_access_reviews_total";
-/// Questions of authorization, and whether a verdict was remembered.
-pub const CACHE: &str = "watershed_authorization_cache_total";
-/// Remembered verdicts that a change of RBAC made useless.
-pub const DROPPED: &str = "watershed_authorization_dropped_total";
-/// Changes of RBAC that can change a verdict.
-pub const CHANGES: &str = "watershed_rbac_changes_total";
-/// Whether all changes of RBAC arrive.
-pub const FOLLOWED: &str = "watershed_rbac_followed";
+/// All metrics of this module.
+pub const METRICS: &[Declaration] = &[
+    REVIEWS.declaration(),
+    CACHE.declaration(),
+    DROPPED.declaration(),
+    CHANGES.declaration(),
+    FOLLOWED.declaration(),
+];
 
-/// Tells the recorder what the metrics mean.
-pub fn describe() {
-    describe_counter!(
-        REVIEWS,
-        "Reviews of tokens, accesses and the proxy itself that upstream was asked for, by kind and result."
-    );
-    describe_counter!(
-        CACHE,
-        "Questions whether a caller may read, by whether the verdict was remembered (hit, miss)."
-    );
-    describe_counter!(
-        DROPPED,
-        "Remembered verdicts that were dropped because a change of RBAC can affect them."
-    );
-    describe_counter!(
-        CHANGES,
-        "Changes of RBAC objects that can change a verdict, by resource."
-    );
-    describe_gauge!(
-        FOLLOWED,
-        "1 while every change of RBAC arrives; while it is 0, verdicts are remembered for seconds only."
-    );
-}
+const REVIEWS: Metric<Counter, 2> = Metric::new(
+    "watershed_access_reviews_total",
+    &["kind", "result"],
+    "TokenReviews, SubjectAccessReviews and SelfSubjectReviews sent to upstream, by kind and result.",
+);
+const CACHE: Metric<Counter, 1> = Metric::new(
+    "watershed_authorization_cache_total",
+    &["result"],
+    "Lookups in the cache of authorization decisions, by result (hit, miss).",
+);
+const DROPPED: Metric<Counter> = Metric::new(
+    "watershed_authorization_dropped_total",
+    &[],
+    "Cached authorization decisions that were dropped because a change of RBAC can affect them.",
+);
+const CHANGES: Metric<Counter, 1> = Metric::new(
+    "watershed_rbac_changes_total",
+    &["resource"],
+    "Changes of RBAC objects that can change an authorization decision, by resource.",
+);
+const FOLLOWED: Metric<Gauge> = Metric::new(
+    "watershed_rbac_followed",
+    &[],
+    "1 while every change of RBAC arrives. While it is 0, decisions are cached for seconds only.",
+);
 
+/// Counts a review that was sent to upstream.
 pub(super) fn reviewed<T>(path: &str, outcome: &Result<T, ReviewError>) {
     let kind = match path.rsplit('/').next() {
         Some("tokenreviews") => "tokenreview",
@@ -50,21 +50,27 @@ pub(super) fn reviewed<T>(path: &str, outcome: &Result<T, ReviewError>) {
         Err(ReviewError::Refused(_)) => "refused",
         Err(_) => "not-understood",
     };
-    counter!(REVIEWS, "kind" => kind, "result" => result).increment(1);
+    REVIEWS.with([kind.into(), result.into()]).increment(1);
 }
 
+/// Counts a lookup in the cache of decisions.
 pub(super) fn remembered(hit: bool) {
-    counter!(CACHE, "result" => if hit { "hit" } else { "miss" }).increment(1);
+    CACHE
+        .with([if hit { "hit" } else { "miss" }.into()])
+        .increment(1);
 }
 
+/// Counts a decision that was dropped because of a change of RBAC.
 pub(super) fn dropped() {
-    counter!(DROPPED).increment(1);
+    DROPPED.with([]).increment(1);
 }
 
+/// Counts a change of an RBAC object.
 pub(super) fn changed(resource: &str) {
-    counter!(CHANGES, "resource" => resource.to_owned()).increment(1);
+    CHANGES.with([resource.to_owned().into()]).increment(1);
 }
 
+/// Shows whether all changes of RBAC arrive.
 pub(super) fn following(all: bool) {
-    gauge!(FOLLOWED).set(f64::from(u8::from(all)));
+    FOLLOWED.with([]).set(f64::from(u8::from(all)));
 }

@@ -1,19 +1,16 @@
-//! What is counted of the audit log. The names stand here and nowhere else.
-use metrics::describe_counter;
+//! Metrics of the audit log.
+use crate::metric::{Counter, Declaration, Metric};
 
-/// Events that were to be logged.
-pub const EVENTS: &str = "watershed_audit_events_total";
-/// Events that did not get to a sink.
-pub const DROPPED: &str = "watershed_audit_events_dropped_total";
+/// All metrics of this module.
+pub const METRICS: &[Declaration] = &[EVENTS.declaration(), DROPPED.declaration()];
 
-/// Tells the recorder what the metrics mean.
-pub fn describe() {
-    describe_counter!(
-        EVENTS,
-        "Audit events made, each counted once, whatever number of sinks there is."
-    );
-    describe_counter!(
-        DROPPED,
-        "Audit events lost to a sink: its queue was full, or it could not be written or reached."
-    );
-}
+pub(super) const EVENTS: Metric<Counter> = Metric::new(
+    "watershed_audit_events_total",
+    &[],
+    "Audit events generated. Each counts once, whatever the number of sinks.",
+);
+pub(super) const DROPPED: Metric<Counter, 1> = Metric::new(
+    "watershed_audit_events_dropped_total",
+    &["sink"],
+    "Audit events lost because a sink's queue was full, or because the sink failed.",
+);

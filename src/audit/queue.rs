@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use ::metrics::{Counter, counter};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::metrics;
+use crate::metric::Counter;
 
 /// Events that wait, whatever number of them is allowed.
 const MAX_BYTES: usize = 64 << 20;
@@ -69,7 +69,7 @@ pub(super) fn queue(sink: &'static str, size: usize) -> (Queue, Outlet) {
     let (sender, receiver) = mpsc::channel(size.clamp(1, MAX_BYTES / 64));
     let losses = Arc::new(Losses {
         sink,
-        counter: counter!(metrics::DROPPED, "sink" => sink),
+        counter: metrics::DROPPED.with([sink.into()]),
         complaints: Mutex::default(),
     });
     // The series is there from the start.

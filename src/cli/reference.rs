@@ -1,5 +1,5 @@
 //! What the program can be told and what it tells, put into documents: from the command line's own
-//! definition, the configuration file's schema and the descriptions of the metrics.
+//! definition, the configuration file's schema and the declarations of the metrics.
 use std::fmt::Write as _;
 
 use clap::{Arg, ArgAction, Command, CommandFactory as _};
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::trouble::EXIT_CODES;
 use super::{Cli, config};
-use crate::telemetry;
+use crate::app;
 
 /// The JSON schema of the configuration file.
 pub fn config_schema() -> String {
@@ -353,7 +353,7 @@ fn metrics(text: &mut String) {
     text.push_str(
         "\n## Metrics\n\nAt `/metrics` of the admin listener. A series appears once there is something to count.\n\n| metric | type | labels | |\n|---|---|---|---|\n",
     );
-    for metric in telemetry::reference() {
+    for metric in app::metrics() {
         let labels = metric
             .labels
             .iter()
@@ -364,8 +364,8 @@ fn metrics(text: &mut String) {
             text,
             "| `{}` | {} | {labels} | {} |",
             metric.name,
-            metric.sort.as_str(),
-            cell(&metric.help)
+            metric.kind.as_str(),
+            cell(metric.help)
         );
     }
 }

@@ -1,44 +1,43 @@
-//! What is counted of connections. The names stand here and nowhere else.
-
-use metrics::{Gauge, counter, describe_counter, describe_gauge, gauge};
-
+//! Metrics of connections.
 use super::tls::ServerTls;
+use crate::metric::{Counter, Declaration, Gauge, Metric};
 
-/// Connections open now.
-pub const CONNECTIONS: &str = "watershed_connections";
-/// Connections closed as soon as they came.
-pub const REJECTED: &str = "watershed_connections_rejected_total";
-/// Connections that were cut for what their client did or did not do.
-pub const CUT: &str = "watershed_connections_cut_total";
-/// Answers on HTTP/2 that were reset as their client took nothing of them.
-pub const ANSWERS_CUT: &str = "watershed_answers_cut_total";
+/// All metrics of this module.
+pub const METRICS: &[Declaration] = &[
+    CONNECTIONS.declaration(),
+    REJECTED.declaration(),
+    CUT.declaration(),
+    ANSWERS_CUT.declaration(),
+    CERTIFICATE_EXPIRES.declaration(),
+];
 
-/// When the certificate that clients see ends.
-pub const CERTIFICATE_ENDS: &str = "watershed_serving_certificate_expiration_timestamp_seconds";
-
-/// Tells the recorder what the metrics mean.
-pub fn describe() {
-    describe_gauge!(
-        CONNECTIONS,
-        "Connections of clients that are open now, by listener."
-    );
-    describe_counter!(
-        REJECTED,
-        "Connections that were closed as soon as they came, by listener and reason."
-    );
-    describe_counter!(
-        CUT,
-        "Connections that were cut for what their client did or left undone, by listener and reason."
-    );
-    describe_counter!(
-        ANSWERS_CUT,
-        "Answers on HTTP/2 connections that were reset because their client took nothing of them, by reason."
-    );
-    describe_gauge!(
-        CERTIFICATE_ENDS,
-        "When the serving certificate ends, in seconds since January 1, 1970 UTC, by listener."
-    );
-}
+const CONNECTIONS: Metric<Gauge, 1> = Metric::new(
+    "watershed_connections",
+    &["listener"],
+    "Open connections of clients, by listener.",
+);
+const REJECTED: Metric<Counter, 2> = Metric::new(
+    "watershed_connections_rejected_total",
+    &["listener", "reason"],
+    "Connections that were closed as soon as they were accepted, by listener and reason.",
+);
+const CUT: Metric<Counter, 2> = Metric::new(
+    "watershed_connections_cut_total",
+    &["listener", "reason"],
+    "Connections that were closed because of what their client did or failed to do, by listener and \
+     reason.",
+);
+const ANSWERS_CUT: Metric<Counter, 1> = Metric::new(
+    "watershed_answers_cut_total",
+    &["reason"],
+    "Responses on HTTP/2 connections that were reset because their client did not read them, by \
+     reason.",
+);
+const CERTIFICATE_EXPIRES: Metric<Gauge, 1> = Metric::new(
+    "watershed_serving_certificate_expiration_timestamp_seconds",
+    &["listener"],
+    "Time at which the serving certificate expires, in seconds since the Unix epoch, by listener.",
+);
 
 /// Which listener a connection came by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,17 +71,20 @@ impl Listener {
 
     /// Counts a connection while it is open.
     pub(super) fn connected(self) -> Open {
-        let gauge = gauge!(CONNECTIONS, "listener" => self.as_str());
+        let gauge = CONNECTIONS.with([self.as_str().into()]);
         gauge.increment(1);
         Open(gauge)
     }
 
     pub(super) fn rejected(self) {
-        counter!(REJECTED, "listener" => self.as_str(), "reason" => "per-address").increment(1);
+        REJECTED
+            .with([self.as_str().into(), "per-address".into()])
+            .increment(1);
     }
 
     pub(super) fn cut(self, why: Cut) {
-        counter!(CUT, "listener" => self.as_str(), "reason" => why.as_str()).increment(1);
+        CUT.with([self.as_str().into(), why.as_str().into()])
+            .increment(1);
     }
 }
 
@@ -102,14 +104,16 @@ impl Cut {
 pub fn publish_certificates(proxy: Option<&ServerTls>, admin: Option<&ServerTls>) {
     for (listener, tls) in [(Listener::Proxy, proxy), (Listener::Admin, admin)] {
         if let Some(ends) = tls.and_then(ServerTls::ends) {
-            gauge!(CERTIFICATE_ENDS, "listener" => listener.as_str()).set(ends as f64);
+            CERTIFICATE_EXPIRES
+                .with([listener.as_str().into()])
+                .set(ends as f64);
         }
     }
 }
 
 /// An HTTP/2 answer was reset.
 pub(super) fn answer_cut() {
-    counter!(ANSWERS_CUT, "reason" => Cut::Stall.as_str()).increment(1);
+    ANSWERS_CUT.with([Cut::Stall.as_str().into()]).increment(1);
 }
 
 /// An open connection.

@@ -1,95 +1,97 @@
-//! What is counted of requests and watches. The names stand here and nowhere else.
+//! Metrics of requests and watches.
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Method, StatusCode};
-use metrics::{
-    Counter, Gauge, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
-};
 use parking_lot::Mutex;
+use watershed_protocol::{GroupVersionResource, Verb};
 
 use super::decide::Planned;
 use super::source::AnswerSource;
 use super::usage::Usage;
 use crate::catalog::ResourceType;
+use crate::metric::{Counter, Declaration, Gauge, Histogram, Metric, SharedString};
 use crate::watcher::{WatchEnding, WatchObserver};
-use watershed_protocol::{GroupVersionResource, Verb};
 
-/// Every answered request.
-pub const REQUESTS: &str = "watershed_requests_total";
-/// From the request's arrival to the response's headers.
-pub const DURATION: &str = "watershed_request_duration_seconds";
-/// Requests refused as their caller asked for too much.
-pub const LIMITED: &str = "watershed_requests_limited_total";
-/// Requests whose response headers are not sent yet.
-pub const IN_FLIGHT: &str = "watershed_requests_in_flight";
-/// Bytes of answers.
-pub const RESPONSE_BYTES: &str = "watershed_response_bytes_total";
-/// Watches served from memory now.
-pub const WATCHES: &str = "watershed_watches";
-/// Events, bookmarks and initial objects handed to clients.
-pub const EVENTS: &str = "watershed_watch_events_total";
-/// Their bytes, as compressed as they are sent.
-pub const EVENT_BYTES: &str = "watershed_watch_event_bytes_total";
-/// Watches that ended, and how.
-pub const ENDED: &str = "watershed_watches_ended_total";
+/// All metrics of this module.
+pub const METRICS: &[Declaration] = &[
+    REQUESTS.declaration(),
+    DURATION.declaration(),
+    LIMITED.declaration(),
+    IN_FLIGHT.declaration(),
+    RESPONSE_BYTES.declaration(),
+    WATCHES.declaration(),
+    EVENTS.declaration(),
+    EVENT_BYTES.declaration(),
+    ENDED.declaration(),
+    FENCED.declaration(),
+    FENCE_DURATION.declaration(),
+    FENCE_REQUESTS.declaration(),
+];
 
-/// Consistent reads that asked for a proof, and what gave it.
-pub const FENCED: &str = "watershed_fence_reads_total";
-/// How long they waited for it.
-pub const FENCE_DURATION: &str = "watershed_fence_duration_seconds";
-/// What upstream was asked for these proofs.
-pub const FENCE_REQUESTS: &str = "watershed_fence_upstream_requests_total";
-
-/// Tells the recorder what the metrics mean.
-pub fn describe() {
-    describe_counter!(
-        REQUESTS,
-        "Requests answered, by verb, resource, source, reason for forwarding and code."
-    );
-    describe_histogram!(
-        DURATION,
-        "Seconds from a request's arrival to the headers of its response."
-    );
-    describe_counter!(
-        LIMITED,
-        "Requests refused with 429 as their caller asked for too much, by which limit."
-    );
-    describe_gauge!(
-        IN_FLIGHT,
-        "Requests whose response headers are not sent yet."
-    );
-    describe_counter!(
-        RESPONSE_BYTES,
-        "Bytes of the bodies of answers that clients were sent, as compressed as they are sent, by source. Sessions of exec and port-forward are not in it."
-    );
-    describe_gauge!(WATCHES, "Watches that are served from memory now.");
-    describe_counter!(
-        EVENTS,
-        "Events, bookmarks and initial objects handed to watching clients."
-    );
-    describe_counter!(
-        EVENT_BYTES,
-        "Bytes of events, bookmarks and initial objects handed to watching clients, after compression."
-    );
-    describe_counter!(
-        FENCED,
-        "Consistent reads that waited for memory to be shown new enough, by what showed it; failed ones are forwarded."
-    );
-    describe_histogram!(
-        FENCE_DURATION,
-        "Seconds that consistent reads waited, by what showed memory new enough."
-    );
-    describe_counter!(
-        FENCE_REQUESTS,
-        "Requests to upstream that show how new memory is, by kind."
-    );
-    describe_counter!(
-        ENDED,
-        "Watches served from memory that ended, by how they did."
-    );
-}
+const REQUESTS: Metric<Counter, 6> = Metric::new(
+    "watershed_requests_total",
+    &["verb", "group", "resource", "source", "reason", "code"],
+    "Requests answered, by verb, resource, source, reason for forwarding and status code.",
+);
+const DURATION: Metric<Histogram, 2> = Metric::new(
+    "watershed_request_duration_seconds",
+    &["verb", "source"],
+    "Seconds from a request's arrival to the headers of its response.",
+);
+const LIMITED: Metric<Counter, 1> = Metric::new(
+    "watershed_requests_limited_total",
+    &["reason"],
+    "Requests refused with 429 because their caller exceeded a limit, by limit.",
+);
+const IN_FLIGHT: Metric<Gauge, 1> = Metric::new(
+    "watershed_requests_in_flight",
+    &["verb"],
+    "Requests whose response headers are not sent yet.",
+);
+const RESPONSE_BYTES: Metric<Counter, 1> = Metric::new(
+    "watershed_response_bytes_total",
+    &["source"],
+    "Bytes of response bodies sent to clients, after compression, by source. Sessions of exec and \
+     port-forward do not count.",
+);
+const WATCHES: Metric<Gauge, 2> = Metric::new(
+    "watershed_watches",
+    &["group", "resource"],
+    "Open watches that are served from memory.",
+);
+const EVENTS: Metric<Counter, 2> = Metric::new(
+    "watershed_watch_events_total",
+    &["group", "resource"],
+    "Events, bookmarks and initial objects sent to watches.",
+);
+const EVENT_BYTES: Metric<Counter, 2> = Metric::new(
+    "watershed_watch_event_bytes_total",
+    &["group", "resource"],
+    "Bytes of events, bookmarks and initial objects sent to watches, after compression.",
+);
+const ENDED: Metric<Counter, 3> = Metric::new(
+    "watershed_watches_ended_total",
+    &["group", "resource", "how"],
+    "Watches served from memory that ended, by reason.",
+);
+const FENCED: Metric<Counter, 3> = Metric::new(
+    "watershed_fence_reads_total",
+    &["group", "resource", "step"],
+    "Consistent reads that waited until memory was shown to be fresh, by what showed it. Failed ones \
+     are forwarded.",
+);
+const FENCE_DURATION: Metric<Histogram, 1> = Metric::new(
+    "watershed_fence_duration_seconds",
+    &["step"],
+    "Seconds that consistent reads waited, by what showed that memory was fresh.",
+);
+const FENCE_REQUESTS: Metric<Counter, 3> = Metric::new(
+    "watershed_fence_upstream_requests_total",
+    &["group", "resource", "request"],
+    "Requests to upstream that show how fresh memory is, by kind.",
+);
 
 /// The labels of a request. Only types of the catalog are named: clients cannot invent values.
 #[derive(Clone)]
@@ -124,27 +126,28 @@ impl Labels {
 /// Shows what clients were sent until now.
 pub fn publish(usage: &Usage) {
     for (source, _, bytes) in usage.by_source() {
-        counter!(RESPONSE_BYTES, "source" => source).absolute(bytes);
+        RESPONSE_BYTES.with([source.into()]).absolute(bytes);
     }
 }
 
 /// A consistent read waited at the fence; `step` says what let it pass.
 pub(super) fn fenced(gvr: &GroupVersionResource, step: &'static str, took: Duration) {
-    counter!(FENCED, "group" => Arc::clone(&gvr.group), "resource" => Arc::clone(&gvr.resource), "step" => step)
-        .increment(1);
-    histogram!(FENCE_DURATION, "step" => step).record(took);
+    let [group, resource] = type_labels(&gvr.group, &gvr.resource);
+    FENCED.with([group, resource, step.into()]).increment(1);
+    FENCE_DURATION.with([step.into()]).record(took);
 }
 
 /// Upstream is asked where it is.
 pub(super) fn fence_asked(gvr: &GroupVersionResource, request: &'static str) {
-    counter!(FENCE_REQUESTS, "group" => Arc::clone(&gvr.group), "resource" => Arc::clone(&gvr.resource),
-        "request" => request)
-    .increment(1);
+    let [group, resource] = type_labels(&gvr.group, &gvr.resource);
+    FENCE_REQUESTS
+        .with([group, resource, request.into()])
+        .increment(1);
 }
 
 /// A caller asked for too much.
 pub(super) fn limited(reason: &'static str) {
-    counter!(LIMITED, "reason" => reason).increment(1);
+    LIMITED.with([reason.into()]).increment(1);
 }
 
 /// A request on its way to an answer.
@@ -155,7 +158,7 @@ pub(super) struct InFlight {
 
 impl InFlight {
     pub(super) fn begin(labels: &Labels) -> Self {
-        let gauge = gauge!(IN_FLIGHT, "verb" => labels.verb);
+        let gauge = IN_FLIGHT.with([labels.verb.into()]);
         gauge.increment(1);
         Self {
             labels: labels.clone(),
@@ -169,10 +172,19 @@ impl InFlight {
             group,
             resource,
         } = &self.labels;
-        counter!(REQUESTS, "verb" => *verb, "group" => Arc::clone(group), "resource" => Arc::clone(resource),
-            "source" => source.as_str(), "reason" => source.reason(), "code" => code.as_str().to_owned())
-        .increment(1);
-        histogram!(DURATION, "verb" => *verb, "source" => source.as_str()).record(took);
+        let [group, resource] = type_labels(group, resource);
+        let code = code.as_str().to_owned();
+        let labels = [
+            (*verb).into(),
+            group,
+            resource,
+            source.as_str().into(),
+            source.reason().into(),
+            code.into(),
+        ];
+        REQUESTS.with(labels).increment(1);
+        let labels = [(*verb).into(), source.as_str().into()];
+        DURATION.with(labels).record(took);
     }
 }
 
@@ -209,14 +221,12 @@ impl Meters {
         );
         let mut meters = self.0.lock();
         let meter = meters.entry(key).or_insert_with_key(|(group, resource)| {
-            let group = || Arc::clone(group);
-            let name = || Arc::clone(resource);
             Arc::new(TypeMeter {
-                watches: gauge!(WATCHES, "group" => group(), "resource" => name()),
-                events: counter!(EVENTS, "group" => group(), "resource" => name()),
-                bytes: counter!(EVENT_BYTES, "group" => group(), "resource" => name()),
-                resource: name(),
-                group: group(),
+                watches: WATCHES.with(type_labels(group, resource)),
+                events: EVENTS.with(type_labels(group, resource)),
+                bytes: EVENT_BYTES.with(type_labels(group, resource)),
+                resource: Arc::clone(resource),
+                group: Arc::clone(group),
             })
         });
         meter.watches.increment(1);
@@ -238,7 +248,14 @@ impl WatchObserver for WatchMeter {
             ..
         } = &*self.0;
         watches.decrement(1);
-        counter!(ENDED, "group" => Arc::clone(group), "resource" => Arc::clone(resource), "how" => how.as_str())
+        let [group, resource] = type_labels(group, resource);
+        ENDED
+            .with([group, resource, how.as_str().into()])
             .increment(1);
     }
+}
+
+/// Returns the label values of a type.
+fn type_labels(group: &Arc<str>, resource: &Arc<str>) -> [SharedString; 2] {
+    [Arc::clone(group).into(), Arc::clone(resource).into()]
 }

@@ -1,39 +1,45 @@
-//! What is counted of upstream. The names stand here and nowhere else, but for those of scopes.
-use metrics::{counter, describe_counter, describe_gauge, gauge};
-
+//! Metrics of the traffic with upstream.
 use super::traffic::{ConnectionPurpose, RequestPurpose, UpstreamTraffic};
+use crate::metric::{Counter, Declaration, Gauge, Metric};
 
-/// Requests that upstream answered.
-pub const REQUESTS: &str = "watershed_upstream_requests_total";
-/// Bytes of its answers.
-pub const RECEIVED_BYTES: &str = "watershed_upstream_received_bytes_total";
-/// Connections to it that are open now.
-pub const CONNECTIONS: &str = "watershed_upstream_connections";
+/// All metrics of this module.
+pub const METRICS: &[Declaration] = &[
+    REQUESTS.declaration(),
+    RECEIVED_BYTES.declaration(),
+    CONNECTIONS.declaration(),
+];
 
-/// Tells the recorder what the metrics mean.
-pub fn describe() {
-    describe_counter!(
-        REQUESTS,
-        "Requests that upstream answered, by purpose: the proxy's lists and watches of types, its own questions, and what is forwarded."
-    );
-    describe_counter!(
-        RECEIVED_BYTES,
-        "Bytes of the bodies of upstream's answers, as compressed as they came, by purpose. Sessions of exec and port-forward are not in it."
-    );
-    describe_gauge!(
-        CONNECTIONS,
-        "Connections to upstream that are open now, by kind: for the proxy's lists and watches, short requests, long forwarded ones, and tunnels."
-    );
-}
+const REQUESTS: Metric<Counter, 1> = Metric::new(
+    "watershed_upstream_requests_total",
+    &["purpose"],
+    "Requests that upstream answered, by purpose: the proxy's lists and watches of types, its other \
+     requests, and forwarded ones.",
+);
+const RECEIVED_BYTES: Metric<Counter, 1> = Metric::new(
+    "watershed_upstream_received_bytes_total",
+    &["purpose"],
+    "Bytes of upstream's response bodies as received, before decompression, by purpose. Sessions of \
+     exec and port-forward do not count.",
+);
+const CONNECTIONS: Metric<Gauge, 1> = Metric::new(
+    "watershed_upstream_connections",
+    &["kind"],
+    "Open connections to upstream, by kind: for the proxy's lists and watches, short requests, long \
+     forwarded ones, and tunnels.",
+);
 
-/// Shows what is so now.
+/// Sets the metrics to what was counted until now.
 pub fn publish(traffic: &UpstreamTraffic) {
     for purpose in RequestPurpose::ALL {
-        counter!(REQUESTS, "purpose" => purpose.as_str()).absolute(traffic.requests(purpose));
-        counter!(RECEIVED_BYTES, "purpose" => purpose.as_str())
+        let label = || [purpose.as_str().into()];
+        REQUESTS.with(label()).absolute(traffic.requests(purpose));
+        RECEIVED_BYTES
+            .with(label())
             .absolute(traffic.received_bytes(purpose));
     }
     for kind in ConnectionPurpose::ALL {
-        gauge!(CONNECTIONS, "kind" => kind.as_str()).set(traffic.connections(kind) as f64);
+        CONNECTIONS
+            .with([kind.as_str().into()])
+            .set(traffic.connections(kind) as f64);
     }
 }

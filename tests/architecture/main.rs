@@ -21,38 +21,36 @@ const CRATES: &[&str] = &[
 
 /// Which modules each module of the proxy may use. `app` and `cli` may use all.
 const MAY_USE: &[(&str, &[&str])] = &[
+    ("metric", &[]),
     ("body", &[]),
     ("drain", &[]),
-    ("listener", &["body", "drain"]),
-    ("upstream", &["body"]),
+    ("listener", &["body", "drain", "metric"]),
+    ("upstream", &["body", "metric"]),
     ("store", &[]),
     ("watcher", &["store"]),
-    ("scope", &["store", "upstream", "watcher"]),
-    ("catalog", &["store", "upstream", "scope", "body"]),
+    ("scope", &["store", "upstream", "watcher", "metric"]),
+    ("catalog", &["store", "upstream", "scope", "body", "metric"]),
     (
         "access",
-        &["store", "watcher", "upstream", "scope", "body", "listener"],
+        &[
+            "store", "watcher", "upstream", "scope", "body", "listener", "metric",
+        ],
     ),
-    ("audit", &["access", "body"]),
+    ("audit", &["access", "body", "metric"]),
     (
         "serve",
         &[
             "store", "watcher", "scope", "catalog", "access", "audit", "upstream", "body", "drain",
-            "listener",
+            "listener", "metric",
         ],
     ),
     (
         "admin",
         &[
-            "store", "scope", "catalog", "body", "drain", "listener", "upstream", "serve",
+            "scope", "catalog", "body", "drain", "listener", "upstream", "serve",
         ],
     ),
-    (
-        "telemetry",
-        &[
-            "access", "upstream", "scope", "serve", "admin", "audit", "body", "listener",
-        ],
-    ),
+    ("telemetry", &["body", "metric"]),
 ];
 
 /// Modules that put the others together.

@@ -1,0 +1,54 @@
+//! All metrics, and setting those that are only read when they are scraped.
+use metrics_exporter_prometheus::PrometheusHandle;
+
+use crate::catalog::Catalog;
+use crate::listener::tls::ServerTls;
+use crate::metric::Declaration;
+use crate::scope::Scopes;
+use crate::scope::gauges::ScopeGauges;
+use crate::serve::Usage;
+use crate::upstream::Upstream;
+use crate::{access, audit, catalog, listener, scope, serve, telemetry, upstream};
+
+/// Returns the declarations of all metrics, by name.
+pub fn metrics() -> Vec<Declaration> {
+    let mut all = [
+        listener::metrics::METRICS,
+        serve::metrics::METRICS,
+        access::metrics::METRICS,
+        audit::metrics::METRICS,
+        scope::metrics::METRICS,
+        &scope::gauges::declarations(),
+        catalog::metrics::METRICS,
+        upstream::metrics::METRICS,
+        telemetry::process::METRICS,
+    ]
+    .concat();
+    all.sort_by_key(|declaration| declaration.name);
+    all
+}
+
+/// Renders the metrics of one proxy.
+pub(super) struct Scraper {
+    pub(super) registry: PrometheusHandle,
+    pub(super) catalog: Catalog,
+    pub(super) scopes: Scopes,
+    pub(super) usage: Usage,
+    pub(super) upstream: Upstream,
+    pub(super) proxy_tls: Option<ServerTls>,
+    pub(super) admin_tls: Option<ServerTls>,
+    pub(super) gauges: ScopeGauges,
+}
+
+impl Scraper {
+    /// Returns all metrics in Prometheus' text format.
+    pub(super) fn scrape(&self) -> String {
+        telemetry::process::publish();
+        listener::metrics::publish_certificates(self.proxy_tls.as_ref(), self.admin_tls.as_ref());
+        catalog::metrics::publish(&self.catalog);
+        self.gauges.publish(&self.scopes);
+        serve::metrics::publish(&self.usage);
+        upstream::metrics::publish(self.upstream.traffic());
+        self.registry.render()
+    }
+}

@@ -1,0 +1,17 @@
+//! Metrics of the catalog.
+use super::Catalog;
+use crate::metric::{Declaration, Gauge, Metric};
+
+/// All metrics of this module.
+pub const METRICS: &[Declaration] = &[TYPES.declaration()];
+
+const TYPES: Metric<Gauge> = Metric::new(
+    "watershed_types",
+    &[],
+    "Resource types that upstream's discovery shows as listable and watchable.",
+);
+
+/// Sets the metrics to the present figures.
+pub fn publish(catalog: &Catalog) {
+    TYPES.with([]).set(catalog.len() as f64);
+}

@@ -1,0 +1,88 @@
+//! Metrics of the process, under the names that every Prometheus client library uses.
+use metrics_process::collector;
+
+use crate::metric::{Counter, Declaration, Gauge, Metric};
+
+/// All metrics of this module.
+pub const METRICS: &[Declaration] = &[
+    BUILD_INFO.declaration(),
+    CPU_SECONDS.declaration(),
+    OPEN_FDS.declaration(),
+    MAX_FDS.declaration(),
+    VIRTUAL_MEMORY.declaration(),
+    MAX_VIRTUAL_MEMORY.declaration(),
+    RESIDENT_MEMORY.declaration(),
+    START_TIME.declaration(),
+    THREADS.declaration(),
+];
+
+const BUILD_INFO: Metric<Gauge, 3> = Metric::new(
+    "watershed_build_info",
+    &["version", "os", "architecture"],
+    "Always 1. The labels name the version, operating system and architecture.",
+);
+const CPU_SECONDS: Metric<Counter> = Metric::new(
+    "process_cpu_seconds_total",
+    &[],
+    "Total user and system CPU time spent in seconds.",
+);
+const OPEN_FDS: Metric<Gauge> =
+    Metric::new("process_open_fds", &[], "Number of open file descriptors.");
+const MAX_FDS: Metric<Gauge> = Metric::new(
+    "process_max_fds",
+    &[],
+    "Maximum number of open file descriptors.",
+);
+const VIRTUAL_MEMORY: Metric<Gauge> = Metric::new(
+    "process_virtual_memory_bytes",
+    &[],
+    "Virtual memory size in bytes.",
+);
+const MAX_VIRTUAL_MEMORY: Metric<Gauge> = Metric::new(
+    "process_virtual_memory_max_bytes",
+    &[],
+    "Maximum amount of virtual memory available in bytes.",
+);
+const RESIDENT_MEMORY: Metric<Gauge> = Metric::new(
+    "process_resident_memory_bytes",
+    &[],
+    "Resident memory size in bytes.",
+);
+const START_TIME: Metric<Gauge> = Metric::new(
+    "process_start_time_seconds",
+    &[],
+    "Start time of the process since unix epoch in seconds.",
+);
+const THREADS: Metric<Gauge> = Metric::new(
+    "process_threads",
+    &[],
+    "Number of OS threads in the process.",
+);
+
+/// Sets the metrics to the present figures.
+pub fn publish() {
+    let labels = [
+        env!("CARGO_PKG_VERSION").into(),
+        std::env::consts::OS.into(),
+        std::env::consts::ARCH.into(),
+    ];
+    BUILD_INFO.with(labels).set(1.0);
+    let now = collector::collect();
+    if let Some(seconds) = now.cpu_seconds_total {
+        CPU_SECONDS.with([]).absolute(seconds as u64);
+    }
+    set(START_TIME, now.start_time_seconds);
+    set(OPEN_FDS, now.open_fds);
+    set(MAX_FDS, now.max_fds);
+    set(VIRTUAL_MEMORY, now.virtual_memory_bytes);
+    set(MAX_VIRTUAL_MEMORY, now.virtual_memory_max_bytes);
+    set(RESIDENT_MEMORY, now.resident_memory_bytes);
+    set(THREADS, now.threads);
+}
+
+/// Sets a gauge, if the platform tells the figure.
+fn set(gauge: Metric<Gauge>, figure: Option<u64>) {
+    if let Some(figure) = figure {
+        gauge.with([]).set(figure as f64);
+    }
+}
