@@ -169,7 +169,7 @@ func TestImpersonatedCallersGetUpstreamsAnswers(t *testing.T) {
 		{Path: here + "/apple", User: "local", Repeated: http.Header{"Impersonate-Group": {"masons"}}},
 	} {
 		if v := (compare.Sides{Right: testbed.Upstream, Asked: plain}).Compare(r); v.Difference == "" {
-			t.Errorf("%v: nobody notices that impersonation was dropped", r)
+			t.Errorf("%v: the comparison does not find that impersonation was dropped", r)
 		}
 	}
 }

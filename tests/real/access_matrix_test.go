@@ -284,9 +284,9 @@ func (m *accessMatrix) leaksAreSeen(requests []api.Request) {
 		}
 	})
 	if refused < 100 || len(missed) > 0 {
-		m.t.Errorf("of %d leaks, %d were not seen: %v", refused, len(missed), missed)
+		m.t.Errorf("of %d leaks, %d were not found: %v", refused, len(missed), missed)
 	}
-	m.t.Logf("%d planted leaks seen", refused)
+	m.t.Logf("%d planted leaks found", refused)
 }
 
 // await waits until upstream itself knows of a change.

@@ -71,7 +71,7 @@ func TestRefusalsUseUpstreamsWords(t *testing.T) {
 			r.User = user
 			a := compare.Same(t, r)
 			if strings.Contains(a.Body, "green") {
-				t.Errorf("upstream lets %q see the data: %v", user, r)
+				t.Errorf("upstream shows the data to %q: %v", user, r)
 			}
 		}
 	}

@@ -73,14 +73,14 @@ func TestUsersNeverSeeObjectsTheyMayNotRead(t *testing.T) {
 	})
 	for user := range swapped {
 		if found.leaks[user] == 0 {
-			t.Errorf("the tokens were swapped, and nobody noticed that %s saw what is not theirs", user)
+			t.Errorf("the check does not find that %s, with a swapped token, sees foreign objects", user)
 		}
 		delete(found.leaks, user)
 	}
 	if len(found.leaks) > 0 {
 		t.Errorf("leaks to others than those swapped: %v\n%s", found.leaks, strings.Join(found.first, "\n"))
 	}
-	t.Logf("planted: %d of %d reads were seen to be leaks", found.total, found.reads)
+	t.Logf("planted: %d of %d reads were found to be leaks", found.total, found.reads)
 
 	ctx, stop := context.WithCancel(t.Context())
 	var meanwhile sync.WaitGroup
@@ -97,7 +97,7 @@ func TestUsersNeverSeeObjectsTheyMayNotRead(t *testing.T) {
 	t.Logf("%d reads by %d users, answered from %v; %d events of watches, %d flips, %d writes",
 		found.reads, len(c.steady)+1, found.sources, watched.Load(), flips, writes)
 	if found.reads < fewestReads || watched.Load() < 100 || flips < 2 {
-		t.Error("that is too little to say anything")
+		t.Error("there are too few answers to judge by")
 	}
 	c.taken()
 }
@@ -278,7 +278,7 @@ func (f *crowdFindings) report(t *testing.T) {
 		t.Errorf("of %d reads, %d were leaks (%v) and %d wrong:\n%s", f.reads, f.total, f.leaks, f.wrong, strings.Join(f.first, "\n"))
 	}
 	if f.busy > f.reads/50 {
-		t.Errorf("%d of %d reads were turned away for now", f.busy, f.reads)
+		t.Errorf("%d of %d reads were refused for the moment", f.busy, f.reads)
 	}
 }
 
@@ -513,8 +513,8 @@ func TestUnknownCallersDisturbNobody(t *testing.T) {
 	})
 	stop()
 	strangers.Wait()
-	t.Logf("%d requests among %d of strangers", 4*len(names), answered.Load())
+	t.Logf("%d requests among %d of unknown callers", 4*len(names), answered.Load())
 	if answered.Load() < 100 {
-		t.Error("there were hardly any strangers")
+		t.Error("there were too few unknown callers")
 	}
 }

@@ -271,11 +271,11 @@ func TestAuditLogMatchesUpstream(t *testing.T) {
 			strings.TrimSuffix(line, "}\n") + `,"x":1}` + "\n",
 		} {
 			if auditDifference([]string{line}, []string{planted}) == nil {
-				t.Fatalf("the difference is not seen between\n%sand\n%s", line, planted)
+				t.Fatalf("the comparison finds no difference between\n%sand\n%s", line, planted)
 			}
 		}
 	}
 	if auditDifference(differ, differ[1:]) == nil {
-		t.Error("a lost event is not seen")
+		t.Error("a lost event is not found")
 	}
 }

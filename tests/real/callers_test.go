@@ -158,7 +158,7 @@ func TestSingleIdentityMakesEveryCallerTheProxy(t *testing.T) {
 		"--listen", "0.0.0.0:0", "--cert-dir", t.TempDir())
 	said, err := command.CombinedOutput()
 	if err == nil || !strings.Contains(string(said), "--single-identity") {
-		t.Errorf("it serves everybody: %v %s", err, said)
+		t.Errorf("it serves a public address: %v %s", err, said)
 	}
 }
 

@@ -130,11 +130,11 @@ func TestChartAndManifestsInstallAsDocumented(t *testing.T) {
 		})
 		kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"label", "namespace", namespace, "pod-security.kubernetes.io/warn=restricted"}}).MustSucceed(t, "label")
 	}
-	t.Run("chart", p.chart)
-	t.Run("installed", p.installed)
-	t.Run("manifests", p.manifests)
-	t.Run("sidecar", p.sidecar)
-	t.Run("recipes", p.recipes)
+	t.Run("the API server accepts the chart", p.chart)
+	t.Run("the installed chart runs", p.installed)
+	t.Run("the API server accepts the manifests", p.manifests)
+	t.Run("the sidecar runs", p.sidecar)
+	t.Run("the API server accepts the recipes", p.recipes)
 }
 
 // try lets the API server check objects without storing them.
@@ -196,7 +196,7 @@ func (p place) chart(t *testing.T) {
 			}
 			for _, flag := range flagsOf(t, pods[0]) {
 				if !flags[flag] {
-					t.Errorf("%s is no flag of watershed serve", flag)
+					t.Errorf("%s is not a flag of watershed serve", flag)
 				}
 			}
 			// The proxy caches by node if and only if it runs on a node.
@@ -388,7 +388,7 @@ func (p place) installed(t *testing.T) {
 	if len(list.Items) != 1 || !sources["snapshot"] {
 		t.Errorf("%d deployments from %v", len(list.Items), sources)
 	}
-	poll.Until(t, "it follows RBAC", func() error {
+	poll.Until(t, "the proxy follows RBAC", func() error {
 		if own.Sum(t, "watershed_rbac_followed", "") != 1 {
 			return poll.ErrNotYet
 		}
@@ -396,7 +396,7 @@ func (p place) installed(t *testing.T) {
 	})
 	// A client without its CA refuses its certificate.
 	if _, err := tls.Dial("tcp", strings.TrimPrefix(own.URL, "https://"), &tls.Config{RootCAs: x509.NewCertPool(), ServerName: host}); err == nil {
-		t.Error("trusted without its CA")
+		t.Error("a client without the CA trusts the certificate")
 	}
 
 	// An upgrade keeps the certificate, because clients trust its CA.
@@ -418,7 +418,7 @@ func (p place) installed(t *testing.T) {
 		t.Errorf("%d objects are labelled as the release's", n)
 	}
 	kubectl.Helm(t, testbed.Proxied, "uninstall", "w", "--namespace", namespace).MustSucceed(t, "uninstall")
-	poll.Until(t, "nothing is left", func() error {
+	poll.Until(t, "nothing of the release remains", func() error {
 		if left := labelled(); left != "" {
 			return errors.New(left)
 		}

@@ -92,13 +92,13 @@ func TestCheckNamesMissingRights(t *testing.T) {
 	write("nobody's")
 	ok, found := checked(t, kubeconfig)
 	if err := says(found, "error", "401", "--kubeconfig"); ok || err != nil {
-		t.Error("a token that is none:", err)
+		t.Error("an invalid token:", err)
 	}
 
 	write(testbed.Shared.Users.Of(name))
 	ok, found = checked(t, kubeconfig)
 	if ok {
-		t.Error("it may nothing, and that is well")
+		t.Error("an account without rights passes the check")
 	}
 	require.NoError(t, says(found, "ok", "knows the proxy as "+name))
 	for _, words := range [][]string{{"tokenreviews", "system:auth-delegator"}, {"subjectaccessreviews", "system:auth-delegator"}} {
@@ -123,7 +123,7 @@ func TestCheckNamesMissingRights(t *testing.T) {
 	require.NoError(t, says(found, "warning", "reads are forwarded", "configmaps"))
 	for _, f := range found {
 		if strings.Contains(f.Message, "reads are forwarded") && (strings.Contains(f.Message, "pods,") || strings.Contains(f.Message, "services")) {
-			t.Error("what it may read is told to be missing:", f.Message)
+			t.Error("a right that it has is reported as missing:", f.Message)
 		}
 	}
 

@@ -17,7 +17,7 @@ import (
 // what came later. See package history for the rules.
 func TestConsistentReadsAreLinearizable(t *testing.T) {
 	if testbed.Direct {
-		t.Skip("it is the proxy's promise that is tested")
+		t.Skip("needs proxies, whose reads it checks")
 	}
 	t.Parallel()
 	s := robustness.New(t)
@@ -28,10 +28,10 @@ func TestConsistentReadsAreLinearizable(t *testing.T) {
 		end = end.Add(time.Duration(require.Value(strconv.Atoi(text))(t)) * time.Second)
 	}
 	for round := 0; round == 0 || time.Now().Before(end) && !t.Failed(); round++ {
-		t.Run("none", func(t *testing.T) { s.WithoutFaults(t, lasting) })
-		t.Run("connections cut", func(t *testing.T) { s.WithConnectionsCut(t, lasting) })
-		t.Run("server killed", func(t *testing.T) { s.WithServerKilled(t, lasting) })
-		t.Run("watches behind", func(t *testing.T) { s.WithWatchesBehind(t, lasting+2*time.Second) })
+		t.Run("no faults", func(t *testing.T) { s.WithoutFaults(t, lasting) })
+		t.Run("connections are cut", func(t *testing.T) { s.WithConnectionsCut(t, lasting) })
+		t.Run("a server is killed", func(t *testing.T) { s.WithServerKilled(t, lasting) })
+		t.Run("watches are behind", func(t *testing.T) { s.WithWatchesBehind(t, lasting+2*time.Second) })
 	}
 }
 
@@ -39,11 +39,11 @@ func TestConsistentReadsAreLinearizable(t *testing.T) {
 // selector scopes come and go.
 func TestConsistentReadsFromSelectorScopesAreLinearizable(t *testing.T) {
 	if testbed.Direct {
-		t.Skip("it is the proxy's promise that is tested")
+		t.Skip("needs proxies, whose reads it checks")
 	}
 	t.Parallel()
 	s := robustness.New(t)
 	s.Config = "testdata/parts.yaml"
-	t.Run("none", func(t *testing.T) { s.WithoutFaults(t, 5*time.Second) })
-	t.Run("connections cut", func(t *testing.T) { s.WithConnectionsCut(t, 5*time.Second) })
+	t.Run("no faults", func(t *testing.T) { s.WithoutFaults(t, 5*time.Second) })
+	t.Run("connections are cut", func(t *testing.T) { s.WithConnectionsCut(t, 5*time.Second) })
 }

@@ -198,7 +198,7 @@ func TestFailedConversionsAreRefusedLikeUpstream(t *testing.T) {
 	for _, to := range testbed.Targets() {
 		for {
 			// The channel yields nothing if the watch has ended.
-			e := poll.Receive(t, "what the watch goes on with", watches[to.Name].Events)
+			e := poll.Receive(t, "the watch continues", watches[to.Name].Events)
 			if e.Type == "" || e.Object.Code == 410 {
 				break
 			}
@@ -207,10 +207,10 @@ func TestFailedConversionsAreRefusedLikeUpstream(t *testing.T) {
 			}
 		}
 		if s := strings.Join(seen[to.Name], ", "); s != "ADDED two, DELETED one" && s != "" {
-			t.Errorf("%s: the watch went on with %s", to.Name, s)
+			t.Errorf("%s: the watch continued with %s", to.Name, s)
 		}
 	}
-	t.Logf("the watches went on with %v", seen)
+	t.Logf("the watches continued with %v", seen)
 	awaitSame(t, list)
 	compare.SameAnswers(t, compare.Reads(t, v2.Path(ns, ""), "two", "labelSelector=form%3Dv2"))
 }

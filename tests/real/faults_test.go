@@ -23,7 +23,7 @@ import (
 func TestWatchesLoseNothingWhenUpstreamFails(t *testing.T) {
 	t.Parallel()
 	if testbed.Direct {
-		t.Skip("watches at the API server itself do end")
+		t.Skip("needs a proxy: watches at the API server itself end")
 	}
 	c := require.Value(testbed.Start("--apiservers", "3"))(t)
 	t.Cleanup(c.Stop)
@@ -34,11 +34,11 @@ func TestWatchesLoseNothingWhenUpstreamFails(t *testing.T) {
 	}
 
 	// The first part checks the test itself, at the API server.
-	t.Run("none", func(t *testing.T) { withoutFaults(t, s) })
-	t.Run("connections cut", func(t *testing.T) { connectionsCut(t, s) })
-	t.Run("servers in turn", func(t *testing.T) { serversInTurn(t, s) })
-	t.Run("black hole", func(t *testing.T) { blackHole(t, s) })
-	t.Run("only server", func(t *testing.T) { onlyServer(t, s) })
+	t.Run("no faults", func(t *testing.T) { withoutFaults(t, s) })
+	t.Run("connections are cut", func(t *testing.T) { connectionsCut(t, s) })
+	t.Run("servers restart in turn", func(t *testing.T) { serversInTurn(t, s) })
+	t.Run("connections become black holes", func(t *testing.T) { blackHole(t, s) })
+	t.Run("the only server restarts", func(t *testing.T) { onlyServer(t, s) })
 }
 
 // withoutFaults has neither a proxy nor a fault. Watches at the API server show what follows
@@ -64,7 +64,7 @@ func connectionsCut(t *testing.T, s *workload.Stage) {
 	lists, resumes := workload.ProxyLists(t, proxy), proxy.Sum(t, "watershed_upstream_resumes_total", "")
 	cuts, resumed := 0, 0
 	began := time.Now()
-	poll.Until(t, "enough is cut", func() error {
+	poll.Until(t, "enough connections are cut", func() error {
 		time.Sleep(300*time.Millisecond + time.Duration(p.Chance.IntN(700))*time.Millisecond)
 		for _, r := range relays {
 			cuts += r.Cut(p.Chance)
@@ -120,7 +120,7 @@ func blackHole(t *testing.T, s *workload.Stage) {
 	stuck, at := r.BlackHole(), time.Now()
 	time.Sleep(2 * time.Second)
 	p.Finish(w)
-	t.Logf("%d connections were black holes, and all was caught up %v later", stuck, time.Since(at).Round(time.Second))
+	t.Logf("%d connections were black holes; watches had caught up %v later", stuck, time.Since(at).Round(time.Second))
 	if stuck == 0 {
 		t.Error("there was no connection")
 	}
@@ -161,7 +161,7 @@ func onlyServer(t *testing.T, s *workload.Stage) {
 		all, own := w.Expired()
 		expired += all
 		if own > 1 {
-			t.Errorf("%v was told 410 %d times, %d of them by the proxy", w, all, own)
+			t.Errorf("%v got a 410 %d times, %d of them from the proxy", w, all, own)
 		}
 		listsPassedOn, watchesPassedOn := w.PassedOn()
 		l := passedOn[w.View.Kind.Name]
@@ -177,7 +177,7 @@ func onlyServer(t *testing.T, s *workload.Stage) {
 			t.Errorf("%v came to %v, upstream to %v", w, got, want)
 		}
 	}
-	t.Logf("%d of %d watches were told 410; passed on: %+v", expired, len(p.Watchers), passedOn)
+	t.Logf("%d of %d watches got a 410; forwarded: %+v", expired, len(p.Watchers), passedOn)
 
 	// There is one list for each type and representation, however many clients there are.
 	cost := map[string]int{}
@@ -194,7 +194,7 @@ func onlyServer(t *testing.T, s *workload.Stage) {
 		poll.Until(t, "what "+name+" cost the new server", func() error {
 			more := passedOn[name]
 			if l := usage.Measure(t, s.Cluster, name); l.Watching > n+2 || l.Lists > n+2+more.Lists {
-				return fmt.Errorf("it is %+v, %+v of it passed on", l, more)
+				return fmt.Errorf("it is %+v, %+v of it forwarded", l, more)
 			}
 			return nil
 		})

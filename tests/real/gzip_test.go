@@ -100,7 +100,7 @@ func knowsOfCompression(t *testing.T) {
 	for _, accept := range []string{api.JSONType, api.ProtobufType} {
 		r := api.Request{Path: "/api/v1/configmaps?watch=1&resourceVersion=0&allowWatchBookmarks=true&timeoutSeconds=1", Accept: accept, Header: gzipped}
 		want := testbed.Upstream.Send(t, r).Header.Get("Content-Encoding")
-		poll.Until(t, "it is known whether watches are compressed", func() error {
+		poll.Until(t, "the proxy knows whether upstream compresses watches", func() error {
 			if got := testbed.Proxied.Send(t, r).Header.Get("Content-Encoding"); got != want {
 				return fmt.Errorf("not %q but %q", want, got)
 			}

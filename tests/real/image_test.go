@@ -50,7 +50,7 @@ func TestDockerfileCopiesWhatItBuilds(t *testing.T) {
 	// The compiler is new enough for the package.
 	wanted := regexp.MustCompile(`rust-version = "(.*)"`).FindSubmatch(require.Value(os.ReadFile(top + "/Cargo.toml"))(t))
 	if !strings.Contains(fmt.Sprint(byName["ARG"]), "RUST_IMAGE=rust:"+string(wanted[1])+"-") {
-		t.Errorf("it is built by %q, and needs Rust %s", byName["ARG"], wanted[1])
+		t.Errorf("it builds with %q, and needs Rust %s", byName["ARG"], wanted[1])
 	}
 
 	// The context, without what .dockerignore excludes, is a package that cargo accepts.
@@ -72,13 +72,13 @@ func TestDockerfileCopiesWhatItBuilds(t *testing.T) {
 	cargo := exec.Command("cargo", "metadata", "--locked", "--offline", "--no-deps", "--format-version=1")
 	cargo.Dir = context
 	if out, err := cargo.Output(); err != nil || !strings.Contains(string(out), `"name":"watershed"`) {
-		t.Errorf("cargo does not take it: %v", err)
+		t.Errorf("cargo refuses the context: %v", err)
 	}
 	require.NoError(t, os.Remove(filepath.Join(context, "src", "main.rs")))
 	cargo = exec.Command("cargo", "metadata", "--locked", "--offline", "--no-deps", "--format-version=1")
 	cargo.Dir = context
 	if out, _ := cargo.Output(); strings.Contains(string(out), `"kind":["bin"]`) {
-		t.Error("a context without the program is taken")
+		t.Error("cargo accepts a context without the program")
 	}
 
 	// The commands run with stand-ins for the programs that they call.

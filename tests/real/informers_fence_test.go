@@ -138,7 +138,7 @@ func TestDefaultInformersStartFromMemory(t *testing.T) {
 		lists, watched, bytes := map[string]int{}, map[string]int{}, map[string]int{}
 		// Watches for the proof may stay open a while longer, and ended ones may not be counted
 		// yet.
-		poll.Until(t, "upstream did what the fence asked for", func() error {
+		poll.Until(t, "upstream has counted the requests of the fence", func() error {
 			now = usage.CountCosts(t, c, p, types)
 			lists, watched = usage.Growth(before.Lists, now.Lists), usage.Growth(before.Watched, now.Watched)
 			bytes = usage.Growth(before.Bytes, now.Bytes)
@@ -155,7 +155,7 @@ func TestDefaultInformersStartFromMemory(t *testing.T) {
 		})
 		steps := map[string]int{}
 		p.AddByLabel(t, "watershed_fence_reads_total", "step", steps)
-		t.Logf("%d informers: upstream was asked for %v lists, of %v bytes, and %v short watches; shown new enough by now: %v",
+		t.Logf("%d informers: upstream was asked for %v lists, of %v bytes, and %v short watches; proofs that memory is new enough: %v",
 			opened, lists, bytes, watched, steps)
 		for kind, n := range bytes {
 			// All answers together are smaller than one complete list.
@@ -173,9 +173,9 @@ func TestDefaultInformersStartFromMemory(t *testing.T) {
 			if passedOn = part(); passedOn == nil {
 				return
 			}
-			t.Logf("passed on: %v", passedOn)
+			t.Logf("forwarded: %v", passedOn)
 		}
-		t.Errorf("passed on: %v", passedOn)
+		t.Errorf("forwarded: %v", passedOn)
 	}
 
 	// meanwhile writes until do returns.
@@ -209,7 +209,7 @@ func TestDefaultInformersStartFromMemory(t *testing.T) {
 		open(kind)
 	}
 	synced()
-	poll.Until(t, "upstream has answered that", func() error {
+	poll.Until(t, "upstream has answered the first watches", func() error {
 		watched := usage.CountCosts(t, c, p, types).Watched
 		for _, kind := range types {
 			if watched[kind] == 0 {
@@ -224,9 +224,9 @@ func TestDefaultInformersStartFromMemory(t *testing.T) {
 		kinds []string
 		write func(n int)
 	}{
-		{"at once", types, everywhere},
+		{"a hundred informers start at once", types, everywhere},
 		// These types do not change, but upstream's version grows.
-		{"at once, idle", few, elsewhere},
+		{"a hundred informers start at once on idle types", few, elsewhere},
 	} {
 		t.Run(start.name, func(t *testing.T) {
 			unlessStalled(t, func() map[string]int {
@@ -241,7 +241,7 @@ func TestDefaultInformersStartFromMemory(t *testing.T) {
 			})
 		})
 	}
-	t.Run("one after another", func(t *testing.T) {
+	t.Run("informers start one after another", func(t *testing.T) {
 		unlessStalled(t, func() map[string]int {
 			before := usage.CountCosts(t, c, p, types)
 			for i := range 40 {
@@ -252,7 +252,7 @@ func TestDefaultInformersStartFromMemory(t *testing.T) {
 			return judge(t, before, 40)
 		})
 	})
-	t.Run("checked by themselves", func(t *testing.T) {
+	t.Run("informers check themselves", func(t *testing.T) {
 		// This does the same as the environment variable KUBE_WATCHLIST_INCONSISTENCY_DETECTOR.
 		defer consistencydetector.SetDataConsistencyDetectionForWatchListEnabledForTest(true)()
 		before := usage.CountCosts(t, c, p, types)

@@ -72,7 +72,7 @@ func (p place) manifests(t *testing.T) {
 			}
 			for _, flag := range flagsOf(t, makers[0]) {
 				if !flags[flag] {
-					t.Errorf("%s is no flag of watershed serve", flag)
+					t.Errorf("%s is not a flag of watershed serve", flag)
 				}
 			}
 			if onNode := isNodes(t, makers[0]); onNode != (way == "daemonset") {
@@ -173,7 +173,7 @@ func (p place) sidecar(t *testing.T) {
 	for _, arg := range argsOf(t, ofKind(all, "Deployment")[0])[1:] {
 		flag, _, _ := strings.Cut(arg, "=")
 		if !known[flag] {
-			t.Errorf("%s is no flag of watershed serve", flag)
+			t.Errorf("%s is not a flag of watershed serve", flag)
 		}
 		if flag == "--single-identity" || flag == "--drain-seconds" {
 			flags = append(flags, arg)
@@ -246,7 +246,7 @@ func (p place) recipes(t *testing.T) {
 		containers, _, _ := unstructured.NestedSlice(object.Object, "spec", "containers")
 		env := fmt.Sprint(containers[0].(map[string]any)["env"])
 		if !strings.Contains(env, "watershed.watershed-system.svc") || !strings.Contains(env, "443") {
-			t.Errorf("%s is led to %s", object.GetName(), env)
+			t.Errorf("%s is sent to %s", object.GetName(), env)
 		}
 		if automount, set, _ := unstructured.NestedBool(object.Object, "spec", "automountServiceAccountToken"); automount || !set {
 			t.Errorf("%s has the API server's CA", object.GetName())

@@ -174,10 +174,9 @@ func readUpTo(from *bufio.Reader, framed bool, last string) (string, error) {
 	}
 }
 
-// TestMetadataOfConvertedTypesIsForwarded reads types that keep fields in annotations of one
-// version. Upstream makes their metadata without these annotations, so the proxy forwards such
-// reads.
-func TestMetadataOfConvertedTypesIsForwarded(t *testing.T) {
+// TestMetadataOfConvertedTypesMatchesUpstream reads types that keep fields in annotations of one
+// version. Upstream makes their metadata without these annotations, so the proxy has to as well.
+func TestMetadataOfConvertedTypesMatchesUpstream(t *testing.T) {
 	for _, r := range convertedReads(t) {
 		if a := compare.Same(t, r); a.Status != 200 {
 			t.Errorf("%v: %d", r, a.Status)

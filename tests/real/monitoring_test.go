@@ -227,7 +227,7 @@ func TestExpressionsUseExposedMetrics(t *testing.T) {
 	}
 	for _, metric := range seldom {
 		if _, shown := exposed[metric]; shown {
-			t.Logf("%s is exposed: it need not be among the seldom ones", metric)
+			t.Logf("%s is exposed: remove it from seldom", metric)
 		}
 	}
 	// Planted faults are found.
@@ -236,7 +236,7 @@ func TestExpressionsUseExposedMetrics(t *testing.T) {
 		`watershed_requests_total{source="memory"}`, `watershed_requests_total{reason=~"policy|whim"}`, "watershed_watches_ended_total > up{",
 	}, nil) {
 		if len(unfounded(answer, exposed, source)) == 0 {
-			t.Errorf("planted fault %d is not seen", i)
+			t.Errorf("planted fault %d is not found", i)
 		}
 	}
 }
@@ -387,7 +387,7 @@ func TestAlertsFireForTheirCauseOnly(t *testing.T) {
 	}
 	for i, answer := range promql(t, texts, healthy()) {
 		if answer.Error != "" || len(answer.Result) > 0 {
-			t.Errorf("%s fires when all is well: %v %s", all[i].Alert, answer.Result, answer.Error)
+			t.Errorf("%s fires for a healthy proxy: %v %s", all[i].Alert, answer.Result, answer.Error)
 		}
 	}
 	// A type that may not be listed is no reason to wake anybody.
@@ -441,13 +441,13 @@ func TestRunbookCoversEveryAlert(t *testing.T) {
 	}
 	for name := range sections {
 		if strings.HasPrefix(name, "Watershed") {
-			t.Errorf("%s is no alert", name)
+			t.Errorf("%s is not an alert", name)
 		}
 	}
 	source := source(t)
 	for _, metric := range regexp.MustCompile("`(watershed_[a-z_]+)").FindAllStringSubmatch(text, -1) {
 		if !strings.Contains(source, `"`+metric[1]+`"`) {
-			t.Errorf("it names %s, which is no metric", metric[1])
+			t.Errorf("it names %s, which is not a metric", metric[1])
 		}
 	}
 	// The chart leads there.

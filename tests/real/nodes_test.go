@@ -46,7 +46,7 @@ func fromEnvironment(t *testing.T, name string, otherwise int) int {
 // By default it is small. `make simulate-nodes` gives the figures in docs/benchmarks.md.
 func TestNodeProxiesSaveUpstreamTraffic(t *testing.T) {
 	if testbed.Direct {
-		t.Skip("it is about proxies")
+		t.Skip("needs a proxy")
 	}
 	nodes, pods := fromEnvironment(t, "NODES", 4), fromEnvironment(t, "NODE_PODS", 240)
 	agents, seconds := fromEnvironment(t, "NODE_AGENTS", 3), fromEnvironment(t, "NODE_SECONDS", 3)
@@ -176,7 +176,7 @@ func TestNodeProxiesSaveUpstreamTraffic(t *testing.T) {
 				change()
 			}
 			// Each agent sees the last change of its node.
-			poll.Until(t, "all agents were told", func() error {
+			poll.Until(t, "all agents have seen the last change", func() error {
 				told := map[string]bool{}
 				for _, informer := range all {
 					for _, object := range informer.GetStore().List() {
@@ -212,9 +212,9 @@ func TestNodeProxiesSaveUpstreamTraffic(t *testing.T) {
 				wantHeld, wantEvents = nodes*pods, nodes*(changes-begin)
 			}
 			if held != wantHeld {
-				t.Errorf("%d pods are held by all proxies, not %d", held, wantHeld)
+				t.Errorf("all proxies cache %d pods, not %d", held, wantHeld)
 			}
-			poll.Until(t, "the proxies were told", func() error {
+			poll.Until(t, "the proxies have seen the last change", func() error {
 				if n := received() - events; n != wantEvents {
 					return fmt.Errorf("upstream sent %d events of pods, not %d", n, wantEvents)
 				}

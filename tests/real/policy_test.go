@@ -31,7 +31,7 @@ import (
 func through(t *testing.T, config string) *testbed.Proxy {
 	t.Helper()
 	if testbed.Direct {
-		t.Skip("it is about what a proxy keeps")
+		t.Skip("needs a proxy, whose memory it searches")
 	}
 	file := ""
 	if config != "" {
@@ -106,7 +106,7 @@ func TestSecretsAreKeptInMemoryOnlyIfConfigured(t *testing.T) {
 				scope := fmt.Sprintf(`resource="secrets",encoding="json",content="%s"`, content)
 				want := content == "objects" && c.whole == "snapshot" || content == "metadata" && c.name == "metadata"
 				if strings.Contains(metrics, scope) != want {
-					t.Errorf("%s is shown: %v", scope, !want)
+					t.Errorf("the published text contains %s: %v", scope, !want)
 				}
 			}
 			if at := require.Value(search(p.PID, value, encoded))(t); (at != "") != c.remembered {
@@ -133,8 +133,8 @@ func TestSecretsAreKeptInMemoryOnlyIfConfigured(t *testing.T) {
 // equal upstream's byte for byte, and so do all others.
 func TestReadsMatchUpstreamWithOnlyMetadataCached(t *testing.T) {
 	through(t, "cache: metadata\nresources: [{resource: secrets, cache: metadata}]\n")
-	t.Run("only", metadataIsUpstreams)
-	t.Run("converted", func(t *testing.T) {
+	t.Run("metadata comes from memory", metadataIsUpstreams)
+	t.Run("metadata of converted types comes from memory and the rest is forwarded", func(t *testing.T) {
 		requests := convertedReads(t)
 		compare.SameAnswers(t, requests)
 		for _, r := range requests {
@@ -147,7 +147,7 @@ func TestReadsMatchUpstreamWithOnlyMetadataCached(t *testing.T) {
 			}
 		}
 	})
-	t.Run("fence", func(t *testing.T) {
+	t.Run("consistent reads come from memory", func(t *testing.T) {
 		path := "/api/v1/namespaces/" + objects.Namespace(t) + "/secrets"
 		for i := range 20 {
 			name := fmt.Sprintf("s-%d", i)
@@ -155,14 +155,14 @@ func TestReadsMatchUpstreamWithOnlyMetadataCached(t *testing.T) {
 			r := api.Request{Path: path, Accept: []string{api.MetadataListJSON, api.MetadataListProtobuf}[i%2]}
 			got := proven(t, testbed.Proxied, r)
 			if !strings.Contains(got.Body, versionOf(t, made.Body)) {
-				t.Fatalf("%s is not in a list that was asked for afterwards: %q", name, got.Body)
+				t.Fatalf("%s is missing in a later list: %q", name, got.Body)
 			}
 			if want := testbed.Upstream.Must(t, r); len(want.Body) != len(got.Body) {
 				t.Errorf("upstream: %q\nproxied:  %q", want.Body, got.Body)
 			}
 		}
 	})
-	t.Run("all", func(t *testing.T) {
+	t.Run("all other reads match upstream", func(t *testing.T) {
 		ns := objects.Namespace(t)
 		w := objects.NewWidget(t)
 		w.Define(t, testbed.Upstream)
@@ -192,7 +192,7 @@ func proven(t *testing.T, to api.Target, r api.Request) api.Answer {
 			t.Fatalf("%v is answered from %q", r, source)
 		}
 	}
-	t.Fatal("this machine is too slow for a proof")
+	t.Fatal("this machine is too slow for the proof")
 	panic("unreachable")
 }
 

@@ -125,6 +125,6 @@ func TestPrometheusShowsEveryPanel(t *testing.T) {
 		t.Errorf("a metric that does not exist has %d series, %v", count, err)
 	}
 	if _, err := server.ask("sum("); err == nil {
-		t.Error("a broken expression is answered")
+		t.Error("Prometheus evaluates a broken expression")
 	}
 }

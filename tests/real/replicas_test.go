@@ -108,7 +108,7 @@ const deleted = "deleted"
 // version. It sees each change once and does not list again.
 func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 	if testbed.Direct {
-		t.Skip("it is about proxies")
+		t.Skip("needs a proxy")
 	}
 	c := require.Value(testbed.Start())(t)
 	t.Cleanup(c.Stop)
@@ -312,11 +312,11 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 			defer f.told.mutex.Unlock()
 			for name, history := range written[f.kind] {
 				if got := f.told.by[name]; !slices.Equal(got, history) {
-					return fmt.Errorf("of %s it was told %v, and written was %v", name, got, history)
+					return fmt.Errorf("%s: it saw %v, and written was %v", name, got, history)
 				}
 			}
 			if len(f.told.lost) > 0 {
-				return fmt.Errorf("not told: %v", f.told.lost)
+				return fmt.Errorf("not reported: %v", f.told.lost)
 			}
 			return nil
 		})
@@ -335,7 +335,7 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 		}
 	}
 	if moved < len(all) {
-		t.Errorf("%d informers went on only %d times", len(all), moved)
+		t.Errorf("%d informers continued only %d times", len(all), moved)
 	}
 	for _, p := range replicas {
 		owned(p, 1)
@@ -349,7 +349,7 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 			return nil
 		})
 	}
-	t.Logf("%d informers were told each of %d changes, and went on %d times; answered from %v", len(all), changes, moved, sources)
+	t.Logf("%d informers saw each of %d changes, and continued %d times; answered from %v", len(all), changes, moved, sources)
 
 	// This shows that a list would be counted.
 	listed := usage.Measure(t, c, builtIn).Lists
@@ -361,7 +361,7 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 		return nil
 	})
 	if began, _ := late.counted.count(); len(began) != 1 {
-		t.Errorf("an informer that begins was counted as %v", began)
+		t.Errorf("a starting informer was counted as %v", began)
 	}
 	at.Must(t, api.Request{Path: paths[builtIn]})
 	poll.Until(t, "a list at upstream is counted", func() error {

@@ -185,7 +185,7 @@ scopes:
 // there, the node and its lease, and asks upstream for no more of these types.
 func TestNodePresetCachesOnlyItsNode(t *testing.T) {
 	if testbed.Direct {
-		t.Skip("it is about what a proxy keeps")
+		t.Skip("needs a proxy, whose memory it searches")
 	}
 	client := api.Clientset(t, testbed.Upstream)
 	ns, ctx := objects.Namespace(t), context.Background()
@@ -218,10 +218,10 @@ func TestNodePresetCachesOnlyItsNode(t *testing.T) {
 		}
 	}
 	if objects := p.Sum(t, "watershed_scope_objects", "pods"); objects != 1 {
-		t.Errorf("%d pods are held, not the node's one", objects)
+		t.Errorf("%d pods are cached, not the node's one", objects)
 	}
 	if objects := p.Sum(t, "watershed_scope_objects", "nodes"); objects != 1 {
-		t.Errorf("%d nodes are held, not the one", objects)
+		t.Errorf("%d nodes are cached, not one", objects)
 	}
 
 	// A DaemonSet tells its pods the node in this way.

@@ -144,7 +144,7 @@ func echo(t *testing.T, address string) {
 	}()
 	got := make([]byte, len(sent))
 	n, err := io.ReadFull(conn, got)
-	if err := errors.Join(err, poll.Receive(t, "all sent", wrote)); err != nil || !bytes.Equal(sent, got) {
+	if err := errors.Join(err, poll.Receive(t, "the data is sent", wrote)); err != nil || !bytes.Equal(sent, got) {
 		t.Errorf("%d bytes sent, %d back, %v", len(sent), n, err)
 	}
 }
@@ -176,7 +176,7 @@ func TestPortForwardStreamsBothWays(t *testing.T) {
 				case err := <-ended:
 					t.Fatal(err)
 				case <-time.After(poll.Patience):
-					t.Fatal("it never forwards")
+					t.Fatal("port-forward does not start")
 				}
 				ports := require.Value(forwarder.GetPorts())(t)
 				echo(t, fmt.Sprintf("127.0.0.1:%d", ports[0].Local))
@@ -200,7 +200,7 @@ func TestLogsAreFollowedLineByLine(t *testing.T) {
 	kubectl.Same(t, kubectl.Args("--namespace "+ns+" logs upstream -c nothing"))
 
 	for _, to := range testbed.Targets() {
-		t.Run("follow "+to.Name, func(t *testing.T) {
+		t.Run("followers read each line from "+to.Name, func(t *testing.T) {
 			b := kubectl.Start(t, to, kubectl.Args("--namespace "+ns+" logs -f "+to.Name), nil)
 			b.WaitFor(t, "the begin", func(text string) bool { return strings.Contains(text, "begins") })
 			feed := k.Feed(to.Name)
@@ -222,7 +222,7 @@ func TestLogsAreFollowedLineByLine(t *testing.T) {
 		})
 	}
 
-	t.Run("leaving", func(t *testing.T) {
+	t.Run("the kubelet hears that a follower leaves", func(t *testing.T) {
 		k.Run(t, ns, "left-alone")
 		b := kubectl.Start(t, testbed.Proxied, kubectl.Args("--namespace "+ns+" logs -f left-alone"), nil)
 		b.WaitFor(t, "the begin", func(text string) bool { return strings.Contains(text, "begins") })

@@ -83,7 +83,7 @@ func TestEveryTypeInDiscoveryMatchesUpstream(t *testing.T) {
 	}
 	t.Logf("%v", count)
 	if count["types"] < 50 || count["types without list"] < 5 || count["types without watch"] < 6 || count["subresources"] < 20 {
-		t.Errorf("discovery tells of %v", count)
+		t.Errorf("discovery has %v", count)
 	}
 	// The slow requests come first.
 	slices.SortStableFunc(requests, func(a, b api.Request) int { return conformance.WatchSeconds(b) - conformance.WatchSeconds(a) })
@@ -236,7 +236,7 @@ func TestBothEventAPIsShowABurstOfEvents(t *testing.T) {
 	})
 	t.Logf("%d events", events)
 	if events < burst*len(watches) {
-		t.Errorf("hardly anything was seen: %d events in %d watches", events, len(watches))
+		t.Errorf("too few events: %d in %d watches", events, len(watches))
 	}
 	for _, s := range []conformance.Resource{core, grouped} {
 		requests := compare.Reads(t, s.Path(ns, ""), "last", "fieldSelector=reason%3DChurned")

@@ -42,7 +42,7 @@ func (a Answer) Frames() ([]Frame, error) {
 	case "application/vnd.kubernetes.protobuf":
 		return framesOfProtobuf(body)
 	default:
-		return nil, errors.New("no watch is of type " + kind)
+		return nil, errors.New("not a media type of watches: " + kind)
 	}
 }
 

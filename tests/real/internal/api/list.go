@@ -51,7 +51,7 @@ func (t Target) WritesSlash() bool {
 		page, _, _ := ParseList("application/json", a.Body)
 		token, err := ParseContinueToken(page.Continue)
 		if err != nil || token.Start == "" {
-			panic(fmt.Sprintf("upstream gives no token: %v %s", err, a.Body))
+			panic(fmt.Sprintf("upstream returns no token: %v %s", err, a.Body))
 		}
 		return strings.HasPrefix(token.Start, "/")
 	}))

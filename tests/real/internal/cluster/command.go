@@ -16,7 +16,7 @@ func (c *Cluster) Command(line string) error {
 	}
 	server := func() (*apiserver, error) {
 		if len(words) != 2 {
-			return nil, fmt.Errorf("%s wants the number of an API server", words[0])
+			return nil, fmt.Errorf("%s needs the number of an API server", words[0])
 		}
 		n, err := strconv.Atoi(words[1])
 		if err != nil || n < 0 || n >= len(c.apiservers) {

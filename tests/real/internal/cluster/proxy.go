@@ -68,7 +68,7 @@ func (p *proxy) readAddresses() error {
 	}
 	p.address, p.admin = proxylog.Addresses(text)
 	if p.address == "" || p.admin == "" {
-		return errors.New("has not said where it listens")
+		return errors.New("no address is logged yet")
 	}
 	return nil
 }

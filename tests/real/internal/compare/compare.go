@@ -200,7 +200,7 @@ func (p Sides) versionsMayDiffer(r api.Request, contentType, want, got string) s
 		floor = w
 	}
 	if g < floor {
-		return fmt.Sprintf("the list is of %d, before %d", g, floor)
+		return fmt.Sprintf("the list has version %d, older than %d", g, floor)
 	}
 	if g > w {
 		if now, err := p.Right.Revision(); err != nil || g > now {
@@ -266,14 +266,14 @@ func (p Sides) differInFrames(r api.Request, want, got api.Response, wanted []ap
 		case i >= len(g.Events):
 			return fmt.Sprintf("event %d of %d is missing: %v", i, len(w.Events), w.Events[i])
 		case i >= len(w.Events):
-			return fmt.Sprintf("there is an event more than upstream's %d: %v", len(w.Events), g.Events[i])
+			return fmt.Sprintf("there is one event more than upstream's %d: %v", len(w.Events), g.Events[i])
 		}
 		if a, b := withoutVolatileVersions(r, w.Events[i]), withoutVolatileVersions(r, g.Events[i]); a != b {
 			return fmt.Sprintf("event %d of %d differs\n%s", i, len(w.Events), Diff(a, b))
 		}
 	}
 	if w.Ended != g.Ended || w.State != g.State {
-		return fmt.Sprintf("the initial events end: upstream %v after %d, asked %v after %d", w.Ended, w.State, g.Ended, g.State)
+		return fmt.Sprintf("end marks differ: upstream %v after %d events, asked %v after %d", w.Ended, w.State, g.Ended, g.State)
 	}
 	if problem := p.wrongBookmarks(r, w, g); problem != "" {
 		return problem
@@ -363,5 +363,5 @@ func Diff(want, got string) string {
 	for i < len(want) && i < len(got) && want[i] == got[i] {
 		i++
 	}
-	return fmt.Sprintf("they part at byte %d\nupstream: %s\nasked:    %s", i, api.Excerpt(want, i), api.Excerpt(got, i))
+	return fmt.Sprintf("they differ from byte %d on\nupstream: %s\nasked:    %s", i, api.Excerpt(want, i), api.Excerpt(got, i))
 }

@@ -102,13 +102,13 @@ func faultsInWatchesFor(t *testing.T, seconds int, last bool) bool {
 		count[e.Event]++
 	}
 	if !last && (count["MODIFIED"] < 20 || count["DELETED"] < 10) {
-		t.Logf("hardly anything was written: %v", count)
+		t.Logf("too few writes: %v", count)
 		return false
 	}
 	for j, r := range requests {
 		// The last proxy is the one without a fault.
 		if !last && compare.IsLate(r, all[0][j], all[len(faults)][j]) {
-			t.Logf("%v: not all was there when its time was over", r)
+			t.Logf("%v: its time was over before everything arrived", r)
 			return false
 		}
 	}

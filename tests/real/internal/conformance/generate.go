@@ -169,7 +169,7 @@ func (g *generator) furnish() {
 	}
 	for _, may := range []api.Request{{Path: "/api/v1/namespaces/conf/configmaps", User: "alice"}, {Path: "/api/v1/nodes", User: "bob"}} {
 		for _, to := range testbed.Targets() {
-			poll.Until(t, "the rights arrive", func() error {
+			poll.Until(t, "the rights take effect", func() error {
 				if a := to.Send(t, may); a.Status != 200 {
 					return fmt.Errorf("%d", a.Status)
 				}
@@ -484,7 +484,7 @@ func Generated(t *testing.T) {
 	g := &generator{t: t, chance: random.Stream(seed, 1), there: map[string]bool{}}
 	began := time.Now()
 	g.furnish()
-	t.Logf("furnished in %v", time.Since(began).Round(time.Millisecond))
+	t.Logf("objects created in %v", time.Since(began).Round(time.Millisecond))
 	found := &compare.Findings{T: t}
 	const batch = 250
 	for left := pairs(t); left > 0; left -= batch {

@@ -18,7 +18,7 @@ func KnownDifferences(t *testing.T) {
 			for _, r := range k.Shown(t) {
 				v := compare.Sides{Right: testbed.Upstream, Asked: testbed.Proxied}.Compare(r)
 				if v.Difference == "" || !k.Is(r, v.Want, v.Got) {
-					t.Errorf("%v, answered from %q: this no longer differs (%s); take it from the list", r, v.Got.Header.Get("X-Watershed-Source"), k.Reason)
+					t.Errorf("%v, answered from %q: this no longer differs (%s); remove it from the list", r, v.Got.Header.Get("X-Watershed-Source"), k.Reason)
 				}
 			}
 		})

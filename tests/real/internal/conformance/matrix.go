@@ -333,7 +333,7 @@ func furnishMatrix(t *testing.T) map[string]*matrixObjects {
 		g.current = last.Version()
 		page, _, _ := api.ParseList("application/json", testbed.Upstream.Must(t, api.Request{Path: fmt.Sprintf("%s?limit=2&resourceVersion=%d", g.collection, g.old)}).Body)
 		if g.valid = page.Continue; g.valid == "" {
-			t.Fatalf("%s: upstream gives no token", kind)
+			t.Fatalf("%s: upstream returns no token", kind)
 		}
 		compare.Settle(t, g.collection, g.current)
 	}

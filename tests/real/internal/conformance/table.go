@@ -219,7 +219,7 @@ func holdTable(t *testing.T, results []map[string]outcome) {
 		}
 	}
 	if wrong > 0 {
-		t.Errorf("%d cells are not as %s says; CONFORMANCE_WRITE=1 writes it anew", wrong, tableFile)
+		t.Errorf("%d cells differ from %s; CONFORMANCE_WRITE=1 rewrites it", wrong, tableFile)
 	}
 }
 

@@ -201,7 +201,7 @@ func watchesFor(t *testing.T, seconds int, suffix string, last bool) bool {
 			r.Header = map[string]string{"Accept-Encoding": "gzip"}
 			requests = append(requests, r)
 			// On a busy machine the proxy may serve the first such watch before it knows that.
-			poll.Until(t, "it is known whether they are compressed", func() error {
+			poll.Until(t, "both sides compress the watch alike", func() error {
 				if want, got := codingOf(t, testbed.Upstream, r), codingOf(t, testbed.Proxied, r); want != got {
 					return fmt.Errorf("not %q but %q", want, got)
 				}
@@ -212,7 +212,7 @@ func watchesFor(t *testing.T, seconds int, suffix string, last bool) bool {
 	all := s.run(chance, testbed.Targets(), requests, seconds)
 	for i, r := range requests {
 		if !last && compare.IsLate(r, all[0][i], all[1][i]) {
-			t.Logf("%v: not all was there when its time was over", r)
+			t.Logf("%v: its time was over before everything arrived", r)
 			return false
 		}
 	}
@@ -228,7 +228,7 @@ func watchesFor(t *testing.T, seconds int, suffix string, last bool) bool {
 			if !last {
 				return false
 			}
-			t.Errorf("%v saw nothing", r)
+			t.Errorf("%v has no events", r)
 		}
 		for _, e := range events {
 			count[e.Event]++
@@ -238,7 +238,7 @@ func watchesFor(t *testing.T, seconds int, suffix string, last bool) bool {
 	t.Logf("%d watches on each side saw %v", len(requests), count)
 	if count["MODIFIED"] < 40 || count["DELETED"] < 20 {
 		if last {
-			t.Errorf("hardly anything was seen: %v", count)
+			t.Errorf("too few events: %v", count)
 		}
 		return t.Failed()
 	}

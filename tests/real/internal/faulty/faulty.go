@@ -107,10 +107,10 @@ func Report(t *testing.T, faults []Fault, seen [][]string) {
 		case f.Name == "none" && len(seen[i]) > 0:
 			t.Errorf("a difference without a fault: %s", seen[i][0])
 		case f.Name != "none" && len(seen[i]) == 0:
-			t.Errorf("%s: not seen", f.Name)
+			t.Errorf("%s: not found", f.Name)
 		case f.Name != "none":
 			problem := strings.Join(strings.Split(seen[i][0], "\n")[1:], " / ")
-			t.Logf("%s: seen %d times, first: %.160q", f.Name, len(seen[i]), problem)
+			t.Logf("%s: found %d times, first: %.160q", f.Name, len(seen[i]), problem)
 		}
 	}
 }

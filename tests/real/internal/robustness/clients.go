@@ -414,7 +414,7 @@ func (l *reader) watch(w readPlan) {
 	l.note(w, r)
 }
 
-var errToldError = errors.New("told of an error")
+var errToldError = errors.New("an ERROR event")
 
 // readMetadata reads the next event of a watch. An ERROR event is returned as an error.
 func readMetadata(w readPlan, r *bufio.Reader) (event string, object metav1.PartialObjectMetadata, err error) {

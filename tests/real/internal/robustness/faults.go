@@ -41,7 +41,7 @@ func (s *Run) WithConnectionsCut(t *testing.T, lasting time.Duration) {
 	b.finish()
 	t.Logf("%d connections were cut", cuts)
 	if cuts == 0 {
-		t.Error("nothing was cut")
+		t.Error("no connection was cut")
 	}
 }
 
@@ -92,12 +92,12 @@ func (s *Run) WithWatchesBehind(t *testing.T, lasting time.Duration) {
 		}
 		wrong += len(answers)
 	}
-	t.Logf("%d answers around the fence are found to be wrong: %v", wrong, byRule)
+	t.Logf("%d stale answers are found: %v", wrong, byRule)
 	if byRule[history.StaleAfterWrite] == 0 {
-		t.Error("serving whatever is in memory is not found")
+		t.Error("the check does not find stale reads from memory")
 	}
 	if byRule[history.WrongState]+byRule[history.WrongEvents]+byRule[history.FromTheFuture] > 0 {
-		t.Error("what is in memory is old, but should be true")
+		t.Error("memory may be old, but must be consistent")
 	}
 }
 
@@ -393,6 +393,6 @@ func (b *phase) plant() {
 	}
 	// On a slow machine there are few reads, and not every fault finds a place.
 	if len(without) > 3 {
-		b.t.Errorf("there was nothing to plant these in: %q", without)
+		b.t.Errorf("no answer was fit for these planted faults: %q", without)
 	}
 }

@@ -255,7 +255,7 @@ func (b *phase) finish() {
 	writes, changes := b.resolve()
 	b.report("reads", b.journal)
 	if violations := b.examine(b.journal, writes); len(violations) > 0 {
-		t.Errorf("%d answers were not what they had to be", len(violations))
+		t.Errorf("%d answers are wrong", len(violations))
 		for _, v := range violations[:min(len(violations), 10)] {
 			t.Error(v)
 		}
@@ -268,10 +268,10 @@ func (b *phase) finish() {
 		p.AddByLabel(t, "watershed_fence_reads_total", "step", steps)
 		p.AddByLabel(t, "watershed_fence_upstream_requests_total", "request", asked)
 	}
-	t.Logf("%d writes, %d of them failed: %v; %d changes in all; reads shown new enough: %v, by asking: %v",
+	t.Logf("%d writes, %d of them failed: %v; %d changes in all; proofs that memory is new enough: %v, requests for them: %v",
 		len(b.written)+usage.Total(b.failed), usage.Total(b.failed), b.failed, changes, steps, asked)
 	if b.journal.sources["fence"] == 0 {
-		t.Error("nothing was answered behind the fence")
+		t.Error("no consistent read was answered from memory")
 	}
 }
 
@@ -371,7 +371,7 @@ func (s *Run) WithoutFaults(t *testing.T, lasting time.Duration) {
 // slow machine takes longer.
 func (b *phase) enough(j *journal, least int, manners ...history.ReadKind) {
 	b.t.Helper()
-	poll.Until(b.t, "enough is written and read", func() error {
+	poll.Until(b.t, "there are enough writes and reads", func() error {
 		b.mutex.Lock()
 		writes := len(b.written)
 		b.mutex.Unlock()

@@ -41,7 +41,7 @@ func ProxyProgram() (string, error) {
 		program = filepath.Join("..", "..", "target", "debug", "watershed")
 	}
 	if _, err := os.Stat(program); err != nil {
-		return "", fmt.Errorf("%w: build watershed first, or name it in WATERSHED_BIN", err)
+		return "", fmt.Errorf("%w: build watershed first, or set WATERSHED_BIN", err)
 	}
 	return program, nil
 }

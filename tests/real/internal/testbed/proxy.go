@@ -92,7 +92,7 @@ func RunProxy(t *testing.T, kubeconfig string, flags ...string) *Proxy {
 		}
 		address, admin := proxylog.Addresses(text)
 		if address == "" || admin == "" {
-			return errors.New("it has not said where it listens")
+			return errors.New("it no address is logged yet")
 		}
 		p.URL, p.Admin = "https://"+address, "http://"+admin
 		resp, err := http.Get(p.Admin + "/readyz")

@@ -219,6 +219,6 @@ func ResidentBytes(t *testing.T, pid int) int64 {
 			return int64(require.Value(strconv.Atoi(strings.Fields(rest)[0]))(t)) << 10
 		}
 	}
-	t.Fatalf("process %d has no memory", pid)
+	t.Fatalf("no VmRSS of process %d", pid)
 	return 0
 }

@@ -33,7 +33,7 @@ func Compare(state, events, got []Event, marks []Bookmark) error {
 		case i >= len(got):
 			return fmt.Errorf("event %d of %d is missing: %v", i, len(want), want[i])
 		case i >= len(want):
-			return fmt.Errorf("there is an event more than the %d that happened: %v", len(want), got[i])
+			return fmt.Errorf("there is one event more than the %d that happened: %v", len(want), got[i])
 		case want[i] != got[i]:
 			return fmt.Errorf("event %d of %d is %v, not %v", i, len(want), got[i], want[i])
 		}
@@ -52,7 +52,7 @@ func CompareBookmarks(state int, got []Event, marks []Bookmark) error {
 		case m.After > state && m.Version < got[m.After-1].Version:
 			return fmt.Errorf("a bookmark of %d after %v", m.Version, got[m.After-1])
 		case m.After < state:
-			return fmt.Errorf("a bookmark of %d amidst the initial events", m.Version)
+			return fmt.Errorf("a bookmark of %d among the initial events", m.Version)
 		case m.After < len(got) && m.Version >= got[m.After].Version:
 			return fmt.Errorf("a bookmark of %d before %v", m.Version, got[m.After])
 		}

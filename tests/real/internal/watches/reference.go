@@ -138,7 +138,7 @@ func (tr *Reference) run(ctx context.Context, at Endpoint, began chan<- error) e
 		}
 		c := Change{Event: e.Event, Version: s.Version, before: current[s.Key], After: s}
 		if (e.Event == "ADDED") != (c.before == nil) {
-			return fmt.Errorf("the reference itself does not add up at %s %s", e.Event, s.Key)
+			return fmt.Errorf("the reference contradicts itself at %s %s", e.Event, s.Key)
 		}
 		if current[s.Key] = s; e.Event == "DELETED" {
 			delete(current, s.Key)

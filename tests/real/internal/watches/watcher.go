@@ -200,7 +200,7 @@ func (w *Watcher) live(ctx context.Context) error {
 			memory := !strings.HasPrefix(source, "forward")
 			if !memory && w.Habit != ComesBack {
 				resp.Body.Close()
-				return fmt.Errorf("the watch was passed on: %s", source)
+				return fmt.Errorf("the watch was forwarded: %s", source)
 			}
 			err = w.read(resp, s, &from)
 			switch {
@@ -351,7 +351,7 @@ func (w *Watcher) read(resp *http.Response, s *Segment, from *uint64) error {
 }
 
 // ErrFault marks a watch that ended and should not have.
-var ErrFault = errors.New("over")
+var ErrFault = errors.New("the watch ended")
 
 // Verify compares everything that the watcher saw with what happened.
 func (w *Watcher) Verify(tr *Reference) error {
@@ -363,7 +363,7 @@ func (w *Watcher) Verify(tr *Reference) error {
 	for i, s := range w.Stretches {
 		last := i == len(w.Stretches)-1
 		if w.Habit == FromState && !s.marked {
-			return fmt.Errorf("stretch %d: the state is not through after %d events", i, len(s.Events))
+			return fmt.Errorf("segment %d: the state is incomplete after %d events", i, len(s.Events))
 		}
 		state := tr.at(w.View, s.began)
 		if w.Habit != FromState {
@@ -372,11 +372,11 @@ func (w *Watcher) Verify(tr *Reference) error {
 				listed[j].sum = 0
 			}
 			if err := Compare(listed, nil, s.listed, nil); err != nil {
-				return fmt.Errorf("stretch %d, the list at %d: %w", i, s.began, err)
+				return fmt.Errorf("segment %d, the list at %d: %w", i, s.began, err)
 			}
 			state = nil
 		} else if s.stateSize != len(state) {
-			return fmt.Errorf("stretch %d: %d initial events before the mark of %d, not %d", i, s.stateSize, s.began, len(state))
+			return fmt.Errorf("segment %d: %d initial events before the mark of %d, not %d", i, s.stateSize, s.began, len(state))
 		}
 		events := tr.after(w.View, s.began)
 		if seen := len(s.Events) - len(state); !last && seen < len(events) {
@@ -384,11 +384,11 @@ func (w *Watcher) Verify(tr *Reference) error {
 			events = events[:max(seen, 0)]
 		}
 		if err := Compare(state, events, s.Events, s.marks); err != nil {
-			return fmt.Errorf("stretch %d, from %d: %w", i, s.began, err)
+			return fmt.Errorf("segment %d, from %d: %w", i, s.began, err)
 		}
 	}
 	if len(w.Stretches) == 0 {
-		return errors.New("it never began")
+		return errors.New("the watcher never began")
 	}
 	return nil
 }

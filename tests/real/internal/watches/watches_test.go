@@ -62,7 +62,7 @@ func TestWatchComparisonFindsPlantedFaults(t *testing.T) {
 	left := withVersion(tr.changes[0].After, 15)
 	if !strings.Contains(string(left), `"resourceVersion":"15"`) || !strings.Contains(string(left), "gold") ||
 		events[2].sum != ConfigMaps.sum(left, false) {
-		t.Fatalf("what left the view is not its last state in it: %s", left)
+		t.Fatalf("the DELETED does not have the last state in the view: %s", left)
 	}
 
 	// sound returns a watcher that saw everything. The faults below alter it.
@@ -99,7 +99,7 @@ func TestWatchComparisonFindsPlantedFaults(t *testing.T) {
 		plant(w.Stretches[0])
 		err := w.Verify(tr)
 		if err == nil {
-			t.Errorf("%s: not seen", name)
+			t.Errorf("%s: not found", name)
 			continue
 		}
 		t.Logf("%s: %v", name, err)
@@ -134,7 +134,7 @@ func TestWatchComparisonFindsPlantedFaults(t *testing.T) {
 		w := expired()
 		plant(w)
 		if w.Verify(tr) == nil {
-			t.Errorf("%s: not seen", name)
+			t.Errorf("%s: not found", name)
 		}
 	}
 }

@@ -159,7 +159,7 @@ func (p *Scenario) OpenWatches() {
 			if !w.Open.Load() {
 				w.Mutex.Lock()
 				defer w.Mutex.Unlock()
-				return fmt.Errorf("%v is not: %v", w, w.Fault)
+				return fmt.Errorf("%v is not open: %v", w, w.Fault)
 			}
 		}
 		return nil
@@ -194,7 +194,7 @@ func (p *Scenario) WaitUntilSeen(version uint64) {
 		}
 		for at, newest := range seen {
 			if newest <= version {
-				return fmt.Errorf("those of %+v have come to %d", at, newest)
+				return fmt.Errorf("watches of %+v have reached %d", at, newest)
 			}
 		}
 		return nil
@@ -293,7 +293,7 @@ func (p *Scenario) Finish(w *Writing) {
 	close(w.stop)
 	w.done.Wait()
 	if err := w.failed.Load(); err != nil {
-		t.Fatalf("writing: %v", *err)
+		t.Fatalf("a write failed: %v", *err)
 	}
 	// A last object of each type shows that the reference is complete.
 	for _, k := range p.Kinds {
@@ -339,12 +339,12 @@ func (p *Scenario) Finish(w *Writing) {
 		forwarded += w.Forwarded
 		w.Mutex.Unlock()
 	}
-	t.Logf("%d writes were %d events, and %d in all watches; %d requests had to be sent again, %d watches were forwarded",
+	t.Logf("%d writes made %d events, and %d in all watches; %d requests were repeated, %d watches were forwarded",
 		w.writes.Load(), total, events, retried, forwarded)
 	if len(problems) == 0 {
 		return
 	}
-	t.Errorf("%d of %d watches are not what they had to be", len(problems), len(p.Watchers))
+	t.Errorf("%d of %d watches are wrong", len(problems), len(p.Watchers))
 	for _, err := range problems[:min(len(problems), 8)] {
 		t.Error(err)
 	}
