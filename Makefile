@@ -6,7 +6,7 @@ BIN := $(REAL)/.bin
 PROXY := target/debug/watershed
 PAIRS ?= 6000
 
-.PHONY: help build release test test-rust test-real test-python test-release test-otel conformance robustness real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean
+.PHONY: help build build-tests release dist test test-rust test-real test-python test-release test-otel conformance robustness real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -14,8 +14,12 @@ help: ## Show the targets
 build: ## Build the proxy (debug)
 	$(CARGO) build --locked
 
-release: ## Build the proxy (release)
+release: ## Build the proxy, optimized, for trying and developing
 	$(CARGO) build --locked --release
+
+DIST := target/dist/watershed
+dist: ## Build the proxy as it is shipped: optimized across crates, without the lab
+	$(CARGO) build --locked --profile dist --no-default-features
 
 real: ## Build kube-apiserver, etcd, kubectl, helm and the test harness from Go modules (cached)
 	cd $(REAL) && ./build.sh
@@ -23,29 +27,34 @@ real: ## Build kube-apiserver, etcd, kubectl, helm and the test harness from Go 
 test: test-rust test-real ## Run every test
 
 test-rust: real ## Rust tests: pure modules, simulated upstream, real kube-apiserver
-	$(CARGO) test --locked
+	$(CARGO) test --locked --workspace
 
-test-real: build real ## Go tests: real clients through the proxy, in front of a real kube-apiserver
+# The program that the Rust tests start, too. `cargo build` would compile every dependency again: without the
+# features that only tests want.
+build-tests:
+	$(CARGO) test --locked --workspace --no-run
+
+test-real: build-tests real ## Go tests: real clients through the proxy, in front of a real kube-apiserver
 	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) $(GO) test -count=1 -timeout 20m ./...
 
-test-python: build real ## Python's kubernetes client through the proxy; installs the client, so not part of test
+test-python: build-tests real ## Python's kubernetes client through the proxy; installs the client, so not part of test
 	python3 -m venv $(BIN)/python
 	$(BIN)/python/bin/pip install --quiet --requirement tests/python/requirements.txt
 	$(BIN)/python/bin/python tests/python/test_client.py
 
 RELEASE ?= v1.32.13
-test-release: build ## The real clients in front of another release of kube-apiserver; RELEASE=v1.32.13
+test-release: build-tests ## The real clients in front of another release of kube-apiserver; RELEASE=v1.32.13
 	cd $(REAL) && ./build-release.sh $(RELEASE)
 	cd $(REAL) && REAL_BIN=.bin-$(RELEASE) WATERSHED_BIN=$(CURDIR)/$(PROXY) $(GO) test -count=1 -timeout 20m ./...
 
 test-otel: ## Traces, with the feature otel
-	$(CARGO) test --locked --features otel --test proxy traces::
+	$(CARGO) test --locked --workspace --features watershed/otel --test proxy traces::
 
-conformance: build real ## Every combination of read options and 6,000 generated requests, compared with upstream (minutes)
+conformance: build-tests real ## Every combination of read options and 6,000 generated requests, compared with upstream (minutes)
 	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) CONFORMANCE_FULL=1 CONFORMANCE_PAIRS=$(PAIRS) $(GO) test -count=1 -timeout 20m -v -run '^TestAnswersConformToUpstream$$' .
 
 ROBUSTNESS_SECONDS ?= 600
-robustness: build real ## Consistent reads through two replicas checked for linearizability under faults, for ROBUSTNESS_SECONDS=600
+robustness: build-tests real ## Consistent reads through two replicas checked for linearizability under faults, for ROBUSTNESS_SECONDS=600
 	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) ROBUSTNESS_SECONDS=$(ROBUSTNESS_SECONDS) $(GO) test -count=1 -timeout 24h -v -run '^TestConsistentReadsAreLinearizable$$' .
 
 documents: ## Write the documents that are made from the code: docs/configuration.md, docs/config.schema.json
@@ -53,18 +62,17 @@ documents: ## Write the documents that are made from the code: docs/configuratio
 
 lint: ## Formatting, clippy, go vet
 	$(CARGO) fmt --check
-	$(CARGO) clippy --locked --all-targets -- -D warnings
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --locked --no-default-features -- -D warnings
 	cd $(REAL) && test -z "$$(gofmt -l .)" && $(GO) vet ./... && cd tools && $(GO) vet ./...
 
 fmt: ## Format the sources
 	$(CARGO) fmt
 	cd $(REAL) && gofmt -w .
 
-# Measured is a copy of the program as it is shipped: what cargo bench builds beside the
-# benchmark has the features of the test dependencies, and takes the same place.
-MEASURED := target/release/watershed-measured
-$(MEASURED): release
-	cp -f target/release/watershed $@
+# Figures are of the program as it is shipped.
+MEASURED := $(DIST)
+$(MEASURED): dist
 
 bench: $(MEASURED) ## What serving costs, beside a server that only sends (docs/benchmarks.md); BENCH= takes flags
 	$(CARGO) bench --locked --bench serving -- --watershed $(MEASURED) $(BENCH)
@@ -88,7 +96,7 @@ bench-functions: ## The pure modules, function by function; BENCH= takes a filte
 screenshots: ## The pictures of the status page in docs/images, made in a real Chromium (five minutes)
 	WATERSHED_SCREENSHOTS=$(CURDIR)/docs/images $(CARGO) test --locked --test proxy the_status_page_in_a_browser -- --nocapture
 
-experiment: release real ## What upstream pays by the number of clients, with the proxy and without, drawn (docs/experiments.md; a quarter of an hour)
+experiment: release dist real ## What upstream pays by the number of clients, with the proxy and without, drawn (docs/experiments.md; a quarter of an hour)
 	tests/lab/clients.sh
 
 demo: ## The main job on a simulated upstream, with a live picture of what is saved

@@ -87,8 +87,8 @@ func TestDockerfileCopiesWhatItBuilds(t *testing.T) {
 		fails         bool
 		says          []string
 	}{
-		{build: "amd64", target: "amd64", says: []string{"cargo build --locked --release --target x86_64-unknown-linux-gnu", "CC=x86_64-linux-gnu-gcc", "LINKER=x86_64-linux-gnu-gcc"}},
-		{build: "amd64", target: "arm64", says: []string{"apt-get install --yes --no-install-recommends gcc-aarch64-linux-gnu g++-aarch64-linux-gnu libc6-dev-arm64-cross", "rustup target add aarch64-unknown-linux-gnu", "cargo build --locked --release --target aarch64-unknown-linux-gnu", "CC=aarch64-linux-gnu-gcc", "LINKER=aarch64-linux-gnu-gcc", "PAGE=16"}},
+		{build: "amd64", target: "amd64", says: []string{"cargo build --locked --profile dist --no-default-features --target x86_64-unknown-linux-gnu", "CC=x86_64-linux-gnu-gcc", "LINKER=x86_64-linux-gnu-gcc"}},
+		{build: "amd64", target: "arm64", says: []string{"apt-get install --yes --no-install-recommends gcc-aarch64-linux-gnu g++-aarch64-linux-gnu libc6-dev-arm64-cross", "rustup target add aarch64-unknown-linux-gnu", "cargo build --locked --profile dist --no-default-features --target aarch64-unknown-linux-gnu", "CC=aarch64-linux-gnu-gcc", "LINKER=aarch64-linux-gnu-gcc", "PAGE=16"}},
 		{build: "arm64", target: "amd64", says: []string{"gcc-x86-64-linux-gnu", "libc6-dev-amd64-cross", "rustup target add x86_64-unknown-linux-gnu", "LINKER=x86_64-linux-gnu-gcc"}},
 		{build: "arm64", target: "arm64", says: []string{"--target aarch64-unknown-linux-gnu", "PAGE=16"}},
 		{build: "amd64", target: "s390x", fails: true, says: []string{"no build for s390x"}},
