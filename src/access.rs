@@ -1,112 +1,89 @@
-//! Who may see what: callers are known by TokenReview or certificate, and let in by
-//! SubjectAccessReview.
+//! Authentication and authorization of callers.
 //!
-//! Nothing here emulates upstream's rules. It is asked, and its answer is kept for a while: grants
-//! by RBAC for minutes, as the objects that RBAC consists of are followed, and a change has those
-//! asked about anew whom it can concern.
-pub mod authenticate;
-pub mod authorize;
+//! Upstream decides: a TokenReview or a certificate identifies a caller, and a SubjectAccessReview
+//! says what the caller may read. This module caches the answers and emulates none of upstream's
+//! rules. Grants by RBAC are cached for minutes, because the proxy follows the RBAC objects: a
+//! change drops the cached answers that it can concern.
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use http::HeaderMap;
+use rustls::pki_types::CertificateDer;
+use watershed_protocol::Status;
+
+use crate::listener::Peer;
+use crate::listener::tls::TlsError;
+use crate::scope::Scopes;
+use crate::upstream::{ForwardIdentity, UpstreamClient};
+
+mod authenticate;
+mod authorize;
 mod caller;
 mod certificate;
 mod changes;
+mod config;
+mod error;
 mod follow;
-pub mod front_proxy;
+mod front_proxy;
 mod guard;
+mod identity;
 mod impersonate;
 pub mod metrics;
 mod own;
 mod rbac;
+mod request;
 mod review;
 mod service_account;
-
-use std::path::PathBuf;
-use std::sync::Arc;
-
-use rustls::pki_types::CertificateDer;
-
-use crate::listener::tls::TlsError;
-use crate::scope::Scopes;
-use crate::upstream::UpstreamClient;
+mod verdict;
 
 pub use authenticate::{Authenticated, Authenticator};
-pub use authorize::{Attributes, Authorizer, Decision, Judged, Selectors};
-pub use caller::{Caller, Refusal, Vouched};
+pub use authorize::Authorizer;
+pub use caller::{Caller, Rejection, Vouched};
+pub use config::{
+    AccessConfig, AuthenticationConfig, AuthorizationConfig, FrontProxyConfig, ReviewFailurePolicy,
+};
+pub use error::ReviewError;
 pub use guard::Guard;
+pub use identity::Identity;
 pub use own::OwnRights;
-pub use review::{ReviewError, Unavailable};
+pub use request::{AccessAttributes, ReviewSelectors};
 pub use service_account::BoundObjects;
+pub use verdict::{Decision, ReviewedAccess};
 
-use caller::Own;
 use certificate::Certificates;
-use front_proxy::FrontProxies;
+use front_proxy::{FrontProxies, HeaderNotUtf8};
+use impersonate::ImpersonationRequest;
+use own::OwnIdentity;
 use service_account::ServiceAccounts;
 
-/// A caller as upstream knows them.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Identity {
-    /// The user name.
-    pub user: String,
-    /// The user's unique id, if any.
-    pub uid: Option<String>,
-    /// The groups, as upstream gave them.
-    pub groups: Vec<String>,
-    /// Further attributes, sorted by key.
-    pub extra: Vec<(String, Vec<String>)>,
-}
-
-/// How callers are known and let in.
-#[derive(Clone, Debug, Default)]
-pub struct Config {
-    /// Who is calling, by credentials that upstream takes as well?
-    pub authentication: authenticate::Config,
-    /// Authorities of callers' certificates (`--client-ca-file`). As in an API server, who has one
-    /// is in the cluster whoever that is, so it must be upstream's own.
-    pub client_ca: Option<PathBuf>,
-    /// Front proxies that are believed.
-    pub front_proxy: Option<front_proxy::Config>,
-    /// Everybody is the proxy itself (`--single-identity`).
-    pub single_identity: bool,
-    /// May they?
-    pub authorization: authorize::Config,
-}
-
-impl Config {
-    /// The files of all authorities that sign certificates of use.
-    pub fn authorities(&self) -> Vec<PathBuf> {
-        self.client_ca
-            .iter()
-            .chain(self.front_proxy.as_ref().map(|proxy| &proxy.ca))
-            .cloned()
-            .collect()
-    }
-}
-
-/// The authorities in a file, if callers' certificates can be verified by them.
+/// Reads the authorities in a file and checks that they can verify client certificates.
 pub async fn authorities(file: PathBuf) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     Certificates::load(file).await?.authorities()
 }
 
-/// Both questions in one place.
+/// Identifies callers and authorizes their requests.
 #[derive(Clone)]
 pub struct Access {
-    /// Who is calling?
+    /// Identifies callers by bearer token.
     pub authenticator: Arc<Authenticator>,
-    /// May they?
+    /// Asks upstream what callers may do.
     pub authorizer: Arc<Authorizer>,
     certificates: Option<Certificates>,
     front_proxies: Option<Arc<FrontProxies>>,
-    own: Option<Arc<Own>>,
+    /// The proxy's own identity, if all callers share it.
+    own: Option<Arc<OwnIdentity>>,
 }
 
 impl Access {
-    /// Asks through `client`, with the proxy's own identity. `objects` are those that tokens may be
-    /// bound to.
+    /// Creates an instance that sends reviews through `client`, with the proxy's own identity.
+    ///
+    /// `objects` are those that service account tokens can be bound to.
     pub async fn new(
         client: &UpstreamClient,
-        config: Config,
+        config: AccessConfig,
         objects: Arc<dyn BoundObjects>,
     ) -> Result<Self, TlsError> {
-        let Config {
+        let AccessConfig {
             authentication,
             client_ca,
             front_proxy,
@@ -121,25 +98,140 @@ impl Access {
             Some(config) => Some(Arc::new(FrontProxies::load(config).await?)),
             None => None,
         };
-        let locally = authentication.validate_locally.then(|| {
+        let service_accounts = authentication.validate_locally.then(|| {
             ServiceAccounts::new(client.clone(), authentication.audiences.clone(), objects)
         });
+        let authenticator = Authenticator::new(client.clone(), authentication, service_accounts);
         Ok(Self {
-            authenticator: Arc::new(Authenticator::new(client.clone(), authentication, locally)),
+            authenticator: Arc::new(authenticator),
             authorizer: Arc::new(Authorizer::new(client.clone(), authorization)),
             certificates,
             front_proxies,
-            own: single_identity.then(|| Arc::new(Own::new(client.clone()))),
+            own: single_identity.then(|| Arc::new(OwnIdentity::new(client.clone()))),
         })
     }
 
-    /// Follows the changes of RBAC, for ever. Without it verdicts are remembered for seconds only.
+    /// Follows changes of RBAC forever. Without it verdicts are cached for seconds only.
     pub fn follow_rbac(&self, scopes: Scopes) -> impl Future<Output = ()> + Send + use<> {
         follow::follow(scopes, Arc::clone(self.authorizer.changes()))
     }
 
-    /// Whether a request whose review failed so is refused; else upstream judges it.
+    /// Returns whether a request is refused because its review failed with `error`. Otherwise the
+    /// request is forwarded, and upstream decides.
     pub fn must_refuse(&self, error: &ReviewError) -> bool {
-        error.is_unavailable() && self.authorizer.config().unavailable == Unavailable::Refuse
+        error.is_unavailable()
+            && self.authorizer.config().review_failure_policy == ReviewFailurePolicy::Refuse
+    }
+
+    /// Returns the caller of a request with these headers over a connection from `peer`.
+    ///
+    /// As in an API server, a front proxy's headers come first, then the certificate, then the
+    /// token. A bad certificate is an error only if there is no token.
+    pub async fn caller(&self, headers: &HeaderMap, peer: &Peer) -> Caller {
+        if let Some(own) = &self.own {
+            // The proxy does not know whom upstream takes an impersonating request for.
+            let identity = if impersonate::is_requested(headers) {
+                None
+            } else {
+                own.identity().await
+            };
+            return Caller::Vouched(Vouched {
+                identity,
+                authority: ForwardIdentity::Own,
+            });
+        }
+        let Some(chain) = peer
+            .tls
+            .as_ref()
+            .map(|tls| &*tls.certificates)
+            .filter(|chain| !chain.is_empty())
+        else {
+            return Caller::OwnCredentials;
+        };
+        match self.by_certificate(chain, headers) {
+            Ok(Some(identity)) => self.vouch(identity, headers).await,
+            Ok(None) if headers.contains_key(http::header::AUTHORIZATION) => Caller::OwnCredentials,
+            Ok(None) => Caller::Rejected(Status::unauthorized().into()),
+            Err(error) => Caller::Rejected(Status::bad_request(error.to_string()).into()),
+        }
+    }
+
+    /// Identifies the caller of a request with these headers.
+    pub async fn identify(
+        &self,
+        caller: &Caller,
+        headers: &HeaderMap,
+    ) -> Result<Authenticated, Arc<ReviewError>> {
+        match caller {
+            Caller::OwnCredentials => self.authenticator.authenticate(headers).await,
+            Caller::Vouched(vouched) => Ok(vouched
+                .identity
+                .clone()
+                .map_or(Authenticated::Unknown, Authenticated::Known)),
+            Caller::Rejected(_) => Ok(Authenticated::Refused),
+        }
+    }
+
+    /// Returns the identity of a caller if it is known without asking upstream. For counting only.
+    pub async fn remembered(&self, caller: &Caller, headers: &HeaderMap) -> Option<Arc<Identity>> {
+        match caller {
+            Caller::OwnCredentials => self.authenticator.remembered(headers).await,
+            Caller::Vouched(vouched) => vouched.identity.clone(),
+            Caller::Rejected(_) => None,
+        }
+    }
+
+    /// Returns the identity that a front proxy's headers or a client certificate give the caller.
+    fn by_certificate(
+        &self,
+        chain: &[CertificateDer<'static>],
+        headers: &HeaderMap,
+    ) -> Result<Option<Identity>, HeaderNotUtf8> {
+        let named = match &self.front_proxies {
+            Some(proxies) => proxies.identify(chain, headers)?,
+            None => None,
+        };
+        let identity = named.or_else(|| {
+            let certificates = self.certificates.as_ref()?;
+            certificates.verify(chain)?.identity()
+        });
+        Ok(identity.map(Identity::with_implicit_group))
+    }
+
+    /// Vouches for an identity, or for the one that it asks to impersonate and may.
+    async fn vouch(&self, identity: Identity, headers: &HeaderMap) -> Caller {
+        let identity = Arc::new(identity);
+        let effective = if impersonate::is_requested(headers) {
+            self.impersonated(&identity, headers).await
+        } else {
+            Ok(identity)
+        };
+        match effective.and_then(Vouched::new) {
+            Ok(vouched) => Caller::Vouched(vouched),
+            Err(rejection) => Caller::Rejected(rejection),
+        }
+    }
+
+    async fn impersonated(
+        &self,
+        identity: &Arc<Identity>,
+        headers: &HeaderMap,
+    ) -> Result<Arc<Identity>, Rejection> {
+        let requested = ImpersonationRequest::parse(headers).map_err(Status::bad_request)?;
+        if requested.is_empty() {
+            return Ok(Arc::clone(identity));
+        }
+        for target in requested.targets() {
+            let reviewed = self
+                .authorizer
+                .authorize_impersonation(identity, &target)
+                .await
+                .map_err(Rejection::ReviewFailed)?;
+            if let Decision::Denied(reason) = reviewed.decision() {
+                let status = Status::forbidden_impersonation(&identity.user, &target, reason);
+                return Err(status.into());
+            }
+        }
+        Ok(Arc::new(requested.identity()))
     }
 }

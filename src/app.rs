@@ -16,8 +16,8 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::access::{self, Access};
-use crate::audit::{self, Audit};
+use crate::access::{Access, AccessConfig};
+use crate::audit::{Audit, AuditConfig};
 use crate::catalog::{Catalog, CatalogFollower, DiscoveryError};
 use crate::listener::tls::ServerTls;
 use crate::scope::gauges::ScopeGauges;
@@ -36,7 +36,7 @@ use watershed_connect::ConnectOptions;
 
 /// Everything `watershed serve` can be told.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct AppConfig {
     /// The API server, and the proxy's own identity there.
     pub upstream: ConnectOptions,
     /// Where clients connect.
@@ -52,7 +52,7 @@ pub struct Config {
     /// Who may see them.
     pub admin: admin::Protection,
     /// How callers are known and let in.
-    pub access: access::Config,
+    pub access: AccessConfig,
     /// How scopes keep their data.
     pub scopes: scope::ScopeConfig,
     /// What is done with requests where there is a choice.
@@ -61,14 +61,14 @@ pub struct Config {
     /// alike.
     pub aggregated: Vec<String>,
     /// What is logged of the requests that are answered here, if anything.
-    pub audit: Option<audit::Config>,
+    pub audit: Option<AuditConfig>,
     /// How many connections are served at a time, and the like.
     pub limits: listener::ConnectionLimits,
     /// How long open requests and watches may take to end at shutdown.
     pub drain: Duration,
 }
 
-impl Config {
+impl AppConfig {
     /// Defaults for everything but the places.
     pub fn new(
         upstream: ConnectOptions,
@@ -84,7 +84,7 @@ impl Config {
             names: Vec::new(),
             admin_listen,
             admin: admin::Protection::default(),
-            access: access::Config::default(),
+            access: AccessConfig::default(),
             scopes: scope::ScopeConfig::default(),
             policy: CachingPolicy::default(),
             aggregated: Vec::new(),
@@ -165,7 +165,7 @@ impl Running {
 }
 
 /// Starts a proxy. It serves when this returns.
-pub async fn start(config: Config) -> anyhow::Result<Running> {
+pub async fn start(config: AppConfig) -> anyhow::Result<Running> {
     let registry = telemetry::registry(&metrics());
     let traces = telemetry::traces()?;
     let audit = match config.audit.clone() {

@@ -29,7 +29,7 @@ use crate::metric::Counter;
 pub use error::AuditError;
 use policy::Policy;
 use queue::Queue;
-pub use record::{Record, caller, decided};
+pub use record::{AuditRecord, record_caller, record_decision};
 
 /// How long requests that were cut may take to say so, at the end.
 const LAST_EVENTS: Duration = Duration::from_secs(1);
@@ -41,19 +41,19 @@ const LOG_BUFFER: usize = 10_000;
 
 /// What is logged, and where to.
 #[derive(Clone, Debug, Default)]
-pub struct Config {
+pub struct AuditConfig {
     /// A Policy of kube-apiserver's (audit.k8s.io/v1). Without it everything is logged when it is
     /// answered.
     pub policy_file: Option<PathBuf>,
     /// A file.
-    pub log: Option<LogConfig>,
+    pub log: Option<AuditLogConfig>,
     /// A webhook.
-    pub webhook: Option<WebhookConfig>,
+    pub webhook: Option<AuditWebhookConfig>,
 }
 
 /// A file, and how it is rotated. The defaults are kube-apiserver's.
 #[derive(Clone, Debug)]
-pub struct LogConfig {
+pub struct AuditLogConfig {
     /// The file; `-` is standard output.
     pub path: PathBuf,
     /// Days for which rotated files are kept; 0 for ever.
@@ -64,7 +64,7 @@ pub struct LogConfig {
     pub max_size: u64,
 }
 
-impl LogConfig {
+impl AuditLogConfig {
     /// With kube-apiserver's defaults.
     pub fn new(path: PathBuf) -> Self {
         Self {
@@ -78,7 +78,7 @@ impl LogConfig {
 
 /// A webhook, and how events are put together for it. The defaults are kube-apiserver's.
 #[derive(Clone, Debug)]
-pub struct WebhookConfig {
+pub struct AuditWebhookConfig {
     /// A kubeconfig: where it is, and what it is to be shown.
     pub config_file: PathBuf,
     /// Events of one request at most.
@@ -91,7 +91,7 @@ pub struct WebhookConfig {
     pub initial_backoff: Duration,
 }
 
-impl WebhookConfig {
+impl AuditWebhookConfig {
     /// With kube-apiserver's defaults.
     pub fn new(config_file: PathBuf) -> Self {
         Self {
@@ -105,7 +105,7 @@ impl WebhookConfig {
 }
 
 /// Whether an audit log can begin, without beginning one.
-pub async fn check(config: &Config) -> Result<(), AuditError> {
+pub async fn check(config: &AuditConfig) -> Result<(), AuditError> {
     if let Some(path) = &config.policy_file {
         Policy::read(path)?;
     }
@@ -132,7 +132,7 @@ struct Inner {
 
 impl Audit {
     /// Reads the policy and opens the sinks. Needs a running runtime.
-    pub async fn start(config: Config) -> Result<Self, AuditError> {
+    pub async fn start(config: AuditConfig) -> Result<Self, AuditError> {
         let policy = match &config.policy_file {
             Some(path) => Policy::read(path)?,
             None => Policy::default(),
@@ -159,8 +159,13 @@ impl Audit {
     }
 
     /// A request has arrived. What is found out about its caller is kept with it.
-    pub fn begin<B>(&self, request: &mut Request<B>, peer: IpAddr, id: &HeaderValue) -> Record {
-        Record::begin(self.clone(), request, peer, id)
+    pub fn begin<B>(
+        &self,
+        request: &mut Request<B>,
+        peer: IpAddr,
+        id: &HeaderValue,
+    ) -> AuditRecord {
+        AuditRecord::begin(self.clone(), request, peer, id)
     }
 
     fn emit(&self, line: &Bytes) {

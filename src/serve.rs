@@ -31,7 +31,8 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use hyper::body::Incoming;
 
 use crate::access::{
-    Access, Attributes, Authenticated, Caller, Decision, Identity, Judged, Refusal, ReviewError,
+    Access, AccessAttributes, Authenticated, Caller, Decision, Identity, Rejection, ReviewError,
+    ReviewedAccess,
 };
 use crate::audit::{self, Audit};
 use crate::body::Body;
@@ -190,7 +191,7 @@ impl ProxyService {
         // Left when the answer is there.
         let mut place = None;
         let outcome = match (&caller, &admitted, &plan.plan) {
-            (Caller::Refused(refusal), ..) => {
+            (Caller::Rejected(refusal), ..) => {
                 Outcome::Answered(AnswerSource::Access, refused(refusal, plan.errors))
             }
             _ if plan.verb == Verb::Watch && self.0.draining.is_draining() => {
@@ -314,7 +315,7 @@ impl Inner {
         read: &Read,
         request: &Request<Incoming>,
         caller: &Caller,
-    ) -> Result<Judged, Outcome> {
+    ) -> Result<ReviewedAccess, Outcome> {
         let refuse = |status: &Status| match read.refused_by_upstream() {
             Some(reason) => Outcome::Forward(reason),
             None => Outcome::Answered(
@@ -323,7 +324,7 @@ impl Inner {
             ),
         };
         let identity = match self.identify(request, caller, read.errors()).await? {
-            Authenticated::As(identity) => identity,
+            Authenticated::Known(identity) => identity,
             Authenticated::Refused => return Err(refuse(&Status::unauthorized())),
             Authenticated::Unknown => return Err(Outcome::Forward(ForwardReason::Identity)),
         };
@@ -334,7 +335,7 @@ impl Inner {
             .authorize(&identity, &attributes)
             .await;
         let judged = reviewed.map_err(|error| self.unreviewed(&error, read.errors()))?;
-        audit::decided(request, judged.decision());
+        audit::record_decision(request, judged.decision());
         match judged.decision() {
             Decision::Allowed(_) => Ok(judged),
             Decision::Denied(reason) => Err(refuse(&denied(&identity, &attributes, reason))),
@@ -348,8 +349,8 @@ impl Inner {
         errors: Encoding,
     ) -> Result<Authenticated, Outcome> {
         let reviewed = self.access.identify(caller, request.headers()).await;
-        if let Ok(Authenticated::As(identity)) = &reviewed {
-            audit::caller(request, identity);
+        if let Ok(Authenticated::Known(identity)) = &reviewed {
+            audit::record_caller(request, identity);
         }
         reviewed.map_err(|error| self.unreviewed(&error, errors))
     }
@@ -410,7 +411,7 @@ impl Inner {
         caller: &Caller,
         errors: Encoding,
     ) -> Result<Response<Body>, Outcome> {
-        let Authenticated::As(identity) = self.identify(request, caller, errors).await? else {
+        let Authenticated::Known(identity) = self.identify(request, caller, errors).await? else {
             return Err(Outcome::Forward(ForwardReason::Identity));
         };
         let reviewed = self
@@ -419,7 +420,7 @@ impl Inner {
             .authorize_path(&identity, &asked.path)
             .await;
         let judged = reviewed.map_err(|error| self.unreviewed(&error, errors))?;
-        audit::decided(request, judged.decision());
+        audit::record_decision(request, judged.decision());
         if matches!(judged.decision(), Decision::Denied(_)) {
             return Err(Outcome::Forward(ForwardReason::NotAResource));
         }
@@ -549,10 +550,10 @@ fn present(scope: &Arc<Scope>) -> scope_choice::OpenScope {
     }
 }
 
-fn refused(refusal: &Refusal, encoding: Encoding) -> Response<Body> {
+fn refused(refusal: &Rejection, encoding: Encoding) -> Response<Body> {
     match refusal {
-        Refusal::Status(status) => answer::status(status, encoding, &[]),
-        Refusal::Unknown(error) => {
+        Rejection::Status(status) => answer::status(status, encoding, &[]),
+        Rejection::ReviewFailed(error) => {
             tracing::warn!(%error, "it could not be found out whom a caller may act as");
             not_now(error, encoding)
         }
@@ -564,7 +565,7 @@ fn not_now(error: &ReviewError, encoding: Encoding) -> Response<Body> {
     answer::status(&Status::service_unavailable(message, 1), encoding, &[])
 }
 
-fn denied(identity: &Identity, attributes: &Attributes, reason: &str) -> Status {
+fn denied(identity: &Identity, attributes: &AccessAttributes, reason: &str) -> Status {
     Status::forbidden(
         &identity.user,
         attributes.verb,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Stats};
-use watershed::app;
+use watershed::app::{self, AppConfig};
 use watershed_connect::ConnectOptions;
 use watershed_lab::sim::SimulatedServer;
 
@@ -78,7 +78,7 @@ pub(crate) fn run(folder: &Path) -> anyhow::Result<()> {
             kubeconfig: Some(kubeconfig(folder)),
             ..ConnectOptions::default()
         };
-        let running = app::start(app::Config::new(
+        let running = app::start(AppConfig::new(
             upstream,
             loopback,
             loopback,

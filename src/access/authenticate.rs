@@ -1,4 +1,4 @@
-//! Callers with credentials of their own: bearer tokens, by TokenReview, and those without any.
+//! Callers with credentials of their own: bearer tokens, by TokenReview, and anonymous callers.
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,207 +7,156 @@ use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use moka::Expiry;
 use moka::future::Cache;
 
-use super::review::{ReviewError, identity, post};
+use super::config::AuthenticationConfig;
+use super::error::ReviewError;
+use super::identity::Identity;
+use super::impersonate;
+use super::review::{identity, post};
 use super::service_account::ServiceAccounts;
-use super::{Identity, impersonate};
 use crate::upstream::UpstreamClient;
 
-/// How long a refused one is refused without asking: keeps a client in a retry loop off upstream.
-const REFUSED: Duration = Duration::from_secs(2);
-/// A token that is good for longer is reviewed again after this, whatever can be seen here.
-const LOOKED_AT_HERE: Duration = Duration::from_hours(1);
+/// Time for which a refused token stays refused. It keeps a client in a retry loop off upstream.
+const REFUSED_TTL: Duration = Duration::from_secs(2);
+/// Time after which an accepted token is reviewed again, even if it can be validated locally.
+const ACCEPTED_TTL: Duration = Duration::from_hours(1);
+/// Limit of cached tokens.
 const MAX_TOKENS: u64 = 100_000;
-/// Tokens whose users are known for counting.
+/// Limit of tokens whose users are remembered for counting.
 const MAX_COUNTED: u64 = 20_000;
-/// A token longer than this is not reviewed here but forwarded.
+/// Length limit of a reviewed token. Requests with a longer one are forwarded.
 const MAX_TOKEN_BYTES: usize = 64 * 1024;
 
-/// How callers are known.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// How long a token that was accepted is not reviewed again
-    /// (`--authentication-token-webhook-cache-ttl`).
-    pub token_ttl: Duration,
-    /// The audiences of which a token must be for one (`--api-audiences`); upstream's own if there
-    /// are none.
-    pub audiences: Vec<String>,
-    /// Tokens of service accounts that were accepted once are not reviewed again while they can be
-    /// seen to be good (`--validate-service-account-tokens-locally`).
-    pub validate_locally: bool,
-    /// Whoever shows no credentials is `system:anonymous` (`--anonymous-auth`); else upstream
-    /// decides.
-    pub anonymous: bool,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        // Source: kube-apiserver's own token cache (kubeapiserver/options/authentication.go).
-        Self {
-            token_ttl: Duration::from_secs(10),
-            audiences: Vec::new(),
-            validate_locally: false,
-            anonymous: false,
-        }
-    }
-}
-
-/// What is known of a caller.
+/// The result of authentication.
 #[derive(Clone, Debug)]
 pub enum Authenticated {
-    /// Upstream knows them.
-    As(Arc<Identity>),
+    /// Upstream knows the caller.
+    Known(Arc<Identity>),
     /// Upstream does not accept the token.
     Refused,
-    /// There are no credentials this proxy can check: upstream decides.
+    /// The request has no credentials that this proxy can check, so upstream decides.
     Unknown,
 }
 
-/// Reviews tokens and remembers the verdicts for a short time.
+/// Reviews tokens and caches the verdicts for a short time.
 pub struct Authenticator {
     client: UpstreamClient,
-    config: Config,
+    config: AuthenticationConfig,
     anonymous: Arc<Identity>,
-    /// Tokens are never kept: only a hash of them, keyed anew in each process.
+    /// The key of the token hashes, random in each process. Tokens themselves are never stored.
     key: [u8; 32],
-    verdicts: Cache<[u8; 32], Option<Arc<Identity>>>,
-    locally: Option<ServiceAccounts>,
-    /// Whose tokens were that upstream accepted, for as long as they may be looked at here.
-    accepted: Cache<[u8; 32], Arc<Identity>>,
-    /// Whose tokens were that upstream accepted of late. For counting alone: they may be good no
-    /// more.
-    counted: Cache<[u8; 32], Arc<Identity>>,
-}
-
-struct Lifetime {
-    accepted: Duration,
-}
-
-impl Expiry<[u8; 32], Option<Arc<Identity>>> for Lifetime {
-    fn expire_after_create(
-        &self,
-        _: &[u8; 32],
-        verdict: &Option<Arc<Identity>>,
-        _: std::time::Instant,
-    ) -> Option<Duration> {
-        Some(if verdict.is_some() {
-            self.accepted
-        } else {
-            REFUSED
-        })
-    }
+    verdicts: Cache<TokenHash, Option<Arc<Identity>>>,
+    service_accounts: Option<ServiceAccounts>,
+    /// The users of accepted tokens, for as long as the tokens may be validated locally.
+    accepted: Cache<TokenHash, Arc<Identity>>,
+    /// The users of tokens accepted lately. For counting only: the tokens may have expired.
+    counted: Cache<TokenHash, Arc<Identity>>,
 }
 
 impl Authenticator {
     pub(super) fn new(
         client: UpstreamClient,
-        config: Config,
-        locally: Option<ServiceAccounts>,
+        config: AuthenticationConfig,
+        service_accounts: Option<ServiceAccounts>,
     ) -> Self {
         let mut key = [0; 32];
         getrandom::fill(&mut key).expect("the operating system gives random bytes");
-        let lifetime = Lifetime {
+        let expiry = TokenExpiry {
             accepted: config.token_ttl,
         };
         let verdicts = Cache::builder()
             .max_capacity(MAX_TOKENS)
-            .expire_after(lifetime)
+            .expire_after(expiry)
             .build();
         let accepted = Cache::builder()
             .max_capacity(MAX_TOKENS)
-            .time_to_live(LOOKED_AT_HERE)
+            .time_to_live(ACCEPTED_TTL)
             .build();
         let counted = Cache::builder()
             .max_capacity(MAX_COUNTED)
-            .time_to_live(LOOKED_AT_HERE)
+            .time_to_live(ACCEPTED_TTL)
             .build();
-        let anonymous = Arc::new(impersonate::anonymous());
         Self {
             client,
             config,
-            anonymous,
+            anonymous: Arc::new(Identity::anonymous()),
             key,
             verdicts,
-            locally,
+            service_accounts,
             accepted,
             counted,
         }
     }
 
-    /// Whose token upstream would take a request with these headers for, whatever else stands in
-    /// them; `None` if it has none, or nobody's. For counting: what else stands there may matter
-    /// for everything else.
+    /// Returns the user of the token in these headers, whatever else they contain, or `None`.
+    ///
+    /// For counting only: other headers can give the request another identity.
     pub async fn bearer(&self, headers: &HeaderMap) -> Option<Arc<Identity>> {
-        self.verdict(shown_token(headers)?).await.ok()?
+        self.verdict(any_bearer_token(headers)?).await.ok()?
     }
 
-    /// The same, as far as it was known within the hour: nobody is asked. For counting alone.
+    /// Returns what [`Authenticator::bearer`] returned within the last hour. Asks nobody.
     pub async fn remembered(&self, headers: &HeaderMap) -> Option<Arc<Identity>> {
-        let Some(token) = shown_token(headers) else {
-            return (self.config.anonymous && shows_nothing(headers))
+        let Some(token) = any_bearer_token(headers) else {
+            return (self.config.anonymous && has_no_credentials(headers))
                 .then(|| Arc::clone(&self.anonymous));
         };
         self.counted.get(&self.hash(token)).await
     }
 
-    fn hash(&self, token: &str) -> [u8; 32] {
-        *blake3::keyed_hash(&self.key, token.as_bytes()).as_bytes()
-    }
-
-    /// Who sent a request with these headers.
+    /// Identifies the caller of a request with these headers.
     pub async fn authenticate(
         &self,
         headers: &HeaderMap,
     ) -> Result<Authenticated, Arc<ReviewError>> {
-        if self.config.anonymous && shows_nothing(headers) {
-            return Ok(Authenticated::As(Arc::clone(&self.anonymous)));
+        if self.config.anonymous && has_no_credentials(headers) {
+            return Ok(Authenticated::Known(Arc::clone(&self.anonymous)));
         }
-        let Some(token) = bearer_token(headers) else {
+        let Some(token) = only_bearer_token(headers) else {
             return Ok(Authenticated::Unknown);
         };
         Ok(self
             .verdict(token)
             .await?
-            .map_or(Authenticated::Refused, Authenticated::As))
+            .map_or(Authenticated::Refused, Authenticated::Known))
+    }
+
+    fn hash(&self, token: &str) -> TokenHash {
+        *blake3::keyed_hash(&self.key, token.as_bytes()).as_bytes()
     }
 
     async fn verdict(&self, token: &str) -> Result<Option<Arc<Identity>>, Arc<ReviewError>> {
         let hash = self.hash(token);
-        let verdict = match self.verdicts.get(&hash).await {
-            Some(verdict) => verdict,
-            // Concurrent reviews of one token share one question. Boxed: it is large and rare.
-            None => {
-                Box::pin(
-                    self.verdicts
-                        .try_get_with(hash, Box::pin(self.find_out(hash, token))),
-                )
-                .await?
-            }
-        };
-        Ok(verdict)
+        if let Some(verdict) = self.verdicts.get(&hash).await {
+            return Ok(verdict);
+        }
+        // Concurrent requests with one token share one review. Boxed, because the future is large
+        // and rare.
+        let review = Box::pin(self.find_out(hash, token));
+        Box::pin(self.verdicts.try_get_with(hash, review)).await
     }
 
     async fn find_out(
         &self,
-        hash: [u8; 32],
+        hash: TokenHash,
         token: &str,
     ) -> Result<Option<Arc<Identity>>, ReviewError> {
-        let verdict = self.known_or_reviewed(hash, token).await?;
+        let verdict = self.validate_or_review(hash, token).await?;
         if let Some(identity) = &verdict {
             self.counted.insert(hash, Arc::clone(identity)).await;
         }
         Ok(verdict)
     }
 
-    async fn known_or_reviewed(
+    async fn validate_or_review(
         &self,
-        hash: [u8; 32],
+        hash: TokenHash,
         token: &str,
     ) -> Result<Option<Arc<Identity>>, ReviewError> {
-        let Some(locally) = &self.locally else {
+        let Some(service_accounts) = &self.service_accounts else {
             return self.review(token).await;
         };
         if let Some(identity) = self.accepted.get(&hash).await
-            && locally.is_still_good(token, &identity).await
+            && service_accounts.is_still_valid(token, &identity).await
         {
             return Ok(Some(identity));
         }
@@ -220,11 +169,11 @@ impl Authenticator {
     }
 
     async fn review(&self, token: &str) -> Result<Option<Arc<Identity>>, ReviewError> {
-        let wanted = Some(self.config.audiences.clone()).filter(|audiences| !audiences.is_empty());
+        let audiences = Some(&self.config.audiences).filter(|audiences| !audiences.is_empty());
         let review = TokenReview {
             spec: TokenReviewSpec {
                 token: token.to_owned(),
-                audiences: wanted.clone(),
+                audiences: audiences.cloned(),
             },
             ..TokenReview::default()
         };
@@ -238,10 +187,10 @@ impl Authenticator {
         if status.authenticated != Some(true) {
             return Ok(None);
         }
-        // An authenticator that knows no audiences says so by naming none, and then the token is
-        // upstream's only.
+        // An authenticator that does not know audiences returns none. Then the token is valid for
+        // upstream only.
         // Source: `authentication/v1/types.go` (TokenReviewStatus).
-        if let Some(wanted) = wanted {
+        if let Some(wanted) = audiences {
             let given = status.audiences.unwrap_or_default();
             if !given.iter().any(|audience| wanted.contains(audience)) {
                 tracing::debug!(?given, "a token is for other audiences (--api-audiences)");
@@ -252,9 +201,30 @@ impl Authenticator {
     }
 }
 
-/// As upstream reads it, whatever else stands in the request.
+type TokenHash = [u8; 32];
+
+struct TokenExpiry {
+    accepted: Duration,
+}
+
+impl Expiry<TokenHash, Option<Arc<Identity>>> for TokenExpiry {
+    fn expire_after_create(
+        &self,
+        _: &TokenHash,
+        verdict: &Option<Arc<Identity>>,
+        _: std::time::Instant,
+    ) -> Option<Duration> {
+        Some(if verdict.is_some() {
+            self.accepted
+        } else {
+            REFUSED_TTL
+        })
+    }
+}
+
+/// Returns the bearer token that upstream would read, whatever else the headers contain.
 /// Source: `apiserver/pkg/authentication/request/bearertoken/bearertoken.go`.
-fn shown_token(headers: &HeaderMap) -> Option<&str> {
+fn any_bearer_token(headers: &HeaderMap) -> Option<&str> {
     let mut words = headers
         .get(header::AUTHORIZATION)?
         .to_str()
@@ -262,46 +232,48 @@ fn shown_token(headers: &HeaderMap) -> Option<&str> {
         .trim()
         .split(' ');
     let (scheme, token) = (words.next()?, words.next()?);
-    let usable = scheme.eq_ignore_ascii_case("bearer")
+    let is_usable = scheme.eq_ignore_ascii_case("bearer")
         && !token.is_empty()
         && token.len() <= MAX_TOKEN_BYTES;
-    usable.then_some(token)
+    is_usable.then_some(token)
 }
 
-/// The token, when it is the only credential and says so plainly. Whatever else identifies a caller
-/// (impersonation, several headers) is upstream's to judge.
-fn bearer_token(headers: &HeaderMap) -> Option<&str> {
+/// Returns the bearer token if it is the only credential and unambiguous. All other credentials
+/// (impersonation, several headers) are left to upstream.
+fn only_bearer_token(headers: &HeaderMap) -> Option<&str> {
     let mut values = headers.get_all(header::AUTHORIZATION).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
         return None;
     };
-    if impersonate::is_asked_for(headers) {
+    if impersonate::is_requested(headers) {
         return None;
     }
     let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
-    // Upstream makes something of further spaces; what exactly is not for us to repeat.
-    let plain = !token.is_empty() && token.len() <= MAX_TOKEN_BYTES && !token.contains([' ', '\t']);
-    (scheme.eq_ignore_ascii_case("bearer") && plain).then_some(token)
+    // Upstream has rules for further spaces. They are not repeated here, so upstream decides.
+    let is_plain =
+        !token.is_empty() && token.len() <= MAX_TOKEN_BYTES && !token.contains([' ', '\t']);
+    (scheme.eq_ignore_ascii_case("bearer") && is_plain).then_some(token)
 }
 
-/// Whether upstream would take a request for an anonymous one.
-fn shows_nothing(headers: &HeaderMap) -> bool {
-    !headers.contains_key(header::AUTHORIZATION) && !impersonate::is_asked_for(headers)
+/// Returns whether upstream would consider the request anonymous.
+fn has_no_credentials(headers: &HeaderMap) -> bool {
+    !headers.contains_key(header::AUTHORIZATION) && !impersonate::is_requested(headers)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn token(pairs: &[(&'static str, &'static str)]) -> Option<String> {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(*name, value.parse().unwrap());
+        }
+        only_bearer_token(&headers).map(str::to_owned)
+    }
+
     #[test]
-    fn takes_only_a_lone_bearer_token() {
-        let token = |pairs: &[(&'static str, &'static str)]| {
-            let mut headers = HeaderMap::new();
-            for (name, value) in pairs {
-                headers.append(*name, value.parse().unwrap());
-            }
-            bearer_token(&headers).map(str::to_owned)
-        };
+    fn only_a_single_plain_bearer_token_is_taken() {
         assert_eq!(
             token(&[("authorization", "Bearer abc")]),
             Some("abc".into())

@@ -1,5 +1,4 @@
-//! Callers known by certificate: verified against authorities in a file that is read again when it
-//! changes.
+//! Client certificates, verified against authorities in a file that is reloaded when it changes.
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,127 +14,164 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+use super::identity::Identity;
 use crate::listener::tls::{self, TlsError};
 
-/// A certificate is looked at again after this long: it may have ended.
-const VERIFIED: Duration = Duration::from_secs(10);
+/// Time after which a certificate is verified again.
+const VERIFIED_TTL: Duration = Duration::from_secs(10);
+/// Limit of cached certificates.
 const MAX_CERTIFICATES: u64 = 20_000;
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 /// The attribute of a certificate's subject that is the user's unique id.
 /// Source: `apiserver/pkg/authentication/request/x509/x509.go` (parseUIDFromCert).
 const UID: &str = "1.3.6.1.4.1.57683.2";
+/// The attribute of a user that names the credential.
+/// Source: `apiserver/pkg/authentication/user/user.go` (CredentialIDKey).
+const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
-/// Whom a certificate is of.
+/// The subject of a client certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Subject {
+pub(super) struct CertificateSubject {
     /// The last common name; may be empty.
     pub(super) common_name: String,
     /// All organizations.
     pub(super) organizations: Vec<String>,
     /// The user's unique id.
     pub(super) uid: Option<String>,
-    /// The certificate's SHA-256, in hexadecimal digits.
+    /// The certificate's SHA-256 in hexadecimal digits.
     pub(super) fingerprint: String,
 }
 
-/// Verifies certificates. Cheap to clone.
-#[derive(Clone)]
-pub(super) struct Certificates(Arc<Inner>);
+impl CertificateSubject {
+    /// Returns the user, or `None` without a common name.
+    ///
+    /// Source: `apiserver/pkg/authentication/request/x509/x509.go` (CommonNameUserConversion).
+    pub(super) fn identity(&self) -> Option<Identity> {
+        (!self.common_name.is_empty()).then(|| Identity {
+            user: self.common_name.clone(),
+            uid: self.uid.clone(),
+            groups: self.organizations.clone(),
+            extra: vec![(
+                CREDENTIAL_ID.to_owned(),
+                vec![format!("X509SHA256={}", self.fingerprint)],
+            )],
+        })
+    }
 
-struct Inner {
-    file: PathBuf,
-    verifier: ArcSwap<Verifier>,
-    /// The file's bytes last looked at, whether they were good or not.
-    seen: Mutex<Vec<u8>>,
-}
-
-/// The authorities of one moment, and the certificates that were verified against them.
-struct Verifier {
-    webpki: Arc<dyn ClientCertVerifier>,
-    verified: Cache<[u8; 32], Verdict>,
-}
-
-#[derive(Clone)]
-struct Verdict {
-    subject: Option<Arc<Subject>>,
-    stands: Duration,
-}
-
-struct Lifetime;
-
-impl Expiry<[u8; 32], Verdict> for Lifetime {
-    fn expire_after_create(&self, _: &[u8; 32], verdict: &Verdict, _: Instant) -> Option<Duration> {
-        Some(verdict.stands)
+    /// Reads the subject. Returns `None` if upstream would read it differently.
+    fn of(certificate: &X509Certificate<'_>) -> Option<Self> {
+        let mut subject = Self::default();
+        for attribute in certificate.subject().iter_attributes() {
+            let text = attribute.as_str().ok().map(str::to_owned);
+            match attribute.attr_type().to_id_string().as_str() {
+                "2.5.4.3" => subject.common_name = text?,
+                "2.5.4.10" => subject.organizations.push(text?),
+                UID => {
+                    let uid = text.filter(|uid| !uid.is_empty() && subject.uid.is_none())?;
+                    subject.uid = Some(uid);
+                }
+                _ => {}
+            }
+        }
+        Some(subject)
     }
 }
 
+/// Verifies client certificates. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Certificates(Arc<AuthorityFile>);
+
 impl Certificates {
-    /// Reads the authorities, and does so again whenever the file changes.
+    /// Reads the authorities, and reads them again whenever the file changes.
     pub(super) async fn load(file: PathBuf) -> Result<Self, TlsError> {
         let pem = read(file.clone()).await?;
-        let verifier = ArcSwap::from_pointee(Verifier::new(&file, &pem)?);
-        let inner = Arc::new(Inner {
-            file,
+        let verifier = ArcSwap::from_pointee(ClientVerifier::new(&file, &pem)?);
+        let authorities = Arc::new(AuthorityFile {
+            path: file,
             verifier,
             seen: Mutex::new(pem),
         });
-        let weak = Arc::downgrade(&inner);
+        let weak = Arc::downgrade(&authorities);
         tokio::spawn(async move {
             loop {
                 tokio::time::sleep(RELOAD_INTERVAL).await;
-                let Some(inner) = weak.upgrade() else { return };
-                Self(inner).reload().await;
+                let Some(authorities) = weak.upgrade() else {
+                    return;
+                };
+                Self(authorities).reload().await;
             }
         });
-        Ok(Self(inner))
+        Ok(Self(authorities))
     }
 
-    /// The authorities themselves.
+    /// Returns the authorities.
     pub(super) fn authorities(&self) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-        tls::certificates(&self.0.file, &self.0.seen.lock())
+        tls::certificates(&self.0.path, &self.0.seen.lock())
     }
 
-    /// Takes over a changed file. A broken one is told, and the old authorities are kept.
+    /// Reads the file again. A broken file is logged, and the old authorities are kept.
     pub(super) async fn reload(&self) {
-        let file = &self.0.file;
-        let changed = async {
-            let pem = read(file.clone()).await?;
-            if *self.0.seen.lock() == pem {
-                return Ok(false);
-            }
-            let verifier = Verifier::new(file, &pem);
-            *self.0.seen.lock() = pem;
-            self.0.verifier.store(Arc::new(verifier?));
-            Ok::<_, TlsError>(true)
-        };
-        match changed.await {
+        match self.0.take_over_changes().await {
             Ok(false) => {}
-            Ok(true) => {
-                tracing::info!(file = %file.display(), "authorities of client certificates reloaded")
-            }
-            Err(error) => {
-                tracing::warn!(%error, "new authorities of client certificates not taken, keeping the old ones");
-            }
+            Ok(true) => tracing::info!(
+                file = %self.0.path.display(),
+                "reloaded the authorities of client certificates"
+            ),
+            Err(error) => tracing::warn!(
+                %error,
+                "cannot reload the authorities of client certificates, keeping the old ones"
+            ),
         }
     }
 
-    /// Whom a certificate is of, if it is good at this moment: the first of the chain, which a
-    /// client showed whose key it holds.
-    pub(super) fn verify(&self, chain: &[CertificateDer<'static>]) -> Option<Arc<Subject>> {
+    /// Verifies a chain and returns the subject of its first certificate, whose key the client
+    /// has proved to hold. Returns `None` if the chain is not valid now.
+    pub(super) fn verify(
+        &self,
+        chain: &[CertificateDer<'static>],
+    ) -> Option<Arc<CertificateSubject>> {
         let verifier = self.0.verifier.load();
         let mut hasher = blake3::Hasher::new();
         for certificate in chain {
             hasher.update(&(certificate.len() as u64).to_le_bytes());
             hasher.update(certificate);
         }
-        let verdict = verifier
+        verifier
             .verified
-            .get_with(*hasher.finalize().as_bytes(), || verifier.verify(chain));
-        verdict.subject
+            .get_with(*hasher.finalize().as_bytes(), || verifier.verify(chain))
+            .subject
     }
 }
 
-impl Verifier {
+struct AuthorityFile {
+    path: PathBuf,
+    verifier: ArcSwap<ClientVerifier>,
+    /// The contents last read, valid or not.
+    seen: Mutex<Vec<u8>>,
+}
+
+impl AuthorityFile {
+    /// Returns whether the file has changed.
+    async fn take_over_changes(&self) -> Result<bool, TlsError> {
+        let pem = read(self.path.clone()).await?;
+        if *self.seen.lock() == pem {
+            return Ok(false);
+        }
+        let verifier = ClientVerifier::new(&self.path, &pem);
+        // Remembered even if it is invalid, so that it is logged once.
+        *self.seen.lock() = pem;
+        self.verifier.store(Arc::new(verifier?));
+        Ok(true)
+    }
+}
+
+/// The authorities at one time, and the certificates that have been verified against them.
+struct ClientVerifier {
+    webpki: Arc<dyn ClientCertVerifier>,
+    verified: Cache<ChainHash, VerifiedChain>,
+}
+
+impl ClientVerifier {
     fn new(file: &Path, pem: &[u8]) -> Result<Self, TlsError> {
         let unusable = |reason: String| TlsError::Unusable {
             path: file.to_owned(),
@@ -148,67 +184,61 @@ impl Verifier {
                 .map_err(|error| unusable(error.to_string()))?;
         }
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let webpki =
-            WebPkiClientVerifier::builder_with_provider(Arc::new(authorities), provider).build();
-        let webpki = webpki.map_err(|error| unusable(error.to_string()))?;
+        let webpki = WebPkiClientVerifier::builder_with_provider(Arc::new(authorities), provider)
+            .build()
+            .map_err(|error| unusable(error.to_string()))?;
         let verified = Cache::builder()
             .max_capacity(MAX_CERTIFICATES)
-            .expire_after(Lifetime)
+            .expire_after(ChainExpiry)
             .build();
         Ok(Self { webpki, verified })
     }
 
-    fn verify(&self, chain: &[CertificateDer<'static>]) -> Verdict {
-        let bad = Verdict {
+    fn verify(&self, chain: &[CertificateDer<'static>]) -> VerifiedChain {
+        self.valid(chain).unwrap_or(VerifiedChain {
             subject: None,
-            stands: VERIFIED,
-        };
-        let Some((end_entity, intermediates)) = chain.split_first() else {
-            return bad;
-        };
+            ttl: VERIFIED_TTL,
+        })
+    }
+
+    fn valid(&self, chain: &[CertificateDer<'static>]) -> Option<VerifiedChain> {
+        let (end_entity, intermediates) = chain.split_first()?;
         let now = UnixTime::now();
-        if let Err(error) = self
-            .webpki
+        self.webpki
             .verify_client_cert(end_entity, intermediates, now)
-        {
-            tracing::debug!(%error, "a client certificate is not good");
-            return bad;
-        }
-        let Ok((_, certificate)) = X509Certificate::from_der(end_entity) else {
-            return bad;
-        };
-        let Some(mut subject) = Subject::of(&certificate) else {
-            return bad;
-        };
+            .inspect_err(|error| tracing::debug!(%error, "a client certificate is not valid"))
+            .ok()?;
+        let (_, certificate) = X509Certificate::from_der(end_entity).ok()?;
+        let mut subject = CertificateSubject::of(&certificate)?;
         subject.fingerprint = fingerprint(end_entity);
-        let ends = certificate.validity().not_after.timestamp();
-        let left = u64::try_from(ends)
-            .unwrap_or(0)
-            .saturating_sub(now.as_secs());
-        Verdict {
+        let end = u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or(0);
+        let left = Duration::from_secs(end.saturating_sub(now.as_secs()));
+        Some(VerifiedChain {
             subject: Some(Arc::new(subject)),
-            stands: VERIFIED.min(Duration::from_secs(left)),
-        }
+            ttl: VERIFIED_TTL.min(left),
+        })
     }
 }
 
-impl Subject {
-    /// `None` if upstream would read it in another way than this does.
-    fn of(certificate: &X509Certificate<'_>) -> Option<Self> {
-        let mut subject = Self::default();
-        for attribute in certificate.subject().iter_attributes() {
-            let text = || attribute.as_str().ok().map(str::to_owned);
-            match attribute.attr_type().to_id_string().as_str() {
-                "2.5.4.3" => subject.common_name = text()?,
-                "2.5.4.10" => subject.organizations.push(text()?),
-                UID => {
-                    let uid = text().filter(|uid| !uid.is_empty() && subject.uid.is_none())?;
-                    subject.uid = Some(uid);
-                }
-                _ => {}
-            }
-        }
-        Some(subject)
+type ChainHash = [u8; 32];
+
+#[derive(Clone)]
+struct VerifiedChain {
+    /// `None` if the chain is not valid.
+    subject: Option<Arc<CertificateSubject>>,
+    ttl: Duration,
+}
+
+struct ChainExpiry;
+
+impl Expiry<ChainHash, VerifiedChain> for ChainExpiry {
+    fn expire_after_create(
+        &self,
+        _: &ChainHash,
+        chain: &VerifiedChain,
+        _: Instant,
+    ) -> Option<Duration> {
+        Some(chain.ttl)
     }
 }
 

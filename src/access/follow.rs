@@ -1,33 +1,33 @@
-//! Follows the RBAC types through scopes of their own, so that every change is known, whoever reads
-//! them.
+//! Follows the RBAC types in scopes of their own, so that every change is known even if no client
+//! reads them.
 use std::future::{pending, poll_fn};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::sleep;
+use watershed_protocol::{Encoding, EventKind, FieldTable, Representation};
 
 use super::changes::Changes;
 use super::metrics;
-use super::rbac::{Affected, Kind};
+use super::rbac::{Affected, RbacKind};
 use crate::scope::{REOPEN_AFTER, Scope, ScopeKey, ScopePhase, Scopes};
 use crate::store::{Interest, Subscription, SubscriptionStart, SubscriptionStep, WindowEvent};
-use watershed_protocol::{Encoding, EventKind, FieldTable, Representation};
 
-/// When a watch goes on after a break, the changes in between come at once. It counts as followed
-/// after this.
+/// Time after which a resumed watch counts as followed. The changes that it missed arrive at once,
+/// and must be recorded before.
 const CATCH_UP: Duration = Duration::from_secs(1);
 
-/// Follows all of them for ever.
+/// Follows all RBAC types forever.
 pub(super) async fn follow(scopes: Scopes, changes: Arc<Changes>) {
-    let [roles, bindings, cluster_roles, cluster_bindings] = Kind::ALL.map(|kind| {
+    let [roles, bindings, cluster_roles, cluster_bindings] = RbacKind::ALL.map(|kind| {
         let (scopes, changes) = (scopes.clone(), Arc::clone(&changes));
         async move { follow_kind(kind, &scopes, &changes).await }
     });
     tokio::join!(roles, bindings, cluster_roles, cluster_bindings);
 }
 
-async fn follow_kind(kind: Kind, scopes: &Scopes, changes: &Changes) {
+async fn follow_kind(kind: RbacKind, scopes: &Scopes, changes: &Changes) {
     let gvr = kind.gvr();
     let Some(fields) = FieldTable::builtin(&gvr, kind.is_namespaced()).map(Arc::new) else {
         return;
@@ -40,18 +40,18 @@ async fn follow_kind(kind: Kind, scopes: &Scopes, changes: &Changes) {
         }
         changes.set_followed(kind, false);
         if let ScopePhase::Stopped(_) = scope.phase() {
-            // It is not opened anew before.
+            // A stopped scope is not opened again before.
             sleep(REOPEN_AFTER + Duration::from_secs(1)).await;
         }
     }
 }
 
-/// Until the scope is listed anew or stops.
-async fn follow_scope(kind: Kind, scope: &Scope, changes: &Changes) {
+/// Records the changes of a type until the scope is listed again or stops.
+async fn follow_scope(kind: RbacKind, scope: &Scope, changes: &Changes) {
     let (mut subscription, _) = scope
         .reader
         .subscribe(SubscriptionStart::Now, Interest::All);
-    // Whatever happened before is not known.
+    // The changes before are unknown.
     changes.record(Affected::Everything);
     let mut following = scope.following();
     loop {
@@ -64,21 +64,21 @@ async fn follow_scope(kind: Kind, scope: &Scope, changes: &Changes) {
             pending::<()>().await;
         };
         tokio::select! {
-            () = take_in(kind, &mut subscription, changes) => return,
-            turned = following.changed() => if turned.is_err() { return },
+            () = record_changes(kind, &mut subscription, changes) => return,
+            changed = following.changed() => if changed.is_err() { return },
             () = settle => {}
         }
     }
 }
 
-/// Records changes until the subscription ends. Nothing is lost when the future is dropped.
-async fn take_in(kind: Kind, subscription: &mut Subscription, changes: &Changes) {
+/// Records changes until the subscription ends. Cancel safe: no event is lost.
+async fn record_changes(kind: RbacKind, subscription: &mut Subscription, changes: &Changes) {
     poll_fn(|context| {
         loop {
             match subscription.step(context, 64, usize::MAX) {
                 SubscriptionStep::Events(events) => events
                     .iter()
-                    .for_each(|event| changed(kind, event, changes)),
+                    .for_each(|event| record_change(kind, event, changes)),
                 SubscriptionStep::CaughtUp(_) => return Poll::Pending,
                 SubscriptionStep::Expired { .. } | SubscriptionStep::Closed => {
                     return Poll::Ready(());
@@ -89,7 +89,7 @@ async fn take_in(kind: Kind, subscription: &mut Subscription, changes: &Changes)
     .await;
 }
 
-fn changed(kind: Kind, event: &WindowEvent, changes: &Changes) {
+fn record_change(kind: RbacKind, event: &WindowEvent, changes: &Changes) {
     let old = event.previous.as_ref().map(|object| object.bytes.text());
     let new = (event.kind != EventKind::Deleted).then(|| event.object.bytes.text());
     let namespace = event.object.attributes.namespace();

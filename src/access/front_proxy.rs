@@ -1,59 +1,26 @@
-//! Callers that a front proxy vouches for, in headers.
+//! Callers that a front proxy names in headers.
 //!
 //! Source: `apiserver/pkg/authentication/request/headerrequest/requestheader.go`.
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use http::{HeaderMap, HeaderValue};
 use percent_encoding::percent_decode_str;
 use rustls::pki_types::CertificateDer;
 
-use super::Identity;
 use super::certificate::Certificates;
+use super::config::FrontProxyConfig;
+use super::identity::Identity;
 use crate::listener::tls::TlsError;
 
-/// Whom to believe, and where it is said. Header names are compared without regard to case.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
-    /// Authorities of front proxies' certificates (`--requestheader-client-ca-file`).
-    pub ca: PathBuf,
-    /// Common names that such a certificate may have; any if there are none
-    /// (`--requestheader-allowed-names`).
-    pub allowed_names: Vec<String>,
-    /// Headers of the user's name; the first that is there counts.
-    pub username_headers: Vec<String>,
-    /// Headers of the user's unique id; the first that is there counts.
-    pub uid_headers: Vec<String>,
-    /// Headers of the user's groups; all count.
-    pub group_headers: Vec<String>,
-    /// What headers of further attributes begin with; the attribute's name follows.
-    pub extra_prefixes: Vec<String>,
-}
-
-impl Config {
-    /// With the headers that kube-apiserver itself sends as a front proxy.
-    pub fn new(ca: PathBuf) -> Self {
-        let one = |name: &str| vec![name.to_owned()];
-        Self {
-            ca,
-            allowed_names: Vec::new(),
-            username_headers: one("x-remote-user"),
-            uid_headers: one("x-remote-uid"),
-            group_headers: one("x-remote-group"),
-            extra_prefixes: one("x-remote-extra-"),
-        }
-    }
-}
-
-/// Front proxies that are believed.
+/// The front proxies that are trusted.
 pub(super) struct FrontProxies {
-    config: Config,
+    config: FrontProxyConfig,
     certificates: Certificates,
 }
 
 impl FrontProxies {
-    pub(super) async fn load(config: Config) -> Result<Self, TlsError> {
+    pub(super) async fn load(config: FrontProxyConfig) -> Result<Self, TlsError> {
         let certificates = Certificates::load(config.ca.clone()).await?;
         Ok(Self {
             config,
@@ -61,12 +28,12 @@ impl FrontProxies {
         })
     }
 
-    /// For whom a request is, if it comes from a front proxy that says so.
+    /// Returns the user that the headers name, if the request comes from a trusted front proxy.
     pub(super) fn identify(
         &self,
         chain: &[CertificateDer<'static>],
         headers: &HeaderMap,
-    ) -> Result<Option<Identity>, Unreadable> {
+    ) -> Result<Option<Identity>, HeaderNotUtf8> {
         let Some(subject) = self.certificates.verify(chain) else {
             return Ok(None);
         };
@@ -74,38 +41,29 @@ impl FrontProxies {
         if !allowed.is_empty() && !allowed.contains(&subject.common_name) {
             tracing::debug!(
                 name = subject.common_name,
-                "a front proxy of this name is not believed"
+                "a front proxy of this name is not trusted"
             );
             return Ok(None);
         }
-        said(&self.config, headers)
+        named_user(&self.config, headers)
     }
 }
 
-/// What a front proxy says of a user is no text. Nothing else is concluded then.
+/// A request header from the front proxy is not valid UTF-8. The request is refused: the front
+/// proxy's own certificate must not become the user instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a front proxy's header that says who the user is is no text")]
-pub(super) struct Unreadable;
+#[error("a request header from the front proxy is not valid UTF-8")]
+pub(super) struct HeaderNotUtf8;
 
-fn text(value: &HeaderValue) -> Result<&str, Unreadable> {
-    std::str::from_utf8(value.as_bytes()).map_err(|_| Unreadable)
-}
-
-/// `None` if no user is named.
-fn said(config: &Config, headers: &HeaderMap) -> Result<Option<Identity>, Unreadable> {
-    let first = |names: &[String]| -> Result<Option<String>, Unreadable> {
-        for value in names.iter().filter_map(|name| headers.get(name)) {
-            let value = text(value)?;
-            if !value.is_empty() {
-                return Ok(Some(value.to_owned()));
-            }
-        }
-        Ok(None)
-    };
-    let Some(user) = first(&config.username_headers)? else {
+/// Returns the user that the headers name, or `None`.
+fn named_user(
+    config: &FrontProxyConfig,
+    headers: &HeaderMap,
+) -> Result<Option<Identity>, HeaderNotUtf8> {
+    let Some(user) = first_value(&config.username_headers, headers)? else {
         return Ok(None);
     };
-    let uid = first(&config.uid_headers)?;
+    let uid = first_value(&config.uid_headers, headers)?;
     let mut groups = Vec::new();
     for value in config
         .group_headers
@@ -125,7 +83,7 @@ fn said(config: &Config, headers: &HeaderMap) -> Result<Option<Identity>, Unread
                 continue;
             };
             extra
-                .entry(decoded(key))
+                .entry(decode_key(key))
                 .or_default()
                 .push(text(value)?.to_owned());
         }
@@ -138,10 +96,25 @@ fn said(config: &Config, headers: &HeaderMap) -> Result<Option<Identity>, Unread
     }))
 }
 
-/// The name of an attribute. One that is not well encoded is taken as it is.
-pub(super) fn decoded(key: &str) -> String {
+/// Returns the first value of these headers that is not empty.
+fn first_value(names: &[String], headers: &HeaderMap) -> Result<Option<String>, HeaderNotUtf8> {
+    for value in names.iter().filter_map(|name| headers.get(name)) {
+        let value = text(value)?;
+        if !value.is_empty() {
+            return Ok(Some(value.to_owned()));
+        }
+    }
+    Ok(None)
+}
+
+fn text(value: &HeaderValue) -> Result<&str, HeaderNotUtf8> {
+    std::str::from_utf8(value.as_bytes()).map_err(|_| HeaderNotUtf8)
+}
+
+/// Decodes the name of an attribute. One that is not properly encoded is returned as it is.
+pub(super) fn decode_key(key: &str) -> String {
     let bytes = key.as_bytes();
-    let well_encoded = bytes
+    let is_encoded = bytes
         .iter()
         .enumerate()
         .filter(|(_, byte)| **byte == b'%')
@@ -150,7 +123,7 @@ pub(super) fn decoded(key: &str) -> String {
                 .get(at + 1..at + 3)
                 .is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
         });
-    if !well_encoded {
+    if !is_encoded {
         return key.to_owned();
     }
     percent_decode_str(key)
@@ -160,6 +133,8 @@ pub(super) fn decoded(key: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     fn headers(list: &[(&'static str, &str)]) -> HeaderMap {
@@ -171,12 +146,12 @@ mod tests {
     }
 
     #[test]
-    fn the_headers_say_who() {
-        let config = Config {
+    fn the_headers_name_the_user() {
+        let config = FrontProxyConfig {
             username_headers: vec!["x-user".to_owned(), "X-Remote-User".to_owned()],
-            ..Config::new(PathBuf::new())
+            ..FrontProxyConfig::new(PathBuf::new())
         };
-        let identity = said(
+        let identity = named_user(
             &config,
             &headers(&[
                 ("x-user", ""),
@@ -211,19 +186,19 @@ mod tests {
             }))
         );
         assert_eq!(
-            said(&config, &headers(&[("x-remote-group", "system:masters")])),
+            named_user(&config, &headers(&[("x-remote-group", "system:masters")])),
             Ok(None)
         );
         let name = |bytes: &[u8]| {
             let mut headers = HeaderMap::new();
             headers.insert("x-remote-user", HeaderValue::from_bytes(bytes).unwrap());
-            said(&config, &headers).map(|identity| identity.unwrap().user)
+            named_user(&config, &headers).map(|identity| identity.unwrap().user)
         };
         assert_eq!(name("j\u{e4}ne".as_bytes()), Ok("j\u{e4}ne".to_owned()));
         assert_eq!(
             name(b"j\xe4ne"),
-            Err(Unreadable),
-            "and not whoever else the certificate may be of"
+            Err(HeaderNotUtf8),
+            "the certificate's user is not taken instead"
         );
     }
 }

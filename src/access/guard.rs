@@ -1,192 +1,228 @@
-//! The grant of an open watch: asked about anew when it runs out or RBAC changes.
+//! The grant of an open watch: reviewed again when it expires or a change of RBAC concerns it.
+//!
+//! A verdict goes through three states. It is *valid* until its lifetime ends or RBAC changes. Then
+//! it is *in doubt* until upstream has reviewed it again. The review either renews it or *revokes*
+//! the watch. [`Guard::poll`] advances these states whenever the watch itself is polled.
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
-use super::authorize::{Authorizer, Decision, Judged, Verdict};
-use super::changes::Ear;
-use super::review::{ReviewError, Unavailable};
+use super::authorize::{Authorizer, MAX_LIFETIME_FACTOR, MIN_WATCH_LIFETIME, OVERDUE};
+use super::changes::ChangeSubscription;
+use super::config::ReviewFailurePolicy;
+use super::error::ReviewError;
+use super::verdict::{Decision, ReviewedAccess, Verdict};
 use crate::watcher::{Grant, GrantStatus};
 
-/// Grants that stand for less are asked about this often only, unless RBAC changes: ten thousand
-/// watches are a hundred and seventy questions a second. Upstream itself asks once, when a watch
-/// begins.
-pub(super) const LEAST: Duration = Duration::from_mins(1);
-/// At the end of its lifetime a verdict is asked about anew, or this many times later.
-pub(super) const LONGEST: f32 = 1.1;
-/// Between a failure and the next question, and between an answer and the next.
-const AGAIN: Duration = Duration::from_secs(5);
-const PAUSE: Duration = Duration::from_millis(200);
-/// What is noticed this late was missed by a client that did not read.
-pub(super) const OVERDUE: Duration = Duration::from_secs(5);
+/// Time between a failed review and the next one.
+const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
+/// Time between an answered review and the next one.
+const MIN_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Watches over a grant. Waits for nothing: it is polled with its watch.
+/// Watches over the grant of one open watch.
 pub struct Guard {
     authorizer: Arc<Authorizer>,
     verdict: Arc<Verdict>,
-    ear: Ear,
-    asking: Option<JoinHandle<Result<Judged, Arc<ReviewError>>>>,
+    subscription: ChangeSubscription,
+    review: Option<JoinHandle<Result<ReviewedAccess, Arc<ReviewError>>>>,
     /// Nothing is delivered until upstream has answered.
-    held: bool,
-    /// The verdict was found to be in doubt, and whether by a change of RBAC. Each is held back for
-    /// once: after a failure it may be decided otherwise.
-    noticed: Option<bool>,
-    /// No question before this moment.
-    pause: Instant,
-    /// How many lifetimes of a verdict it waits for: watches that began together shall not ask
-    /// together for ever.
-    lifetimes: f32,
+    is_held: bool,
+    /// The strongest doubt about the verdict so far. Each doubt holds the watch back once: after a
+    /// failed review, [`Guard::review_failed`] decides whether it stays held.
+    noticed: Option<Doubt>,
+    /// No review starts before this moment.
+    not_before: Instant,
+    /// Random multiple of the lifetime after which the verdict is reviewed. It spreads the reviews
+    /// of watches that began together, for example after a restart.
+    lifetime_factor: f32,
+}
+
+/// The reason why a verdict is in doubt, weaker first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Doubt {
+    /// Its lifetime has ended. It is most likely right still, so events go on.
+    Expired,
+    /// A change of RBAC concerns it. Events wait: they may be from after a revocation.
+    Overtaken,
 }
 
 impl Authorizer {
-    /// Has a watch know when its grant is gone.
-    pub fn guard(self: &Arc<Self>, judged: Judged) -> Guard {
-        let Judged { question, verdict } = judged;
+    /// Creates the guard of a watch that has been granted.
+    pub fn guard(self: &Arc<Self>, granted: ReviewedAccess) -> Guard {
+        let ReviewedAccess { request, verdict } = granted;
         Guard {
-            ear: Ear::new(self.changes(), &question),
+            subscription: ChangeSubscription::new(self.changes(), &request),
             authorizer: Arc::clone(self),
             verdict,
-            asking: None,
-            held: false,
+            review: None,
+            is_held: false,
             noticed: None,
-            pause: Instant::now(),
-            lifetimes: 1.0 + (LONGEST - 1.0) * fastrand::f32(),
+            not_before: Instant::now(),
+            lifetime_factor: 1.0 + (MAX_LIFETIME_FACTOR - 1.0) * fastrand::f32(),
         }
     }
 }
 
 impl Grant for Guard {
-    /// What the watch may do now. The task is woken when a change of RBAC or upstream's answer has
-    /// something new to say; the clock is the caller's, see [`Grant::due`].
     fn poll(&mut self, context: &mut Context<'_>) -> GrantStatus {
-        // First, so that no change slips in between.
-        self.ear.listen(context.waker());
+        // Registered before the verdict is compared with the changes. The other order would lose
+        // the wake-up of a change that is recorded in between.
+        self.subscription.register(context.waker());
         loop {
             self.authorizer
                 .changes()
-                .tell(&self.verdict, self.ear.question());
-            let overtaken = self.verdict.overtaken_at().is_some();
-            if let Some(asking) = &mut self.asking {
-                let Poll::Ready(answer) = Pin::new(asking).poll(context) else {
-                    if overtaken {
-                        self.notice(true, false);
+                .apply(&self.verdict, self.subscription.request());
+            if let Some(review) = &mut self.review {
+                let Poll::Ready(answer) = Pin::new(review).poll(context) else {
+                    // RBAC can change while a review of an expired verdict is under way. Its answer
+                    // may be from before the change, so the watch has to wait from now on.
+                    if self.verdict.overtaken_at().is_some() {
+                        self.notice(Doubt::Overtaken, Duration::ZERO);
                     }
                     return self.status();
                 };
-                self.asking = None;
-                let now = Instant::now();
-                match answer {
-                    Ok(Ok(judged)) if matches!(judged.decision(), Decision::Allowed(_)) => {
-                        self.verdict = judged.verdict;
-                        self.held = false;
-                        self.noticed = None;
-                        self.pause = now + PAUSE;
-                        continue;
-                    }
-                    Ok(Ok(_)) => return GrantStatus::Revoked,
-                    // Nobody says any more that they may. Their next request is forwarded, and
-                    // upstream decides.
-                    Ok(Err(error)) if overtaken && !error.is_unavailable() => {
-                        return GrantStatus::Revoked;
-                    }
-                    Ok(Err(error)) => self.unanswered(&error, now),
-                    // The task was ended with the runtime.
-                    Err(_) => self.pause = now + AGAIN,
+                self.review = None;
+                match self.take(answer, Instant::now()) {
+                    Answer::Renewed => continue,
+                    Answer::Revoked => return GrantStatus::Revoked,
+                    Answer::Missing => {}
                 }
             }
             let now = Instant::now();
-            let (since, changed) = self.doubtful_since();
+            let (since, doubt) = self.doubtful_since();
             if now < since {
                 return self.status();
             }
-            self.notice(changed, now.saturating_duration_since(since) > OVERDUE);
-            if now < self.pause {
+            self.notice(doubt, now.saturating_duration_since(since));
+            if now < self.not_before {
                 return self.status();
             }
-            let (authorizer, question) = (
-                Arc::clone(&self.authorizer),
-                Arc::clone(self.ear.question()),
-            );
-            // A task of its own: equal questions share one review, and a watch whose client stopped
-            // reading is not polled. Everybody else would wait for it.
-            self.asking = Some(tokio::spawn(async move {
-                authorizer.ask_again(&question).await
-            }));
+            self.start_review();
+            // The loop goes on, because the first poll of the task's handle registers the waker.
         }
     }
 
-    /// When it is to be polled next at the latest.
     fn due(&self) -> Instant {
-        match self.asking {
-            // The answer wakes.
-            Some(_) => Instant::now() + LEAST,
-            None => self.doubtful_since().0.max(self.pause),
+        match self.review {
+            // The answer wakes the task, so no earlier poll is needed.
+            Some(_) => Instant::now() + MIN_WATCH_LIFETIME,
+            None => self.doubtful_since().0.max(self.not_before),
         }
     }
 }
 
+/// The effect of a finished review.
+enum Answer {
+    /// The grant has a new verdict.
+    Renewed,
+    /// The grant is gone.
+    Revoked,
+    /// Upstream gave no verdict, and the old one is kept.
+    Missing,
+}
+
 impl Guard {
-    fn notice(&mut self, changed: bool, late: bool) {
-        if self.noticed < Some(changed) {
-            self.noticed = Some(changed);
-            self.held |= changed;
+    fn start_review(&mut self) {
+        let authorizer = Arc::clone(&self.authorizer);
+        let request = Arc::clone(self.subscription.request());
+        // The review runs in a task of its own, because equal requests share it. Without one, it
+        // would stand still with a watch whose client does not read, and all others would wait.
+        self.review = Some(tokio::spawn(
+            async move { authorizer.recheck(&request).await },
+        ));
+    }
+
+    fn take(
+        &mut self,
+        answer: Result<Result<ReviewedAccess, Arc<ReviewError>>, JoinError>,
+        now: Instant,
+    ) -> Answer {
+        match answer {
+            Ok(Ok(reviewed)) if matches!(reviewed.decision(), Decision::Allowed(_)) => {
+                self.verdict = reviewed.verdict;
+                self.is_held = false;
+                self.noticed = None;
+                // The new verdict may be in doubt at once. Without a pause, frequent changes of
+                // RBAC would turn each watch into a busy loop of reviews.
+                self.not_before = now + MIN_INTERVAL;
+                Answer::Renewed
+            }
+            Ok(Ok(_)) => Answer::Revoked,
+            // The old verdict is overtaken, and upstream refuses to give a new one. So nothing
+            // grants the access any more. The client's next request is forwarded, and upstream
+            // decides.
+            Ok(Err(error)) if self.verdict.overtaken_at().is_some() && !error.is_unavailable() => {
+                Answer::Revoked
+            }
+            Ok(Err(error)) => {
+                self.review_failed(&error, now);
+                Answer::Missing
+            }
+            // The task ended with the runtime.
+            Err(_) => {
+                self.not_before = now + RETRY_AFTER_FAILURE;
+                Answer::Missing
+            }
         }
-        self.held |= late;
+    }
+
+    fn review_failed(&mut self, error: &ReviewError, now: Instant) {
+        tracing::debug!(%error, "an open watch could not be reviewed");
+        if error.is_unavailable()
+            && self.authorizer.config().review_failure_policy == ReviewFailurePolicy::Refuse
+        {
+            // An overtaken verdict keeps the watch held: the change may have revoked it. An expired
+            // one does not, because nothing suggests that upstream would decide otherwise now.
+            self.is_held &= self.verdict.overtaken_at().is_some();
+            self.not_before = now + RETRY_AFTER_FAILURE;
+        } else {
+            // The operator prefers open watches to strict checks, or upstream refuses reviews.
+            // Holding the watch would not change that.
+            self.is_held = false;
+            self.not_before = now + MIN_WATCH_LIFETIME;
+        }
+    }
+
+    /// Notes a doubt that has existed for `age`, and holds the watch if it is a new, strong one.
+    fn notice(&mut self, doubt: Doubt, age: Duration) {
+        if self.noticed < Some(doubt) {
+            self.noticed = Some(doubt);
+            self.is_held |= doubt == Doubt::Overtaken;
+        }
+        // A client that did not read kept its watch from being polled. Its verdict may be older
+        // than any that the proxy would rely on, so events wait for the review.
+        self.is_held |= age > OVERDUE;
     }
 
     fn status(&self) -> GrantStatus {
-        if self.held {
+        if self.is_held {
             GrantStatus::InDoubt
         } else {
             GrantStatus::Granted
         }
     }
 
-    /// Since when, or from when on, upstream should be asked again; and whether for a change of
-    /// RBAC.
-    fn doubtful_since(&self) -> (Instant, bool) {
+    /// Returns the moment at which the verdict becomes or became doubtful, and the reason.
+    fn doubtful_since(&self) -> (Instant, Doubt) {
         if let Some(at) = self.verdict.overtaken_at() {
-            return (at, true);
+            return (at, Doubt::Overtaken);
         }
-        let Verdict {
-            place,
-            ttl,
-            unwatched_ttl,
-            ..
-        } = &*self.verdict;
-        let ttl = if self.authorizer.changes().are_followed() {
-            ttl
-        } else {
-            unwatched_ttl
-        };
-        let end = place.asked + (*ttl).max(LEAST).mul_f32(self.lifetimes);
-        (
-            self.verdict.settles_at().map_or(end, |at| at.min(end)),
-            false,
-        )
-    }
-
-    fn unanswered(&mut self, error: &ReviewError, now: Instant) {
-        tracing::debug!(%error, "an open watch could not be reviewed");
-        if error.is_unavailable() && self.authorizer.config().unavailable == Unavailable::Refuse {
-            // What a change took away is not delivered; nothing else is known to be wrong.
-            self.held &= self.verdict.overtaken_at().is_some();
-            self.pause = now + AGAIN;
-        } else {
-            self.held = false;
-            self.pause = now + LEAST;
-        }
+        let is_followed = self.authorizer.changes().are_followed();
+        let lifetime = self.verdict.lifetime(is_followed).max(MIN_WATCH_LIFETIME);
+        let end = self.verdict.position.requested + lifetime.mul_f32(self.lifetime_factor);
+        let since = self.verdict.settled_at().map_or(end, |at| at.min(end));
+        (since, Doubt::Expired)
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if let Some(asking) = self.asking.take() {
-            asking.abort();
+        if let Some(review) = self.review.take() {
+            review.abort();
         }
     }
 }
@@ -195,10 +231,11 @@ impl Drop for Guard {
 mod tests {
     use super::*;
 
-    /// What watching over a grant takes of each open watch, beside the question.
+    /// Each open watch has a guard. The request is not counted: equal ones share it.
     #[test]
     fn a_guard_is_small() {
-        let bytes = size_of::<Guard>() + Ear::BYTES - size_of::<Ear>();
+        let bytes =
+            size_of::<Guard>() + ChangeSubscription::BYTES - size_of::<ChangeSubscription>();
         assert!(bytes <= 200, "{bytes}");
     }
 }

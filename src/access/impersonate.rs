@@ -1,5 +1,5 @@
-//! Acting as somebody: what a caller asks for in Impersonate headers, and the same headers for
-//! callers whom only this proxy knows.
+//! Impersonation: the Impersonate headers of a request, and the same headers for callers that
+//! upstream knows only through this proxy.
 //!
 //! Source: `apiserver/pkg/endpoints/filters/impersonation/`.
 use std::collections::BTreeMap;
@@ -7,35 +7,28 @@ use std::fmt::Write as _;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-
-use super::Identity;
-use super::front_proxy::decoded;
 use watershed_protocol::{GroupVersionResource, ResourceRequest};
+
+use super::front_proxy::decode_key;
+use super::identity::Identity;
 
 const PREFIX: &str = "impersonate-";
 const USER: HeaderName = HeaderName::from_static("impersonate-user");
 const UID: HeaderName = HeaderName::from_static("impersonate-uid");
 const GROUP: HeaderName = HeaderName::from_static("impersonate-group");
 const EXTRA: &str = "impersonate-extra-";
-const ANONYMOUS: &str = "system:anonymous";
-const AUTHENTICATED: &str = "system:authenticated";
-const UNAUTHENTICATED: &str = "system:unauthenticated";
-/// What may stand in a header's name as it is. Capital letters may not: upstream reads names in
-/// small ones.
-const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_');
+const AUTHENTICATION: &str = "authentication.k8s.io";
+/// Characters that are escaped in a header's name. Capital letters are escaped, too, because
+/// upstream reads names in lower case.
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_');
 
-/// Why a request cannot be sent on in a caller's name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the caller's {0} cannot be written in a header exactly as it is")]
-pub(super) struct Unwritable(&'static str);
-
-/// Whether a request asks to act as somebody else.
-pub(super) fn is_asked_for(headers: &HeaderMap) -> bool {
+/// Returns whether a request asks to impersonate another user.
+pub(super) fn is_requested(headers: &HeaderMap) -> bool {
     headers.keys().any(|name| name.as_str().starts_with(PREFIX))
 }
 
-/// The headers that make upstream take a request for one of `identity`'s.
-pub(super) fn headers(identity: &Identity) -> Result<HeaderMap, Unwritable> {
+/// Returns the headers that make upstream take a request for one of `identity`.
+pub(super) fn headers(identity: &Identity) -> Result<HeaderMap, UnwritableAttribute> {
     let mut headers = HeaderMap::new();
     headers.insert(USER, value(&identity.user, "name")?);
     if let Some(uid) = &identity.uid {
@@ -45,9 +38,8 @@ pub(super) fn headers(identity: &Identity) -> Result<HeaderMap, Unwritable> {
         headers.append(GROUP, value(group, "group")?);
     }
     for (key, values) in &identity.extra {
-        let name = escaped(key);
-        let name = HeaderName::try_from(format!("{EXTRA}{name}"))
-            .map_err(|_| Unwritable("extra attribute"))?;
+        let name = HeaderName::try_from(format!("{EXTRA}{}", escape_key(key)))
+            .map_err(|_| UnwritableAttribute("extra attribute"))?;
         for text in values {
             headers.append(name.clone(), value(text, "extra attribute")?);
         }
@@ -55,53 +47,23 @@ pub(super) fn headers(identity: &Identity) -> Result<HeaderMap, Unwritable> {
     Ok(headers)
 }
 
-fn escaped(key: &str) -> String {
-    let mut name = String::with_capacity(key.len());
-    for letter in key.chars() {
-        if letter.is_ascii_uppercase() {
-            let _ = write!(name, "%{:02x}", u32::from(letter));
-        } else {
-            name.extend(utf8_percent_encode(letter.encode_utf8(&mut [0; 4]), PLAIN));
-        }
-    }
-    name
-}
+/// An attribute of a caller has no exact form in a header, so that the request cannot be forwarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the caller's {0} cannot be written in a header exactly as it is")]
+pub(super) struct UnwritableAttribute(&'static str);
 
-/// Nothing that a reader of headers would change: space at the ends is cut off, and ` admin` is not
-/// `admin`.
-fn value(text: &str, what: &'static str) -> Result<HeaderValue, Unwritable> {
-    let trimmed = text.trim_matches([' ', '\t']);
-    if trimmed.is_empty() || trimmed.len() != text.len() {
-        return Err(Unwritable(what));
-    }
-    HeaderValue::from_bytes(text.as_bytes()).map_err(|_| Unwritable(what))
-}
-
-/// Whom a request asks to act as, before anything is said about whether it may.
+/// The identity that a request asks to impersonate, not authorized yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct ImpersonationRequest {
     user: String,
     uid: String,
     groups: Vec<String>,
     extra: BTreeMap<String, Vec<String>>,
 }
 
-impl Wanted {
-    /// `Err` with upstream's words, where the headers make no sense.
-    pub(super) fn of(headers: &HeaderMap) -> Result<Self, String> {
-        let text = |value: &HeaderValue| {
-            // Upstream takes any bytes; what is not text is no name of anybody here.
-            String::from_utf8(value.as_bytes().to_vec())
-                .map_err(|_| "an Impersonate header is not text".to_owned())
-        };
-        let first = |name: &HeaderName| {
-            headers
-                .get(name)
-                .map(text)
-                .transpose()
-                .map(Option::unwrap_or_default)
-        };
-        let (user, uid) = (first(&USER)?, first(&UID)?);
+impl ImpersonationRequest {
+    /// Parses the Impersonate headers. The error has upstream's words.
+    pub(super) fn parse(headers: &HeaderMap) -> Result<Self, String> {
         let groups = headers
             .get_all(GROUP)
             .iter()
@@ -110,69 +72,56 @@ impl Wanted {
         let mut extra = BTreeMap::<_, Vec<_>>::new();
         for (name, value) in headers {
             if let Some(key) = name.as_str().strip_prefix(EXTRA) {
-                extra.entry(decoded(key)).or_default().push(text(value)?);
+                extra.entry(decode_key(key)).or_default().push(text(value)?);
             }
         }
-        let wanted = Self {
-            user,
-            uid,
+        let requested = Self {
+            user: first_value(headers, &USER)?,
+            uid: first_value(headers, &UID)?,
             groups,
             extra,
         };
-        if wanted.user.is_empty() && wanted != Self::default() {
+        if requested.user.is_empty() && requested != Self::default() {
             return Err(format!(
                 "requested {} without impersonating a user name",
-                wanted.go()
+                requested.as_go()
             ));
         }
-        Ok(wanted)
+        Ok(requested)
     }
 
-    /// Nobody: upstream passes over what else begins with Impersonate.
-    pub(super) fn is_nobody(&self) -> bool {
+    /// Returns whether no identity is named. Upstream ignores other headers that begin with
+    /// Impersonate.
+    pub(super) fn is_empty(&self) -> bool {
         self.user.is_empty()
     }
 
-    /// What a caller must be allowed to impersonate, each by itself. As upstream asks with the verb
-    /// `impersonate`; the narrower permissions of 1.36 and later are not looked for.
-    pub(super) fn asks(&self) -> Vec<ResourceRequest> {
-        let ask = |group: &str, version: &str, resource: &str, name: &str| ResourceRequest {
-            gvr: GroupVersionResource::new(group, version, resource),
-            namespace: None,
-            name: Some(name.to_owned()),
-            subresource: None,
-            name_from_selector: false,
-        };
-        let user = match service_account(&self.user) {
+    /// Returns the objects that the caller must be allowed to impersonate, each by itself.
+    ///
+    /// Upstream checks them with the verb `impersonate`. The narrower permissions of Kubernetes
+    /// 1.36 and later are not considered.
+    pub(super) fn targets(&self) -> Vec<ResourceRequest> {
+        let mut targets = vec![match service_account(&self.user) {
             Some((namespace, name)) => ResourceRequest {
                 namespace: Some(namespace.to_owned()),
-                ..ask("", "v1", "serviceaccounts", name)
+                ..target("", "serviceaccounts", name)
             },
-            None => ask("", "v1", "users", &self.user),
-        };
-        let mut asks = vec![user];
-        let authentication = "authentication.k8s.io";
+            None => target("", "users", &self.user),
+        }];
         if !self.uid.is_empty() {
-            asks.push(ask(authentication, "v1", "uids", &self.uid));
+            targets.push(target(AUTHENTICATION, "uids", &self.uid));
         }
-        asks.extend(
-            self.groups
-                .iter()
-                .map(|group| ask("", "v1", "groups", group)),
-        );
+        targets.extend(self.groups.iter().map(|group| target("", "groups", group)));
         for (key, values) in &self.extra {
-            for value in values {
-                let subresource = Some(key.clone());
-                asks.push(ResourceRequest {
-                    subresource,
-                    ..ask(authentication, "v1", "userextras", value)
-                });
-            }
+            targets.extend(values.iter().map(|value| ResourceRequest {
+                subresource: Some(key.clone()),
+                ..target(AUTHENTICATION, "userextras", value)
+            }));
         }
-        asks
+        targets
     }
 
-    /// Who acts from then on.
+    /// Returns the impersonated identity.
     pub(super) fn identity(self) -> Identity {
         let mut groups = self.groups;
         if let Some((namespace, _)) = service_account(&self.user)
@@ -183,26 +132,21 @@ impl Wanted {
                 format!("system:serviceaccounts:{namespace}"),
             ];
         }
-        let uid = Some(self.uid).filter(|uid| !uid.is_empty());
-        let extra = self.extra.into_iter().collect();
-        with_everybodys_group(Identity {
+        Identity {
             user: self.user,
-            uid,
+            uid: Some(self.uid).filter(|uid| !uid.is_empty()),
             groups,
-            extra,
-        })
+            extra: self.extra.into_iter().collect(),
+        }
+        .with_implicit_group()
     }
 
-    /// As Go prints it, which upstream's refusal does.
-    fn go(&self) -> String {
-        let list = |texts: &[String]| {
-            let texts: Vec<_> = texts.iter().map(|text| format!("{text:?}")).collect();
-            format!("[]string{{{}}}", texts.join(", "))
-        };
+    /// Formats the request as Go prints it. Upstream's refusal contains this text.
+    fn as_go(&self) -> String {
         let groups = if self.groups.is_empty() {
             "[]string(nil)".to_owned()
         } else {
-            list(&self.groups)
+            go_strings(&self.groups)
         };
         let extra = if self.extra.is_empty() {
             "map[string][]string(nil)".to_owned()
@@ -210,7 +154,7 @@ impl Wanted {
             let pairs: Vec<_> = self
                 .extra
                 .iter()
-                .map(|(key, values)| format!("{key:?}:{}", list(values)))
+                .map(|(key, values)| format!("{key:?}:{}", go_strings(values)))
                 .collect();
             format!("map[string][]string{{{}}}", pairs.join(", "))
         };
@@ -221,33 +165,58 @@ impl Wanted {
     }
 }
 
-/// Everybody is in one of two groups, whatever else they are in.
-pub(super) fn with_everybodys_group(mut identity: Identity) -> Identity {
-    let ensure = |groups: &mut Vec<String>, group: &str| {
-        if !groups.iter().any(|there| there == group) {
-            groups.push(group.to_owned());
-        }
-    };
-    if identity.user == ANONYMOUS {
-        ensure(&mut identity.groups, UNAUTHENTICATED);
-    } else if !identity.groups.iter().any(|group| group == UNAUTHENTICATED) {
-        ensure(&mut identity.groups, AUTHENTICATED);
+fn go_strings(texts: &[String]) -> String {
+    let texts: Vec<_> = texts.iter().map(|text| format!("{text:?}")).collect();
+    format!("[]string{{{}}}", texts.join(", "))
+}
+
+fn target(group: &str, resource: &str, name: &str) -> ResourceRequest {
+    ResourceRequest {
+        gvr: GroupVersionResource::new(group, "v1", resource),
+        namespace: None,
+        name: Some(name.to_owned()),
+        subresource: None,
+        name_from_selector: false,
     }
-    identity
 }
 
-/// Who comes without credentials.
-pub(super) fn anonymous() -> Identity {
-    let user = ANONYMOUS.to_owned();
-    with_everybodys_group(Identity {
-        user,
-        uid: None,
-        groups: Vec::new(),
-        extra: Vec::new(),
-    })
+/// Returns the first value of a header, or an empty text.
+fn first_value(headers: &HeaderMap, name: &HeaderName) -> Result<String, String> {
+    headers.get(name).map_or(Ok(String::new()), text)
 }
 
-/// Namespace and name, if the user is a service account.
+fn text(value: &HeaderValue) -> Result<String, String> {
+    // Upstream accepts any bytes. No user of this proxy has a name that is not text.
+    String::from_utf8(value.as_bytes().to_vec())
+        .map_err(|_| "an Impersonate header is not valid UTF-8".to_owned())
+}
+
+fn escape_key(key: &str) -> String {
+    let mut name = String::with_capacity(key.len());
+    for letter in key.chars() {
+        if letter.is_ascii_uppercase() {
+            let _ = write!(name, "%{:02x}", u32::from(letter));
+        } else {
+            name.extend(utf8_percent_encode(
+                letter.encode_utf8(&mut [0; 4]),
+                ESCAPED,
+            ));
+        }
+    }
+    name
+}
+
+/// Returns the header value of a text, unless a reader of headers would change it. Readers remove
+/// spaces at both ends, so ` admin` would become `admin`.
+fn value(text: &str, attribute: &'static str) -> Result<HeaderValue, UnwritableAttribute> {
+    let trimmed = text.trim_matches([' ', '\t']);
+    if trimmed.is_empty() || trimmed.len() != text.len() {
+        return Err(UnwritableAttribute(attribute));
+    }
+    HeaderValue::from_bytes(text.as_bytes()).map_err(|_| UnwritableAttribute(attribute))
+}
+
+/// Returns namespace and name if the user is a service account.
 /// Source: `apiserver/pkg/authentication/serviceaccount/util.go` (SplitUsername).
 fn service_account(user: &str) -> Option<(&str, &str)> {
     let (namespace, name) = user
@@ -258,37 +227,35 @@ fn service_account(user: &str) -> Option<(&str, &str)> {
 }
 
 fn is_label(text: &str) -> bool {
-    let plain = text
+    let is_plain = text
         .bytes()
         .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'));
-    plain && !text.is_empty() && !text.starts_with('-') && !text.ends_with('-')
+    is_plain && !text.is_empty() && !text.starts_with('-') && !text.ends_with('-')
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn owned(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|&text| text.to_owned()).collect()
+    }
+
     fn identity(user: &str, groups: &[&str], extra: &[(&str, &[&str])]) -> Identity {
-        let all = |texts: &[&str]| {
-            texts
-                .iter()
-                .map(|text| (*text).to_owned())
-                .collect::<Vec<_>>()
-        };
         let extra = extra
             .iter()
-            .map(|(key, values)| ((*key).to_owned(), all(values)))
+            .map(|(key, values)| ((*key).to_owned(), owned(values)))
             .collect();
         Identity {
             user: user.to_owned(),
             uid: None,
-            groups: all(groups),
+            groups: owned(groups),
             extra,
         }
     }
 
     #[test]
-    fn what_is_written_is_read_as_the_same() {
+    fn written_headers_are_read_as_the_same_identity() {
         for wanted in [
             identity("jane", &[], &[]),
             identity("jane doe", &["a", "b, c", "system:masters"], &[]),
@@ -306,7 +273,7 @@ mod tests {
             },
         ] {
             let written = headers(&wanted).unwrap();
-            let read = Wanted::of(&written).unwrap();
+            let read = ImpersonationRequest::parse(&written).unwrap();
             let read = Identity {
                 user: read.user.clone(),
                 uid: Some(read.uid.clone()).filter(|uid| !uid.is_empty()),
@@ -320,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_becomes_somebody_else_by_being_written_down() {
+    fn an_identity_that_headers_would_change_is_not_written() {
         for text in [
             " admin",
             "admin ",
@@ -332,19 +299,19 @@ mod tests {
         ] {
             assert_eq!(
                 headers(&identity(text, &[], &[])),
-                Err(Unwritable("name")),
+                Err(UnwritableAttribute("name")),
                 "{text:?}"
             );
             assert_eq!(
                 headers(&identity("jane", &[text], &[])),
-                Err(Unwritable("group")),
+                Err(UnwritableAttribute("group")),
                 "{text:?}"
             );
         }
     }
 
     #[test]
-    fn upstream_is_asked_about_each_part() {
+    fn each_part_of_an_impersonated_identity_is_authorized() {
         let mut headers = HeaderMap::new();
         for (name, value) in [
             ("impersonate-user", "system:serviceaccount:n:builder"),
@@ -354,19 +321,19 @@ mod tests {
         ] {
             headers.append(name, value.parse().unwrap());
         }
-        let wanted = Wanted::of(&headers).unwrap();
-        let asks = wanted.asks().into_iter().map(|ask| {
+        let requested = ImpersonationRequest::parse(&headers).unwrap();
+        let targets = requested.targets().into_iter().map(|target| {
             let ResourceRequest {
                 gvr,
                 namespace,
                 name,
                 subresource,
                 ..
-            } = ask;
+            } = target;
             format!("{} {namespace:?} {name:?} {subresource:?}", gvr.resource)
         });
         assert_eq!(
-            asks.collect::<Vec<_>>(),
+            targets.collect::<Vec<_>>(),
             [
                 r#"serviceaccounts Some("n") Some("builder") None"#,
                 r#"uids None Some("7") None"#,
@@ -374,10 +341,10 @@ mod tests {
                 r#"userextras None Some("v") Some("k")"#,
             ]
         );
-        assert_eq!(wanted.identity().groups, ["a", "system:authenticated"]);
-        let plain = Wanted {
+        assert_eq!(requested.identity().groups, ["a", "system:authenticated"]);
+        let plain = ImpersonationRequest {
             user: "system:serviceaccount:n:builder".into(),
-            ..Wanted::default()
+            ..ImpersonationRequest::default()
         };
         let groups = [
             "system:serviceaccounts",
@@ -388,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_service_account_is_a_user() {
+    fn only_well_formed_names_are_service_accounts() {
         assert_eq!(
             service_account("system:serviceaccount:n:a.b-c"),
             Some(("n", "a.b-c"))
@@ -414,10 +381,14 @@ mod tests {
     fn groups_without_a_user_are_refused_in_upstreams_words() {
         let mut headers = HeaderMap::new();
         headers.append("impersonate-group", "a".parse().unwrap());
-        let words = r#"requested &user.DefaultInfo{Name:"", UID:"", Groups:[]string{"a"}, Extra:map[string][]string(nil)} without impersonating a user name"#;
-        assert_eq!(Wanted::of(&headers).unwrap_err(), words);
+        let words = concat!(
+            r#"requested &user.DefaultInfo{Name:"", UID:"", Groups:[]string{"a"}, "#,
+            "Extra:map[string][]string(nil)} without impersonating a user name"
+        );
+        assert_eq!(ImpersonationRequest::parse(&headers).unwrap_err(), words);
         headers.clear();
         headers.append("impersonate-other", "a".parse().unwrap());
-        assert!(is_asked_for(&headers) && Wanted::of(&headers).unwrap().is_nobody());
+        assert!(is_requested(&headers));
+        assert!(ImpersonationRequest::parse(&headers).unwrap().is_empty());
     }
 }

@@ -1,5 +1,5 @@
 //! Metrics of authentication and authorization.
-use super::review::ReviewError;
+use super::error::ReviewError;
 use crate::metric::{Counter, Declaration, Gauge, Metric};
 
 /// All metrics of this module.

@@ -1,29 +1,37 @@
-//! Who the proxy itself is to upstream, and what it may.
-use http::StatusCode;
+//! The proxy's own identity and rights at upstream.
+use std::sync::Arc;
+use std::time::Duration;
+
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::authorization::v1::{
-    NonResourceAttributes, ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
-
-use super::authorize::{named_attributes, resource};
-use super::review::post;
-use super::{Attributes, Identity, ReviewError, review};
-use crate::upstream::UpstreamClient;
+use moka::future::Cache;
 use watershed_protocol::{GroupVersionResource, ResourceRequest};
 
-/// Asks upstream about the proxy. Every authenticated user may (system:basic-user).
+use super::error::ReviewError;
+use super::identity::Identity;
+use super::request::{AccessAttributes, named_attributes, path_attributes};
+use super::review;
+use super::review::post;
+use crate::upstream::UpstreamClient;
+
+/// Time for which the proxy's own identity is cached.
+const IDENTITY_TTL: Duration = Duration::from_mins(1);
+
+/// Asks upstream about the proxy itself. Every authenticated user may (system:basic-user).
 #[derive(Clone, Debug)]
 pub struct OwnRights {
     client: UpstreamClient,
 }
 
 impl OwnRights {
-    /// Asks through `client`, with the proxy's own identity.
+    /// Creates an instance that sends reviews through `client`, with the proxy's own identity.
     pub fn new(client: UpstreamClient) -> Self {
         Self { client }
     }
 
-    /// Who the proxy is.
+    /// Returns the proxy's identity.
     pub async fn identity(&self) -> Result<Identity, ReviewError> {
         let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
         let review: SelfSubjectReview =
@@ -32,20 +40,19 @@ impl OwnRights {
             .status
             .and_then(|status| status.user_info)
             .unwrap_or_default();
-        let missing = || ReviewError::NotUnderstood("there is no name in it".to_owned());
-        review::identity(user).ok_or_else(missing)
+        review::identity(user).ok_or_else(|| ReviewError::not_understood("there is no name in it"))
     }
 
-    /// Whether it may read what a scope holds.
-    pub async fn may(&self, attributes: &Attributes) -> Result<bool, ReviewError> {
+    /// Returns whether the proxy may do a read.
+    pub async fn may(&self, attributes: &AccessAttributes) -> Result<bool, ReviewError> {
         self.ask(SelfSubjectAccessReviewSpec {
-            resource_attributes: Some(resource(attributes)),
+            resource_attributes: Some(attributes.for_review()),
             ..SelfSubjectAccessReviewSpec::default()
         })
         .await
     }
 
-    /// Whether it may do this to a type as a whole, in all namespaces.
+    /// Returns whether the proxy may do this to a type in all namespaces.
     pub async fn may_do(&self, verb: &str, gvr: GroupVersionResource) -> Result<bool, ReviewError> {
         let named = ResourceRequest {
             gvr,
@@ -65,14 +72,10 @@ impl OwnRights {
         .await
     }
 
-    /// Whether it may get a path that is no resource.
+    /// Returns whether the proxy may get a path that belongs to no resource.
     pub async fn may_get(&self, path: &str) -> Result<bool, ReviewError> {
-        let attributes = NonResourceAttributes {
-            path: Some(path.to_owned()),
-            verb: Some("get".to_owned()),
-        };
         self.ask(SelfSubjectAccessReviewSpec {
-            non_resource_attributes: Some(attributes),
+            non_resource_attributes: Some(path_attributes(path)),
             ..SelfSubjectAccessReviewSpec::default()
         })
         .await
@@ -90,9 +93,37 @@ impl OwnRights {
     }
 }
 
-impl ReviewError {
-    /// Whether upstream does not know who asks.
-    pub fn is_unknown(&self) -> bool {
-        matches!(self, Self::Refused(StatusCode::UNAUTHORIZED))
+/// The proxy's own identity, cached.
+pub(super) struct OwnIdentity {
+    client: UpstreamClient,
+    cached: Cache<(), Arc<Identity>>,
+}
+
+impl OwnIdentity {
+    pub(super) fn new(client: UpstreamClient) -> Self {
+        Self {
+            client,
+            cached: Cache::builder()
+                .max_capacity(1)
+                .time_to_live(IDENTITY_TTL)
+                .build(),
+        }
+    }
+
+    /// Returns the identity, or `None` if upstream does not tell it.
+    pub(super) async fn identity(&self) -> Option<Arc<Identity>> {
+        if let Some(identity) = self.cached.get(&()).await {
+            return Some(identity);
+        }
+        // Boxed, because the future is large and rare.
+        Box::pin(self.cached.try_get_with((), Box::pin(self.ask())))
+            .await
+            .inspect_err(|error| tracing::warn!(%error, "upstream does not say who the proxy is"))
+            .ok()
+    }
+
+    async fn ask(&self) -> Result<Arc<Identity>, ReviewError> {
+        let identity = OwnRights::new(self.client.clone()).identity().await?;
+        Ok(Arc::new(identity))
     }
 }

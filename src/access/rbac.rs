@@ -1,22 +1,26 @@
-//! Whom a change of an RBAC object can concern. Nothing here decides who may what.
+//! The requests that a change of an RBAC object can concern. Nothing here evaluates RBAC rules.
 use std::collections::HashSet;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
-
-use super::authorize::Question;
 use watershed_protocol::GroupVersionResource;
 
-/// The types that RBAC consists of.
+use super::identity::Identity;
+use super::request::AccessRequest;
+
+/// A RoleBinding with more subjects than this counts for its whole namespace.
+const MAX_SUBJECTS: usize = 16;
+
+/// A type of RBAC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum RbacKind {
     Roles,
     RoleBindings,
     ClusterRoles,
     ClusterRoleBindings,
 }
 
-impl Kind {
+impl RbacKind {
     pub(super) const ALL: [Self; 4] = [
         Self::Roles,
         Self::RoleBindings,
@@ -48,21 +52,88 @@ impl Kind {
     }
 }
 
-/// Which questions a change can have another answer to.
+/// The requests to which a change can give another answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Affected {
-    /// All of them.
+    /// All requests.
     Everything,
-    /// Those about one namespace.
+    /// Requests in one namespace.
     Namespace(Box<str>),
-    /// Those of these users and members of these groups, about one namespace if one is named.
+    /// Requests of these subjects, in one namespace if it is named.
     Subjects {
         namespace: Option<Box<str>>,
         subjects: Subjects,
     },
 }
 
-/// Whom bindings name. A service account is the user it is known as.
+impl Affected {
+    /// Returns the requests that a change of an object from `old` to `new` can concern. `None`
+    /// stands for an absent object. The result is `None` if the authorizer ignores the change.
+    ///
+    /// Source of what the authorizer considers: `kubernetes/pkg/registry/rbac/validation/rule.go`
+    /// (VisitRulesFor).
+    pub(super) fn by(
+        kind: RbacKind,
+        namespace: &str,
+        old: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Option<Self> {
+        let (Ok(old), Ok(new)) = (RbacObject::parse(old), RbacObject::parse(new)) else {
+            return Some(Self::Everything);
+        };
+        let (old, new) = (old.as_ref(), new.as_ref());
+        match kind {
+            RbacKind::Roles => rules_differ(old, new).then(|| Self::Namespace(namespace.into())),
+            RbacKind::ClusterRoles => rules_differ(old, new).then_some(Self::Everything),
+            RbacKind::RoleBindings => {
+                let subjects = affected_subjects(old, new, namespace);
+                match subjects.len() {
+                    0 => None,
+                    1..=MAX_SUBJECTS => Some(Self::Subjects {
+                        namespace: Some(namespace.into()),
+                        subjects,
+                    }),
+                    // A user with write access to one namespace must not be able to fill the log.
+                    _ => Some(Self::Namespace(namespace.into())),
+                }
+            }
+            RbacKind::ClusterRoleBindings => {
+                let subjects = affected_subjects(old, new, namespace);
+                (subjects.len() > 0).then_some(Self::Subjects {
+                    namespace: None,
+                    subjects,
+                })
+            }
+        }
+    }
+
+    /// Returns whether the change can concern a request.
+    pub(super) fn concerns(&self, request: &AccessRequest) -> bool {
+        match self {
+            Self::Everything => true,
+            Self::Namespace(namespace) => request.namespace() == Some(namespace),
+            Self::Subjects {
+                namespace,
+                subjects,
+            } => {
+                let is_here = namespace
+                    .as_deref()
+                    .is_none_or(|own| request.namespace() == Some(own));
+                is_here && subjects.include(&request.identity)
+            }
+        }
+    }
+
+    /// Returns the memory use, in units of some hundred bytes.
+    pub(super) fn weight(&self) -> usize {
+        match self {
+            Self::Everything | Self::Namespace(_) => 1,
+            Self::Subjects { subjects, .. } => 1 + subjects.len(),
+        }
+    }
+}
+
+/// Subjects of bindings. A service account is recorded as its user name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Subjects {
     pub(super) users: HashSet<Box<str>>,
@@ -74,108 +145,36 @@ impl Subjects {
         self.users.len() + self.groups.len()
     }
 
-    /// Who stands in one of both; with `shared`, or in both.
-    fn joined(&self, other: &Self, shared: bool) -> Self {
-        let join = |a: &HashSet<Box<str>>, b: &HashSet<Box<str>>| {
-            if shared {
-                a.union(b).cloned().collect()
-            } else {
-                a.symmetric_difference(b).cloned().collect()
-            }
-        };
+    /// Returns whether a user is among the subjects.
+    fn include(&self, identity: &Identity) -> bool {
+        self.users.contains(identity.user.as_str())
+            || (!self.groups.is_empty()
+                && identity
+                    .groups
+                    .iter()
+                    .any(|group| self.groups.contains(group.as_str())))
+    }
+
+    /// Returns the subjects that are in either of both.
+    fn union(&self, other: &Self) -> Self {
         Self {
-            users: join(&self.users, &other.users),
-            groups: join(&self.groups, &other.groups),
+            users: &self.users | &other.users,
+            groups: &self.groups | &other.groups,
+        }
+    }
+
+    /// Returns the subjects that are in exactly one of both.
+    fn symmetric_difference(&self, other: &Self) -> Self {
+        Self {
+            users: &self.users ^ &other.users,
+            groups: &self.groups ^ &other.groups,
         }
     }
 }
 
-/// Bindings of a namespace with more subjects than this count for all of the namespace.
-const MAX_SUBJECTS: usize = 16;
-
-impl Affected {
-    pub(super) fn concerns(&self, question: &Question) -> bool {
-        match self {
-            Self::Everything => true,
-            Self::Namespace(namespace) => question.namespace() == Some(namespace),
-            Self::Subjects {
-                namespace,
-                subjects,
-            } => {
-                let here = namespace
-                    .as_deref()
-                    .is_none_or(|own| question.namespace() == Some(own));
-                here && question.is_asked_by(subjects)
-            }
-        }
-    }
-
-    /// How much memory it takes, in pieces of some hundred bytes.
-    pub(super) fn weight(&self) -> usize {
-        match self {
-            Self::Everything | Self::Namespace(_) => 1,
-            Self::Subjects { subjects, .. } => 1 + subjects.len(),
-        }
-    }
-
-    /// What a change of an object from `old` to `new` can affect; `None` stands for its absence. A
-    /// change that the authorizer does not look at affects nothing.
-    ///
-    /// Source of what it looks at: `kubernetes/pkg/registry/rbac/validation/rule.go`
-    /// (VisitRulesFor).
-    pub(super) fn by(
-        kind: Kind,
-        namespace: &str,
-        old: Option<&[u8]>,
-        new: Option<&[u8]>,
-    ) -> Option<Self> {
-        let parse = |bytes| Option::map(bytes, Parsed::new).transpose();
-        let (Ok(old), Ok(new)) = (parse(old), parse(new)) else {
-            return Some(Self::Everything);
-        };
-        match kind {
-            Kind::Roles | Kind::ClusterRoles => {
-                let same_rules = old.as_ref().map(Parsed::rules) == new.as_ref().map(Parsed::rules);
-                (!same_rules).then(|| match kind {
-                    Kind::Roles => Self::Namespace(namespace.into()),
-                    _ => Self::Everything,
-                })
-            }
-            Kind::RoleBindings | Kind::ClusterRoleBindings => {
-                let same_role = match (&old, &new) {
-                    (Some(old), Some(new)) => old.role() == new.role(),
-                    // Whoever stands in one that is new or gone.
-                    _ => true,
-                };
-                let subjects = |binding: &Option<Parsed>| {
-                    binding
-                        .as_ref()
-                        .map_or_else(Subjects::default, |binding| binding.subjects(namespace))
-                };
-                // Who stands in both keeps what the binding gave, if it gives the same.
-                let subjects = subjects(&old).joined(&subjects(&new), !same_role);
-                (subjects.len() > 0).then(|| match kind {
-                    // Whoever may write in one namespace must not be able to fill the record.
-                    Kind::RoleBindings if subjects.len() > MAX_SUBJECTS => {
-                        Self::Namespace(namespace.into())
-                    }
-                    Kind::RoleBindings => Self::Subjects {
-                        namespace: Some(namespace.into()),
-                        subjects,
-                    },
-                    _ => Self::Subjects {
-                        namespace: None,
-                        subjects,
-                    },
-                })
-            }
-        }
-    }
-}
-
-/// The parts of the four types that matter.
+/// The parts of the four types that the authorizer considers.
 #[derive(Deserialize)]
-struct Parsed<'a> {
+struct RbacObject<'a> {
     #[serde(borrow, default)]
     rules: Option<&'a RawValue>,
     #[serde(borrow, default, rename = "aggregationRule")]
@@ -183,26 +182,15 @@ struct Parsed<'a> {
     #[serde(borrow, default, rename = "roleRef")]
     role: Option<&'a RawValue>,
     #[serde(default)]
-    subjects: Option<Vec<Named>>,
+    subjects: Option<Vec<BindingSubject>>,
 }
 
-/// `rbac/v1.Subject`.
-#[derive(Deserialize)]
-struct Named {
-    #[serde(default)]
-    kind: String,
-    #[serde(default)]
-    name: String,
-    #[serde(default)]
-    namespace: Option<String>,
-}
-
-impl<'a> Parsed<'a> {
-    fn new(bytes: &'a [u8]) -> Result<Self, serde_json::Error> {
-        serde_json::from_slice(bytes)
+impl<'a> RbacObject<'a> {
+    fn parse(bytes: Option<&'a [u8]>) -> Result<Option<Self>, serde_json::Error> {
+        bytes.map(serde_json::from_slice).transpose()
     }
 
-    /// As text: upstream writes what is equal in the same way.
+    /// Returns the rules as text. Upstream writes equal rules as equal text.
     fn rules(&self) -> (Option<&str>, Option<&str>) {
         (
             self.rules.map(RawValue::get),
@@ -214,22 +202,23 @@ impl<'a> Parsed<'a> {
         self.role.map(RawValue::get)
     }
 
-    /// Source: `kubernetes/pkg/registry/rbac/validation/rule.go` (appliesToUser). Other kinds are
-    /// nobody.
+    /// Returns the subjects. Those of unknown kinds match no user.
+    ///
+    /// Source: `kubernetes/pkg/registry/rbac/validation/rule.go` (appliesToUser).
     fn subjects(&self, binding_namespace: &str) -> Subjects {
         let mut subjects = Subjects::default();
-        for named in self.subjects.iter().flatten() {
-            match named.kind.as_str() {
-                "User" => drop(subjects.users.insert(named.name.as_str().into())),
-                "Group" => drop(subjects.groups.insert(named.name.as_str().into())),
+        for subject in self.subjects.iter().flatten() {
+            match subject.kind.as_str() {
+                "User" => drop(subjects.users.insert(subject.name.as_str().into())),
+                "Group" => drop(subjects.groups.insert(subject.name.as_str().into())),
                 "ServiceAccount" => {
-                    let own = named
+                    let own = subject
                         .namespace
                         .as_deref()
                         .filter(|namespace| !namespace.is_empty());
                     let namespace = own.unwrap_or(binding_namespace);
                     if !namespace.is_empty() {
-                        let user = format!("system:serviceaccount:{namespace}:{}", named.name);
+                        let user = format!("system:serviceaccount:{namespace}:{}", subject.name);
                         subjects.users.insert(user.into());
                     }
                 }
@@ -240,6 +229,36 @@ impl<'a> Parsed<'a> {
     }
 }
 
+/// `rbac/v1.Subject`.
+#[derive(Deserialize)]
+struct BindingSubject {
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    namespace: Option<String>,
+}
+
+fn rules_differ(old: Option<&RbacObject<'_>>, new: Option<&RbacObject<'_>>) -> bool {
+    old.map(RbacObject::rules) != new.map(RbacObject::rules)
+}
+
+/// Returns the subjects to which a changed binding gives other rights than before.
+fn affected_subjects(
+    old: Option<&RbacObject<'_>>,
+    new: Option<&RbacObject<'_>>,
+    namespace: &str,
+) -> Subjects {
+    let before = old.map_or_else(Subjects::default, |binding| binding.subjects(namespace));
+    let after = new.map_or_else(Subjects::default, |binding| binding.subjects(namespace));
+    match (old, new) {
+        (Some(old), Some(new)) if old.role() != new.role() => before.union(&after),
+        // A subject of both keeps the role, so its rights are the same.
+        _ => before.symmetric_difference(&after),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -247,7 +266,9 @@ mod tests {
     fn binding(label: &str, role: &str, subjects: &[(&str, &str, &str)]) -> Vec<u8> {
         let subjects: Vec<_> = subjects
             .iter()
-            .map(|(kind, name, namespace)| serde_json::json!({"kind": kind, "name": name, "namespace": namespace}))
+            .map(|(kind, name, namespace)| {
+                serde_json::json!({"kind": kind, "name": name, "namespace": namespace})
+            })
             .collect();
         serde_json::json!({
             "metadata": {"name": "b", "labels": {"l": label}}, "subjects": subjects,
@@ -266,14 +287,14 @@ mod tests {
         .into_bytes()
     }
 
-    /// Which of some questions a change affects.
+    /// Returns the names of the example requests that a change affects.
     fn affects(
-        kind: Kind,
+        kind: RbacKind,
         namespace: &str,
         old: Option<&[u8]>,
         new: Option<&[u8]>,
     ) -> Vec<&'static str> {
-        let questions = [
+        let requests = [
             ("ann here", "ann", &["readers"][..], Some("here")),
             ("ann there", "ann", &["readers"], Some("there")),
             ("ann everywhere", "ann", &["readers"], None),
@@ -292,13 +313,11 @@ mod tests {
             ),
         ];
         let affected = Affected::by(kind, namespace, old, new);
-        let concerned = questions
-            .into_iter()
-            .filter(|(_, user, groups, namespace)| {
-                affected.as_ref().is_some_and(|affected| {
-                    affected.concerns(&Question::example(user, groups, *namespace))
-                })
-            });
+        let concerned = requests.into_iter().filter(|(_, user, groups, namespace)| {
+            affected.as_ref().is_some_and(|affected| {
+                affected.concerns(&AccessRequest::example(user, groups, *namespace))
+            })
+        });
         concerned.map(|(name, ..)| name).collect()
     }
 
@@ -332,7 +351,7 @@ mod tests {
                 &["robot here"],
                 &["robot here", "robot there"],
             ),
-            // The binding's own namespace is meant; a ClusterRoleBinding has none.
+            // Without a namespace the binding's own counts; a ClusterRoleBinding has none.
             (("ServiceAccount", "robot", ""), &["robot here"], &[]),
             (("ServiceAccount", "robot", "there"), &[], &[]),
             (("Robot", "ann", ""), &[], &[]),
@@ -340,12 +359,12 @@ mod tests {
             let object = of(subject);
             for (old, new) in [(None, Some(&object[..])), (Some(&object[..]), None)] {
                 assert_eq!(
-                    affects(Kind::RoleBindings, "here", old, new),
+                    affects(RbacKind::RoleBindings, "here", old, new),
                     here,
                     "{subject:?}"
                 );
                 assert_eq!(
-                    affects(Kind::ClusterRoleBindings, "", old, new),
+                    affects(RbacKind::ClusterRoleBindings, "", old, new),
                     cluster,
                     "{subject:?}"
                 );
@@ -356,7 +375,7 @@ mod tests {
     #[test]
     fn a_binding_that_changes_affects_old_and_new_subjects() {
         let changed =
-            |old: &[u8], new: &[u8]| affects(Kind::RoleBindings, "here", Some(old), Some(new));
+            |old: &[u8], new: &[u8]| affects(RbacKind::RoleBindings, "here", Some(old), Some(new));
         let (ann, bob) = (("User", "ann", ""), ("User", "bob", ""));
         let before = binding("a", "r", &[ann]);
         assert_eq!(
@@ -389,10 +408,10 @@ mod tests {
             (Some(&get[..]), Some(&list[..])),
         ] {
             let here = ["ann here", "bob here", "robot here"];
-            assert_eq!(affects(Kind::Roles, "here", old, new), here);
-            assert_eq!(affects(Kind::ClusterRoles, "", old, new), ALL);
+            assert_eq!(affects(RbacKind::Roles, "here", old, new), here);
+            assert_eq!(affects(RbacKind::ClusterRoles, "", old, new), ALL);
         }
-        for kind in [Kind::Roles, Kind::ClusterRoles] {
+        for kind in [RbacKind::Roles, RbacKind::ClusterRoles] {
             assert!(
                 affects(kind, "here", Some(&get), Some(&labelled)).is_empty(),
                 "metadata only"
@@ -401,7 +420,7 @@ mod tests {
         let aggregated = br#"{"aggregationRule":{"clusterRoleSelectors":[]},"rules":null}"#;
         assert_eq!(
             affects(
-                Kind::ClusterRoles,
+                RbacKind::ClusterRoles,
                 "",
                 Some(br#"{"rules":null}"#),
                 Some(aggregated)
@@ -411,9 +430,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_affects_everything() {
+    fn an_object_that_cannot_be_parsed_affects_everything() {
         for text in [&b"{"[..], b"null", b"\xff", br#"{"subjects":{}}"#] {
-            assert_eq!(affects(Kind::RoleBindings, "here", None, Some(text)), ALL);
+            assert_eq!(
+                affects(RbacKind::RoleBindings, "here", None, Some(text)),
+                ALL
+            );
         }
     }
 }

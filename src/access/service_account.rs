@@ -1,8 +1,8 @@
-//! Service account tokens that upstream accepted once and that can be seen to be good still.
+//! Local validation of service account tokens that upstream has accepted before.
 //!
-//! A token never changes, so what can end it is its expiry, the end of the key that signed it, or
-//! that of an object it is bound to. All of these can be looked at here. Whose a token is, is never
-//! concluded from the token: that was said by upstream's review.
+//! A token never changes. It ends with its expiry, with the key that signed it, or with an object
+//! that it is bound to. This module checks all three. The user of a token always comes from
+//! upstream's review, never from the token itself.
 //!
 //! Source: `pkg/serviceaccount/{jwt,claims}.go`.
 use std::sync::Arc;
@@ -15,19 +15,20 @@ use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
 use serde::Deserialize;
 use tokio::time::timeout;
 
-use super::Identity;
+use super::identity::Identity;
 use crate::body;
 use crate::upstream::{ConnectionClass, SendOptions, UpstreamClient};
 
-/// Where upstream shows the keys that its tokens are signed with.
-const KEYS: &str = "/openid/v1/jwks";
-/// A key that was taken out of use counts this long at most.
-const KEYS_STAND: Duration = Duration::from_mins(1);
-/// After a failure they are not asked for again for this long.
-const AGAIN: Duration = Duration::from_secs(10);
+/// Upstream's path of the keys that sign its tokens.
+const KEYS_PATH: &str = "/openid/v1/jwks";
+/// Time for which the keys are cached. A withdrawn key is accepted for at most this long.
+const KEYS_TTL: Duration = Duration::from_mins(1);
+/// Time after a failure before the keys are fetched again.
+const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(10);
 const MAX_KEYS_BYTES: usize = 1 << 20;
-const ANSWER: Duration = Duration::from_secs(5);
-/// What upstream signs with, and others that its keys may be made for.
+/// Time limit of fetching the keys.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
+/// The accepted algorithms: those that upstream signs with, and others for the same keys.
 const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::RS256,
     Algorithm::RS384,
@@ -36,11 +37,11 @@ const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::ES384,
 ];
 
-/// The objects that tokens are bound to.
+/// The objects that tokens can be bound to.
 pub trait BoundObjects: Send + Sync {
-    /// Whether an object of this plural name (of the core group) is there with this unique id, and
-    /// not about to be deleted; `None` if that is not known here.
-    fn is_there(
+    /// Returns whether an object of the core group exists with this unique id and is not being
+    /// deleted. `resource` is its plural name. Returns `None` if the proxy does not know.
+    fn is_present(
         &self,
         resource: &str,
         namespace: Option<&str>,
@@ -49,47 +50,14 @@ pub trait BoundObjects: Send + Sync {
     ) -> Option<bool>;
 }
 
-/// Looks at tokens that were accepted before.
+/// Validates tokens that upstream has accepted before.
 pub(super) struct ServiceAccounts {
     client: UpstreamClient,
     audiences: Vec<String>,
     objects: Arc<dyn BoundObjects>,
-    keys: ArcSwapOption<Keys>,
-    /// When the keys could not be had last.
-    fetching: tokio::sync::Mutex<Option<Instant>>,
-}
-
-struct Keys {
-    set: JwkSet,
-    fetched: Instant,
-}
-
-#[derive(Debug, Deserialize)]
-struct Claims {
-    sub: String,
-    #[serde(rename = "kubernetes.io")]
-    bound: Bound,
-}
-
-/// What a token is bound to. One with anything else in it is not for us to judge.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Bound {
-    namespace: String,
-    serviceaccount: Reference,
-    pod: Option<Reference>,
-    secret: Option<Reference>,
-    node: Option<Reference>,
-    /// Says how long clients should have kept a token; upstream counts those that kept it longer.
-    #[serde(rename = "warnafter")]
-    _warn_after: Option<serde_json::Number>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Reference {
-    name: String,
-    uid: String,
+    keys: ArcSwapOption<SigningKeys>,
+    /// The time of the last failure. The lock is held while the keys are fetched.
+    failed: tokio::sync::Mutex<Option<Instant>>,
 }
 
 impl ServiceAccounts {
@@ -103,13 +71,13 @@ impl ServiceAccounts {
             audiences,
             objects,
             keys: ArcSwapOption::empty(),
-            fetching: tokio::sync::Mutex::default(),
+            failed: tokio::sync::Mutex::default(),
         }
     }
 
-    /// Whether a token that upstream took for `identity`'s is certainly good still. If not,
-    /// upstream is to be asked.
-    pub(super) async fn is_still_good(&self, token: &str, identity: &Identity) -> bool {
+    /// Returns whether a token that upstream accepted as one of `identity` is certainly valid
+    /// still. If not, upstream has to review it.
+    pub(super) async fn is_still_valid(&self, token: &str, identity: &Identity) -> bool {
         if !identity.user.starts_with("system:serviceaccount:") {
             return false;
         }
@@ -119,71 +87,80 @@ impl ServiceAccounts {
         let Some(claims) = verified(token, &keys.set, &self.audiences) else {
             return false;
         };
-        claims.sub == identity.user && self.is_bound_to_what_is_there(&claims.bound)
+        claims.sub == identity.user && self.are_present(&claims.binding)
     }
 
-    fn is_bound_to_what_is_there(&self, bound: &Bound) -> bool {
-        let Bound {
+    /// Returns whether all objects that a token is bound to exist.
+    fn are_present(&self, binding: &TokenBinding) -> bool {
+        let TokenBinding {
             namespace,
             serviceaccount,
             pod,
             secret,
             node,
             ..
-        } = bound;
-        let there = |resource, namespace, object: &Reference| {
-            self.objects
-                .is_there(resource, namespace, &object.name, &object.uid)
-                == Some(true)
-        };
+        } = binding;
         let inside = Some(&**namespace);
-        // A pod's token names the node as well, but ends with the pod.
+        // A pod's token names its node, too, but ends with the pod.
         let node = node.as_ref().filter(|_| pod.is_none());
-        there("serviceaccounts", inside, serviceaccount)
-            && pod.as_ref().is_none_or(|pod| there("pods", inside, pod))
-            && secret
-                .as_ref()
-                .is_none_or(|secret| there("secrets", inside, secret))
-            && node.is_none_or(|node| there("nodes", None, node))
+        self.is_present("serviceaccounts", inside, Some(serviceaccount))
+            && self.is_present("pods", inside, pod.as_ref())
+            && self.is_present("secrets", inside, secret.as_ref())
+            && self.is_present("nodes", None, node)
     }
 
-    async fn keys(&self) -> Option<Arc<Keys>> {
-        let fresh = || {
-            self.keys
-                .load_full()
-                .filter(|keys| keys.fetched.elapsed() < KEYS_STAND)
-        };
-        if let Some(keys) = fresh() {
+    /// Returns whether an object exists. Without an object there is nothing to miss.
+    fn is_present(
+        &self,
+        resource: &str,
+        namespace: Option<&str>,
+        object: Option<&BoundObject>,
+    ) -> bool {
+        object.is_none_or(|BoundObject { name, uid }| {
+            self.objects.is_present(resource, namespace, name, uid) == Some(true)
+        })
+    }
+
+    fn cached_keys(&self) -> Option<Arc<SigningKeys>> {
+        self.keys
+            .load_full()
+            .filter(|keys| keys.requested.elapsed() < KEYS_TTL)
+    }
+
+    async fn keys(&self) -> Option<Arc<SigningKeys>> {
+        if let Some(keys) = self.cached_keys() {
             return Some(keys);
         }
-        let mut failed = self.fetching.lock().await;
-        if let Some(keys) = fresh() {
+        let mut failed = self.failed.lock().await;
+        // Another task may have fetched them meanwhile.
+        if let Some(keys) = self.cached_keys() {
             return Some(keys);
         }
-        // Nobody waits in line for what does not come: their tokens are reviewed.
-        if failed.is_some_and(|at| at.elapsed() < AGAIN) {
+        // The tasks that waited for the lock do not try again one after the other. Their tokens are
+        // reviewed.
+        if failed.is_some_and(|at| at.elapsed() < RETRY_AFTER_FAILURE) {
             return None;
         }
-        // Of before the question: they are no older than that.
-        let fetched = Instant::now();
-        *failed = Some(Instant::now() + ANSWER);
-        let answer = timeout(ANSWER, self.fetch()).await;
-        *failed = if matches!(answer, Ok(Ok(_))) {
-            None
-        } else {
-            Some(Instant::now())
+        // The age of the keys counts from before the request, so they are never older than that.
+        let requested = Instant::now();
+        // Set in advance, in case this task is dropped in the middle of the request.
+        *failed = Some(requested + FETCH_TIMEOUT);
+        let answer = timeout(FETCH_TIMEOUT, self.fetch()).await;
+        *failed = match answer {
+            Ok(Ok(_)) => None,
+            _ => Some(Instant::now()),
         };
         match answer {
             Ok(Ok(set)) => {
-                let keys = Arc::new(Keys { set, fetched });
+                let keys = Arc::new(SigningKeys { set, requested });
                 self.keys.store(Some(Arc::clone(&keys)));
                 Some(keys)
             }
             Ok(Err(reason)) => {
                 tracing::warn!(
                     reason,
-                    "upstream does not show the keys of service account tokens (the proxy's identity needs the \
-                     ClusterRole system:service-account-issuer-discovery)"
+                    "cannot read the keys of service account tokens from upstream (the proxy's \
+                     identity needs the ClusterRole system:service-account-issuer-discovery)"
                 );
                 None
             }
@@ -192,17 +169,17 @@ impl ServiceAccounts {
     }
 
     async fn fetch(&self) -> Result<JwkSet, String> {
-        let request = Request::get(KEYS)
+        let request = Request::get(KEYS_PATH)
             .header(header::ACCEPT, "application/jwk-set+json")
-            .body(body::empty());
-        let request = request.map_err(|error| error.to_string())?;
+            .body(body::empty())
+            .map_err(|error| error.to_string())?;
         let response = self
             .client
             .send(ConnectionClass::Short, request, SendOptions::default())
-            .await;
-        let response = response.map_err(|error| error.to_string())?;
+            .await
+            .map_err(|error| error.to_string())?;
         if response.status() != StatusCode::OK {
-            return Err(format!("{} to {KEYS}", response.status()));
+            return Err(format!("{} to {KEYS_PATH}", response.status()));
         }
         let bytes = body::whole(response.into_body(), MAX_KEYS_BYTES)
             .await
@@ -211,7 +188,41 @@ impl ServiceAccounts {
     }
 }
 
-/// The claims of a token that one of the keys signed and that has not expired.
+struct SigningKeys {
+    set: JwkSet,
+    requested: Instant,
+}
+
+#[derive(Debug, Deserialize)]
+struct Claims {
+    sub: String,
+    #[serde(rename = "kubernetes.io")]
+    binding: TokenBinding,
+}
+
+/// The objects that a token is bound to. A token with unknown members is left to upstream.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TokenBinding {
+    namespace: String,
+    serviceaccount: BoundObject,
+    pod: Option<BoundObject>,
+    secret: Option<BoundObject>,
+    node: Option<BoundObject>,
+    /// The end of the time for which clients should keep a token. Upstream counts the clients that
+    /// keep it longer.
+    #[serde(rename = "warnafter")]
+    _warn_after: Option<serde_json::Number>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BoundObject {
+    name: String,
+    uid: String,
+}
+
+/// Returns the claims of a token that one of the keys signed and that has not expired.
 fn verified(token: &str, keys: &JwkSet, audiences: &[String]) -> Option<Claims> {
     let header = decode_header(token).ok()?;
     if !ALGORITHMS.contains(&header.alg) {
@@ -221,7 +232,7 @@ fn verified(token: &str, keys: &JwkSet, audiences: &[String]) -> Option<Claims> 
     let mut validation = Validation::new(header.alg);
     validation.leeway = 0;
     validation.validate_nbf = true;
-    // Upstream's own audience, where none was chosen: the review said that the token has it.
+    // Without chosen audiences, upstream's review has checked the token for upstream's own.
     validation.validate_aud = !audiences.is_empty();
     if validation.validate_aud {
         validation.set_audience(audiences);

@@ -12,7 +12,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::Config;
+use super::AppConfig;
 use watershed_connect::one_line;
 
 /// How much a finding matters.
@@ -81,7 +81,7 @@ impl fmt::Display for Level {
 }
 
 /// Looks at everything that can be looked at.
-pub async fn check(config: &Config) -> Vec<Finding> {
+pub async fn check(config: &AppConfig) -> Vec<Finding> {
     let mut findings = Findings::default();
     places::examine(config, &mut findings).await;
     files::examine(config, &mut findings).await;

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::Config;
+use super::AppConfig;
 use crate::serve::{CachingPolicy, ConsistentReads, ScopePolicy};
 
 /// As JSON.
-pub(super) fn of(config: &Config) -> Value {
-    let Config {
+pub(super) fn of(config: &AppConfig) -> Value {
+    let AppConfig {
         upstream,
         listen,
         certificate,

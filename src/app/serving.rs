@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use crate::listener::tls::{ServerTls, TlsError, TlsOptions};
 
-use super::Config;
+use super::AppConfig;
 
 /// Which flag named a file.
 pub(super) type Knobs = Vec<(PathBuf, &'static str)>;
 
-impl Config {
+impl AppConfig {
     /// The flags of the files that TLS with clients is made of.
     pub(super) fn knobs(&self) -> Knobs {
         let pair = self

@@ -29,14 +29,14 @@ struct Caller {
 }
 
 /// Notes who sent a request.
-pub fn caller<B>(request: &Request<B>, identity: &Arc<Identity>) {
+pub fn record_caller<B>(request: &Request<B>, identity: &Arc<Identity>) {
     if let Some(known) = request.extensions().get::<Known>() {
         known.0.lock().user = Some(Arc::clone(identity));
     }
 }
 
 /// Notes what the authorizer said of a request.
-pub fn decided<B>(request: &Request<B>, decision: &Decision) {
+pub fn record_decision<B>(request: &Request<B>, decision: &Decision) {
     if let Some(known) = request.extensions().get::<Known>() {
         known.0.lock().decision = Some(match decision {
             Decision::Allowed(reason) => (true, Arc::clone(reason)),
@@ -46,7 +46,7 @@ pub fn decided<B>(request: &Request<B>, decision: &Decision) {
 }
 
 /// A request that is being answered. Dropping it says that its client went away before.
-pub struct Record {
+pub struct AuditRecord {
     audit: Audit,
     known: Known,
     asked: Option<Box<Asked>>,
@@ -65,7 +65,7 @@ struct Asked {
     open: TaskTrackerToken,
 }
 
-impl Record {
+impl AuditRecord {
     pub(super) fn begin<B>(
         audit: Audit,
         request: &mut Request<B>,
@@ -192,7 +192,7 @@ impl Record {
     }
 }
 
-impl Drop for Record {
+impl Drop for AuditRecord {
     fn drop(&mut self) {
         let known = self.known.0.lock().user.is_some();
         if let Some(asked) = self.asked.take().filter(|_| !self.forwarded && known) {

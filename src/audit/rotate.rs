@@ -13,7 +13,7 @@ use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
-use super::LogConfig;
+use super::AuditLogConfig;
 
 const DIR_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
@@ -21,7 +21,7 @@ const MILLISECOND: SignedDuration = SignedDuration::from_millis(1);
 
 /// A file for whole lines.
 pub(super) struct Rotated {
-    config: LogConfig,
+    config: AuditLogConfig,
     /// Gone after a failure; then it is opened anew.
     open: Option<Open>,
     /// A part of a line may stand at the end.
@@ -36,7 +36,7 @@ struct Open {
 
 impl Rotated {
     /// Makes the file and its folder, if they are not there, and removes what is too old.
-    pub(super) fn open(config: LogConfig, now: Timestamp) -> io::Result<Self> {
+    pub(super) fn open(config: AuditLogConfig, now: Timestamp) -> io::Result<Self> {
         let folder = folder(&config.path);
         DirBuilder::new()
             .recursive(true)
@@ -204,8 +204,8 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn config(folder: &TempDir, max_size: u64) -> LogConfig {
-        LogConfig {
+    fn config(folder: &TempDir, max_size: u64) -> AuditLogConfig {
+        AuditLogConfig {
             max_age: 0,
             max_backups: 0,
             max_size,
@@ -214,7 +214,7 @@ mod tests {
     }
 
     /// Names and what is in them.
-    fn files(config: &LogConfig) -> BTreeMap<String, String> {
+    fn files(config: &AuditLogConfig) -> BTreeMap<String, String> {
         let entries = fs::read_dir(folder(&config.path))
             .unwrap()
             .map(Result::unwrap);
@@ -224,7 +224,7 @@ mod tests {
             .collect()
     }
 
-    fn names(config: &LogConfig) -> Vec<String> {
+    fn names(config: &AuditLogConfig) -> Vec<String> {
         files(config).into_keys().collect()
     }
 
@@ -327,9 +327,9 @@ mod tests {
 
     #[test]
     fn a_device_that_is_full_is_an_error_and_nothing_more() {
-        let config = LogConfig {
+        let config = AuditLogConfig {
             max_size: 10,
-            ..LogConfig::new("/dev/full".into())
+            ..AuditLogConfig::new("/dev/full".into())
         };
         let mut log = Rotated::open(config, Timestamp::UNIX_EPOCH).unwrap();
         for _ in 0..3 {

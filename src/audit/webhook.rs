@@ -15,7 +15,7 @@ use kube_client::{Client, Config};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::WebhookConfig;
+use super::AuditWebhookConfig;
 use super::error::{AuditError, one_line};
 use super::event;
 use super::queue::{Next, Outlet, Queue, queue};
@@ -38,7 +38,7 @@ const MAX_ANSWER: usize = 1 << 20;
 struct Webhook {
     client: Client,
     uri: Uri,
-    config: WebhookConfig,
+    config: AuditWebhookConfig,
 }
 
 /// Events that go together, and who is to be told when they are gone.
@@ -51,7 +51,7 @@ struct Batch {
 }
 
 /// Reads the kubeconfig and starts the task. It ends with the queue.
-pub(super) async fn start(config: WebhookConfig) -> Result<Queue, AuditError> {
+pub(super) async fn start(config: AuditWebhookConfig) -> Result<Queue, AuditError> {
     let path = config.config_file.clone();
     let webhook = Webhook::new(config)
         .await
@@ -62,7 +62,7 @@ pub(super) async fn start(config: WebhookConfig) -> Result<Queue, AuditError> {
 }
 
 /// Reads the kubeconfig.
-pub(super) async fn check(config: WebhookConfig) -> Result<(), AuditError> {
+pub(super) async fn check(config: AuditWebhookConfig) -> Result<(), AuditError> {
     let path = config.config_file.clone();
     Webhook::new(config)
         .await
@@ -75,7 +75,7 @@ fn wrong(path: PathBuf, reason: String) -> AuditError {
 }
 
 impl Webhook {
-    async fn new(mut config: WebhookConfig) -> Result<Self, String> {
+    async fn new(mut config: AuditWebhookConfig) -> Result<Self, String> {
         config.batch_max_wait = config.batch_max_wait.min(LONGEST_WAIT);
         config.initial_backoff = config.initial_backoff.min(LONGEST_WAIT);
         let kubeconfig =

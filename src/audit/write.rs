@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::error::AuditError;
 use super::queue::{Next, Outlet, Queue, queue};
 use super::rotate::Rotated;
-use super::{LOG_BUFFER, LogConfig};
+use super::{AuditLogConfig, LOG_BUFFER};
 
 /// Lines are written together up to about this many bytes.
 const BLOCK: usize = 64 * 1024;
@@ -18,7 +18,7 @@ enum Output {
 }
 
 /// Opens the file and starts the thread. It ends with the queue.
-pub(super) fn start(config: LogConfig) -> Result<Queue, AuditError> {
+pub(super) fn start(config: AuditLogConfig) -> Result<Queue, AuditError> {
     let path = config.path.clone();
     let failed = |source| AuditError::Log { path, source };
     let output = if config.path == Path::new("-") {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use clap::Args;
 
-use crate::access::{self, Unavailable, authenticate, front_proxy};
+use crate::access::{AccessConfig, AuthenticationConfig, FrontProxyConfig, ReviewFailurePolicy};
 
 /// Who is calling.
 #[derive(Args, Debug)]
@@ -81,7 +81,7 @@ pub(super) struct Callers {
     authorization_webhook_cache_unauthorized_ttl: Duration,
     /// What is done with requests while the API server cannot be asked about their callers.
     #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
-    authorization_unavailable: Unavailable,
+    authorization_unavailable: ReviewFailurePolicy,
     /// Answer requests without credentials from memory, too, as what system:anonymous may see.
     /// Without it the API server answers them.
     #[arg(long)]
@@ -98,9 +98,9 @@ pub(super) struct Callers {
 
 impl Callers {
     /// Fills in what is said here.
-    pub(super) fn apply(self, access: &mut access::Config) -> anyhow::Result<()> {
+    pub(super) fn apply(self, access: &mut AccessConfig) -> anyhow::Result<()> {
         let authentication = &mut access.authentication;
-        *authentication = authenticate::Config {
+        *authentication = AuthenticationConfig {
             token_ttl: self.authentication_token_webhook_cache_ttl,
             audiences: self.api_audiences,
             validate_locally: self.validate_service_account_tokens_locally,
@@ -109,7 +109,7 @@ impl Callers {
         let authorization = &mut access.authorization;
         authorization.allowed_ttl = self.authorization_webhook_cache_authorized_ttl;
         authorization.denied_ttl = self.authorization_webhook_cache_unauthorized_ttl;
-        authorization.unavailable = self.authorization_unavailable;
+        authorization.review_failure_policy = self.authorization_unavailable;
         access.client_ca = self.client_ca_file;
         access.single_identity = self.single_identity;
         if let Some(ca) = self.requestheader_client_ca_file {
@@ -120,7 +120,7 @@ impl Callers {
                     .all(String::is_empty),
                 "a front proxy has to name the user (--requestheader-username-headers)"
             );
-            access.front_proxy = Some(front_proxy::Config {
+            access.front_proxy = Some(FrontProxyConfig {
                 ca,
                 allowed_names: self.requestheader_allowed_names,
                 username_headers: self.requestheader_username_headers,

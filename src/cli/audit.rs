@@ -6,7 +6,7 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use jiff::SignedDuration;
 
-use crate::audit::{Config, LogConfig, WebhookConfig};
+use crate::audit::{AuditConfig, AuditLogConfig, AuditWebhookConfig};
 
 /// What is logged of the requests that are answered here.
 #[expect(clippy::struct_field_names, reason = "the names are the flags")]
@@ -72,8 +72,8 @@ pub(super) struct Flags {
 }
 
 impl Flags {
-    pub(super) fn config(self) -> anyhow::Result<Option<Config>> {
-        let log = self.audit_log_path.map(|path| LogConfig {
+    pub(super) fn config(self) -> anyhow::Result<Option<AuditConfig>> {
+        let log = self.audit_log_path.map(|path| AuditLogConfig {
             path,
             max_age: self.audit_log_maxage,
             max_backups: self.audit_log_maxbackup,
@@ -81,7 +81,7 @@ impl Flags {
         });
         let webhook = self
             .audit_webhook_config_file
-            .map(|config_file| WebhookConfig {
+            .map(|config_file| AuditWebhookConfig {
                 config_file,
                 batch_max_size: self.audit_webhook_batch_max_size,
                 batch_max_wait: self.audit_webhook_batch_max_wait,
@@ -105,7 +105,7 @@ impl Flags {
             );
             return Ok(None);
         }
-        Ok(Some(Config {
+        Ok(Some(AuditConfig {
             policy_file: self.audit_policy_file,
             log,
             webhook,
@@ -133,7 +133,7 @@ mod tests {
         flags: Flags,
     }
 
-    fn config(line: &str) -> anyhow::Result<Option<Config>> {
+    fn config(line: &str) -> anyhow::Result<Option<AuditConfig>> {
         Line::try_parse_from(["test"].into_iter().chain(line.split_whitespace()))?
             .flags
             .config()
@@ -157,8 +157,8 @@ mod tests {
         let shown = format!("{:?} {:?}", audit.log.unwrap(), audit.webhook.unwrap());
         let wanted = format!(
             "{:?} {:?}",
-            LogConfig::new("a.log".into()),
-            WebhookConfig::new("w".into())
+            AuditLogConfig::new("a.log".into()),
+            AuditWebhookConfig::new("w".into())
         );
         assert_eq!(shown, wanted);
         let line = "--audit-log-path - --audit-log-maxsize 1 --audit-webhook-config-file w --audit-webhook-batch-max-wait 1m30s";

@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
-use crate::{app, telemetry};
+use crate::app::{self, AppConfig};
+use crate::telemetry;
 use watershed_connect::ConnectOptions;
 use watershed_lab::demo::{self, DemoArgs, DemoProxy, DemoUpstream};
 
@@ -36,7 +37,7 @@ async fn start_proxy(upstream: DemoUpstream) -> anyhow::Result<DemoProxy> {
         ..ConnectOptions::default()
     };
     let free_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let config = app::Config::new(options, free_port, free_port, folder.path().join("certs"));
+    let config = AppConfig::new(options, free_port, free_port, folder.path().join("certs"));
     let running = app::start(config).await?;
     let ca = running
         .ca_file

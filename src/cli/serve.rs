@@ -15,7 +15,7 @@ use super::admin::{ADMIN, AdminFlags};
 use super::limits::LimitFlags;
 use super::trouble::Misused;
 use super::{audit, config};
-use crate::app;
+use crate::app::{self, AppConfig};
 use crate::serve::CachingPolicy;
 use watershed_connect::ConnectOptions;
 
@@ -117,7 +117,7 @@ impl Serve {
     }
 
     /// What the flags and the configuration file say.
-    pub(super) fn config(self) -> anyhow::Result<app::Config> {
+    pub(super) fn config(self) -> anyhow::Result<AppConfig> {
         let upstream = ConnectOptions {
             kubeconfig: self.kubeconfig,
             context: self.context,
@@ -137,7 +137,7 @@ impl Serve {
                 "{address} is no loopback address: whoever reaches it would be the proxy (--single-identity, --listen)"
             );
         }
-        let mut config = app::Config::new(upstream, listen, self.admin_listen, self.cert_dir);
+        let mut config = AppConfig::new(upstream, listen, self.admin_listen, self.cert_dir);
         config.certificate = self.tls_cert.zip(self.tls_key);
         config.names = self.tls_sans;
         config.aggregated = self.aggregated;

@@ -46,7 +46,7 @@ impl CachedObjects {
 }
 
 impl BoundObjects for CachedObjects {
-    fn is_there(
+    fn is_present(
         &self,
         resource: &str,
         namespace: Option<&str>,

@@ -8,7 +8,7 @@ use super::list;
 use super::policy::{CacheMode, CachingPolicy, ConsistentReads};
 use super::scope_choice::ScopeChoice;
 use super::source::ForwardReason;
-use crate::access::{Attributes, Selectors};
+use crate::access::{AccessAttributes, ReviewSelectors};
 use crate::catalog::{Catalog, ResourceType};
 use crate::store::Snapshot;
 use crate::watcher::ViewFilter;
@@ -54,7 +54,7 @@ pub(super) struct Read {
     pub(super) kind: ReadKind,
     /// Refusals are to be indented.
     pretty: bool,
-    attributes: Attributes,
+    attributes: AccessAttributes,
     pub(super) age: Age,
 }
 
@@ -169,7 +169,7 @@ impl Read {
     }
 
     /// What authorization is asked about.
-    pub(super) fn attributes(&self) -> Attributes {
+    pub(super) fn attributes(&self) -> AccessAttributes {
         self.attributes.clone()
     }
 }
@@ -266,7 +266,7 @@ fn plan<B>(
         namespace: namespace.clone(),
         kind,
         pretty,
-        attributes: Attributes {
+        attributes: AccessAttributes {
             verb: info.verb,
             resource: asked.clone(),
             selectors,
@@ -289,7 +289,7 @@ fn plan<B>(
             .ok_or(ForwardReason::NotCovered)?;
         return Ok(read(
             ReadKind::Get { name },
-            Selectors::default(),
+            ReviewSelectors::default(),
             age,
             held_in,
         ));
@@ -308,7 +308,7 @@ fn plan<B>(
         .map(FieldSelector::parse)
         .transpose();
     let fields = fields.map_err(|_| ForwardReason::Selector)?;
-    let selectors = Selectors::new(labels.as_ref(), fields.as_ref());
+    let selectors = ReviewSelectors::new(labels.as_ref(), fields.as_ref());
     let asked = || Selection {
         namespace: namespace.clone(),
         labels: labels.clone().unwrap_or_default(),

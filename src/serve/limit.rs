@@ -167,7 +167,7 @@ impl Limiter {
             return Ok(Admitted::default());
         }
         let caller = match access.identify(caller, request.headers()).await {
-            Ok(Authenticated::As(identity)) => Caller::User(identity.user.clone()),
+            Ok(Authenticated::Known(identity)) => Caller::User(identity.user.clone()),
             // One whom upstream knows does not become another by what else stands in the request.
             _ => match access.authenticator.bearer(request.headers()).await {
                 Some(identity) => Caller::User(identity.user.clone()),

@@ -1,5 +1,5 @@
 //! Who may not, and is told so in upstream's words.
-use watershed::app;
+use watershed::app::AppConfig;
 use watershed_lab::sim::AccessRule;
 
 use crate::client::{BOTH, Endpoint, Protocol};
@@ -64,7 +64,7 @@ async fn who_may_not_gets_upstreams_refusal() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_taken_away_or_given_counts_soon_after() {
     // The simulator's rules are not RBAC's: no change tells that a denial is over.
-    let configure = |config: &mut app::Config| {
+    let configure = |config: &mut AppConfig| {
         config.access.authorization.denied_ttl = config.access.authorization.unwatched_denied_ttl;
     };
     let rig = Rig::configured(small(), configure).await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::Request;
-use watershed::app::Config;
+use watershed::app::AppConfig;
 use watershed::serve::ScopePolicy;
 use watershed_lab::sim::{AccessRule, Options, SimulatedServer, fixtures};
 
@@ -14,7 +14,7 @@ use crate::ledger::{Interest, Ledger};
 use crate::program::Program;
 use crate::rig::{Rig, becomes, eventually, metric, small, start_configured};
 
-fn narrow(most: usize, idle: u64) -> impl FnOnce(&mut Config) {
+fn narrow(most: usize, idle: u64) -> impl FnOnce(&mut AppConfig) {
     move |config| {
         let idle = Some(Duration::from_secs(idle));
         let holding = ScopePolicy {

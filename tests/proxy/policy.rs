@@ -2,7 +2,7 @@
 use futures_util::future::join_all;
 use http::{Request, StatusCode};
 use serde_json::Value;
-use watershed::app::Config;
+use watershed::app::AppConfig;
 use watershed::serve::CacheMode;
 use watershed_lab::sim::{Options, Population, TrafficCounts};
 use watershed_protocol::GroupVersionResource;
@@ -81,7 +81,7 @@ fn asked(counts: &TrafficCounts) -> (u64, u64) {
     (all, whole)
 }
 
-fn metadata_only(config: &mut Config) {
+fn metadata_only(config: &mut AppConfig) {
     config.policy.set_mode("", "secrets", CacheMode::Metadata);
 }
 
@@ -362,7 +362,7 @@ async fn metadata_that_objects_do_not_tell_is_kept_as_upstream_gives_it() {
         (CacheMode::Objects, "forward; reason=representation"),
         (CacheMode::Metadata, "snapshot"),
     ] {
-        let configure = |config: &mut Config| {
+        let configure = |config: &mut AppConfig| {
             config.policy.set_mode("apps", "deployments", cache);
         };
         let rig = Rig::configured(some_secrets(), configure).await;

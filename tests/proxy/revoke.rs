@@ -2,8 +2,8 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use watershed::access::Unavailable;
-use watershed::app;
+use watershed::access::ReviewFailurePolicy;
+use watershed::app::AppConfig;
 use watershed_lab::sim::{AccessRule, ActiveFaults, PlannedRefusal, SimulatedServer};
 use watershed_protocol::GroupVersionResource;
 
@@ -18,7 +18,7 @@ fn rbac(resource: &str) -> GroupVersionResource {
 }
 
 /// So that nothing but a change of RBAC ends a verdict within a test.
-fn remember(config: &mut app::Config) {
+fn remember(config: &mut AppConfig) {
     let hour = Duration::from_hours(1);
     let authorization = &mut config.access.authorization;
     authorization.allowed_ttl = hour;
@@ -359,9 +359,9 @@ async fn a_watch_that_a_change_concerns_shows_nothing_until_upstream_can_be_aske
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forwarding_while_upstream_cannot_be_asked_is_a_choice() {
-    let configure = |config: &mut app::Config| {
+    let configure = |config: &mut AppConfig| {
         remember(config);
-        config.access.authorization.unavailable = Unavailable::Forward;
+        config.access.authorization.review_failure_policy = ReviewFailurePolicy::Forward;
     };
     let rig = Rig::build(small(), furnish, configure).await;
     quiet(&rig).await;
@@ -395,7 +395,7 @@ async fn forwarding_while_upstream_cannot_be_asked_is_a_choice() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_remembered_for_no_time_and_other_grants_not_for_long() {
-    let configure = |config: &mut app::Config| {
+    let configure = |config: &mut AppConfig| {
         remember(config);
         config.access.authorization.allowed_ttl = Duration::ZERO;
     };
@@ -413,7 +413,7 @@ async fn nothing_is_remembered_for_no_time_and_other_grants_not_for_long() {
     rig.stop().await;
 
     // By rules that are not RBAC's: no change of an object tells of their end.
-    let configure = |config: &mut app::Config| {
+    let configure = |config: &mut AppConfig| {
         remember(config);
         config.access.authorization.unwatched_allowed_ttl = Duration::from_secs(1);
     };

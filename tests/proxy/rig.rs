@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use watershed::app::{self, Running};
+use watershed::app::{self, AppConfig, Running};
 use watershed::serve::CacheMode;
 use watershed::telemetry;
 use watershed_connect::ConnectOptions;
@@ -54,7 +54,7 @@ impl Rig {
     /// `configure` changes how the proxy runs.
     pub(crate) async fn configured(
         options: Options,
-        configure: impl FnOnce(&mut app::Config),
+        configure: impl FnOnce(&mut AppConfig),
     ) -> Self {
         Self::build(options, |_| {}, configure).await
     }
@@ -68,7 +68,7 @@ impl Rig {
     pub(crate) async fn build(
         options: Options,
         prepare: impl FnOnce(&SimulatedServer),
-        configure: impl FnOnce(&mut app::Config),
+        configure: impl FnOnce(&mut AppConfig),
     ) -> Self {
         let upstream = SimulatedServer::start(options).await.unwrap();
         prepare(&upstream);
@@ -135,7 +135,7 @@ pub(crate) async fn start_proxy(kubeconfig: &str) -> anyhow::Result<(Running, Te
 
 pub(crate) async fn start_configured(
     kubeconfig: &str,
-    configure: impl FnOnce(&mut app::Config),
+    configure: impl FnOnce(&mut AppConfig),
 ) -> anyhow::Result<(Running, TempDir)> {
     watershed_connect::install_crypto();
     // The proxy's log, for whoever looks for the cause of a failure.
@@ -149,7 +149,7 @@ pub(crate) async fn start_configured(
         kubeconfig: Some(file),
         ..ConnectOptions::default()
     };
-    let mut config = app::Config::new(options, loopback(), loopback(), folder.path().join("certs"));
+    let mut config = AppConfig::new(options, loopback(), loopback(), folder.path().join("certs"));
     // No test is about these, and none shall fail on a machine that stalls.
     config.limits.start = PATIENCE;
     configure(&mut config);
@@ -157,7 +157,7 @@ pub(crate) async fn start_configured(
 }
 
 /// The operator lets secrets be kept in memory.
-pub(crate) fn with_secrets(config: &mut app::Config) {
+pub(crate) fn with_secrets(config: &mut AppConfig) {
     config.policy.set_mode("", "secrets", CacheMode::Objects);
 }
 

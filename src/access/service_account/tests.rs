@@ -107,7 +107,7 @@ fn only_what_a_present_key_signed_and_time_has_not_ended_is_good() {
 struct There(Vec<&'static str>);
 
 impl BoundObjects for There {
-    fn is_there(
+    fn is_present(
         &self,
         resource: &str,
         namespace: Option<&str>,
@@ -131,7 +131,7 @@ async fn good(there: &[&'static str], claims: &Value) -> bool {
         crate::test_support::Api::start(&pki, crate::test_support::HTTP2, move |request, _| {
             let set = set.clone();
             async move {
-                assert_eq!(request.uri().path(), KEYS);
+                assert_eq!(request.uri().path(), KEYS_PATH);
                 crate::test_support::text(set)
             }
         })
@@ -145,7 +145,7 @@ async fn good(there: &[&'static str], claims: &Value) -> bool {
         extra: Vec::new(),
     };
     accounts
-        .is_still_good(&signer.sign(claims), &identity)
+        .is_still_valid(&signer.sign(claims), &identity)
         .await
 }
 

@@ -8,7 +8,7 @@ use rustls::pki_types::CertificateDer;
 use super::Findings;
 use crate::admin::TokenFile;
 use crate::app::serving::named;
-use crate::app::{Config, Listen};
+use crate::app::{AppConfig, Listen};
 use crate::listener::tls::{self, TlsError};
 use crate::{access, audit};
 use watershed_connect::Validity;
@@ -18,7 +18,7 @@ const CALLERS: &str = "callers";
 const ADMIN: &str = "admin";
 const AUDIT: &str = "audit";
 
-pub(super) async fn examine(config: &Config, findings: &mut Findings) {
+pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) {
     serving(config, findings).await;
     for (file, flag) in config.authorities() {
         match access::authorities(file.clone()).await {
@@ -66,7 +66,7 @@ pub(super) async fn examine(config: &Config, findings: &mut Findings) {
     }
 }
 
-async fn serving(config: &Config, findings: &mut Findings) {
+async fn serving(config: &AppConfig, findings: &mut Findings) {
     let Listen::Tls(address) = &config.listen else {
         return;
     };

@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use tokio::net::TcpListener;
 
 use super::Findings;
-use crate::app::{Config, Listen};
+use crate::app::{AppConfig, Listen};
 use crate::listener::socket;
 
 const SUBJECT: &str = "listen";
 
-pub(super) async fn examine(config: &Config, findings: &mut Findings) {
+pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) {
     match &config.listen {
         Listen::Tls(address) => can_listen(*address, "--listen", findings).await,
         Listen::Socket { path, .. } => match socket::can_bind(path).await {

@@ -4,8 +4,8 @@ use std::time::Duration;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
 use super::Findings;
-use crate::access::{Attributes, OwnRights, ReviewError, Selectors};
-use crate::app::{Config, undiscovered};
+use crate::access::{AccessAttributes, OwnRights, ReviewError, ReviewSelectors};
+use crate::app::{AppConfig, undiscovered};
 use crate::catalog::{Catalog, CatalogFollower};
 use crate::scope::Scopes;
 use crate::upstream::UpstreamClient;
@@ -46,7 +46,7 @@ const FOR_ITSELF: &[(&str, &str, &str, &str)] = &[
 ];
 const RBAC: &str = "what callers may is remembered for seconds only";
 
-pub(super) async fn examine(config: &Config, client: &UpstreamClient, findings: &mut Findings) {
+pub(super) async fn examine(config: &AppConfig, client: &UpstreamClient, findings: &mut Findings) {
     let rights = OwnRights::new(client.clone());
     match ask(config, client, &rights, findings).await {
         Ok(()) => {}
@@ -59,7 +59,7 @@ pub(super) async fn examine(config: &Config, client: &UpstreamClient, findings: 
 }
 
 async fn ask(
-    config: &Config,
+    config: &AppConfig,
     client: &UpstreamClient,
     rights: &OwnRights,
     findings: &mut Findings,
@@ -100,7 +100,7 @@ async fn ask(
 
 /// Who is calling, and may they?
 async fn about_callers(
-    config: &Config,
+    config: &AppConfig,
     rights: &OwnRights,
     findings: &mut Findings,
 ) -> Result<(), ReviewError> {
@@ -201,7 +201,7 @@ async fn for_itself(rights: &OwnRights, findings: &mut Findings) -> Result<(), R
 }
 
 /// Types that the configuration names and upstream does not have.
-fn unknown(config: &Config, catalog: &Catalog, findings: &mut Findings) {
+fn unknown(config: &AppConfig, catalog: &Catalog, findings: &mut Findings) {
     let policy = &config.policy;
     let mut named: Vec<_> = policy
         .consistent_reads_by_type
@@ -233,7 +233,7 @@ fn unknown(config: &Config, catalog: &Catalog, findings: &mut Findings) {
 
 /// Whether what may be held can be listed and watched.
 async fn to_hold(
-    config: &Config,
+    config: &AppConfig,
     catalog: &Catalog,
     rights: &OwnRights,
     findings: &mut Findings,
@@ -292,7 +292,7 @@ async fn to_hold(
 
 /// What one list and watch may be opened for, and how it is called. A right is for all versions of
 /// a type.
-fn wanted(config: &Config, catalog: &Catalog) -> Vec<(String, Selection, GroupVersionResource)> {
+fn wanted(config: &AppConfig, catalog: &Catalog) -> Vec<(String, Selection, GroupVersionResource)> {
     let policy = &config.policy;
     let mut types = catalog.all();
     types.sort_by(|one, other| {
@@ -324,12 +324,12 @@ fn wanted(config: &Config, catalog: &Catalog) -> Vec<(String, Selection, GroupVe
     wanted
 }
 
-fn attributes(verb: Verb, gvr: &GroupVersionResource, selection: &Selection) -> Attributes {
+fn attributes(verb: Verb, gvr: &GroupVersionResource, selection: &Selection) -> AccessAttributes {
     // As upstream reads a list's request. Source: `apiserver/pkg/endpoints/request/requestinfo.go`.
     let name = selection.fields.requirements().iter().find(|requirement| {
         requirement.field == "metadata.name" && requirement.operator == FieldOperator::Equals
     });
-    Attributes {
+    AccessAttributes {
         verb,
         resource: ResourceRequest {
             gvr: gvr.clone(),
@@ -338,6 +338,6 @@ fn attributes(verb: Verb, gvr: &GroupVersionResource, selection: &Selection) -> 
             subresource: None,
             name_from_selector: name.is_some(),
         },
-        selectors: Selectors::new(Some(&selection.labels), Some(&selection.fields)),
+        selectors: ReviewSelectors::new(Some(&selection.labels), Some(&selection.fields)),
     }
 }

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::Findings;
 use crate::access::{OwnRights, ReviewError};
-use crate::app::Config;
+use crate::app::AppConfig;
 use crate::body;
 use crate::upstream::{AnswerError, ConnectionClass, SendOptions, Upstream, UpstreamClient};
 use watershed_connect::{ConnectOptions, CredentialsError};
@@ -19,7 +19,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 const MAX_BYTES: usize = 1 << 20;
 
 /// A client, if upstream answers and knows whose it is.
-pub(super) async fn examine(config: &Config, findings: &mut Findings) -> Option<UpstreamClient> {
+pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) -> Option<UpstreamClient> {
     let upstream = match Upstream::load(&config.upstream).await {
         Ok(upstream) => upstream,
         Err(error @ CredentialsError::Address(_)) => {

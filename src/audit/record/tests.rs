@@ -2,7 +2,7 @@
 use serde_json::Value;
 
 use super::*;
-use crate::audit::{Config, LogConfig};
+use crate::audit::{AuditConfig, AuditLogConfig};
 use crate::body::full;
 use watershed_protocol::{GroupVersionResource, ResourceRequest};
 
@@ -26,7 +26,7 @@ async fn logged(
     policy: &str,
     method: &str,
     url: &str,
-    serve: impl FnOnce(Record, &Request<()>),
+    serve: impl FnOnce(AuditRecord, &Request<()>),
 ) -> Vec<(String, String, String, Value)> {
     let folder = tempfile::tempdir().unwrap();
     let policy_file = (!policy.is_empty()).then(|| {
@@ -39,9 +39,9 @@ async fn logged(
         path
     });
     let path = folder.path().join("audit.log");
-    let config = Config {
+    let config = AuditConfig {
         policy_file,
-        log: Some(LogConfig::new(path.clone())),
+        log: Some(AuditLogConfig::new(path.clone())),
         webhook: None,
     };
     let audit = Audit::start(config).await.unwrap();
@@ -79,8 +79,8 @@ fn short(events: &[(String, String, String, Value)]) -> String {
 async fn every_stage_has_its_moment() {
     let all = "level: Metadata";
     let events = logged(all, "GET", POD, |record, request| {
-        caller(request, &alice());
-        decided(request, &Decision::Allowed("".into()));
+        record_caller(request, &alice());
+        record_decision(request, &Decision::Allowed("".into()));
         drop(record.answered(answer(200)));
     })
     .await;
@@ -89,7 +89,7 @@ async fn every_stage_has_its_moment() {
         "RequestReceived get alice null, ResponseComplete get alice 200"
     );
     let events = logged(all, "GET", "/api/v1/pods?watch=1", |record, request| {
-        caller(request, &alice());
+        record_caller(request, &alice());
         drop(record.answered(answer(200)));
     })
     .await;
@@ -97,7 +97,7 @@ async fn every_stage_has_its_moment() {
         short(&events),
         "RequestReceived watch alice null, ResponseStarted watch alice 200, ResponseComplete watch alice 200"
     );
-    let refused = |record: Record, _: &Request<()>| {
+    let refused = |record: AuditRecord, _: &Request<()>| {
         let mut response = answer(401);
         response.extensions_mut().insert(Status::unauthorized());
         drop(record.answered(response));
@@ -116,7 +116,7 @@ async fn every_stage_has_its_moment() {
 #[tokio::test]
 async fn a_client_that_leaves_before_its_answer_is_logged_if_it_is_known() {
     let events = logged("", "GET", POD, |record, request| {
-        caller(request, &alice());
+        record_caller(request, &alice());
         drop(record);
     })
     .await;
@@ -131,7 +131,7 @@ async fn a_client_that_leaves_before_its_answer_is_logged_if_it_is_known() {
             .is_empty()
     );
     let forwarded = logged("", "GET", POD, |mut record, request| {
-        caller(request, &alice());
+        record_caller(request, &alice());
         record.forwarded();
     })
     .await;
@@ -183,7 +183,7 @@ async fn what_could_not_be_forwarded_is_logged_with_its_own_verb() {
 #[tokio::test]
 async fn an_answer_shared_with_others_says_what_is_not_found() {
     let events = logged("", "GET", POD, |record, request| {
-        caller(request, &alice());
+        record_caller(request, &alice());
         drop(record.answered(answer(404)));
     })
     .await;

@@ -1,0 +1,133 @@
+//! Configuration of authentication and authorization.
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Configuration of authentication and authorization.
+#[derive(Clone, Debug, Default)]
+pub struct AccessConfig {
+    /// Authentication by credentials that upstream accepts, too.
+    pub authentication: AuthenticationConfig,
+    /// Authorities of client certificates (`--client-ca-file`). As in an API server, each of their
+    /// certificates identifies a user of the cluster. So they must be upstream's own authorities.
+    pub client_ca: Option<PathBuf>,
+    /// Front proxies that are trusted.
+    pub front_proxy: Option<FrontProxyConfig>,
+    /// All requests are sent with the proxy's own identity (`--single-identity`).
+    pub single_identity: bool,
+    /// Authorization of reads.
+    pub authorization: AuthorizationConfig,
+}
+
+impl AccessConfig {
+    /// Returns the files of all authorities that can sign an accepted client certificate.
+    pub fn authorities(&self) -> Vec<PathBuf> {
+        self.client_ca
+            .iter()
+            .chain(self.front_proxy.as_ref().map(|proxy| &proxy.ca))
+            .cloned()
+            .collect()
+    }
+}
+
+/// Configuration of authentication.
+#[derive(Clone, Debug)]
+pub struct AuthenticationConfig {
+    /// Time for which an accepted token is not reviewed again
+    /// (`--authentication-token-webhook-cache-ttl`).
+    pub token_ttl: Duration,
+    /// The audiences of which a token must have one (`--api-audiences`). If there are none, tokens
+    /// must have upstream's own.
+    pub audiences: Vec<String>,
+    /// Service account tokens that upstream accepted once are validated in this process
+    /// (`--validate-service-account-tokens-locally`).
+    pub validate_locally: bool,
+    /// A caller without credentials is `system:anonymous` (`--anonymous-auth`). Otherwise upstream
+    /// decides.
+    pub anonymous: bool,
+}
+
+impl Default for AuthenticationConfig {
+    fn default() -> Self {
+        // Source: kube-apiserver's own token cache (kubeapiserver/options/authentication.go).
+        Self {
+            token_ttl: Duration::from_secs(10),
+            audiences: Vec::new(),
+            validate_locally: false,
+            anonymous: false,
+        }
+    }
+}
+
+/// Configuration of authorization: mostly the maximum age of verdicts.
+#[derive(Clone, Debug)]
+pub struct AuthorizationConfig {
+    /// Age of a grant by RBAC while the changes of RBAC are followed. Zero caches none.
+    pub allowed_ttl: Duration,
+    /// Age of a denial while the changes of RBAC are followed. Zero caches none.
+    pub denied_ttl: Duration,
+    /// Age of a grant that can end unnoticed: not by RBAC, or while RBAC is not followed.
+    pub unwatched_allowed_ttl: Duration,
+    /// Age of a denial that can end unnoticed: of a node, or while RBAC is not followed.
+    pub unwatched_denied_ttl: Duration,
+    /// What happens to requests while upstream answers no reviews.
+    pub review_failure_policy: ReviewFailurePolicy,
+}
+
+impl Default for AuthorizationConfig {
+    fn default() -> Self {
+        Self {
+            // Source of both: kube-apiserver's own flags of these names
+            // (kubeapiserver/options/authorization.go).
+            allowed_ttl: Duration::from_mins(5),
+            denied_ttl: Duration::from_secs(30),
+            // Source: the delegated authorizer's default
+            // (apiserver/pkg/server/options/authorization.go).
+            unwatched_allowed_ttl: Duration::from_secs(10),
+            // A program is often granted access just after it was refused, and tries again.
+            unwatched_denied_ttl: Duration::from_secs(1),
+            review_failure_policy: ReviewFailurePolicy::default(),
+        }
+    }
+}
+
+/// Treatment of requests while upstream answers no reviews of their callers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum ReviewFailurePolicy {
+    /// Requests are refused (503) and can be sent again. Cached verdicts apply until they expire.
+    #[default]
+    Refuse,
+    /// Requests are forwarded, and upstream decides. Open watches go on.
+    Forward,
+}
+
+/// Configuration of trusted front proxies. Header names are compared without regard to case.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FrontProxyConfig {
+    /// Authorities of front proxies' certificates (`--requestheader-client-ca-file`).
+    pub ca: PathBuf,
+    /// Common names that such a certificate may have; if there are none, it may have any
+    /// (`--requestheader-allowed-names`).
+    pub allowed_names: Vec<String>,
+    /// Headers with the user's name; the first that is present counts.
+    pub username_headers: Vec<String>,
+    /// Headers with the user's unique id; the first that is present counts.
+    pub uid_headers: Vec<String>,
+    /// Headers with the user's groups; all count.
+    pub group_headers: Vec<String>,
+    /// Prefixes of headers with further attributes; the attribute's name follows.
+    pub extra_prefixes: Vec<String>,
+}
+
+impl FrontProxyConfig {
+    /// Returns the configuration with the headers that kube-apiserver itself sends.
+    pub fn new(ca: PathBuf) -> Self {
+        Self {
+            ca,
+            allowed_names: Vec::new(),
+            username_headers: vec!["x-remote-user".to_owned()],
+            uid_headers: vec!["x-remote-uid".to_owned()],
+            group_headers: vec!["x-remote-group".to_owned()],
+            extra_prefixes: vec!["x-remote-extra-".to_owned()],
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! The error of a review.
+use std::time::Duration;
+
+use http::StatusCode;
+
+use crate::upstream::UpstreamError;
+
+/// A failed review: upstream gave no verdict.
+#[derive(Debug, thiserror::Error)]
+pub enum ReviewError {
+    /// The connection failed.
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
+    /// Upstream refused the review: the proxy's identity needs the ClusterRole
+    /// system:auth-delegator.
+    #[error("upstream answered {0} to a review: the proxy's identity needs system:auth-delegator")]
+    Refused(StatusCode),
+    /// The answer broke off.
+    #[error("upstream broke off in the middle of a review: {0}")]
+    Cut(String),
+    /// The verdict cannot be read.
+    #[error("upstream's review is not understood: {0}")]
+    NotUnderstood(String),
+    /// No verdict arrived in time.
+    #[error("upstream did not answer a review within {0:?}")]
+    Late(Duration),
+}
+
+impl ReviewError {
+    /// Returns whether upstream is away or overloaded, so that the same review may succeed later.
+    /// Otherwise upstream answered, and refuses reviews of this proxy.
+    pub fn is_unavailable(&self) -> bool {
+        match self {
+            Self::Upstream(_) | Self::Cut(_) | Self::Late(_) => true,
+            Self::Refused(status) => {
+                status.is_server_error() || *status == StatusCode::TOO_MANY_REQUESTS
+            }
+            Self::NotUnderstood(_) => false,
+        }
+    }
+
+    /// Returns whether upstream does not know the identity that sent the review.
+    pub fn is_unknown(&self) -> bool {
+        matches!(self, Self::Refused(StatusCode::UNAUTHORIZED))
+    }
+
+    pub(super) fn not_understood(error: impl std::fmt::Display) -> Self {
+        Self::NotUnderstood(error.to_string())
+    }
+}

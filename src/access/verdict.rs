@@ -1,0 +1,140 @@
+//! Upstream's answers to access requests, and their validity.
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::metrics;
+use super::request::AccessRequest;
+
+/// An access request and upstream's answer. Equal requests share the cached answer.
+#[derive(Clone, Debug)]
+pub struct ReviewedAccess {
+    pub(super) request: Arc<AccessRequest>,
+    pub(super) verdict: Arc<Verdict>,
+}
+
+impl ReviewedAccess {
+    /// Returns upstream's decision.
+    pub fn decision(&self) -> &Decision {
+        &self.verdict.decision
+    }
+}
+
+/// Upstream's decision, with the authorizer's reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// The access is granted.
+    Allowed(Arc<str>),
+    /// The access is denied.
+    Denied(Arc<str>),
+}
+
+impl Decision {
+    /// Returns the authorizer's reason, which may be empty.
+    pub fn reason(&self) -> &str {
+        let (Self::Allowed(reason) | Self::Denied(reason)) = self;
+        reason
+    }
+}
+
+/// Upstream's answer to an access request, and the time for which it is valid.
+#[derive(Debug)]
+pub(super) struct Verdict {
+    pub(super) decision: Decision,
+    pub(super) position: ChangePosition,
+    /// Lifetime while RBAC is followed, from the request on.
+    pub(super) ttl: Duration,
+    /// Lifetime while RBAC is not followed.
+    pub(super) unwatched_ttl: Duration,
+    /// Changes before this number have been compared with the request.
+    pub(super) compared: AtomicU64,
+    /// Nanoseconds from the request to the first change that concerns it; [`NEVER`] without one.
+    overtaken: AtomicU64,
+    /// Nanoseconds from the request until upstream surely knows an earlier change that concerns
+    /// it; [`NEVER`] without one.
+    settled: AtomicU64,
+}
+
+impl Verdict {
+    pub(super) fn new(
+        decision: Decision,
+        position: ChangePosition,
+        ttl: Duration,
+        unwatched_ttl: Duration,
+    ) -> Self {
+        Self {
+            decision,
+            position,
+            ttl,
+            unwatched_ttl,
+            compared: AtomicU64::new(position.unsettled),
+            overtaken: AtomicU64::new(NEVER),
+            settled: AtomicU64::new(NEVER),
+        }
+    }
+
+    /// Notes a later change that concerns the request.
+    pub(super) fn set_overtaken(&self, after: Duration) {
+        let before = self
+            .overtaken
+            .fetch_min(nanoseconds(after), Ordering::AcqRel);
+        if before == NEVER {
+            metrics::dropped();
+        }
+    }
+
+    /// Notes when upstream surely knows an earlier change that concerns the request.
+    pub(super) fn set_settled(&self, after: Duration) {
+        self.settled.fetch_min(nanoseconds(after), Ordering::AcqRel);
+    }
+
+    /// Returns the time of the first later change that concerns the request, if there was one.
+    pub(super) fn overtaken_at(&self) -> Option<Instant> {
+        self.moment(&self.overtaken)
+    }
+
+    /// Returns the time of the next review that an earlier change makes necessary, if there was
+    /// one.
+    pub(super) fn settled_at(&self) -> Option<Instant> {
+        self.moment(&self.settled)
+    }
+
+    /// Returns the lifetime, which depends on whether RBAC is followed.
+    pub(super) fn lifetime(&self, is_followed: bool) -> Duration {
+        if is_followed {
+            self.ttl
+        } else {
+            self.unwatched_ttl
+        }
+    }
+
+    /// Returns whether the verdict can still be relied on.
+    pub(super) fn is_valid(&self, now: Instant, is_followed: bool) -> bool {
+        now.saturating_duration_since(self.position.requested) < self.lifetime(is_followed)
+            && self.overtaken_at().is_none()
+            && self.settled_at().is_none_or(|at| now < at)
+    }
+
+    fn moment(&self, after: &AtomicU64) -> Option<Instant> {
+        let after = after.load(Ordering::Acquire);
+        (after != NEVER).then(|| self.position.requested + Duration::from_nanos(after))
+    }
+}
+
+/// The time of a request, and its position among the changes of RBAC.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ChangePosition {
+    pub(super) requested: Instant,
+    /// Changes from this number on came after the request.
+    pub(super) head: u64,
+    /// Changes from this number on may not have reached upstream's authorizers by then.
+    pub(super) unsettled: u64,
+}
+
+const NEVER: u64 = u64::MAX;
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(NEVER - 1)
+}
