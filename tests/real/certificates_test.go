@@ -2,21 +2,14 @@ package real
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
 	"encoding/json"
-	"encoding/pem"
 	"fmt"
 	"io"
-	"math/big"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -27,66 +20,12 @@ import (
 	"k8s.io/client-go/rest"
 
 	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/certificates"
 	"watershed.test/real/internal/objects"
 	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/require"
 	"watershed.test/real/internal/testbed"
 )
-
-// signer is a certificate authority of one test.
-type signer struct {
-	file string
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
-func newSigner(t *testing.T, dir, name string) *signer {
-	t.Helper()
-	s := &signer{file: filepath.Join(dir, name+".crt"), key: require.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)}
-	s.cert = &x509.Certificate{
-		Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-	}
-	der := s.sign(t, s.cert, s.key)
-	s.cert = require.Value(x509.ParseCertificate(der))(t)
-	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	require.NoError(t, os.WriteFile(s.file, text, 0o600))
-	return s
-}
-
-func (s *signer) sign(t *testing.T, template *x509.Certificate, key *ecdsa.PrivateKey) []byte {
-	t.Helper()
-	template.SerialNumber = require.Value(rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 100)))(t)
-	if template.NotBefore.IsZero() {
-		template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
-	}
-	return require.Value(x509.CreateCertificate(rand.Reader, template, s.cert, key.Public(), s.key))(t)
-}
-
-// person returns a client's certificate.
-func (s *signer) person(t *testing.T, template *x509.Certificate) *tls.Certificate {
-	t.Helper()
-	key := require.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
-	template.KeyUsage = x509.KeyUsageDigitalSignature
-	if template.ExtKeyUsage == nil {
-		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
-	}
-	return &tls.Certificate{Certificate: [][]byte{s.sign(t, template, key)}, PrivateKey: key}
-}
-
-func named(name string, groups ...string) *x509.Certificate {
-	return &x509.Certificate{Subject: pkix.Name{CommonName: name, Organization: groups}}
-}
-
-// showing returns a client of the target that sends a certificate, or none if it is nil.
-func showing(t api.Target, certificate *tls.Certificate) *http.Client {
-	config := t.TLS()
-	if certificate != nil {
-		// The client sends it whatever authorities the server names.
-		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return certificate, nil }
-	}
-	return &http.Client{Transport: &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true}}
-}
 
 type shownAnswer struct {
 	status int
@@ -161,16 +100,16 @@ func TestCertificateCallersKeepTheirIdentity(t *testing.T) {
 		t.Skip("needs a proxy of its own")
 	}
 	dir := t.TempDir()
-	clientCA, frontCA, strangers := newSigner(t, dir, "clients"), newSigner(t, dir, "front-proxies"), newSigner(t, dir, "strangers")
+	clientCA, frontCA, strangers := certificates.NewSigner(t, dir, "clients"), certificates.NewSigner(t, dir, "front-proxies"), certificates.NewSigner(t, dir, "strangers")
 	front := []string{
-		"--requestheader-client-ca-file=" + frontCA.file,
+		"--requestheader-client-ca-file=" + frontCA.File,
 		"--requestheader-allowed-names=front",
 		"--requestheader-username-headers=X-Remote-User",
 		"--requestheader-group-headers=X-Remote-Group",
 		"--requestheader-uid-headers=X-Remote-Uid",
 		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
 	}
-	args := []string{"--apiserver-arg=--client-ca-file=" + clientCA.file}
+	args := []string{"--apiserver-arg=--client-ca-file=" + clientCA.File}
 	for _, flag := range front {
 		args = append(args, "--apiserver-arg="+flag)
 	}
@@ -207,43 +146,43 @@ func TestCertificateCallersKeepTheirIdentity(t *testing.T) {
 	for _, name := range []string{"apple", "pear"} {
 		require.Value(client.CoreV1().ConfigMaps("default").Create(ctx, objects.ConfigMap(name), metav1.CreateOptions{}))(t)
 	}
-	proxy := testbed.RunProxy(t, c.ProxyKubeconfig, append([]string{"--client-ca-file=" + clientCA.file}, front...)...)
+	proxy := testbed.RunProxy(t, c.ProxyKubeconfig, append([]string{"--client-ca-file=" + clientCA.File}, front...)...)
 
-	ended := named("jane")
+	ended := certificates.Template("jane")
 	ended.NotBefore, ended.NotAfter = time.Now().Add(-2*time.Hour), time.Now().Add(-time.Hour)
-	server := named("jane")
+	server := certificates.Template("jane")
 	server.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
-	uid := named("jane", "builders")
+	uid := certificates.Template("jane", "builders")
 	uid.Subject.ExtraNames = []pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57683, 2}, Value: "1234"}}
 	people := []struct {
 		name        string
 		certificate *tls.Certificate
 		header      map[string]string
 	}{
-		{"jane", clientCA.person(t, named("jane", "builders", "painters")), nil},
-		{"jane with a unique id", clientCA.person(t, uid), nil},
-		{"a reader by group", clientCA.person(t, named("joe", "readers")), nil},
-		{"nobody much", clientCA.person(t, named("nobody")), nil},
-		{"a node", clientCA.person(t, named("system:node:n1", "system:nodes")), nil},
-		{"a master", clientCA.person(t, named("root", "system:masters")), nil},
-		{"a letter that is not ASCII", clientCA.person(t, named("jäne", "readers")), nil},
-		{"no name", clientCA.person(t, named("")), nil},
-		{"ended", clientCA.person(t, ended), nil},
-		{"for servers", clientCA.person(t, server), nil},
-		{"of strangers", strangers.person(t, named("jane")), nil},
-		{"of strangers, with a token", strangers.person(t, named("jane")), map[string]string{"Authorization": "Bearer " + c.Tokens["alice"]}},
-		{"with another's token", clientCA.person(t, named("jane")), map[string]string{"Authorization": "Bearer " + c.Tokens["alice"]}},
-		{"with a bad token", clientCA.person(t, named("jane")), map[string]string{"Authorization": "Bearer nobodys"}},
-		{"claims to be a front proxy", clientCA.person(t, named("front")), map[string]string{"X-Remote-User": "root", "X-Remote-Group": "system:masters"}},
-		{"a front proxy", frontCA.person(t, named("front")), map[string]string{"X-Remote-User": "jane", "X-Remote-Group": "a|readers", "X-Remote-Uid": "7", "X-Remote-Extra-Scopes.example.com%2Fview": "x|y"}},
-		{"a front proxy for nobody", frontCA.person(t, named("front")), nil},
-		{"a front proxy of another name", frontCA.person(t, named("back")), map[string]string{"X-Remote-User": "jane"}},
-		{"a front proxy for anonymous", frontCA.person(t, named("front")), map[string]string{"X-Remote-User": "system:anonymous", "X-Remote-Group": "system:unauthenticated"}},
+		{"jane", clientCA.Person(t, certificates.Template("jane", "builders", "painters")), nil},
+		{"jane with a unique id", clientCA.Person(t, uid), nil},
+		{"a reader by group", clientCA.Person(t, certificates.Template("joe", "readers")), nil},
+		{"nobody much", clientCA.Person(t, certificates.Template("nobody")), nil},
+		{"a node", clientCA.Person(t, certificates.Template("system:node:n1", "system:nodes")), nil},
+		{"a master", clientCA.Person(t, certificates.Template("root", "system:masters")), nil},
+		{"a letter that is not ASCII", clientCA.Person(t, certificates.Template("jäne", "readers")), nil},
+		{"no name", clientCA.Person(t, certificates.Template("")), nil},
+		{"ended", clientCA.Person(t, ended), nil},
+		{"for servers", clientCA.Person(t, server), nil},
+		{"of strangers", strangers.Person(t, certificates.Template("jane")), nil},
+		{"of strangers, with a token", strangers.Person(t, certificates.Template("jane")), map[string]string{"Authorization": "Bearer " + c.Tokens["alice"]}},
+		{"with another's token", clientCA.Person(t, certificates.Template("jane")), map[string]string{"Authorization": "Bearer " + c.Tokens["alice"]}},
+		{"with a bad token", clientCA.Person(t, certificates.Template("jane")), map[string]string{"Authorization": "Bearer nobodys"}},
+		{"claims to be a front proxy", clientCA.Person(t, certificates.Template("front")), map[string]string{"X-Remote-User": "root", "X-Remote-Group": "system:masters"}},
+		{"a front proxy", frontCA.Person(t, certificates.Template("front")), map[string]string{"X-Remote-User": "jane", "X-Remote-Group": "a|readers", "X-Remote-Uid": "7", "X-Remote-Extra-Scopes.example.com%2Fview": "x|y"}},
+		{"a front proxy for nobody", frontCA.Person(t, certificates.Template("front")), nil},
+		{"a front proxy of another name", frontCA.Person(t, certificates.Template("back")), map[string]string{"X-Remote-User": "jane"}},
+		{"a front proxy for anonymous", frontCA.Person(t, certificates.Template("front")), map[string]string{"X-Remote-User": "system:anonymous", "X-Remote-Group": "system:unauthenticated"}},
 		{"no certificate, claims", nil, map[string]string{"X-Remote-User": "root", "X-Remote-Group": "system:masters"}},
-		{"a deputy as jane", clientCA.person(t, named("deputy")), map[string]string{"Impersonate-User": "jane"}},
-		{"a deputy as a reader", clientCA.person(t, named("deputy")), map[string]string{"Impersonate-User": "jane", "Impersonate-Group": "readers", "Impersonate-Extra-Scopes": "x|y"}},
-		{"a deputy as a service account", clientCA.person(t, named("deputy")), map[string]string{"Impersonate-User": "system:serviceaccount:default:builder"}},
-		{"a deputy as nobody", clientCA.person(t, named("deputy")), map[string]string{"Impersonate-Group": "readers"}},
+		{"a deputy as jane", clientCA.Person(t, certificates.Template("deputy")), map[string]string{"Impersonate-User": "jane"}},
+		{"a deputy as a reader", clientCA.Person(t, certificates.Template("deputy")), map[string]string{"Impersonate-User": "jane", "Impersonate-Group": "readers", "Impersonate-Extra-Scopes": "x|y"}},
+		{"a deputy as a service account", clientCA.Person(t, certificates.Template("deputy")), map[string]string{"Impersonate-User": "system:serviceaccount:default:builder"}},
+		{"a deputy as nobody", clientCA.Person(t, certificates.Template("deputy")), map[string]string{"Impersonate-Group": "readers"}},
 	}
 	// A refused impersonation has the same status. Its text names the permission that was
 	// checked.
@@ -273,12 +212,12 @@ func TestCertificateCallersKeepTheirIdentity(t *testing.T) {
 	}
 	fromMemory := 0
 	for _, person := range people {
-		ours, theirs := showing(proxy.Target, person.certificate), showing(up, person.certificate)
+		ours, theirs := certificates.Client(proxy.Target, person.certificate), certificates.Client(up, person.certificate)
 		for _, r := range requests {
 			client := []*http.Client{ours, theirs}
 			if r.Header["Upgrade"] != "" {
 				// Only HTTP/1.1 has upgrades.
-				client = []*http.Client{overHTTP1(proxy.Target, person.certificate), overHTTP1(up, person.certificate)}
+				client = []*http.Client{certificates.OverHTTP1(proxy.Target, person.certificate), certificates.OverHTTP1(up, person.certificate)}
 			}
 			r.Header = merged(r.Header, person.header)
 			got, wanted := ask(t, client[0], proxy.Target, r), ask(t, client[1], up, r)
@@ -293,24 +232,16 @@ func TestCertificateCallersKeepTheirIdentity(t *testing.T) {
 	if fromMemory < 15 {
 		t.Errorf("only %d answers were from memory", fromMemory)
 	}
-	deputy := clientCA.person(t, named("deputy"))
+	deputy := clientCA.Person(t, certificates.Template("deputy"))
 	for _, person := range refused {
 		for _, r := range requests[:6] {
 			r.Header = merged(r.Header, person.header)
-			got, wanted := ask(t, showing(proxy.Target, deputy), proxy.Target, r), ask(t, showing(up, deputy), up, r)
+			got, wanted := ask(t, certificates.Client(proxy.Target, deputy), proxy.Target, r), ask(t, certificates.Client(up, deputy), up, r)
 			if got.status != 403 || wanted.status != 403 {
 				t.Errorf("%s: %v\n  ours: %d %s\ntheirs: %d %s", person.name, r, got.status, got.body, wanted.status, wanted.body)
 			}
 		}
 	}
-}
-
-func overHTTP1(to api.Target, certificate *tls.Certificate) *http.Client {
-	client := showing(to, certificate)
-	transport := client.Transport.(*http.Transport)
-	transport.ForceAttemptHTTP2 = false
-	transport.TLSNextProto = map[string]func(string, *tls.Conn) http.RoundTripper{}
-	return client
 }
 
 func merged(all ...map[string]string) map[string]string {

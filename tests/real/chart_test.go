@@ -5,103 +5,28 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"maps"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/yaml"
 
 	"watershed.test/real/internal/kubectl"
+	"watershed.test/real/internal/manifests"
 	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/require"
 	"watershed.test/real/internal/testbed"
 )
-
-const chart = "../../helm/watershed"
-
-// rendered returns the chart with values and flags applied.
-func rendered(t *testing.T, namespace string, flags ...string) string {
-	t.Helper()
-	args := append([]string{"template", "w", chart, "--namespace", namespace}, flags...)
-	return kubectl.Helm(t, testbed.Upstream, args...).MustSucceed(t, strings.Join(args, " "))
-}
-
-// yamlDocuments parses YAML with several documents.
-func yamlDocuments(t *testing.T, text string) (all []*unstructured.Unstructured) {
-	t.Helper()
-	for _, part := range regexp.MustCompile(`(?m)^---\s*$`).Split(text, -1) {
-		var object map[string]any
-		if err := yaml.UnmarshalStrict([]byte(part), &object); err != nil {
-			t.Fatalf("%v in:\n%s", err, part)
-		}
-		if len(object) > 0 {
-			all = append(all, &unstructured.Unstructured{Object: object})
-		}
-	}
-	return all
-}
-
-func ofKind(all []*unstructured.Unstructured, kind string) (found []*unstructured.Unstructured) {
-	for _, object := range all {
-		if object.GetKind() == kind {
-			found = append(found, object)
-		}
-	}
-	return found
-}
-
-// customTypes are the custom types that charts and manifests use, as their projects publish
-// them.
-var customTypes = []struct {
-	module, version, sum string
-	files                []string
-}{
-	{"github.com/prometheus-operator/prometheus-operator", "v0.85.0", "h1:M5xLCLEoaW2IJfnuCwFzzpL+jSVQu3KGT84Pye+fW8s=", []string{
-		"example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
-		"example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
-		"example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml",
-	}},
-	{"github.com/cert-manager/cert-manager", "v1.21.2", "h1:UWgoYM+KLNtRlqmoWOKjKBOBUPVHeepQ6/ac3ERJW68=", []string{
-		"deploy/crds/cert-manager.io_certificates.yaml",
-		"deploy/crds/cert-manager.io_issuers.yaml",
-	}},
-}
-
-// definitionFiles fetches them with Go, as any module.
-var definitionFiles = sync.OnceValues(func() (files []string, err error) {
-	for _, d := range customTypes {
-		out, err := exec.Command("go", "mod", "download", "-json", d.module+"@"+d.version).Output()
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w: %s", d.module, err, out)
-		}
-		var module struct{ Dir, Sum string }
-		if err := json.Unmarshal(out, &module); err != nil {
-			return nil, err
-		}
-		if module.Sum != d.sum {
-			return nil, fmt.Errorf("%s@%s is %s, and was %s", d.module, d.version, module.Sum, d.sum)
-		}
-		for _, file := range d.files {
-			files = append(files, filepath.Join(module.Dir, file))
-		}
-	}
-	return files, nil
-})
 
 // place is a namespace in a cluster that knows the custom types. Its pods have to meet the
 // standard "restricted"; kubectl reports those that do not.
@@ -114,7 +39,7 @@ type place struct {
 // manifests.
 func TestChartAndManifestsInstallAsDocumented(t *testing.T) {
 	var files []string
-	for _, file := range require.Value(definitionFiles())(t) {
+	for _, file := range require.Value(manifests.CustomTypeFiles())(t) {
 		files = append(files, "-f", file)
 	}
 	p := place{t, testbed.Slug(t)}
@@ -175,35 +100,35 @@ func (p place) chart(t *testing.T) {
 		"ipv6":        {"--set", "listenAddress=[::],replicas=1,podDisruptionBudget.enabled=false"},
 		"no-rights":   {"--set", "rbac.create=false,serviceAccount.create=false,serviceAccount.name=mine"},
 	}
-	for _, file := range require.Value(filepath.Glob(chart + "/examples/*.yaml"))(t) {
+	for _, file := range require.Value(filepath.Glob(manifests.ChartDir + "/examples/*.yaml"))(t) {
 		modes[strings.TrimSuffix(filepath.Base(file), ".yaml")] = []string{"-f", file}
 	}
-	flags := knownFlags(t)
+	flags := manifests.KnownFlags(t)
 	onHost, others := map[string]string{}, map[string]string{}
 	for _, mode := range slices.Sorted(maps.Keys(modes)) {
 		t.Run(mode, func(t *testing.T) {
-			kubectl.Helm(t, testbed.Upstream, append([]string{"lint", "--strict", chart}, modes[mode]...)...).MustSucceed(t, "lint")
-			text := rendered(t, p.namespace, modes[mode]...)
-			all := yamlDocuments(t, text)
+			kubectl.Helm(t, testbed.Upstream, append([]string{"lint", "--strict", manifests.ChartDir}, modes[mode]...)...).MustSucceed(t, "lint")
+			text := manifests.Chart(t, p.namespace, modes[mode]...)
+			all := manifests.Parse(t, text)
 			if strings.Contains(text, "hostPort: ") || strings.Contains(text, "hostNetwork: true") {
 				onHost[mode] = text
 			} else {
 				others[mode] = text
 			}
-			pods := append(ofKind(all, "Deployment"), ofKind(all, "DaemonSet")...)
+			pods := append(manifests.OfKind(all, "Deployment"), manifests.OfKind(all, "DaemonSet")...)
 			if len(pods) != 1 {
 				t.Fatalf("%d deployments or daemon sets", len(pods))
 			}
-			for _, flag := range flagsOf(t, pods[0]) {
+			for _, flag := range manifests.Flags(t, pods[0]) {
 				if !flags[flag] {
 					t.Errorf("%s is not a flag of watershed serve", flag)
 				}
 			}
 			// The proxy caches by node if and only if it runs on a node.
-			if onNode := isNodes(t, pods[0]); onNode != (pods[0].GetKind() == "DaemonSet" && mode != "whole-types") {
+			if onNode := manifests.KnowsItsNode(t, pods[0]); onNode != (pods[0].GetKind() == "DaemonSet" && mode != "whole-types") {
 				t.Errorf("a %s's proxy is told its node: %v", pods[0].GetKind(), onNode)
 			}
-			policy, _, _ := unstructured.NestedString(ofKind(all, "Service")[0].Object, "spec", "internalTrafficPolicy")
+			policy, _, _ := unstructured.NestedString(manifests.OfKind(all, "Service")[0].Object, "spec", "internalTrafficPolicy")
 			if local := pods[0].GetKind() == "DaemonSet"; (policy == "Local") != local {
 				t.Errorf("a %s's Service has the policy %q", pods[0].GetKind(), policy)
 			}
@@ -213,7 +138,7 @@ func (p place) chart(t *testing.T) {
 				"PrometheusRule": mode == "everything", "PodDisruptionBudget": pods[0].GetKind() == "Deployment" && mode != "ipv6",
 				"ClusterRole": mode != "no-rights", "Secret": mode != "secret" && mode != "issuer" && mode != "everything",
 			} {
-				if got := len(ofKind(all, kind)) > 0; got != wanted {
+				if got := len(manifests.OfKind(all, kind)) > 0; got != wanted {
 					t.Errorf("has a %s: %v", kind, got)
 				}
 			}
@@ -229,7 +154,7 @@ func (p place) chart(t *testing.T) {
 
 	// This shows that objects are checked at all.
 	for _, wrong := range [][2]string{{"replicas: 2", "replicas: two"}, {"maxSurge: 1", "maxSurges: 1"}, {"readOnlyRootFilesystem: true", "readOnlyRootFileSystem: true"}} {
-		text := strings.Replace(rendered(t, p.namespace), wrong[0], wrong[1], 1)
+		text := strings.Replace(manifests.Chart(t, p.namespace), wrong[0], wrong[1], 1)
 		if p.try(text).Code == 0 {
 			t.Errorf("%q is accepted", wrong[1])
 		}
@@ -253,74 +178,10 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"kind=DaemonSet,daemonSet.hostNetwork=true,monitoring.podMonitor.enabled=true": "admin.address",
 		"monitoring.serviceMonitor.enabled=true,monitoring.podMonitor.enabled=true":    "either",
 	} {
-		if r := kubectl.Helm(t, testbed.Upstream, "template", "w", chart, "--set", value); r.Code == 0 || !strings.Contains(r.Stderr, says) {
+		if r := kubectl.Helm(t, testbed.Upstream, "template", "w", manifests.ChartDir, "--set", value); r.Code == 0 || !strings.Contains(r.Stderr, says) {
 			t.Errorf("%s: exit code %d, %s", value, r.Code, r.Stderr)
 		}
 	}
-}
-
-// knownFlags returns the flags of watershed serve.
-func knownFlags(t *testing.T) map[string]bool {
-	t.Helper()
-	help := require.Value(exec.Command(require.Value(testbed.ProxyProgram())(t), "serve", "--help").Output())(t)
-	known := map[string]bool{}
-	for _, flag := range regexp.MustCompile(`(?m)^ +(?:-\w, )?(--[a-z0-9-]+)`).FindAllStringSubmatch(string(help), -1) {
-		known[flag[1]] = true
-	}
-	if len(known) < 40 {
-		t.Fatalf("watershed serve has %d flags", len(known))
-	}
-	return known
-}
-
-// proxyContainer returns the proxy's container in a workload.
-func proxyContainer(t *testing.T, maker *unstructured.Unstructured) map[string]any {
-	t.Helper()
-	for _, field := range []string{"containers", "initContainers"} {
-		containers, _, err := unstructured.NestedSlice(maker.Object, "spec", "template", "spec", field)
-		require.NoError(t, err)
-		for _, c := range containers {
-			if c := c.(map[string]any); c["name"] == "watershed" {
-				return c
-			}
-		}
-	}
-	t.Fatalf("%s has no container watershed", maker.GetName())
-	return nil
-}
-
-// isNodes reports whether the proxy's pod knows its node's name.
-func isNodes(t *testing.T, maker *unstructured.Unstructured) bool {
-	t.Helper()
-	variables, _, err := unstructured.NestedSlice(proxyContainer(t, maker), "env")
-	require.NoError(t, err)
-	for _, variable := range variables {
-		variable := variable.(map[string]any)
-		field, _, _ := unstructured.NestedString(variable, "valueFrom", "fieldRef", "fieldPath")
-		if variable["name"] == "NODE_NAME" && field == "spec.nodeName" {
-			return true
-		}
-	}
-	return false
-}
-
-func argsOf(t *testing.T, maker *unstructured.Unstructured) []string {
-	t.Helper()
-	args, _, err := unstructured.NestedStringSlice(proxyContainer(t, maker), "args")
-	require.NoError(t, err)
-	if len(args) < 5 || args[0] != "serve" {
-		t.Fatalf("args: %q", args)
-	}
-	return args
-}
-
-func flagsOf(t *testing.T, maker *unstructured.Unstructured) (flags []string) {
-	t.Helper()
-	for _, arg := range argsOf(t, maker)[1:] {
-		flag, _, _ := strings.Cut(arg, "=")
-		flags = append(flags, flag)
-	}
-	return flags
 }
 
 // installed installs the chart with a helm whose requests go through watershed. It runs a proxy
@@ -330,7 +191,7 @@ func (p place) installed(t *testing.T) {
 	namespace := p.namespace
 	ctx := context.Background()
 	client := require.Value(kubernetes.NewForConfig(testbed.Upstream.Config()))(t)
-	kubectl.Helm(t, testbed.Proxied, "install", "w", chart, "--namespace", namespace, "--set", "caBundle.namespaces={"+namespace+"}").MustSucceed(t, "install")
+	kubectl.Helm(t, testbed.Proxied, "install", "w", manifests.ChartDir, "--namespace", namespace, "--set", "caBundle.namespaces={"+namespace+"}").MustSucceed(t, "install")
 	secret := require.Value(client.CoreV1().Secrets(namespace).Get(ctx, "w-watershed-tls", metav1.GetOptions{}))(t)
 	bundle := require.Value(client.CoreV1().ConfigMaps(namespace).Get(ctx, "w-watershed-ca", metav1.GetOptions{}))(t)
 
@@ -350,8 +211,8 @@ func (p place) installed(t *testing.T) {
 
 	// The chart also finds the CA of a foreign Secret.
 	for _, by := range []string{"tls.existingSecret=w-watershed-tls", "tls.certManager.enabled=true"} {
-		text := kubectl.Helm(t, testbed.Proxied, "template", "w", chart, "--namespace", namespace, "--dry-run=server", "--set", by).MustSucceed(t, by)
-		published := ofKind(yamlDocuments(t, text), "ConfigMap")
+		text := kubectl.Helm(t, testbed.Proxied, "template", "w", manifests.ChartDir, "--namespace", namespace, "--dry-run=server", "--set", by).MustSucceed(t, by)
+		published := manifests.OfKind(manifests.Parse(t, text), "ConfigMap")
 		if len(published) != 1 || !strings.Contains(fmt.Sprint(published[0].Object["data"]), strings.TrimSpace(bundle.Data["ca.crt"])) {
 			t.Errorf("%s: the published CA is not the Secret's", by)
 		}
@@ -364,7 +225,7 @@ func (p place) installed(t *testing.T) {
 	}
 	deployment := kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"get", "deployment", "w-watershed", "-n", namespace, "-o", "yaml"}}).MustSucceed(t, "get")
 	var flags []string
-	for _, arg := range argsOf(t, yamlDocuments(t, deployment)[0])[1:] {
+	for _, arg := range manifests.Args(t, manifests.Parse(t, deployment)[0])[1:] {
 		if !strings.HasPrefix(arg, "--listen=") && !strings.HasPrefix(arg, "--admin-listen=") && !strings.HasPrefix(arg, "--log-format=") {
 			flags = append(flags, strings.ReplaceAll(arg, "/etc/watershed/tls/", dir+"/"))
 		}
@@ -400,7 +261,7 @@ func (p place) installed(t *testing.T) {
 	}
 
 	// An upgrade keeps the certificate, because clients trust its CA.
-	kubectl.Helm(t, testbed.Proxied, "upgrade", "w", chart, "--namespace", namespace, "--set", "replicas=3,config.cache=true").MustSucceed(t, "upgrade")
+	kubectl.Helm(t, testbed.Proxied, "upgrade", "w", manifests.ChartDir, "--namespace", namespace, "--set", "replicas=3,config.cache=true").MustSucceed(t, "upgrade")
 	after := require.Value(client.CoreV1().Secrets(namespace).Get(ctx, "w-watershed-tls", metav1.GetOptions{}))(t)
 	if !bytes.Equal(after.Data["tls.crt"], secret.Data["tls.crt"]) || !bytes.Equal(after.Data["ca.crt"], secret.Data["ca.crt"]) {
 		t.Error("an upgrade made another certificate")

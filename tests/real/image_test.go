@@ -1,9 +1,7 @@
 package real
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,37 +9,23 @@ import (
 	"strings"
 	"testing"
 
+	"watershed.test/real/internal/dockerfile"
 	"watershed.test/real/internal/require"
 )
 
 const (
-	top        = "../.."
-	dockerfile = top + "/deploy/Dockerfile"
+	top            = "../.."
+	dockerfilePath = top + "/deploy/Dockerfile"
 )
-
-// step is one instruction of a Dockerfile.
-type step struct{ name, rest string }
-
-// steps parses a Dockerfile. It removes comments and joins continued lines.
-func steps(text string) (all []step) {
-	text = regexp.MustCompile(`(?m)^\s*#.*\n`).ReplaceAllString(text, "")
-	text = strings.ReplaceAll(text, "\\\n", " ")
-	for line := range strings.Lines(text) {
-		if name, rest, ok := strings.Cut(strings.TrimSpace(line), " "); ok {
-			all = append(all, step{name, strings.TrimSpace(rest)})
-		}
-	}
-	return all
-}
 
 // TestDockerfileCopiesWhatItBuilds checks the Dockerfile as far as possible without Docker. The
 // copied files exist and suffice for cargo. The commands are valid shell, and each architecture
 // finds its compiler.
 func TestDockerfileCopiesWhatItBuilds(t *testing.T) {
-	all := steps(string(require.Value(os.ReadFile(dockerfile))(t)))
+	all := dockerfile.Parse(string(require.Value(os.ReadFile(dockerfilePath))(t)))
 	byName := map[string][]string{}
 	for _, s := range all {
-		byName[s.name] = append(byName[s.name], s.rest)
+		byName[s.Name] = append(byName[s.Name], s.Rest)
 	}
 	if len(byName["FROM"]) != 2 || len(byName["RUN"]) != 2 || len(byName["COPY"]) != 3 {
 		t.Fatalf("%q", all)
@@ -58,8 +42,8 @@ func TestDockerfileCopiesWhatItBuilds(t *testing.T) {
 	ignored := strings.Fields(string(require.Value(os.ReadFile(top + "/.dockerignore"))(t)))
 	out := require.Value(exec.Command("git", "-C", top, "ls-files", "-z", "--cached", "--others", "--exclude-standard").Output())(t)
 	for _, file := range strings.Split(strings.TrimRight(string(out), "\x00"), "\x00") {
-		if !leftOut(file, ignored) {
-			copyFile(t, filepath.Join(top, file), filepath.Join(context, file))
+		if !dockerfile.Ignored(file, ignored) {
+			dockerfile.CopyFile(t, filepath.Join(top, file), filepath.Join(context, file))
 		}
 	}
 	for _, rest := range byName["COPY"] {
@@ -93,7 +77,7 @@ func TestDockerfileCopiesWhatItBuilds(t *testing.T) {
 		{build: "arm64", target: "arm64", says: []string{"--target aarch64-unknown-linux-gnu", "PAGE=16"}},
 		{build: "amd64", target: "s390x", fails: true, says: []string{"no build for s390x"}},
 	} {
-		said, err := dryRun(t, byName["RUN"], c.build, c.target)
+		said, err := dockerfile.DryRun(t, byName["RUN"], c.build, c.target)
 		if (err != nil) != c.fails {
 			t.Errorf("%s on %s: %v: %s", c.target, c.build, err, said)
 		}
@@ -111,51 +95,4 @@ func TestDockerfileCopiesWhatItBuilds(t *testing.T) {
 	if fmt.Sprint(byName["USER"]) != "[65532:65532]" || fmt.Sprint(byName["ENTRYPOINT"]) != `[["/usr/local/bin/watershed"]]` {
 		t.Errorf("USER %s, ENTRYPOINT %s", byName["USER"], byName["ENTRYPOINT"])
 	}
-}
-
-// leftOut implements .dockerignore as far as it is used here.
-func leftOut(file string, patterns []string) bool {
-	for _, pattern := range patterns {
-		if whole, _ := filepath.Match(pattern, file); whole || file == pattern || strings.HasPrefix(file, pattern+"/") {
-			return true
-		}
-	}
-	return false
-}
-
-func copyFile(t *testing.T, from, to string) {
-	t.Helper()
-	data, err := os.ReadFile(from)
-	if errors.Is(err, fs.ErrNotExist) {
-		return // deleted, and not committed yet
-	}
-	require.NoError(t, err)
-	require.NoError(t, os.MkdirAll(filepath.Dir(to), 0o700))
-	require.NoError(t, os.WriteFile(to, data, 0o600))
-}
-
-// dryRun runs the commands of RUN in a directory of their own. The programs that they call only
-// print how they were called.
-func dryRun(t *testing.T, commands []string, build, target string) (said string, err error) {
-	t.Helper()
-	dir := t.TempDir()
-	bin := filepath.Join(dir, "bin")
-	require.NoError(t, os.Mkdir(bin, 0o700))
-	const speak = "#!/bin/sh\necho \"${0##*/} $*\"\nenv | grep '^C[CX]*_\\|LINKER\\|PAGE' | sed 's/^CC_[a-z0-9_]*=/CC=/; s/^.*LINKER/LINKER/; s/^.*PAGE/PAGE/'\n"
-	for _, program := range []string{"apt-get", "rustup", "cargo", "install"} {
-		require.NoError(t, os.WriteFile(filepath.Join(bin, program), []byte(speak), 0o700))
-	}
-	for _, text := range commands {
-		text = regexp.MustCompile(`--mount=\S+`).ReplaceAllString(text, "")
-		text = strings.ReplaceAll(text, "/target", dir+"/target")
-		command := exec.Command("sh", "-c", text)
-		command.Dir = dir
-		command.Env = []string{"PATH=" + bin + ":/usr/bin:/bin", "BUILDARCH=" + build, "TARGETARCH=" + target}
-		out, err := command.CombinedOutput()
-		said += string(out)
-		if err != nil {
-			return said, err
-		}
-	}
-	return said, nil
 }

@@ -6,53 +6,27 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"sigs.k8s.io/yaml"
 
 	"watershed.test/real/internal/kubectl"
+	"watershed.test/real/internal/manifests"
 	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/require"
 	"watershed.test/real/internal/testbed"
 )
 
-const deploy = "../../deploy"
-
-// built returns what kubectl makes of a user's own kustomization.
-func built(t *testing.T, lines ...string) string {
-	t.Helper()
-	dir := t.TempDir()
-	here := require.Value(filepath.Abs(deploy))(t)
-	relative := require.Value(filepath.Rel(require.Value(filepath.EvalSymlinks(dir))(t), here))(t)
-	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n" + strings.Join(lines, "\n") + "\n"
-	text = strings.ReplaceAll(text, "deploy/", relative+"/")
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600))
-	return kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"kustomize", dir}}).MustSucceed(t, "kustomize")
-}
-
-// components returns all directories of deploy that are kustomize components.
-func components(t *testing.T) (all []string) {
-	t.Helper()
-	for _, file := range require.Value(filepath.Glob(deploy + "/*/kustomization.yaml"))(t) {
-		if strings.Contains(string(require.Value(os.ReadFile(file))(t)), "kind: Component") {
-			all = append(all, filepath.Base(filepath.Dir(file)))
-		}
-	}
-	return all
-}
-
 // manifests checks that the API server accepts each combination of the manifests.
 func (p place) manifests(t *testing.T) {
-	flags := knownFlags(t)
+	flags := manifests.KnownFlags(t)
 	ways := map[string][]string{
 		"base":      {"resources: [deploy/base]"},
 		"daemonset": {"resources: [deploy/daemonset]"},
 	}
-	for _, component := range components(t) {
+	for _, component := range manifests.Components(t) {
 		if component != "sidecar" {
 			ways[component] = []string{"resources: [deploy/base]", "components: [deploy/" + component + "]"}
 		}
@@ -63,19 +37,19 @@ func (p place) manifests(t *testing.T) {
 	texts := map[string]string{}
 	for _, way := range slices.Sorted(maps.Keys(ways)) {
 		t.Run(way, func(t *testing.T) {
-			text := built(t, ways[way]...)
+			text := manifests.Kustomize(t, ways[way]...)
 			texts[way] = text
-			all := yamlDocuments(t, text)
-			makers := append(ofKind(all, "Deployment"), ofKind(all, "DaemonSet")...)
+			all := manifests.Parse(t, text)
+			makers := append(manifests.OfKind(all, "Deployment"), manifests.OfKind(all, "DaemonSet")...)
 			if len(makers) != 1 {
 				t.Fatalf("%d deployments or daemon sets", len(makers))
 			}
-			for _, flag := range flagsOf(t, makers[0]) {
+			for _, flag := range manifests.Flags(t, makers[0]) {
 				if !flags[flag] {
 					t.Errorf("%s is not a flag of watershed serve", flag)
 				}
 			}
-			if onNode := isNodes(t, makers[0]); onNode != (way == "daemonset") {
+			if onNode := manifests.KnowsItsNode(t, makers[0]); onNode != (way == "daemonset") {
 				t.Errorf("the proxy is told its node: %v", onNode)
 			}
 			// Everything that selects pods selects these.
@@ -84,7 +58,7 @@ func (p place) manifests(t *testing.T) {
 				"Service": {"spec", "selector"}, "PodDisruptionBudget": {"spec", "selector", "matchLabels"},
 				"NetworkPolicy": {"spec", "podSelector", "matchLabels"}, "PodMonitor": {"spec", "selector", "matchLabels"},
 			} {
-				for _, object := range ofKind(all, kind) {
+				for _, object := range manifests.OfKind(all, kind) {
 					selector, _, _ := unstructured.NestedStringMap(object.Object, path...)
 					for key, value := range selector {
 						if labels[key] != value {
@@ -105,12 +79,12 @@ func (p place) manifests(t *testing.T) {
 
 // TestManifestsAndChartAgree compares what the manifests and the chart have in common.
 func TestManifestsAndChartAgree(t *testing.T) {
-	plain := yamlDocuments(t, built(t, "resources: [deploy/base]", "components: [deploy/impersonate, deploy/monitoring, deploy/autoscaling]"))
-	charted := yamlDocuments(t, rendered(t, "watershed-system", "--set", "fullnameOverride=watershed,rbac.impersonate=true,autoscaling.enabled=true,"+
+	plain := manifests.Parse(t, manifests.Kustomize(t, "resources: [deploy/base]", "components: [deploy/impersonate, deploy/monitoring, deploy/autoscaling]"))
+	charted := manifests.Parse(t, manifests.Chart(t, "watershed-system", "--set", "fullnameOverride=watershed,rbac.impersonate=true,autoscaling.enabled=true,"+
 		"monitoring.podMonitor.enabled=true,monitoring.prometheusRule.enabled=true,monitoring.dashboard.enabled=true"))
 	one := func(all []*unstructured.Unstructured, kind, ending string) map[string]any {
 		t.Helper()
-		for _, object := range ofKind(all, kind) {
+		for _, object := range manifests.OfKind(all, kind) {
 			if strings.HasSuffix(object.GetName(), ending) {
 				return object.Object
 			}
@@ -140,8 +114,8 @@ func TestManifestsAndChartAgree(t *testing.T) {
 			t.Errorf("%s %v: the chart has\n%v\nthe manifests\n%v", part.kind, part.path, want, got)
 		}
 	}
-	want := proxyContainer(t, &unstructured.Unstructured{Object: one(charted, "Deployment", "watershed")})
-	got := proxyContainer(t, &unstructured.Unstructured{Object: one(plain, "Deployment", "watershed")})
+	want := manifests.ProxyContainer(t, &unstructured.Unstructured{Object: one(charted, "Deployment", "watershed")})
+	got := manifests.ProxyContainer(t, &unstructured.Unstructured{Object: one(plain, "Deployment", "watershed")})
 	for _, field := range []string{"securityContext", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle", "resources", "ports", "volumeMounts"} {
 		if want[field] == nil || !reflect.DeepEqual(want[field], got[field]) {
 			t.Errorf("%s: the chart has %v, the manifests %v", field, want[field], got[field])
@@ -153,7 +127,7 @@ func TestManifestsAndChartAgree(t *testing.T) {
 // rights that deploy/README.md gives.
 func (p place) sidecar(t *testing.T) {
 	namespace := p.namespace
-	blocks := yamlBlocks(t, filepath.Join(deploy, "README.md"))
+	blocks := manifests.Blocks(t, filepath.Join(manifests.DeployDir, "README.md"))
 	app := strings.ReplaceAll(blocks["Deployment"], "default", namespace)
 	rights := strings.ReplaceAll(blocks["ClusterRole"], "namespace: default", "namespace: "+namespace)
 	if app == "" || rights == "" {
@@ -161,16 +135,16 @@ func (p place) sidecar(t *testing.T) {
 	}
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "app.yaml"), []byte(app), 0o600))
-	component := require.Value(filepath.Rel(require.Value(filepath.EvalSymlinks(dir))(t), require.Value(filepath.Abs(deploy+"/sidecar"))(t)))(t)
+	component := require.Value(filepath.Rel(require.Value(filepath.EvalSymlinks(dir))(t), require.Value(filepath.Abs(manifests.DeployDir+"/sidecar"))(t)))(t)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), fmt.Appendf(nil, "resources: [app.yaml]\nnamespace: %s\ncomponents: [%s]\n", namespace, component), 0o600))
 	text := kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"kustomize", dir}}).MustSucceed(t, "kustomize")
 	if warnings := p.accepts(t, map[string]string{"sidecar": text}); strings.Contains(warnings, "PodSecurity") {
 		t.Error(warnings)
 	}
-	all := yamlDocuments(t, text)
-	known := knownFlags(t)
+	all := manifests.Parse(t, text)
+	known := manifests.KnownFlags(t)
 	var flags []string
-	for _, arg := range argsOf(t, ofKind(all, "Deployment")[0])[1:] {
+	for _, arg := range manifests.Args(t, manifests.OfKind(all, "Deployment")[0])[1:] {
 		flag, _, _ := strings.Cut(arg, "=")
 		if !known[flag] {
 			t.Errorf("%s is not a flag of watershed serve", flag)
@@ -180,7 +154,7 @@ func (p place) sidecar(t *testing.T) {
 		}
 	}
 	file := filepath.Join(dir, "config.yaml")
-	configuration, _, _ := unstructured.NestedString(ofKind(all, "ConfigMap")[0].Object, "data", "config.yaml")
+	configuration, _, _ := unstructured.NestedString(manifests.OfKind(all, "ConfigMap")[0].Object, "data", "config.yaml")
 	require.NoError(t, os.WriteFile(file, []byte(configuration), 0o600))
 	flags = append(flags, "--config", file)
 
@@ -189,14 +163,14 @@ func (p place) sidecar(t *testing.T) {
 	t.Cleanup(func() {
 		kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"delete", "-n", namespace, "-f", "-"}, Stdin: rights})
 	})
-	account := ofKind(yamlDocuments(t, rights), "ServiceAccount")[0].GetName()
+	account := manifests.OfKind(manifests.Parse(t, rights), "ServiceAccount")[0].GetName()
 	token := strings.TrimSpace(kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"create", "token", account, "-n", namespace}}).MustSucceed(t, "token"))
 	own := filepath.Join(dir, "own")
 	require.NoError(t, os.WriteFile(own, fmt.Appendf(nil, "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters:\n- name: c\n  cluster: {server: %q, certificate-authority: %q}\nusers:\n- name: u\n  user: {token: %q}\ncontexts:\n- name: c\n  context: {cluster: c, user: u}\n", testbed.Upstream.URL, testbed.Upstream.CA, token), 0o600))
 	proxy := testbed.RunProxy(t, own, flags...)
 
 	// The application uses the ConfigMap's kubeconfig.
-	config, _, _ := unstructured.NestedString(ofKind(all, "ConfigMap")[0].Object, "data", "kubeconfig")
+	config, _, _ := unstructured.NestedString(manifests.OfKind(all, "ConfigMap")[0].Object, "data", "kubeconfig")
 	config = strings.ReplaceAll(config, "https://127.0.0.1:6443", proxy.URL)
 	config = strings.ReplaceAll(config, "/var/run/watershed/certs/ca.crt", proxy.CA)
 	proxy.Kubeconfig = filepath.Join(dir, "kubeconfig")
@@ -215,33 +189,16 @@ func (p place) sidecar(t *testing.T) {
 	})
 }
 
-var yamlBlock = regexp.MustCompile("(?ms)^ *```yaml\n(.*?)^ *```")
-
-// yamlBlocks returns the objects in a document's code blocks, by the kind that the block begins
-// with.
-func yamlBlocks(t *testing.T, file string) map[string]string {
-	t.Helper()
-	found := map[string]string{}
-	for _, block := range yamlBlock.FindAllStringSubmatch(string(require.Value(os.ReadFile(file))(t)), -1) {
-		var object struct{ Kind string }
-		first, _, _ := strings.Cut(block[1], "\n---\n")
-		if yaml.Unmarshal([]byte(first), &object) == nil && object.Kind != "" {
-			found[object.Kind] = block[1]
-		}
-	}
-	return found
-}
-
 // recipes checks that the API server accepts what helm/README.md shows for leading a pod to the
 // proxy, and that the chart's own test does the same.
 func (p place) recipes(t *testing.T) {
-	text := yamlBlocks(t, "../../helm/README.md")["Pod"]
+	text := manifests.Blocks(t, "../../helm/README.md")["Pod"]
 	if text == "" {
 		t.Fatal("helm/README.md shows no pod")
 	}
 	p.accepts(t, map[string]string{"recipe": text}, "--namespace", p.namespace)
-	recipe := yamlDocuments(t, text)[0]
-	hook := ofKind(yamlDocuments(t, rendered(t, "watershed-system", "--set", "fullnameOverride=watershed")), "Pod")[0]
+	recipe := manifests.Parse(t, text)[0]
+	hook := manifests.OfKind(manifests.Parse(t, manifests.Chart(t, "watershed-system", "--set", "fullnameOverride=watershed")), "Pod")[0]
 	for _, object := range []*unstructured.Unstructured{recipe, hook} {
 		containers, _, _ := unstructured.NestedSlice(object.Object, "spec", "containers")
 		env := fmt.Sprint(containers[0].(map[string]any)["env"])

@@ -11,6 +11,7 @@ import (
 	"watershed.test/real/internal/api"
 	"watershed.test/real/internal/compare"
 	"watershed.test/real/internal/conformance"
+	"watershed.test/real/internal/herds"
 	"watershed.test/real/internal/objects"
 	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/testbed"
@@ -90,7 +91,7 @@ func TestOddlyNamedTypesMatchUpstream(t *testing.T) {
 				})
 			}
 			if o.reached == "" {
-				awaitSame(t, list)
+				herds.AwaitSame(t, list)
 			}
 			// Each version creates objects of its own.
 			for i, name := range []string{"watch", "status", "namespaces", "a.b-c.0", ns} {

@@ -1,17 +1,11 @@
 package real
 
 import (
-	"bufio"
-	"bytes"
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"math"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -24,26 +18,8 @@ import (
 	"watershed.test/real/internal/objects"
 	"watershed.test/real/internal/require"
 	"watershed.test/real/internal/testbed"
+	"watershed.test/real/internal/usage"
 )
-
-// through makes the test's proxied requests go through a watershed of its own, with a
-// configuration or with none.
-func through(t *testing.T, config string) *testbed.Proxy {
-	t.Helper()
-	if testbed.Direct {
-		t.Skip("needs a proxy, whose memory it searches")
-	}
-	file := ""
-	if config != "" {
-		file = filepath.Join(t.TempDir(), "config.yaml")
-		require.NoError(t, os.WriteFile(file, []byte(config), 0o600))
-	}
-	p := testbed.StartProxyWithConfig(t, file, testbed.Shared.ProxyKubeconfig)
-	other := testbed.Proxied
-	t.Cleanup(func() { testbed.Proxied = other })
-	testbed.Proxied = p.Target
-	return p
-}
 
 // TestSecretsAreKeptInMemoryOnlyIfConfigured searches the memory of the process for the data of
 // secrets. It is there only if the configuration allows it; by default it is not.
@@ -59,7 +35,7 @@ func TestSecretsAreKeptInMemoryOnlyIfConfigured(t *testing.T) {
 		{"true", "resources: [{resource: secrets, cache: true}]", "snapshot", "snapshot", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := through(t, c.config)
+			p := testbed.ProxyThrough(t, c.config)
 			ns := objects.Namespace(t)
 			path := "/api/v1/namespaces/" + ns + "/secrets"
 			// Neither this process nor the proxy's client ever sends the value through the
@@ -109,11 +85,11 @@ func TestSecretsAreKeptInMemoryOnlyIfConfigured(t *testing.T) {
 					t.Errorf("the published text contains %s: %v", scope, !want)
 				}
 			}
-			if at := require.Value(search(p.PID, value, encoded))(t); (at != "") != c.remembered {
+			if at := require.Value(usage.SearchMemory(p.PID, value, encoded))(t); (at != "") != c.remembered {
 				t.Errorf("the data is in the process's memory: %q", at)
 			}
 			// The search finds what is there.
-			if at := require.Value(search(p.PID, ns))(t); c.metadata == "snapshot" && at == "" {
+			if at := require.Value(usage.SearchMemory(p.PID, ns))(t); c.metadata == "snapshot" && at == "" {
 				t.Error("not even the namespace is in the process's memory")
 			}
 			log := string(require.Value(os.ReadFile(p.Log))(t))
@@ -132,7 +108,7 @@ func TestSecretsAreKeptInMemoryOnlyIfConfigured(t *testing.T) {
 // TestReadsMatchUpstreamWithOnlyMetadataCached caches nothing but metadata. Reads of metadata
 // equal upstream's byte for byte, and so do all others.
 func TestReadsMatchUpstreamWithOnlyMetadataCached(t *testing.T) {
-	through(t, "cache: metadata\nresources: [{resource: secrets, cache: metadata}]\n")
+	testbed.ProxyThrough(t, "cache: metadata\nresources: [{resource: secrets, cache: metadata}]\n")
 	t.Run("metadata comes from memory", metadataIsUpstreams)
 	t.Run("metadata of converted types comes from memory and the rest is forwarded", func(t *testing.T) {
 		requests := convertedReads(t)
@@ -201,53 +177,4 @@ func versionOf(t *testing.T, object string) string {
 	var made metav1.PartialObjectMetadata
 	require.NoError(t, json.Unmarshal([]byte(object), &made))
 	return made.ResourceVersion
-}
-
-// search looks for texts in the memory of a child process, and returns the part of it that has
-// one.
-func search(pid int, texts ...string) (string, error) {
-	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
-	if err != nil {
-		return "", err
-	}
-	defer maps.Close()
-	memory, err := os.Open(fmt.Sprintf("/proc/%d/mem", pid))
-	if err != nil {
-		return "", err
-	}
-	defer memory.Close()
-	const overlap = 4096
-	buffer := make([]byte, 4<<20)
-	read := 0
-	lines := bufio.NewScanner(maps)
-	for lines.Scan() {
-		var from, to uint64
-		var rights string
-		if _, err := fmt.Sscanf(lines.Text(), "%x-%x %s", &from, &to, &rights); err != nil {
-			return "", fmt.Errorf("%q: %w", lines.Text(), err)
-		}
-		if rights[0] != 'r' || to > math.MaxInt64 {
-			continue
-		}
-		for at := from; at < to; {
-			n, err := memory.ReadAt(buffer[:min(uint64(len(buffer)), to-at)], int64(at))
-			read += n
-			for _, text := range texts {
-				if bytes.Contains(buffer[:n], []byte(text)) {
-					return lines.Text(), nil
-				}
-			}
-			// The kernel's own pages cannot be read.
-			if err != nil && !errors.Is(err, io.EOF) || n == 0 {
-				break
-			}
-			if at += uint64(n); at < to {
-				at -= uint64(min(overlap, n-1))
-			}
-		}
-	}
-	if read < 1<<20 {
-		return "", fmt.Errorf("only %d bytes could be read", read)
-	}
-	return "", lines.Err()
 }

@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/dynamicinformer"
@@ -28,80 +27,13 @@ import (
 
 	"watershed.test/real/internal/api"
 	"watershed.test/real/internal/balancer"
+	"watershed.test/real/internal/informertest"
 	"watershed.test/real/internal/objects"
 	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/require"
 	"watershed.test/real/internal/testbed"
 	"watershed.test/real/internal/usage"
 )
-
-// beginnings counts the requests of an informer that begin anew, and those that continue from a
-// version.
-type beginnings struct {
-	next    http.RoundTripper
-	mutex   sync.Mutex
-	began   []string
-	all     []string
-	wentOn  int
-	sources map[string]int
-}
-
-func (b *beginnings) RoundTrip(r *http.Request) (*http.Response, error) {
-	query := r.URL.Query()
-	version := query.Get("resourceVersion")
-	goesOn := query.Get("watch") != "" && query.Get("sendInitialEvents") == "" && version != "" && version != "0"
-	asked := time.Now()
-	response, err := b.next.RoundTrip(r)
-	b.mutex.Lock()
-	defer b.mutex.Unlock()
-	if goesOn {
-		b.wentOn++
-	} else {
-		b.began = append(b.began, r.URL.RequestURI())
-	}
-	source := fmt.Sprint(err)
-	if err == nil {
-		source = response.Header.Get("X-Watershed-Source")
-		b.sources[source]++
-	}
-	b.all = append(b.all, fmt.Sprintf("%v %s: %s", asked.Format("05.000"), query.Get("resourceVersion"), source))
-	return response, err
-}
-
-// count returns both numbers.
-func (b *beginnings) count() (began []string, wentOn int) {
-	b.mutex.Lock()
-	defer b.mutex.Unlock()
-	return slices.Clone(b.began), b.wentOn
-}
-
-// tale records what an informer told of each object: its versions in order, and its deletion.
-type tale struct {
-	mutex sync.Mutex
-	by    map[string][]string
-	// lost lists changes that the informer found by comparing instead of by an event.
-	lost []string
-}
-
-func (s *tale) note(object any, what string) {
-	s.mutex.Lock()
-	defer s.mutex.Unlock()
-	if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
-		s.lost = append(s.lost, unknown.Key)
-		return
-	}
-	access, err := meta.Accessor(object)
-	if err != nil {
-		s.lost = append(s.lost, err.Error())
-		return
-	}
-	if what == "" {
-		what = access.GetResourceVersion()
-	}
-	s.by[access.GetName()] = append(s.by[access.GetName()], what)
-}
-
-const deleted = "deleted"
 
 // TestInformersMoveBetweenReplicasWithoutListing replaces three proxies behind a balancer, one
 // after the other, during writes. An informer that moves to another replica continues from its
@@ -159,18 +91,18 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 	type follower struct {
 		kind     string
 		informer cache.SharedIndexInformer
-		counted  *beginnings
-		told     *tale
+		counted  *informertest.Beginnings
+		told     *informertest.Tale
 	}
 	stop := make(chan struct{})
 	defer close(stop)
 	open := func(kind string, protobuf bool) *follower {
-		f := &follower{kind: kind, counted: &beginnings{sources: map[string]int{}}, told: &tale{by: map[string][]string{}}}
+		f := &follower{kind: kind, counted: &informertest.Beginnings{Sources: map[string]int{}}, told: &informertest.Tale{By: map[string][]string{}}}
 		config := &rest.Config{Host: front.URL, BearerToken: c.AdminToken, TLSClientConfig: rest.TLSClientConfig{CAFile: front.CA}}
 		// This keeps client-go from sharing connections between configurations.
 		config.Dial = (&net.Dialer{Timeout: poll.Patience}).DialContext
 		config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-			f.counted.next = next
+			f.counted.Next = next
 			return f.counted
 		})
 		if protobuf {
@@ -182,9 +114,9 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 			f.informer = dynamicinformer.NewDynamicSharedInformerFactory(require.Value(dynamic.NewForConfig(config))(t), 0).ForResource(gvr).Informer()
 		}
 		require.Value(f.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(o any) { f.told.note(o, "") },
-			UpdateFunc: func(_, o any) { f.told.note(o, "") },
-			DeleteFunc: func(o any) { f.told.note(o, deleted) },
+			AddFunc:    func(o any) { f.told.Note(o, "") },
+			UpdateFunc: func(_, o any) { f.told.Note(o, "") },
+			DeleteFunc: func(o any) { f.told.Note(o, informertest.Deleted) },
 		}))(t)
 		go f.informer.Run(stop)
 		return f
@@ -208,7 +140,7 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 	balance.Mutex.Unlock()
 	begun := map[*follower]int{}
 	for _, f := range all {
-		began, _ := f.counted.count()
+		began, _ := f.counted.Count()
 		begun[f] = len(began)
 	}
 
@@ -228,7 +160,7 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 					there = append(there, name)
 				case n == 1 && len(there) > 10:
 					at.Must(t, api.Request{Method: "DELETE", Path: paths[kind] + "/" + there[0]})
-					history[there[0]] = append(history[there[0]], deleted)
+					history[there[0]] = append(history[there[0]], informertest.Deleted)
 					there = there[1:]
 				default:
 					name := there[chance.IntN(len(there))]
@@ -303,29 +235,29 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 	}
 	moved, changes, sources := 0, 0, map[string]int{}
 	for i, f := range all {
-		if began, _ := f.counted.count(); len(began) != begun[f] {
-			t.Errorf("informer %d (%s) began anew: %v; all its requests:\n%s", i, f.kind, began[begun[f]:], strings.Join(f.counted.all, "\n"))
+		if began, _ := f.counted.Count(); len(began) != begun[f] {
+			t.Errorf("informer %d (%s) began anew: %v; all its requests:\n%s", i, f.kind, began[begun[f]:], strings.Join(f.counted.All, "\n"))
 			continue
 		}
 		poll.Until(t, fmt.Sprintf("informer %d (%s) was told everything", i, f.kind), func() error {
-			f.told.mutex.Lock()
-			defer f.told.mutex.Unlock()
+			f.told.Mutex.Lock()
+			defer f.told.Mutex.Unlock()
 			for name, history := range written[f.kind] {
-				if got := f.told.by[name]; !slices.Equal(got, history) {
+				if got := f.told.By[name]; !slices.Equal(got, history) {
 					return fmt.Errorf("%s: it saw %v, and written was %v", name, got, history)
 				}
 			}
-			if len(f.told.lost) > 0 {
-				return fmt.Errorf("not reported: %v", f.told.lost)
+			if len(f.told.Lost) > 0 {
+				return fmt.Errorf("not reported: %v", f.told.Lost)
 			}
 			return nil
 		})
-		began, wentOn := f.counted.count()
+		began, wentOn := f.counted.Count()
 		if len(began) != begun[f] {
-			t.Errorf("informer %d (%s) began anew: %v; all its requests:\n%s", i, f.kind, began[begun[f]:], strings.Join(f.counted.all, "\n"))
+			t.Errorf("informer %d (%s) began anew: %v; all its requests:\n%s", i, f.kind, began[begun[f]:], strings.Join(f.counted.All, "\n"))
 		}
 		moved += wentOn
-		for source, n := range f.counted.sources {
+		for source, n := range f.counted.Sources {
 			sources[source] += n
 		}
 	}
@@ -360,7 +292,7 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 		}
 		return nil
 	})
-	if began, _ := late.counted.count(); len(began) != 1 {
+	if began, _ := late.counted.Count(); len(began) != 1 {
 		t.Errorf("a starting informer was counted as %v", began)
 	}
 	at.Must(t, api.Request{Path: paths[builtIn]})

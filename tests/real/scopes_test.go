@@ -34,7 +34,7 @@ func selecting(labels, fields string) string {
 // what the scopes certainly contain. Objects that enter and leave a scope look to its watchers
 // as they do at upstream, whether they watch all of the scope or less.
 func TestSelectorScopesAnswerOnlyWhatTheyHold(t *testing.T) {
-	p := through(t, `
+	p := testbed.ProxyThrough(t, `
 scopes:
 - resource: configmaps
   labelSelector: tier in (gold,silver)

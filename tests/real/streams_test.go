@@ -3,7 +3,6 @@ package real
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -29,6 +28,7 @@ import (
 	"watershed.test/real/internal/kubelet"
 	"watershed.test/real/internal/objects"
 	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/random"
 	"watershed.test/real/internal/require"
 	"watershed.test/real/internal/testbed"
 )
@@ -62,13 +62,6 @@ var protocols = []struct {
 			return spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, url), err
 		},
 	},
-}
-
-// bulk returns data that exceeds several flow control windows.
-func bulk(size int) []byte {
-	data := make([]byte, size)
-	rand.Read(data)
-	return data
 }
 
 func podURL(t *testing.T, ns, name, subresource string, options *corev1.PodExecOptions) *url.URL {
@@ -111,7 +104,7 @@ func TestExecStreamsBothWays(t *testing.T) {
 					err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: stdin, Stdout: &out, Stderr: &errout})
 					return out.Bytes(), errout.Bytes(), err
 				}
-				sent := bulk(2 << 20)
+				sent := random.Bytes(2 << 20)
 				got, _, err := run(bytes.NewReader(sent), "cat")
 				if err != nil || !bytes.Equal(sent, got) {
 					t.Errorf("%d bytes sent, %d back, %v", len(sent), len(got), err)
@@ -136,7 +129,7 @@ func echo(t *testing.T, address string) {
 	conn := require.Value(net.DialTimeout("tcp", address, poll.Patience))(t)
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(poll.Patience))
-	sent := bulk(4 << 20)
+	sent := random.Bytes(4 << 20)
 	wrote := make(chan error, 1)
 	go func() {
 		_, err := conn.Write(sent)

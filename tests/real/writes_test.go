@@ -13,6 +13,7 @@ import (
 
 	"watershed.test/real/internal/api"
 	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/random"
 	"watershed.test/real/internal/require"
 	"watershed.test/real/internal/testbed"
 )
@@ -129,7 +130,7 @@ func TestProtobufWritesReachUpstream(t *testing.T) {
 
 	made := require.Value(client.Create(ctx, objects.ConfigMap("apple", "n", "1"), metav1.CreateOptions{}))(t)
 	made.Data["n"] = "2"
-	made.BinaryData = map[string][]byte{"b": bulk(100 << 10)}
+	made.BinaryData = map[string][]byte{"b": random.Bytes(100 << 10)}
 	changed := require.Value(client.Update(ctx, made, metav1.UpdateOptions{}))(t)
 	want := require.Value(plain.Get(ctx, "apple", metav1.GetOptions{}))(t)
 	if api.JSON(want) != api.JSON(changed) || !maps.Equal(want.Data, map[string]string{"n": "2"}) {

@@ -1,0 +1,78 @@
+// Package dockerfile parses a Dockerfile and runs its commands without Docker.
+package dockerfile
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"watershed.test/real/internal/require"
+)
+
+// Step is one instruction of a Dockerfile.
+type Step struct{ Name, Rest string }
+
+// Parse parses a Dockerfile. It removes comments and joins continued lines.
+func Parse(text string) (all []Step) {
+	text = regexp.MustCompile(`(?m)^\s*#.*\n`).ReplaceAllString(text, "")
+	text = strings.ReplaceAll(text, "\\\n", " ")
+	for line := range strings.Lines(text) {
+		if name, rest, ok := strings.Cut(strings.TrimSpace(line), " "); ok {
+			all = append(all, Step{name, strings.TrimSpace(rest)})
+		}
+	}
+	return all
+}
+
+// Ignored implements .dockerignore as far as it is used here.
+func Ignored(file string, patterns []string) bool {
+	for _, pattern := range patterns {
+		if whole, _ := filepath.Match(pattern, file); whole || file == pattern || strings.HasPrefix(file, pattern+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// CopyFile copies a file and creates its directory.
+func CopyFile(t *testing.T, from, to string) {
+	t.Helper()
+	data, err := os.ReadFile(from)
+	if errors.Is(err, fs.ErrNotExist) {
+		return // deleted, and not committed yet
+	}
+	require.NoError(t, err)
+	require.NoError(t, os.MkdirAll(filepath.Dir(to), 0o700))
+	require.NoError(t, os.WriteFile(to, data, 0o600))
+}
+
+// DryRun runs the commands of RUN in a directory of their own. The programs that they call only
+// print how they were called.
+func DryRun(t *testing.T, commands []string, build, target string) (said string, err error) {
+	t.Helper()
+	dir := t.TempDir()
+	bin := filepath.Join(dir, "bin")
+	require.NoError(t, os.Mkdir(bin, 0o700))
+	const speak = "#!/bin/sh\necho \"${0##*/} $*\"\nenv | grep '^C[CX]*_\\|LINKER\\|PAGE' | sed 's/^CC_[a-z0-9_]*=/CC=/; s/^.*LINKER/LINKER/; s/^.*PAGE/PAGE/'\n"
+	for _, program := range []string{"apt-get", "rustup", "cargo", "install"} {
+		require.NoError(t, os.WriteFile(filepath.Join(bin, program), []byte(speak), 0o700))
+	}
+	for _, text := range commands {
+		text = regexp.MustCompile(`--mount=\S+`).ReplaceAllString(text, "")
+		text = strings.ReplaceAll(text, "/target", dir+"/target")
+		command := exec.Command("sh", "-c", text)
+		command.Dir = dir
+		command.Env = []string{"PATH=" + bin + ":/usr/bin:/bin", "BUILDARCH=" + build, "TARGETARCH=" + target}
+		out, err := command.CombinedOutput()
+		said += string(out)
+		if err != nil {
+			return said, err
+		}
+	}
+	return said, nil
+}

@@ -1,0 +1,96 @@
+package monitoring
+
+import (
+	"slices"
+)
+
+// Constant and rising return series of two hours.
+func Constant(value float64) []float64 { return slices.Repeat([]float64{value}, 121) }
+
+func rising(perMinute float64) (values []float64) {
+	for minute := range 121 {
+		values = append(values, perMinute*float64(minute))
+	}
+	return values
+}
+
+// Named returns a series with a name and labels, like name{a="b"}.
+func Named(values []float64, name string, labels ...string) Series {
+	Named := map[string]string{"__name__": name, "job": "watershed", "namespace": "watershed-system", "pod": "a", "instance": "10.0.0.1:6480"}
+	for i := 0; i < len(labels); i += 2 {
+		Named[labels[i]] = labels[i+1]
+	}
+	return Series{Named, values}
+}
+
+func buckets(name string, fast, slow float64, labels ...string) (all []Series) {
+	for _, bucket := range [][2]any{{"0.1", fast}, {"1", fast}, {"2.5", fast + slow}, {"+Inf", fast + slow}} {
+		all = append(all, Named(rising(bucket[1].(float64)), name, append([]string{"le", bucket[0].(string)}, labels...)...))
+	}
+	return all
+}
+
+// Healthy returns the series of a busy proxy with which nothing is wrong.
+func Healthy() []Series {
+	restarted := slices.Concat(slices.Repeat([]float64{1000}, 90), slices.Repeat([]float64{2000}, 31))
+	all := []Series{
+		Named(Constant(1), "up"),
+		Named(Constant(1), "watershed_scope_following", "resource", "pods"),
+		Named(Constant(1), "watershed_scope_ready", "resource", "pods"),
+		Named(Constant(1), "watershed_upstream_lists_total", "resource", "pods"),
+		Named(Constant(1), "watershed_rbac_followed"),
+		Named(rising(6000), "watershed_requests_total", "verb", "list", "source", "snapshot", "code", "200"),
+		Named(rising(600), "watershed_requests_total", "verb", "list", "source", "forward", "reason", "unproven", "code", "200"),
+		Named(rising(60000), "watershed_requests_total", "verb", "list", "source", "forward", "reason", "policy", "code", "200"),
+		Named(rising(60000), "watershed_requests_total", "verb", "create", "source", "forward", "reason", "not-a-read", "code", "201"),
+		Named(rising(10), "watershed_requests_total", "verb", "create", "source", "forward", "reason", "not-a-read", "code", "500"),
+		Named(rising(60), "watershed_access_reviews_total", "kind", "tokenreview", "result", "answered"),
+		Named(rising(600), "watershed_fence_reads_total", "step", "validated"),
+		Named(rising(6), "watershed_fence_reads_total", "step", "failed"),
+		Named(rising(60), "watershed_watches_ended_total", "how", "deadline"),
+		Named(rising(60), "watershed_watches_ended_total", "how", "client"),
+		Named(rising(60), "watershed_connections_cut_total", "listener", "proxy", "reason", "idle"),
+		Named(Constant(0), "watershed_connections_rejected_total", "listener", "proxy", "reason", "per-address"),
+		Named(Constant(1000), "process_open_fds"),
+		Named(Constant(20000), "process_max_fds"),
+		Named(Constant(1<<30), "process_resident_memory_bytes"),
+		Named(Constant(400<<20), "watershed_scope_object_bytes", "resource", "pods"),
+		Named(Constant(100<<20), "watershed_scope_window_bytes", "resource", "pods"),
+		Named(restarted, "process_start_time_seconds"),
+		Named(Constant(0), "watershed_audit_events_dropped_total", "sink", "log"),
+		Named(Constant(1<<40), "watershed_serving_certificate_expiration_timestamp_seconds", "listener", "proxy"),
+		Named(rising(60<<20), "watershed_response_bytes_total", "source", "snapshot"),
+		Named(rising(60), "watershed_response_bytes_total", "source", "forward"),
+		Named(rising(1<<20), "watershed_upstream_received_bytes_total", "purpose", "watch"),
+		Named(rising(600<<20), "watershed_upstream_received_bytes_total", "purpose", "forward"),
+	}
+	all = append(all, buckets("watershed_fence_duration_seconds_bucket", 600, 0, "step", "validated")...)
+	return append(all, buckets("watershed_request_duration_seconds_bucket", 600, 0, "verb", "list", "source", "snapshot")...)
+}
+
+// Causes holds the cause of each alert: series that replace the healthy ones of the same name and
+// labels.
+var Causes = map[string][]Series{
+	"WatershedDown":               {Named(Constant(0), "up")},
+	"WatershedAbsent":             {Named(Constant(1), "up", "job", "another")},
+	"WatershedNotFollowing":       {Named(Constant(0), "watershed_scope_following", "resource", "pods")},
+	"WatershedScopeNotReady":      {Named(Constant(0), "watershed_scope_ready", "resource", "pods")},
+	"WatershedRelisting":          {Named(rising(0.5), "watershed_upstream_lists_total", "resource", "pods")},
+	"WatershedUpstreamErrors":     {Named(rising(600), "watershed_requests_total", "verb", "get", "source", "forward", "reason", "consistent-read", "code", "503")},
+	"WatershedReviewsFailing":     {Named(rising(6), "watershed_access_reviews_total", "kind", "tokenreview", "result", "unavailable")},
+	"WatershedRBACNotFollowed":    {Named(Constant(0), "watershed_rbac_followed")},
+	"WatershedForwardingMuch":     {Named(rising(600), "watershed_requests_total", "verb", "list", "source", "forward", "reason", "selector", "code", "200")},
+	"WatershedFenceSlow":          buckets("watershed_fence_duration_seconds_bucket", 600, 60, "step", "caught-up"),
+	"WatershedFenceFailing":       {Named(rising(60), "watershed_fence_reads_total", "step", "failed")},
+	"WatershedSlowAnswers":        buckets("watershed_request_duration_seconds_bucket", 600, 60, "verb", "list", "source", "snapshot"),
+	"WatershedWatchesBroken":      {Named(rising(60), "watershed_watches_ended_total", "how", "expired")},
+	"WatershedClientsStalled":     {Named(rising(30), "watershed_answers_cut_total", "reason", "write-stall")},
+	"WatershedConnectionsRefused": {Named(rising(6), "watershed_connections_rejected_total", "listener", "proxy", "reason", "per-address")},
+	"WatershedUsersLimited":       {Named(rising(60), "watershed_requests_limited_total", "reason", "rate")},
+	"WatershedFileDescriptorsLow": {Named(Constant(19000), "process_open_fds")},
+	"WatershedMemoryGrowing":      {Named(Constant(12<<30), "process_resident_memory_bytes")},
+	"WatershedRestarting":         {Named(rising(1), "process_start_time_seconds")},
+	"WatershedCertificateEnds":    {Named(Constant(3600), "watershed_serving_certificate_expiration_timestamp_seconds", "listener", "proxy")},
+	"WatershedSavesNothing":       {Named(rising(120<<20), "watershed_upstream_received_bytes_total", "purpose", "watch")},
+	"WatershedAuditEventsLost":    {Named(rising(1), "watershed_audit_events_dropped_total", "sink", "log")},
+}
