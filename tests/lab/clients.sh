@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What upstream pays, by the number of clients, with the proxy and without: a real kube-apiserver with the proxy in
-# front, and the same load on both in turn, with more watches each time. docs/experiments.md tells of it.
+# Measures upstream's cost by the number of clients, with the proxy and without. It runs a real kube-apiserver with
+# the proxy in front, and puts the same load on both in turn, with more watches each time. See docs/experiments.md.
 #
 #   WATERSHED  the program that puts load on both and draws (target/release/watershed)
 #   PROXY      the program under load, as it is shipped (target/dist/watershed)
-#   OUT        where results go (target/lab)
-#   WATCHES    how many, step by step ("25 50 100 200 400")
+#   OUT        the directory for results (target/lab)
+#   WATCHES    the number of watches in each step ("25 50 100 200 400")
 #   LOAD       further flags of watershed load ("--write-rate 20/s --duration 20s --rounds 3")
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -16,7 +16,7 @@ watches=${WATCHES:-25 50 100 200 400}
 load=${LOAD:---write-rate 20/s --duration 20s --rounds 3}
 mkdir -p "$out"
 
-# It ends when its standard input does, and takes everything with it.
+# The cluster stops, with all its processes, when its standard input ends.
 coproc cluster { tests/real/.bin/cluster --proxy "$proxy" 2>"$out/cluster.log"; }
 exec 3>&"${cluster[1]}"
 read -r -t 300 ready <&"${cluster[0]}" || { echo "the cluster did not start: see $out/cluster.log" >&2; exit 1; }

@@ -1,6 +1,6 @@
 """Python's kubernetes client through watershed, in front of a real kube-apiserver.
 
-Run by `make test-python`, outside of `make test`: it installs the client.
+`make test-python` runs it. It installs the client, so it is not a part of `make test`.
 """
 
 import json
@@ -19,7 +19,7 @@ PROGRAM = os.environ.get("WATERSHED_BIN", os.path.join(ROOT, "target", "debug", 
 class Client(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        # The harness ends when its standard input does, however this process ends.
+        # The harness stops when its standard input ends, so it cannot outlive this process.
         cls.harness = subprocess.Popen(
             [HARNESS, "--proxy", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
@@ -48,7 +48,7 @@ class Client(unittest.TestCase):
             want = self.source.list_namespaced_config_map("default", **options, **more)
             got = self.core.list_namespaced_config_map("default", **options, **more)
             self.assertEqual(names(want), names(got), more)
-        # Page after page, as the client's users write it.
+        # The usual loop over pages.
         paged, token = [], None
         while True:
             page = self.core.list_namespaced_config_map("default", limit=2, _continue=token)
@@ -106,7 +106,7 @@ class Client(unittest.TestCase):
         for version in ("1", "0", "", "99999999999", "x"):
             self.assertEqual(outcome(self.source, version), outcome(self.core, version), version)
 
-    def test_writes_and_refusals(self):
+    def test_writes_arrive_and_refusals_are_passed_on(self):
         body = client.V1ConfigMap(metadata=client.V1ObjectMeta(name="written"), data={"k": "v"})
         self.core.create_namespaced_config_map("default", body)
         self.assertEqual(self.core.read_namespaced_config_map("written", "default").data, {"k": "v"})
@@ -118,7 +118,7 @@ class Client(unittest.TestCase):
             self.core.read_namespaced_config_map("written", "default", _preload_content=False)
         self.assertEqual(raised.exception.status, 404)
 
-    def test_the_dynamic_client(self):
+    def test_the_dynamic_client_finds_objects(self):
         self.make("dynamic")
         api = dynamic.DynamicClient(self.proxied).resources.get(api_version="v1", kind="ConfigMap")
         found = api.get(namespace="default", field_selector="metadata.name=dynamic")

@@ -18,6 +18,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
+// Answer is the answer to a raw request.
+type Answer struct {
+	Status int
+	Header http.Header
+	Body   string
+}
+
 // Plain returns the body uncompressed. Two compressors need not produce the same bytes.
 func (a Answer) Plain() (string, error) {
 	if a.Header.Get("Content-Encoding") != "gzip" || a.Body == "" {
@@ -79,13 +86,6 @@ func (a Answer) Items() (map[string]uint64, error) {
 		return nil, errors.New("not a list")
 	}
 	return all, nil
-}
-
-// Answer is the answer to a raw request.
-type Answer struct {
-	Status int
-	Header http.Header
-	Body   string
 }
 
 // Comparable returns the part of an answer that has to be the same both ways. Versions and

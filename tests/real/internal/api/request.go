@@ -14,91 +14,6 @@ import (
 	"watershed.test/real/internal/poll"
 )
 
-// Response is a complete answer. That of a watch reaches to its end.
-type Response struct {
-	Answer
-	Took time.Duration
-}
-
-// Ask sends a request and reads the whole answer.
-func (t Target) Ask(r Request) (Response, error) { return t.Follow(r, func() {}) }
-
-// Follow does the same, and calls begun when the answer begins.
-func (t Target) Follow(r Request, begun func()) (Response, error) {
-	// Go's client would otherwise ask for gzip by itself and hide that it did.
-	header := map[string]string{"Accept-Encoding": "identity"}
-	maps.Copy(header, r.Header)
-	r.Header = header
-	ctx, cancel := context.WithTimeout(context.Background(), poll.Patience)
-	defer cancel()
-	since := time.Now()
-	resp, err := t.Open(ctx, r)
-	begun()
-	var body []byte
-	if err == nil {
-		defer resp.Body.Close()
-		body, err = io.ReadAll(resp.Body)
-	}
-	if err != nil {
-		return Response{}, fmt.Errorf("%s, %v, after %v: %w", t.Name, r, time.Since(since), err)
-	}
-	return Response{Answer{resp.StatusCode, resp.Header, string(body)}, time.Since(since)}, nil
-}
-
-// Values returns the options in the path.
-func (r Request) Values() url.Values {
-	_, query, _ := strings.Cut(r.Path, "?")
-	values, _ := url.ParseQuery(query)
-	return values
-}
-
-// IsWatch reports whether the answer may be a stream that lasts until its deadline.
-func (r Request) IsWatch() bool {
-	if values, present := r.Values()["watch"]; present {
-		return values[0] != "0" && !strings.EqualFold(values[0], "false")
-	}
-	return strings.Contains(r.Path, "/watch/")
-}
-
-// Like returns the other request with the path of r.
-func (r Request) Like(other Request) Request {
-	other.Path = r.Path
-	return other
-}
-
-// Query is a list of options, in the order in which they are sent.
-type Query []string
-
-// Set adds an option unless its value is "unset".
-func (q *Query) Set(name, value string) {
-	if value != "unset" {
-		*q = append(*q, name+"="+url.QueryEscape(value))
-	}
-}
-
-// On returns a GET of a path with these options.
-func (q Query) On(path string) Request {
-	if len(q) > 0 {
-		path += "?" + strings.Join(q, "&")
-	}
-	return Request{Path: path}
-}
-
-// ResumeWithBookmarks watches from a version, with bookmarks.
-const ResumeWithBookmarks = "resourceVersion={version}&allowWatchBookmarks=true"
-
-// Resume watches from a version.
-const Resume = "resourceVersion={version}"
-
-// StateFirst begins a watch with any state.
-const StateFirst = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&resourceVersion=0"
-
-// LatestStateFirst begins a watch with the latest state.
-const LatestStateFirst = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
-
-// FromAnyVersion begins a watch with any state, without an end mark.
-const FromAnyVersion = "resourceVersion=0"
-
 // Request is a raw request. The zero value of every field but Path makes it a GET by the
 // administrator.
 type Request struct {
@@ -133,6 +48,27 @@ func (r Request) Verb() string {
 		return http.MethodGet
 	}
 	return r.Method
+}
+
+// Values returns the options in the path.
+func (r Request) Values() url.Values {
+	_, query, _ := strings.Cut(r.Path, "?")
+	values, _ := url.ParseQuery(query)
+	return values
+}
+
+// IsWatch reports whether the answer may be a stream that lasts until its deadline.
+func (r Request) IsWatch() bool {
+	if values, present := r.Values()["watch"]; present {
+		return values[0] != "0" && !strings.EqualFold(values[0], "false")
+	}
+	return strings.Contains(r.Path, "/watch/")
+}
+
+// Like returns the other request with the path of r.
+func (r Request) Like(other Request) Request {
+	other.Path = r.Path
+	return other
 }
 
 // Open sends a request and returns when the answer begins.
@@ -203,3 +139,66 @@ func (t Target) Must(tt *testing.T, r Request) Answer {
 	}
 	return a
 }
+
+// Response is a complete answer. That of a watch reaches to its end.
+type Response struct {
+	Answer
+	Took time.Duration
+}
+
+// Ask sends a request and reads the whole answer.
+func (t Target) Ask(r Request) (Response, error) { return t.Follow(r, func() {}) }
+
+// Follow does the same, and calls begun when the answer begins.
+func (t Target) Follow(r Request, begun func()) (Response, error) {
+	// Go's client would otherwise ask for gzip by itself and hide that it did.
+	header := map[string]string{"Accept-Encoding": "identity"}
+	maps.Copy(header, r.Header)
+	r.Header = header
+	ctx, cancel := context.WithTimeout(context.Background(), poll.Patience)
+	defer cancel()
+	since := time.Now()
+	resp, err := t.Open(ctx, r)
+	begun()
+	var body []byte
+	if err == nil {
+		defer resp.Body.Close()
+		body, err = io.ReadAll(resp.Body)
+	}
+	if err != nil {
+		return Response{}, fmt.Errorf("%s, %v, after %v: %w", t.Name, r, time.Since(since), err)
+	}
+	return Response{Answer{resp.StatusCode, resp.Header, string(body)}, time.Since(since)}, nil
+}
+
+// Query is a list of options, in the order in which they are sent.
+type Query []string
+
+// Set adds an option unless its value is "unset".
+func (q *Query) Set(name, value string) {
+	if value != "unset" {
+		*q = append(*q, name+"="+url.QueryEscape(value))
+	}
+}
+
+// On returns a GET of a path with these options.
+func (q Query) On(path string) Request {
+	if len(q) > 0 {
+		path += "?" + strings.Join(q, "&")
+	}
+	return Request{Path: path}
+}
+
+// Options of watches. {version} stands for a version.
+const (
+	// ResumeWithBookmarks watches from a version, with bookmarks.
+	ResumeWithBookmarks = "resourceVersion={version}&allowWatchBookmarks=true"
+	// Resume watches from a version.
+	Resume = "resourceVersion={version}"
+	// StateFirst begins a watch with any state.
+	StateFirst = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&resourceVersion=0"
+	// LatestStateFirst begins a watch with the latest state.
+	LatestStateFirst = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
+	// FromAnyVersion begins a watch with any state, without an end mark.
+	FromAnyVersion = "resourceVersion=0"
+)

@@ -22,6 +22,16 @@ import (
 // ended.
 var clients sync.Map
 
+// Target is one way to reach the API: directly or through a proxy.
+type Target struct {
+	Name       string
+	URL        string
+	CA         string
+	Kubeconfig string
+	// Tokens holds the tokens of the cluster's users.
+	Tokens *Tokens
+}
+
 // client returns the shared HTTP client for this target.
 func (t Target) client() *http.Client {
 	key := [2]string{t.URL, t.CA}
@@ -45,16 +55,6 @@ func (t Target) TLS() *tls.Config {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(pem)
 	return &tls.Config{RootCAs: roots}
-}
-
-// Target is one way to reach the API: directly or through a proxy.
-type Target struct {
-	Name       string
-	URL        string
-	CA         string
-	Kubeconfig string
-	// Tokens holds the tokens of the cluster's users.
-	Tokens *Tokens
 }
 
 // Tokens are the bearer tokens of a cluster's users.

@@ -8,9 +8,9 @@ import (
 	"watershed.test/real/internal/api"
 )
 
-// knownDifference is a way in which watershed is known to differ from upstream. Its requests
+// KnownDifference is a way in which watershed is known to differ from upstream. Its requests
 // show the difference. Once they no longer do, the entry has to be removed.
-type knownDifference struct {
+type KnownDifference struct {
 	Name, Reason string
 	// Is reports whether a difference is this one.
 	Is func(r api.Request, want, got api.Answer) bool
@@ -19,7 +19,7 @@ type knownDifference struct {
 }
 
 // KnownDifferences lists all known differences. There are none at present.
-var KnownDifferences []knownDifference
+var KnownDifferences []KnownDifference
 
 // FromMemory reports whether watershed answered without upstream.
 func FromMemory(a api.Answer) bool {
