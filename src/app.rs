@@ -107,7 +107,7 @@ fn undiscovered(error: DiscoveryError, upstream: &Upstream) -> anyhow::Error {
             format!(
                 "the client certificate of {}: {}",
                 upstream.source(),
-                valid.told(Timestamp::now())
+                valid.describe(Timestamp::now())
             )
         }
         _ if unknown => format!("check the user's part of {}", upstream.source()),

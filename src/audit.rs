@@ -3,7 +3,6 @@
 //! The events have the form of kube-apiserver's at level Metadata, and go where its own go: to a
 //! file that is rotated, or to a webhook in batches. Serving never waits for either: what does not
 //! fit into a bounded queue is dropped and counted.
-mod body;
 mod error;
 mod event;
 pub mod metrics;

@@ -1,4 +1,4 @@
-//! The body type every answer and every upstream request is made of.
+//! The body type of every answer and every upstream request.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,35 +15,37 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// A boxed body: a buffer, a watch or a stream from upstream.
 pub type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 
-/// Put into an answer's extensions: its body is made of references to what lies in memory anyway
-/// and never fails. While its size hint promises more, that is ready.
+/// Marks an answer, in its extensions, whose body refers to bytes that stay in memory anyway.
+///
+/// Such a body never fails. While its size hint promises more, the next frame is ready.
 #[derive(Clone, Copy, Debug)]
 pub struct InMemory;
 
-/// Hears how much of an answer's body was handed to its connection, and by its drop that the answer
-/// is over.
+/// Counts the bytes of an answer that were handed to its connection.
+///
+/// Dropping it says that the answer is over.
 pub trait BodyMeter: Send + Sync {
-    /// So many bytes more.
+    /// Adds bytes that were handed to the connection.
     fn sent(&self, bytes: usize);
 }
 
-/// Put into an answer's extensions: who counts it.
+/// The meter of an answer, in its extensions.
 #[derive(Clone)]
 pub struct AnswerMeter(pub Arc<dyn BodyMeter>);
 
-/// A body of bytes known beforehand.
+/// Returns a body of these bytes.
 pub fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into())
         .map_err(|never| match never {})
         .boxed_unsync()
 }
 
-/// A body without bytes.
+/// Returns a body without bytes.
 pub fn empty() -> Body {
     Empty::new().map_err(|never| match never {}).boxed_unsync()
 }
 
-/// All of a body that has at most `limit` bytes.
+/// Reads a body to its end. Fails if it has more than `limit` bytes.
 pub async fn whole<B>(body: B, limit: usize) -> Result<Bytes, BoxError>
 where
     B: http_body::Body<Error: Into<BoxError>>,
@@ -51,19 +53,31 @@ where
     Ok(Limited::new(body, limit).collect().await?.to_bytes())
 }
 
-/// A client's request body, ready to be sent on.
+/// Returns the body, which keeps `value` until it is dropped.
+///
+/// hyper drops a body once it is sent or its client is gone, so a permit or a guard in `value` ends
+/// with the answer.
+pub fn holding<T: Send + Unpin + 'static>(body: Body, value: T) -> Body {
+    Holding {
+        body,
+        _value: value,
+    }
+    .boxed_unsync()
+}
+
+/// Turns a client's request body into one that can be forwarded.
 pub fn from_client(body: Incoming, version: http::Version) -> Body {
     if http_body::Body::is_end_stream(&body) {
         return empty();
     }
-    Whole {
+    ClientBody {
         inner: body,
         framed: version == http::Version::HTTP_2,
     }
     .boxed_unsync()
 }
 
-/// A request body that was cut, where its HTTP version would show a clean end.
+/// A request body was reset, and HTTP/2 would show that as a clean end.
 #[derive(Debug, thiserror::Error)]
 #[error("the client reset the stream in the middle of the request body")]
 pub struct RequestCut;
@@ -72,14 +86,14 @@ pub struct RequestCut;
 ///
 /// hyper takes an HTTP/2 reset with `NO_ERROR` for an end. Sent on, that would be a complete
 /// request with half a body, and half a YAML document is often a document.
-struct Whole {
+struct ClientBody {
     inner: Incoming,
-    /// Whether the version has an end mark that `is_end_stream` reports (HTTP/2). HTTP/1 bodies
-    /// report a missing end as an error by themselves.
+    /// `true` on HTTP/2, whose end mark `is_end_stream` reports. hyper's HTTP/1 bodies report a
+    /// missing end as an error by themselves.
     framed: bool,
 }
 
-impl http_body::Body for Whole {
+impl http_body::Body for ClientBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -100,5 +114,31 @@ impl http_body::Body for Whole {
 
     fn size_hint(&self) -> SizeHint {
         self.inner.size_hint()
+    }
+}
+
+/// A body that keeps a value until it is dropped.
+struct Holding<T> {
+    body: Body,
+    _value: T,
+}
+
+impl<T: Unpin> http_body::Body for Holding<T> {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }

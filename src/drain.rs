@@ -1,7 +1,7 @@
-//! The end in three acts: stop accepting, let the running requests finish, cut what is left.
+//! Shutdown in three steps: stop accepting, let running requests finish, cut what is left.
 //!
-//! [`DrainTrigger::drain`] starts the first two at once and sets the time of the third. Long answers, as
-//! watches, hold a [`DrainWatch`] and end themselves when [`DrainWatch::draining`] comes.
+//! [`DrainTrigger::drain`] starts the first two steps and sets the time of the third. Long answers,
+//! such as watches, hold a [`DrainSignal`] and end themselves when it completes.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,38 +14,39 @@ use slab::Slab;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Starts the end. Dropping it without a call never ends anything.
+/// Starts the drain. Dropping it without a call ends nothing.
 #[derive(Clone, Debug)]
 pub struct DrainTrigger {
     deadline: Arc<watch::Sender<Option<Instant>>>,
     registry: Arc<SignalRegistry>,
 }
 
-/// Sees the end coming. Cheap to clone; every connection and every watch has one.
+/// Observes the drain. Cheap to clone; every connection has one.
 #[derive(Clone, Debug)]
 pub struct DrainWatch {
-    /// `None` while all is well, then the moment of the third act.
+    /// `None` before the drain, then the moment at which connections are cut.
     deadline: watch::Receiver<Option<Instant>>,
     registry: Arc<SignalRegistry>,
 }
 
-/// Rings when the end begins: [`DrainWatch::draining`] for those of whom there are very many, as it
-/// takes a quarter of the memory.
+/// A future that completes when the drain begins.
+///
+/// It does what [`DrainWatch::draining`] does in a quarter of the memory: every open watch has one.
 #[derive(Debug)]
 pub struct DrainSignal {
     registry: Arc<SignalRegistry>,
-    /// Who is to be woken, and where it stands in the registry; `None` before the first poll.
+    /// The registered waker and its key; `None` before the first poll.
     registration: Option<(usize, Waker)>,
 }
 
-/// All bells.
+/// The wakers of all drain signals.
 #[derive(Debug, Default)]
 struct SignalRegistry {
     signalled: AtomicBool,
     wakers: Mutex<Slab<Waker>>,
 }
 
-/// A trigger and its first watch.
+/// Returns a trigger and its first watch.
 pub fn channel() -> (DrainTrigger, DrainWatch) {
     let (sender, receiver) = watch::channel(None);
     let registry = Arc::<SignalRegistry>::default();
@@ -64,7 +65,8 @@ pub fn channel() -> (DrainTrigger, DrainWatch) {
 // === impl DrainTrigger ===
 
 impl DrainTrigger {
-    /// Stops accepting and asks everything running to end; what still runs after `grace` is cut.
+    /// Stops accepting and asks everything running to end. What still runs after `grace` is cut.
+    ///
     /// A second call can only bring the deadline forward.
     pub fn drain(&self, grace: Duration) {
         let wanted = Instant::now() + grace;
@@ -74,7 +76,7 @@ impl DrainTrigger {
         self.registry.notify();
     }
 
-    /// A further watch.
+    /// Returns another watch.
     pub fn watch(&self) -> DrainWatch {
         DrainWatch {
             deadline: self.deadline.subscribe(),
@@ -86,17 +88,17 @@ impl DrainTrigger {
 // === impl DrainWatch ===
 
 impl DrainWatch {
-    /// Whether the end has begun.
+    /// Returns `true` once the drain has begun.
     pub fn is_draining(&self) -> bool {
         self.deadline.borrow().is_some()
     }
 
-    /// Waits for the beginning of the end: finish what can be finished.
+    /// Waits until the drain begins. From then on, finish what can be finished.
     pub async fn draining(&self) {
         self.deadline_set().await;
     }
 
-    /// The same as a future of few bytes.
+    /// Returns [`DrainWatch::draining`] as a small future.
     pub fn signal(&self) -> DrainSignal {
         DrainSignal {
             registry: Arc::clone(&self.registry),
@@ -104,7 +106,7 @@ impl DrainWatch {
         }
     }
 
-    /// Waits for the third act: whatever still runs is dropped.
+    /// Waits until the grace period is over. Then drop what still runs.
     pub async fn forced(&self) {
         loop {
             let deadline = self.deadline_set().await;
@@ -112,7 +114,7 @@ impl DrainWatch {
             receiver.mark_unchanged();
             tokio::select! {
                 () = tokio::time::sleep_until(deadline) => {
-                    // It may have been moved between reading it and waiting for it, only forward.
+                    // Between reading and waiting, the deadline can only have moved forward.
                     return;
                 }
                 Ok(()) = receiver.changed() => {}
@@ -128,17 +130,18 @@ impl DrainWatch {
             .map(|deadline| *deadline)
         {
             Ok(Some(deadline)) => deadline,
-            // The trigger is gone: the end can't come any more.
+            // Without a trigger the drain can never begin.
             _ => std::future::pending().await,
         }
     }
 }
 
-// === impl DrainSignal ===
+// === impl SignalRegistry ===
 
 impl SignalRegistry {
     fn notify(&self) {
         self.signalled.store(true, Ordering::Release);
+        // Cloned out: a woken task may drop its signal, which takes this lock.
         let wakers: Vec<_> = self
             .wakers
             .lock()
@@ -148,6 +151,8 @@ impl SignalRegistry {
         wakers.into_iter().for_each(Waker::wake);
     }
 }
+
+// === impl DrainSignal ===
 
 impl Future for DrainSignal {
     type Output = ();
@@ -176,7 +181,7 @@ impl Future for DrainSignal {
             drop(wakers);
             *registration = Some((key, waker.clone()));
         }
-        // After it is registered, so that nothing slips in between.
+        // Read after registering: a notification in between would be missed otherwise.
         if registry.signalled.load(Ordering::Acquire) {
             Poll::Ready(())
         } else {
@@ -198,13 +203,13 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn bells_ring_once_the_end_begins_and_leave_nothing() {
+    async fn signals_complete_when_the_drain_begins_and_leave_no_wakers() {
         let (trigger, watch) = channel();
         let mut waiting: Vec<_> = (0..3)
             .map(|_| {
                 let mut signal = watch.signal();
                 tokio::spawn(async move {
-                    // Moved from one waker to another on its way.
+                    // The signal moves from one waker to another.
                     tokio::select! {
                         biased;
                         () = &mut signal => return,
@@ -233,7 +238,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_third_act_comes_after_the_grace() {
+    async fn connections_are_cut_after_the_grace_period() {
         let (trigger, watch) = channel();
         assert!(!watch.is_draining());
         let begun = Instant::now();
@@ -257,7 +262,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_a_call_nothing_ends() {
+    async fn dropping_the_trigger_ends_nothing() {
         let (trigger, watch) = channel();
         drop(trigger);
         tokio::time::timeout(Duration::from_hours(1), watch.draining())

@@ -1,22 +1,22 @@
-//! The edge towards the clients: listening, TLS, connections and their orderly end.
+//! The client-facing side: listening, TLS, connections, limits and their orderly end.
 //!
-//! This room knows HTTP and nothing of Kubernetes: everything a request means is one service,
-//! handed to [`listen::serve`].
+//! This module knows HTTP and nothing of Kubernetes. What a request means is the business of the
+//! one service that is handed to [`listen::serve`].
 
 mod activity;
 mod client_certificates;
-mod clock;
 mod connection;
-mod gathered;
 mod limits;
 pub mod listen;
 pub mod metrics;
 mod per_address;
-mod pieces;
 mod self_signed;
 pub mod socket;
-mod stall;
+mod stream_stall;
+mod timeouts;
 pub mod tls;
+mod vectored_bytes;
+mod write_coalescing;
 
 pub use connection::{Peer, TlsPeer};
 pub use limits::ConnectionLimits;

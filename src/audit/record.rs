@@ -9,12 +9,11 @@ use parking_lot::Mutex;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::Audit;
-use super::body;
 use super::event::{Answered, Form, Stage, Subject};
 use super::policy::{Attributes, Omitted};
 use super::source_ips::source_ips;
 use crate::access::{Decision, Identity};
-use crate::body::Body;
+use crate::body::{self, Body};
 use watershed_protocol::{RequestInfo, Status, Verb};
 
 /// What is found out about the caller. It travels in the request's extensions, where there is an
@@ -112,7 +111,7 @@ impl AuditRecord {
                 .form
                 .deprecated(&String::from_utf8_lossy(warning.as_bytes()));
         }
-        response.map(|body| body::until_dropped(body, complete))
+        response.map(|body| body::holding(body, complete))
     }
 
     /// Logs everything but the end, which the value that comes back logs.

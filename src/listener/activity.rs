@@ -1,4 +1,4 @@
-//! What a connection's client does: enough to know when it is idle, and when it abuses its place.
+//! Activity of one connection: shows whether it is idle and whether its client abuses it.
 
 use std::io;
 use std::pin::Pin;
@@ -13,45 +13,47 @@ use tokio::time::Instant;
 
 use super::limits::ConnectionLimits;
 
-/// A connection most of whose requests are taken back before they were answered is closed after so
-/// many of them. Requests that are given up are normal, but not in such numbers on one connection:
-/// it is "rapid reset", CVE-2023-44487, each of which may cost a request to upstream.
+/// Cancelled requests after which a connection is closed, if most of its requests are cancelled.
+///
+/// Some cancelled requests are normal. So many on one connection are a "rapid reset" attack
+/// (CVE-2023-44487), and each may cost a request to upstream.
 const MANY_RESETS: u64 = 500;
 
-/// What one connection does. Moments are milliseconds after `opened`, plus one; 0 stands for never.
+/// Activity of one connection.
+///
+/// Moments are milliseconds after `opened`, plus one; 0 stands for never.
 pub(super) struct Activity {
     opened: Instant,
-    /// Whether requests come one after the other, so that what is read between two of them is a
-    /// head.
+    /// `true` on HTTP/1, where bytes that are read between two requests are a head.
     http1: AtomicBool,
-    /// Whether anything was read after the handshake.
+    /// `true` once anything was read after the handshake.
     heard: AtomicBool,
     /// Requests running.
     running: AtomicU64,
-    /// When the connection stood, with TLS or without.
+    /// End of the handshake.
     begun: AtomicU64,
-    /// When the last request ended.
+    /// End of the last request.
     last_end: AtomicU64,
-    /// When the head began that is being read.
+    /// Start of the request head that is being read.
     head: AtomicU64,
-    /// Since when the client takes nothing of what is to be written.
+    /// Moment since which the socket takes no writes.
     blocked: AtomicU64,
     requests: AtomicU64,
-    /// Requests that were taken back before their answer.
+    /// Requests that were cancelled before their answer.
     resets: AtomicU64,
-    /// Whether those were too many, and whom to tell.
+    /// `true` once there were too many cancelled requests, and the task to wake then.
     resetting: AtomicBool,
     resetter: AtomicWaker,
 }
 
 /// One running request of a connection.
-pub(super) struct Running {
+pub(super) struct RunningRequest {
     activity: Arc<Activity>,
     answered: bool,
 }
 
-/// A socket whose progress is watched.
-pub(super) struct Watched<I> {
+/// A socket that reports reads and writes to an [`Activity`].
+pub(super) struct ActivityStream<I> {
     inner: I,
     activity: Arc<Activity>,
 }
@@ -76,7 +78,7 @@ impl Activity {
         })
     }
 
-    /// The handshake is over: the time for the first request begins.
+    /// Notes the end of the handshake: the time for the first request begins.
     pub(super) fn begin(&self) {
         self.begun.store(self.now(), Ordering::Release);
     }
@@ -95,7 +97,7 @@ impl Activity {
             .saturating_add(1)
     }
 
-    /// When a moment is over that began at `mark`; `None` when it did not begin.
+    /// Returns the moment `after` the mark; `None` if the mark is not set.
     fn until(&self, mark: &AtomicU64, after: Duration) -> Option<Instant> {
         match mark.load(Ordering::Acquire) {
             0 => None,
@@ -107,32 +109,30 @@ impl Activity {
         self.running.load(Ordering::Acquire) > 0
     }
 
-    /// When the connection has had nothing to do for as long as the limits allow, unless a request
-    /// comes.
+    /// Returns the moment at which the connection has been idle for too long.
     pub(super) fn idle_at(&self, limits: &ConnectionLimits) -> Instant {
         let until = self.until(&self.last_end, limits.idle);
         let until = until.or_else(|| self.until(&self.begun, limits.start));
         until.unwrap_or(self.opened + limits.start)
     }
 
-    /// When a head that is being read has taken too long.
+    /// Returns the moment at which the request head has taken too long.
     pub(super) fn head_at(&self, limits: &ConnectionLimits) -> Option<Instant> {
         self.until(&self.head, limits.head)
     }
 
-    /// When the client has taken nothing for too long of what waits for it.
+    /// Returns the moment at which the client has read nothing for too long.
     pub(super) fn stalled_at(&self, limits: &ConnectionLimits) -> Option<Instant> {
         self.until(&self.blocked, limits.stall)
     }
 
-    /// Whether most requests are taken back, and there were many. Wakes the task when that becomes
-    /// so.
+    /// Returns `true` if the client cancels too many requests. Wakes the task when that changes.
     pub(super) fn is_resetting(&self, context: &Context<'_>) -> bool {
         self.resetter.register(context.waker());
         self.resetting.load(Ordering::Acquire)
     }
 
-    /// Whether the client has said nothing since the handshake.
+    /// Returns `true` if the client has sent nothing since the handshake.
     pub(super) fn is_silent(&self) -> bool {
         !self.heard.load(Ordering::Relaxed) && self.requests.load(Ordering::Relaxed) == 0
     }
@@ -159,26 +159,26 @@ impl Activity {
     }
 }
 
-// === impl Running ===
+// === impl RunningRequest ===
 
-impl Running {
+impl RunningRequest {
     pub(super) fn new(activity: &Arc<Activity>) -> Self {
         activity.running.fetch_add(1, Ordering::AcqRel);
         activity.requests.fetch_add(1, Ordering::Relaxed);
         activity.head.store(0, Ordering::Release);
-        Running {
+        RunningRequest {
             activity: Arc::clone(activity),
             answered: false,
         }
     }
 
-    /// The answer's head is there: whoever goes away now has had something of it.
+    /// Notes that the answer has begun: cancelling from now on is no reset.
     pub(super) fn answered(&mut self) {
         self.answered = true;
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningRequest {
     fn drop(&mut self) {
         let activity = &self.activity;
         activity.last_end.store(activity.now(), Ordering::Release);
@@ -193,9 +193,9 @@ impl Drop for Running {
     }
 }
 
-// === impl Watched ===
+// === impl ActivityStream ===
 
-impl<I> Watched<I> {
+impl<I> ActivityStream<I> {
     pub(super) fn new(inner: I, activity: &Arc<Activity>) -> Self {
         Self {
             inner,
@@ -209,7 +209,7 @@ impl<I> Watched<I> {
     }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for Watched<I> {
+impl<I: AsyncRead + Unpin> AsyncRead for ActivityStream<I> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -224,7 +224,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for Watched<I> {
     }
 }
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
+impl<I: AsyncWrite + Unpin> AsyncWrite for ActivityStream<I> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

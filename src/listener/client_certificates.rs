@@ -1,5 +1,7 @@
-//! Certificates that clients show: that they hold the key is made sure of here, who they are is
-//! not.
+//! Client certificates in the TLS handshake.
+//!
+//! The handshake proves that the client holds the key. It does not prove who the client is: the
+//! issuer is verified later.
 
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
@@ -12,12 +14,13 @@ use rustls::{
 
 /// Asks for a certificate and takes any, or none.
 ///
-/// As in an API server, a certificate of an unknown authority does not end the handshake: its
-/// bearer may have a token, and there may be several authorities, for different ends. So nothing
-/// may be concluded from a certificate that was not verified since.
+/// As in an API server, a certificate of an unknown authority does not end the handshake. Its
+/// bearer may have a token, and there may be several authorities for different purposes.
+///
+/// Invariant: nothing is concluded from a certificate before its issuer is verified.
 #[derive(Debug)]
 pub(super) struct AnyCertificate {
-    /// The authorities whose certificates are of use, for clients that have several to choose from.
+    /// Names of accepted authorities, for clients that choose among several certificates.
     hints: Vec<DistinguishedName>,
     algorithms: WebPkiSupportedAlgorithms,
 }

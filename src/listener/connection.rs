@@ -24,30 +24,31 @@ use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::server::TlsStream;
 
-use super::activity::{Activity, Running};
-use super::clock::{Clock, Due};
-use super::gathered::{Gathered, Turns};
+use super::activity::{Activity, RunningRequest};
 use super::limits::ConnectionLimits;
 use super::metrics::Listener;
-use super::pieces::Pieces;
-use super::stall::{Pace, Streams};
+use super::stream_stall::{StreamExecutor, StreamProgress};
+use super::timeouts::{ConnectionTimeouts, TimeoutAction};
+use super::vectored_bytes::VectoredBytes;
+use super::write_coalescing::{CoalescingStream, TurnFlusher};
 use crate::body::{self, AnswerMeter, Body, BodyMeter, BoxError, InMemory};
 use crate::drain;
 
-/// Who is at the other end of a connection.
+/// The client of a connection.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// The address the connection came from. Of a Unix socket, the loopback address.
+    /// The address of the client. On a Unix socket, the loopback address.
     pub address: SocketAddr,
-    /// What the TLS handshake told; `None` on a plain listener.
+    /// The facts of the TLS handshake; `None` on a plain listener.
     pub tls: Option<Arc<TlsPeer>>,
 }
 
-/// What the TLS handshake told about the client.
+/// Facts that the TLS handshake tells about the client.
 #[derive(Debug, Default)]
 pub struct TlsPeer {
-    /// The client's certificate and what it sent along, whose key it holds. **Nobody has verified
-    /// who signed it.** Empty without one.
+    /// The client's certificate and the rest of its chain. Empty without one.
+    ///
+    /// The client holds the key, but **nobody has verified who signed it.**
     pub certificates: Vec<CertificateDer<'static>>,
     /// The name the client asked for.
     pub server_name: Option<String>,
@@ -57,65 +58,71 @@ pub struct TlsPeer {
 const STREAM_WINDOW: u32 = 256 * 1024;
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
 
-/// hyper takes no less for HTTP/1.
+/// Smallest HTTP/1 buffer that hyper accepts.
 const MIN_BUFFER: usize = 8192;
 const MAX_HEADERS: usize = 512;
 
-/// Streams that the client reset before they were looked at, and streams reset here for what the
-/// client did wrong: beyond these the connection ends ("rapid reset", CVE-2023-44487, and its kin).
+/// Streams that the client reset before they were looked at, and streams reset here for protocol
+/// errors. Beyond these numbers the connection ends ("rapid reset", CVE-2023-44487).
+///
 /// They are h2's own defaults, named so that they stay.
 const MAX_PENDING_RESETS: usize = 20;
 const MAX_OWN_RESETS: usize = 1024;
 
-/// An HTTP/2 answer is handed out in pieces of this size: what is handed out at once is held for
-/// the client, whatever its window.
-const PIECE: usize = 64 * 1024;
+/// Largest chunk of an HTTP/2 answer that is handed out at once.
+///
+/// h2 holds what it was handed until the client takes it, whatever the client's window.
+const MAX_CHUNK: usize = 64 * 1024;
 
-/// What lies in memory anyway costs nothing to be held for a client, and each time that it is
-/// handed out some of the processor. Not more, as a client that takes nothing of it is cut.
-const MOST_PIECES: usize = 256 * 1024;
+/// Bytes handed out at once of an answer that stays in memory anyway.
+///
+/// Holding them for a client is free, and fewer calls cost less CPU. The bound keeps the stall
+/// timeout working: it sees progress only between two chunks.
+const MAX_IN_MEMORY_CHUNKS: usize = 256 * 1024;
 
-/// A ping on a quiet HTTP/2 connection, and how long its answer may take: finds clients that
-/// vanished without a word, whose watches would stay for ever.
+/// Interval of pings on a quiet HTTP/2 connection, and the time for their answer.
+///
+/// They find clients that vanished, whose watches would stay open forever.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The settings of both protocols, made once a listener.
+/// The settings of HTTP/1 and HTTP/2, made once per listener.
 ///
-/// Which of them a connection speaks is known from TLS. hyper-util's builder for both finds out by
-/// itself where upgrades are wanted, whatever it was told, and what it has looked at makes hyper's
-/// buffers twice as large.
+/// ALPN tells which of them a connection speaks. hyper-util's builder for both always peeks at the
+/// first bytes where upgrades are wanted, and that doubles the size of hyper's buffers.
 pub(super) struct Protocols {
     http1: http1::Builder,
-    http2: http2::Builder<Streams>,
+    http2: http2::Builder<StreamExecutor>,
     limits: ConnectionLimits,
     listener: Listener,
 }
 
-/// What answers the requests of a connection.
-pub(super) trait Requests:
-    HttpService<Incoming, ResBody = Counted, Error = Infallible, Future: Send + 'static>
+/// A service that answers the requests of one connection.
+pub(super) trait RequestService:
+    HttpService<Incoming, ResBody = AnswerBody, Error = Infallible, Future: Send + 'static>
 {
 }
 
-impl<S> Requests for S where
-    S: HttpService<Incoming, ResBody = Counted, Error = Infallible, Future: Send + 'static>
+impl<S> RequestService for S where
+    S: HttpService<Incoming, ResBody = AnswerBody, Error = Infallible, Future: Send + 'static>
 {
 }
 
-/// A connection of either protocol. hyper-util's trait for this is missing on HTTP/1 with upgrades.
-trait Graceful: Future<Output = Result<(), Self::Error>> {
+/// A connection of either protocol that can be shut down gracefully.
+///
+/// hyper-util has such a trait, but not for HTTP/1 with upgrades.
+trait GracefulConnection: Future<Output = Result<(), Self::Error>> {
     type Error: std::fmt::Display;
 
     fn graceful_shutdown(self: Pin<&mut Self>);
 }
 
 pin_project! {
-    /// A connection, and what sends what it writes.
-    struct InTurns<C, I> {
+    /// A connection, flushed after each poll.
+    struct FlushedConnection<C, I> {
         #[pin]
         connection: C,
-        turns: Turns<I>,
+        flusher: TurnFlusher<I>,
     }
 }
 
@@ -126,12 +133,12 @@ impl Protocols {
         let mut http1 = http1::Builder::new();
         http1
             .timer(TokioTimer::new())
-            // hyper counts this from the end of the last request, so it is the idle time too.
+            // hyper measures from the end of the last request, so this is the idle timeout too.
             .header_read_timeout(limits.idle)
-            // One number for what is read and written ahead: it bounds the request head too.
+            // One limit for reading and writing. It bounds the request head too.
             .max_buf_size(limits.header_bytes.max(MIN_BUFFER))
             .max_headers(MAX_HEADERS);
-        let mut http2 = http2::Builder::new(Streams {
+        let mut http2 = http2::Builder::new(StreamExecutor {
             stall: limits.stall,
         });
         http2
@@ -161,23 +168,23 @@ impl Protocols {
         self.listener
     }
 
-    /// What answers the requests of a connection.
+    /// Returns the service that answers the requests of one connection.
     pub(super) fn requests<S, F>(
         &self,
         activity: &Arc<Activity>,
         peer: Peer,
         service: S,
-    ) -> impl Requests + use<S, F>
+    ) -> impl RequestService + use<S, F>
     where
         S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<Body>> + Send + 'static,
     {
         let activity = Arc::clone(activity);
         let url_bytes = self.limits.url_bytes;
-        // Boxed, so that what it takes to find an answer is given back when there is one: watches
+        // Boxed, so that the memory for finding an answer is freed once the answer begins: watches
         // stay for hours.
         service_fn(move |request| {
-            let running = Running::new(&activity);
+            let running = RunningRequest::new(&activity);
             Box::pin(answer(
                 request,
                 url_bytes,
@@ -188,11 +195,11 @@ impl Protocols {
         })
     }
 
-    /// Serves one connection to its end, or until the drain or the watch over its client cuts it.
+    /// Serves an HTTP/1 connection until it ends, or until the drain or a timeout cuts it.
     pub(super) async fn serve_http1<I>(
         &self,
         io: I,
-        requests: impl Requests,
+        requests: impl RequestService,
         activity: &Activity,
         address: SocketAddr,
         drain: drain::DrainWatch,
@@ -208,24 +215,26 @@ impl Protocols {
         self.run(connection, activity, address, drain).await;
     }
 
-    /// The same of HTTP/2.
+    /// Serves an HTTP/2 connection like [`Protocols::serve_http1`].
     pub(super) async fn serve_http2<I>(
         &self,
         tls: TlsStream<I>,
-        requests: impl Requests,
+        requests: impl RequestService,
         activity: &Activity,
         address: SocketAddr,
         drain: drain::DrainWatch,
     ) where
         I: AsyncRead + AsyncWrite + Unpin + 'static,
     {
-        let (io, turns) = Gathered::new(tls);
-        let connection = self.http2.serve_connection(TokioIo::new(io), requests);
-        let connection = pin!(InTurns { connection, turns });
+        let (io, flusher) = CoalescingStream::new(tls);
+        let connection = pin!(FlushedConnection {
+            connection: self.http2.serve_connection(TokioIo::new(io), requests),
+            flusher
+        });
         self.run(connection, activity, address, drain).await;
     }
 
-    async fn run<C: Graceful>(
+    async fn run<C: GracefulConnection>(
         &self,
         mut connection: Pin<&mut C>,
         activity: &Activity,
@@ -235,7 +244,7 @@ impl Protocols {
         activity.begin();
         let mut draining = false;
         let mut next_act = drain.draining().boxed();
-        let mut clock = Clock::new(activity, &self.limits);
+        let mut timeouts = ConnectionTimeouts::new(activity, &self.limits);
         let cut = loop {
             tokio::select! {
                 result = connection.as_mut() => {
@@ -252,18 +261,17 @@ impl Protocols {
                     draining = true;
                     next_act = drain.forced().boxed();
                     if activity.is_silent() {
-                        // Not even the beginning of HTTP/2 is there, without which nothing can be
-                        // said.
+                        // Without the HTTP/2 preface of the client, no GOAWAY can be sent.
                         return;
                     }
-                    if clock.drain() {
+                    if timeouts.drain() {
                         connection.as_mut().graceful_shutdown();
                     }
                 }
-                due = poll_fn(|context| clock.poll(context)) => match due {
-                    Due::End if activity.is_silent() => return,
-                    Due::End => connection.as_mut().graceful_shutdown(),
-                    Due::Cut(cut) => break cut,
+                due = poll_fn(|context| timeouts.poll(context)) => match due {
+                    TimeoutAction::ShutDown if activity.is_silent() => return,
+                    TimeoutAction::ShutDown => connection.as_mut().graceful_shutdown(),
+                    TimeoutAction::Cut(cut) => break cut,
                 },
             }
         };
@@ -272,9 +280,9 @@ impl Protocols {
     }
 }
 
-impl<I, S> Graceful for http1::UpgradeableConnection<I, S>
+impl<I, S> GracefulConnection for http1::UpgradeableConnection<I, S>
 where
-    S: Requests,
+    S: RequestService,
     I: Read + Write + Unpin + Send + 'static,
 {
     type Error = hyper::Error;
@@ -284,9 +292,10 @@ where
     }
 }
 
-impl<I, S> Graceful for InTurns<http2::Connection<TokioIo<Gathered<I>>, S, Streams>, I>
+impl<I, S> GracefulConnection
+    for FlushedConnection<http2::Connection<TokioIo<CoalescingStream<I>>, S, StreamExecutor>, I>
 where
-    S: Requests,
+    S: RequestService,
     I: AsyncRead + AsyncWrite + Unpin + 'static,
 {
     type Error = BoxError;
@@ -296,7 +305,7 @@ where
     }
 }
 
-impl<C, I> Future for InTurns<C, I>
+impl<C, I> Future for FlushedConnection<C, I>
 where
     C: Future<Output = hyper::Result<()>>,
     I: AsyncRead + AsyncWrite + Unpin,
@@ -305,20 +314,21 @@ where
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         let this = self.project();
-        this.turns
+        this.flusher
             .poll(context, |context| this.connection.poll(context))
     }
 }
 
-/// Runs the service for one request. A panic is that request's own affair: it is answered with 500,
-/// and the other streams of the connection go on.
+/// Runs the service for one request.
+///
+/// A panic is answered with 500, and the other streams of the connection go on.
 async fn answer<S, F>(
     request: Request<Incoming>,
     url_bytes: usize,
     peer: Peer,
     service: S,
-    mut running: Running,
-) -> Result<Response<Counted>, Infallible>
+    mut running: RunningRequest,
+) -> Result<Response<AnswerBody>, Infallible>
 where
     S: Fn(Request<Incoming>, Peer) -> F,
     F: Future<Output = Response<Body>>,
@@ -326,19 +336,16 @@ where
     let head = request.method() == Method::HEAD;
     let uri = request.uri();
     let url = uri.path().len() + uri.query().map_or(0, |query| query.len() + 1);
-    let answered = AssertUnwindSafe(async {
+    let answering = AssertUnwindSafe(async {
         if url > url_bytes {
             return too_long(url_bytes);
         }
         service(request, peer).await
     });
-    let answered = answered.catch_unwind().await;
-    let mut response = answered.unwrap_or_else(|_| {
-        tracing::error!("a request panicked; its client got 500, everything else goes on");
-        let mut response = Response::new(body::full("Internal Server Error\n"));
-        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
-        response
-    });
+    let mut response = match answering.catch_unwind().await {
+        Ok(response) => response,
+        Err(_panic) => internal_error(),
+    };
     if head {
         without_body(&mut response);
     }
@@ -348,23 +355,32 @@ where
         .extensions_mut()
         .remove::<AnswerMeter>()
         .map(|metered| metered.0);
-    Ok(response.map(|inner| Counted {
+    Ok(response.map(|inner| AnswerBody {
         inner,
         in_memory,
         rest: Bytes::new(),
-        in_pieces: Pace::is_kept(),
+        limit_chunks: StreamProgress::is_tracked(),
         meter,
         _running: running,
     }))
 }
 
-fn too_long(most: usize) -> Response<Body> {
-    let mut response = Response::new(body::full(format!("the URL is longer than {most} bytes\n")));
+fn internal_error() -> Response<Body> {
+    tracing::error!("a request panicked; its client got 500, everything else goes on");
+    let mut response = Response::new(body::full("Internal Server Error\n"));
+    *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+    response
+}
+
+fn too_long(limit: usize) -> Response<Body> {
+    let mut response = Response::new(body::full(format!(
+        "the URL is longer than {limit} bytes\n"
+    )));
     *response.status_mut() = StatusCode::URI_TOO_LONG;
     response
 }
 
-/// Leaves of an answer what HEAD wants. hyper does so on HTTP/1 only.
+/// Removes the body of an answer to HEAD. hyper does so on HTTP/1 only.
 fn without_body(response: &mut Response<Body>) {
     let length = http_body::Body::size_hint(response.body()).exact();
     if let Some(length) = length.filter(|&length| length > 0) {
@@ -376,19 +392,22 @@ fn without_body(response: &mut Response<Body>) {
     *response.body_mut() = body::empty();
 }
 
-/// An answer's body that keeps its connection from being idle, and shows how its client takes it.
-pub(super) struct Counted {
+/// The body of an answer.
+///
+/// It keeps its connection from being idle, counts what was handed out, and reports the progress of
+/// its client.
+pub(super) struct AnswerBody {
     inner: Body,
     in_memory: bool,
-    /// On HTTP/2, where what is handed out at once is held.
-    in_pieces: bool,
-    /// What is left of a frame that is handed out in pieces.
+    /// `true` on HTTP/2, which holds whatever it was handed.
+    limit_chunks: bool,
+    /// The rest of a frame that is handed out in chunks.
     rest: Bytes,
     meter: Option<Arc<dyn BodyMeter>>,
-    _running: Running,
+    _running: RunningRequest,
 }
 
-impl Counted {
+impl AnswerBody {
     fn count(&self, bytes: usize) {
         if let Some(meter) = &self.meter
             && bytes > 0
@@ -398,30 +417,36 @@ impl Counted {
     }
 }
 
-impl http_body::Body for Counted {
-    type Data = Pieces;
+impl http_body::Body for AnswerBody {
+    type Data = VectoredBytes;
     type Error = BoxError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Pieces>, BoxError>>> {
+    ) -> Poll<Option<Result<Frame<VectoredBytes>, BoxError>>> {
         let this = &mut *self;
-        Pace::Asked.tell();
+        StreamProgress::Requested.report();
         if this.rest.is_empty() {
             match ready!(Pin::new(&mut this.inner).poll_frame(cx)) {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => this.rest = data,
-                    Err(other) => return Poll::Ready(Some(Ok(other.map_data(Pieces::from)))),
+                    Err(other) => {
+                        return Poll::Ready(Some(Ok(other.map_data(VectoredBytes::from))));
+                    }
                 },
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),
                 None => return Poll::Ready(None),
             }
         }
-        Pace::HandedOut.tell();
-        let piece = if this.in_pieces { PIECE } else { usize::MAX };
-        let mut pieces = Pieces::from(this.rest.split_to(piece.min(this.rest.len())));
-        while this.in_memory && pieces.remaining() < MOST_PIECES {
+        StreamProgress::HandedOut.report();
+        let chunk_limit = if this.limit_chunks {
+            MAX_CHUNK
+        } else {
+            usize::MAX
+        };
+        let mut chunks = VectoredBytes::from(this.rest.split_to(chunk_limit.min(this.rest.len())));
+        while this.in_memory && chunks.remaining() < MAX_IN_MEMORY_CHUNKS {
             if this.rest.is_empty()
                 && this.inner.size_hint().lower() > 0
                 && let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut this.inner).poll_frame(cx)
@@ -432,10 +457,10 @@ impl http_body::Body for Counted {
             if this.rest.is_empty() {
                 break;
             }
-            pieces.push(this.rest.split_to(piece.min(this.rest.len())));
+            chunks.push(this.rest.split_to(chunk_limit.min(this.rest.len())));
         }
-        this.count(pieces.remaining());
-        Poll::Ready(Some(Ok(Frame::data(pieces))))
+        this.count(chunks.remaining());
+        Poll::Ready(Some(Ok(Frame::data(chunks))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -458,11 +483,11 @@ impl http_body::Body for Counted {
 mod tests {
     use super::*;
 
-    /// The task of an HTTP/2 stream has room for both, and takes 384 bytes with them: the next size
-    /// is 512. There may be a hundred thousand.
+    /// The task of an HTTP/2 stream holds both. It takes 384 bytes, and the allocator's next size is
+    /// 512. There may be a hundred thousand such tasks.
     #[test]
     fn the_body_of_an_open_stream_is_small() {
-        let bytes = size_of::<Counted>() + size_of::<Pieces>();
+        let bytes = size_of::<AnswerBody>() + size_of::<VectoredBytes>();
         assert!(bytes <= 160, "{bytes}");
     }
 }

@@ -1,8 +1,8 @@
-//! What connections may cost.
+//! Limits of client connections.
 
 use std::time::Duration;
 
-/// What connections may cost. Everything that is held for a client is bounded by a field of this.
+/// Limits of client connections. They bound everything that is held for a client.
 #[derive(Clone, Debug)]
 pub struct ConnectionLimits {
     /// Connections at a time. Further ones wait in the kernel's backlog.
@@ -12,27 +12,28 @@ pub struct ConnectionLimits {
     pub connections_per_address: usize,
     /// HTTP/2 streams a connection may have open.
     pub streams: u32,
-    /// Bytes of answer an HTTP/2 stream may hold that the client has not taken. Not more, as the
-    /// cursor of a watch is the buffer, and it costs nothing.
+    /// Bytes of an answer that an HTTP/2 stream may buffer. A small buffer suffices: a watch that
+    /// falls behind reads on from the shared window.
     pub stream_buffer: usize,
-    /// Bytes of a request's head on HTTP/1, and of answer that such a connection may hold. HTTP/2
-    /// counts 32 bytes more for each field, and allows twice as much.
+    /// Bytes of a request's head on HTTP/1, and of an answer that such a connection may buffer.
+    /// HTTP/2 counts 32 bytes more for each field, so twice as much is allowed there.
     pub header_bytes: usize,
     /// Bytes of a request's target.
     pub url_bytes: usize,
-    /// How long a connection may be without a request before it is closed.
+    /// Time without a request after which a connection is closed.
     pub idle: Duration,
-    /// How long TLS may take, and then the first request.
+    /// Time for the TLS handshake, and then for the first request.
     pub start: Duration,
-    /// How long the head of an HTTP/1 request may take from its first byte.
+    /// Time for the head of an HTTP/1 request, from its first byte.
     pub head: Duration,
-    /// How long a client may take nothing of what waits for it. Zero: as long as it likes.
+    /// Time for which a client may read nothing of a waiting answer. Zero: no limit.
     pub stall: Duration,
 }
 
 impl ConnectionLimits {
-    /// Three quarters of all: clients behind one balancer's address have nearly everything, and no
-    /// address can take the last quarter from the others.
+    /// Returns three quarters of all connections, the default limit of one address.
+    ///
+    /// Clients behind a load balancer can use most of them, and the last quarter is left for others.
     pub const fn share_of_an_address(connections: usize) -> usize {
         connections - connections / 4
     }
@@ -47,12 +48,12 @@ impl Default for ConnectionLimits {
             // kube-apiserver's recommended options say 1000; its bare default of 100 makes
             // clients with many informers wait.
             streams: 1000,
-            // A quarter of it makes a large list a fifth dearer: more writes, each of less.
+            // With a quarter of this, a large list costs a fifth more: there are more writes.
             stream_buffer: 64 * 1024,
             // Room for long tokens and for `Impersonate-Group` lists; kube-apiserver takes up to 1
             // MB.
             header_bytes: 64 * 1024,
-            // What the library that parses them can hold.
+            // The largest URI that the http crate can hold.
             url_bytes: 65_534,
             // kube-apiserver's idle timeout (secure_serving.go).
             idle: Duration::from_secs(90),

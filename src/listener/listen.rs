@@ -1,4 +1,4 @@
-//! Accepting connections: one task each, and none of them can end the listener.
+//! Accepts connections. Each is served by a task of its own, and none can end the listener.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -10,9 +10,10 @@ use hyper::body::Incoming;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::Semaphore;
+use tokio_rustls::server::TlsStream;
 use tokio_util::task::TaskTracker;
 
-use super::activity::{Activity, Watched};
+use super::activity::{Activity, ActivityStream};
 use super::connection::{Peer, Protocols, TlsPeer};
 use super::limits::ConnectionLimits;
 use super::metrics::{Cut, Listener};
@@ -21,14 +22,14 @@ use super::tls::ServerTls;
 use crate::body::Body;
 use crate::drain;
 
-/// How long to wait after a failed accept (no file descriptors, no memory), growing to the second.
+/// Pause after a failed accept (no file descriptors, no memory), doubling up to the maximum.
 const BACKOFF_MIN: Duration = Duration::from_millis(5);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
-/// Probes of a quiet TCP connection: finds dead HTTP/1.1 clients, which have no ping.
+/// Interval of TCP keepalive probes. They find dead HTTP/1.1 clients, as HTTP/1.1 has no ping.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// Serves TLS clients with HTTP/2 and HTTP/1.1 until the drain is over.
+/// Serves TLS clients over HTTP/2 and HTTP/1.1 until the drain is over.
 pub async fn serve<S, F>(
     listener: TcpListener,
     tls: ServerTls,
@@ -42,7 +43,7 @@ pub async fn serve<S, F>(
     accept_all(listener, Listener::Proxy, Some(tls), service, limits, drain).await;
 }
 
-/// Serves operators until the drain is over: plain HTTP/1.1, or TLS with both protocols.
+/// Serves operators until the drain is over: over plain HTTP/1.1, or over TLS like [`serve`].
 pub async fn serve_admin<S, F>(
     listener: TcpListener,
     tls: Option<ServerTls>,
@@ -56,7 +57,7 @@ pub async fn serve_admin<S, F>(
     accept_all(listener, Listener::Admin, tls, service, limits, drain).await;
 }
 
-/// Serves the clients of a Unix socket until the drain is over, by plain HTTP/1.1.
+/// Serves the clients of a Unix socket over plain HTTP/1.1 until the drain is over.
 pub async fn serve_socket<S, F>(
     listener: UnixListener,
     service: S,
@@ -69,19 +70,19 @@ pub async fn serve_socket<S, F>(
     accept_all(listener, Listener::Proxy, None, service, limits, drain).await;
 }
 
-/// Where connections come from.
-trait Source: Send + Sync {
+/// A listening socket.
+trait ConnectionSource: Send + Sync {
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
     fn next(&self) -> impl Future<Output = io::Result<(Self::Stream, SocketAddr)>> + Send;
 }
 
-impl Source for TcpListener {
+impl ConnectionSource for TcpListener {
     type Stream = TcpStream;
 
     async fn next(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let (stream, address) = self.accept().await?;
-        // Events are small and wanted now. A socket that is already dead shows it soon enough.
+        // Events are small and wanted at once. Errors are ignored: a dead socket shows soon enough.
         let _ = stream.set_nodelay(true);
         let _ = socket2::SockRef::from(&stream).set_tcp_keepalive(
             &socket2::TcpKeepalive::new()
@@ -92,7 +93,7 @@ impl Source for TcpListener {
     }
 }
 
-impl Source for UnixListener {
+impl ConnectionSource for UnixListener {
     type Stream = UnixStream;
 
     async fn next(&self) -> io::Result<(UnixStream, SocketAddr)> {
@@ -109,7 +110,7 @@ async fn accept_all<L, S, F>(
     limits: ConnectionLimits,
     drain: drain::DrainWatch,
 ) where
-    L: Source,
+    L: ConnectionSource,
     S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
@@ -119,14 +120,17 @@ async fn accept_all<L, S, F>(
     let connections = TaskTracker::new();
     let accepting = async {
         loop {
-            // The permit first: over the limit, clients wait in the kernel's backlog.
+            // Before accepting: over the limit, clients wait in the kernel's backlog.
             let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
                 return;
             };
             let (stream, address) = accept(&listener).await;
             let Some(slot) = addresses.acquire(address.ip()) else {
                 which.rejected();
-                tracing::debug!(%address, "too many connections from this address (--max-connections-per-address)");
+                tracing::debug!(
+                    %address,
+                    "connection refused: too many from this address (see --max-connections-per-address)"
+                );
                 continue;
             };
             let open = which.connected();
@@ -147,16 +151,19 @@ async fn accept_all<L, S, F>(
     connections.wait().await;
 }
 
-/// The next connection, however long it takes. No error of accept is a reason to stop serving.
-async fn accept<L: Source>(listener: &L) -> (L::Stream, SocketAddr) {
+/// Waits for the next connection. No error of accept is a reason to stop serving.
+async fn accept<L: ConnectionSource>(listener: &L) -> (L::Stream, SocketAddr) {
     let mut backoff = BACKOFF_MIN;
     loop {
         match listener.next().await {
             Ok(accepted) => return accepted,
-            // That one client is gone already; the next is waiting.
+            // Only this client is gone. The next one is waiting.
             Err(error) if is_of_one_connection(&error) => {}
             Err(error) => {
-                tracing::warn!(error = %error, "cannot accept connections (file descriptors used up? see ulimit -n); trying again");
+                tracing::warn!(
+                    %error,
+                    "cannot accept connections (out of file descriptors? see ulimit -n); trying again"
+                );
                 tokio::time::sleep(backoff).await;
                 backoff = (backoff * 2).min(BACKOFF_MAX);
             }
@@ -173,6 +180,7 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     )
 }
 
+/// Serves one connection to its end.
 async fn connection<I, S, F>(
     protocols: &Protocols,
     stream: I,
@@ -186,7 +194,7 @@ async fn connection<I, S, F>(
     F: Future<Output = Response<Body>> + Send + 'static,
 {
     let activity = Activity::new();
-    let stream = Watched::new(stream, &activity);
+    let stream = ActivityStream::new(stream, &activity);
     let Some(tls) = tls else {
         let peer = Peer { address, tls: None };
         let requests = protocols.requests(&activity, peer, service);
@@ -194,36 +202,23 @@ async fn connection<I, S, F>(
             .serve_http1(stream, requests, &activity, address, drain)
             .await;
     };
-    // Both boxed: a future has room for what passes through it as often as it passes, for as long
-    // as it lives, and a TLS session is a kilobyte.
-    let handshake = Box::pin(tokio::time::timeout(
-        protocols.limits().start,
-        tls.acceptor().accept(stream),
-    ));
+    // Boxed: the future would hold the room for a handshake for as long as the connection lives.
+    let handshake = Box::pin(handshake(protocols, stream, address, &tls));
     let stream = tokio::select! {
         finished = handshake => match finished {
-            Ok(Ok(stream)) => Box::new(stream),
-            Ok(Err(error)) => {
-                tracing::debug!(%address, error = %error, "TLS handshake failed");
-                return;
-            }
-            Err(_elapsed) => {
-                protocols.listener().cut(Cut::Handshake);
-                tracing::debug!(%address, "TLS handshake took too long");
-                return;
-            }
+            Some(stream) => stream,
+            None => return,
         },
         () = drain.draining() => return,
     };
     let session = stream.get_ref().1;
     let http2 = session.alpn_protocol() == Some(b"h2");
-    let told = TlsPeer {
-        certificates: session.peer_certificates().unwrap_or_default().to_vec(),
-        server_name: session.server_name().map(str::to_owned),
-    };
     let peer = Peer {
         address,
-        tls: Some(Arc::new(told)),
+        tls: Some(Arc::new(TlsPeer {
+            certificates: session.peer_certificates().unwrap_or_default().to_vec(),
+            server_name: session.server_name().map(str::to_owned),
+        })),
     };
     let requests = protocols.requests(&activity, peer, service);
     if http2 {
@@ -234,6 +229,30 @@ async fn connection<I, S, F>(
         protocols
             .serve_http1(stream, requests, &activity, address, drain)
             .await;
+    }
+}
+
+/// Shakes hands with a TLS client. Returns `None` if that fails or takes too long.
+///
+/// The session is boxed: it is a kilobyte, and every future it passes through would have room for it.
+async fn handshake<I: AsyncRead + AsyncWrite + Unpin>(
+    protocols: &Protocols,
+    stream: I,
+    address: SocketAddr,
+    tls: &ServerTls,
+) -> Option<Box<TlsStream<I>>> {
+    let accepting = tls.acceptor().accept(stream);
+    match tokio::time::timeout(protocols.limits().start, accepting).await {
+        Ok(Ok(stream)) => Some(Box::new(stream)),
+        Ok(Err(error)) => {
+            tracing::debug!(%address, %error, "TLS handshake failed");
+            None
+        }
+        Err(_elapsed) => {
+            protocols.listener().cut(Cut::Handshake);
+            tracing::debug!(%address, "TLS handshake took too long");
+            None
+        }
     }
 }
 

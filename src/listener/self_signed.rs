@@ -1,8 +1,8 @@
-//! A certificate of our own for when none is given, as kube-apiserver makes one: a CA in `ca.crt`
-//! and `ca.key`, and a serving pair in `tls.crt` and `tls.key`.
+//! Makes a self-signed certificate when none is given, as kube-apiserver does.
 //!
-//! The CA stays the same over restarts, so that a client that trusts it keeps doing so; the serving
-//! pair is made anew when it is about to expire or lacks a name.
+//! The CA is in `ca.crt` and `ca.key`, the serving pair in `tls.crt` and `tls.key`. The CA stays the
+//! same over restarts, so that clients keep trusting it. The serving pair is renewed when it is
+//! about to expire or lacks a name.
 
 use std::fs;
 use std::io::{self, Write};
@@ -26,52 +26,56 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 const CA_YEARS: i32 = 10;
 const SERVING_YEARS: i32 = 1;
 
-/// How long before its end a certificate is made anew.
+/// Remaining lifetime at which a certificate is renewed.
 const RENEW_BEFORE: Duration = Duration::from_hours(30 * 24);
 
 const CA_NAME: &str = "watershed-self-signed-ca";
 
 /// The serving pair's files.
 #[derive(Debug)]
-pub(super) struct Pair {
+pub(super) struct ServingPair {
     pub(super) cert: PathBuf,
     pub(super) key: PathBuf,
 }
 
-/// What can go wrong while making certificates.
+/// Why a self-signed certificate cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum SelfSignedError {
-    /// The directory does not take files.
-    #[error("cannot keep a self-signed certificate in {}: {source} (choose another place with --cert-dir, or give --tls-cert and --tls-key)", path.display())]
+    /// The directory cannot be written.
+    #[error(
+        "cannot keep a self-signed certificate in {}: {source} \
+         (choose another place with --cert-dir, or give --tls-cert and --tls-key)",
+        path.display()
+    )]
     Write {
         /// The file or directory.
         path: PathBuf,
-        /// Why.
+        /// The error of the system.
         source: io::Error,
     },
-    /// A name is none.
+    /// A name cannot be in a certificate.
     #[error("cannot make a self-signed certificate for {names:?}: {source} (see --tls-san)")]
     Make {
         /// The names asked for.
         names: Vec<String>,
-        /// The maker's words.
+        /// The error of rcgen.
         source: rcgen::Error,
     },
 }
 
-/// The CA's certificate.
+/// Returns the path of the CA's certificate.
 pub(super) fn ca_file(dir: &Path) -> PathBuf {
     dir.join("ca.crt")
 }
 
-/// All names a client may know this proxy by.
+/// Returns all names by which clients may reach this proxy.
 pub(super) fn names(listen: IpAddr, extra: &[String]) -> Vec<String> {
     let mut names = vec![
         "localhost".to_owned(),
         "127.0.0.1".to_owned(),
         "::1".to_owned(),
     ];
-    // What clients in a cluster call the API by default.
+    // The default names of the API in a cluster.
     names.extend(
         [
             "kubernetes",
@@ -86,11 +90,14 @@ pub(super) fn names(listen: IpAddr, extra: &[String]) -> Vec<String> {
     }
     names.extend(hostname());
     names.extend(extra.iter().cloned());
-    // A wish that is no name (a hostname with an underscore) must not keep the proxy from starting.
+    // An invalid name, such as a hostname with an underscore, must not keep the proxy from starting.
     names.retain(|name| {
         let usable = ServerName::try_from(name.as_str()).is_ok();
         if !usable {
-            tracing::warn!(name, "not a name a certificate can hold, left out");
+            tracing::warn!(
+                name,
+                "name left out of the self-signed certificate: not a valid DNS name or address"
+            );
         }
         usable
     });
@@ -108,15 +115,15 @@ fn hostname() -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// Finds a good serving pair in `dir`, or makes one. Blocks.
-pub(super) fn ensure(dir: &Path, names: &[String]) -> Result<Pair, SelfSignedError> {
-    let pair = Pair {
+/// Finds a valid serving pair in `dir`, or makes one. Blocks.
+pub(super) fn ensure(dir: &Path, names: &[String]) -> Result<ServingPair, SelfSignedError> {
+    let pair = ServingPair {
         cert: dir.join("tls.crt"),
         key: dir.join("tls.key"),
     };
     let ca = load_ca(dir);
     if let Some((ca, _)) = &ca
-        && still_good(ca, &pair, names)
+        && is_valid(ca, &pair, names)
     {
         return Ok(pair);
     }
@@ -146,7 +153,7 @@ pub(super) fn ensure(dir: &Path, names: &[String]) -> Result<Pair, SelfSignedErr
     Ok(pair)
 }
 
-/// The CA kept in `dir`, if it is whole and will last longer than what it is to sign.
+/// Loads the CA in `dir`, if it is complete and does not expire soon.
 fn load_ca(dir: &Path) -> Option<(CertificateDer<'static>, KeyPair)> {
     let certificate = CertificateDer::from_pem_file(ca_file(dir)).ok()?;
     let key = KeyPair::from_pem(&fs::read_to_string(dir.join("ca.key")).ok()?).ok()?;
@@ -157,30 +164,30 @@ fn load_ca(dir: &Path) -> Option<(CertificateDer<'static>, KeyPair)> {
     (own && end > i64::try_from(needed).ok()?).then_some((certificate, key))
 }
 
-/// Whether a client that trusts `ca` takes the pair by each of its names, now and for a while.
-fn still_good(ca: &CertificateDer<'static>, pair: &Pair, names: &[String]) -> bool {
-    let check = || -> Option<()> {
-        let certificate = CertificateDer::from_pem_file(&pair.cert).ok()?;
-        let key = PrivateKeyDer::from_pem_file(&pair.key).ok()?;
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        rustls::sign::CertifiedKey::from_der(vec![certificate.clone()], key, &provider).ok()?;
-        let mut roots = RootCertStore::empty();
-        roots.add(ca.clone()).ok()?;
-        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
-            .build()
+/// Returns `true` if a client that trusts `ca` accepts the pair by each name, now and for a while.
+fn is_valid(ca: &CertificateDer<'static>, pair: &ServingPair, names: &[String]) -> bool {
+    verify(ca, pair, names).is_some()
+}
+
+fn verify(ca: &CertificateDer<'static>, pair: &ServingPair, names: &[String]) -> Option<()> {
+    let certificate = CertificateDer::from_pem_file(&pair.cert).ok()?;
+    let key = PrivateKeyDer::from_pem_file(&pair.key).ok()?;
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    rustls::sign::CertifiedKey::from_der(vec![certificate.clone()], key, &provider).ok()?;
+    let mut roots = RootCertStore::empty();
+    roots.add(ca.clone()).ok()?;
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
+        .build()
+        .ok()?;
+    let now = Duration::from_secs(UnixTime::now().as_secs());
+    let soon = UnixTime::since_unix_epoch(now + RENEW_BEFORE);
+    for name in names {
+        let name = ServerName::try_from(name.as_str()).ok()?;
+        verifier
+            .verify_server_cert(&certificate, &[], &name, &[], soon)
             .ok()?;
-        let soon = UnixTime::since_unix_epoch(
-            Duration::from_secs(UnixTime::now().as_secs()) + RENEW_BEFORE,
-        );
-        for name in names {
-            let name = ServerName::try_from(name.as_str()).ok()?;
-            verifier
-                .verify_server_cert(&certificate, &[], &name, &[], soon)
-                .ok()?;
-        }
-        Some(())
-    };
-    check().is_some()
+    }
+    Some(())
 }
 
 fn ca_params() -> CertificateParams {
@@ -208,7 +215,7 @@ fn serving_params(names: &[String]) -> Result<CertificateParams, rcgen::Error> {
     Ok(params)
 }
 
-/// From yesterday, for clients whose clock is behind, for so many years.
+/// Sets a lifetime that begins yesterday, for clients whose clock is behind.
 fn set_lifetime(params: &mut CertificateParams, years: i32) {
     let yesterday = Zoned::now().date().saturating_sub(1.day());
     let last = yesterday.saturating_add(years.years());
@@ -216,7 +223,7 @@ fn set_lifetime(params: &mut CertificateParams, years: i32) {
         date_time_ymd(
             i32::from(date.year()),
             date.month().unsigned_abs(),
-            // The last days of a month are cut off, as 29 February is not in every year.
+            // Days after the 28th are cut off, as 29 February is not in every year.
             date.day().unsigned_abs().min(28),
         )
     };
@@ -224,9 +231,9 @@ fn set_lifetime(params: &mut CertificateParams, years: i32) {
     params.not_after = date(last);
 }
 
-/// Writes beside and renames, so that a reader sees the old file or the new one, whole.
+/// Writes a temporary file and renames it, so that readers see the old file or the new one.
 fn write(path: &Path, content: &str, mode: u32) -> Result<(), SelfSignedError> {
-    let wrong = |source| SelfSignedError::Write {
+    let failed = |source| SelfSignedError::Write {
         path: path.to_owned(),
         source,
     };
@@ -239,11 +246,11 @@ fn write(path: &Path, content: &str, mode: u32) -> Result<(), SelfSignedError> {
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, mode);
     #[cfg(not(unix))]
     let _ = mode;
-    let mut file = options.open(&beside).map_err(wrong)?;
+    let mut file = options.open(&beside).map_err(failed)?;
     file.write_all(content.as_bytes())
         .and_then(|()| file.sync_all())
-        .map_err(wrong)?;
-    fs::rename(&beside, path).map_err(wrong)
+        .map_err(failed)?;
+    fs::rename(&beside, path).map_err(failed)
 }
 
 #[cfg(test)]
@@ -257,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_good_pair_is_used_again() {
+    fn a_valid_pair_is_used_again() {
         let dir = tempfile::tempdir().unwrap();
         let names = names("127.0.0.1".parse().unwrap(), &[]);
         ensure(dir.path(), &names).unwrap();
@@ -280,12 +287,8 @@ mod tests {
         assert_eq!(made[..2], remade[..2], "the CA stays");
         assert_ne!(made[2..], remade[2..]);
         let (ca, _) = load_ca(dir.path()).unwrap();
-        assert!(still_good(&ca, &pair, &more));
-        assert!(!still_good(
-            &ca,
-            &pair,
-            &["elsewhere.example.com".to_owned()]
-        ));
+        assert!(is_valid(&ca, &pair, &more));
+        assert!(!is_valid(&ca, &pair, &["elsewhere.example.com".to_owned()]));
     }
 
     #[test]
@@ -301,11 +304,11 @@ mod tests {
         assert!(load_ca(dir.path()).is_none());
         let pair = ensure(dir.path(), &names).unwrap();
         let (ca, _) = load_ca(dir.path()).unwrap();
-        assert!(still_good(&ca, &pair, &names));
+        assert!(is_valid(&ca, &pair, &names));
     }
 
     #[test]
-    fn a_wish_that_is_no_name_is_left_out() {
+    fn an_invalid_name_is_left_out() {
         let names = names("0.0.0.0".parse().unwrap(), &["not a name".to_owned()]);
         assert!(
             !names

@@ -1,4 +1,4 @@
-//! A Unix socket to listen on, which only those may use whom its file's mode lets.
+//! A Unix socket to listen on. The mode of its file decides who may connect.
 
 use std::fs::Permissions;
 use std::io;
@@ -11,12 +11,13 @@ use tokio::net::{UnixListener, UnixStream};
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    /// Which file of that name: a successor may have put its own there.
+    /// Device and inode: a successor process may have replaced the file.
     file: (u64, u64),
 }
 
-/// Listens on a socket whose file has this mode from the first moment on. A file that an ended
-/// process left is replaced; a socket that somebody listens on, or any other file, is an error.
+/// Listens on a socket whose file has this mode from the first moment.
+///
+/// The socket of an ended process is replaced. A socket in use, or any other file, is an error.
 pub async fn bind(path: &Path, mode: u32) -> io::Result<(UnixListener, SocketFile)> {
     free(path).await?;
     let mut beside = path.as_os_str().to_owned();
@@ -29,14 +30,14 @@ pub async fn bind(path: &Path, mode: u32) -> io::Result<(UnixListener, SocketFil
         path: beside,
         file: (found.dev(), found.ino()),
     };
-    // Nobody knows this name: with the other the file has its mode already.
+    // Bound under a temporary name: clients see the file only once its mode is set.
     std::fs::set_permissions(&file.path, Permissions::from_mode(mode))?;
     std::fs::rename(&file.path, path)?;
     path.clone_into(&mut file.path);
     Ok((listener, file))
 }
 
-/// Whether [`bind`] could: nothing is changed.
+/// Checks that [`bind`] would succeed. Changes nothing.
 pub async fn can_bind(path: &Path) -> io::Result<()> {
     free(path).await?;
     let folder = path
@@ -46,16 +47,16 @@ pub async fn can_bind(path: &Path) -> io::Result<()> {
     tempfile::tempfile_in(folder).map(drop)
 }
 
-/// Whether there is nothing at a path, or what an ended process left.
+/// Checks that the path is free, or holds the socket of an ended process.
 async fn free(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => Err(io::Error::new(
             io::ErrorKind::AlreadyExists,
-            "there is a file that is no socket",
+            "the file exists and is not a socket",
         )),
         Ok(_) if UnixStream::connect(path).await.is_ok() => Err(io::Error::new(
             io::ErrorKind::AddrInUse,
-            "another process listens there",
+            "another process listens on it",
         )),
         _ => Ok(()),
     }
@@ -75,7 +76,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_file_has_its_mode_and_goes_with_the_listener() {
+    async fn a_socket_file_has_its_mode_and_is_removed_with_the_listener() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("api.sock");
         let (listener, file) = bind(&path, 0o640).await.unwrap();
@@ -87,9 +88,9 @@ mod tests {
         let error = bind(&path, 0o600).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         drop(listener);
-        // What an ended process leaves is in nobody's way.
+        // The socket of an ended process is replaced.
         let (second, second_file) = bind(&path, 0o600).await.unwrap();
-        // And an ending one takes nothing from its successor.
+        // The old guard does not remove the file of its successor.
         drop(file);
         UnixStream::connect(&path).await.unwrap();
         drop((second, second_file));

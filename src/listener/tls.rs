@@ -1,4 +1,4 @@
-//! The certificates clients see, and the ones they may show.
+//! TLS settings of the listener: the serving certificate and the accepted client authorities.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -17,34 +17,37 @@ use super::client_certificates::AnyCertificate;
 use super::self_signed;
 use watershed_connect::Validity;
 
-/// How often the files are looked at. cert-manager and kubelet renew long before expiry; this only
-/// has to be short against that, and short enough for an operator who waits for it.
+/// Interval between checks of the files.
+///
+/// cert-manager and kubelet renew long before expiry, so this only has to be short enough for an
+/// operator who waits for it.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Where the serving certificate comes from.
+/// The source of the serving certificate.
 #[derive(Clone, Debug)]
 pub struct TlsOptions {
     /// The certificate chain in PEM (`--tls-cert`); with `key`, or neither.
     pub cert: Option<PathBuf>,
     /// Its private key in PEM (`--tls-key`).
     pub key: Option<PathBuf>,
-    /// Authorities that sign clients' certificates (`--client-ca-file`). Clients are asked for a
-    /// certificate if there are any; it is taken whoever signed it.
+    /// Authorities that sign clients' certificates (`--client-ca-file`). If there are any, clients
+    /// are asked for a certificate, which may be of any authority.
     pub client_cas: Vec<PathBuf>,
-    /// Where a self-signed pair and its CA are kept when no certificate is given (`--cert-dir`).
+    /// Directory of the self-signed pair and its CA, used without a certificate (`--cert-dir`).
     pub cert_dir: PathBuf,
-    /// Further names and addresses for the self-signed certificate (`--tls-san`).
+    /// Additional names and addresses of the self-signed certificate (`--tls-san`).
     pub names: Vec<String>,
     /// The address listened on, which the self-signed certificate names too.
     pub listen: IpAddr,
 }
 
-/// What can be wrong with the serving certificate.
+/// Why the serving certificate or the client authorities cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// Only one of the two files was given.
     #[error(
-        "--tls-cert and --tls-key belong together: give both, or neither for a self-signed certificate"
+        "--tls-cert and --tls-key belong together: \
+         give both, or neither for a self-signed certificate"
     )]
     HalfPair,
     /// A file could not be read.
@@ -52,7 +55,7 @@ pub enum TlsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error of the system.
         source: std::io::Error,
     },
     /// A file holds no usable PEM.
@@ -60,21 +63,25 @@ pub enum TlsError {
     Pem {
         /// The file.
         path: PathBuf,
-        /// What was looked for.
+        /// The wanted kind of PEM.
         what: &'static str,
-        /// What was found.
+        /// The reason.
         reason: String,
     },
-    /// rustls does not take them.
+    /// rustls rejects the certificate or an authority.
     #[error("the certificate in {} cannot be served: {reason}", path.display())]
     Unusable {
         /// The certificate's file.
         path: PathBuf,
-        /// rustls' words.
+        /// The error of rustls.
         reason: String,
     },
     /// The key belongs to another certificate.
-    #[error("the private key in {} is not that of the certificate in {}", key.display(), cert.display())]
+    #[error(
+        "the private key in {} is not that of the certificate in {}",
+        key.display(),
+        cert.display()
+    )]
     Mismatch {
         /// The certificate's file.
         cert: PathBuf,
@@ -87,7 +94,7 @@ pub enum TlsError {
 }
 
 impl TlsError {
-    /// The file that is at fault, if it was given.
+    /// Returns the faulty file, if it was given by the operator.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Read { path, .. } | Self::Pem { path, .. } | Self::Unusable { path, .. } => {
@@ -99,44 +106,44 @@ impl TlsError {
     }
 }
 
-/// The server's TLS settings, always the newest. Cheap to clone.
+/// The current TLS settings of the server. Cheap to clone.
 #[derive(Clone)]
 pub struct ServerTls {
-    shared: Arc<Shared>,
+    shared: Arc<ServerTlsShared>,
 }
 
-struct Shared {
-    source: Source,
-    current: ArcSwap<Served>,
-    /// The bytes last looked at, whether they were good or not: each change is tried and told once.
-    seen: Mutex<Files>,
+struct ServerTlsShared {
+    source: CertificateSource,
+    current: ArcSwap<ServedCertificate>,
+    /// Contents of the files at the last check, valid or not: each change is tried and logged once.
+    seen: Mutex<CertificateFiles>,
 }
 
-/// What clients get.
-struct Served {
+/// The settings that clients get.
+struct ServedCertificate {
     config: Arc<ServerConfig>,
-    /// Of the certificate, if that can be read.
+    /// The validity of the certificate, if that can be read.
     valid: Option<Validity>,
 }
 
 /// The files, after a self-signed pair has been made where needed.
 #[derive(Clone)]
-struct Source {
+struct CertificateSource {
     cert: PathBuf,
     key: PathBuf,
     client_cas: Vec<PathBuf>,
-    /// Set for a self-signed pair: renewed here.
-    self_signed: Option<SelfSigned>,
+    /// Set for a self-signed pair, which is renewed here.
+    self_signed: Option<SelfSignedSource>,
 }
 
 #[derive(Clone)]
-struct SelfSigned {
+struct SelfSignedSource {
     dir: PathBuf,
     names: Vec<String>,
 }
 
 #[derive(PartialEq, Eq)]
-struct Files {
+struct CertificateFiles {
     cert: Vec<u8>,
     key: Vec<u8>,
     client_cas: Vec<Vec<u8>>,
@@ -148,10 +155,10 @@ impl ServerTls {
     /// Loads or makes the certificate, and keeps it fresh from then on.
     pub async fn load(options: TlsOptions) -> Result<ServerTls, TlsError> {
         let shared = blocking(move || {
-            let source = Source::new(&options)?;
+            let source = CertificateSource::new(&options)?;
             let files = source.read()?;
             let current = ArcSwap::from_pointee(source.build(&files)?);
-            Ok(Arc::new(Shared {
+            Ok(Arc::new(ServerTlsShared {
                 source,
                 current,
                 seen: Mutex::new(files),
@@ -169,12 +176,12 @@ impl ServerTls {
         Ok(ServerTls { shared })
     }
 
-    /// An acceptor with the certificate of this moment.
+    /// Returns an acceptor with the current certificate.
     pub fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(Arc::clone(&self.shared.current.load().config))
     }
 
-    /// When the certificate served ends, in seconds since the epoch, if that can be read.
+    /// Returns the end of the serving certificate in seconds since the epoch, if it can be read.
     pub fn ends(&self) -> Option<i64> {
         self.shared
             .current
@@ -183,7 +190,7 @@ impl ServerTls {
             .map(|valid| valid.not_after.as_second())
     }
 
-    /// The CA of the self-signed certificate, for clients to trust; `None` with given files.
+    /// Returns the CA file of the self-signed certificate; `None` with given files.
     pub fn ca_file(&self) -> Option<PathBuf> {
         self.shared
             .source
@@ -192,7 +199,7 @@ impl ServerTls {
             .map(|pair| self_signed::ca_file(&pair.dir))
     }
 
-    /// Takes over changed files. Broken ones are told and the old certificate is kept.
+    /// Takes over changed files. Logs broken ones, and keeps the old certificate.
     pub async fn reload(&self) {
         let shared = Arc::clone(&self.shared);
         let outcome = blocking(move || {
@@ -228,7 +235,7 @@ impl std::fmt::Debug for ServerTls {
     }
 }
 
-/// File reading and key parsing, off the threads that serve.
+/// Reads files and parses keys away from the threads that serve.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, TlsError> + Send + 'static,
 ) -> Result<T, TlsError> {
@@ -238,13 +245,13 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-// === impl Source ===
+// === impl CertificateSource ===
 
-impl Source {
-    fn new(options: &TlsOptions) -> Result<Source, TlsError> {
+impl CertificateSource {
+    fn new(options: &TlsOptions) -> Result<CertificateSource, TlsError> {
         let client_cas = options.client_cas.clone();
         match (&options.cert, &options.key) {
-            (Some(cert), Some(key)) => Ok(Source {
+            (Some(cert), Some(key)) => Ok(CertificateSource {
                 cert: cert.clone(),
                 key: key.clone(),
                 client_cas,
@@ -253,11 +260,11 @@ impl Source {
             (None, None) => {
                 let names = self_signed::names(options.listen, &options.names);
                 let pair = self_signed::ensure(&options.cert_dir, &names)?;
-                let self_signed = Some(SelfSigned {
+                let self_signed = Some(SelfSignedSource {
                     dir: options.cert_dir.clone(),
                     names,
                 });
-                Ok(Source {
+                Ok(CertificateSource {
                     cert: pair.cert,
                     key: pair.key,
                     client_cas,
@@ -268,8 +275,8 @@ impl Source {
         }
     }
 
-    fn read(&self) -> Result<Files, TlsError> {
-        Ok(Files {
+    fn read(&self) -> Result<CertificateFiles, TlsError> {
+        Ok(CertificateFiles {
             cert: read(&self.cert)?,
             key: read(&self.key)?,
             client_cas: self
@@ -280,7 +287,7 @@ impl Source {
         })
     }
 
-    fn build(&self, files: &Files) -> Result<Served, TlsError> {
+    fn build(&self, files: &CertificateFiles) -> Result<ServedCertificate, TlsError> {
         let chain = certificates(&self.cert, &files.cert)?;
         let key = PrivateKeyDer::from_pem_slice(&files.key).map_err(|error| TlsError::Pem {
             path: self.key.clone(),
@@ -322,14 +329,17 @@ impl Source {
                 },
                 error => unusable(&error, &self.cert),
             })?;
-        // Served all the same, as by an API server: it may be renewed, and there are clients who do
-        // not look.
+        // An API server serves such a certificate too: it may be renewed, and some clients do not
+        // check it.
         if let Some(valid) = valid.filter(|valid| !valid.is_valid(Timestamp::now())) {
-            let cert = self.cert.display();
-            tracing::error!(%cert, "clients will refuse the serving certificate: {}", valid.told(Timestamp::now()));
+            tracing::error!(
+                cert = %self.cert.display(),
+                "clients will refuse the serving certificate: {}",
+                valid.describe(Timestamp::now())
+            );
         }
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Served {
+        Ok(ServedCertificate {
             config: Arc::new(config),
             valid,
         })
@@ -343,21 +353,21 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     })
 }
 
-/// The certificates in a PEM file's text; at least one.
+/// Parses the certificates of a PEM file; at least one.
 pub(crate) fn certificates(
     path: &Path,
     pem: &[u8],
 ) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let wrong = |reason: String| TlsError::Pem {
+    let unusable = |reason: String| TlsError::Pem {
         path: path.to_owned(),
         what: "certificate",
         reason,
     };
     let chain = CertificateDer::pem_slice_iter(pem)
         .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| wrong(error.to_string()))?;
+        .map_err(|error| unusable(error.to_string()))?;
     if chain.is_empty() {
-        return Err(wrong("there is no certificate in it".to_owned()));
+        return Err(unusable("there is no certificate in it".to_owned()));
     }
     Ok(chain)
 }

@@ -2,21 +2,16 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, header};
-use http_body::{Frame, SizeHint};
-use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
 
 use super::decide::Planned;
 use super::metrics;
 use crate::access::{self, Access, Authenticated};
-use crate::body::{Body, BoxError, full};
+use crate::body::{Body, full, holding};
 use crate::listener::{Peer, client_network};
 use watershed_protocol::Verb;
 
@@ -261,37 +256,9 @@ impl Admitted {
     /// The answer begins.
     pub(super) fn answered(self, response: Response<Body>) -> Response<Body> {
         match self.seat {
-            Some(seat) if self.to_the_end => {
-                response.map(|inner| Seated { inner, _seat: seat }.boxed_unsync())
-            }
+            Some(seat) if self.to_the_end => response.map(|body| holding(body, seat)),
             _ => response,
         }
-    }
-}
-
-/// An answer that counts until it is sent.
-struct Seated {
-    inner: Body,
-    _seat: Seat,
-}
-
-impl http_body::Body for Seated {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        Pin::new(&mut self.inner).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
     }
 }
 

@@ -1,15 +1,19 @@
-//! An answer's body, which frees its place in the pool when it ends.
+//! The body of an answer from upstream, which returns its connection to the pool when it ends.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http_body::{Body, Frame, SizeHint};
+use http::Response;
+use http_body::{Body as _, Frame, SizeHint};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
 use super::connection::Lease;
 use super::error::UpstreamError;
-use super::traffic::Received;
+use super::hop_by_hop;
+use super::traffic::ReceivedMeter;
+use crate::body::{Body, BoxError};
 use watershed_connect::Address;
 use watershed_connect::one_line;
 
@@ -19,21 +23,21 @@ pub struct UpstreamBody {
     lease: Option<Lease>,
     address: Address,
     end: End,
-    received: Received,
+    received: ReceivedMeter,
 }
 
-/// What counts as a clean end.
+/// The clean end of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// HTTP/1: hyper reports a missing end.
     Reported,
     /// HTTP/2, request without a body: only `END_STREAM` is one.
     ///
-    /// hyper takes a reset with `NO_ERROR` for an end, too. It is meant for answers that came
-    /// before the request's body was through, and a request without one can't have those.
+    /// hyper takes a reset with `NO_ERROR` for an end, too. Such a reset is meant for answers that
+    /// precede the end of the request's body, so a request without a body cannot get one.
     Marked,
-    /// HTTP/2, request with a body: a reset with `NO_ERROR` is one, unless the answer told its
-    /// length and is shorter.
+    /// HTTP/2, request with a body: a reset with `NO_ERROR` is one, unless the answer is shorter
+    /// than its declared length.
     MarkedOrReset,
 }
 
@@ -42,10 +46,10 @@ impl UpstreamBody {
         inner: Incoming,
         mut lease: Lease,
         end: End,
-        received: Received,
+        received: ReceivedMeter,
     ) -> UpstreamBody {
         let address = lease.address().clone();
-        // Nobody has to poll an empty body.
+        // An empty body may never be polled.
         let lease = if inner.is_end_stream() {
             lease.finish();
             None
@@ -61,8 +65,12 @@ impl UpstreamBody {
         }
     }
 
-    /// An answer whose connection is not the pool's.
-    pub(super) fn unpooled(inner: Incoming, address: Address, received: Received) -> UpstreamBody {
+    /// Returns a body whose connection is not pooled.
+    pub(super) fn unpooled(
+        inner: Incoming,
+        address: Address,
+        received: ReceivedMeter,
+    ) -> UpstreamBody {
         UpstreamBody {
             inner,
             lease: None,
@@ -88,7 +96,7 @@ impl UpstreamBody {
     }
 }
 
-impl Body for UpstreamBody {
+impl http_body::Body for UpstreamBody {
     type Data = Bytes;
     type Error = UpstreamError;
 
@@ -142,4 +150,14 @@ impl std::fmt::Debug for UpstreamBody {
             .field("address", &self.address)
             .finish_non_exhaustive()
     }
+}
+
+/// Turns an answer of upstream into one for the client.
+pub(super) fn to_client(response: Response<UpstreamBody>) -> Response<Body> {
+    let (mut parts, upstream_body) = response.into_parts();
+    hop_by_hop::clean_response(&mut parts.headers);
+    let mut answer = Response::new(upstream_body.map_err(BoxError::from).boxed_unsync());
+    *answer.status_mut() = parts.status;
+    *answer.headers_mut() = parts.headers;
+    answer
 }

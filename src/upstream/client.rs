@@ -6,8 +6,9 @@ use http::header::{HeaderValue, USER_AGENT};
 use http::{Request, Response};
 
 use super::body::UpstreamBody;
+use super::class::ConnectionClass;
 use super::error::UpstreamError;
-use super::pool::{ConnectionClass, Pool, SendOptions};
+use super::pool::{Pool, SendOptions};
 use super::server::Upstream;
 use crate::body::Body;
 use watershed_connect::{Dialer, TlsIdentity};
@@ -16,23 +17,23 @@ use watershed_connect::{Dialer, TlsIdentity};
 /// Cheap to clone.
 #[derive(Clone)]
 pub struct UpstreamClient {
-    shared: Arc<Shared>,
+    shared: Arc<ClientShared>,
 }
 
-struct Shared {
+struct ClientShared {
     upstream: Upstream,
     pool: Pool,
     user_agent: HeaderValue,
 }
 
 impl UpstreamClient {
-    /// A client of this upstream. Needs a running runtime.
+    /// Creates a client of this upstream. Needs a running runtime.
     pub fn new(upstream: &Upstream) -> UpstreamClient {
         let pool = Pool::new(upstream, TlsIdentity::Own, &Arc::new(Dialer::default()));
         let user_agent = HeaderValue::from_str(&upstream.user_agent())
             .unwrap_or_else(|_| HeaderValue::from_static("watershed"));
         UpstreamClient {
-            shared: Arc::new(Shared {
+            shared: Arc::new(ClientShared {
                 upstream: upstream.clone(),
                 pool,
                 user_agent,
@@ -42,7 +43,7 @@ impl UpstreamClient {
 
     /// Sends a request whose URI is path and query. Dropping the answer cancels it at upstream.
     ///
-    /// No timeout is applied to the answer: only the caller knows how long it may take.
+    /// It applies no timeout: only the caller knows how long the answer may take.
     pub async fn send(
         &self,
         class: ConnectionClass,
@@ -63,7 +64,7 @@ impl UpstreamClient {
         &self.shared.pool
     }
 
-    /// The addresses and credentials it uses.
+    /// Returns the addresses and credentials in use.
     pub fn upstream(&self) -> &Upstream {
         &self.shared.upstream
     }

@@ -35,10 +35,10 @@ const QUESTION: &str = "watch=1&allowWatchBookmarks=true&resourceVersion=0&timeo
 /// It is asked when somebody wants to know, at most once at a time however many these are, and anew
 /// in the background once the answer is old.
 #[derive(Clone, Debug)]
-pub struct WatchCompression(Arc<Inner>);
+pub struct WatchCompression(Arc<CompressionState>);
 
 #[derive(Debug)]
-struct Inner {
+struct CompressionState {
     client: UpstreamClient,
     gvr: GroupVersionResource,
     /// What is asked.
@@ -52,7 +52,7 @@ struct Inner {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Trouble {
+enum CompressionProbeError {
     #[error(transparent)]
     Request(#[from] http::Error),
     #[error(transparent)]
@@ -75,7 +75,7 @@ impl WatchCompression {
         let (answer, _) = watch::channel(None);
         let nothing = selection.selecting_nothing();
         let uri = format!("{}?{QUESTION}{}", nothing.path(&gvr), nothing.parameters());
-        Self(Arc::new(Inner {
+        Self(Arc::new(CompressionState {
             client,
             gvr,
             uri,
@@ -97,7 +97,7 @@ impl WatchCompression {
     }
 }
 
-impl Inner {
+impl CompressionState {
     /// Whether a question is due. The caller is the one to ask it then.
     fn begin(&self) -> bool {
         let now = Instant::now();
@@ -125,7 +125,7 @@ impl Inner {
         }
     }
 
-    async fn ask(&self) -> Result<bool, Trouble> {
+    async fn ask(&self) -> Result<bool, CompressionProbeError> {
         let request = Request::get(&self.uri)
             .header(header::ACCEPT, self.representation.watch_accept_header())
             .header(header::ACCEPT_ENCODING, "gzip")
@@ -136,9 +136,9 @@ impl Inner {
                 .send(ConnectionClass::Watch, request, SendOptions::default()),
         )
         .await;
-        let response = answer.map_err(|_| Trouble::Silent)??;
+        let response = answer.map_err(|_| CompressionProbeError::Silent)??;
         if response.status() != StatusCode::OK {
-            return Err(Trouble::Status(response.status()));
+            return Err(CompressionProbeError::Status(response.status()));
         }
         Ok(response
             .headers()

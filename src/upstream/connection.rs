@@ -1,5 +1,6 @@
-//! One connection to the API server, and the right to use a stream of it.
+//! One connection to the API server, and the lease of a stream on it.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,14 +17,16 @@ use parking_lot::Mutex;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
+use super::class::ConnectionClass;
 use super::error::UpstreamError;
-use super::pool::{ConnectionClass, Group};
-use super::traffic::Open;
+use super::server::Upstream;
+use super::traffic::OpenConnection;
 use crate::body::Body;
 use watershed_connect::{Address, CONNECT_TIMEOUT, Dialed};
 
-/// Pings on HTTP/2, also with nothing running: a connection that fell into a black hole is noticed
-/// after their sum instead of TCP's quarter of an hour.
+/// Interval and timeout of HTTP/2 pings, which are also sent on idle connections.
+///
+/// A dead connection is noticed after their sum, instead of after TCP's quarter of an hour.
 const PING_INTERVAL: Duration = Duration::from_secs(15);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -31,29 +34,33 @@ const PING_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_HEADER_BYTES: u32 = 256 * 1024;
 const MAX_HEADERS: usize = 512;
 
-/// The most that upstream may put into one frame. Each frame is a turn of three tasks on its way to
-/// the client, so a large answer comes in fewer of them than with the 16 KiB of the protocol.
+/// Largest frame that upstream may send.
+///
+/// Each frame wakes three tasks on its way to the client, so fewer frames than with the protocol's
+/// default of 16 KiB save CPU.
 const FRAME: u32 = 256 * 1024;
 
-/// Bytes of a request's body held here while upstream does not take them.
+/// Bytes of a request's body that are buffered while upstream does not read them.
 const SEND_BUFFER: usize = 128 * 1024;
 
-/// What requests are sent on.
-pub(super) enum Connection {
-    Http2(Arc<Http2>),
-    Http1(Http1),
+/// A connection of either protocol.
+pub(super) enum HttpConnection {
+    Http2(Arc<Http2Connection>),
+    Http1(Http1Connection),
 }
 
 /// A shared connection.
-pub(super) struct Http2 {
-    /// `None` once the connection has ended. A request that comes into hyper's queue while that is
-    /// being closed may lie there until the last sender goes, and its caller would wait for ever.
+pub(super) struct Http2Connection {
+    /// `None` once the connection has ended.
+    ///
+    /// hyper may leave a request in its queue while closing it, until the last sender is dropped.
+    /// Its caller would wait forever.
     sender: Arc<Mutex<Option<http2::SendRequest<Body>>>>,
     pub(super) address: Address,
     pub(super) generation: u64,
-    /// Streams given out. Changed upwards only under the group's lock.
+    /// Streams in use. Increased only under the group's lock.
     streams: AtomicUsize,
-    /// What the peer allows.
+    /// Streams that the peer allows.
     peer_limit: Arc<AtomicUsize>,
     closed: Arc<AtomicBool>,
     idle_since: Mutex<Instant>,
@@ -61,7 +68,7 @@ pub(super) struct Http2 {
 }
 
 /// An exclusive connection.
-pub(super) struct Http1 {
+pub(super) struct Http1Connection {
     sender: http1::SendRequest<Body>,
     pub(super) address: Address,
     pub(super) generation: u64,
@@ -69,26 +76,31 @@ pub(super) struct Http1 {
     _permit: OwnedSemaphorePermit,
 }
 
-/// The right to send one request. It lives as long as the answer's body.
+/// The HTTP/1 connections of a group that wait for a request, the youngest last.
+pub(super) struct IdleHttp1 {
+    upstream: Upstream,
+    pub(super) connections: Mutex<VecDeque<Http1Connection>>,
+}
+
+/// The right to send one request, held as long as the answer's body.
 pub(super) struct Lease {
     connection: Leased,
-    group: Arc<Group>,
-    /// Whether the connection had been used or waiting before: it may have died since.
+    /// `true` if the connection was used or idle before: it may have died since.
     pub(super) pooled: bool,
 }
 
-/// Why there is no answer.
+/// Why a request got no answer.
 pub(super) enum NotSent {
     /// The connection had ended before.
     Ended(Request<Body>),
-    /// What hyper says.
+    /// hyper returned an error.
     Failed(TrySendError<Request<Body>>),
 }
 
 enum Leased {
-    Http2(Arc<Http2>),
-    Http1(Http1),
-    /// Given back, or not to be given back.
+    Http2(Arc<Http2Connection>),
+    Http1(Http1Connection, Arc<IdleHttp1>),
+    /// Returned to the pool, or not to be returned.
     Gone(Address),
 }
 
@@ -98,8 +110,8 @@ pub(super) async fn handshake(
     class: ConnectionClass,
     generation: u64,
     permit: OwnedSemaphorePermit,
-    open: Open,
-) -> Result<Connection, UpstreamError> {
+    open: OpenConnection,
+) -> Result<HttpConnection, UpstreamError> {
     let address = dialed.address.clone();
     let failed = |source| UpstreamError::Handshake {
         address: address.clone(),
@@ -118,7 +130,7 @@ pub(super) async fn handshake(
             drop(open);
         });
         let idle_since = Instant::now();
-        return Ok(Connection::Http1(Http1 {
+        return Ok(HttpConnection::Http1(Http1Connection {
             sender,
             address,
             generation,
@@ -145,7 +157,7 @@ pub(super) async fn handshake(
         .map_err(failed)?;
     let peer_limit = Arc::new(AtomicUsize::new(0));
     let closed = Arc::new(AtomicBool::new(false));
-    // The peer's settings wake nobody we could wait on: look, in growing steps, until they are in.
+    // hyper does not report when the peer's settings arrive: poll for them in growing steps.
     let deadline = Instant::now() + CONNECT_TIMEOUT;
     let mut pause = Duration::from_micros(200);
     while driver.current_max_send_streams() == 0 {
@@ -181,7 +193,7 @@ pub(super) async fn handshake(
             }
         }
     });
-    Ok(Connection::Http2(Arc::new(Http2 {
+    Ok(HttpConnection::Http2(Arc::new(Http2Connection {
         sender,
         address,
         generation,
@@ -193,9 +205,9 @@ pub(super) async fn handshake(
     })))
 }
 
-// === impl Http2 ===
+// === impl Http2Connection ===
 
-impl Http2 {
+impl Http2Connection {
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
             || self
@@ -205,17 +217,17 @@ impl Http2 {
                 .is_none_or(http2::SendRequest::is_closed)
     }
 
-    /// Takes a stream, if there is one below the limit. Only under the group's lock.
+    /// Takes a stream if fewer than `limit` are in use. Called only under the group's lock.
     pub(super) fn take_stream(&self, limit: usize) -> bool {
         let limit = limit.min(self.peer_limit.load(Ordering::Acquire));
-        let room = self.streams.load(Ordering::Acquire) < limit;
-        if room {
+        let below_limit = self.streams.load(Ordering::Acquire) < limit;
+        if below_limit {
             self.streams.fetch_add(1, Ordering::AcqRel);
         }
-        room
+        below_limit
     }
 
-    /// How long it has been without streams.
+    /// Returns the time without streams; `None` while there are any.
     pub(super) fn idle(&self) -> Option<Duration> {
         (self.streams.load(Ordering::Acquire) == 0).then(|| self.idle_since.lock().elapsed())
     }
@@ -226,29 +238,65 @@ impl Http2 {
     }
 }
 
-// === impl Http1 ===
+// === impl Http1Connection ===
 
-impl Http1 {
+impl Http1Connection {
     pub(super) fn is_closed(&self) -> bool {
         self.sender.is_closed()
+    }
+}
+
+// === impl IdleHttp1 ===
+
+impl IdleHttp1 {
+    pub(super) fn new(upstream: Upstream) -> Self {
+        Self {
+            upstream,
+            connections: Mutex::default(),
+        }
+    }
+
+    /// Keeps a connection that has done its work, unless newer credentials are in use.
+    pub(super) fn put_back(&self, connection: Http1Connection) {
+        if connection.generation == self.upstream.current().generation {
+            self.connections.lock().push_back(connection);
+        }
+    }
+
+    /// Takes the youngest live connection of this generation. Drops the others on the way.
+    pub(super) fn take(&self, generation: u64) -> Option<Http1Connection> {
+        let mut connections = self.connections.lock();
+        while let Some(connection) = connections.pop_back() {
+            if !connection.is_closed() && connection.generation == generation {
+                return Some(connection);
+            }
+        }
+        None
+    }
+
+    /// Drops connections that are dead, idle for this long, or of other credentials.
+    pub(super) fn sweep(&self, generation: u64, idle: Duration) {
+        self.connections.lock().retain(|connection| {
+            !connection.is_closed()
+                && connection.generation == generation
+                && connection.idle_since.elapsed() < idle
+        });
     }
 }
 
 // === impl Lease ===
 
 impl Lease {
-    pub(super) fn http2(connection: Arc<Http2>, group: Arc<Group>, pooled: bool) -> Lease {
+    pub(super) fn http2(connection: Arc<Http2Connection>, pooled: bool) -> Lease {
         Lease {
             connection: Leased::Http2(connection),
-            group,
             pooled,
         }
     }
 
-    pub(super) fn http1(connection: Http1, group: Arc<Group>, pooled: bool) -> Lease {
+    pub(super) fn http1(connection: Http1Connection, idle: Arc<IdleHttp1>, pooled: bool) -> Lease {
         Lease {
-            connection: Leased::Http1(connection),
-            group,
+            connection: Leased::Http1(connection, idle),
             pooled,
         }
     }
@@ -256,12 +304,12 @@ impl Lease {
     pub(super) fn address(&self) -> &Address {
         match &self.connection {
             Leased::Http2(connection) => &connection.address,
-            Leased::Http1(connection) => &connection.address,
+            Leased::Http1(connection, _) => &connection.address,
             Leased::Gone(address) => address,
         }
     }
 
-    /// Sends the request in the form this connection wants it.
+    /// Sends the request, adapted to this connection.
     pub(super) async fn send(
         &mut self,
         mut request: Request<Body>,
@@ -277,7 +325,7 @@ impl Lease {
                 drop(sender);
                 answer.await.map_err(NotSent::Failed)
             }
-            Leased::Http1(connection) => {
+            Leased::Http1(connection, _) => {
                 shape(&mut request, &connection.address, false);
                 connection
                     .sender
@@ -289,19 +337,18 @@ impl Lease {
         }
     }
 
-    /// The answer has come whole: the connection can serve the next request.
+    /// Returns the connection to the pool, after the whole answer.
     pub(super) fn finish(&mut self) {
         let gone = Leased::Gone(self.address().clone());
         match std::mem::replace(&mut self.connection, gone) {
             Leased::Http2(connection) => connection.give_back(),
-            Leased::Http1(mut connection) => {
-                let group = Arc::clone(&self.group);
+            Leased::Http1(mut connection, idle) => {
                 // The driver needs a moment to see the end too, and the request's body may still be
                 // on its way. A connection that closes instead is dropped here.
                 tokio::spawn(async move {
                     if connection.sender.ready().await.is_ok() {
                         connection.idle_since = Instant::now();
-                        group.put_back(connection);
+                        idle.put_back(connection);
                     }
                 });
             }
@@ -311,8 +358,10 @@ impl Lease {
 }
 
 impl Drop for Lease {
-    /// Without an end: an HTTP/2 stream is free again, as dropping its answer resets it; an HTTP/1
-    /// connection in the middle of an answer is good for nothing and closes.
+    /// Ends a lease before the end of its answer.
+    ///
+    /// An HTTP/2 stream is free again, as dropping its answer resets it. An HTTP/1 connection in
+    /// the middle of an answer cannot be used again and closes.
     fn drop(&mut self) {
         if let Leased::Http2(connection) = &self.connection {
             connection.give_back();
@@ -320,7 +369,7 @@ impl Drop for Lease {
     }
 }
 
-/// Gives a request the target, host and version of a connection. Can be done again for another one.
+/// Adapts a request to a connection: target, host and version. It can be repeated for another one.
 fn shape(request: &mut Request<Body>, address: &Address, http2: bool) {
     // A path that was a URI's stays one with upstream's name before it.
     if let Ok(target) = address.target(request.uri(), http2) {

@@ -1,4 +1,4 @@
-//! What can go wrong on the way to the API server, in words for the operator.
+//! Errors on the way to the API server, in words for the operator.
 
 use std::sync::Arc;
 
@@ -6,68 +6,70 @@ use http::StatusCode;
 
 use watershed_connect::{Address, ConnectError};
 
-/// Why a request got no answer from upstream. Cheap to clone: one failed connection attempt is
-/// the answer to everyone who waited for it.
+/// Why a request got no answer from upstream.
+///
+/// Cheap to clone: everyone who waited for a failed connection gets the same error.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum UpstreamError {
     /// No connection, or no credentials.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// TLS stands, and no HTTP.
+    /// The HTTP handshake failed.
     #[error("no HTTP with the API server at {address}: {source}")]
     Handshake {
-        /// Where.
+        /// The address of the server.
         address: Address,
-        /// hyper's words.
+        /// The error of hyper.
         source: Arc<hyper::Error>,
     },
-    /// HTTP/2, but not one stream.
+    /// The server allows no HTTP/2 stream.
     #[error("the API server at {address} allows no HTTP/2 streams")]
     NoStreams {
-        /// Where.
+        /// The address of the server.
         address: Address,
     },
     /// The connection broke before the answer came.
     #[error("the API server at {address} broke off before answering: {source}")]
     Closed {
-        /// Where.
+        /// The address of the server.
         address: Address,
-        /// hyper's words.
+        /// The error of hyper.
         source: Arc<hyper::Error>,
     },
-    /// The answer broke off in the middle.
+    /// The answer broke off.
     #[error("the API server at {address} broke off in the middle of an answer: {reason}")]
     Cut {
-        /// Where.
+        /// The address of the server.
         address: Address,
-        /// How.
+        /// The reason.
         reason: String,
     },
     /// More connections than a class may have.
     #[error("all {limit} connections to the API server are busy")]
     Exhausted {
-        /// How many there may be.
+        /// The limit.
         limit: usize,
     },
     /// This process is about to end.
     #[error("the proxy is shutting down")]
     Ending,
-    /// A request that is not sent on, as it is malformed or tries to trick the proxy.
+    /// A malformed request, or one that tries to trick the proxy. It is not forwarded.
     #[error("{reason}")]
     Refused {
-        /// What is wrong with it, for its sender.
+        /// The reason, for the sender.
         reason: String,
     },
 }
 
 impl UpstreamError {
-    /// Whether this never left the proxy because the caller's request is at fault: a 400, where
-    /// everything else is a bad gateway.
+    /// Returns `true` if the caller's request is at fault and was not forwarded.
+    ///
+    /// That is a 400, while every other error is a bad gateway.
     pub fn is_refused(&self) -> bool {
         matches!(self, UpstreamError::Refused { .. })
     }
 
-    /// Whether upstream can't have seen the request.
+    /// Returns `true` if upstream cannot have seen the request.
     pub fn is_unsent(&self) -> bool {
         !matches!(
             self,
@@ -76,16 +78,16 @@ impl UpstreamError {
     }
 }
 
-/// Upstream was asked, and its answer can't be used.
+/// Why a question to upstream got no usable answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AnswerError {
-    /// It could not be asked.
+    /// No answer came.
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
-    /// It refused.
+    /// Upstream refused.
     #[error("upstream answered {0}")]
     Status(StatusCode),
-    /// Its answer ended early, came late, or is not what was asked for.
+    /// The answer ended early, came late, or has an unexpected form.
     #[error("the answer is of no use: {0}")]
     Unusable(String),
 }

@@ -1,63 +1,61 @@
-//! Callers' requests, sent on as they are.
+//! Forwards callers' requests as they are.
 
 use std::sync::Arc;
 
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName};
 use http::{Method, Request, Response, Version};
-use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
-use super::body::UpstreamBody;
+use super::body::to_client;
+use super::class::ConnectionClass;
 use super::error::UpstreamError;
 use super::hop_by_hop;
-use super::pool::{ConnectionClass, Pool, SendOptions};
+use super::pool::{Pool, SendOptions};
 use super::server::Upstream;
 use super::traffic::RequestPurpose;
 use super::upgrade;
-use crate::body::{self, Body, BoxError};
+use crate::body::{self, Body};
 use watershed_connect::{ConnectError, Dialer, TlsIdentity};
 
-/// Sessions of exec, attach and port-forward at a time, and requests that ask for one.
+/// Limit of open sessions of exec, attach and port-forward, and of requests for one.
 const MAX_UPGRADES: usize = 4096;
 
-/// Whose credentials a request is sent with.
+/// The credentials that a request is forwarded with.
 #[derive(Clone, Debug)]
 pub enum ForwardIdentity {
-    /// The caller's, as they stand in its headers. It goes over a connection that shows no
-    /// certificate.
+    /// The caller's, as in its headers. The connection shows no certificate.
     Caller,
-    /// The proxy's, which acts as somebody: these headers say as whom. Of what the caller sent of
-    /// the kind, nothing is sent on.
+    /// The proxy's, acting as the user in these headers. Such headers of the caller are removed.
     Impersonated(Arc<HeaderMap>),
-    /// The proxy's, for whoever may reach it. The caller's wish to act as somebody is sent on.
+    /// The proxy's, for everyone who can reach it. Impersonation headers of the caller are kept.
     Own,
 }
 
-/// Sends callers' requests to upstream and brings back the answers. Cheap to clone.
+/// Forwards callers' requests to upstream. Cheap to clone.
 ///
 /// Invariant: a request of [`ForwardIdentity::Caller`] cannot reach the proxy's token, nor a connection
-/// that shows its certificate; any other says whom it is for, but for [`ForwardIdentity::Own`].
+/// that shows its certificate. Any other names the caller it is for, except [`ForwardIdentity::Own`].
 #[derive(Clone)]
 pub struct Forwarder {
-    shared: Arc<Shared>,
+    shared: Arc<ForwarderShared>,
 }
 
-struct Shared {
+struct ForwarderShared {
     upstream: Upstream,
     /// Connections that show no certificate.
     bare: Pool,
     /// Connections that show the proxy's own, if it has one.
     own: Pool,
     dialer: Arc<Dialer>,
-    /// Room for changes of protocol, each of which has a connection of its own.
+    /// Permits for upgrades, each of which has its own connection.
     upgrades: Arc<Semaphore>,
     tunnels: TaskTracker,
 }
 
 impl Forwarder {
-    /// A forwarder to this upstream. Needs a running runtime.
+    /// Creates a forwarder to this upstream. Needs a running runtime.
     pub fn new(upstream: &Upstream) -> Forwarder {
         let dialer = Arc::new(Dialer::default());
         let [bare, own] = [TlsIdentity::Bare, TlsIdentity::Own]
@@ -66,7 +64,7 @@ impl Forwarder {
         let upgrades = Arc::new(Semaphore::new(MAX_UPGRADES));
         let upstream = upstream.clone();
         Forwarder {
-            shared: Arc::new(Shared {
+            shared: Arc::new(ForwarderShared {
                 upstream,
                 bare,
                 own,
@@ -77,10 +75,10 @@ impl Forwarder {
         }
     }
 
-    /// Sends a request on; `long` for watches, logs and all that may stay open.
+    /// Forwards a request; `long` for watches, logs and others that may stay open.
     ///
-    /// The answer's body is a stream: what the client does not read is not read from upstream, and
-    /// a client that goes away cancels the request there. A cut answer ends with an error, which
+    /// The answer's body is a stream. Bytes that the client does not read are not read from upstream,
+    /// and a client that goes away cancels the request there. A cut answer ends with an error, which
     /// hyper's server passes on as a cut.
     pub async fn forward(
         &self,
@@ -93,7 +91,7 @@ impl Forwarder {
         self.forward_body(request, long, authority).await
     }
 
-    /// As [`Forwarder::forward`], for a request whose body was looked at already.
+    /// Forwards a request like [`Forwarder::forward`], with a body that was read already.
     pub async fn forward_body(
         &self,
         mut request: Request<Body>,
@@ -102,8 +100,7 @@ impl Forwarder {
     ) -> Result<Response<Body>, UpstreamError> {
         if request.method() == Method::CONNECT {
             return Err(UpstreamError::Refused {
-                reason: "CONNECT makes no sense to an API server; a protocol is changed with Upgrade over HTTP/1.1"
-                    .to_owned(),
+                reason: "API servers have no CONNECT: use Upgrade over HTTP/1.1".to_owned(),
             });
         }
         // Only HTTP/1.1 has upgrades. HTTP/2's extended CONNECT is not offered in our settings.
@@ -130,7 +127,7 @@ impl Forwarder {
             ))
             .await;
         }
-        // What hyper keeps here belongs to the client's connection.
+        // hyper's extensions belong to the client's connection.
         request.extensions_mut().clear();
         let class = if long {
             ConnectionClass::LongForward
@@ -154,7 +151,7 @@ impl Forwarder {
         Ok(to_client(response))
     }
 
-    /// Puts the credentials into a request's headers. Says over which connections it may go.
+    /// Puts credentials into a request's headers. Returns the identity its connection must have.
     async fn authorize(
         &self,
         headers: &mut HeaderMap,
@@ -194,27 +191,30 @@ impl Forwarder {
         let plain = std::mem::take(headers);
         *headers = self.shared.upstream.current().authorize(plain).await?;
         if !wished.is_empty() && !is_exactly(headers, &wished) {
-            // Its groups would become the caller's.
-            let reason = "the proxy's kubeconfig acts as somebody (as:), so that the proxy cannot act as its callers";
+            // Otherwise the groups of that user would become the caller's.
+            let reason = "the proxy's kubeconfig impersonates a user (as:), \
+                          so the proxy cannot impersonate its callers";
             return Err(ConnectError::Credentials(reason.to_owned()).into());
         }
         Ok(TlsIdentity::Own)
     }
 
-    /// Waits until all tunnels (exec, attach, port-forward) have ended. They are not ended by a
-    /// drain, as no protocol in them can be ended from outside: the caller sets the time.
+    /// Waits until all tunnels (exec, attach, port-forward) have ended.
+    ///
+    /// A drain does not end them, as their protocols cannot be ended from outside. The caller sets
+    /// the deadline.
     pub async fn tunnels_ended(&self) {
         self.shared.tunnels.close();
         self.shared.tunnels.wait().await;
     }
 
-    /// Tunnels open now.
+    /// Returns the number of open tunnels.
     pub fn tunnels(&self) -> usize {
         self.shared.tunnels.len()
     }
 }
 
-/// Whether a request is for whom `acting` says, and nobody else.
+/// Returns `true` if the impersonation headers are exactly those of `acting`.
 fn is_exactly(headers: &HeaderMap, acting: &HeaderMap) -> bool {
     let count = headers
         .keys()
@@ -230,16 +230,6 @@ impl std::fmt::Debug for Forwarder {
             .field("upstream", &self.shared.upstream)
             .finish_non_exhaustive()
     }
-}
-
-/// Makes upstream's answer ours.
-pub(super) fn to_client(response: Response<UpstreamBody>) -> Response<Body> {
-    let (mut parts, upstream_body) = response.into_parts();
-    hop_by_hop::clean_response(&mut parts.headers);
-    let mut answer = Response::new(upstream_body.map_err(BoxError::from).boxed_unsync());
-    *answer.status_mut() = parts.status;
-    *answer.headers_mut() = parts.headers;
-    answer
 }
 
 #[cfg(test)]

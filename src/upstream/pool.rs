@@ -1,11 +1,9 @@
-//! Connections to the API server, kept and shared.
+//! Pool of connections to the API server.
 //!
-//! hyper-util's client keeps one HTTP/2 connection per host, and an API server allows a hundred
-//! streams on it: the hundred and first watch would wait for ever. So the pool is our own. HTTP/2
-//! connections are filled up to a limit, then another is opened; HTTP/1 connections serve one
-//! request at a time.
+//! hyper-util's client keeps one HTTP/2 connection per host, on which an API server allows a hundred
+//! streams. The hundred and first watch would wait forever, so this pool opens more connections.
+//! An HTTP/1 connection serves one request at a time.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,125 +15,68 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use super::body::{End, UpstreamBody};
-use super::connection::{self, Connection, Http1, Http2, Lease, NotSent};
+use super::class::ConnectionClass;
+use super::connection::{self, Http2Connection, HttpConnection, IdleHttp1, Lease, NotSent};
 use super::error::UpstreamError;
 use super::repeat::{self, Repeatable};
 use super::server::Upstream;
-use super::traffic::{Received, RequestPurpose};
+use super::traffic::{ReceivedMeter, RequestPurpose};
 use crate::body::{self, Body};
 use watershed_connect::{Address, Dialer, TlsIdentity};
 
-/// Connections without requests are closed after this time, as API servers do.
+/// Idle time after which connections are closed, as API servers do.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 const SWEEP_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Connections a group may have. With HTTP/2 that is tens of thousands of requests at a time; it is
-/// there so that a flood meets a wall here instead of in the kernel.
+/// Limit of connections in a group.
+///
+/// With HTTP/2 they carry tens of thousands of requests. The limit stops a flood before the kernel
+/// runs out of ports.
 const MAX_CONNECTIONS: usize = 1024;
 
-/// How often a request is sent anew on another connection, when it provably was not seen by
-/// upstream, or is only a read.
+/// Limit of resends of a request on other connections.
+///
+/// Only reads, and requests that upstream provably has not seen, are sent again.
 const MAX_RESENDS: usize = 3;
 
-/// Requests that may share connections. Long ones that their reader may leave lying are apart from
-/// short ones that everybody waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConnectionClass {
-    /// The proxy's own watches and lists.
-    Watch,
-    /// Short requests, own or forwarded (on connections of their own each).
-    Short,
-    /// Forwarded watches and logs, read as fast or slowly as a client likes.
-    LongForward,
-}
-
-/// How a request is to be sent.
+/// Options for sending a request.
 #[derive(Clone, Debug, Default)]
 pub struct SendOptions {
-    /// Open a new connection for it: another API server may be behind a balancer.
+    /// OpenConnection a new connection for it: another API server may be behind a balancer.
     pub fresh_connection: bool,
-    /// Prefer another address than this one (see [`ServedBy`]), where there are several.
+    /// Prefer other addresses to this one (see [`ServedBy`]).
     pub avoid: Option<Address>,
-    /// What it is counted as.
+    /// The purpose it is counted under.
     pub purpose: RequestPurpose,
 }
 
-/// The address an answer came from: an extension of every answer.
+/// The address that sent an answer, an extension of every answer.
 #[derive(Clone, Debug)]
 pub struct ServedBy(pub Address);
 
-/// What a class allows on an HTTP/2 connection.
-pub(super) struct Windows {
-    /// Streams; kube-apiserver's default limit is 100.
-    pub(super) streams: usize,
-    /// Bytes upstream may send ahead on a stream.
-    pub(super) stream: u32,
-    /// And on the connection. More than all streams together, so that streams nobody reads can't
-    /// use it up: their neighbours never wait for them.
-    pub(super) connection: u32,
-}
-
-const WATCH: Windows = Windows {
-    streams: 100,
-    stream: MIB,
-    connection: 128 * MIB,
-};
-const SHORT: Windows = Windows {
-    streams: 100,
-    stream: MIB / 2,
-    connection: 64 * MIB,
-};
-/// Fewer to a connection, and little of each: what a client leaves lying is held in memory here.
-const LONG_FORWARD: Windows = Windows {
-    streams: 50,
-    stream: MIB / 4,
-    connection: 16 * MIB,
-};
-const MIB: u32 = 1024 * 1024;
-
-// Invariant: streams nobody reads leave room on their connection.
-const _: () = assert!(WATCH.is_roomy() && SHORT.is_roomy() && LONG_FORWARD.is_roomy());
-
-impl Windows {
-    const fn is_roomy(&self) -> bool {
-        self.streams * (self.stream as usize) < self.connection as usize
-    }
-}
-
-impl ConnectionClass {
-    pub(super) const fn windows(self) -> &'static Windows {
-        match self {
-            ConnectionClass::Watch => &WATCH,
-            ConnectionClass::Short => &SHORT,
-            ConnectionClass::LongForward => &LONG_FORWARD,
-        }
-    }
-}
-
 /// The connections of one identity.
 pub(super) struct Pool {
-    groups: [Arc<Group>; 3],
+    groups: [Arc<ConnectionGroup>; 3],
 }
 
 /// Connections that share one class and one identity.
-pub(super) struct Group {
+pub(super) struct ConnectionGroup {
     class: ConnectionClass,
     identity: TlsIdentity,
     upstream: Upstream,
     dialer: Arc<Dialer>,
     connections: Arc<Semaphore>,
-    state: Mutex<State>,
+    idle_http1: Arc<IdleHttp1>,
+    state: Mutex<GroupState>,
 }
 
 #[derive(Default)]
-struct State {
-    http2: Vec<Arc<Http2>>,
-    /// Waiting HTTP/1 connections, the youngest last.
-    http1: VecDeque<Http1>,
-    /// The connection being made, for everyone who found no room.
+struct GroupState {
+    http2: Vec<Arc<Http2Connection>>,
+    /// The connection being made, for all requests that found no free stream.
     dialing: Option<SharedDial>,
-    /// Upstream spoke HTTP/1 last time: everyone needs a connection of their own, so there is no
-    /// use in waiting for one.
+    /// `true` if upstream spoke HTTP/1 last time. Each request then needs its own connection, so
+    /// waiting for a shared one is useless.
     exclusive: bool,
 }
 
@@ -151,12 +92,13 @@ impl Pool {
             ConnectionClass::LongForward,
         ]
         .map(|class| {
-            Arc::new(Group {
+            Arc::new(ConnectionGroup {
                 class,
                 identity,
                 upstream: upstream.clone(),
                 dialer: Arc::clone(dialer),
                 connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+                idle_http1: Arc::new(IdleHttp1::new(upstream.clone())),
                 state: Mutex::default(),
             })
         });
@@ -173,7 +115,7 @@ impl Pool {
         Pool { groups }
     }
 
-    pub(super) fn group(&self, class: ConnectionClass) -> &Arc<Group> {
+    pub(super) fn group(&self, class: ConnectionClass) -> &Arc<ConnectionGroup> {
         let [watch, short, long] = &self.groups;
         match class {
             ConnectionClass::Watch => watch,
@@ -184,9 +126,9 @@ impl Pool {
 
     /// Sends a request whose URI is path and query.
     ///
-    /// It is sent anew when its connection turned out dead before the request had left, or when
-    /// upstream said that it did not look at it; a read without a body also when the connection
-    /// died before any answer.
+    /// The request is sent again if its connection died before the request had left, or if upstream
+    /// did not process it. A read without a body is also sent again if the connection died before
+    /// the answer.
     pub(super) async fn send(
         &self,
         class: ConnectionClass,
@@ -220,7 +162,7 @@ impl Pool {
                 group.lease().await
             };
             let mut lease = match opened {
-                // A new connection was a wish only.
+                // A new connection is preferred, not required.
                 Err(UpstreamError::Exhausted { .. }) if fresh => group.lease().await?,
                 opened => opened?,
             };
@@ -252,7 +194,7 @@ impl Pool {
                     Some(kept) => kept.again().map(|body| again.map(|_| body)),
                     None => Some(again),
                 },
-                // Once: it may be this very request that upstream dies of.
+                // Only once: this very request may be what crashes upstream.
                 None if repeatable && lease.pooled && !died => {
                     died = true;
                     Some(again)
@@ -270,13 +212,13 @@ impl Pool {
                 }
             }
             resends += 1;
-            // Others in the pool may have died of the same; after two, stop guessing.
+            // Other pooled connections may have died too: after two, open a new one.
             fresh |= resends >= 2;
         }
     }
 }
 
-/// A request without its body, once more.
+/// Copies a request without its body.
 fn copy(request: &Request<Body>) -> Request<Body> {
     let mut copy = Request::new(body::empty());
     *copy.method_mut() = request.method().clone();
@@ -285,11 +227,12 @@ fn copy(request: &Request<Body>) -> Request<Body> {
     copy
 }
 
-/// Whether upstream said that it did not look at the request: it is going away, or has no room. h2
-/// has only streams above the last one that a GOAWAY names end with it; that upstream has not acted
-/// on those is RFC 9113, 6.8. An API server goes away from a connection with each answer to
-/// somebody it does not know (apiserver/pkg/endpoints/filters/authentication.go), and others are on
-/// it.
+/// Returns `true` if upstream did not process the request: it refused the stream or sent GOAWAY.
+///
+/// With a GOAWAY, h2 fails only streams above the last one it names. RFC 9113, 6.8: upstream has not
+/// acted on those. An API server sends GOAWAY with each answer to an unknown caller, while requests
+/// of others are on the connection.
+/// Source: `apiserver/pkg/endpoints/filters/authentication.go`.
 fn is_unprocessed(error: &hyper::Error) -> bool {
     let mut next = std::error::Error::source(error);
     while let Some(cause) = next {
@@ -306,7 +249,7 @@ fn answer(
     response: Response<hyper::body::Incoming>,
     lease: Lease,
     bodyless: bool,
-    received: Received,
+    received: ReceivedMeter,
 ) -> Response<UpstreamBody> {
     let end = match (response.version(), bodyless) {
         (http::Version::HTTP_2, true) => End::Marked,
@@ -318,10 +261,10 @@ fn answer(
     Response::from_parts(parts, UpstreamBody::new(incoming, lease, end, received))
 }
 
-// === impl Group ===
+// === impl ConnectionGroup ===
 
-impl Group {
-    /// A place on a connection there is, or on a new one.
+impl ConnectionGroup {
+    /// Leases a stream on an open connection, or on a new one.
     async fn lease(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
         loop {
             let dialing = {
@@ -336,15 +279,15 @@ impl Group {
                 }
             };
             match dialing {
-                // It may be full already when we get to it: look again.
+                // The new connection may be full already: look again.
                 Some(dialing) => dialing.await?,
                 None => return self.open(None).await,
             }
         }
     }
 
-    /// A place on a connection of this group, the oldest first, so that the younger can go idle.
-    fn take(self: &Arc<Self>, state: &mut State) -> Option<Lease> {
+    /// Leases a stream on an open connection, the oldest first, so that younger ones can go idle.
+    fn take(&self, state: &mut GroupState) -> Option<Lease> {
         let generation = self.upstream.current().generation;
         state.http2.retain(|connection| !connection.is_closed());
         let limit = self.class.windows().streams;
@@ -352,19 +295,16 @@ impl Group {
             connection.generation == generation && connection.take_stream(limit)
         });
         if let Some(connection) = found {
-            return Some(Lease::http2(Arc::clone(connection), Arc::clone(self), true));
+            return Some(Lease::http2(Arc::clone(connection), true));
         }
-        while let Some(connection) = state.http1.pop_back() {
-            if !connection.is_closed() && connection.generation == generation {
-                return Some(Lease::http1(connection, Arc::clone(self), true));
-            }
-        }
-        None
+        let connection = self.idle_http1.take(generation)?;
+        Some(Lease::http1(connection, Arc::clone(&self.idle_http1), true))
     }
 
-    /// The connection being made, or one begun now. It is a task of its own: whoever asked first
-    /// may give up, the others still wait for it.
-    fn shared_dial(self: &Arc<Self>, state: &mut State) -> SharedDial {
+    /// Returns the connection being made, or begins one.
+    ///
+    /// It is a task of its own: the first request may be cancelled while others wait for it.
+    fn shared_dial(self: &Arc<Self>, state: &mut GroupState) -> SharedDial {
         if let Some(dialing) = &state.dialing {
             return dialing.clone();
         }
@@ -374,13 +314,13 @@ impl Group {
             let mut state = group.state.lock();
             state.dialing = None;
             match made? {
-                Connection::Http2(connection) => {
+                HttpConnection::Http2(connection) => {
                     state.exclusive = false;
                     state.http2.push(connection);
                 }
-                Connection::Http1(connection) => {
+                HttpConnection::Http1(connection) => {
                     state.exclusive = true;
-                    state.http1.push_back(connection);
+                    group.idle_http1.put_back(connection);
                 }
             }
             Ok(())
@@ -388,7 +328,7 @@ impl Group {
         let dialing = task
             .map(|joined| match joined {
                 Ok(result) => result,
-                // Only a runtime that ends cancels it.
+                // Only the end of the runtime cancels it.
                 Err(error) => match error.try_into_panic() {
                     Ok(panic) => std::panic::resume_unwind(panic),
                     Err(_) => Err(UpstreamError::Ending),
@@ -400,34 +340,43 @@ impl Group {
         dialing
     }
 
-    /// A place on a connection opened for it.
-    async fn open(self: &Arc<Self>, avoid: Option<&Address>) -> Result<Lease, UpstreamError> {
+    /// Opens a connection and leases its first stream.
+    async fn open(&self, avoid: Option<&Address>) -> Result<Lease, UpstreamError> {
         let made = self.connect(avoid).await?;
         let mut state = self.state.lock();
         match made {
-            Connection::Http2(connection) => {
+            HttpConnection::Http2(connection) => {
                 state.exclusive = false;
-                // Its limit is above zero, and nobody else knows it yet.
+                // Always succeeds: its limit is above zero, and nobody else knows it yet.
                 connection.take_stream(1);
                 state.http2.push(Arc::clone(&connection));
-                Ok(Lease::http2(connection, Arc::clone(self), false))
+                Ok(Lease::http2(connection, false))
             }
-            Connection::Http1(connection) => {
+            HttpConnection::Http1(connection) => {
                 state.exclusive = true;
-                Ok(Lease::http1(connection, Arc::clone(self), false))
+                Ok(Lease::http1(
+                    connection,
+                    Arc::clone(&self.idle_http1),
+                    false,
+                ))
             }
         }
     }
 
-    async fn connect(&self, avoid: Option<&Address>) -> Result<Connection, UpstreamError> {
+    async fn connect(&self, avoid: Option<&Address>) -> Result<HttpConnection, UpstreamError> {
         let permit = Arc::clone(&self.connections).try_acquire_owned();
         let permit = permit.map_err(|_| UpstreamError::Exhausted {
             limit: MAX_CONNECTIONS,
         })?;
         let credentials = self.upstream.current();
-        // Boxed: a handshake's state is 20 KB, and every request would carry the room for one.
+        // Boxed: the state of a handshake is 20 KB, and every request's future would hold it.
         let dialed = Box::pin(self.dialer.dial(&credentials, self.identity, false, avoid)).await?;
-        tracing::debug!(address = %dialed.address, http2 = dialed.http2, class = ?self.class, "connected to upstream");
+        tracing::debug!(
+            address = %dialed.address,
+            http2 = dialed.http2,
+            class = ?self.class,
+            "connected to upstream"
+        );
         let open = self.upstream.traffic().connected(self.class.into());
         Box::pin(connection::handshake(
             dialed,
@@ -439,14 +388,7 @@ impl Group {
         .await
     }
 
-    /// An HTTP/1 connection that has done its work.
-    pub(super) fn put_back(&self, connection: Http1) {
-        if connection.generation == self.upstream.current().generation {
-            self.state.lock().http1.push_back(connection);
-        }
-    }
-
-    /// Drops connections that are dead, idle, or of old credentials and done.
+    /// Drops connections that are dead, idle for this long, or unused with old credentials.
     fn sweep(&self, idle: Duration) {
         let generation = self.upstream.current().generation;
         let mut state = self.state.lock();
@@ -455,11 +397,8 @@ impl Group {
             let done = rest.is_some_and(|rest| rest >= idle || connection.generation != generation);
             !connection.is_closed() && !done
         });
-        state.http1.retain(|connection| {
-            let fresh =
-                connection.generation == generation && connection.idle_since.elapsed() < idle;
-            !connection.is_closed() && fresh
-        });
+        drop(state);
+        self.idle_http1.sweep(generation, idle);
     }
 }
 

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use http::{Request, StatusCode, header};
 
-use super::stream::{Stream, StreamError};
+use super::stream::{StreamError, WatchStream};
 use super::{AnswerError, ConnectionClass, SendOptions, UpstreamBody, UpstreamClient};
 use crate::body;
 use watershed_protocol::{
@@ -120,7 +120,7 @@ impl Probe {
         );
         let (encoding, body) = self.get(&query, WATCH, true).await?;
         Ok(CatchUp {
-            stream: Stream::new(body, encoding),
+            stream: WatchStream::new(body, encoding),
             encoding,
             fields: self.fields.clone(),
         })
@@ -162,7 +162,7 @@ impl Probe {
 
 /// An open watch of metadata.
 pub struct CatchUp {
-    stream: Stream,
+    stream: WatchStream,
     encoding: Encoding,
     fields: FieldTable,
 }

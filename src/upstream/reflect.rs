@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::stream::{Stream, StreamError};
+use super::stream::{StreamError, WatchStream};
 use super::{
     ConnectionClass, RequestPurpose, SendOptions, ServedBy, UpstreamBody, UpstreamClient,
     UpstreamError,
@@ -140,7 +140,7 @@ impl Stopped {
     }
 }
 
-impl From<StreamError> for Trouble {
+impl From<StreamError> for ReflectorError {
     fn from(error: StreamError) -> Self {
         match error {
             StreamError::Broken(how) => Self::Broken(how),
@@ -152,7 +152,7 @@ impl From<StreamError> for Trouble {
 
 /// Why an attempt failed; all of these pass.
 #[derive(Debug, thiserror::Error)]
-enum Trouble {
+enum ReflectorError {
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
     #[error("the stream broke: {0}")]
@@ -172,7 +172,7 @@ enum Trouble {
     Stopped(#[from] Stopped),
 }
 
-enum State {
+enum ReflectorState {
     /// Nothing is known.
     Start,
     /// The state up to `version` is known; a stream must be opened from there.
@@ -180,7 +180,7 @@ enum State {
     /// A stream is open.
     Watching {
         version: ResourceVersion,
-        stream: Box<Stream>,
+        stream: Box<WatchStream>,
     },
 }
 
@@ -188,7 +188,7 @@ enum State {
 pub struct Reflector {
     client: UpstreamClient,
     target: ReflectorTarget,
-    state: State,
+    state: ReflectorState,
     format: Option<Arc<WireFormat>>,
     warnings: Vec<HeaderValue>,
     bookmark_known: bool,
@@ -220,7 +220,7 @@ impl Reflector {
         Self {
             client,
             target,
-            state: State::Start,
+            state: ReflectorState::Start,
             format: None,
             warnings: Vec::new(),
             bookmark_known: false,
@@ -239,7 +239,7 @@ impl Reflector {
 
     /// Forgets everything: the next change is a fresh list.
     pub fn restart(&mut self) {
-        self.state = State::Start;
+        self.state = ReflectorState::Start;
     }
 
     /// The type's schema changed. Each API server takes it into use when it gets to it and then
@@ -264,35 +264,37 @@ impl Reflector {
             match self.step().await {
                 Ok(Some(change)) => return Ok(change),
                 Ok(None) => {}
-                Err(Trouble::Stopped(stopped)) if !self.may_pass(&stopped) => return Err(stopped),
+                Err(ReflectorError::Stopped(stopped)) if !self.may_pass(&stopped) => {
+                    return Err(stopped);
+                }
                 // Releases differ: no failure.
-                Err(Trouble::NoInitialEvents) => {
+                Err(ReflectorError::NoInitialEvents) => {
                     tracing::info!(resource = %self.target.gvr, "upstream does not stream initial events; listing instead");
                     self.streaming = false;
                 }
-                Err(trouble) => {
-                    self.recover(&trouble);
+                Err(error) => {
+                    self.recover(&error);
                     return Ok(Change::Interrupted);
                 }
             }
         }
     }
 
-    async fn step<C: Collect>(&mut self) -> Result<Option<Change<C>>, Trouble> {
-        match std::mem::replace(&mut self.state, State::Start) {
-            State::Start => {
+    async fn step<C: Collect>(&mut self) -> Result<Option<Change<C>>, ReflectorError> {
+        match std::mem::replace(&mut self.state, ReflectorState::Start) {
+            ReflectorState::Start => {
                 let (change, version, stream) = self.list().await?;
                 self.succeeded();
                 self.unfinished = None;
                 self.state = match stream {
-                    Some(stream) => State::Watching { version, stream },
-                    None => State::Resuming { version },
+                    Some(stream) => ReflectorState::Watching { version, stream },
+                    None => ReflectorState::Resuming { version },
                 };
                 Ok(Some(change))
             }
-            State::Resuming { version } => {
+            ReflectorState::Resuming { version } => {
                 // Put back first: an error leaves it to be tried again.
-                self.state = State::Resuming { version };
+                self.state = ReflectorState::Resuming { version };
                 // What was applied already comes once more then, and is known by being gone.
                 let from = if self.unfinished == Some(version) {
                     version.before()
@@ -301,18 +303,18 @@ impl Reflector {
                 };
                 let query = format!("watch=1&allowWatchBookmarks=true&resourceVersion={from}");
                 let stream = self.open(&query).await?;
-                self.state = State::Watching { version, stream };
+                self.state = ReflectorState::Watching { version, stream };
                 Ok(Some(Change::Resumed))
             }
-            State::Watching {
+            ReflectorState::Watching {
                 version,
                 mut stream,
             } => {
-                self.state = State::Resuming { version };
+                self.state = ReflectorState::Resuming { version };
                 // A clean end (None) is a server timeout or restart: resume at once.
                 let Some(frame) = stream.next_frame().await? else {
                     if self.is_rebuilding() {
-                        self.state = State::Start;
+                        self.state = ReflectorState::Start;
                     }
                     return Ok(Some(Change::Ended));
                 };
@@ -332,7 +334,7 @@ impl Reflector {
                     }
                     _ => version,
                 };
-                self.state = State::Watching { version, stream };
+                self.state = ReflectorState::Watching { version, stream };
                 Ok(Some(change))
             }
         }
@@ -360,7 +362,11 @@ impl Reflector {
                 < REFUSAL
     }
 
-    fn take_in<C>(&mut self, frame: Frame, stream: &mut Stream) -> Result<Change<C>, Trouble> {
+    fn take_in<C>(
+        &mut self,
+        frame: Frame,
+        stream: &mut WatchStream,
+    ) -> Result<Change<C>, ReflectorError> {
         match frame.kind {
             EventKind::Added | EventKind::Modified | EventKind::Deleted => {
                 let scanned = self.check_frame(&frame)?;
@@ -379,12 +385,12 @@ impl Reflector {
             EventKind::Error => {
                 let status = read_error(self.target.representation.encoding, &frame.object);
                 Err(if status.code == 410 {
-                    Trouble::Expired(status.message)
+                    ReflectorError::Expired(status.message)
                 } else {
                     let code = u16::try_from(status.code)
                         .ok()
                         .and_then(|code| StatusCode::from_u16(code).ok());
-                    Trouble::Status(
+                    ReflectorError::Status(
                         code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
                         status.message,
                     )
@@ -426,13 +432,13 @@ impl Reflector {
     }
 
     /// Prepares the next attempt.
-    fn recover(&mut self, trouble: &Trouble) {
+    fn recover(&mut self, error: &ReflectorError) {
         let target = &self.target;
         if self.is_rebuilding() {
-            self.state = State::Start;
+            self.state = ReflectorState::Start;
         }
-        match trouble {
-            Trouble::Expired(message) => {
+        match error {
+            ReflectorError::Expired(message) => {
                 // Another API server of the same cluster may still have the history.
                 self.expirations += 1;
                 let lost = self.expirations > self.client.upstream().addresses().len().max(2);
@@ -440,14 +446,14 @@ impl Reflector {
                 if !lost {
                     return;
                 }
-                self.state = State::Start;
+                self.state = ReflectorState::Start;
             }
-            Trouble::Malformed(_) => {
-                tracing::error!(resource = %target.gvr, error = %trouble, "upstream's stream is not understood; listing again");
-                self.state = State::Start;
+            ReflectorError::Malformed(_) => {
+                tracing::error!(resource = %target.gvr, error = %error, "upstream's stream is not understood; listing again");
+                self.state = ReflectorState::Start;
             }
-            trouble => {
-                tracing::warn!(resource = %target.gvr, error = %trouble, failures = self.failures, "upstream failed");
+            error => {
+                tracing::warn!(resource = %target.gvr, error = %error, failures = self.failures, "upstream failed");
             }
         }
         // The first retry comes at once: most interruptions are a connection that was cut.
@@ -464,7 +470,7 @@ impl Reflector {
     /// The initial state, streamed or in pages.
     async fn list<C: Collect>(
         &mut self,
-    ) -> Result<(Change<C>, ResourceVersion, Option<Box<Stream>>), Trouble> {
+    ) -> Result<(Change<C>, ResourceVersion, Option<Box<WatchStream>>), ReflectorError> {
         // One small list tells how upstream frames lists of this type.
         let (headers, body) = self.get("limit=1").await?;
         self.warnings = headers.get_all(header::WARNING).iter().cloned().collect();
@@ -530,20 +536,24 @@ impl Reflector {
     async fn stream_initial<C: Collect>(
         &mut self,
         mut objects: C,
-    ) -> Result<(C, ResourceVersion, Box<Stream>), Trouble> {
+    ) -> Result<(C, ResourceVersion, Box<WatchStream>), ReflectorError> {
         let query = "watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
         let mut stream = match self.open(query).await {
             // Any refusal of the parameters: releases differ in code and words.
-            Err(Trouble::Status(StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY, _)) => {
-                return Err(Trouble::NoInitialEvents);
+            Err(ReflectorError::Status(
+                StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY,
+                _,
+            )) => {
+                return Err(ReflectorError::NoInitialEvents);
             }
             stream => stream?,
         };
         loop {
             let frame = match timeout(INITIAL_SILENCE, stream.next_transient_frame()).await {
-                Err(_) => return Err(Trouble::NoInitialEvents),
-                Ok(frame) => frame?
-                    .ok_or_else(|| Trouble::Broken("ended before the initial events".into()))?,
+                Err(_) => return Err(ReflectorError::NoInitialEvents),
+                Ok(frame) => frame?.ok_or_else(|| {
+                    ReflectorError::Broken("ended before the initial events".into())
+                })?,
             };
             match frame.kind {
                 EventKind::Added => {
@@ -554,7 +564,7 @@ impl Reflector {
                     let bookmark =
                         read_bookmark(self.target.representation.encoding, &frame.object)?;
                     if !bookmark.initial_events_end {
-                        return Err(Trouble::NoInitialEvents);
+                        return Err(ReflectorError::NoInitialEvents);
                     }
                     let version = bookmark.version;
                     stream.again = Some(frame.detached());
@@ -565,7 +575,7 @@ impl Reflector {
                 }
                 EventKind::Modified | EventKind::Deleted => {
                     // Events before the end mark: this server ignored the parameter.
-                    return Err(Trouble::NoInitialEvents);
+                    return Err(ReflectorError::NoInitialEvents);
                 }
             }
         }
@@ -576,7 +586,7 @@ impl Reflector {
         mut objects: C,
         format: &WireFormat,
         first: ListPage,
-    ) -> Result<(C, ResourceVersion), Trouble> {
+    ) -> Result<(C, ResourceVersion), ReflectorError> {
         let mut page = first;
         loop {
             for object in page.objects {
@@ -593,19 +603,19 @@ impl Reflector {
     }
 
     /// A list's body. A continue token that expired (410) starts the list anew.
-    async fn get(&mut self, query: &str) -> Result<(HeaderMap, Bytes), Trouble> {
+    async fn get(&mut self, query: &str) -> Result<(HeaderMap, Bytes), ReflectorError> {
         let (headers, body) = self.request(query, false).await?;
         let whole = timeout(ANSWER, body::whole(body, MAX_PAGE_BYTES)).await;
-        let whole = whole.map_err(|_| Trouble::Silent(ANSWER))?;
+        let whole = whole.map_err(|_| ReflectorError::Silent(ANSWER))?;
         Ok((
             headers,
-            whole.map_err(|error| Trouble::Broken(error.to_string()))?,
+            whole.map_err(|error| ReflectorError::Broken(error.to_string()))?,
         ))
     }
 
-    async fn open(&mut self, query: &str) -> Result<Box<Stream>, Trouble> {
+    async fn open(&mut self, query: &str) -> Result<Box<WatchStream>, ReflectorError> {
         let (_, body) = self.request(query, true).await?;
-        Ok(Box::new(Stream::new(
+        Ok(Box::new(WatchStream::new(
             body,
             self.target.representation.encoding,
         )))
@@ -615,7 +625,7 @@ impl Reflector {
         &mut self,
         query: &str,
         watch: bool,
-    ) -> Result<(HeaderMap, UpstreamBody), Trouble> {
+    ) -> Result<(HeaderMap, UpstreamBody), ReflectorError> {
         let representation = self.target.representation;
         let accept = if watch {
             representation.watch_accept_header()
@@ -630,7 +640,7 @@ impl Reflector {
         ))
         .header(header::ACCEPT, accept)
         .body(body::empty())
-        .map_err(|error| Trouble::Broken(error.to_string()))?;
+        .map_err(|error| ReflectorError::Broken(error.to_string()))?;
         // After a 410 or a refusal another API server, or another connection through the balancer,
         // is asked.
         let refused = (1..=REFUSALS_ELSEWHERE).contains(&self.refusals);
@@ -655,7 +665,7 @@ impl Reflector {
             self.client.send(ConnectionClass::Watch, request, options),
         )
         .await;
-        let response = answer.map_err(|_| Trouble::Silent(ANSWER))??;
+        let response = answer.map_err(|_| ReflectorError::Silent(ANSWER))??;
         self.served_by = response
             .extensions()
             .get::<ServedBy>()
@@ -688,8 +698,8 @@ impl Reflector {
             StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => Stopped::Vanished.into(),
             StatusCode::FORBIDDEN => Stopped::Forbidden(text).into(),
             StatusCode::NOT_ACCEPTABLE => Stopped::NotAcceptable.into(),
-            StatusCode::GONE => Trouble::Expired(text),
-            status => Trouble::Status(status, text),
+            StatusCode::GONE => ReflectorError::Expired(text),
+            status => ReflectorError::Status(status, text),
         })
     }
 }

@@ -1,4 +1,4 @@
-//! A request's body that can be sent once more, as long as little of it was sent.
+//! A request body that can be sent again, as long as little of it was sent.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,48 +11,48 @@ use parking_lot::Mutex;
 
 use crate::body::{Body, BoxError};
 
-/// Bytes that are kept of a body: most writes are a few KB, and API servers take 3 MB at most.
+/// Bytes of a body that are kept for a resend. Most writes have a few KB.
 const MAX_KEPT: usize = 256 * 1024;
 
-/// A body on its way, and what it takes to send it again. The body itself is streamed: what was
-/// sent is kept, what was not is still to come.
+/// Keeps what is needed to send a body again.
+///
+/// The body is streamed: sent chunks are kept, and the rest is read from the client.
 pub(super) struct Repeatable {
-    shared: Arc<Mutex<State>>,
+    shared: Arc<Mutex<RepeatState>>,
 }
 
-struct State {
-    /// What is still to come; `None` once another has taken over.
+struct RepeatState {
+    /// The unread rest; `None` once the next attempt has taken over.
     rest: Option<Body>,
-    kept: Kept,
+    kept: SentChunks,
 }
 
-/// What was sent so far.
-enum Kept {
+/// The chunks sent so far.
+enum SentChunks {
     All {
         chunks: Vec<Bytes>,
         bytes: usize,
     },
-    /// It was too much, or is not needed any more.
+    /// Too much was sent, or no resend is possible any more.
     Nothing,
 }
 
-/// One attempt to send it.
+/// The body of one attempt.
 struct Attempt {
-    shared: Arc<Mutex<State>>,
-    /// Chunks of an earlier attempt that come first, the next one last.
+    shared: Arc<Mutex<RepeatState>>,
+    /// Chunks of an earlier attempt, in reverse order: they are sent first.
     first: Vec<Bytes>,
 }
 
-/// An attempt was given up for the next one.
+/// The attempt was replaced by the next one.
 #[derive(Debug, thiserror::Error)]
 #[error("the request is being sent on another connection")]
 struct Abandoned;
 
-/// The body of a write that has none: nothing, whose end is not sent with the head.
+/// Returns an empty body whose end is not sent together with the head, for writes without a body.
 ///
-/// hyper gives a connection's error to a request that it has just handed to h2, which still writes
-/// the head. With an end in it, the request would be whole, and what upstream may have carried out
-/// would be sent again.
+/// hyper may fail a request that it has just handed to h2, which still writes the head. With the end
+/// in it the request would be complete: upstream may carry it out, and it would be sent again.
 pub(super) fn open_end() -> Body {
     OpenEnd { over: false }.boxed_unsync()
 }
@@ -83,13 +83,13 @@ impl http_body::Body for OpenEnd {
 }
 
 impl Repeatable {
-    /// The first attempt, in place of the body.
+    /// Begins the first attempt. The returned body replaces the given one.
     pub(super) fn begin(body: Body) -> (Repeatable, Body) {
-        let kept = Kept::All {
+        let kept = SentChunks::All {
             chunks: Vec::new(),
             bytes: 0,
         };
-        let shared = Arc::new(Mutex::new(State {
+        let shared = Arc::new(Mutex::new(RepeatState {
             rest: Some(body),
             kept,
         }));
@@ -100,11 +100,11 @@ impl Repeatable {
         (Repeatable { shared }, attempt.boxed_unsync())
     }
 
-    /// The next attempt, with all of the body; `None` if too much was sent to be kept. The one
-    /// before gets no more.
+    /// Begins the next attempt with the whole body; `None` if too much was sent. The previous
+    /// attempt gets no more.
     pub(super) fn again(&mut self) -> Option<Body> {
         let mut state = self.shared.lock();
-        let Kept::All { chunks, bytes } = &state.kept else {
+        let SentChunks::All { chunks, bytes } = &state.kept else {
             return None;
         };
         let (chunks, bytes) = (chunks.clone(), *bytes);
@@ -112,9 +112,9 @@ impl Repeatable {
         drop(state);
         let mut first = chunks.clone();
         first.reverse();
-        let state = State {
+        let state = RepeatState {
             rest: Some(rest),
-            kept: Kept::All { chunks, bytes },
+            kept: SentChunks::All { chunks, bytes },
         };
         self.shared = Arc::new(Mutex::new(state));
         Some(
@@ -127,16 +127,16 @@ impl Repeatable {
     }
 }
 
-/// Whoever could have sent it again is gone: nothing has to be kept.
 impl Drop for Repeatable {
+    /// Stops keeping chunks: without this value, nothing is sent again.
     fn drop(&mut self) {
-        self.shared.lock().kept = Kept::Nothing;
+        self.shared.lock().kept = SentChunks::Nothing;
     }
 }
 
-impl State {
+impl RepeatState {
     fn keep(&mut self, frame: &Frame<Bytes>) {
-        let Kept::All { chunks, bytes } = &mut self.kept else {
+        let SentChunks::All { chunks, bytes } = &mut self.kept else {
             return;
         };
         match frame.data_ref() {
@@ -144,7 +144,7 @@ impl State {
                 *bytes += chunk.len();
                 chunks.push(chunk.clone());
             }
-            _ => self.kept = Kept::Nothing,
+            _ => self.kept = SentChunks::Nothing,
         }
     }
 }
@@ -166,8 +166,8 @@ impl http_body::Body for Attempt {
         };
         let frame = ready!(Pin::new(rest).poll_frame(cx));
         match &frame {
-            // It comes once, and what follows would look like the end of the whole.
-            Some(Err(_)) => state.kept = Kept::Nothing,
+            // A resend would miss the error and end as if the body were complete.
+            Some(Err(_)) => state.kept = SentChunks::Nothing,
             Some(Ok(frame)) => state.keep(frame),
             None => {}
         }
@@ -265,7 +265,7 @@ mod tests {
         next(&mut first).await;
         assert!(matches!(
             repeatable.shared.lock().kept,
-            Kept::All {
+            SentChunks::All {
                 bytes: MAX_KEPT,
                 ..
             }
@@ -281,7 +281,7 @@ mod tests {
         let shared = Arc::clone(&repeatable.shared);
         drop(repeatable);
         assert_eq!(text(first).await.unwrap(), "a");
-        assert!(matches!(shared.lock().kept, Kept::Nothing));
+        assert!(matches!(shared.lock().kept, SentChunks::Nothing));
     }
 
     #[test]

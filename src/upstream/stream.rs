@@ -1,4 +1,5 @@
 //! An open watch, frame by frame.
+
 use std::time::Duration;
 
 use http_body_util::BodyExt;
@@ -7,15 +8,16 @@ use tokio::time::{Instant, timeout_at};
 use super::UpstreamBody;
 use watershed_protocol::{Encoding, Frame, FrameDecoder, Malformed};
 
-/// A stream without an event or bookmark for this long is dead: bookmarks come every minute.
+/// Silence after which a stream is dead: bookmarks come every minute.
 const SILENCE: Duration = Duration::from_secs(90);
-/// Types without a watch cache (events) send no bookmarks. Their streams are renewed this rarely;
-/// a dead connection is found by HTTP/2 pings.
+/// Silence after which a stream without bookmarks is renewed.
+///
+/// Types without a watch cache (events) send no bookmarks. HTTP/2 pings find dead connections.
 const SILENCE_WITHOUT_BOOKMARKS: Duration = Duration::from_mins(10);
-/// A single watch frame above this is refused.
+/// Limit of a single watch frame.
 const MAX_FRAME_BYTES: usize = 64 << 20;
 
-/// Why a stream is of no more use.
+/// Why a stream cannot be read further.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StreamError {
     #[error("the stream broke: {0}")]
@@ -27,17 +29,17 @@ pub(super) enum StreamError {
 }
 
 /// An open watch.
-pub(super) struct Stream {
+pub(super) struct WatchStream {
     body: UpstreamBody,
     decoder: FrameDecoder,
-    /// A frame that was looked at and is still to be taken in.
+    /// A frame that was read ahead and is returned again.
     pub(super) again: Option<Frame>,
     opened: Instant,
-    /// Whether this stream brought a bookmark; then silence means that it is dead.
+    /// `true` once this stream brought a bookmark: from then on, silence means that it is dead.
     pub(super) bookmarks: bool,
 }
 
-impl Stream {
+impl WatchStream {
     pub(super) fn new(body: UpstreamBody, encoding: Encoding) -> Self {
         let decoder = FrameDecoder::new(encoding, MAX_FRAME_BYTES);
         Self {
@@ -49,7 +51,7 @@ impl Stream {
         }
     }
 
-    /// The next frame, `None` at a clean end between two frames.
+    /// Returns the next frame; `None` at a clean end between two frames.
     pub(super) async fn next_frame(&mut self) -> Result<Option<Frame>, StreamError> {
         self.next(FrameDecoder::next_frame).await
     }
@@ -85,7 +87,7 @@ impl Stream {
                 }
                 Ok(Some(Err(error))) => return Err(StreamError::Broken(error.to_string())),
                 Ok(None) if self.decoder.is_clean() => {
-                    // Ends that follow one another at once are not a server's timeout.
+                    // A server's timeout is longer: an immediate end would be repeated at once.
                     if self.opened.elapsed() < Duration::from_secs(1) {
                         return Err(StreamError::Broken("ended as soon as it began".into()));
                     }

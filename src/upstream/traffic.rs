@@ -1,21 +1,21 @@
-//! What goes to upstream and comes from it: requests, bytes and connections, by what they are for.
+//! Counters of requests to upstream, bytes from it and connections, by purpose.
+
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::pool::ConnectionClass;
+use super::class::ConnectionClass;
 
-/// What a request to upstream is for.
+/// The purpose of a request to upstream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RequestPurpose {
     /// The proxy's own list of a scope.
     List,
     /// The proxy's own watch of a scope.
     Watch,
-    /// A caller's request, sent on.
+    /// A forwarded request of a caller.
     Forward,
-    /// The proxy's own questions: who a caller is, what they may, how new memory is, which types
-    /// there are.
+    /// The proxy's own questions: authentication, authorization, freshness and discovery.
     #[default]
     Own,
 }
@@ -24,7 +24,7 @@ impl RequestPurpose {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::List, Self::Watch, Self::Forward, Self::Own];
 
-    /// The metric label.
+    /// Returns the metric label.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::List => "list",
@@ -35,7 +35,7 @@ impl RequestPurpose {
     }
 }
 
-/// What a connection to upstream is for.
+/// The purpose of a connection to upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionPurpose {
     /// The proxy's own watches and lists.
@@ -52,7 +52,7 @@ impl ConnectionPurpose {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Watch, Self::Short, Self::LongForward, Self::Tunnel];
 
-    /// The metric label.
+    /// Returns the metric label.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Watch => "watch",
@@ -73,7 +73,7 @@ impl From<ConnectionClass> for ConnectionPurpose {
     }
 }
 
-/// Sums since the start of the process, and the connections of this moment.
+/// Sums since the start of the process, and the connections open now.
 #[derive(Debug, Default)]
 pub struct UpstreamTraffic {
     requests: [AtomicU64; 4],
@@ -82,34 +82,34 @@ pub struct UpstreamTraffic {
 }
 
 impl UpstreamTraffic {
-    /// Requests that were answered.
+    /// Returns the number of answered requests.
     pub fn requests(&self, purpose: RequestPurpose) -> u64 {
         self.requests[purpose as usize].load(Ordering::Relaxed)
     }
 
-    /// Bytes of answers' bodies, as compressed as they came.
+    /// Returns the bytes of answers' bodies, compressed as they came.
     pub fn received_bytes(&self, purpose: RequestPurpose) -> u64 {
         self.received[purpose as usize].load(Ordering::Relaxed)
     }
 
-    /// Connections open now.
+    /// Returns the number of open connections.
     pub fn connections(&self, kind: ConnectionPurpose) -> u64 {
         self.connections[kind as usize].load(Ordering::Relaxed)
     }
 
-    /// An answer begins, whose bytes are counted by what this gives.
-    pub(super) fn answered(self: &Arc<Self>, purpose: RequestPurpose) -> Received {
+    /// Counts an answered request. The result counts the bytes of its answer.
+    pub(super) fn answered(self: &Arc<Self>, purpose: RequestPurpose) -> ReceivedMeter {
         self.requests[purpose as usize].fetch_add(1, Ordering::Relaxed);
-        Received {
+        ReceivedMeter {
             traffic: Arc::clone(self),
             purpose,
         }
     }
 
-    /// Counts a connection for as long as this is kept.
-    pub(super) fn connected(self: &Arc<Self>, kind: ConnectionPurpose) -> Open {
+    /// Counts a connection until the result is dropped.
+    pub(super) fn connected(self: &Arc<Self>, kind: ConnectionPurpose) -> OpenConnection {
         self.connections[kind as usize].fetch_add(1, Ordering::Relaxed);
-        Open {
+        OpenConnection {
             traffic: Arc::clone(self),
             kind,
         }
@@ -117,31 +117,31 @@ impl UpstreamTraffic {
 }
 
 /// Counts the bytes of one answer.
-pub(super) struct Received {
+pub(super) struct ReceivedMeter {
     traffic: Arc<UpstreamTraffic>,
     purpose: RequestPurpose,
 }
 
-impl Received {
+impl ReceivedMeter {
     pub(super) fn add(&self, bytes: usize) {
         self.traffic.received[self.purpose as usize].fetch_add(bytes as u64, Ordering::Relaxed);
     }
 }
 
 /// An open connection.
-pub(super) struct Open {
+pub(super) struct OpenConnection {
     traffic: Arc<UpstreamTraffic>,
     kind: ConnectionPurpose,
 }
 
-impl Drop for Open {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.traffic.connections[self.kind as usize].fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl fmt::Debug for Open {
+impl fmt::Debug for OpenConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Open").field(&self.kind).finish()
+        f.debug_tuple("OpenConnection").field(&self.kind).finish()
     }
 }

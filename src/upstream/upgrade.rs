@@ -1,4 +1,4 @@
-//! Requests that change the protocol: exec, attach, port-forward, watches over WebSocket.
+//! Forwards protocol upgrades: exec, attach, port-forward and watches over WebSocket.
 
 use std::sync::Arc;
 
@@ -10,9 +10,8 @@ use hyper_util::rt::TokioIo;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
 
-use super::body::UpstreamBody;
+use super::body::{UpstreamBody, to_client};
 use super::error::UpstreamError;
-use super::forward::to_client;
 use super::hop_by_hop;
 use super::server::Upstream;
 use super::traffic::{ConnectionPurpose, RequestPurpose};
@@ -22,8 +21,9 @@ use watershed_connect::{Address, Dialer, TlsIdentity};
 /// Bytes in flight in each direction of a tunnel.
 const TUNNEL_BUFFER: usize = 32 * 1024;
 
-/// Sends the request on a connection of its own and, if upstream changes the protocol, ties both
-/// sides together. Any other answer is an answer like others.
+/// Sends the request on its own connection. If upstream upgrades, joins both sides in a tunnel.
+///
+/// Any other answer is returned like that of an ordinary request.
 pub(super) async fn forward(
     upstream: &Upstream,
     dialer: &Dialer,
@@ -102,13 +102,15 @@ fn shape(
     Ok(())
 }
 
-/// Copies both ways until both sides have ended. One side's end is passed on and the other goes on:
-/// the output of a command comes after its input has ended.
+/// Copies both ways until both sides have ended.
+///
+/// The end of one side is passed on, and the other goes on: a command's output may follow the end of
+/// its input.
 async fn tunnel(client_side: OnUpgrade, upstream_side: OnUpgrade, address: Address) {
     let (client, upstream) = match tokio::try_join!(client_side, upstream_side) {
         Ok(both) => both,
         Err(error) => {
-            tracing::debug!(%address, %error, "a tunnel was not built");
+            tracing::debug!(%address, %error, "tunnel not established: an upgrade failed");
             return;
         }
     };
@@ -121,8 +123,8 @@ async fn tunnel(client_side: OnUpgrade, upstream_side: OnUpgrade, address: Addre
     )
     .await;
     match copied {
-        Ok((sent, received)) => tracing::debug!(%address, sent, received, "a tunnel ended"),
-        // Dropping both ends cuts the one that still lives: the cut is passed on.
-        Err(error) => tracing::debug!(%address, %error, "a tunnel broke"),
+        Ok((sent, received)) => tracing::debug!(%address, sent, received, "tunnel ended"),
+        // Dropping both ends passes the cut on to the side that is still open.
+        Err(error) => tracing::debug!(%address, %error, "tunnel broke"),
     }
 }

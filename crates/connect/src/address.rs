@@ -8,10 +8,10 @@ use http::uri::{Authority, PathAndQuery, Scheme};
 
 /// One address of the API, as `https://10.0.0.1:6443`. Cheap to clone and to compare.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Address(Arc<Inner>);
+pub struct Address(Arc<AddressParts>);
 
 #[derive(PartialEq, Eq, Hash)]
-struct Inner {
+struct AddressParts {
     tls: bool,
     authority: Authority,
     /// What comes before the path of every request (Rancher: `/k8s/clusters/c-1`); no slash at
@@ -52,7 +52,7 @@ impl Address {
         }
         let path = parts.path_and_query.as_ref().map_or("", PathAndQuery::path);
         let base = path.trim_end_matches('/').to_owned();
-        Ok(Address(Arc::new(Inner {
+        Ok(Address(Arc::new(AddressParts {
             tls,
             authority,
             base,

@@ -1,11 +1,9 @@
 //! Where the API server is, what it is trusted by, and who the proxy is to it.
 
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use jiff::Timestamp;
@@ -15,41 +13,19 @@ use kube_client::client::middleware::{AuthLayer, ExtraHeadersLayer};
 use kube_client::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use tower::{ServiceBuilder, ServiceExt, service_fn};
+use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn};
 
 use super::address::{Address, AddressError};
-use super::dial::{Dialed, Dialer};
 use super::error::{ConnectError, one_line};
+use super::options::ConnectOptions;
 use super::validity::Validity;
 
 mod files;
-
-/// Any error of the layers below.
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
-
-/// How often the files are looked at. A renewed certificate is written long before the old one
-/// ends; token files and the in-cluster CA are re-read by kube-client itself.
-const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long before its end a client certificate is asked for again (exec plugins), at most once
 /// in `RENEW_PAUSE`, as a plugin may keep giving the same one until its last minute.
 const RENEW_BEFORE: Duration = Duration::from_mins(5);
 const RENEW_PAUSE: Duration = Duration::from_mins(1);
-
-/// What the operator says about upstream.
-#[derive(Clone, Debug, Default)]
-pub struct ConnectOptions {
-    /// The kubeconfig (`--kubeconfig`). Without one: `$KUBECONFIG`, else the cluster this runs in,
-    /// if it runs in one, else `~/.kube/config`.
-    pub kubeconfig: Option<PathBuf>,
-    /// The context in it; its current one when `None`.
-    pub context: Option<String>,
-    /// Addresses of the API, used instead of the kubeconfig's one when there are any. All of them
-    /// must be the same API, as resource versions are taken from one to the other.
-    pub servers: Vec<String>,
-    /// What the proxy calls itself; `watershed/VERSION` when empty.
-    pub user_agent: String,
-}
 
 /// What is wrong with them.
 #[derive(Debug, thiserror::Error)]
@@ -109,19 +85,6 @@ pub enum CredentialsError {
     },
 }
 
-/// Addresses and credentials of the API, kept fresh. Cheap to clone.
-#[derive(Clone)]
-pub struct ApiServer {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
-    options: ConnectOptions,
-    current: ArcSwap<Credentials>,
-    /// One rebuild at a time.
-    rebuilding: tokio::sync::Mutex<()>,
-}
-
 /// Whose TLS identity a connection has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TlsIdentity {
@@ -155,108 +118,29 @@ struct Tls {
     http1: Arc<ClientConfig>,
 }
 
-// === impl ApiServer ===
-
-impl ApiServer {
-    /// Reads the credentials, and keeps them fresh from then on.
-    pub async fn load(options: &ConnectOptions) -> Result<ApiServer, CredentialsError> {
-        let material = build(options.clone(), 0).await?;
-        let shared = Arc::new(Shared {
-            options: options.clone(),
-            current: ArcSwap::from_pointee(material),
-            rebuilding: tokio::sync::Mutex::new(()),
-        });
-        let weak = Arc::downgrade(&shared);
-        tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(RELOAD_INTERVAL).await;
-                let Some(shared) = weak.upgrade() else { return };
-                ApiServer { shared }.reload().await;
-            }
-        });
-        Ok(ApiServer { shared })
-    }
-
-    /// The addresses in use.
-    pub fn addresses(&self) -> Vec<Address> {
-        self.current().addresses.clone()
-    }
-
-    /// Where the credentials come from, for the log and the status page.
-    pub fn source(&self) -> String {
-        self.current().from.clone()
-    }
-
-    /// Takes over changed files and renews what ends soon. On failure everything stays as it is.
-    pub async fn reload(&self) {
-        let _one = self.shared.rebuilding.lock().await;
-        let old = self.current();
-        let options = self.shared.options.clone();
-        let now = blocking(move || files::fingerprint(&files::files(&options))).await;
-        let due = old.renew_at.is_some_and(|at| at <= Timestamp::now());
-        if now == old.fingerprint && !due {
-            return;
-        }
-        match build(self.shared.options.clone(), old.generation + 1).await {
-            Ok(new) => {
-                self.shared.current.store(Arc::new(new));
-                tracing::info!(from = old.from, "upstream credentials reloaded");
-            }
-            Err(error) => {
-                tracing::warn!(%error, "new upstream credentials not taken, keeping the old ones");
-            }
-        }
-    }
-
-    /// How long the proxy's client certificate is valid, if it has one.
-    pub fn certificate(&self) -> Option<Validity> {
-        validity(&self.current().own.any)
-    }
-
-    /// Returns the `User-Agent` that the proxy gives itself.
-    pub fn user_agent(&self) -> String {
-        let given = &self.shared.options.user_agent;
-        if given.is_empty() {
-            concat!("watershed/", env!("CARGO_PKG_VERSION")).to_owned()
-        } else {
-            given.clone()
-        }
-    }
-
-    /// The credentials of this moment.
-    pub fn current(&self) -> Arc<Credentials> {
-        self.shared.current.load_full()
-    }
-
-    /// Connects to the first address that accepts, with the client certificate, if there is one.
-    ///
-    /// The connection belongs to the caller alone: no HTTP has been spoken on it yet.
-    pub async fn connect(&self, http1_only: bool) -> Result<Dialed, ConnectError> {
-        let credentials = self.current();
-        Dialer::default()
-            .dial(&credentials, TlsIdentity::Own, http1_only, None)
-            .await
-    }
-
-    /// Returns the headers that say who asks: the token, and whom it acts as.
-    ///
-    /// Tokens expire, so the headers are good for minutes only.
-    pub async fn authorization(&self) -> Result<HeaderMap, ConnectError> {
-        self.current().authorize(HeaderMap::new()).await
-    }
-}
-
-impl std::fmt::Debug for ApiServer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ApiServer")
-            .field("from", &self.current().from)
-            .finish_non_exhaustive()
-    }
-}
-
 // === impl Credentials ===
 
 impl Credentials {
+    /// Returns when the proxy's client certificate begins and ends, if it has one.
+    pub fn certificate(&self) -> Option<Validity> {
+        validity(&self.own.any)
+    }
+
+    /// Returns the name of the kubeconfig, or of the pod's service account.
+    pub(super) fn source(&self) -> &str {
+        &self.from
+    }
+
+    /// Returns the digest of the files these credentials were made of.
+    pub(super) fn fingerprint(&self) -> blake3::Hash {
+        self.fingerprint
+    }
+
+    /// Returns `true` if the client certificate has to be renewed.
+    pub(super) fn is_due(&self, now: Timestamp) -> bool {
+        self.renew_at.is_some_and(|at| at <= now)
+    }
+
     /// The TLS settings for connections of this identity.
     pub fn tls(&self, identity: TlsIdentity, http1_only: bool) -> Arc<ClientConfig> {
         let tls = match identity {
@@ -313,7 +197,11 @@ impl Credentials {
 
 // === building ===
 
-async fn build(options: ConnectOptions, generation: u64) -> Result<Credentials, CredentialsError> {
+/// Reads the files and makes credentials of them.
+pub(super) async fn build(
+    options: ConnectOptions,
+    generation: u64,
+) -> Result<Credentials, CredentialsError> {
     // Exec plugins are run by a blocking std Command, and files are read.
     blocking(move || {
         let runtime = tokio::runtime::Handle::current();
@@ -324,7 +212,12 @@ async fn build(options: ConnectOptions, generation: u64) -> Result<Credentials, 
     .await
 }
 
-/// The configuration and where it came from.
+/// Digests the files that credentials with these options are made of.
+pub(super) async fn fingerprint(options: ConnectOptions) -> blake3::Hash {
+    blocking(move || files::fingerprint(&files::files(&options))).await
+}
+
+/// Reads the configuration. Returns it with the name of its source.
 async fn read(options: &ConnectOptions) -> Result<(Config, String), CredentialsError> {
     if files::in_cluster(options) {
         let config = Config::incluster().map_err(|error| CredentialsError::InCluster {

@@ -6,15 +6,19 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod api_server;
 mod credentials;
 mod dial;
 mod error;
+mod options;
 mod validity;
 
 pub use address::{Address, AddressError};
-pub use credentials::{ApiServer, ConnectOptions, Credentials, CredentialsError, TlsIdentity};
+pub use api_server::ApiServer;
+pub use credentials::{Credentials, CredentialsError, TlsIdentity};
 pub use dial::{CONNECT_TIMEOUT, Dialed, DialedStream, Dialer};
 pub use error::{ConnectError, one_line};
+pub use options::ConnectOptions;
 pub use validity::Validity;
 
 /// Installs aws-lc-rs as the cryptography of all TLS in this process. Later calls do nothing.

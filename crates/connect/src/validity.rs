@@ -73,7 +73,7 @@ impl Validity {
     }
 
     /// In words for the operator.
-    pub fn told(self, now: Timestamp) -> String {
+    pub fn describe(self, now: Timestamp) -> String {
         if now < self.not_before {
             format!("it is valid from {} on only", self.not_before)
         } else if now > self.not_after {
@@ -108,9 +108,9 @@ mod tests {
                 "day {day}"
             );
             assert!(
-                year.told(at(day)).contains(told),
+                year.describe(at(day)).contains(told),
                 "day {day}: {}",
-                year.told(at(day))
+                year.describe(at(day))
             );
         }
         let short = Validity {

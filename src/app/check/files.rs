@@ -147,7 +147,7 @@ fn told(
     match Validity::of(certificate) {
         None => findings.error(subject, format!("{what}: it cannot be read when it ends")),
         Some(valid) => {
-            let message = format!("{what}: {}", valid.told(now));
+            let message = format!("{what}: {}", valid.describe(now));
             if !valid.is_valid(now) {
                 findings.error(subject, message);
             } else if valid.ends_soon(now) {

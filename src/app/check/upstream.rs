@@ -36,7 +36,7 @@ pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) -> Opti
         let message = format!(
             "the client certificate of {} (--kubeconfig): {}",
             upstream.source(),
-            valid.told(now)
+            valid.describe(now)
         );
         if !valid.is_valid(now) {
             findings.error(CREDENTIALS, message);

@@ -117,9 +117,9 @@ async fn http1_connections_serve_one_request_after_the_other() {
 fn waiting(client: &UpstreamClient) -> Vec<Address> {
     let group = client.pool().group(ConnectionClass::Short);
     group
-        .state
+        .idle_http1
+        .connections
         .lock()
-        .http1
         .iter()
         .map(|connection| connection.address.clone())
         .collect()

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use kube_client::config::Kubeconfig;
 
-use super::ConnectOptions;
+use crate::options::ConnectOptions;
 
 /// Whether the service account of a pod is used: in a pod, unless a kubeconfig is named.
 pub(super) fn in_cluster(options: &ConnectOptions) -> bool {

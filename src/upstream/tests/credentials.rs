@@ -1,13 +1,14 @@
+//! Credentials as upstream sees them: tokens, client certificates, reloads.
+
 use http::Request;
 
 use watershed_connect::ConnectOptions;
 
-use super::*;
 use crate::body;
 use crate::test_support::{
     Api, HTTP1, HTTP2, OWN_TOKEN, Pki, kubeconfig, kubeconfig_text, read, soon, text,
 };
-use crate::upstream::{ConnectionClass, SendOptions, UpstreamClient};
+use crate::upstream::{ConnectionClass, SendOptions, Upstream, UpstreamClient};
 
 async fn who(client: &UpstreamClient) -> String {
     let request = Request::get("/who").body(body::empty()).unwrap();

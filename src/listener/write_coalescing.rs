@@ -1,8 +1,8 @@
-//! What the task of an HTTP/2 connection writes in one turn goes out together.
+//! Write coalescing: what an HTTP/2 connection's task writes in one poll is sent together.
 //!
-//! h2 flushes after every frame of data. With TLS below, each of them became a call of the kernel
-//! of its own, and a wake-up of who reads; a list of everything is thousands of frames of 16 KiB.
-//! hyper's HTTP/1 gathers by itself.
+//! h2 flushes after every data frame. On TLS, each flush would be a system call, and would wake the
+//! reader. A large list is thousands of frames of 16 KiB. hyper's HTTP/1 coalesces by itself.
+
 use std::io::{self, IoSlice, Write};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,43 +14,52 @@ use tokio_rustls::server::TlsStream;
 
 use crate::body::BoxError;
 
-/// So many bytes are sent without waiting for the turn's end.
-const MANY: usize = 64 * 1024;
-/// No more are held, that is a frame and what TLS adds to many small ones. Of a larger write rustls
-/// takes a part.
-const MOST: usize = MANY + 32 * 1024;
-/// The bytes in a record of TLS, and no fewer than what TLS adds to them.
-const RECORD: usize = 16 * 1024;
-const RECORD_HEAD: usize = 32;
+/// Pending bytes at which a write sends them, without waiting for the end of the poll.
+///
+/// As much as hyper hands out of one answer at a time: larger writes save no more wake-ups.
+const FLUSH_THRESHOLD: usize = 64 * 1024;
+/// Limit of rustls' buffer: room for a frame above the threshold, and for what TLS adds.
+///
+/// rustls takes a part of a write that does not fit. So a client that reads nothing never has more
+/// than this pending.
+const MAX_PENDING: usize = FLUSH_THRESHOLD + 32 * 1024;
+/// Payload of a TLS record, and an upper bound of what TLS adds to it (header, nonce and tag).
+const RECORD_BYTES: usize = 16 * 1024;
+const RECORD_OVERHEAD: usize = 32;
 
-/// A TLS connection whose writes are encrypted at once, and sent when there are many or by
-/// [`Turns`].
-pub(super) struct Gathered<I>(Arc<Mutex<Shared<I>>>);
+/// A TLS stream that encrypts writes at once and sends them later.
+///
+/// They are sent when [`FLUSH_THRESHOLD`] bytes wait, or by [`TurnFlusher`].
+pub(super) struct CoalescingStream<I>(Arc<Mutex<CoalescingState<I>>>);
 
-/// What sends them.
-pub(super) struct Turns<I>(Arc<Mutex<Shared<I>>>);
+/// Sends the pending writes of a [`CoalescingStream`] after each poll of its connection.
+///
+/// It is apart from the stream because hyper owns the stream: only the caller of hyper knows when a
+/// poll is over.
+pub(super) struct TurnFlusher<I>(Arc<Mutex<CoalescingState<I>>>);
 
-struct Shared<I> {
+struct CoalescingState<I> {
     tls: TlsStream<I>,
-    /// No fewer bytes than wait to be sent.
-    held: usize,
+    /// Upper bound of the encrypted bytes that wait to be sent. rustls does not tell their number.
+    pending: usize,
 }
 
-impl<I> Gathered<I> {
-    pub(super) fn new(mut tls: TlsStream<I>) -> (Self, Turns<I>) {
-        tls.get_mut().1.set_buffer_limit(Some(MOST));
-        let shared = Arc::new(Mutex::new(Shared { tls, held: 0 }));
-        (Self(Arc::clone(&shared)), Turns(shared))
+impl<I> CoalescingStream<I> {
+    pub(super) fn new(mut tls: TlsStream<I>) -> (Self, TurnFlusher<I>) {
+        tls.get_mut().1.set_buffer_limit(Some(MAX_PENDING));
+        let shared = Arc::new(Mutex::new(CoalescingState { tls, pending: 0 }));
+        (Self(Arc::clone(&shared)), TurnFlusher(shared))
     }
 }
 
-impl<I: AsyncRead + AsyncWrite + Unpin> Turns<I> {
-    /// Polls what writes to the connection, and sends what it wrote. What the client does not take
-    /// yet is sent by a later turn, which the socket wakes.
+impl<I: AsyncRead + AsyncWrite + Unpin> TurnFlusher<I> {
+    /// Polls the connection with `turn`, then sends what it wrote.
+    ///
+    /// What the socket does not take yet is sent by a later poll, which the socket wakes.
     ///
     /// # Errors
     ///
-    /// Those of what is polled, and of the connection.
+    /// Returns the errors of `turn` and of the socket.
     pub(super) fn poll<T, E: Into<BoxError>>(
         &self,
         context: &mut Context<'_>,
@@ -58,22 +67,23 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Turns<I> {
     ) -> Poll<Result<T, BoxError>> {
         let polled = turn(context);
         match (polled, self.0.lock().poll_send(context)) {
-            // Nobody else would hear of it before the next byte is read.
+            // Without this, a broken socket would go unnoticed until the next read.
             (Poll::Pending, Poll::Ready(Err(error))) => Poll::Ready(Err(error.into())),
             (polled, _) => polled.map_err(Into::into),
         }
     }
 }
 
-impl<I: AsyncRead + AsyncWrite + Unpin> Shared<I> {
+impl<I: AsyncRead + AsyncWrite + Unpin> CoalescingState<I> {
+    /// Sends everything pending. While the socket is full, `pending` stays as it is.
     fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.tls).poll_flush(context))?;
-        self.held = 0;
+        self.pending = 0;
         Poll::Ready(Ok(()))
     }
 }
 
-impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for Gathered<I> {
+impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for CoalescingStream<I> {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -83,7 +93,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for Gathered<I> {
     }
 }
 
-impl<I: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Gathered<I> {
+impl<I: AsyncRead + AsyncWrite + Unpin> AsyncWrite for CoalescingStream<I> {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -98,11 +108,13 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Gathered<I> {
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let mut shared = self.0.lock();
-        if shared.held >= MANY {
+        // Back-pressure: no more is encrypted until the socket has taken what waits.
+        if shared.pending >= FLUSH_THRESHOLD {
             ready!(shared.poll_send(context))?;
         }
+        // Into rustls' own writer: tokio-rustls would write to the socket at once.
         let written = shared.tls.get_mut().1.writer().write_vectored(bytes)?;
-        shared.held += written + RECORD_HEAD * (written / RECORD + 1);
+        shared.pending += written + RECORD_OVERHEAD * (written / RECORD_BYTES + 1);
         Poll::Ready(Ok(written))
     }
 
@@ -110,11 +122,13 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Gathered<I> {
         true
     }
 
+    /// Does nothing: h2 flushes after each frame, and [`TurnFlusher`] sends them together.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // tokio-rustls sends what is pending before it closes.
         Pin::new(&mut self.0.lock().tls).poll_shutdown(context)
     }
 }
@@ -185,15 +199,15 @@ mod tests {
         }
     }
 
-    struct Pair {
-        server: Gathered<Socket>,
-        turns: Turns<Socket>,
+    struct CoalescedPair {
+        server: CoalescingStream<Socket>,
+        flusher: TurnFlusher<Socket>,
         client: tokio_rustls::client::TlsStream<TcpStream>,
         writes: Arc<AtomicUsize>,
         full: Arc<AtomicBool>,
     }
 
-    impl Pair {
+    impl CoalescedPair {
         async fn new() -> Self {
             let dir = tempfile::tempdir().unwrap();
             let tls = ServerTls::load(tls_options(&dir)).await.unwrap();
@@ -216,19 +230,19 @@ mod tests {
             let connecting = async { connect(address, &roots, b"h2", None).await.unwrap() };
             let (server, client) = tokio::join!(accepting, connecting);
             writes.store(0, Ordering::Relaxed);
-            let (server, turns) = Gathered::new(server);
+            let (server, flusher) = CoalescingStream::new(server);
             Self {
                 server,
-                turns,
+                flusher,
                 client,
                 writes,
                 full,
             }
         }
 
-        /// A turn that writes so often, as h2 does, which flushes after each frame. Says what was
-        /// taken.
-        fn turn(&mut self, frame: &[u8], times: usize) -> io::Result<Vec<u8>> {
+        /// Writes the frame this many times in one poll, flushing after each as h2 does. Returns
+        /// what was accepted.
+        fn poll_turn(&mut self, frame: &[u8], times: usize) -> io::Result<Vec<u8>> {
             let mut taken = Vec::new();
             let writing = |context: &mut Context<'_>| -> Poll<io::Result<()>> {
                 for _ in 0..times {
@@ -241,7 +255,7 @@ mod tests {
                 Poll::Pending
             };
             match self
-                .turns
+                .flusher
                 .poll(&mut Context::from_waker(Waker::noop()), writing)
             {
                 Poll::Ready(Err(error)) => Err(io::Error::other(error)),
@@ -261,50 +275,54 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_turn_writes_goes_out_together() {
-        let mut pair = Pair::new().await;
+    async fn writes_of_one_poll_are_sent_together() {
+        let mut pair = CoalescedPair::new().await;
         for times in [1, 10] {
-            let taken = pair.turn(b"event", times).unwrap();
+            let taken = pair.poll_turn(b"event", times).unwrap();
             assert_eq!(pair.writes(), 1);
             assert_eq!(pair.read(5 * times).await, taken);
         }
         let frame = [b'x'; 16 * 1024];
-        let taken = pair.turn(&frame, 10).unwrap();
-        assert_eq!(pair.writes(), 3, "as soon as there are {MANY} bytes");
+        let taken = pair.poll_turn(&frame, 10).unwrap();
+        assert_eq!(
+            pair.writes(),
+            3,
+            "one write for every {FLUSH_THRESHOLD} bytes"
+        );
         assert!(pair.read(10 * frame.len()).await == taken);
     }
 
     #[tokio::test]
-    async fn who_takes_nothing_has_little_held_for_them() {
+    async fn a_client_that_reads_nothing_has_few_bytes_pending() {
         for frame in [13, 1_000, 16_393, 1 << 20] {
-            let mut pair = Pair::new().await;
+            let mut pair = CoalescedPair::new().await;
             pair.full.store(true, Ordering::Relaxed);
             let bytes: Vec<u8> = (0..=250).cycle().take(frame).collect();
             let mut taken = Vec::new();
-            // However many turns there are.
+            // The number of polls must not matter.
             for _ in 0..10_000 {
-                taken.extend(pair.turn(&bytes, 1).unwrap());
+                taken.extend(pair.poll_turn(&bytes, 1).unwrap());
             }
             assert!(
-                (1..=MOST).contains(&taken.len()),
+                (1..=MAX_PENDING).contains(&taken.len()),
                 "{frame}: {}",
                 taken.len()
             );
-            // All of it comes once there is room, without another write.
+            // All of it arrives once the socket has room, without another write.
             pair.full.store(false, Ordering::Relaxed);
-            pair.turn(&[], 0).unwrap();
+            pair.poll_turn(&[], 0).unwrap();
             assert!(pair.read(taken.len()).await == taken);
         }
     }
 
     #[tokio::test]
-    async fn a_broken_connection_ends_with_the_turn_that_finds_out() {
-        let mut pair = Pair::new().await;
-        pair.turn(b"event", 1).unwrap();
+    async fn a_broken_socket_ends_the_connection_at_the_next_write() {
+        let mut pair = CoalescedPair::new().await;
+        pair.poll_turn(b"event", 1).unwrap();
         let socket = socket2::SockRef::from(&pair.server.0.lock().tls.get_ref().0.inner)
             .try_clone()
             .unwrap();
         socket.shutdown(std::net::Shutdown::Write).unwrap();
-        assert!(pair.turn(b"event", 1).is_err());
+        assert!(pair.poll_turn(b"event", 1).is_err());
     }
 }

@@ -1,0 +1,129 @@
+//! An API server whose credentials are kept fresh.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use http::HeaderMap;
+use jiff::Timestamp;
+
+use super::address::Address;
+use super::credentials::{self, Credentials, CredentialsError, TlsIdentity};
+use super::dial::{Dialed, Dialer};
+use super::error::ConnectError;
+use super::options::ConnectOptions;
+use super::validity::Validity;
+
+/// How often the files are looked at. A renewed certificate is written long before the old one
+/// ends; token files and the in-cluster CA are re-read by kube-client itself.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Addresses and credentials of the API, kept fresh. Cheap to clone.
+#[derive(Clone)]
+pub struct ApiServer {
+    shared: Arc<ApiServerShared>,
+}
+
+impl ApiServer {
+    /// Reads the credentials, and keeps them fresh from then on.
+    pub async fn load(options: &ConnectOptions) -> Result<ApiServer, CredentialsError> {
+        let material = credentials::build(options.clone(), 0).await?;
+        let shared = Arc::new(ApiServerShared {
+            options: options.clone(),
+            current: ArcSwap::from_pointee(material),
+            rebuilding: tokio::sync::Mutex::new(()),
+        });
+        let weak = Arc::downgrade(&shared);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(RELOAD_INTERVAL).await;
+                let Some(shared) = weak.upgrade() else { return };
+                ApiServer { shared }.reload().await;
+            }
+        });
+        Ok(ApiServer { shared })
+    }
+
+    /// The addresses in use.
+    pub fn addresses(&self) -> Vec<Address> {
+        self.current().addresses.clone()
+    }
+
+    /// Where the credentials come from, for the log and the status page.
+    pub fn source(&self) -> String {
+        self.current().source().to_owned()
+    }
+
+    /// Takes over changed files and renews what ends soon. On failure everything stays as it is.
+    pub async fn reload(&self) {
+        let _one = self.shared.rebuilding.lock().await;
+        let old = self.current();
+        let options = self.shared.options.clone();
+        let now = credentials::fingerprint(options).await;
+        let due = old.is_due(Timestamp::now());
+        if now == old.fingerprint() && !due {
+            return;
+        }
+        match credentials::build(self.shared.options.clone(), old.generation + 1).await {
+            Ok(new) => {
+                self.shared.current.store(Arc::new(new));
+                tracing::info!(from = old.source(), "upstream credentials reloaded");
+            }
+            Err(error) => {
+                tracing::warn!(%error, "new upstream credentials not taken, keeping the old ones");
+            }
+        }
+    }
+
+    /// How long the proxy's client certificate is valid, if it has one.
+    pub fn certificate(&self) -> Option<Validity> {
+        self.current().certificate()
+    }
+
+    /// Returns the `User-Agent` that the proxy gives itself.
+    pub fn user_agent(&self) -> String {
+        let given = &self.shared.options.user_agent;
+        if given.is_empty() {
+            concat!("watershed/", env!("CARGO_PKG_VERSION")).to_owned()
+        } else {
+            given.clone()
+        }
+    }
+
+    /// The credentials of this moment.
+    pub fn current(&self) -> Arc<Credentials> {
+        self.shared.current.load_full()
+    }
+
+    /// Connects to the first address that accepts, with the client certificate, if there is one.
+    ///
+    /// The connection belongs to the caller alone: no HTTP has been spoken on it yet.
+    pub async fn connect(&self, http1_only: bool) -> Result<Dialed, ConnectError> {
+        let credentials = self.current();
+        Dialer::default()
+            .dial(&credentials, TlsIdentity::Own, http1_only, None)
+            .await
+    }
+
+    /// Returns the headers that say who asks: the token, and whom it acts as.
+    ///
+    /// Tokens expire, so the headers are good for minutes only.
+    pub async fn authorization(&self) -> Result<HeaderMap, ConnectError> {
+        self.current().authorize(HeaderMap::new()).await
+    }
+}
+
+impl std::fmt::Debug for ApiServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ApiServer")
+            .field("from", &self.current().source())
+            .finish_non_exhaustive()
+    }
+}
+
+struct ApiServerShared {
+    options: ConnectOptions,
+    current: ArcSwap<Credentials>,
+    /// One rebuild at a time.
+    rebuilding: tokio::sync::Mutex<()>,
+}

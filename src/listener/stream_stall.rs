@@ -1,0 +1,146 @@
+//! Resets HTTP/2 streams whose client reads nothing of the answer.
+//!
+//! The other streams of the connection go on.
+
+use std::cell::Cell;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use hyper::rt::Executor;
+use pin_project_lite::pin_project;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::metrics;
+
+tokio::task_local! {
+    /// The progress of the stream whose task is polled.
+    static PROGRESS: Cell<StreamProgress>;
+}
+
+/// Progress of an answer's body during one poll of its stream.
+///
+/// hyper asks for the next chunk only when the client's window and the stream's buffer have room.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum StreamProgress {
+    /// The body was not polled: a chunk still waits if one did before.
+    Unchanged,
+    /// The next chunk was asked for: none waits.
+    Requested,
+    /// A chunk was handed out and waits for the client.
+    HandedOut,
+}
+
+/// Runs HTTP/2 streams, each until its client has read nothing for too long.
+///
+/// Dropping a stream's task resets the stream.
+#[derive(Clone, Debug)]
+pub(super) struct StreamExecutor {
+    pub(super) stall: Duration,
+}
+
+pin_project! {
+    /// The task of one stream.
+    struct StreamTask<F> {
+        #[pin]
+        inner: F,
+        stall: Duration,
+        // Set only while a chunk waits for the client, so that idle watches have none.
+        timer: Option<Pin<Box<Sleep>>>,
+    }
+}
+
+impl StreamProgress {
+    /// Returns `true` in the task of an HTTP/2 stream. HTTP/1 has none.
+    pub(super) fn is_tracked() -> bool {
+        PROGRESS.try_with(|_| ()).is_ok()
+    }
+
+    /// Records the progress for the stream of this task. Does nothing on HTTP/1.
+    pub(super) fn report(self) {
+        let _ = PROGRESS.try_with(|progress| progress.set(self));
+    }
+}
+
+impl<F: Future<Output = ()>> Future for StreamTask<F> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let this = self.project();
+        let (polled, progress) = PROGRESS.sync_scope(Cell::new(StreamProgress::Unchanged), || {
+            (this.inner.poll(context), PROGRESS.with(Cell::get))
+        });
+        if polled.is_ready() {
+            return Poll::Ready(());
+        }
+        match progress {
+            StreamProgress::Unchanged => {}
+            StreamProgress::Requested => *this.timer = None,
+            StreamProgress::HandedOut if this.stall.is_zero() => {}
+            StreamProgress::HandedOut => {
+                let until = Instant::now() + *this.stall;
+                this.timer
+                    .get_or_insert_with(|| Box::pin(sleep_until(until)))
+                    .as_mut()
+                    .reset(until);
+            }
+        }
+        let Some(timer) = this.timer else {
+            return Poll::Pending;
+        };
+        ready!(timer.as_mut().poll(context));
+        metrics::answer_cut();
+        tracing::debug!("stream reset: the client reads nothing of the answer");
+        Poll::Ready(())
+    }
+}
+
+impl<F> Executor<F> for StreamExecutor
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    fn execute(&self, stream: F) {
+        tokio::spawn(StreamTask {
+            inner: stream,
+            stall: self.stall,
+            timer: None,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use super::*;
+
+    const STALL: Duration = Duration::from_secs(10);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stalled_reader_is_cut_and_one_that_asks_for_the_next_chunk_is_not() {
+        for (then, cut) in [
+            (StreamProgress::Unchanged, true),
+            (StreamProgress::HandedOut, true),
+            (StreamProgress::Requested, false),
+        ] {
+            let mut told = [StreamProgress::HandedOut, then].into_iter();
+            let inner = poll_fn(move |context| {
+                if let Some(progress) = told.next() {
+                    progress.report();
+                    context.waker().wake_by_ref();
+                }
+                Poll::Pending
+            });
+            let begun = Instant::now();
+            let stream = StreamTask {
+                inner,
+                stall: STALL,
+                timer: None,
+            };
+            let ended = tokio::time::timeout(STALL * 2, stream).await.is_ok();
+            assert_eq!(ended, cut, "{then:?}");
+            assert!(begun.elapsed() >= STALL);
+        }
+        assert!(!StreamProgress::is_tracked());
+    }
+}

@@ -1,0 +1,121 @@
+//! Timeouts of one connection: idle, slow request head, stalled reader.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::time::{Instant, Sleep, sleep};
+
+use super::activity::Activity;
+use super::limits::ConnectionLimits;
+use super::metrics::Cut;
+
+/// Shortest interval between two checks.
+const MIN_INTERVAL: Duration = Duration::from_millis(10);
+
+/// The action that a timeout asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TimeoutAction {
+    /// Shut the connection down gracefully: it is idle.
+    ShutDown,
+    /// Drop the connection.
+    Cut(Cut),
+}
+
+/// Watches over one connection.
+///
+/// It has one timer for all timeouts, as there are many connections.
+pub(super) struct ConnectionTimeouts<'a> {
+    activity: &'a Activity,
+    limits: &'a ConnectionLimits,
+    phase: ShutdownPhase,
+    timer: Pin<Box<Sleep>>,
+}
+
+/// Progress of a connection's shutdown.
+#[derive(Clone, Copy)]
+enum ShutdownPhase {
+    Open,
+    /// It was idle and asked to end. It is cut at this moment if nothing runs on it.
+    Idle(Instant),
+    /// The drain asked it to end, and also cuts it.
+    Draining,
+}
+
+impl<'a> ConnectionTimeouts<'a> {
+    pub(super) fn new(activity: &'a Activity, limits: &'a ConnectionLimits) -> Self {
+        Self {
+            activity,
+            limits,
+            phase: ShutdownPhase::Open,
+            timer: Box::pin(sleep(Duration::ZERO)),
+        }
+    }
+
+    /// Notes that the drain has begun. Returns `true` if the connection was not asked to end yet.
+    pub(super) fn drain(&mut self) -> bool {
+        let open = matches!(self.phase, ShutdownPhase::Open);
+        if open {
+            self.phase = ShutdownPhase::Draining;
+        }
+        open
+    }
+
+    /// Completes when an action is due. It may be polled again after [`TimeoutAction::ShutDown`].
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<TimeoutAction> {
+        if self.activity.is_resetting(context) {
+            return Poll::Ready(TimeoutAction::Cut(Cut::Resets));
+        }
+        loop {
+            // Timeouts that begin meanwhile are due later than the timer.
+            ready!(self.timer.as_mut().poll(context));
+            match self.look(Instant::now()) {
+                Ok(next) => self.timer.as_mut().reset(next),
+                Err(due) => return Poll::Ready(due),
+            }
+        }
+    }
+
+    /// Returns the time of the next check, or the action that is due as an error.
+    fn look(&mut self, now: Instant) -> Result<Instant, TimeoutAction> {
+        let ConnectionLimits {
+            idle, head, stall, ..
+        } = *self.limits;
+        let mut next = now + idle.max(MIN_INTERVAL);
+        let mut watch = |at: Option<Instant>, limit: Duration, cut| match at {
+            Some(at) if at <= now => Err(TimeoutAction::Cut(cut)),
+            at => {
+                next = next.min(at.unwrap_or(now + limit.max(MIN_INTERVAL)));
+                Ok(())
+            }
+        };
+        if self.activity.is_http1() {
+            watch(self.activity.head_at(self.limits), head, Cut::Head)?;
+        }
+        if !stall.is_zero() {
+            watch(self.activity.stalled_at(self.limits), stall, Cut::Stall)?;
+        }
+        let busy = self.activity.is_busy();
+        match self.phase {
+            // A busy connection is not idle: check again after a whole idle time.
+            ShutdownPhase::Open if busy => {}
+            ShutdownPhase::Open => match self.activity.idle_at(self.limits) {
+                at if at <= now => {
+                    self.phase = ShutdownPhase::Idle(now + idle);
+                    return Err(TimeoutAction::ShutDown);
+                }
+                at => next = next.min(at),
+            },
+            // The client sent half a head, or does not read the last bytes of an answer.
+            ShutdownPhase::Idle(until) if until <= now && !busy => {
+                return Err(TimeoutAction::Cut(Cut::Idle));
+            }
+            ShutdownPhase::Idle(until) if until <= now => {
+                self.phase = ShutdownPhase::Idle(now + idle)
+            }
+            ShutdownPhase::Idle(until) => next = next.min(until),
+            ShutdownPhase::Draining => {}
+        }
+        Ok(next)
+    }
+}

@@ -1,0 +1,63 @@
+//! Classes of requests, which decide what may share a connection.
+
+const WATCH: Windows = Windows {
+    streams: 100,
+    stream: MIB,
+    connection: 128 * MIB,
+};
+const SHORT: Windows = Windows {
+    streams: 100,
+    stream: MIB / 2,
+    connection: 64 * MIB,
+};
+/// Fewer and smaller streams: bytes that a client does not read are held in memory here.
+const LONG_FORWARD: Windows = Windows {
+    streams: 50,
+    stream: MIB / 4,
+    connection: 16 * MIB,
+};
+const MIB: u32 = 1024 * 1024;
+
+// Invariant: streams that nobody reads leave room on their connection.
+const _: () = assert!(WATCH.is_roomy() && SHORT.is_roomy() && LONG_FORWARD.is_roomy());
+
+/// Requests that may share connections.
+///
+/// Long ones, which a client may read slowly, are apart from short ones that everybody waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectionClass {
+    /// The proxy's own watches and lists.
+    Watch,
+    /// Short requests, own or forwarded (on connections of their own each).
+    Short,
+    /// Forwarded watches and logs, read as fast or slowly as a client likes.
+    LongForward,
+}
+
+impl ConnectionClass {
+    pub(super) const fn windows(self) -> &'static Windows {
+        match self {
+            ConnectionClass::Watch => &WATCH,
+            ConnectionClass::Short => &SHORT,
+            ConnectionClass::LongForward => &LONG_FORWARD,
+        }
+    }
+}
+
+/// Limits of an HTTP/2 connection of one class.
+pub(super) struct Windows {
+    /// Streams; kube-apiserver's default limit is 100.
+    pub(super) streams: usize,
+    /// Bytes that upstream may send ahead on a stream.
+    pub(super) stream: u32,
+    /// Bytes that upstream may send ahead on the connection.
+    ///
+    /// More than on all streams together: streams that nobody reads never block the others.
+    pub(super) connection: u32,
+}
+
+impl Windows {
+    const fn is_roomy(&self) -> bool {
+        self.streams * (self.stream as usize) < self.connection as usize
+    }
+}

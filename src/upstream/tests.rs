@@ -1,0 +1,3 @@
+//! Tests of the proxy's own requests against a small API server.
+
+mod credentials;
