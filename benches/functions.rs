@@ -1,6 +1,6 @@
 //! The pure modules, function by function: what is done once for each object, event, read or watch.
 //!
-//! `cargo bench --bench functions -- FILTER`; docs/benchmarks.md says what is measured.
+//! `cargo bench --bench functions -- FILTER`; docs/benchmarks.md describes them.
 #![allow(
     missing_docs,
     clippy::expect_used,
@@ -90,7 +90,7 @@ fn layout() -> Layout {
     }
 }
 
-/// So many objects, which share their bytes until a snapshot holds them.
+/// Makes objects that share their bytes until a snapshot holds them.
 fn objects(count: usize) -> Vec<Arc<StoredObject>> {
     let (fields, bytes) = (pods(), layout().format.item_bytes(&pod_json(0, 1)));
     let object = |number: usize| {
@@ -126,7 +126,7 @@ fn snapshot(objects: &[Arc<StoredObject>], layout: Layout) -> Snapshot {
     Snapshot::new(ResourceVersion(objects.len() as u64), layout, copies)
 }
 
-/// A scope that holds these.
+/// Makes a store that holds these.
 fn scope(objects: &[Arc<StoredObject>]) -> (StoreWriter, StoreReader) {
     let (mut writer, reader) = store::new(WindowLimits {
         age: Duration::from_mins(5),
@@ -136,10 +136,10 @@ fn scope(objects: &[Arc<StoredObject>]) -> (StoreWriter, StoreReader) {
     (writer, reader)
 }
 
-/// Changes of objects that are there, without an end.
+/// An endless source of changes of existing objects.
 struct Changes<'a> {
     all: &'a [Arc<StoredObject>],
-    /// That of any event.
+    /// The frame of every change.
     frame: Bytes,
     version: u64,
 }
@@ -154,7 +154,7 @@ impl<'a> Changes<'a> {
         }
     }
 
-    /// The next version, of whichever object's turn it is.
+    /// Modifies the next object.
     fn modify(&mut self) -> (Frame, StoredObject) {
         let number = (self.version as usize).wrapping_mul(7919) % self.all.len();
         self.change(number, EventKind::Modified)

@@ -1,8 +1,7 @@
-//! Figures as people read them: medians, digits that matter, tables.
+//! Figures for people: medians, rounded numbers, tables.
 use std::fmt::{Display, Write as _};
 
-/// The middle of several rounds, which one disturbed round does not move: halfway between two,
-/// `None` of nothing.
+/// Returns the median, which one disturbed round does not move. `None` without values.
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
@@ -14,7 +13,7 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     }
 }
 
-/// Three digits that matter.
+/// Formats a number with three significant digits, and without decimals from 100 on.
 pub fn three_digits(value: f64) -> String {
     let digits = match value.abs() {
         v if v >= 100.0 => 0,
@@ -25,7 +24,7 @@ pub fn three_digits(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// 1234567 → `1,234,567`.
+/// Formats a whole number with separators between thousands: `1,234,567`.
 pub fn grouped(number: impl Display) -> String {
     let digits = number.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
@@ -38,22 +37,17 @@ pub fn grouped(number: impl Display) -> String {
     out
 }
 
-/// Lines of as many cells each as a Markdown table that is also readable as it is. The first line
-/// is the head; the first two columns are words, the others figures.
+/// Formats a Markdown table with aligned columns.
+///
+/// All lines have the same number of cells, and the first line is the head. The first two columns
+/// are aligned to the left, as they are words, and the others to the right.
 pub fn markdown_table(lines: &[Vec<String>]) -> String {
     let columns = lines.first().map_or(0, Vec::len);
-    let width = |column: usize| {
-        lines
-            .iter()
-            .map(|line| line[column].chars().count())
-            .max()
-            .unwrap_or(0)
-    };
-    let widths: Vec<_> = (0..columns).map(width).collect();
+    let widths: Vec<_> = (0..columns).map(|column| width(lines, column)).collect();
     let mut out = String::new();
     for (number, line) in lines.iter().enumerate() {
         for (column, (cell, &width)) in line.iter().zip(&widths).enumerate() {
-            // A String takes whatever comes.
+            // Writing to a String cannot fail.
             let _ = if column < 2 {
                 write!(out, "| {cell:<width$} ")
             } else {
@@ -74,4 +68,10 @@ pub fn markdown_table(lines: &[Vec<String>]) -> String {
         }
     }
     out
+}
+
+/// Returns the number of characters of a column's longest cell.
+fn width(lines: &[Vec<String>], column: usize) -> usize {
+    let cells = lines.iter().map(|line| line[column].chars().count());
+    cells.max().unwrap_or(0)
 }

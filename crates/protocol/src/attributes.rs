@@ -1,4 +1,5 @@
-//! What a selector can ask of an object, packed small because every cached object carries one.
+//! The values that selectors need of an object. They are packed, because every cached object has
+//! them.
 use std::fmt;
 
 /// Width of one entry of the offset table.

@@ -1,7 +1,9 @@
-//! Continue tokens: where the next page of a list begins.
+//! Continue tokens: the start of the next page of a list.
 //!
 //! Upstream's own encoding, so that a token from here works there and at every replica.
 //! Source: `apiserver/pkg/storage/continue.go` (DecodeContinue, EncodeContinue).
+use std::borrow::Cow;
+
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
@@ -12,54 +14,63 @@ const API_VERSION: &str = "meta.k8s.io/v1";
 /// A key and its quotes fit many times over; upstream's keys are below 1 KiB.
 const MAX_BYTES: usize = 16 * 1024;
 
-/// A place in a list that was begun at a version.
+/// A position in a list that was begun at a version.
+///
+/// ```
+/// use watershed_protocol::{ContinueToken, ResourceVersion};
+///
+/// let token = ContinueToken { version: ResourceVersion(287), after: "shop/web-1".to_owned() };
+/// assert_eq!(ContinueToken::decode(&token.encode()), Some(token));
+/// assert_eq!(ContinueToken::decode("not a token"), None);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContinueToken {
     /// The version of the list's first page, which all its pages share.
     pub version: ResourceVersion,
-    /// The key after which the page begins, without what the URL says already: `namespace/name` for
-    /// a list over all namespaces, else `name`.
+    /// The key after which the page begins: `namespace/name` for a list over all namespaces, else
+    /// `name`.
     pub after: String,
 }
 
 #[derive(Deserialize, Serialize)]
-struct Wire<'a> {
-    v: std::borrow::Cow<'a, str>,
+struct TokenJson<'a> {
+    v: Cow<'a, str>,
     rv: i64,
-    start: std::borrow::Cow<'a, str>,
+    start: Cow<'a, str>,
 }
 
 impl ContinueToken {
-    /// Reads a token. `None` for what upstream refuses, for tokens that ask for the newest state
-    /// (`rv` below zero), and for whatever does not begin right after a key: those are upstream's
-    /// to answer.
+    /// Parses a token. Returns `None` if upstream has to answer the request.
+    ///
+    /// Upstream answers tokens that it refuses, tokens that ask for the newest state (`rv` below
+    /// zero), and tokens that do not begin right after a key.
     pub fn decode(text: &str) -> Option<Self> {
         if text.len() > MAX_BYTES {
             return None;
         }
-        let json = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
-        let wire: Wire<'_> = serde_json::from_slice(&json).ok()?;
-        let version = u64::try_from(wire.rv).ok().filter(|&version| version > 0)?;
+        let decoded = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
+        let json: TokenJson<'_> = serde_json::from_slice(&decoded).ok()?;
+        let version = u64::try_from(json.rv).ok().filter(|&version| version > 0)?;
         // From memory upstream writes the slash after the list's prefix, from etcd it does not.
-        let start = wire.start.strip_prefix('/').unwrap_or(&wire.start);
+        let start = json.start.strip_prefix('/').unwrap_or(&json.start);
         let after = start.strip_suffix('\0')?;
         let plain =
             |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains('\0');
-        let clean = wire.v == API_VERSION && after.split('/').all(plain);
+        let clean = json.v == API_VERSION && after.split('/').all(plain);
         clean.then(|| Self {
             version: ResourceVersion(version),
             after: after.to_owned(),
         })
     }
 
-    /// Writes the token as upstream does from memory.
+    /// Encodes the token as upstream's watch cache does.
     pub fn encode(&self) -> String {
-        let wire = Wire {
+        let json = TokenJson {
             v: API_VERSION.into(),
             rv: i64::try_from(self.version.0).unwrap_or(i64::MAX),
             start: format!("/{}\0", self.after).into(),
         };
-        BASE64_URL_SAFE_NO_PAD.encode(serde_json::to_vec(&wire).unwrap_or_default())
+        BASE64_URL_SAFE_NO_PAD.encode(serde_json::to_vec(&json).unwrap_or_default())
     }
 }
 

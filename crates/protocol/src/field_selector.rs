@@ -16,7 +16,7 @@ pub struct FieldSelector {
 pub struct FieldRequirement {
     /// The field's label, for example `spec.nodeName`; written without escapes.
     pub field: String,
-    /// How the field is compared with `value`.
+    /// The comparison of the field with `value`.
     pub operator: FieldOperator,
     /// The value, with its escapes resolved. A field an object lacks compares as the empty value.
     pub value: String,
@@ -61,13 +61,14 @@ impl FieldSelector {
         Self { requirements }
     }
 
-    /// Whether every object is selected.
+    /// Returns true if every object is selected.
     pub fn is_everything(&self) -> bool {
         self.requirements.is_empty()
     }
 
-    /// Whether fields, given as a look-up by label, satisfy every requirement. The look-up answers
-    /// the empty string for a field the object lacks.
+    /// Returns true if fields, given as a look-up by label, satisfy every requirement.
+    ///
+    /// The look-up returns the empty string for a field that the object lacks.
     pub fn matches<'a>(&self, get: impl Fn(&str) -> &'a str) -> bool {
         self.requirements.iter().all(|requirement| {
             let equal = get(&requirement.field) == requirement.value;

@@ -1,4 +1,4 @@
-//! gzip as upstream does it: who gets it, at which level, and in which pieces.
+//! gzip as upstream does it: negotiation, level and members.
 use std::cell::RefCell;
 
 use bytes::{Bytes, BytesMut};
@@ -15,10 +15,10 @@ pub const GZIP_LEVEL: Compression = Compression::new(1);
 const WINDOW_BITS: u8 = 15;
 
 thread_local! {
-    /// A compressor's state takes hundreds of kilobytes: one for each thread is used again and
-    /// again, and none is held by a watch that is waiting.
+    /// Compressor of whole members. Its state takes hundreds of kilobytes, so each thread has one,
+    /// and a waiting watch holds none.
     static COMPRESSOR: RefCell<Compress> = RefCell::new(Compress::new_gzip(GZIP_LEVEL, WINDOW_BITS));
-    /// The same for what lies within a member.
+    /// Compressor of pieces of members.
     static DEFLATER: RefCell<Compress> = RefCell::new(Compress::new(GZIP_LEVEL, false));
 }
 
@@ -27,22 +27,21 @@ const HEAD: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 255];
 /// An empty last block, with fixed codes, that begins on a byte (RFC 1951, 3.2.3).
 const LAST_BLOCK: [u8; 2] = [3, 0];
 
-/// A piece of a member: bytes compressed by themselves, and what the member's trailer must know of
-/// them.
+/// A piece of a member: compressed bytes, and their part of the member's trailer.
 ///
-/// It refers to nothing before it and ends on a byte, so that it can stand anywhere in any member.
+/// It refers to no bytes before it and ends on a byte boundary, so it can be anywhere in any member.
 #[derive(Debug)]
 pub struct Deflated {
     /// Blocks of deflate (RFC 1951), none of them the last.
     pub bytes: Bytes,
     checksum: u32,
-    /// What its length does to the checksum of what stands before it. To find it costs most of what
-    /// joining two checksums does, and each piece is joined again for each client.
+    /// The effect of its length on the checksum of the data before it. Computing it is most of the
+    /// work of joining two checksums, and each piece is joined again for each client.
     shift: u32,
     length: u32,
 }
 
-/// The checksum and length of a member that is put together of pieces.
+/// The checksum and length of a member that consists of pieces.
 #[derive(Debug)]
 pub struct GzipMember {
     checksum: u32,
@@ -69,7 +68,7 @@ impl Deflated {
         }
     }
 
-    /// A piece of a few bytes as they are (RFC 1951, 3.2.4): made without a compressor.
+    /// Creates a piece with one uncompressed byte (RFC 1951, 3.2.4).
     pub fn stored(data: &'static [u8; 1]) -> Self {
         Self::new(vec![0, 1, 0, 0xfe, 0xff, data[0]].into(), data)
     }
@@ -100,8 +99,9 @@ impl GzipMember {
     }
 }
 
-/// Whether the client takes gzip, as upstream reads the header: the first line, and a clause that
-/// is `gzip` and nothing else.
+/// Returns true if the client accepts gzip.
+///
+/// As upstream, it reads the first header line only, and a clause must be exactly `gzip`.
 /// Source: `apiserver/pkg/endpoints/handlers/responsewriters/compression.go`
 /// (ContentEncodingSupported).
 pub fn accepts_gzip(headers: &HeaderMap) -> bool {
@@ -111,12 +111,13 @@ pub fn accepts_gzip(headers: &HeaderMap) -> bool {
     accepted.is_some_and(|accepted| accepted.split(',').any(|clause| clause.trim() == "gzip"))
 }
 
-/// One whole member of gzip, never empty. Members one after another are what they hold one after
-/// another (RFC 1952, 2.2): so upstream lets each flush of a watch end one.
+/// Compresses data to one whole member of gzip, which is never empty.
+///
+/// Members can follow each other (RFC 1952, 2.2), and upstream ends one at each flush of a watch.
 /// Source: `apiserver/pkg/endpoints/handlers/watch.go` (perFlushGzipWriter).
 ///
-/// As there, a flush comes before the end. Go's reader would else keep the last bytes of a member
-/// to itself until the next one begins, and every Go client would be one event late.
+/// As upstream, it flushes before the end. Otherwise Go's reader would keep the last bytes of a
+/// member until the next one begins, and every Go client would be one event late.
 pub fn gzip_member(data: &[u8]) -> Bytes {
     COMPRESSOR.with_borrow_mut(|compressor| {
         compress(
@@ -241,8 +242,7 @@ mod tests {
         }
     }
 
-    /// What reads gzip besides flate2 here and Go in `tests/real`: Python, zlib by itself, and
-    /// GNU.
+    /// Programs that read gzip, besides flate2 here and Go in `tests/real`: Python, zlib and GNU.
     const OTHERS: [(&str, &[&str]); 3] = [
         (
             "python3",
@@ -262,7 +262,7 @@ mod tests {
         ("gzip", &["-dc"]),
     ];
 
-    /// What a program makes of a member; `None` where there is no such program.
+    /// Returns a program's output for a member; `None` if there is no such program.
     fn read_by(program: &str, arguments: &[&str], member: &[u8]) -> Option<Vec<u8>> {
         let mut input = tempfile::tempfile().unwrap();
         input.write_all(member).unwrap();

@@ -5,13 +5,25 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// A selector upstream would refuse, or one not certainly understood. It carries no text for the
-/// client: the request is forwarded and upstream refuses it in its own words.
+/// A selector that upstream would refuse, or whose meaning is not certain.
+///
+/// It has no text for the client. The request is forwarded, and upstream refuses it in its own
+/// words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("selector not understood: {0}")]
 pub struct InvalidSelector(pub(super) &'static str);
 
-/// A conjunction of requirements on an object's labels.
+/// Requirements on an object's labels, all of which must hold.
+///
+/// ```
+/// use watershed_protocol::LabelSelector;
+///
+/// let selector = LabelSelector::parse("app in (web,api),!canary")?;
+/// assert!(selector.matches(|key| (key == "app").then_some("web")));
+/// assert!(!selector.matches(|_| None));
+/// assert!(LabelSelector::parse("app in web").is_err());
+/// # Ok::<(), watershed_protocol::InvalidSelector>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LabelSelector {
     requirements: Vec<LabelRequirement>,
@@ -22,7 +34,7 @@ pub struct LabelSelector {
 pub struct LabelRequirement {
     /// The label's key, with its prefix.
     pub key: String,
-    /// How the label's value is compared with `values`.
+    /// The comparison of the label's value with `values`.
     pub operator: LabelOperator,
     /// Distinct values in byte order: none for `Exists` and `DoesNotExist`, at least one for `In`
     /// and `NotIn`, exactly one otherwise.
@@ -53,13 +65,13 @@ pub enum LabelOperator {
 }
 
 impl LabelSelector {
-    /// Reads the value of a `labelSelector` parameter.
+    /// Parses the value of a `labelSelector` parameter.
     pub fn parse(text: &str) -> Result<Self, InvalidSelector> {
-        // Upstream's lexer takes a NUL for the end of a token; nobody means that.
+        // Upstream's lexer takes a NUL as the end of a token.
         if text.contains('\0') {
             return Err(InvalidSelector("a NUL character"));
         }
-        let mut requirements = Parser {
+        let mut requirements = SelectorParser {
             tokens: scan(text),
             position: 0,
         }
@@ -68,17 +80,17 @@ impl LabelSelector {
         Ok(Self { requirements })
     }
 
-    /// The requirements in the order of their keys, as upstream hands them to authorizers.
+    /// Returns the requirements ordered by key, as upstream gives them to authorizers.
     pub fn requirements(&self) -> &[LabelRequirement] {
         &self.requirements
     }
 
-    /// Whether every object is selected.
+    /// Returns true if every object is selected.
     pub fn is_everything(&self) -> bool {
         self.requirements.is_empty()
     }
 
-    /// Whether labels, given as a look-up by key, satisfy every requirement.
+    /// Returns true if labels, given as a look-up by key, satisfy every requirement.
     pub fn matches<'a>(&self, get: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.requirements
             .iter()
@@ -86,23 +98,16 @@ impl LabelSelector {
     }
 }
 
-/// As upstream writes it (`Requirement.String`), so that it can be read again.
+/// Writes the selector as upstream does (`Requirement.String`), so that it can be parsed again.
 impl fmt::Display for LabelSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (
-            index,
-            LabelRequirement {
-                key,
-                operator,
-                values,
-            },
-        ) in self.requirements.iter().enumerate()
-        {
+        for (index, requirement) in self.requirements.iter().enumerate() {
             if index > 0 {
                 f.write_str(",")?;
             }
-            let values = values.join(",");
-            match operator {
+            let key = &requirement.key;
+            let values = requirement.values.join(",");
+            match requirement.operator {
                 LabelOperator::In => write!(f, "{key} in ({values})"),
                 LabelOperator::NotIn => write!(f, "{key} notin ({values})"),
                 LabelOperator::Exists => f.write_str(key),
@@ -119,12 +124,13 @@ impl fmt::Display for LabelSelector {
 }
 
 impl LabelRequirement {
-    /// The number that the value is compared with, of those that are.
+    /// Returns the number of a requirement that compares numbers.
     pub(super) fn bound(&self) -> Option<i64> {
         self.values.first()?.parse().ok()
     }
 
-    /// Whether the value of the requirement's key (`None`: the object lacks it) satisfies it.
+    /// Returns true if a value of the key satisfies the requirement. `None`: the object lacks the
+    /// key.
     pub fn matches(&self, value: Option<&str>) -> bool {
         use LabelOperator as Op;
         let listed = |value: &str| self.values.iter().any(|v| v == value);
@@ -172,7 +178,7 @@ impl LabelRequirement {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Token<'a> {
+enum SelectorToken<'a> {
     /// A key or value, or one of the keywords `in` and `notin`: the parser knows which it expects.
     Word(&'a str),
     /// One of `= == != ! ( ) , > <`.
@@ -181,43 +187,43 @@ enum Token<'a> {
 }
 
 /// Cuts the text into tokens; the last one, and only that, is `End`.
-fn scan(text: &str) -> Vec<Token<'_>> {
+fn scan(text: &str) -> Vec<SelectorToken<'_>> {
     const SYMBOLS: [char; 7] = ['=', '!', '(', ')', ',', '>', '<'];
     const BLANKS: [char; 4] = [' ', '\t', '\r', '\n'];
     let mut tokens = Vec::new();
     let mut rest = text.trim_start_matches(BLANKS);
     while !rest.is_empty() {
         let (token, tail) = if rest.starts_with("==") || rest.starts_with("!=") {
-            (Token::Symbol(&rest[..2]), &rest[2..])
+            (SelectorToken::Symbol(&rest[..2]), &rest[2..])
         } else if rest.starts_with(SYMBOLS) {
-            (Token::Symbol(&rest[..1]), &rest[1..])
+            (SelectorToken::Symbol(&rest[..1]), &rest[1..])
         } else {
             let end = rest
                 .find(|c| SYMBOLS.contains(&c) || BLANKS.contains(&c))
                 .unwrap_or(rest.len());
-            (Token::Word(&rest[..end]), &rest[end..])
+            (SelectorToken::Word(&rest[..end]), &rest[end..])
         };
         tokens.push(token);
         rest = tail.trim_start_matches(BLANKS);
     }
-    tokens.push(Token::End);
+    tokens.push(SelectorToken::End);
     tokens
 }
 
-struct Parser<'a> {
-    tokens: Vec<Token<'a>>,
+struct SelectorParser<'a> {
+    tokens: Vec<SelectorToken<'a>>,
     position: usize,
 }
 
-impl<'a> Parser<'a> {
-    fn peek(&self) -> Token<'a> {
+impl<'a> SelectorParser<'a> {
+    fn peek(&self) -> SelectorToken<'a> {
         self.tokens
             .get(self.position)
             .copied()
-            .unwrap_or(Token::End)
+            .unwrap_or(SelectorToken::End)
     }
 
-    fn next(&mut self) -> Token<'a> {
+    fn next(&mut self) -> SelectorToken<'a> {
         let token = self.peek();
         self.position += 1;
         token
@@ -225,25 +231,25 @@ impl<'a> Parser<'a> {
 
     fn selector(&mut self) -> Result<Vec<LabelRequirement>, InvalidSelector> {
         let mut requirements = Vec::new();
-        if self.peek() == Token::End {
+        if self.peek() == SelectorToken::End {
             return Ok(requirements);
         }
         loop {
             requirements.push(self.requirement()?);
             match self.next() {
-                Token::End => return Ok(requirements),
-                Token::Symbol(",") => {}
+                SelectorToken::End => return Ok(requirements),
+                SelectorToken::Symbol(",") => {}
                 _ => return Err(InvalidSelector("expected a comma or the end")),
             }
         }
     }
 
     fn requirement(&mut self) -> Result<LabelRequirement, InvalidSelector> {
-        let negated = self.peek() == Token::Symbol("!");
+        let negated = self.peek() == SelectorToken::Symbol("!");
         if negated {
             self.next();
         }
-        let Token::Word(key) = self.next() else {
+        let SelectorToken::Word(key) = self.next() else {
             return Err(InvalidSelector("expected a key"));
         };
         if !is_label_key(key) {
@@ -252,17 +258,17 @@ impl<'a> Parser<'a> {
         if negated {
             return LabelRequirement::checked(key, LabelOperator::DoesNotExist, BTreeSet::new());
         }
-        if matches!(self.peek(), Token::End | Token::Symbol(",")) {
+        if matches!(self.peek(), SelectorToken::End | SelectorToken::Symbol(",")) {
             return LabelRequirement::checked(key, LabelOperator::Exists, BTreeSet::new());
         }
         let operator = match self.next() {
-            Token::Word("in") => LabelOperator::In,
-            Token::Word("notin") => LabelOperator::NotIn,
-            Token::Symbol("=") => LabelOperator::Equals,
-            Token::Symbol("==") => LabelOperator::DoubleEquals,
-            Token::Symbol("!=") => LabelOperator::NotEquals,
-            Token::Symbol(">") => LabelOperator::GreaterThan,
-            Token::Symbol("<") => LabelOperator::LessThan,
+            SelectorToken::Word("in") => LabelOperator::In,
+            SelectorToken::Word("notin") => LabelOperator::NotIn,
+            SelectorToken::Symbol("=") => LabelOperator::Equals,
+            SelectorToken::Symbol("==") => LabelOperator::DoubleEquals,
+            SelectorToken::Symbol("!=") => LabelOperator::NotEquals,
+            SelectorToken::Symbol(">") => LabelOperator::GreaterThan,
+            SelectorToken::Symbol("<") => LabelOperator::LessThan,
             _ => return Err(InvalidSelector("expected an operator")),
         };
         let values = match operator {
@@ -274,32 +280,32 @@ impl<'a> Parser<'a> {
 
     /// A value, or nothing at all, which is the empty value.
     fn single_value(&mut self) -> Result<&'a str, InvalidSelector> {
-        if matches!(self.peek(), Token::End | Token::Symbol(",")) {
+        if matches!(self.peek(), SelectorToken::End | SelectorToken::Symbol(",")) {
             return Ok("");
         }
         match self.next() {
-            Token::Word(value) => Ok(value),
+            SelectorToken::Word(value) => Ok(value),
             _ => Err(InvalidSelector("expected a value")),
         }
     }
 
     /// `(a,b)`. Between two commas, and between a comma and a parenthesis, stands the empty value.
     fn value_set(&mut self) -> Result<BTreeSet<&'a str>, InvalidSelector> {
-        if self.next() != Token::Symbol("(") {
+        if self.next() != SelectorToken::Symbol("(") {
             return Err(InvalidSelector("expected an opening parenthesis"));
         }
         let mut values = BTreeSet::new();
         loop {
             values.insert(match self.peek() {
-                Token::Word(value) => {
+                SelectorToken::Word(value) => {
                     self.next();
                     value
                 }
                 _ => "",
             });
             match self.next() {
-                Token::Symbol(",") => {}
-                Token::Symbol(")") => return Ok(values),
+                SelectorToken::Symbol(",") => {}
+                SelectorToken::Symbol(")") => return Ok(values),
                 _ => return Err(InvalidSelector("expected a comma or a closing parenthesis")),
             }
         }

@@ -1,4 +1,41 @@
-//! The words everybody speaks: Kubernetes' names, parameters and wire forms. No IO, no locks.
+//! The Kubernetes API as it is on the wire: names, parameters, selectors and encodings.
+//!
+//! The crate does no IO, takes no locks and needs no async runtime. It follows kube-apiserver: each
+//! module names the sources of the rules it repeats. Requests that upstream refuses, or whose
+//! meaning is not certain, come out as an error, `None` or an `Invalid` variant. A proxy forwards
+//! them, and upstream answers in its own words.
+//!
+//! # Map
+//!
+//! | module | content |
+//! |---|---|
+//! | `request_info`, `resource` | a URL's verb, type, namespace and name: [`RequestInfo`] |
+//! | `list_options`, `continue_token`, `version` | the state a read asks for: [`ListOptions`] |
+//! | `label_selector`, `field_selector`, `selection` | the selected objects: [`Selection`] |
+//! | `fields`, `attributes` | the values that selectors need of an object: [`FieldTable`] |
+//! | `media`, `gzip` | content negotiation and compression: [`acceptable`], [`deflate`] |
+//! | `encoding` | objects, lists and watch events as bytes: [`scan`], [`WireFormat`] |
+//! | `status` | failures in upstream's words: [`Status`] |
+//!
+//! # Example
+//!
+//! ```
+//! use http::Method;
+//! use watershed_protocol::{LabelSelector, ListOptions, ListRead, RequestInfo, Verb};
+//!
+//! let query = Some("labelSelector=app%3Dweb&resourceVersion=0");
+//! let info = RequestInfo::parse(&Method::GET, "/api/v1/namespaces/shop/pods", query);
+//! assert_eq!(info.verb, Verb::List);
+//! let resource = info.resource.expect("the path names a resource");
+//! assert_eq!(resource.gvr.to_string(), "pods.v1");
+//! assert_eq!(resource.namespace.as_deref(), Some("shop"));
+//!
+//! let options = ListOptions::parse(query)?;
+//! assert_eq!(options.list_read(), ListRead::Any);
+//! let selector = LabelSelector::parse(options.label_selector.as_deref().unwrap_or_default())?;
+//! assert!(selector.matches(|key| (key == "app").then_some("web")));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 mod attributes;
 mod continue_token;
 mod encoding;
@@ -35,3 +72,8 @@ pub use resource::GroupVersionResource;
 pub use selection::Selection;
 pub use status::{Status, StatusDetails, escape_json};
 pub use version::ResourceVersion;
+
+/// Tests the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,17 +1,29 @@
-//! The parameters of get, list and watch requests, and which state each combination asks for.
+//! The parameters of get, list and watch requests, and the state each combination asks for.
 //!
 //! Source: `apimachinery/pkg/runtime/conversion.go` (decoding),
 //! `apimachinery/pkg/apis/meta/internalversion/{defaults.go,validation/validation.go}`,
 //! `apiserver/pkg/storage/interfaces.go` and `apiserver/pkg/storage/cacher/delegator/interface.go`
-//! (meaning). Whatever upstream refuses, or answers in a way this program does not imitate, is an
-//! error or `Invalid` here, and forwarded.
+//! (meaning). Requests that upstream refuses, or answers in a way that is not imitated, are an
+//! error or `Invalid` here. They are forwarded.
 use std::borrow::Cow;
 
 use percent_encoding::percent_decode_str;
 
 use super::{FieldSelector, LabelSelector, ResourceVersion};
 
-/// Parameters of a list or watch request.
+/// QueryParameters of a list or watch request.
+///
+/// ```
+/// use watershed_protocol::{ListOptions, ListRead, ResourceVersion, WatchStart};
+///
+/// let list = ListOptions::parse(Some("resourceVersion=7&limit=500"))?;
+/// assert_eq!(list.list_read(), ListRead::Exact(ResourceVersion(7)));
+/// assert_eq!(list.page_limit(), Some(500));
+///
+/// let watch = ListOptions::parse(Some("watch=1&resourceVersion=7"))?;
+/// assert_eq!(watch.watch_start(), WatchStart::EventsAfter(ResourceVersion(7)));
+/// # Ok::<(), watershed_protocol::InvalidOptions>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -66,8 +78,9 @@ pub enum VersionMatch {
     NotOlderThan,
 }
 
-/// A parameter upstream would refuse, or one whose meaning is not certain. The request is
-/// forwarded.
+/// A parameter that upstream would refuse, or whose meaning is not certain.
+///
+/// The request is forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidOptions {
     /// The query has a piece that is no clean key and value.
@@ -96,7 +109,7 @@ pub enum InvalidOptions {
     Unknown(&'static str),
 }
 
-/// Where a watch starts.
+/// The start of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchStart {
     /// `resourceVersion` unset: at a state no older than the request. It begins with that state's
@@ -118,7 +131,7 @@ pub enum WatchStart {
     Invalid,
 }
 
-/// Which state a list asks for.
+/// The state a list asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListRead {
     /// No older than the request.
@@ -135,7 +148,7 @@ pub enum ListRead {
     Invalid,
 }
 
-/// Which state a get asks for.
+/// The state a get asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GetRead {
     /// No older than the request.
@@ -147,10 +160,11 @@ pub enum GetRead {
 }
 
 impl ListOptions {
-    /// Reads a query string. The first of repeated parameters counts; unknown ones are ignored, as
-    /// upstream does.
+    /// Parses a query string.
+    ///
+    /// As upstream does, it uses the first of repeated parameters and ignores unknown ones.
     pub fn parse(query: Option<&str>) -> Result<Self, InvalidOptions> {
-        let parameters = Parameters::checked(query)?;
+        let parameters = QueryParameters::checked(query)?;
         let text = |name| parameters.first(name).filter(|value| !value.is_empty());
         if parameters.first("shardSelector").is_some() {
             return Err(InvalidOptions::Unknown("shardSelector"));
@@ -185,8 +199,10 @@ impl ListOptions {
         })
     }
 
-    /// Where these options start a watch. Options without `watch`, as the deprecated `/watch/`
-    /// paths have them, follow older rules and are `Invalid`.
+    /// Returns the start of a watch with these options.
+    ///
+    /// Options without `watch`, as on the deprecated `/watch/` paths, follow older rules and are
+    /// `Invalid`.
     pub fn watch_start(&self) -> WatchStart {
         let matched = match self.version_match {
             VersionMatch::Exact => return WatchStart::Invalid,
@@ -216,15 +232,17 @@ impl ListOptions {
         }
     }
 
-    /// Whether a watch with these options begins with the objects that exist: asked for, or by
-    /// default because neither a version nor anything else about the start is given.
+    /// Returns true if a watch with these options begins with the existing objects.
+    ///
+    /// Clients ask for that. It is also the default if nothing about the start is given.
     pub fn initial_events(&self) -> bool {
         self.send_initial_events
             .unwrap_or_else(|| self.initial_events_by_default())
     }
 
-    /// Whether the initial events end with a marked bookmark. Upstream also compresses exactly
-    /// these watches.
+    /// Returns true if the initial events end with a marked bookmark.
+    ///
+    /// Upstream compresses exactly these watches.
     pub fn end_mark(&self) -> bool {
         self.initial_events() && self.allow_bookmarks
     }
@@ -237,7 +255,7 @@ impl ListOptions {
             && !matches!(self.version, VersionParam::At(_))
     }
 
-    /// Which state a list with these options asks for.
+    /// Returns the state that a list with these options asks for.
     pub fn list_read(&self) -> ListRead {
         if self.watch || self.send_initial_events.is_some() {
             return ListRead::Invalid;
@@ -273,7 +291,7 @@ impl ListOptions {
         }
     }
 
-    /// The limit that applies to a list: none at version `0`, whatever is asked.
+    /// Returns the limit that applies to a list. At version `0`, limits have no effect.
     pub fn page_limit(&self) -> Option<u64> {
         match self.version {
             VersionParam::Zero => None,
@@ -288,10 +306,11 @@ impl ListOptions {
     }
 }
 
-/// Which state a get with this query asks for. Only `resourceVersion` says so; upstream ignores all
-/// list parameters here, even malformed ones.
+/// Returns the state that a get with this query asks for.
+///
+/// Only `resourceVersion` matters. Upstream ignores all list parameters here, even malformed ones.
 pub fn get_read(query: Option<&str>) -> Result<GetRead, InvalidOptions> {
-    let parameters = Parameters::checked(query)?;
+    let parameters = QueryParameters::checked(query)?;
     if parameters.flag("export") == Some(true) {
         return Err(InvalidOptions::Export);
     }
@@ -304,13 +323,13 @@ pub fn get_read(query: Option<&str>) -> Result<GetRead, InvalidOptions> {
 }
 
 /// A query string cut into parameters as Go's `url.ParseQuery` does.
-pub(super) struct Parameters<'a> {
+pub(super) struct QueryParameters<'a> {
     pairs: Vec<(Cow<'a, str>, Cow<'a, str>)>,
     /// Every piece of the query could be read. Upstream drops the others silently.
     clean: bool,
 }
 
-impl<'a> Parameters<'a> {
+impl<'a> QueryParameters<'a> {
     /// More parameters than anybody needs; Go refuses all of a query with over 10,000.
     const MAX: usize = 1_000;
 
@@ -367,7 +386,7 @@ impl<'a> Parameters<'a> {
             .transpose()
     }
 
-    /// Whether upstream's decoding of list options succeeds, selectors included.
+    /// Returns true if upstream can decode the list options, selectors included.
     pub(super) fn decode_as_list_options(&self) -> bool {
         self.integer("limit").is_ok()
             && self.integer("timeoutSeconds").is_ok()

@@ -1,4 +1,4 @@
-//! Which representation a client wants.
+//! Content negotiation: the representation a client wants.
 //!
 //! Source: `apiserver/pkg/endpoints/handlers/negotiation/negotiate.go`,
 //! `github.com/munnerz/goautoneg` (order of the clauses), `go-restful/v3/route.go`
@@ -9,9 +9,9 @@ use http::HeaderMap;
 use http::header::{ACCEPT, USER_AGENT};
 
 use super::Verb;
-use super::list_options::Parameters;
+use super::list_options::QueryParameters;
 
-/// The wire forms this program holds objects in.
+/// The encodings that objects are held in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Encoding {
     /// Compact JSON.
@@ -20,7 +20,7 @@ pub enum Encoding {
     Protobuf,
 }
 
-/// How much of an object, and in which encoding.
+/// An encoding, and the part of each object that is in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Representation {
     /// The encoding.
@@ -30,7 +30,7 @@ pub struct Representation {
 }
 
 impl Representation {
-    /// Whole objects.
+    /// Creates the representation of whole objects.
     pub const fn whole(encoding: Encoding) -> Self {
         Self {
             encoding,
@@ -38,7 +38,7 @@ impl Representation {
         }
     }
 
-    /// The `Accept` header of who takes a list in nothing else.
+    /// Returns the `Accept` header that asks for lists in this representation only.
     pub fn list_accept_header(self) -> &'static str {
         match (self.encoding, self.metadata_only) {
             (encoding, false) => encoding.content_type(false),
@@ -51,7 +51,7 @@ impl Representation {
         }
     }
 
-    /// The same for a watch.
+    /// Returns the `Accept` header that asks for watches in this representation only.
     pub fn watch_accept_header(self) -> &'static str {
         match (self.encoding, self.metadata_only) {
             (encoding, false) => encoding.content_type(true),
@@ -65,17 +65,17 @@ impl Representation {
     }
 }
 
-/// One of the representations a client accepts.
+/// One clause of an `Accept` header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AcceptClause {
-    /// One that can be made of what this program holds.
+    /// A representation that can be made of held objects.
     Supported(Representation),
-    /// Anything else: a Table, YAML, CBOR, indented, or simply not understood.
+    /// Anything else: a Table, YAML, CBOR, indented JSON, or a clause that is not understood.
     Other,
 }
 
 impl Encoding {
-    /// The `Content-Type` of an answer; that of a protobuf watch has a parameter.
+    /// Returns the `Content-Type` of an answer. That of a protobuf watch has a parameter.
     pub fn content_type(self, watch: bool) -> &'static str {
         match (self, watch) {
             (Self::Json, _) => "application/json",
@@ -94,8 +94,21 @@ impl Encoding {
     }
 }
 
-/// What upstream would try for a request's `Accept` header, in its order. The caller answers with
-/// the first that its resource type has, and forwards when `Other`, or nothing, comes first.
+/// Parses a request's `Accept` header into the clauses that upstream would try, in its order.
+///
+/// The caller answers with the first representation that its resource type has. It forwards the
+/// request if `Other` comes first, or nothing.
+///
+/// ```
+/// use http::{HeaderMap, HeaderValue, header::ACCEPT};
+/// use watershed_protocol::{AcceptClause, Encoding, Representation, Verb, acceptable};
+///
+/// let header = HeaderValue::from_static("application/vnd.kubernetes.protobuf,application/json");
+/// let headers = HeaderMap::from_iter([(ACCEPT, header)]);
+/// let expected = [Encoding::Protobuf, Encoding::Json]
+///     .map(|encoding| AcceptClause::Supported(Representation::whole(encoding)));
+/// assert_eq!(acceptable(&headers, Verb::List), expected);
+/// ```
 pub fn acceptable(headers: &HeaderMap, verb: Verb) -> Vec<AcceptClause> {
     const DEFAULT: AcceptClause = AcceptClause::Supported(Representation {
         encoding: Encoding::Json,
@@ -105,22 +118,24 @@ pub fn acceptable(headers: &HeaderMap, verb: Verb) -> Vec<AcceptClause> {
     let Some(header) = lines.next() else {
         return vec![DEFAULT];
     };
-    // Upstream looks at the first line only. Two of them are too rare to rely on that.
+    // Upstream looks at the first line only. Two lines are too rare to rely on that.
     let clauses = match header.to_str() {
         Ok("") => return vec![DEFAULT],
-        Ok(text) if lines.next().is_none() => Clause::parse_all(text, verb),
+        Ok(text) if lines.next().is_none() => WeightedClause::parse_all(text, verb),
         _ => None,
     };
     match clauses {
-        Some(clauses) => clauses.into_iter().map(|clause| clause.wanted).collect(),
+        Some(clauses) => clauses.into_iter().map(|clause| clause.accepted).collect(),
         None => vec![AcceptClause::Other],
     }
 }
 
-/// Whether upstream would indent its JSON: the `pretty` parameter if it has a value, otherwise by
-/// the name of the client. Not for watches, which are never indented.
+/// Returns true if upstream would indent its JSON.
+///
+/// The `pretty` parameter decides if it has a value, otherwise the name of the client. Watches are
+/// never indented.
 pub fn wants_pretty(query: Option<&str>, headers: &HeaderMap) -> bool {
-    Parameters::parse(query).pretty().unwrap_or_else(|| {
+    QueryParameters::parse(query).pretty().unwrap_or_else(|| {
         let agent = headers
             .get(USER_AGENT)
             .map(http::HeaderValue::as_bytes)
@@ -132,18 +147,18 @@ pub fn wants_pretty(query: Option<&str>, headers: &HeaderMap) -> bool {
 }
 
 /// An element of an `Accept` header.
-struct Clause {
-    wanted: AcceptClause,
+struct WeightedClause {
+    accepted: AcceptClause,
     quality: f32,
     any_type: bool,
     any_subtype: bool,
 }
 
-impl Clause {
-    /// Go sorts up to this many elements by insertion, which [`sort`] repeats.
+impl WeightedClause {
+    /// Go sorts up to this many elements by insertion, as [`sort`] does.
     const MAX: usize = 12;
 
-    /// The sorted clauses; `None` when their order is not certain.
+    /// Parses and sorts the clauses. Returns `None` if their order is not certain.
     fn parse_all(text: &str, verb: Verb) -> Option<Vec<Self>> {
         let mut clauses = Vec::new();
         for part in text.split(',').map(trim).filter(|part| !part.is_empty()) {
@@ -195,7 +210,7 @@ impl Clause {
         };
         let encoding = Encoding::of_media_type(media_type).filter(|_| known);
         Some(Self {
-            wanted: encoding.map_or(AcceptClause::Other, |encoding| {
+            accepted: encoding.map_or(AcceptClause::Other, |encoding| {
                 AcceptClause::Supported(Representation {
                     encoding,
                     metadata_only,
@@ -207,8 +222,9 @@ impl Clause {
         })
     }
 
-    /// goautoneg's `Less`. It is no order: of a wildcard with the higher quality and a type with
-    /// the lower each comes before the other.
+    /// Compares as goautoneg's `Less` does, which is not an order.
+    ///
+    /// A wildcard of higher quality and a type of lower quality each come before the other.
     fn is_before(&self, other: &Self) -> bool {
         self.quality.partial_cmp(&other.quality) == Some(Ordering::Greater)
             || (!self.any_type && other.any_type)
@@ -216,9 +232,10 @@ impl Clause {
     }
 }
 
-/// Go's insertion sort. With a comparison that is no order, only the same steps lead to the same
-/// result.
-fn sort(clauses: &mut [Clause]) {
+/// Sorts by insertion, as Go does.
+///
+/// The comparison is not an order, so only the same steps lead to the same result.
+fn sort(clauses: &mut [WeightedClause]) {
     for i in 1..clauses.len() {
         for j in (1..=i).rev() {
             if !clauses[j].is_before(&clauses[j - 1]) {
@@ -229,7 +246,8 @@ fn sort(clauses: &mut [Clause]) {
     }
 }
 
-/// A decimal number. Upstream takes whatever `ParseFloat` takes, and zero for the rest.
+/// Parses a decimal number. Upstream accepts all that `ParseFloat` does, and takes the rest as
+/// zero.
 fn parse_quality(text: &str) -> Option<f32> {
     let decimal = text.len() <= 8 && text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     text.parse().ok().filter(|_| decimal)
@@ -262,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_what_is_acceptable() {
+    fn clauses_come_in_upstreams_order() {
         for (text, expected) in [
             ("", &[JSON][..]),
             ("*/*", &[JSON]),
@@ -323,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_may_be_all_that_is_wanted() {
+    fn metadata_only_clauses_are_supported() {
         let one = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
         let list = "application/vnd.kubernetes.protobuf;v=v1;g=meta.k8s.io;as=PartialObjectMetadataList,application/json";
         assert_eq!(
@@ -355,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_understood() {
+    fn requested_representations_are_understood() {
         for encoding in [Encoding::Json, Encoding::Protobuf] {
             for metadata_only in [false, true] {
                 let asked = Representation {
@@ -406,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn people_get_indented_json() {
+    fn json_is_indented_for_people() {
         let agent = |text| HeaderMap::from_iter([(USER_AGENT, HeaderValue::from_static(text))]);
         assert!(wants_pretty(None, &agent("curl/8.5.0")));
         assert!(wants_pretty(Some("pretty="), &agent("Mozilla/5.0 (X11)")));

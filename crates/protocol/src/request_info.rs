@@ -1,12 +1,12 @@
-//! What a URL asks for: verb, resource type, namespace and name.
+//! The subject of a request: verb, resource type, namespace and name.
 //!
 //! Source: `apiserver/pkg/endpoints/request/requestinfo.go` (`NewRequestInfo`).
 use http::Method;
 
-use super::list_options::Parameters;
+use super::list_options::QueryParameters;
 use super::{FieldSelector, GroupVersionResource};
 
-/// What authorizers and the rest of the program call the kind of a request.
+/// The kind of a request, as authorizers name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verb {
     /// Read one object. Also GET of a path that is no resource.
@@ -29,20 +29,35 @@ pub enum Verb {
     Other,
 }
 
-/// A request's attributes, as far as its method and URL tell them.
+/// A request's attributes, as far as its method and URL give them.
+///
+/// ```
+/// use http::Method;
+/// use watershed_protocol::{RequestInfo, Verb};
+///
+/// let info = RequestInfo::parse(&Method::GET, "/apis/apps/v1/deployments", Some("watch=1"));
+/// assert_eq!(info.verb, Verb::Watch);
+/// let resource = info.resource.expect("a resource");
+/// assert_eq!(resource.gvr.to_string(), "deployments.v1.apps");
+/// assert_eq!(resource.namespace, None);
+///
+/// let other = RequestInfo::parse(&Method::GET, "/healthz", None);
+/// assert_eq!(other.resource, None);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestInfo {
-    /// The verb. It is a best guess when `resource` is `None`: good for choosing a connection, not
-    /// for permissions.
+    /// The verb. If `resource` is `None`, it is a best guess: it can choose a connection, but no
+    /// permission may depend on it.
     pub verb: Verb,
-    /// The resource; `None` for other paths and for URLs not certainly understood, both forwarded.
+    /// The resource. `None` for other paths and for URLs that are not certainly understood; both
+    /// are forwarded.
     pub resource: Option<ResourceRequest>,
     /// The URL has the deprecated `/watch/` prefix. Authorization then sees no selectors, and the
     /// options may lack `watch`.
     pub legacy_watch: bool,
 }
 
-/// Which resource, and which part of it.
+/// The resource of a request, and its part.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ResourceRequest {
     /// The resource type.
@@ -60,7 +75,7 @@ pub struct ResourceRequest {
 }
 
 impl Verb {
-    /// Upstream's word for it, as in SubjectAccessReviews.
+    /// Returns upstream's name of the verb, as in SubjectAccessReviews.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Get => "get",
@@ -88,7 +103,9 @@ impl Verb {
 }
 
 impl RequestInfo {
-    /// Reads method, path and query. It never fails: what it does not understand has no resource.
+    /// Parses method, path and query.
+    ///
+    /// It never fails. The result for a URL that is not understood has no resource.
     pub fn parse(method: &Method, path: &str, query: Option<&str>) -> Self {
         let verb = Verb::of_method(method);
         let other = Self {
@@ -130,7 +147,7 @@ impl RequestInfo {
             (Verb::Get, _) if legacy_watch => Verb::Watch,
             (_, _) if legacy_watch => Verb::Other,
             (Verb::Get, None) => {
-                let parameters = Parameters::parse(query);
+                let parameters = QueryParameters::parse(query);
                 selected_name = required_name(&parameters);
                 if parameters.flag("watch") == Some(true) {
                     Verb::Watch
@@ -168,8 +185,8 @@ impl RequestInfo {
     }
 }
 
-/// The name a `metadata.name` field selector requires, if it is one an object can have.
-fn required_name(parameters: &Parameters<'_>) -> Option<String> {
+/// Returns the name that a `metadata.name` field selector requires, if an object can have it.
+fn required_name(parameters: &QueryParameters<'_>) -> Option<String> {
     let text = parameters.first("fieldSelector")?;
     if !parameters.decode_as_list_options() {
         return None;
@@ -180,8 +197,10 @@ fn required_name(parameters: &Parameters<'_>) -> Option<String> {
     possible.then(|| name.to_owned())
 }
 
-/// Lower-case letters, digits, hyphens and dots: groups, versions, types and namespaces are made of
-/// them. Empty only as the core group, which no path names.
+/// Returns true for lower-case letters, digits, hyphens and dots.
+///
+/// Groups, versions, types and namespaces consist of them. Only the core group is empty, and no
+/// path names it.
 fn is_plain_word(word: &str) -> bool {
     !matches!(word, "." | "..")
         && word
@@ -189,7 +208,7 @@ fn is_plain_word(word: &str) -> bool {
             .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'.'))
 }
 
-/// A path segment that means itself: RFC 3986's characters without percent-encoding.
+/// Returns true for a path segment of RFC 3986's characters without percent-encoding.
 fn is_plain_segment(segment: &str) -> bool {
     !matches!(segment, "" | "." | "..")
         && segment
@@ -215,7 +234,7 @@ mod tests {
     }
 
     /// verb, then `group/version/resource`, namespace, name, subresource with `-` for none.
-    fn told(info: &RequestInfo) -> String {
+    fn summary(info: &RequestInfo) -> String {
         let Some(resource) = &info.resource else {
             return format!("{} -", info.verb.as_str());
         };
@@ -268,7 +287,7 @@ mod tests {
                 "get clusterroles.v1.rbac.authorization.k8s.io - system:node -",
             ),
         ] {
-            assert_eq!(told(&get(url)), expected, "{url}");
+            assert_eq!(summary(&get(url)), expected, "{url}");
             assert!(!get(url).legacy_watch, "{url}");
         }
     }
@@ -289,11 +308,11 @@ mod tests {
                 "watch deployments.v1.apps a d -",
             ),
         ] {
-            assert_eq!(told(&get(url)), expected, "{url}");
+            assert_eq!(summary(&get(url)), expected, "{url}");
             assert!(get(url).legacy_watch, "{url}");
             assert_eq!(request(&Method::POST, url).verb, Verb::Other);
         }
-        assert_eq!(told(&get("/api/v1/watch")), "get -");
+        assert_eq!(summary(&get("/api/v1/watch")), "get -");
     }
 
     #[test]
@@ -312,9 +331,9 @@ mod tests {
             "/version/a/b",
             "*",
         ] {
-            assert_eq!(told(&get(url)), "get -", "{url}");
+            assert_eq!(summary(&get(url)), "get -", "{url}");
         }
-        assert_eq!(told(&request(&Method::POST, "/healthz")), "other -");
+        assert_eq!(summary(&request(&Method::POST, "/healthz")), "other -");
     }
 
     #[test]
@@ -393,7 +412,7 @@ mod tests {
             ),
         ] {
             let info = get(&format!("/api/v1/pods?{query}"));
-            assert_eq!(told(&info), expected, "{query}");
+            assert_eq!(summary(&info), expected, "{query}");
             let resource = info.resource.unwrap();
             assert_eq!(
                 resource.name_from_selector,

@@ -3,6 +3,14 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Group, version and plural name of a resource type, as in its URL.
+///
+/// ```
+/// use watershed_protocol::GroupVersionResource;
+///
+/// let deployments = GroupVersionResource::new("apps", "v1", "deployments");
+/// assert_eq!(deployments.to_string(), "deployments.v1.apps");
+/// assert_eq!(deployments.collection_path(), "/apis/apps/v1/deployments");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupVersionResource {
     /// API group; empty for the core group.
@@ -14,7 +22,7 @@ pub struct GroupVersionResource {
 }
 
 impl GroupVersionResource {
-    /// Puts the three names together.
+    /// Creates a type's name from its three parts.
     pub fn new(group: &str, version: &str, resource: &str) -> Self {
         Self {
             group: group.into(),
@@ -23,12 +31,12 @@ impl GroupVersionResource {
         }
     }
 
-    /// The collection's path over all namespaces, for example `/apis/apps/v1/deployments`.
+    /// Returns the collection's path over all namespaces, for example `/apis/apps/v1/deployments`.
     pub fn collection_path(&self) -> String {
         self.collection_path_in(None)
     }
 
-    /// The same within a namespace, or in all.
+    /// Returns the collection's path in a namespace, or over all.
     pub fn collection_path_in(&self, namespace: Option<&str>) -> String {
         let root = if self.group.is_empty() {
             "/api".to_owned()
@@ -41,9 +49,10 @@ impl GroupVersionResource {
         format!("{root}/{}/{within}{}", self.version, self.resource)
     }
 
-    /// Whether upstream moves a part of such objects into their annotations when it converts them
-    /// to a served version. Objects reduced to their metadata are made before that, and lack those
-    /// annotations.
+    /// Returns true if upstream moves a part of such objects into their annotations.
+    ///
+    /// It does so when it converts them to a served version. Objects reduced to their metadata are
+    /// made earlier, and lack those annotations.
     /// Source: `kubernetes/pkg/apis/*/v*/conversion.go`.
     pub fn keeps_data_in_annotations(&self) -> bool {
         const TYPES: [(&str, &str); 5] = [
@@ -59,7 +68,7 @@ impl GroupVersionResource {
         TYPES.contains(&(&*self.group, &*self.resource))
     }
 
-    /// `resource.group`, or the bare resource in the core group: the form upstream's messages use.
+    /// Returns `resource.group`, or the bare resource in the core group, as upstream's messages do.
     pub fn qualified_resource(&self) -> String {
         if self.group.is_empty() {
             self.resource.to_string()

@@ -1,5 +1,4 @@
-//! A part of a type's objects, as namespaces and selectors cut it out, and whether one part holds
-//! another.
+//! A part of a type's objects, cut out by namespaces and selectors. One part can cover another.
 use std::fmt;
 
 use super::{
@@ -7,8 +6,21 @@ use super::{
     LabelRequirement, LabelSelector,
 };
 
-/// Which objects of a type are meant: those of a namespace, or of all, that selectors match. All
-/// must hold.
+/// The objects of a type that are in a namespace, or in any, and match all selectors.
+///
+/// ```
+/// use watershed_protocol::{FieldSelector, LabelSelector, Selection};
+///
+/// let in_shop = Selection { namespace: Some("shop".to_owned()), ..Selection::default() };
+/// let web_in_shop = Selection {
+///     labels: LabelSelector::parse("app=web")?,
+///     ..in_shop.clone()
+/// };
+/// assert!(in_shop.covers(&web_in_shop));
+/// assert!(!web_in_shop.covers(&in_shop));
+/// assert_eq!(web_in_shop.parameters(), "&labelSelector=app%3Dweb");
+/// # Ok::<(), watershed_protocol::InvalidSelector>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Selection {
     /// The namespace, `None` for all.
@@ -20,16 +32,16 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Whether it is all objects of the type.
+    /// Returns true if all objects of the type are selected.
     pub fn is_everything(&self) -> bool {
         self.namespace.is_none() && self.labels.is_everything() && self.fields.is_everything()
     }
 
-    /// Whether every object that is in `other` is certainly in this, whatever objects there are.
+    /// Returns true if every object of `other` is certainly in this selection.
     ///
-    /// It looks at requirements one by one: each of this one's must follow from one of the other's.
-    /// A `false` may be wrong (the other may contradict itself, and hold nothing at all), a `true`
-    /// never is.
+    /// Requirements are compared one by one: each of this selection must follow from one of the
+    /// other. A `true` is always right. A `false` may be wrong, as when the other selection
+    /// contradicts itself and selects nothing.
     pub fn covers(&self, other: &Self) -> bool {
         let namespace = self
             .namespace
@@ -50,12 +62,14 @@ impl Selection {
             })
     }
 
-    /// The path of its collection.
+    /// Returns the path of its collection.
     pub fn path(&self, gvr: &GroupVersionResource) -> String {
         gvr.collection_path_in(self.namespace.as_deref())
     }
 
-    /// Its selectors as parameters of a URL, each with an ampersand before it; empty without any.
+    /// Returns the selectors as parameters of a URL, each with an ampersand before it.
+    ///
+    /// The text is empty if there are no selectors.
     pub fn parameters(&self) -> String {
         let mut out = String::new();
         for (name, text) in [
@@ -70,7 +84,7 @@ impl Selection {
         out
     }
 
-    /// A part of it that holds nothing, as no object has such a name.
+    /// Returns a part of it that selects nothing, because no object can have the name `..`.
     /// Source: `apimachinery/pkg/api/validation/path/name.go`.
     #[must_use]
     pub fn selecting_nothing(&self) -> Self {
@@ -81,7 +95,7 @@ impl Selection {
         }
     }
 
-    /// The object of this name, and of this namespace if the type has such.
+    /// Selects the object of this name, in this namespace if the type is namespaced.
     pub fn named(namespace: Option<&str>, name: &str) -> Self {
         let fields = FieldSelector::default().and(FieldRequirement::equals(NAME, name));
         Self {
@@ -125,7 +139,7 @@ impl Selection {
 const NAME: &str = "metadata.name";
 const NAMESPACE: &str = "metadata.namespace";
 
-/// For people, and for labels of metrics; empty for everything.
+/// Writes a text for people and for labels of metrics. It is empty if everything is selected.
 impl fmt::Display for Selection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let namespace = self.namespace.clone().unwrap_or_default();
@@ -143,7 +157,7 @@ impl fmt::Display for Selection {
     }
 }
 
-/// Whether every value, or lack of one, that satisfies `given` satisfies `wanted`.
+/// Returns true if every label value, or lack of one, that satisfies `given` satisfies `wanted`.
 fn implies_label(given: &LabelRequirement, wanted: &LabelRequirement) -> bool {
     use LabelOperator as Op;
     if given.key != wanted.key {

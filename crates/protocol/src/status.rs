@@ -7,10 +7,21 @@
 use std::fmt::Write as _;
 
 use bytes::Bytes;
+use prost::Message;
 
+use super::encoding::messages::{ListMeta, TypeMeta, Unknown};
 use super::{Encoding, GroupVersionResource, ResourceRequest, ResourceVersion, Verb};
 
-/// A failure, as the API tells it.
+/// A failure, as the API reports it.
+///
+/// ```
+/// use watershed_protocol::{ResourceVersion, Status};
+///
+/// let status = Status::expired_watch(ResourceVersion(5), ResourceVersion(287));
+/// assert_eq!(status.code, 410);
+/// assert_eq!(status.message, "too old resource version: 5 (287)");
+/// assert!(status.to_json().ends_with(b"\"reason\":\"Expired\",\"code\":410}\n"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
     /// The HTTP status code.
@@ -19,11 +30,11 @@ pub struct Status {
     pub reason: &'static str,
     /// The text for people; left out when empty.
     pub message: String,
-    /// What the failure is about. StatusDetails without content are still written, as `{}`.
+    /// The subject of the failure. Details without content are written too, as `{}`.
     pub details: Option<StatusDetails>,
 }
 
-/// What a failure is about.
+/// The subject of a failure.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StatusDetails {
     /// The object's name.
@@ -39,7 +50,7 @@ pub struct StatusDetails {
 }
 
 impl Status {
-    /// A failure without details.
+    /// Creates a failure without details.
     pub fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
         Self {
             code,
@@ -59,7 +70,7 @@ impl Status {
         Self::forbidden_to(user, verb.as_str(), resource, reason)
     }
 
-    /// 403 for who may not act as what is named.
+    /// 403 for a user who may not impersonate the named user, group or service account.
     pub fn forbidden_impersonation(user: &str, named: &ResourceRequest, reason: &str) -> Self {
         Self::forbidden_to(user, "impersonate", named, reason)
     }
@@ -211,7 +222,7 @@ impl Status {
         }
     }
 
-    /// The value of the `Retry-After` header, if there is one.
+    /// Returns the value of the `Retry-After` header, if there is one.
     pub fn retry_after(&self) -> Option<u32> {
         self.details
             .as_ref()
@@ -219,7 +230,7 @@ impl Status {
             .filter(|&seconds| seconds > 0)
     }
 
-    /// The body in this encoding.
+    /// Returns the body in this encoding.
     pub fn encode(&self, encoding: Encoding) -> Bytes {
         match encoding {
             Encoding::Json => self.to_json(),
@@ -227,7 +238,7 @@ impl Status {
         }
     }
 
-    /// Compact JSON with a line end, as Go writes it.
+    /// Returns compact JSON with a line end, as Go writes it.
     pub fn to_json(&self) -> Bytes {
         let mut out =
             r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure""#.to_owned();
@@ -244,40 +255,42 @@ impl Status {
         out.into()
     }
 
-    /// `k8s\0` and an `Unknown` message around the Status.
+    /// Returns `k8s\0` and an `Unknown` message around the Status.
     pub fn to_protobuf(&self) -> Bytes {
-        let type_meta = Message::default().bytes(1, b"v1").bytes(2, b"Status");
-        let unknown = Message::default()
-            .message(1, &type_meta)
-            .message(2, &self.to_message())
-            .bytes(3, b"")
-            .bytes(4, b"");
-        [b"k8s\0", unknown.0.as_slice()].concat().into()
+        let unknown = Unknown {
+            type_meta: TypeMeta {
+                api_version: "v1".to_owned(),
+                kind: "Status".to_owned(),
+            },
+            raw: self.to_message(),
+            ..Unknown::default()
+        };
+        [b"k8s\0", unknown.encode_to_vec().as_slice()]
+            .concat()
+            .into()
     }
 
-    /// As the object of an ERROR event in the stored form: text without a line end, or bare
-    /// message.
+    /// Returns the object of an ERROR event: the JSON text without a line end, or the bare message.
     pub fn to_object(&self, encoding: Encoding) -> Bytes {
         match encoding {
             Encoding::Json => {
                 let text = self.to_json();
                 text.slice(..text.len() - 1)
             }
-            Encoding::Protobuf => self.to_message().0.into(),
+            Encoding::Protobuf => self.to_message(),
         }
     }
 
-    fn to_message(&self) -> Message {
-        let list_meta = Message::default().bytes(1, b"").bytes(2, b"").bytes(3, b"");
-        let mut status = Message::default()
-            .message(1, &list_meta)
-            .bytes(2, b"Failure")
-            .bytes(3, self.message.as_bytes())
-            .bytes(4, self.reason.as_bytes());
-        if let Some(details) = &self.details {
-            status = status.message(5, &details.to_message());
-        }
-        status.number(6, self.code.into())
+    fn to_message(&self) -> Bytes {
+        let status = StatusMessage {
+            metadata: ListMeta::default(),
+            status: "Failure".to_owned(),
+            message: self.message.clone(),
+            reason: self.reason.to_owned(),
+            details: self.details.as_ref().map(StatusDetails::to_message),
+            code: self.code.into(),
+        };
+        status.encode_to_vec().into()
     }
 }
 
@@ -303,54 +316,66 @@ impl StatusDetails {
         close_object(out, start);
     }
 
-    fn to_message(&self) -> Message {
-        let mut details = Message::default()
-            .bytes(1, self.name.as_bytes())
-            .bytes(2, self.group.as_bytes())
-            .bytes(3, self.kind.as_bytes());
-        for (reason, message) in &self.causes {
-            let cause = Message::default();
-            let cause = cause
-                .bytes(1, reason.as_bytes())
-                .bytes(2, message.as_bytes())
-                .bytes(3, b"");
-            details = details.message(4, &cause);
+    fn to_message(&self) -> DetailsMessage {
+        let causes = self.causes.iter().map(|(reason, message)| CauseMessage {
+            reason: reason.clone(),
+            message: message.clone(),
+            field: String::new(),
+        });
+        DetailsMessage {
+            name: self.name.clone(),
+            group: self.group.clone(),
+            kind: self.kind.clone(),
+            causes: causes.collect(),
+            retry_after_seconds: i32::try_from(self.retry_after_seconds).unwrap_or(i32::MAX),
+            uid: String::new(),
         }
-        details
-            .number(5, self.retry_after_seconds.into())
-            .bytes(6, b"")
     }
 }
 
-/// A protobuf message in the making, its fields written in ascending order.
-#[derive(Default)]
-struct Message(Vec<u8>);
+/// `meta.v1.Status`
+#[derive(Clone, PartialEq, Message)]
+struct StatusMessage {
+    #[prost(message, required, tag = "1")]
+    metadata: ListMeta,
+    #[prost(string, required, tag = "2")]
+    status: String,
+    #[prost(string, required, tag = "3")]
+    message: String,
+    #[prost(string, required, tag = "4")]
+    reason: String,
+    #[prost(message, optional, tag = "5")]
+    details: Option<DetailsMessage>,
+    #[prost(int32, required, tag = "6")]
+    code: i32,
+}
 
-impl Message {
-    fn bytes(mut self, field: u8, value: &[u8]) -> Self {
-        self.0.push(field << 3 | 2);
-        self.varint(value.len() as u64);
-        self.0.extend_from_slice(value);
-        self
-    }
+/// `meta.v1.StatusDetails`
+#[derive(Clone, PartialEq, Message)]
+struct DetailsMessage {
+    #[prost(string, required, tag = "1")]
+    name: String,
+    #[prost(string, required, tag = "2")]
+    group: String,
+    #[prost(string, required, tag = "3")]
+    kind: String,
+    #[prost(message, repeated, tag = "4")]
+    causes: Vec<CauseMessage>,
+    #[prost(int32, required, tag = "5")]
+    retry_after_seconds: i32,
+    #[prost(string, required, tag = "6")]
+    uid: String,
+}
 
-    fn message(self, field: u8, value: &Self) -> Self {
-        self.bytes(field, &value.0)
-    }
-
-    fn number(mut self, field: u8, value: u64) -> Self {
-        self.0.push(field << 3);
-        self.varint(value);
-        self
-    }
-
-    fn varint(&mut self, mut value: u64) {
-        while value >= 0x80 {
-            self.0.push(value as u8 | 0x80);
-            value >>= 7;
-        }
-        self.0.push(value as u8);
-    }
+/// `meta.v1.StatusCause`
+#[derive(Clone, PartialEq, Message)]
+struct CauseMessage {
+    #[prost(string, required, tag = "1")]
+    reason: String,
+    #[prost(string, required, tag = "2")]
+    message: String,
+    #[prost(string, required, tag = "3")]
+    field: String,
 }
 
 /// Puts braces around the members written since `start`, each of which begins with a comma.
@@ -522,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_what_asks_to_come_back() {
+    fn retry_delays_are_in_details_and_header() {
         let status = Status::too_many_requests("storage is (re)initializing", 3);
         assert!(
             json(&status)

@@ -1,15 +1,24 @@
 //! The version of an object or a list, as upstream numbers it.
 use std::fmt;
 
-/// A resourceVersion of upstream's: an etcd revision, unsigned, 64 bits, decimal on the wire.
+/// A resourceVersion: an etcd revision of 64 bits, decimal on the wire.
 ///
-/// Zero never names a state: as a request's parameter it means "any".
+/// Zero never names a state. As a request's parameter it means "any".
 /// Source: `apiserver/pkg/storage/api_object_versioner.go` (ParseUint, base 10).
+///
+/// ```
+/// use watershed_protocol::ResourceVersion;
+///
+/// let version = ResourceVersion::parse("287").expect("a decimal number");
+/// assert!(version > ResourceVersion(5));
+/// assert_eq!(version.to_string(), "287");
+/// assert_eq!(ResourceVersion::parse("-1"), None);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ResourceVersion(pub u64);
 
 impl ResourceVersion {
-    /// Reads the decimal form; `None` for anything upstream's `ParseUint` would refuse.
+    /// Parses the decimal form. Returns `None` where upstream's `ParseUint` would fail.
     pub fn parse(text: &str) -> Option<Self> {
         if text.is_empty() || !text.bytes().all(|b| b.is_ascii_digit()) {
             return None;
@@ -17,7 +26,7 @@ impl ResourceVersion {
         text.parse().ok().map(Self)
     }
 
-    /// The version right before this one; never zero, which means something else.
+    /// Returns the version right before this one, but never zero, which means "any".
     pub fn before(self) -> Self {
         Self(self.0.saturating_sub(1).max(1))
     }
@@ -34,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_upstream_reads() {
+    fn decimal_versions_are_read_as_upstream_reads_them() {
         assert_eq!(ResourceVersion::parse("007"), Some(ResourceVersion(7)));
         for bad in ["", "+1", "-1", "1a", "18446744073709551616"] {
             assert_eq!(ResourceVersion::parse(bad), None, "{bad:?}");

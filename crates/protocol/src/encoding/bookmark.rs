@@ -1,11 +1,17 @@
 //! Bookmarks: upstream's own, with only version and end mark changed.
 use bytes::Bytes;
+use prost::Message;
 use serde::Deserialize;
 
-use super::protobuf::{self, Reader};
-use super::wire_format::{Style, WireFormat};
-use super::{Encoding, EventKind, Malformed, PartialFormat, json};
-use crate::ResourceVersion;
+use super::frames::EventKind;
+use super::json;
+use super::malformed::Malformed;
+use super::object_meta::ObjectMeta;
+use super::partial::PartialFormat;
+use super::protobuf::messages::StringEntry;
+use super::protobuf::{self, FieldReader};
+use super::wire_format::{PrintStyle, WireFormat};
+use crate::{Encoding, ResourceVersion};
 
 /// Annotation of the bookmark that ends the initial events; its value is `true`.
 /// Source: `apimachinery/pkg/apis/meta/v1/types.go`, `InitialEventsAnnotationKey`.
@@ -15,7 +21,7 @@ const END_MARK: &str = "k8s.io/initial-events-end";
 /// Source: `apiserver/pkg/endpoints/handlers/response.go` of 1.32 and 1.33, `watchListTransformer`.
 const BLUEPRINT: &str = "kubernetes.io/initial-events-list-blueprint";
 
-/// What a bookmark says.
+/// The content of a bookmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bookmark {
     /// Everything up to this version has been sent.
@@ -67,7 +73,7 @@ fn read_json(object: &[u8]) -> Result<(Bookmark, Option<String>), Malformed> {
 fn read_protobuf(object: &[u8]) -> Result<(Bookmark, Option<String>), Malformed> {
     let [_, metadata, _] = protobuf::split_metadata(object)?;
     let (mut version, mut end, mut blueprint) = ("", None, None);
-    let mut fields = Reader::new(metadata);
+    let mut fields = FieldReader::new(metadata);
     while let Some((number, value)) = fields.next()? {
         match number {
             6 => version = value.text()?,
@@ -114,7 +120,7 @@ pub struct BookmarkFormat {
     blueprint: Blueprint,
 }
 
-/// What stands beside the end mark.
+/// The annotation beside the end mark.
 #[derive(Clone, Debug)]
 enum Blueprint {
     None,
@@ -126,7 +132,7 @@ enum Blueprint {
 impl BookmarkFormat {
     /// Learns from the object of any bookmark of the type, with or without the end mark.
     ///
-    /// Refuses one whose metadata says anything but version, end mark and blueprint.
+    /// Refuses a bookmark with metadata other than version, end mark and blueprint.
     pub fn learn(format: &WireFormat, bookmark_object: &Bytes) -> Result<Self, Malformed> {
         format.check(bookmark_object)?;
         let (seen, blueprint) = read(format.encoding(), bookmark_object)?;
@@ -159,7 +165,7 @@ impl BookmarkFormat {
                 before: before.clone(),
                 after: after.clone(),
                 null_creation,
-                null_in_structs: matches!(format.style, Style::Struct { .. })
+                null_in_structs: matches!(format.style, PrintStyle::Struct { .. })
                     .then_some(null_creation),
                 blueprint: blueprint.clone(),
             })
@@ -169,8 +175,8 @@ impl BookmarkFormat {
             .ok_or(Malformed("bookmark with unexpected metadata"))
     }
 
-    /// Whether upstream prints `"creationTimestamp":null` in structs, if this type's bookmarks
-    /// tell.
+    /// Returns true if upstream prints `"creationTimestamp":null` in structs. `None` if this type's
+    /// bookmarks do not show it.
     pub fn null_in_structs(&self) -> Option<bool> {
         self.null_in_structs
     }
@@ -182,11 +188,11 @@ impl BookmarkFormat {
         self
     }
 
-    /// The form for clients that only want metadata, if it is known.
+    /// Returns the format for clients that only want metadata, if it is known.
     pub fn partial(&self, partial: &PartialFormat) -> Option<Self> {
         let null_in_structs = match partial.format().style {
-            Style::Message => self.null_in_structs,
-            Style::Struct { .. } | Style::Sorted => Some(self.null_in_structs?),
+            PrintStyle::Message => self.null_in_structs,
+            PrintStyle::Struct { .. } | PrintStyle::Sorted => Some(self.null_in_structs?),
         };
         let (before, after) = partial.around();
         Some(Self {
@@ -203,13 +209,13 @@ impl BookmarkFormat {
         })
     }
 
-    /// A whole frame of a bookmark at a version.
+    /// Returns a whole frame of a bookmark at a version.
     pub fn plain(&self, version: ResourceVersion) -> Bytes {
         self.format
             .event_of(EventKind::Bookmark, &self.object(version, false))
     }
 
-    /// A whole frame of the bookmark that ends the initial events, if all of it is known.
+    /// Returns a whole frame of the bookmark that ends the initial events, if all of it is known.
     pub fn initial_events_end(&self, version: ResourceVersion) -> Option<Bytes> {
         let known = !matches!(self.blueprint, Blueprint::Unknown);
         known.then(|| {
@@ -220,9 +226,9 @@ impl BookmarkFormat {
 
     fn object(&self, version: ResourceVersion, end: bool) -> Vec<u8> {
         let metadata = match self.format.style {
-            Style::Struct { .. } => self.struct_metadata(version, end).into_bytes(),
-            Style::Sorted => self.sorted_metadata(version, end).into_bytes(),
-            Style::Message => self.message_metadata(version, end),
+            PrintStyle::Struct { .. } => self.struct_metadata(version, end).into_bytes(),
+            PrintStyle::Sorted => self.sorted_metadata(version, end).into_bytes(),
+            PrintStyle::Message => self.message_metadata(version, end),
         };
         let mut out = Vec::with_capacity(self.before.len() + metadata.len() + self.after.len() + 6);
         out.extend_from_slice(&self.before);
@@ -273,27 +279,21 @@ impl BookmarkFormat {
         format!(r#""annotations":{{"{END_MARK}":"true"{blueprint}}}"#)
     }
 
-    /// ObjectMeta with its fields 1 to 8, which are always written, and 12, the annotations.
     fn message_metadata(&self, version: ResourceVersion, end: bool) -> Vec<u8> {
-        let mut out = Vec::with_capacity(80);
-        (1..=5).for_each(|number| protobuf::put_bytes(&mut out, number, b""));
-        protobuf::put_bytes(&mut out, 6, version.to_string().as_bytes());
-        // generation 0
-        out.extend_from_slice(&[7 << 3, 0]);
-        protobuf::put_bytes(&mut out, 8, b"");
+        let mut annotations = Vec::new();
         if end {
-            put_annotation(&mut out, END_MARK, "true");
+            annotations.push(annotation(END_MARK, "true"));
             if let Blueprint::Known(text) = &self.blueprint {
-                put_annotation(&mut out, BLUEPRINT, text);
+                annotations.push(annotation(BLUEPRINT, text));
             }
         }
-        out
+        ObjectMeta::new(version.to_string(), annotations).encode_to_vec()
     }
 }
 
-fn put_annotation(out: &mut Vec<u8>, key: &str, value: &str) {
-    let mut entry = Vec::with_capacity(key.len() + value.len() + 6);
-    protobuf::put_bytes(&mut entry, 1, key.as_bytes());
-    protobuf::put_bytes(&mut entry, 2, value.as_bytes());
-    protobuf::put_bytes(out, 12, &entry);
+fn annotation(key: &str, value: &str) -> StringEntry {
+    StringEntry {
+        key: key.to_owned(),
+        value: value.to_owned(),
+    }
 }

@@ -11,10 +11,12 @@ use bytes::{Buf, Bytes};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::protobuf::{Reader, Unknown};
-use super::{Encoding, Malformed, json, offset_in};
+use super::json;
+use super::malformed::{Malformed, offset_in};
+use super::protobuf::{FieldReader, UnknownEnvelope};
+use crate::Encoding;
 
-/// What happened. Source: `apimachinery/pkg/watch/watch.go:56-62`.
+/// The type of a watch event. Source: `apimachinery/pkg/watch/watch.go:56-62`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventKind {
     /// An object came into being, or into the selection.
@@ -30,7 +32,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    /// The word on the wire.
+    /// Returns the type's name on the wire.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Added => "ADDED",
@@ -58,7 +60,7 @@ impl EventKind {
 /// One event of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// What happened.
+    /// The type of the event.
     pub kind: EventKind,
     /// The whole as received: the line with its newline, or the message with its length.
     pub frame: Bytes,
@@ -67,7 +69,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// A copy that shares no memory with anything.
+    /// Returns a copy that shares no memory with other bytes.
     #[must_use]
     pub fn detached(&self) -> Self {
         let frame = Bytes::copy_from_slice(&self.frame);
@@ -88,9 +90,22 @@ impl Frame {
 
 /// Cuts the chunks of a watch's body into frames.
 ///
-/// Bytes are copied only where a frame spans chunks, or where it is so small that it would keep a
-/// much larger chunk in memory and its taker does not let go of it. After an error the decoder
-/// gives no more frames.
+/// Bytes are copied only if a frame spans chunks, or if a small frame that is kept would hold a
+/// much larger chunk in memory. After an error the decoder returns no more frames.
+///
+/// ```
+/// use watershed_protocol::{Encoding, EventKind, FrameDecoder};
+///
+/// let mut decoder = FrameDecoder::new(Encoding::Json, 1 << 20);
+/// decoder.push(r#"{"type":"ADDED","object":{"kind":"#.into());
+/// assert_eq!(decoder.next_frame()?, None);
+/// decoder.push("\"Pod\"}}\n".into());
+/// let frame = decoder.next_frame()?.expect("the event is complete");
+/// assert_eq!(frame.kind, EventKind::Added);
+/// assert_eq!(frame.object, r#"{"kind":"Pod"}"#);
+/// assert!(decoder.is_clean());
+/// # Ok::<(), watershed_protocol::Malformed>(())
+/// ```
 #[derive(Debug)]
 pub struct FrameDecoder {
     encoding: Encoding,
@@ -105,17 +120,17 @@ pub struct FrameDecoder {
 /// A frame that is kept shares its chunk's memory only if it is at least this part of it.
 const WORTH_SHARING: usize = 2;
 
-/// What the taker of a frame does with it.
+/// The lifetime of a frame after it is taken.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Taker {
-    /// It may stay for long.
-    Keeps,
-    /// It is gone before the next one is taken.
-    LetsGo,
+enum FrameUse {
+    /// It may be held for long.
+    Kept,
+    /// It is dropped before the next one is taken.
+    Transient,
 }
 
 impl FrameDecoder {
-    /// A decoder that refuses frames above a size, framing included.
+    /// Creates a decoder that refuses frames above a size, framing included.
     pub fn new(encoding: Encoding, max_frame_bytes: usize) -> Self {
         Self {
             encoding,
@@ -134,23 +149,24 @@ impl FrameDecoder {
         }
     }
 
-    /// The next event, if it has arrived in full.
+    /// Returns the next event, if it has arrived in full.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, Malformed> {
-        self.next(Taker::Keeps)
+        self.next(FrameUse::Kept)
     }
 
-    /// The same for somebody who lets go of it at once: it may keep a chunk in memory that is much
-    /// larger.
+    /// Returns the next event, for a caller that drops it before it takes another.
+    ///
+    /// The frame is never copied, and may hold a much larger chunk in memory.
     pub fn next_transient_frame(&mut self) -> Result<Option<Frame>, Malformed> {
-        self.next(Taker::LetsGo)
+        self.next(FrameUse::Transient)
     }
 
-    fn next(&mut self, taker: Taker) -> Result<Option<Frame>, Malformed> {
+    fn next(&mut self, frame_use: FrameUse) -> Result<Option<Frame>, Malformed> {
         if let Some(failure) = self.failed {
             return Err(failure);
         }
         let next = self
-            .cut(taker)
+            .cut(frame_use)
             .and_then(|frame| frame.map(|frame| open(self.encoding, frame)).transpose());
         if let Err(failure) = next {
             self.failed = Some(failure);
@@ -160,14 +176,14 @@ impl FrameDecoder {
         next
     }
 
-    /// Whether nothing is half-read: false at the end of a body means that it was cut within an
+    /// Returns true if no event is half-read. False at the end of a body: it was cut within an
     /// event.
     pub fn is_clean(&self) -> bool {
         self.failed.is_none() && self.partial.is_empty() && self.chunks.is_empty()
     }
 
     /// Takes the next frame's bytes off the chunks.
-    fn cut(&mut self, taker: Taker) -> Result<Option<Bytes>, Malformed> {
+    fn cut(&mut self, frame_use: FrameUse) -> Result<Option<Bytes>, Malformed> {
         const TOO_LARGE: Malformed = Malformed("event larger than allowed");
         while let Some((chunk, size)) = self.chunks.front_mut() {
             // How many bytes of the chunk belong to the frame, and whether they complete it.
@@ -188,7 +204,7 @@ impl FrameDecoder {
             if self.partial.len() + length > self.max_frame_bytes {
                 return Err(TOO_LARGE);
             }
-            let worth_sharing = taker == Taker::LetsGo || length * WORTH_SHARING >= *size;
+            let worth_sharing = frame_use == FrameUse::Transient || length * WORTH_SHARING >= *size;
             let share = complete && self.partial.is_empty() && worth_sharing;
             let frame = if share {
                 Some(chunk.split_to(length))
@@ -268,7 +284,7 @@ fn printed_form(line: &[u8]) -> Option<(&[u8], usize)> {
 fn open_protobuf(frame: Bytes) -> Result<Frame, Malformed> {
     const NO_OBJECT: Malformed = Malformed("event without an object");
     let (mut kind, mut extension) = (None, None);
-    let mut fields = Reader::new(&frame[4..]);
+    let mut fields = FieldReader::new(&frame[4..]);
     while let Some((number, value)) = fields.next()? {
         match number {
             1 => kind = Some(EventKind::parse(value.bytes()?)?),
@@ -277,13 +293,13 @@ fn open_protobuf(frame: Bytes) -> Result<Frame, Malformed> {
         }
     }
     let mut envelope = None;
-    let mut fields = Reader::new(extension.ok_or(NO_OBJECT)?);
+    let mut fields = FieldReader::new(extension.ok_or(NO_OBJECT)?);
     while let Some((number, value)) = fields.next()? {
         if number == 1 {
             envelope = Some(value.bytes()?);
         }
     }
-    let raw = Unknown::read(envelope.ok_or(NO_OBJECT)?)?.raw;
+    let raw = UnknownEnvelope::read(envelope.ok_or(NO_OBJECT)?)?.raw;
     let start = offset_in(&frame, raw);
     let object = frame.slice(start..start + raw.len());
     Ok(Frame {

@@ -1,12 +1,14 @@
-//! Which object it is that has a name, and whether it is about to go.
+//! An object's identity: its uid, and the mark of its deletion.
 use std::borrow::Cow;
 
 use serde::Deserialize;
 
-use super::protobuf::{self, Reader};
-use super::{Encoding, ItemBytes, Malformed};
+use super::item_bytes::ItemBytes;
+use super::malformed::Malformed;
+use super::protobuf::{self, FieldReader};
+use crate::Encoding;
 
-/// What tells an object from others that had its name.
+/// Distinguishes an object from others that had its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObjectIdentity {
     /// `metadata.uid`; may be empty.
@@ -15,7 +17,7 @@ pub struct ObjectIdentity {
     pub is_being_deleted: bool,
 }
 
-/// Reads it from a stored object.
+/// Reads the identity of a held object.
 pub fn read_identity(encoding: Encoding, object: &ItemBytes) -> Result<ObjectIdentity, Malformed> {
     read(encoding, &object.text())
 }
@@ -55,16 +57,16 @@ fn read_json(object: &[u8]) -> Result<ObjectIdentity, Malformed> {
 
 fn read_protobuf(object: &[u8]) -> Result<ObjectIdentity, Malformed> {
     let [_, metadata, _] = protobuf::split_metadata(object)?;
-    let mut life = ObjectIdentity::default();
-    let mut fields = Reader::new(metadata);
+    let mut identity = ObjectIdentity::default();
+    let mut fields = FieldReader::new(metadata);
     while let Some((number, value)) = fields.next()? {
         match number {
-            5 => value.text()?.clone_into(&mut life.uid),
-            9 => life.is_being_deleted = true,
+            5 => value.text()?.clone_into(&mut identity.uid),
+            9 => identity.is_being_deleted = true,
             _ => {}
         }
     }
-    Ok(life)
+    Ok(identity)
 }
 
 #[cfg(test)]
@@ -72,28 +74,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_encodings_tell() {
-        let life = |uid: &str, is_being_deleted| ObjectIdentity {
+    fn identities_are_read_from_both_encodings() {
+        let identity = |uid: &str, is_being_deleted| ObjectIdentity {
             uid: uid.to_owned(),
             is_being_deleted,
         };
         let json = br#"{"kind":"Pod","metadata":{"name":"a","uid":"u-1","deletionTimestamp":"2026-01-01T00:00:00Z"}}"#;
-        assert_eq!(read(Encoding::Json, json).unwrap(), life("u-1", true));
+        assert_eq!(read(Encoding::Json, json).unwrap(), identity("u-1", true));
         assert_eq!(
             read(Encoding::Json, br#"{"metadata":{"uid":"u"}}"#).unwrap(),
-            life("u", false)
+            identity("u", false)
         );
         // Field 1 is the metadata: uid is its field 5, deletionTimestamp its field 9.
         let mut message = vec![0x0a, 5, 0x2a, 3, b'u', b'-', b'1'];
         assert_eq!(
             read(Encoding::Protobuf, &message).unwrap(),
-            life("u-1", false)
+            identity("u-1", false)
         );
         message.splice(1..2, [9]);
         message.extend([0x4a, 2, 8, 1]);
         assert_eq!(
             read(Encoding::Protobuf, &message).unwrap(),
-            life("u-1", true)
+            identity("u-1", true)
         );
         for garbage in [&b"{}"[..], b"", b"\xff\xff", b"{\"metadata\":3}"] {
             assert!(read(Encoding::Json, garbage).is_err(), "{garbage:?}");

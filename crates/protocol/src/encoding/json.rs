@@ -1,4 +1,4 @@
-//! Reading JSON without building it: only the members of interest are looked at, and borrowed.
+//! Reads the members of interest of JSON objects, borrowed from the text.
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
@@ -7,17 +7,19 @@ use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::{ErrorStatus, Found, Malformed, offset_in};
-use crate::fields::{Next, Step};
+use super::error_status::ErrorStatus;
+use super::malformed::{Malformed, offset_in};
+use super::scanned::ScanValues;
+use crate::fields::{PathStep, StepTarget};
 
 /// Fills `found` from an object's text, which must be one JSON value and nothing else.
 pub(super) fn scan<'a>(
     object: &'a [u8],
-    steps: &[Step],
-    found: &mut Found<'a>,
+    steps: &[PathStep],
+    found: &mut ScanValues<'a>,
 ) -> Result<(), Malformed> {
     let mut text = serde_json::Deserializer::from_slice(object);
-    Top { steps, found }
+    ObjectVisitor { steps, found }
         .deserialize(&mut text)
         .and_then(|()| text.end())
         .map_err(|_| Malformed("object is not JSON of the expected shape"))
@@ -40,7 +42,7 @@ pub(super) fn read_error(object: &[u8]) -> Option<ErrorStatus> {
     })
 }
 
-/// Where the value of an object's `metadata` stands.
+/// Returns the range of the value of an object's `metadata`.
 pub(super) fn metadata_span(object: &[u8]) -> Result<Range<usize>, Malformed> {
     #[derive(Deserialize)]
     struct Outer<'a> {
@@ -52,26 +54,27 @@ pub(super) fn metadata_span(object: &[u8]) -> Result<Range<usize>, Malformed> {
     Ok(span(object, outer.metadata))
 }
 
-/// The same of what is held of an object ([`ItemBytes`](super::ItemBytes)): its whole text, or what
-/// follows kind and apiVersion. In a struct metadata comes next, and nothing behind it need be
-/// looked at.
-pub(super) fn stored_metadata_span(stored: &[u8]) -> Result<Range<usize>, Malformed> {
+/// Returns the range of the value of `metadata` in the bytes held of an object.
+///
+/// They are its whole text, or the text after kind and apiVersion. In a struct, metadata comes
+/// next, and the rest is not read.
+pub(super) fn item_metadata_span(item: &[u8]) -> Result<Range<usize>, Malformed> {
     const FIRST: &[u8] = br#""metadata":"#;
-    if !stored.starts_with(b"\"") {
-        return metadata_span(stored);
+    if !item.starts_with(b"\"") {
+        return metadata_span(item);
     }
-    if let Some(rest) = stored.strip_prefix(FIRST) {
+    if let Some(rest) = item.strip_prefix(FIRST) {
         let mut values = serde_json::Deserializer::from_slice(rest).into_iter::<&RawValue>();
         if let Some(Ok(metadata)) = values.next() {
-            return Ok(span(stored, metadata));
+            return Ok(span(item, metadata));
         }
     }
-    let text = [b"{", stored].concat();
+    let text = [b"{", item].concat();
     let Range { start, end } = metadata_span(&text)?;
     Ok(start - 1..end - 1)
 }
 
-/// Where the digits of an object's `metadata.resourceVersion` stand, without the quotes.
+/// Returns the range of the digits of an object's `metadata.resourceVersion`, without the quotes.
 pub(super) fn version_span(object: &[u8]) -> Result<Range<usize>, Malformed> {
     #[derive(Deserialize)]
     struct Metadata<'a> {
@@ -93,38 +96,38 @@ pub(super) fn version_span(object: &[u8]) -> Result<Range<usize>, Malformed> {
     }
 }
 
-/// Where a value parsed from `outer` stands in it.
+/// Returns the range in `outer` of a value that was parsed from it.
 pub(super) fn span(outer: &[u8], value: &RawValue) -> Range<usize> {
     let start = offset_in(outer, value.get().as_bytes());
     start..start + value.get().len()
 }
 
 /// The object itself.
-struct Top<'f, 'a> {
-    steps: &'f [Step],
-    found: &'f mut Found<'a>,
+struct ObjectVisitor<'f, 'a> {
+    steps: &'f [PathStep],
+    found: &'f mut ScanValues<'a>,
 }
 
 /// The object's `metadata`.
-struct Metadata<'f, 'a>(&'f mut Found<'a>);
+struct MetadataVisitor<'f, 'a>(&'f mut ScanValues<'a>);
 
 /// A map of strings.
-struct Labels<'f, 'a>(&'f mut Vec<(Cow<'a, str>, Cow<'a, str>)>);
+struct LabelsVisitor<'f, 'a>(&'f mut Vec<(Cow<'a, str>, Cow<'a, str>)>);
 
 /// A member on the way to a field value.
-struct Member<'f, 'a> {
-    next: &'f Next,
+struct MemberVisitor<'f, 'a> {
+    next: &'f StepTarget,
     /// Only the first element of a list counts.
     first: bool,
     places: &'f mut Vec<Option<Cow<'a, str>>>,
 }
 
 /// A string, borrowed unless it has escapes; null counts as empty.
-struct Text;
+struct TextVisitor;
 
-// === impl Top ===
+// === impl ObjectVisitor ===
 
-impl<'de> DeserializeSeed<'de> for Top<'_, 'de> {
+impl<'de> DeserializeSeed<'de> for ObjectVisitor<'_, 'de> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -132,7 +135,7 @@ impl<'de> DeserializeSeed<'de> for Top<'_, 'de> {
     }
 }
 
-impl<'de> Visitor<'de> for Top<'_, 'de> {
+impl<'de> Visitor<'de> for ObjectVisitor<'_, 'de> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -140,9 +143,9 @@ impl<'de> Visitor<'de> for Top<'_, 'de> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(key) = map.next_key_seed(Text)? {
+        while let Some(key) = map.next_key_seed(TextVisitor)? {
             if key == "metadata" {
-                map.next_value_seed(Metadata(self.found))?;
+                map.next_value_seed(MetadataVisitor(self.found))?;
             } else {
                 visit_member(&mut map, &key, self.steps, &mut self.found.places)?;
             }
@@ -155,11 +158,11 @@ impl<'de> Visitor<'de> for Top<'_, 'de> {
 fn visit_member<'de, A: MapAccess<'de>>(
     map: &mut A,
     key: &str,
-    steps: &[Step],
+    steps: &[PathStep],
     places: &mut Vec<Option<Cow<'de, str>>>,
 ) -> Result<(), A::Error> {
     match steps.iter().find(|step| &*step.key == key) {
-        Some(step) => map.next_value_seed(Member {
+        Some(step) => map.next_value_seed(MemberVisitor {
             next: &step.next,
             first: step.first,
             places,
@@ -168,9 +171,9 @@ fn visit_member<'de, A: MapAccess<'de>>(
     }
 }
 
-// === impl Metadata ===
+// === impl MetadataVisitor ===
 
-impl<'de> DeserializeSeed<'de> for Metadata<'_, 'de> {
+impl<'de> DeserializeSeed<'de> for MetadataVisitor<'_, 'de> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -178,7 +181,7 @@ impl<'de> DeserializeSeed<'de> for Metadata<'_, 'de> {
     }
 }
 
-impl<'de> Visitor<'de> for Metadata<'_, 'de> {
+impl<'de> Visitor<'de> for MetadataVisitor<'_, 'de> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -187,14 +190,14 @@ impl<'de> Visitor<'de> for Metadata<'_, 'de> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let found = self.0;
-        while let Some(key) = map.next_key_seed(Text)? {
+        while let Some(key) = map.next_key_seed(TextVisitor)? {
             match &*key {
-                "name" => found.name = map.next_value_seed(Text)?,
-                "namespace" => found.namespace = map.next_value_seed(Text)?,
-                "resourceVersion" => found.version = map.next_value_seed(Text)?,
+                "name" => found.name = map.next_value_seed(TextVisitor)?,
+                "namespace" => found.namespace = map.next_value_seed(TextVisitor)?,
+                "resourceVersion" => found.version = map.next_value_seed(TextVisitor)?,
                 "labels" => {
                     found.labels.clear();
-                    map.next_value_seed(Labels(&mut found.labels))?;
+                    map.next_value_seed(LabelsVisitor(&mut found.labels))?;
                 }
                 _ => drop(map.next_value::<IgnoredAny>()?),
             }
@@ -203,9 +206,9 @@ impl<'de> Visitor<'de> for Metadata<'_, 'de> {
     }
 }
 
-// === impl Labels ===
+// === impl LabelsVisitor ===
 
-impl<'de> DeserializeSeed<'de> for Labels<'_, 'de> {
+impl<'de> DeserializeSeed<'de> for LabelsVisitor<'_, 'de> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -213,7 +216,7 @@ impl<'de> DeserializeSeed<'de> for Labels<'_, 'de> {
     }
 }
 
-impl<'de> Visitor<'de> for Labels<'_, 'de> {
+impl<'de> Visitor<'de> for LabelsVisitor<'_, 'de> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -225,24 +228,24 @@ impl<'de> Visitor<'de> for Labels<'_, 'de> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(key) = map.next_key_seed(Text)? {
-            self.0.push((key, map.next_value_seed(Text)?));
+        while let Some(key) = map.next_key_seed(TextVisitor)? {
+            self.0.push((key, map.next_value_seed(TextVisitor)?));
         }
         Ok(())
     }
 }
 
-// === impl Member ===
+// === impl MemberVisitor ===
 
-impl<'a> Member<'_, 'a> {
+impl<'a> MemberVisitor<'_, 'a> {
     fn put(self, value: impl Into<Cow<'a, str>>) {
-        if let (Next::Place(place, _), false) = (self.next, self.first) {
+        if let (StepTarget::Place(place, _), false) = (self.next, self.first) {
             self.places[*place] = Some(value.into());
         }
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Member<'_, 'de> {
+impl<'de> DeserializeSeed<'de> for MemberVisitor<'_, 'de> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -250,7 +253,7 @@ impl<'de> DeserializeSeed<'de> for Member<'_, 'de> {
     }
 }
 
-impl<'de> Visitor<'de> for Member<'_, 'de> {
+impl<'de> Visitor<'de> for MemberVisitor<'_, 'de> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -259,10 +262,10 @@ impl<'de> Visitor<'de> for Member<'_, 'de> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let steps = match self.next {
-            Next::Members(steps) if !self.first => steps.as_slice(),
+            StepTarget::Members(steps) if !self.first => steps.as_slice(),
             _ => &[],
         };
-        while let Some(key) = map.next_key_seed(Text)? {
+        while let Some(key) = map.next_key_seed(TextVisitor)? {
             visit_member(&mut map, &key, steps, self.places)?;
         }
         Ok(())
@@ -270,7 +273,7 @@ impl<'de> Visitor<'de> for Member<'_, 'de> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
         if self.first {
-            let element = Member {
+            let element = MemberVisitor {
                 next: self.next,
                 first: false,
                 places: self.places,
@@ -319,9 +322,9 @@ impl<'de> Visitor<'de> for Member<'_, 'de> {
     }
 }
 
-// === impl Text ===
+// === impl TextVisitor ===
 
-impl<'de> DeserializeSeed<'de> for Text {
+impl<'de> DeserializeSeed<'de> for TextVisitor {
     type Value = Cow<'de, str>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
@@ -329,7 +332,7 @@ impl<'de> DeserializeSeed<'de> for Text {
     }
 }
 
-impl<'de> Visitor<'de> for Text {
+impl<'de> Visitor<'de> for TextVisitor {
     type Value = Cow<'de, str>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -2,29 +2,32 @@
 use std::ops::Range;
 
 use bytes::Bytes;
+use prost::Message;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::protobuf::{self, Reader, Unknown};
-use super::wire_format::{Style, WireFormat};
-use super::{Encoding, Malformed, json, offset_in};
-use crate::ResourceVersion;
+use super::json;
+use super::malformed::{Malformed, offset_in};
+use super::protobuf::messages::ListMeta;
+use super::protobuf::{self, FieldReader, UnknownEnvelope};
+use super::wire_format::{PrintStyle, WireFormat};
+use crate::{Encoding, ResourceVersion};
 
 /// One answer to a LIST.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListPage {
     /// Version of the list.
     pub version: ResourceVersion,
-    /// Where the next page starts; `None` on the last one.
+    /// The token of the next page; `None` on the last one.
     pub continue_token: Option<String>,
-    /// How many objects upstream says are left.
+    /// The number of remaining objects that upstream reports.
     pub remaining: Option<i64>,
     /// The objects. They are slices of the answer, except in JSON whose items lack kind and
     /// apiVersion.
     pub objects: Vec<Bytes>,
 }
 
-/// What a list has around its items.
+/// The parts of a list around its items.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListParts {
     /// Everything before the first item.
@@ -49,10 +52,11 @@ const NOT_A_LIST: Malformed = Malformed("answer that is not a list");
 const OTHER_STYLE: Malformed = Malformed("list in another style");
 
 impl WireFormat {
-    /// Learns a type's form from an answer to a LIST, typically with `limit=1`, and reads that
+    /// Learns a type's format from an answer to a LIST, typically with `limit=1`, and reads that
     /// answer.
     ///
-    /// Refuses whatever it could not write again byte for byte; such a type can only be forwarded.
+    /// Refuses an answer that it could not write again byte for byte. Such a type can only be
+    /// forwarded.
     /// Source: `apimachinery/pkg/runtime/serializer/{json,protobuf}/collections.go`.
     pub fn learn(
         encoding: Encoding,
@@ -64,9 +68,9 @@ impl WireFormat {
                 let list = JsonList::parse(list_body)?;
                 let first = list.items.iter().flatten().next();
                 let style = if list_body.starts_with(br#"{"apiVersion":"#) {
-                    Style::Sorted
+                    PrintStyle::Sorted
                 } else {
-                    Style::Struct {
+                    PrintStyle::Struct {
                         bare_items: first.map_or(kind != PARTIAL, |item| {
                             !item.get().starts_with(r#"{"kind":"#)
                         }),
@@ -78,24 +82,25 @@ impl WireFormat {
                 Ok((format, page))
             }
             Encoding::Protobuf => {
-                let unknown = Unknown::read(list_body)?;
-                let format = Self::new(kind, unknown.api_version, unknown.kind, Style::Message)?;
+                let unknown = UnknownEnvelope::read(list_body)?;
+                let format =
+                    Self::new(kind, unknown.api_version, unknown.kind, PrintStyle::Message)?;
                 let page = format.protobuf_page(list_body, &unknown)?;
                 Ok((format, page))
             }
         }
     }
 
-    /// Reads an answer to a LIST, which must be byte for byte as this form would write it.
+    /// Reads an answer to a LIST, which must be byte for byte as this format would write it.
     pub fn read_list(&self, body: &Bytes) -> Result<ListPage, Malformed> {
         match self.encoding() {
             Encoding::Json => self.json_page(body, &JsonList::parse(body)?),
-            Encoding::Protobuf => self.protobuf_page(body, &Unknown::read(body)?),
+            Encoding::Protobuf => self.protobuf_page(body, &UnknownEnvelope::read(body)?),
         }
     }
 
-    /// What a list has around its items: `count` of them, in so many bytes with the separators
-    /// between them.
+    /// Returns the parts of a list around `count` items, which have `items` bytes with the
+    /// separators between them.
     pub fn list_parts(
         &self,
         version: ResourceVersion,
@@ -105,7 +110,7 @@ impl WireFormat {
         items: u64,
     ) -> ListParts {
         let (head, tail) = match self.style {
-            Style::Struct { null_items, .. } => {
+            PrintStyle::Struct { null_items, .. } => {
                 let metadata = struct_metadata(version, continue_token, remaining);
                 let null = null_items && count == 0;
                 let open = if null { "null" } else { "[" };
@@ -116,7 +121,7 @@ impl WireFormat {
                 );
                 (start.into_bytes(), if null { "}\n" } else { "]}\n" }.into())
             }
-            Style::Sorted => {
+            PrintStyle::Sorted => {
                 let metadata = sorted_metadata(version, continue_token, remaining);
                 let start = format!(r#"{{"apiVersion":"{}","items":["#, self.api_version());
                 let end = format!(
@@ -125,7 +130,7 @@ impl WireFormat {
                 );
                 (start.into_bytes(), end.into())
             }
-            Style::Message => {
+            PrintStyle::Message => {
                 let metadata = message_metadata(version, continue_token, remaining);
                 let raw = protobuf::bytes_field_len(metadata.len()) + items as usize;
                 let names = protobuf::type_meta(self.api_version(), &self.list_kind);
@@ -147,7 +152,7 @@ impl WireFormat {
     fn object(&self, item: Bytes) -> Result<Bytes, Malformed> {
         if !matches!(
             self.style,
-            Style::Struct {
+            PrintStyle::Struct {
                 bare_items: true,
                 ..
             }
@@ -169,8 +174,8 @@ impl WireFormat {
     /// Bytes of an item that stands at a place, with the separator before all but the first.
     fn place_len(&self, index: usize, item: usize) -> usize {
         match self.style {
-            Style::Message => protobuf::bytes_field_len(item),
-            Style::Struct { .. } | Style::Sorted => usize::from(index > 0) + item,
+            PrintStyle::Message => protobuf::bytes_field_len(item),
+            PrintStyle::Struct { .. } | PrintStyle::Sorted => usize::from(index > 0) + item,
         }
     }
 
@@ -183,9 +188,13 @@ impl WireFormat {
         self.page(body, places, version, token, metadata.remaining)
     }
 
-    fn protobuf_page(&self, body: &Bytes, list: &Unknown<'_>) -> Result<ListPage, Malformed> {
+    fn protobuf_page(
+        &self,
+        body: &Bytes,
+        list: &UnknownEnvelope<'_>,
+    ) -> Result<ListPage, Malformed> {
         let (mut metadata, mut places) = (None, Vec::new());
-        let mut fields = Reader::new(list.raw);
+        let mut fields = FieldReader::new(list.raw);
         while let Some((number, value)) = fields.next()? {
             let value = value.bytes()?;
             let start = offset_in(body, value);
@@ -196,7 +205,7 @@ impl WireFormat {
             }
         }
         let (mut version, mut token, mut remaining) = (None, None, None);
-        let mut fields = Reader::new(metadata.ok_or(NOT_A_LIST)?);
+        let mut fields = FieldReader::new(metadata.ok_or(NOT_A_LIST)?);
         while let Some((number, value)) = fields.next()? {
             match number {
                 2 => version = ResourceVersion::parse(value.text()?),
@@ -308,21 +317,18 @@ fn sorted_metadata(
     format!(r#"{{"continue":{token},{remaining}"resourceVersion":"{version}"}}"#)
 }
 
-/// ListMeta {1: selfLink, 2: resourceVersion, 3: continue, 4: remainingItemCount}.
 fn message_metadata(
     version: ResourceVersion,
     token: Option<&str>,
     remaining: Option<i64>,
 ) -> Vec<u8> {
-    let mut out = Vec::with_capacity(32 + token.map_or(0, str::len));
-    protobuf::put_bytes(&mut out, 1, b"");
-    protobuf::put_bytes(&mut out, 2, version.to_string().as_bytes());
-    protobuf::put_bytes(&mut out, 3, token.unwrap_or_default().as_bytes());
-    if let Some(remaining) = remaining {
-        out.push(4 << 3);
-        protobuf::put_varint(&mut out, remaining.cast_unsigned());
-    }
-    out
+    let metadata = ListMeta {
+        self_link: String::new(),
+        resource_version: version.to_string(),
+        continue_token: token.unwrap_or_default().to_owned(),
+        remaining,
+    };
+    metadata.encode_to_vec()
 }
 
 /// A JSON string. Continue tokens are base64url, so Go's extra escapes never matter.

@@ -1,193 +1,186 @@
-//! `ObjectMeta` from JSON to protobuf, for custom resources, whose objects exist in JSON alone.
+//! `ObjectMeta`: read from JSON, written in protobuf.
+//!
+//! Custom resources exist in JSON alone. Clients that want their metadata in protobuf get this
+//! message.
 //!
 //! Sources: `apimachinery/pkg/apis/meta/v1/generated.proto` (numbers), `generated.pb.go` and
-//! `time_proto.go` (what is written although it is empty, and the order).
+//! `time_proto.go` (fields that are written although they are empty).
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use prost::Message;
+use serde::{Deserialize, Deserializer, de};
 use serde_json::value::RawValue;
 
-use super::Malformed;
-use super::protobuf::{put_bytes, put_header, put_varint};
+use super::malformed::Malformed;
+use super::protobuf::messages::StringEntry;
 
-const ODD: Malformed = Malformed("metadata that can't be written in protobuf");
+const NOT_WRITABLE: Malformed = Malformed("metadata that can't be written in protobuf");
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct ObjectMeta<'a> {
-    #[serde(borrow, default)]
-    name: Cow<'a, str>,
-    #[serde(borrow, default)]
-    generate_name: Cow<'a, str>,
-    #[serde(borrow, default)]
-    namespace: Cow<'a, str>,
-    #[serde(borrow, default)]
-    self_link: Cow<'a, str>,
-    #[serde(borrow, default)]
-    uid: Cow<'a, str>,
-    #[serde(borrow, default)]
-    resource_version: Cow<'a, str>,
-    #[serde(default)]
-    generation: i64,
-    #[serde(borrow)]
-    creation_timestamp: Option<Cow<'a, str>>,
-    #[serde(borrow)]
-    deletion_timestamp: Option<Cow<'a, str>>,
-    deletion_grace_period_seconds: Option<i64>,
-    #[serde(borrow, default)]
-    labels: BTreeMap<Cow<'a, str>, Cow<'a, str>>,
-    #[serde(borrow, default)]
-    annotations: BTreeMap<Cow<'a, str>, Cow<'a, str>>,
-    #[serde(borrow, default)]
-    owner_references: Vec<OwnerReference<'a>>,
-    #[serde(borrow, default)]
-    finalizers: Vec<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    managed_fields: Vec<ManagedFields<'a>>,
+/// Returns the message for the JSON text of a `metadata` member.
+///
+/// Refuses unknown members, because they would be lost.
+pub(super) fn to_protobuf(metadata: &[u8]) -> Result<Vec<u8>, Malformed> {
+    let meta: ObjectMeta = serde_json::from_slice(metadata).map_err(|_| NOT_WRITABLE)?;
+    Ok(meta.encode_to_vec())
 }
 
-#[derive(Deserialize)]
+/// `meta.v1.ObjectMeta`
+#[derive(Clone, PartialEq, Deserialize, Message)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct OwnerReference<'a> {
-    #[serde(borrow, default)]
-    api_version: Cow<'a, str>,
-    #[serde(borrow, default)]
-    kind: Cow<'a, str>,
-    #[serde(borrow, default)]
-    name: Cow<'a, str>,
-    #[serde(borrow, default)]
-    uid: Cow<'a, str>,
+pub(super) struct ObjectMeta {
+    #[prost(string, required, tag = "1")]
+    #[serde(default)]
+    name: String,
+    #[prost(string, required, tag = "2")]
+    #[serde(default)]
+    generate_name: String,
+    #[prost(string, required, tag = "3")]
+    #[serde(default)]
+    namespace: String,
+    #[prost(string, required, tag = "4")]
+    #[serde(default)]
+    self_link: String,
+    #[prost(string, required, tag = "5")]
+    #[serde(default)]
+    uid: String,
+    #[prost(string, required, tag = "6")]
+    #[serde(default)]
+    resource_version: String,
+    #[prost(int64, required, tag = "7")]
+    #[serde(default)]
+    generation: i64,
+    #[prost(message, required, tag = "8")]
+    #[serde(default, deserialize_with = "time_or_nothing")]
+    creation_timestamp: Time,
+    #[prost(message, optional, tag = "9")]
+    #[serde(default, deserialize_with = "time")]
+    deletion_timestamp: Option<Time>,
+    #[prost(int64, optional, tag = "10")]
+    deletion_grace_period_seconds: Option<i64>,
+    #[prost(message, repeated, tag = "11")]
+    #[serde(default, deserialize_with = "entries")]
+    labels: Vec<StringEntry>,
+    #[prost(message, repeated, tag = "12")]
+    #[serde(default, deserialize_with = "entries")]
+    annotations: Vec<StringEntry>,
+    #[prost(message, repeated, tag = "13")]
+    #[serde(default)]
+    owner_references: Vec<OwnerReference>,
+    #[prost(string, repeated, tag = "14")]
+    #[serde(default)]
+    finalizers: Vec<String>,
+    #[prost(message, repeated, tag = "17")]
+    #[serde(default)]
+    managed_fields: Vec<ManagedFieldsEntry>,
+}
+
+impl ObjectMeta {
+    /// Returns metadata in which everything else is empty, as in a bookmark.
+    pub(super) fn new(resource_version: String, annotations: Vec<StringEntry>) -> Self {
+        Self {
+            resource_version,
+            annotations,
+            ..Self::default()
+        }
+    }
+}
+
+/// `meta.v1.OwnerReference`
+#[derive(Clone, PartialEq, Deserialize, Message)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct OwnerReference {
+    #[prost(string, required, tag = "1")]
+    #[serde(default)]
+    kind: String,
+    #[prost(string, required, tag = "3")]
+    #[serde(default)]
+    name: String,
+    #[prost(string, required, tag = "4")]
+    #[serde(default)]
+    uid: String,
+    #[prost(string, required, tag = "5")]
+    #[serde(default)]
+    api_version: String,
+    #[prost(bool, optional, tag = "6")]
     controller: Option<bool>,
+    #[prost(bool, optional, tag = "7")]
     block_owner_deletion: Option<bool>,
 }
 
-#[derive(Deserialize)]
+/// `meta.v1.ManagedFieldsEntry`
+#[derive(Clone, PartialEq, Deserialize, Message)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct ManagedFields<'a> {
-    #[serde(borrow, default)]
-    manager: Cow<'a, str>,
-    #[serde(borrow, default)]
-    operation: Cow<'a, str>,
-    #[serde(borrow, default)]
-    api_version: Cow<'a, str>,
-    #[serde(borrow)]
-    time: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    fields_type: Cow<'a, str>,
-    #[serde(borrow, rename = "fieldsV1")]
-    fields_v1: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    subresource: Cow<'a, str>,
+struct ManagedFieldsEntry {
+    #[prost(string, required, tag = "1")]
+    #[serde(default)]
+    manager: String,
+    #[prost(string, required, tag = "2")]
+    #[serde(default)]
+    operation: String,
+    #[prost(string, required, tag = "3")]
+    #[serde(default)]
+    api_version: String,
+    #[prost(message, optional, tag = "4")]
+    #[serde(default, deserialize_with = "time")]
+    time: Option<Time>,
+    #[prost(string, required, tag = "6")]
+    #[serde(default)]
+    fields_type: String,
+    #[prost(message, optional, tag = "7")]
+    #[serde(default, deserialize_with = "raw_fields", rename = "fieldsV1")]
+    fields_v1: Option<FieldsV1>,
+    #[prost(string, required, tag = "8")]
+    #[serde(default)]
+    subresource: String,
 }
 
-/// The message for the JSON text of a `metadata` member. Members that are not known are refused:
-/// they would be lost.
-pub(super) fn to_protobuf(metadata: &[u8]) -> Result<Vec<u8>, Malformed> {
-    let meta: ObjectMeta<'_> = serde_json::from_slice(metadata).map_err(|_| ODD)?;
-    let mut out = Vec::with_capacity(metadata.len());
-    let strings = [
-        &meta.name,
-        &meta.generate_name,
-        &meta.namespace,
-        &meta.self_link,
-        &meta.uid,
-        &meta.resource_version,
-    ];
-    for (number, text) in (1..).zip(strings) {
-        put_bytes(&mut out, number, text.as_bytes());
-    }
-    put_number(&mut out, 7, meta.generation);
-    put_bytes(&mut out, 8, &time(meta.creation_timestamp.as_deref())?);
-    if let Some(text) = &meta.deletion_timestamp {
-        put_bytes(&mut out, 9, &time(Some(text))?);
-    }
-    if let Some(seconds) = meta.deletion_grace_period_seconds {
-        put_number(&mut out, 10, seconds);
-    }
-    put_map(&mut out, 11, &meta.labels);
-    put_map(&mut out, 12, &meta.annotations);
-    for owner in &meta.owner_references {
-        put_bytes(&mut out, 13, &owner.message());
-    }
-    for finalizer in &meta.finalizers {
-        put_bytes(&mut out, 14, finalizer.as_bytes());
-    }
-    for managed in &meta.managed_fields {
-        put_bytes(&mut out, 17, &managed.message()?);
-    }
-    Ok(out)
+/// `meta.v1.FieldsV1`: the JSON text as it is.
+#[derive(Clone, PartialEq, Message)]
+struct FieldsV1 {
+    #[prost(string, required, tag = "1")]
+    raw: String,
 }
 
-impl OwnerReference<'_> {
-    fn message(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        for (number, text) in [
-            (1, &self.kind),
-            (3, &self.name),
-            (4, &self.uid),
-            (5, &self.api_version),
-        ] {
-            put_bytes(&mut out, number, text.as_bytes());
-        }
-        for (number, flag) in [(6, self.controller), (7, self.block_owner_deletion)] {
-            if let Some(flag) = flag {
-                put_number(&mut out, number, i64::from(flag));
-            }
-        }
-        out
-    }
+/// `meta.v1.Time`: without fields if there is no time.
+#[derive(Clone, Copy, PartialEq, Message)]
+struct Time {
+    #[prost(int64, optional, tag = "1")]
+    seconds: Option<i64>,
+    #[prost(int32, optional, tag = "2")]
+    nanos: Option<i32>,
 }
 
-impl ManagedFields<'_> {
-    fn message(&self) -> Result<Vec<u8>, Malformed> {
-        let mut out = Vec::new();
-        for (number, text) in [
-            (1, &self.manager),
-            (2, &self.operation),
-            (3, &self.api_version),
-        ] {
-            put_bytes(&mut out, number, text.as_bytes());
-        }
-        if let Some(text) = &self.time {
-            put_bytes(&mut out, 4, &time(Some(text))?);
-        }
-        put_bytes(&mut out, 6, self.fields_type.as_bytes());
-        if let Some(fields) = self.fields_v1 {
-            let mut raw = Vec::with_capacity(fields.get().len() + 4);
-            put_bytes(&mut raw, 1, fields.get().as_bytes());
-            put_bytes(&mut out, 7, &raw);
-        }
-        put_bytes(&mut out, 8, self.subresource.as_bytes());
-        Ok(out)
-    }
-}
-
-/// A message `Time`: nothing for no time, else seconds and nanoseconds.
-fn time(text: Option<&str>) -> Result<Vec<u8>, Malformed> {
-    let mut out = Vec::new();
-    if let Some(text) = text {
-        let at: jiff::Timestamp = text.parse().map_err(|_| ODD)?;
-        put_number(&mut out, 1, at.as_second());
+fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Time>, D::Error> {
+    let Some(text) = Option::<Cow<'de, str>>::deserialize(deserializer)? else {
+        return Ok(None);
+    };
+    let time: jiff::Timestamp = text.parse().map_err(de::Error::custom)?;
+    Ok(Some(Time {
+        seconds: Some(time.as_second()),
         // Upstream's times have whole seconds.
-        put_number(&mut out, 2, 0);
-    }
-    Ok(out)
+        nanos: Some(0),
+    }))
 }
 
-fn put_number(out: &mut Vec<u8>, number: u32, value: i64) {
-    put_varint(out, u64::from(number << 3));
-    put_varint(out, value.cast_unsigned());
+fn time_or_nothing<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Time, D::Error> {
+    time(deserializer).map(Option::unwrap_or_default)
 }
 
-fn put_map(out: &mut Vec<u8>, number: u32, map: &BTreeMap<Cow<'_, str>, Cow<'_, str>>) {
-    for (key, value) in map {
-        let mut entry = Vec::with_capacity(key.len() + value.len() + 6);
-        put_bytes(&mut entry, 1, key.as_bytes());
-        put_bytes(&mut entry, 2, value.as_bytes());
-        put_header(out, number, entry.len());
-        out.extend_from_slice(&entry);
-    }
+/// Reads a map. Go writes its entries sorted by key.
+fn entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<StringEntry>, D::Error> {
+    let map = BTreeMap::<String, String>::deserialize(deserializer)?;
+    let entries = map.into_iter();
+    Ok(entries
+        .map(|(key, value)| StringEntry { key, value })
+        .collect())
+}
+
+fn raw_fields<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<FieldsV1>, D::Error> {
+    let text = Option::<&RawValue>::deserialize(deserializer)?;
+    Ok(text.map(|text| FieldsV1 {
+        raw: text.get().to_owned(),
+    }))
 }
 
 #[cfg(test)]
@@ -197,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_would_be_lost_is_refused() {
+    fn unknown_or_unreadable_members_are_refused() {
         for text in [
             r#"{"more":1}"#,
             r#"{"name":1}"#,
@@ -205,14 +198,14 @@ mod tests {
             "",
             r#"{"creationTimestamp":"soon"}"#,
         ] {
-            assert_eq!(to_protobuf(text.as_bytes()), Err(ODD), "{text}");
+            assert_eq!(to_protobuf(text.as_bytes()), Err(NOT_WRITABLE), "{text}");
         }
         assert!(to_protobuf(br#"{"name":"n","creationTimestamp":null}"#).is_ok());
     }
 
     proptest! {
         #[test]
-        fn never_panics(text in any::<String>()) {
+        fn arbitrary_text_never_panics(text in any::<String>()) {
             let _ = to_protobuf(text.as_bytes());
         }
     }

@@ -7,12 +7,16 @@ use std::collections::BTreeMap;
 use bytes::{BufMut, Bytes, BytesMut};
 use serde_json::value::RawValue;
 
-use super::wire_format::Style;
-use super::{Encoding, EventKind, ItemBytes, Malformed, WireFormat, json, object_meta, protobuf};
+use super::frames::EventKind;
+use super::item_bytes::ItemBytes;
+use super::malformed::Malformed;
+use super::wire_format::{PrintStyle, WireFormat};
+use super::{json, object_meta, protobuf};
+use crate::Encoding;
 
 const LIST_KIND: &str = "PartialObjectMetadataList";
 const API_VERSION: &str = "meta.k8s.io/v1";
-/// What stands around the metadata in JSON.
+/// The text around the metadata in JSON.
 const HEAD: &[u8] = br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":"#;
 const TAIL: &[u8] = b"}";
 
@@ -52,20 +56,19 @@ const MANAGED_FIELDS: &[&str] = &[
     "subresource",
 ];
 
-const ODD: Malformed = Malformed("metadata that can't be printed as a struct");
+const NOT_A_STRUCT: Malformed = Malformed("metadata that can't be printed as a struct");
 
-/// How objects of a type are wrapped when only their metadata is asked for.
+/// The format of a type's objects if only their metadata is asked for. Cheap to clone.
 ///
-/// Cheap to clone. What it wraps is the *metadata* of an object: the value in JSON, the message in
-/// protobuf.
+/// It wraps the *metadata* of an object: the value in JSON, the message in protobuf.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartialFormat {
     format: WireFormat,
-    source: Style,
+    source: PrintStyle,
 }
 
 impl WireFormat {
-    /// Whether these are objects reduced to their metadata by upstream itself.
+    /// Returns true if upstream itself reduced these objects to their metadata.
     pub fn is_partial(&self) -> bool {
         self.kind() == PartialFormat::KIND
             && *self.list_kind == *LIST_KIND
@@ -77,15 +80,16 @@ impl PartialFormat {
     /// The kind of reduced objects.
     pub const KIND: &str = "PartialObjectMetadata";
 
-    /// The form, in an encoding, for objects of a type that come in `whole`. JSON can be had of
-    /// objects in JSON only.
+    /// Returns the format in an encoding, for objects that come in `whole`.
+    ///
+    /// Only objects in JSON can be reduced to JSON.
     pub fn of(whole: &WireFormat, encoding: Encoding) -> Self {
         let style = match encoding {
-            Encoding::Json => Style::Struct {
+            Encoding::Json => PrintStyle::Struct {
                 bare_items: false,
                 null_items: true,
             },
-            Encoding::Protobuf => Style::Message,
+            Encoding::Protobuf => PrintStyle::Message,
         };
         let format = WireFormat::of_names(Self::KIND, API_VERSION, LIST_KIND, style);
         Self {
@@ -94,35 +98,35 @@ impl PartialFormat {
         }
     }
 
-    /// The form of the reduced objects themselves.
+    /// Returns the format of the reduced objects themselves.
     pub fn format(&self) -> &WireFormat {
         &self.format
     }
 
-    /// The metadata of a full object; shares its bytes where upstream prints both alike.
+    /// Returns the metadata of a full object. It shares its bytes where upstream prints both alike.
     pub fn metadata(&self, object: &ItemBytes) -> Result<Bytes, Malformed> {
         let (source, wanted) = (self.source, self.format.encoding());
         let object = object.bytes();
-        if source == Style::Message {
+        if source == PrintStyle::Message {
             let [_, metadata, _] = protobuf::split_metadata(object)?;
             return Ok(object.slice_ref(metadata));
         }
-        let metadata = object.slice(json::stored_metadata_span(object)?);
+        let metadata = object.slice(json::item_metadata_span(object)?);
         match (source, wanted) {
             (_, Encoding::Protobuf) => object_meta::to_protobuf(&metadata).map(Bytes::from),
-            (Style::Sorted, Encoding::Json) => in_struct_order(&metadata),
+            (PrintStyle::Sorted, Encoding::Json) => in_struct_order(&metadata),
             (_, Encoding::Json) => Ok(metadata),
         }
     }
 
-    /// The reduced object.
+    /// Returns the reduced object.
     pub fn object(&self, metadata: &Bytes) -> Bytes {
         let mut out = BytesMut::with_capacity(self.object_len(metadata.len()));
         self.write(metadata, &mut out);
         out.freeze()
     }
 
-    /// The body of a GET of the object with this metadata.
+    /// Returns the body of a GET of the object with this metadata.
     pub fn get_body(&self, metadata: &Bytes) -> Bytes {
         self.format
             .get_body(&self.format.item_bytes(&self.object(metadata)))
@@ -141,13 +145,7 @@ impl PartialFormat {
     /// Appends the object with this metadata as an item of a list, with the separator behind it.
     pub fn put_item(&self, metadata: &[u8], out: &mut BytesMut) {
         if self.format.encoding() == Encoding::Protobuf {
-            let mut header = Vec::with_capacity(6);
-            protobuf::put_header(
-                &mut header,
-                protobuf::ITEMS,
-                self.object_len(metadata.len()),
-            );
-            out.put_slice(&header);
+            protobuf::put_header(out, protobuf::ITEMS, self.object_len(metadata.len()));
         }
         self.write(metadata, out);
         if self.format.encoding() == Encoding::Json {
@@ -155,14 +153,15 @@ impl PartialFormat {
         }
     }
 
-    /// A whole watch frame of a full object, reduced.
+    /// Returns a whole watch frame of a full object, reduced.
     pub fn event(&self, kind: EventKind, object: &ItemBytes) -> Result<Bytes, Malformed> {
         Ok(self
             .format
             .event_of(kind, &self.object(&self.metadata(object)?)))
     }
 
-    /// What stands before and after the metadata of every object, if that is always the same.
+    /// Returns the bytes before and after the metadata of every object, if they are always the
+    /// same.
     pub(super) fn around(&self) -> (&'static [u8], &'static [u8]) {
         match self.format.encoding() {
             Encoding::Json => (HEAD, TAIL),
@@ -186,10 +185,7 @@ impl PartialFormat {
                 out.put_slice(TAIL);
             }
             Encoding::Protobuf => {
-                let mut header = Vec::with_capacity(6);
-                protobuf::put_header(&mut header, 1, metadata.len());
-                out.put_slice(&header);
-                out.put_slice(metadata);
+                protobuf::put_bytes(out, 1, metadata);
             }
         }
     }
@@ -224,7 +220,8 @@ fn put_members(
     out: &mut BytesMut,
     put_value: PutValue<'_>,
 ) -> Result<(), Malformed> {
-    let mut members: BTreeMap<&str, &RawValue> = serde_json::from_slice(object).map_err(|_| ODD)?;
+    let mut members: BTreeMap<&str, &RawValue> =
+        serde_json::from_slice(object).map_err(|_| NOT_A_STRUCT)?;
     let mut separator = b'{';
     for &name in order {
         let Some(value) = members.remove(name) else {
@@ -238,7 +235,7 @@ fn put_members(
             ("deletionGracePeriodSeconds", "0") | ("creationTimestamp", "null")
         );
         if matches!(value, "{}" | "[]" | r#""""# | "null" | "0") && !kept {
-            return Err(ODD);
+            return Err(NOT_A_STRUCT);
         }
         out.put_u8(separator);
         separator = b',';
@@ -248,14 +245,14 @@ fn put_members(
         put_value(name, value.as_bytes(), out)?;
     }
     if !members.is_empty() || separator == b'{' {
-        return Err(ODD);
+        return Err(NOT_A_STRUCT);
     }
     out.put_u8(b'}');
     Ok(())
 }
 
 fn put_elements(list: &[u8], order: &[&str], out: &mut BytesMut) -> Result<(), Malformed> {
-    let elements: Vec<&RawValue> = serde_json::from_slice(list).map_err(|_| ODD)?;
+    let elements: Vec<&RawValue> = serde_json::from_slice(list).map_err(|_| NOT_A_STRUCT)?;
     for (index, element) in elements.into_iter().enumerate() {
         out.put_u8(if index > 0 { b',' } else { b'[' });
         put_members(element.get().as_bytes(), order, out, &|_, value, out| {
@@ -283,7 +280,7 @@ mod tests {
             "7",
             r#"{"name":"n""#,
         ] {
-            assert_eq!(in_struct_order(odd.as_bytes()), Err(ODD), "{odd}");
+            assert_eq!(in_struct_order(odd.as_bytes()), Err(NOT_A_STRUCT), "{odd}");
         }
     }
 }

@@ -1,36 +1,45 @@
-//! The Kubernetes flavour of protobuf: a tag walk over the fields of interest, and the envelopes
-//! around objects.
+//! The Kubernetes flavour of protobuf: a walk over the fields of interest, and the envelopes around
+//! objects.
+//!
+//! Envelopes are read and written around the object's own bytes, which are never copied into a
+//! message. [`messages`] has everything that is written from values.
 //!
 //! Sources: `apimachinery/pkg/runtime/generated.proto`, `.../apis/meta/v1/generated.proto`.
+pub(crate) mod messages;
 mod wire;
 
 use std::borrow::Cow;
 
-pub(super) use wire::{Reader, Value, bytes_field_len, put_bytes, put_header, put_varint};
+use prost::Message;
 
-use super::{ErrorStatus, Found, Malformed};
-use crate::fields::{Next, Shape, Step};
+pub(super) use wire::{FieldReader, FieldValue, bytes_field_len, put_bytes, put_header};
 
-/// What every answer and every event's object starts with. Source:
-/// `apimachinery/pkg/runtime/serializer/protobuf`.
+use super::error_status::ErrorStatus;
+use super::malformed::Malformed;
+use super::scanned::ScanValues;
+use crate::fields::{PathStep, StepTarget, ValueShape};
+use messages::TypeMeta;
+
+/// Prefix of every answer and of every event's object.
+/// Source: `apimachinery/pkg/runtime/serializer/protobuf`.
 pub(super) const MAGIC: &[u8; 4] = b"k8s\0";
 
-/// What follows `raw` in a `runtime.Unknown`: contentEncoding and contentType, always written,
+/// The fields after `raw` in a `runtime.Unknown`: contentEncoding and contentType, always written,
 /// always empty.
 pub(super) const UNKNOWN_TAIL: &[u8; 4] = &[0x1a, 0, 0x22, 0];
 
-/// Field of a list message that holds its items.
+/// Number of the field of a list message that has its items.
 pub(super) const ITEMS: u32 = 2;
 
-const NOT_TEXT: Malformed = Malformed("protobuf string that is not UTF-8");
-const WRONG_TYPE: Malformed = Malformed("protobuf field of an unexpected type");
+const REPEATED_FIELD: Malformed = Malformed("protobuf field of an unexpected type");
 
-/// A message `runtime.TypeMeta`.
+/// Returns an encoded message `runtime.TypeMeta`.
 pub(super) fn type_meta(api_version: &str, kind: &str) -> Vec<u8> {
-    let mut out = Vec::with_capacity(api_version.len() + kind.len() + 4);
-    put_bytes(&mut out, 1, api_version.as_bytes());
-    put_bytes(&mut out, 2, kind.as_bytes());
-    out
+    let message = TypeMeta {
+        api_version: api_version.to_owned(),
+        kind: kind.to_owned(),
+    };
+    message.encode_to_vec()
 }
 
 /// Bytes of the `k8s\0` envelope around an object of `raw` bytes, all included.
@@ -45,8 +54,8 @@ pub(super) fn put_envelope_head(out: &mut Vec<u8>, type_meta: &[u8], raw: usize)
     put_header(out, 2, raw);
 }
 
-/// What a watch frame has before an object of `raw` bytes: length, WatchEvent, RawExtension,
-/// envelope. [`UNKNOWN_TAIL`] comes after it.
+/// Returns the part of a watch frame before an object of `raw` bytes: length, WatchEvent,
+/// RawExtension, envelope. [`UNKNOWN_TAIL`] comes after it.
 ///
 /// Sources: `apimachinery/pkg/util/framer/framer.go:35-49`,
 /// `apimachinery/pkg/apis/meta/v1/watch.go:31-40`.
@@ -64,23 +73,23 @@ pub(super) fn event_head(kind: &str, type_meta: &[u8], raw: usize) -> Vec<u8> {
 }
 
 /// A `runtime.Unknown` taken out of its `k8s\0` envelope.
-pub(super) struct Unknown<'a> {
+pub(super) struct UnknownEnvelope<'a> {
     pub(super) api_version: &'a str,
     pub(super) kind: &'a str,
     pub(super) raw: &'a [u8],
 }
 
-impl<'a> Unknown<'a> {
+impl<'a> UnknownEnvelope<'a> {
     pub(super) fn read(envelope: &'a [u8]) -> Result<Self, Malformed> {
         let message = envelope
             .strip_prefix(MAGIC)
             .ok_or(Malformed("protobuf without its k8s prefix"))?;
         let (mut api_version, mut kind, mut raw) = ("", "", None);
-        let mut fields = Reader::new(message);
+        let mut fields = FieldReader::new(message);
         while let Some((number, value)) = fields.next()? {
             match number {
                 1 => {
-                    let mut names = Reader::new(value.bytes()?);
+                    let mut names = FieldReader::new(value.bytes()?);
                     while let Some((number, value)) = names.next()? {
                         match number {
                             1 => api_version = value.text()?,
@@ -105,33 +114,13 @@ impl<'a> Unknown<'a> {
     }
 }
 
-impl<'a> Value<'a> {
-    pub(super) fn bytes(self) -> Result<&'a [u8], Malformed> {
-        match self {
-            Self::Bytes(bytes) => Ok(bytes),
-            _ => Err(WRONG_TYPE),
-        }
-    }
-
-    pub(super) fn text(self) -> Result<&'a str, Malformed> {
-        std::str::from_utf8(self.bytes()?).map_err(|_| NOT_TEXT)
-    }
-
-    pub(super) fn varint(self) -> Result<u64, Malformed> {
-        match self {
-            Self::Varint(value) => Ok(value),
-            _ => Err(WRONG_TYPE),
-        }
-    }
-}
-
 /// Fills `found` from an object's message.
 pub(super) fn scan<'a>(
     object: &'a [u8],
-    steps: &[Step],
-    found: &mut Found<'a>,
+    steps: &[PathStep],
+    found: &mut ScanValues<'a>,
 ) -> Result<(), Malformed> {
-    let mut fields = Reader::new(object);
+    let mut fields = FieldReader::new(object);
     while let Some((number, value)) = fields.next()? {
         // Metadata is field 1 of every object message (checked over all of upstream's
         // generated.proto).
@@ -144,8 +133,8 @@ pub(super) fn scan<'a>(
     Ok(())
 }
 
-fn scan_metadata<'a>(metadata: &'a [u8], found: &mut Found<'a>) -> Result<(), Malformed> {
-    let mut fields = Reader::new(metadata);
+fn scan_metadata<'a>(metadata: &'a [u8], found: &mut ScanValues<'a>) -> Result<(), Malformed> {
+    let mut fields = FieldReader::new(metadata);
     while let Some((number, value)) = fields.next()? {
         match number {
             1 => found.name = value.text()?.into(),
@@ -164,7 +153,7 @@ fn scan_metadata<'a>(metadata: &'a [u8], found: &mut Found<'a>) -> Result<(), Ma
 /// Key and value of a map's entry.
 pub(super) fn map_entry(entry: &[u8]) -> Result<(&str, &str), Malformed> {
     let (mut key, mut text) = ("", "");
-    let mut fields = Reader::new(entry);
+    let mut fields = FieldReader::new(entry);
     while let Some((number, value)) = fields.next()? {
         match number {
             1 => key = value.text()?,
@@ -176,32 +165,32 @@ pub(super) fn map_entry(entry: &[u8]) -> Result<(&str, &str), Malformed> {
 }
 
 fn scan_member<'a>(
-    value: Value<'a>,
-    step: &Step,
+    value: FieldValue<'a>,
+    step: &PathStep,
     places: &mut [Option<Cow<'a, str>>],
 ) -> Result<(), Malformed> {
     match &step.next {
-        Next::Place(place, shape) => {
+        StepTarget::Place(place, shape) => {
             let first_is_taken = step.first && places[*place].is_some();
             if !first_is_taken {
                 places[*place] = Some(match shape {
-                    Shape::Text => value.text()?.into(),
-                    Shape::Flag => if value.varint()? == 0 {
+                    ValueShape::Text => value.text()?.into(),
+                    ValueShape::Flag => if value.varint()? == 0 {
                         "false"
                     } else {
                         "true"
                     }
                     .into(),
-                    Shape::Number => value.varint()?.cast_signed().to_string().into(),
+                    ValueShape::Number => value.varint()?.cast_signed().to_string().into(),
                 });
             }
         }
-        Next::Members(steps) => {
+        StepTarget::Members(steps) => {
             // Later elements of a list are known by the first one's value, which is always written.
             if step.first && steps.iter().any(|step| is_taken(step, places)) {
                 return Ok(());
             }
-            let mut fields = Reader::new(value.bytes()?);
+            let mut fields = FieldReader::new(value.bytes()?);
             while let Some((number, value)) = fields.next()? {
                 if let Some(step) = steps.iter().find(|step| step.number == number) {
                     scan_member(value, step, places)?;
@@ -212,24 +201,24 @@ fn scan_member<'a>(
     Ok(())
 }
 
-fn is_taken(step: &Step, places: &[Option<Cow<'_, str>>]) -> bool {
+fn is_taken(step: &PathStep, places: &[Option<Cow<'_, str>>]) -> bool {
     match &step.next {
-        Next::Place(place, _) => places[*place].is_some(),
-        Next::Members(steps) => steps.iter().any(|step| is_taken(step, places)),
+        StepTarget::Place(place, _) => places[*place].is_some(),
+        StepTarget::Members(steps) => steps.iter().any(|step| is_taken(step, places)),
     }
 }
 
 /// Reads a Status, bare or in its envelope.
 pub(super) fn read_error(object: &[u8]) -> Option<ErrorStatus> {
     let raw = if object.starts_with(MAGIC) {
-        Unknown::read(object).ok()?.raw
+        UnknownEnvelope::read(object).ok()?.raw
     } else {
         object
     };
     let mut status = ErrorStatus::default();
-    let mut fields = Reader::new(raw);
+    let mut fields = FieldReader::new(raw);
     while let Ok(Some((number, value))) = fields.next() {
-        let text = |value: Value<'_>| {
+        let text = |value: FieldValue<'_>| {
             value
                 .bytes()
                 .map(|b| String::from_utf8_lossy(b).into_owned())
@@ -269,7 +258,7 @@ pub(super) fn with_version(object: &[u8], version: &str) -> Result<Vec<u8>, Malf
 /// Cuts a message around the one occurrence of a length-delimited field.
 fn split_at_field(message: &[u8], wanted: u32) -> Result<[&[u8]; 3], Malformed> {
     let mut parts = None;
-    let mut fields = Reader::new(message);
+    let mut fields = FieldReader::new(message);
     loop {
         let start = fields.position();
         let Some((number, value)) = fields.next()? else {
@@ -282,9 +271,9 @@ fn split_at_field(message: &[u8], wanted: u32) -> Result<[&[u8]; 3], Malformed> 
                 .replace([&message[..start], content, &message[fields.position()..]])
                 .is_some()
             {
-                return Err(WRONG_TYPE);
+                return Err(REPEATED_FIELD);
             }
         }
     }
-    parts.ok_or(WRONG_TYPE)
+    parts.ok_or(REPEATED_FIELD)
 }

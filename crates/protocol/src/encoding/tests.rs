@@ -9,6 +9,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::*;
 use crate::GroupVersionResource;
+use crate::ResourceVersion;
 
 /// The types in `testdata`: directory, group, version, kind, whether namespaced.
 const TYPES: &[(&str, &str, &str, &str, bool)] = &[
@@ -125,7 +126,7 @@ impl Case {
         };
         let mut path = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
         path.extend([
-            "crates/protocol/src/encoding/testdata",
+            "src/encoding/testdata",
             self.directory,
             &format!("{name}.{extension}"),
         ]);

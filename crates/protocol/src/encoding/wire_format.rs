@@ -1,29 +1,32 @@
-//! How objects of one type are wrapped in gets, lists and watch events.
+//! The format of a type's objects in gets, lists and watch events.
 use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::{Encoding, EventKind, Frame, ItemBytes, Malformed, json, protobuf};
-use crate::ResourceVersion;
+use super::frames::{EventKind, Frame};
+use super::item_bytes::ItemBytes;
+use super::malformed::Malformed;
+use super::{json, protobuf};
+use crate::{Encoding, ResourceVersion};
 
-/// How objects of one type are wrapped, learned from an answer of upstream's.
+/// The format of a type's objects, learned from an answer of upstream. Cheap to clone.
 ///
-/// Cheap to clone.
+/// It writes upstream's envelopes around an object's bytes, in gets, lists and watch events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WireFormat {
     kind: Arc<str>,
     api_version: Arc<str>,
     /// Kind of the list.
     pub(super) list_kind: Arc<str>,
-    pub(super) style: Style,
-    /// What an object starts with in JSON; its `TypeMeta` in protobuf.
+    pub(super) style: PrintStyle,
+    /// The start of an object in JSON; its `TypeMeta` in protobuf.
     pub(super) opening: Bytes,
 }
 
-/// How upstream prints a type.
+/// The style in which upstream prints a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Style {
+pub(super) enum PrintStyle {
     /// JSON of a Go struct: kind and apiVersion first, members in the struct's order.
     Struct {
         /// Items of a list lack kind and apiVersion; true of all but PartialObjectMetadata.
@@ -44,7 +47,7 @@ impl WireFormat {
         kind: &str,
         api_version: &str,
         list_kind: &str,
-        style: Style,
+        style: PrintStyle,
     ) -> Result<Self, Malformed> {
         // Names upstream prints without any escape; so they can be compared and written as they
         // are.
@@ -60,14 +63,19 @@ impl WireFormat {
         Ok(Self::of_names(kind, api_version, list_kind, style))
     }
 
-    /// The form of a type whose names are known to need no escapes.
-    pub(super) fn of_names(kind: &str, api_version: &str, list_kind: &str, style: Style) -> Self {
+    /// Creates the format of a type whose names are known to need no escapes.
+    pub(super) fn of_names(
+        kind: &str,
+        api_version: &str,
+        list_kind: &str,
+        style: PrintStyle,
+    ) -> Self {
         let opening = match style {
-            Style::Struct { .. } => {
+            PrintStyle::Struct { .. } => {
                 format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","#).into()
             }
-            Style::Sorted => format!(r#"{{"apiVersion":"{api_version}","#).into(),
-            Style::Message => protobuf::type_meta(api_version, kind),
+            PrintStyle::Sorted => format!(r#"{{"apiVersion":"{api_version}","#).into(),
+            PrintStyle::Message => protobuf::type_meta(api_version, kind),
         };
         Self {
             kind: kind.into(),
@@ -78,37 +86,56 @@ impl WireFormat {
         }
     }
 
-    /// The wire form.
+    /// Returns the encoding.
     pub fn encoding(&self) -> Encoding {
         match self.style {
-            Style::Struct { .. } | Style::Sorted => Encoding::Json,
-            Style::Message => Encoding::Protobuf,
+            PrintStyle::Struct { .. } | PrintStyle::Sorted => Encoding::Json,
+            PrintStyle::Message => Encoding::Protobuf,
         }
     }
 
-    /// Kind of the objects.
+    /// Returns the kind of the objects.
     pub fn kind(&self) -> &str {
         &self.kind
     }
 
-    /// Group and version of the objects, for example `apps/v1`.
+    /// Returns group and version of the objects, for example `apps/v1`.
     pub fn api_version(&self) -> &str {
         &self.api_version
+    }
+
+    /// Returns the part of an object's whole text or message that is held: a slice of it.
+    ///
+    /// The object must have passed [`check`](Self::check).
+    pub fn item_bytes(&self, object: &Bytes) -> ItemBytes {
+        ItemBytes::new(object.slice(self.omitted().min(object.len())..))
+    }
+
+    /// Returns the bytes of the opening that items of a list lack.
+    pub(super) fn omitted(&self) -> usize {
+        match self.style {
+            PrintStyle::Struct {
+                bare_items: true, ..
+            } => self.opening.len(),
+            _ => 0,
+        }
     }
 
     /// Checks that an object starts as the type's objects do, so that it can be re-framed exactly.
     pub fn check(&self, object: &Bytes) -> Result<(), Malformed> {
         let fits = match self.style {
-            Style::Struct { .. } => object.starts_with(&self.opening) && object.ends_with(b"}"),
+            PrintStyle::Struct { .. } => {
+                object.starts_with(&self.opening) && object.ends_with(b"}")
+            }
             // A custom resource may have members that sort before its apiVersion.
-            Style::Sorted => {
+            PrintStyle::Sorted => {
                 let earlier = |first: &[u8]| first < b"apiVersion\"".as_slice();
                 let fits = object.starts_with(&self.opening)
                     || object.strip_prefix(b"{\"").is_some_and(earlier);
                 fits && object.ends_with(b"}")
             }
             // The names stand in the envelope; of the object itself only its first field is known.
-            Style::Message => object.first() == Some(&0x0a),
+            PrintStyle::Message => object.first() == Some(&0x0a),
         };
         if fits {
             Ok(())
@@ -134,7 +161,7 @@ impl WireFormat {
         }
     }
 
-    /// The body of a GET.
+    /// Returns the body of a GET.
     pub fn get_body(&self, object: &ItemBytes) -> Bytes {
         let opening = &self.opening[..self.omitted()];
         let mut out;
@@ -155,7 +182,7 @@ impl WireFormat {
         out.into()
     }
 
-    /// A whole watch frame.
+    /// Returns a whole watch frame.
     pub fn event(&self, kind: EventKind, object: &ItemBytes) -> Bytes {
         let mut out = BytesMut::new();
         self.put_event(kind, object, &mut out);
@@ -167,8 +194,8 @@ impl WireFormat {
         self.put_frame(kind, &self.opening[..self.omitted()], object.bytes(), out);
     }
 
-    /// Appends what stands before an object's [bytes](ItemBytes::share) in a watch frame, and tells
-    /// what stands after them.
+    /// Appends the part of a watch frame before an object's [bytes](ItemBytes::share), and returns
+    /// the part after them.
     pub fn put_event_head(
         &self,
         kind: EventKind,
@@ -182,19 +209,19 @@ impl WireFormat {
         tail
     }
 
-    /// A whole watch frame around an object's whole text or message.
+    /// Returns a whole watch frame around an object's whole text or message.
     pub(super) fn event_of(&self, kind: EventKind, object: &[u8]) -> Bytes {
         let mut out = BytesMut::new();
         self.put_frame(kind, b"", object, &mut out);
         out.freeze()
     }
 
-    /// A whole ERROR frame around a Status: its JSON text, or its bare protobuf message.
+    /// Returns a whole ERROR frame around a Status: its JSON text, or its bare protobuf message.
     pub fn status_event(&self, status: &[u8]) -> Bytes {
         self.event_of(EventKind::Error, status)
     }
 
-    /// The object with another `metadata.resourceVersion` and every other byte kept.
+    /// Returns the object with another `metadata.resourceVersion`. Every other byte is kept.
     ///
     /// This is the splice a DELETED event needs: it carries the previous object with the version of
     /// the change.
@@ -233,7 +260,7 @@ impl WireFormat {
         }
     }
 
-    /// What stands before and after an event's object.
+    /// Returns the bytes before and after an event's object.
     fn event_ends(&self, kind: EventKind, object: usize) -> (Cow<'static, [u8]>, &'static [u8]) {
         match (self.encoding(), kind) {
             (Encoding::Json, _) => (json_head(kind).into(), b"}\n"),
@@ -253,7 +280,7 @@ impl WireFormat {
     }
 }
 
-/// What stands before the object in JSON.
+/// Returns the text before the object in JSON.
 fn json_head(kind: EventKind) -> &'static [u8] {
     match kind {
         EventKind::Added => br#"{"type":"ADDED","object":"#,

@@ -3,48 +3,55 @@
 //! Labels: `kubernetes/pkg/apis/*/v*/conversion.go`. Values: `ToSelectableFields` and its like in
 //! `kubernetes/pkg/registry/*/*/strategy.go`. Protobuf field numbers:
 //! `k8s.io/api/*/v*/generated.proto`.
-use super::{FieldTable, GroupVersionResource, Shape};
+use super::table::{FieldTable, ValueShape};
+use crate::GroupVersionResource;
 
 /// A label and the places its value comes from: the first that is not empty.
-struct Row(&'static str, &'static [Place]);
+struct LabelRow(&'static str, &'static [FieldPath]);
 
 /// JSON path, protobuf field numbers along it, form of the value.
-struct Place(&'static str, &'static [u32], Shape);
+struct FieldPath(&'static str, &'static [u32], ValueShape);
 
 /// The labels of one type.
-struct Type {
+struct TypeLabels {
     versions: &'static [&'static str],
-    /// Whether `metadata.namespace` is a label; some namespaced types refuse it.
+    /// True if `metadata.namespace` is a label. Some namespaced types refuse it.
     namespace: bool,
-    rows: &'static [Row],
+    rows: &'static [LabelRow],
     /// Other names of labels.
     aliases: &'static [(&'static str, &'static str)],
 }
 
-pub(super) fn table(gvr: &GroupVersionResource, namespaced: bool) -> Option<FieldTable> {
-    let Some(known) = find(&gvr.group, &gvr.resource) else {
-        return Some(FieldTable::metadata_only(namespaced));
-    };
-    if !known.versions.contains(&&*gvr.version) {
-        return None;
+impl FieldTable {
+    /// Returns the table of a type that upstream serves by itself.
+    ///
+    /// Types of other groups get the default labels. The result is `None` for a type that is known
+    /// to have labels of its own, but not in this version.
+    /// Source: `kubernetes/pkg/apis/*/v*/conversion.go`.
+    pub fn builtin(gvr: &GroupVersionResource, namespaced: bool) -> Option<FieldTable> {
+        let Some(known) = find(&gvr.group, &gvr.resource) else {
+            return Some(FieldTable::metadata_only(namespaced));
+        };
+        if !known.versions.contains(&&*gvr.version) {
+            return None;
+        }
+        let mut table = FieldTable::bare(namespaced, known.namespace);
+        for LabelRow(label, paths) in known.rows {
+            let mut places = Vec::with_capacity(paths.len());
+            for FieldPath(path, numbers, shape) in *paths {
+                let path: Vec<(&str, u32)> = path.split('.').zip(numbers.iter().copied()).collect();
+                places.push(table.place(&path, *shape)?);
+            }
+            table.add((*label).into(), places);
+        }
+        for (alias, label) in known.aliases {
+            table.add_alias(alias, label)?;
+        }
+        Some(table)
     }
-    let mut table = FieldTable::bare(namespaced, known.namespace);
-    for Row(label, places) in known.rows {
-        let places = places.iter().map(|Place(path, numbers, shape)| {
-            let path: Vec<(&str, u32)> = path.split('.').zip(numbers.iter().copied()).collect();
-            table.place(&path, *shape)
-        });
-        let places = places.collect::<Option<Vec<_>>>()?;
-        table.add((*label).into(), places);
-    }
-    for (alias, label) in known.aliases {
-        let position = table.position(label)?;
-        table.labels.push(((*alias).into(), position));
-    }
-    Some(table)
 }
 
-fn find(group: &str, resource: &str) -> Option<&'static Type> {
+fn find(group: &str, resource: &str) -> Option<&'static TypeLabels> {
     Some(match (group, resource) {
         ("", "pods") => &PODS,
         ("", "nodes") => &NODES,
@@ -63,224 +70,248 @@ fn find(group: &str, resource: &str) -> Option<&'static Type> {
     })
 }
 
-use Shape::{Flag, Number, Text};
+use ValueShape::{Flag, Number, Text};
 
-const PODS: Type = Type {
+const PODS: TypeLabels = TypeLabels {
     versions: &["v1"],
     namespace: true,
     rows: &[
-        Row("spec.nodeName", &[Place("spec.nodeName", &[2, 10], Text)]),
-        Row(
+        LabelRow(
+            "spec.nodeName",
+            &[FieldPath("spec.nodeName", &[2, 10], Text)],
+        ),
+        LabelRow(
             "spec.restartPolicy",
-            &[Place("spec.restartPolicy", &[2, 3], Text)],
+            &[FieldPath("spec.restartPolicy", &[2, 3], Text)],
         ),
-        Row(
+        LabelRow(
             "spec.schedulerName",
-            &[Place("spec.schedulerName", &[2, 19], Text)],
+            &[FieldPath("spec.schedulerName", &[2, 19], Text)],
         ),
-        Row(
+        LabelRow(
             "spec.serviceAccountName",
-            &[Place("spec.serviceAccountName", &[2, 8], Text)],
+            &[FieldPath("spec.serviceAccountName", &[2, 8], Text)],
         ),
-        Row(
+        LabelRow(
             "spec.hostNetwork",
-            &[Place("spec.hostNetwork", &[2, 11], Flag)],
+            &[FieldPath("spec.hostNetwork", &[2, 11], Flag)],
         ),
-        Row("status.phase", &[Place("status.phase", &[3, 1], Text)]),
-        Row(
+        LabelRow("status.phase", &[FieldPath("status.phase", &[3, 1], Text)]),
+        LabelRow(
             "status.podIP",
-            &[Place("status.podIPs[0].ip", &[3, 12, 1], Text)],
+            &[FieldPath("status.podIPs[0].ip", &[3, 12, 1], Text)],
         ),
         // Accepted as a label, but upstream never gives it a value.
-        Row("status.podIPs", &[]),
-        Row(
+        LabelRow("status.podIPs", &[]),
+        LabelRow(
             "status.nominatedNodeName",
-            &[Place("status.nominatedNodeName", &[3, 11], Text)],
+            &[FieldPath("status.nominatedNodeName", &[3, 11], Text)],
         ),
     ],
     aliases: &[("spec.host", "spec.nodeName")],
 };
 
-const NODES: Type = Type {
+const NODES: TypeLabels = TypeLabels {
     versions: &["v1"],
     namespace: false,
-    rows: &[Row(
+    rows: &[LabelRow(
         "spec.unschedulable",
-        &[Place("spec.unschedulable", &[2, 4], Flag)],
+        &[FieldPath("spec.unschedulable", &[2, 4], Flag)],
     )],
     aliases: &[],
 };
 
-const NAMESPACES: Type = Type {
+const NAMESPACES: TypeLabels = TypeLabels {
     versions: &["v1"],
     namespace: false,
-    rows: &[Row("status.phase", &[Place("status.phase", &[3, 1], Text)])],
+    rows: &[LabelRow(
+        "status.phase",
+        &[FieldPath("status.phase", &[3, 1], Text)],
+    )],
     aliases: &[],
 };
 
-const SECRETS: Type = Type {
+const SECRETS: TypeLabels = TypeLabels {
     versions: &["v1"],
     namespace: true,
-    rows: &[Row("type", &[Place("type", &[3], Text)])],
+    rows: &[LabelRow("type", &[FieldPath("type", &[3], Text)])],
     aliases: &[],
 };
 
-const SERVICES: Type = Type {
+const SERVICES: TypeLabels = TypeLabels {
     versions: &["v1"],
     namespace: true,
     rows: &[
-        Row("spec.clusterIP", &[Place("spec.clusterIP", &[2, 3], Text)]),
-        Row("spec.type", &[Place("spec.type", &[2, 4], Text)]),
+        LabelRow(
+            "spec.clusterIP",
+            &[FieldPath("spec.clusterIP", &[2, 3], Text)],
+        ),
+        LabelRow("spec.type", &[FieldPath("spec.type", &[2, 4], Text)]),
     ],
     aliases: &[],
 };
 
-const REPLICATION_CONTROLLERS: Type = Type {
+const REPLICATION_CONTROLLERS: TypeLabels = TypeLabels {
     versions: &["v1"],
     namespace: true,
-    rows: &[Row(
+    rows: &[LabelRow(
         "status.replicas",
-        &[Place("status.replicas", &[3, 1], Number)],
+        &[FieldPath("status.replicas", &[3, 1], Number)],
     )],
     aliases: &[],
 };
 
-const CORE_EVENTS: Type = Type {
+const CORE_EVENTS: TypeLabels = TypeLabels {
     versions: &["v1"],
     namespace: true,
     rows: &[
-        Row(
+        LabelRow(
             "involvedObject.kind",
-            &[Place("involvedObject.kind", &[2, 1], Text)],
+            &[FieldPath("involvedObject.kind", &[2, 1], Text)],
         ),
-        Row(
+        LabelRow(
             "involvedObject.namespace",
-            &[Place("involvedObject.namespace", &[2, 2], Text)],
+            &[FieldPath("involvedObject.namespace", &[2, 2], Text)],
         ),
-        Row(
+        LabelRow(
             "involvedObject.name",
-            &[Place("involvedObject.name", &[2, 3], Text)],
+            &[FieldPath("involvedObject.name", &[2, 3], Text)],
         ),
-        Row(
+        LabelRow(
             "involvedObject.uid",
-            &[Place("involvedObject.uid", &[2, 4], Text)],
+            &[FieldPath("involvedObject.uid", &[2, 4], Text)],
         ),
-        Row(
+        LabelRow(
             "involvedObject.apiVersion",
-            &[Place("involvedObject.apiVersion", &[2, 5], Text)],
+            &[FieldPath("involvedObject.apiVersion", &[2, 5], Text)],
         ),
-        Row(
+        LabelRow(
             "involvedObject.resourceVersion",
-            &[Place("involvedObject.resourceVersion", &[2, 6], Text)],
+            &[FieldPath("involvedObject.resourceVersion", &[2, 6], Text)],
         ),
-        Row(
+        LabelRow(
             "involvedObject.fieldPath",
-            &[Place("involvedObject.fieldPath", &[2, 7], Text)],
+            &[FieldPath("involvedObject.fieldPath", &[2, 7], Text)],
         ),
-        Row("reason", &[Place("reason", &[3], Text)]),
-        Row(
+        LabelRow("reason", &[FieldPath("reason", &[3], Text)]),
+        LabelRow(
             "reportingComponent",
-            &[Place("reportingComponent", &[14], Text)],
+            &[FieldPath("reportingComponent", &[14], Text)],
         ),
-        Row(
+        LabelRow(
             "source",
             &[
-                Place("source.component", &[5, 1], Text),
-                Place("reportingComponent", &[14], Text),
+                FieldPath("source.component", &[5, 1], Text),
+                FieldPath("reportingComponent", &[14], Text),
             ],
         ),
-        Row("type", &[Place("type", &[9], Text)]),
+        LabelRow("type", &[FieldPath("type", &[9], Text)]),
     ],
     aliases: &[],
 };
 
-const EVENTS: Type = Type {
+const EVENTS: TypeLabels = TypeLabels {
     versions: &["v1", "v1beta1"],
     namespace: true,
     rows: &[
-        Row("regarding.kind", &[Place("regarding.kind", &[8, 1], Text)]),
-        Row(
+        LabelRow(
+            "regarding.kind",
+            &[FieldPath("regarding.kind", &[8, 1], Text)],
+        ),
+        LabelRow(
             "regarding.namespace",
-            &[Place("regarding.namespace", &[8, 2], Text)],
+            &[FieldPath("regarding.namespace", &[8, 2], Text)],
         ),
-        Row("regarding.name", &[Place("regarding.name", &[8, 3], Text)]),
-        Row("regarding.uid", &[Place("regarding.uid", &[8, 4], Text)]),
-        Row(
+        LabelRow(
+            "regarding.name",
+            &[FieldPath("regarding.name", &[8, 3], Text)],
+        ),
+        LabelRow(
+            "regarding.uid",
+            &[FieldPath("regarding.uid", &[8, 4], Text)],
+        ),
+        LabelRow(
             "regarding.apiVersion",
-            &[Place("regarding.apiVersion", &[8, 5], Text)],
+            &[FieldPath("regarding.apiVersion", &[8, 5], Text)],
         ),
-        Row(
+        LabelRow(
             "regarding.resourceVersion",
-            &[Place("regarding.resourceVersion", &[8, 6], Text)],
+            &[FieldPath("regarding.resourceVersion", &[8, 6], Text)],
         ),
-        Row(
+        LabelRow(
             "regarding.fieldPath",
-            &[Place("regarding.fieldPath", &[8, 7], Text)],
+            &[FieldPath("regarding.fieldPath", &[8, 7], Text)],
         ),
-        Row("reason", &[Place("reason", &[7], Text)]),
-        Row(
+        LabelRow("reason", &[FieldPath("reason", &[7], Text)]),
+        LabelRow(
             "reportingController",
-            &[Place("reportingController", &[4], Text)],
+            &[FieldPath("reportingController", &[4], Text)],
         ),
-        Row("type", &[Place("type", &[11], Text)]),
+        LabelRow("type", &[FieldPath("type", &[11], Text)]),
     ],
     aliases: &[],
 };
 
-const JOBS: Type = Type {
+const JOBS: TypeLabels = TypeLabels {
     versions: &["v1"],
     namespace: true,
-    rows: &[Row(
+    rows: &[LabelRow(
         "status.successful",
-        &[Place("status.succeeded", &[3, 5], Number)],
+        &[FieldPath("status.succeeded", &[3, 5], Number)],
     )],
     aliases: &[],
 };
 
-const CERTIFICATE_SIGNING_REQUESTS: Type = Type {
+const CERTIFICATE_SIGNING_REQUESTS: TypeLabels = TypeLabels {
     versions: &["v1", "v1beta1"],
     namespace: false,
-    rows: &[Row(
+    rows: &[LabelRow(
         "spec.signerName",
-        &[Place("spec.signerName", &[2, 7], Text)],
+        &[FieldPath("spec.signerName", &[2, 7], Text)],
     )],
     aliases: &[],
 };
 
-const CLUSTER_TRUST_BUNDLES: Type = Type {
+const CLUSTER_TRUST_BUNDLES: TypeLabels = TypeLabels {
     versions: &["v1", "v1beta1", "v1alpha1"],
     namespace: false,
-    rows: &[Row(
+    rows: &[LabelRow(
         "spec.signerName",
-        &[Place("spec.signerName", &[2, 1], Text)],
+        &[FieldPath("spec.signerName", &[2, 1], Text)],
     )],
     aliases: &[],
 };
 
-const POD_CERTIFICATE_REQUESTS: Type = Type {
+const POD_CERTIFICATE_REQUESTS: TypeLabels = TypeLabels {
     versions: &["v1", "v1beta1", "v1alpha1"],
     namespace: false,
     rows: &[
-        Row(
+        LabelRow(
             "spec.signerName",
-            &[Place("spec.signerName", &[2, 1], Text)],
+            &[FieldPath("spec.signerName", &[2, 1], Text)],
         ),
-        Row("spec.podName", &[Place("spec.podName", &[2, 2], Text)]),
-        Row("spec.nodeName", &[Place("spec.nodeName", &[2, 6], Text)]),
+        LabelRow("spec.podName", &[FieldPath("spec.podName", &[2, 2], Text)]),
+        LabelRow(
+            "spec.nodeName",
+            &[FieldPath("spec.nodeName", &[2, 6], Text)],
+        ),
     ],
     aliases: &[],
 };
 
 // The alpha versions of older releases had other labels: not listed, so they are forwarded.
-const RESOURCE_SLICES: Type = Type {
+const RESOURCE_SLICES: TypeLabels = TypeLabels {
     versions: &["v1", "v1beta2", "v1beta1"],
     namespace: false,
     rows: &[
-        Row("spec.nodeName", &[Place("spec.nodeName", &[2, 3], Text)]),
-        Row("spec.driver", &[Place("spec.driver", &[2, 1], Text)]),
-        Row(
+        LabelRow(
+            "spec.nodeName",
+            &[FieldPath("spec.nodeName", &[2, 3], Text)],
+        ),
+        LabelRow("spec.driver", &[FieldPath("spec.driver", &[2, 1], Text)]),
+        LabelRow(
             "spec.pool.name",
-            &[Place("spec.pool.name", &[2, 2, 1], Text)],
+            &[FieldPath("spec.pool.name", &[2, 2, 1], Text)],
         ),
     ],
     aliases: &[],
@@ -335,7 +366,7 @@ mod tests {
             ("resource.k8s.io", "resourceslices"),
         ] {
             let known = find(group, resource).unwrap();
-            for Place(path, numbers, _) in known.rows.iter().flat_map(|row| row.1) {
+            for FieldPath(path, numbers, _) in known.rows.iter().flat_map(|row| row.1) {
                 assert_eq!(path.split('.').count(), numbers.len(), "{path}");
             }
             for version in known.versions {

@@ -1,124 +1,134 @@
-//! Protobuf's own encoding: tags, varints, length-delimited fields.
-use super::Malformed;
+//! Protobuf's own encoding: tags, varints and length-delimited fields, by `prost::encoding`.
+//!
+//! The reader is written by hand, because objects are handed out as slices of the received bytes:
+//! a message derived by prost owns or copies its fields and does not give their offsets.
+use bytes::BufMut;
+use prost::encoding::{
+    WireType, decode_varint, encode_key, encode_varint, encoded_len_varint, key_len,
+};
+
+use crate::encoding::malformed::Malformed;
 
 const CUT: Malformed = Malformed("protobuf message cut short");
 const BAD_VARINT: Malformed = Malformed("protobuf varint longer than 64 bits");
 const BAD_TAG: Malformed = Malformed("protobuf tag that does not exist");
+const WRONG_TYPE: Malformed = Malformed("protobuf field of an unexpected type");
+const NOT_TEXT: Malformed = Malformed("protobuf string that is not UTF-8");
 
-/// One field's value.
+/// Bytes of the longest varint.
+const MAX_VARINT: usize = 10;
+
+/// The value of one field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::encoding) enum Value<'a> {
+pub(in crate::encoding) enum FieldValue<'a> {
     Varint(u64),
     Bytes(&'a [u8]),
-    /// Four or eight bytes; nothing of interest here is written so.
+    /// Four or eight bytes. No field of interest has this type.
     Fixed,
 }
 
-/// Walks over the fields of a message. Never recurses, so hostile nesting costs nothing.
-pub(in crate::encoding) struct Reader<'a> {
-    message: &'a [u8],
-    position: usize,
+impl<'a> FieldValue<'a> {
+    pub(in crate::encoding) fn bytes(self) -> Result<&'a [u8], Malformed> {
+        match self {
+            Self::Bytes(bytes) => Ok(bytes),
+            _ => Err(WRONG_TYPE),
+        }
+    }
+
+    pub(in crate::encoding) fn text(self) -> Result<&'a str, Malformed> {
+        std::str::from_utf8(self.bytes()?).map_err(|_| NOT_TEXT)
+    }
+
+    pub(in crate::encoding) fn varint(self) -> Result<u64, Malformed> {
+        match self {
+            Self::Varint(value) => Ok(value),
+            _ => Err(WRONG_TYPE),
+        }
+    }
 }
 
-impl<'a> Reader<'a> {
+/// Walks over the fields of a message. It never recurses, so hostile nesting is harmless.
+pub(in crate::encoding) struct FieldReader<'a> {
+    message: &'a [u8],
+    rest: &'a [u8],
+}
+
+impl<'a> FieldReader<'a> {
     pub(in crate::encoding) fn new(message: &'a [u8]) -> Self {
         Self {
             message,
-            position: 0,
+            rest: message,
         }
     }
 
-    /// Where the next field starts.
+    /// Returns the offset of the next field.
     pub(in crate::encoding) fn position(&self) -> usize {
-        self.position
+        self.message.len() - self.rest.len()
     }
 
-    /// The next field's number and value.
-    pub(in crate::encoding) fn next(&mut self) -> Result<Option<(u32, Value<'a>)>, Malformed> {
-        if self.position == self.message.len() {
+    /// Returns the number and the value of the next field.
+    pub(in crate::encoding) fn next(&mut self) -> Result<Option<(u32, FieldValue<'a>)>, Malformed> {
+        if self.rest.is_empty() {
             return Ok(None);
         }
-        let tag = self.varint()?;
-        let number = u32::try_from(tag >> 3)
+        let key = self.varint()?;
+        let number = u32::try_from(key >> 3)
             .ok()
             .filter(|number| (1..1 << 29).contains(number))
             .ok_or(BAD_TAG)?;
-        let value = match tag & 7 {
-            0 => Value::Varint(self.varint()?),
-            1 => self.take(8).map(|_| Value::Fixed)?,
-            2 => {
+        let value = match WireType::try_from(key & 7).map_err(|_| BAD_TAG)? {
+            WireType::Varint => FieldValue::Varint(self.varint()?),
+            WireType::SixtyFourBit => self.take(8).map(|_| FieldValue::Fixed)?,
+            WireType::LengthDelimited => {
                 let length = usize::try_from(self.varint()?).map_err(|_| CUT)?;
-                Value::Bytes(self.take(length)?)
+                FieldValue::Bytes(self.take(length)?)
             }
-            5 => self.take(4).map(|_| Value::Fixed)?,
-            // 3 and 4 are groups, which proto3 and gogo never write.
-            _ => return Err(BAD_TAG),
+            WireType::ThirtyTwoBit => self.take(4).map(|_| FieldValue::Fixed)?,
+            // Neither proto3 nor gogo writes groups.
+            WireType::StartGroup | WireType::EndGroup => return Err(BAD_TAG),
         };
         Ok(Some((number, value)))
     }
 
     fn take(&mut self, length: usize) -> Result<&'a [u8], Malformed> {
-        let end = self.position.checked_add(length).ok_or(CUT)?;
-        let taken = self.message.get(self.position..end).ok_or(CUT)?;
-        self.position = end;
+        let (taken, rest) = self.rest.split_at_checked(length).ok_or(CUT)?;
+        self.rest = rest;
         Ok(taken)
     }
 
     fn varint(&mut self) -> Result<u64, Malformed> {
-        let mut value = 0;
-        for shift in (0..).step_by(7).take(10) {
-            let byte = *self.message.get(self.position).ok_or(CUT)?;
-            self.position += 1;
-            // The tenth byte carries the 64th bit and no more.
-            if shift == 63 && byte > 1 {
-                return Err(BAD_VARINT);
-            }
-            value |= u64::from(byte & 0x7f) << shift;
-            if byte < 0x80 {
-                return Ok(value);
-            }
-        }
-        Err(BAD_VARINT)
+        let start = self.rest;
+        decode_varint(&mut self.rest).map_err(|_| {
+            // prost does not tell a varint without an end from one that is too long.
+            let is_cut = start.len() < MAX_VARINT && start.iter().all(|byte| *byte >= 0x80);
+            if is_cut { CUT } else { BAD_VARINT }
+        })
     }
 }
 
-/// Bytes a varint takes.
-pub(in crate::encoding) fn varint_len(value: u64) -> usize {
-    (64 - (value | 1).leading_zeros() as usize).div_ceil(7)
-}
-
-/// Bytes of a length-delimited field with a number below 16, tag and length included.
+/// Returns the bytes of a length-delimited field with a number below 16, key and length included.
 pub(in crate::encoding) fn bytes_field_len(length: usize) -> usize {
-    1 + varint_len(length as u64) + length
+    key_len(1) + encoded_len_varint(length as u64) + length
 }
 
-/// Writes a varint.
-pub(in crate::encoding) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
+/// Appends key and length of a length-delimited field.
+pub(in crate::encoding) fn put_header(out: &mut impl BufMut, number: u32, length: usize) {
+    encode_key(number, WireType::LengthDelimited, out);
+    encode_varint(length as u64, out);
 }
 
-/// Writes tag and length of a length-delimited field.
-pub(in crate::encoding) fn put_header(out: &mut Vec<u8>, number: u32, length: usize) {
-    put_varint(out, u64::from(number) << 3 | 2);
-    put_varint(out, length as u64);
-}
-
-/// Writes a length-delimited field.
-pub(in crate::encoding) fn put_bytes(out: &mut Vec<u8>, number: u32, value: &[u8]) {
+/// Appends a length-delimited field.
+pub(in crate::encoding) fn put_bytes(out: &mut impl BufMut, number: u32, value: &[u8]) {
     put_header(out, number, value.len());
-    out.extend_from_slice(value);
+    out.put_slice(value);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn read(message: &[u8]) -> Result<Vec<(u32, Value<'_>)>, Malformed> {
-        let mut reader = Reader::new(message);
+    fn read(message: &[u8]) -> Result<Vec<(u32, FieldValue<'_>)>, Malformed> {
+        let mut reader = FieldReader::new(message);
         std::iter::from_fn(|| reader.next().transpose()).collect()
     }
 
@@ -136,9 +146,9 @@ mod tests {
             u64::MAX,
         ] {
             let mut message = vec![8];
-            put_varint(&mut message, value);
-            assert_eq!(message.len(), 1 + varint_len(value));
-            assert_eq!(read(&message), Ok(vec![(1, Value::Varint(value))]));
+            encode_varint(value, &mut message);
+            assert_eq!(message.len(), 1 + encoded_len_varint(value));
+            assert_eq!(read(&message), Ok(vec![(1, FieldValue::Varint(value))]));
             assert_eq!(read(&message[..message.len() - 1]), Err(CUT));
         }
         let mut long = vec![8];
@@ -161,7 +171,7 @@ mod tests {
         );
         assert_eq!(
             read(&[0x0d, 1, 2, 3, 4, 0x12, 1, 7]),
-            Ok(vec![(1, Value::Fixed), (2, Value::Bytes(&[7]))])
+            Ok(vec![(1, FieldValue::Fixed), (2, FieldValue::Bytes(&[7]))])
         );
     }
 }

@@ -1,0 +1,53 @@
+//! Messages that are written from values, derived by prost.
+//!
+//! Upstream's gogo protobuf writes strings and numbers also when they are empty or zero. A proto3
+//! encoder leaves those out, so every such field is declared as `required` here.
+//!
+//! Sources: `apimachinery/pkg/runtime/generated.proto`,
+//! `apimachinery/pkg/apis/meta/v1/generated.proto` and `generated.pb.go`.
+use bytes::Bytes;
+use prost::Message;
+
+/// `runtime.TypeMeta`
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct TypeMeta {
+    #[prost(string, required, tag = "1")]
+    pub(crate) api_version: String,
+    #[prost(string, required, tag = "2")]
+    pub(crate) kind: String,
+}
+
+/// `runtime.Unknown`
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Unknown {
+    #[prost(message, required, tag = "1")]
+    pub(crate) type_meta: TypeMeta,
+    #[prost(bytes = "bytes", required, tag = "2")]
+    pub(crate) raw: Bytes,
+    #[prost(string, required, tag = "3")]
+    pub(crate) content_encoding: String,
+    #[prost(string, required, tag = "4")]
+    pub(crate) content_type: String,
+}
+
+/// `meta.v1.ListMeta`
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ListMeta {
+    #[prost(string, required, tag = "1")]
+    pub(crate) self_link: String,
+    #[prost(string, required, tag = "2")]
+    pub(crate) resource_version: String,
+    #[prost(string, required, tag = "3")]
+    pub(crate) continue_token: String,
+    #[prost(int64, optional, tag = "4")]
+    pub(crate) remaining: Option<i64>,
+}
+
+/// An entry of a `map<string, string>`. As a map's entry, prost would leave out an empty value.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct StringEntry {
+    #[prost(string, required, tag = "1")]
+    pub(crate) key: String,
+    #[prost(string, required, tag = "2")]
+    pub(crate) value: String,
+}
