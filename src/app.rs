@@ -183,7 +183,7 @@ pub async fn start(config: AppConfig) -> anyhow::Result<Running> {
     for name in config.policy.possibly_stale() {
         tracing::warn!(
             resource = name,
-            "consistent reads may get an older state (consistentReads: cache in --config)"
+            "consistent reads may get an older state (consistentReads: stale in --config)"
         );
     }
     config

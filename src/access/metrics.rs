@@ -17,12 +17,12 @@ const REVIEWS: Metric<Counter, 2> = Metric::new(
     "TokenReviews, SubjectAccessReviews and SelfSubjectReviews sent to upstream, by kind and result.",
 );
 const CACHE: Metric<Counter, 1> = Metric::new(
-    "watershed_authorization_cache_total",
+    "watershed_authorization_cache_lookups_total",
     &["result"],
     "Lookups in the cache of authorization decisions, by result (hit, miss).",
 );
 const DROPPED: Metric<Counter> = Metric::new(
-    "watershed_authorization_dropped_total",
+    "watershed_authorization_cache_invalidations_total",
     &[],
     "Cached authorization decisions that were dropped because a change of RBAC can affect them.",
 );
@@ -32,7 +32,7 @@ const CHANGES: Metric<Counter, 1> = Metric::new(
     "Changes of RBAC objects that can change an authorization decision, by resource.",
 );
 const FOLLOWED: Metric<Gauge> = Metric::new(
-    "watershed_rbac_followed",
+    "watershed_rbac_following",
     &[],
     "1 while every change of RBAC arrives. While it is 0, decisions are cached for seconds only.",
 );

@@ -121,9 +121,9 @@ fn without_credentials(url: &str) -> String {
 
 fn reads(policy: &CachingPolicy) -> Value {
     let word = |choice: ConsistentReads| match choice {
-        ConsistentReads::ProvenFresh => "fence",
+        ConsistentReads::ProvenFresh => "linearizable",
         ConsistentReads::Upstream => "forward",
-        ConsistentReads::PossiblyStale => "cache",
+        ConsistentReads::PossiblyStale => "stale",
     };
     let mut resources: Vec<_> = policy.consistent_reads_by_type.iter().collect();
     resources.sort_by_key(|(key, _)| *key);
@@ -156,7 +156,7 @@ fn held(policy: &CachingPolicy) -> Value {
     let shown = |holding: &ScopePolicy| {
         json!({
             "always": holding.always_open,
-            "narrow": holding.selector_scopes,
+            "selectorScopes": holding.selector_scopes,
             "merge": holding.merge,
             "maxUpstreamWatches": holding.max_scopes,
             "idleSeconds": holding.idle.map(seconds),

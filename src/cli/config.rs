@@ -14,52 +14,53 @@ use serde_saphyr::Spanned;
 use crate::serve::{CacheMode, CachingPolicy, ConsistentReads, ScopePolicy, type_name};
 use watershed_protocol::{FieldSelector, LabelSelector, Selection};
 
-/// What stands in the file. Unknown keys are refused: a misspelt one would be a silent default.
+/// The configuration file. Unknown keys are refused: a misspelt one would leave a silent default.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct File {
-    /// How lists and watches with `resourceVersion` unset are answered.
+    /// Source of lists and watches with `resourceVersion` unset.
     consistent_reads: ConsistentReads,
-    /// What may be kept in memory of types that are not named.
-    #[serde(deserialize_with = "said")]
+    /// What the cache holds of types that `resources` does not name.
+    #[serde(deserialize_with = "not_empty")]
     #[schemars(with = "Choice")]
     cache: Option<Spanned<Choice>>,
-    /// Scopes for what clients ask for, instead of one of everything, of all types.
-    #[serde(deserialize_with = "said")]
+    /// Opens scopes for the namespaces and selectors that clients ask for, instead of one scope of
+    /// everything, for all types.
+    #[serde(deserialize_with = "not_empty")]
     #[schemars(with = "bool")]
-    narrow: Option<bool>,
-    /// A scope that nobody has read for so long is closed (seconds).
-    #[serde(deserialize_with = "said")]
+    selector_scopes: Option<bool>,
+    /// Closes a scope that nobody has read for this long (seconds).
+    #[serde(deserialize_with = "not_empty")]
     #[schemars(with = "u64")]
     idle_seconds: Option<u64>,
-    /// Types for which something else is to hold.
+    /// Settings of single types.
     #[schemars(with = "Vec<Override>")]
     resources: Vec<Spanned<Override>>,
-    /// The parts of types that are held, where that is not everything.
+    /// The parts of types to cache, instead of everything.
     #[schemars(with = "Vec<Part>")]
     scopes: Vec<Spanned<Part>>,
 }
 
-/// What one list and watch at upstream covers.
+/// A part of a type that one list and watch at upstream covers.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Part {
-    /// The API group; left out for the core group.
+    /// API group; unset for the core group.
     #[serde(default, deserialize_with = "group")]
     #[schemars(regex(pattern = "^[a-z0-9.-]*$"))]
     group: String,
-    /// The plural name, as in URLs.
+    /// Plural name, as in URLs.
     #[serde(deserialize_with = "resource")]
     #[schemars(regex(pattern = "^[a-z0-9-]+$"))]
     resource: String,
-    /// Each of these namespaces by itself; left out for all together.
+    /// Namespaces, each with a scope of its own; unset for one scope of all namespaces.
     #[serde(default)]
     namespaces: Vec<String>,
-    /// Of these, the objects with these labels, as in kubectl's `-l`.
+    /// Label selector, as in kubectl's `-l`.
     #[serde(default, deserialize_with = "labels")]
     #[schemars(with = "String")]
     label_selector: LabelSelector,
-    /// Of these, the objects with these fields, such as `spec.nodeName=node-1`.
+    /// Field selector, such as `spec.nodeName=node-1`.
     #[serde(default, deserialize_with = "fields")]
     #[schemars(with = "String")]
     field_selector: FieldSelector,
@@ -68,60 +69,61 @@ struct Part {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Override {
-    /// The API group; left out for the core group.
+    /// API group; unset for the core group.
     #[serde(default, deserialize_with = "group")]
     #[schemars(regex(pattern = "^[a-z0-9.-]*$"))]
     group: String,
-    /// The plural name, as in URLs.
+    /// Plural name, as in URLs.
     #[serde(deserialize_with = "resource")]
     #[schemars(regex(pattern = "^[a-z0-9-]+$"))]
     resource: String,
-    /// How its lists and watches with `resourceVersion` unset are answered.
-    #[serde(default, deserialize_with = "said")]
+    /// Source of its lists and watches with `resourceVersion` unset.
+    #[serde(default, deserialize_with = "not_empty")]
     #[schemars(with = "ConsistentReads")]
     consistent_reads: Option<ConsistentReads>,
-    /// What may be kept in memory of it.
-    #[serde(default, deserialize_with = "said")]
+    /// What the cache holds of it.
+    #[serde(default, deserialize_with = "not_empty")]
     #[schemars(with = "Choice")]
     cache: Option<Choice>,
-    /// Scopes for what clients ask for, instead of one of everything.
-    #[serde(default, deserialize_with = "said")]
+    /// Opens scopes for the namespaces and selectors that clients ask for, instead of one scope of
+    /// everything.
+    #[serde(default, deserialize_with = "not_empty")]
     #[schemars(with = "bool")]
-    narrow: Option<bool>,
-    /// Whether scopes of a namespace or of everything may take the place of many narrow ones; true,
-    /// if nothing is said.
-    #[serde(default, deserialize_with = "said")]
+    selector_scopes: Option<bool>,
+    /// Allows one scope of a namespace, or of everything, to replace many selector scopes. Default:
+    /// true.
+    #[serde(default, deserialize_with = "not_empty")]
     #[schemars(with = "bool")]
     merge: Option<bool>,
-    /// The most narrow scopes, each a watch at upstream, in all its versions and representations;
-    /// 8, if nothing is said.
-    #[serde(default, deserialize_with = "said")]
+    /// Maximum number of on-demand scopes, each with a watch at upstream, over all versions and
+    /// representations. Default: 8.
+    #[serde(default, deserialize_with = "not_empty")]
     #[schemars(with = "usize")]
     max_upstream_watches: Option<usize>,
-    /// A scope that nobody has used for so long is closed; 0 for never. Narrow ones after 600,
-    /// others never, if nothing is said.
-    #[serde(default, deserialize_with = "said")]
+    /// Closes a scope that nobody has used for this long (seconds); 0 for never. Default: 600 for
+    /// on-demand scopes, never for others.
+    #[serde(default, deserialize_with = "not_empty")]
     #[schemars(with = "u64")]
     idle_seconds: Option<u64>,
-    /// How long its events are kept, instead of `--window-seconds`.
-    #[serde(default, deserialize_with = "said")]
+    /// Age up to which its events are kept (seconds), instead of `--window-seconds`.
+    #[serde(default, deserialize_with = "not_empty")]
     #[schemars(with = "u64")]
     window_seconds: Option<u64>,
-    /// Upper bound of the events kept in each of its scopes (MiB), instead of `--window-mib`.
-    #[serde(default, deserialize_with = "said")]
+    /// Size up to which events are kept in each of its scopes (MiB), instead of `--window-mib`.
+    #[serde(default, deserialize_with = "not_empty")]
     #[schemars(with = "usize")]
     window_mib: Option<usize>,
 }
 
-/// What may be kept of a type, and when.
+/// What the cache holds of a type, and from when on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Choice {
     /// Nothing.
     Never,
-    /// Metadata, once somebody asks for it.
+    /// Metadata, from the first request on.
     Metadata,
-    /// The objects, once somebody asks for them.
-    Demand,
+    /// The objects, from the first request on.
+    OnDemand,
     /// The objects, from the start.
     Always,
 }
@@ -131,7 +133,7 @@ impl Choice {
         match self {
             Self::Never => CacheMode::Nothing,
             Self::Metadata => CacheMode::Metadata,
-            Self::Demand | Self::Always => CacheMode::Objects,
+            Self::OnDemand | Self::Always => CacheMode::Objects,
         }
     }
 }
@@ -144,16 +146,21 @@ impl<'de> Deserialize<'de> for Choice {
             type Value = Choice;
 
             fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                formatter.write_str("demand (or true), always, metadata or never (or false)")
+                formatter.write_str("onDemand (or true), always, metadata or never (or false)")
             }
 
             fn visit_bool<E: Error>(self, value: bool) -> Result<Choice, E> {
-                Ok(if value { Choice::Demand } else { Choice::Never })
+                Ok(if value {
+                    Choice::OnDemand
+                } else {
+                    Choice::Never
+                })
             }
 
             fn visit_str<E: Error>(self, value: &str) -> Result<Choice, E> {
                 match value {
-                    "demand" => Ok(Choice::Demand),
+                    "onDemand" => Ok(Choice::OnDemand),
+                    "demand" => Err(E::custom("`demand` is now `onDemand`")),
                     "always" => Ok(Choice::Always),
                     "metadata" => Ok(Choice::Metadata),
                     "never" => Ok(Choice::Never),
@@ -173,8 +180,8 @@ impl JsonSchema for Choice {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
-            "description": "demand (or true): the objects, once somebody asks for them; always: from the start; metadata: no more than PartialObjectMetadata; never (or false): nothing.",
-            "enum": ["demand", "always", "metadata", "never", true, false],
+            "description": "onDemand (or true): the objects, from the first request on; always: from the start; metadata: no more than PartialObjectMetadata; never (or false): nothing.",
+            "enum": ["onDemand", "always", "metadata", "never", true, false],
         })
     }
 }
@@ -183,7 +190,7 @@ impl Override {
     fn holding(&self) -> ScopePolicy {
         ScopePolicy {
             always_open: self.cache == Some(Choice::Always),
-            selector_scopes: self.narrow,
+            selector_scopes: self.selector_scopes,
             merge: self.merge,
             max_scopes: self.max_upstream_watches,
             idle: self.idle_seconds.map(Duration::from_secs),
@@ -193,14 +200,14 @@ impl Override {
     }
 }
 
-/// What may be left out, but not left empty.
-fn said<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+/// Reads a key that may be absent, but not empty.
+fn not_empty<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {
     T::deserialize(deserializer).map(Some)
 }
 
-/// A name that no type can have would protect nothing.
+/// Reads the name of an API group. A misspelt name would configure nothing, silently.
 fn group<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let text = String::deserialize(deserializer)?;
     let fits = text
@@ -215,6 +222,7 @@ fn group<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error>
     }
 }
 
+/// Reads the plural name of a resource.
 fn resource<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let text = String::deserialize(deserializer)?;
     let plain = text
@@ -240,12 +248,12 @@ fn fields<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FieldSelector, D
     FieldSelector::parse(&text).map_err(|error| D::Error::custom(format!("{text:?}: {error}")))
 }
 
-/// What may stand in the file, as a JSON schema.
+/// Returns the JSON schema of the file.
 pub(super) fn schema() -> Schema {
     SchemaGenerator::default().into_root_schema_for::<File>()
 }
 
-/// Reads the file, which says what is to differ from `preset`.
+/// Reads the file. What it does not set stays as in `preset`.
 pub(super) fn read(path: &Path, preset: CachingPolicy) -> anyhow::Result<CachingPolicy> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("cannot read {} (--config)", path.display()))?;
@@ -253,21 +261,36 @@ pub(super) fn read(path: &Path, preset: CachingPolicy) -> anyhow::Result<Caching
         .with_context(|| format!("{} (--config) is not a configuration", path.display()))
 }
 
+/// Keys that have a new name, with it.
+const RENAMED: [(&str, &str); 1] = [("narrow", "selectorScopes")];
+
+/// Returns the parser's message, with the new name of a key that was renamed.
+fn explained(error: &serde_saphyr::Error) -> String {
+    let message = error.without_snippet().to_string();
+    let renamed = RENAMED
+        .iter()
+        .find(|(old, _)| message.contains(&format!("unknown field `{old}`")));
+    match renamed {
+        Some((old, new)) => format!("`{old}` is now `{new}`: {message}"),
+        None => message,
+    }
+}
+
 fn parse(text: &str, preset: CachingPolicy) -> anyhow::Result<CachingPolicy> {
-    // Nothing but comments is a configuration, too.
+    // A file with nothing but comments is valid.
     let file: Option<File> =
-        serde_saphyr::from_str(text).map_err(|error| anyhow!("{}", error.without_snippet()))?;
+        serde_saphyr::from_str(text).map_err(|error| anyhow!("{}", explained(&error)))?;
     let File {
         consistent_reads,
         cache,
-        narrow,
+        selector_scopes,
         idle_seconds,
         resources,
         scopes,
     } = file.unwrap_or_default();
     if let Some(cache) = cache.as_ref().filter(|cache| cache.value == Choice::Always) {
         bail!(
-            "line {}: cache: always is for types that are named under resources",
+            "line {}: cache: always is only for single types, under resources",
             cache.referenced.line()
         );
     }
@@ -278,7 +301,7 @@ fn parse(text: &str, preset: CachingPolicy) -> anyhow::Result<CachingPolicy> {
         ..preset
     };
     policy.scope_policy = ScopePolicy {
-        selector_scopes: narrow,
+        selector_scopes,
         idle: idle_seconds.map(Duration::from_secs),
         ..ScopePolicy::default()
     };
@@ -303,35 +326,36 @@ fn parse(text: &str, preset: CachingPolicy) -> anyhow::Result<CachingPolicy> {
         };
         ensure!(
             consistent_reads.is_some() || cache.is_some() || holding != ScopePolicy::default(),
-            "line {line}: nothing is said of {name}"
+            "line {line}: {name} has no settings"
         );
         if let Some(cache) = cache.map(Choice::cache) {
             let before = policy.set_mode(&group, &resource, cache);
             ensure!(
                 before.is_none_or(|before| before == cache),
-                "line {line}: {name} is named with another cache before, in this group or in one that has the same objects"
+                "line {line}: {name} has another cache in an earlier entry, in this group or in one with \
+                 the same objects"
             );
         }
         if holding != ScopePolicy::default() {
-            let narrow = holding.selector_scopes.or(narrow).unwrap_or(false);
+            let has_selector_scopes = holding.selector_scopes.or(selector_scopes).unwrap_or(false);
             let unused = cache == Some(Choice::Never);
             ensure!(
                 !unused,
-                "line {line}: of {name} nothing is kept: it has no scopes to say anything of"
+                "line {line}: {name} has cache: never, so that settings of scopes do not apply"
             );
             ensure!(
-                narrow || (holding.merge.is_none() && holding.max_scopes.is_none()),
-                "line {line}: merge and maxUpstreamWatches are about narrow scopes: say narrow: true of {name}"
+                has_selector_scopes || (holding.merge.is_none() && holding.max_scopes.is_none()),
+                "line {line}: merge and maxUpstreamWatches need selector scopes: add selectorScopes: true to {name}"
             );
             ensure!(
                 holding.max_scopes != Some(0),
-                "line {line}: {name} with no upstream watch at all: say cache: never"
+                "line {line}: {name} has maxUpstreamWatches: 0; use cache: never instead"
             );
             ensure!(
                 !(holding.always_open && holding.idle.is_some()),
-                "line {line}: {name} is always held, and has no idleSeconds"
+                "line {line}: {name} has cache: always, so that idleSeconds does not apply"
             );
-            if holding.always_open && narrow {
+            if holding.always_open && has_selector_scopes {
                 parted.push((line, name.clone(), type_name(&group, &resource)));
             }
             policy.set_scope_policy(&group, &resource, holding);
@@ -343,7 +367,7 @@ fn parse(text: &str, preset: CachingPolicy) -> anyhow::Result<CachingPolicy> {
         }
         ensure!(
             names.insert(name.clone()),
-            "line {line}: {name} is named twice"
+            "line {line}: {name} has two entries"
         );
     }
     for (name, cache) in preset {
@@ -354,13 +378,13 @@ fn parse(text: &str, preset: CachingPolicy) -> anyhow::Result<CachingPolicy> {
         let named = policy.scopes.contains_key(&key);
         ensure!(
             named,
-            "line {line}: {name} is always held, and narrow: name its parts under scopes"
+            "line {line}: {name} has cache: always and selectorScopes: name its parts under scopes"
         );
     }
     Ok(policy)
 }
 
-/// Takes the parts of types over, each of which must be of use.
+/// Adds the parts of types to the policy. None may contain another.
 fn hold(policy: &mut CachingPolicy, parts: Vec<Spanned<Part>>) -> anyhow::Result<()> {
     let mut scopes: HashMap<_, Vec<(u64, Arc<Selection>)>> = HashMap::new();
     for part in parts {
@@ -379,7 +403,7 @@ fn hold(policy: &mut CachingPolicy, parts: Vec<Spanned<Part>>) -> anyhow::Result
         };
         ensure!(
             policy.may_cache(&group, &resource),
-            "line {line}: a scope of {name}, of which nothing may be kept: say cache: demand under resources"
+            "line {line}: a scope of {name}, which is not cached: add it with cache: onDemand to resources"
         );
         let namespaces = if namespaces.is_empty() {
             vec![None]
@@ -397,7 +421,7 @@ fn hold(policy: &mut CachingPolicy, parts: Vec<Spanned<Part>>) -> anyhow::Result
             for (other, scope) in &*known {
                 ensure!(
                     !scope.covers(&selection) && !selection.covers(scope),
-                    "line {line}: a scope of {name} that has all of the one in line {other}, or is a part of it"
+                    "line {line}: this scope of {name} contains the one in line {other}, or is a part of it"
                 );
             }
             known.push((line, Arc::new(selection)));
@@ -424,10 +448,10 @@ mod tests {
     }
 
     #[test]
-    fn says_what_holds_for_which_type() {
+    fn consistent_reads_are_set_for_all_types_and_for_single_ones() {
         let policy = parsed(
-            "consistentReads: forward\nresources:\n- resource: pods\n  consistentReads: fence\n\
-             - group: apps\n  resource: deployments\n  consistentReads: cache\n",
+            "consistentReads: forward\nresources:\n- resource: pods\n  consistentReads: linearizable\n\
+             - group: apps\n  resource: deployments\n  consistentReads: stale\n",
         )
         .unwrap();
         assert_eq!(policy.consistent_reads, ConsistentReads::Upstream);
@@ -450,15 +474,15 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_it_does_not_understand() {
+    fn a_file_that_is_not_understood_is_refused() {
         for text in [
             "consistentRead: fence\n",
             "consistentReads: always\n",
-            "resources:\n- consistentReads: fence\n",
-            "resources:\n- resource: pods\n  consistentReads: fence\n- resource: pods\n  consistentReads: cache\n",
-            "resources:\n- resource: \"\"\n  consistentReads: fence\n",
+            "resources:\n- consistentReads: linearizable\n",
+            "resources:\n- resource: pods\n  consistentReads: linearizable\n- resource: pods\n  consistentReads: stale\n",
+            "resources:\n- resource: \"\"\n  consistentReads: linearizable\n",
             "resources:\n- resource: pods\n",
-            "resources:\n- resource: pods\n  cache: false\n- resource: pods\n  consistentReads: fence\n",
+            "resources:\n- resource: pods\n  cache: false\n- resource: pods\n  consistentReads: linearizable\n",
             "resources:\n- resource: events\n  cache: false\n- resource: events\n  group: events.k8s.io\n  cache: true\n",
             "[]",
             "text",
@@ -468,7 +492,29 @@ mod tests {
     }
 
     #[test]
-    fn says_what_may_be_kept_of_which_type() {
+    fn old_spellings_are_refused_with_the_new_one_or_still_accepted() {
+        for (old, new) in [
+            ("narrow: true\n", "selectorScopes"),
+            (
+                "resources:\n- resource: pods\n  narrow: true\n",
+                "selectorScopes",
+            ),
+            ("cache: demand\n", "onDemand"),
+        ] {
+            let error = parsed(old).unwrap_err().to_string();
+            assert!(
+                error.contains(new) && error.contains("line"),
+                "{old}: {error}"
+            );
+        }
+        for (old, new) in [("fence", "linearizable"), ("cache", "stale")] {
+            let of = |value: &str| parsed(&format!("consistentReads: {value}\n")).unwrap();
+            assert_eq!(of(old), of(new));
+        }
+    }
+
+    #[test]
+    fn a_cache_mode_is_set_for_all_types_and_for_single_ones() {
         let kept = |text: &str| {
             let kept = parsed(text).unwrap().exceptions().into_iter();
             kept.map(|kept| (kept.name(), kept.mode))
@@ -479,13 +525,13 @@ mod tests {
         for text in [
             "",
             "cache: true\n",
-            "resources:\n- resource: secrets\n  consistentReads: fence\n",
+            "resources:\n- resource: secrets\n  consistentReads: linearizable\n",
         ] {
             assert_eq!(kept(text), [of("secrets", CacheMode::Nothing)], "{text}");
         }
         for (choice, cache) in [
             ("true", CacheMode::Objects),
-            ("demand", CacheMode::Objects),
+            ("onDemand", CacheMode::Objects),
             ("metadata", CacheMode::Metadata),
             ("false", CacheMode::Nothing),
             ("never", CacheMode::Nothing),
@@ -523,7 +569,7 @@ mod tests {
             "cache: Metadata",
             "caches: true",
         ] {
-            let error = parsed(&format!("consistentReads: fence\n{wrong}\n"))
+            let error = parsed(&format!("consistentReads: linearizable\n{wrong}\n"))
                 .unwrap_err()
                 .to_string();
             assert!(error.contains("line 2"), "{wrong}: {error}");
@@ -544,9 +590,9 @@ mod tests {
     }
 
     #[test]
-    fn says_how_scopes_are_opened_and_held() {
+    fn scope_settings_are_set_for_all_types_and_for_single_ones() {
         let policy = parsed(
-            "narrow: true\nidleSeconds: 30\nresources:\n- resource: pods\n  cache: always\n  narrow: false\n  windowSeconds: 7\n\
+            "selectorScopes: true\nidleSeconds: 30\nresources:\n- resource: pods\n  cache: always\n  selectorScopes: false\n  windowSeconds: 7\n\
              \x20 windowMib: 2\n- resource: configmaps\n  maxUpstreamWatches: 3\n  merge: false\n  idleSeconds: 0\n",
         )
         .unwrap();
@@ -573,14 +619,14 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_held_so_is_refused_with_its_line() {
+    fn contradictory_scope_settings_are_refused_with_their_line() {
         let before = "resources:\n- resource: nodes\n  cache: always\n";
         for (rest, says) in [
-            ("- resource: pods\n  narrow: yes please\n", "line 5"),
+            ("- resource: pods\n  selectorScopes: yes please\n", "line 5"),
             ("- resource: pods\n  maxUpstreamWatches: 3\n", "line 4"),
-            ("- resource: pods\n  merge: true\n", "narrow: true"),
+            ("- resource: pods\n  merge: true\n", "selectorScopes: true"),
             (
-                "- resource: pods\n  narrow: true\n  maxUpstreamWatches: 0\n",
+                "- resource: pods\n  selectorScopes: true\n  maxUpstreamWatches: 0\n",
                 "line 4",
             ),
             (
@@ -592,17 +638,20 @@ mod tests {
                 "line 4",
             ),
             (
-                "- resource: pods\n  cache: always\n  narrow: true\n",
-                "line 4: pods is always held",
+                "- resource: pods\n  cache: always\n  selectorScopes: true\n",
+                "line 4: pods has cache: always",
             ),
             ("- resource: pods\n  idleSeconds: -1\n", "line 5"),
-            ("- resource: nodes\n  narrow: true\n", "line 4"),
-            ("cache: always\n", "line 4: cache: always is for types"),
+            ("- resource: nodes\n  selectorScopes: true\n", "line 4"),
+            (
+                "cache: always\n",
+                "line 4: cache: always is only for single types",
+            ),
         ] {
             let error = format!("{:#}", parsed(&format!("{before}{rest}")).unwrap_err());
             assert!(error.contains(says), "{rest}: {error}");
         }
-        parsed(&format!("{before}- resource: pods\n  cache: always\n  narrow: true\nscopes:\n- resource: pods\n  namespaces: [a]\n")).unwrap();
+        parsed(&format!("{before}- resource: pods\n  cache: always\n  selectorScopes: true\nscopes:\n- resource: pods\n  namespaces: [a]\n")).unwrap();
     }
 
     fn scopes(policy: &CachingPolicy, group: &str, resource: &str) -> Vec<String> {
@@ -611,7 +660,7 @@ mod tests {
     }
 
     #[test]
-    fn says_which_parts_are_held() {
+    fn parts_of_types_are_read() {
         let text = "scopes:\n- resource: pods\n  fieldSelector: spec.nodeName=n1\n- resource: pods\n  namespaces: [a, b]\n\
                     \x20 labelSelector: app in (x,y)\n- group: apps\n  resource: deployments\n  namespaces: [a]\n";
         let policy = parsed(text).unwrap();
@@ -627,7 +676,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scope_that_is_of_no_use_is_refused_with_its_line() {
+    fn a_useless_scope_is_refused_with_its_line() {
         let before = "scopes:\n- resource: pods\n  namespaces: [a]\n- resource: pods\n";
         for (rest, line) in [
             ("  namespaces: [b, b]\n", "line 4"),
@@ -667,11 +716,11 @@ mod tests {
             .collect::<Vec<_>>();
         let expected = [
             ("*", "never"),
-            ("leases.coordination.k8s.io", "demand"),
+            ("leases.coordination.k8s.io", "onDemand"),
             ("nodes", "metadata"),
-            ("pods", "demand"),
+            ("pods", "onDemand"),
             ("secrets", "never"),
-            ("services", "demand"),
+            ("services", "onDemand"),
         ];
         assert_eq!(kept, expected.map(|(name, cache)| (name.to_owned(), cache)));
         assert_eq!(scopes(&policy, "", "pods"), ["namespace=a"]);

@@ -1,4 +1,4 @@
-//! Flags of `watershed serve` on what clients may cost.
+//! Flags of `watershed serve` that limit what clients may use.
 use std::time::Duration;
 
 use clap::Args;
@@ -6,49 +6,49 @@ use clap::Args;
 use crate::listener::ConnectionLimits;
 use crate::serve::UserLimits;
 
-/// What clients may cost.
+/// Limits on clients.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Limits")]
 pub(super) struct LimitFlags {
-    /// Connections of clients at a time. Further ones wait until others end.
+    /// Maximum number of open client connections. Further ones wait until others close.
     #[arg(long, default_value_t = 20_000, value_name = "N", value_parser = at_least_one)]
     max_connections: usize,
-    /// Connections at a time from one address (of IPv6, from one /64). Further ones are closed at
-    /// once. Without it: three quarters of --max-connections.
+    /// Maximum number of open connections from one address (for IPv6, one /64 network). Further
+    /// ones are closed at once. Default: three quarters of --max-connections.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     max_connections_per_address: Option<usize>,
-    /// HTTP/2 requests and watches at a time on one connection.
+    /// Maximum number of concurrent HTTP/2 requests and watches on one connection.
     #[arg(long = "http2-max-streams-per-connection", default_value_t = 1000, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..))]
     http2_max_streams: u32,
-    /// Bytes of a request's head: line and headers together on HTTP/1.1; twice as many on HTTP/2,
-    /// which counts 32 more for each header. More are refused with 431. At least 8192.
+    /// Maximum size of a request's line and headers on HTTP/1.1. On HTTP/2 twice as much, with 32
+    /// bytes added for each header. Larger requests are refused with 431. At least 8192.
     #[arg(long, default_value_t = 65_536, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(8192..=1_048_576))]
     max_header_bytes: u32,
-    /// Bytes of a request's path and query. More are refused with 414.
+    /// Maximum size of a request's path and query. Longer ones are refused with 414.
     #[arg(long, default_value_t = 65_534, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(1..=65_534))]
     max_url_bytes: u16,
-    /// How long a TLS handshake may take, and the first request after it to come.
+    /// Timeout of the TLS handshake, and of the wait for the first request after it.
     #[arg(long, default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
-    handshake_seconds: u64,
-    /// How long the head of an HTTP/1.1 request may take from its first byte.
+    handshake_timeout_seconds: u64,
+    /// Timeout for reading the headers of an HTTP/1.1 request, from its first byte.
     #[arg(long, default_value_t = 32, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
-    header_seconds: u64,
-    /// How long a connection stays open without a request.
+    header_timeout_seconds: u64,
+    /// How long a connection stays open without requests.
     #[arg(long, default_value_t = 90, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
-    idle_seconds: u64,
-    /// How long a client may take nothing of an answer or of a watch's events that wait for it; 0
-    /// for as long as it likes. A quiet watch has nothing that waits.
+    idle_timeout_seconds: u64,
+    /// How long a client may read nothing while data waits for it; 0 for no limit. Quiet watches are
+    /// not affected.
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
     write_stall_seconds: u64,
-    /// Requests of one user at a time; 0 for no limit. Watches count until they begin. Who is not
-    /// known by a bearer token counts by address.
+    /// Maximum number of concurrent requests of one user; 0 for no limit. Watches count until they
+    /// begin. Callers without a bearer token count by address.
     #[arg(long, default_value_t = 0, value_name = "N")]
     max_requests_inflight_per_user: u32,
-    /// Requests of one user in a second; 0 for no limit.
+    /// Maximum number of requests per second of one user; 0 for no limit.
     #[arg(long, default_value_t = 0, value_name = "N")]
     max_requests_per_second_per_user: u32,
-    /// Requests of one user that may come at once. Without it: twice as many as in a second.
+    /// Burst of requests of one user. Default: twice the requests per second.
     #[arg(long, default_value_t = 0, value_name = "N", hide_default_value = true)]
     max_requests_burst_per_user: u32,
 }
@@ -70,9 +70,9 @@ impl LimitFlags {
             streams: self.http2_max_streams,
             header_bytes: self.max_header_bytes as usize,
             url_bytes: usize::from(self.max_url_bytes),
-            idle: Duration::from_secs(self.idle_seconds),
-            start: Duration::from_secs(self.handshake_seconds),
-            head: Duration::from_secs(self.header_seconds),
+            idle: Duration::from_secs(self.idle_timeout_seconds),
+            start: Duration::from_secs(self.handshake_timeout_seconds),
+            head: Duration::from_secs(self.header_timeout_seconds),
             stall: Duration::from_secs(self.write_stall_seconds),
             ..ConnectionLimits::default()
         }
@@ -117,7 +117,7 @@ mod tests {
             "--max-connections=0",
             "--max-url-bytes=0",
             "--max-header-bytes=100",
-            "--idle-seconds=0",
+            "--idle-timeout-seconds=0",
         ] {
             assert!(Line::try_parse_from(["x", flag]).is_err(), "{flag}");
         }

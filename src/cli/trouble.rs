@@ -2,7 +2,7 @@
 use std::process::ExitCode;
 
 use clap::CommandFactory as _;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use super::Cli;
 use watershed_connect::one_line;
@@ -58,20 +58,16 @@ pub(super) fn of_command_line(error: &clap::Error, words: &[String]) -> ExitCode
     ExitCode::from(MISUSED)
 }
 
-/// clap's words on one line, with the place where more is said.
+/// Flags that have a new name, with it.
+const RENAMED: [(&str, &str); 3] = [
+    ("--handshake-seconds", "--handshake-timeout-seconds"),
+    ("--header-seconds", "--header-timeout-seconds"),
+    ("--idle-seconds", "--idle-timeout-seconds"),
+];
+
+/// Returns clap's message on one line, with the command whose `--help` says more.
 fn mistake(error: &clap::Error, words: &[String]) -> String {
-    let text = error.render().to_string();
-    let mut told = String::new();
-    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        if line.starts_with("Usage:") || line.starts_with("For more information") {
-            break;
-        }
-        match line.strip_prefix("tip: ") {
-            _ if told.is_empty() => told.push_str(line.strip_prefix("error: ").unwrap_or(line)),
-            Some(tip) => told = format!("{told}; {tip}"),
-            None => told = format!("{told} {line}"),
-        }
-    }
+    let message = renamed(error).unwrap_or_else(|| on_one_line(&error.render().to_string()));
     let command = Cli::command();
     let known = |word: &&String| command.find_subcommand(word).is_some();
     let subcommand = words
@@ -80,9 +76,36 @@ fn mistake(error: &clap::Error, words: &[String]) -> String {
         .find(known)
         .map(|name| format!(" {name}"));
     format!(
-        "{told} (see watershed{} --help)",
+        "{message} (see watershed{} --help)",
         subcommand.unwrap_or_default()
     )
+}
+
+/// Returns the message for a flag that has a new name.
+fn renamed(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    let (old, new) = RENAMED.iter().find(|(old, _)| old == flag)?;
+    Some(format!("{old} is now {new}"))
+}
+
+/// Returns clap's error without its usage and pointers to help.
+fn on_one_line(text: &str) -> String {
+    let mut message = String::new();
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        if line.starts_with("Usage:") || line.starts_with("For more information") {
+            break;
+        }
+        match line.strip_prefix("tip: ") {
+            _ if message.is_empty() => {
+                message.push_str(line.strip_prefix("error: ").unwrap_or(line));
+            }
+            Some(tip) => message = format!("{message}; {tip}"),
+            None => message = format!("{message} {line}"),
+        }
+    }
+    message
 }
 
 #[cfg(test)]
@@ -109,6 +132,10 @@ mod tests {
             (
                 "--log-format xml kubeconfig",
                 "invalid value 'xml' for '--log-format <LOG_FORMAT>' [possible values: text, json] (see watershed kubeconfig --help)",
+            ),
+            (
+                "serve --idle-seconds 5",
+                "--idle-seconds is now --idle-timeout-seconds (see watershed serve --help)",
             ),
             (
                 "serve --admin-listen a",

@@ -22,13 +22,13 @@ const REJECTED: Metric<Counter, 2> = Metric::new(
     "Connections that were closed as soon as they were accepted, by listener and reason.",
 );
 const CUT: Metric<Counter, 2> = Metric::new(
-    "watershed_connections_cut_total",
+    "watershed_connections_terminated_total",
     &["listener", "reason"],
     "Connections that were closed because of what their client did or failed to do, by listener and \
      reason.",
 );
 const ANSWERS_CUT: Metric<Counter, 1> = Metric::new(
-    "watershed_answers_cut_total",
+    "watershed_responses_terminated_total",
     &["reason"],
     "Responses on HTTP/2 connections that were reset because their client did not read them, by \
      reason.",

@@ -81,7 +81,7 @@ impl ScopeSeries {
         let content = if metadata_only { "metadata" } else { "objects" };
         let selection = match &self.selection {
             Some(selection) => selection.to_string().into(),
-            None => "by demand".into(),
+            None => "on-demand".into(),
         };
         [
             Arc::clone(&self.gvr.group).into(),
@@ -200,7 +200,7 @@ const GAUGES: [Metric<Gauge, { LABELS.len() }>; 11] = [
         "The resourceVersion that the scope has reached.",
     ),
     Metric::new(
-        "watershed_scope_last_heard_seconds",
+        "watershed_scope_last_message_age_seconds",
         LABELS,
         "Seconds since upstream last sent an event, bookmark or list for the scope.",
     ),
@@ -210,7 +210,7 @@ const GAUGES: [Metric<Gauge, { LABELS.len() }>; 11] = [
         "Watches served from the scope.",
     ),
     Metric::new(
-        "watershed_scope_count",
+        "watershed_scopes",
         LABELS,
         "Scopes in this series. Scopes of a type that were opened on demand share one: its other \
          gauges are sums, and it is ready when all of them are.",

@@ -73,22 +73,22 @@ const EVENT_BYTES: Metric<Counter, 2> = Metric::new(
 );
 const ENDED: Metric<Counter, 3> = Metric::new(
     "watershed_watches_ended_total",
-    &["group", "resource", "how"],
+    &["group", "resource", "reason"],
     "Watches served from memory that ended, by reason.",
 );
 const FENCED: Metric<Counter, 3> = Metric::new(
-    "watershed_fence_reads_total",
-    &["group", "resource", "step"],
+    "watershed_consistent_reads_total",
+    &["group", "resource", "outcome"],
     "Consistent reads that waited until memory was shown to be fresh, by what showed it. Failed ones \
      are forwarded.",
 );
 const FENCE_DURATION: Metric<Histogram, 1> = Metric::new(
-    "watershed_fence_duration_seconds",
-    &["step"],
+    "watershed_consistent_read_wait_duration_seconds",
+    &["outcome"],
     "Seconds that consistent reads waited, by what showed that memory was fresh.",
 );
 const FENCE_REQUESTS: Metric<Counter, 3> = Metric::new(
-    "watershed_fence_upstream_requests_total",
+    "watershed_freshness_checks_total",
     &["group", "resource", "request"],
     "Requests to upstream that show how fresh memory is, by kind.",
 );

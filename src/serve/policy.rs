@@ -24,13 +24,13 @@ const ON_DEMAND_IDLE_TIMEOUT: Duration = Duration::from_mins(10);
 pub enum ConsistentReads {
     /// Memory, once it is proven no older than the request; otherwise upstream.
     #[default]
-    #[serde(rename = "fence")]
+    #[serde(rename = "linearizable", alias = "fence")]
     ProvenFresh,
     /// Upstream.
     #[serde(rename = "forward")]
     Upstream,
     /// Memory as it is: **answers may be older than the request**. This includes gets.
-    #[serde(rename = "cache")]
+    #[serde(rename = "stale", alias = "cache")]
     PossiblyStale,
 }
 
@@ -52,7 +52,7 @@ impl CacheMode {
         match self {
             Self::Nothing => "never",
             Self::Metadata => "metadata",
-            Self::Objects => "demand",
+            Self::Objects => "onDemand",
         }
     }
 }

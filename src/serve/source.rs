@@ -29,8 +29,16 @@ pub enum AnswerSource {
 impl AnswerSource {
     /// The metric labels of all sources, in the order of [`AnswerSource::index`].
     pub const NAMES: [&str; 10] = [
-        "snapshot", "window", "fence", "cache", "document", "shared", "access", "limit",
-        "shutdown", "forward",
+        "snapshot",
+        "window",
+        "linearizable",
+        "stale",
+        "document",
+        "coalesced",
+        "access",
+        "limit",
+        "shutdown",
+        "forward",
     ];
 
     /// Its place among all sources.

@@ -30,7 +30,7 @@ impl RequestPurpose {
             Self::List => "list",
             Self::Watch => "watch",
             Self::Forward => "forward",
-            Self::Own => "own",
+            Self::Own => "internal",
         }
     }
 }

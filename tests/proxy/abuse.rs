@@ -27,9 +27,9 @@ const MIB: u64 = 1 << 20;
 /// Everything happens in seconds, but not in so few that a well-behaved client on a busy machine is
 /// taken for an abuser.
 const SHORT: &[&str] = &[
-    "--handshake-seconds=8",
-    "--header-seconds=8",
-    "--idle-seconds=20",
+    "--handshake-timeout-seconds=8",
+    "--header-timeout-seconds=8",
+    "--idle-timeout-seconds=20",
     "--write-stall-seconds=8",
 ];
 
@@ -178,7 +178,7 @@ impl Scene {
 
     async fn cut(&self, reason: &str) -> f64 {
         self.metric(&format!(
-            r#"watershed_connections_cut_total{{listener="proxy",reason="{reason}"}}"#
+            r#"watershed_connections_terminated_total{{listener="proxy",reason="{reason}"}}"#
         ))
         .await
     }
@@ -497,7 +497,7 @@ async fn who_takes_nothing_is_cut_and_costs_little() {
         let (connections, answers) = (
             scene.cut("write-stall").await,
             scene
-                .metric(r#"watershed_answers_cut_total{reason="write-stall"}"#)
+                .metric(r#"watershed_responses_terminated_total{reason="write-stall"}"#)
                 .await,
         );
         let done = connections >= 20.0 && answers >= 60.0;
@@ -526,7 +526,7 @@ async fn one_address_has_so_many_connections_and_no_more() {
         &[
             "--max-connections-per-address",
             "120",
-            "--handshake-seconds",
+            "--handshake-timeout-seconds",
             "40",
         ],
     )

@@ -170,7 +170,7 @@ async fn bytes_are_counted_on_both_sides() {
     let listed = of(r#"watershed_upstream_received_bytes_total{purpose="list"}"#)
         + of(r#"watershed_upstream_received_bytes_total{purpose="watch"}"#);
     assert!(listed > 0.0 && listed < sent, "{listed} and {sent}");
-    assert!(of(r#"watershed_upstream_received_bytes_total{purpose="own"}"#) > 0.0);
+    assert!(of(r#"watershed_upstream_received_bytes_total{purpose="internal"}"#) > 0.0);
     assert!(of(r#"watershed_upstream_connections{kind="watch"}"#) >= 1.0);
     assert!(of(r#"watershed_upstream_connections{kind="short"}"#) >= 1.0);
     assert!(of(r#"watershed_upstream_connections{kind="tunnel"}"#) < 0.5);

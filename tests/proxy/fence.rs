@@ -169,11 +169,12 @@ async fn catching_up() -> Result<(), String> {
         .create(&namespaces, r#"{"metadata":{"name":"one"}}"#)
         .unwrap();
     let answer = program.proxied.get(Protocol::Http2, PODS).await;
-    if source(&answer) != "fence" {
+    if source(&answer) != "linearizable" {
         return Err(source(&answer).to_owned());
     }
     let metrics = program.admin("GET", "/metrics").await;
-    let caught_up = r#"watershed_fence_reads_total{group="",resource="pods",step="caught-up"} 1"#;
+    let caught_up =
+        r#"watershed_consistent_reads_total{group="",resource="pods",outcome="caught-up"} 1"#;
     assert!(metrics.lines().any(|line| line == caught_up), "{metrics}");
     upstream.faults().set(|active| active.no_bookmarks = true);
     // Without bookmarks nothing shows it. The answer is upstream's then, and later ones don't wait
@@ -189,8 +190,8 @@ async fn catching_up() -> Result<(), String> {
     );
     let metrics = program.admin("GET", "/metrics").await;
     for line in [
-        r#"watershed_fence_reads_total{group="",resource="pods",step="failed"} 1"#,
-        r#"watershed_fence_upstream_requests_total{group="",resource="pods",request="list"} 3"#,
+        r#"watershed_consistent_reads_total{group="",resource="pods",outcome="failed"} 1"#,
+        r#"watershed_freshness_checks_total{group="",resource="pods",request="list"} 3"#,
     ] {
         if !metrics.lines().any(|l| l == line) {
             return Err(format!("{line} is missing in\n{metrics}"));
@@ -240,7 +241,7 @@ async fn alone_and_in_a_crowd(little: &str) -> Result<(), String> {
     assert!(answers.iter().all(|answer| answer.status == StatusCode::OK));
     let forwarded = answers
         .iter()
-        .filter(|answer| source(answer) != "fence")
+        .filter(|answer| source(answer) != "linearizable")
         .count();
     drop(connection);
     rig.stop().await;
@@ -269,7 +270,7 @@ async fn readers_that_wait_together_share_a_proof() {
         assert!(answers.iter().all(|answer| answer.status == StatusCode::OK));
         let proven = answers
             .iter()
-            .filter(|answer| source(answer) == "fence")
+            .filter(|answer| source(answer) == "linearizable")
             .count();
         let lists = rig.upstream.stats().requests_on("LIST", "pods") - before;
         let what = format!("{proven} were answered from memory, and upstream answered {lists}");
@@ -374,7 +375,7 @@ async fn the_operator_chooses_how_consistent_reads_are_answered() {
     for (path, wanted) in [
         ("/api/v1/nodes/node-0000", "forward; reason=consistent-read"),
         ("/api/v1/configmaps", "forward; reason=consistent-read"),
-        (PODS, "cache"),
+        (PODS, "stale"),
     ] {
         let answer = rig.proxied.get(Protocol::Http2, path).await;
         assert_eq!(source(&answer), wanted, "{path}");
@@ -394,7 +395,7 @@ async fn the_operator_chooses_how_consistent_reads_are_answered() {
             &format!("/api/v1/namespaces/{namespace}/pods/{name}"),
         )
         .await;
-    assert_eq!((one.status, source(&one)), (StatusCode::OK, "cache"));
+    assert_eq!((one.status, source(&one)), (StatusCode::OK, "stale"));
     rig.upstream.faults().delay_events(Duration::ZERO);
     rig.stop().await;
 }
@@ -447,7 +448,7 @@ async fn gets_of_the_same_at_the_same_time_are_shared() {
         for answer in within("300 gets", join_all((0..300).map(|_| get()))).await {
             let answer = answer.unwrap();
             assert_eq!(answer.essence(), direct.essence());
-            shared += u32::from(source(&answer) == "shared");
+            shared += u32::from(source(&answer) == "coalesced");
         }
         let now = rig.upstream.stats().requests_on("GET", "pods");
         let gets = now - std::mem::replace(&mut before, now);

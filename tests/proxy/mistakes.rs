@@ -34,7 +34,10 @@ impl Bench {
             &without(&good, "certificate-authority-data"),
         );
         bench.write("garbage.pem", "garbage");
-        bench.write("misspelt.yaml", "cache: true\nconsistentRead: fence\n");
+        bench.write(
+            "misspelt.yaml",
+            "cache: true\nconsistentRead: linearizable\n",
+        );
         bench.write(
             "wrong.yaml",
             "resources:\n- resource: Pods\n  cache: false\n",

@@ -45,7 +45,7 @@ fn source(answer: &Answer) -> &str {
 
 /// An answer; where a proof is wanted, once there is time for it.
 async fn as_wanted(wanted: &str, mut ask: impl AsyncFnMut() -> Answer) -> Answer {
-    if wanted == "fence" {
+    if wanted == "linearizable" {
         proven(ask).await
     } else {
         ask().await
@@ -161,7 +161,7 @@ async fn secrets_are_served_from_memory_if_the_operator_says_so() {
     let (namespace, name) = some_secret(&rig);
     for (path, wanted) in [
         ("/api/v1/secrets?resourceVersion=0", "snapshot"),
-        (SECRETS, "fence"),
+        (SECRETS, "linearizable"),
         (
             &format!("/api/v1/namespaces/{namespace}/secrets/{name}?resourceVersion=0"),
             "snapshot",
@@ -190,8 +190,8 @@ async fn of_a_type_kept_as_metadata_nothing_else_is_asked_for() {
     for (path, accept, wanted) in [
         ("/api/v1/secrets?resourceVersion=0", LIST, "snapshot"),
         (&in_namespace, LIST, "snapshot"),
-        (SECRETS, LIST, "fence"),
-        ("/api/v1/secrets?limit=5", LIST, "fence"),
+        (SECRETS, LIST, "linearizable"),
+        ("/api/v1/secrets?limit=5", LIST, "linearizable"),
         (
             "/api/v1/secrets?resourceVersion=0&labelSelector=app",
             LIST,

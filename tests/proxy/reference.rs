@@ -198,7 +198,7 @@ async fn metrics_have_the_labels_that_the_document_says() {
     for name in [
         "watershed_requests_total",
         "watershed_scope_objects",
-        "watershed_fence_reads_total",
+        "watershed_consistent_reads_total",
         "watershed_watch_events_total",
         "watershed_access_reviews_total",
     ] {

@@ -218,7 +218,7 @@ pub(crate) async fn proven(mut ask: impl AsyncFnMut() -> Answer) -> Answer {
     for _ in 0..10 {
         let asked = Instant::now();
         let answer = ask().await;
-        if answer.header("x-watershed-source") == "fence" {
+        if answer.header("x-watershed-source") == "linearizable" {
             return answer;
         }
         assert!(

@@ -249,7 +249,7 @@ func (m *accessMatrix) bothVerdicts(found *compare.Findings) {
 			m.t.Errorf("only %d answers with %d", found.Statuses[status], status)
 		}
 	}
-	if memory := found.Sources["snapshot"] + found.Sources["fence"] + found.Sources["window"]; !testbed.Direct && memory < 100 {
+	if memory := found.Sources["snapshot"] + found.Sources["linearizable"] + found.Sources["window"]; !testbed.Direct && memory < 100 {
 		m.t.Errorf("only %d grants from memory", memory)
 	}
 	if found.Sources["access"] < 100 && !testbed.Direct {

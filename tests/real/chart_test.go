@@ -96,7 +96,7 @@ func (p place) chart(t *testing.T) {
 		"pod-monitor": {"--set", "monitoring.podMonitor.enabled=true"},
 		"per-node":    {"--set", "kind=DaemonSet"},
 		"whole-types": {"--set", "kind=DaemonSet,daemonSet.nodePreset=false"},
-		"named":       {"--set-json", `config={"narrow":true,"scopes":[{"resource":"pods","namespaces":["a"],"labelSelector":"app=x"}],"resources":[{"resource":"nodes","cache":"always","narrow":false,"windowMib":8},{"resource":"services","maxUpstreamWatches":4,"merge":false,"idleSeconds":60}]}`, "--set", "kind=DaemonSet,extraEnv[0].name=X,extraEnv[0].value=y"},
+		"named":       {"--set-json", `config={"selectorScopes":true,"scopes":[{"resource":"pods","namespaces":["a"],"labelSelector":"app=x"}],"resources":[{"resource":"nodes","cache":"always","selectorScopes":false,"windowMib":8},{"resource":"services","maxUpstreamWatches":4,"merge":false,"idleSeconds":60}]}`, "--set", "kind=DaemonSet,extraEnv[0].name=X,extraEnv[0].value=y"},
 		"ipv6":        {"--set", "listenAddress=[::],replicas=1,podDisruptionBudget.enabled=false"},
 		"no-rights":   {"--set", "rbac.create=false,serviceAccount.create=false,serviceAccount.name=mine"},
 	}
@@ -250,7 +250,7 @@ func (p place) installed(t *testing.T) {
 		t.Errorf("%d deployments from %v", len(list.Items), sources)
 	}
 	poll.Until(t, "the proxy follows RBAC", func() error {
-		if own.Sum(t, "watershed_rbac_followed", "") != 1 {
+		if own.Sum(t, "watershed_rbac_following", "") != 1 {
 			return poll.ErrNotYet
 		}
 		return nil

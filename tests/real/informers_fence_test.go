@@ -154,7 +154,7 @@ func TestDefaultInformersStartFromMemory(t *testing.T) {
 			return nil
 		})
 		steps := map[string]int{}
-		p.AddByLabel(t, "watershed_fence_reads_total", "step", steps)
+		p.AddByLabel(t, "watershed_consistent_reads_total", "outcome", steps)
 		t.Logf("%d informers: upstream was asked for %v lists, of %v bytes, and %v short watches; proofs that memory is new enough: %v",
 			opened, lists, bytes, watched, steps)
 		for kind, n := range bytes {

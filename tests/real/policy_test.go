@@ -93,7 +93,7 @@ func TestSecretsAreKeptInMemoryOnlyIfConfigured(t *testing.T) {
 				t.Error("not even the namespace is in the process's memory")
 			}
 			log := string(require.Value(os.ReadFile(p.Log))(t))
-			told := regexp.MustCompile(`"level":"(INFO|WARN)".*"resource":"secrets","cache":"(demand|never|metadata)"`).FindStringSubmatch(log)
+			told := regexp.MustCompile(`"level":"(INFO|WARN)".*"resource":"secrets","cache":"(onDemand|never|metadata)"`).FindStringSubmatch(log)
 			wanted := map[string]string{"by default": "INFO never", "false": "INFO never", "metadata": "WARN metadata", "true": "WARN demand"}[c.name]
 			if told == nil || told[1]+" "+told[2] != wanted {
 				t.Errorf("the log says %q, not %q", told, wanted)
@@ -161,7 +161,7 @@ func proven(t *testing.T, to api.Target, r api.Request) api.Answer {
 		asked := time.Now()
 		a := to.Must(t, r)
 		source := a.Header.Get("X-Watershed-Source")
-		if source == "fence" {
+		if source == "linearizable" {
 			return a
 		}
 		if time.Since(asked) < 3*time.Second {

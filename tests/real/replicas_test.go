@@ -198,7 +198,7 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 		for line := range strings.Lines(require.Value(p.Metrics())(t)) {
 			name, labels, _ := strings.Cut(line, "{")
 			for _, kind := range types {
-				ours := name == "watershed_upstream_lists_total" || name == "watershed_fence_upstream_requests_total" && !strings.Contains(labels, `request="watch"`)
+				ours := name == "watershed_upstream_lists_total" || name == "watershed_freshness_checks_total" && !strings.Contains(labels, `request="watch"`)
 				if ours && strings.Contains(labels, fmt.Sprintf(`resource="%s"`, kind)) {
 					own[kind] += sign * usage.MetricValue(line)
 				}

@@ -52,7 +52,7 @@ func TestRevokedRightsEndReadsAndWatches(t *testing.T) {
 		return time.Since(began)
 	}
 	poll.Until(t, "RBAC is followed", func() error {
-		if p.Sum(t, "watershed_rbac_followed", "") != 1 {
+		if p.Sum(t, "watershed_rbac_following", "") != 1 {
 			return fmt.Errorf("it is not")
 		}
 		return nil

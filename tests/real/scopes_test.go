@@ -95,12 +95,12 @@ scopes:
 			if version == "" && get {
 				want = "" // A get of the latest state is upstream's.
 			} else if version == "" && want == "snapshot" {
-				want = "fence"
+				want = "linearizable"
 			}
 			compare.Same(t, r)
 			source := testbed.Proxied.Send(t, r).Header.Get("X-Watershed-Source")
 			// Upstream may answer a small consistent read sooner.
-			if want == "fence" && strings.HasPrefix(source, "forward; reason=unproven") || want == "" {
+			if want == "linearizable" && strings.HasPrefix(source, "forward; reason=unproven") || want == "" {
 				continue
 			}
 			if source != want {

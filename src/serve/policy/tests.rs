@@ -66,7 +66,7 @@ fn exceptions_are_listed_by_name() {
     let chosen = ("deployments.apps".to_owned(), "metadata", false);
     assert_eq!(
         listed(&policy),
-        [chosen.clone(), ("secrets".to_owned(), "demand", true)]
+        [chosen.clone(), ("secrets".to_owned(), "onDemand", true)]
     );
     policy.mode = CacheMode::Nothing;
     assert_eq!(
@@ -74,8 +74,8 @@ fn exceptions_are_listed_by_name() {
         [
             ("*".to_owned(), "never", false),
             chosen,
-            ("pods".to_owned(), "demand", false),
-            ("secrets".to_owned(), "demand", true),
+            ("pods".to_owned(), "onDemand", false),
+            ("secrets".to_owned(), "onDemand", true),
         ]
     );
 }

@@ -129,8 +129,8 @@ func Query(t *testing.T, expressions []string, given []Series) (answers []Answer
 // Seldom lists metrics that a proxy exposes only after their cause. The test looks them up in
 // the sources.
 var Seldom = []string{
-	"watershed_answers_cut_total", "watershed_audit_events_dropped_total", "watershed_connections_cut_total",
-	"watershed_connections_rejected_total", "watershed_upstream_resumes_total", "watershed_authorization_dropped_total",
+	"watershed_responses_terminated_total", "watershed_audit_events_dropped_total", "watershed_connections_terminated_total",
+	"watershed_connections_rejected_total", "watershed_upstream_resumes_total", "watershed_authorization_cache_invalidations_total",
 	"watershed_rbac_changes_total",
 }
 

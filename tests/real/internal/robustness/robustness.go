@@ -265,12 +265,12 @@ func (b *phase) finish() {
 	}
 	steps, asked := map[string]int{}, map[string]int{}
 	for _, p := range b.replicas {
-		p.AddByLabel(t, "watershed_fence_reads_total", "step", steps)
-		p.AddByLabel(t, "watershed_fence_upstream_requests_total", "request", asked)
+		p.AddByLabel(t, "watershed_consistent_reads_total", "outcome", steps)
+		p.AddByLabel(t, "watershed_freshness_checks_total", "request", asked)
 	}
 	t.Logf("%d writes, %d of them failed: %v; %d changes in all; proofs that memory is new enough: %v, requests for them: %v",
 		len(b.written)+usage.Total(b.failed), usage.Total(b.failed), b.failed, changes, steps, asked)
-	if b.journal.sources["fence"] == 0 {
+	if b.journal.sources["linearizable"] == 0 {
 		t.Error("no consistent read was answered from memory")
 	}
 }

@@ -102,9 +102,9 @@ func CountCosts(t *testing.T, c *testbed.Cluster, p *testbed.Proxy, types []stri
 			continue
 		}
 		switch {
-		case metric == "watershed_fence_upstream_requests_total" && strings.Contains(labels, `request="watch"`):
+		case metric == "watershed_freshness_checks_total" && strings.Contains(labels, `request="watch"`):
 			all.AskedWatches[types[i]] += MetricValue(line)
-		case metric == "watershed_fence_upstream_requests_total":
+		case metric == "watershed_freshness_checks_total":
 			all.AskedLists[types[i]] += MetricValue(line)
 		case metric == "watershed_requests_total" && strings.Contains(labels, `source="forward"`) && !strings.Contains(labels, `reason="not-a-read"`):
 			all.Forwarded[labels] += MetricValue(line)
