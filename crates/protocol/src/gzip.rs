@@ -29,7 +29,7 @@ const LAST_BLOCK: [u8; 2] = [3, 0];
 
 /// A piece of a member: compressed bytes, and their part of the member's trailer.
 ///
-/// It refers to no bytes before it and ends on a byte boundary, so it can be anywhere in any member.
+/// It refers to no bytes before it and ends on a byte boundary, so any member can have it anywhere.
 #[derive(Debug)]
 pub struct Deflated {
     /// Blocks of deflate (RFC 1951), none of them the last.

@@ -346,7 +346,7 @@ impl<'a> QueryParameters<'a> {
             let (key, value) = piece.split_once('=').unwrap_or((piece, ""));
             match (decode(key), decode(value)) {
                 (Some(key), Some(value)) if index < Self::MAX => {
-                    parameters.pairs.push((key, value))
+                    parameters.pairs.push((key, value));
                 }
                 _ => parameters.clean = false,
             }

@@ -243,7 +243,7 @@ fn bookmarks_of_older_servers() {
     assert!(BookmarkFormat::learn(&format, &frames[0].object).is_err());
 }
 
-/// What 1.32 ends initial events with, as recorded from it.
+/// The end of the initial events of 1.32, as recorded from it.
 #[test]
 fn end_marks_keep_their_blueprint() {
     const SECRETS: &str = concat!(
