@@ -69,7 +69,7 @@ pub struct AuthorizationConfig {
     pub unwatched_allowed_ttl: Duration,
     /// Age of a denial that can end unnoticed: of a node, or while RBAC is not followed.
     pub unwatched_denied_ttl: Duration,
-    /// What happens to requests while upstream answers no reviews.
+    /// The treatment of requests while upstream answers no reviews.
     pub review_failure_policy: ReviewFailurePolicy,
 }
 

@@ -1,8 +1,8 @@
-//! Why the audit log cannot begin.
+//! Errors of the audit log.
 use std::io;
 use std::path::PathBuf;
 
-/// Why the audit log cannot begin.
+/// The audit log cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum AuditError {
     /// The policy cannot be used.
@@ -10,7 +10,7 @@ pub enum AuditError {
     Policy {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The mistake.
         reason: String,
     },
     /// The file cannot be written.
@@ -18,7 +18,7 @@ pub enum AuditError {
     Log {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The system's error.
         source: io::Error,
     },
     /// The webhook's kubeconfig cannot be used.
@@ -28,21 +28,7 @@ pub enum AuditError {
     Webhook {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The mistake.
         reason: String,
     },
-}
-
-/// An error and its causes in one line.
-pub(super) fn one_line(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        next = cause.source();
-    }
-    text.lines().next().unwrap_or_default().to_owned()
 }

@@ -7,30 +7,30 @@ use std::net::IpAddr;
 
 use bytes::Bytes;
 use jiff::Timestamp;
-
-use crate::access::Identity;
 use watershed_protocol::{Encoding, ResourceRequest, Status, escape_json};
 
-/// What a line begins with. Items of an EventList go without it.
+use crate::access::{Decision, Identity};
+
+/// Start of a line. Items of an EventList have no kind, so it is cut from them.
 const KIND: &str = r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","#;
-/// Longer user agents are cut. Source: `apiserver/pkg/audit/request.go`.
+/// Length limit of user agents; longer ones are cut. Source: `apiserver/pkg/audit/request.go`.
 const MAX_USER_AGENT: usize = 1024;
 const CUT: &str = "...TRUNCATED";
 
-/// How far a request is.
+/// A stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
-    /// It has arrived.
+pub(super) enum AuditStage {
+    /// The request has arrived.
     RequestReceived,
     /// The head of an answer that may take long has been sent.
     ResponseStarted,
-    /// The answer is over.
+    /// The answer has ended.
     ResponseComplete,
-    /// The request's handler failed. Never so here, but policies may name it.
+    /// The request's handler failed. It is never logged here, but policies may name it.
     Panic,
 }
 
-impl Stage {
+impl AuditStage {
     pub(super) const ALL: [Self; 4] = [
         Self::RequestReceived,
         Self::ResponseStarted,
@@ -48,9 +48,9 @@ impl Stage {
     }
 }
 
-/// What is the same in all events of one request.
-pub(super) struct Subject<'a> {
-    /// Any bytes that a header may have.
+/// The attributes that all events of one request share.
+pub(super) struct EventAttributes<'a> {
+    /// The audit id. It may have any bytes that a header may have.
     pub(super) id: &'a [u8],
     pub(super) uri: &'a str,
     pub(super) verb: &'a str,
@@ -60,57 +60,58 @@ pub(super) struct Subject<'a> {
     pub(super) resource: Option<&'a ResourceRequest>,
 }
 
-/// How a request was answered.
-pub(super) enum Answered<'a> {
-    /// Without words.
+/// The outcome of a request.
+pub(super) enum EventOutcome {
+    /// An answer with this code and no status object.
     Code(u16),
-    /// With a refusal.
-    Status(&'a Status),
-    /// The client went away before. Source: `apiserver/pkg/endpoints/filters/audit.go`.
+    /// A refusal.
+    Status(Status),
+    /// The client went away before the answer. Source: `apiserver/pkg/endpoints/filters/audit.go`.
     Closed,
 }
 
-/// The events of one request, written but for what differs between them.
-pub(super) struct Form {
+/// The text that all events of one request share.
+pub(super) struct EventTemplate {
     received: Timestamp,
-    /// Up to the name of the stage.
+    /// The members before the name of the stage.
     head: Box<str>,
-    /// From there to the answer.
+    /// The members from there to the outcome.
     about: Box<str>,
-    /// The answer, once there is one.
-    status: Box<str>,
-    /// The annotations without the brace that ends them, once there are any.
+    /// The outcome, once it is set.
+    outcome: Box<str>,
+    /// The annotations without the closing brace, once they are set.
     annotations: Box<str>,
-    /// Those that are added with the end.
+    /// The annotations that only the last event has.
     last_annotations: Box<str>,
 }
 
-impl Form {
-    pub(super) fn new(received: Timestamp, subject: &Subject<'_>) -> Self {
+impl EventTemplate {
+    pub(super) fn new(received: Timestamp, attributes: &EventAttributes<'_>) -> Self {
         let mut head = r#""level":"Metadata""#.to_owned();
-        member(&mut head, ",\"auditID\":", subject.id);
+        member(&mut head, ",\"auditID\":", attributes.id);
         head.push_str(",\"stage\":\"");
         Self {
             received,
             head: head.into(),
-            about: about(subject).into(),
-            status: "".into(),
+            about: about(attributes).into(),
+            outcome: "".into(),
             annotations: "".into(),
             last_annotations: "".into(),
         }
     }
 
-    pub(super) fn answered(&mut self, answered: &Answered<'_>) {
-        self.status = match answered {
-            Answered::Code(code) => {
+    /// Sets the outcome of the request.
+    pub(super) fn set_outcome(&mut self, outcome: &EventOutcome) {
+        self.outcome = match outcome {
+            EventOutcome::Code(code) => {
                 format!(r#","responseStatus":{{"metadata":{{}},"code":{code}}}"#)
             }
-            Answered::Closed => concat!(
+            EventOutcome::Closed => concat!(
                 r#","responseStatus":{"metadata":{},"status":"Success","#,
                 r#""message":"Connection closed early","code":200}"#
             )
             .to_owned(),
-            Answered::Status(status) => {
+            EventOutcome::Status(status) => {
                 let object = status.to_object(Encoding::Json);
                 let text = String::from_utf8_lossy(&object);
                 let inside = text
@@ -122,56 +123,55 @@ impl Form {
         .into();
     }
 
-    /// What the authorizer said, and why.
-    pub(super) fn decided(&mut self, allowed: bool, reason: &str) {
-        let decision = if allowed { "allow" } else { "forbid" };
+    /// Sets the annotations about the authorizer's decision.
+    pub(super) fn set_decision(&mut self, decision: &Decision) {
+        let word = match decision {
+            Decision::Allowed(_) => "allow",
+            Decision::Denied(_) => "forbid",
+        };
         let mut text = format!(
-            r#","annotations":{{"authorization.k8s.io/decision":"{decision}","authorization.k8s.io/reason":""#
+            concat!(
+                r#","annotations":{{"authorization.k8s.io/decision":"{}","#,
+                r#""authorization.k8s.io/reason":""#
+            ),
+            word
         );
-        escape_json(&mut text, reason);
+        escape_json(&mut text, decision.reason());
         text.push('"');
         self.annotations = text.into();
     }
 
-    /// The type is deprecated, as a warning to the client says. Source:
-    /// `apiserver/pkg/endpoints/metrics/metrics.go` (`MonitorRequest`),
+    /// Sets the annotations about a deprecated type, from the warning to the client.
+    ///
+    /// Source: `apiserver/pkg/endpoints/metrics/metrics.go` (`MonitorRequest`),
     /// `apiserver/pkg/endpoints/deprecation/deprecation.go` (`WarningMessage`).
-    pub(super) fn deprecated(&mut self, warning: &str) {
+    pub(super) fn set_deprecation(&mut self, warning: &str) {
         let mut text = r#","k8s.io/deprecated":"true""#.to_owned();
-        let release = warning
-            .split_once(" is deprecated in v")
-            .and_then(|(_, rest)| {
-                let release = rest.split_once("+, unavailable in v")?.1.split_once('+')?.0;
-                release
-                    .bytes()
-                    .all(|byte| byte.is_ascii_digit() || byte == b'.')
-                    .then_some(release)
-            });
-        if let Some(release) = release {
+        if let Some(release) = removed_release(warning) {
             let _ = write!(text, r#","k8s.io/removed-release":"{release}""#);
         }
         self.last_annotations = text.into();
     }
 
-    /// The line of one stage.
-    pub(super) fn line(&self, stage: Stage, now: Timestamp) -> Bytes {
+    /// Returns the line of one stage.
+    pub(super) fn line(&self, stage: AuditStage, now: Timestamp) -> Bytes {
         let Self {
             received,
             head,
             about,
-            status,
+            outcome,
             annotations,
             last_annotations,
         } = self;
-        let (at, status, annotations) = match stage {
-            Stage::RequestReceived => (*received, "", ""),
-            _ => (now, &**status, &**annotations),
+        let (at, outcome, annotations) = match stage {
+            AuditStage::RequestReceived => (*received, "", ""),
+            _ => (now, &**outcome, &**annotations),
         };
         let mut out = String::with_capacity(
             KIND.len()
                 + head.len()
                 + about.len()
-                + status.len()
+                + outcome.len()
                 + annotations.len()
                 + last_annotations.len()
                 + 160,
@@ -181,13 +181,13 @@ impl Form {
         out.push_str(stage.as_str());
         out.push('"');
         out.push_str(about);
-        out.push_str(status);
+        out.push_str(outcome);
         let _ = write!(
             out,
             r#","requestReceivedTimestamp":"{received:.6}","stageTimestamp":"{at:.6}"{annotations}"#
         );
         if !annotations.is_empty() {
-            if stage == Stage::ResponseComplete {
+            if stage == AuditStage::ResponseComplete {
                 out.push_str(last_annotations);
             }
             out.push('}');
@@ -197,7 +197,7 @@ impl Form {
     }
 }
 
-/// An EventList of these lines, as upstream posts it.
+/// Returns an EventList of these lines, as upstream posts it.
 pub(super) fn list(lines: &[Bytes]) -> Bytes {
     let mut out =
         br#"{"kind":"EventList","apiVersion":"audit.k8s.io/v1","metadata":{},"items":["#.to_vec();
@@ -211,8 +211,19 @@ pub(super) fn list(lines: &[Bytes]) -> Bytes {
     out.into()
 }
 
-fn about(subject: &Subject<'_>) -> String {
-    let Subject {
+/// Returns the release without the type that a deprecation warning names.
+fn removed_release(warning: &str) -> Option<&str> {
+    let (_, rest) = warning.split_once(" is deprecated in v")?;
+    let (_, rest) = rest.split_once("+, unavailable in v")?;
+    let (release, _) = rest.split_once('+')?;
+    let is_release = release
+        .bytes()
+        .all(|byte| byte.is_ascii_digit() || byte == b'.');
+    is_release.then_some(release)
+}
+
+fn about(attributes: &EventAttributes<'_>) -> String {
+    let EventAttributes {
         uri,
         verb,
         user,
@@ -220,7 +231,7 @@ fn about(subject: &Subject<'_>) -> String {
         user_agent,
         resource,
         ..
-    } = subject;
+    } = attributes;
     let mut out = String::with_capacity(512);
     member(&mut out, ",\"requestURI\":", uri.as_bytes());
     member(&mut out, ",\"verb\":", verb.as_bytes());
@@ -247,23 +258,29 @@ fn about(subject: &Subject<'_>) -> String {
     }
     if let Some(resource) = resource {
         out.push_str(",\"objectRef\":");
-        object(&mut out, |out| {
-            let mut text = |key, text: &str| member(out, key, text.as_bytes());
-            text(",\"resource\":", &resource.gvr.resource);
-            text(
-                ",\"namespace\":",
-                resource.namespace.as_deref().unwrap_or_default(),
-            );
-            text(",\"name\":", resource.name.as_deref().unwrap_or_default());
-            text(",\"apiGroup\":", &resource.gvr.group);
-            text(",\"apiVersion\":", &resource.gvr.version);
-            text(
-                ",\"subresource\":",
-                resource.subresource.as_deref().unwrap_or_default(),
-            );
-        });
+        object(&mut out, |out| write_resource(out, resource));
     }
     out
+}
+
+fn write_resource(out: &mut String, resource: &ResourceRequest) {
+    let ResourceRequest {
+        gvr,
+        namespace,
+        name,
+        subresource,
+        ..
+    } = resource;
+    for (key, text) in [
+        (",\"resource\":", Some(&*gvr.resource)),
+        (",\"namespace\":", namespace.as_deref()),
+        (",\"name\":", name.as_deref()),
+        (",\"apiGroup\":", Some(&*gvr.group)),
+        (",\"apiVersion\":", Some(&*gvr.version)),
+        (",\"subresource\":", subresource.as_deref()),
+    ] {
+        member(out, key, text.unwrap_or_default().as_bytes());
+    }
 }
 
 fn write_user(out: &mut String, user: &Identity) {
@@ -300,7 +317,7 @@ fn strings(out: &mut String, texts: &[String]) {
     out.push(']');
 }
 
-/// Puts braces around the members that `write` writes, each of which begins with a comma.
+/// Appends an object. `write` appends its members, each of which begins with a comma.
 fn object(out: &mut String, write: impl FnOnce(&mut String)) {
     let start = out.len();
     write(out);
@@ -312,8 +329,8 @@ fn object(out: &mut String, write: impl FnOnce(&mut String)) {
     out.push('}');
 }
 
-/// Appends key and text, unless the text is empty. Each byte that is no text becomes what Go's
-/// encoder makes of it.
+/// Appends key and text, unless the text is empty. A byte that is not valid UTF-8 becomes the
+/// replacement character, as in Go's encoder.
 fn member(out: &mut String, key: &str, text: &[u8]) {
     if text.is_empty() {
         return;

@@ -1,21 +1,21 @@
-//! Which requests are logged: kube-apiserver's own Policy.
+//! The audit policy, which selects the requests that are logged. It is kube-apiserver's own.
 //!
-//! Source: `apiserver/pkg/audit/policy/checker.go` (which rule holds),
-//! `apiserver/pkg/apis/audit/validation/validation.go` (what is refused).
+//! Source: `apiserver/pkg/audit/policy/checker.go` (matching of rules),
+//! `apiserver/pkg/apis/audit/validation/validation.go` (validation).
 use std::path::Path;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-
-use super::error::AuditError;
-use super::event::Stage;
-use crate::access::Identity;
 use watershed_protocol::ResourceRequest;
 
-/// What a policy looks at.
-pub(super) struct Attributes<'a> {
+use super::error::AuditError;
+use super::event::AuditStage;
+use crate::access::Identity;
+
+/// The attributes of a request that a policy considers.
+pub(super) struct PolicyAttributes<'a> {
     pub(super) user: Option<&'a Identity>,
-    /// For paths that are no resource's: the method in lower case.
+    /// The verb; without a resource it is the method in lower case.
     pub(super) verb: &'a str,
     pub(super) path: &'a str,
     pub(super) resource: Option<&'a ResourceRequest>,
@@ -23,33 +23,115 @@ pub(super) struct Attributes<'a> {
 
 /// The stages that are not logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Omitted([bool; Stage::ALL.len()]);
+pub(super) struct OmittedStages([bool; AuditStage::ALL.len()]);
 
-impl Omitted {
-    pub(super) fn contains(self, stage: Stage) -> bool {
+impl OmittedStages {
+    pub(super) fn contains(self, stage: AuditStage) -> bool {
         self.0[stage as usize]
     }
 
-    fn of(stages: &[&Vec<String>]) -> Self {
-        Self(Stage::ALL.map(|stage| {
-            stages
-                .iter()
-                .any(|list| list.iter().any(|name| name == stage.as_str()))
-        }))
+    fn of(lists: &[&[String]]) -> Self {
+        Self(AuditStage::ALL.map(|stage| lists.iter().any(|list| has(list, stage.as_str()))))
     }
 }
 
-/// Rules, of which the first that fits holds.
+/// A list of rules. The first one that matches a request applies.
 #[derive(Debug)]
-pub(super) struct Policy(Vec<Rule>);
+pub(super) struct AuditPolicy(Vec<AuditRule>);
+
+impl Default for AuditPolicy {
+    /// Logs every request when it is answered.
+    fn default() -> Self {
+        let omitted = AuditStage::RequestReceived.as_str().to_owned();
+        Self(vec![AuditRule {
+            omitted: Some(OmittedStages::of(&[&[omitted]])),
+            names_bodies: false,
+            matches: RuleFile::default(),
+        }])
+    }
+}
+
+impl AuditPolicy {
+    pub(super) fn read(path: &Path) -> Result<Self, AuditError> {
+        std::fs::read_to_string(path)
+            .map_err(|error| error.to_string())
+            .and_then(|text| Self::parse(&text))
+            .map_err(|reason| AuditError::Policy {
+                path: path.to_owned(),
+                reason,
+            })
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let file: PolicyFile =
+            serde_saphyr::from_str(text).map_err(|error| error.without_snippet().to_string())?;
+        if file.api_version != "audit.k8s.io/v1" || file.kind != "Policy" {
+            let (version, kind) = (file.api_version, file.kind);
+            return Err(format!(
+                "it is {kind:?} of {version:?}, not Policy of audit.k8s.io/v1"
+            ));
+        }
+        let everywhere = file.omit_stages.unwrap_or_default();
+        check_stages(&everywhere)?;
+        let rules: Vec<AuditRule> = file
+            .rules
+            .unwrap_or_default()
+            .into_iter()
+            .enumerate()
+            .map(|(index, rule)| {
+                AuditRule::new(rule, &everywhere)
+                    .map_err(|reason| format!("rules[{index}]: {reason}"))
+            })
+            .collect::<Result<_, _>>()?;
+        if rules.is_empty() {
+            return Err("it has no rules".to_owned());
+        }
+        Ok(Self(rules))
+    }
+
+    /// Returns whether a rule asks for request or response bodies. They are never logged.
+    pub(super) fn names_bodies(&self) -> bool {
+        self.0.iter().any(|rule| rule.names_bodies)
+    }
+
+    /// Returns the omitted stages of a request, or `None` if it is not logged at all.
+    pub(super) fn evaluate(&self, attributes: &PolicyAttributes<'_>) -> Option<OmittedStages> {
+        self.0
+            .iter()
+            .find(|rule| rule.matches.fits(attributes))?
+            .omitted
+    }
+}
 
 #[derive(Debug)]
-struct Rule {
+struct AuditRule {
     /// `None` logs nothing.
-    omitted: Option<Omitted>,
-    /// It asks for the bodies, too.
-    bodies: bool,
+    omitted: Option<OmittedStages>,
+    names_bodies: bool,
     matches: RuleFile,
+}
+
+impl AuditRule {
+    fn new(rule: RuleFile, everywhere: &[String]) -> Result<Self, String> {
+        let omitted = OmittedStages::of(&[everywhere, some(&rule.omit_stages)]);
+        let (omitted, names_bodies) = match rule.level.as_str() {
+            "None" => (None, false),
+            "Metadata" => (Some(omitted), false),
+            "Request" | "RequestResponse" => (Some(omitted), true),
+            "" => return Err("it has no level".to_owned()),
+            other => {
+                return Err(format!(
+                    "level {other:?} is none of None, Metadata, Request, RequestResponse"
+                ));
+            }
+        };
+        rule.check()?;
+        Ok(Self {
+            omitted,
+            names_bodies,
+            matches: rule,
+        })
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -63,7 +145,7 @@ struct PolicyFile {
     rules: Option<Vec<RuleFile>>,
     #[serde(default)]
     omit_stages: Option<Vec<String>>,
-    /// About bodies, which are not logged.
+    /// Applies to bodies, which are not logged.
     #[serde(default, rename = "omitManagedFields")]
     _omit_managed_fields: Option<bool>,
 }
@@ -84,89 +166,10 @@ struct RuleFile {
     _omit_managed_fields: Option<bool>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-struct GroupResources {
-    group: String,
-    resources: Option<Vec<String>>,
-    resource_names: Option<Vec<String>>,
-}
-
-impl Default for Policy {
-    /// Everything, when it is answered.
-    fn default() -> Self {
-        let omitted = Omitted::of(&[&vec![Stage::RequestReceived.as_str().to_owned()]]);
-        Self(vec![Rule {
-            omitted: Some(omitted),
-            bodies: false,
-            matches: RuleFile::default(),
-        }])
-    }
-}
-
-impl Policy {
-    pub(super) fn read(path: &Path) -> Result<Self, AuditError> {
-        let wrong = |reason| AuditError::Policy {
-            path: path.to_owned(),
-            reason,
-        };
-        let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
-        Self::parse(&text).map_err(wrong)
-    }
-
-    fn parse(text: &str) -> Result<Self, String> {
-        let file: PolicyFile =
-            serde_saphyr::from_str(text).map_err(|error| error.without_snippet().to_string())?;
-        if file.api_version != "audit.k8s.io/v1" || file.kind != "Policy" {
-            let (version, kind) = (file.api_version, file.kind);
-            return Err(format!(
-                "it is {kind:?} of {version:?}, not Policy of audit.k8s.io/v1"
-            ));
-        }
-        let everywhere = file.omit_stages.unwrap_or_default();
-        check_stages(&everywhere).map_err(|reason| format!("omitStages: {reason}"))?;
-        let rules = file.rules.unwrap_or_default().into_iter().enumerate();
-        let rules: Vec<Rule> = rules
-            .map(|(index, rule)| {
-                Rule::new(rule, &everywhere).map_err(|reason| format!("rules[{index}]: {reason}"))
-            })
-            .collect::<Result<_, _>>()?;
-        if rules.is_empty() {
-            return Err("it has no rules".to_owned());
-        }
-        Ok(Self(rules))
-    }
-
-    /// Whether a rule asks for what reads do not have, or what is not kept of them.
-    pub(super) fn names_bodies(&self) -> bool {
-        self.0.iter().any(|rule| rule.bodies)
-    }
-
-    /// What is not logged of a request; `None` if nothing is logged.
-    pub(super) fn evaluate(&self, attributes: &Attributes<'_>) -> Option<Omitted> {
-        self.0
-            .iter()
-            .find(|rule| rule.matches.fit(attributes))?
-            .omitted
-    }
-}
-
-impl Rule {
-    fn new(rule: RuleFile, everywhere: &Vec<String>) -> Result<Self, String> {
-        let omitted = Omitted::of(&[everywhere, &rule.omit_stages.clone().unwrap_or_default()]);
-        let (omitted, bodies) = match rule.level.as_str() {
-            "None" => (None, false),
-            "Metadata" => (Some(omitted), false),
-            "Request" | "RequestResponse" => (Some(omitted), true),
-            "" => return Err("it has no level".to_owned()),
-            other => {
-                return Err(format!(
-                    "level {other:?} is none of None, Metadata, Request, RequestResponse"
-                ));
-            }
-        };
-        check_stages(some(&rule.omit_stages)).map_err(|reason| format!("omitStages: {reason}"))?;
-        let urls = some(&rule.non_resource_urls);
+impl RuleFile {
+    fn check(&self) -> Result<(), String> {
+        check_stages(some(&self.omit_stages))?;
+        let urls = some(&self.non_resource_urls);
         for url in urls.iter().filter(|url| *url != "*") {
             if !url.starts_with('/') {
                 return Err(format!(
@@ -179,88 +182,77 @@ impl Rule {
                 ));
             }
         }
-        for resources in some(&rule.resources) {
-            let GroupResources { group, .. } = resources;
-            if !matches!(&**group, "" | "*") && !is_subdomain(group) {
-                return Err(format!("resources: {group:?} is no name of a group"));
-            }
-            if !some(&resources.resource_names).is_empty() && some(&resources.resources).is_empty()
-            {
-                return Err("resources: resourceNames need resources".to_owned());
-            }
+        for resources in some(&self.resources) {
+            resources.check()?;
         }
-        let of_resources = !some(&rule.resources).is_empty() || !some(&rule.namespaces).is_empty();
-        if !urls.is_empty() && of_resources {
+        let names_resources =
+            !some(&self.resources).is_empty() || !some(&self.namespaces).is_empty();
+        if !urls.is_empty() && names_resources {
             return Err("it is about resources and about nonResourceURLs".to_owned());
         }
-        Ok(Self {
-            omitted,
-            bodies,
-            matches: rule,
+        Ok(())
+    }
+
+    fn fits(&self, attributes: &PolicyAttributes<'_>) -> bool {
+        self.fits_user(attributes.user)
+            && fits_list(some(&self.verbs), attributes.verb)
+            && self.fits_target(attributes)
+    }
+
+    fn fits_user(&self, user: Option<&Identity>) -> bool {
+        let (users, groups) = (some(&self.users), some(&self.user_groups));
+        (users.is_empty() || user.is_some_and(|user| has(users, &user.user)))
+            && (groups.is_empty()
+                || user.is_some_and(|user| user.groups.iter().any(|group| has(groups, group))))
+    }
+
+    fn fits_target(&self, attributes: &PolicyAttributes<'_>) -> bool {
+        let PolicyAttributes { path, resource, .. } = attributes;
+        let resources = some(&self.resources);
+        let namespaces = some(&self.namespaces);
+        let urls = some(&self.non_resource_urls);
+        if resources.is_empty() && namespaces.is_empty() {
+            return urls.is_empty()
+                || resource.is_none() && urls.iter().any(|url| path_fits(path, url));
+        }
+        resource.is_some_and(|request| {
+            fits_list(namespaces, request.namespace.as_deref().unwrap_or_default())
+                && (resources.is_empty() || resources.iter().any(|entry| entry.fits(request)))
         })
     }
 }
 
-impl RuleFile {
-    fn fit(&self, attributes: &Attributes<'_>) -> bool {
-        let Attributes {
-            user,
-            verb,
-            path,
-            resource,
-        } = attributes;
-        let by = |list: &Option<Vec<String>>, fits: &dyn Fn(&[String]) -> bool| {
-            some(list).is_empty() || fits(some(list))
-        };
-        if !by(&self.users, &|users| {
-            user.is_some_and(|user| users.contains(&user.user))
-        }) || !by(&self.user_groups, &|groups| {
-            user.is_some_and(|user| user.groups.iter().any(|group| groups.contains(group)))
-        }) || !by(&self.verbs, &|verbs| has(verbs, verb))
-        {
-            return false;
-        }
-        let (resources, namespaces, urls) = (
-            some(&self.resources),
-            some(&self.namespaces),
-            some(&self.non_resource_urls),
-        );
-        if !resources.is_empty() || !namespaces.is_empty() {
-            let Some(asked) = resource else { return false };
-            let namespace = asked.namespace.as_deref().unwrap_or_default();
-            return (namespaces.is_empty() || has(namespaces, namespace))
-                && (resources.is_empty()
-                    || resources.iter().any(|resources| resources.fit(asked)));
-        }
-        urls.is_empty() || resource.is_none() && urls.iter().any(|url| path_fits(path, url))
-    }
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct GroupResources {
+    group: String,
+    resources: Option<Vec<String>>,
+    resource_names: Option<Vec<String>>,
 }
 
 impl GroupResources {
-    fn fit(&self, asked: &ResourceRequest) -> bool {
-        if self.group != *asked.gvr.group && self.group != "*" {
+    fn check(&self) -> Result<(), String> {
+        let group = &self.group;
+        if !matches!(&**group, "" | "*") && !is_subdomain(group) {
+            return Err(format!("resources: {group:?} is no name of a group"));
+        }
+        if !some(&self.resource_names).is_empty() && some(&self.resources).is_empty() {
+            return Err("resources: resourceNames need resources".to_owned());
+        }
+        Ok(())
+    }
+
+    fn fits(&self, request: &ResourceRequest) -> bool {
+        if self.group != *request.gvr.group && self.group != "*" {
             return false;
         }
-        let (resources, names) = (some(&self.resources), some(&self.resource_names));
+        let resources = some(&self.resources);
         if resources.is_empty() {
             return true;
         }
-        if !names.is_empty() && !has(names, asked.name.as_deref().unwrap_or_default()) {
-            return false;
-        }
-        let resource = &*asked.gvr.resource;
-        resources.iter().any(|wanted| {
-            match (wanted.split_once('/'), asked.subresource.as_deref()) {
-                _ if wanted == "*" => true,
-                // "pods/*" is about pods themselves, too.
-                (Some((of, "*")), _) if of == resource => true,
-                (Some((of, part)), Some(subresource)) => {
-                    (of == "*" || of == resource) && part == subresource
-                }
-                (None, None) => wanted == resource,
-                _ => false,
-            }
-        })
+        let name = request.name.as_deref().unwrap_or_default();
+        fits_list(some(&self.resource_names), name)
+            && resources.iter().any(|entry| resource_fits(entry, request))
     }
 }
 
@@ -273,6 +265,25 @@ fn has(list: &[String], text: &str) -> bool {
     list.iter().any(|entry| entry == text)
 }
 
+/// Returns whether a text is in a list. An empty list contains every text.
+fn fits_list(list: &[String], text: &str) -> bool {
+    list.is_empty() || has(list, text)
+}
+
+fn resource_fits(entry: &str, request: &ResourceRequest) -> bool {
+    let resource = &*request.gvr.resource;
+    match (entry.split_once('/'), request.subresource.as_deref()) {
+        _ if entry == "*" => true,
+        // "pods/*" matches pods themselves, too.
+        (Some((of, "*")), _) if of == resource => true,
+        (Some((of, part)), Some(subresource)) => {
+            (of == "*" || of == resource) && part == subresource
+        }
+        (None, None) => entry == resource,
+        _ => false,
+    }
+}
+
 fn path_fits(path: &str, url: &str) -> bool {
     url == "*"
         || url == path
@@ -282,25 +293,24 @@ fn path_fits(path: &str, url: &str) -> bool {
 }
 
 fn check_stages(stages: &[String]) -> Result<(), String> {
-    match stages
-        .iter()
-        .find(|name| !Stage::ALL.iter().any(|stage| stage.as_str() == *name))
-    {
-        Some(name) => Err(format!("{name:?} is no stage")),
+    let known = AuditStage::ALL.map(AuditStage::as_str);
+    match stages.iter().find(|name| !known.contains(&name.as_str())) {
+        Some(name) => Err(format!("omitStages: {name:?} is no stage")),
         None => Ok(()),
     }
 }
 
-/// RFC 1123. Source: `apimachinery/pkg/util/validation/validation.go` (`IsDNS1123Subdomain`).
+/// Returns whether a name is a subdomain of RFC 1123.
+/// Source: `apimachinery/pkg/util/validation/validation.go` (`IsDNS1123Subdomain`).
 fn is_subdomain(name: &str) -> bool {
-    let word = |word: &str| {
-        let inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-        !word.is_empty()
-            && word.bytes().all(inside)
-            && !word.starts_with('-')
-            && !word.ends_with('-')
-    };
-    name.len() <= 253 && name.split('.').all(word)
+    name.len() <= 253 && name.split('.').all(is_label)
+}
+
+fn is_label(label: &str) -> bool {
+    let is_plain = label
+        .bytes()
+        .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'));
+    is_plain && !label.is_empty() && !label.starts_with('-') && !label.ends_with('-')
 }
 
 #[cfg(test)]

@@ -1,114 +1,50 @@
-//! What stands between serving and a sink: bounded, and never waited for.
+//! The bounded queue between serving and a sink. Serving never waits for it.
 use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use ::metrics::Counter;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::metrics;
-use crate::metric::Counter;
 
-/// Events that wait, whatever number of them is allowed.
+/// Limit of the waiting bytes, whatever number of events is allowed.
 const MAX_BYTES: usize = 64 << 20;
-/// Losses are logged once in so long.
-const COMPLAIN_EVERY: Duration = Duration::from_mins(1);
+/// Interval at which losses are logged at most.
+const LOG_INTERVAL: Duration = Duration::from_mins(1);
 
-/// The serving side.
-pub(super) struct Queue {
-    sender: mpsc::Sender<Message>,
-    waiting: Arc<AtomicUsize>,
+/// The sending side of a queue.
+pub(super) struct EventQueue {
+    sender: mpsc::Sender<QueueMessage>,
+    waiting_bytes: Arc<AtomicUsize>,
     losses: Arc<Losses>,
-    /// Cancelled at the end: nothing is to be waited for any more.
+    /// Cancelled at shutdown: from then on sinks do not wait for anything.
     ending: CancellationToken,
 }
 
-/// The sink's side.
-pub(super) struct Outlet {
-    receiver: mpsc::Receiver<Message>,
-    waiting: Arc<AtomicUsize>,
-    pub(super) losses: Arc<Losses>,
-    pub(super) ending: CancellationToken,
-}
-
-enum Message {
-    Event(Bytes),
-    /// Everything before it has arrived once this is told.
-    Flush(oneshot::Sender<()>),
-}
-
-/// What a sink is to do next.
-pub(super) enum Next {
-    Event(Bytes),
-    /// To be told once everything before it has arrived.
-    Flush(oneshot::Sender<()>),
-    /// Nobody will send anything any more.
-    End,
-}
-
-/// Counts and tells what a sink loses.
-pub(super) struct Losses {
-    sink: &'static str,
-    counter: Counter,
-    complaints: Mutex<Complaints>,
-}
-
-#[derive(Default)]
-struct Complaints {
-    last: Option<Instant>,
-    /// Lost since then.
-    lost: usize,
-}
-
-/// A queue with room for so many events; `sink` is kube-apiserver's word for what is behind it.
-pub(super) fn queue(sink: &'static str, size: usize) -> (Queue, Outlet) {
-    // What an operator asks for beyond this would not fit into the bytes anyway.
-    let (sender, receiver) = mpsc::channel(size.clamp(1, MAX_BYTES / 64));
-    let losses = Arc::new(Losses {
-        sink,
-        counter: metrics::DROPPED.with([sink.into()]),
-        complaints: Mutex::default(),
-    });
-    // The series is there from the start.
-    losses.counter.increment(0);
-    let (waiting, ending) = (Arc::new(AtomicUsize::new(0)), CancellationToken::new());
-    let queue = Queue {
-        sender,
-        waiting: Arc::clone(&waiting),
-        losses: Arc::clone(&losses),
-        ending: ending.clone(),
-    };
-    (
-        queue,
-        Outlet {
-            receiver,
-            waiting,
-            losses,
-            ending,
-        },
-    )
-}
-
-impl Queue {
-    /// Takes an event if there is room.
+impl EventQueue {
+    /// Adds an event, or drops and counts it if the queue is full.
     pub(super) fn push(&self, event: Bytes) {
         let size = event.len();
-        let fits = self.waiting.fetch_add(size, Ordering::Relaxed) + size <= MAX_BYTES;
-        if !fits || self.sender.try_send(Message::Event(event)).is_err() {
-            self.waiting.fetch_sub(size, Ordering::Relaxed);
+        let fits = self.waiting_bytes.fetch_add(size, Ordering::Relaxed) + size <= MAX_BYTES;
+        if !fits || self.sender.try_send(QueueMessage::Event(event)).is_err() {
+            self.waiting_bytes.fetch_sub(size, Ordering::Relaxed);
             self.losses.count(1, &"its queue is full");
         }
     }
 
-    /// Waits until all that was taken has arrived, but not longer than this.
+    /// Waits until all earlier events have arrived, or for `patience`.
     pub(super) async fn flush(&self, patience: Duration) {
         self.ending.cancel();
-        let (told, done) = oneshot::channel();
-        let flushed =
-            async { self.sender.send(Message::Flush(told)).await.is_ok() && done.await.is_ok() };
+        let (sender, receiver) = oneshot::channel();
+        let flushed = async {
+            let flush = QueueMessage::Flush(sender);
+            self.sender.send(flush).await.is_ok() && receiver.await.is_ok()
+        };
         if tokio::time::timeout(patience, flushed).await != Ok(true) {
             tracing::warn!(
                 sink = self.losses.sink,
@@ -118,81 +54,137 @@ impl Queue {
     }
 }
 
-impl Outlet {
-    pub(super) async fn next(&mut self) -> Next {
-        let message = self.receiver.recv().await;
-        self.took(message)
+/// The receiving side of a queue.
+pub(super) struct QueueOutlet {
+    receiver: mpsc::Receiver<QueueMessage>,
+    waiting_bytes: Arc<AtomicUsize>,
+    pub(super) losses: Arc<Losses>,
+    pub(super) ending: CancellationToken,
+}
+
+impl QueueOutlet {
+    /// Waits for the next message. Returns `None` when none will follow.
+    pub(super) async fn next(&mut self) -> Option<QueueMessage> {
+        let message = self.receiver.recv().await?;
+        Some(self.taken(message))
     }
 
-    pub(super) fn blocking_next(&mut self) -> Next {
-        let message = self.receiver.blocking_recv();
-        self.took(message)
+    /// Blocks until the next message. Returns `None` when none will follow.
+    pub(super) fn blocking_next(&mut self) -> Option<QueueMessage> {
+        let message = self.receiver.blocking_recv()?;
+        Some(self.taken(message))
     }
 
-    /// What is there already.
-    pub(super) fn ready(&mut self) -> Option<Next> {
+    /// Returns the next message if it is there already.
+    pub(super) fn ready(&mut self) -> Option<QueueMessage> {
         let message = self.receiver.try_recv().ok()?;
-        Some(self.took(Some(message)))
+        Some(self.taken(message))
     }
 
-    fn took(&self, message: Option<Message>) -> Next {
-        match message {
-            Some(Message::Event(event)) => {
-                self.waiting.fetch_sub(event.len(), Ordering::Relaxed);
-                Next::Event(event)
-            }
-            Some(Message::Flush(told)) => Next::Flush(told),
-            None => Next::End,
+    fn taken(&self, message: QueueMessage) -> QueueMessage {
+        if let QueueMessage::Event(event) = &message {
+            self.waiting_bytes.fetch_sub(event.len(), Ordering::Relaxed);
+        }
+        message
+    }
+}
+
+/// A message to a sink.
+pub(super) enum QueueMessage {
+    Event(Bytes),
+    /// To be answered when all earlier events have arrived.
+    Flush(oneshot::Sender<()>),
+}
+
+/// Counts and logs the events that a sink loses.
+pub(super) struct Losses {
+    sink: &'static str,
+    counter: Counter,
+    unlogged: Mutex<UnloggedLosses>,
+}
+
+impl Losses {
+    pub(super) fn count(&self, events: usize, reason: &dyn Display) {
+        self.counter.increment(events as u64);
+        let mut unlogged = self.unlogged.lock();
+        unlogged.events += events;
+        if unlogged
+            .last_logged
+            .is_none_or(|last| last.elapsed() >= LOG_INTERVAL)
+        {
+            let lost = std::mem::take(&mut unlogged.events);
+            unlogged.last_logged = Some(Instant::now());
+            // Released before logging, which may block on standard error.
+            drop(unlogged);
+            tracing::warn!(sink = self.sink, lost, %reason, "audit events are lost");
         }
     }
 }
 
-impl Losses {
-    pub(super) fn count(&self, events: usize, why: &dyn Display) {
-        self.counter.increment(events as u64);
-        let mut complaints = self.complaints.lock();
-        complaints.lost += events;
-        if complaints
-            .last
-            .is_none_or(|last| last.elapsed() >= COMPLAIN_EVERY)
-        {
-            let lost = std::mem::take(&mut complaints.lost);
-            complaints.last = Some(Instant::now());
-            drop(complaints);
-            tracing::warn!(sink = self.sink, lost, %why, "audit events are lost");
-        }
-    }
+#[derive(Default)]
+struct UnloggedLosses {
+    last_logged: Option<Instant>,
+    /// Events lost since then.
+    events: usize,
+}
+
+/// Creates a queue for `size` events. `sink` is kube-apiserver's name of the sink.
+pub(super) fn queue(sink: &'static str, size: usize) -> (EventQueue, QueueOutlet) {
+    // More events than this would not fit into the limit of bytes anyway.
+    let (sender, receiver) = mpsc::channel(size.clamp(1, MAX_BYTES / 64));
+    let losses = Arc::new(Losses {
+        sink,
+        counter: metrics::DROPPED.with([sink.into()]),
+        unlogged: Mutex::default(),
+    });
+    // The series exists from the start.
+    losses.counter.increment(0);
+    let waiting_bytes = Arc::new(AtomicUsize::new(0));
+    let ending = CancellationToken::new();
+    let queue = EventQueue {
+        sender,
+        waiting_bytes: Arc::clone(&waiting_bytes),
+        losses: Arc::clone(&losses),
+        ending: ending.clone(),
+    };
+    let outlet = QueueOutlet {
+        receiver,
+        waiting_bytes,
+        losses,
+        ending,
+    };
+    (queue, outlet)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn waiting(outlet: &Outlet) -> usize {
-        outlet.waiting.load(Ordering::Relaxed)
+    fn waiting(outlet: &QueueOutlet) -> usize {
+        outlet.waiting_bytes.load(Ordering::Relaxed)
     }
 
     #[tokio::test]
-    async fn what_does_not_fit_is_left_out() {
+    async fn events_that_do_not_fit_are_dropped() {
         let (queue, mut outlet) = queue("test", 2);
         for text in ["one", "two", "three"] {
             queue.push(Bytes::from_static(text.as_bytes()));
         }
         assert_eq!(waiting(&outlet), 6);
-        let Next::Event(first) = outlet.next().await else {
+        let Some(QueueMessage::Event(first)) = outlet.next().await else {
             panic!("an event")
         };
         assert_eq!(first, "one");
         queue.push(Bytes::from_static(b"four"));
         for wanted in ["two", "four"] {
-            assert!(matches!(outlet.ready(), Some(Next::Event(text)) if text == wanted));
+            assert!(matches!(outlet.ready(), Some(QueueMessage::Event(text)) if text == wanted));
         }
         assert!(outlet.ready().is_none());
         assert_eq!(waiting(&outlet), 0);
     }
 
     #[tokio::test]
-    async fn bytes_are_bounded_too() {
+    async fn waiting_bytes_are_bounded() {
         let (queue, mut outlet) = queue("test", 100);
         let large = Bytes::from(vec![b'a'; MAX_BYTES / 2]);
         for _ in 0..3 {
@@ -205,17 +197,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_end_is_not_waited_for_too_long() {
+    async fn a_flush_waits_for_a_limited_time() {
         let (queue, mut outlet) = queue("test", 1);
         queue.push(Bytes::from_static(b"one"));
         queue.flush(Duration::from_secs(5)).await;
         assert!(outlet.ending.is_cancelled());
-        assert!(matches!(outlet.next().await, Next::Event(_)));
-        let told = tokio::spawn(async move {
-            while let Next::Event(_) | Next::Flush(_) = outlet.next().await {}
-        });
+        assert!(matches!(outlet.next().await, Some(QueueMessage::Event(_))));
+        let emptied = tokio::spawn(async move { while outlet.next().await.is_some() {} });
         queue.flush(Duration::from_secs(5)).await;
         drop(queue);
-        told.await.unwrap();
+        emptied.await.unwrap();
     }
 }

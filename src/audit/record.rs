@@ -1,4 +1,4 @@
-//! One request: what is found out about it on its way, and the events it makes.
+//! The record of one request: its attributes, and the events that it logs.
 use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -7,54 +7,208 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio_util::task::task_tracker::TaskTrackerToken;
+use watershed_protocol::{RequestInfo, Status, Verb};
 
-use super::Audit;
-use super::event::{Answered, Form, Stage, Subject};
-use super::policy::{Attributes, Omitted};
+use super::event::{AuditStage, EventAttributes, EventOutcome, EventTemplate};
+use super::log::AuditLog;
+use super::policy::{OmittedStages, PolicyAttributes};
 use super::source_ips::source_ips;
 use crate::access::{Decision, Identity};
 use crate::body::{self, Body};
-use watershed_protocol::{RequestInfo, Status, Verb};
 
-/// What is found out about the caller. It travels in the request's extensions, where there is an
-/// audit log.
+/// Records the caller of a request.
+pub fn record_caller<B>(request: &Request<B>, identity: &Arc<Identity>) {
+    if let Some(facts) = request.extensions().get::<SharedFacts>() {
+        facts.0.lock().user = Some(Arc::clone(identity));
+    }
+}
+
+/// Records the authorizer's decision about a request.
+pub fn record_decision<B>(request: &Request<B>, decision: &Decision) {
+    if let Some(facts) = request.extensions().get::<SharedFacts>() {
+        facts.0.lock().decision = Some(decision.clone());
+    }
+}
+
+/// The record of a request that is being answered. Dropping it logs that the client has gone away.
+pub struct AuditRecord {
+    log: Arc<AuditLog>,
+    facts: SharedFacts,
+    /// `None` once the request has been logged.
+    request: Option<Box<RecordedRequest>>,
+    /// Upstream answers the request, and logs it.
+    is_forwarded: bool,
+}
+
+impl AuditRecord {
+    pub(super) fn begin<B>(
+        log: Arc<AuditLog>,
+        request: &mut Request<B>,
+        peer: IpAddr,
+        id: &HeaderValue,
+    ) -> Self {
+        let facts = SharedFacts::default();
+        request.extensions_mut().insert(facts.clone());
+        let recorded = RecordedRequest {
+            received: Timestamp::now(),
+            id: id.clone(),
+            method: request.method().clone(),
+            uri: request.uri().clone(),
+            user_agent: request.headers().get(header::USER_AGENT).cloned(),
+            source_ips: source_ips(request.headers(), peer),
+            open: log.open.token(),
+        };
+        Self {
+            log,
+            facts,
+            request: Some(Box::new(recorded)),
+            is_forwarded: false,
+        }
+    }
+
+    /// Notes that the request is forwarded, so that upstream logs it.
+    pub fn forwarded(&mut self) {
+        self.is_forwarded = true;
+    }
+
+    /// Logs an answer of this process. The returned response logs its end.
+    pub fn answered(mut self, response: Response<Body>) -> Response<Body> {
+        let Some(request) = self.request.take() else {
+            return response;
+        };
+        let answer = LoggedAnswer {
+            code: response.status(),
+            status: response.extensions().get::<Status>().cloned(),
+            is_closed: false,
+        };
+        let Some(mut completion) = self.log(*request, answer) else {
+            return response;
+        };
+        if let Some(warning) = response.headers().get(header::WARNING) {
+            completion
+                .template
+                .set_deprecation(&String::from_utf8_lossy(warning.as_bytes()));
+        }
+        response.map(|body| body::holding(body, completion))
+    }
+
+    /// Logs all stages but the end. The returned value logs that.
+    fn log(&self, request: RecordedRequest, answer: LoggedAnswer) -> Option<CompletionEvent> {
+        let info = RequestInfo::parse(&request.method, request.uri.path(), request.uri.query());
+        let verb = verb(&info, &request.method);
+        let (user, decision) = {
+            let facts = self.facts.0.lock();
+            (facts.user.clone(), facts.decision.clone())
+        };
+        let (user, resource) = (user.as_deref(), info.resource.as_ref());
+        let omitted = self.log.policy.evaluate(&PolicyAttributes {
+            user,
+            verb: &verb,
+            path: request.uri.path(),
+            resource,
+        })?;
+        let attributes = EventAttributes {
+            id: request.id.as_bytes(),
+            uri: request
+                .uri
+                .path_and_query()
+                .map_or("/", |path| path.as_str()),
+            verb: &verb,
+            user,
+            source_ips: &request.source_ips,
+            user_agent: request
+                .user_agent
+                .as_ref()
+                .map_or(b"", HeaderValue::as_bytes),
+            resource,
+        };
+        let mut template = EventTemplate::new(request.received, &attributes);
+        let code = answer.code;
+        template.set_outcome(&answer.into_outcome(&info));
+        if let Some(decision) = decision {
+            template.set_decision(&decision);
+        }
+        let completion = CompletionEvent {
+            log: Arc::clone(&self.log),
+            template,
+            omitted,
+            _open: request.open,
+            is_silent: false,
+        };
+        // If the caller is unknown, upstream logs this event only. Source:
+        // `apiserver/pkg/endpoints/filters/authn_audit.go`.
+        if code == StatusCode::UNAUTHORIZED && user.is_none() {
+            completion.emit(AuditStage::ResponseStarted);
+            completion.discard();
+            return None;
+        }
+        completion.emit(AuditStage::RequestReceived);
+        if is_long_running(&info) {
+            completion.emit(AuditStage::ResponseStarted);
+        }
+        Some(completion)
+    }
+}
+
+impl Drop for AuditRecord {
+    fn drop(&mut self) {
+        let is_known = self.facts.0.lock().user.is_some();
+        if let Some(request) = self.request.take()
+            && is_known
+            && !self.is_forwarded
+        {
+            let answer = LoggedAnswer {
+                code: StatusCode::OK,
+                status: None,
+                is_closed: true,
+            };
+            drop(self.log(*request, answer));
+        }
+    }
+}
+
+/// Logs the end of an answer when it is dropped.
+pub(super) struct CompletionEvent {
+    log: Arc<AuditLog>,
+    template: EventTemplate,
+    omitted: OmittedStages,
+    _open: TaskTrackerToken,
+    is_silent: bool,
+}
+
+impl CompletionEvent {
+    fn emit(&self, stage: AuditStage) {
+        if !self.omitted.contains(stage) {
+            self.log.emit(&self.template.line(stage, Timestamp::now()));
+        }
+    }
+
+    fn discard(mut self) {
+        self.is_silent = true;
+    }
+}
+
+impl Drop for CompletionEvent {
+    fn drop(&mut self) {
+        if !self.is_silent {
+            self.emit(AuditStage::ResponseComplete);
+        }
+    }
+}
+
+/// The facts about a request's caller. The request's extensions share them while there is an audit
+/// log.
 #[derive(Clone, Default)]
-struct Known(Arc<Mutex<Caller>>);
+struct SharedFacts(Arc<Mutex<CallerFacts>>);
 
 #[derive(Default)]
-struct Caller {
+struct CallerFacts {
     user: Option<Arc<Identity>>,
-    decision: Option<(bool, Arc<str>)>,
-}
-
-/// Notes who sent a request.
-pub fn record_caller<B>(request: &Request<B>, identity: &Arc<Identity>) {
-    if let Some(known) = request.extensions().get::<Known>() {
-        known.0.lock().user = Some(Arc::clone(identity));
-    }
-}
-
-/// Notes what the authorizer said of a request.
-pub fn record_decision<B>(request: &Request<B>, decision: &Decision) {
-    if let Some(known) = request.extensions().get::<Known>() {
-        known.0.lock().decision = Some(match decision {
-            Decision::Allowed(reason) => (true, Arc::clone(reason)),
-            Decision::Denied(reason) => (false, Arc::clone(reason)),
-        });
-    }
-}
-
-/// A request that is being answered. Dropping it says that its client went away before.
-pub struct AuditRecord {
-    audit: Audit,
-    known: Known,
-    asked: Option<Box<Asked>>,
-    /// The answer is upstream's, and so is the event.
-    forwarded: bool,
+    decision: Option<Decision>,
 }
 
 /// The request itself.
-struct Asked {
+struct RecordedRequest {
     received: Timestamp,
     id: HeaderValue,
     method: Method,
@@ -64,192 +218,61 @@ struct Asked {
     open: TaskTrackerToken,
 }
 
-impl AuditRecord {
-    pub(super) fn begin<B>(
-        audit: Audit,
-        request: &mut Request<B>,
-        peer: IpAddr,
-        id: &HeaderValue,
-    ) -> Self {
-        let known = Known::default();
-        request.extensions_mut().insert(known.clone());
-        let asked = Asked {
-            received: Timestamp::now(),
-            id: id.clone(),
-            method: request.method().clone(),
-            uri: request.uri().clone(),
-            user_agent: request.headers().get(header::USER_AGENT).cloned(),
-            source_ips: source_ips(request.headers(), peer),
-            open: audit.0.open.token(),
-        };
-        Self {
-            audit,
-            known,
-            asked: Some(Box::new(asked)),
-            forwarded: false,
+/// The answer to a request.
+struct LoggedAnswer {
+    code: StatusCode,
+    status: Option<Status>,
+    /// The client went away before the answer.
+    is_closed: bool,
+}
+
+impl LoggedAnswer {
+    fn into_outcome(self, info: &RequestInfo) -> EventOutcome {
+        if self.is_closed {
+            return EventOutcome::Closed;
         }
-    }
-
-    /// Upstream is asked, and logs the request.
-    pub fn forwarded(&mut self) {
-        self.forwarded = true;
-    }
-
-    /// The request is answered here: with the response that comes back, whose end is logged.
-    pub fn answered(mut self, response: Response<Body>) -> Response<Body> {
-        let Some(asked) = self.asked.take() else {
-            return response;
-        };
-        let status = response.extensions().get::<Status>().cloned();
-        let code = response.status();
-        let warning = response.headers().get(header::WARNING).cloned();
-        let Some(mut complete) = self.log(*asked, code, status, false) else {
-            return response;
-        };
-        if let Some(warning) = warning {
-            complete
-                .form
-                .deprecated(&String::from_utf8_lossy(warning.as_bytes()));
+        if let Some(status) = self.status {
+            return EventOutcome::Status(status);
         }
-        response.map(|body| body::holding(body, complete))
-    }
-
-    /// Logs everything but the end, which the value that comes back logs.
-    fn log(
-        &self,
-        asked: Asked,
-        code: StatusCode,
-        status: Option<Status>,
-        closed: bool,
-    ) -> Option<Complete> {
-        let Asked {
-            received,
-            id,
-            method,
-            uri,
-            user_agent,
-            source_ips,
-            open,
-        } = asked;
-        let info = RequestInfo::parse(&method, uri.path(), uri.query());
-        let verb = verb(&info, &method);
-        let (user, decision) = {
-            let caller = self.known.0.lock();
-            (caller.user.clone(), caller.decision.clone())
-        };
-        let (user, resource) = (user.as_deref(), info.resource.as_ref());
-        let omitted = self.audit.0.policy.evaluate(&Attributes {
-            user,
-            verb: &verb,
-            path: uri.path(),
-            resource,
-        })?;
-        let subject = Subject {
-            id: id.as_bytes(),
-            uri: uri.path_and_query().map_or("/", |path| path.as_str()),
-            verb: &verb,
-            user,
-            source_ips: &source_ips,
-            user_agent: user_agent.as_ref().map_or(b"", HeaderValue::as_bytes),
-            resource,
-        };
-        let mut form = Form::new(received, &subject);
-        // Upstream's own words for it came with somebody else's answer.
-        let status = status.or_else(|| match (code, resource) {
-            (StatusCode::NOT_FOUND, Some(asked)) if info.verb == Verb::Get => {
-                Some(Status::not_found(&asked.gvr, asked.name.as_deref()?))
+        match &info.resource {
+            // The body is upstream's answer to an equal request, so its status is made anew.
+            Some(resource) if self.code == StatusCode::NOT_FOUND && info.verb == Verb::Get => {
+                resource
+                    .name
+                    .as_deref()
+                    .map_or(EventOutcome::Code(self.code.as_u16()), |name| {
+                        EventOutcome::Status(Status::not_found(&resource.gvr, name))
+                    })
             }
-            _ => None,
-        });
-        form.answered(&match &status {
-            _ if closed => Answered::Closed,
-            Some(status) => Answered::Status(status),
-            None => Answered::Code(code.as_u16()),
-        });
-        if let Some((allowed, reason)) = decision {
-            form.decided(allowed, &reason);
-        }
-        let log = Complete {
-            audit: self.audit.clone(),
-            form,
-            omitted,
-            _open: open,
-            silent: false,
-        };
-        // Of who is not known, upstream logs this alone. Source:
-        // `apiserver/pkg/endpoints/filters/authn_audit.go`.
-        if code == StatusCode::UNAUTHORIZED && user.is_none() {
-            log.emit(Stage::ResponseStarted);
-            log.silently();
-            return None;
-        }
-        log.emit(Stage::RequestReceived);
-        if is_long_running(&info) {
-            log.emit(Stage::ResponseStarted);
-        }
-        Some(log)
-    }
-}
-
-impl Drop for AuditRecord {
-    fn drop(&mut self) {
-        let known = self.known.0.lock().user.is_some();
-        if let Some(asked) = self.asked.take().filter(|_| !self.forwarded && known) {
-            drop(self.log(*asked, StatusCode::OK, None, true));
+            _ => EventOutcome::Code(self.code.as_u16()),
         }
     }
 }
 
-/// Logs the end of an answer when it is dropped.
-pub(super) struct Complete {
-    audit: Audit,
-    form: Form,
-    omitted: Omitted,
-    _open: TaskTrackerToken,
-    silent: bool,
-}
-
-impl Complete {
-    fn emit(&self, stage: Stage) {
-        if !self.omitted.contains(stage) {
-            self.audit.emit(&self.form.line(stage, Timestamp::now()));
-        }
-    }
-
-    fn silently(mut self) {
-        self.silent = true;
-    }
-}
-
-impl Drop for Complete {
-    fn drop(&mut self) {
-        if !self.silent {
-            self.emit(Stage::ResponseComplete);
-        }
-    }
-}
-
+/// Returns the verb as kube-apiserver logs it.
 /// Source: `apiserver/pkg/endpoints/request/requestinfo.go`.
 fn verb(info: &RequestInfo, method: &Method) -> Cow<'static, str> {
     match (&info.resource, info.verb) {
         (None, _) if *method == Method::GET => "get".into(),
-        (Some(asked), Verb::Other) if *method == Method::HEAD => {
-            if asked.name.is_some() { "get" } else { "list" }.into()
+        (Some(resource), Verb::Other) if *method == Method::HEAD => if resource.name.is_some() {
+            "get"
+        } else {
+            "list"
         }
+        .into(),
         (None, _) | (Some(_), Verb::Other) => method.as_str().to_ascii_lowercase().into(),
         (Some(_), verb) => verb.as_str().into(),
     }
 }
 
+/// Returns whether kube-apiserver treats the request as long-running.
 /// Source: kube-apiserver's own check (controlplane/apiserver/config.go).
 fn is_long_running(info: &RequestInfo) -> bool {
-    let subresource = info
-        .resource
-        .as_ref()
-        .and_then(|asked| asked.subresource.as_deref());
-    let streams = ["attach", "exec", "proxy", "log", "portforward"];
-    info.resource.is_some() && info.verb == Verb::Watch
-        || subresource.is_some_and(|part| streams.contains(&part))
+    const STREAMS: [&str; 5] = ["attach", "exec", "proxy", "log", "portforward"];
+    info.resource.as_ref().is_some_and(|resource| {
+        let subresource = resource.subresource.as_deref();
+        info.verb == Verb::Watch || subresource.is_some_and(|part| STREAMS.contains(&part))
+    })
 }
 
 #[cfg(test)]

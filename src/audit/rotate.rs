@@ -1,9 +1,9 @@
-//! A file that is set aside when it is full, under the names that kube-apiserver gives:
-//! `audit-2026-01-02T15-04-05.000.log`.
+//! A log file that is rotated when it is full. Rotated files have the names that kube-apiserver
+//! gives them: `audit-2026-01-02T15-04-05.000.log`.
 //!
 //! Source of names and meanings: the library that kube-apiserver writes with
-//! (gopkg.in/natefinch/lumberjack.v2). The crates that rotate files use other names, or keep to
-//! times instead of sizes.
+//! (gopkg.in/natefinch/lumberjack.v2). Crates that rotate files use other names, or rotate by time
+//! only.
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
@@ -13,135 +13,104 @@ use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
-use super::AuditLogConfig;
+use super::config::AuditLogConfig;
 
 const DIR_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 const MILLISECOND: SignedDuration = SignedDuration::from_millis(1);
 
-/// A file for whole lines.
-pub(super) struct Rotated {
+/// A rotated file of whole lines.
+pub(super) struct RotatedFile {
     config: AuditLogConfig,
-    /// Gone after a failure; then it is opened anew.
-    open: Option<Open>,
-    /// A part of a line may stand at the end.
-    torn: bool,
+    /// `None` after a failure. The next write opens the file again.
+    open: Option<OpenLogFile>,
+    /// The file may end in the middle of a line.
+    is_torn: bool,
 }
 
-struct Open {
-    file: File,
-    /// Of a file that can be full; others (devices, pipes) are not rotated.
-    size: Option<u64>,
-}
-
-impl Rotated {
-    /// Makes the file and its folder, if they are not there, and removes what is too old.
+impl RotatedFile {
+    /// Creates the file and its folder if they are missing, and removes rotated files that are too
+    /// old.
     pub(super) fn open(config: AuditLogConfig, now: Timestamp) -> io::Result<Self> {
-        let folder = folder(&config.path);
         DirBuilder::new()
             .recursive(true)
             .mode(DIR_MODE)
-            .create(folder)?;
-        let open = open(&config.path)?;
-        let this = Self {
+            .create(folder(&config.path))?;
+        let open = OpenLogFile::new(&config.path)?;
+        let file = Self {
             config,
             open: Some(open),
-            torn: false,
+            is_torn: false,
         };
-        this.clean(now);
-        Ok(this)
+        file.remove_old(now);
+        Ok(file)
     }
 
-    /// How many more bytes fit into the file before it is set aside.
-    pub(super) fn room(&self) -> u64 {
+    /// Returns the number of bytes that fit into the file before it is rotated.
+    pub(super) fn bytes_left(&self) -> u64 {
         match self.open.as_ref().and_then(|open| open.size) {
             Some(size) if self.config.max_size > 0 => self.config.max_size.saturating_sub(size),
             _ => u64::MAX,
         }
     }
 
-    /// Adds whole lines. After an error none of them is there.
+    /// Appends whole lines. After an error the file contains none of them.
     pub(super) fn append(&mut self, lines: &[u8], now: Timestamp) -> io::Result<()> {
         let mut open = match self.open.take() {
             Some(open) => open,
-            None => open(&self.config.path)?,
+            None => OpenLogFile::new(&self.config.path)?,
         };
-        let limit = self.config.max_size;
-        if limit > 0
-            && open
-                .size
-                .is_some_and(|size| size > 0 && size + lines.len() as u64 > limit)
-        {
+        if self.must_rotate(&open, lines) {
             drop(open);
-            self.set_aside(now)?;
-            open = self::open(&self.config.path)?;
-            self.clean(now);
+            self.rotate(now)?;
+            open = OpenLogFile::new(&self.config.path)?;
+            self.remove_old(now);
         }
-        let written = if self.torn {
-            open.file.write_all(b"\n")
-        } else {
-            Ok(())
-        };
-        match written.and_then(|()| open.file.write_all(lines)) {
+        match open.write(lines, self.is_torn) {
             Ok(()) => {
-                let added = lines.len() as u64 + u64::from(self.torn);
-                self.torn = false;
-                open.size = open.size.map(|size| size + added);
+                self.is_torn = false;
                 self.open = Some(open);
                 Ok(())
             }
             Err(error) => {
-                // Half a line would spoil the next one.
-                self.torn = open
-                    .size
-                    .is_none_or(|size| open.file.set_len(size).is_err());
+                // Half a line would make the next one unreadable, too.
+                self.is_torn = !open.undo();
                 Err(error)
             }
         }
     }
 
-    fn set_aside(&self, now: Timestamp) -> io::Result<()> {
+    fn must_rotate(&self, open: &OpenLogFile, lines: &[u8]) -> bool {
+        let limit = self.config.max_size;
+        limit > 0
+            && open
+                .size
+                .is_some_and(|size| size > 0 && size + lines.len() as u64 > limit)
+    }
+
+    fn rotate(&self, now: Timestamp) -> io::Result<()> {
         let mut at = now;
         loop {
-            let aside = self.aside(at);
-            if !aside.try_exists()? {
-                return fs::rename(&self.config.path, aside);
+            let path = self.rotated_path(at);
+            if !path.try_exists()? {
+                return fs::rename(&self.config.path, path);
             }
             at += MILLISECOND;
         }
     }
 
-    fn aside(&self, at: Timestamp) -> PathBuf {
-        let (start, end) = name(&self.config.path);
+    fn rotated_path(&self, at: Timestamp) -> PathBuf {
+        let (start, end) = name_parts(&self.config.path);
         let at = at.to_zoned(TimeZone::UTC).strftime("%Y-%m-%dT%H-%M-%S%.3f");
         folder(&self.config.path).join(format!("{start}-{at}{end}"))
     }
 
-    /// Removes what was set aside too long ago, or is too much. What cannot be removed is tried
-    /// again with the next file.
-    fn clean(&self, now: Timestamp) {
-        let (start, end) = name(&self.config.path);
-        let Ok(entries) = fs::read_dir(folder(&self.config.path)) else {
-            return;
-        };
-        let mut aside: Vec<(Timestamp, PathBuf)> = entries
-            .filter_map(|entry| {
-                let entry = entry.ok()?;
-                let name = entry.file_name();
-                let at = name
-                    .to_str()?
-                    .strip_prefix(&start)?
-                    .strip_prefix('-')?
-                    .strip_suffix(&end)?;
-                let at = DateTime::strptime("%Y-%m-%dT%H-%M-%S%.f", at).ok()?;
-                Some((at.to_zoned(TimeZone::UTC).ok()?.timestamp(), entry.path()))
-            })
-            .collect();
-        aside.sort();
-        aside.reverse();
+    /// Removes rotated files that are too old or too many. A file that cannot be removed now is
+    /// tried again at the next rotation.
+    fn remove_old(&self, now: Timestamp) {
         let kept = match self.config.max_backups {
             0 => usize::MAX,
-            kept => kept,
+            limit => limit,
         };
         let oldest = match self.config.max_age {
             0 => None,
@@ -149,38 +118,91 @@ impl Rotated {
                 .checked_sub(SignedDuration::from_hours(i64::from(days) * 24))
                 .ok(),
         };
-        for (index, (at, path)) in aside.into_iter().enumerate() {
-            let old = index >= kept || oldest.is_some_and(|oldest| at < oldest);
-            if old && let Err(error) = fs::remove_file(&path) {
-                tracing::warn!(path = %path.display(), %error, "an old audit log cannot be removed");
+        for (index, (at, path)) in self.rotated_files().into_iter().enumerate() {
+            let is_old = index >= kept || oldest.is_some_and(|oldest| at < oldest);
+            if is_old && let Err(error) = fs::remove_file(&path) {
+                tracing::warn!(path = %path.display(), %error, "cannot remove an old audit log");
             }
         }
     }
+
+    /// Returns the rotated files and the times of their rotation, newest first.
+    fn rotated_files(&self) -> Vec<(Timestamp, PathBuf)> {
+        let Ok(entries) = fs::read_dir(folder(&self.config.path)) else {
+            return Vec::new();
+        };
+        let (start, end) = name_parts(&self.config.path);
+        let mut files: Vec<_> = entries
+            .filter_map(|entry| {
+                let entry = entry.ok()?;
+                let at = rotation_time(entry.file_name().to_str()?, &start, &end)?;
+                Some((at, entry.path()))
+            })
+            .collect();
+        files.sort();
+        files.reverse();
+        files
+    }
 }
 
-fn open(path: &Path) -> io::Result<Open> {
-    // Open for reading too, or a pipe would be waited for.
-    let file = OpenOptions::new()
-        .read(true)
-        .append(true)
-        .create(true)
-        .mode(FILE_MODE)
-        .open(path)?;
-    let about = file.metadata()?;
-    Ok(Open {
-        file,
-        size: about.is_file().then_some(about.len()),
-    })
+struct OpenLogFile {
+    file: File,
+    /// `None` for devices and pipes, which are not rotated.
+    size: Option<u64>,
 }
 
-fn folder(path: &Path) -> &Path {
+impl OpenLogFile {
+    fn new(path: &Path) -> io::Result<Self> {
+        // Opened for reading, too. Otherwise opening a pipe would wait for its reader.
+        let file = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .create(true)
+            .mode(FILE_MODE)
+            .open(path)?;
+        let metadata = file.metadata()?;
+        Ok(Self {
+            file,
+            size: metadata.is_file().then_some(metadata.len()),
+        })
+    }
+
+    /// Writes lines. Ends a torn line first.
+    fn write(&mut self, lines: &[u8], is_torn: bool) -> io::Result<()> {
+        if is_torn {
+            self.file.write_all(b"\n")?;
+        }
+        self.file.write_all(lines)?;
+        let added = lines.len() as u64 + u64::from(is_torn);
+        self.size = self.size.map(|size| size + added);
+        Ok(())
+    }
+
+    /// Removes what a failed write has written. Returns whether that succeeded.
+    fn undo(&self) -> bool {
+        self.size
+            .is_some_and(|size| self.file.set_len(size).is_ok())
+    }
+}
+
+/// Returns the folder of a file.
+pub(super) fn folder(path: &Path) -> &Path {
     path.parent()
         .filter(|folder| !folder.as_os_str().is_empty())
         .unwrap_or(Path::new("."))
 }
 
-/// The file's name without its ending, and its ending with the dot.
-fn name(path: &Path) -> (String, String) {
+fn rotation_time(name: &str, start: &str, end: &str) -> Option<Timestamp> {
+    let text = name
+        .strip_prefix(start)?
+        .strip_prefix('-')?
+        .strip_suffix(end)?;
+    let time = DateTime::strptime("%Y-%m-%dT%H-%M-%S%.f", text).ok()?;
+    Some(time.to_zoned(TimeZone::UTC).ok()?.timestamp())
+}
+
+/// Returns the file's name without its extension, and the extension with the dot.
+fn name_parts(path: &Path) -> (String, String) {
     let name = path
         .file_name()
         .unwrap_or_default()
@@ -213,7 +235,7 @@ mod tests {
         }
     }
 
-    /// Names and what is in them.
+    /// Returns the contents of the files by name.
     fn files(config: &AuditLogConfig) -> BTreeMap<String, String> {
         let entries = fs::read_dir(folder(&config.path))
             .unwrap()
@@ -229,20 +251,16 @@ mod tests {
     }
 
     #[test]
-    fn a_full_file_is_set_aside() {
+    fn a_full_file_is_rotated() {
         let folder = tempfile::tempdir().unwrap();
         let config = config(&folder, 10);
-        let mut log = Rotated::open(config.clone(), Timestamp::UNIX_EPOCH).unwrap();
+        let mut log = RotatedFile::open(config.clone(), Timestamp::UNIX_EPOCH).unwrap();
         log.append(b"1234\n", at("2026-01-02T03:04:05Z")).unwrap();
-        assert_eq!(log.room(), 5);
+        assert_eq!(log.bytes_left(), 5);
         log.append(b"6789\n", at("2026-01-02T03:04:05Z")).unwrap();
-        assert_eq!(
-            names(&config),
-            ["audit.log"],
-            "it is full, and not more than full"
-        );
+        assert_eq!(names(&config), ["audit.log"], "a file may be exactly full");
         log.append(b"a\n", at("2026-01-02T03:04:05.678Z")).unwrap();
-        // More than a file takes is a file of its own.
+        // A block larger than a file gets a file of its own.
         log.append(b"more than fits\n", at("2026-01-02T03:04:05.678Z"))
             .unwrap();
         log.append(b"b\n", at("2026-01-02T03:04:06Z")).unwrap();
@@ -256,35 +274,35 @@ mod tests {
             .map(|(name, text)| (name.to_owned(), text.to_owned()))
             .into();
         assert_eq!(files(&config), wanted);
-        // What was there is counted after a restart.
+        // Existing contents count after a restart.
         drop(log);
-        let mut log = Rotated::open(config.clone(), at("2026-01-02T03:04:07Z")).unwrap();
-        assert_eq!(log.room(), 8);
+        let mut log = RotatedFile::open(config.clone(), at("2026-01-02T03:04:07Z")).unwrap();
+        assert_eq!(log.bytes_left(), 8);
         log.append(b"123456789\n", at("2026-01-02T03:04:07Z"))
             .unwrap();
         assert_eq!(files(&config)["audit-2026-01-02T03-04-07.000.log"], "b\n");
     }
 
     #[test]
-    fn nothing_is_set_aside_where_that_is_switched_off() {
+    fn no_file_is_rotated_while_rotation_is_disabled() {
         let folder = tempfile::tempdir().unwrap();
         let config = config(&folder, 0);
-        let mut log = Rotated::open(config.clone(), Timestamp::UNIX_EPOCH).unwrap();
+        let mut log = RotatedFile::open(config.clone(), Timestamp::UNIX_EPOCH).unwrap();
         for _ in 0..100 {
             log.append(&[b'a'; 1000], Timestamp::UNIX_EPOCH).unwrap();
         }
         assert_eq!(
-            (names(&config), log.room()),
+            (names(&config), log.bytes_left()),
             (vec!["audit.log".to_owned()], u64::MAX)
         );
     }
 
     #[test]
-    fn only_so_many_and_not_too_old_ones_are_kept() {
+    fn rotated_files_are_kept_up_to_a_number_and_an_age() {
         let folder = tempfile::tempdir().unwrap();
         let mut config = config(&folder, 1);
         config.max_backups = 2;
-        let mut log = Rotated::open(config.clone(), Timestamp::UNIX_EPOCH).unwrap();
+        let mut log = RotatedFile::open(config.clone(), Timestamp::UNIX_EPOCH).unwrap();
         for other in [
             "audit-notes.log",
             "other-2026-01-01T00-00-00.000.log",
@@ -319,19 +337,19 @@ mod tests {
             ])
         );
         config.max_age = 1;
-        Rotated::open(config.clone(), at("2026-01-04T12:00:00Z")).unwrap();
+        RotatedFile::open(config.clone(), at("2026-01-04T12:00:00Z")).unwrap();
         assert_eq!(names(&config), with(&["audit-2026-01-04T00-00-00.000.log"]));
-        Rotated::open(config.clone(), at("2026-01-05T00:00:01Z")).unwrap();
+        RotatedFile::open(config.clone(), at("2026-01-05T00:00:01Z")).unwrap();
         assert_eq!(names(&config), with(&[]));
     }
 
     #[test]
-    fn a_device_that_is_full_is_an_error_and_nothing_more() {
+    fn a_full_device_is_an_error_for_each_write() {
         let config = AuditLogConfig {
             max_size: 10,
             ..AuditLogConfig::new("/dev/full".into())
         };
-        let mut log = Rotated::open(config, Timestamp::UNIX_EPOCH).unwrap();
+        let mut log = RotatedFile::open(config, Timestamp::UNIX_EPOCH).unwrap();
         for _ in 0..3 {
             let error = log
                 .append(b"too much for any file\n", Timestamp::UNIX_EPOCH)
@@ -341,10 +359,10 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_went_away_is_an_error_until_it_is_back() {
+    fn a_missing_folder_is_an_error_until_it_is_back() {
         let folder = tempfile::tempdir().unwrap();
         let config = config(&folder, 4);
-        let mut log = Rotated::open(config.clone(), Timestamp::UNIX_EPOCH).unwrap();
+        let mut log = RotatedFile::open(config.clone(), Timestamp::UNIX_EPOCH).unwrap();
         log.append(b"one\n", Timestamp::UNIX_EPOCH).unwrap();
         let log_folder = config.path.parent().unwrap();
         fs::remove_dir_all(log_folder).unwrap();
@@ -356,14 +374,14 @@ mod tests {
     }
 
     #[test]
-    fn names_end_where_upstreams_do() {
+    fn file_names_are_split_like_upstreams() {
         for (path, wanted) in [
             ("a/audit.log", ("audit", ".log")),
             ("audit", ("audit", "")),
             ("a.b.c", ("a.b", ".c")),
         ] {
             assert_eq!(
-                name(Path::new(path)),
+                name_parts(Path::new(path)),
                 (wanted.0.to_owned(), wanted.1.to_owned())
             );
         }

@@ -1,6 +1,7 @@
-//! The addresses a request says it came by, and the one it really came from.
+//! The source addresses of a request: those that its headers name, and the real one.
 //!
 //! Source: `apimachinery/pkg/util/net/http.go` (`SourceIPs`).
+use std::borrow::Cow;
 use std::net::{IpAddr, Ipv6Addr};
 
 use http::HeaderMap;
@@ -8,18 +9,13 @@ use http::HeaderMap;
 const FORWARDED_FOR: &str = "x-forwarded-for";
 const REAL_IP: &str = "x-real-ip";
 
-/// In upstream's order. All but the last are the client's word.
+/// Returns the addresses in upstream's order. The client can forge all but the last.
 pub(super) fn source_ips(headers: &HeaderMap, peer: IpAddr) -> Vec<IpAddr> {
-    let text = |name| {
-        headers
-            .get(name)
-            .map(|value| String::from_utf8_lossy(value.as_bytes()))
-    };
     let mut found: Vec<IpAddr> = Vec::new();
-    if let Some(list) = text(FORWARDED_FOR) {
+    if let Some(list) = text(headers, FORWARDED_FOR) {
         found.extend(list.split(',').filter_map(|part| parse(part.trim())));
     }
-    if let Some(real) = text(REAL_IP).and_then(|real| parse(&real))
+    if let Some(real) = text(headers, REAL_IP).and_then(|real| parse(&real))
         && !found.contains(&real)
     {
         found.push(real);
@@ -31,8 +27,13 @@ pub(super) fn source_ips(headers: &HeaderMap, peer: IpAddr) -> Vec<IpAddr> {
     found
 }
 
-/// Go's old parser, which upstream keeps: leading zeros are decimal, and mapped addresses are
-/// version 4.
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<Cow<'a, str>> {
+    let value = headers.get(name)?;
+    Some(String::from_utf8_lossy(value.as_bytes()))
+}
+
+/// Parses an address like Go's old parser, which upstream uses: numbers with leading zeros are
+/// decimal, and mapped addresses become IPv4.
 fn parse(text: &str) -> Option<IpAddr> {
     if text.contains(':') {
         return text
@@ -74,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_read_as_upstream_reads_them() {
+    fn addresses_are_parsed_as_upstream_parses_them() {
         // The first was observed at a real API server.
         assert_eq!(
             found(

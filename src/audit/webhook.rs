@@ -1,9 +1,8 @@
-//! The webhook: EventLists are posted to it as kube-apiserver posts them, one after the other.
+//! The webhook sink. It posts EventLists one after the other, as kube-apiserver does.
 //!
 //! Source: `apiserver/plugin/pkg/audit/webhook/webhook.go`,
-//! `apiserver/plugin/pkg/audit/buffered/buffered.go`, `apiserver/pkg/util/webhook/webhook.go` (time
-//! limits and repetitions).
-use std::path::PathBuf;
+//! `apiserver/plugin/pkg/audit/buffered/buffered.go`, `apiserver/pkg/util/webhook/webhook.go`
+//! (timeouts and retries).
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,64 +13,54 @@ use kube_client::config::{KubeConfigOptions, Kubeconfig};
 use kube_client::{Client, Config};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
+use watershed_connect::one_line;
 
-use super::AuditWebhookConfig;
-use super::error::{AuditError, one_line};
+use super::config::AuditWebhookConfig;
+use super::error::AuditError;
 use super::event;
-use super::queue::{Next, Outlet, Queue, queue};
+use super::queue::{EventQueue, QueueMessage, QueueOutlet, queue};
 
-/// How long one request may take; upstream tells the webhook, too.
-const ANSWER: Duration = Duration::from_secs(30);
+/// Time limit of one request. Upstream tells it to the webhook, too.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 const QUERY: &str = "timeout=30s";
-/// Times that a batch is sent before it is given up, and how the time between them grows.
+/// Number of times that a batch is sent before it is dropped.
 const ATTEMPTS: u32 = 5;
-const FACTOR: f64 = 1.5;
+/// Growth of the time between two attempts.
+const BACKOFF_FACTOR: f64 = 1.5;
+/// Random share that is added to the time between two attempts.
 const JITTER: f64 = 0.2;
-/// Nobody wants to wait longer, and clocks take it.
+/// Limit of configured times. Longer ones would overflow the clock.
 const LONGEST_WAIT: Duration = Duration::from_hours(24);
-/// A batch is not larger. Source: kube-apiserver's limit where batches are limited
+/// Size limit of a batch. Source: kube-apiserver's limit where batches are limited
 /// (apiserver/pkg/server/options/audit.go).
 const MAX_BATCH_BYTES: usize = 10 << 20;
-/// Of an answer so much is read, so that its connection can be used again.
-const MAX_ANSWER: usize = 1 << 20;
+/// Bytes of an answer that are read, so that its connection can be used again.
+const MAX_ANSWER_BYTES: usize = 1 << 20;
 
-struct Webhook {
-    client: Client,
-    uri: Uri,
-    config: AuditWebhookConfig,
-}
-
-/// Events that go together, and who is to be told when they are gone.
-#[derive(Default)]
-struct Batch {
-    events: Vec<Bytes>,
-    flushed: Option<oneshot::Sender<()>>,
-    /// Nothing will follow.
-    last: bool,
-}
-
-/// Reads the kubeconfig and starts the task. It ends with the queue.
-pub(super) async fn start(config: AuditWebhookConfig) -> Result<Queue, AuditError> {
-    let path = config.config_file.clone();
-    let webhook = Webhook::new(config)
-        .await
-        .map_err(|reason| wrong(path, reason))?;
+/// Reads the kubeconfig and starts the task. The task ends with the queue.
+pub(super) async fn start(config: AuditWebhookConfig) -> Result<EventQueue, AuditError> {
+    let webhook = open(config).await?;
     let (queue, outlet) = queue("webhook", webhook.config.buffer_size);
     tokio::spawn(webhook.run(outlet));
     Ok(queue)
 }
 
-/// Reads the kubeconfig.
+/// Checks that the kubeconfig can be used.
 pub(super) async fn check(config: AuditWebhookConfig) -> Result<(), AuditError> {
+    open(config).await.map(drop)
+}
+
+async fn open(config: AuditWebhookConfig) -> Result<Webhook, AuditError> {
     let path = config.config_file.clone();
     Webhook::new(config)
         .await
-        .map(drop)
-        .map_err(|reason| wrong(path, reason))
+        .map_err(|reason| AuditError::Webhook { path, reason })
 }
 
-fn wrong(path: PathBuf, reason: String) -> AuditError {
-    AuditError::Webhook { path, reason }
+struct Webhook {
+    client: Client,
+    uri: Uri,
+    config: AuditWebhookConfig,
 }
 
 impl Webhook {
@@ -80,36 +69,18 @@ impl Webhook {
         config.initial_backoff = config.initial_backoff.min(LONGEST_WAIT);
         let kubeconfig =
             Kubeconfig::read_from(&config.config_file).map_err(|error| one_line(&error))?;
-        let mut clusters = kubeconfig
-            .clusters
-            .iter()
-            .filter_map(|named| named.cluster.as_ref());
-        if clusters.any(|cluster| {
-            cluster
-                .proxy_url
-                .as_ref()
-                .is_some_and(|url| !url.is_empty())
-        }) {
+        if names_proxy(&kubeconfig) {
             return Err("it has a proxy-url, which is not supported".to_owned());
         }
         // kube-client builds its TLS on the process' default provider.
         watershed_connect::install_crypto();
-        let options = KubeConfigOptions::default();
-        let mut target = Config::from_custom_kubeconfig(kubeconfig, &options)
+        let mut target = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
             .await
             .map_err(|error| one_line(&error))?;
-        // Like client-go, which leaves a query in the server's URL out.
-        let path = target.cluster_url.path().trim_end_matches('/');
-        let uri = Uri::try_from(format!(
-            "{}?{QUERY}",
-            if path.is_empty() { "/" } else { path }
-        ));
-        let uri = uri.map_err(|error| one_line(&error))?;
-        let mut parts = std::mem::take(&mut target.cluster_url).into_parts();
-        parts.path_and_query = Some(http::uri::PathAndQuery::from_static("/"));
-        target.cluster_url = Uri::from_parts(parts).map_err(|error| one_line(&error))?;
-        target.read_timeout = Some(ANSWER);
-        // What HTTPS_PROXY says is not meant for it.
+        let uri = request_uri(&target.cluster_url)?;
+        target.cluster_url = origin(std::mem::take(&mut target.cluster_url))?;
+        target.read_timeout = Some(REQUEST_TIMEOUT);
+        // HTTPS_PROXY is for upstream, not for the webhook.
         target.proxy_url = None;
         let client = Client::try_from(target).map_err(|error| one_line(&error))?;
         Ok(Self {
@@ -119,7 +90,7 @@ impl Webhook {
         })
     }
 
-    async fn run(self, mut outlet: Outlet) {
+    async fn run(self, mut outlet: QueueOutlet) {
         loop {
             let batch = self.collect(&mut outlet).await;
             if !batch.events.is_empty()
@@ -127,49 +98,36 @@ impl Webhook {
             {
                 outlet.losses.count(batch.events.len(), &error);
             }
-            if let Some(told) = batch.flushed {
-                // Whoever asked may have stopped waiting.
-                let _ = told.send(());
+            if let Some(sender) = batch.flushed {
+                // The receiver is gone if it has stopped waiting.
+                let _ = sender.send(());
             }
-            if batch.last {
+            if batch.is_last {
                 return;
             }
         }
     }
 
-    async fn collect(&self, outlet: &mut Outlet) -> Batch {
-        let mut batch = Batch::default();
-        let (mut bytes, mut deadline) = (0, None);
+    async fn collect(&self, outlet: &mut QueueOutlet) -> EventBatch {
+        let mut batch = EventBatch::default();
+        let mut bytes = 0;
+        let mut deadline = None;
         while batch.events.len() < self.config.batch_max_size && bytes < MAX_BATCH_BYTES {
-            let next = match deadline {
-                None => outlet.next().await,
-                Some(deadline) => {
-                    let ending = outlet.ending.clone();
-                    tokio::select! {
-                        biased;
-                        next = timeout_at(deadline, outlet.next()) => match next {
-                            Ok(next) => next,
-                            Err(_) => return batch,
-                        },
-                        () = ending.cancelled() => match outlet.ready() {
-                            Some(next) => next,
-                            None => return batch,
-                        },
-                    }
-                }
+            let Some(next) = next_until(outlet, deadline).await else {
+                return batch;
             };
             match next {
-                Next::Event(event) => {
+                Some(QueueMessage::Event(event)) => {
                     bytes += event.len();
                     batch.events.push(event);
                     deadline.get_or_insert_with(|| Instant::now() + self.config.batch_max_wait);
                 }
-                Next::Flush(told) => {
-                    batch.flushed = Some(told);
+                Some(QueueMessage::Flush(sender)) => {
+                    batch.flushed = Some(sender);
                     return batch;
                 }
-                Next::End => {
-                    batch.last = true;
+                None => {
+                    batch.is_last = true;
                     return batch;
                 }
             }
@@ -177,7 +135,7 @@ impl Webhook {
         batch
     }
 
-    async fn deliver(&self, events: &[Bytes], outlet: &Outlet) -> Result<(), String> {
+    async fn deliver(&self, events: &[Bytes], outlet: &QueueOutlet) -> Result<(), String> {
         let body = event::list(events);
         let mut wait = self.config.initial_backoff;
         let mut attempt = 1;
@@ -188,18 +146,24 @@ impl Webhook {
             if attempt == ATTEMPTS || outlet.ending.is_cancelled() {
                 return Err(error);
             }
-            tracing::debug!(%error, attempt, "the audit webhook did not take a batch");
+            tracing::debug!(%error, attempt, "the audit webhook did not accept a batch");
             tokio::select! {
                 () = sleep(wait.mul_f64(1.0 + JITTER * fastrand::f64())) => {}
-                // Once more, at once.
+                // At shutdown there is one more attempt, without a wait.
                 () = outlet.ending.cancelled() => {}
             }
-            wait = wait.mul_f64(FACTOR);
+            wait = wait.mul_f64(BACKOFF_FACTOR);
             attempt += 1;
         }
     }
 
     async fn post(&self, body: Bytes) -> Result<(), String> {
+        timeout(REQUEST_TIMEOUT, self.post_unlimited(body))
+            .await
+            .unwrap_or_else(|_| Err(format!("no answer within {REQUEST_TIMEOUT:?}")))
+    }
+
+    async fn post_unlimited(&self, body: Bytes) -> Result<(), String> {
         let mut request = Request::post(self.uri.clone())
             .body(Body::from(body))
             .map_err(|error| one_line(&error))?;
@@ -214,25 +178,72 @@ impl Webhook {
         );
         let agent = concat!("watershed/", env!("CARGO_PKG_VERSION"));
         headers.insert(header::USER_AGENT, HeaderValue::from_static(agent));
-        let answered = async {
-            let response = self
-                .client
-                .send(request)
-                .await
-                .map_err(|error| one_line(&error))?;
-            let status = response.status();
-            // What it says does not matter.
-            let _ = Limited::new(response.into_body(), MAX_ANSWER)
-                .collect()
-                .await;
-            if status.is_success() {
-                Ok(())
-            } else {
-                Err(format!("it answers {status}"))
-            }
-        };
-        timeout(ANSWER, answered)
+        let response = self
+            .client
+            .send(request)
             .await
-            .unwrap_or_else(|_| Err(format!("no answer within {ANSWER:?}")))
+            .map_err(|error| one_line(&error))?;
+        let status = response.status();
+        // Only the status matters. The body is read to free the connection.
+        let _ = Limited::new(response.into_body(), MAX_ANSWER_BYTES)
+            .collect()
+            .await;
+        if status.is_success() {
+            Ok(())
+        } else {
+            Err(format!("it answers {status}"))
+        }
     }
+}
+
+/// Events that are posted together.
+#[derive(Default)]
+struct EventBatch {
+    events: Vec<Bytes>,
+    /// Gets a message when the events have been posted.
+    flushed: Option<oneshot::Sender<()>>,
+    /// No event will follow.
+    is_last: bool,
+}
+
+/// Waits for the next message of the queue, whose end is `Some(None)`. Returns `None` at the
+/// deadline, and at shutdown when no message is left. Without a deadline it waits in any case.
+async fn next_until(
+    outlet: &mut QueueOutlet,
+    deadline: Option<Instant>,
+) -> Option<Option<QueueMessage>> {
+    let Some(deadline) = deadline else {
+        return Some(outlet.next().await);
+    };
+    let ending = outlet.ending.clone();
+    tokio::select! {
+        biased;
+        next = timeout_at(deadline, outlet.next()) => next.ok(),
+        () = ending.cancelled() => outlet.ready().map(Some),
+    }
+}
+
+fn names_proxy(kubeconfig: &Kubeconfig) -> bool {
+    kubeconfig
+        .clusters
+        .iter()
+        .filter_map(|named| named.cluster.as_ref())
+        .filter_map(|cluster| cluster.proxy_url.as_ref())
+        .any(|url| !url.is_empty())
+}
+
+/// Returns the URI of requests. Like client-go, it ignores a query in the server's URL.
+fn request_uri(server: &Uri) -> Result<Uri, String> {
+    let path = match server.path().trim_end_matches('/') {
+        "" => "/",
+        path => path,
+    };
+    Uri::try_from(format!("{path}?{QUERY}")).map_err(|error| one_line(&error))
+}
+
+/// Returns the server's URL without path and query.
+fn origin(server: Uri) -> Result<Uri, String> {
+    let mut parts = server.into_parts();
+    parts.path_and_query = Some(http::uri::PathAndQuery::from_static("/"));
+    Uri::from_parts(parts).map_err(|error| one_line(&error))
 }

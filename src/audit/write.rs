@@ -1,50 +1,33 @@
-//! The file: a thread of its own, as writing may wait for a disk.
+//! The file sink. It has a thread of its own, because writing may wait for a disk.
 use std::io::{self, Write as _};
 use std::path::Path;
 
+use bytes::Bytes;
 use jiff::Timestamp;
 
+use super::config::AuditLogConfig;
 use super::error::AuditError;
-use super::queue::{Next, Outlet, Queue, queue};
-use super::rotate::Rotated;
-use super::{AuditLogConfig, LOG_BUFFER};
+use super::queue::{EventQueue, QueueMessage, QueueOutlet, queue};
+use super::rotate::{RotatedFile, folder};
 
-/// Lines are written together up to about this many bytes.
+/// Limit of the events that wait for the file. Source: kube-apiserver's default for both of its
+/// sinks (apiserver/pkg/server/options/audit.go).
+const BUFFER_SIZE: usize = 10_000;
+/// Lines are written in blocks of up to about this many bytes.
 const BLOCK: usize = 64 * 1024;
 
-enum Output {
-    Stdout,
-    File(Rotated),
-}
-
-/// Opens the file and starts the thread. It ends with the queue.
-pub(super) fn start(config: AuditLogConfig) -> Result<Queue, AuditError> {
+/// Opens the file and starts the thread. The thread ends with the queue.
+pub(super) fn start(config: AuditLogConfig) -> Result<EventQueue, AuditError> {
     let path = config.path.clone();
-    let failed = |source| AuditError::Log { path, source };
-    let output = if config.path == Path::new("-") {
-        Ok(Output::Stdout)
-    } else {
-        Rotated::open(config, Timestamp::now()).map(Output::File)
-    };
-    let started = output.and_then(|output| {
-        let (queue, outlet) = queue("log", LOG_BUFFER);
-        std::thread::Builder::new()
-            .name("audit-log".to_owned())
-            .spawn(move || run(outlet, output))?;
-        Ok(queue)
-    });
-    started.map_err(failed)
+    start_thread(config).map_err(|source| AuditError::Log { path, source })
 }
 
-/// Whether the file can be written, or made. It is not.
+/// Checks that the file can be written or created, without creating it.
 pub(super) fn check(path: &Path) -> Result<(), AuditError> {
-    if path == Path::new("-") {
+    if is_stdout(path) {
         return Ok(());
     }
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
+    let folder = folder(path);
     let opened = if path.exists() {
         std::fs::OpenOptions::new()
             .append(true)
@@ -53,7 +36,7 @@ pub(super) fn check(path: &Path) -> Result<(), AuditError> {
     } else if folder.exists() {
         tempfile::tempfile_in(folder).map(drop)
     } else {
-        // It is made with the file.
+        // The folder is created with the file.
         Ok(())
     };
     opened.map_err(|source| AuditError::Log {
@@ -62,57 +45,90 @@ pub(super) fn check(path: &Path) -> Result<(), AuditError> {
     })
 }
 
-fn run(mut outlet: Outlet, mut output: Output) {
-    let mut block = Vec::with_capacity(BLOCK);
-    loop {
-        let mut next = Some(outlet.blocking_next());
-        let mut flushed = Vec::new();
-        let mut lines = 0;
-        while let Some(message) = next {
-            match message {
-                Next::Event(line) => {
-                    if lines > 0
-                        && (block.len() + line.len() > BLOCK
-                            || !output.has_room(block.len() + line.len()))
-                    {
-                        write(&mut output, &mut block, &mut lines, &outlet);
-                    }
-                    block.extend_from_slice(&line);
-                    lines += 1;
+fn start_thread(config: AuditLogConfig) -> io::Result<EventQueue> {
+    let output = if is_stdout(&config.path) {
+        LogOutput::Stdout
+    } else {
+        LogOutput::File(RotatedFile::open(config, Timestamp::now())?)
+    };
+    let (queue, outlet) = queue("log", BUFFER_SIZE);
+    let writer = BlockWriter {
+        output,
+        outlet,
+        block: Vec::with_capacity(BLOCK),
+        lines: 0,
+    };
+    std::thread::Builder::new()
+        .name("audit-log".to_owned())
+        .spawn(move || writer.run())?;
+    Ok(queue)
+}
+
+fn is_stdout(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+struct BlockWriter {
+    output: LogOutput,
+    outlet: QueueOutlet,
+    /// The lines that are written next.
+    block: Vec<u8>,
+    /// The number of these lines.
+    lines: usize,
+}
+
+impl BlockWriter {
+    fn run(mut self) {
+        while let Some(message) = self.outlet.blocking_next() {
+            let mut flushed = Vec::new();
+            let mut next = Some(message);
+            while let Some(message) = next {
+                match message {
+                    QueueMessage::Event(line) => self.add(&line),
+                    QueueMessage::Flush(sender) => flushed.push(sender),
                 }
-                Next::Flush(told) => flushed.push(told),
-                Next::End => {
-                    write(&mut output, &mut block, &mut lines, &outlet);
-                    return;
-                }
+                next = self.outlet.ready();
             }
-            next = outlet.ready();
+            self.write();
+            for sender in flushed {
+                // The receiver is gone if it has stopped waiting.
+                let _ = sender.send(());
+            }
         }
-        write(&mut output, &mut block, &mut lines, &outlet);
-        for told in flushed {
-            // Whoever asked may have stopped waiting.
-            let _ = told.send(());
+    }
+
+    fn add(&mut self, line: &Bytes) {
+        let size = self.block.len() + line.len();
+        if self.lines > 0 && (size > BLOCK || !self.output.fits(size)) {
+            self.write();
         }
+        self.block.extend_from_slice(line);
+        self.lines += 1;
+    }
+
+    fn write(&mut self) {
+        if self.lines > 0
+            && let Err(error) = self.output.append(&self.block)
+        {
+            self.outlet.losses.count(self.lines, &error);
+        }
+        self.block.clear();
+        // A long line must not keep its memory allocated.
+        self.block.shrink_to(BLOCK);
+        self.lines = 0;
     }
 }
 
-fn write(output: &mut Output, block: &mut Vec<u8>, lines: &mut usize, outlet: &Outlet) {
-    if *lines > 0
-        && let Err(error) = output.append(block)
-    {
-        outlet.losses.count(*lines, &error);
-    }
-    block.clear();
-    // One long line is no reason to keep its room.
-    block.shrink_to(BLOCK);
-    *lines = 0;
+enum LogOutput {
+    Stdout,
+    File(RotatedFile),
 }
 
-impl Output {
-    fn has_room(&self, bytes: usize) -> bool {
+impl LogOutput {
+    fn fits(&self, bytes: usize) -> bool {
         match self {
             Self::Stdout => true,
-            Self::File(file) => bytes as u64 <= file.room(),
+            Self::File(file) => bytes as u64 <= file.bytes_left(),
         }
     }
 
@@ -120,7 +136,8 @@ impl Output {
         match self {
             Self::Stdout => {
                 let mut stdout = io::stdout().lock();
-                stdout.write_all(block).and_then(|()| stdout.flush())
+                stdout.write_all(block)?;
+                stdout.flush()
             }
             Self::File(file) => file.append(block, Timestamp::now()),
         }

@@ -43,7 +43,7 @@ async fn load(ca: &Ca) -> (tempfile::TempDir, Certificates) {
 }
 
 #[tokio::test]
-async fn a_certificate_says_who_and_in_which_groups() {
+async fn a_certificate_names_the_user_and_the_groups() {
     let ca = Ca::new();
     let (_folder, certificates) = load(&ca).await;
     let chain = ca.sign(|params| {
@@ -68,7 +68,7 @@ async fn a_certificate_says_who_and_in_which_groups() {
 }
 
 #[tokio::test]
-async fn what_upstream_would_not_take_is_nobodys() {
+async fn certificates_that_upstream_would_refuse_are_refused() {
     let (ca, strangers) = (Ca::new(), Ca::new());
     let (_folder, certificates) = load(&ca).await;
     let jane =
@@ -114,7 +114,7 @@ async fn what_upstream_would_not_take_is_nobodys() {
 }
 
 #[tokio::test]
-async fn a_changed_file_counts_and_a_broken_one_does_not() {
+async fn a_changed_file_is_loaded_and_a_broken_one_is_not() {
     let (ca, others) = (Ca::new(), Ca::new());
     let (folder, certificates) = load(&ca).await;
     let jane =

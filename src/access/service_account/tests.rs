@@ -36,11 +36,13 @@ impl Signer {
 fn claims() -> Value {
     let now = get_current_timestamp();
     json!({
-        "iss": "https://issuer.test", "aud": ["https://issuer.test"], "sub": "system:serviceaccount:n:builder",
+        "iss": "https://issuer.test", "aud": ["https://issuer.test"],
+        "sub": "system:serviceaccount:n:builder",
         "nbf": now - 10, "iat": now - 10, "exp": now + 600, "jti": "j",
         "kubernetes.io": {
             "namespace": "n", "serviceaccount": {"name": "builder", "uid": "sa-1"},
-            "pod": {"name": "p", "uid": "pod-1"}, "node": {"name": "node", "uid": "node-1"}, "warnafter": now,
+            "pod": {"name": "p", "uid": "pod-1"}, "node": {"name": "node", "uid": "node-1"},
+            "warnafter": now,
         },
     })
 }
@@ -52,22 +54,33 @@ fn with(path: &str, value: Value) -> Value {
 }
 
 #[test]
-fn only_what_a_present_key_signed_and_time_has_not_ended_is_good() {
+fn only_unexpired_tokens_of_a_current_key_are_valid() {
     let (signer, other) = (Signer::new("one"), Signer::new("two"));
     let keys = JwkSet {
         keys: vec![signer.public()],
     };
+    let impostor = Signer::new("one");
     let now = get_current_timestamp();
     assert!(verified(&signer.sign(&claims()), &keys, &[]).is_some());
     for (what, token) in [
-        ("ended", signer.sign(&with("/exp", json!(now - 1)))),
-        ("not begun", signer.sign(&with("/nbf", json!(now + 60)))),
-        ("of a key that is gone", other.sign(&claims())),
-        ("of another key of that name", Signer { key: other.key, kid: "one" }.sign(&claims())),
-        ("bound to what is not known", signer.sign(&with("/kubernetes.io", json!({
-            "namespace": "n", "serviceaccount": {"name": "builder", "uid": "sa-1"}, "moon": {"name": "m", "uid": "1"},
-        })))),
-        ("without an end", {
+        ("expired", signer.sign(&with("/exp", json!(now - 1)))),
+        ("not valid yet", signer.sign(&with("/nbf", json!(now + 60)))),
+        ("signed with a key that is gone", other.sign(&claims())),
+        (
+            "signed with another key of that name",
+            impostor.sign(&claims()),
+        ),
+        (
+            "bound to an object of an unknown kind",
+            signer.sign(&with(
+                "/kubernetes.io",
+                json!({
+                    "namespace": "n", "serviceaccount": {"name": "builder", "uid": "sa-1"},
+                    "moon": {"name": "m", "uid": "1"},
+                }),
+            )),
+        ),
+        ("without an expiry", {
             let mut claims = claims();
             claims.as_object_mut().unwrap().remove("exp");
             signer.sign(&claims)
@@ -79,7 +92,10 @@ fn only_what_a_present_key_signed_and_time_has_not_ended_is_good() {
             format!("eyJhbGciOiJub25lIiwia2lkIjoib25lIn0.{payload}.")
         }),
         ("signed with the public key as a secret", {
-            let header = Header { kid: Some("one".to_owned()), ..Header::new(Algorithm::HS256) };
+            let header = Header {
+                kid: Some("one".to_owned()),
+                ..Header::new(Algorithm::HS256)
+            };
             encode(&header, &claims(), &EncodingKey::from_secret(b"public")).unwrap()
         }),
     ] {
@@ -103,10 +119,10 @@ fn only_what_a_present_key_signed_and_time_has_not_ended_is_good() {
     );
 }
 
-/// What is there, by plural name, namespace, name and unique id.
-struct There(Vec<&'static str>);
+/// Existing objects, as plural name, namespace, name and unique id.
+struct ExistingObjects(Vec<&'static str>);
 
-impl BoundObjects for There {
+impl BoundObjects for ExistingObjects {
     fn is_present(
         &self,
         resource: &str,
@@ -120,7 +136,7 @@ impl BoundObjects for There {
     }
 }
 
-async fn good(there: &[&'static str], claims: &Value) -> bool {
+async fn is_valid(existing: &[&'static str], claims: &Value) -> bool {
     let signer = Signer::new("one");
     let pki = crate::test_support::Pki::new();
     let set = serde_json::to_string(&JwkSet {
@@ -137,7 +153,8 @@ async fn good(there: &[&'static str], claims: &Value) -> bool {
         })
         .await;
     let client = UpstreamClient::new(&crate::test_support::upstream_of(&pki, &api).await);
-    let accounts = ServiceAccounts::new(client, Vec::new(), Arc::new(There(there.to_vec())));
+    let objects = ExistingObjects(existing.to_vec());
+    let accounts = ServiceAccounts::new(client, Vec::new(), Arc::new(objects));
     let identity = Identity {
         user: "system:serviceaccount:n:builder".to_owned(),
         uid: None,
@@ -150,20 +167,20 @@ async fn good(there: &[&'static str], claims: &Value) -> bool {
 }
 
 #[tokio::test]
-async fn a_token_ends_with_what_it_is_bound_to() {
+async fn a_token_ends_with_the_objects_it_is_bound_to() {
     const ACCOUNT: &str = "serviceaccounts n builder sa-1";
-    assert!(good(&[ACCOUNT, "pods n p pod-1"], &claims()).await);
-    assert!(!good(&[ACCOUNT], &claims()).await, "the pod is gone");
+    assert!(is_valid(&[ACCOUNT, "pods n p pod-1"], &claims()).await);
+    assert!(!is_valid(&[ACCOUNT], &claims()).await, "the pod is gone");
     assert!(
-        !good(&[ACCOUNT, "pods n p pod-2"], &claims()).await,
+        !is_valid(&[ACCOUNT, "pods n p pod-2"], &claims()).await,
         "another pod of the name"
     );
     assert!(
-        !good(&["pods n p pod-1"], &claims()).await,
+        !is_valid(&["pods n p pod-1"], &claims()).await,
         "the account is gone"
     );
     assert!(
-        !good(
+        !is_valid(
             &[ACCOUNT, "pods n p pod-1"],
             &with("/sub", json!("system:serviceaccount:n:other"))
         )
@@ -178,12 +195,12 @@ async fn a_token_ends_with_what_it_is_bound_to() {
             .extend(to.as_object().unwrap().clone());
         with("/kubernetes.io", bound)
     };
-    assert!(good(&[ACCOUNT], &bound(json!({}))).await);
+    assert!(is_valid(&[ACCOUNT], &bound(json!({}))).await);
     let node = bound(json!({"node": {"name": "node", "uid": "node-1"}}));
-    assert!(good(&[ACCOUNT, "nodes - node node-1"], &node).await);
-    assert!(!good(&[ACCOUNT], &node).await, "the node is gone");
+    assert!(is_valid(&[ACCOUNT, "nodes - node node-1"], &node).await);
+    assert!(!is_valid(&[ACCOUNT], &node).await, "the node is gone");
     assert!(
-        !good(
+        !is_valid(
             &[ACCOUNT],
             &bound(json!({"secret": {"name": "s", "uid": "1"}}))
         )

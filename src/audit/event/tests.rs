@@ -1,6 +1,7 @@
 //! Against lines that a kube-apiserver 1.37 wrote, byte for byte but for ids and times.
-use super::*;
 use watershed_protocol::{GroupVersionResource, Verb};
+
+use super::*;
 
 fn at(text: &str) -> Timestamp {
     text.parse().unwrap()
@@ -25,8 +26,8 @@ fn configmaps(name: Option<&str>) -> ResourceRequest {
     }
 }
 
-fn subject<'a>(uri: &'a str, verb: &'a str, user: Option<&'a Identity>) -> Subject<'a> {
-    Subject {
+fn attributes<'a>(uri: &'a str, verb: &'a str, user: Option<&'a Identity>) -> EventAttributes<'a> {
+    EventAttributes {
         id: b"cf5ba276-fa32-4830-85d1-44fab50c661e",
         uri,
         verb,
@@ -43,24 +44,28 @@ const RECEIVED: &str = "2026-11-21T12:59:47.424292Z";
 fn a_refused_list_is_written_as_upstream_writes_it() {
     let (alice, resource) = (alice(), configmaps(None));
     let uri = "/api/v1/namespaces/default/configmaps?resourceVersion=0&labelSelector=a%3Db";
-    let mut form = Form::new(
+    let mut template = EventTemplate::new(
         at(RECEIVED),
-        &Subject {
+        &EventAttributes {
             resource: Some(&resource),
-            ..subject(uri, "list", Some(&alice))
+            ..attributes(uri, "list", Some(&alice))
         },
     );
-    form.answered(&Answered::Status(&Status::forbidden(
+    template.set_outcome(&EventOutcome::Status(Status::forbidden(
         "alice",
         Verb::List,
         &resource,
         "",
     )));
-    form.decided(false, "");
+    template.set_decision(&Decision::Denied("".into()));
     let begin = concat!(
-        r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"cf5ba276-fa32-4830-85d1-44fab50c661e","#,
-        r#""stage":"RequestReceived","requestURI":"/api/v1/namespaces/default/configmaps?resourceVersion=0\u0026labelSelector=a%3Db","#,
-        r#""verb":"list","user":{"username":"alice","uid":"alice-uid","groups":["system:authenticated"]},"#,
+        r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","#,
+        r#""auditID":"cf5ba276-fa32-4830-85d1-44fab50c661e","#,
+        r#""stage":"RequestReceived","#,
+        r#""requestURI":"/api/v1/namespaces/default/configmaps?resourceVersion=0\u0026labelSelect"#,
+        r#"or=a%3Db","#,
+        r#""verb":"list","user":{"username":"alice","uid":"alice-uid","#,
+        r#""groups":["system:authenticated"]},"#,
         r#""sourceIPs":["127.0.0.1"],"userAgent":"probe/1 \u003c\u0026\u003eé","#,
         r#""objectRef":{"resource":"configmaps","namespace":"default","apiVersion":"v1"}"#,
     );
@@ -68,20 +73,24 @@ fn a_refused_list_is_written_as_upstream_writes_it() {
         "{begin},\"requestReceivedTimestamp\":\"{RECEIVED}\",\"stageTimestamp\":\"{RECEIVED}\"}}\n"
     );
     assert_eq!(
-        form.line(Stage::RequestReceived, at("2026-11-21T12:59:47.5Z")),
+        template.line(AuditStage::RequestReceived, at("2026-11-21T12:59:47.5Z")),
         received
     );
     let complete = concat!(
-        r#","responseStatus":{"metadata":{},"status":"Failure","message":"configmaps is forbidden: User \"alice\" cannot list resource \"configmaps\" in API group \"\" in the namespace \"default\"","#,
+        r#","responseStatus":{"metadata":{},"status":"Failure","message":"configmaps is "#,
+        r#"forbidden: User \"alice\" cannot list resource \"configmaps\" in API group \"\" in "#,
+        r#"the namespace \"default\"","#,
         r#""reason":"Forbidden","details":{"kind":"configmaps"},"code":403},"#,
-        r#""requestReceivedTimestamp":"2026-11-21T12:59:47.424292Z","stageTimestamp":"2026-11-21T12:59:47.500000Z","#,
-        r#""annotations":{"authorization.k8s.io/decision":"forbid","authorization.k8s.io/reason":""}}"#,
+        r#""requestReceivedTimestamp":"2026-11-21T12:59:47.424292Z","#,
+        r#""stageTimestamp":"2026-11-21T12:59:47.500000Z","#,
+        r#""annotations":{"authorization.k8s.io/decision":"forbid","#,
+        r#""authorization.k8s.io/reason":""}}"#,
         "\n",
     );
     let complete = begin.replace("RequestReceived", "ResponseComplete") + complete;
     assert_eq!(
-        form.line(
-            Stage::ResponseComplete,
+        template.line(
+            AuditStage::ResponseComplete,
             at("2026-11-21T12:59:47.500000999Z")
         ),
         complete
@@ -89,31 +98,37 @@ fn a_refused_list_is_written_as_upstream_writes_it() {
 }
 
 #[test]
-fn a_document_has_no_object_and_a_grant_has_its_reason() {
+fn a_document_has_no_object_reference_and_a_grant_has_its_reason() {
     let alice = alice();
-    let mut form = Form::new(at(RECEIVED), &subject("/version", "get", Some(&alice)));
-    form.answered(&Answered::Code(200));
-    form.decided(
-        true,
-        r#"RBAC: allowed by ClusterRoleBinding "system:discovery""#,
-    );
-    let line = form.line(Stage::ResponseComplete, at(RECEIVED));
+    let mut template =
+        EventTemplate::new(at(RECEIVED), &attributes("/version", "get", Some(&alice)));
+    template.set_outcome(&EventOutcome::Code(200));
+    template.set_decision(&Decision::Allowed(
+        r#"RBAC: allowed by ClusterRoleBinding "system:discovery""#.into(),
+    ));
+    let line = template.line(AuditStage::ResponseComplete, at(RECEIVED));
     let line = std::str::from_utf8(&line).unwrap();
     let end = concat!(
         r#""userAgent":"probe/1 \u003c\u0026\u003eé","responseStatus":{"metadata":{},"code":200},"#,
-        r#""requestReceivedTimestamp":"2026-11-21T12:59:47.424292Z","stageTimestamp":"2026-11-21T12:59:47.424292Z","#,
-        r#""annotations":{"authorization.k8s.io/decision":"allow","authorization.k8s.io/reason":"RBAC: allowed by ClusterRoleBinding \"system:discovery\""}}"#,
+        r#""requestReceivedTimestamp":"2026-11-21T12:59:47.424292Z","#,
+        r#""stageTimestamp":"2026-11-21T12:59:47.424292Z","#,
+        r#""annotations":{"authorization.k8s.io/decision":"allow","#,
+        r#""authorization.k8s.io/reason":"RBAC: allowed by ClusterRoleBinding "#,
+        r#"\"system:discovery\""}}"#,
         "\n",
     );
     assert!(line.ends_with(end), "{line}");
 }
 
 #[test]
-fn the_end_says_that_a_type_is_deprecated() {
+fn the_last_event_names_a_deprecated_type() {
     let alice = alice();
     for (warning, wanted) in [
         (
-            r#"299 - "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice""#,
+            concat!(
+                r#"299 - "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 "#,
+                r#"EndpointSlice""#,
+            ),
             r#","k8s.io/deprecated":"true"}}"#,
         ),
         (
@@ -125,11 +140,12 @@ fn the_end_says_that_a_type_is_deprecated() {
             r#","k8s.io/deprecated":"true"}}"#,
         ),
     ] {
-        let mut form = Form::new(at(RECEIVED), &subject("/a", "watch", Some(&alice)));
-        form.decided(true, "");
-        form.deprecated(warning);
-        let [started, complete] = [Stage::ResponseStarted, Stage::ResponseComplete]
-            .map(|stage| form.line(stage, at(RECEIVED)));
+        let mut template =
+            EventTemplate::new(at(RECEIVED), &attributes("/a", "watch", Some(&alice)));
+        template.set_decision(&Decision::Allowed("".into()));
+        template.set_deprecation(warning);
+        let [started, complete] = [AuditStage::ResponseStarted, AuditStage::ResponseComplete]
+            .map(|stage| template.line(stage, at(RECEIVED)));
         assert!(
             started.ends_with(b"\"authorization.k8s.io/reason\":\"\"}}\n"),
             "{started:?}"
@@ -142,55 +158,60 @@ fn the_end_says_that_a_type_is_deprecated() {
 }
 
 #[test]
-fn nobody_in_particular_has_an_empty_user() {
+fn an_unknown_caller_has_an_empty_user() {
     let resource = configmaps(Some("x"));
-    let mut form = Form::new(
+    let mut template = EventTemplate::new(
         at(RECEIVED),
-        &Subject {
+        &EventAttributes {
             resource: Some(&resource),
-            ..subject("/a", "get", None)
+            ..attributes("/a", "get", None)
         },
     );
-    form.answered(&Answered::Status(&Status::unauthorized()));
-    let line = form.line(Stage::ResponseStarted, at(RECEIVED));
+    template.set_outcome(&EventOutcome::Status(Status::unauthorized()));
+    let line = template.line(AuditStage::ResponseStarted, at(RECEIVED));
     let line = std::str::from_utf8(&line).unwrap();
     assert!(line.contains(r#","user":{},"sourceIPs""#), "{line}");
-    assert!(line.contains(
-        r#""objectRef":{"resource":"configmaps","namespace":"default","name":"x","apiVersion":"v1"},"#
-    ));
-    assert!(line.contains(
-        r#""responseStatus":{"metadata":{},"status":"Failure","message":"Unauthorized","reason":"Unauthorized","code":401}"#
-    ));
+    assert!(line.contains(concat!(
+        r#""objectRef":{"resource":"configmaps","namespace":"default","name":"x","#,
+        r#""apiVersion":"v1"},"#
+    )));
+    assert!(line.contains(concat!(
+        r#""responseStatus":{"metadata":{},"status":"Failure","message":"Unauthorized","#,
+        r#""reason":"Unauthorized","code":401}"#
+    )));
     assert!(!line.contains("annotations"));
 }
 
 #[test]
-fn all_of_a_user_is_written() {
+fn every_attribute_of_a_user_is_written() {
     let mut user = alice();
     user.groups = vec!["a".into(), "b\"".into()];
     user.extra = vec![
         ("k1".into(), vec!["x".into(), "y".into()]),
         ("k2".into(), vec!["z".into()]),
     ];
-    let form = Form::new(at(RECEIVED), &subject("/a", "get", Some(&user)));
-    let line = form.line(Stage::RequestReceived, at(RECEIVED));
+    let template = EventTemplate::new(at(RECEIVED), &attributes("/a", "get", Some(&user)));
+    let line = template.line(AuditStage::RequestReceived, at(RECEIVED));
     let line = std::str::from_utf8(&line).unwrap();
-    let wanted = r#""user":{"username":"alice","uid":"alice-uid","groups":["a","b\""],"extra":{"k1":["x","y"],"k2":["z"]}},"#;
+    let wanted = concat!(
+        r#""user":{"username":"alice","uid":"alice-uid","groups":["a","b\""],"#,
+        r#""extra":{"k1":["x","y"],"k2":["z"]}},"#
+    );
     assert!(line.contains(wanted), "{line}");
 }
 
 #[test]
-fn bytes_that_are_no_text_and_long_agents_are_written_as_go_does() {
+fn invalid_utf8_and_long_user_agents_are_written_as_in_go() {
     let agent = [b"\xff\xc3".as_slice(), &[b'a'; 1021], "é".as_bytes()].concat();
-    let form = Form::new(
+    let template = EventTemplate::new(
         at(RECEIVED),
-        &Subject {
+        &EventAttributes {
             user_agent: &agent,
             id: b"\xe2\x82",
-            ..subject("/a\u{2028}", "get", None)
+            ..attributes("/a\u{2028}", "get", None)
         },
     );
-    let line = form.line(Stage::RequestReceived, at(RECEIVED));
+    let line = template.line(AuditStage::RequestReceived, at(RECEIVED));
     let line = std::str::from_utf8(&line).unwrap();
     // The last character is cut in its middle.
     let wanted = format!(
@@ -205,18 +226,20 @@ fn bytes_that_are_no_text_and_long_agents_are_written_as_go_does() {
 
 #[test]
 fn a_batch_is_a_list_of_events_without_their_kind() {
-    let form = Form::new(at(RECEIVED), &subject("/a", "get", None));
-    let lines = [Stage::RequestReceived, Stage::ResponseComplete]
-        .map(|stage| form.line(stage, at(RECEIVED)));
+    let template = EventTemplate::new(at(RECEIVED), &attributes("/a", "get", None));
+    let lines = [AuditStage::RequestReceived, AuditStage::ResponseComplete]
+        .map(|stage| template.line(stage, at(RECEIVED)));
     let text = list(&lines);
     let whole: serde_json::Value = serde_json::from_slice(&text).unwrap();
     assert_eq!(
         (&whole["kind"], &whole["apiVersion"]),
         (&"EventList".into(), &"audit.k8s.io/v1".into())
     );
-    assert!(text.starts_with(
-        br#"{"kind":"EventList","apiVersion":"audit.k8s.io/v1","metadata":{},"items":[{"level":"Metadata","auditID""#
-    ));
+    let start = concat!(
+        r#"{"kind":"EventList","apiVersion":"audit.k8s.io/v1","metadata":{},"#,
+        r#""items":[{"level":"Metadata","auditID""#
+    );
+    assert!(text.starts_with(start.as_bytes()));
     assert_eq!(whole["items"].as_array().unwrap().len(), 2);
     assert_eq!(whole["items"][1]["stage"], "ResponseComplete");
     assert_eq!(

@@ -1,17 +1,18 @@
-//! Which rule holds, and what is no policy.
-use super::*;
+//! Rules and the requests that they match, and invalid policies.
 use watershed_protocol::RequestInfo;
 
-/// What a policy of these rules says of a request: the stages that are logged, or nothing.
+use super::*;
+
+/// Returns the stages of a request that a policy of these rules logs, or `None`.
 fn logged(rules: &str, who: &str, method: &str, url: &str) -> Option<Vec<&'static str>> {
-    let policy = Policy::parse(&format!(
+    let policy = AuditPolicy::parse(&format!(
         "apiVersion: audit.k8s.io/v1\nkind: Policy\n{rules}"
     ))
     .unwrap();
     stages(&policy, who, method, url)
 }
 
-fn stages(policy: &Policy, who: &str, method: &str, url: &str) -> Option<Vec<&'static str>> {
+fn stages(policy: &AuditPolicy, who: &str, method: &str, url: &str) -> Option<Vec<&'static str>> {
     let user = (!who.is_empty()).then(|| {
         let mut names = who.split(' ').map(str::to_owned);
         Identity {
@@ -30,7 +31,7 @@ fn stages(policy: &Policy, who: &str, method: &str, url: &str) -> Option<Vec<&'s
     } else {
         "get"
     };
-    let attributes = Attributes {
+    let attributes = PolicyAttributes {
         user: user.as_ref(),
         verb,
         path,
@@ -38,10 +39,10 @@ fn stages(policy: &Policy, who: &str, method: &str, url: &str) -> Option<Vec<&'s
     };
     let omitted = policy.evaluate(&attributes)?;
     Some(
-        Stage::ALL
+        AuditStage::ALL
             .into_iter()
             .filter(|stage| !omitted.contains(*stage))
-            .map(Stage::as_str)
+            .map(AuditStage::as_str)
             .collect(),
     )
 }
@@ -49,7 +50,7 @@ fn stages(policy: &Policy, who: &str, method: &str, url: &str) -> Option<Vec<&'s
 const PODS: &str = "/api/v1/namespaces/a/pods";
 
 #[test]
-fn the_first_rule_that_fits_holds() {
+fn the_first_matching_rule_applies() {
     for (rule, who, url, fits) in [
         ("", "u", PODS, true),
         ("", "", PODS, true),
@@ -167,20 +168,21 @@ fn the_first_rule_that_fits_holds() {
 }
 
 #[test]
-fn none_hides_what_a_later_rule_would_show() {
+fn level_none_hides_requests_from_later_rules() {
     let rules = "rules: [{level: None, users: [quiet]}, {level: Request, verbs: [list]}]";
     assert_eq!(logged(rules, "quiet", "GET", PODS), None);
     assert!(logged(rules, "loud", "GET", PODS).is_some());
     assert_eq!(
         logged(rules, "loud", "GET", "/api/v1/namespaces/a/pods/p"),
         None,
-        "no rule fits"
+        "no rule matches"
     );
 }
 
 #[test]
 fn stages_are_omitted_at_both_levels() {
-    let rules = "omitStages: [RequestReceived]\nrules: [{level: Metadata, omitStages: [ResponseStarted, Panic]}]";
+    let rules = "omitStages: [RequestReceived]\n\
+                 rules: [{level: Metadata, omitStages: [ResponseStarted, Panic]}]";
     assert_eq!(
         logged(rules, "u", "GET", PODS),
         Some(vec!["ResponseComplete"])
@@ -195,21 +197,24 @@ fn stages_are_omitted_at_both_levels() {
             "Panic"
         ]
     );
-    let usual = stages(&Policy::default(), "", "GET", PODS).unwrap();
+    let usual = stages(&AuditPolicy::default(), "", "GET", PODS).unwrap();
     assert_eq!(usual, ["ResponseStarted", "ResponseComplete", "Panic"]);
 }
 
 #[test]
-fn everything_that_kube_apiserver_knows_may_be_in_it() {
-    let text = "apiVersion: audit.k8s.io/v1\nkind: Policy\nmetadata: {name: x, labels: {a: b}}\nomitManagedFields: true\n\
-                omitStages:\nrules:\n- level: RequestResponse\n  omitManagedFields: false\n  users:\n  resources:\n  - group: apps\n    resources:\n";
-    assert!(Policy::parse(text).unwrap().names_bodies());
+fn every_field_of_kube_apiserver_is_accepted() {
+    let text = concat!(
+        "apiVersion: audit.k8s.io/v1\nkind: Policy\nmetadata: {name: x, labels: {a: b}}\n",
+        "omitManagedFields: true\nomitStages:\nrules:\n- level: RequestResponse\n",
+        "  omitManagedFields: false\n  users:\n  resources:\n  - group: apps\n    resources:\n",
+    );
+    assert!(AuditPolicy::parse(text).unwrap().names_bodies());
     let text = r#"{"apiVersion":"audit.k8s.io/v1","kind":"Policy","rules":[{"level":"Metadata"}]}"#;
-    assert!(!Policy::parse(text).unwrap().names_bodies());
+    assert!(!AuditPolicy::parse(text).unwrap().names_bodies());
 }
 
 #[test]
-fn what_is_no_policy_is_refused_in_one_line() {
+fn an_invalid_policy_is_refused_with_one_line() {
     let head = "apiVersion: audit.k8s.io/v1\nkind: Policy\n";
     for (text, why) in [
         (String::new(), "end of input"),
@@ -268,7 +273,7 @@ fn what_is_no_policy_is_refused_in_one_line() {
             "about resources",
         ),
     ] {
-        let reason = Policy::parse(&text).unwrap_err();
+        let reason = AuditPolicy::parse(&text).unwrap_err();
         assert!(
             reason.contains(why) && !reason.contains('\n'),
             "{text:?}: {reason:?}"
@@ -278,7 +283,7 @@ fn what_is_no_policy_is_refused_in_one_line() {
 
 #[test]
 fn a_file_that_cannot_be_read_is_named() {
-    let error = Policy::read(Path::new("/nowhere/policy.yaml"))
+    let error = AuditPolicy::read(Path::new("/nowhere/policy.yaml"))
         .unwrap_err()
         .to_string();
     assert!(

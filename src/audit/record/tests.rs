@@ -1,10 +1,10 @@
-//! Which requests leave which events.
+//! Requests and the events that they log.
 use serde_json::Value;
+use watershed_protocol::{GroupVersionResource, ResourceRequest};
 
 use super::*;
-use crate::audit::{AuditConfig, AuditLogConfig};
+use crate::audit::{Audit, AuditConfig, AuditLogConfig};
 use crate::body::full;
-use watershed_protocol::{GroupVersionResource, ResourceRequest};
 
 const POD: &str = "/api/v1/namespaces/a/pods/p";
 
@@ -21,7 +21,7 @@ fn answer(code: u16) -> Response<Body> {
     Response::builder().status(code).body(full("x")).unwrap()
 }
 
-/// What `serve` leaves in the log: stage, verb, user and answer of each event.
+/// Returns the events that `serve` logs: their stage, verb, user and answer.
 async fn logged(
     policy: &str,
     method: &str,
@@ -76,7 +76,7 @@ fn short(events: &[(String, String, String, Value)]) -> String {
 }
 
 #[tokio::test]
-async fn every_stage_has_its_moment() {
+async fn every_stage_is_logged_once() {
     let all = "level: Metadata";
     let events = logged(all, "GET", POD, |record, request| {
         record_caller(request, &alice());
@@ -95,7 +95,8 @@ async fn every_stage_has_its_moment() {
     .await;
     assert_eq!(
         short(&events),
-        "RequestReceived watch alice null, ResponseStarted watch alice 200, ResponseComplete watch alice 200"
+        "RequestReceived watch alice null, ResponseStarted watch alice 200, \
+         ResponseComplete watch alice 200"
     );
     let refused = |record: AuditRecord, _: &Request<()>| {
         let mut response = answer(401);
@@ -139,7 +140,7 @@ async fn a_client_that_leaves_before_its_answer_is_logged_if_it_is_known() {
 }
 
 #[tokio::test]
-async fn what_could_not_be_forwarded_is_logged_with_its_own_verb() {
+async fn a_request_that_could_not_be_forwarded_is_logged_with_its_own_verb() {
     for (method, url, verb) in [
         ("POST", "/api/v1/namespaces/a/pods", "create"),
         ("DELETE", "/api/v1/namespaces/a/pods", "deletecollection"),
@@ -181,7 +182,7 @@ async fn what_could_not_be_forwarded_is_logged_with_its_own_verb() {
 }
 
 #[tokio::test]
-async fn an_answer_shared_with_others_says_what_is_not_found() {
+async fn a_coalesced_answer_names_the_object_that_is_not_found() {
     let events = logged("", "GET", POD, |record, request| {
         record_caller(request, &alice());
         drop(record.answered(answer(404)));
