@@ -1,131 +1,49 @@
-//! Puts the rooms together. The only place that knows all of them.
-pub mod check;
-mod listen;
-mod metrics;
-mod report;
-mod serving;
-
+//! Assembles the modules into the running program. No other module knows all of them.
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
-use jiff::Timestamp;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::access::{Access, AccessConfig};
-use crate::audit::{Audit, AuditConfig};
-use crate::catalog::{Catalog, CatalogFollower, DiscoveryError};
+use crate::access::Access;
+use crate::audit::Audit;
+use crate::catalog::CatalogFollower;
 use crate::listener::tls::ServerTls;
+use crate::scope::Scopes;
 use crate::scope::gauges::ScopeGauges;
-use crate::scope::{self, Scopes};
-use crate::serve::{CacheMode, CachedObjects, CachingException, CachingPolicy, ProxyService};
-use crate::{drain, listener};
-use listen::Bound;
-pub use listen::Listen;
-use metrics::Scraper;
-pub use metrics::metrics;
-use serving::named;
-
+use crate::serve::{CachedObjects, ProxyService};
 use crate::upstream::{Forwarder, Upstream, UpstreamClient};
-use crate::{admin, telemetry};
-use watershed_connect::ConnectOptions;
+use crate::{admin, drain, telemetry};
 
-/// Everything `watershed serve` can be told.
-#[derive(Clone, Debug)]
-pub struct AppConfig {
-    /// The API server, and the proxy's own identity there.
-    pub upstream: ConnectOptions,
-    /// Where clients connect.
-    pub listen: Listen,
-    /// The serving certificate and its key (PEM files); without them a self-signed pair is made.
-    pub certificate: Option<(PathBuf, PathBuf)>,
-    /// Where a self-signed pair and its CA are kept.
-    pub cert_dir: PathBuf,
-    /// Further names and addresses in the self-signed certificate.
-    pub names: Vec<String>,
-    /// Where metrics and health are served.
-    pub admin_listen: SocketAddr,
-    /// Who may see them.
-    pub admin: admin::Protection,
-    /// How callers are known and let in.
-    pub access: AccessConfig,
-    /// How scopes keep their data.
-    pub scopes: scope::ScopeConfig,
-    /// What is done with requests where there is a choice.
-    pub policy: CachingPolicy,
-    /// Aggregated API groups whose types are cached, too. Only for servers that answer everyone
-    /// alike.
-    pub aggregated: Vec<String>,
-    /// What is logged of the requests that are answered here, if anything.
-    pub audit: Option<AuditConfig>,
-    /// How many connections are served at a time, and the like.
-    pub limits: listener::ConnectionLimits,
-    /// How long open requests and watches may take to end at shutdown.
-    pub drain: Duration,
-}
+mod announce;
+pub mod check;
+mod config;
+mod discovery;
+mod listen;
+mod metrics;
+mod report;
+mod serving;
 
-impl AppConfig {
-    /// Defaults for everything but the places.
-    pub fn new(
-        upstream: ConnectOptions,
-        listen: impl Into<Listen>,
-        admin_listen: SocketAddr,
-        cert_dir: PathBuf,
-    ) -> Self {
-        Self {
-            upstream,
-            listen: listen.into(),
-            certificate: None,
-            cert_dir,
-            names: Vec::new(),
-            admin_listen,
-            admin: admin::Protection::default(),
-            access: AccessConfig::default(),
-            scopes: scope::ScopeConfig::default(),
-            policy: CachingPolicy::default(),
-            aggregated: Vec::new(),
-            audit: None,
-            limits: listener::ConnectionLimits::default(),
-            // kube-apiserver and most balancers give up on a server within a minute.
-            drain: Duration::from_secs(20),
-        }
-    }
-}
+pub use config::{AppConfig, Listen};
+pub use metrics::metrics;
 
-/// Why upstream does not say which types it has.
-fn undiscovered(error: DiscoveryError, upstream: &Upstream) -> anyhow::Error {
-    let ended = upstream
-        .certificate()
-        .filter(|valid| !valid.is_valid(Timestamp::now()));
-    let unknown = matches!(error, DiscoveryError::Unknown { .. });
-    let knob = match ended {
-        Some(valid) if unknown => {
-            format!(
-                "the client certificate of {}: {}",
-                upstream.source(),
-                valid.describe(Timestamp::now())
-            )
-        }
-        _ if unknown => format!("check the user's part of {}", upstream.source()),
-        _ => "check --kubeconfig, --server and the proxy's permissions".to_owned(),
-    };
-    anyhow::Error::new(error).context(format!("cannot read upstream's discovery ({knob})"))
-}
+use listen::{BoundListener, bind};
+use metrics::Scraper;
+use serving::with_flag;
 
 /// A running proxy.
-pub struct Running {
-    /// Where clients connect, if that is not a Unix socket.
+pub struct RunningProxy {
+    /// The address for clients; `None` for a Unix socket.
     pub address: Option<SocketAddr>,
-    /// Where metrics and health are served.
+    /// The address of metrics and health.
     pub admin_address: SocketAddr,
-    /// The CA clients must trust, when the serving certificate is self-signed.
+    /// The CA that clients must trust, if the serving certificate is self-signed.
     pub ca_file: Option<PathBuf>,
     drain: drain::DrainTrigger,
-    /// The admin listener's own: it answers while the proxy ends.
+    /// The admin listener's own drain: it answers until the proxy has stopped.
     admin_drain: drain::DrainTrigger,
     grace: Duration,
     forwarder: Forwarder,
@@ -136,8 +54,8 @@ pub struct Running {
     background: Vec<JoinHandle<()>>,
 }
 
-impl Running {
-    /// Stops in three acts: no new connections, open ones end, and what is left is cut.
+impl RunningProxy {
+    /// Stops the proxy: refuses new connections, waits for open ones, and cuts the rest.
     pub async fn shut_down(self) {
         tracing::info!("shutting down");
         self.drain.drain(self.grace);
@@ -145,7 +63,7 @@ impl Running {
             if self.proxy.await.is_err() {
                 tracing::error!("the listener failed");
             }
-            // Sessions of exec and port-forward are nobody's to end but their users'.
+            // Only their users may end sessions of exec and port-forward.
             self.forwarder.tunnels_ended().await;
         };
         if tokio::time::timeout(self.grace, ended).await.is_err() {
@@ -165,7 +83,7 @@ impl Running {
 }
 
 /// Starts a proxy. It serves when this returns.
-pub async fn start(config: AppConfig) -> anyhow::Result<Running> {
+pub async fn start(config: AppConfig) -> anyhow::Result<RunningProxy> {
     let registry = telemetry::registry(&metrics());
     let traces = telemetry::traces()?;
     let audit = match config.audit.clone() {
@@ -176,62 +94,32 @@ pub async fn start(config: AppConfig) -> anyhow::Result<Running> {
     tracing::info!(upstream = ?upstream, from = upstream.source(), "found upstream");
     let client = UpstreamClient::new(&upstream);
     let scopes = Scopes::new(client.clone(), config.scopes);
-    let started =
-        CatalogFollower::start(client.clone(), scopes.clone(), config.aggregated.clone()).await;
-    let (follower, catalog) = started.map_err(|error| undiscovered(error, &upstream))?;
+    let (follower, catalog) =
+        CatalogFollower::start(client.clone(), scopes.clone(), config.aggregated.clone())
+            .await
+            .map_err(|error| discovery::explain(error, &upstream))?;
     tracing::info!(types = catalog.len(), "read discovery");
-    for name in config.policy.possibly_stale() {
-        tracing::warn!(
-            resource = name,
-            "consistent reads may get an older state (consistentReads: stale in --config)"
-        );
-    }
-    config
-        .policy
-        .exceptions()
-        .iter()
-        .for_each(|kept| announce(kept, &catalog));
-    for ((group, resource), selections) in &config.policy.scopes {
-        let selections: Vec<_> = selections.iter().map(ToString::to_string).collect();
-        tracing::info!(
-            group,
-            resource,
-            ?selections,
-            "no more than these is held, each once somebody asks for it"
-        );
-    }
+    announce::announce(&config.policy, &catalog);
 
     let shown = report::of(&config).to_string();
-    let tls = match &config.listen {
-        Listen::Tls(address) => Some(
-            config
-                .serving(address.ip(), config.access.authorities())
-                .await?,
-        ),
-        Listen::Socket { .. } => None,
-    };
-    let ca_file = tls.as_ref().and_then(ServerTls::ca_file);
-    if let Some(ca) = &ca_file {
-        tracing::info!(ca = %ca.display(), "serving a self-signed certificate; clients must trust its CA");
-    }
-    let admin_tls = config.admin_serving().await?;
-    let token = match config.admin.token_file.clone() {
-        Some(file) => Some(admin::TokenFile::load(file).await?),
-        None => None,
-    };
-    let proxy_tls = tls.clone();
-    let listener = Bound::new(&config.listen, tls).await?;
-    let admin_listener = bind(config.admin_listen, "--admin-listen").await?;
+    let Listeners {
+        proxy: listener,
+        proxy_tls,
+        admin: admin_listener,
+        admin_tls,
+        admin_token,
+    } = Listeners::open(&config).await?;
     let (address, admin_address) = (listener.address()?, admin_listener.local_addr()?);
 
     let objects = CachedObjects::new(catalog.clone(), scopes.clone());
-    let knobs = config.knobs();
-    let access = Access::new(&client, config.access, Arc::new(objects)).await;
-    let access = access.map_err(|error| named(error, &knobs))?;
+    let flags = config.file_flags();
+    let access = Access::new(&client, config.access, Arc::new(objects))
+        .await
+        .map_err(|error| with_flag(error, &flags))?;
     let forwarder = Forwarder::new(&upstream);
     let (drain, draining) = drain::channel();
     let follow_rbac = access.follow_rbac(scopes.clone());
-    let server = ProxyService::new(
+    let service = ProxyService::new(
         catalog.clone(),
         config.policy,
         scopes.clone(),
@@ -241,9 +129,9 @@ pub async fn start(config: AppConfig) -> anyhow::Result<Running> {
         draining.clone(),
     )
     .audited(audit.clone());
-    let usage = server.usage();
-    let keep_scopes_open = server.clone().keep_scopes_open();
-    let proxy = tokio::spawn(listener.serve(server, config.limits.clone(), draining.clone()));
+    let usage = service.usage();
+    let keep_scopes_open = service.clone().keep_scopes_open();
+    let proxy = tokio::spawn(listener.serve(service, config.limits.clone(), draining.clone()));
     let (admin_drain, admin_draining) = drain::channel();
     let scraper = Scraper {
         registry: registry.clone(),
@@ -260,13 +148,13 @@ pub async fn start(config: AppConfig) -> anyhow::Result<Running> {
         scopes: scopes.clone(),
         usage,
         upstream,
-        proxy_tls,
+        proxy_tls: proxy_tls.clone(),
         admin_tls: admin_tls.clone(),
         draining,
         metrics: Box::new(move || scraper.scrape()),
         history: admin::History::default(),
         started: Instant::now(),
-        token,
+        token: admin_token,
         config: shown,
     };
     let background = vec![
@@ -283,18 +171,11 @@ pub async fn start(config: AppConfig) -> anyhow::Result<Running> {
         )),
         tokio::spawn(upkeep(registry)),
     ];
-    match (&config.listen, address) {
-        (Listen::Socket { path, .. }, _) => {
-            tracing::info!(listener = "proxy", socket = %path.display(), "listening");
-        }
-        (_, Some(address)) => tracing::info!(listener = "proxy", address = %address, "listening"),
-        (_, None) => {}
-    }
-    tracing::info!(listener = "admin", address = %admin_address, "listening");
-    Ok(Running {
+    log_addresses(&config.listen, address, admin_address);
+    Ok(RunningProxy {
         address,
         admin_address,
-        ca_file,
+        ca_file: proxy_tls.as_ref().and_then(ServerTls::ca_file),
         drain,
         admin_drain,
         grace: config.drain,
@@ -307,56 +188,58 @@ pub async fn start(config: AppConfig) -> anyhow::Result<Running> {
     })
 }
 
-/// Says what is kept of a type for which that is not the rule.
-fn announce(kept: &CachingException, catalog: &Catalog) {
-    let (resource, cache) = (kept.name(), kept.mode.as_str());
-    match (kept.sensitive, kept.mode) {
-        (true, CacheMode::Objects) => {
-            tracing::warn!(
-                resource,
-                cache,
-                "held in this process's memory, by choice (cache in --config)"
-            );
-        }
-        (true, CacheMode::Metadata) => tracing::warn!(
-            resource,
-            cache,
-            "the metadata is held in memory, by choice (cache in --config); \
-             kubectl apply keeps what it was given in annotations, and so there"
-        ),
-        (_, CacheMode::Nothing) => {
+/// The listeners of a proxy and their certificates.
+struct Listeners {
+    proxy: BoundListener,
+    proxy_tls: Option<ServerTls>,
+    admin: TcpListener,
+    admin_tls: Option<ServerTls>,
+    admin_token: Option<admin::TokenFile>,
+}
+
+impl Listeners {
+    async fn open(config: &AppConfig) -> anyhow::Result<Self> {
+        let proxy_tls = match &config.listen {
+            Listen::Tls(address) => Some(
+                config
+                    .serving(address.ip(), config.access.authorities())
+                    .await?,
+            ),
+            Listen::Socket { .. } => None,
+        };
+        if let Some(ca) = proxy_tls.as_ref().and_then(ServerTls::ca_file) {
             tracing::info!(
-                resource,
-                cache,
-                "not held in memory; its reads are forwarded (cache in --config)"
+                ca = %ca.display(),
+                "serving a self-signed certificate; clients must trust its CA"
             );
         }
-        (false, _) => tracing::info!(
-            resource,
-            cache,
-            "held in memory by choice (cache in --config)"
-        ),
-    }
-    // A type of another group may be defined later.
-    if catalog.has(&kept.group, None)
-        && kept.resource != "*"
-        && !catalog.has_resource(&kept.group, &kept.resource)
-    {
-        tracing::warn!(
-            resource,
-            cache,
-            "upstream has no type of this name (resources in --config)"
-        );
+        let admin_tls = config.admin_serving().await?;
+        let admin_token = match config.admin.token_file.clone() {
+            Some(file) => Some(admin::TokenFile::load(file).await?),
+            None => None,
+        };
+        Ok(Self {
+            proxy: BoundListener::new(&config.listen, proxy_tls.clone()).await?,
+            proxy_tls,
+            admin: bind(config.admin_listen, "--admin-listen").await?,
+            admin_tls,
+            admin_token,
+        })
     }
 }
 
-async fn bind(address: SocketAddr, knob: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address)
-        .await
-        .with_context(|| format!("cannot listen on {address} ({knob})"))
+fn log_addresses(listen: &Listen, address: Option<SocketAddr>, admin_address: SocketAddr) {
+    match (listen, address) {
+        (Listen::Socket { path, .. }, _) => {
+            tracing::info!(listener = "proxy", socket = %path.display(), "listening");
+        }
+        (_, Some(address)) => tracing::info!(listener = "proxy", address = %address, "listening"),
+        (_, None) => {}
+    }
+    tracing::info!(listener = "admin", address = %admin_address, "listening");
 }
 
-/// Histograms collect samples until somebody folds them in.
+/// Folds the samples of histograms regularly. Otherwise they would pile up until the next scrape.
 async fn upkeep(registry: PrometheusHandle) {
     loop {
         tokio::time::sleep(Duration::from_secs(5)).await;

@@ -87,9 +87,9 @@ impl Grant for Guard {
                 };
                 self.review = None;
                 match self.take(answer, Instant::now()) {
-                    Answer::Renewed => continue,
-                    Answer::Revoked => return GrantStatus::Revoked,
-                    Answer::Missing => {}
+                    ReviewEffect::Renewed => continue,
+                    ReviewEffect::Revoked => return GrantStatus::Revoked,
+                    ReviewEffect::Missing => {}
                 }
             }
             let now = Instant::now();
@@ -116,7 +116,7 @@ impl Grant for Guard {
 }
 
 /// The effect of a finished review.
-enum Answer {
+enum ReviewEffect {
     /// The grant has a new verdict.
     Renewed,
     /// The grant is gone.
@@ -140,7 +140,7 @@ impl Guard {
         &mut self,
         answer: Result<Result<ReviewedAccess, Arc<ReviewError>>, JoinError>,
         now: Instant,
-    ) -> Answer {
+    ) -> ReviewEffect {
         match answer {
             Ok(Ok(reviewed)) if matches!(reviewed.decision(), Decision::Allowed(_)) => {
                 self.verdict = reviewed.verdict;
@@ -149,23 +149,23 @@ impl Guard {
                 // The new verdict may be in doubt at once. Without a pause, frequent changes of
                 // RBAC would turn each watch into a busy loop of reviews.
                 self.not_before = now + MIN_INTERVAL;
-                Answer::Renewed
+                ReviewEffect::Renewed
             }
-            Ok(Ok(_)) => Answer::Revoked,
+            Ok(Ok(_)) => ReviewEffect::Revoked,
             // The old verdict is overtaken, and upstream refuses to give a new one. So nothing
             // grants the access any more. The client's next request is forwarded, and upstream
             // decides.
             Ok(Err(error)) if self.verdict.overtaken_at().is_some() && !error.is_unavailable() => {
-                Answer::Revoked
+                ReviewEffect::Revoked
             }
             Ok(Err(error)) => {
                 self.review_failed(&error, now);
-                Answer::Missing
+                ReviewEffect::Missing
             }
             // The task ended with the runtime.
             Err(_) => {
                 self.not_before = now + RETRY_AFTER_FAILURE;
-                Answer::Missing
+                ReviewEffect::Missing
             }
         }
     }

@@ -1,12 +1,10 @@
-//! Where clients connect, and serving them there.
-use std::fmt;
+//! The listener for clients.
 use std::net::SocketAddr;
-use std::path::PathBuf;
 
 use anyhow::Context;
 use tokio::net::{TcpListener, UnixListener};
 
-use super::bind;
+use super::config::Listen;
 use crate::drain;
 use crate::listener::socket::{self, SocketFile};
 use crate::listener::tls::ServerTls;
@@ -14,42 +12,13 @@ use crate::listener::{ConnectionLimits, listen};
 use crate::serve::ProxyService;
 use crate::telemetry;
 
-/// Where clients connect.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Listen {
-    /// By TLS.
-    Tls(SocketAddr),
-    /// By plain HTTP over a Unix socket.
-    Socket {
-        /// Its file.
-        path: PathBuf,
-        /// The file's mode: who may write to it may connect.
-        mode: u32,
-    },
-}
-
-impl From<SocketAddr> for Listen {
-    fn from(address: SocketAddr) -> Self {
-        Self::Tls(address)
-    }
-}
-
-impl fmt::Display for Listen {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tls(address) => address.fmt(f),
-            Self::Socket { path, mode } => write!(f, "unix:{} (mode {mode:04o})", path.display()),
-        }
-    }
-}
-
 /// A listener that clients can connect to.
-pub(super) enum Bound {
+pub(super) enum BoundListener {
     Tls(TcpListener, ServerTls),
     Socket(UnixListener, SocketFile),
 }
 
-impl Bound {
+impl BoundListener {
     pub(super) async fn new(listen: &Listen, tls: Option<ServerTls>) -> anyhow::Result<Self> {
         match (listen, tls) {
             (Listen::Tls(address), Some(tls)) => {
@@ -57,15 +26,15 @@ impl Bound {
             }
             (Listen::Tls(_), None) => anyhow::bail!("an address is served by TLS only"),
             (Listen::Socket { path, mode }, _) => {
-                let bound = socket::bind(path, *mode).await;
-                let (listener, file) = bound
+                let (listener, file) = socket::bind(path, *mode)
+                    .await
                     .with_context(|| format!("cannot listen on {} (--listen)", path.display()))?;
                 Ok(Self::Socket(listener, file))
             }
         }
     }
 
-    /// `None` for a Unix socket.
+    /// Returns the address, or `None` for a Unix socket.
     pub(super) fn address(&self) -> anyhow::Result<Option<SocketAddr>> {
         match self {
             Self::Tls(listener, _) => Ok(Some(listener.local_addr()?)),
@@ -73,7 +42,7 @@ impl Bound {
         }
     }
 
-    /// Until the drain is over.
+    /// Serves clients until the drain is over.
     pub(super) async fn serve(
         self,
         server: ProxyService,
@@ -93,4 +62,11 @@ impl Bound {
             }
         }
     }
+}
+
+/// Binds an address, whose flag is `flag`.
+pub(super) async fn bind(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address} ({flag})"))
 }

@@ -1,14 +1,15 @@
-//! The configuration as it is in effect, for operators. Names of files stand in it, and nothing of
-//! what is in them.
+//! The effective configuration, for operators. It has the names of files, never their contents.
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::AppConfig;
-use crate::serve::{CachingPolicy, ConsistentReads, ScopePolicy};
+use super::config::AppConfig;
+use crate::access::AccessConfig;
+use crate::listener::ConnectionLimits;
+use crate::serve::{CachingPolicy, ConsistentReads, ScopePolicy, UserLimits};
 
-/// As JSON.
+/// Returns the configuration as JSON.
 pub(super) fn of(config: &AppConfig) -> Value {
     let AppConfig {
         upstream,
@@ -31,7 +32,7 @@ pub(super) fn of(config: &AppConfig) -> Value {
         "upstream": {
             "kubeconfig": upstream.kubeconfig.as_deref().map(name),
             "context": upstream.context,
-            "servers": upstream.servers.iter().map(|url| without_credentials(url)).collect::<Vec<_>>(),
+            "servers": servers(&upstream.servers),
         },
         "listen": listen.to_string(),
         "certificate": pair(certificate.as_ref()),
@@ -42,15 +43,7 @@ pub(super) fn of(config: &AppConfig) -> Value {
             "certificate": pair(admin.certificate.as_ref()),
             "tokenFile": admin.token_file.as_deref().map(name),
         },
-        "access": {
-            "tokenSeconds": seconds(access.authentication.token_ttl),
-            "audiences": access.authentication.audiences,
-            "anonymous": access.authentication.anonymous,
-            "validateServiceAccountTokensLocally": access.authentication.validate_locally,
-            "clientCa": access.client_ca.as_deref().map(name),
-            "frontProxyCa": access.front_proxy.as_ref().map(|proxy| name(&proxy.ca)),
-            "singleIdentity": access.single_identity,
-        },
+        "access": access_values(access),
         "audit": audit.as_ref().map(|audit| json!({
             "policyFile": audit.policy_file.as_deref().map(name),
             "log": audit.log.as_ref().map(|log| name(&log.path)),
@@ -62,23 +55,43 @@ pub(super) fn of(config: &AppConfig) -> Value {
         "scopes": scoped(policy),
         "holding": held(policy),
         "cacheAggregated": aggregated,
-        "limits": {
-            "connections": limits.connections,
-            "connectionsPerAddress": limits.connections_per_address,
-            "http2StreamsPerConnection": limits.streams,
-            "http2StreamBufferBytes": limits.stream_buffer,
-            "headerBytes": limits.header_bytes,
-            "urlBytes": limits.url_bytes,
-            "idleSeconds": seconds(limits.idle),
-            "handshakeSeconds": seconds(limits.start),
-            "headerSeconds": seconds(limits.head),
-            "writeStallSeconds": seconds(limits.stall),
-            "requestsInFlightPerUser": policy.users.in_flight,
-            "requestsPerSecondPerUser": policy.users.per_second,
-            "requestsBurstPerUser": policy.users.burst,
-        },
+        "limits": limit_values(limits, policy.users),
         "drainSeconds": seconds(*drain),
     })
+}
+
+fn access_values(access: &AccessConfig) -> Value {
+    json!({
+        "tokenSeconds": seconds(access.authentication.token_ttl),
+        "audiences": access.authentication.audiences,
+        "anonymous": access.authentication.anonymous,
+        "validateServiceAccountTokensLocally": access.authentication.validate_locally,
+        "clientCa": access.client_ca.as_deref().map(name),
+        "frontProxyCa": access.front_proxy.as_ref().map(|proxy| name(&proxy.ca)),
+        "singleIdentity": access.single_identity,
+    })
+}
+
+fn limit_values(limits: &ConnectionLimits, users: UserLimits) -> Value {
+    json!({
+        "connections": limits.connections,
+        "connectionsPerAddress": limits.connections_per_address,
+        "http2StreamsPerConnection": limits.streams,
+        "http2StreamBufferBytes": limits.stream_buffer,
+        "headerBytes": limits.header_bytes,
+        "urlBytes": limits.url_bytes,
+        "idleSeconds": seconds(limits.idle),
+        "handshakeSeconds": seconds(limits.start),
+        "headerSeconds": seconds(limits.head),
+        "writeStallSeconds": seconds(limits.stall),
+        "requestsInFlightPerUser": users.in_flight,
+        "requestsPerSecondPerUser": users.per_second,
+        "requestsBurstPerUser": users.burst,
+    })
+}
+
+fn servers(urls: &[String]) -> Vec<String> {
+    urls.iter().map(|url| without_credentials(url)).collect()
 }
 
 fn name(path: &Path) -> String {
@@ -96,7 +109,7 @@ fn seconds(duration: Duration) -> f64 {
     duration.as_secs_f64()
 }
 
-/// A URL may hold a password.
+/// Returns a URL without user, password and query.
 fn without_credentials(url: &str) -> String {
     match url.split_once("://") {
         Some((scheme, rest)) => {
@@ -119,26 +132,30 @@ fn without_credentials(url: &str) -> String {
     }
 }
 
-fn reads(policy: &CachingPolicy) -> Value {
-    let word = |choice: ConsistentReads| match choice {
+/// Returns the value of `consistentReads` in the configuration.
+fn as_configured(reads: ConsistentReads) -> &'static str {
+    match reads {
         ConsistentReads::ProvenFresh => "linearizable",
         ConsistentReads::Upstream => "forward",
         ConsistentReads::PossiblyStale => "stale",
-    };
+    }
+}
+
+fn reads(policy: &CachingPolicy) -> Value {
     let mut resources: Vec<_> = policy.consistent_reads_by_type.iter().collect();
     resources.sort_by_key(|(key, _)| *key);
     let resources = resources.into_iter().map(|((group, resource), choice)| {
-        json!({ "group": group, "resource": resource, "consistentReads": word(*choice) })
+        json!({ "group": group, "resource": resource, "consistentReads": as_configured(*choice) })
     });
-    json!({ "default": word(policy.consistent_reads), "resources": resources.collect::<Vec<_>>() })
+    json!({ "default": as_configured(policy.consistent_reads), "resources": resources.collect::<Vec<_>>() })
 }
 
 fn kept(policy: &CachingPolicy) -> Value {
     let mut named: Vec<_> = policy.mode_by_type.iter().collect();
     named.sort_by_key(|(key, _)| *key);
-    let named = named.into_iter().map(
-        |((group, resource), kept)| json!({ "group": group, "resource": resource, "cache": kept.as_str() }),
-    );
+    let named = named.into_iter().map(|((group, resource), mode)| {
+        json!({ "group": group, "resource": resource, "cache": mode.as_str() })
+    });
     json!({ "default": policy.mode.as_str(), "resources": named.collect::<Vec<_>>() })
 }
 
@@ -152,24 +169,25 @@ fn scoped(policy: &CachingPolicy) -> Value {
     named.collect()
 }
 
+fn scope_policy(policy: &ScopePolicy) -> Value {
+    json!({
+        "always": policy.always_open,
+        "selectorScopes": policy.selector_scopes,
+        "merge": policy.merge,
+        "maxUpstreamWatches": policy.max_scopes,
+        "idleSeconds": policy.idle.map(seconds),
+        "windowSeconds": policy.window_age.map(seconds),
+        "windowBytes": policy.window_bytes,
+    })
+}
+
 fn held(policy: &CachingPolicy) -> Value {
-    let shown = |holding: &ScopePolicy| {
-        json!({
-            "always": holding.always_open,
-            "selectorScopes": holding.selector_scopes,
-            "merge": holding.merge,
-            "maxUpstreamWatches": holding.max_scopes,
-            "idleSeconds": holding.idle.map(seconds),
-            "windowSeconds": holding.window_age.map(seconds),
-            "windowBytes": holding.window_bytes,
-        })
-    };
     let mut named: Vec<_> = policy.scope_policy_by_type.iter().collect();
     named.sort_by_key(|(key, _)| *key);
     let named = named.into_iter().map(|((group, resource), holding)| {
-        json!({ "group": group, "resource": resource, "holding": shown(holding) })
+        json!({ "group": group, "resource": resource, "holding": scope_policy(holding) })
     });
-    json!({ "default": shown(&policy.scope_policy), "resources": named.collect::<Vec<_>>() })
+    json!({ "default": scope_policy(&policy.scope_policy), "resources": named.collect::<Vec<_>>() })
 }
 
 #[cfg(test)]

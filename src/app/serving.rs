@@ -1,17 +1,16 @@
-//! The certificates that clients and operators see, loaded with the flags that named their files.
+//! The serving certificates. Errors about a file name the flag that named it.
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use super::config::AppConfig;
 use crate::listener::tls::{ServerTls, TlsError, TlsOptions};
 
-use super::AppConfig;
-
-/// Which flag named a file.
-pub(super) type Knobs = Vec<(PathBuf, &'static str)>;
+/// Files and the flags that name them.
+pub(super) type FileFlags = Vec<(PathBuf, &'static str)>;
 
 impl AppConfig {
-    /// The flags of the files that TLS with clients is made of.
-    pub(super) fn knobs(&self) -> Knobs {
+    /// Returns the files of the proxy's TLS, and their flags.
+    pub(super) fn file_flags(&self) -> FileFlags {
         let pair = self
             .certificate
             .iter()
@@ -20,7 +19,7 @@ impl AppConfig {
         all.map(|(file, flag)| (file.clone(), flag)).collect()
     }
 
-    /// The files of authorities of callers' certificates, and their flags.
+    /// Returns the files of authorities of client certificates, and their flags.
     pub(super) fn authorities(&self) -> impl Iterator<Item = (&PathBuf, &'static str)> {
         let clients = self
             .access
@@ -31,7 +30,8 @@ impl AppConfig {
         clients.chain(front_proxy.map(|proxy| (&proxy.ca, "--requestheader-client-ca-file")))
     }
 
-    /// What clients of an address see, who may show certificates of these authorities.
+    /// Loads the certificate for clients of an address. `client_cas` are the authorities of their
+    /// own certificates.
     pub(super) async fn serving(
         &self,
         listen: IpAddr,
@@ -48,10 +48,10 @@ impl AppConfig {
         };
         ServerTls::load(options)
             .await
-            .map_err(|error| named(error, &self.knobs()))
+            .map_err(|error| with_flag(error, &self.file_flags()))
     }
 
-    /// What operators see, if that is not plain HTTP.
+    /// Loads the certificate of the admin listener; `None` if that serves plain HTTP.
     pub(super) async fn admin_serving(&self) -> anyhow::Result<Option<ServerTls>> {
         let Some((cert, key)) = self.admin.certificate.clone() else {
             return Ok(None);
@@ -64,17 +64,17 @@ impl AppConfig {
             names: Vec::new(),
             listen: self.admin_listen.ip(),
         };
-        let knobs = vec![(cert, "--admin-tls-cert"), (key, "--admin-tls-key")];
+        let flags = vec![(cert, "--admin-tls-cert"), (key, "--admin-tls-key")];
         ServerTls::load(options)
             .await
             .map(Some)
-            .map_err(|error| named(error, &knobs))
+            .map_err(|error| with_flag(error, &flags))
     }
 }
 
-/// With the flag that named the file.
-pub(super) fn named(error: TlsError, knobs: &Knobs) -> anyhow::Error {
-    let flag = knobs
+/// Adds the flag that named the file to an error.
+pub(super) fn with_flag(error: TlsError, flags: &FileFlags) -> anyhow::Error {
+    let flag = flags
         .iter()
         .find(|(file, _)| error.path() == Some(file))
         .map(|(_, flag)| *flag);

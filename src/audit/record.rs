@@ -35,7 +35,7 @@ pub struct AuditRecord {
     log: Arc<AuditLog>,
     facts: SharedFacts,
     /// `None` once the request has been logged.
-    request: Option<Box<RecordedRequest>>,
+    request: Option<Box<LoggedRequest>>,
     /// Upstream answers the request, and logs it.
     is_forwarded: bool,
 }
@@ -49,7 +49,7 @@ impl AuditRecord {
     ) -> Self {
         let facts = SharedFacts::default();
         request.extensions_mut().insert(facts.clone());
-        let recorded = RecordedRequest {
+        let recorded = LoggedRequest {
             received: Timestamp::now(),
             id: id.clone(),
             method: request.method().clone(),
@@ -93,7 +93,7 @@ impl AuditRecord {
     }
 
     /// Logs all stages but the end. The returned value logs that.
-    fn log(&self, request: RecordedRequest, answer: LoggedAnswer) -> Option<CompletionEvent> {
+    fn log(&self, request: LoggedRequest, answer: LoggedAnswer) -> Option<CompletionEvent> {
         let info = RequestInfo::parse(&request.method, request.uri.path(), request.uri.query());
         let verb = verb(&info, &request.method);
         let (user, decision) = {
@@ -208,7 +208,7 @@ struct CallerFacts {
 }
 
 /// The request itself.
-struct RecordedRequest {
+struct LoggedRequest {
     received: Timestamp,
     id: HeaderValue,
     method: Method,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use watershed::app::{self, AppConfig, Running};
+use watershed::app::{self, AppConfig, RunningProxy};
 use watershed::serve::CacheMode;
 use watershed::telemetry;
 use watershed_connect::ConnectOptions;
@@ -23,7 +23,7 @@ pub(crate) struct Rig {
     /// The API server itself, to compare with.
     pub(crate) direct: Endpoint,
     pub(crate) admin: SocketAddr,
-    running: Running,
+    running: RunningProxy,
     folder: TempDir,
 }
 
@@ -129,14 +129,14 @@ impl Rig {
 
 /// The proxy as `watershed serve` runs it, on free ports, with everything it writes in a temporary
 /// folder.
-pub(crate) async fn start_proxy(kubeconfig: &str) -> anyhow::Result<(Running, TempDir)> {
+pub(crate) async fn start_proxy(kubeconfig: &str) -> anyhow::Result<(RunningProxy, TempDir)> {
     start_configured(kubeconfig, |_| {}).await
 }
 
 pub(crate) async fn start_configured(
     kubeconfig: &str,
     configure: impl FnOnce(&mut AppConfig),
-) -> anyhow::Result<(Running, TempDir)> {
+) -> anyhow::Result<(RunningProxy, TempDir)> {
     watershed_connect::install_crypto();
     // The proxy's log, for whoever looks for the cause of a failure.
     if let Ok(filter) = std::env::var("WATERSHED_LOG_LEVEL") {

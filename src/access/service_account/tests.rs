@@ -205,6 +205,6 @@ async fn a_token_ends_with_the_objects_it_is_bound_to() {
             &bound(json!({"secret": {"name": "s", "uid": "1"}}))
         )
         .await,
-        "nobody knows"
+        "the proxy does not cache secrets"
     );
 }

@@ -1,17 +1,17 @@
-//! Certificates, tokens, and what the audit log is made of.
+//! Certificates, tokens, and the audit log.
 use std::io;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use rustls::pki_types::CertificateDer;
+use watershed_connect::Validity;
 
-use super::Findings;
+use super::finding::Findings;
 use crate::admin::TokenFile;
-use crate::app::serving::named;
-use crate::app::{AppConfig, Listen};
+use crate::app::config::{AppConfig, Listen};
+use crate::app::serving::with_flag;
 use crate::listener::tls::{self, TlsError};
 use crate::{access, audit};
-use watershed_connect::Validity;
 
 const SERVING: &str = "certificate";
 const CALLERS: &str = "callers";
@@ -24,7 +24,7 @@ pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) {
         match access::authorities(file.clone()).await {
             Ok(certificates) => {
                 for certificate in certificates {
-                    told(
+                    examine_validity(
                         &certificate,
                         &format!("an authority in {} ({flag})", file.display()),
                         CALLERS,
@@ -32,14 +32,14 @@ pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) {
                     );
                 }
             }
-            Err(error) => findings.failed(CALLERS, named(error, &config.knobs())),
+            Err(error) => findings.failed(CALLERS, with_flag(error, &config.file_flags())),
         }
     }
     match config.admin_serving().await {
         Ok(None) => {}
         Ok(Some(_)) => {
             if let Some((cert, _)) = &config.admin.certificate {
-                served(cert, "--admin-tls-cert", ADMIN, findings);
+                examine_file(cert, "--admin-tls-cert", ADMIN, findings);
             }
         }
         Err(error) => findings.failed(ADMIN, error),
@@ -71,9 +71,9 @@ async fn serving(config: &AppConfig, findings: &mut Findings) {
         return;
     };
     if let Some((cert, _)) = &config.certificate {
-        // Authorities are told of by themselves.
+        // Authorities have findings of their own.
         match config.serving(address.ip(), Vec::new()).await {
-            Ok(_) => served(cert, "--tls-cert", SERVING, findings),
+            Ok(_) => examine_file(cert, "--tls-cert", SERVING, findings),
             Err(error) => findings.failed(SERVING, error),
         }
         return;
@@ -82,24 +82,34 @@ async fn serving(config: &AppConfig, findings: &mut Findings) {
     let made = dir.join("tls.crt");
     match can_keep(dir) {
         Ok(()) if made.exists() => {
-            let what = format!("self-signed, renewed here, kept in {} (--cert-dir)", dir.display());
-            findings.ok(SERVING, what);
+            findings.ok(
+                SERVING,
+                format!(
+                    "self-signed, renewed here, kept in {} (--cert-dir)",
+                    dir.display()
+                ),
+            );
         }
         Ok(()) => findings.ok(
             SERVING,
-            format!("a self-signed one will be made in {} (--cert-dir; or give --tls-cert)", dir.display()),
+            format!(
+                "a self-signed one will be made in {} (--cert-dir; or give --tls-cert)",
+                dir.display()
+            ),
         ),
         Err(error) => findings.error(
             SERVING,
             format!(
-                "cannot keep a self-signed certificate in {}: {error} (--cert-dir, or give --tls-cert)",
+                "cannot keep a self-signed certificate in {}: {error} \
+                 (--cert-dir, or give --tls-cert)",
                 dir.display()
             ),
         ),
     }
 }
 
-/// A folder takes files, or can be made. The file that shows it has no name and is gone at once.
+/// Checks that a folder accepts files or can be created. The test file has no name and disappears
+/// at once.
 fn can_keep(dir: &Path) -> io::Result<()> {
     let there = dir
         .ancestors()
@@ -110,8 +120,8 @@ fn can_keep(dir: &Path) -> io::Result<()> {
     tempfile::tempfile_in(there).map(drop)
 }
 
-/// What clients will see of a file that could be loaded.
-fn served(file: &PathBuf, flag: &str, subject: &'static str, findings: &mut Findings) {
+/// Adds the certificate of a file that has been loaded.
+fn examine_file(file: &PathBuf, flag: &str, subject: &'static str, findings: &mut Findings) {
     let read = std::fs::read(file).map_err(|source| TlsError::Read {
         path: file.clone(),
         source,
@@ -125,7 +135,7 @@ fn served(file: &PathBuf, flag: &str, subject: &'static str, findings: &mut Find
                 } else {
                     names.join(", ")
                 };
-                told(
+                examine_validity(
                     certificate,
                     &format!("{} ({flag}), for {names}", file.display()),
                     subject,
@@ -137,7 +147,7 @@ fn served(file: &PathBuf, flag: &str, subject: &'static str, findings: &mut Find
     }
 }
 
-fn told(
+fn examine_validity(
     certificate: &CertificateDer<'_>,
     what: &str,
     subject: &'static str,

@@ -1,11 +1,11 @@
-//! Where clients and operators are to connect.
+//! The addresses and sockets to listen on.
 use std::io;
 use std::net::SocketAddr;
 
 use tokio::net::TcpListener;
 
-use super::Findings;
-use crate::app::{AppConfig, Listen};
+use super::finding::Findings;
+use crate::app::config::{AppConfig, Listen};
 use crate::listener::socket;
 
 const SUBJECT: &str = "listen";
@@ -19,8 +19,8 @@ pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) {
                 format!("clients can connect to {}", path.display()),
             ),
             Err(error) => {
-                let told = format!("cannot listen on {} (--listen): {error}", path.display());
-                refused(&error, told, findings);
+                let message = format!("cannot listen on {} (--listen): {error}", path.display());
+                refused(&error, &message, findings);
             }
         },
     }
@@ -32,20 +32,21 @@ async fn can_listen(address: SocketAddr, flag: &str, findings: &mut Findings) {
         Ok(_) => findings.ok(SUBJECT, format!("{address} is free ({flag})")),
         Err(error) => refused(
             &error,
-            format!("cannot listen on {address} ({flag}): {error}"),
+            &format!("cannot listen on {address} ({flag}): {error}"),
             findings,
         ),
     }
 }
 
-/// What is taken is perhaps taken by the very proxy that is asked about.
-fn refused(error: &io::Error, told: String, findings: &mut Findings) {
+/// Adds the error of a listener. An address in use is a warning only: a proxy with this very
+/// configuration may be running.
+fn refused(error: &io::Error, message: &str, findings: &mut Findings) {
     if error.kind() == io::ErrorKind::AddrInUse {
         findings.warning(
             SUBJECT,
-            format!("{told}: by another program, or by a proxy that runs already?"),
+            format!("{message}: by another program, or by a proxy that runs already?"),
         );
     } else {
-        findings.error(SUBJECT, told);
+        findings.error(SUBJECT, message);
     }
 }

@@ -1,26 +1,27 @@
-//! What the proxy may at upstream, beside what it would need.
+//! The proxy's rights at upstream, compared with those that it needs.
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use watershed_protocol::{FieldOperator, GroupVersionResource, ResourceRequest, Selection, Verb};
 
-use super::Findings;
+use super::finding::Findings;
 use crate::access::{AccessAttributes, OwnRights, ReviewError, ReviewSelectors};
-use crate::app::{AppConfig, undiscovered};
+use crate::app::config::AppConfig;
+use crate::app::discovery;
 use crate::catalog::{Catalog, CatalogFollower};
 use crate::scope::Scopes;
 use crate::upstream::UpstreamClient;
-use watershed_protocol::{FieldOperator, GroupVersionResource, ResourceRequest, Selection, Verb};
 
-/// How long the list of custom types may take.
+/// Time limit for the list of custom types.
 const CUSTOM_TYPES: Duration = Duration::from_secs(10);
 const SUBJECT: &str = "rights";
 const TYPES: &str = "types";
-/// Questions at a time.
-const AT_A_TIME: usize = 16;
-/// Types that are named in a line; the others are counted.
+/// Limit of concurrent reviews.
+const CONCURRENT_REVIEWS: usize = 16;
+/// Number of types that a line names. The others are counted.
 const NAMED: usize = 8;
 
-/// What the proxy reads for itself, and what it does without.
+/// The types that the proxy reads for itself, and the effect of not being allowed to.
 const FOR_ITSELF: &[(&str, &str, &str, &str)] = &[
     (
         "apiextensions.k8s.io",
@@ -52,9 +53,15 @@ pub(super) async fn examine(config: &AppConfig, client: &UpstreamClient, finding
         Ok(()) => {}
         Err(ReviewError::Refused(status)) => findings.warning(
             SUBJECT,
-            format!("upstream does not say what the proxy may: it answered {status} to a SelfSubjectAccessReview; bind the ClusterRole system:basic-user"),
+            format!(
+                "upstream does not say what the proxy may: it answered {status} to a \
+                 SelfSubjectAccessReview; bind the ClusterRole system:basic-user"
+            ),
         ),
-        Err(error) => findings.failed(SUBJECT, anyhow::Error::new(error).context("it cannot be asked what the proxy may")),
+        Err(error) => findings.failed(
+            SUBJECT,
+            anyhow::Error::new(error).context("it cannot be asked what the proxy may"),
+        ),
     }
 }
 
@@ -64,11 +71,11 @@ async fn ask(
     rights: &OwnRights,
     findings: &mut Findings,
 ) -> Result<(), ReviewError> {
-    about_callers(config, rights, findings).await?;
-    for_itself(rights, findings).await?;
+    examine_callers(config, rights, findings).await?;
+    examine_own_reads(rights, findings).await?;
     let scopes = Scopes::new(client.clone(), config.scopes);
     let started = CatalogFollower::start(client.clone(), scopes, config.aggregated.clone()).await;
-    match started.map_err(|error| undiscovered(error, client.upstream())) {
+    match started.map_err(|error| discovery::explain(error, client.upstream())) {
         Ok((follower, catalog)) => {
             let following = tokio::spawn(follower.run());
             let settled = async {
@@ -90,16 +97,16 @@ async fn ask(
                     catalog.len()
                 ),
             );
-            unknown(config, &catalog, findings);
-            to_hold(config, &catalog, rights, findings).await?;
+            examine_named_types(config, &catalog, findings);
+            examine_cached_types(config, &catalog, rights, findings).await?;
         }
         Err(error) => findings.failed(TYPES, error),
     }
     Ok(())
 }
 
-/// Who is calling, and may they?
-async fn about_callers(
+/// Examines the rights for authentication and authorization of callers.
+async fn examine_callers(
     config: &AppConfig,
     rights: &OwnRights,
     findings: &mut Findings,
@@ -118,7 +125,7 @@ async fn about_callers(
     ];
     let mut missing = false;
     for (group, resource, effect) in reviews {
-        // Where everybody is the proxy itself, nobody is reviewed.
+        // If all callers share the proxy's identity, no token is reviewed.
         if config.access.single_identity && resource == "tokenreviews" {
             continue;
         }
@@ -130,7 +137,8 @@ async fn about_callers(
             findings.error(
                 SUBJECT,
                 format!(
-                    "may not create {resource}.{group}: {effect}; bind the ClusterRole system:auth-delegator"
+                    "may not create {resource}.{group}: {effect}; bind the ClusterRole \
+                     system:auth-delegator"
                 ),
             );
         }
@@ -141,44 +149,56 @@ async fn about_callers(
     if config.access.authentication.validate_locally && !rights.may_get("/openid/v1/jwks").await? {
         findings.warning(
             SUBJECT,
-            "may not get /openid/v1/jwks: every token is reviewed; bind the ClusterRole system:service-account-issuer-discovery, or leave out --validate-service-account-tokens-locally",
+            "may not get /openid/v1/jwks: every token is reviewed; bind the ClusterRole \
+             system:service-account-issuer-discovery, or leave out \
+             --validate-service-account-tokens-locally",
         );
     }
     if config.authorities().next().is_some() {
-        let mut may_not = Vec::new();
-        // Source: `apiserver/pkg/endpoints/filters/impersonation` (what a request's headers are
-        // checked for).
-        for (group, resource) in [
-            ("", "users"),
-            ("", "groups"),
-            ("authentication.k8s.io", "uids"),
-        ] {
-            if !rights
-                .may_do(
-                    "impersonate",
-                    GroupVersionResource::new(group, "v1", resource),
-                )
-                .await?
-            {
-                may_not.push(resource);
-            }
-        }
-        if may_not.is_empty() {
-            findings.ok(SUBJECT, "may act as callers with certificates");
-        } else {
-            findings.warning(
-                SUBJECT,
-                format!(
-                    "may not impersonate all {}: callers with certificates (--client-ca-file, --requestheader-client-ca-file) are refused by upstream, unless they are granted by name",
-                    may_not.join(", ")
-                ),
-            );
-        }
+        examine_impersonation(rights, findings).await?;
     }
     Ok(())
 }
 
-async fn for_itself(rights: &OwnRights, findings: &mut Findings) -> Result<(), ReviewError> {
+/// Examines the right to act as callers with certificates.
+async fn examine_impersonation(
+    rights: &OwnRights,
+    findings: &mut Findings,
+) -> Result<(), ReviewError> {
+    let mut may_not = Vec::new();
+    // Source: `apiserver/pkg/endpoints/filters/impersonation` (the checks of a request's headers).
+    for (group, resource) in [
+        ("", "users"),
+        ("", "groups"),
+        ("authentication.k8s.io", "uids"),
+    ] {
+        if !rights
+            .may_do(
+                "impersonate",
+                GroupVersionResource::new(group, "v1", resource),
+            )
+            .await?
+        {
+            may_not.push(resource);
+        }
+    }
+    if may_not.is_empty() {
+        findings.ok(SUBJECT, "may act as callers with certificates");
+    } else {
+        findings.warning(
+            SUBJECT,
+            format!(
+                "may not impersonate all {}: callers with certificates (--client-ca-file, \
+                     --requestheader-client-ca-file) are refused by upstream, unless they are \
+                     granted by name",
+                may_not.join(", ")
+            ),
+        );
+    }
+    Ok(())
+}
+
+async fn examine_own_reads(rights: &OwnRights, findings: &mut Findings) -> Result<(), ReviewError> {
     for (group, version, resource, effect) in FOR_ITSELF {
         let gvr = GroupVersionResource::new(group, version, resource);
         let mut lacks = Vec::new();
@@ -200,8 +220,8 @@ async fn for_itself(rights: &OwnRights, findings: &mut Findings) -> Result<(), R
     Ok(())
 }
 
-/// Types that the configuration names and upstream does not have.
-fn unknown(config: &AppConfig, catalog: &Catalog, findings: &mut Findings) {
+/// Examines the types that the configuration names. Upstream may not have them.
+fn examine_named_types(config: &AppConfig, catalog: &Catalog, findings: &mut Findings) {
     let policy = &config.policy;
     let mut named: Vec<_> = policy
         .consistent_reads_by_type
@@ -231,23 +251,21 @@ fn unknown(config: &AppConfig, catalog: &Catalog, findings: &mut Findings) {
     }
 }
 
-/// Whether what may be held can be listed and watched.
-async fn to_hold(
+/// Examines the right to list and watch the types that may be cached.
+async fn examine_cached_types(
     config: &AppConfig,
     catalog: &Catalog,
     rights: &OwnRights,
     findings: &mut Findings,
 ) -> Result<(), ReviewError> {
     let everything = GroupVersionResource::new("*", "*", "*");
-    let mut all = true;
-    for verb in ["list", "watch"] {
-        all = all && rights.may_do(verb, everything.clone()).await?;
-    }
-    if all {
+    if rights.may_do("list", everything.clone()).await?
+        && rights.may_do("watch", everything).await?
+    {
         findings.ok(SUBJECT, "may list and watch everything");
         return Ok(());
     }
-    let wanted = wanted(config, catalog);
+    let wanted = cacheable(config, catalog);
     let count = wanted.len();
     let asked = stream::iter(wanted).map(async |(name, selection, gvr)| {
         for verb in [Verb::List, Verb::Watch] {
@@ -257,7 +275,7 @@ async fn to_hold(
         }
         Ok(None)
     });
-    let answers: Vec<Option<String>> = asked.buffered(AT_A_TIME).try_collect().await?;
+    let answers: Vec<Option<String>> = asked.buffered(CONCURRENT_REVIEWS).try_collect().await?;
     let missing: Vec<String> = answers.into_iter().flatten().collect();
     if missing.is_empty() {
         findings.ok(
@@ -265,7 +283,11 @@ async fn to_hold(
             format!("may list and watch what may be held ({count} types and parts of them)"),
         );
     } else if missing.len() == count {
-        findings.error(SUBJECT, "may list and watch nothing that may be held: all reads are forwarded; grant list and watch in the proxy's ClusterRole");
+        findings.error(
+            SUBJECT,
+            "may list and watch nothing that may be held: all reads are forwarded; grant list and \
+             watch in the proxy's ClusterRole",
+        );
     } else {
         let named = missing
             .iter()
@@ -273,16 +295,16 @@ async fn to_hold(
             .map(String::as_str)
             .collect::<Vec<_>>()
             .join(", ");
-        let more = missing.len().saturating_sub(NAMED);
-        let more = if more > 0 {
-            format!(" and {more} more")
-        } else {
-            String::new()
+        let more = match missing.len().saturating_sub(NAMED) {
+            0 => String::new(),
+            unnamed => format!(" and {unnamed} more"),
         };
         findings.warning(
             SUBJECT,
             format!(
-                "may not list and watch {} of {count} that may be held, so that their reads are forwarded: {named}{more}; grant it in the proxy's ClusterRole, or say cache: false in --config",
+                "may not list and watch {} of {count} that may be held, so that their reads are \
+                 forwarded: {named}{more}; grant it in the proxy's ClusterRole, or say cache: \
+                 false in --config",
                 missing.len()
             ),
         );
@@ -290,9 +312,12 @@ async fn to_hold(
     Ok(())
 }
 
-/// What one list and watch may be opened for, and how it is called. A right is for all versions of
-/// a type.
-fn wanted(config: &AppConfig, catalog: &Catalog) -> Vec<(String, Selection, GroupVersionResource)> {
+/// Returns the selections that may be cached, with their names and types. Rights are the same for
+/// all versions of a type.
+fn cacheable(
+    config: &AppConfig,
+    catalog: &Catalog,
+) -> Vec<(String, Selection, GroupVersionResource)> {
     let policy = &config.policy;
     let mut types = catalog.all();
     types.sort_by(|one, other| {
@@ -325,7 +350,8 @@ fn wanted(config: &AppConfig, catalog: &Catalog) -> Vec<(String, Selection, Grou
 }
 
 fn attributes(verb: Verb, gvr: &GroupVersionResource, selection: &Selection) -> AccessAttributes {
-    // As upstream reads a list's request. Source: `apiserver/pkg/endpoints/request/requestinfo.go`.
+    // Upstream takes a list with this selector for one of the named object.
+    // Source: `apiserver/pkg/endpoints/request/requestinfo.go`.
     let name = selection.fields.requirements().iter().find(|requirement| {
         requirement.field == "metadata.name" && requirement.operator == FieldOperator::Equals
     });

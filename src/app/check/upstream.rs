@@ -1,24 +1,24 @@
-//! The API server: whether it is there, of which version, and whether it knows the proxy.
+//! The API server: its addresses, its version, and the proxy's identity there.
 use std::time::Duration;
 
 use http::{Request, StatusCode, header};
 use jiff::Timestamp;
 use serde::Deserialize;
+use watershed_connect::{ConnectOptions, CredentialsError};
 
-use super::Findings;
+use super::finding::Findings;
 use crate::access::{OwnRights, ReviewError};
-use crate::app::AppConfig;
+use crate::app::config::AppConfig;
 use crate::body;
 use crate::upstream::{AnswerError, ConnectionClass, SendOptions, Upstream, UpstreamClient};
-use watershed_connect::{ConnectOptions, CredentialsError};
 
 const CREDENTIALS: &str = "credentials";
 const SERVER: &str = "upstream";
-/// A healthy API server needs milliseconds.
+/// Time limit of an answer. A healthy API server needs milliseconds.
 const ANSWER: Duration = Duration::from_secs(10);
 const MAX_BYTES: usize = 1 << 20;
 
-/// A client, if upstream answers and knows whose it is.
+/// Returns a client if upstream answers and knows the proxy.
 pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) -> Option<UpstreamClient> {
     let upstream = match Upstream::load(&config.upstream).await {
         Ok(upstream) => upstream,
@@ -31,6 +31,18 @@ pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) -> Opti
             return None;
         }
     };
+    examine_certificate(&upstream, findings);
+    let reached = reach(&upstream, &config.upstream, findings).await;
+    let client = UpstreamClient::new(&upstream);
+    if !reached {
+        return None;
+    }
+    knows_proxy(&upstream, &client, findings)
+        .await
+        .then_some(client)
+}
+
+fn examine_certificate(upstream: &Upstream, findings: &mut Findings) {
     let now = Timestamp::now();
     if let Some(valid) = upstream.certificate() {
         let message = format!(
@@ -46,47 +58,52 @@ pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) -> Opti
             findings.ok(CREDENTIALS, message);
         }
     }
-    let reached = reach(&upstream, &config.upstream, findings).await;
-    let client = UpstreamClient::new(&upstream);
-    if !reached {
-        return None;
-    }
+}
+
+/// Asks upstream for the proxy's identity. Returns whether its credentials are accepted.
+async fn knows_proxy(
+    upstream: &Upstream,
+    client: &UpstreamClient,
+    findings: &mut Findings,
+) -> bool {
+    let source = upstream.source();
     match OwnRights::new(client.clone()).identity().await {
         Ok(identity) => {
+            let user = identity.user;
             findings.ok(
                 CREDENTIALS,
-                format!(
-                    "{}: upstream knows the proxy as {}",
-                    upstream.source(),
-                    identity.user
-                ),
+                format!("{source}: upstream knows the proxy as {user}"),
             );
+            true
         }
         Err(error) if error.is_unknown() => {
-            let from = upstream.source();
             findings.error(
                 CREDENTIALS,
-                format!("upstream answered 401 Unauthorized: it does not know the credentials of {from}, or they have expired (--kubeconfig)"),
+                format!(
+                    "upstream answered 401 Unauthorized: it does not know the credentials of \
+                     {source}, or they have expired (--kubeconfig)"
+                ),
             );
-            return None;
+            false
         }
         Err(ReviewError::Refused(status)) => {
             findings.warning(
                 CREDENTIALS,
                 format!(
-                    "upstream does not say who the proxy is: it answered {status} to a SelfSubjectReview"
+                    "upstream does not say who the proxy is: it answered {status} to a \
+                     SelfSubjectReview"
                 ),
             );
+            true
         }
         Err(error) => {
             findings.failed(CREDENTIALS, error);
-            return None;
+            false
         }
     }
-    Some(client)
 }
 
-/// Asks each address for its version; whether one answered.
+/// Asks each address for its version. Returns whether one answered.
 async fn reach(upstream: &Upstream, options: &ConnectOptions, findings: &mut Findings) -> bool {
     let addresses = upstream.addresses();
     let mut reached = false;
@@ -111,7 +128,7 @@ async fn reach(upstream: &Upstream, options: &ConnectOptions, findings: &mut Fin
                 findings.ok(SERVER, format!("{address} answers: {version}"));
                 reached = true;
             }
-            // That it is there is what is asked here.
+            // Any answer shows that the address is reachable.
             Err(AnswerError::Status(status)) => {
                 reached = true;
                 if status != StatusCode::UNAUTHORIZED {
@@ -136,7 +153,7 @@ async fn reach(upstream: &Upstream, options: &ConnectOptions, findings: &mut Fin
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Version {
+struct VersionAnswer {
     git_version: String,
 }
 
@@ -159,6 +176,7 @@ async fn version(client: &UpstreamClient) -> Result<String, AnswerError> {
     };
     let late = |_| AnswerError::Unusable(format!("none within {} s", ANSWER.as_secs()));
     let answer = tokio::time::timeout(ANSWER, asked).await.map_err(late)??;
-    let version: Version = serde_json::from_slice(&answer).map_err(|error| useless(&error))?;
+    let version: VersionAnswer =
+        serde_json::from_slice(&answer).map_err(|error| useless(&error))?;
     Ok(version.git_version)
 }

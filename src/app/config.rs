@@ -1,0 +1,104 @@
+//! Configuration of the program.
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use watershed_connect::ConnectOptions;
+
+use crate::access::AccessConfig;
+use crate::audit::AuditConfig;
+use crate::scope::ScopeConfig;
+use crate::serve::CachingPolicy;
+use crate::{admin, listener};
+
+/// Configuration of `watershed serve`.
+#[derive(Clone, Debug)]
+pub struct AppConfig {
+    /// The API server, and the proxy's own identity there.
+    pub upstream: ConnectOptions,
+    /// The address or socket for clients.
+    pub listen: Listen,
+    /// The serving certificate and its key (PEM files). Without them a self-signed pair is created.
+    pub certificate: Option<(PathBuf, PathBuf)>,
+    /// Folder of the self-signed pair and its CA.
+    pub cert_dir: PathBuf,
+    /// Further names and addresses in the self-signed certificate.
+    pub names: Vec<String>,
+    /// The address of metrics and health.
+    pub admin_listen: SocketAddr,
+    /// Protection of the admin listener.
+    pub admin: admin::Protection,
+    /// Authentication and authorization of callers.
+    pub access: AccessConfig,
+    /// Windows and snapshots of scopes.
+    pub scopes: ScopeConfig,
+    /// Caching of types and treatment of requests.
+    pub policy: CachingPolicy,
+    /// Aggregated API groups whose types are cached, too. Their servers must give every user the
+    /// same answer.
+    pub aggregated: Vec<String>,
+    /// The audit log of requests that this process answers, if there is one.
+    pub audit: Option<AuditConfig>,
+    /// Limits of connections.
+    pub limits: listener::ConnectionLimits,
+    /// Time for open requests and watches to end at shutdown.
+    pub drain: Duration,
+}
+
+impl AppConfig {
+    /// Returns the defaults for these addresses.
+    pub fn new(
+        upstream: ConnectOptions,
+        listen: impl Into<Listen>,
+        admin_listen: SocketAddr,
+        cert_dir: PathBuf,
+    ) -> Self {
+        Self {
+            upstream,
+            listen: listen.into(),
+            certificate: None,
+            cert_dir,
+            names: Vec::new(),
+            admin_listen,
+            admin: admin::Protection::default(),
+            access: AccessConfig::default(),
+            scopes: ScopeConfig::default(),
+            policy: CachingPolicy::default(),
+            aggregated: Vec::new(),
+            audit: None,
+            limits: listener::ConnectionLimits::default(),
+            // kube-apiserver and most balancers give up on a server within a minute.
+            drain: Duration::from_secs(20),
+        }
+    }
+}
+
+/// The address or socket for clients.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// TLS on an address.
+    Tls(SocketAddr),
+    /// Plain HTTP on a Unix socket.
+    Socket {
+        /// The socket's file.
+        path: PathBuf,
+        /// The file's mode. A user who may write to it may connect.
+        mode: u32,
+    },
+}
+
+impl From<SocketAddr> for Listen {
+    fn from(address: SocketAddr) -> Self {
+        Self::Tls(address)
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tls(address) => address.fmt(f),
+            Self::Socket { path, mode } => write!(f, "unix:{} (mode {mode:04o})", path.display()),
+        }
+    }
+}
