@@ -12,7 +12,7 @@ use watershed_connect::ConnectOptions;
 use watershed_lab::sim::SimulatedServer;
 
 use crate::children::{Child, announce};
-use crate::client::Reach;
+use crate::client::Endpoint;
 
 /// What is asked on the counter's socket: the counts, or to make [`PLANTED`] allocations before.
 const COUNT: u8 = b'c';
@@ -31,7 +31,7 @@ pub(crate) struct Counts {
 
 /// The process, seen from outside.
 pub(crate) struct Counted {
-    pub(crate) reach: Reach,
+    pub(crate) endpoint: Endpoint,
     counter: SocketAddr,
     _child: Child,
 }
@@ -130,9 +130,9 @@ impl Counted {
             words.next().context("no counter")?,
         );
         let ca = std::fs::read(folder.join("certs").join("ca.crt"))?;
-        let reach = Reach::new(address, &ca, upstream.admin_token())?;
+        let endpoint = Endpoint::new(address, &ca, upstream.admin_token())?;
         Ok(Self {
-            reach,
+            endpoint,
             counter: counter.parse()?,
             _child: child,
         })

@@ -60,7 +60,7 @@ pub(crate) async fn all(
     upstream: &SimulatedServer,
     proxy: &Counted,
 ) -> anyhow::Result<Rows> {
-    let mut connection = proxy.reach.connect(false).await?;
+    let connection = proxy.endpoint.connect(false).await?;
     let list = connection.fetch(ALL).await?;
     // Or writes would change nothing.
     ensure!(
@@ -131,7 +131,7 @@ pub(crate) async fn all(
         ),
     ] {
         eprintln!("{name} …");
-        let mut connection = proxy.reach.connect(false).await?.asking(form);
+        let connection = proxy.endpoint.connect(false).await?.asking(form);
         for _ in 0..WARM_UP.min(count) {
             connection.swallow(path).await?;
         }
@@ -215,7 +215,7 @@ impl Watching {
         let groups = (0..count).step_by(STREAMS).map(|first| {
             let (seen, path) = (Arc::clone(&seen), path.clone());
             async move {
-                let mut connection = proxy.reach.connect(false).await?;
+                let connection = proxy.endpoint.connect(false).await?;
                 let mut tasks = Vec::new();
                 for _ in first..count.min(first + STREAMS) {
                     let body = connection.get(&path).await?.into_body();

@@ -13,10 +13,10 @@ use tokio::time::sleep;
 use tokio_rustls::client::TlsStream;
 
 use crate::Args;
-use crate::client::Reach;
-use crate::process::resident;
+use crate::client::Endpoint;
 use crate::servers::{ALL_PODS, Server, Servers};
 use crate::table::Table;
+use watershed_lab::process::resident_memory;
 
 const IDLE: usize = 5_000;
 const UNREAD: usize = 500;
@@ -54,7 +54,7 @@ enum Holding {
 /// Does what abusers do, and measures what others notice of it.
 pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> anyhow::Result<()> {
     let proxy = &servers.measured[0];
-    let bearer = proxy.reach.bearer();
+    let bearer = proxy.endpoint.bearer();
     let watch =
         format!("GET {ALL_PODS}&watch=1 HTTP/1.1\r\nHost: h\r\nAuthorization: {bearer}\r\n\r\n");
     let version = "GET /version HTTP/1.1\r\nHost: h\r\n\r\n";
@@ -119,15 +119,18 @@ async fn scene(
     abuse: impl AsyncFnOnce(Arc<Progress>),
 ) -> anyhow::Result<()> {
     eprintln!("abuse: {name} …");
-    let before = resident(proxy.pid)?;
+    let before = resident_memory(proxy.pid)?;
     let progress = Arc::new(Progress::default());
     let measured = async {
         let begun = Instant::now();
         while progress.done.load(Ordering::Acquire) < count as u64 && begun.elapsed() < PATIENCE {
             sleep(Duration::from_millis(50)).await;
         }
-        let waits = polite(&proxy.reach, args.length()).await;
-        let (memory, done) = (resident(proxy.pid), progress.done.load(Ordering::Acquire));
+        let waits = polite(&proxy.endpoint, args.length()).await;
+        let (memory, done) = (
+            resident_memory(proxy.pid),
+            progress.done.load(Ordering::Acquire),
+        );
         progress.over.store(true, Ordering::Release);
         anyhow::Ok((waits?, memory?, done))
     };
@@ -169,12 +172,12 @@ async fn scene(
 }
 
 /// How long each request of two well-behaved clients takes.
-async fn polite(reach: &Reach, length: Duration) -> anyhow::Result<Vec<Duration>> {
+async fn polite(endpoint: &Endpoint, length: Duration) -> anyhow::Result<Vec<Duration>> {
     // At version 0 the limit would not count.
     let path = "/api/v1/pods?resourceVersion=1&resourceVersionMatch=NotOlderThan&limit=5";
     let mut clients = Vec::new();
     for _ in 0..2 {
-        let mut connection = reach.connect(false).await?;
+        let connection = endpoint.connect(false).await?;
         clients.push(async move {
             let (begun, mut waits) = (Instant::now(), Vec::new());
             while begun.elapsed() < length {
@@ -202,12 +205,12 @@ async fn hold(proxy: &Server, progress: Arc<Progress>, count: usize, how: Holdin
     let turns = Arc::new(Semaphore::new(AT_A_TIME));
     let mut holding = JoinSet::new();
     for _ in 0..count {
-        let (reach, progress) = (proxy.reach.clone(), Arc::clone(&progress));
+        let (endpoint, progress) = (proxy.endpoint.clone(), Arc::clone(&progress));
         let (said, turns) = (Arc::clone(&said), Arc::clone(&turns));
         holding.spawn(async move {
             while !progress.over.load(Ordering::Acquire) {
                 let turn = turns.acquire().await;
-                let Ok(mut stream) = reach.tls(true).await else {
+                let Ok(mut stream) = endpoint.tls(true).await else {
                     continue;
                 };
                 let said = stream
@@ -256,10 +259,10 @@ async fn stays(stream: &mut TlsStream<TcpStream>, how: Holding) -> bool {
 async fn rapid_reset(proxy: &Server, progress: Arc<Progress>) {
     let mut attacks = JoinSet::new();
     for _ in 0..RESETTING {
-        let (reach, progress) = (proxy.reach.clone(), Arc::clone(&progress));
+        let (endpoint, progress) = (proxy.endpoint.clone(), Arc::clone(&progress));
         attacks.spawn(async move {
             while !progress.over.load(Ordering::Acquire) {
-                let Ok(mut connection) = reach.connect(false).await else {
+                let Ok(connection) = endpoint.connect(false).await else {
                     continue;
                 };
                 while !progress.over.load(Ordering::Acquire) && !connection.is_closed() {

@@ -7,8 +7,8 @@ use anyhow::{Context, ensure};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::children::{self, Child};
-use crate::process;
 use watershed_figures::median;
+use watershed_lab::process;
 
 /// What the busy loop uses, by its own clock.
 const PLANTED: Duration = Duration::from_millis(600);
@@ -36,13 +36,13 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let burning = |milliseconds: u64| -> anyhow::Result<(Child, Duration)> {
         let child = Child::own("burn", folder.path(), &["burn", &milliseconds.to_string()])?;
         child.await_line("burnt")?;
-        let seen = process::cpu(child.pid())?;
+        let seen = process::cpu_time(child.pid())?;
         Ok((child, seen))
     };
     let (_busy, busy) = burning(u64::try_from(PLANTED.as_millis())?)?;
     let (quiet, before) = burning(0)?;
     std::thread::sleep(Duration::from_millis(300));
-    let idle = process::cpu(quiet.pid())?.saturating_sub(before);
+    let idle = process::cpu_time(quiet.pid())?.saturating_sub(before);
     println!("a loop of {PLANTED:?} CPU is read as {busy:?}, a sleeping process as {idle:?}");
     ensure!(
         busy.abs_diff(PLANTED) <= TOLERANCE,
@@ -53,9 +53,9 @@ pub(crate) fn run() -> anyhow::Result<()> {
         "the CPU reader sees work where there is none"
     );
 
-    let own = process::resident(std::process::id()).context("the memory reader fails")?;
+    let own = process::resident_memory(std::process::id()).context("the memory reader fails")?;
     let ballast = black_box(vec![1_u8; 64 << 20]);
-    let grown = process::resident(std::process::id())?.saturating_sub(own);
+    let grown = process::resident_memory(std::process::id())?.saturating_sub(own);
     println!(
         "{} MiB of memory are read as {} MiB",
         ballast.len() >> 20,
@@ -65,12 +65,12 @@ pub(crate) fn run() -> anyhow::Result<()> {
         grown.abs_diff(ballast.len() as u64) < 8 << 20,
         "the memory reader does not see planted memory"
     );
-    process::reset_peak(std::process::id())?;
-    let before = process::resident(std::process::id())?;
+    process::reset_peak_memory(std::process::id())?;
+    let before = process::resident_memory(std::process::id())?;
     let again = black_box(vec![1_u8; 32 << 20]);
     let short = again.len() as u64;
     drop(again);
-    let peak = process::peak(std::process::id())?.saturating_sub(before);
+    let peak = process::peak_memory(std::process::id())?.saturating_sub(before);
     println!(
         "{} MiB more for a moment are a peak of {} MiB more",
         short >> 20,
@@ -83,10 +83,10 @@ pub(crate) fn run() -> anyhow::Result<()> {
     drop(ballast);
     // Until the allocator has given it back.
     std::thread::sleep(Duration::from_secs(3));
-    process::reset_peak(std::process::id())?;
+    process::reset_peak_memory(std::process::id())?;
     let (peak, now) = (
-        process::peak(std::process::id())?,
-        process::resident(std::process::id())?,
+        process::peak_memory(std::process::id())?,
+        process::resident_memory(std::process::id())?,
     );
     ensure!(peak.abs_diff(now) < 8 << 20, "a peak is not forgotten");
     ensure!(

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::Args;
-use crate::client::{Connection, Reach};
+use crate::client::{Connection, Endpoint};
 use crate::servers::{Kind, Server, Servers};
 use crate::table::Table;
 use crate::upstream::node_name;
@@ -134,18 +134,18 @@ impl Case {
         let mut open = Vec::new();
         for number in 0..clients {
             let connection = if number < connections {
-                server.reach.connect(false).await?
+                server.endpoint.connect(false).await?
             } else {
-                Connection::share(&open[number % connections])?
+                Connection::clone(&open[number % connections])
             };
             open.push(connection);
         }
         let _writes = self.writes(args, servers).await?;
         sleep(OTHERS).await;
-        let before = asked(&servers.upstream.reach, self.resource).await?;
+        let before = asked(&servers.upstream.endpoint, self.resource).await?;
         let took = Arc::new(Mutex::new(Vec::new()));
         let end = Instant::now() + args.length();
-        let clients = open.into_iter().map(|mut connection| {
+        let clients = open.into_iter().map(|connection| {
             let took = Arc::clone(&took);
             async move {
                 while Instant::now() < end {
@@ -157,7 +157,7 @@ impl Case {
             }
         });
         try_join_all(clients).await?;
-        let upstream = asked(&servers.upstream.reach, self.resource).await? - before;
+        let upstream = asked(&servers.upstream.endpoint, self.resource).await? - before;
         let mut took = std::mem::take(&mut *took.lock());
         ensure!(!took.is_empty(), "{}: nothing was listed", self.name);
         took.sort_unstable_by(f64::total_cmp);
@@ -183,7 +183,7 @@ impl Case {
             };
             (OTHERS, Arc::new(vec![other.to_owned()]))
         };
-        let mut connection = servers.upstream.reach.connect(false).await?;
+        let connection = servers.upstream.endpoint.connect(false).await?;
         Ok(AbortOnDropHandle::new(tokio::spawn(async move {
             loop {
                 let number = WRITES.fetch_add(1, Ordering::Relaxed);
@@ -208,7 +208,7 @@ static WRITES: AtomicU64 = AtomicU64::new(0);
 const NAMESPACE: &str = "/api/v1/namespaces/bench-0";
 
 /// Lists and watches of a type that upstream has answered, from its own metrics.
-async fn asked(upstream: &Reach, resource: &str) -> anyhow::Result<u64> {
+async fn asked(upstream: &Endpoint, resource: &str) -> anyhow::Result<u64> {
     let text = upstream.connect(false).await?.fetch("/metrics").await?;
     let text = std::str::from_utf8(&text)?;
     let (name, resource) = (

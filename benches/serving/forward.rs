@@ -11,13 +11,13 @@ use http::HeaderMap;
 use tokio::time::{Instant, sleep};
 
 use crate::Args;
-use crate::client::Reach;
+use crate::client::Endpoint;
 use crate::limit::{LOG, LOG_BYTES, RATE};
 use crate::paced::open_loop;
-use crate::process::cpu;
 use crate::servers::{ALL_PODS, Kind, Running, Servers, tell};
 use crate::table::Table;
 use crate::work::{SETTLE, WARM_UP, expect_source};
+use watershed_lab::process::cpu_time;
 
 /// Connections that the small requests come on.
 const CONNECTIONS: usize = 8;
@@ -52,7 +52,7 @@ pub(crate) fn names(args: &Args, servers: &Servers) -> Names {
 /// A proxy that forwards, and its upstream.
 struct Hop {
     kind: Kind,
-    origin: Reach,
+    origin: Endpoint,
     origin_pid: u32,
     proxy: Running,
 }
@@ -75,7 +75,7 @@ pub(crate) async fn all(
     let (origin, proxy) = servers.forwarding(args)?;
     let hop = Hop {
         kind: Kind::Limit,
-        origin: origin.reach.clone(),
+        origin: origin.endpoint.clone(),
         origin_pid: origin.pid(),
         proxy,
     };
@@ -86,7 +86,7 @@ pub(crate) async fn all(
     }
     if wanted(&names.list) {
         let list = servers.measured[0]
-            .reach
+            .endpoint
             .connect(false)
             .await?
             .fetch(ALL_PODS)
@@ -146,7 +146,7 @@ pub(crate) async fn from_kube_apiserver(
         .iter()
         .find(|server| server.kind == Kind::KubeApiserver);
     let Some(server) = real else { return Ok(()) };
-    let (kind, origin, origin_pid) = (server.kind, server.reach.clone(), server.pid);
+    let (kind, origin, origin_pid) = (server.kind, server.endpoint.clone(), server.pid);
     let hop = Hop {
         kind,
         origin,
@@ -167,19 +167,19 @@ pub(crate) async fn from_kube_apiserver(
 
 impl Hop {
     /// Directly first, through the proxy then.
-    fn ways(&self) -> [(Kind, &Reach, u32); 2] {
+    fn ways(&self) -> [(Kind, &Endpoint, u32); 2] {
         [
             (self.kind, &self.origin, self.origin_pid),
-            (Kind::Proxy, &self.proxy.reach, self.proxy.pid()),
+            (Kind::Proxy, &self.proxy.endpoint, self.proxy.pid()),
         ]
     }
 
     /// What the client, upstream and the proxy have used, which share the machine: where its cores
     /// are all busy, this says how much of the direct throughput is left.
     fn cpu_of_all(&self, kind: Kind) -> anyhow::Result<Duration> {
-        let ends = cpu(std::process::id())? + cpu(self.origin_pid)?;
+        let ends = cpu_time(std::process::id())? + cpu_time(self.origin_pid)?;
         Ok(if kind == Kind::Proxy {
-            ends + cpu(self.proxy.pid())?
+            ends + cpu_time(self.proxy.pid())?
         } else {
             ends
         })
@@ -194,20 +194,20 @@ impl Hop {
     ) -> anyhow::Result<()> {
         eprintln!("{name} …");
         let path = |number: usize| servers.pods.paths[number % servers.pods.paths.len()].clone();
-        let mut connection = self.proxy.reach.connect(false).await?;
+        let connection = self.proxy.endpoint.connect(false).await?;
         expect_source(&connection.get(&path(0)).await?, "forward")?;
         for round in 0..=args.rounds {
             let length = if round == 0 { WARM_UP } else { args.length() };
             let mut direct = [0.0; 3];
-            for (kind, reach, pid) in self.ways() {
+            for (kind, endpoint, pid) in self.ways() {
                 let mut connections = Vec::new();
                 for _ in 0..CONNECTIONS {
-                    connections.push(reach.connect(false).await?);
+                    connections.push(endpoint.connect(false).await?);
                 }
                 sleep(SETTLE).await;
-                let before = cpu(pid)?;
+                let before = cpu_time(pid)?;
                 let waits = open_loop(&connections, args.forward_rate, length, path).await?;
-                let used = cpu(pid)?.saturating_sub(before);
+                let used = cpu_time(pid)?.saturating_sub(before);
                 if round == 0 {
                     continue;
                 }
@@ -255,7 +255,7 @@ impl Hop {
     ) -> anyhow::Result<()> {
         let Large { name, path, length } = answer;
         eprintln!("{name} …");
-        let mut connection = self.proxy.reach.connect(false).await?;
+        let connection = self.proxy.endpoint.connect(false).await?;
         expect_source(&connection.get(path).await?, "forward")?;
         for round in 0..=args.rounds {
             let least = if round == 0 {
@@ -263,11 +263,11 @@ impl Hop {
             } else {
                 args.length()
             };
-            for (kind, reach, pid) in self.ways() {
-                let mut connection = reach.connect(args.http1).await?;
+            for (kind, endpoint, pid) in self.ways() {
+                let connection = endpoint.connect(args.http1).await?;
                 sleep(SETTLE).await;
                 let (before, all_before, start) =
-                    (cpu(pid)?, self.cpu_of_all(kind)?, Instant::now());
+                    (cpu_time(pid)?, self.cpu_of_all(kind)?, Instant::now());
                 let mut bytes = 0;
                 loop {
                     let came = connection.swallow(path).await?;
@@ -280,7 +280,7 @@ impl Hop {
                         break;
                     }
                 }
-                let (took, used) = (start.elapsed(), cpu(pid)?.saturating_sub(before));
+                let (took, used) = (start.elapsed(), cpu_time(pid)?.saturating_sub(before));
                 let all = self.cpu_of_all(kind)?.saturating_sub(all_before);
                 if round == 0 {
                     continue;

@@ -6,7 +6,7 @@
 //! in for an API server behind a proxy.
 use std::collections::VecDeque;
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,19 +17,18 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, header};
 use http_body::Frame;
+use http_body_util::BodyExt as _;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use parking_lot::Mutex;
-use rcgen::{CertificateParams, KeyPair};
-use rustls::ServerConfig;
-use rustls::pki_types::PrivateKeyDer;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Sleep, sleep};
 use tokio_rustls::TlsAcceptor;
+use watershed_lab::body::{empty_body, full_body};
+use watershed_lab::sim::ServerIdentity;
 
 use crate::children::announce;
 use crate::relay::Relay;
@@ -37,7 +36,7 @@ use crate::relay::Relay;
 /// Frames kept for watchers that are behind. More than any run sends at a time.
 const KEPT: usize = 8192;
 
-/// The certificate to trust, as a file in the folder given on the command line.
+/// The CA to trust, as a file in the folder given on the command line.
 pub(crate) const CERTIFICATE: &str = "limit.crt";
 /// Where frames are posted to.
 pub(crate) const PUSH: &str = "/push";
@@ -209,27 +208,15 @@ async fn serve(folder: &Path, relay: Option<SocketAddr>) -> anyhow::Result<()> {
         relay,
         queue,
     });
-    let acceptor = TlsAcceptor::from(Arc::new(tls(&folder.join(CERTIFICATE))?));
+    let identity = ServerIdentity::make(Ipv4Addr::LOCALHOST.into())?;
+    fs::write(folder.join(CERTIFICATE), identity.ca_pem)?;
+    let acceptor = TlsAcceptor::from(identity.config);
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     announce(&format!("limit server at {}", listener.local_addr()?))?;
     loop {
         let (stream, _) = listener.accept().await?;
         tokio::spawn(connection(stream, acceptor.clone(), Arc::clone(&shared)));
     }
-}
-
-fn tls(certificate_file: &Path) -> anyhow::Result<ServerConfig> {
-    let key = KeyPair::generate()?;
-    let certificate = CertificateParams::new(["127.0.0.1".to_owned()])?.self_signed(&key)?;
-    fs::write(certificate_file, certificate.pem())?;
-    let key = PrivateKeyDer::try_from(key.serialize_der()).map_err(anyhow::Error::msg)?;
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let mut config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate.der().clone()], key)?;
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    Ok(config)
 }
 
 async fn connection(
@@ -264,7 +251,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> anyhow::Resu
     if request.method() == Method::POST && uri.path() == PUSH {
         let frame = request.into_body().collect().await?.to_bytes();
         push(&shared.hub, frame);
-        return Ok(Response::new(full(Bytes::new())));
+        return Ok(Response::new(empty_body()));
     }
     if request.method() == Method::POST && uri.path() == ANSWER {
         let (head, body) = request.into_parts();
@@ -274,7 +261,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> anyhow::Resu
             body: body.collect().await?.to_bytes(),
             planted: Planted::of(&head.headers),
         }));
-        return Ok(Response::new(full(Bytes::new())));
+        return Ok(Response::new(empty_body()));
     }
     // What a proxy wants to know of its upstream: all but pods.
     if let Some(relay) = shared
@@ -318,7 +305,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> anyhow::Resu
             }
         }
     }
-    let mut response = Response::new(full(body));
+    let mut response = Response::new(full_body(body));
     let headers = [
         (header::CONTENT_TYPE, &answer.content_type),
         (header::CONTENT_ENCODING, &answer.content_encoding),
@@ -329,12 +316,6 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> anyhow::Resu
         }
     }
     Ok(response)
-}
-
-fn full(bytes: Bytes) -> Body {
-    Full::new(bytes)
-        .map_err(|never| match never {})
-        .boxed_unsync()
 }
 
 fn push(hub: &Mutex<Hub>, frame: Bytes) {

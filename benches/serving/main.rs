@@ -21,7 +21,6 @@ mod limit;
 mod memory;
 mod paced;
 mod planted;
-mod process;
 mod reads;
 mod relay;
 mod servers;
@@ -37,6 +36,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use watershed_lab::process::Machine;
 
 /// The allocator that the proxy has, so that memory is compared alike.
 #[cfg(all(target_os = "linux", not(target_env = "musl")))]
@@ -206,13 +206,14 @@ async fn run(args: &Args) -> anyhow::Result<()> {
             .trim_end()
             .to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        machine: process::Machine::this(),
+        machine: Machine::this(),
     };
-    let process::Machine {
+    let Machine {
         cores,
         processor,
         memory_gib,
         kernel,
+        ..
     } = &setting.machine;
     println!("\n{}", setting.command);
     println!(

@@ -7,17 +7,18 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use http_body_util::BodyExt as _;
 use tokio::time::sleep;
+use watershed_lab::client::Windows;
+use watershed_lab::process::{peak_memory, reset_peak_memory, resident_memory};
 
 use crate::Args;
-use crate::client::{NARROW, Reach};
-use crate::process::{peak, reset_peak, resident};
+use crate::client::Endpoint;
 use crate::servers::{ALL_PODS, Kind, Servers, tell};
 use crate::table::Table;
 use crate::work::{SETTLE, STREAMS, Watchers, expect_source};
 
 /// Lists that are read slowly at a time.
 const SLOW: usize = 50;
-/// A slow reader takes [`NARROW`] bytes and waits so long.
+/// A slow reader takes [`Windows::NARROW_BYTES`] and waits so long.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Until what was given back has left the process: allocators keep it for a while.
@@ -28,7 +29,7 @@ pub(crate) async fn held(args: &Args, servers: &Servers, table: &mut Table) -> a
     let proxy = &servers.measured[0];
     eprintln!("memory …");
     sleep(GIVEN_BACK).await;
-    let held = resident(proxy.pid)?.saturating_sub(servers.proxy_empty);
+    let held = resident_memory(proxy.pid)?.saturating_sub(servers.proxy_empty);
     let share = held as f64 / servers.list_bytes as f64;
     table.add(
         "memory: all pods held",
@@ -41,7 +42,7 @@ pub(crate) async fn held(args: &Args, servers: &Servers, table: &mut Table) -> a
     for server in &servers.measured {
         let few = Watchers::open(args.http1, server, 16, |_| ALL_PODS.to_owned(), 1).await?;
         sleep(GIVEN_BACK).await;
-        let mut before = resident(server.pid)?;
+        let mut before = resident_memory(server.pid)?;
         let mut open = vec![few];
         for (http1, per_connection, work) in [
             (
@@ -74,7 +75,7 @@ pub(crate) async fn held(args: &Args, servers: &Servers, table: &mut Table) -> a
                 .await?,
             );
             sleep(GIVEN_BACK).await;
-            let after = resident(server.pid)?;
+            let after = resident_memory(server.pid)?;
             let each = (after as f64 - before as f64) / watches as f64 / 1024.0;
             table.add(&work, "KiB RSS", true, server.kind, each);
             before = after;
@@ -98,7 +99,7 @@ pub(crate) async fn peak_of_slow_lists(
     eprintln!("{name} …");
     // What others left behind in the allocator's stock would hide some of it.
     let fresh = servers.fresh_proxy(args)?;
-    let mut connection = fresh.reach.connect(args.http1).await?;
+    let connection = fresh.endpoint.connect(args.http1).await?;
     let answer = connection.get(ALL_PODS).await?;
     expect_source(&answer, "snapshot")?;
     let (head, body) = answer.into_parts();
@@ -106,16 +107,16 @@ pub(crate) async fn peak_of_slow_lists(
     drop(connection);
     let mut all = Vec::new();
     for server in &servers.measured {
-        let (pid, reach) = match server.kind {
-            Kind::Proxy => (fresh.pid(), fresh.reach.clone()),
-            Kind::Limit | Kind::KubeApiserver => (server.pid, server.reach.clone()),
+        let (pid, endpoint) = match server.kind {
+            Kind::Proxy => (fresh.pid(), fresh.endpoint.clone()),
+            Kind::Limit | Kind::KubeApiserver => (server.pid, server.endpoint.clone()),
         };
         if server.kind == Kind::Limit {
-            tell(&reach, &head.headers, body.clone(), None).await?;
+            tell(&endpoint, &head.headers, body.clone(), None).await?;
         }
         let readers = SlowReaders {
             pid,
-            reach,
+            endpoint,
             http1: args.http1,
             readers: SLOW,
             pause: PAUSE,
@@ -136,7 +137,7 @@ pub(crate) async fn peak_of_slow_lists(
 pub(crate) struct SlowReaders {
     /// Of the server.
     pub(crate) pid: u32,
-    pub(crate) reach: Reach,
+    pub(crate) endpoint: Endpoint,
     pub(crate) http1: bool,
     pub(crate) readers: usize,
     pub(crate) pause: Duration,
@@ -152,20 +153,20 @@ impl SlowReaders {
     pub(crate) async fn growth(&self, floor: &mut Option<u64>) -> anyhow::Result<f64> {
         let mut connections = Vec::new();
         for _ in 0..self.readers {
-            connections.push(self.reach.connect_narrow(self.http1).await?);
+            connections.push(self.endpoint.connect_narrow(self.http1).await?);
         }
         sleep(SETTLE).await;
-        reset_peak(self.pid)?;
-        let now = resident(self.pid)?;
+        reset_peak_memory(self.pid)?;
+        let now = resident_memory(self.pid)?;
         let before = *floor.insert(floor.map_or(now, |floor| floor.min(now)));
-        let reading = connections.into_iter().map(|mut connection| async move {
+        let reading = connections.into_iter().map(|connection| async move {
             let mut body = connection.get(ALL_PODS).await?.into_body();
-            let (mut read, mut stop) = (0, NARROW as usize);
+            let (mut read, mut stop) = (0, Windows::NARROW_BYTES as usize);
             while let Some(frame) = body.frame().await {
                 read += frame?.data_ref().map_or(0, Bytes::len);
                 if read >= stop {
                     sleep(self.pause).await;
-                    stop = read + NARROW as usize;
+                    stop = read + Windows::NARROW_BYTES as usize;
                 }
             }
             let length = self.length;
@@ -176,7 +177,7 @@ impl SlowReaders {
             Ok(())
         });
         try_join_all(reading).await?;
-        let grown = peak(self.pid)?.saturating_sub(before);
+        let grown = peak_memory(self.pid)?.saturating_sub(before);
         Ok(grown as f64 / self.readers as f64 / self.length as f64)
     }
 }

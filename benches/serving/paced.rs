@@ -71,7 +71,7 @@ pub(crate) async fn open_loop(
         tokio::select! {
             request = requests.recv(), if open => match request {
                 Some((number, at)) => {
-                    let mut connection = connections[number % connections.len()].share()?;
+                    let connection = connections[number % connections.len()].clone();
                     let path = path(number);
                     answers.spawn(async move {
                         connection.swallow(&path).await?;

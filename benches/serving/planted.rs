@@ -29,7 +29,7 @@ pub(crate) async fn run() -> anyhow::Result<()> {
     times(&server).await?;
     form(&server).await?;
     let log = server
-        .reach
+        .endpoint
         .connect(false)
         .await?
         .swallow(&format!("/a/pods/b{LOG}"))
@@ -89,7 +89,7 @@ async fn memory(server: &Running) -> anyhow::Result<()> {
     let list = Bytes::from(vec![b'a'; LIST]);
     let readers = SlowReaders {
         pid: server.pid(),
-        reach: server.reach.clone(),
+        endpoint: server.endpoint.clone(),
         http1: false,
         readers: READERS,
         pause: Duration::from_millis(5),
@@ -98,7 +98,7 @@ async fn memory(server: &Running) -> anyhow::Result<()> {
     let (mut shares, mut floor) = (Vec::new(), None);
     // A copy is to be seen also where the allocator has stock of the time before.
     for planted in [None, Some(Planted::Copy), Some(Planted::Copy)] {
-        tell(&server.reach, &HeaderMap::new(), list.clone(), planted).await?;
+        tell(&server.endpoint, &HeaderMap::new(), list.clone(), planted).await?;
         shares.push(readers.growth(&mut floor).await? * 100.0);
     }
     println!(
@@ -120,12 +120,12 @@ async fn memory(server: &Running) -> anyhow::Result<()> {
 async fn times(server: &Running) -> anyhow::Result<()> {
     let mut connections = Vec::new();
     for _ in 0..4 {
-        connections.push(server.reach.connect(false).await?);
+        connections.push(server.endpoint.connect(false).await?);
     }
     let wait = WAIT.as_secs_f64() * 1e3;
     for planted in [Planted::Wait, Planted::Queue] {
         tell(
-            &server.reach,
+            &server.endpoint,
             &HeaderMap::new(),
             Bytes::from_static(b"{}"),
             Some(planted),
@@ -180,10 +180,10 @@ async fn form(server: &Running) -> anyhow::Result<()> {
             Form::Json
         };
         coding.map(|coding| head.insert(header::CONTENT_ENCODING, coding));
-        tell(&server.reach, &head, body.clone(), None).await?;
+        tell(&server.endpoint, &head, body.clone(), None).await?;
         for form in forms {
             let answer = server
-                .reach
+                .endpoint
                 .connect(false)
                 .await?
                 .asking(form)

@@ -11,11 +11,11 @@ use tokio::time::{Instant, sleep};
 
 use crate::Args;
 use crate::form::{Form, Reader};
-use crate::process::cpu;
 use crate::servers::{ALL_PODS, Kind, Server, Servers, node_pods, tell};
 use crate::table::Table;
 use crate::upstream::{NAMESPACES, SHARDS};
 use crate::work::{SETTLE, WARM_UP, expect_source};
+use watershed_lab::process::cpu_time;
 
 /// A watch that begins with all pods, as they are known, and marks their end.
 const ALL_PODS_STREAMED: &str = "/api/v1/pods?resourceVersion=0&watch=true&allowWatchBookmarks=true\
@@ -228,9 +228,9 @@ impl Reads {
         if !self.form.is_protobuf() && !compressed_watch {
             return Ok(true);
         }
-        let mut connection = servers
+        let connection = servers
             .upstream
-            .reach
+            .endpoint
             .connect(false)
             .await?
             .asking(self.form);
@@ -246,7 +246,7 @@ impl Reads {
         args: &Args,
         server: &Server,
     ) -> anyhow::Result<(http::HeaderMap, BytesMut)> {
-        let mut connection = server.reach.connect(args.http1).await?.asking(self.form);
+        let connection = server.endpoint.connect(args.http1).await?.asking(self.form);
         let answer = connection.get(&(self.path)(0)).await?;
         if server.kind == Kind::Proxy {
             expect_source(&answer, self.source)?;
@@ -299,7 +299,7 @@ impl Reads {
             .iter()
             .find(|server| server.kind == Kind::Limit);
         tell(
-            &limit.context("no limit server")?.reach,
+            &limit.context("no limit server")?.endpoint,
             &head,
             bytes.freeze(),
             None,
@@ -311,14 +311,14 @@ impl Reads {
     async fn run(&self, args: &Args, server: &Server, length: Duration) -> anyhow::Result<f64> {
         let mut connections = Vec::new();
         for _ in 0..self.clients {
-            connections.push(server.reach.connect(args.http1).await?.asking(self.form));
+            connections.push(server.endpoint.connect(args.http1).await?.asking(self.form));
         }
         sleep(SETTLE).await;
         let done = AtomicUsize::new(0);
-        let before = cpu(server.pid)?;
+        let before = cpu_time(server.pid)?;
         let end = Instant::now() + length;
         let done = &done;
-        let clients = connections.into_iter().map(|mut connection| async move {
+        let clients = connections.into_iter().map(|connection| async move {
             while Instant::now() < end {
                 let number = done.fetch_add(1, Ordering::Relaxed);
                 let path = (self.path)(number);
@@ -330,7 +330,7 @@ impl Reads {
             anyhow::Ok(())
         });
         futures_util::future::try_join_all(clients).await?;
-        let used = cpu(server.pid)?.saturating_sub(before);
+        let used = cpu_time(server.pid)?.saturating_sub(before);
         Ok(used.as_secs_f64() / done.load(Ordering::Relaxed) as f64)
     }
 }

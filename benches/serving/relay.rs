@@ -7,12 +7,13 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, Uri, header};
+use http::{HeaderValue, Request, Response, header};
 use http_body::Frame;
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use watershed_lab::body::full_body;
 
-use crate::client::{Connection, Reach};
+use crate::client::{Connection, Endpoint};
 use crate::limit::Body;
 
 /// The API server's CA and a token for it, as files in the limit server's folder.
@@ -20,7 +21,7 @@ const CA: &str = "relay.crt";
 const TOKEN: &str = "relay.token";
 
 /// The way to the API server that answers.
-pub(crate) struct Relay(Reach);
+pub(crate) struct Relay(Endpoint);
 
 /// A body that keeps its connection open.
 struct Held {
@@ -37,7 +38,7 @@ pub(crate) fn write(folder: &Path, ca_pem: &str, token: &str) -> anyhow::Result<
 impl Relay {
     pub(crate) fn read(folder: &Path, address: SocketAddr) -> anyhow::Result<Self> {
         let token = fs::read_to_string(folder.join(TOKEN))?;
-        Ok(Self(Reach::new(
+        Ok(Self(Endpoint::new(
             &address.to_string(),
             &fs::read(folder.join(CA))?,
             &token,
@@ -49,12 +50,8 @@ impl Relay {
         &self,
         request: Request<Incoming>,
     ) -> anyhow::Result<Response<Body>> {
-        let mut connection = self.0.connect(false).await?;
+        let connection = self.0.connect(false).await?;
         let (mut head, body) = request.into_parts();
-        let mut uri = std::mem::take(&mut head.uri).into_parts();
-        uri.scheme = Some(http::uri::Scheme::HTTPS);
-        uri.authority = Some(connection.authority().parse()?);
-        head.uri = Uri::from_parts(uri)?;
         head.version = http::Version::HTTP_2;
         for name in [
             header::HOST,
@@ -70,7 +67,7 @@ impl Relay {
         );
         let body = body.collect().await?.to_bytes();
         let answer = connection
-            .pass_on(Request::from_parts(head, Full::new(body)))
+            .pass_on(Request::from_parts(head, full_body(body)))
             .await?;
         Ok(answer.map(|body| {
             Held {

@@ -5,13 +5,14 @@ use std::path::Path;
 use anyhow::{Context, ensure};
 use base64::Engine as _;
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, header};
-use http_body_util::{BodyExt as _, Full};
+use http::{HeaderMap, Request, header};
+use http_body_util::BodyExt as _;
 use serde_json::Value;
 use tempfile::TempDir;
+use watershed_lab::body::full_body;
 
 use crate::children::Child;
-use crate::client::Reach;
+use crate::client::Endpoint;
 use crate::limit::Planted;
 use crate::stamp::stamps;
 use crate::upstream::{self, Seeded, Writer};
@@ -29,7 +30,7 @@ pub(crate) enum Kind {
 pub(crate) struct Server {
     pub(crate) kind: Kind,
     pub(crate) pid: u32,
-    pub(crate) reach: Reach,
+    pub(crate) endpoint: Endpoint,
     pub(crate) writer: Writer,
 }
 
@@ -51,7 +52,7 @@ pub(crate) struct Servers {
 
 /// What stands behind the proxy.
 pub(crate) struct Upstream {
-    pub(crate) reach: Reach,
+    pub(crate) endpoint: Endpoint,
     /// The proxy's own kubeconfig.
     kubeconfig: String,
     /// What the proxy's clients show.
@@ -64,7 +65,7 @@ pub(crate) struct Upstream {
 
 /// A server for one kind of work. Dropping it ends it.
 pub(crate) struct Running {
-    pub(crate) reach: Reach,
+    pub(crate) endpoint: Endpoint,
     child: Child,
 }
 
@@ -96,7 +97,7 @@ pub(crate) async fn start(args: &Args) -> anyhow::Result<Servers> {
     } else {
         simulation(args, path)?
     };
-    let pods = upstream::seed(&upstream.reach, args.pods, args.nodes, args.object_bytes).await?;
+    let pods = upstream::seed(&upstream.endpoint, args.pods, args.nodes, args.object_bytes).await?;
 
     let proxy = proxy(
         "proxy",
@@ -106,9 +107,9 @@ pub(crate) async fn start(args: &Args) -> anyhow::Result<Servers> {
         &upstream.token,
         &[],
     )?;
-    let proxy_empty = crate::process::resident(proxy.pid())?;
+    let proxy_empty = watershed_lab::process::resident_memory(proxy.pid())?;
     // This also opens the proxy's cache.
-    let mut connection = proxy.reach.connect(false).await?;
+    let connection = proxy.endpoint.connect(false).await?;
     let list = connection.fetch(ALL_PODS).await?;
     let items = stamps(&list);
     ensure!(
@@ -125,22 +126,22 @@ pub(crate) async fn start(args: &Args) -> anyhow::Result<Servers> {
         Server {
             kind: Kind::Proxy,
             pid: proxy.pid(),
-            writer: Writer::patches(&upstream.reach, &pods),
-            reach: proxy.reach.clone(),
+            writer: Writer::patches(&upstream.endpoint, &pods),
+            endpoint: proxy.endpoint.clone(),
         },
         Server {
             kind: Kind::Limit,
             pid: limit.pid(),
-            writer: Writer::pushes(&limit.reach, &object)?,
-            reach: limit.reach.clone(),
+            writer: Writer::pushes(&limit.endpoint, &object)?,
+            endpoint: limit.endpoint.clone(),
         },
     ];
     if let Some(pid) = upstream.pid {
-        let writer = Writer::patches(&upstream.reach, &pods);
+        let writer = Writer::patches(&upstream.endpoint, &pods);
         measured.push(Server {
             kind: Kind::KubeApiserver,
             pid,
-            reach: upstream.reach.clone(),
+            endpoint: upstream.endpoint.clone(),
             writer,
         });
     }
@@ -180,16 +181,16 @@ impl Servers {
         let Upstream {
             token,
             ca_pem,
-            reach,
+            endpoint,
             ..
         } = &self.upstream;
         let folder = self.folder.path().join("forwarding");
         fs::create_dir(&folder)?;
         relay::write(&folder, ca_pem, token)?;
-        let origin = limit("origin", &folder, token, Some(reach))?;
+        let origin = limit("origin", &folder, token, Some(endpoint))?;
         let ca = fs::read(folder.join(limit::CERTIFICATE))?;
         let kubeconfig = folder.join("kubeconfig");
-        let address = origin.reach.address();
+        let address = origin.endpoint.address();
         let ca = base64::engine::general_purpose::STANDARD.encode(ca);
         fs::write(
             &kubeconfig,
@@ -222,14 +223,13 @@ impl Running {
 
 /// Has a limit server give this answer to every read from now on.
 pub(crate) async fn tell(
-    limit: &Reach,
+    limit: &Endpoint,
     head: &HeaderMap,
     body: Bytes,
     planted: Option<Planted>,
 ) -> anyhow::Result<()> {
-    let mut connection = limit.connect(false).await?;
-    let uri = format!("https://{}{}", connection.authority(), limit::ANSWER);
-    let mut request = Request::builder().method(Method::POST).uri(uri);
+    let connection = limit.connect(false).await?;
+    let mut request = Request::post(limit::ANSWER);
     for name in [header::CONTENT_TYPE, header::CONTENT_ENCODING] {
         if let Some(value) = head.get(&name) {
             request = request.header(name, value);
@@ -238,7 +238,7 @@ pub(crate) async fn tell(
     if let Some(planted) = planted {
         request = request.header(limit::PLANTED, planted.name());
     }
-    let answer = connection.pass_on(request.body(Full::new(body))?).await?;
+    let answer = connection.pass_on(request.body(full_body(body))?).await?;
     ensure!(
         answer.status().is_success(),
         "the limit server refuses an answer: {}",
@@ -254,12 +254,12 @@ pub(crate) fn limit(
     name: &'static str,
     folder: &Path,
     token: &str,
-    relay: Option<&Reach>,
+    relay: Option<&Endpoint>,
 ) -> anyhow::Result<Running> {
     let folder_name = folder
         .to_str()
         .context("the temporary folder's path is not text")?;
-    let relay = relay.map(|reach| reach.address().to_string());
+    let relay = relay.map(|endpoint| endpoint.address().to_string());
     let relay = relay
         .iter()
         .flat_map(|address| ["--relay", address.as_str()]);
@@ -267,8 +267,8 @@ pub(crate) fn limit(
     let child = Child::program(name, folder, &std::env::current_exe()?, &flags)?;
     let line = child.await_line("limit server at ")?;
     let address = line.rsplit(' ').next().unwrap_or_default();
-    let reach = Reach::new(address, &fs::read(folder.join(limit::CERTIFICATE))?, token)?;
-    Ok(Running { reach, child })
+    let endpoint = Endpoint::new(address, &fs::read(folder.join(limit::CERTIFICATE))?, token)?;
+    Ok(Running { endpoint, child })
 }
 
 fn simulation(args: &Args, folder: &Path) -> anyhow::Result<Upstream> {
@@ -300,9 +300,9 @@ fn simulation(args: &Args, folder: &Path) -> anyhow::Result<Upstream> {
     let (server, token) = (value("server:")?, value("token:")?);
     let ca =
         base64::engine::general_purpose::STANDARD.decode(value("certificate-authority-data:")?)?;
-    let reach = Reach::new(&server, &ca, &token)?;
+    let endpoint = Endpoint::new(&server, &ca, &token)?;
     Ok(Upstream {
-        reach,
+        endpoint,
         kubeconfig,
         token,
         ca_pem: String::from_utf8(ca)?,
@@ -328,14 +328,14 @@ fn cluster(args: &Args, folder: &Path) -> anyhow::Result<Upstream> {
     };
     let token = text("/admin_token")?;
     let ca_pem = fs::read_to_string(text("/ca")?)?;
-    let reach = Reach::new(&text("/servers/0")?, ca_pem.as_bytes(), &token)?;
+    let endpoint = Endpoint::new(&text("/servers/0")?, ca_pem.as_bytes(), &token)?;
     let pid = report
         .pointer("/pids/apiserver-0")
         .and_then(Value::as_u64)
         .context("no pid")?;
     let (kubeconfig, pid) = (text("/proxy_kubeconfig")?, Some(pid.try_into()?));
     Ok(Upstream {
-        reach,
+        endpoint,
         kubeconfig,
         token,
         ca_pem,
@@ -396,7 +396,7 @@ fn proxy(
         .context("no address")?;
     let ca = fs::read(Path::new(certificates).join("ca.crt"))?;
     Ok(Running {
-        reach: Reach::new(address, &ca, token)?,
+        endpoint: Endpoint::new(address, &ca, token)?,
         child,
     })
 }

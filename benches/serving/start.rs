@@ -13,11 +13,11 @@ use crate::Args;
 use crate::client::Connection;
 use crate::form::Form;
 use crate::paced::Waits;
-use crate::process::{cpu, peak, resident};
 use crate::servers::Kind::Proxy;
 use crate::servers::Servers;
 use crate::table::Table;
 use crate::work::expect_source;
+use watershed_lab::process::{cpu_time, peak_memory, resident_memory};
 
 /// What the proxy itself asks for.
 const ALL: &str = "/api/v1/pods?watch=1&allowWatchBookmarks=true&sendInitialEvents=true\
@@ -37,7 +37,7 @@ pub(crate) fn name(args: &Args) -> String {
 pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> anyhow::Result<()> {
     for form in [Form::Json, Form::Protobuf] {
         let name = format!("{}, {}", name(args), form.name());
-        let mut connection = servers.upstream.reach.connect(false).await?.asking(form);
+        let connection = servers.upstream.endpoint.connect(false).await?.asking(form);
         let answer = connection.try_send(Method::GET, ONE, None).await?;
         if !(answer.status().is_success() && form.is_of(answer.headers())) {
             table
@@ -88,7 +88,7 @@ pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> an
 
 /// What it takes to have all of it, and its bytes.
 async fn download(servers: &Servers, form: Form) -> anyhow::Result<(Duration, usize)> {
-    let mut connection = servers.upstream.reach.connect(false).await?.asking(form);
+    let connection = servers.upstream.endpoint.connect(false).await?.asking(form);
     let begun = Instant::now();
     let bytes = connection.swallow_initial(ALL).await?;
     Ok((begun.elapsed(), bytes))
@@ -106,13 +106,17 @@ struct Started {
 
 async fn start(args: &Args, servers: &Servers, form: Form) -> anyhow::Result<Started> {
     let proxy = servers.fresh_proxy(args)?;
-    let mut other = proxy.reach.connect(false).await?.asking(form);
-    until_from_memory(&mut other, OTHERS).await?;
-    let mut connection = proxy.reach.connect(false).await?.asking(form);
-    let (before, empty, begun) = (cpu(proxy.pid())?, resident(proxy.pid())?, Instant::now());
+    let other = proxy.endpoint.connect(false).await?.asking(form);
+    until_from_memory(&other, OTHERS).await?;
+    let connection = proxy.endpoint.connect(false).await?.asking(form);
+    let (before, empty, begun) = (
+        cpu_time(proxy.pid())?,
+        resident_memory(proxy.pid())?,
+        Instant::now(),
+    );
     let over = AtomicBool::new(false);
     let starting = async {
-        let reached = until_from_memory(&mut connection, ONE).await;
+        let reached = until_from_memory(&connection, ONE).await;
         let took = begun.elapsed();
         over.store(true, Ordering::Release);
         let body = reached?;
@@ -140,8 +144,8 @@ async fn start(args: &Args, servers: &Servers, form: Form) -> anyhow::Result<Sta
     };
     let (took, reading) = tokio::join!(starting, reading);
     let (took, ()) = (took?, reading.context("a reader of another type")?);
-    let used = cpu(proxy.pid())?.saturating_sub(before);
-    let grown = peak(proxy.pid())?.saturating_sub(empty);
+    let used = cpu_time(proxy.pid())?.saturating_sub(before);
+    let grown = peak_memory(proxy.pid())?.saturating_sub(empty);
     let others = Waits::of(std::mem::take(&mut *millis.lock()))?;
     Ok(Started {
         took,
@@ -153,10 +157,7 @@ async fn start(args: &Args, servers: &Servers, form: Form) -> anyhow::Result<Sta
 
 /// Asks until the answer is from the proxy's memory; it forwards what it would have to wait for too
 /// long.
-async fn until_from_memory(
-    connection: &mut Connection,
-    path: &str,
-) -> anyhow::Result<bytes::Bytes> {
+async fn until_from_memory(connection: &Connection, path: &str) -> anyhow::Result<bytes::Bytes> {
     loop {
         let answer = connection.get(path).await?;
         let held = expect_source(&answer, "snapshot").is_ok();

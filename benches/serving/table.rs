@@ -5,8 +5,8 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use watershed_figures::{markdown_table, median, three_digits};
 
-use crate::process::Machine;
 use crate::servers::Kind;
+use watershed_lab::process::Machine;
 
 /// One line of the table.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _};
 use http::{Method, header};
 use http_body_util::BodyExt as _;
 
-use crate::client::{Connection, Reach};
+use crate::client::{Connection, Endpoint};
 use crate::limit;
 use crate::stamp::{STAMP, STAMP_DIGITS};
 
@@ -34,7 +34,7 @@ pub(crate) struct Seeded {
 
 /// Makes events.
 pub(crate) struct Writer {
-    reach: Reach,
+    endpoint: Endpoint,
     how: How,
     written: AtomicUsize,
     version: Arc<AtomicU64>,
@@ -66,12 +66,12 @@ pub(crate) fn node_name(number: usize) -> String {
 
 /// Creates pods of about `bytes` each, as the server prints them, evenly over namespaces and nodes.
 pub(crate) async fn seed(
-    reach: &Reach,
+    endpoint: &Endpoint,
     pods: usize,
     nodes: usize,
     bytes: usize,
 ) -> anyhow::Result<Seeded> {
-    let connection = reach.connect(false).await?;
+    let connection = endpoint.connect(false).await?;
     for number in 0..NAMESPACES {
         let body = format!(
             r#"{{"apiVersion":"v1","kind":"Namespace","metadata":{{"name":"bench-{number}"}}}}"#
@@ -127,14 +127,14 @@ pub(crate) async fn seed(
 /// Creates more pods of the same size until there are so many, on further nodes. So each node has
 /// as many pods in the end as it had in the beginning.
 pub(crate) async fn grow(
-    reach: &Reach,
+    endpoint: &Endpoint,
     seeded: &Seeded,
     nodes: usize,
     pods: usize,
 ) -> anyhow::Result<()> {
     let before = seeded.paths.len();
     let further = ((pods - before) * nodes).div_ceil(before);
-    let connection = reach.connect(false).await?;
+    let connection = endpoint.connect(false).await?;
     let node = |number| nodes + (number - before) % further;
     let created = create(&connection, before..pods, node, seeded.variables).await?;
     let newest = created
@@ -205,7 +205,7 @@ async fn write(
     let separator = if path.contains('?') { '&' } else { '?' };
     let path = format!("{path}{separator}{MANAGER}");
     let body = (!body.is_empty()).then(|| (content_type, Bytes::from(body)));
-    let answer = connection.share()?.send(method, &path, body).await?;
+    let answer = connection.send(method, &path, body).await?;
     debug_assert!(answer.headers().contains_key(header::CONTENT_TYPE));
     Ok(answer.into_body().collect().await?.to_bytes())
 }
@@ -224,7 +224,7 @@ fn version(object: &[u8]) -> Option<u64> {
 
 impl Writer {
     /// Events by patches at the upstream.
-    pub(crate) fn patches(upstream: &Reach, seeded: &Seeded) -> Self {
+    pub(crate) fn patches(upstream: &Endpoint, seeded: &Seeded) -> Self {
         Self::new(
             upstream,
             How::Patch(Arc::clone(&seeded.paths)),
@@ -233,7 +233,7 @@ impl Writer {
     }
 
     /// Events by frames that hold `object`, pushed into the limit server.
-    pub(crate) fn pushes(limit: &Reach, object: &[u8]) -> anyhow::Result<Self> {
+    pub(crate) fn pushes(limit: &Endpoint, object: &[u8]) -> anyhow::Result<Self> {
         let object = object.trim_ascii_end();
         let stamp =
             memchr::memmem::find(object, STAMP).context("the object has no stamp")? + STAMP.len();
@@ -249,9 +249,9 @@ impl Writer {
         ))
     }
 
-    fn new(reach: &Reach, how: How, version: Arc<AtomicU64>) -> Self {
+    fn new(endpoint: &Endpoint, how: How, version: Arc<AtomicU64>) -> Self {
         Self {
-            reach: reach.clone(),
+            endpoint: endpoint.clone(),
             how,
             written: AtomicUsize::new(0),
             version,
@@ -261,7 +261,7 @@ impl Writer {
     pub(crate) async fn open(&self) -> anyhow::Result<Session<'_>> {
         Ok(Session {
             writer: self,
-            connection: self.reach.connect(false).await?,
+            connection: self.endpoint.connect(false).await?,
         })
     }
 
@@ -294,7 +294,6 @@ impl Session<'_> {
                 let body = Some(("application/json", Bytes::from(frame)));
                 let answer = self
                     .connection
-                    .share()?
                     .send(Method::POST, limit::PUSH, body)
                     .await?;
                 answer.into_body().collect().await?;

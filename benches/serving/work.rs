@@ -14,12 +14,12 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::Args;
 use crate::client::Connection;
-use crate::process::cpu;
 use crate::servers::{ALL_PODS, Kind, Server, Servers, node_pods};
 use crate::stamp::{STAMP, STAMP_DIGITS};
 use crate::table::Table;
 use crate::upstream::{self, Session, micros};
 use crate::{abuse, consistent, forward, memory, reads, start};
+use watershed_lab::process::cpu_time;
 
 /// Connections opened at a time.
 const OPENERS: usize = 16;
@@ -95,13 +95,13 @@ async fn grow(args: &Args, servers: &Servers) -> anyhow::Result<()> {
     }
     eprintln!("making {} pods …", args.start_pods);
     upstream::grow(
-        &servers.upstream.reach,
+        &servers.upstream.endpoint,
         &servers.pods,
         args.nodes,
         args.start_pods,
     )
     .await?;
-    let mut connection = servers.measured[0].reach.connect(false).await?;
+    let connection = servers.measured[0].endpoint.connect(false).await?;
     let all = format!(r#""remainingItemCount":{}"#, args.start_pods - 1);
     while memchr::memmem::find(&connection.fetch(start::ONE).await?, all.as_bytes()).is_none() {
         sleep(SETTLE).await;
@@ -339,7 +339,7 @@ impl Fan {
         sleep(SETTLE).await;
         seen.delays.lock().clear();
         let first = seen.events.load(Ordering::Acquire);
-        let (start, before) = (Instant::now(), cpu(server.pid)?);
+        let (start, before) = (Instant::now(), cpu_time(server.pid)?);
         let events = match self.pace {
             Pace::Rate(rate) => paced(&session, rate, length).await?,
             Pace::Flood => {
@@ -365,7 +365,7 @@ impl Fan {
             // Nobody tells when the last event has arrived.
             sleep(SETTLE).await;
         }
-        let used = cpu(server.pid)?.saturating_sub(before);
+        let used = cpu_time(server.pid)?.saturating_sub(before);
         ensure!(
             delivered <= expected,
             "{}: {delivered} deliveries of {expected}",
@@ -467,7 +467,7 @@ impl Watchers {
                 .collect();
             let seen = Arc::clone(&seen);
             async move {
-                let mut connection = server.reach.connect(http1).await?;
+                let connection = server.endpoint.connect(http1).await?;
                 let mut tasks = Vec::new();
                 for path in paths {
                     let answer = connection.get(&path).await?;

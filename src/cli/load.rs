@@ -15,11 +15,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::trouble::Misused;
 use crate::telemetry::{self, LogFormat};
+use watershed_lab::duration::parse_duration;
 use watershed_lab::load::{
     AnswerEncoding, ClientGroup, FirstState, KubeconfigContext, KubectlResource, LoadPlan,
-    LoadResult, LoadTarget, LoadWrites, NumberedText, Process, Rate, comparison, mix, plots, run,
+    LoadResult, LoadTarget, LoadWrites, NumberedText, OWN_PROCESS, Rate, comparison, mix, run,
     table, verdict,
 };
+use watershed_lab::plot::plot_result;
+use watershed_lab::process::Process;
 
 /// Flags of `watershed load`.
 #[derive(Args, Debug)]
@@ -39,16 +42,16 @@ pub(super) struct LoadCommand {
     #[arg(long = "pid", value_name = "NAME=PID", value_parser = process)]
     processes: Vec<Process>,
     /// How long each round measures.
-    #[arg(long, default_value = "30s", value_name = "DURATION", value_parser = duration)]
+    #[arg(long, default_value = "30s", value_name = "DURATION", value_parser = parse_duration)]
     duration: Duration,
     /// How often each server has its turn.
     #[arg(long, default_value_t = 1, value_name = "N")]
     rounds: usize,
     /// How long all watches may take to have their first state.
-    #[arg(long, default_value = "1m", value_name = "DURATION", value_parser = duration)]
+    #[arg(long, default_value = "1m", value_name = "DURATION", value_parser = parse_duration)]
     start_timeout: Duration,
     /// How long after the last write an event counts as lost.
-    #[arg(long, default_value = "10s", value_name = "DURATION", value_parser = duration)]
+    #[arg(long, default_value = "10s", value_name = "DURATION", value_parser = parse_duration)]
     settle: Duration,
     /// Folder for result.json, latency.svg and time.svg. It is made if it is not there.
     #[arg(long, value_name = "DIR")]
@@ -289,7 +292,7 @@ fn write(folder: &Path, measured: &LoadResult) -> anyhow::Result<Vec<PathBuf>> {
     result["clean"] = json!(measured.is_clean());
     result["figures"] = comparison(measured);
     let mut files = vec![("result.json", serde_json::to_string_pretty(&result)? + "\n")];
-    files.extend(plots(measured)?);
+    files.extend(plot_result(measured)?);
     let mut paths = Vec::new();
     for (name, content) in files {
         let path = folder.join(name);
@@ -316,23 +319,15 @@ fn process(text: &str) -> Result<Process, String> {
         .split_once('=')
         .and_then(|(name, pid)| Some((name, pid.parse().ok()?)));
     match parsed {
-        Some((name, pid)) if !name.is_empty() && pid > 0 && name != "load" => Ok(Process {
+        Some((name, pid)) if !name.is_empty() && pid > 0 && name != OWN_PROCESS => Ok(Process {
             name: name.to_owned(),
             pid,
         }),
-        Some(("load", _)) => Err(
+        Some((OWN_PROCESS, _)) => Err(
             "this program itself is called load in the results: another name, please".to_owned(),
         ),
         _ => Err("not a name and a process id, as in proxy=1234".to_owned()),
     }
-}
-
-/// `20s`, `1m30s`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let signed: jiff::SignedDuration = text
-        .parse()
-        .map_err(|error: jiff::Error| error.to_string())?;
-    Duration::try_from(signed).map_err(|_| "a duration can't be negative".to_owned())
 }
 
 #[cfg(test)]

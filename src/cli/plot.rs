@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Args;
 
-use watershed_lab::load::steps;
+use watershed_lab::plot::plot_by_watches;
 
 /// Flags of `watershed plot`.
 #[derive(Args, Debug)]
@@ -29,7 +29,7 @@ impl PlotCommand {
             .iter()
             .map(read)
             .collect::<anyhow::Result<_>>()?;
-        let picture = steps(&texts)?;
+        let picture = plot_by_watches(&texts)?;
         std::fs::write(&self.out, picture)
             .with_context(|| format!("cannot write {} (--out)", self.out.display()))?;
         println!("{}", self.out.display());

@@ -8,10 +8,9 @@ mod check;
 mod client;
 mod connect;
 mod fleet;
+mod options;
 mod picture;
 
-use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,64 +19,8 @@ use tokio::time::Instant;
 use crate::sim::churn::{Churn, ChurnMix};
 use crate::sim::{Options, Population, SimulatedServer};
 use fleet::Fleet;
+pub use options::{DemoArgs, DemoProxy, DemoUpstream};
 use picture::{Moment, Picture};
-
-/// How long the clients may take to see the last change, unless the caller says otherwise.
-const CONVERGENCE: Duration = Duration::from_secs(20);
-
-/// Flags of `watershed demo`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct DemoArgs {
-    /// Ends the demo after this time and checks every client's view; until Ctrl-C when absent
-    #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
-    pub run_for: Option<Duration>,
-    /// Pods at the start
-    #[arg(long, value_name = "N", default_value_t = 2000)]
-    pub pods: usize,
-    /// Nodes the pods are spread over
-    #[arg(long, value_name = "N", default_value_t = 50)]
-    pub nodes: usize,
-    /// Watching clients
-    #[arg(long, value_name = "N", default_value_t = 300)]
-    pub clients: usize,
-    /// Changes per second
-    #[arg(long, value_name = "EVENTS", default_value_t = 50.0)]
-    pub rate: f64,
-    /// Decides every random choice
-    #[arg(long, default_value_t = 0)]
-    pub seed: u64,
-    /// Puts no proxy between: what upstream has to do without it
-    #[arg(long)]
-    pub direct: bool,
-    /// How long the clients may take to see the last change
-    #[arg(skip = CONVERGENCE)]
-    pub patience: Duration,
-}
-
-/// What the proxy needs to know of the upstream it is put in front of.
-#[derive(Clone, Debug)]
-pub struct DemoUpstream {
-    /// `https://…`
-    pub url: String,
-    /// The CA of its certificate.
-    pub ca_pem: String,
-    /// A token that may do everything.
-    pub token: String,
-    /// All of that as a kubeconfig.
-    pub kubeconfig_yaml: String,
-}
-
-/// What the demo needs to know of the running proxy.
-pub struct DemoProxy {
-    /// Where clients connect.
-    pub address: SocketAddr,
-    /// The CA of its certificate.
-    pub ca_pem: String,
-    /// Its status page, to look at while the demo runs.
-    pub admin_address: Option<SocketAddr>,
-    /// Stops it.
-    pub shutdown: Pin<Box<dyn Future<Output = ()> + Send>>,
-}
 
 /// Runs the demo; true when every client's view was equal to upstream's state at the end.
 pub async fn run<Start>(args: DemoArgs, start_proxy: Start) -> anyhow::Result<bool>
@@ -186,12 +129,6 @@ fn direct(server: &SimulatedServer) -> DemoProxy {
     }
 }
 
-/// `20s`, `1m30s`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let signed: jiff::SignedDuration = text.parse().map_err(|e: jiff::Error| e.to_string())?;
-    Duration::try_from(signed).map_err(|_| "a duration can't be negative".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -213,11 +150,5 @@ mod tests {
                 .await
                 .unwrap()
         );
-    }
-
-    #[test]
-    fn durations_are_read() {
-        assert_eq!(duration("1m30s"), Ok(Duration::from_secs(90)));
-        assert!(duration("-1s").is_err());
     }
 }

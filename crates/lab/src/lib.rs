@@ -3,12 +3,20 @@
 //! | module | content |
 //! |---|---|
 //! | [`sim`] | a simulated API server that can misbehave on demand |
-//! | [`load`] | a load generator for any API server, its measurements and plots |
+//! | [`load`] | a load generator for any API server, and its measurements |
+//! | [`plot`] | pictures of what the load generator measured |
 //! | [`demo`] | the clients of `watershed demo` and its live picture |
+//! | [`client`] | a small HTTP client, also for tests and benchmarks |
+//! | [`process`] | CPU time and memory of processes |
 //!
 //! Production builds leave this crate out (`--no-default-features`).
 #![forbid(unsafe_code)]
 
+pub mod body;
+pub mod client;
 pub mod demo;
+pub mod duration;
 pub mod load;
+pub mod plot;
+pub mod process;
 pub mod sim;

@@ -8,18 +8,17 @@ mod counted;
 mod group;
 mod inflate;
 mod list_version;
-mod measured;
 mod plan;
-mod plot;
-mod process;
 mod progress;
 mod rate;
 mod request;
+mod result;
 mod round;
 mod stamp;
-mod steps;
 mod table;
 mod tally;
+#[cfg(test)]
+pub(crate) mod test_support;
 mod trouble;
 mod watch;
 mod write;
@@ -29,23 +28,21 @@ use std::sync::Arc;
 use anyhow::Context;
 use tokio_util::sync::CancellationToken;
 
+use crate::process::Machine;
 use connect::Connections;
 use progress::Bars;
-use round::Turn;
+use round::ServerTurn;
 use watershed_connect::{ApiServer, ConnectOptions};
 use write::LoadWriter;
 
 pub use counted::NumberedText;
 pub use group::{AnswerEncoding, ClientGroup, FirstState, KubectlResource};
-pub use measured::{
-    Distribution, LoadResult, LoadSetting, ProcessConsumption, RequestStats, RoundResult, Sample,
-    ServerResult,
-};
 pub use plan::{KubeconfigContext, LoadPlan, LoadTarget, LoadWrites, mix};
-pub use plot::plots;
-pub use process::{Machine, Process, cpu_time, status_bytes};
 pub use rate::Rate;
-pub use steps::steps;
+pub use result::{
+    Distribution, LoadResult, LoadSetting, OWN_PROCESS, ProcessConsumption, RequestStats,
+    RoundResult, Sample, ServerResult,
+};
 pub use table::{comparison, table, verdict};
 
 /// Does what the plan says. `interrupt` ends it early, with what was measured so far. What was
@@ -159,7 +156,7 @@ async fn rounds(
         for server in turns {
             let (upstream, results) = &mut servers[server];
             let progress = bars.round(server, n, plan.rounds, plan.duration, plan.watches());
-            let turn = Turn {
+            let turn = ServerTurn {
                 plan,
                 upstream,
                 writer,

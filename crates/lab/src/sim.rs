@@ -16,20 +16,24 @@
 //! # Ok(()) }
 //! ```
 mod access;
+mod attributes;
+mod body;
 pub mod churn;
 mod discovery;
 mod faults;
 pub mod fixtures;
 mod gojson;
-mod http;
 mod kinds;
 mod list;
 mod object;
 mod options;
+mod populate;
 mod rbac;
 mod request;
 mod server;
+mod service;
 pub mod simulate;
+mod simulation;
 mod state;
 mod stats;
 mod status;
@@ -37,33 +41,16 @@ mod tls;
 mod watch;
 mod write;
 
-pub use access::{AccessRule, AccessRules, User};
+pub use access::{AccessRule, AccessRules};
+pub use attributes::User;
 pub use faults::{ActiveFaults, BrokenFrame, Faults, PlannedRefusal, WatchListSupport};
-pub use http::RecordedRequest;
+pub use kinds::{pods, resources, widgets};
 pub use options::{Options, Population};
 pub use server::SimulatedServer;
+pub use service::RecordedRequest;
 pub use state::{ClusterState, WriteError};
 pub use stats::TrafficCounts;
-
-use watershed_protocol::GroupVersionResource;
-
-/// `pods`, the type most experiments are about.
-pub fn pods() -> GroupVersionResource {
-    GroupVersionResource::new("", "v1", "pods")
-}
-
-/// `widgets.example.com`, the custom type.
-pub fn widgets() -> GroupVersionResource {
-    GroupVersionResource::new("example.com", "v1", "widgets")
-}
-
-/// Every type the server has.
-pub fn resources() -> Vec<GroupVersionResource> {
-    kinds::KINDS
-        .iter()
-        .map(|k| GroupVersionResource::new(k.group, k.version, k.resource))
-        .collect()
-}
+pub use tls::ServerIdentity;
 
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::client::{Interest, View};
+use super::client::{ClientView, PodInterest};
 use crate::sim::{ClusterState, pods};
 
 /// Differences shown per client; the rest is counted.
@@ -11,10 +11,10 @@ const SHOWN: usize = 5;
 
 /// Upstream's pods at the end, with what selectors look at.
 pub(crate) struct Truth {
-    pods: Vec<Pod>,
+    pods: Vec<UpstreamPod>,
 }
 
-struct Pod {
+struct UpstreamPod {
     key: String,
     version: u64,
     namespace: String,
@@ -56,7 +56,7 @@ impl Truth {
                     .pointer("/metadata/labels")
                     .cloned()
                     .unwrap_or_default();
-                Pod {
+                UpstreamPod {
                     key,
                     version,
                     namespace: text("/metadata/namespace"),
@@ -72,7 +72,7 @@ impl Truth {
     /// The clients whose view differs.
     pub(crate) fn compare<'a>(
         &self,
-        views: impl Iterator<Item = (&'a Interest, View)>,
+        views: impl Iterator<Item = (&'a PodInterest, ClientView)>,
     ) -> Vec<Difference> {
         views
             .enumerate()
@@ -80,7 +80,12 @@ impl Truth {
             .collect()
     }
 
-    fn difference(&self, client: usize, interest: &Interest, view: &View) -> Option<Difference> {
+    fn difference(
+        &self,
+        client: usize,
+        interest: &PodInterest,
+        view: &ClientView,
+    ) -> Option<Difference> {
         let wanted = self.pods.iter().filter(|pod| pod.concerns(interest));
         let wanted: BTreeMap<&str, u64> =
             wanted.map(|pod| (pod.key.as_str(), pod.version)).collect();
@@ -117,13 +122,13 @@ impl Truth {
     }
 }
 
-impl Pod {
-    fn concerns(&self, interest: &Interest) -> bool {
+impl UpstreamPod {
+    fn concerns(&self, interest: &PodInterest) -> bool {
         match interest {
-            Interest::All => true,
-            Interest::Namespace(namespace) => self.namespace == *namespace,
-            Interest::Node(node) => self.node == *node,
-            Interest::Label(key, value) => self.labels.get(*key) == Some(value),
+            PodInterest::All => true,
+            PodInterest::Namespace(namespace) => self.namespace == *namespace,
+            PodInterest::Node(node) => self.node == *node,
+            PodInterest::Label(key, value) => self.labels.get(*key) == Some(value),
         }
     }
 }
@@ -134,7 +139,7 @@ mod tests {
 
     #[test]
     fn every_kind_of_difference_is_found() {
-        let pod = |key: &str, version, node: &str| Pod {
+        let pod = |key: &str, version, node: &str| UpstreamPod {
             key: key.to_owned(),
             version,
             namespace: "n".to_owned(),
@@ -144,12 +149,12 @@ mod tests {
         let truth = Truth {
             pods: vec![pod("n/a", 1, "x"), pod("n/b", 2, "x"), pod("n/c", 3, "y")],
         };
-        let view = |objects: &[(&str, u64)]| View {
+        let view = |objects: &[(&str, u64)]| ClientView {
             objects: objects.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect(),
             version: 3,
             synced: true,
         };
-        let node = Interest::Node("x".to_owned());
+        let node = PodInterest::Node("x".to_owned());
         assert!(
             truth
                 .difference(0, &node, &view(&[("n/a", 1), ("n/b", 2)]))

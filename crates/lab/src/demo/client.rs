@@ -6,29 +6,30 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use bytes::{Buf as _, Bytes, BytesMut};
-use http::StatusCode;
+use http::{Request, Response, header};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 use serde::Deserialize;
 
-use super::connect::Connection;
+use super::connect::SharedConnection;
+use crate::body::empty_body;
+use crate::client::{Connection, Lines, NextLine, expect_success};
 
-/// Which pods a client wants.
+/// The pods that a client watches.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Interest {
+pub(crate) enum PodInterest {
     /// Every pod, as a scheduler does.
     All,
     /// One namespace's, as a team's controller does.
     Namespace(String),
     /// One node's, as a node agent does.
     Node(String),
-    /// Those with a label.
+    /// The pods with a label.
     Label(&'static str, String),
 }
 
-/// How a client gets its first state.
+/// The requests that bring a client its first state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opening {
     /// LIST, then WATCH from its version.
@@ -37,7 +38,7 @@ pub(crate) enum Opening {
     WatchList,
 }
 
-/// What all clients together did.
+/// Counts over all clients.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) lists: AtomicU64,
@@ -50,31 +51,30 @@ pub(crate) struct Counters {
     pub(crate) expired: AtomicU64,
 }
 
-/// What a client believes.
+/// The state that a client has built from what it received.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct View {
+pub(crate) struct ClientView {
     /// Key → version.
     pub(crate) objects: BTreeMap<String, u64>,
     /// The newest version heard of.
     pub(crate) version: u64,
-    /// Whether the first state is complete.
+    /// True once the first state is complete.
     pub(crate) synced: bool,
 }
 
 /// One client.
-pub(crate) struct Client {
-    pub(crate) interest: Interest,
+pub(crate) struct DemoClient {
+    pub(crate) interest: PodInterest,
     pub(crate) opening: Opening,
-    pub(crate) connection: Arc<Connection>,
-    pub(crate) token: String,
+    pub(crate) connection: Arc<SharedConnection>,
     pub(crate) counters: Arc<Counters>,
-    pub(crate) view: Arc<Mutex<View>>,
+    pub(crate) view: Arc<Mutex<ClientView>>,
     /// Spreads the clients' watch timeouts.
     pub(crate) timeout: Duration,
 }
 
-/// How a watch ended.
-enum Ended {
+/// The reason for the end of a watch.
+enum WatchEnd {
     /// Go on from the last version.
     Resume,
     /// 410: start over.
@@ -82,28 +82,28 @@ enum Ended {
 }
 
 #[derive(Deserialize)]
-struct List {
-    metadata: ListMetadata,
-    items: Vec<Object>,
+struct PodList {
+    metadata: PodListMetadata,
+    items: Vec<PodObject>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct ListMetadata {
+struct PodListMetadata {
     resource_version: String,
 }
 
 #[derive(Deserialize)]
-struct Event {
+struct PodEvent {
     r#type: String,
-    object: Object,
+    object: PodObject,
 }
 
 #[derive(Deserialize)]
-struct Object {
+struct PodObject {
     #[serde(default)]
-    metadata: Metadata,
-    /// Of a Status.
+    metadata: PodMetadata,
+    /// Code of a Status.
     #[serde(default)]
     code: u16,
     #[serde(default)]
@@ -112,16 +112,16 @@ struct Object {
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Metadata {
+struct PodMetadata {
     name: String,
     namespace: String,
     resource_version: String,
     annotations: BTreeMap<String, String>,
 }
 
-// === impl Interest ===
+// === impl PodInterest ===
 
-impl Interest {
+impl PodInterest {
     fn path(&self) -> String {
         match self {
             Self::All | Self::Node(_) | Self::Label(..) => "/api/v1/pods".to_owned(),
@@ -138,7 +138,7 @@ impl Interest {
     }
 }
 
-impl fmt::Display for Interest {
+impl fmt::Display for PodInterest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::All => write!(f, "all pods"),
@@ -149,9 +149,9 @@ impl fmt::Display for Interest {
     }
 }
 
-// === impl Client ===
+// === impl DemoClient ===
 
-impl Client {
+impl DemoClient {
     /// Runs until it is dropped. Failures are counted and tried again, as client-go does.
     pub(crate) async fn run(self) {
         let mut pause = Duration::from_millis(100);
@@ -162,8 +162,8 @@ impl Client {
                 pause = Duration::from_millis(100);
             }
             match round {
-                Ok(Ended::Resume) => continue,
-                Ok(Ended::Expired) => {
+                Ok(WatchEnd::Resume) => continue,
+                Ok(WatchEnd::Expired) => {
                     self.counters.expired.fetch_add(1, Ordering::Relaxed);
                     self.view.lock().synced = false;
                     continue;
@@ -178,8 +178,8 @@ impl Client {
         }
     }
 
-    /// One request's worth: the list, or a watch until it ends.
-    async fn round(&self) -> anyhow::Result<Ended> {
+    /// Sends one request: the list, or a watch until it ends.
+    async fn round(&self) -> anyhow::Result<WatchEnd> {
         let (synced, version) = {
             let view = self.view.lock();
             (view.synced, view.version)
@@ -191,51 +191,45 @@ impl Client {
             Opening::WatchList => self.watch(version, true).await,
             Opening::List => {
                 self.list(version).await?;
-                Ok(Ended::Resume)
+                Ok(WatchEnd::Resume)
             }
         }
     }
 
-    async fn get(&self, query: &str) -> anyhow::Result<Incoming> {
+    /// Sends a GET for the pods. The connection has to live for as long as the answer is read.
+    async fn get(&self, query: &str) -> anyhow::Result<(Connection, Response<Incoming>)> {
         let path = format!(
             "{}?{query}{}",
             self.interest.path(),
             self.interest.selector()
         );
-        let answer = self.connection.get(&path, &self.token).await?;
-        let status = answer.status();
-        if status != StatusCode::OK {
-            let body = answer.into_body().collect().await?.to_bytes();
-            bail!("{status} for {path}: {}", String::from_utf8_lossy(&body));
-        }
-        Ok(answer.into_body())
+        let request = Request::get(&path)
+            .header(header::ACCEPT, "application/json")
+            .header(header::USER_AGENT, "watershed-demo")
+            .body(empty_body())?;
+        let connection = self.connection.get().await?;
+        let answer = connection.send(request).await?;
+        Ok((connection, expect_success(&path, answer).await?))
     }
 
     async fn list(&self, version: u64) -> anyhow::Result<()> {
         self.counters.lists.fetch_add(1, Ordering::Relaxed);
-        let mut body = self.get(&format!("resourceVersion={version}")).await?;
-        let mut bytes = Vec::new();
-        while let Some(frame) = body.frame().await {
-            if let Ok(data) = frame?.into_data() {
-                self.counters
-                    .bytes
-                    .fetch_add(data.len() as u64, Ordering::Relaxed);
-                bytes.extend_from_slice(&data);
-            }
-        }
-        let list: List = serde_json::from_slice(&bytes)?;
+        let (_connection, answer) = self.get(&format!("resourceVersion={version}")).await?;
+        let bytes = answer.into_body().collect().await?.to_bytes();
+        self.counters
+            .bytes
+            .fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        let list: PodList = serde_json::from_slice(&bytes)?;
         let objects = list.items.iter().map(|o| Ok((o.key(), o.version()?)));
-        let objects = objects.collect::<anyhow::Result<_>>()?;
-        let version = list.metadata.resource_version.parse()?;
-        *self.view.lock() = View {
-            objects,
-            version,
+        *self.view.lock() = ClientView {
+            objects: objects.collect::<anyhow::Result<_>>()?,
+            version: list.metadata.resource_version.parse()?,
             synced: true,
         };
         Ok(())
     }
 
-    async fn watch(&self, version: u64, initial: bool) -> anyhow::Result<Ended> {
+    async fn watch(&self, version: u64, initial: bool) -> anyhow::Result<WatchEnd> {
         self.counters.watches.fetch_add(1, Ordering::Relaxed);
         let timeout = self.timeout.as_secs();
         let mut query = format!(
@@ -244,76 +238,76 @@ impl Client {
         if initial {
             query.push_str("&sendInitialEvents=true&resourceVersionMatch=NotOlderThan");
         }
-        let mut body = self.get(&query).await?;
+        let (connection, answer) = self.get(&query).await?;
+        let mut lines = Lines::new(&connection, answer);
         // The state under construction replaces the old one at the end mark, not before.
-        let mut building = initial.then(BTreeMap::new);
-        let mut rest = BytesMut::new();
-        while let Some(frame) = body.frame().await {
-            let Ok(data): Result<Bytes, _> = frame?.into_data() else {
-                continue;
+        let mut building = initial.then(ClientView::default);
+        loop {
+            let line = match lines.next().await {
+                NextLine::Line(line) => line,
+                NextLine::End => return Ok(WatchEnd::Resume),
+                NextLine::Broken(why) => bail!("a watch broke: {why}"),
             };
             self.counters
                 .bytes
-                .fetch_add(data.len() as u64, Ordering::Relaxed);
-            rest.extend_from_slice(&data);
-            while let Some(end) = memchr::memchr(b'\n', &rest) {
-                let event: Event = serde_json::from_slice(&rest[..end])?;
-                rest.advance(end + 1);
-                self.counters.events.fetch_add(1, Ordering::Relaxed);
-                if event.r#type == "ERROR" {
-                    if event.object.code == 410 {
-                        return Ok(Ended::Expired);
-                    }
-                    bail!("watch failed: {}", event.object.message);
+                .fetch_add(line.len() as u64, Ordering::Relaxed);
+            self.counters.events.fetch_add(1, Ordering::Relaxed);
+            let event: PodEvent = serde_json::from_slice(&line)?;
+            if event.r#type == "ERROR" {
+                if event.object.code == 410 {
+                    return Ok(WatchEnd::Expired);
                 }
-                self.apply(&event, &mut building)?;
+                bail!("watch failed: {}", event.object.message);
             }
-        }
-        Ok(Ended::Resume)
-    }
-
-    fn apply(
-        &self,
-        event: &Event,
-        building: &mut Option<BTreeMap<String, u64>>,
-    ) -> anyhow::Result<()> {
-        let version = event.object.version()?;
-        let mut view = self.view.lock();
-        if event.r#type == "BOOKMARK" {
-            let end_mark = event
-                .object
-                .metadata
-                .annotations
-                .contains_key("k8s.io/initial-events-end");
-            if let Some(objects) = building.take_if(|_| end_mark) {
-                *view = View {
-                    objects,
-                    version,
+            match &mut building {
+                None => self.view.lock().apply(&event)?,
+                Some(view) => view.apply(&event)?,
+            }
+            if event.is_end_mark()
+                && let Some(view) = building.take()
+            {
+                *self.view.lock() = ClientView {
                     synced: true,
+                    ..view
                 };
-            } else if building.is_none() {
-                view.version = view.version.max(version);
             }
-            return Ok(());
         }
-        let objects = if let Some(objects) = building {
-            objects
-        } else {
-            view.version = version;
-            &mut view.objects
-        };
+    }
+}
+
+// === impl ClientView ===
+
+impl ClientView {
+    fn apply(&mut self, event: &PodEvent) -> anyhow::Result<()> {
+        let version = event.object.version()?;
         match event.r#type.as_str() {
-            "ADDED" | "MODIFIED" => objects.insert(event.object.key(), version),
-            "DELETED" => objects.remove(&event.object.key()),
+            "BOOKMARK" => {}
+            "ADDED" | "MODIFIED" => {
+                self.objects.insert(event.object.key(), version);
+            }
+            "DELETED" => {
+                self.objects.remove(&event.object.key());
+            }
             other => bail!("an event of type {other:?}"),
-        };
+        }
+        self.version = self.version.max(version);
         Ok(())
     }
 }
 
-// === impl Object ===
+// === impl PodEvent ===
 
-impl Object {
+impl PodEvent {
+    /// Returns whether the event ends the first state of a watch.
+    fn is_end_mark(&self) -> bool {
+        let annotations = &self.object.metadata.annotations;
+        self.r#type == "BOOKMARK" && annotations.contains_key("k8s.io/initial-events-end")
+    }
+}
+
+// === impl PodObject ===
+
+impl PodObject {
     fn key(&self) -> String {
         format!("{}/{}", self.metadata.namespace, self.metadata.name)
     }

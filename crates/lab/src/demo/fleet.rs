@@ -6,9 +6,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
-use super::client::{Client, Counters, Interest, Opening, View};
-use super::connect::{Connection, Connector};
-use super::{DemoArgs, DemoProxy};
+use super::client::{ClientView, Counters, DemoClient, Opening, PodInterest};
+use super::connect::SharedConnection;
+use super::options::{DemoArgs, DemoProxy};
+use crate::client::{Endpoint, Protocol};
 use crate::sim::fixtures;
 
 /// Clients that share one HTTP/2 connection: fewer than the hundred streams API servers allow.
@@ -17,13 +18,13 @@ const SHARING: usize = 20;
 /// The running clients.
 pub(crate) struct Fleet {
     counters: Arc<Counters>,
-    members: Vec<(Interest, Arc<Mutex<View>>)>,
+    members: Vec<(PodInterest, Arc<Mutex<ClientView>>)>,
     tasks: JoinSet<()>,
 }
 
-/// What the clients did so far.
+/// Counts of what the clients did so far.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Totals {
+pub(crate) struct FleetTotals {
     pub(crate) clients: usize,
     /// Clients whose first state is complete.
     pub(crate) synced: usize,
@@ -44,7 +45,7 @@ impl Fleet {
         front: &DemoProxy,
         token: &str,
     ) -> anyhow::Result<Self> {
-        let connector = Connector::new(front.address, &front.ca_pem)?;
+        let endpoint = Endpoint::new(front.address, &front.ca_pem, token)?;
         let counters = Arc::new(Counters::default());
         let mut tasks = JoinSet::new();
         let mut members = Vec::with_capacity(args.clients);
@@ -54,22 +55,19 @@ impl Fleet {
             let interest = interest(n, namespaces, args.nodes, &mut rng);
             // A third shares connections, as informers of one process do; one in ten speaks
             // HTTP/1.1.
+            let connect = |protocol| SharedConnection::new(endpoint.clone(), protocol);
             let connection = match n % 10 {
-                0..3 => {
-                    if shared.is_empty() {
-                        let connection = Arc::new(Connection::new(connector.clone(), true));
-                        shared = vec![connection; SHARING];
-                    }
-                    shared.pop()
-                }
-                9 => Some(Arc::new(Connection::new(connector.clone(), false))),
-                _ => None,
+                0..3 => shared.pop().unwrap_or_else(|| {
+                    let connection = Arc::new(connect(Protocol::Http2));
+                    shared = vec![Arc::clone(&connection); SHARING - 1];
+                    connection
+                }),
+                9 => Arc::new(connect(Protocol::Http1)),
+                _ => Arc::new(connect(Protocol::Http2)),
             };
-            let connection =
-                connection.unwrap_or_else(|| Arc::new(Connection::new(connector.clone(), true)));
-            let view = Arc::new(Mutex::new(View::default()));
+            let view = Arc::new(Mutex::new(ClientView::default()));
             members.push((interest.clone(), Arc::clone(&view)));
-            let client = Client {
+            let client = DemoClient {
                 interest,
                 opening: if rng.bool() {
                     Opening::List
@@ -77,7 +75,6 @@ impl Fleet {
                     Opening::WatchList
                 },
                 connection,
-                token: token.to_owned(),
                 counters: Arc::clone(&counters),
                 view,
                 timeout: Duration::from_secs(rng.u64(300..600)),
@@ -91,9 +88,9 @@ impl Fleet {
         })
     }
 
-    pub(crate) fn totals(&self) -> Totals {
+    pub(crate) fn totals(&self) -> FleetTotals {
         let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        Totals {
+        FleetTotals {
             clients: self.members.len(),
             synced: self
                 .members
@@ -110,7 +107,7 @@ impl Fleet {
     }
 
     /// Every client's interest and present view.
-    pub(crate) fn views(&self) -> impl Iterator<Item = (&Interest, View)> {
+    pub(crate) fn views(&self) -> impl Iterator<Item = (&PodInterest, ClientView)> {
         self.members
             .iter()
             .map(|(interest, view)| (interest, view.lock().clone()))
@@ -122,17 +119,17 @@ impl Fleet {
 }
 
 /// Six in ten want one node's pods, as node agents do; the rest is shared by the wider interests.
-fn interest(n: usize, namespaces: usize, nodes: usize, rng: &mut fastrand::Rng) -> Interest {
+fn interest(n: usize, namespaces: usize, nodes: usize, rng: &mut fastrand::Rng) -> PodInterest {
     match n % 10 {
-        0 => Interest::All,
+        0 => PodInterest::All,
         1 | 2 if namespaces > 0 => {
-            Interest::Namespace(fixtures::namespace_name(rng.usize(0..namespaces)))
+            PodInterest::Namespace(fixtures::namespace_name(rng.usize(0..namespaces)))
         }
-        3 => Interest::Label(
+        3 => PodInterest::Label(
             "app",
             fixtures::APPS[rng.usize(0..fixtures::APPS.len())].to_owned(),
         ),
-        _ if nodes > 0 => Interest::Node(fixtures::node_name(n % nodes)),
-        _ => Interest::All,
+        _ if nodes > 0 => PodInterest::Node(fixtures::node_name(n % nodes)),
+        _ => PodInterest::All,
     }
 }

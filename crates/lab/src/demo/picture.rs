@@ -8,8 +8,8 @@ use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use super::check::Difference;
-use super::fleet::Totals;
-use super::{DemoArgs, DemoProxy};
+use super::fleet::FleetTotals;
+use super::options::{DemoArgs, DemoProxy};
 use crate::sim::TrafficCounts;
 use watershed_figures::grouped;
 
@@ -19,7 +19,7 @@ const SHOWN: usize = 10;
 /// Everything measured, at one moment.
 pub(crate) struct Moment {
     pub(crate) elapsed: Duration,
-    pub(crate) clients: Totals,
+    pub(crate) clients: FleetTotals,
     pub(crate) upstream: TrafficCounts,
     /// Upstream's global version.
     pub(crate) version: u64,
@@ -155,8 +155,8 @@ impl Picture {
     /// The state of things, once a second.
     pub(crate) fn live(&mut self, now: &Moment) {
         let seconds = now.elapsed.as_secs();
-        let rates = Rates::between(self.before.as_ref(), now);
-        let Totals {
+        let rates = LiveRates::between(self.before.as_ref(), now);
+        let FleetTotals {
             clients, synced, ..
         } = now.clients;
         let (upstream_events, upstream_bytes) =
@@ -227,14 +227,14 @@ impl Picture {
 }
 
 /// Per second, since the last frame.
-struct Rates {
+struct LiveRates {
     client_events: u64,
     client_bytes: u64,
     upstream_events: u64,
     upstream_bytes: u64,
 }
 
-impl Rates {
+impl LiveRates {
     fn between(before: Option<&Moment>, now: &Moment) -> Self {
         let seconds = before
             .map_or(now.elapsed, |b| now.elapsed.saturating_sub(b.elapsed))

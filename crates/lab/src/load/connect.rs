@@ -13,18 +13,13 @@ use http::{HeaderMap, Method, Request, Uri, header, response};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
-
-use super::trouble::{LoadError, broken};
 use watershed_connect::{Address, ApiServer, Dialed};
 
-/// Flow control of Go's HTTP/2 client.
-/// Source: `golang.org/x/net/http2/transport.go` (`transportDefaultStreamFlow`,
-/// `transportDefaultConnFlow`).
-const STREAM_WINDOW: u32 = 4 << 20;
-const CONNECTION_WINDOW: u32 = 1 << 30;
+use super::trouble::{LoadError, broken};
+use crate::client::Windows;
 
 /// For the head of an answer, and for the settings of a new connection.
 const HEAD_TIMEOUT: Duration = Duration::from_mins(1);
@@ -42,15 +37,15 @@ const MAX_RESENDS: usize = 3;
 pub(super) struct Connections {
     upstream: ApiServer,
     http1: bool,
-    lanes: Vec<tokio::sync::Mutex<Option<Shared>>>,
-    idle: Arc<Mutex<Vec<Exclusive>>>,
+    lanes: Vec<tokio::sync::Mutex<Option<Http2Lane>>>,
+    idle: Arc<Mutex<Vec<Http1Lane>>>,
     /// How many were opened so far.
     opened: AtomicUsize,
 }
 
 /// An HTTP/2 connection.
 #[derive(Clone)]
-struct Shared {
+struct Http2Lane {
     sender: http2::SendRequest<Full<Bytes>>,
     address: Address,
     authorization: HeaderMap,
@@ -61,19 +56,19 @@ struct Shared {
 }
 
 /// An HTTP/1.1 connection, for one request at a time.
-struct Exclusive {
+struct Http1Lane {
     sender: http1::SendRequest<Full<Bytes>>,
     address: Address,
     authorization: HeaderMap,
 }
 
-enum Opened {
-    Shared(Shared),
-    Exclusive(Exclusive),
+enum LaneConnection {
+    Http2(Http2Lane),
+    Http1(Http1Lane),
 }
 
 /// A request without its server.
-pub(super) struct Outgoing<'a> {
+pub(super) struct LoadRequest<'a> {
     pub(super) method: Method,
     pub(super) path: String,
     pub(super) accept: &'static str,
@@ -83,16 +78,16 @@ pub(super) struct Outgoing<'a> {
 }
 
 /// A successful answer.
-pub(super) struct Answer {
+pub(super) struct LoadAnswer {
     pub(super) head: response::Parts,
     pub(super) body: Incoming,
     /// Goes back to the idle ones when the body has been read.
-    back: Option<(Exclusive, Arc<Mutex<Vec<Exclusive>>>)>,
+    back: Option<(Http1Lane, Arc<Mutex<Vec<Http1Lane>>>)>,
 }
 
-// === impl Outgoing ===
+// === impl LoadRequest ===
 
-impl Outgoing<'_> {
+impl LoadRequest<'_> {
     pub(super) fn get(path: String, accept: &'static str, gzip: bool) -> Self {
         Self {
             method: Method::GET,
@@ -167,8 +162,8 @@ impl Connections {
             return Ok(None);
         }
         match Box::pin(self.lane(0)).await? {
-            Opened::Shared(shared) => Ok(Some(shared.limit)),
-            Opened::Exclusive(_) => Ok(None),
+            LaneConnection::Http2(shared) => Ok(Some(shared.limit)),
+            LaneConnection::Http1(_) => Ok(None),
         }
     }
 
@@ -176,8 +171,8 @@ impl Connections {
     pub(super) async fn send(
         &self,
         lane: usize,
-        request: Outgoing<'_>,
-    ) -> Result<Answer, LoadError> {
+        request: LoadRequest<'_>,
+    ) -> Result<LoadAnswer, LoadError> {
         let lane = lane % self.lanes.len();
         let sent = async {
             let mut resends = 0;
@@ -186,7 +181,7 @@ impl Connections {
                 // one.
                 let opened = Box::pin(self.lane(lane)).await?;
                 let error = match opened {
-                    Opened::Shared(mut shared) => {
+                    LaneConnection::Http2(mut shared) => {
                         let sent = request.build(&shared.address, &shared.authorization, true)?;
                         match shared.sender.send_request(sent).await {
                             Ok(answer) => return Ok::<_, LoadError>((answer, None)),
@@ -196,7 +191,7 @@ impl Connections {
                             }
                         }
                     }
-                    Opened::Exclusive(mut exclusive) => {
+                    LaneConnection::Http1(mut exclusive) => {
                         let sent =
                             request.build(&exclusive.address, &exclusive.authorization, false)?;
                         match exclusive.sender.send_request(sent).await {
@@ -218,7 +213,7 @@ impl Connections {
             .map_err(|_| LoadError::Silent(HEAD_TIMEOUT))??;
         let (head, body) = answer.into_parts();
         if head.status.is_success() {
-            return Ok(Answer { head, body, back });
+            return Ok(LoadAnswer { head, body, back });
         }
         let text = timeout(
             HEAD_TIMEOUT,
@@ -234,26 +229,26 @@ impl Connections {
     }
 
     /// The connection of a number, opened if it is not there.
-    async fn lane(&self, lane: usize) -> Result<Opened, LoadError> {
+    async fn lane(&self, lane: usize) -> Result<LaneConnection, LoadError> {
         let mut place = self.lanes[lane].lock().await;
         if let Some(shared) = place.as_ref().filter(|shared| !shared.sender.is_closed()) {
-            return Ok(Opened::Shared(shared.clone()));
+            return Ok(LaneConnection::Http2(shared.clone()));
         }
         if let Some(exclusive) = self.take_idle() {
-            return Ok(Opened::Exclusive(exclusive));
+            return Ok(LaneConnection::Http1(exclusive));
         }
         let authorization = self.upstream.authorization().await?;
         let connection = self.upstream.connect(self.http1).await?;
         if !connection.http2 {
             drop(place);
-            return Ok(Opened::Exclusive(
+            return Ok(LaneConnection::Http1(
                 exclusive(connection, authorization).await?,
             ));
         }
         let number = self.opened.fetch_add(1, Ordering::Relaxed);
         let shared = shared(connection, authorization, number).await?;
         *place = Some(shared.clone());
-        Ok(Opened::Shared(shared))
+        Ok(LaneConnection::Http2(shared))
     }
 
     /// No further request on this connection: it failed one, and may be going away.
@@ -262,7 +257,7 @@ impl Connections {
         place.take_if(|shared| shared.number == number);
     }
 
-    fn take_idle(&self) -> Option<Exclusive> {
+    fn take_idle(&self) -> Option<Http1Lane> {
         let mut idle = self.idle.lock();
         loop {
             let exclusive = idle.pop()?;
@@ -273,13 +268,13 @@ impl Connections {
     }
 }
 
-async fn exclusive(connection: Dialed, authorization: HeaderMap) -> Result<Exclusive, LoadError> {
+async fn exclusive(connection: Dialed, authorization: HeaderMap) -> Result<Http1Lane, LoadError> {
     let (sender, driver) = http1::handshake(TokioIo::new(connection.stream))
         .await
         .map_err(broken)?;
     // Its end shows in the sender.
     tokio::spawn(async move { drop(driver.await) });
-    Ok(Exclusive {
+    Ok(Http1Lane {
         sender,
         address: connection.address,
         authorization,
@@ -290,11 +285,9 @@ async fn shared(
     connection: Dialed,
     authorization: HeaderMap,
     number: usize,
-) -> Result<Shared, LoadError> {
-    let (sender, mut driver) = http2::Builder::new(TokioExecutor::new())
-        .timer(TokioTimer::new())
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+) -> Result<Http2Lane, LoadError> {
+    let (sender, mut driver) = Windows::GO
+        .settings()
         // None before the server has told its limit: one beyond it would wait for ever.
         .initial_max_send_streams(0)
         .handshake(TokioIo::new(connection.stream))
@@ -317,7 +310,7 @@ async fn shared(
     let limit = driver.current_max_send_streams();
     // Its end shows in the sender.
     tokio::spawn(async move { drop(driver.await) });
-    Ok(Shared {
+    Ok(Http2Lane {
         sender,
         address: connection.address,
         authorization,
@@ -344,9 +337,9 @@ fn is_unprocessed(error: &hyper::Error) -> bool {
     false
 }
 
-// === impl Answer ===
+// === impl LoadAnswer ===
 
-impl Answer {
+impl LoadAnswer {
     /// Whether the body is compressed.
     pub(super) fn is_gzip(&self) -> bool {
         self.head

@@ -9,12 +9,12 @@ use serde::de::{Deserialize, Deserializer, Error};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NumberedText {
     before: String,
-    range: Option<Range>,
+    range: Option<NumberRange>,
     after: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Range {
+struct NumberRange {
     first: u32,
     last: u32,
     width: usize,
@@ -30,7 +30,7 @@ impl NumberedText {
         } = self;
         match range {
             None => before.clone(),
-            Some(Range { first, last, width }) => {
+            Some(NumberRange { first, last, width }) => {
                 let count = last - first + 1;
                 let number = first + (n % count as usize) as u32;
                 format!("{before}{number:0width$}{after}")
@@ -85,7 +85,7 @@ impl FromStr for NumberedText {
         if first > last {
             return Err("the range ends before it begins".to_owned());
         }
-        let range = Some(Range { first, last, width });
+        let range = Some(NumberRange { first, last, width });
         Ok(Self {
             before: before.to_owned(),
             range,
@@ -103,7 +103,7 @@ impl fmt::Display for NumberedText {
         } = self;
         match range {
             None => f.write_str(before),
-            Some(Range { first, last, width }) => {
+            Some(NumberRange { first, last, width }) => {
                 write!(f, "{before}{{{first:0width$}..{last}}}{after}")
             }
         }

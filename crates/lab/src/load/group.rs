@@ -83,7 +83,7 @@ pub enum FirstState {
 
 /// What a watch or list of one client asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Selection {
+pub(super) struct CollectionQuery {
     pub(super) path: String,
     /// The selectors' parameters, each with an `&` before it.
     pub(super) query: String,
@@ -91,7 +91,7 @@ pub(super) struct Selection {
 
 /// An object that is written, as selectors see it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Written<'a> {
+pub(super) struct SelectableObject<'a> {
     pub(super) namespace: &'a str,
     pub(super) name: &'a str,
     pub(super) labels: &'a [(String, String)],
@@ -149,7 +149,7 @@ impl ClientGroup {
     }
 
     /// What the n-th client asks for.
-    pub(super) fn selection(&self, n: usize) -> Selection {
+    pub(super) fn selection(&self, n: usize) -> CollectionQuery {
         let parameter = |name: &str, value: String| {
             if value.is_empty() {
                 String::new()
@@ -157,7 +157,7 @@ impl ClientGroup {
                 format!("&{name}={}", utf8_percent_encode(&value, VALUE))
             }
         };
-        Selection {
+        CollectionQuery {
             path: self.resource.collection(&self.namespace.of(n)),
             query: parameter("labelSelector", self.selector.of(n))
                 + &parameter("fieldSelector", self.field_selector.of(n)),
@@ -165,12 +165,12 @@ impl ClientGroup {
     }
 
     /// Which of the written objects the n-th client is told of.
-    pub(super) fn concerned<'a>(&self, n: usize, written: &[Written<'a>]) -> Vec<bool> {
+    pub(super) fn concerned<'a>(&self, n: usize, written: &[SelectableObject<'a>]) -> Vec<bool> {
         let namespace = self.namespace.of(n);
         let labels = LabelSelector::parse(&self.selector.of(n)).unwrap_or_default();
         let fields = FieldSelector::parse(&self.field_selector.of(n)).unwrap_or_default();
         let of_type = self.resource == KubectlResource::config_maps();
-        let concerns = |object: &Written<'a>| {
+        let concerns = |object: &SelectableObject<'a>| {
             let label = |key: &str| {
                 object
                     .labels
@@ -323,7 +323,7 @@ mod tests {
     #[test]
     fn each_client_asks_for_its_own() {
         let group = group("{watches: 2, resource: pods, fieldSelector: 'spec.nodeName=n-{1..2}'}");
-        let Selection { path, query } = group.selection(1);
+        let CollectionQuery { path, query } = group.selection(1);
         assert_eq!(
             (path.as_str(), query.as_str()),
             ("/api/v1/pods", "&fieldSelector=spec.nodeName%3Dn-2")
@@ -337,7 +337,7 @@ mod tests {
     #[test]
     fn who_is_told_of_what_is_known_beforehand() {
         let labels = [("shard".to_owned(), "1".to_owned())];
-        let objects = ["a", "b"].map(|name| Written {
+        let objects = ["a", "b"].map(|name| SelectableObject {
             namespace: "n",
             name,
             labels: &labels,

@@ -12,12 +12,12 @@ const KEY: &[u8] = br#""resourceVersion":""#;
 
 /// Takes the pieces of a list's body.
 #[derive(Default)]
-pub(super) struct Ends {
+pub(super) struct ListEnds {
     head: Vec<u8>,
     tail: Vec<u8>,
 }
 
-impl Ends {
+impl ListEnds {
     pub(super) fn push(&mut self, data: &Bytes) {
         let room = HEAD - self.head.len();
         self.head.extend_from_slice(&data[..data.len().min(room)]);
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     fn version(encoding: Encoding, pieces: &[&[u8]]) -> Option<u64> {
-        let mut ends = Ends::default();
+        let mut ends = ListEnds::default();
         for piece in pieces {
             ends.push(&Bytes::copy_from_slice(piece));
         }

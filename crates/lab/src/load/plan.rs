@@ -6,8 +6,8 @@ use anyhow::{Context, ensure};
 use serde::Deserialize;
 
 use super::group::ClientGroup;
-use super::process::Process;
 use super::rate::Rate;
+use crate::process::Process;
 
 /// Bounds of memory and sockets of this process.
 const MAX_WATCHES: usize = 100_000;
@@ -202,35 +202,9 @@ impl LoadPlan {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
-
-    pub(in super::super) fn plan() -> LoadPlan {
-        LoadPlan {
-            targets: vec![LoadTarget {
-                name: "a".to_owned(),
-                access: KubeconfigContext::default(),
-            }],
-            writer: None,
-            groups: vec![ClientGroup {
-                watches: 120,
-                ..ClientGroup::default()
-            }],
-            connections: None,
-            http1: false,
-            writes: LoadWrites {
-                rate: "5/s".parse().unwrap(),
-                objects: 5,
-                object_bytes: 100,
-                namespace: None,
-            },
-            duration: Duration::from_secs(1),
-            rounds: 1,
-            start_timeout: Duration::from_secs(10),
-            settle: Duration::from_secs(10),
-            processes: Vec::new(),
-        }
-    }
+    use crate::load::test_support::plan;
 
     #[test]
     fn a_mix_is_read() {

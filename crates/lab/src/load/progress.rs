@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::tally::Tally;
+use super::tally::RoundTally;
 
 /// How far a round has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum RoundStage {
     Opening,
     Measuring,
     Settling,
@@ -21,7 +21,7 @@ pub(super) struct Bars {
 }
 
 /// One server's bar, in one of its rounds.
-pub(super) struct Progress {
+pub(super) struct RoundProgress {
     bar: ProgressBar,
     round: String,
     before: Duration,
@@ -67,9 +67,9 @@ impl Bars {
         rounds: usize,
         length: Duration,
         watches: usize,
-    ) -> Progress {
+    ) -> RoundProgress {
         let before = length * u32::try_from(n).unwrap_or(u32::MAX);
-        Progress {
+        RoundProgress {
             bar: self.bars[server].clone(),
             round: format!("round {} of {rounds}", n + 1),
             before,
@@ -85,8 +85,8 @@ impl Drop for Bars {
     }
 }
 
-impl Progress {
-    pub(super) fn show(&self, stage: Stage, tally: &Tally, elapsed: Duration) {
+impl RoundProgress {
+    pub(super) fn show(&self, stage: RoundStage, tally: &RoundTally, elapsed: Duration) {
         if self.bar.is_hidden() {
             return;
         }
@@ -98,13 +98,13 @@ impl Progress {
         };
         let Self { round, watches, .. } = self;
         match stage {
-            Stage::Opening => {
+            RoundStage::Opening => {
                 let synced = tally.synced.load(Ordering::Relaxed);
                 self.bar.set_message(format!(
                     "{round}: {synced} of {watches} watches have their first state{errors}"
                 ));
             }
-            Stage::Measuring => {
+            RoundStage::Measuring => {
                 let at = (self.before + elapsed).as_millis();
                 self.bar.set_position(u64::try_from(at).unwrap_or(u64::MAX));
                 let latency = tally.latency.total();
@@ -127,7 +127,7 @@ impl Progress {
                 self.bar
                     .set_message(format!("{round}: {events} events{p99}{requests}{errors}"));
             }
-            Stage::Settling => self
+            RoundStage::Settling => self
                 .bar
                 .set_message(format!("{round}: waiting for the last events{errors}")),
         }

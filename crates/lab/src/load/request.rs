@@ -10,10 +10,10 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::connect::{Connections, Outgoing};
+use super::connect::{Connections, LoadRequest};
 use super::group::ClientGroup;
 use super::rate::Rate;
-use super::tally::{Requests, Tally};
+use super::tally::{RequestTally, RoundTally};
 use super::trouble::LoadError;
 use watershed_protocol::{Encoding, Representation};
 
@@ -29,7 +29,7 @@ const MAX_NAMES_BYTES: usize = 16 << 20;
 
 /// What a request reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Read {
+pub(super) enum ReadVerb {
     List,
     Get,
 }
@@ -38,7 +38,7 @@ pub(super) enum Read {
 pub(super) struct RequestSender {
     connections: Connections,
     room: Semaphore,
-    tally: Arc<Tally>,
+    tally: Arc<RoundTally>,
 }
 
 impl RequestSender {
@@ -46,7 +46,7 @@ impl RequestSender {
     pub(super) fn new(
         wanted: usize,
         connect: impl FnOnce(usize) -> Connections,
-        tally: &Arc<Tally>,
+        tally: &Arc<RoundTally>,
     ) -> Arc<Self> {
         let connections = connect(wanted.clamp(1, MAX_CONNECTIONS));
         let room = Semaphore::new(connections.count() * PER_CONNECTION);
@@ -57,10 +57,10 @@ impl RequestSender {
         })
     }
 
-    fn counts(&self, read: Read) -> &Requests {
+    fn counts(&self, read: ReadVerb) -> &RequestTally {
         match read {
-            Read::List => &self.tally.lists,
-            Read::Get => &self.tally.gets,
+            ReadVerb::List => &self.tally.lists,
+            ReadVerb::Get => &self.tally.gets,
         }
     }
 
@@ -68,14 +68,14 @@ impl RequestSender {
     pub(super) async fn run(
         self: Arc<Self>,
         group: Arc<ClientGroup>,
-        read: Read,
+        read: ReadVerb,
         names: Arc<Vec<String>>,
         stop: CancellationToken,
         settle: Duration,
     ) {
         let rate: Rate = match read {
-            Read::List => group.lists,
-            Read::Get => group.gets,
+            ReadVerb::List => group.lists,
+            ReadVerb::Get => group.gets,
         };
         let started = Instant::now();
         let mut under_way = JoinSet::new();
@@ -116,7 +116,7 @@ impl RequestSender {
     async fn one(
         &self,
         group: &ClientGroup,
-        read: Read,
+        read: ReadVerb,
         n: usize,
         names: &[String],
     ) -> Result<u64, LoadError> {
@@ -127,7 +127,7 @@ impl RequestSender {
         };
         let representation = group.representation();
         let (path, accept) = match read {
-            Read::List => {
+            ReadVerb::List => {
                 let selection = group.selection(n);
                 let query = format!("{version}{}", selection.query);
                 (
@@ -135,7 +135,7 @@ impl RequestSender {
                     representation.list_accept_header(),
                 )
             }
-            Read::Get => {
+            ReadVerb::Get => {
                 let name = names.get(n % names.len().max(1)).map_or("/", |name| name);
                 // Its `as` is that of a watch's events; what a watch adds to protobuf's media type
                 // is left out.
@@ -149,7 +149,7 @@ impl RequestSender {
         let mut bytes = 0;
         let answer = self
             .connections
-            .send(n, Outgoing::get(path, accept, group.gzip))
+            .send(n, LoadRequest::get(path, accept, group.gzip))
             .await?;
         answer
             .read(|data| {
@@ -161,7 +161,7 @@ impl RequestSender {
     }
 }
 
-impl Read {
+impl ReadVerb {
     fn name(self) -> &'static str {
         match self {
             Self::List => "list",
@@ -179,17 +179,17 @@ fn joined(path: &str, parameters: &str) -> String {
 }
 
 #[derive(Deserialize)]
-struct Names {
-    items: Vec<Named>,
+struct NameList {
+    items: Vec<NameListItem>,
 }
 
 #[derive(Deserialize)]
-struct Named {
-    metadata: Metadata,
+struct NameListItem {
+    metadata: NameListMetadata,
 }
 
 #[derive(Deserialize)]
-struct Metadata {
+struct NameListMetadata {
     name: String,
     #[serde(default)]
     namespace: String,
@@ -210,7 +210,7 @@ pub(super) async fn names(
         metadata_only: true,
     };
     let asked = async {
-        let request = Outgoing::get(path, metadata.list_accept_header(), false);
+        let request = LoadRequest::get(path, metadata.list_accept_header(), false);
         connections
             .send(0, request)
             .await?
@@ -221,10 +221,10 @@ pub(super) async fn names(
     let body = asked
         .await
         .with_context(|| format!("cannot list {what} to learn what to get (--writer)"))?;
-    let list: Names =
+    let list: NameList =
         serde_json::from_slice(&body).with_context(|| format!("cannot read a list of {what}"))?;
-    let path = |Named {
-                    metadata: Metadata { name, namespace },
+    let path = |NameListItem {
+                    metadata: NameListMetadata { name, namespace },
                 }| { format!("{}/{name}", group.resource.collection(&namespace)) };
     let names: Vec<_> = list.items.into_iter().take(MAX_NAMES).map(path).collect();
     ensure!(

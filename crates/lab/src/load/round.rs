@@ -12,15 +12,17 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::connect::Connections;
-use super::measured::{Distribution, ProcessConsumption, RequestStats, RoundResult, Sample};
 use super::plan::LoadPlan;
-use super::process::{Process, ProcessUsage};
-use super::progress::{Progress, Stage};
-use super::request::{self, Read};
+use super::progress::{RoundProgress, RoundStage};
+use super::request::{self, ReadVerb};
+use super::result::{
+    Distribution, OWN_PROCESS, ProcessConsumption, RequestStats, RoundResult, Sample,
+};
 use super::stamp::StampFinder;
-use super::tally::Tally;
-use super::watch::{Common, Kind, Watcher};
+use super::tally::RoundTally;
+use super::watch::{RoundContext, WatchClient, WatchGroup};
 use super::write::{Ledger, LoadWriter};
+use crate::process::{Process, ProcessUsage};
 use watershed_connect::ApiServer;
 
 /// Watches that may be at their beginning at a time.
@@ -34,26 +36,26 @@ const SAMPLE: Duration = Duration::from_millis(500);
 const SPARE: Duration = Duration::from_mins(10);
 
 /// What a round needs.
-pub(super) struct Turn<'a> {
+pub(super) struct ServerTurn<'a> {
     pub(super) plan: &'a LoadPlan,
     pub(super) upstream: &'a ApiServer,
     pub(super) writer: Option<&'a Arc<LoadWriter>>,
     /// What gets ask for, by group.
     pub(super) names: &'a [Arc<Vec<String>>],
     pub(super) run: u64,
-    pub(super) progress: &'a Progress,
+    pub(super) progress: &'a RoundProgress,
     pub(super) interrupt: &'a CancellationToken,
 }
 
-impl Turn<'_> {
+impl ServerTurn<'_> {
     /// `None` when it was interrupted before anything was measured.
     pub(super) async fn run(&self) -> anyhow::Result<Option<RoundResult>> {
         let plan = self.plan;
-        let tally = Arc::new(Tally::new());
+        let tally = Arc::new(RoundTally::new());
         let stop = CancellationToken::new();
         // Ends the watches also when this future is dropped.
         let _stop = stop.clone().drop_guard();
-        let common = Arc::new(Common {
+        let common = Arc::new(RoundContext {
             connections: Connections::new(self.upstream.clone(), plan.http1, plan.connections()),
             tally: Arc::clone(&tally),
             ledger: self.writer.map_or_else(
@@ -66,10 +68,10 @@ impl Turn<'_> {
             stop: stop.clone(),
         });
         let before = common.ledger.all_confirmed();
-        let mut meter = Meter::new(&plan.processes);
+        let mut meter = ProcessMeter::new(&plan.processes);
         let opening = Instant::now();
         let (watches, audience) = self.open(&common).await?;
-        self.wait(plan.start_timeout, Stage::Opening, &tally, || {
+        self.wait(plan.start_timeout, RoundStage::Opening, &tally, || {
             tally.synced.load(Ordering::Relaxed) >= plan.watches()
         })
         .await;
@@ -87,7 +89,7 @@ impl Turn<'_> {
         load_stop.cancel();
         while load.join_next().await.is_some() {}
         let expected = expected(&before, &common.ledger.all_confirmed(), &audience);
-        self.wait(plan.settle, Stage::Settling, &tally, || {
+        self.wait(plan.settle, RoundStage::Settling, &tally, || {
             let come =
                 tally.delivered.load(Ordering::Relaxed) + tally.missed.load(Ordering::Relaxed);
             come >= expected
@@ -135,7 +137,7 @@ impl Turn<'_> {
     }
 
     /// Starts all watches; and how many of them are told of each written object.
-    async fn open(&self, common: &Arc<Common>) -> anyhow::Result<(JoinSet<u64>, Vec<u64>)> {
+    async fn open(&self, common: &Arc<RoundContext>) -> anyhow::Result<(JoinSet<u64>, Vec<u64>)> {
         let mut watches = JoinSet::new();
         let mut audience = vec![0; common.ledger.all_confirmed().len()];
         let wanted = self.plan.watches();
@@ -153,12 +155,12 @@ impl Turn<'_> {
         }
         let mut number = 0;
         for group in &self.plan.groups {
-            let kind = Arc::new(Kind {
+            let kind = Arc::new(WatchGroup {
                 group: group.clone(),
                 version: OnceCell::new(),
             });
             for nth in 0..group.watches {
-                let watcher = Watcher::new(common, &kind, number, nth);
+                let watcher = WatchClient::new(common, &kind, number, nth);
                 for object in watcher.objects() {
                     audience[usize::from(object)] += 1;
                 }
@@ -170,7 +172,7 @@ impl Turn<'_> {
     }
 
     /// Starts writes, lists and gets.
-    fn load(&self, tally: &Arc<Tally>, stop: &CancellationToken) -> JoinSet<()> {
+    fn load(&self, tally: &Arc<RoundTally>, stop: &CancellationToken) -> JoinSet<()> {
         let mut load = JoinSet::new();
         if let Some(writer) = self.writer {
             let (writer, tally, stop) = (Arc::clone(writer), Arc::clone(tally), stop.clone());
@@ -180,7 +182,7 @@ impl Turn<'_> {
         let short = request::RequestSender::new(self.plan.connections(), connect, tally);
         for (group, names) in self.plan.groups.iter().zip(self.names) {
             let group = Arc::new(group.clone());
-            for (read, rate) in [(Read::List, group.lists), (Read::Get, group.gets)] {
+            for (read, rate) in [(ReadVerb::List, group.lists), (ReadVerb::Get, group.gets)] {
                 if !rate.is_never() {
                     let (group, names) = (Arc::clone(&group), Arc::clone(names));
                     load.spawn(Arc::clone(&short).run(
@@ -197,11 +199,17 @@ impl Turn<'_> {
     }
 
     /// Waits for a condition, a time at most, or until somebody interrupts.
-    async fn wait(&self, at_most: Duration, stage: Stage, tally: &Tally, done: impl Fn() -> bool) {
+    async fn wait(
+        &self,
+        at_most: Duration,
+        stage: RoundStage,
+        tally: &RoundTally,
+        done: impl Fn() -> bool,
+    ) {
         let deadline = Instant::now() + at_most;
         while !done()
             && Instant::now() < deadline
-            && (stage == Stage::Settling || !self.interrupt.is_cancelled())
+            && (stage == RoundStage::Settling || !self.interrupt.is_cancelled())
         {
             self.progress.show(stage, tally, Duration::ZERO);
             sleep(LOOK.min(deadline - Instant::now())).await;
@@ -209,7 +217,12 @@ impl Turn<'_> {
     }
 
     /// Lets the time of the round pass.
-    async fn sample(&self, tally: &Tally, meter: &mut Meter, begun: Instant) -> Vec<Sample> {
+    async fn sample(
+        &self,
+        tally: &RoundTally,
+        meter: &mut ProcessMeter,
+        begun: Instant,
+    ) -> Vec<Sample> {
         let duration = self.plan.duration;
         let every = SAMPLE.max(duration / MAX_SAMPLES);
         let mut ticks = interval(LOOK);
@@ -222,7 +235,8 @@ impl Turn<'_> {
                 () = self.interrupt.cancelled() => return samples,
             }
             let now = Instant::now();
-            self.progress.show(Stage::Measuring, tally, now - begun);
+            self.progress
+                .show(RoundStage::Measuring, tally, now - begun);
             let since = (now - last.0).as_secs_f64();
             let over = now - begun >= duration;
             if now - last.0 >= every || (over && samples.is_empty()) {
@@ -268,18 +282,18 @@ fn expected(before: &[u32], after: &[u32], audience: &[u64]) -> u64 {
 }
 
 /// Reads the processes' usage.
-struct Meter {
+struct ProcessMeter {
     processes: Vec<Process>,
     first: BTreeMap<String, ProcessUsage>,
     most_memory: BTreeMap<String, u64>,
     last: BTreeMap<String, ProcessUsage>,
 }
 
-impl Meter {
+impl ProcessMeter {
     fn new(processes: &[Process]) -> Self {
         let mut processes = processes.to_vec();
         processes.push(Process {
-            name: OWN.to_owned(),
+            name: OWN_PROCESS.to_owned(),
             pid: std::process::id(),
         });
         let mut meter = Self {
@@ -329,9 +343,6 @@ impl Meter {
             .collect()
     }
 }
-
-/// This program among the processes.
-pub(super) const OWN: &str = "load";
 
 #[cfg(test)]
 mod tests {

@@ -3,8 +3,9 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 
-use super::measured::{LoadResult, ProcessConsumption, RequestStats, RoundResult, ServerResult};
-use super::round::OWN;
+use super::result::{
+    LoadResult, OWN_PROCESS, ProcessConsumption, RequestStats, RoundResult, ServerResult,
+};
 use watershed_figures::{grouped, markdown_table, median, three_digits};
 
 /// How figures of CPU begin, and what they are at least (cores, seconds) for others to be set in
@@ -19,7 +20,7 @@ const SERVERS: &str = "all of these";
 const SHOWN: usize = 10;
 
 /// One figure of all servers.
-struct Row {
+struct FigureRow {
     name: String,
     unit: &'static str,
     /// Whether one server's figure over another's says anything.
@@ -217,7 +218,12 @@ fn figures(round: &RoundResult) -> Vec<(String, &'static str, bool, f64)> {
         add(&format!("{name}, p99"), "ms", true, short.latency.p99);
     }
     // This program comes last, after the sum of all servers'.
-    let others = || round.processes.iter().filter(|(name, _)| *name != OWN);
+    let others = || {
+        round
+            .processes
+            .iter()
+            .filter(|(name, _)| *name != OWN_PROCESS)
+    };
     let sum = |of: fn(&ProcessConsumption) -> f64| others().map(|(_, used)| of(used)).sum::<f64>();
     let together = ProcessConsumption {
         opening_cpu_seconds: sum(|used| used.opening_cpu_seconds),
@@ -228,7 +234,7 @@ fn figures(round: &RoundResult) -> Vec<(String, &'static str, bool, f64)> {
     let each = others().map(|(name, used)| (&**name, used, true));
     let own = round
         .processes
-        .get(OWN)
+        .get(OWN_PROCESS)
         .map(|used| ("this load", used, false));
     for (title, used, compare) in each.chain(together).chain(own) {
         add(
@@ -260,12 +266,12 @@ fn figures(round: &RoundResult) -> Vec<(String, &'static str, bool, f64)> {
 }
 
 /// All figures that any server has, in the order in which they come up.
-fn rows(servers: &[ServerResult]) -> Vec<Row> {
+fn rows(servers: &[ServerResult]) -> Vec<FigureRow> {
     let all: Vec<Vec<Vec<_>>> = servers
         .iter()
         .map(|server| server.rounds.iter().map(figures).collect())
         .collect();
-    let mut rows: Vec<Row> = Vec::new();
+    let mut rows: Vec<FigureRow> = Vec::new();
     for round in all.iter().flatten() {
         // Where a figure that is new comes after: so none is torn from its neighbours.
         let mut after = 0;
@@ -275,7 +281,7 @@ fn rows(servers: &[ServerResult]) -> Vec<Row> {
             } else {
                 rows.insert(
                     after,
-                    Row {
+                    FigureRow {
                         name: name.clone(),
                         unit,
                         compare: *compare,
@@ -301,7 +307,7 @@ fn rows(servers: &[ServerResult]) -> Vec<Row> {
     rows
 }
 
-impl Row {
+impl FigureRow {
     fn median(&self, server: usize) -> Option<f64> {
         median(self.rounds[server].iter().copied().flatten())
     }
@@ -332,87 +338,9 @@ fn figure(value: f64, unit: &str) -> String {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
-    use crate::load::measured::{Distribution, LoadSetting, Sample};
-    use crate::load::plan::tests::plan;
-    use crate::load::process::Machine;
-
-    fn round(p99: f64, lost: u64) -> RoundResult {
-        let consumption = ProcessConsumption {
-            opening_cpu_seconds: 0.25,
-            cpu_seconds: 1.5,
-            memory_bytes: 64 << 20,
-        };
-        let sample = |n: u32| Sample {
-            seconds: f64::from(n),
-            events_per_second: 1000.0,
-            watch_bytes_per_second: 2e6,
-            cores: [("api".to_owned(), 0.5), (OWN.to_owned(), 0.1)].into(),
-            memory_bytes: [("api".to_owned(), 1 << 20)].into(),
-        };
-        RoundResult {
-            seconds: 2.0,
-            watches: 10,
-            watches_begun: 10,
-            events: 2_000_000,
-            events_expected: 2_000_000,
-            events_delivered: 2_000_000 - lost,
-            events_lost: lost,
-            delivery: Distribution {
-                count: 5,
-                p50: 1.25,
-                p90: 10.0,
-                p99,
-                max: 99.5,
-                quantiles: vec![
-                    (0.0, 0.5),
-                    (0.5, 1.25),
-                    (0.9, 10.0),
-                    (0.99, p99),
-                    (1.0, 99.5),
-                ],
-                histogram: None,
-            },
-            processes: [
-                ("api".to_owned(), consumption),
-                (OWN.to_owned(), consumption),
-            ]
-            .into(),
-            samples: (1..=4).map(sample).collect(),
-            ..RoundResult::default()
-        }
-    }
-
-    pub(in super::super) fn measured() -> LoadResult {
-        let server = |name: &str, rounds: Vec<RoundResult>| ServerResult {
-            name: name.to_owned(),
-            addresses: Vec::new(),
-            rounds,
-        };
-        LoadResult {
-            setting: LoadSetting {
-                version: "0",
-                machine: Machine::this(),
-                clients: Vec::new(),
-                writes: plan().writes,
-                duration_seconds: 2.0,
-                rounds: 3,
-            },
-            servers: vec![
-                server(
-                    "direct",
-                    vec![round(20.0, 0), round(10.0, 0), round(40.0, 0)],
-                ),
-                server(
-                    "a <proxy> & more",
-                    vec![round(10.0, 0), round(10.0, 3), round(10.0, 0)],
-                ),
-            ],
-            interrupted: false,
-            errors: Vec::new(),
-        }
-    }
+    use crate::load::test_support::result as measured;
 
     #[test]
     fn rounds_become_medians_and_ratios_of_rounds() {

@@ -19,7 +19,7 @@ const MAX_KINDS: usize = 50;
 const FURTHER: &str = "further kinds of errors";
 
 /// Counts of one round.
-pub(super) struct Tally {
+pub(super) struct RoundTally {
     /// Whether what happens is counted: between the first states and the last event.
     measuring: AtomicBool,
     /// Watches that have their first state.
@@ -38,14 +38,14 @@ pub(super) struct Tally {
     /// Bytes of watches' bodies, as they came.
     pub(super) watch_bytes: AtomicU64,
     pub(super) latency: Latencies,
-    pub(super) lists: Requests,
-    pub(super) gets: Requests,
-    pub(super) writes: Requests,
+    pub(super) lists: RequestTally,
+    pub(super) gets: RequestTally,
+    pub(super) writes: RequestTally,
     errors: Mutex<BTreeMap<String, u64>>,
 }
 
 /// Requests of one kind.
-pub(super) struct Requests {
+pub(super) struct RequestTally {
     pub(super) done: AtomicU64,
     pub(super) bytes: AtomicU64,
     /// Not sent, as too many were waiting for their answers.
@@ -56,9 +56,9 @@ pub(super) struct Requests {
 /// How long things took.
 pub(super) struct Latencies(Vec<Mutex<Histogram<u64>>>);
 
-// === impl Tally ===
+// === impl RoundTally ===
 
-impl Tally {
+impl RoundTally {
     pub(super) fn new() -> Self {
         Self {
             measuring: AtomicBool::new(false),
@@ -71,9 +71,9 @@ impl Tally {
             resumed: AtomicU64::new(0),
             watch_bytes: AtomicU64::new(0),
             latency: Latencies::new(SHARDS),
-            lists: Requests::new(),
-            gets: Requests::new(),
-            writes: Requests::new(),
+            lists: RequestTally::new(),
+            gets: RequestTally::new(),
+            writes: RequestTally::new(),
             errors: Mutex::default(),
         }
     }
@@ -115,9 +115,9 @@ impl Tally {
     }
 }
 
-// === impl Requests ===
+// === impl RequestTally ===
 
-impl Requests {
+impl RequestTally {
     fn new() -> Self {
         Self {
             done: AtomicU64::new(0),
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn counts_begin_with_the_measurement_and_errors_before() {
-        let tally = Tally::new();
+        let tally = RoundTally::new();
         tally.count(&tally.events, 1);
         tally.measure(true);
         tally.count(&tally.events, 2);

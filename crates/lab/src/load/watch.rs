@@ -10,12 +10,12 @@ use tokio::sync::{OnceCell, Semaphore};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::connect::{Connections, Outgoing};
-use super::group::{ClientGroup, FirstState, Selection};
+use super::connect::{Connections, LoadRequest};
+use super::group::{ClientGroup, CollectionQuery, FirstState};
 use super::inflate::Inflate;
-use super::list_version::Ends;
+use super::list_version::ListEnds;
 use super::stamp::{self, StampFinder};
-use super::tally::Tally;
+use super::tally::RoundTally;
 use super::trouble::{LoadError, broken};
 use super::write::Ledger;
 use watershed_protocol::{
@@ -30,9 +30,9 @@ const PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// What all watches of a round share.
-pub(super) struct Common {
+pub(super) struct RoundContext {
     pub(super) connections: Connections,
-    pub(super) tally: Arc<Tally>,
+    pub(super) tally: Arc<RoundTally>,
     pub(super) ledger: Arc<Ledger>,
     pub(super) finder: StampFinder,
     /// How many may be at their beginning at a time.
@@ -44,17 +44,17 @@ pub(super) struct Common {
 }
 
 /// What the watches of a group share.
-pub(super) struct Kind {
+pub(super) struct WatchGroup {
     pub(super) group: ClientGroup,
     /// Where all of them begin, with [`FirstState::Version`].
     pub(super) version: OnceCell<ResourceVersion>,
 }
 
 /// One client.
-pub(super) struct Watcher {
-    common: Arc<Common>,
-    kind: Arc<Kind>,
-    selection: Selection,
+pub(super) struct WatchClient {
+    common: Arc<RoundContext>,
+    kind: Arc<WatchGroup>,
+    selection: CollectionQuery,
     /// Counts all watches of the round.
     number: usize,
     /// The newest write seen of each object that it is told of, in the order of the objects.
@@ -64,11 +64,16 @@ pub(super) struct Watcher {
     synced: bool,
 }
 
-// === impl Watcher ===
+// === impl WatchClient ===
 
-impl Watcher {
+impl WatchClient {
     /// `number` counts all watches, `nth` those of the group.
-    pub(super) fn new(common: &Arc<Common>, kind: &Arc<Kind>, number: usize, nth: usize) -> Self {
+    pub(super) fn new(
+        common: &Arc<RoundContext>,
+        kind: &Arc<WatchGroup>,
+        number: usize,
+        nth: usize,
+    ) -> Self {
         let concerned = kind.group.concerned(nth, &common.ledger.written());
         let objects = (0_u16..).zip(concerned).filter(|(_, concerned)| *concerned);
         Self {
@@ -127,7 +132,7 @@ impl Watcher {
     async fn watch(&mut self) -> Result<(), LoadError> {
         let common = Arc::clone(&self.common);
         let kind = Arc::clone(&self.kind);
-        let Common {
+        let RoundContext {
             connections, tally, ..
         } = &*common;
         let representation = kind.group.representation();
@@ -141,7 +146,7 @@ impl Watcher {
         if self.version.is_none() && !stream {
             self.version = Some(self.first_version().await?);
         }
-        let Selection { path, query } = &self.selection;
+        let CollectionQuery { path, query } = &self.selection;
         let seconds = common.timeout.as_secs();
         let from = match self.version {
             Some(version) => format!("&resourceVersion={version}"),
@@ -151,7 +156,7 @@ impl Watcher {
         let target = format!(
             "{path}?watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}{from}{query}"
         );
-        let request = Outgoing::get(
+        let request = LoadRequest::get(
             target,
             representation.watch_accept_header(),
             kind.group.gzip,
@@ -249,14 +254,14 @@ impl Watcher {
         let list = async |query: &str| {
             let representation = self.kind.group.representation();
             let target = format!("{}?{query}{}", self.selection.path, self.selection.query);
-            let request = Outgoing::get(
+            let request = LoadRequest::get(
                 target,
                 representation.list_accept_header(),
                 self.kind.group.gzip,
             );
             let answer = self.common.connections.send(self.number, request).await?;
             let mut inflate = Inflate::new(answer.is_gzip());
-            let mut ends = Ends::default();
+            let mut ends = ListEnds::default();
             let reading = answer.read(|data| {
                 ends.push(&inflate.push(data)?);
                 Ok(())

@@ -13,12 +13,12 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::connect::{Connections, Outgoing};
-use super::group::{KubectlResource, Written};
+use super::connect::{Connections, LoadRequest};
+use super::group::{KubectlResource, SelectableObject};
 use super::plan::LoadWrites;
 use super::rate::Rate;
 use super::stamp::{self, ANNOTATION, Stamp};
-use super::tally::Tally;
+use super::tally::RoundTally;
 use super::trouble::LoadError;
 use watershed_connect::ApiServer;
 
@@ -50,10 +50,10 @@ const CLEAN_UP: Duration = Duration::from_mins(1);
 /// The written objects, and how often each was written.
 pub(super) struct Ledger {
     pub(super) namespace: String,
-    objects: Vec<Entry>,
+    objects: Vec<WrittenObject>,
 }
 
-struct Entry {
+struct WrittenObject {
     name: String,
     labels: Vec<(String, String)>,
     /// Number of its last confirmed write.
@@ -76,7 +76,7 @@ pub(super) struct LoadWriter {
 
 impl Ledger {
     fn new(namespace: String, count: usize) -> Self {
-        let entry = |number: usize| Entry {
+        let entry = |number: usize| WrittenObject {
             name: format!("{NAME}{number}"),
             labels: vec![
                 (OWN.0.to_owned(), OWN.1.to_owned()),
@@ -96,10 +96,10 @@ impl Ledger {
     }
 
     /// The objects as selectors see them.
-    pub(super) fn written(&self) -> Vec<Written<'_>> {
+    pub(super) fn written(&self) -> Vec<SelectableObject<'_>> {
         self.objects
             .iter()
-            .map(|entry| Written {
+            .map(|entry| SelectableObject {
                 namespace: &self.namespace,
                 name: &entry.name,
                 labels: &entry.labels,
@@ -132,7 +132,7 @@ impl Ledger {
     }
 }
 
-// === impl Writer ===
+// === impl LoadWriter ===
 
 impl LoadWriter {
     /// Makes the objects, and the namespace if none is given. What was made is deleted again when
@@ -222,7 +222,7 @@ impl LoadWriter {
     ) -> Result<(), LoadError> {
         let content = (!body.is_empty()).then_some((content_type, body));
         let lane = fastrand::usize(..CONNECTIONS);
-        let request = Outgoing {
+        let request = LoadRequest {
             method,
             path,
             accept: JSON,
@@ -242,7 +242,7 @@ impl LoadWriter {
     }
 
     /// Writes at its rate until it is stopped; returns when all writes under way have ended.
-    pub(super) async fn run(self: &Arc<Self>, tally: &Arc<Tally>, stop: &CancellationToken) {
+    pub(super) async fn run(self: &Arc<Self>, tally: &Arc<RoundTally>, stop: &CancellationToken) {
         let started = Instant::now();
         let mut under_way = JoinSet::new();
         for n in 0.. {
@@ -267,7 +267,7 @@ impl LoadWriter {
     }
 
     /// One write; whether it is known to have been done.
-    async fn write(&self, object: u16, tally: &Tally) -> bool {
+    async fn write(&self, object: u16, tally: &RoundTally) -> bool {
         let (Some(entry), Some(path)) = (
             self.ledger.objects.get(usize::from(object)),
             self.ledger.path(object),

@@ -109,7 +109,7 @@ fn gvr(group: &str, resource: &str) -> GroupVersionResource {
     GroupVersionResource::new(group, "v1", resource)
 }
 
-// === impl Plan ===
+// === impl ChurnPlan ===
 
 impl ChurnPlan {
     /// A plan for what is in the state now.
@@ -291,14 +291,15 @@ impl Churn {
 #[cfg(test)]
 mod tests {
     use super::super::options::Population;
+    use super::super::populate::populate;
     use super::*;
 
     fn run(seed: u64) -> Vec<std::collections::BTreeMap<String, (u64, bytes::Bytes)>> {
         let state = ClusterState::new(100, 1);
-        fixtures::populate(&state, Population::cluster(50, 4), 1);
+        populate(&state, Population::cluster(50, 4), 1);
         let mut plan = ChurnPlan::new(&state, seed, ChurnMix::default());
         (0..500).for_each(|_| plan.step(&state));
-        super::super::resources()
+        super::super::kinds::resources()
             .iter()
             .map(|gvr| state.snapshot(gvr))
             .collect()
@@ -333,7 +334,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn what_cannot_keep_up_with_the_clock_can_be_stopped() {
         let state = Arc::new(ClusterState::new(100, 1));
-        fixtures::populate(&state, Population::cluster(5, 1), 1);
+        populate(&state, Population::cluster(5, 1), 1);
         let churn = Churn::start(Arc::clone(&state), 1e12, 1, ChurnMix::default());
         let before = state.version();
         tokio::time::timeout(Duration::from_mins(1), async {

@@ -1,7 +1,7 @@
 //! What is served: `/api`, `/apis` and below, in the legacy and the aggregated form.
 use serde_json::{Value, json};
 
-use super::kinds::{Form, KINDS, Kind};
+use super::kinds::{KINDS, ResourceKind, TypeOrigin};
 
 const VERBS: [&str; 7] = [
     "create", "delete", "get", "list", "patch", "update", "watch",
@@ -103,15 +103,17 @@ pub(crate) fn is_builtin(group: &str, version: &str) -> bool {
     version == "v1"
         && (KINDS
             .iter()
-            .any(|k| k.group == group && k.form == Form::Builtin)
+            .any(|k| k.group == group && k.form == TypeOrigin::Builtin)
             || reviews(group).next().is_some())
 }
 
-fn response_kind(kind: &Kind) -> Value {
+fn response_kind(kind: &ResourceKind) -> Value {
     match kind.form {
         // Builtin types leave out what the entry's place says already.
-        Form::Builtin => json!({"group": "", "version": "", "kind": kind.kind}),
-        Form::Custom => json!({"group": kind.group, "version": kind.version, "kind": kind.kind}),
+        TypeOrigin::Builtin => json!({"group": "", "version": "", "kind": kind.kind}),
+        TypeOrigin::Custom => {
+            json!({"group": kind.group, "version": kind.version, "kind": kind.kind})
+        }
     }
 }
 
@@ -133,7 +135,7 @@ fn groups(served: &impl Fn(usize) -> bool) -> Vec<&'static str> {
 fn kinds<'a>(
     group: &'a str,
     served: &'a impl Fn(usize) -> bool,
-) -> impl Iterator<Item = &'static Kind> + 'a {
+) -> impl Iterator<Item = &'static ResourceKind> + 'a {
     KINDS
         .iter()
         .enumerate()

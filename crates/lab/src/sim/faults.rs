@@ -72,12 +72,12 @@ pub struct ActiveFaults {
 pub struct Faults {
     active: Mutex<ActiveFaults>,
     /// Grows when all watches are to break, and when they are to end cleanly.
-    cut: watch::Sender<Cut>,
+    cut: watch::Sender<CutCounts>,
 }
 
 /// How often watches and connections were cut so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Cut {
+pub(crate) struct CutCounts {
     pub(crate) broken: u64,
     pub(crate) ended: u64,
     pub(crate) connections: u64,
@@ -96,7 +96,7 @@ impl Default for Faults {
     fn default() -> Self {
         Self {
             active: Mutex::default(),
-            cut: watch::Sender::new(Cut::default()),
+            cut: watch::Sender::new(CutCounts::default()),
         }
     }
 }
@@ -157,7 +157,7 @@ impl Faults {
         self.set(|a| a.watch_list = how);
     }
 
-    pub(crate) fn subscribe(&self) -> watch::Receiver<Cut> {
+    pub(crate) fn subscribe(&self) -> watch::Receiver<CutCounts> {
         self.cut.subscribe()
     }
 

@@ -4,7 +4,7 @@ use watershed_protocol::GroupVersionResource;
 /// Whether a type is compiled into an API server or defined by a CustomResourceDefinition: the JSON
 /// forms differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum TypeOrigin {
     /// `kind` and `apiVersion` first, struct order, list items without both.
     Builtin,
     /// All keys sorted at every level, list items whole.
@@ -14,7 +14,7 @@ pub(crate) enum Form {
 /// One resource type.
 #[expect(clippy::struct_field_names, reason = "`kind` is the API's own word")]
 #[derive(Debug)]
-pub(crate) struct Kind {
+pub(crate) struct ResourceKind {
     /// API group, empty for core.
     pub(crate) group: &'static str,
     /// Version.
@@ -30,7 +30,7 @@ pub(crate) struct Kind {
     /// Short names, for discovery.
     pub(crate) short_names: &'static [&'static str],
     /// How objects are written.
-    pub(crate) form: Form,
+    pub(crate) form: TypeOrigin,
     /// What a zero value (a bookmark) has after its metadata.
     pub(crate) zero_tail: &'static str,
     /// Field labels beside `metadata.name` (and `metadata.namespace` of namespaced types): label,
@@ -40,7 +40,7 @@ pub(crate) struct Kind {
     pub(crate) delete_returns_object: bool,
 }
 
-const PLAIN: Kind = Kind {
+const PLAIN: ResourceKind = ResourceKind {
     group: "",
     version: "v1",
     resource: "",
@@ -48,27 +48,27 @@ const PLAIN: Kind = Kind {
     kind: "",
     namespaced: true,
     short_names: &[],
-    form: Form::Builtin,
+    form: TypeOrigin::Builtin,
     zero_tail: "",
     fields: &[],
     delete_returns_object: false,
 };
 
-const RBAC: Kind = Kind {
+const RBAC: ResourceKind = ResourceKind {
     group: "rbac.authorization.k8s.io",
     ..PLAIN
 };
 
 /// Every type of this server, in discovery order.
-pub(crate) static KINDS: [Kind; 17] = [
-    Kind {
+pub(crate) static KINDS: [ResourceKind; 17] = [
+    ResourceKind {
         resource: "configmaps",
         singular: "configmap",
         kind: "ConfigMap",
         short_names: &["cm"],
         ..PLAIN
     },
-    Kind {
+    ResourceKind {
         resource: "namespaces",
         singular: "namespace",
         kind: "Namespace",
@@ -78,7 +78,7 @@ pub(crate) static KINDS: [Kind; 17] = [
         fields: &[("status.phase", "/status/phase", "")],
         ..PLAIN
     },
-    Kind {
+    ResourceKind {
         resource: "nodes",
         singular: "node",
         kind: "Node",
@@ -92,7 +92,7 @@ pub(crate) static KINDS: [Kind; 17] = [
         fields: &[("spec.unschedulable", "/spec/unschedulable", "false")],
         ..PLAIN
     },
-    Kind {
+    ResourceKind {
         resource: "pods",
         singular: "pod",
         kind: "Pod",
@@ -111,14 +111,14 @@ pub(crate) static KINDS: [Kind; 17] = [
         delete_returns_object: true,
         ..PLAIN
     },
-    Kind {
+    ResourceKind {
         resource: "secrets",
         singular: "secret",
         kind: "Secret",
         fields: &[("type", "/type", "")],
         ..PLAIN
     },
-    Kind {
+    ResourceKind {
         resource: "serviceaccounts",
         singular: "serviceaccount",
         kind: "ServiceAccount",
@@ -126,7 +126,7 @@ pub(crate) static KINDS: [Kind; 17] = [
         delete_returns_object: true,
         ..PLAIN
     },
-    Kind {
+    ResourceKind {
         resource: "services",
         singular: "service",
         kind: "Service",
@@ -139,7 +139,7 @@ pub(crate) static KINDS: [Kind; 17] = [
         delete_returns_object: true,
         ..PLAIN
     },
-    Kind {
+    ResourceKind {
         group: "apiextensions.k8s.io",
         resource: "customresourcedefinitions",
         singular: "customresourcedefinition",
@@ -153,7 +153,7 @@ pub(crate) static KINDS: [Kind; 17] = [
         delete_returns_object: true,
         ..PLAIN
     },
-    Kind {
+    ResourceKind {
         group: "apps",
         resource: "deployments",
         singular: "deployment",
@@ -165,7 +165,7 @@ pub(crate) static KINDS: [Kind; 17] = [
         ),
         ..PLAIN
     },
-    Kind {
+    ResourceKind {
         group: "apps",
         resource: "replicasets",
         singular: "replicaset",
@@ -178,7 +178,7 @@ pub(crate) static KINDS: [Kind; 17] = [
         fields: &[("status.replicas", "/status/replicas", "0")],
         ..PLAIN
     },
-    Kind {
+    ResourceKind {
         group: "coordination.k8s.io",
         resource: "leases",
         singular: "lease",
@@ -186,7 +186,7 @@ pub(crate) static KINDS: [Kind; 17] = [
         zero_tail: r#","spec":{}"#,
         ..PLAIN
     },
-    Kind {
+    ResourceKind {
         group: "discovery.k8s.io",
         resource: "endpointslices",
         singular: "endpointslice",
@@ -194,21 +194,21 @@ pub(crate) static KINDS: [Kind; 17] = [
         zero_tail: r#","addressType":"","endpoints":null,"ports":null"#,
         ..PLAIN
     },
-    Kind {
+    ResourceKind {
         resource: "roles",
         singular: "role",
         kind: "Role",
         zero_tail: r#","rules":null"#,
         ..RBAC
     },
-    Kind {
+    ResourceKind {
         resource: "rolebindings",
         singular: "rolebinding",
         kind: "RoleBinding",
         zero_tail: r#","roleRef":{"apiGroup":"","kind":"","name":""}"#,
         ..RBAC
     },
-    Kind {
+    ResourceKind {
         resource: "clusterroles",
         singular: "clusterrole",
         kind: "ClusterRole",
@@ -216,7 +216,7 @@ pub(crate) static KINDS: [Kind; 17] = [
         zero_tail: r#","rules":null"#,
         ..RBAC
     },
-    Kind {
+    ResourceKind {
         resource: "clusterrolebindings",
         singular: "clusterrolebinding",
         kind: "ClusterRoleBinding",
@@ -224,21 +224,39 @@ pub(crate) static KINDS: [Kind; 17] = [
         zero_tail: r#","roleRef":{"apiGroup":"","kind":"","name":""}"#,
         ..RBAC
     },
-    Kind {
+    ResourceKind {
         group: "example.com",
         resource: "widgets",
         singular: "widget",
         kind: "Widget",
         short_names: &["wd"],
-        form: Form::Custom,
+        form: TypeOrigin::Custom,
         fields: &[("spec.color", "/spec/color", "")],
         ..PLAIN
     },
 ];
 
-// === impl Kind ===
+/// `pods`, the type most experiments are about.
+pub fn pods() -> GroupVersionResource {
+    GroupVersionResource::new("", "v1", "pods")
+}
 
-impl Kind {
+/// `widgets.example.com`, the custom type.
+pub fn widgets() -> GroupVersionResource {
+    GroupVersionResource::new("example.com", "v1", "widgets")
+}
+
+/// Every type the server has.
+pub fn resources() -> Vec<GroupVersionResource> {
+    KINDS
+        .iter()
+        .map(|k| GroupVersionResource::new(k.group, k.version, k.resource))
+        .collect()
+}
+
+// === impl ResourceKind ===
+
+impl ResourceKind {
     /// The type of a resource's name, and its place in [`KINDS`].
     pub(crate) fn find(
         group: &str,
@@ -251,7 +269,7 @@ impl Kind {
             .find(|(_, k)| k.group == group && k.version == version && k.resource == resource)
     }
 
-    /// As [`Kind::find`], by the project's word for it.
+    /// As [`ResourceKind::find`], by the project's word for it.
     pub(crate) fn of(gvr: &GroupVersionResource) -> Option<(usize, &'static Self)> {
         Self::find(&gvr.group, &gvr.version, &gvr.resource)
     }
@@ -278,7 +296,7 @@ impl Kind {
     /// Source: the conversion functions of each API group, apimachinery's
     /// `DefaultMetaV1FieldSelectorConversion`.
     pub(crate) fn refuse_field(&self, label: &str) -> Option<String> {
-        let defaulted = self.fields.is_empty() && self.form == Form::Builtin;
+        let defaulted = self.fields.is_empty() && self.form == TypeOrigin::Builtin;
         let known = label == "metadata.name"
             || (label == "metadata.namespace" && (self.namespaced || defaulted))
             || (label == "spec.host" && self.resource == "pods")

@@ -7,23 +7,23 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
-use super::http::Shared;
-use super::kinds::{Form, KINDS, Kind};
-use super::object::Object;
-use super::request::{Filter, Query, Shape};
-use super::state::{View, key};
+use super::kinds::{KINDS, ResourceKind, TypeOrigin};
+use super::object::SimulatedObject;
+use super::request::{AnswerShape, ObjectFilter, Query};
+use super::simulation::Simulation;
+use super::state::{TypeView, key};
 use super::status::Failure;
 
 /// A continue token, decoded. Source: apiserver `pkg/storage/continue.go`.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Token {
+struct ContinueToken {
     v: String,
     rv: i64,
     start: String,
 }
 
 /// Where a list's state comes from.
-enum Source {
+enum ListSource {
     /// The newest, after a consistent read.
     Consistent,
     /// Whatever the cache has.
@@ -36,42 +36,45 @@ enum Source {
 
 /// One object. Source of the rules: apiserver `pkg/storage/cacher/delegator.go`.
 pub(crate) async fn get(
-    shared: &Shared,
+    simulation: &Simulation,
     index: usize,
     namespace: &str,
     name: &str,
     query: &Query,
-    shape: Shape,
+    shape: AnswerShape,
 ) -> Result<Bytes, Failure> {
     let kind = &KINDS[index];
     let wanted = query
         .version_number()
         .map_err(|e| Failure::new(500, "", e))?;
-    if !shared
+    if !simulation
         .state
-        .reached(wanted, shared.options.fresh_timeout)
+        .reached(wanted, simulation.options.fresh_timeout)
         .await
     {
-        return Err(Failure::too_large(wanted, shared.state.view(index).version));
+        return Err(Failure::too_large(
+            wanted,
+            simulation.state.view(index).version,
+        ));
     }
-    let object = shared
+    let object = simulation
         .state
         .get(index, &key(kind, namespace, name))
         .ok_or_else(|| Failure::not_found(kind, name))?;
     let body = match shape {
-        Shape::Full => object.bytes.clone(),
-        Shape::Partial => object.partial_at(object.version),
+        AnswerShape::Full => object.bytes.clone(),
+        AnswerShape::Partial => object.partial_at(object.version),
     };
     Ok([&body[..], b"\n"].concat().into())
 }
 
 /// A list, or a page of one.
 pub(crate) async fn list(
-    shared: &Shared,
+    simulation: &Simulation,
     index: usize,
-    filter: &Filter,
+    filter: &ObjectFilter,
     query: &Query,
-    shape: Shape,
+    shape: AnswerShape,
 ) -> Result<Bytes, Failure> {
     let kind = &KINDS[index];
     validate(query)?;
@@ -83,7 +86,7 @@ pub(crate) async fn list(
     let token = query
         .continue_token
         .as_deref()
-        .map(Token::decode)
+        .map(ContinueToken::decode)
         .transpose()?;
     let any_version = query.version.as_deref() == Some("0");
     if token.is_some() && query.version.is_some() && !any_version {
@@ -96,7 +99,7 @@ pub(crate) async fn list(
         // The watch cache serves the whole list, however small the page that was asked for.
         limit = 0;
     }
-    let view = view(shared, index, source, token.as_ref()).await?;
+    let view = view(simulation, index, source, token.as_ref()).await?;
     let start = token.as_ref().map_or_else(
         || prefix.clone(),
         |t| format!("{prefix}{}", t.start.trim_start_matches('/')),
@@ -151,41 +154,50 @@ fn validate(query: &Query) -> Result<(), Failure> {
     }
 }
 
-fn decide(query: &Query, token: Option<&Token>, pinned: bool) -> Result<(Source, usize), Failure> {
+fn decide(
+    query: &Query,
+    token: Option<&ContinueToken>,
+    pinned: bool,
+) -> Result<(ListSource, usize), Failure> {
     let limit = usize::try_from(query.limit).unwrap_or(0);
     let version = query
         .version_number()
         .map_err(|e| Failure::bad_request(format!("invalid resource version: {e}")))?;
     let source = match (token, query.version_match.as_deref()) {
-        (Some(token), _) => u64::try_from(token.rv).map_or(Source::Consistent, Source::Exact),
-        (None, _) if query.version.is_none() => Source::Consistent,
-        (None, _) if version == 0 => Source::Any,
-        (None, Some("Exact")) => Source::Exact(version),
+        (Some(token), _) => {
+            u64::try_from(token.rv).map_or(ListSource::Consistent, ListSource::Exact)
+        }
+        (None, _) if query.version.is_none() => ListSource::Consistent,
+        (None, _) if version == 0 => ListSource::Any,
+        (None, Some("Exact")) => ListSource::Exact(version),
         // A limit without a match means exactly that version, from before matches existed.
-        (None, None) if limit > 0 && !pinned => Source::Exact(version),
-        (None, _) => Source::NotOlderThan(version),
+        (None, None) if limit > 0 && !pinned => ListSource::Exact(version),
+        (None, _) => ListSource::NotOlderThan(version),
     };
     Ok((source, limit))
 }
 
 async fn view(
-    shared: &Shared,
+    simulation: &Simulation,
     index: usize,
-    source: Source,
-    token: Option<&Token>,
-) -> Result<View, Failure> {
-    let state = &shared.state;
+    source: ListSource,
+    token: Option<&ContinueToken>,
+) -> Result<TypeView, Failure> {
+    let state = &simulation.state;
     let reach = async |version| {
-        if state.reached(version, shared.options.fresh_timeout).await {
+        if state
+            .reached(version, simulation.options.fresh_timeout)
+            .await
+        {
             Ok(())
         } else {
             Err(Failure::too_large(version, state.view(index).version))
         }
     };
     match source {
-        Source::Consistent => Ok(state.fresh_view(index)),
-        Source::Any => Ok(state.view(index)),
-        Source::NotOlderThan(version) => {
+        ListSource::Consistent => Ok(state.fresh_view(index)),
+        ListSource::Any => Ok(state.view(index)),
+        ListSource::NotOlderThan(version) => {
             reach(version).await?;
             let view = state.view(index);
             Ok(if view.version < version {
@@ -194,12 +206,12 @@ async fn view(
                 view
             })
         }
-        Source::Exact(version) => {
+        ListSource::Exact(version) => {
             reach(version).await?;
             state.exact_view(index, version).ok_or_else(|| match token {
                 None => Failure::expired_list(),
                 Some(token) => Failure::expired_token(
-                    Token {
+                    ContinueToken {
                         v: token.v.clone(),
                         rv: -1,
                         start: token.start.clone(),
@@ -213,20 +225,20 @@ async fn view(
 
 /// The items from `start` on, inside `prefix`, in storage order.
 fn page(
-    kind: &Kind,
-    view: &View,
-    filter: &Filter,
+    kind: &ResourceKind,
+    view: &TypeView,
+    filter: &ObjectFilter,
     prefix: &str,
     start: &str,
     limit: usize,
-    shape: Shape,
+    shape: AnswerShape,
 ) -> Bytes {
     let range = (Bound::Included(start), Bound::Unbounded);
     let mut rest = view
         .objects
         .range::<(Bound<&str>, Bound<&str>), str>(range)
         .take_while(|(k, _)| k.starts_with(prefix));
-    let mut items: Vec<&Arc<Object>> = Vec::new();
+    let mut items: Vec<&Arc<SimulatedObject>> = Vec::new();
     let mut last = None;
     while limit == 0 || items.len() < limit {
         let Some((key, object)) = rest.next() else {
@@ -238,7 +250,7 @@ fn page(
         }
     }
     let remaining = rest.count();
-    let mut metadata = ListMetadata {
+    let mut metadata = PageMetadata {
         version: view.version,
         token: None,
         remaining: None,
@@ -249,7 +261,7 @@ fn page(
         let start = format!("/{}\0", &last[prefix.len()..]);
         let version = i64::try_from(view.version).unwrap_or(-1);
         metadata.token = Some(
-            Token {
+            ContinueToken {
                 v: "meta.k8s.io/v1".to_owned(),
                 rv: version,
                 start,
@@ -261,23 +273,28 @@ fn page(
     write(kind, &items, &metadata, shape)
 }
 
-struct ListMetadata {
+struct PageMetadata {
     version: u64,
     token: Option<String>,
     remaining: Option<usize>,
 }
 
-fn write(kind: &Kind, items: &[&Arc<Object>], metadata: &ListMetadata, shape: Shape) -> Bytes {
-    let ListMetadata {
+fn write(
+    kind: &ResourceKind,
+    items: &[&Arc<SimulatedObject>],
+    metadata: &PageMetadata,
+    shape: AnswerShape,
+) -> Bytes {
+    let PageMetadata {
         version,
         token,
         remaining,
     } = metadata;
     let remaining = remaining.map_or(String::new(), |n| format!(r#","remainingItemCount":{n}"#));
-    let custom = kind.form == Form::Custom && shape == Shape::Full;
+    let custom = kind.form == TypeOrigin::Custom && shape == AnswerShape::Full;
     let (list_kind, api_version) = match shape {
-        Shape::Full => (format!("{}List", kind.kind), kind.api_version()),
-        Shape::Partial => (
+        AnswerShape::Full => (format!("{}List", kind.kind), kind.api_version()),
+        AnswerShape::Partial => (
             "PartialObjectMetadataList".to_owned(),
             "meta.k8s.io/v1".to_owned(),
         ),
@@ -305,7 +322,7 @@ fn write(kind: &Kind, items: &[&Arc<Object>], metadata: &ListMetadata, shape: Sh
     let size: usize = items.iter().map(|o| o.bytes.len() + 1).sum();
     let mut out = BytesMut::with_capacity(head.len() + size + tail.len() + 8);
     out.extend_from_slice(head.as_bytes());
-    if items.is_empty() && shape == Shape::Partial {
+    if items.is_empty() && shape == AnswerShape::Partial {
         out.extend_from_slice(b"null");
     } else {
         out.extend_from_slice(b"[");
@@ -314,8 +331,8 @@ fn write(kind: &Kind, items: &[&Arc<Object>], metadata: &ListMetadata, shape: Sh
                 out.extend_from_slice(b",");
             }
             match shape {
-                Shape::Full => out.extend_from_slice(&object.item()),
-                Shape::Partial => out.extend_from_slice(&object.partial_at(object.version)),
+                AnswerShape::Full => out.extend_from_slice(&object.item()),
+                AnswerShape::Partial => out.extend_from_slice(&object.partial_at(object.version)),
             }
         }
         out.extend_from_slice(b"]");
@@ -325,9 +342,9 @@ fn write(kind: &Kind, items: &[&Arc<Object>], metadata: &ListMetadata, shape: Sh
     out.freeze()
 }
 
-// === impl Token ===
+// === impl ContinueToken ===
 
-impl Token {
+impl ContinueToken {
     fn encode(&self) -> String {
         URL_SAFE_NO_PAD.encode(serde_json::to_vec(self).unwrap_or_default())
     }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use super::gojson::{self, Members};
-use super::kinds::{Form, Kind};
+use super::kinds::{ResourceKind, TypeOrigin};
 
 /// ObjectMeta's fields as Go's struct has them. Source: apimachinery `pkg/apis/meta/v1/types.go`.
 const METADATA_ORDER: [&str; 15] = [
@@ -39,8 +39,8 @@ pub(crate) struct Draft {
 
 /// A stored object.
 #[derive(Debug)]
-pub(crate) struct Object {
-    pub(crate) kind: &'static Kind,
+pub(crate) struct SimulatedObject {
+    pub(crate) kind: &'static ResourceKind,
     /// `namespace/name`, or the name alone: upstream's storage key below the type's prefix, and so
     /// the order of lists.
     pub(crate) key: Arc<str>,
@@ -138,12 +138,12 @@ impl Draft {
     }
 
     /// Writes the final bytes, with the version the write got.
-    pub(crate) fn finish(mut self, kind: &'static Kind, version: u64) -> Object {
+    pub(crate) fn finish(mut self, kind: &'static ResourceKind, version: u64) -> SimulatedObject {
         self.metadata
             .insert("resourceVersion".to_owned(), format!("\"{version}\""));
         let struct_order = self.metadata_in_struct_order();
         let bytes = match kind.form {
-            Form::Builtin => {
+            TypeOrigin::Builtin => {
                 let mut out = format!(
                     r#"{{"kind":"{}","apiVersion":"{}","metadata":{struct_order}"#,
                     kind.kind,
@@ -155,7 +155,7 @@ impl Draft {
                 out.push('}');
                 out
             }
-            Form::Custom => self.sorted(kind),
+            TypeOrigin::Custom => self.sorted(kind),
         };
         let namespace = if kind.namespaced {
             self.text("namespace")
@@ -170,7 +170,7 @@ impl Draft {
         let at = bytes
             .find(&needle)
             .map_or(0, |at| at + r#""resourceVersion":""#.len());
-        Object {
+        SimulatedObject {
             kind,
             key: if kind.namespaced {
                 format!("{namespace}/{name}").into()
@@ -204,7 +204,7 @@ impl Draft {
         format!("{{{}}}", fields.join(","))
     }
 
-    fn sorted(&self, kind: &Kind) -> String {
+    fn sorted(&self, kind: &ResourceKind) -> String {
         let parse = |text: &String| serde_json::from_str::<Value>(text).unwrap_or_default();
         let mut whole = serde_json::Map::new();
         whole.insert("apiVersion".to_owned(), kind.api_version().into());
@@ -226,9 +226,9 @@ fn field_value(whole: &Value, pointer: &str, absent: &str) -> String {
     }
 }
 
-// === impl Object ===
+// === impl SimulatedObject ===
 
-impl Object {
+impl SimulatedObject {
     /// The value a field selector compares with; an unknown field is empty.
     pub(crate) fn field(&self, label: &str) -> &str {
         match label {
@@ -254,8 +254,8 @@ impl Object {
     /// As a list carries it: builtin types without kind and apiVersion.
     pub(crate) fn item(&self) -> Bytes {
         match self.kind.form {
-            Form::Custom => self.bytes.clone(),
-            Form::Builtin => {
+            TypeOrigin::Custom => self.bytes.clone(),
+            TypeOrigin::Builtin => {
                 let prefix = r#"{"kind":"","apiVersion":"","#.len()
                     + self.kind.kind.len()
                     + self.kind.api_version().len();
@@ -264,7 +264,7 @@ impl Object {
         }
     }
 
-    /// As PartialObjectMetadata, with a version of one's choice (see [`Object::bytes_at`]).
+    /// As PartialObjectMetadata, with a version of one's choice (see [`SimulatedObject::bytes_at`]).
     pub(crate) fn partial_at(&self, version: u64) -> Bytes {
         let needle = format!(r#""resourceVersion":"{}""#, self.version);
         let text = String::from_utf8_lossy(&self.metadata);
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn builtin_objects_are_written_in_struct_order() {
-        let (_, kind) = Kind::find("", "v1", "configmaps").unwrap();
+        let (_, kind) = ResourceKind::find("", "v1", "configmaps").unwrap();
         let object = draft(
             r#"{"metadata": {"labels": {"b": "1", "a": "<"}, "uid": "u", "namespace": "n", "name": "c"}, "data": {"k": "v"}}"#,
         )
@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn custom_objects_are_sorted_at_every_level() {
-        let (_, kind) = Kind::find("example.com", "v1", "widgets").unwrap();
+        let (_, kind) = ResourceKind::find("example.com", "v1", "widgets").unwrap();
         let object = draft(
             r#"{"spec":{"z":1,"color":"red"},"metadata":{"name":"w","namespace":"n","uid":"u"}}"#,
         )

@@ -1,8 +1,8 @@
 //! RBAC as its objects have it: who may, by which binding.
 use serde::Deserialize;
 
-use super::access::{Attributes, User};
-use super::kinds::Kind;
+use super::attributes::{AccessAttributes, User};
+use super::kinds::ResourceKind;
 use super::state::ClusterState;
 
 const GROUP: &str = "rbac.authorization.k8s.io";
@@ -10,23 +10,23 @@ const GROUP: &str = "rbac.authorization.k8s.io";
 /// A binding or a role: they have no field in common.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Object {
-    metadata: Metadata,
-    role_ref: Reference,
-    subjects: Vec<Reference>,
+struct RbacObject {
+    metadata: RbacMetadata,
+    role_ref: RbacReference,
+    subjects: Vec<RbacReference>,
     rules: Vec<RbacRule>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Metadata {
+struct RbacMetadata {
     name: String,
     namespace: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Reference {
+struct RbacReference {
     kind: String,
     name: String,
     namespace: String,
@@ -46,7 +46,11 @@ struct RbacRule {
 /// Why they may, in the words of upstream's authorizer; `None` when no binding lets them.
 /// Source: kubernetes `plugin/pkg/auth/authorizer/rbac/rbac.go`,
 /// `pkg/registry/rbac/validation/rule.go`.
-pub(crate) fn reason(state: &ClusterState, user: &User, asked: &Attributes) -> Option<String> {
+pub(crate) fn reason(
+    state: &ClusterState,
+    user: &User,
+    asked: &AccessAttributes,
+) -> Option<String> {
     for resource in ["clusterrolebindings", "rolebindings"] {
         for binding in objects(state, resource) {
             let place = &binding.metadata.namespace;
@@ -81,15 +85,15 @@ pub(crate) fn reason(state: &ClusterState, user: &User, asked: &Attributes) -> O
     None
 }
 
-fn objects(state: &ClusterState, resource: &str) -> impl Iterator<Item = Object> {
-    let view = Kind::find(GROUP, "v1", resource).map(|(index, _)| state.view(index));
+fn objects(state: &ClusterState, resource: &str) -> impl Iterator<Item = RbacObject> {
+    let view = ResourceKind::find(GROUP, "v1", resource).map(|(index, _)| state.view(index));
     let objects = view.map(|view| view.objects).unwrap_or_default();
     objects
         .into_iter()
         .filter_map(|(_, object)| serde_json::from_slice(&object.bytes).ok())
 }
 
-impl Reference {
+impl RbacReference {
     fn is(&self, user: &User, binding_namespace: &str) -> bool {
         match self.kind.as_str() {
             "User" => user.name == self.name,
@@ -108,7 +112,7 @@ impl Reference {
 }
 
 impl RbacRule {
-    fn allows(&self, asked: &Attributes) -> bool {
+    fn allows(&self, asked: &AccessAttributes) -> bool {
         let has =
             |list: &[String], wanted: &str| list.iter().any(|item| item == "*" || item == wanted);
         if !has(&self.verbs, &asked.verb) {

@@ -6,16 +6,16 @@ use std::borrow::Cow;
 
 use http::{HeaderMap, Method, header};
 
-use super::access::Attributes;
-use super::kinds::Kind;
+use super::attributes::AccessAttributes;
+use super::kinds::ResourceKind;
 use super::status::Failure;
 use watershed_protocol::{FieldSelector, LabelSelector};
 
 /// A request's URL, read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Target {
+pub(crate) struct RequestTarget {
     /// As the authorizer sees it.
-    pub(crate) attributes: Attributes,
+    pub(crate) attributes: AccessAttributes,
     /// Version in the URL, empty for paths.
     pub(crate) version: String,
 }
@@ -37,7 +37,7 @@ pub(crate) struct Query {
 
 /// Which objects of a type a request is about.
 #[derive(Clone, Debug)]
-pub(crate) struct Filter {
+pub(crate) struct ObjectFilter {
     /// Empty for all namespaces.
     pub(crate) namespace: String,
     labels: LabelSelector,
@@ -46,23 +46,23 @@ pub(crate) struct Filter {
 
 /// The JSON form an answer takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shape {
+pub(crate) enum AnswerShape {
     Full,
     /// PartialObjectMetadata.
     Partial,
 }
 
-// === impl Target ===
+// === impl RequestTarget ===
 
-impl Target {
+impl RequestTarget {
     /// The attributes of a URL. Source: apiserver `pkg/endpoints/request/requestinfo.go`.
     pub(crate) fn read(method: &Method, path: &str, query: &Query) -> Self {
         let parts: Vec<_> = path.trim_matches('/').split('/').collect();
         let plain = || Self {
-            attributes: Attributes {
+            attributes: AccessAttributes {
                 verb: method.as_str().to_ascii_lowercase(),
                 path: path.to_owned(),
-                ..Attributes::default()
+                ..AccessAttributes::default()
             },
             version: String::new(),
         };
@@ -119,7 +119,7 @@ impl Target {
                 .into_owned()
         };
         Self {
-            attributes: Attributes {
+            attributes: AccessAttributes {
                 verb: verb.to_owned(),
                 group: group.to_owned(),
                 resource: resource.to_owned(),
@@ -134,7 +134,7 @@ impl Target {
 
     /// `pods`, `deployments.apps`, or nothing for paths: the label of counters.
     pub(crate) fn resource(&self) -> String {
-        let Attributes {
+        let AccessAttributes {
             group, resource, ..
         } = &self.attributes;
         if group.is_empty() || resource.is_empty() {
@@ -188,7 +188,11 @@ impl Query {
     }
 
     /// The selectors, checked against what the type knows.
-    pub(crate) fn filter(&self, kind: &Kind, namespace: &str) -> Result<Filter, Failure> {
+    pub(crate) fn filter(
+        &self,
+        kind: &ResourceKind,
+        namespace: &str,
+    ) -> Result<ObjectFilter, Failure> {
         let bad =
             |text: &str, e: String| Failure::bad_request(format!("unable to parse {text:?}: {e}"));
         let labels =
@@ -200,7 +204,7 @@ impl Query {
                 return Err(Failure::bad_request(message));
             }
         }
-        Ok(Filter {
+        Ok(ObjectFilter {
             namespace: namespace.to_owned(),
             labels,
             fields,
@@ -227,11 +231,11 @@ fn integer(text: &str) -> Result<i64, Failure> {
     })
 }
 
-// === impl Filter ===
+// === impl ObjectFilter ===
 
-impl Filter {
+impl ObjectFilter {
     /// Whether an object is meant.
-    pub(crate) fn matches(&self, object: &super::object::Object) -> bool {
+    pub(crate) fn matches(&self, object: &super::object::SimulatedObject) -> bool {
         (self.namespace.is_empty() || !object.kind.namespaced || self.namespace == object.namespace)
             && self
                 .labels
@@ -245,16 +249,16 @@ impl Filter {
     }
 
     /// Whether the selector pins one object.
-    pub(crate) fn pins_name(&self, kind: &Kind) -> bool {
+    pub(crate) fn pins_name(&self, kind: &ResourceKind) -> bool {
         let namespace = !self.namespace.is_empty()
             || self.fields.required_value("metadata.namespace").is_some();
         self.fields.required_value("metadata.name").is_some() && (namespace || !kind.namespaced)
     }
 }
 
-// === impl Shape ===
+// === impl AnswerShape ===
 
-impl Shape {
+impl AnswerShape {
     /// Chooses by the Accept header; `suffix` is `List` for a list. Clauses this server can't serve
     /// are passed over.
     pub(crate) fn negotiate(headers: &HeaderMap, suffix: &str) -> Result<Self, Failure> {
@@ -267,7 +271,7 @@ impl Shape {
         if accept.trim().is_empty() {
             return Ok(Self::Full);
         }
-        let mut clauses: Vec<_> = accept.split(',').map(Clause::read).collect();
+        let mut clauses: Vec<_> = accept.split(',').map(AcceptClause::read).collect();
         clauses.sort_by(|a, b| b.quality.total_cmp(&a.quality));
         clauses
             .iter()
@@ -281,7 +285,7 @@ impl Shape {
             .get(header::ACCEPT)
             .and_then(|v| v.to_str().ok())
             .unwrap_or_default();
-        accept.split(',').map(Clause::read).any(|c| {
+        accept.split(',').map(AcceptClause::read).any(|c| {
             c.media == "application/json"
                 && c.is("g", "apidiscovery.k8s.io")
                 && c.is("v", "v2")
@@ -291,13 +295,13 @@ impl Shape {
 }
 
 /// One clause of an Accept header.
-struct Clause<'a> {
+struct AcceptClause<'a> {
     media: &'a str,
     parameters: Vec<(&'a str, &'a str)>,
     quality: f32,
 }
 
-impl<'a> Clause<'a> {
+impl<'a> AcceptClause<'a> {
     fn read(text: &'a str) -> Self {
         let mut parts = text.split(';').map(str::trim);
         let media = parts.next().unwrap_or_default();
@@ -318,16 +322,16 @@ impl<'a> Clause<'a> {
         self.parameters.contains(&(name, value))
     }
 
-    fn shape(&self, suffix: &str) -> Option<Shape> {
+    fn shape(&self, suffix: &str) -> Option<AnswerShape> {
         if !matches!(self.media, "application/json" | "application/*" | "*/*") {
             return None;
         }
         match self.parameters.iter().find(|(k, _)| *k == "as") {
-            None => Some(Shape::Full),
+            None => Some(AnswerShape::Full),
             Some((_, wanted)) => {
                 let partial = wanted.strip_prefix("PartialObjectMetadata")?;
                 (partial == suffix && self.is("g", "meta.k8s.io") && self.is("v", "v1"))
-                    .then_some(Shape::Partial)
+                    .then_some(AnswerShape::Partial)
             }
         }
     }
@@ -337,8 +341,8 @@ impl<'a> Clause<'a> {
 mod tests {
     use super::*;
 
-    fn read(path: &str, query: &str) -> Attributes {
-        Target::read(&Method::GET, path, &Query::read(query).unwrap()).attributes
+    fn read(path: &str, query: &str) -> AccessAttributes {
+        RequestTarget::read(&Method::GET, path, &Query::read(query).unwrap()).attributes
     }
 
     #[test]
@@ -366,28 +370,28 @@ mod tests {
         let shape = |accept: &str, suffix| {
             let mut headers = HeaderMap::new();
             headers.insert(header::ACCEPT, accept.parse().unwrap());
-            Shape::negotiate(&headers, suffix).map_err(|f| f.code)
+            AnswerShape::negotiate(&headers, suffix).map_err(|f| f.code)
         };
         assert_eq!(
             shape(
                 "application/vnd.kubernetes.protobuf,application/json",
                 "List"
             ),
-            Ok(Shape::Full)
+            Ok(AnswerShape::Full)
         );
         assert_eq!(
             shape("application/vnd.kubernetes.protobuf", "List"),
             Err(406)
         );
         let partial = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
-        assert_eq!(shape(partial, "List"), Ok(Shape::Partial));
+        assert_eq!(shape(partial, "List"), Ok(AnswerShape::Partial));
         assert_eq!(shape(partial, ""), Err(406));
         assert_eq!(
             shape(
                 "application/json;as=Table;g=meta.k8s.io;v=v1,application/json",
                 "List"
             ),
-            Ok(Shape::Full)
+            Ok(AnswerShape::Full)
         );
     }
 }

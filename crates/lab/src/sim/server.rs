@@ -17,12 +17,13 @@ use tracing::debug;
 
 use super::access::{ADMIN_TOKEN, AccessRules, VIEWER_TOKEN};
 use super::faults::Faults;
-use super::fixtures;
-use super::http::{RecordedRequest, Shared};
 use super::options::Options;
+use super::populate::populate;
+use super::service::{ApiService, RecordedRequest};
+use super::simulation::Simulation;
 use super::state::ClusterState;
 use super::stats::TrafficCounts;
-use super::tls::Identity;
+use super::tls::ServerIdentity;
 
 /// What Go's HTTP server takes.
 const MAX_HEADER_BYTES: u32 = 1 << 20;
@@ -30,14 +31,15 @@ const MAX_HEADER_BYTES: u32 = 1 << 20;
 /// A running simulated API server. Dropping it stops it.
 #[derive(Debug)]
 pub struct SimulatedServer {
-    shared: Arc<Shared>,
+    simulation: Arc<Simulation>,
+    service: Arc<ApiService>,
     address: SocketAddr,
     ca_pem: String,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
 
-// === impl Server ===
+// === impl SimulatedServer ===
 
 impl SimulatedServer {
     /// Populates the state, binds the address and answers from then on.
@@ -49,30 +51,33 @@ impl SimulatedServer {
             )
         })?;
         let address = listener.local_addr()?;
-        let identity = Identity::make(address.ip())?;
+        let identity = ServerIdentity::make(address.ip())?;
         let population = options.population;
         let seed = options.seed;
-        let shared = Arc::new(Shared::new(options));
-        fixtures::populate(&shared.state, population, seed);
+        let simulation = Arc::new(Simulation::new(options));
+        let service = Arc::new(ApiService::new(Arc::clone(&simulation)));
+        populate(&simulation.state, population, seed);
         // What was there at the start is what a fresh list would bring: no history before it.
-        shared.state.forget_history();
+        simulation.state.forget_history();
 
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         tasks.spawn(progress(
-            Arc::clone(&shared.state),
-            shared.options.progress_every,
+            Arc::clone(&simulation.state),
+            simulation.options.progress_every,
             stop.clone(),
         ));
         let acceptor = TlsAcceptor::from(identity.config);
         tasks.spawn(accept(
             listener,
             acceptor,
-            Arc::clone(&shared),
+            Arc::clone(&simulation),
+            Arc::clone(&service),
             stop.clone(),
             tasks.clone(),
         ));
         Ok(Self {
-            shared,
+            simulation,
+            service,
             address,
             ca_pem: identity.ca_pem,
             stop,
@@ -118,34 +123,34 @@ impl SimulatedServer {
 
     /// The objects: read and write them past HTTP.
     pub fn state(&self) -> &Arc<ClusterState> {
-        &self.shared.state
+        &self.simulation.state
     }
 
     /// Tokens and permissions.
     pub fn access(&self) -> &AccessRules {
-        &self.shared.access
+        &self.simulation.access
     }
 
     /// The faults that can be switched on.
     pub fn faults(&self) -> &Faults {
-        &self.shared.faults
+        &self.simulation.faults
     }
 
     /// What it was asked and what it sent so far.
     pub fn stats(&self) -> TrafficCounts {
-        self.shared.stats.counts()
+        self.simulation.stats.counts()
     }
 
     /// Begins to record the heads of requests, and gives back those since the last call.
     pub fn take_recorded(&self) -> Vec<RecordedRequest> {
-        self.shared.take_recorded()
+        self.service.take_recorded()
     }
 
     /// What clients see of a restart: all connections break, and no watch can be resumed from below
     /// the present global version. The objects stay, as etcd's would.
     pub fn restart(&self) {
-        self.shared.state.forget_history();
-        self.shared.faults.cut_connections();
+        self.simulation.state.forget_history();
+        self.simulation.faults.cut_connections();
     }
 
     /// Closes all connections and waits until everything has ended.
@@ -175,7 +180,8 @@ async fn progress(state: Arc<ClusterState>, every: Duration, stop: CancellationT
 async fn accept(
     listener: TcpListener,
     acceptor: TlsAcceptor,
-    shared: Arc<Shared>,
+    simulation: Arc<Simulation>,
+    service: Arc<ApiService>,
     stop: CancellationToken,
     tasks: TaskTracker,
 ) {
@@ -186,8 +192,13 @@ async fn accept(
         };
         match accepted {
             Ok((stream, _)) => {
-                shared.stats.connection();
-                let connection = connection(stream, acceptor.clone(), Arc::clone(&shared));
+                simulation.stats.connection();
+                let connection = connection(
+                    stream,
+                    acceptor.clone(),
+                    Arc::clone(&simulation),
+                    Arc::clone(&service),
+                );
                 let stop = stop.clone();
                 tasks.spawn(async move { stop.run_until_cancelled(connection).await });
             }
@@ -200,17 +211,22 @@ async fn accept(
     }
 }
 
-async fn connection(stream: TcpStream, acceptor: TlsAcceptor, shared: Arc<Shared>) {
-    let mut cut = shared.faults.subscribe();
+async fn connection(
+    stream: TcpStream,
+    acceptor: TlsAcceptor,
+    simulation: Arc<Simulation>,
+    api: Arc<ApiService>,
+) {
+    let mut cut = simulation.faults.subscribe();
     let cuts = cut.borrow_and_update().connections;
     let cut_off = async move { cut.wait_for(|c| c.connections != cuts).await.map(drop) };
     let serve = async {
         stream.set_nodelay(true)?;
         let stream = acceptor.accept(stream).await?;
-        let streams = shared.options.max_streams;
+        let streams = simulation.options.max_streams;
         let service = service_fn(|request| {
-            let shared = Arc::clone(&shared);
-            async move { Ok::<_, Infallible>(shared.answer(request).await) }
+            let api = Arc::clone(&api);
+            async move { Ok::<_, Infallible>(api.answer(request).await) }
         });
         let mut builder = auto::Builder::new(TokioExecutor::new());
         builder.http1().timer(TokioTimer::new());

@@ -17,10 +17,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::fixtures;
-use super::kinds::{KINDS, Kind};
-use super::object::{Draft, Object};
-use table::Table;
-pub(crate) use table::{Event, View};
+use super::kinds::{KINDS, ResourceKind};
+use super::object::{Draft, SimulatedObject};
+use table::TypeTable;
+pub(crate) use table::{TypeView, WriteEvent};
 use watershed_protocol::GroupVersionResource;
 
 /// Why a write was refused.
@@ -46,16 +46,16 @@ pub enum WriteError {
 }
 
 #[derive(Debug)]
-struct Inner {
+struct ClusterTables {
     version: u64,
-    tables: Vec<Table>,
+    tables: Vec<TypeTable>,
 }
 
 /// The state of the simulated cluster. Cheap to share; every method takes the lock for a moment
 /// only.
 #[derive(Debug)]
 pub struct ClusterState {
-    inner: RwLock<Inner>,
+    inner: RwLock<ClusterTables>,
     /// One sender a type, outside of the lock so that watchers wake after it is released.
     wake: Vec<watch::Sender<u64>>,
     /// Events kept per type.
@@ -65,25 +65,25 @@ pub struct ClusterState {
 }
 
 /// What a watcher finds when it looks for events after its cursor.
-pub(crate) enum Recent {
+pub(crate) enum EventsSince {
     /// The events, oldest first, and the type's cache version after the last of them.
-    Events(Vec<Arc<Event>>, u64),
+    Events(Vec<Arc<WriteEvent>>, u64),
     /// The cursor has fallen out of the history; the oldest version that would do.
     TooOld(u64),
     /// The type is not served any more.
     Gone,
 }
 
-// === impl State ===
+// === impl ClusterState ===
 
 impl ClusterState {
     pub(crate) fn new(history: usize, seed: u64) -> Self {
         // A fresh etcd isn't at zero either, and zero means "any" on the wire.
         let version = 1;
         Self {
-            inner: RwLock::new(Inner {
+            inner: RwLock::new(ClusterTables {
                 version,
-                tables: KINDS.iter().map(|_| Table::empty(version)).collect(),
+                tables: KINDS.iter().map(|_| TypeTable::empty(version)).collect(),
             }),
             wake: KINDS.iter().map(|_| watch::Sender::new(version)).collect(),
             history: history.max(1),
@@ -99,14 +99,14 @@ impl ClusterState {
     /// Creates an object from its JSON; kind and apiVersion may be missing. Returns the version of
     /// the write.
     pub fn create(&self, gvr: &GroupVersionResource, json: &str) -> Result<u64, WriteError> {
-        let (index, _) = Kind::of(gvr).ok_or(WriteError::UnknownResource)?;
+        let (index, _) = ResourceKind::of(gvr).ok_or(WriteError::UnknownResource)?;
         let draft = Draft::parse(json.as_bytes()).map_err(WriteError::Invalid)?;
         self.create_draft(index, draft).map(|o| o.version)
     }
 
     /// Replaces an object by its JSON. A resourceVersion in it must be the present one.
     pub fn update(&self, gvr: &GroupVersionResource, json: &str) -> Result<u64, WriteError> {
-        let (index, _) = Kind::of(gvr).ok_or(WriteError::UnknownResource)?;
+        let (index, _) = ResourceKind::of(gvr).ok_or(WriteError::UnknownResource)?;
         let draft = Draft::parse(json.as_bytes()).map_err(WriteError::Invalid)?;
         self.update_draft(index, draft).map(|o| o.version)
     }
@@ -119,14 +119,14 @@ impl ClusterState {
         namespace: &str,
         name: &str,
     ) -> Result<u64, WriteError> {
-        let (index, kind) = Kind::of(gvr).ok_or(WriteError::UnknownResource)?;
+        let (index, kind) = ResourceKind::of(gvr).ok_or(WriteError::UnknownResource)?;
         self.delete_key(index, &key(kind, namespace, name))
             .map(|(version, _)| version)
     }
 
     /// Every object of a type: key (`namespace/name` or name) → version and bytes.
     pub fn snapshot(&self, gvr: &GroupVersionResource) -> BTreeMap<String, (u64, Bytes)> {
-        let Some((index, _)) = Kind::of(gvr) else {
+        let Some((index, _)) = ResourceKind::of(gvr) else {
             return BTreeMap::new();
         };
         let objects = self.inner.read().tables[index].objects.clone();
@@ -138,14 +138,14 @@ impl ClusterState {
 
     /// One object by its key (`namespace/name`), with its version.
     pub fn object(&self, gvr: &GroupVersionResource, key: &str) -> Option<(u64, Bytes)> {
-        let object = self.get(Kind::of(gvr)?.0, key)?;
+        let object = self.get(ResourceKind::of(gvr)?.0, key)?;
         Some((object.version, object.bytes.clone()))
     }
 
     /// Forgets a type's history, as etcd's compaction followed by an eviction would: only the
     /// present stays.
     pub fn compact(&self, gvr: &GroupVersionResource) {
-        if let Some((index, _)) = Kind::of(gvr) {
+        if let Some((index, _)) = ResourceKind::of(gvr) {
             let mut inner = self.inner.write();
             let table = &mut inner.tables[index];
             table.forget(table.cache_version);
@@ -167,7 +167,7 @@ impl ClusterState {
     /// Serves the custom type or takes it away, with its definition and all its objects. Watches on
     /// it end.
     pub fn serve_custom(&self, gvr: &GroupVersionResource, served: bool) {
-        let Some((index, _)) = Kind::of(gvr) else {
+        let Some((index, _)) = ResourceKind::of(gvr) else {
             return;
         };
         let definitions =
@@ -215,7 +215,7 @@ impl ClusterState {
         &self,
         index: usize,
         mut draft: Draft,
-    ) -> Result<Arc<Object>, WriteError> {
+    ) -> Result<Arc<SimulatedObject>, WriteError> {
         let kind = &KINDS[index];
         let name = draft.text("name");
         if name.is_empty() {
@@ -253,7 +253,7 @@ impl ClusterState {
         &self,
         index: usize,
         mut draft: Draft,
-    ) -> Result<Arc<Object>, WriteError> {
+    ) -> Result<Arc<SimulatedObject>, WriteError> {
         let kind = &KINDS[index];
         let at = key(kind, &draft.text("namespace"), &draft.text("name"));
         self.write(index, &at, |before, _| {
@@ -288,7 +288,7 @@ impl ClusterState {
         &self,
         index: usize,
         at: &str,
-    ) -> Result<(u64, Arc<Object>), WriteError> {
+    ) -> Result<(u64, Arc<SimulatedObject>), WriteError> {
         let event = self.write(index, at, |before, _| {
             before.map(|_| None).ok_or(WriteError::NotFound)
         })?;
@@ -300,18 +300,18 @@ impl ClusterState {
     }
 
     /// One object as of now.
-    pub(crate) fn get(&self, index: usize, at: &str) -> Option<Arc<Object>> {
+    pub(crate) fn get(&self, index: usize, at: &str) -> Option<Arc<SimulatedObject>> {
         self.inner.read().tables[index].objects.get(at).cloned()
     }
 
     /// The type's present, as its cache has it.
-    pub(crate) fn view(&self, index: usize) -> View {
+    pub(crate) fn view(&self, index: usize) -> TypeView {
         self.inner.read().tables[index].view()
     }
 
     /// The type's present, after its cache has caught up with the global version: a consistent
     /// read.
-    pub(crate) fn fresh_view(&self, index: usize) -> View {
+    pub(crate) fn fresh_view(&self, index: usize) -> TypeView {
         let (view, moved) = {
             let mut inner = self.inner.write();
             let version = inner.version;
@@ -327,7 +327,7 @@ impl ClusterState {
 
     /// The type exactly at a version not beyond the present; `None` when the history doesn't reach
     /// back so far.
-    pub(crate) fn exact_view(&self, index: usize, version: u64) -> Option<View> {
+    pub(crate) fn exact_view(&self, index: usize, version: u64) -> Option<TypeView> {
         self.inner.read().tables[index].exact(version)
     }
 
@@ -346,17 +346,17 @@ impl ClusterState {
     }
 
     /// The events after a cursor.
-    pub(crate) fn recent(&self, index: usize, cursor: u64) -> Recent {
+    pub(crate) fn recent(&self, index: usize, cursor: u64) -> EventsSince {
         let inner = self.inner.read();
         let table = &inner.tables[index];
         if !table.served {
-            return Recent::Gone;
+            return EventsSince::Gone;
         }
         if cursor < table.floor {
-            return Recent::TooOld(table.floor);
+            return EventsSince::TooOld(table.floor);
         }
         let first = table.events.partition_point(|e| e.version <= cursor);
-        Recent::Events(
+        EventsSince::Events(
             table.events.range(first..).cloned().collect(),
             table.cache_version,
         )
@@ -373,8 +373,8 @@ impl ClusterState {
         &self,
         index: usize,
         at: &str,
-        decide: impl FnOnce(Option<&Object>, u64) -> Result<Option<Draft>, WriteError>,
-    ) -> Result<Arc<Event>, WriteError> {
+        decide: impl FnOnce(Option<&SimulatedObject>, u64) -> Result<Option<Draft>, WriteError>,
+    ) -> Result<Arc<WriteEvent>, WriteError> {
         let event = {
             let mut inner = self.inner.write();
             let version = inner.version + 1;
@@ -392,7 +392,7 @@ impl ClusterState {
                 None => table.objects.remove(at),
             };
             let objects = table.objects.clone();
-            let event = Arc::new(Event {
+            let event = Arc::new(WriteEvent {
                 version,
                 before,
                 after,
@@ -409,7 +409,7 @@ impl ClusterState {
 }
 
 /// The storage key of an object below its type's prefix.
-pub(crate) fn key(kind: &Kind, namespace: &str, name: &str) -> String {
+pub(crate) fn key(kind: &ResourceKind, namespace: &str, name: &str) -> String {
     if kind.namespaced {
         format!("{namespace}/{name}")
     } else {

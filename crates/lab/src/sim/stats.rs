@@ -26,7 +26,7 @@ pub struct TrafficCounts {
 #[derive(Debug, Default)]
 pub(crate) struct Stats(Mutex<TrafficCounts>);
 
-// === impl Counts ===
+// === impl TrafficCounts ===
 
 impl TrafficCounts {
     /// Requests of a verb over all resources and codes.

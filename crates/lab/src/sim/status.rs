@@ -1,9 +1,10 @@
 //! Refusals: the `Status` bodies of a kube-apiserver 1.37, word for word.
 use http::{Response, StatusCode, header};
 
+use super::body::ResponseBody;
 use super::gojson;
-use super::http::{Body, full};
-use super::kinds::Kind;
+use super::kinds::ResourceKind;
+use crate::body::full_body;
 
 /// An answer that isn't the one asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,7 +72,7 @@ impl Failure {
         .details("{}")
     }
 
-    pub(crate) fn not_found(kind: &Kind, name: &str) -> Self {
+    pub(crate) fn not_found(kind: &ResourceKind, name: &str) -> Self {
         Self::new(
             404,
             "NotFound",
@@ -80,7 +81,7 @@ impl Failure {
         .details(named(kind, name))
     }
 
-    pub(crate) fn already_exists(kind: &Kind, name: &str) -> Self {
+    pub(crate) fn already_exists(kind: &ResourceKind, name: &str) -> Self {
         Self::new(
             409,
             "AlreadyExists",
@@ -89,7 +90,7 @@ impl Failure {
         .details(named(kind, name))
     }
 
-    pub(crate) fn conflict(kind: &Kind, name: &str) -> Self {
+    pub(crate) fn conflict(kind: &ResourceKind, name: &str) -> Self {
         let message = format!(
             "Operation cannot be fulfilled on {} \"{name}\": the object has been modified; please apply your changes \
              to the latest version and try again",
@@ -206,7 +207,7 @@ impl Failure {
         out + &format!(r#","code":{}}}"#, self.code)
     }
 
-    pub(crate) fn response(&self) -> Response<Body> {
+    pub(crate) fn response(&self) -> Response<ResponseBody> {
         let (kind, body) = if self.plain_text {
             ("text/plain; charset=utf-8", self.message.clone())
         } else {
@@ -221,12 +222,12 @@ impl Failure {
         if let Some(seconds) = self.retry_after {
             response = response.header(header::RETRY_AFTER, seconds);
         }
-        response.body(full(body)).unwrap_or_default()
+        response.body(full_body(body)).unwrap_or_default()
     }
 }
 
 /// `details` that name an object.
-pub(crate) fn named(kind: &Kind, name: &str) -> String {
+pub(crate) fn named(kind: &ResourceKind, name: &str) -> String {
     let group = if kind.group.is_empty() {
         String::new()
     } else {

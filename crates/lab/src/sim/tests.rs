@@ -6,16 +6,21 @@ mod watches;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::http::{Method, Request};
 use bytes::Bytes;
+use http::{Method, Request};
 use http_body_util::{BodyExt, Empty, Full};
 use serde_json::Value;
 
-use super::http::{Body, Shared};
+use super::body::ResponseBody;
+use super::service::ApiService;
+use super::simulation::Simulation;
 use super::{Options, pods};
 
 /// A server without a socket.
-struct Api(Arc<Shared>);
+struct Api {
+    simulation: Arc<Simulation>,
+    service: ApiService,
+}
 
 /// An answer read to its end.
 #[derive(Debug)]
@@ -30,14 +35,18 @@ impl Api {
     }
 
     fn with(options: Options) -> Self {
-        Self(Arc::new(Shared::new(options)))
+        let simulation = Arc::new(Simulation::new(options));
+        Self {
+            service: ApiService::new(Arc::clone(&simulation)),
+            simulation,
+        }
     }
 
     /// Creates pods `a`, `b`, … in namespaces by their order; returns the versions.
     fn pods(&self, keys: &[&str]) -> Vec<u64> {
         keys.iter()
             .map(|key| {
-                self.0
+                self.simulation
                     .state
                     .create(&pods(), &pod(key, "node-1", "blue"))
                     .unwrap()
@@ -56,7 +65,7 @@ impl Api {
             .header("authorization", format!("Bearer {token}"))
             .body(Full::new(Bytes::from(body.to_owned())))
             .unwrap();
-        let response = Arc::clone(&self.0).answer(request).await;
+        let response = self.service.answer(request).await;
         let code = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         Answer {
@@ -71,7 +80,7 @@ impl Api {
             .header("authorization", "Bearer admin-token")
             .body(Empty::<Bytes>::new())
             .unwrap();
-        let response = Arc::clone(&self.0).answer(request).await;
+        let response = self.service.answer(request).await;
         assert_eq!(response.status(), 200);
         Stream {
             body: response.into_body(),
@@ -102,7 +111,7 @@ impl Answer {
 
 /// A watch's lines.
 struct Stream {
-    body: Body,
+    body: ResponseBody,
     rest: Vec<u8>,
 }
 

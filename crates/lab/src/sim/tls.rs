@@ -8,14 +8,16 @@ use rustls::ServerConfig;
 use rustls::pki_types::PrivateKeyDer;
 
 /// A TLS configuration and the CA that clients verify it with.
-pub(crate) struct Identity {
-    pub(crate) config: Arc<ServerConfig>,
-    pub(crate) ca_pem: String,
+pub struct ServerIdentity {
+    /// Configuration of a TLS listener for HTTP/2 and HTTP/1.1.
+    pub config: Arc<ServerConfig>,
+    /// CA of the certificate, in PEM.
+    pub ca_pem: String,
 }
 
-impl Identity {
+impl ServerIdentity {
     /// Makes a CA and a certificate for an address, `localhost` and the loopback addresses.
-    pub(crate) fn make(address: IpAddr) -> anyhow::Result<Self> {
+    pub fn make(address: IpAddr) -> anyhow::Result<Self> {
         let mut ca = CertificateParams::default();
         ca.distinguished_name
             .push(DnType::CommonName, "watershed simulated API server CA");

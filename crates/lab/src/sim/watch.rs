@@ -9,13 +9,15 @@ use http_body_util::StreamBody;
 use hyper::body::Frame;
 use tokio::time::Instant;
 
-use super::faults::{BrokenFrame, Cut, NextFrame, WatchListSupport};
-use super::http::{Body, BodyError, Shared};
-use super::kinds::{Form, KINDS, Kind};
-use super::object::Object;
-use super::request::{Filter, Query, Shape};
-use super::state::{Event, Recent};
+use super::body::{BodyError, ResponseBody};
+use super::faults::{BrokenFrame, CutCounts, NextFrame, WatchListSupport};
+use super::kinds::{KINDS, ResourceKind, TypeOrigin};
+use super::object::SimulatedObject;
+use super::request::{AnswerShape, ObjectFilter, Query};
+use super::simulation::Simulation;
+use super::state::{EventsSince, WriteEvent};
 use super::status::Failure;
+use crate::body::full_body;
 
 /// A chunk of initial events grows to about this size before it is handed to the connection.
 const CHUNK: usize = 64 * 1024;
@@ -27,51 +29,51 @@ const FAREWELL: Duration = Duration::from_secs(2);
 const BREAK_PAUSE: Duration = Duration::from_millis(20);
 
 /// One client's watch.
-struct Watch {
-    shared: Arc<Shared>,
+struct WatchStream {
+    simulation: Arc<Simulation>,
     index: usize,
-    filter: Filter,
-    shape: Shape,
+    filter: ObjectFilter,
+    shape: AnswerShape,
     /// All events up to here were looked at.
     cursor: u64,
     /// Where the stream began: a bookmark says something only beyond it.
     start: u64,
     /// Objects still to be sent as ADDED.
-    initial: VecDeque<Arc<Object>>,
+    initial: VecDeque<Arc<SimulatedObject>>,
     /// Version of the end mark still to be sent after `initial`.
     end_mark: Option<u64>,
     bookmarks: bool,
     next_bookmark: Instant,
     deadline: Instant,
     wake: tokio::sync::watch::Receiver<u64>,
-    cut: tokio::sync::watch::Receiver<Cut>,
-    cut_before: Cut,
+    cut: tokio::sync::watch::Receiver<CutCounts>,
+    cut_before: CutCounts,
     /// Why the next poll ends the stream.
-    ending: Option<Ending>,
+    ending: Option<StreamEnding>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Ending {
+enum StreamEnding {
     Clean,
     Broken,
 }
 
 /// A start, decided.
-struct Start {
+struct WatchStart {
     cursor: u64,
-    initial: VecDeque<Arc<Object>>,
+    initial: VecDeque<Arc<SimulatedObject>>,
     end_mark: Option<u64>,
 }
 
 /// Starts a watch. What `Err` carries is an HTTP status; later errors travel inside the stream.
 pub(crate) async fn watch(
-    shared: Arc<Shared>,
+    simulation: Arc<Simulation>,
     index: usize,
-    filter: Filter,
+    filter: ObjectFilter,
     query: &Query,
-    shape: Shape,
-) -> Result<Body, Failure> {
-    let mode = shared.faults.active().watch_list;
+    shape: AnswerShape,
+) -> Result<ResponseBody, Failure> {
+    let mode = simulation.faults.active().watch_list;
     let initial_events = validate(query, mode)?;
     let version = query
         .version_number()
@@ -82,16 +84,16 @@ pub(crate) async fn watch(
             "InternalError",
             "context deadline exceeded",
         )),
-        None | Some(0) => Ok(shared
+        None | Some(0) => Ok(simulation
             .options
             .min_request_timeout
             .mul_f64(1.0 + fastrand::f64())),
         Some(seconds) => Ok(Duration::from_secs(seconds.unsigned_abs())),
     };
-    let wake = shared.state.subscribe(index);
-    let cut = shared.faults.subscribe();
+    let wake = simulation.state.subscribe(index);
+    let cut = simulation.faults.subscribe();
     let start = match &timeout {
-        Ok(_) => start(&shared, index, &filter, query, version, initial_events).await,
+        Ok(_) => start(&simulation, index, &filter, query, version, initial_events).await,
         Err(failure) => Err(failure.clone()),
     };
     let resource = KINDS[index].qualified();
@@ -99,11 +101,11 @@ pub(crate) async fn watch(
         Ok(start) => start,
         Err(failure) => {
             let line = error_line(&failure);
-            shared.stats.events(&resource, 1, line.len() as u64);
-            return Ok(super::http::full(line));
+            simulation.stats.events(&resource, 1, line.len() as u64);
+            return Ok(full_body(line));
         }
     };
-    shared.stats.watch_opened(&resource);
+    simulation.stats.watch_opened(&resource);
     let now = Instant::now();
     let cut_before = *cut.borrow();
     // A deadline too far to be represented is as good as a year.
@@ -111,7 +113,7 @@ pub(crate) async fn watch(
         + timeout
             .unwrap_or_default()
             .min(Duration::from_hours(365 * 24));
-    let mut watch = Watch {
+    let mut watch = WatchStream {
         index,
         filter,
         shape,
@@ -127,7 +129,7 @@ pub(crate) async fn watch(
         cut,
         cut_before,
         ending: None,
-        shared,
+        simulation,
     };
     if deadline - now > FAREWELL {
         watch.schedule_bookmark(now);
@@ -203,27 +205,30 @@ fn validate(query: &Query, mode: WatchListSupport) -> Result<Option<bool>, Failu
 }
 
 async fn start(
-    shared: &Shared,
+    simulation: &Simulation,
     index: usize,
-    filter: &Filter,
+    filter: &ObjectFilter,
     query: &Query,
     version: u64,
     initial_events: Option<bool>,
-) -> Result<Start, Failure> {
-    let state = &shared.state;
-    let plain = |cursor| Start {
+) -> Result<WatchStart, Failure> {
+    let state = &simulation.state;
+    let plain = |cursor| WatchStart {
         cursor,
         initial: VecDeque::new(),
         end_mark: None,
     };
     if version > 0 && initial_events != Some(true) {
         return match state.recent(index, version) {
-            Recent::TooOld(oldest) => Err(Failure::expired_watch(version, oldest)),
+            EventsSince::TooOld(oldest) => Err(Failure::expired_watch(version, oldest)),
             // A version that doesn't exist yet is accepted: the stream is silent up to it.
-            Recent::Events(..) | Recent::Gone => Ok(plain(version)),
+            EventsSince::Events(..) | EventsSince::Gone => Ok(plain(version)),
         };
     }
-    if !state.reached(version, shared.options.fresh_timeout).await {
+    if !state
+        .reached(version, simulation.options.fresh_timeout)
+        .await
+    {
         return Err(Failure::too_large(version, state.view(index).version));
     }
     let view = state.view(index);
@@ -241,30 +246,30 @@ async fn start(
         .filter(|o| filter.matches(o))
         .cloned()
         .collect();
-    Ok(Start {
+    Ok(WatchStart {
         cursor: view.version,
         initial,
         end_mark: initial_events.map(|_| view.version),
     })
 }
 
-// === impl Watch ===
+// === impl WatchStream ===
 
-impl Drop for Watch {
+impl Drop for WatchStream {
     fn drop(&mut self) {
-        self.shared
+        self.simulation
             .stats
             .watch_closed(&KINDS[self.index].qualified());
     }
 }
 
-impl Watch {
+impl WatchStream {
     /// The next bytes; `None` ends the stream cleanly, an error resets it.
     async fn next(&mut self) -> Option<Result<Bytes, BodyError>> {
         loop {
             match self.ending {
-                Some(Ending::Clean) => return None,
-                Some(Ending::Broken) => {
+                Some(StreamEnding::Clean) => return None,
+                Some(StreamEnding::Broken) => {
                     tokio::time::sleep(BREAK_PAUSE).await;
                     return Some(Err(BodyError));
                 }
@@ -278,12 +283,12 @@ impl Watch {
             if cut.ended != self.cut_before.ended || now >= self.deadline {
                 return None;
             }
-            let faults = self.shared.faults.active();
+            let faults = self.simulation.faults.active();
             if faults.silent {
                 let _ = tokio::time::timeout_at(self.deadline, self.cut.changed()).await;
                 continue;
             }
-            let mut out = Chunk::default();
+            let mut out = LineChunk::default();
             let held = self.fill(&mut out, Duration::from_millis(faults.delay_milliseconds));
             // After half a frame nothing may follow, or the two would pass for one line of garbage.
             if self.bookmarks && self.ending.is_none() && now >= self.next_bookmark {
@@ -295,7 +300,7 @@ impl Watch {
             }
             if !out.bytes.is_empty() {
                 let resource = KINDS[self.index].qualified();
-                self.shared
+                self.simulation
                     .stats
                     .events(&resource, out.events, out.bytes.len() as u64);
                 return Some(Ok(out.bytes.freeze()));
@@ -322,7 +327,7 @@ impl Watch {
     }
 
     /// Writes what is there to be sent. Returns when the first event that is held back may leave.
-    fn fill(&mut self, out: &mut Chunk, delay: Duration) -> Option<Instant> {
+    fn fill(&mut self, out: &mut LineChunk, delay: Duration) -> Option<Instant> {
         while let Some(object) = self.initial.pop_front() {
             let line = event_line("ADDED", &object, object.version, self.shape);
             self.push(out, &line);
@@ -338,12 +343,12 @@ impl Watch {
             }
         }
         self.wake.mark_unchanged();
-        let (events, cache_version) = match self.shared.state.recent(self.index, self.cursor) {
-            Recent::Events(events, cache_version) => (events, cache_version),
+        let (events, cache_version) = match self.simulation.state.recent(self.index, self.cursor) {
+            EventsSince::Events(events, cache_version) => (events, cache_version),
             // Overtaken by the history, or the type is gone: upstream ends such watches without a
             // word.
-            Recent::TooOld(_) | Recent::Gone => {
-                self.ending = Some(Ending::Clean);
+            EventsSince::TooOld(_) | EventsSince::Gone => {
+                self.ending = Some(StreamEnding::Clean);
                 return None;
             }
         };
@@ -365,22 +370,22 @@ impl Watch {
         None
     }
 
-    fn push(&mut self, out: &mut Chunk, line: &[u8]) {
+    fn push(&mut self, out: &mut LineChunk, line: &[u8]) {
         out.events += 1;
-        match self.shared.faults.next_frame() {
+        match self.simulation.faults.next_frame() {
             NextFrame::Whole => out.bytes.extend_from_slice(line),
             NextFrame::Broken(BrokenFrame::Garbage) => {
                 out.bytes.extend_from_slice(b"{\"type\":\"ADD\x00garbage\n");
             }
             NextFrame::Broken(BrokenFrame::Half) => {
                 out.bytes.extend_from_slice(&line[..line.len() / 2]);
-                self.ending = Some(Ending::Broken);
+                self.ending = Some(StreamEnding::Broken);
             }
         }
     }
 
     fn schedule_bookmark(&mut self, now: Instant) {
-        let regular = now + self.shared.options.bookmark_every;
+        let regular = now + self.simulation.options.bookmark_every;
         let farewell = self.deadline - FAREWELL.min(self.deadline - now);
         // Once the farewell is due, one a second until the deadline.
         self.next_bookmark = if farewell > now {
@@ -393,13 +398,16 @@ impl Watch {
 
 /// Lines on their way to the connection.
 #[derive(Default)]
-struct Chunk {
+struct LineChunk {
     bytes: BytesMut,
     events: u64,
 }
 
 /// What an event means to a watcher who sees only part of the objects.
-fn transition<'a>(event: &'a Event, filter: &Filter) -> Option<(&'static str, &'a Arc<Object>)> {
+fn transition<'a>(
+    event: &'a WriteEvent,
+    filter: &ObjectFilter,
+) -> Option<(&'static str, &'a Arc<SimulatedObject>)> {
     let before = event.before.as_ref().filter(|o| filter.matches(o));
     let after = event.after.as_ref().filter(|o| filter.matches(o));
     match (before, after) {
@@ -410,10 +418,10 @@ fn transition<'a>(event: &'a Event, filter: &Filter) -> Option<(&'static str, &'
     }
 }
 
-fn event_line(change: &str, object: &Object, version: u64, shape: Shape) -> Vec<u8> {
+fn event_line(change: &str, object: &SimulatedObject, version: u64, shape: AnswerShape) -> Vec<u8> {
     let object = match shape {
-        Shape::Full => object.bytes_at(version),
-        Shape::Partial => object.partial_at(version),
+        AnswerShape::Full => object.bytes_at(version),
+        AnswerShape::Partial => object.partial_at(version),
     };
     [
         br#"{"type":""#,
@@ -430,7 +438,7 @@ fn error_line(failure: &Failure) -> String {
 }
 
 /// A bookmark is the zero value of its kind with a version in it.
-fn bookmark_line(kind: &Kind, shape: Shape, version: u64, end_mark: bool) -> Vec<u8> {
+fn bookmark_line(kind: &ResourceKind, shape: AnswerShape, version: u64, end_mark: bool) -> Vec<u8> {
     let annotations = if end_mark {
         r#""annotations":{"k8s.io/initial-events-end":"true"}"#
     } else {
@@ -438,7 +446,7 @@ fn bookmark_line(kind: &Kind, shape: Shape, version: u64, end_mark: bool) -> Vec
     };
     let api_version = kind.api_version();
     let object = match (shape, kind.form) {
-        (Shape::Full, Form::Custom) => {
+        (AnswerShape::Full, TypeOrigin::Custom) => {
             let comma = if end_mark { "," } else { "" };
             format!(
                 r#"{{"apiVersion":"{api_version}","kind":"{}","metadata":{{{annotations}{comma}"resourceVersion":"{version}"}}}}"#,
@@ -448,8 +456,8 @@ fn bookmark_line(kind: &Kind, shape: Shape, version: u64, end_mark: bool) -> Vec
         (shape, _) => {
             let comma = if end_mark { "," } else { "" };
             let (kind_name, api_version, tail) = match shape {
-                Shape::Full => (kind.kind, api_version.as_str(), kind.zero_tail),
-                Shape::Partial => ("PartialObjectMetadata", "meta.k8s.io/v1", ""),
+                AnswerShape::Full => (kind.kind, api_version.as_str(), kind.zero_tail),
+                AnswerShape::Partial => ("PartialObjectMetadata", "meta.k8s.io/v1", ""),
             };
             format!(
                 r#"{{"kind":"{kind_name}","apiVersion":"{api_version}","metadata":{{"resourceVersion":"{version}"{comma}{annotations}}}{tail}}}"#

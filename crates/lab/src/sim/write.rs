@@ -2,19 +2,25 @@
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::access::{AccessRules, Attributes, User};
+use super::access::AccessRules;
+use super::attributes::{AccessAttributes, User};
 use super::gojson;
-use super::http::Shared;
-use super::kinds::{KINDS, Kind};
-use super::object::{Draft, Object};
-use super::request::Target;
+use super::kinds::{KINDS, ResourceKind};
+use super::object::{Draft, SimulatedObject};
+use super::request::RequestTarget;
+use super::simulation::Simulation;
 use super::state::{WriteError, key};
 use super::status::{Failure, named};
 
 /// A write's answer: status code and body.
-type Written = Result<(u16, Bytes), Failure>;
+type WriteAnswer = Result<(u16, Bytes), Failure>;
 
-pub(crate) fn create(shared: &Shared, index: usize, target: &Target, body: &[u8]) -> Written {
+pub(crate) fn create(
+    simulation: &Simulation,
+    index: usize,
+    target: &RequestTarget,
+    body: &[u8],
+) -> WriteAnswer {
     let kind = &KINDS[index];
     let mut draft = parse(body)?;
     if draft.text("name").is_empty() {
@@ -28,19 +34,24 @@ pub(crate) fn create(shared: &Shared, index: usize, target: &Target, body: &[u8]
     }
     place(&mut draft, kind, &target.attributes.namespace, None)?;
     let name = draft.text("name");
-    let object = shared
+    let object = simulation
         .state
         .create_draft(index, draft)
         .map_err(|e| refuse(e, kind, &name))?;
     Ok((201, line(&object)))
 }
 
-pub(crate) fn update(shared: &Shared, index: usize, target: &Target, body: &[u8]) -> Written {
+pub(crate) fn update(
+    simulation: &Simulation,
+    index: usize,
+    target: &RequestTarget,
+    body: &[u8],
+) -> WriteAnswer {
     let kind = &KINDS[index];
     let name = &target.attributes.name;
     let mut draft = parse(body)?;
     place(&mut draft, kind, &target.attributes.namespace, Some(name))?;
-    let object = shared
+    let object = simulation
         .state
         .update_draft(index, draft)
         .map_err(|e| refuse(e, kind, name))?;
@@ -49,14 +60,14 @@ pub(crate) fn update(shared: &Shared, index: usize, target: &Target, body: &[u8]
 
 /// A JSON merge patch. The patched fields' own keys come out sorted, not in struct order.
 pub(crate) fn patch(
-    shared: &Shared,
+    simulation: &Simulation,
     index: usize,
-    target: &Target,
+    target: &RequestTarget,
     content_type: &str,
     body: &[u8],
-) -> Written {
+) -> WriteAnswer {
     let kind = &KINDS[index];
-    let Attributes {
+    let AccessAttributes {
         namespace, name, ..
     } = &target.attributes;
     if !matches!(
@@ -69,7 +80,7 @@ pub(crate) fn patch(
     }
     let bad = |e: serde_json::Error| Failure::bad_request(e.to_string());
     let patch: Value = serde_json::from_slice(body).map_err(bad)?;
-    let before = shared
+    let before = simulation
         .state
         .get(index, &key(kind, namespace, name))
         .ok_or_else(|| Failure::not_found(kind, name))?;
@@ -77,19 +88,19 @@ pub(crate) fn patch(
     merge(&mut whole, &patch);
     let mut draft = parse(whole.to_string().as_bytes())?;
     place(&mut draft, kind, namespace, Some(name))?;
-    let object = shared
+    let object = simulation
         .state
         .update_draft(index, draft)
         .map_err(|e| refuse(e, kind, name))?;
     Ok((200, line(&object)))
 }
 
-pub(crate) fn delete(shared: &Shared, index: usize, target: &Target) -> Written {
+pub(crate) fn delete(simulation: &Simulation, index: usize, target: &RequestTarget) -> WriteAnswer {
     let kind = &KINDS[index];
-    let Attributes {
+    let AccessAttributes {
         namespace, name, ..
     } = &target.attributes;
-    let (version, last) = shared
+    let (version, last) = simulation
         .state
         .delete_key(index, &key(kind, namespace, name))
         .map_err(|e| refuse(e, kind, name))?;
@@ -111,10 +122,10 @@ pub(crate) fn delete(shared: &Shared, index: usize, target: &Target) -> Written 
 pub(crate) fn review(
     access: &AccessRules,
     caller: &User,
-    target: &Target,
+    target: &RequestTarget,
     body: &[u8],
-) -> Option<Written> {
-    let Attributes {
+) -> Option<WriteAnswer> {
+    let AccessAttributes {
         verb,
         group,
         resource,
@@ -211,7 +222,7 @@ fn verdict(access: &AccessRules, user: &User, review: &Value) -> Value {
             .to_owned()
     };
     let asked = if review.pointer("/spec/resourceAttributes").is_some() {
-        Attributes {
+        AccessAttributes {
             verb: text("/spec/resourceAttributes/verb"),
             group: text("/spec/resourceAttributes/group"),
             resource: text("/spec/resourceAttributes/resource"),
@@ -221,10 +232,10 @@ fn verdict(access: &AccessRules, user: &User, review: &Value) -> Value {
             path: String::new(),
         }
     } else {
-        Attributes {
+        AccessAttributes {
             verb: text("/spec/nonResourceAttributes/verb"),
             path: text("/spec/nonResourceAttributes/path"),
-            ..Attributes::default()
+            ..AccessAttributes::default()
         }
     };
     match access.reason(user, &asked) {
@@ -237,7 +248,7 @@ fn verdict(access: &AccessRules, user: &User, review: &Value) -> Value {
 /// The URL's namespace and name are the object's; a body that says otherwise is refused.
 fn place(
     draft: &mut Draft,
-    kind: &Kind,
+    kind: &ResourceKind,
     namespace: &str,
     name: Option<&str>,
 ) -> Result<(), Failure> {
@@ -266,7 +277,7 @@ fn parse(body: &[u8]) -> Result<Draft, Failure> {
     Draft::parse(body).map_err(Failure::bad_request)
 }
 
-fn refuse(error: WriteError, kind: &Kind, name: &str) -> Failure {
+fn refuse(error: WriteError, kind: &ResourceKind, name: &str) -> Failure {
     match error {
         WriteError::UnknownResource => Failure::no_such_path(),
         WriteError::Invalid(why) => Failure::bad_request(why),
@@ -295,6 +306,6 @@ fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
-fn line(object: &Object) -> Bytes {
+fn line(object: &SimulatedObject) -> Bytes {
     [&object.bytes[..], b"\n"].concat().into()
 }

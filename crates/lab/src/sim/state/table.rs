@@ -5,19 +5,19 @@ use std::sync::Arc;
 use imbl::OrdMap;
 use tokio::time::Instant;
 
-use crate::sim::object::Object;
+use crate::sim::object::SimulatedObject;
 
 /// All objects of a type at one version. Cloning shares the tree.
-pub(crate) type Objects = OrdMap<Arc<str>, Arc<Object>>;
+pub(crate) type Objects = OrdMap<Arc<str>, Arc<SimulatedObject>>;
 
 /// A write, as the watchers of a type see it.
 #[derive(Debug)]
-pub(crate) struct Event {
+pub(crate) struct WriteEvent {
     pub(crate) version: u64,
     /// The object before; `None` for a creation.
-    pub(crate) before: Option<Arc<Object>>,
+    pub(crate) before: Option<Arc<SimulatedObject>>,
     /// The object after; `None` for a deletion.
-    pub(crate) after: Option<Arc<Object>>,
+    pub(crate) after: Option<Arc<SimulatedObject>>,
     /// All objects after the write: serves `resourceVersionMatch=Exact` and continued lists.
     pub(crate) objects: Objects,
     /// When it happened, for the fault that delays events.
@@ -26,14 +26,14 @@ pub(crate) struct Event {
 
 /// A type's objects at one version.
 #[derive(Clone, Debug)]
-pub(crate) struct View {
+pub(crate) struct TypeView {
     pub(crate) version: u64,
     pub(crate) objects: Objects,
 }
 
 /// One type's present and recent past.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct TypeTable {
     pub(super) objects: Objects,
     /// The newest version the "cache" of this type has heard of.
     pub(super) cache_version: u64,
@@ -41,14 +41,14 @@ pub(super) struct Table {
     pub(super) floor: u64,
     /// The state before the first event of `events`, and the version it is from.
     pub(super) base: (u64, Objects),
-    pub(super) events: VecDeque<Arc<Event>>,
+    pub(super) events: VecDeque<Arc<WriteEvent>>,
     /// False while the type's CRD is gone.
     pub(super) served: bool,
 }
 
-// === impl Table ===
+// === impl TypeTable ===
 
-impl Table {
+impl TypeTable {
     /// A type without objects, at the version a server starts with.
     pub(super) fn empty(version: u64) -> Self {
         Self {
@@ -62,15 +62,15 @@ impl Table {
     }
 
     /// The newest state.
-    pub(super) fn view(&self) -> View {
-        View {
+    pub(super) fn view(&self) -> TypeView {
+        TypeView {
             version: self.cache_version,
             objects: self.objects.clone(),
         }
     }
 
     /// Takes an event in and lets the oldest go.
-    pub(super) fn push(&mut self, event: Arc<Event>, history: usize) {
+    pub(super) fn push(&mut self, event: Arc<WriteEvent>, history: usize) {
         self.cache_version = event.version;
         self.events.push_back(event);
         while self.events.len() > history {
@@ -93,14 +93,14 @@ impl Table {
     }
 
     /// The state at a version, if the events reach back so far.
-    pub(super) fn exact(&self, version: u64) -> Option<View> {
+    pub(super) fn exact(&self, version: u64) -> Option<TypeView> {
         let after = self.events.partition_point(|e| e.version <= version);
         match after.checked_sub(1).and_then(|last| self.events.get(last)) {
-            Some(event) => Some(View {
+            Some(event) => Some(TypeView {
                 version,
                 objects: event.objects.clone(),
             }),
-            None if version >= self.base.0 => Some(View {
+            None if version >= self.base.0 => Some(TypeView {
                 version,
                 objects: self.base.1.clone(),
             }),

@@ -9,7 +9,7 @@ fn pod(name: &str) -> String {
 }
 
 fn index() -> usize {
-    Kind::of(&pods()).unwrap().0
+    ResourceKind::of(&pods()).unwrap().0
 }
 
 #[test]
@@ -56,9 +56,11 @@ fn history_is_bounded() {
         .map(|i| state.create(&pods(), &pod(&format!("p{i}"))).unwrap())
         .collect();
     assert!(
-        matches!(state.recent(index(), versions[0]), Recent::TooOld(floor) if floor == versions[1])
+        matches!(state.recent(index(), versions[0]), EventsSince::TooOld(floor) if floor == versions[1])
     );
-    assert!(matches!(state.recent(index(), versions[1]), Recent::Events(e, _) if e.len() == 2));
+    assert!(
+        matches!(state.recent(index(), versions[1]), EventsSince::Events(e, _) if e.len() == 2)
+    );
     assert!(state.exact_view(index(), versions[0]).is_none());
     assert_eq!(
         state
@@ -87,8 +89,10 @@ fn a_restart_forgets_versions_below_the_global_one() {
         .create(&configmaps, r#"{"metadata":{"name":"c","namespace":"n"}}"#)
         .unwrap();
     state.forget_history();
-    assert!(matches!(state.recent(index(), pod_version), Recent::TooOld(floor) if floor == global));
-    assert!(matches!(state.recent(index(), global), Recent::Events(e, _) if e.is_empty()));
+    assert!(
+        matches!(state.recent(index(), pod_version), EventsSince::TooOld(floor) if floor == global)
+    );
+    assert!(matches!(state.recent(index(), global), EventsSince::Events(e, _) if e.is_empty()));
 }
 
 #[test]

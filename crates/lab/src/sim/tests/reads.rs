@@ -54,7 +54,7 @@ async fn pages_stay_at_their_version() {
         "limit is ignored"
     );
 
-    api.0.state.compact(&pods());
+    api.simulation.state.compact(&pods());
     let expired = api
         .get(&format!(
             "/api/v1/namespaces/n/pods?limit=2&continue={token}"
@@ -108,7 +108,7 @@ async fn versions_decide_which_state_answers() {
             .code,
         504
     );
-    api.0.state.forget_history();
+    api.simulation.state.forget_history();
     let expired = api.get(&at(&exact)).await;
     assert_eq!(
         (expired.code, text(&expired.json()["reason"])),
@@ -171,7 +171,7 @@ async fn bad_options_are_refused_in_upstreams_words() {
             "{query}"
         );
     }
-    api.0.faults.watch_list(WatchListSupport::Refused);
+    api.simulation.faults.watch_list(WatchListSupport::Refused);
     let refused = api
         .get("/api/v1/pods?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan")
         .await;
@@ -296,7 +296,7 @@ async fn discovery_follows_the_custom_type() {
             )
             .body(Empty::<Bytes>::new())
             .unwrap();
-        let response = Arc::clone(&api.0).answer(request).await;
+        let response = api.service.answer(request).await;
         assert!(response.headers().contains_key("etag"));
         String::from_utf8(
             response
@@ -319,7 +319,7 @@ async fn discovery_follows_the_custom_type() {
         "widgets"
     );
     assert_eq!(api.get("/apis/example.com/v1/widgets").await.code, 200);
-    api.0.state.serve_custom(&widgets(), false);
+    api.simulation.state.serve_custom(&widgets(), false);
     assert!(!aggregated().await.contains("Widget"));
     assert_eq!(
         api.get("/apis/example.com/v1/widgets").await.text,
@@ -334,7 +334,7 @@ async fn discovery_follows_the_custom_type() {
 #[tokio::test]
 async fn custom_lists_are_sorted_and_keep_their_continue() {
     let api = Api::new();
-    api.0
+    api.simulation
         .state
         .create(
             &widgets(),
@@ -362,7 +362,7 @@ async fn custom_lists_are_sorted_and_keep_their_continue() {
 #[tokio::test]
 async fn requests_are_refused_as_often_as_told() {
     let api = Api::new();
-    api.0.faults.refuse(2, 429, Some(1));
+    api.simulation.faults.refuse(2, 429, Some(1));
     assert_eq!(api.get("/api/v1/pods").await.code, 429);
     assert_eq!(
         api.get("/api/v1/pods").await.json()["details"]["retryAfterSeconds"],

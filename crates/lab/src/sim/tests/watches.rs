@@ -19,20 +19,20 @@ async fn a_watch_list_brings_the_state_the_mark_and_then_events() {
             "\n"
         )
     );
-    api.0
+    api.simulation
         .state
         .update(&pods(), &pod("n/a", "node-1", "red"))
         .unwrap();
-    api.0.state.delete(&pods(), "n", "b").unwrap();
+    api.simulation.state.delete(&pods(), "n", "b").unwrap();
     assert_eq!(stream.event().await, "MODIFIED a@4");
     assert_eq!(
         stream.event().await,
         "DELETED b@5",
         "with the version of the deletion"
     );
-    assert_eq!(api.0.stats.counts().total_open_watches(), 1);
+    assert_eq!(api.simulation.stats.counts().total_open_watches(), 1);
     drop(stream);
-    assert_eq!(api.0.stats.counts().total_open_watches(), 0);
+    assert_eq!(api.simulation.stats.counts().total_open_watches(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -78,7 +78,7 @@ async fn selectors_make_objects_come_and_go() {
     let mut node = api
         .watch("resourceVersion=2&fieldSelector=spec.nodeName%3Dnode-2")
         .await;
-    let state = &api.0.state;
+    let state = &api.simulation.state;
     state.update(&pods(), &pod("n/a", "node-2", "red")).unwrap();
     let gone = blue.line().await.unwrap();
     assert!(
@@ -110,14 +110,14 @@ async fn bookmarks_come_in_time_and_before_the_end() {
         .watch("resourceVersion=2&allowWatchBookmarks=true&timeoutSeconds=100")
         .await;
     let started = tokio::time::Instant::now();
-    api.0
+    api.simulation
         .state
         .create(
             &watershed_protocol::GroupVersionResource::new("", "v1", "configmaps"),
             r#"{"metadata":{"name":"c"}}"#,
         )
         .unwrap();
-    api.0.state.notify_progress();
+    api.simulation.state.notify_progress();
     assert_eq!(
         stream.event().await,
         "BOOKMARK @3",
@@ -180,7 +180,7 @@ async fn too_old_versions_are_an_error_event() {
 async fn faults_of_streams() {
     let api = Api::new();
     api.pods(&["n/a"]);
-    let faults = &api.0.faults;
+    let faults = &api.simulation.faults;
     let mut stream = api.watch("resourceVersion=2").await;
     faults.break_frame(2, BrokenFrame::Garbage);
     api.pods(&["n/b", "n/c"]);

@@ -3,11 +3,14 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::plan::LoadWrites;
-use super::process::Machine;
-use super::tally::{Latencies, Requests};
+use super::tally::{Latencies, RequestTally};
+use crate::process::Machine;
+
+/// The name of this program among the processes.
+pub const OWN_PROCESS: &str = "load";
 
 /// Points of a distribution for each decade of what is left above.
 const STEPS: u32 = 10;
@@ -46,7 +49,7 @@ pub struct LoadSetting {
 }
 
 /// One server's rounds.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ServerResult {
     /// From the command line.
     pub name: String,
@@ -57,7 +60,7 @@ pub struct ServerResult {
 }
 
 /// One server's turn.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RoundResult {
     /// From the first to the last event, and the settling after it.
@@ -103,7 +106,7 @@ pub struct RoundResult {
 }
 
 /// Requests of a kind.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RequestStats {
     /// Answered.
@@ -117,7 +120,7 @@ pub struct RequestStats {
 }
 
 /// How long things took, in milliseconds.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Distribution {
     /// How many.
@@ -133,11 +136,11 @@ pub struct Distribution {
     /// The whole of it: quantile and milliseconds.
     pub quantiles: Vec<(f64, f64)>,
     #[serde(skip)]
-    pub(super) histogram: Option<Histogram<u64>>,
+    pub(crate) histogram: Option<Histogram<u64>>,
 }
 
 /// What a process used.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessConsumption {
     /// CPU seconds until all watches had their first state.
@@ -149,7 +152,7 @@ pub struct ProcessConsumption {
 }
 
 /// A moment.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Sample {
     /// Since the measurement began.
@@ -192,7 +195,7 @@ impl RoundResult {
 }
 
 impl RequestStats {
-    pub(super) fn of(requests: &Requests) -> Self {
+    pub(super) fn of(requests: &RequestTally) -> Self {
         Self {
             answered: requests.done.load(Ordering::Relaxed),
             skipped: requests.skipped.load(Ordering::Relaxed),
@@ -208,7 +211,7 @@ impl Distribution {
     }
 
     /// Of several rounds.
-    pub(super) fn joined<'a>(all: impl Iterator<Item = &'a Self>) -> Self {
+    pub(crate) fn joined<'a>(all: impl Iterator<Item = &'a Self>) -> Self {
         let mut histograms = all.filter_map(|one| one.histogram.as_ref());
         let Some(mut total) = histograms.next().cloned() else {
             return Self::default();

@@ -2,22 +2,20 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use bytes::Bytes;
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::BodyExt;
 use parking_lot::Mutex;
 use serde::Deserialize;
 
-use super::access::AccessRules;
-use super::faults::{ActiveFaults, Faults};
-use super::kinds::{KINDS, Kind};
-use super::options::Options;
-use super::request::{Query, Shape, Target};
-use super::state::ClusterState;
-use super::stats::Stats;
+use super::body::ResponseBody;
+use super::faults::ActiveFaults;
+use super::kinds::{KINDS, ResourceKind};
+use super::request::{AnswerShape, Query, RequestTarget};
+use super::simulation::Simulation;
 use super::status::Failure;
-use super::{discovery, list, watch, write};
+use super::{discovery, kinds, list, watch, write};
+use crate::body::full_body;
 use watershed_protocol::{accepts_gzip, gzip_member};
 
 /// The head of a request, as it came in.
@@ -34,36 +32,24 @@ pub struct RecordedRequest {
 /// Heads kept of a recording.
 const MAX_RECORDED: usize = 10_000;
 
-/// The body of every answer.
-pub(crate) type Body = UnsyncBoxBody<Bytes, BodyError>;
-
-/// A stream that was broken on purpose.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("broken by a simulated fault")]
-pub(crate) struct BodyError;
-
-/// What every connection works on.
+/// Answers the requests of all connections.
 #[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) options: Options,
-    pub(crate) state: Arc<ClusterState>,
-    pub(crate) access: AccessRules,
-    pub(crate) faults: Faults,
-    pub(crate) stats: Stats,
+pub(crate) struct ApiService {
+    simulation: Arc<Simulation>,
     /// Heads of requests, once somebody wants them.
     recorded: Mutex<Option<Vec<RecordedRequest>>>,
     /// Numbers the answers' Audit-Ids.
     answers: AtomicU64,
 }
 
+/// `POST /sim/faults`: switches and one-time acts, all optional.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "the wire form of independent acts"
 )]
-/// `POST /sim/faults`: switches and one-time acts, all optional.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
-struct Command {
+struct FaultCommand {
     /// Replaces all switches.
     active: Option<ActiveFaults>,
     cut_watches: bool,
@@ -75,26 +61,14 @@ struct Command {
     serve_widgets: Option<bool>,
 }
 
-/// A body known in full.
-pub(crate) fn full(bytes: impl Into<Bytes>) -> Body {
-    Full::new(bytes.into())
-        .map_err(|never| match never {})
-        .boxed_unsync()
-}
+// === impl ApiService ===
 
-// === impl Shared ===
-
-impl Shared {
-    pub(crate) fn new(options: Options) -> Self {
-        let state = Arc::new(ClusterState::new(options.history, options.seed));
+impl ApiService {
+    pub(crate) fn new(simulation: Arc<Simulation>) -> Self {
         Self {
-            access: AccessRules::of(&state),
-            state,
-            faults: Faults::default(),
-            stats: Stats::default(),
+            simulation,
             recorded: Mutex::default(),
             answers: AtomicU64::new(0),
-            options,
         }
     }
 
@@ -103,7 +77,7 @@ impl Shared {
         self.recorded.lock().replace(Vec::new()).unwrap_or_default()
     }
 
-    fn record(&self, head: &::http::request::Parts) {
+    fn record(&self, head: &http::request::Parts) {
         if let Some(recorded) = self
             .recorded
             .lock()
@@ -122,7 +96,7 @@ impl Shared {
     }
 
     /// Answers a request.
-    pub(crate) async fn answer<B>(self: Arc<Self>, request: Request<B>) -> Response<Body>
+    pub(crate) async fn answer<B>(&self, request: Request<B>) -> Response<ResponseBody>
     where
         B: hyper::body::Body,
     {
@@ -135,17 +109,17 @@ impl Shared {
             watch: head.uri.query().is_some_and(|q| q.contains("watch")),
             ..Query::default()
         });
-        let target = Target::read(&head.method, path, &lenient);
+        let target = RequestTarget::read(&head.method, path, &lenient);
         let (verb, resource) = (target.metric_verb(), target.resource());
         let outcome = self
-            .clone()
             .decide(&head.method, path, &head.headers, &target, query, body)
             .await;
         let mut response = outcome.unwrap_or_else(|failure| failure.response());
-        self.stats
+        self.simulation
+            .stats
             .request(verb, &resource, response.status().as_u16());
         if let Some(size) = hyper::body::Body::size_hint(response.body()).exact() {
-            self.stats.sent(verb, &resource, size);
+            self.simulation.stats.sent(verb, &resource, size);
         }
         self.add_headers(&head.headers, head.version, &mut response);
         if head.method == Method::HEAD {
@@ -155,23 +129,24 @@ impl Shared {
     }
 
     async fn decide<B: hyper::body::Body>(
-        self: Arc<Self>,
+        &self,
         method: &Method,
         path: &str,
         headers: &HeaderMap,
-        target: &Target,
+        target: &RequestTarget,
         query: Result<Query, Failure>,
         body: B,
-    ) -> Result<Response<Body>, Failure> {
-        let user = self.access.authenticate(headers)?;
+    ) -> Result<Response<ResponseBody>, Failure> {
+        let user = self.simulation.access.authenticate(headers)?;
         if path != "/sim/faults"
             && let Some(failure) = self
+                .simulation
                 .faults
                 .refusal(target.metric_verb(), &target.resource())
         {
             return Err(failure);
         }
-        if !self.access.allowed(&user, &target.attributes) {
+        if !self.simulation.access.allowed(&user, &target.attributes) {
             return Err(target.attributes.forbidden(&user));
         }
         if target.attributes.resource.is_empty() {
@@ -184,11 +159,11 @@ impl Shared {
         let written = |(code, bytes)| json(code, bytes);
         if target.attributes.verb == "create" {
             let bytes = read(body).await?;
-            if let Some(review) = write::review(&self.access, &user, target, &bytes) {
+            if let Some(review) = write::review(&self.simulation.access, &user, target, &bytes) {
                 return review.map(written);
             }
             let index = self.kind_of(target)?;
-            return write::create(&self, index, target, &bytes).map(written);
+            return write::create(&self.simulation, index, target, &bytes).map(written);
         }
         let index = self.kind_of(target)?;
         match target.attributes.verb.as_str() {
@@ -197,7 +172,7 @@ impl Shared {
                 let shape = self.shape(headers, target, "")?;
                 let attributes = &target.attributes;
                 let body = list::get(
-                    &self,
+                    &self.simulation,
                     index,
                     &attributes.namespace,
                     &attributes.name,
@@ -213,17 +188,18 @@ impl Shared {
                 let filter = query.filter(&KINDS[index], &target.attributes.namespace)?;
                 Ok(json(
                     200,
-                    list::list(&self, index, &filter, &query, shape).await?,
+                    list::list(&self.simulation, index, &filter, &query, shape).await?,
                 ))
             }
             "watch" => {
                 let shape = self.shape(headers, target, "")?;
                 let query = query?;
                 let filter = query.filter(&KINDS[index], &target.attributes.namespace)?;
-                let compressed = self.options.compressed_watches
-                    && watch::is_watch_list(&query, self.faults.active().watch_list)
+                let compressed = self.simulation.options.compressed_watches
+                    && watch::is_watch_list(&query, self.simulation.faults.active().watch_list)
                     && accepts_gzip(headers);
-                let body = watch::watch(Arc::clone(&self), index, filter, &query, shape).await?;
+                let body = watch::watch(Arc::clone(&self.simulation), index, filter, &query, shape)
+                    .await?;
                 let mut response = Response::new(body);
                 let headers = response.headers_mut();
                 headers.insert(
@@ -241,30 +217,44 @@ impl Shared {
                         .boxed_unsync()
                 }))
             }
-            "update" => write::update(&self, index, target, &read(body).await?).map(written),
-            "patch" => {
-                write::patch(&self, index, target, content_type, &read(body).await?).map(written)
+            "update" => {
+                write::update(&self.simulation, index, target, &read(body).await?).map(written)
             }
-            "delete" => write::delete(&self, index, target).map(written),
+            "patch" => write::patch(
+                &self.simulation,
+                index,
+                target,
+                content_type,
+                &read(body).await?,
+            )
+            .map(written),
+            "delete" => write::delete(&self.simulation, index, target).map(written),
             _ => Err(Failure::method_not_allowed()),
         }
     }
 
     /// The form of an answer to a read.
-    fn shape(&self, headers: &HeaderMap, target: &Target, suffix: &str) -> Result<Shape, Failure> {
-        let shape = Shape::negotiate(headers, suffix)?;
-        if shape == Shape::Full {
-            self.stats.whole(target.metric_verb(), &target.resource());
+    fn shape(
+        &self,
+        headers: &HeaderMap,
+        target: &RequestTarget,
+        suffix: &str,
+    ) -> Result<AnswerShape, Failure> {
+        let shape = AnswerShape::negotiate(headers, suffix)?;
+        if shape == AnswerShape::Full {
+            self.simulation
+                .stats
+                .whole(target.metric_verb(), &target.resource());
         }
         Ok(shape)
     }
 
     /// The type a URL means, if it is served now.
-    fn kind_of(&self, target: &Target) -> Result<usize, Failure> {
+    fn kind_of(&self, target: &RequestTarget) -> Result<usize, Failure> {
         let attributes = &target.attributes;
-        let found = Kind::find(&attributes.group, &target.version, &attributes.resource);
+        let found = ResourceKind::find(&attributes.group, &target.version, &attributes.resource);
         match found {
-            Some((index, kind)) if self.state.served(index) => {
+            Some((index, kind)) if self.simulation.state.served(index) => {
                 let misplaced = !kind.namespaced
                     && !attributes.namespace.is_empty()
                     && kind.resource != "namespaces";
@@ -286,21 +276,22 @@ impl Shared {
         path: &str,
         headers: &HeaderMap,
         body: B,
-    ) -> Result<Response<Body>, Failure> {
+    ) -> Result<Response<ResponseBody>, Failure> {
         match (method, path) {
             (&Method::GET, "/healthz" | "/livez" | "/readyz") => {
                 Ok(text("text/plain; charset=utf-8", "ok"))
             }
             (&Method::GET, "/metrics") => Ok(text(
                 "text/plain; version=0.0.4; charset=utf-8",
-                self.stats.counts().prometheus(),
+                self.simulation.stats.counts().prometheus(),
             )),
             (&Method::GET, "/version") => Ok(text("application/json", self.version())),
-            (&Method::GET, "/api" | "/apis") if Shape::aggregated_discovery(headers) => {
+            (&Method::GET, "/api" | "/apis") if AnswerShape::aggregated_discovery(headers) => {
                 Ok(self.aggregated(path == "/api", headers))
             }
             (&Method::GET, "/sim/faults") => {
-                let active = serde_json::to_vec(&self.faults.active()).unwrap_or_default();
+                let active =
+                    serde_json::to_vec(&self.simulation.faults.active()).unwrap_or_default();
                 Ok(json(200, active))
             }
             (&Method::POST, "/sim/faults") => {
@@ -310,7 +301,7 @@ impl Shared {
                 Ok(json(200, "{}"))
             }
             (&Method::GET, path) => {
-                let document = discovery::legacy(path, |index| self.state.served(index));
+                let document = discovery::legacy(path, |index| self.simulation.state.served(index));
                 let document = document.ok_or_else(Failure::no_such_path)?;
                 Ok(json(200, format!("{document}\n")))
             }
@@ -318,8 +309,9 @@ impl Shared {
         }
     }
 
-    fn aggregated(&self, core: bool, headers: &HeaderMap) -> Response<Body> {
-        let document = discovery::aggregated(core, |index| self.state.served(index)).to_string();
+    fn aggregated(&self, core: bool, headers: &HeaderMap) -> Response<ResponseBody> {
+        let document =
+            discovery::aggregated(core, |index| self.simulation.state.served(index)).to_string();
         // Upstream's is a SHA-512; to a client it is opaque.
         let etag = format!(
             "\"{}\"",
@@ -329,7 +321,7 @@ impl Shared {
             .get(header::IF_NONE_MATCH)
             .is_some_and(|v| v.as_bytes() == etag.as_bytes())
         {
-            let mut response = Response::new(Body::default());
+            let mut response = Response::new(ResponseBody::default());
             *response.status_mut() = StatusCode::NOT_MODIFIED;
             response
         } else {
@@ -348,7 +340,7 @@ impl Shared {
     }
 
     fn version(&self) -> String {
-        let release = &self.options.release;
+        let release = &self.simulation.options.release;
         let mut numbers = release.trim_start_matches('v').split('.');
         let (major, minor) = (numbers.next().unwrap_or("1"), numbers.next().unwrap_or("0"));
         format!(
@@ -356,24 +348,26 @@ impl Shared {
         )
     }
 
-    fn obey(&self, command: Command) {
+    fn obey(&self, command: FaultCommand) {
         if let Some(active) = command.active {
-            self.faults.set(|a| *a = active);
+            self.simulation.faults.set(|a| *a = active);
         }
         if command.forget_history {
-            self.state.forget_history();
+            self.simulation.state.forget_history();
         }
         if let Some(served) = command.serve_widgets {
-            self.state.serve_custom(&super::widgets(), served);
+            self.simulation
+                .state
+                .serve_custom(&kinds::widgets(), served);
         }
         if command.cut_watches {
-            self.faults.cut_watches();
+            self.simulation.faults.cut_watches();
         }
         if command.end_watches {
-            self.faults.end_watches();
+            self.simulation.faults.end_watches();
         }
         if command.cut_connections {
-            self.faults.cut_connections();
+            self.simulation.faults.cut_connections();
         }
     }
 
@@ -381,8 +375,8 @@ impl Shared {
     fn add_headers(
         &self,
         asked: &HeaderMap,
-        version: ::http::Version,
-        response: &mut Response<Body>,
+        version: http::Version,
+        response: &mut Response<ResponseBody>,
     ) {
         let unauthorized = response.status() == StatusCode::UNAUTHORIZED;
         let headers = response.headers_mut();
@@ -400,14 +394,14 @@ impl Shared {
         headers.insert("x-kubernetes-pf-flowschema-uid", uid.clone());
         headers.insert("x-kubernetes-pf-prioritylevel-uid", uid);
         // HTTP/2 has no such header; hyper would refuse it.
-        if unauthorized && version < ::http::Version::HTTP_2 {
+        if unauthorized && version < http::Version::HTTP_2 {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
     }
 }
 
 /// Leaves of an answer what HEAD wants. hyper does so on HTTP/1 only.
-fn without_body(response: &mut Response<Body>) {
+fn without_body(response: &mut Response<ResponseBody>) {
     if let Some(size) = hyper::body::Body::size_hint(response.body())
         .exact()
         .filter(|&size| size > 0)
@@ -416,7 +410,7 @@ fn without_body(response: &mut Response<Body>) {
             .headers_mut()
             .insert(header::CONTENT_LENGTH, size.into());
     }
-    *response.body_mut() = Body::default();
+    *response.body_mut() = ResponseBody::default();
 }
 
 async fn read<B: hyper::body::Body>(body: B) -> Result<Bytes, Failure> {
@@ -427,14 +421,14 @@ async fn read<B: hyper::body::Body>(body: B) -> Result<Bytes, Failure> {
     Ok(collected.to_bytes())
 }
 
-fn json(code: u16, body: impl Into<Bytes>) -> Response<Body> {
+fn json(code: u16, body: impl Into<Bytes>) -> Response<ResponseBody> {
     let mut response = text("application/json", body);
     *response.status_mut() = StatusCode::from_u16(code).unwrap_or_default();
     response
 }
 
-fn text(content_type: &'static str, body: impl Into<Bytes>) -> Response<Body> {
-    let mut response = Response::new(full(body));
+fn text(content_type: &'static str, body: impl Into<Bytes>) -> Response<ResponseBody> {
+    let mut response = Response::new(full_body(body));
     response
         .headers_mut()
         .insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));

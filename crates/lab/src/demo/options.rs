@@ -1,0 +1,63 @@
+//! What a demo is told: its flags, and where its proxy is.
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::time::Duration;
+
+use crate::duration::parse_duration;
+
+/// Time that the clients have to see the last change, unless the caller says otherwise.
+const CONVERGENCE: Duration = Duration::from_secs(20);
+
+/// Flags of `watershed demo`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct DemoArgs {
+    /// Ends the demo after this time and checks every client's view; until Ctrl-C when absent
+    #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration)]
+    pub run_for: Option<Duration>,
+    /// Pods at the start
+    #[arg(long, value_name = "N", default_value_t = 2000)]
+    pub pods: usize,
+    /// Nodes the pods are spread over
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    pub nodes: usize,
+    /// Watching clients
+    #[arg(long, value_name = "N", default_value_t = 300)]
+    pub clients: usize,
+    /// Changes per second
+    #[arg(long, value_name = "EVENTS", default_value_t = 50.0)]
+    pub rate: f64,
+    /// Decides every random choice
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Puts no proxy between: what upstream has to do without it
+    #[arg(long)]
+    pub direct: bool,
+    /// How long the clients may take to see the last change
+    #[arg(skip = CONVERGENCE)]
+    pub patience: Duration,
+}
+
+/// The upstream that the proxy is put in front of.
+#[derive(Clone, Debug)]
+pub struct DemoUpstream {
+    /// Its URL: `https://…`.
+    pub url: String,
+    /// CA of its certificate, in PEM.
+    pub ca_pem: String,
+    /// Token of a caller who may do everything.
+    pub token: String,
+    /// The same as a kubeconfig.
+    pub kubeconfig_yaml: String,
+}
+
+/// The running proxy.
+pub struct DemoProxy {
+    /// Address that clients connect to.
+    pub address: SocketAddr,
+    /// CA of its certificate, in PEM.
+    pub ca_pem: String,
+    /// Address of its status page.
+    pub admin_address: Option<SocketAddr>,
+    /// Stops the proxy.
+    pub shutdown: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
