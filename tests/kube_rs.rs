@@ -35,7 +35,7 @@ struct Cluster {
     report: Report,
 }
 
-/// What the harness says when all is ready; the rest of its line is not needed here.
+/// The part that is needed here of the harness's report when all is ready.
 #[derive(serde::Deserialize)]
 struct Report {
     dir: PathBuf,
@@ -143,7 +143,7 @@ fn versions<'a, K: Resource + 'a>(objects: impl IntoIterator<Item = &'a K>) -> V
         .collect()
 }
 
-/// How two views differ, in words; nothing when they are equal.
+/// Describes the differences between two views. `Ok` means that they are equal.
 fn differences(upstream: &Versions, seen: &Versions) -> Result<(), String> {
     let mut lines = Vec::new();
     for (name, version) in upstream {
@@ -393,7 +393,7 @@ async fn stores_of_kube_rs_equal_upstreams_list_after_random_writes() {
     );
 }
 
-/// What the other test relies on to leave nothing behind.
+/// The other test relies on this to leave nothing behind.
 #[test]
 fn a_cluster_ends_with_the_test_that_panics() {
     let known = std::sync::Arc::<std::sync::Mutex<Option<(PathBuf, Vec<u32>)>>>::default();

@@ -14,7 +14,7 @@ use watershed_lab::sim::SimulatedServer;
 use crate::children::{Child, announce};
 use crate::client::Endpoint;
 
-/// What is asked on the counter's socket: the counts, or to make [`PLANTED`] allocations before.
+/// Commands on the counter's socket: report the counts, or make [`PLANTED`] allocations before.
 const COUNT: u8 = b'c';
 const PLANT: u8 = b'p';
 /// Allocations that the counter must see, of [`PLANTED_BYTES`] each.

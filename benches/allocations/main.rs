@@ -1,4 +1,4 @@
-//! What the proxy allocates for an event and for a read: how often, and how many bytes.
+//! Allocations of the proxy for an event and for a read: their number and their bytes.
 //!
 //! The proxy runs with its defaults in a process of its own, in front of the simulated API server,
 //! and every allocation there is counted, those of HTTP and TLS included. Figures hardly depend on
@@ -67,7 +67,7 @@ struct Args {
     part: Option<Part>,
 }
 
-/// What this program does as a child of itself.
+/// Roles of this program as a child of itself.
 #[derive(Debug, Subcommand)]
 enum Part {
     /// Be the proxy whose allocations are counted

@@ -1,4 +1,4 @@
-//! What the counted proxy is asked to do.
+//! The work of the proxy whose allocations are counted.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

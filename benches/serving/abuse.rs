@@ -1,4 +1,4 @@
-//! What abusers cost: memory of the proxy, and how long well-behaved clients wait meanwhile.
+//! The cost of abusers: memory of the proxy, and delays of well-behaved clients.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -27,12 +27,12 @@ const SLOW: usize = 1_000;
 const AT_A_TIME: usize = 32;
 /// Between two requests of a well-behaved client: they are to measure a wait, not to make one.
 const PAUSE: Duration = Duration::from_millis(10);
-/// How long all abusers may take to be there.
+/// Time until all abusers have to be connected.
 const PATIENCE: Duration = Duration::from_mins(2);
 /// After them, until the proxy has noticed.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// What the abusers are told, and tell.
+/// State that abusers and the measurement share.
 #[derive(Default)]
 struct Progress {
     over: AtomicBool,
@@ -40,7 +40,7 @@ struct Progress {
     done: AtomicU64,
 }
 
-/// What a connection that is held does.
+/// Behaviour of a held connection.
 #[derive(Clone, Copy)]
 enum Holding {
     /// It has had an answer and waits for nothing.
@@ -171,7 +171,7 @@ async fn scene(
     Ok(())
 }
 
-/// How long each request of two well-behaved clients takes.
+/// Measures each request of two well-behaved clients.
 async fn polite(endpoint: &Endpoint, length: Duration) -> anyhow::Result<Vec<Duration>> {
     // At version 0 the limit would not count.
     let path = "/api/v1/pods?resourceVersion=1&resourceVersionMatch=NotOlderThan&limit=5";

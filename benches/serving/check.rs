@@ -10,9 +10,9 @@ use crate::children::{self, Child};
 use watershed_figures::median;
 use watershed_lab::process;
 
-/// What the busy loop uses, by its own clock.
+/// CPU time of the busy loop, by its own clock.
 const PLANTED: Duration = Duration::from_millis(600);
-/// How far the reading may be off: a few ticks, and what a program needs to start and wait.
+/// Tolerance of a reading: a few ticks, and the CPU time of starting and waiting.
 const TOLERANCE: Duration = Duration::from_millis(50);
 
 /// Body of the child: uses `milliseconds` of CPU by its own process clock, says so, and waits for

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
-/// How long a server may take to say that it is there.
+/// Time for a server to announce that it is ready.
 const PATIENCE: Duration = Duration::from_mins(2);
 
 /// A child process. Dropping it ends it; if this process is killed, the kernel ends it.

@@ -9,14 +9,14 @@ use hyper::body::Incoming;
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 use watershed_lab::body::full_body;
-use watershed_lab::client::{self, Protocol, RequestBody, Windows, expect_success};
+use watershed_lab::client::{self, FlowWindows, Protocol, RequestBody, expect_success};
 
 use crate::form::{Form, Reader};
 
 /// One connection. Clones of an HTTP/2 one send several requests on it at a time.
 #[derive(Clone)]
 pub(crate) struct Connection {
-    connection: client::Connection,
+    connection: client::ClientConnection,
     form: Form,
 }
 
@@ -49,16 +49,16 @@ impl Endpoint {
     }
 
     pub(crate) async fn connect(&self, http1: bool) -> anyhow::Result<Connection> {
-        self.connect_with(http1, Windows::GO).await
+        self.connect_with(http1, FlowWindows::GO).await
     }
 
     /// Opens a connection on which no more than 64 KiB, and what the kernel holds, is sent ahead of
     /// the reader.
     pub(crate) async fn connect_narrow(&self, http1: bool) -> anyhow::Result<Connection> {
-        self.connect_with(http1, Windows::NARROW).await
+        self.connect_with(http1, FlowWindows::NARROW).await
     }
 
-    async fn connect_with(&self, http1: bool, windows: Windows) -> anyhow::Result<Connection> {
+    async fn connect_with(&self, http1: bool, windows: FlowWindows) -> anyhow::Result<Connection> {
         Ok(Connection {
             connection: self.0.connect_with(protocol(http1), windows).await?,
             form: Form::Json,

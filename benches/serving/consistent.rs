@@ -26,7 +26,7 @@ const OTHERS: Duration = Duration::from_millis(100);
 struct Case {
     name: String,
     path: String,
-    /// What the metrics call the type.
+    /// Name of the type in metrics.
     resource: &'static str,
     /// The listed type is written to, at `--rate`.
     busy: bool,
@@ -105,7 +105,7 @@ pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> an
     Ok(())
 }
 
-/// What came of one round.
+/// Result of one round.
 struct Ran {
     /// Milliseconds, sorted.
     took: Vec<f64>,
@@ -203,7 +203,7 @@ impl Case {
     }
 }
 
-/// Of all runs: what is written must differ from what is there, or upstream writes nothing.
+/// Counts the writes of all runs. A write that changes nothing is no event at upstream.
 static WRITES: AtomicU64 = AtomicU64::new(0);
 const NAMESPACE: &str = "/api/v1/namespaces/bench-0";
 

@@ -1,4 +1,4 @@
-//! How an answer is asked for, and whether it came so.
+//! Encodings of answers: requested, and checked on arrival.
 use std::io::Write;
 
 use anyhow::ensure;
@@ -7,7 +7,7 @@ use http::{HeaderMap, header};
 
 use crate::stamp::stamps;
 
-/// What marks the end of the objects a watch begins with.
+/// Annotation that marks the end of a watch's first state.
 const END_MARK: &[u8] = b"k8s.io/initial-events-end";
 
 /// Encoding and coding that a client asks for.
@@ -28,7 +28,7 @@ enum Decoder {
     Gzip(Box<MultiGzDecoder<Found>>),
 }
 
-/// What was found so far.
+/// Findings in the part of the answer that has come.
 #[derive(Default)]
 struct Found {
     /// The end of what came before, in which something may have begun.
@@ -67,7 +67,7 @@ impl Form {
         matches!(self, Self::JsonGzip | Self::ProtobufGzip)
     }
 
-    /// Whether the head of an answer says that it comes so.
+    /// Returns whether the head of an answer names this form.
     pub(crate) fn is_of(self, head: &HeaderMap) -> bool {
         let value = |name| {
             head.get(name)

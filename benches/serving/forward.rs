@@ -1,4 +1,4 @@
-//! What a hop through the proxy costs where it forwards: time and CPU of small requests, and
+//! The cost of a hop through the proxy where it forwards: time and CPU of small requests, and
 //! throughput of large answers.
 //!
 //! The limit server is the upstream here and is asked directly, too. A slower one would hide the
@@ -21,10 +21,10 @@ use watershed_lab::process::cpu_time;
 
 /// Connections that the small requests come on.
 const CONNECTIONS: usize = 8;
-/// Of the link that a log comes over, in Gbit/s.
+/// Speed of the link that a log comes over, in Gbit/s.
 const LINK: usize = 1;
 
-/// What the rows are called.
+/// Names of the rows.
 pub(crate) struct Names {
     pub(crate) get: String,
     pub(crate) list: String,
@@ -61,7 +61,7 @@ struct Hop {
 struct Large<'a> {
     name: &'a str,
     path: &'a str,
-    /// What kube-apiserver sends itself differs by a few bytes.
+    /// Length to expect. Lists of kube-apiserver itself differ by a few bytes and have none.
     length: Option<usize>,
 }
 
@@ -174,8 +174,8 @@ impl Hop {
         ]
     }
 
-    /// What the client, upstream and the proxy have used, which share the machine: where its cores
-    /// are all busy, this says how much of the direct throughput is left.
+    /// Returns the CPU time of client, upstream and proxy together. They share the machine: where
+    /// all its cores are busy, this says how much of the direct throughput is left.
     fn cpu_of_all(&self, kind: Kind) -> anyhow::Result<Duration> {
         let ends = cpu_time(std::process::id())? + cpu_time(self.origin_pid)?;
         Ok(if kind == Kind::Proxy {

@@ -38,11 +38,11 @@ const KEPT: usize = 8192;
 
 /// The CA to trust, as a file in the folder given on the command line.
 pub(crate) const CERTIFICATE: &str = "limit.crt";
-/// Where frames are posted to.
+/// Path that frames are posted to.
 pub(crate) const PUSH: &str = "/push";
-/// Where the answer to every read from now on is posted to, with its headers.
+/// Path that the answer to all further reads is posted to, with its headers.
 pub(crate) const ANSWER: &str = "/answer";
-/// How a fault is asked for with it, see [`Planted`].
+/// Header of such a post that asks for a fault, see [`Planted`].
 pub(crate) const PLANTED: &str = "bench-planted";
 /// The end of a path that is answered with a log.
 pub(crate) const LOG: &str = "/log";
@@ -52,7 +52,7 @@ const LOG_PIECE: usize = 16 << 10;
 /// In the query, with a number: the log comes at so many bytes a second and no faster, as over a
 /// link of that speed.
 pub(crate) const RATE: &str = "rate=";
-/// Of planted waits.
+/// Length of planted waits.
 pub(crate) const WAIT: Duration = Duration::from_millis(20);
 
 pub(crate) type Body = UnsyncBoxBody<Bytes, hyper::Error>;

@@ -1,4 +1,4 @@
-//! What serving costs: CPU and memory of the proxy, of a server that does nothing but send, and of
+//! The cost of serving: CPU and memory of the proxy, of a server that does nothing but send, and of
 //! kube-apiserver.
 //!
 //! `cargo bench --bench serving -- --help`; docs/benchmarks.md says what the figures mean.
@@ -71,10 +71,10 @@ pub(crate) struct Args {
     /// Connections that read at a time, except for the list of everything, which one reads
     #[arg(long, default_value_t = 4, value_name = "N")]
     clients: usize,
-    /// How often each work is done by each server; the median counts
+    /// Rounds of each work on each server; the median counts
     #[arg(long, default_value_t = 3, value_name = "N")]
     rounds: usize,
-    /// How long it is done each time
+    /// Length of a round
     #[arg(long, default_value_t = 2.0, value_name = "SECONDS")]
     seconds: f64,
     /// Abusers, as a share of 5,000 idle connections, 500 watchers and 1,000 slow ones
@@ -113,7 +113,7 @@ pub(crate) struct Args {
     part: Option<Part>,
 }
 
-/// What this program does as a child of itself.
+/// Roles of this program as a child of itself.
 #[derive(Debug, Subcommand)]
 enum Part {
     /// Be the limit server

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use http_body_util::BodyExt as _;
 use tokio::time::sleep;
-use watershed_lab::client::Windows;
+use watershed_lab::client::FlowWindows;
 use watershed_lab::process::{peak_memory, reset_peak_memory, resident_memory};
 
 use crate::Args;
@@ -18,7 +18,7 @@ use crate::work::{SETTLE, STREAMS, Watchers, expect_source};
 
 /// Lists that are read slowly at a time.
 const SLOW: usize = 50;
-/// A slow reader takes [`Windows::NARROW_BYTES`] and waits so long.
+/// A slow reader takes [`FlowWindows::NARROW_BYTES`] and waits so long.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Until what was given back has left the process: allocators keep it for a while.
@@ -84,7 +84,7 @@ pub(crate) async fn held(args: &Args, servers: &Servers, table: &mut Table) -> a
     Ok(())
 }
 
-/// What rows of [`peak_of_slow_lists`] begin with.
+/// Returns the beginning of the names of [`peak_of_slow_lists`]'s rows.
 pub(crate) fn slow_lists() -> String {
     format!("memory: peak of {SLOW} slow LISTs of everything")
 }
@@ -135,7 +135,7 @@ pub(crate) async fn peak_of_slow_lists(
 
 /// Many who read a list slowly at a time.
 pub(crate) struct SlowReaders {
-    /// Of the server.
+    /// Process id of the server.
     pub(crate) pid: u32,
     pub(crate) endpoint: Endpoint,
     pub(crate) http1: bool,
@@ -161,12 +161,12 @@ impl SlowReaders {
         let before = *floor.insert(floor.map_or(now, |floor| floor.min(now)));
         let reading = connections.into_iter().map(|connection| async move {
             let mut body = connection.get(ALL_PODS).await?.into_body();
-            let (mut read, mut stop) = (0, Windows::NARROW_BYTES as usize);
+            let (mut read, mut stop) = (0, FlowWindows::NARROW_BYTES as usize);
             while let Some(frame) = body.frame().await {
                 read += frame?.data_ref().map_or(0, Bytes::len);
                 if read >= stop {
                     sleep(self.pause).await;
-                    stop = read + Windows::NARROW_BYTES as usize;
+                    stop = read + FlowWindows::NARROW_BYTES as usize;
                 }
             }
             let length = self.length;

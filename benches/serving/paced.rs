@@ -11,8 +11,8 @@ use crate::client::Connection;
 /// kept up.
 const LATE: Duration = Duration::from_millis(100);
 
-/// How long requests took, from when they were due: what waits behind a slow answer counts as slow,
-/// too.
+/// Times of requests from when they were due. A request that waits behind a slow answer counts as
+/// slow, too.
 pub(crate) struct Waits {
     /// Milliseconds, sorted.
     sorted: Vec<f64>,

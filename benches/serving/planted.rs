@@ -17,7 +17,7 @@ use crate::servers::{Running, limit, tell};
 /// A list whose memory is measured.
 const LIST: usize = 4 << 20;
 const READERS: usize = 10;
-/// Of requests whose time is measured.
+/// Rate of the requests whose time is measured.
 const RATE: f64 = 200.0;
 const LENGTH: Duration = Duration::from_millis(500);
 
@@ -38,7 +38,7 @@ pub(crate) async fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is in an answer is found in every coding, wherever it is cut.
+/// Checks that content is found in every coding, wherever it is cut.
 fn reader() -> anyhow::Result<()> {
     let mut text = Vec::new();
     for number in 0..7 {

@@ -24,7 +24,7 @@ const ALL_PODS_STREAMED: &str = "/api/v1/pods?resourceVersion=0&watch=true&allow
 pub(crate) struct Reads {
     pub(crate) name: String,
     unit: &'static str,
-    /// How many of the unit are in a second.
+    /// Number of the units in a second.
     scale: f64,
     /// The n-th request.
     path: Box<dyn Fn(usize) -> String + Send + Sync>,
@@ -33,7 +33,7 @@ pub(crate) struct Reads {
     form: Form,
     end: End,
     clients: usize,
-    /// Where the proxy is to take the answer from.
+    /// Source that the proxy has to answer from.
     source: &'static str,
     with_limit: bool,
 }
@@ -222,7 +222,7 @@ impl Reads {
         Ok(())
     }
 
-    /// Whether what is asked for is to be had of upstream. gzip of lists is the proxy's own.
+    /// Returns whether upstream offers this read. gzip of lists is the proxy's own.
     async fn is_offered(&self, servers: &Servers) -> anyhow::Result<bool> {
         let compressed_watch = self.end == End::Mark && self.form.is_gzip();
         if !self.form.is_protobuf() && !compressed_watch {

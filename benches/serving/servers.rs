@@ -37,7 +37,7 @@ pub(crate) struct Server {
 /// Everything that runs. The order of the fields is the order in which it ends.
 pub(crate) struct Servers {
     pub(crate) measured: Vec<Server>,
-    /// What stands behind the proxy.
+    /// The API server behind the proxy.
     pub(crate) upstream: Upstream,
     pub(crate) pods: Seeded,
     /// Resident memory of the proxy when it had no object yet.
@@ -50,15 +50,15 @@ pub(crate) struct Servers {
     folder: TempDir,
 }
 
-/// What stands behind the proxy.
+/// The API server behind the proxy.
 pub(crate) struct Upstream {
     pub(crate) endpoint: Endpoint,
     /// The proxy's own kubeconfig.
     kubeconfig: String,
-    /// What the proxy's clients show.
+    /// Token of the proxy's clients.
     token: String,
     ca_pem: String,
-    /// Of kube-apiserver; the simulation is not measured.
+    /// Process id of kube-apiserver; the simulation is not measured.
     pid: Option<u32>,
     _child: Child,
 }

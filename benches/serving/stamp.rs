@@ -7,8 +7,8 @@ pub(crate) const STAMP_DIGITS: usize = 16;
 /// The same as a key with a value in protobuf: both have their length before them.
 const IN_PROTOBUF: &[u8] = b"\x0bbench/stamp\x12\x10";
 
-/// How many pods are in a text of either encoding. Managed fields name the annotation, too, but
-/// give it no value.
+/// Returns the number of pods in a text of either encoding. Managed fields name the annotation, too,
+/// but give it no value.
 pub(crate) fn stamps(text: &[u8]) -> usize {
     memchr::memmem::find_iter(text, STAMP).count()
         + memchr::memmem::find_iter(text, IN_PROTOBUF).count()

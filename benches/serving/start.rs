@@ -1,5 +1,5 @@
-//! How long a proxy takes from nothing until it can answer, beside a client that only downloads the
-//! same.
+//! The time of a proxy from its start to its first answer, beside a client that only downloads the
+//! same objects.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::table::Table;
 use crate::work::expect_source;
 use watershed_lab::process::{cpu_time, peak_memory, resident_memory};
 
-/// What the proxy itself asks for.
+/// The request by which the proxy itself fills its cache.
 const ALL: &str = "/api/v1/pods?watch=1&allowWatchBookmarks=true&sendInitialEvents=true\
                    &resourceVersionMatch=NotOlderThan";
 /// The least that needs all pods to be there. At version 0 the limit would not count.
@@ -86,7 +86,7 @@ pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> an
     Ok(())
 }
 
-/// What it takes to have all of it, and its bytes.
+/// Downloads all pods. Returns the time and the bytes that it takes.
 async fn download(servers: &Servers, form: Form) -> anyhow::Result<(Duration, usize)> {
     let connection = servers.upstream.endpoint.connect(false).await?.asking(form);
     let begun = Instant::now();
@@ -100,7 +100,7 @@ struct Started {
     used: Duration,
     /// Bytes of memory at most above what there were before.
     grown: u64,
-    /// How long others' reads took meanwhile.
+    /// Times of others' reads meanwhile.
     others: Waits,
 }
 

@@ -13,7 +13,7 @@ use watershed_lab::process::Machine;
 pub(crate) struct Row {
     work: String,
     unit: &'static str,
-    /// Whether one server's figure over another's says anything.
+    /// True if the ratio of two servers' figures has a meaning.
     compare: bool,
     rounds: BTreeMap<Kind, Vec<f64>>,
 }
@@ -22,11 +22,11 @@ pub(crate) struct Row {
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: Vec<Row>,
-    /// What went wrong without ending the run.
+    /// Problems that did not end the run.
     pub(crate) remarks: Vec<String>,
 }
 
-/// What a run was told and where it ran.
+/// The command and the machine of a run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Setting {
     pub(crate) command: String,

@@ -109,7 +109,7 @@ async fn grow(args: &Args, servers: &Servers) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether the proxy answered from where it was to.
+/// Checks that the proxy answered from the wanted source.
 pub(crate) fn expect_source(answer: &http::Response<Incoming>, wanted: &str) -> anyhow::Result<()> {
     let source = answer
         .headers()
@@ -125,7 +125,7 @@ pub(crate) fn expect_source(answer: &http::Response<Incoming>, wanted: &str) -> 
 
 // === watches ===
 
-/// How events come.
+/// The pace of events.
 #[derive(Clone, Copy)]
 enum Pace {
     /// So many a second.
@@ -138,7 +138,7 @@ struct Fan {
     name: String,
     watchers: usize,
     pace: Pace,
-    /// Whether each watcher wants only its own node's pods, and not all.
+    /// True if each watcher watches only its own node's pods.
     one_node_each: bool,
     /// Watchers of one connection.
     per_connection: usize,
@@ -428,7 +428,7 @@ async fn flood(
     Ok(emitted.load(Ordering::Relaxed))
 }
 
-/// What watchers have seen.
+/// Counts of what watchers have received.
 #[derive(Default)]
 struct Seen {
     events: AtomicU64,

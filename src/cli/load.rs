@@ -1,4 +1,4 @@
-//! `watershed load`: its flags, and what becomes of its results.
+//! `watershed load`: its flags, and the files of its results.
 #![expect(
     clippy::print_stdout,
     reason = "the table is the command's product, and standard output is where it belongs"
@@ -27,33 +27,38 @@ use watershed_lab::process::Process;
 /// Flags of `watershed load`.
 #[derive(Args, Debug)]
 pub(super) struct LoadCommand {
-    /// Kubeconfig of the server under load; with --compare, of the writer. Without it: $KUBECONFIG,
-    /// then the in-cluster service account, then ~/.kube/config.
+    /// Kubeconfig of the server under load; with --compare, of the writer. Default: $KUBECONFIG, then
+    /// the in-cluster service account, then ~/.kube/config.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Context of that kubeconfig, instead of its current one.
     #[arg(long, value_name = "NAME")]
     context: Option<String>,
-    /// Servers that do the same work in turn: a name and a kubeconfig for each, the one to compare
-    /// with first.
-    #[arg(long, value_name = "NAME=FILE,NAME=FILE", value_delimiter = ',', value_parser = named_file)]
+    /// Servers that do the same work in turn: a name and a kubeconfig for each. Others are compared
+    /// with the first.
+    #[arg(
+        long,
+        value_name = "NAME=FILE,NAME=FILE",
+        value_delimiter = ',',
+        value_parser = named_file
+    )]
     compare: Vec<(String, PathBuf)>,
-    /// A server process on this machine whose CPU and memory are read. May be repeated.
+    /// Process on this machine whose CPU and memory are measured. May be repeated.
     #[arg(long = "pid", value_name = "NAME=PID", value_parser = process)]
     processes: Vec<Process>,
-    /// How long each round measures.
+    /// Length of the measurement in a round.
     #[arg(long, default_value = "30s", value_name = "DURATION", value_parser = parse_duration)]
     duration: Duration,
-    /// How often each server has its turn.
+    /// Rounds on each server.
     #[arg(long, default_value_t = 1, value_name = "N")]
     rounds: usize,
-    /// How long all watches may take to have their first state.
+    /// Time limit for the first state of all watches.
     #[arg(long, default_value = "1m", value_name = "DURATION", value_parser = parse_duration)]
     start_timeout: Duration,
-    /// How long after the last write an event counts as lost.
+    /// Time after the last write from which on a missing event counts as lost.
     #[arg(long, default_value = "10s", value_name = "DURATION", value_parser = parse_duration)]
     settle: Duration,
-    /// Folder for result.json, latency.svg and time.svg. It is made if it is not there.
+    /// Folder for result.json, latency.svg and time.svg. It is created if it does not exist.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     #[command(flatten)]
@@ -62,25 +67,26 @@ pub(super) struct LoadCommand {
     events: EventFlags,
 }
 
-/// Who reads what.
+/// Flags of the clients.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Clients")]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
 struct ClientFlags {
-    /// Watches, open all the time.
+    /// Number of watches, which stay open all the time.
     #[arg(long, default_value_t = 100, value_name = "N")]
     watches: usize,
-    /// Lists of the selection: 5/s, 30/m.
+    /// Rate of lists of the selection, such as 5/s or 30/m.
     #[arg(long, default_value = "0/s", value_name = "RATE")]
     lists: Rate,
-    /// Gets of single objects of the selection.
+    /// Rate of gets of single objects of the selection.
     #[arg(long, default_value = "0/s", value_name = "RATE")]
     gets: Rate,
-    /// What is read: pods, or deployments.v1.apps. Events are made of configmaps alone.
+    /// Type of the objects that are read, such as pods or deployments.v1.apps. Only ConfigMaps are
+    /// written.
     #[arg(long, default_value = "configmaps", value_name = "RESOURCE")]
     resource: KubectlResource,
-    /// Namespace that is read; all of them without it. {1..9} gives each client its own, here and
-    /// in selectors.
+    /// Namespace that is read. Default: all namespaces. {1..9} gives each client its own, here and in
+    /// selectors.
     #[arg(long, value_name = "NAME")]
     namespace: Option<NumberedText>,
     /// Label selector.
@@ -101,41 +107,47 @@ struct ClientFlags {
     /// Lists and gets ask for the latest state (resourceVersion unset) instead of any (0).
     #[arg(long)]
     consistent: bool,
-    /// How watches begin: each with a list; with the state in the watch itself; or where one list
-    /// for all says.
+    /// First state of watches: a list for each; the state in the watch itself; or the version of one
+    /// list for all.
     #[arg(long, value_enum, default_value_t)]
     first_state: FirstState,
     /// Clients of several kinds, from a YAML file, instead of the flags above.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["watches", "lists", "gets", "resource", "namespace", "selector",
-        "field_selector", "encoding", "gzip", "metadata_only", "consistent", "first_state"])]
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = [
+            "watches", "lists", "gets", "resource", "namespace", "selector", "field_selector",
+            "encoding", "gzip", "metadata_only", "consistent", "first_state",
+        ]
+    )]
     mix: Option<PathBuf>,
-    /// Connections that the watches share. Without it: one for each 50.
+    /// Number of connections that the watches share. Default: one for each 50.
     #[arg(long, value_name = "N")]
     connections: Option<usize>,
-    /// HTTP/1.1: a connection for each watch.
+    /// Use HTTP/1.1, with a connection for each watch.
     #[arg(long)]
     http1: bool,
 }
 
-/// What happens.
+/// Flags of the writes that make events.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Events")]
 struct EventFlags {
-    /// Changes of ConfigMaps; 0 for none.
+    /// Rate of changes of ConfigMaps; 0 for none.
     #[arg(long, default_value = "10/s", value_name = "RATE")]
     write_rate: Rate,
-    /// Kubeconfig of who writes, always to the same server. Without it: --kubeconfig, else the
-    /// first of --compare.
+    /// Kubeconfig of the writer, which always writes to the same server. Default: --kubeconfig, else
+    /// the first of --compare.
     #[arg(long, value_name = "FILE")]
     writer: Option<PathBuf>,
-    /// An existing namespace for the ConfigMaps. Without it, one is made and deleted again.
+    /// Existing namespace for the ConfigMaps. Default: a new one, which is deleted at the end.
     #[arg(long, value_name = "NAME")]
     write_namespace: Option<String>,
-    /// ConfigMaps that are changed in turn: watershed-load-0 and so on, with a label
-    /// watershed-load-object.
+    /// Number of ConfigMaps that are changed in turn. They are named watershed-load-0 and so on, and
+    /// have a label watershed-load-object.
     #[arg(long, default_value_t = 20, value_name = "N")]
     objects: usize,
-    /// Data in each of them.
+    /// Bytes of data in each of them.
     #[arg(long, default_value_t = 1024, value_name = "BYTES")]
     object_bytes: usize,
 }
@@ -158,8 +170,9 @@ impl LoadCommand {
         )?;
         let out = self.out.clone();
         if let Some(folder) = &out {
-            std::fs::create_dir_all(folder)
-                .with_context(|| format!("cannot make the folder {} (--out)", folder.display()))?;
+            std::fs::create_dir_all(folder).with_context(|| {
+                format!("cannot create the folder {} (--out)", folder.display())
+            })?;
         }
         let plan = self.plan().map_err(Misused::from)?;
         let interrupt = CancellationToken::new();
@@ -188,79 +201,36 @@ impl LoadCommand {
             kubeconfig: self.kubeconfig,
             context: self.context,
         };
-        let EventFlags {
-            write_rate: rate,
-            writer,
-            write_namespace: namespace,
-            objects,
-            object_bytes,
-        } = self.events;
-        let writer = writer.map(|file| KubeconfigContext {
-            kubeconfig: Some(file),
-            context: None,
-        });
+        let writer = self.events.writer.map(kubeconfig_of);
         let (targets, writer) = match self.compare.len() {
-            0 => (
-                vec![LoadTarget {
-                    name: "server".to_owned(),
-                    access: own,
-                }],
-                writer,
-            ),
-            1 => bail!("one server alone cannot be compared (--compare)"),
+            0 => (vec![target("server".to_owned(), own)], writer),
+            1 => bail!("--compare needs at least two servers"),
             _ => {
-                let target = |(name, file)| LoadTarget {
-                    name,
-                    access: KubeconfigContext {
-                        kubeconfig: Some(file),
-                        context: None,
-                    },
-                };
                 let given = own.kubeconfig.is_some();
                 ensure!(
                     given || own.context.is_none(),
                     "--context belongs to --kubeconfig, which is missing"
                 );
+                let targets = self.compare.into_iter();
                 (
-                    self.compare.into_iter().map(target).collect(),
+                    targets
+                        .map(|(name, file)| target(name, kubeconfig_of(file)))
+                        .collect(),
                     writer.or(given.then_some(own)),
                 )
             }
         };
-        let clients = self.clients;
-        let groups = match &clients.mix {
-            Some(file) => {
-                let text = std::fs::read_to_string(file)
-                    .with_context(|| format!("cannot read {} (--mix)", file.display()))?;
-                mix(&text)
-                    .with_context(|| format!("{} (--mix) describes no clients", file.display()))?
-            }
-            None => vec![ClientGroup {
-                watches: clients.watches,
-                lists: clients.lists,
-                gets: clients.gets,
-                resource: clients.resource,
-                namespace: clients.namespace.unwrap_or_default(),
-                selector: clients.selector.unwrap_or_default(),
-                field_selector: clients.field_selector.unwrap_or_default(),
-                encoding: clients.encoding,
-                gzip: clients.gzip,
-                metadata_only: clients.metadata_only,
-                consistent: clients.consistent,
-                first_state: clients.first_state,
-            }],
-        };
         let plan = LoadPlan {
             targets,
             writer,
-            groups,
-            connections: clients.connections,
-            http1: clients.http1,
+            connections: self.clients.connections,
+            http1: self.clients.http1,
+            groups: self.clients.groups()?,
             writes: LoadWrites {
-                rate,
-                objects,
-                object_bytes,
-                namespace,
+                rate: self.events.write_rate,
+                objects: self.events.objects,
+                object_bytes: self.events.object_bytes,
+                namespace: self.events.write_namespace,
             },
             duration: self.duration,
             rounds: self.rounds,
@@ -273,6 +243,43 @@ impl LoadCommand {
     }
 }
 
+impl ClientFlags {
+    /// Returns the clients that the flags or the file of --mix describe.
+    fn groups(self) -> anyhow::Result<Vec<ClientGroup>> {
+        if let Some(file) = &self.mix {
+            let text = std::fs::read_to_string(file)
+                .with_context(|| format!("cannot read {} (--mix)", file.display()))?;
+            return mix(&text)
+                .with_context(|| format!("{} (--mix) describes no clients", file.display()));
+        }
+        Ok(vec![ClientGroup {
+            watches: self.watches,
+            lists: self.lists,
+            gets: self.gets,
+            resource: self.resource,
+            namespace: self.namespace.unwrap_or_default(),
+            selector: self.selector.unwrap_or_default(),
+            field_selector: self.field_selector.unwrap_or_default(),
+            encoding: self.encoding,
+            gzip: self.gzip,
+            metadata_only: self.metadata_only,
+            consistent: self.consistent,
+            first_state: self.first_state,
+        }])
+    }
+}
+
+fn target(name: String, access: KubeconfigContext) -> LoadTarget {
+    LoadTarget { name, access }
+}
+
+fn kubeconfig_of(file: PathBuf) -> KubeconfigContext {
+    KubeconfigContext {
+        kubeconfig: Some(file),
+        context: None,
+    }
+}
+
 /// The first Ctrl-C ends the measurement in good order, the second at once.
 async fn interrupted(interrupt: CancellationToken) {
     // An error means that no signal can be waited for.
@@ -281,7 +288,7 @@ async fn interrupted(interrupt: CancellationToken) {
     }
     interrupt.cancel();
     if tokio::signal::ctrl_c().await.is_ok() {
-        eprintln!("watershed: ended at once; what was written is left");
+        eprintln!("watershed: ended at once; the ConfigMaps that were written are left");
         std::process::exit(130);
     }
 }
@@ -323,9 +330,9 @@ fn process(text: &str) -> Result<Process, String> {
             name: name.to_owned(),
             pid,
         }),
-        Some((OWN_PROCESS, _)) => Err(
-            "this program itself is called load in the results: another name, please".to_owned(),
-        ),
+        Some((OWN_PROCESS, _)) => {
+            Err("the results call this program itself load: choose another name".to_owned())
+        }
         _ => Err("not a name and a process id, as in proxy=1234".to_owned()),
     }
 }
@@ -351,8 +358,8 @@ mod tests {
     #[test]
     fn a_line_becomes_a_plan() {
         let plan = plan(
-            "--compare direct=a,proxy=b --watches 500 --lists 5/s --gets 50/s --field-selector spec.nodeName=n-{0..9} \
-             --encoding protobuf --gzip --write-rate 20/s --writer w --duration 1m30s --rounds 3",
+            "--compare direct=a,proxy=b --watches 500 --lists 5/s --gets 50/s \
+             --field-selector spec.nodeName=n-{0..9} --encoding protobuf --gzip --write-rate 20/s --writer w --duration 1m30s --rounds 3",
         )
         .unwrap();
         assert_eq!(

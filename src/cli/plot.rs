@@ -14,7 +14,7 @@ pub(super) struct PlotCommand {
     /// Files result.json of `watershed load --out`, each of another number of watches.
     #[arg(required = true, value_name = "RESULT")]
     results: Vec<PathBuf>,
-    /// Where the picture goes (SVG).
+    /// File for the picture (SVG).
     #[arg(long, default_value = "clients.svg", value_name = "FILE")]
     out: PathBuf,
 }

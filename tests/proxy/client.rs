@@ -25,7 +25,7 @@ pub(crate) struct Endpoint {
 
 /// One connection. Dropping it cuts it without a word.
 #[derive(Clone)]
-pub(crate) struct Connection(client::Connection);
+pub(crate) struct Connection(client::ClientConnection);
 
 /// A complete answer.
 #[derive(Clone, Debug, PartialEq, Eq)]

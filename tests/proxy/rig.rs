@@ -195,7 +195,7 @@ pub(crate) async fn becomes<T: PartialEq + std::fmt::Debug>(
     .await;
 }
 
-/// What does not hold on a machine that stalled may be tried again. `holds` says so by `Err`, and
+/// Tries again what may fail on a machine that stalls. `holds` returns `Err` for such a failure, and
 /// fails the test itself where a stall is no excuse.
 pub(crate) async fn unless_stalled(what: &str, mut holds: impl AsyncFnMut() -> Result<(), String>) {
     let mut whys = Vec::new();
@@ -230,8 +230,8 @@ pub(crate) async fn proven(mut ask: impl AsyncFnMut() -> Answer) -> Answer {
     panic!("this machine is too slow for a proof");
 }
 
-/// Whether counts of what upstream is asked say something: a question that is not answered in time
-/// is asked again.
+/// Returns whether counts of requests at upstream are reliable. A request that is not answered in
+/// time is sent again.
 pub(crate) fn at_leisure(since: Instant) -> bool {
     since.elapsed() < PROOF
 }

@@ -36,7 +36,7 @@ pub enum Protocol {
 ///
 /// The default is the default of the HTTP library.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Windows {
+pub struct FlowWindows {
     stream: Option<u32>,
     connection: Option<u32>,
 }
@@ -52,7 +52,7 @@ pub struct Endpoint {
 
 /// An open connection. Clones share it. Dropping the last one cuts it without a word.
 #[derive(Clone)]
-pub struct Connection {
+pub struct ClientConnection {
     authority: String,
     authorization: Option<HeaderValue>,
     sender: Sender,
@@ -64,7 +64,7 @@ pub struct Lines {
     body: Incoming,
     rest: BytesMut,
     /// The stream lives on it.
-    _connection: Connection,
+    _connection: ClientConnection,
 }
 
 /// The next item of a stream of lines.
@@ -84,14 +84,14 @@ enum Sender {
     Http2(http2::SendRequest<RequestBody>),
 }
 
-// === impl Windows ===
+// === impl FlowWindows ===
 
-impl Windows {
+impl FlowWindows {
     /// The windows of Go's client, which most clients of Kubernetes have.
     /// Source: `golang.org/x/net/http2/transport.go` (`transportDefaultStreamFlow`,
     /// `transportDefaultConnFlow`).
     pub const GO: Self = Self::new(4 << 20, 1 << 30);
-    /// Size of both windows in [`Windows::NARROW`].
+    /// Size of both windows in [`FlowWindows::NARROW`].
     pub const NARROW_BYTES: u32 = 65_535;
     /// The windows that every HTTP/2 connection begins with. Few bytes are sent ahead of the reader.
     pub const NARROW: Self = Self::new(Self::NARROW_BYTES, Self::NARROW_BYTES);
@@ -172,16 +172,16 @@ impl Endpoint {
     }
 
     /// Opens a connection with the default windows.
-    pub async fn connect(&self, protocol: Protocol) -> anyhow::Result<Connection> {
-        self.connect_with(protocol, Windows::default()).await
+    pub async fn connect(&self, protocol: Protocol) -> anyhow::Result<ClientConnection> {
+        self.connect_with(protocol, FlowWindows::default()).await
     }
 
     /// Opens a connection. The windows matter to HTTP/2 alone.
     pub async fn connect_with(
         &self,
         protocol: Protocol,
-        windows: Windows,
-    ) -> anyhow::Result<Connection> {
+        windows: FlowWindows,
+    ) -> anyhow::Result<ClientConnection> {
         let io = TokioIo::new(self.tls(protocol).await?);
         let (sender, driver) = match protocol {
             Protocol::Http1 => {
@@ -200,7 +200,7 @@ impl Endpoint {
         } else {
             Some(self.bearer().parse()?)
         };
-        Ok(Connection {
+        Ok(ClientConnection {
             authority: self.address.to_string(),
             authorization,
             sender,
@@ -209,9 +209,9 @@ impl Endpoint {
     }
 }
 
-// === impl Connection ===
+// === impl ClientConnection ===
 
-impl Connection {
+impl ClientConnection {
     /// Sends a request and returns when the head of its answer is there. The URI is a path.
     ///
     /// The request gets a Host header and the endpoint's credentials, unless it has its own.
@@ -268,7 +268,7 @@ pub async fn expect_success(
 
 impl Lines {
     /// Reads an answer that came on a connection.
-    pub fn new(connection: &Connection, answer: Response<Incoming>) -> Self {
+    pub fn new(connection: &ClientConnection, answer: Response<Incoming>) -> Self {
         Self {
             body: answer.into_body(),
             rest: BytesMut::new(),

@@ -2,7 +2,7 @@
 //! process, with a live picture of what the proxy saves and, at the end, proof that every client
 //! saw the truth.
 //!
-//! The demo knows neither the proxy's rooms nor its configuration: whoever calls [`run`] starts the
+//! The demo knows neither the proxy's modules nor its configuration. The caller of [`run`] starts the
 //! proxy.
 mod check;
 mod client;
@@ -22,7 +22,7 @@ use fleet::Fleet;
 pub use options::{DemoArgs, DemoProxy, DemoUpstream};
 use picture::{Moment, Picture};
 
-/// Runs the demo; true when every client's view was equal to upstream's state at the end.
+/// Runs the demo. Returns true if every client's view was equal to upstream's state at the end.
 pub async fn run<Start>(args: DemoArgs, start_proxy: Start) -> anyhow::Result<bool>
 where
     Start: AsyncFnOnce(DemoUpstream) -> anyhow::Result<DemoProxy>,
@@ -61,15 +61,6 @@ where
         version: server.state().version(),
     };
 
-    let end = async {
-        match args.run_for {
-            Some(time) => tokio::time::sleep(time).await,
-            // An error means that no signal can be waited for: then only the process' end ends the
-            // demo.
-            None if tokio::signal::ctrl_c().await.is_err() => std::future::pending().await,
-            None => {}
-        }
-    };
     let live = async {
         let mut second = tokio::time::interval(Duration::from_secs(1));
         second.tick().await;
@@ -79,7 +70,7 @@ where
         }
     };
     tokio::select! {
-        () = end => {}
+        () = until_end(args.run_for) => {}
         () = live => {}
     }
 
@@ -94,7 +85,18 @@ where
     Ok(differences.is_empty())
 }
 
-/// Compares until every view is equal or time is up; what is left are the differences.
+/// Waits for the end of the demo: the given time, or Ctrl-C.
+async fn until_end(run_for: Option<Duration>) {
+    match run_for {
+        Some(time) => tokio::time::sleep(time).await,
+        // An error means that no signal can be waited for. Then only the end of the process ends
+        // the demo.
+        None if tokio::signal::ctrl_c().await.is_err() => std::future::pending().await,
+        None => {}
+    }
+}
+
+/// Compares until every view is equal or time is up. Returns the remaining differences.
 async fn converge(
     fleet: &Fleet,
     state: &crate::sim::ClusterState,

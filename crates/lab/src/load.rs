@@ -1,8 +1,7 @@
 //! `watershed load`: clients that put load on any server of the Kubernetes API and measure what
 //! they get. Several servers do the same work in turn and are compared.
 //!
-//! It knows the kubeconfigs, the wire forms, and nothing of the proxy: that is one server among
-//! others.
+//! It knows kubeconfigs and wire formats, but not the proxy, which is one server among others.
 mod connect;
 mod counted;
 mod group;
@@ -45,8 +44,8 @@ pub use result::{
 };
 pub use table::{comparison, table, verdict};
 
-/// Does what the plan says. `interrupt` ends it early, with what was measured so far. What was
-/// written is deleted again in any case. `bars` shows on a terminal how far it is.
+/// Runs a plan. `interrupt` ends it early, with the results so far. The objects that were written
+/// are deleted in any case. `bars` shows the progress on a terminal.
 pub async fn run(
     plan: &LoadPlan,
     interrupt: &CancellationToken,

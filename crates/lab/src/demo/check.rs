@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::client::{ClientView, PodInterest};
+use super::client::{PodInterest, PodView};
 use crate::sim::{ClusterState, pods};
 
 /// Differences shown per client; the rest is counted.
@@ -30,7 +30,7 @@ pub(crate) struct Difference {
     pub(crate) interest: String,
     /// The newest version it has heard of.
     pub(crate) version: u64,
-    /// What differs, in words.
+    /// Descriptions of the differences.
     pub(crate) lines: Vec<String>,
     /// Differences that are not in `lines`.
     pub(crate) more: usize,
@@ -72,7 +72,7 @@ impl Truth {
     /// The clients whose view differs.
     pub(crate) fn compare<'a>(
         &self,
-        views: impl Iterator<Item = (&'a PodInterest, ClientView)>,
+        views: impl Iterator<Item = (&'a PodInterest, PodView)>,
     ) -> Vec<Difference> {
         views
             .enumerate()
@@ -84,7 +84,7 @@ impl Truth {
         &self,
         client: usize,
         interest: &PodInterest,
-        view: &ClientView,
+        view: &PodView,
     ) -> Option<Difference> {
         let wanted = self.pods.iter().filter(|pod| pod.concerns(interest));
         let wanted: BTreeMap<&str, u64> =
@@ -149,7 +149,7 @@ mod tests {
         let truth = Truth {
             pods: vec![pod("n/a", 1, "x"), pod("n/b", 2, "x"), pod("n/c", 3, "y")],
         };
-        let view = |objects: &[(&str, u64)]| ClientView {
+        let view = |objects: &[(&str, u64)]| PodView {
             objects: objects.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect(),
             version: 3,
             synced: true,

@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::connect::SharedConnection;
 use crate::body::empty_body;
-use crate::client::{Connection, Lines, NextLine, expect_success};
+use crate::client::{ClientConnection, Lines, NextLine, expect_success};
 
 /// The pods that a client watches.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub(crate) struct Counters {
 
 /// The state that a client has built from what it received.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ClientView {
+pub(crate) struct PodView {
     /// Key → version.
     pub(crate) objects: BTreeMap<String, u64>,
     /// The newest version heard of.
@@ -68,7 +68,7 @@ pub(crate) struct DemoClient {
     pub(crate) opening: Opening,
     pub(crate) connection: Arc<SharedConnection>,
     pub(crate) counters: Arc<Counters>,
-    pub(crate) view: Arc<Mutex<ClientView>>,
+    pub(crate) view: Arc<Mutex<PodView>>,
     /// Spreads the clients' watch timeouts.
     pub(crate) timeout: Duration,
 }
@@ -197,7 +197,7 @@ impl DemoClient {
     }
 
     /// Sends a GET for the pods. The connection has to live for as long as the answer is read.
-    async fn get(&self, query: &str) -> anyhow::Result<(Connection, Response<Incoming>)> {
+    async fn get(&self, query: &str) -> anyhow::Result<(ClientConnection, Response<Incoming>)> {
         let path = format!(
             "{}?{query}{}",
             self.interest.path(),
@@ -221,7 +221,7 @@ impl DemoClient {
             .fetch_add(bytes.len() as u64, Ordering::Relaxed);
         let list: PodList = serde_json::from_slice(&bytes)?;
         let objects = list.items.iter().map(|o| Ok((o.key(), o.version()?)));
-        *self.view.lock() = ClientView {
+        *self.view.lock() = PodView {
             objects: objects.collect::<anyhow::Result<_>>()?,
             version: list.metadata.resource_version.parse()?,
             synced: true,
@@ -241,7 +241,7 @@ impl DemoClient {
         let (connection, answer) = self.get(&query).await?;
         let mut lines = Lines::new(&connection, answer);
         // The state under construction replaces the old one at the end mark, not before.
-        let mut building = initial.then(ClientView::default);
+        let mut building = initial.then(PodView::default);
         loop {
             let line = match lines.next().await {
                 NextLine::Line(line) => line,
@@ -266,7 +266,7 @@ impl DemoClient {
             if event.is_end_mark()
                 && let Some(view) = building.take()
             {
-                *self.view.lock() = ClientView {
+                *self.view.lock() = PodView {
                     synced: true,
                     ..view
                 };
@@ -275,9 +275,9 @@ impl DemoClient {
     }
 }
 
-// === impl ClientView ===
+// === impl PodView ===
 
-impl ClientView {
+impl PodView {
     fn apply(&mut self, event: &PodEvent) -> anyhow::Result<()> {
         let version = event.object.version()?;
         match event.r#type.as_str() {

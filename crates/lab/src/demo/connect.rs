@@ -1,14 +1,14 @@
 //! Connections that several of the demo's clients share.
 use tokio::sync::Mutex;
 
-use crate::client::{Connection, Endpoint, Protocol};
+use crate::client::{ClientConnection, Endpoint, Protocol};
 
 /// A connection that several clients may share. It is opened with the first request, and again
 /// after it broke.
 pub(crate) struct SharedConnection {
     endpoint: Endpoint,
     protocol: Protocol,
-    open: Mutex<Option<Connection>>,
+    open: Mutex<Option<ClientConnection>>,
 }
 
 impl SharedConnection {
@@ -21,7 +21,7 @@ impl SharedConnection {
     }
 
     /// Returns the open connection, or opens one.
-    pub(crate) async fn get(&self) -> anyhow::Result<Connection> {
+    pub(crate) async fn get(&self) -> anyhow::Result<ClientConnection> {
         // HTTP/1.1 carries one request at a time, so its connection cannot be kept for others.
         if self.protocol == Protocol::Http1 {
             return self.endpoint.connect(Protocol::Http1).await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
-use super::client::{ClientView, Counters, DemoClient, Opening, PodInterest};
+use super::client::{Counters, DemoClient, Opening, PodInterest, PodView};
 use super::connect::SharedConnection;
 use super::options::{DemoArgs, DemoProxy};
 use crate::client::{Endpoint, Protocol};
@@ -18,7 +18,7 @@ const SHARING: usize = 20;
 /// The running clients.
 pub(crate) struct Fleet {
     counters: Arc<Counters>,
-    members: Vec<(PodInterest, Arc<Mutex<ClientView>>)>,
+    members: Vec<(PodInterest, Arc<Mutex<PodView>>)>,
     tasks: JoinSet<()>,
 }
 
@@ -65,7 +65,7 @@ impl Fleet {
                 9 => Arc::new(connect(Protocol::Http1)),
                 _ => Arc::new(connect(Protocol::Http2)),
             };
-            let view = Arc::new(Mutex::new(ClientView::default()));
+            let view = Arc::new(Mutex::new(PodView::default()));
             members.push((interest.clone(), Arc::clone(&view)));
             let client = DemoClient {
                 interest,
@@ -107,7 +107,7 @@ impl Fleet {
     }
 
     /// Every client's interest and present view.
-    pub(crate) fn views(&self) -> impl Iterator<Item = (&PodInterest, ClientView)> {
+    pub(crate) fn views(&self) -> impl Iterator<Item = (&PodInterest, PodView)> {
         self.members
             .iter()
             .map(|(interest, view)| (interest, view.lock().clone()))

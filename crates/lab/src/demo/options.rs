@@ -1,4 +1,4 @@
-//! What a demo is told: its flags, and where its proxy is.
+//! Flags of a demo, and the proxy that it runs against.
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub struct DemoArgs {
     /// Puts no proxy between: what upstream has to do without it
     #[arg(long)]
     pub direct: bool,
-    /// How long the clients may take to see the last change
+    /// Time that the clients have to see the last change.
     #[arg(skip = CONVERGENCE)]
     pub patience: Duration,
 }

@@ -1,4 +1,4 @@
-//! What the demo shows: a few lines that are redrawn in place on a terminal, one line a second
+//! The output of the demo: a few lines that are redrawn in place on a terminal, one line a second
 //! elsewhere, and a table at the end.
 #![expect(
     clippy::print_stdout,
@@ -33,7 +33,7 @@ pub(crate) struct Picture {
     before: Option<Moment>,
 }
 
-/// What is started, before anything moves.
+/// Prints what is started, before anything changes.
 pub(crate) fn opening(args: &DemoArgs, upstream: &str, front: &DemoProxy) {
     let DemoArgs {
         pods,
@@ -44,7 +44,8 @@ pub(crate) fn opening(args: &DemoArgs, upstream: &str, front: &DemoProxy) {
         ..
     } = args;
     println!(
-        "upstream  {upstream}  simulated API server, {pods} pods on {nodes} nodes, {rate} changes/s, seed {seed}"
+        "upstream  {upstream}  simulated API server, {pods} pods on {nodes} nodes, \
+         {rate} changes/s, seed {seed}"
     );
     if args.direct {
         println!("proxy     none: the clients ask upstream themselves");
@@ -64,7 +65,8 @@ pub(crate) fn opening(args: &DemoArgs, upstream: &str, front: &DemoProxy) {
 /// Between the last change and the check.
 pub(crate) fn waiting(version: u64) {
     println!(
-        "\nno more changes; upstream is at resourceVersion {version}, waiting for the clients to see it"
+        "\nno more changes; upstream is at resourceVersion {version}, \
+         waiting for the clients to see it"
     );
 }
 
@@ -112,12 +114,16 @@ pub(crate) fn summary(end: &Moment, changes: u64, differences: &[Difference]) {
             "every one of {} clients has exactly upstream's state at resourceVersion {}",
             clients.clients, end.version
         );
-        return;
+    } else {
+        report_differences(end, differences);
     }
+}
+
+fn report_differences(end: &Moment, differences: &[Difference]) {
     println!(
         "{} of {} clients differ from upstream's state at resourceVersion {}:",
         differences.len(),
-        clients.clients,
+        end.clients.clients,
         end.version
     );
     for difference in differences.iter().take(SHOWN) {
@@ -194,8 +200,9 @@ impl Picture {
             self.redraw(&lines);
         } else {
             println!(
-                "{seconds:>4} s  clients {synced}/{clients} in sync, {} events/s, {}/s | upstream {lists} lists, {watches} \
-                 open watches, {} events/s, {}/s | saved {saved} of bytes",
+                "{seconds:>4} s  clients {synced}/{clients} in sync, {} events/s, {}/s | \
+                 upstream {lists} lists, {watches} open watches, {} events/s, {}/s | \
+                 saved {saved} of bytes",
                 grouped(rates.client_events),
                 bytes(rates.client_bytes),
                 grouped(rates.upstream_events),
@@ -261,7 +268,7 @@ fn per_second(count: u64, seconds: f64) -> u64 {
     }
 }
 
-/// How much less upstream did than the clients received.
+/// Writes how much less upstream did than the clients received.
 fn saved(received: u64, sent: u64) -> String {
     if received == 0 {
         return "-".to_owned();

@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep, timeout};
 use watershed_connect::{Address, ApiServer, Dialed};
 
 use super::trouble::{LoadError, broken};
-use crate::client::Windows;
+use crate::client::FlowWindows;
 
 /// For the head of an answer, and for the settings of a new connection.
 const HEAD_TIMEOUT: Duration = Duration::from_mins(1);
@@ -30,7 +30,7 @@ const MAX_REFUSAL_BYTES: usize = 64 << 10;
 /// Idle HTTP/1.1 connections that are kept for the next request.
 const MAX_IDLE: usize = 100;
 
-/// How often a request that was not looked at is sent again.
+/// Limit of resends of a request that the server did not process.
 const MAX_RESENDS: usize = 3;
 
 /// Connections to one server, each opened with its first request.
@@ -39,7 +39,7 @@ pub(super) struct Connections {
     http1: bool,
     lanes: Vec<tokio::sync::Mutex<Option<Http2Lane>>>,
     idle: Arc<Mutex<Vec<Http1Lane>>>,
-    /// How many were opened so far.
+    /// Number of connections opened so far.
     opened: AtomicUsize,
 }
 
@@ -286,7 +286,7 @@ async fn shared(
     authorization: HeaderMap,
     number: usize,
 ) -> Result<Http2Lane, LoadError> {
-    let (sender, mut driver) = Windows::GO
+    let (sender, mut driver) = FlowWindows::GO
         .settings()
         // None before the server has told its limit: one beyond it would wait for ever.
         .initial_max_send_streams(0)
@@ -319,8 +319,8 @@ async fn shared(
     })
 }
 
-/// Whether the request was not looked at: it had not left, or the server said so by GOAWAY or
-/// REFUSED_STREAM. Go's client sends such a request again, and its user sees nothing of it.
+/// Returns whether the server did not process the request: it had not left, or the server said so by
+/// GOAWAY or REFUSED_STREAM. Go's client sends such a request again, and its user sees nothing of it.
 /// Source: `golang.org/x/net/http2/transport.go` (`canRetryError`).
 fn is_unprocessed(error: &hyper::Error) -> bool {
     if error.is_canceled() {
@@ -340,7 +340,7 @@ fn is_unprocessed(error: &hyper::Error) -> bool {
 // === impl LoadAnswer ===
 
 impl LoadAnswer {
-    /// Whether the body is compressed.
+    /// Returns whether the body is compressed.
     pub(super) fn is_gzip(&self) -> bool {
         self.head
             .headers

@@ -38,14 +38,14 @@ impl NumberedText {
         }
     }
 
-    /// How many different texts there are.
+    /// Returns the number of different texts.
     pub fn len(&self) -> usize {
         self.range
             .as_ref()
             .map_or(1, |range| (range.last - range.first) as usize + 1)
     }
 
-    /// Whether it is nothing at all.
+    /// Returns whether the text is empty.
     pub fn is_empty(&self) -> bool {
         self.range.is_none() && self.before.is_empty()
     }

@@ -11,7 +11,7 @@ use watershed_protocol::{
     Encoding, FieldSelector, GroupVersionResource, LabelSelector, Representation,
 };
 
-/// What stays as it is in a query's value.
+/// Characters that are not escaped in a query's value.
 const VALUE: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'_')
@@ -28,7 +28,7 @@ pub struct ClientGroup {
     pub lists: Rate,
     /// Gets of single objects, in turn.
     pub gets: Rate,
-    /// What is read.
+    /// Type of the objects that are read.
     pub resource: KubectlResource,
     /// All namespaces when empty.
     pub namespace: NumberedText,
@@ -38,13 +38,13 @@ pub struct ClientGroup {
     pub field_selector: NumberedText,
     /// The encoding of answers.
     pub encoding: AnswerEncoding,
-    /// Whether gzip is asked for.
+    /// Asks for compressed answers.
     pub gzip: bool,
-    /// Whether only the objects' metadata is asked for.
+    /// Asks for the objects' metadata only.
     pub metadata_only: bool,
     /// Lists and gets want the latest state (resourceVersion unset) instead of any (0).
     pub consistent: bool,
-    /// How watches begin.
+    /// The way in which watches get their first state.
     pub first_state: FirstState,
 }
 
@@ -65,7 +65,7 @@ pub enum AnswerEncoding {
     Protobuf,
 }
 
-/// How watches begin.
+/// The way in which watches get their first state.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, serde::Serialize, clap::ValueEnum,
 )]
@@ -81,7 +81,7 @@ pub enum FirstState {
     Version,
 }
 
-/// What a watch or list of one client asks for.
+/// The path and the query of one client's lists and watches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CollectionQuery {
     pub(super) path: String,
@@ -128,7 +128,7 @@ impl ClientGroup {
         }
     }
 
-    /// What is wrong with it, with the flag's name.
+    /// Returns an error that names the flag of what is wrong.
     pub(super) fn check(&self) -> Result<(), String> {
         if self.watches == 0 && self.lists.is_never() && self.gets.is_never() {
             return Err("clients that neither watch nor list nor get would do nothing".to_owned());
@@ -148,7 +148,7 @@ impl ClientGroup {
         }
     }
 
-    /// What the n-th client asks for.
+    /// Returns the path and the query of the n-th client.
     pub(super) fn selection(&self, n: usize) -> CollectionQuery {
         let parameter = |name: &str, value: String| {
             if value.is_empty() {
@@ -233,7 +233,7 @@ impl ClientGroup {
 }
 
 impl KubectlResource {
-    /// What the tool writes.
+    /// Returns the type of the objects that the tool writes.
     pub(super) fn config_maps() -> Self {
         Self(GroupVersionResource::new("", "v1", "configmaps"))
     }

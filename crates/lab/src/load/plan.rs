@@ -28,7 +28,7 @@ const MAX_DURATION: Duration = Duration::from_hours(24);
 pub struct LoadPlan {
     /// The servers; others are compared with the first.
     pub targets: Vec<LoadTarget>,
-    /// Who writes, and to which server; `None` for the first target.
+    /// Kubeconfig of the writer; `None` for the first target's.
     pub writer: Option<KubeconfigContext>,
     /// The clients.
     pub groups: Vec<ClientGroup>,
@@ -36,15 +36,15 @@ pub struct LoadPlan {
     pub connections: Option<usize>,
     /// HTTP/1.1 instead of HTTP/2, where each watch has a connection of its own.
     pub http1: bool,
-    /// What is written, so that there are events.
+    /// The writes that make events.
     pub writes: LoadWrites,
-    /// How long each round measures.
+    /// Length of the measurement in a round.
     pub duration: Duration,
-    /// How often each server has its turn.
+    /// Rounds on each server.
     pub rounds: usize,
-    /// How long all watches may take to have their first state.
+    /// Time limit for the first state of all watches.
     pub start_timeout: Duration,
-    /// How long the last events may take after the last write.
+    /// Time limit for the last events after the last write.
     pub settle: Duration,
     /// Processes whose CPU and memory are read.
     pub processes: Vec<Process>,
@@ -55,7 +55,7 @@ pub struct LoadPlan {
 pub struct LoadTarget {
     /// In tables and plots.
     pub name: String,
-    /// How it is reached.
+    /// Kubeconfig of the server.
     pub access: KubeconfigContext,
 }
 
@@ -74,9 +74,9 @@ pub struct KubeconfigContext {
 pub struct LoadWrites {
     /// Changes.
     pub rate: Rate,
-    /// How many ConfigMaps.
+    /// Number of ConfigMaps.
     pub objects: usize,
-    /// How much data is in each.
+    /// Bytes of data in each.
     pub object_bytes: usize,
     /// An existing namespace; `None` for one that is made and deleted again.
     pub namespace: Option<String>,
@@ -104,76 +104,11 @@ pub fn mix(yaml: &str) -> anyhow::Result<Vec<ClientGroup>> {
 }
 
 impl LoadPlan {
-    /// Says what cannot be done, in one line.
+    /// Checks the whole plan. The error is one line that names the flag.
     pub fn check(&self) -> anyhow::Result<()> {
-        let Self {
-            targets,
-            groups,
-            writes,
-            processes,
-            ..
-        } = self;
-        ensure!(
-            (1..=MAX_TARGETS).contains(&targets.len()),
-            "between 1 and {MAX_TARGETS} servers can be compared"
-        );
-        let mut names: Vec<&str> = targets.iter().map(|target| &*target.name).collect();
-        names.sort_unstable();
-        ensure!(
-            names.windows(2).all(|pair| pair[0] != pair[1]),
-            "two servers have the same name (--compare)"
-        );
-        let mut names: Vec<&str> = processes.iter().map(|process| &*process.name).collect();
-        names.sort_unstable();
-        ensure!(
-            names.windows(2).all(|pair| pair[0] != pair[1]),
-            "two processes have the same name (--pid)"
-        );
-        ensure!(
-            processes.len() <= MAX_PROCESSES,
-            "at most {MAX_PROCESSES} processes can be measured (--pid)"
-        );
-        for Process { name, pid } in processes {
-            let there = Process {
-                name: name.clone(),
-                pid: *pid,
-            }
-            .usage()
-            .is_some();
-            ensure!(
-                there,
-                "nothing is known of process {pid} of {name}: is it running, and is there a /proc? (--pid)"
-            );
-        }
-        ensure!(
-            (1..=MAX_GROUPS).contains(&groups.len()),
-            "between 1 and {MAX_GROUPS} kinds of clients are possible (--mix)"
-        );
-        for group in groups {
-            group.check().map_err(anyhow::Error::msg)?;
-        }
-        let watches = self.watches();
-        ensure!(
-            watches <= MAX_WATCHES,
-            "at most {MAX_WATCHES} watches are possible (--watches)"
-        );
-        ensure!(
-            (1..=MAX_CONNECTIONS).contains(&self.connections()),
-            "between 1 and {MAX_CONNECTIONS} connections are possible (--connections)"
-        );
-        ensure!(
-            (1..=MAX_OBJECTS).contains(&writes.objects),
-            "between 1 and {MAX_OBJECTS} objects can be written (--objects)"
-        );
-        ensure!(
-            watches * writes.objects <= MAX_PAIRS,
-            "{watches} watches of {} objects are too many to count (--watches, --objects)",
-            writes.objects
-        );
-        ensure!(
-            writes.object_bytes <= MAX_OBJECT_BYTES,
-            "an object can have at most {MAX_OBJECT_BYTES} bytes (--object-bytes)"
-        );
+        self.check_servers()?;
+        self.check_clients()?;
+        self.check_writes()?;
         ensure!(
             (1..=MAX_ROUNDS).contains(&self.rounds),
             "between 1 and {MAX_ROUNDS} rounds are possible (--rounds)"
@@ -181,6 +116,73 @@ impl LoadPlan {
         ensure!(
             self.duration >= Duration::from_secs(1) && self.duration <= MAX_DURATION,
             "a round measures for at least 1s and at most a day (--duration)"
+        );
+        Ok(())
+    }
+
+    fn check_servers(&self) -> anyhow::Result<()> {
+        let Self {
+            targets, processes, ..
+        } = self;
+        ensure!(
+            (1..=MAX_TARGETS).contains(&targets.len()),
+            "between 1 and {MAX_TARGETS} servers can be compared"
+        );
+        ensure!(
+            are_different(targets.iter().map(|target| &*target.name)),
+            "two servers have the same name (--compare)"
+        );
+        ensure!(
+            are_different(processes.iter().map(|process| &*process.name)),
+            "two processes have the same name (--pid)"
+        );
+        ensure!(
+            processes.len() <= MAX_PROCESSES,
+            "at most {MAX_PROCESSES} processes can be measured (--pid)"
+        );
+        for process in processes {
+            ensure!(
+                process.usage().is_some(),
+                "cannot measure process {} of {}: is it running, and is there a /proc? (--pid)",
+                process.pid,
+                process.name
+            );
+        }
+        Ok(())
+    }
+
+    fn check_clients(&self) -> anyhow::Result<()> {
+        ensure!(
+            (1..=MAX_GROUPS).contains(&self.groups.len()),
+            "between 1 and {MAX_GROUPS} kinds of clients are possible (--mix)"
+        );
+        for group in &self.groups {
+            group.check().map_err(anyhow::Error::msg)?;
+        }
+        ensure!(
+            self.watches() <= MAX_WATCHES,
+            "at most {MAX_WATCHES} watches are possible (--watches)"
+        );
+        ensure!(
+            (1..=MAX_CONNECTIONS).contains(&self.connections()),
+            "between 1 and {MAX_CONNECTIONS} connections are possible (--connections)"
+        );
+        Ok(())
+    }
+
+    fn check_writes(&self) -> anyhow::Result<()> {
+        let (watches, objects) = (self.watches(), self.writes.objects);
+        ensure!(
+            (1..=MAX_OBJECTS).contains(&objects),
+            "between 1 and {MAX_OBJECTS} objects can be written (--objects)"
+        );
+        ensure!(
+            watches * objects <= MAX_PAIRS,
+            "{watches} watches of {objects} objects are too many to count (--watches, --objects)"
+        );
+        ensure!(
+            self.writes.object_bytes <= MAX_OBJECT_BYTES,
+            "an object can have at most {MAX_OBJECT_BYTES} bytes (--object-bytes)"
         );
         Ok(())
     }
@@ -195,10 +197,16 @@ impl LoadPlan {
             .unwrap_or_else(|| self.watches().div_ceil(50).max(1))
     }
 
-    /// Whose events are whose: all that is written goes through here.
+    /// Returns the kubeconfig of the writer. All writes go to its server.
     pub(super) fn writer(&self) -> &KubeconfigContext {
         self.writer.as_ref().unwrap_or(&self.targets[0].access)
     }
+}
+
+fn are_different<'a>(names: impl Iterator<Item = &'a str>) -> bool {
+    let mut names: Vec<&str> = names.collect();
+    names.sort_unstable();
+    names.windows(2).all(|pair| pair[0] != pair[1])
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What is happening now, as one bar for each server on a terminal; nothing elsewhere.
+//! Progress of the rounds: one bar for each server on a terminal, nothing elsewhere.
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::tally::RoundTally;
 
-/// How far a round has come.
+/// Phase of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RoundStage {
     Opening,

@@ -1,4 +1,4 @@
-//! How often something is to happen.
+//! Rates of events.
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ impl Rate {
         self.0
     }
 
-    /// Whether it never happens.
+    /// Returns whether the rate is zero.
     pub fn is_never(self) -> bool {
         self.0 == 0.0
     }

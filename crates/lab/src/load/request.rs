@@ -27,7 +27,7 @@ const MAX_CONNECTIONS: usize = 16;
 const MAX_NAMES: usize = 500;
 const MAX_NAMES_BYTES: usize = 16 << 20;
 
-/// What a request reads.
+/// The kind of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadVerb {
     List,

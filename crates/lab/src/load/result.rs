@@ -1,4 +1,4 @@
-//! What was measured, in the form of the JSON file.
+//! Results of a run, in the form of the JSON file.
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
@@ -20,31 +20,31 @@ const MAX_DECADES: u32 = 9;
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LoadResult {
-    /// What was asked for, and where it ran.
+    /// The plan of a run, and its machine.
     pub setting: LoadSetting,
     /// In the order of the command line; the first is what others are compared with.
     pub servers: Vec<ServerResult>,
-    /// Whether somebody ended it before its time.
+    /// True if the user ended the run before its time.
     pub interrupted: bool,
-    /// What went wrong besides what the rounds hold.
+    /// Problems besides those of the rounds.
     pub errors: Vec<String>,
 }
 
-/// What was asked for, and where it ran.
+/// The plan of a run, and its machine.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LoadSetting {
-    /// Of this program.
+    /// Version of this program.
     pub version: &'static str,
-    /// What it ran on.
+    /// Machine of this program.
     pub machine: Machine,
     /// The clients, a line for each kind.
     pub clients: Vec<String>,
-    /// What was written.
+    /// Writes during the rounds.
     pub writes: LoadWrites,
-    /// How long each round was to measure, in seconds.
+    /// Planned length of a round in seconds.
     pub duration_seconds: f64,
-    /// How many rounds were to be.
+    /// Planned number of rounds.
     pub rounds: usize,
 }
 
@@ -53,7 +53,7 @@ pub struct LoadSetting {
 pub struct ServerResult {
     /// From the command line.
     pub name: String,
-    /// Where it is.
+    /// Its addresses.
     pub addresses: Vec<String>,
     /// In the order of time.
     pub rounds: Vec<RoundResult>,
@@ -73,7 +73,7 @@ pub struct RoundResult {
     pub connections: usize,
     /// Until all watches had their first state, in seconds.
     pub opening_seconds: f64,
-    /// How long each watch took to have its first state.
+    /// Time of each watch to its first state.
     pub first_state: Distribution,
     /// Events of any kind.
     pub events: u64,
@@ -119,11 +119,11 @@ pub struct RequestStats {
     pub latency: Distribution,
 }
 
-/// How long things took, in milliseconds.
+/// Distribution of durations in milliseconds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Distribution {
-    /// How many.
+    /// Number of values.
     pub count: u64,
     /// Half were faster.
     pub p50: f64,
@@ -139,7 +139,7 @@ pub struct Distribution {
     pub(crate) histogram: Option<Histogram<u64>>,
 }
 
-/// What a process used.
+/// CPU time and memory that a process used.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessConsumption {
@@ -168,7 +168,7 @@ pub struct Sample {
 }
 
 impl LoadResult {
-    /// Whether everything was as it should be: nothing lost, repeated or refused.
+    /// Returns whether nothing was lost, repeated or refused, and nothing failed.
     pub fn is_clean(&self) -> bool {
         self.errors.is_empty()
             && self
@@ -178,14 +178,14 @@ impl LoadResult {
                 .all(RoundResult::is_clean)
     }
 
-    /// Whether there is anything to show.
+    /// Returns whether no round was measured.
     pub fn is_empty(&self) -> bool {
         self.servers.iter().all(|server| server.rounds.is_empty())
     }
 }
 
 impl RoundResult {
-    /// Whether nothing was lost, repeated or refused.
+    /// Returns whether nothing was lost, repeated or refused.
     pub fn is_clean(&self) -> bool {
         self.events_lost == 0
             && self.events_repeated == 0
@@ -210,7 +210,7 @@ impl Distribution {
         Self::from(latencies.total())
     }
 
-    /// Of several rounds.
+    /// Joins the distributions of several rounds.
     pub(crate) fn joined<'a>(all: impl Iterator<Item = &'a Self>) -> Self {
         let mut histograms = all.filter_map(|one| one.histogram.as_ref());
         let Some(mut total) = histograms.next().cloned() else {
@@ -225,7 +225,7 @@ impl Distribution {
 }
 
 impl From<Histogram<u64>> for Distribution {
-    /// Of microseconds.
+    /// Converts a histogram of microseconds.
     fn from(histogram: Histogram<u64>) -> Self {
         if histogram.is_empty() {
             return Self::default();

@@ -27,7 +27,7 @@ use watershed_connect::ApiServer;
 
 /// Watches that may be at their beginning at a time.
 const OPENING: usize = 500;
-/// How often the live figures are looked at.
+/// Interval between looks at the live figures.
 const LOOK: Duration = Duration::from_millis(100);
 /// Samples of a round, at most; and the time between two, at least.
 const MAX_SAMPLES: u32 = 600;
@@ -35,12 +35,12 @@ const SAMPLE: Duration = Duration::from_millis(500);
 /// Watches may last this much longer than the round is meant to.
 const SPARE: Duration = Duration::from_mins(10);
 
-/// What a round needs.
+/// The inputs of one round on one server.
 pub(super) struct ServerTurn<'a> {
     pub(super) plan: &'a LoadPlan,
     pub(super) upstream: &'a ApiServer,
     pub(super) writer: Option<&'a Arc<LoadWriter>>,
-    /// What gets ask for, by group.
+    /// Paths that gets ask for, by group.
     pub(super) names: &'a [Arc<Vec<String>>],
     pub(super) run: u64,
     pub(super) progress: &'a RoundProgress,
@@ -269,7 +269,7 @@ impl ServerTurn<'_> {
     }
 }
 
-/// How many events the watches together are owed.
+/// Returns the number of events that all watches together have to receive.
 fn expected(before: &[u32], after: &[u32], audience: &[u64]) -> u64 {
     let writes = before
         .iter()

@@ -1,5 +1,5 @@
 //! The results as figures: medians of rounds, and ratios to the first server.
-use std::fmt::Write as _;
+use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
@@ -8,22 +8,22 @@ use super::result::{
 };
 use watershed_figures::{grouped, markdown_table, median, three_digits};
 
-/// How figures of CPU begin, and what they are at least (cores, seconds) for others to be set in
-/// relation to them.
+/// Beginning of the names of CPU figures, and the smallest such figure (cores, seconds) that others
+/// are set in relation to.
 const CPU: &str = "CPU of ";
 const LEAST_CPU: f64 = 0.02;
 
-/// All processes that were measured, but for this one.
+/// Name of all measured processes together, without this one.
 const SERVERS: &str = "all of these";
 
-/// Errors that are shown; the rest is counted.
+/// Number of errors that are shown; the rest is counted.
 const SHOWN: usize = 10;
 
 /// One figure of all servers.
 struct FigureRow {
     name: String,
     unit: &'static str,
-    /// Whether one server's figure over another's says anything.
+    /// True if the ratio of two servers' figures has a meaning.
     compare: bool,
     /// By server, then by round.
     rounds: Vec<Vec<Option<f64>>>,
@@ -75,197 +75,264 @@ pub fn comparison(measured: &LoadResult) -> Value {
     Value::Array(rows.collect())
 }
 
-/// Whether all went well, in words.
+/// Describes in sentences whether all went well.
 pub fn verdict(measured: &LoadResult) -> String {
-    let mut out = String::new();
+    let mut lines = Vec::new();
     for server in &measured.servers {
-        let sum = |count: fn(&RoundResult) -> u64| server.rounds.iter().map(count).sum::<u64>();
-        let expected = sum(|round| round.events_expected);
-        let (lost, repeated) = (
-            sum(|round| round.events_lost),
-            sum(|round| round.events_repeated),
-        );
         let name = &server.name;
-        let missing: usize = server
-            .rounds
-            .iter()
-            .map(|round| round.watches - round.watches_begun)
-            .sum();
-        if missing > 0 {
-            let _ = writeln!(
-                out,
-                "{name}: {missing} watches did not have their first state in time"
-            );
-        }
-        if expected > 0 && lost == 0 && repeated == 0 {
-            let _ = writeln!(
-                out,
-                "{name}: every one of {expected} events arrived, once and in order"
-            );
-        } else if lost > 0 || repeated > 0 {
-            let _ = writeln!(
-                out,
-                "{name}: {lost} of {expected} events were lost, {repeated} came again or late"
-            );
-        }
-        let mut errors = std::collections::BTreeMap::<&str, u64>::new();
-        for (text, count) in server.rounds.iter().flat_map(|round| &round.errors) {
-            *errors.entry(text).or_default() += count;
-        }
-        for (text, count) in errors.iter().take(SHOWN) {
-            let _ = writeln!(out, "{name}: {count} times: {text}");
-        }
-        if errors.len() > SHOWN {
-            let _ = writeln!(
-                out,
-                "{name}: and {} further kinds of errors",
-                errors.len() - SHOWN
-            );
-        }
-        let skipped = |of: fn(&RoundResult) -> &RequestStats| {
-            server
-                .rounds
-                .iter()
-                .map(|round| of(round).skipped)
-                .sum::<u64>()
-        };
-        for (what, skipped) in [
-            ("lists", skipped(|r| &r.lists)),
-            ("gets", skipped(|r| &r.gets)),
-            ("writes", skipped(|r| &r.writes)),
-        ] {
-            if skipped > 0 {
-                let _ = writeln!(
-                    out,
-                    "{name}: {skipped} {what} were not sent, as too many were waiting for their answers: the rate was not \
-                     reached"
-                );
-            }
-        }
+        let sentences = [
+            delivery_verdict(server),
+            error_verdict(server),
+            rate_verdict(server),
+        ];
+        lines.extend(
+            sentences
+                .concat()
+                .into_iter()
+                .map(|sentence| format!("{name}: {sentence}")),
+        );
     }
     let machine = &measured.setting.machine;
     if machine.is_busy() {
-        let _ = writeln!(
-            out,
-            "this machine was busy before (load average {:.1} on {} cores): do not quote times, and ratios with care",
+        lines.push(format!(
+            "this machine was busy before (load average {:.1} on {} cores): do not quote times, \
+             and ratios with care",
             machine.load_average, machine.cores
-        );
+        ));
     }
-    for error in &measured.errors {
-        let _ = writeln!(out, "{error}");
-    }
+    lines.extend(measured.errors.iter().cloned());
     if measured.interrupted {
-        let _ = writeln!(
-            out,
-            "interrupted: the last round may be shorter, and others are missing"
-        );
+        let text = "interrupted: the last round may be shorter, and others are missing";
+        lines.push(text.to_owned());
     }
-    out
+    lines.into_iter().map(|line| line + "\n").collect()
 }
 
-/// What a round measured, figure by figure. What it did not do is left out.
-fn figures(round: &RoundResult) -> Vec<(String, &'static str, bool, f64)> {
-    let mut all = Vec::new();
-    let mut add = |name: &str, unit: &'static str, compare: bool, value: f64| {
-        all.push((name.to_owned(), unit, compare, value));
-    };
-    let per_second = |count: u64| count as f64 / round.seconds.max(f64::MIN_POSITIVE);
-    if round.watches > 0 {
-        add("watches", "", false, round.watches_begun as f64);
-        add("first state, p50", "ms", true, round.first_state.p50);
-        add("first state, p99", "ms", true, round.first_state.p99);
-        add("first state, all watches", "s", true, round.opening_seconds);
-        add("events", "1/s", true, per_second(round.events));
-        add(
-            "watch bytes",
-            "MB/s",
-            true,
-            per_second(round.watch_bytes) / 1e6,
-        );
+/// Describes first states and events that are missing.
+fn delivery_verdict(server: &ServerResult) -> Vec<String> {
+    let sum = |count: fn(&RoundResult) -> u64| server.rounds.iter().map(count).sum::<u64>();
+    let missing = sum(|round| (round.watches - round.watches_begun) as u64);
+    let expected = sum(|round| round.events_expected);
+    let lost = sum(|round| round.events_lost);
+    let repeated = sum(|round| round.events_repeated);
+    let mut sentences = Vec::new();
+    if missing > 0 {
+        sentences.push(format!(
+            "{missing} watches did not have their first state in time"
+        ));
     }
-    if round.events_expected > 0 {
-        add("events owed", "", false, round.events_expected as f64);
-        add("events lost", "", false, round.events_lost as f64);
-        add("events repeated", "", false, round.events_repeated as f64);
+    if lost > 0 || repeated > 0 {
+        sentences.push(format!(
+            "{lost} of {expected} events were lost, {repeated} came again or late"
+        ));
+    } else if expected > 0 {
+        sentences.push(format!(
+            "every one of {expected} events arrived, once and in order"
+        ));
     }
-    if round.watches_resumed > 0 {
-        add("watches resumed", "", false, round.watches_resumed as f64);
+    sentences
+}
+
+/// Describes the errors of all rounds, each kind once.
+fn error_verdict(server: &ServerResult) -> Vec<String> {
+    let mut errors = BTreeMap::<&str, u64>::new();
+    for (text, count) in server.rounds.iter().flat_map(|round| &round.errors) {
+        *errors.entry(text).or_default() += count;
     }
-    if round.delivery.count > 0 {
-        add("write to event, p50", "ms", true, round.delivery.p50);
-        add("write to event, p90", "ms", true, round.delivery.p90);
-        add("write to event, p99", "ms", true, round.delivery.p99);
-        add("write to event, max", "ms", true, round.delivery.max);
+    let mut sentences: Vec<_> = errors
+        .iter()
+        .take(SHOWN)
+        .map(|(text, count)| format!("{count} times: {text}"))
+        .collect();
+    if errors.len() > SHOWN {
+        sentences.push(format!(
+            "and {} further kinds of errors",
+            errors.len() - SHOWN
+        ));
     }
-    for (name, short) in [
+    sentences
+}
+
+/// Describes the requests that were not sent.
+fn rate_verdict(server: &ServerResult) -> Vec<String> {
+    let kinds: [(&str, fn(&RoundResult) -> &RequestStats); 3] = [
+        ("lists", |round| &round.lists),
+        ("gets", |round| &round.gets),
+        ("writes", |round| &round.writes),
+    ];
+    let mut sentences = Vec::new();
+    for (name, of) in kinds {
+        let skipped: u64 = server.rounds.iter().map(|round| of(round).skipped).sum();
+        if skipped > 0 {
+            sentences.push(format!(
+                "{skipped} {name} were not sent, as too many were waiting for their answers: \
+                 the rate was not reached"
+            ));
+        }
+    }
+    sentences
+}
+
+/// One figure of one round.
+struct RoundFigure {
+    name: String,
+    unit: &'static str,
+    /// True if the ratio of two servers' figures has a meaning.
+    compare: bool,
+    value: f64,
+}
+
+impl RoundFigure {
+    /// Returns a figure that is compared between servers.
+    fn compared<N: Into<String>>(name: N, unit: &'static str, value: f64) -> Self {
+        Self {
+            name: name.into(),
+            unit,
+            compare: true,
+            value,
+        }
+    }
+
+    /// Returns a count, which is not compared.
+    fn count(name: &str, value: u64) -> Self {
+        Self {
+            compare: false,
+            ..Self::compared(name, "", value as f64)
+        }
+    }
+}
+
+/// Returns the figures of a round. Work that the round did not do has none.
+fn figures(round: &RoundResult) -> Vec<RoundFigure> {
+    let mut all = watch_figures(round);
+    for (name, requests) in [
         ("lists", &round.lists),
         ("gets", &round.gets),
         ("writes", &round.writes),
     ] {
-        if short.answered == 0 && short.skipped == 0 {
-            continue;
+        if requests.answered > 0 || requests.skipped > 0 {
+            all.extend(request_figures(name, requests, round));
         }
-        add(name, "1/s", true, per_second(short.answered));
-        if name != "writes" && short.answered > 0 {
-            add(
-                &format!("{name}, bytes of one"),
-                "kB",
-                true,
-                short.bytes as f64 / short.answered as f64 / 1e3,
-            );
-        }
-        add(&format!("{name}, p50"), "ms", true, short.latency.p50);
-        add(&format!("{name}, p99"), "ms", true, short.latency.p99);
     }
-    // This program comes last, after the sum of all servers'.
-    let others = || {
-        round
-            .processes
-            .iter()
-            .filter(|(name, _)| *name != OWN_PROCESS)
-    };
-    let sum = |of: fn(&ProcessConsumption) -> f64| others().map(|(_, used)| of(used)).sum::<f64>();
-    let together = ProcessConsumption {
-        opening_cpu_seconds: sum(|used| used.opening_cpu_seconds),
-        cpu_seconds: sum(|used| used.cpu_seconds),
-        memory_bytes: others().map(|(_, used)| used.memory_bytes).sum(),
-    };
-    let together = (others().count() > 1).then_some((SERVERS, &together, true));
-    let each = others().map(|(name, used)| (&**name, used, true));
-    let own = round
-        .processes
-        .get(OWN_PROCESS)
-        .map(|used| ("this load", used, false));
-    for (title, used, compare) in each.chain(together).chain(own) {
-        add(
-            &format!("{CPU}{title}, opening"),
-            "s",
-            compare,
-            used.opening_cpu_seconds,
-        );
-        add(
-            &format!("{CPU}{title}"),
-            "cores",
-            compare,
-            used.cpu_seconds / round.seconds.max(f64::MIN_POSITIVE),
-        );
-        add(
-            &format!("memory of {title}"),
-            "MiB",
-            compare,
-            used.memory_bytes as f64 / f64::from(1 << 20),
-        );
-    }
-    add(
-        "errors",
-        "",
-        false,
-        round.errors.values().sum::<u64>() as f64,
-    );
+    all.extend(process_figures(round));
+    all.push(RoundFigure::count("errors", round.errors.values().sum()));
     all
 }
 
-/// All figures that any server has, in the order in which they come up.
+fn watch_figures(round: &RoundResult) -> Vec<RoundFigure> {
+    let compared = RoundFigure::compared::<&str>;
+    let count = RoundFigure::count;
+    let mut all = Vec::new();
+    if round.watches > 0 {
+        all.extend([
+            count("watches", round.watches_begun as u64),
+            compared("first state, p50", "ms", round.first_state.p50),
+            compared("first state, p99", "ms", round.first_state.p99),
+            compared("first state, all watches", "s", round.opening_seconds),
+            compared("events", "1/s", per_second(round.events, round)),
+            compared(
+                "watch bytes",
+                "MB/s",
+                per_second(round.watch_bytes, round) / 1e6,
+            ),
+        ]);
+    }
+    if round.events_expected > 0 {
+        all.extend([
+            count("events owed", round.events_expected),
+            count("events lost", round.events_lost),
+            count("events repeated", round.events_repeated),
+        ]);
+    }
+    if round.watches_resumed > 0 {
+        all.push(count("watches resumed", round.watches_resumed));
+    }
+    if round.delivery.count > 0 {
+        all.extend([
+            compared("write to event, p50", "ms", round.delivery.p50),
+            compared("write to event, p90", "ms", round.delivery.p90),
+            compared("write to event, p99", "ms", round.delivery.p99),
+            compared("write to event, max", "ms", round.delivery.max),
+        ]);
+    }
+    all
+}
+
+fn request_figures(name: &str, requests: &RequestStats, round: &RoundResult) -> Vec<RoundFigure> {
+    let answered = requests.answered;
+    let mut all = vec![RoundFigure::compared(
+        name,
+        "1/s",
+        per_second(answered, round),
+    )];
+    if name != "writes" && answered > 0 {
+        let bytes = requests.bytes as f64 / answered as f64 / 1e3;
+        all.push(RoundFigure::compared(
+            format!("{name}, bytes of one"),
+            "kB",
+            bytes,
+        ));
+    }
+    for (quantile, value) in [("p50", requests.latency.p50), ("p99", requests.latency.p99)] {
+        all.push(RoundFigure::compared(
+            format!("{name}, {quantile}"),
+            "ms",
+            value,
+        ));
+    }
+    all
+}
+
+/// Returns the figures of each process, of all servers' together, and of this program.
+fn process_figures(round: &RoundResult) -> Vec<RoundFigure> {
+    let servers: Vec<_> = round
+        .processes
+        .iter()
+        .filter(|(name, _)| *name != OWN_PROCESS)
+        .collect();
+    let mut together = ProcessConsumption::default();
+    for (_, used) in &servers {
+        together.opening_cpu_seconds += used.opening_cpu_seconds;
+        together.cpu_seconds += used.cpu_seconds;
+        together.memory_bytes += used.memory_bytes;
+    }
+    let mut rows: Vec<(&str, ProcessConsumption, bool)> = servers
+        .iter()
+        .map(|(name, used)| (name.as_str(), **used, true))
+        .collect();
+    if servers.len() > 1 {
+        rows.push((SERVERS, together, true));
+    }
+    if let Some(used) = round.processes.get(OWN_PROCESS) {
+        rows.push(("this load", *used, false));
+    }
+    let mut all = Vec::new();
+    for (title, used, compare) in rows {
+        let cores = used.cpu_seconds / round.seconds.max(f64::MIN_POSITIVE);
+        let mebibytes = used.memory_bytes as f64 / f64::from(1 << 20);
+        for (name, unit, value) in [
+            (
+                format!("{CPU}{title}, opening"),
+                "s",
+                used.opening_cpu_seconds,
+            ),
+            (format!("{CPU}{title}"), "cores", cores),
+            (format!("memory of {title}"), "MiB", mebibytes),
+        ] {
+            all.push(RoundFigure {
+                compare,
+                ..RoundFigure::compared(name, unit, value)
+            });
+        }
+    }
+    all
+}
+
+fn per_second(count: u64, round: &RoundResult) -> f64 {
+    count as f64 / round.seconds.max(f64::MIN_POSITIVE)
+}
+
+/// Returns all figures that any server has, in the order of their first appearance.
 fn rows(servers: &[ServerResult]) -> Vec<FigureRow> {
     let all: Vec<Vec<Vec<_>>> = servers
         .iter()
@@ -273,18 +340,18 @@ fn rows(servers: &[ServerResult]) -> Vec<FigureRow> {
         .collect();
     let mut rows: Vec<FigureRow> = Vec::new();
     for round in all.iter().flatten() {
-        // Where a figure that is new comes after: so none is torn from its neighbours.
+        // A new figure follows the one before it in its round, so that neighbours stay together.
         let mut after = 0;
-        for (name, unit, compare, _) in round {
-            if let Some(at) = rows.iter().position(|row| row.name == *name) {
+        for figure in round {
+            if let Some(at) = rows.iter().position(|row| row.name == figure.name) {
                 after = at + 1;
             } else {
                 rows.insert(
                     after,
                     FigureRow {
-                        name: name.clone(),
-                        unit,
-                        compare: *compare,
+                        name: figure.name.clone(),
+                        unit: figure.unit,
+                        compare: figure.compare,
                         rounds: Vec::new(),
                     },
                 );
@@ -293,11 +360,9 @@ fn rows(servers: &[ServerResult]) -> Vec<FigureRow> {
         }
     }
     for row in &mut rows {
-        let value = |round: &Vec<(String, _, _, f64)>| {
-            round
-                .iter()
-                .find(|figure| figure.0 == row.name)
-                .map(|f| f.3)
+        let value = |round: &Vec<RoundFigure>| {
+            let figure = round.iter().find(|figure| figure.name == row.name)?;
+            Some(figure.value)
         };
         row.rounds = all
             .iter()
@@ -312,7 +377,7 @@ impl FigureRow {
         median(self.rounds[server].iter().copied().flatten())
     }
 
-    /// The median of the rounds' ratios: what disturbs a round disturbs both servers.
+    /// Returns the median of the rounds' ratios. A disturbance of a round disturbs both servers.
     fn ratio(&self, server: usize) -> Option<f64> {
         let pairs = self.rounds[server].iter().zip(&self.rounds[0]);
         // Over next to nothing, a ratio is the size of a clock tick.
@@ -329,7 +394,7 @@ impl FigureRow {
     }
 }
 
-/// Counts as they are, with separators; everything else in three digits that matter.
+/// Writes counts as they are, with separators, and everything else in three significant digits.
 fn figure(value: f64, unit: &str) -> String {
     if unit.is_empty() || value >= 1000.0 {
         return grouped(format_args!("{value:.0}"));

@@ -1,4 +1,4 @@
-//! What the clients of one round did, counted while they do it.
+//! Counters of one round, updated by its clients.
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ const FURTHER: &str = "further kinds of errors";
 
 /// Counts of one round.
 pub(super) struct RoundTally {
-    /// Whether what happens is counted: between the first states and the last event.
+    /// True from the first states to the last event, while events count.
     measuring: AtomicBool,
     /// Watches that have their first state.
     pub(super) synced: AtomicUsize,
@@ -53,7 +53,7 @@ pub(super) struct RequestTally {
     pub(super) latency: Latencies,
 }
 
-/// How long things took.
+/// Recorded durations.
 pub(super) struct Latencies(Vec<Mutex<Histogram<u64>>>);
 
 // === impl RoundTally ===

@@ -1,4 +1,4 @@
-//! What can go wrong for one client.
+//! Failures of one client.
 use std::time::Duration;
 
 use http::StatusCode;
@@ -42,7 +42,7 @@ pub(super) enum LoadError {
     /// A watch that ended within an event.
     #[error("a watch that ended in the middle of an event")]
     Cut,
-    /// What was asked for cannot be sent, or is not to be had.
+    /// The request cannot be sent, or its answer is too large.
     #[error("{0}")]
     Request(String),
 }

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::StatusCode;
 use http_body_util::BodyExt as _;
-use tokio::sync::{OnceCell, Semaphore};
+use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -19,7 +20,8 @@ use super::tally::RoundTally;
 use super::trouble::{LoadError, broken};
 use super::write::Ledger;
 use watershed_protocol::{
-    EventKind, FieldTable, FrameDecoder, ResourceVersion, read_bookmark, read_error, scan,
+    Encoding, EventKind, FieldTable, Frame, FrameDecoder, ResourceVersion, read_bookmark,
+    read_error, scan,
 };
 
 /// A single event above this is refused.
@@ -29,24 +31,24 @@ const MAX_FRAME_BYTES: usize = 64 << 20;
 const PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// What all watches of a round share.
+/// State that all watches of a round share.
 pub(super) struct RoundContext {
     pub(super) connections: Connections,
     pub(super) tally: Arc<RoundTally>,
     pub(super) ledger: Arc<Ledger>,
     pub(super) finder: StampFinder,
-    /// How many may be at their beginning at a time.
+    /// Limits the watches that open at the same time.
     pub(super) opening: Semaphore,
-    /// What watches are asked to last at most, so that they last for the round.
+    /// Requested timeout of watches, longer than the round.
     pub(super) timeout: Duration,
     /// All is over.
     pub(super) stop: CancellationToken,
 }
 
-/// What the watches of a group share.
+/// State that the watches of a group share.
 pub(super) struct WatchGroup {
     pub(super) group: ClientGroup,
-    /// Where all of them begin, with [`FirstState::Version`].
+    /// Version that all of them watch from, with [`FirstState::Version`].
     pub(super) version: OnceCell<ResourceVersion>,
 }
 
@@ -62,6 +64,20 @@ pub(super) struct WatchClient {
     /// Watch from here on; `None` to begin anew.
     version: Option<ResourceVersion>,
     synced: bool,
+}
+
+/// The events of an open watch.
+struct EventReader<'a> {
+    encoding: Encoding,
+    inflate: Inflate,
+    decoder: FrameDecoder,
+    begun: Instant,
+    /// Held until the first state is complete.
+    turn: Option<SemaphorePermit<'a>>,
+    /// True while the stream brings the first state.
+    initial: bool,
+    /// An object as new as the last event. Its version is read only when it is needed.
+    last: Option<Bytes>,
 }
 
 // === impl WatchClient ===
@@ -128,14 +144,10 @@ impl WatchClient {
         }
     }
 
-    /// One watch, until it ends in good order.
+    /// Follows one watch until it ends in good order.
     async fn watch(&mut self) -> Result<(), LoadError> {
         let common = Arc::clone(&self.common);
         let kind = Arc::clone(&self.kind);
-        let RoundContext {
-            connections, tally, ..
-        } = &*common;
-        let representation = kind.group.representation();
         let turn = common
             .opening
             .acquire()
@@ -146,106 +158,110 @@ impl WatchClient {
         if self.version.is_none() && !stream {
             self.version = Some(self.first_version().await?);
         }
-        let CollectionQuery { path, query } = &self.selection;
-        let seconds = common.timeout.as_secs();
-        let from = match self.version {
-            Some(version) => format!("&resourceVersion={version}"),
-            None => "&resourceVersion=0&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
-                .to_owned(),
-        };
-        let target = format!(
-            "{path}?watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}{from}{query}"
-        );
+        let representation = kind.group.representation();
         let request = LoadRequest::get(
-            target,
+            self.watch_path(),
             representation.watch_accept_header(),
             kind.group.gzip,
         );
-        let answer = connections.send(self.number, request).await?;
-        // The state that the stream brings is not counted as events.
-        let mut initial = stream;
-        if !initial {
+        let answer = common.connections.send(self.number, request).await?;
+        if !stream {
             self.first_state_is_there(begun);
         }
-        let mut turn = Some(turn).filter(|_| initial);
-        let encoding = representation.encoding;
-        let mut inflate = Inflate::new(answer.is_gzip());
-        let mut decoder = FrameDecoder::new(encoding, MAX_FRAME_BYTES);
+        let mut events = EventReader {
+            encoding: representation.encoding,
+            inflate: Inflate::new(answer.is_gzip()),
+            decoder: FrameDecoder::new(representation.encoding, MAX_FRAME_BYTES),
+            begun,
+            turn: stream.then_some(turn),
+            initial: stream,
+            last: None,
+        };
         let mut body = answer.body;
-        // An object as new as the last event; its version is read only when it is needed.
-        let mut last: Option<Bytes> = None;
         let ended = loop {
             let data = match body.frame().await {
                 None => break Ok(()),
                 Some(Err(error)) => break Err(broken(error)),
                 Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
             };
-            let now = stamp::now();
-            tally.count(&tally.watch_bytes, data.len() as u64);
-            match inflate.push(data) {
-                Ok(data) => decoder.push(data),
-                Err(error) => break Err(error),
-            }
-            let mut events = 0;
-            let taken = loop {
-                let frame = match decoder.next_frame() {
-                    Ok(Some(frame)) => frame,
-                    Ok(None) => break Ok(()),
-                    Err(error) => break Err(error.into()),
-                };
-                match frame.kind {
-                    EventKind::Bookmark => match read_bookmark(encoding, &frame.object) {
-                        Ok(bookmark) => {
-                            if bookmark.initial_events_end && initial {
-                                initial = false;
-                                turn = None;
-                                self.first_state_is_there(begun);
-                            }
-                            if !initial {
-                                (self.version, last) = (Some(bookmark.version), None);
-                            }
-                        }
-                        Err(error) => break Err(error.into()),
-                    },
-                    EventKind::Error => {
-                        let status = read_error(encoding, &frame.object);
-                        let code = u16::try_from(status.code).ok();
-                        let code = code
-                            .and_then(|code| http::StatusCode::from_u16(code).ok())
-                            .unwrap_or_default();
-                        break Err(if code == http::StatusCode::GONE {
-                            LoadError::Expired
-                        } else {
-                            LoadError::Refused {
-                                status: code,
-                                message: status.message,
-                            }
-                        });
-                    }
-                    EventKind::Added | EventKind::Modified | EventKind::Deleted => {
-                        if initial {
-                            continue;
-                        }
-                        events += 1;
-                        if frame.kind != EventKind::Deleted {
-                            self.take(&frame.object, now);
-                        }
-                        last = Some(frame.object);
-                    }
-                }
-            };
-            tally.count(&tally.events, events);
-            if taken.is_err() {
-                break taken;
+            if let Err(error) = self.receive(&mut events, data) {
+                break Err(error);
             }
         };
-        drop(turn);
-        if let Some(object) = last {
-            self.version = Some(version_of(encoding, &object)?);
+        if let Some(object) = events.last {
+            self.version = Some(version_of(events.encoding, &object)?);
         }
         match ended {
-            Ok(()) if !decoder.is_clean() => Err(LoadError::Cut),
+            Ok(()) if !events.decoder.is_clean() => Err(LoadError::Cut),
             ended => ended,
+        }
+    }
+
+    fn watch_path(&self) -> String {
+        let CollectionQuery { path, query } = &self.selection;
+        let seconds = self.common.timeout.as_secs();
+        let from = match self.version {
+            Some(version) => format!("&resourceVersion={version}"),
+            None => "&resourceVersion=0&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
+                .to_owned(),
+        };
+        format!("{path}?watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}{from}{query}")
+    }
+
+    /// Takes a piece of the body and all events that are complete with it.
+    fn receive(&mut self, reader: &mut EventReader<'_>, data: Bytes) -> Result<(), LoadError> {
+        let common = Arc::clone(&self.common);
+        let now = stamp::now();
+        common
+            .tally
+            .count(&common.tally.watch_bytes, data.len() as u64);
+        let text = reader.inflate.push(data)?;
+        reader.decoder.push(text);
+        let mut events = 0;
+        let taken = loop {
+            match reader.decoder.next_frame() {
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error.into()),
+                Ok(Some(frame)) => match self.take_frame(reader, frame, now) {
+                    Ok(is_event) => events += u64::from(is_event),
+                    Err(error) => break Err(error),
+                },
+            }
+        };
+        common.tally.count(&common.tally.events, events);
+        taken
+    }
+
+    /// Takes one frame. Returns whether it is an event after the first state.
+    fn take_frame(
+        &mut self,
+        reader: &mut EventReader<'_>,
+        frame: Frame,
+        now: u64,
+    ) -> Result<bool, LoadError> {
+        match frame.kind {
+            EventKind::Bookmark => {
+                let bookmark = read_bookmark(reader.encoding, &frame.object)?;
+                if bookmark.initial_events_end && reader.initial {
+                    reader.initial = false;
+                    reader.turn = None;
+                    self.first_state_is_there(reader.begun);
+                }
+                if !reader.initial {
+                    (self.version, reader.last) = (Some(bookmark.version), None);
+                }
+                Ok(false)
+            }
+            EventKind::Error => Err(refusal(reader.encoding, &frame.object)),
+            // The state that the stream brings is not counted as events.
+            _ if reader.initial => Ok(false),
+            EventKind::Added | EventKind::Modified | EventKind::Deleted => {
+                if frame.kind != EventKind::Deleted {
+                    self.take(&frame.object, now);
+                }
+                reader.last = Some(frame.object);
+                Ok(true)
+            }
         }
     }
 
@@ -326,11 +342,24 @@ impl WatchClient {
     }
 }
 
-/// The version of an object of any type.
-fn version_of(
-    encoding: watershed_protocol::Encoding,
-    object: &[u8],
-) -> Result<ResourceVersion, LoadError> {
+/// Returns the error that an ERROR event holds.
+fn refusal(encoding: Encoding, object: &[u8]) -> LoadError {
+    let status = read_error(encoding, object);
+    let code = u16::try_from(status.code)
+        .ok()
+        .and_then(|code| StatusCode::from_u16(code).ok())
+        .unwrap_or_default();
+    if code == StatusCode::GONE {
+        return LoadError::Expired;
+    }
+    LoadError::Refused {
+        status: code,
+        message: status.message,
+    }
+}
+
+/// Returns the version of an object of any type.
+fn version_of(encoding: Encoding, object: &[u8]) -> Result<ResourceVersion, LoadError> {
     let read = |namespaced| scan(encoding, object, &FieldTable::metadata_only(namespaced));
     Ok(read(true).or_else(|_| read(false))?.version)
 }

@@ -36,8 +36,8 @@ const MERGE_PATCH: &str = "application/merge-patch+json";
 /// An answer to a write is an object of our own.
 const MAX_ANSWER_BYTES: usize = 4 << 20;
 
-/// How often a write is tried, and the pause before it is again. The same bytes twice change
-/// nothing the second time.
+/// Attempts at a write, and the pause between two. The same bytes twice change nothing the second
+/// time.
 const ATTEMPTS: usize = 4;
 const PAUSE: Duration = Duration::from_millis(300);
 
@@ -107,14 +107,14 @@ impl Ledger {
             .collect()
     }
 
-    /// How often an object has been written.
+    /// Returns the number of confirmed writes of an object.
     pub(super) fn confirmed(&self, object: u16) -> u32 {
         self.objects
             .get(usize::from(object))
             .map_or(0, |entry| entry.confirmed.load(Ordering::Acquire))
     }
 
-    /// How often each has been written.
+    /// Returns the number of confirmed writes of each object.
     pub(super) fn all_confirmed(&self) -> Vec<u32> {
         self.objects
             .iter()

@@ -4,7 +4,7 @@ use crate::load::{Distribution, LoadResult, OWN_PROCESS, RoundResult, Sample};
 
 /// Draws the latencies and what happened over time. Returns file names and their contents.
 ///
-/// What was not measured is left out.
+/// Work that was not measured is left out.
 pub fn plot_result(result: &LoadResult) -> anyhow::Result<Vec<(&'static str, String)>> {
     let names: Vec<&str> = result.servers.iter().map(|server| &*server.name).collect();
     let mut files = Vec::new();

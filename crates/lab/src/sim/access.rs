@@ -1,4 +1,4 @@
-//! Who asks, and whether they may.
+//! Tokens, and the permissions of their users.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub struct AccessRule {
 #[derive(Debug)]
 pub struct AccessRules {
     tables: RwLock<(BTreeMap<String, User>, Vec<AccessRule>)>,
-    /// Where the RBAC objects are.
+    /// Holds the RBAC objects.
     state: Option<Arc<ClusterState>>,
 }
 
@@ -39,7 +39,7 @@ pub(crate) const ADMIN_TOKEN: &str = "admin-token";
 /// The token of the user `viewer`, who may get, list and watch a few types.
 pub(crate) const VIEWER_TOKEN: &str = "viewer-token";
 
-/// What everybody may ask about themselves. Source: kubernetes
+/// Reviews that every caller may ask about themselves. Source: kubernetes
 /// `plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go` (system:basic-user).
 const OWN_REVIEWS: [&str; 2] = [
     "selfsubjectreviews.authentication.k8s.io",

@@ -11,7 +11,7 @@ pub struct User {
     pub groups: Vec<String>,
 }
 
-/// What is asked for, in the authorizer's words.
+/// An access, in the words of authorizers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AccessAttributes {
     pub(crate) verb: String,

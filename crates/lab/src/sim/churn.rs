@@ -12,7 +12,7 @@ use super::fixtures;
 use super::state::ClusterState;
 use watershed_protocol::GroupVersionResource;
 
-/// What changes how often. The weights are relative to each other.
+/// Weights of the changes, relative to each other.
 #[derive(Clone, Copy, Debug)]
 pub struct ChurnMix {
     /// Writes to pods.

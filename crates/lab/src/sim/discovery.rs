@@ -1,4 +1,4 @@
-//! What is served: `/api`, `/apis` and below, in the legacy and the aggregated form.
+//! Discovery: `/api`, `/apis` and below, in the legacy and the aggregated form.
 use serde_json::{Value, json};
 
 use super::kinds::{KINDS, ResourceKind, TypeOrigin};
@@ -98,7 +98,7 @@ pub(crate) fn aggregated(core: bool, served: impl Fn(usize) -> bool) -> Value {
     })
 }
 
-/// Whether a group-version is compiled in: its unknown resources are refused differently.
+/// Returns whether a group-version is compiled in. Its unknown resources are refused differently.
 pub(crate) fn is_builtin(group: &str, version: &str) -> bool {
     version == "v1"
         && (KINDS

@@ -1,4 +1,4 @@
-//! What can be made to go wrong, from code or with `POST /sim/faults`.
+//! Faults that can be switched on, from code or with `POST /sim/faults`.
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use super::status::Failure;
 
-/// How the server treats `sendInitialEvents`.
+/// Treatment of `sendInitialEvents`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum WatchListSupport {
@@ -20,7 +20,7 @@ pub enum WatchListSupport {
     Ignored,
 }
 
-/// What a single watch frame is replaced by.
+/// Replacement of a single watch frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum BrokenFrame {
@@ -34,7 +34,7 @@ pub enum BrokenFrame {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedRefusal {
-    /// How many requests are left to refuse.
+    /// Number of requests that are still to be refused.
     pub count: u32,
     /// The status code, for example 429 or 500.
     pub code: u16,
@@ -75,7 +75,7 @@ pub struct Faults {
     cut: watch::Sender<CutCounts>,
 }
 
-/// How often watches and connections were cut so far.
+/// Numbers of cuts of watches and connections so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CutCounts {
     pub(crate) broken: u64,
@@ -83,7 +83,7 @@ pub(crate) struct CutCounts {
     pub(crate) connections: u64,
 }
 
-/// What to do with the next watch frame.
+/// Fate of the next watch frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextFrame {
     Whole,

@@ -182,7 +182,7 @@ pub fn deployment(namespace: &str, name: &str, rng: &mut Rng) -> String {
     fill(include_str!("templates/deployment.json"), &values)
 }
 
-/// What defines the custom type.
+/// Returns the CustomResourceDefinition of the custom type.
 pub fn widget_definition() -> String {
     fill(include_str!("templates/widget-definition.json"), &[])
 }

@@ -1,8 +1,8 @@
 //! The types this server knows. A new type is one more row of [`KINDS`].
 use watershed_protocol::GroupVersionResource;
 
-/// Whether a type is compiled into an API server or defined by a CustomResourceDefinition: the JSON
-/// forms differ.
+/// The origin of a type: compiled into an API server, or defined by a CustomResourceDefinition. The
+/// JSON forms differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TypeOrigin {
     /// `kind` and `apiVersion` first, struct order, list items without both.
@@ -29,14 +29,14 @@ pub(crate) struct ResourceKind {
     pub(crate) namespaced: bool,
     /// Short names, for discovery.
     pub(crate) short_names: &'static [&'static str],
-    /// How objects are written.
+    /// Rules of the JSON form of its objects.
     pub(crate) form: TypeOrigin,
-    /// What a zero value (a bookmark) has after its metadata.
+    /// JSON after the metadata of a zero value, which a bookmark carries.
     pub(crate) zero_tail: &'static str,
     /// Field labels beside `metadata.name` (and `metadata.namespace` of namespaced types): label,
     /// JSON pointer, value when absent.
     pub(crate) fields: &'static [(&'static str, &'static str, &'static str)],
-    /// Whether `DELETE` answers with the object instead of a Status.
+    /// True if `DELETE` answers with the object instead of a Status.
     pub(crate) delete_returns_object: bool,
 }
 

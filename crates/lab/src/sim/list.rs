@@ -16,13 +16,13 @@ use super::status::Failure;
 
 /// A continue token, decoded. Source: apiserver `pkg/storage/continue.go`.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct ContinueToken {
+struct PageToken {
     v: String,
     rv: i64,
     start: String,
 }
 
-/// Where a list's state comes from.
+/// The state that a list is answered from.
 enum ListSource {
     /// The newest, after a consistent read.
     Consistent,
@@ -86,7 +86,7 @@ pub(crate) async fn list(
     let token = query
         .continue_token
         .as_deref()
-        .map(ContinueToken::decode)
+        .map(PageToken::decode)
         .transpose()?;
     let any_version = query.version.as_deref() == Some("0");
     if token.is_some() && query.version.is_some() && !any_version {
@@ -156,7 +156,7 @@ fn validate(query: &Query) -> Result<(), Failure> {
 
 fn decide(
     query: &Query,
-    token: Option<&ContinueToken>,
+    token: Option<&PageToken>,
     pinned: bool,
 ) -> Result<(ListSource, usize), Failure> {
     let limit = usize::try_from(query.limit).unwrap_or(0);
@@ -181,7 +181,7 @@ async fn view(
     simulation: &Simulation,
     index: usize,
     source: ListSource,
-    token: Option<&ContinueToken>,
+    token: Option<&PageToken>,
 ) -> Result<TypeView, Failure> {
     let state = &simulation.state;
     let reach = async |version| {
@@ -211,7 +211,7 @@ async fn view(
             state.exact_view(index, version).ok_or_else(|| match token {
                 None => Failure::expired_list(),
                 Some(token) => Failure::expired_token(
-                    ContinueToken {
+                    PageToken {
                         v: token.v.clone(),
                         rv: -1,
                         start: token.start.clone(),
@@ -261,7 +261,7 @@ fn page(
         let start = format!("/{}\0", &last[prefix.len()..]);
         let version = i64::try_from(view.version).unwrap_or(-1);
         metadata.token = Some(
-            ContinueToken {
+            PageToken {
                 v: "meta.k8s.io/v1".to_owned(),
                 rv: version,
                 start,
@@ -342,9 +342,9 @@ fn write(
     out.freeze()
 }
 
-// === impl ContinueToken ===
+// === impl PageToken ===
 
-impl ContinueToken {
+impl PageToken {
     fn encode(&self) -> String {
         URL_SAFE_NO_PAD.encode(serde_json::to_vec(self).unwrap_or_default())
     }

@@ -53,7 +53,7 @@ pub(crate) struct SimulatedObject {
     pub(crate) labels: BTreeMap<String, String>,
     /// Selectable fields beside name and namespace.
     fields: Vec<(&'static str, String)>,
-    /// Where in `bytes` the digits of the resourceVersion stand.
+    /// Position of the resourceVersion's digits in `bytes`.
     version_at: Range<usize>,
     /// The metadata in struct order, for PartialObjectMetadata.
     metadata: Bytes,
@@ -124,7 +124,7 @@ impl Draft {
         self.metadata.insert(field.to_owned(), json);
     }
 
-    /// Whether everything beside metadata is the same: decides whether `generation` grows.
+    /// Returns whether everything beside metadata is the same. `generation` grows otherwise.
     pub(crate) fn same_body(&self, other: &Self) -> bool {
         // Upstream ignores status here.
         let rest = |d: &Self| {

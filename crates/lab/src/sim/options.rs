@@ -1,38 +1,38 @@
-//! What can be chosen when the server starts.
+//! Options of a server.
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-/// How the server behaves. The defaults are kube-apiserver's, except that it listens on a free
-/// port.
+/// Options of a simulated API server. The defaults are kube-apiserver's, except that it listens on a
+/// free port.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where to listen.
+    /// Address to listen on.
     pub listen: SocketAddr,
     /// Decides every random choice about objects: equal seeds give equal bytes.
     pub seed: u64,
-    /// What is there at the start.
+    /// Objects at the start.
     pub population: Population,
     /// Events kept per type; a watch from before them is too old.
     pub history: usize,
     /// Time between bookmarks of a watch.
     pub bookmark_every: Duration,
-    /// How often the caches of idle types hear of the global version, as from etcd's progress
-    /// notifications. Five seconds is what kubeadm configures.
+    /// Interval at which the caches of idle types hear of the global version, as from etcd's
+    /// progress notifications. kubeadm configures five seconds.
     pub progress_every: Duration,
-    /// How long a read waits for a version that isn't there yet.
+    /// Time that a read waits for a version that does not exist yet.
     pub fresh_timeout: Duration,
     /// A watch without `timeoutSeconds` lives once to twice as long.
     pub min_request_timeout: Duration,
     /// HTTP/2 streams a connection.
     pub max_streams: u32,
-    /// Whether watches that mark the end of their initial events are compressed for who takes gzip,
-    /// as they are since 1.37.
+    /// Compresses watches that mark the end of their initial events for clients that accept gzip,
+    /// as Kubernetes does since 1.37.
     pub compressed_watches: bool,
-    /// What `/version` says.
+    /// Release that `/version` reports.
     pub release: String,
 }
 
-/// How many objects of each kind.
+/// Numbers of objects of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Population {
     /// Namespaces, named `team-00`, `team-01`, … beside `default`.

@@ -1,7 +1,7 @@
-//! What a request asks for: its URL's attributes, its list and watch options, its Accept header.
+//! The parts of a request: its URL's attributes, its list and watch options, its Accept header.
 //!
-//! Written apart from [`watershed_protocol`]'s own reading of URLs on purpose: the server is the proxy's
-//! witness, and one mistake shared by both would go unseen.
+//! This does not use [`watershed_protocol`]'s reading of URLs on purpose: the server is the witness in
+//! tests of the proxy, and a mistake that both share would go unseen.
 use std::borrow::Cow;
 
 use http::{HeaderMap, Method, header};
@@ -75,23 +75,15 @@ impl RequestTarget {
         if watch_prefix {
             rest = &rest[1..];
         }
-        let (namespace, resource, name, subresource) = match rest {
-            // Only these two words below a namespace are its subresources, everything else is a
-            // resource in it.
-            ["namespaces", name] => (*name, "namespaces", *name, ""),
-            ["namespaces", name, sub @ ("status" | "finalize")] => {
-                (*name, "namespaces", *name, *sub)
-            }
-            ["namespaces", namespace, resource] => (*namespace, *resource, "", ""),
-            ["namespaces", namespace, resource, name] => (*namespace, *resource, *name, ""),
-            ["namespaces", namespace, resource, name, sub, ..] => {
-                (*namespace, *resource, *name, *sub)
-            }
-            [resource] => ("", *resource, "", ""),
-            [resource, name] => ("", *resource, *name, ""),
-            [resource, name, sub, ..] => ("", *resource, *name, *sub),
-            [] => return plain(),
+        let Some(path_parts) = ResourcePath::read(rest) else {
+            return plain();
         };
+        let ResourcePath {
+            namespace,
+            resource,
+            name,
+            subresource,
+        } = path_parts;
         let verb = match *method {
             _ if watch_prefix => "watch",
             Method::GET | Method::HEAD if name.is_empty() && query.watch => "watch",
@@ -104,19 +96,11 @@ impl RequestTarget {
             Method::DELETE => "delete",
             _ => "",
         };
-        let named = FieldSelector::parse(&query.field).ok();
-        let named = named
-            .as_ref()
-            .and_then(|f| f.required_value("metadata.name"));
+        let fields = FieldSelector::parse(&query.field).unwrap_or_default();
         let name = if matches!(verb, "list" | "watch") && name.is_empty() {
-            named.unwrap_or("")
+            fields.required_value("metadata.name").unwrap_or("")
         } else {
             name
-        };
-        let decode = |s: &str| {
-            percent_encoding::percent_decode_str(s)
-                .decode_utf8_lossy()
-                .into_owned()
         };
         Self {
             attributes: AccessAttributes {
@@ -156,6 +140,48 @@ impl RequestTarget {
             _ => "GET",
         }
     }
+}
+
+/// The parts of a path below its group and version.
+struct ResourcePath<'a> {
+    namespace: &'a str,
+    resource: &'a str,
+    name: &'a str,
+    subresource: &'a str,
+}
+
+impl<'a> ResourcePath<'a> {
+    fn read(rest: &[&'a str]) -> Option<Self> {
+        let (namespace, resource, name, subresource) = match rest {
+            // Only these two words below a namespace are its subresources, everything else is a
+            // resource in it.
+            ["namespaces", name] => (*name, "namespaces", *name, ""),
+            ["namespaces", name, sub @ ("status" | "finalize")] => {
+                (*name, "namespaces", *name, *sub)
+            }
+            ["namespaces", namespace, resource] => (*namespace, *resource, "", ""),
+            ["namespaces", namespace, resource, name] => (*namespace, *resource, *name, ""),
+            ["namespaces", namespace, resource, name, sub, ..] => {
+                (*namespace, *resource, *name, *sub)
+            }
+            [resource] => ("", *resource, "", ""),
+            [resource, name] => ("", *resource, *name, ""),
+            [resource, name, sub, ..] => ("", *resource, *name, *sub),
+            [] => return None,
+        };
+        Some(Self {
+            namespace,
+            resource,
+            name,
+            subresource,
+        })
+    }
+}
+
+fn decode(text: &str) -> String {
+    percent_encoding::percent_decode_str(text)
+        .decode_utf8_lossy()
+        .into_owned()
 }
 
 // === impl Query ===
@@ -234,7 +260,7 @@ fn integer(text: &str) -> Result<i64, Failure> {
 // === impl ObjectFilter ===
 
 impl ObjectFilter {
-    /// Whether an object is meant.
+    /// Returns whether the request selects an object.
     pub(crate) fn matches(&self, object: &super::object::SimulatedObject) -> bool {
         (self.namespace.is_empty() || !object.kind.namespaced || self.namespace == object.namespace)
             && self
@@ -243,12 +269,13 @@ impl ObjectFilter {
             && self.fields.matches(|field| object.field(field))
     }
 
-    /// Whether every object of the range is meant: decides about `remainingItemCount`.
+    /// Returns whether selectors leave objects of the range out. Such lists have no
+    /// `remainingItemCount`.
     pub(crate) fn has_selectors(&self) -> bool {
         !self.labels.is_everything() || !self.fields.is_everything()
     }
 
-    /// Whether the selector pins one object.
+    /// Returns whether the selector pins one object.
     pub(crate) fn pins_name(&self, kind: &ResourceKind) -> bool {
         let namespace = !self.namespace.is_empty()
             || self.fields.required_value("metadata.namespace").is_some();
@@ -271,7 +298,7 @@ impl AnswerShape {
         if accept.trim().is_empty() {
             return Ok(Self::Full);
         }
-        let mut clauses: Vec<_> = accept.split(',').map(AcceptClause::read).collect();
+        let mut clauses: Vec<_> = accept.split(',').map(MediaRange::read).collect();
         clauses.sort_by(|a, b| b.quality.total_cmp(&a.quality));
         clauses
             .iter()
@@ -279,13 +306,13 @@ impl AnswerShape {
             .ok_or_else(Failure::not_acceptable)
     }
 
-    /// Whether the Accept header asks for aggregated discovery, in the version this server has.
+    /// Returns whether the Accept header asks for aggregated discovery in this server's version.
     pub(crate) fn aggregated_discovery(headers: &HeaderMap) -> bool {
         let accept = headers
             .get(header::ACCEPT)
             .and_then(|v| v.to_str().ok())
             .unwrap_or_default();
-        accept.split(',').map(AcceptClause::read).any(|c| {
+        accept.split(',').map(MediaRange::read).any(|c| {
             c.media == "application/json"
                 && c.is("g", "apidiscovery.k8s.io")
                 && c.is("v", "v2")
@@ -295,13 +322,13 @@ impl AnswerShape {
 }
 
 /// One clause of an Accept header.
-struct AcceptClause<'a> {
+struct MediaRange<'a> {
     media: &'a str,
     parameters: Vec<(&'a str, &'a str)>,
     quality: f32,
 }
 
-impl<'a> AcceptClause<'a> {
+impl<'a> MediaRange<'a> {
     fn read(text: &'a str) -> Self {
         let mut parts = text.split(';').map(str::trim);
         let media = parts.next().unwrap_or_default();

@@ -19,20 +19,20 @@ use super::access::{ADMIN_TOKEN, AccessRules, VIEWER_TOKEN};
 use super::faults::Faults;
 use super::options::Options;
 use super::populate::populate;
-use super::service::{ApiService, RecordedRequest};
+use super::service::{RecordedRequest, SimulatorService};
 use super::simulation::Simulation;
 use super::state::ClusterState;
 use super::stats::TrafficCounts;
 use super::tls::ServerIdentity;
 
-/// What Go's HTTP server takes.
+/// Limit of Go's HTTP server.
 const MAX_HEADER_BYTES: u32 = 1 << 20;
 
 /// A running simulated API server. Dropping it stops it.
 #[derive(Debug)]
 pub struct SimulatedServer {
     simulation: Arc<Simulation>,
-    service: Arc<ApiService>,
+    service: Arc<SimulatorService>,
     address: SocketAddr,
     ca_pem: String,
     stop: CancellationToken,
@@ -55,7 +55,7 @@ impl SimulatedServer {
         let population = options.population;
         let seed = options.seed;
         let simulation = Arc::new(Simulation::new(options));
-        let service = Arc::new(ApiService::new(Arc::clone(&simulation)));
+        let service = Arc::new(SimulatorService::new(Arc::clone(&simulation)));
         populate(&simulation.state, population, seed);
         // What was there at the start is what a fresh list would bring: no history before it.
         simulation.state.forget_history();
@@ -90,7 +90,7 @@ impl SimulatedServer {
         format!("https://{}", self.address)
     }
 
-    /// Where it listens.
+    /// Returns the address that the server listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -136,7 +136,7 @@ impl SimulatedServer {
         &self.simulation.faults
     }
 
-    /// What it was asked and what it sent so far.
+    /// Returns the counters of requests and answers so far.
     pub fn stats(&self) -> TrafficCounts {
         self.simulation.stats.counts()
     }
@@ -146,7 +146,7 @@ impl SimulatedServer {
         self.service.take_recorded()
     }
 
-    /// What clients see of a restart: all connections break, and no watch can be resumed from below
+    /// Acts as a restart does for clients: all connections break, and no watch resumes from below
     /// the present global version. The objects stay, as etcd's would.
     pub fn restart(&self) {
         self.simulation.state.forget_history();
@@ -181,7 +181,7 @@ async fn accept(
     listener: TcpListener,
     acceptor: TlsAcceptor,
     simulation: Arc<Simulation>,
-    service: Arc<ApiService>,
+    service: Arc<SimulatorService>,
     stop: CancellationToken,
     tasks: TaskTracker,
 ) {
@@ -215,7 +215,7 @@ async fn connection(
     stream: TcpStream,
     acceptor: TlsAcceptor,
     simulation: Arc<Simulation>,
-    api: Arc<ApiService>,
+    api: Arc<SimulatorService>,
 ) {
     let mut cut = simulation.faults.subscribe();
     let cuts = cut.borrow_and_update().connections;

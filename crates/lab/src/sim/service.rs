@@ -8,6 +8,7 @@ use http_body_util::BodyExt;
 use parking_lot::Mutex;
 use serde::Deserialize;
 
+use super::attributes::AccessAttributes;
 use super::body::ResponseBody;
 use super::faults::ActiveFaults;
 use super::kinds::{KINDS, ResourceKind};
@@ -34,7 +35,7 @@ const MAX_RECORDED: usize = 10_000;
 
 /// Answers the requests of all connections.
 #[derive(Debug)]
-pub(crate) struct ApiService {
+pub(crate) struct SimulatorService {
     simulation: Arc<Simulation>,
     /// Heads of requests, once somebody wants them.
     recorded: Mutex<Option<Vec<RecordedRequest>>>,
@@ -61,9 +62,9 @@ struct FaultCommand {
     serve_widgets: Option<bool>,
 }
 
-// === impl ApiService ===
+// === impl SimulatorService ===
 
-impl ApiService {
+impl SimulatorService {
     pub(crate) fn new(simulation: Arc<Simulation>) -> Self {
         Self {
             simulation,
@@ -168,55 +169,9 @@ impl ApiService {
         let index = self.kind_of(target)?;
         match target.attributes.verb.as_str() {
             _ if *method == Method::HEAD => Err(Failure::method_not_allowed()),
-            "get" => {
-                let shape = self.shape(headers, target, "")?;
-                let attributes = &target.attributes;
-                let body = list::get(
-                    &self.simulation,
-                    index,
-                    &attributes.namespace,
-                    &attributes.name,
-                    &query?,
-                    shape,
-                )
-                .await?;
-                Ok(json(200, body))
-            }
-            "list" => {
-                let shape = self.shape(headers, target, "List")?;
-                let query = query?;
-                let filter = query.filter(&KINDS[index], &target.attributes.namespace)?;
-                Ok(json(
-                    200,
-                    list::list(&self.simulation, index, &filter, &query, shape).await?,
-                ))
-            }
-            "watch" => {
-                let shape = self.shape(headers, target, "")?;
-                let query = query?;
-                let filter = query.filter(&KINDS[index], &target.attributes.namespace)?;
-                let compressed = self.simulation.options.compressed_watches
-                    && watch::is_watch_list(&query, self.simulation.faults.active().watch_list)
-                    && accepts_gzip(headers);
-                let body = watch::watch(Arc::clone(&self.simulation), index, filter, &query, shape)
-                    .await?;
-                let mut response = Response::new(body);
-                let headers = response.headers_mut();
-                headers.insert(
-                    header::CONTENT_TYPE,
-                    HeaderValue::from_static("application/json"),
-                );
-                if !compressed {
-                    return Ok(response);
-                }
-                headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-                headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
-                // A member of gzip for each flush.
-                Ok(response.map(|body| {
-                    body.map_frame(|frame| frame.map_data(|data| gzip_member(&data)))
-                        .boxed_unsync()
-                }))
-            }
+            "get" => self.get(headers, target, index, query).await,
+            "list" => self.list(headers, target, index, query).await,
+            "watch" => self.watch(headers, target, index, query).await,
             "update" => {
                 write::update(&self.simulation, index, target, &read(body).await?).map(written)
             }
@@ -233,7 +188,70 @@ impl ApiService {
         }
     }
 
-    /// The form of an answer to a read.
+    async fn get(
+        &self,
+        headers: &HeaderMap,
+        target: &RequestTarget,
+        index: usize,
+        query: Result<Query, Failure>,
+    ) -> Result<Response<ResponseBody>, Failure> {
+        let shape = self.shape(headers, target, "")?;
+        let query = query?;
+        let AccessAttributes {
+            namespace, name, ..
+        } = &target.attributes;
+        let body = list::get(&self.simulation, index, namespace, name, &query, shape).await?;
+        Ok(json(200, body))
+    }
+
+    async fn list(
+        &self,
+        headers: &HeaderMap,
+        target: &RequestTarget,
+        index: usize,
+        query: Result<Query, Failure>,
+    ) -> Result<Response<ResponseBody>, Failure> {
+        let shape = self.shape(headers, target, "List")?;
+        let query = query?;
+        let filter = query.filter(&KINDS[index], &target.attributes.namespace)?;
+        let body = list::list(&self.simulation, index, &filter, &query, shape).await?;
+        Ok(json(200, body))
+    }
+
+    async fn watch(
+        &self,
+        headers: &HeaderMap,
+        target: &RequestTarget,
+        index: usize,
+        query: Result<Query, Failure>,
+    ) -> Result<Response<ResponseBody>, Failure> {
+        let simulation = &self.simulation;
+        let shape = self.shape(headers, target, "")?;
+        let query = query?;
+        let filter = query.filter(&KINDS[index], &target.attributes.namespace)?;
+        let compressed = simulation.options.compressed_watches
+            && watch::is_watch_list(&query, simulation.faults.active().watch_list)
+            && accepts_gzip(headers);
+        let body = watch::watch(Arc::clone(simulation), index, filter, &query, shape).await?;
+        let mut response = Response::new(body);
+        let own = response.headers_mut();
+        own.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/json"),
+        );
+        if !compressed {
+            return Ok(response);
+        }
+        own.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        own.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
+        // A member of gzip for each flush.
+        Ok(response.map(|body| {
+            body.map_frame(|frame| frame.map_data(|data| gzip_member(&data)))
+                .boxed_unsync()
+        }))
+    }
+
+    /// Returns the form of an answer to a read.
     fn shape(
         &self,
         headers: &HeaderMap,
@@ -249,7 +267,7 @@ impl ApiService {
         Ok(shape)
     }
 
-    /// The type a URL means, if it is served now.
+    /// Returns the type that a URL names, if it is served now.
     fn kind_of(&self, target: &RequestTarget) -> Result<usize, Failure> {
         let attributes = &target.attributes;
         let found = ResourceKind::find(&attributes.group, &target.version, &attributes.resource);
@@ -371,7 +389,7 @@ impl ApiService {
         }
     }
 
-    /// What upstream puts on every answer.
+    /// Adds the headers that upstream puts on every answer.
     fn add_headers(
         &self,
         asked: &HeaderMap,
@@ -400,7 +418,7 @@ impl ApiService {
     }
 }
 
-/// Leaves of an answer what HEAD wants. hyper does so on HTTP/1 only.
+/// Removes the body, as HEAD wants. hyper does so on HTTP/1 only.
 fn without_body(response: &mut Response<ResponseBody>) {
     if let Some(size) = hyper::body::Body::size_hint(response.body())
         .exact()

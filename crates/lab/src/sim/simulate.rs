@@ -16,7 +16,7 @@ use super::server::SimulatedServer;
 /// Flags of `watershed simulate`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct SimulateArgs {
-    /// Where to listen; port 0 takes a free one
+    /// Address to listen on; port 0 takes a free one
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:6444")]
     pub listen: SocketAddr,
     /// Pods at the start; other objects are made in proportion
@@ -49,7 +49,7 @@ pub struct SimulateArgs {
     /// Changes per second
     #[arg(long, value_name = "EVENTS", default_value_t = 50.0)]
     pub rate: f64,
-    /// What changes, and how often beside the others:
+    /// Weights of the changes, relative to each other:
     /// pods=70,configmaps=5,leases=15,deployments=5,widgets=5
     #[arg(long, value_name = "KIND=WEIGHT,…")]
     pub churn: Option<ChurnMix>,

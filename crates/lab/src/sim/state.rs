@@ -1,5 +1,5 @@
-//! What the server knows: the objects of every type, one version counter over all of them, and a
-//! bounded history per type.
+//! The state of the simulated cluster: the objects of every type, one version counter over all of
+//! them, and a bounded history per type.
 //!
 //! This plays etcd and the API server's watch cache at once. The two differ in one point that
 //! clients can see, and it is kept: a type's *cache version* stays behind the global version until
@@ -64,7 +64,7 @@ pub struct ClusterState {
     seed: u64,
 }
 
-/// What a watcher finds when it looks for events after its cursor.
+/// The result of a look for events after a watcher's cursor.
 pub(crate) enum EventsSince {
     /// The events, oldest first, and the type's cache version after the last of them.
     Events(Vec<Arc<WriteEvent>>, u64),

@@ -1,4 +1,4 @@
-//! What the server was asked for and what it sent: the numbers the proxy is judged by.
+//! Counters of requests and answers: the numbers that the proxy is judged by.
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -62,73 +62,64 @@ impl TrafficCounts {
         self.open_watches.values().sum()
     }
 
-    /// Prometheus' text form, with kube-apiserver's names where it has them.
+    /// Writes Prometheus' text format, with kube-apiserver's names where it has them.
     pub fn prometheus(&self) -> String {
-        let mut out = String::new();
-        let mut family = |name: &str, kind: &str, help: &str, lines: Vec<(String, u64)>| {
-            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
-            for (labels, value) in lines {
-                let _ = writeln!(out, "{name}{labels} {value}");
-            }
-        };
         let requests = self.requests.iter().map(|((verb, resource, code), n)| {
             let (resource, group) = split(resource);
-            (
-                format!(r#"{{code="{code}",group="{group}",resource="{resource}",verb="{verb}"}}"#),
-                *n,
-            )
+            let code = format!(r#"code="{code}","#);
+            let labels = format!(r#"group="{group}",resource="{resource}",verb="{verb}""#);
+            (format!("{{{code}{labels}}}"), *n)
         });
-        family(
-            "apiserver_request_total",
-            "counter",
-            "Requests by verb, resource and code.",
-            requests.collect(),
-        );
         let watches = self.open_watches.iter().map(|(resource, n)| {
             let (resource, group) = split(resource);
-            (
-                format!(r#"{{group="{group}",resource="{resource}",verb="WATCH"}}"#),
-                *n,
-            )
+            let labels = format!(r#"{{group="{group}",resource="{resource}",verb="WATCH"}}"#);
+            (labels, *n)
         });
-        family(
-            "apiserver_longrunning_requests",
-            "gauge",
-            "Watches open now.",
-            watches.collect(),
-        );
         let events = self.watch_events.iter().map(|(resource, n)| {
             let (resource, group) = split(resource);
             (format!(r#"{{group="{group}",resource="{resource}"}}"#), *n)
         });
-        family(
-            "apiserver_watch_events_total",
-            "counter",
-            "Watch events sent.",
-            events.collect(),
-        );
         let bytes = self.bytes.iter().map(|((verb, resource), n)| {
             let (resource, group) = split(resource);
-            (
-                format!(r#"{{group="{group}",resource="{resource}",verb="{verb}"}}"#),
-                *n,
-            )
+            let labels = format!(r#"{{group="{group}",resource="{resource}",verb="{verb}"}}"#);
+            (labels, *n)
         });
-        family(
-            "apiserver_response_bytes_total",
-            "counter",
-            "Body bytes sent.",
-            bytes.collect(),
-        );
-        let connections = vec![(String::new(), self.connections)];
-        family(
-            "apiserver_connections_total",
-            "counter",
-            "Connections accepted.",
-            connections,
-        );
-        out
+        [
+            family(
+                "apiserver_request_total counter Requests by verb, resource and code.",
+                requests,
+            ),
+            family(
+                "apiserver_longrunning_requests gauge Watches open now.",
+                watches,
+            ),
+            family(
+                "apiserver_watch_events_total counter Watch events sent.",
+                events,
+            ),
+            family(
+                "apiserver_response_bytes_total counter Body bytes sent.",
+                bytes,
+            ),
+            family(
+                "apiserver_connections_total counter Connections accepted.",
+                [(String::new(), self.connections)].into_iter(),
+            ),
+        ]
+        .concat()
     }
+}
+
+/// Writes a family of metrics, described as `name kind help`.
+fn family(description: &str, series: impl Iterator<Item = (String, u64)>) -> String {
+    let mut words = description.splitn(3, ' ');
+    let mut word = || words.next().unwrap_or_default();
+    let (name, kind, help) = (word(), word(), word());
+    let mut out = format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
+    for (labels, value) in series {
+        let _ = writeln!(out, "{name}{labels} {value}");
+    }
+    out
 }
 
 fn split(resource: &str) -> (&str, &str) {

@@ -12,14 +12,14 @@ use http_body_util::{BodyExt, Empty, Full};
 use serde_json::Value;
 
 use super::body::ResponseBody;
-use super::service::ApiService;
+use super::service::SimulatorService;
 use super::simulation::Simulation;
 use super::{Options, pods};
 
 /// A server without a socket.
 struct Api {
     simulation: Arc<Simulation>,
-    service: ApiService,
+    service: SimulatorService,
 }
 
 /// An answer read to its end.
@@ -37,7 +37,7 @@ impl Api {
     fn with(options: Options) -> Self {
         let simulation = Arc::new(Simulation::new(options));
         Self {
-            service: ApiService::new(Arc::clone(&simulation)),
+            service: SimulatorService::new(Arc::clone(&simulation)),
             simulation,
         }
     }

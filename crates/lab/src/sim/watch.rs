@@ -36,7 +36,7 @@ struct WatchStream {
     shape: AnswerShape,
     /// All events up to here were looked at.
     cursor: u64,
-    /// Where the stream began: a bookmark says something only beyond it.
+    /// Version that the stream began at. Only bookmarks beyond it say something new.
     start: u64,
     /// Objects still to be sent as ADDED.
     initial: VecDeque<Arc<SimulatedObject>>,
@@ -59,7 +59,7 @@ enum StreamEnding {
 }
 
 /// A start, decided.
-struct WatchStart {
+struct StreamStart {
     cursor: u64,
     initial: VecDeque<Arc<SimulatedObject>>,
     end_mark: Option<u64>,
@@ -141,14 +141,14 @@ pub(crate) async fn watch(
     Ok(http_body_util::BodyExt::boxed_unsync(StreamBody::new(body)))
 }
 
-/// Whether upstream would compress such a watch. Source: apiserver `pkg/endpoints/handlers/get.go`
-/// (isListWatchRequest).
+/// Returns whether upstream would compress such a watch. Source: apiserver
+/// `pkg/endpoints/handlers/get.go` (isListWatchRequest).
 pub(crate) fn is_watch_list(query: &Query, mode: WatchListSupport) -> bool {
     query.bookmarks && matches!(validate(query, mode), Ok(Some(true)))
 }
 
-/// Whether the state comes first as ADDED events, and whether with an end mark: `None` is a plain
-/// watch, or the old form when the version is unset or 0. Source: apimachinery
+/// Returns the effective `sendInitialEvents`. `None` is a plain watch, or the old form when the
+/// version is unset or 0. Source: apimachinery
 /// `internalversion/{defaults,validation/validation}.go`.
 fn validate(query: &Query, mode: WatchListSupport) -> Result<Option<bool>, Failure> {
     const MATCH: &str = "resourceVersionMatch";
@@ -211,9 +211,9 @@ async fn start(
     query: &Query,
     version: u64,
     initial_events: Option<bool>,
-) -> Result<WatchStart, Failure> {
+) -> Result<StreamStart, Failure> {
     let state = &simulation.state;
-    let plain = |cursor| WatchStart {
+    let plain = |cursor| StreamStart {
         cursor,
         initial: VecDeque::new(),
         end_mark: None,
@@ -246,7 +246,7 @@ async fn start(
         .filter(|o| filter.matches(o))
         .cloned()
         .collect();
-    Ok(WatchStart {
+    Ok(StreamStart {
         cursor: view.version,
         initial,
         end_mark: initial_events.map(|_| view.version),
@@ -403,7 +403,7 @@ struct LineChunk {
     events: u64,
 }
 
-/// What an event means to a watcher who sees only part of the objects.
+/// Returns the change that a watcher of some of the objects sees.
 fn transition<'a>(
     event: &'a WriteEvent,
     filter: &ObjectFilter,
