@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::HeaderMap;
 use parking_lot::RwLock;
 
-use super::attributes::{AccessAttributes, User};
+use super::attributes::{SimulatedAccess, User};
 use super::rbac;
 use super::state::ClusterState;
 use super::status::Failure;
@@ -74,7 +74,7 @@ impl AccessRule {
         }
     }
 
-    fn allows(&self, user: &User, asked: &AccessAttributes) -> bool {
+    fn allows(&self, user: &User, asked: &SimulatedAccess) -> bool {
         if self.subject != user.name && !user.groups.contains(&self.subject) {
             return false;
         }
@@ -200,11 +200,11 @@ impl AccessRules {
         let Some(other) = text("impersonate-user") else {
             return Ok(user);
         };
-        let asked = AccessAttributes {
+        let asked = SimulatedAccess {
             verb: "impersonate".to_owned(),
             resource: "users".to_owned(),
             name: other.to_owned(),
-            ..AccessAttributes::default()
+            ..SimulatedAccess::default()
         };
         if !self.allowed(&user, &asked) {
             return Err(asked.forbidden(&user));
@@ -229,12 +229,12 @@ impl AccessRules {
     }
 
     /// The authorizers.
-    pub(crate) fn allowed(&self, user: &User, asked: &AccessAttributes) -> bool {
+    pub(crate) fn allowed(&self, user: &User, asked: &SimulatedAccess) -> bool {
         self.reason(user, asked).is_some()
     }
 
     /// Why they may, in the authorizer's words; `None` when they may not.
-    pub(crate) fn reason(&self, user: &User, asked: &AccessAttributes) -> Option<String> {
+    pub(crate) fn reason(&self, user: &User, asked: &SimulatedAccess) -> Option<String> {
         if user.groups.iter().any(|g| g == "system:masters")
             || self
                 .tables
@@ -253,12 +253,12 @@ impl AccessRules {
 mod tests {
     use super::*;
 
-    fn asked(verb: &str, resource: &str, namespace: &str) -> AccessAttributes {
-        AccessAttributes {
+    fn asked(verb: &str, resource: &str, namespace: &str) -> SimulatedAccess {
+        SimulatedAccess {
             verb: verb.to_owned(),
             resource: resource.to_owned(),
             namespace: namespace.to_owned(),
-            ..AccessAttributes::default()
+            ..SimulatedAccess::default()
         }
     }
 

@@ -13,7 +13,7 @@ pub struct User {
 
 /// An access, in the words of authorizers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct AccessAttributes {
+pub(crate) struct SimulatedAccess {
     pub(crate) verb: String,
     pub(crate) group: String,
     /// Empty for paths.
@@ -24,7 +24,7 @@ pub(crate) struct AccessAttributes {
     pub(crate) path: String,
 }
 
-impl AccessAttributes {
+impl SimulatedAccess {
     pub(crate) fn qualified(&self) -> String {
         let mut out = self.resource.clone();
         if !self.group.is_empty() {
@@ -92,10 +92,10 @@ mod tests {
             name: "bob".to_owned(),
             groups: vec![],
         };
-        let text = AccessAttributes {
+        let text = SimulatedAccess {
             verb: "list".to_owned(),
             resource: "pods".to_owned(),
-            ..AccessAttributes::default()
+            ..SimulatedAccess::default()
         }
         .forbidden(&bob)
         .status();

@@ -1,7 +1,7 @@
 //! RBAC as its objects have it: who may, by which binding.
 use serde::Deserialize;
 
-use super::attributes::{AccessAttributes, User};
+use super::attributes::{SimulatedAccess, User};
 use super::kinds::ResourceKind;
 use super::state::ClusterState;
 
@@ -10,7 +10,7 @@ const GROUP: &str = "rbac.authorization.k8s.io";
 /// A binding or a role: they have no field in common.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct RbacObject {
+struct BindingOrRole {
     metadata: RbacMetadata,
     role_ref: RbacReference,
     subjects: Vec<RbacReference>,
@@ -46,11 +46,7 @@ struct RbacRule {
 /// Why they may, in the words of upstream's authorizer; `None` when no binding lets them.
 /// Source: kubernetes `plugin/pkg/auth/authorizer/rbac/rbac.go`,
 /// `pkg/registry/rbac/validation/rule.go`.
-pub(crate) fn reason(
-    state: &ClusterState,
-    user: &User,
-    asked: &AccessAttributes,
-) -> Option<String> {
+pub(crate) fn reason(state: &ClusterState, user: &User, asked: &SimulatedAccess) -> Option<String> {
     for resource in ["clusterrolebindings", "rolebindings"] {
         for binding in objects(state, resource) {
             let place = &binding.metadata.namespace;
@@ -85,7 +81,7 @@ pub(crate) fn reason(
     None
 }
 
-fn objects(state: &ClusterState, resource: &str) -> impl Iterator<Item = RbacObject> {
+fn objects(state: &ClusterState, resource: &str) -> impl Iterator<Item = BindingOrRole> {
     let view = ResourceKind::find(GROUP, "v1", resource).map(|(index, _)| state.view(index));
     let objects = view.map(|view| view.objects).unwrap_or_default();
     objects
@@ -112,7 +108,7 @@ impl RbacReference {
 }
 
 impl RbacRule {
-    fn allows(&self, asked: &AccessAttributes) -> bool {
+    fn allows(&self, asked: &SimulatedAccess) -> bool {
         let has =
             |list: &[String], wanted: &str| list.iter().any(|item| item == "*" || item == wanted);
         if !has(&self.verbs, &asked.verb) {

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 
 use http::{HeaderMap, Method, header};
 
-use super::attributes::AccessAttributes;
+use super::attributes::SimulatedAccess;
 use super::kinds::ResourceKind;
 use super::status::Failure;
 use watershed_protocol::{FieldSelector, LabelSelector};
@@ -15,7 +15,7 @@ use watershed_protocol::{FieldSelector, LabelSelector};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RequestTarget {
     /// As the authorizer sees it.
-    pub(crate) attributes: AccessAttributes,
+    pub(crate) attributes: SimulatedAccess,
     /// Version in the URL, empty for paths.
     pub(crate) version: String,
 }
@@ -59,10 +59,10 @@ impl RequestTarget {
     pub(crate) fn read(method: &Method, path: &str, query: &Query) -> Self {
         let parts: Vec<_> = path.trim_matches('/').split('/').collect();
         let plain = || Self {
-            attributes: AccessAttributes {
+            attributes: SimulatedAccess {
                 verb: method.as_str().to_ascii_lowercase(),
                 path: path.to_owned(),
-                ..AccessAttributes::default()
+                ..SimulatedAccess::default()
             },
             version: String::new(),
         };
@@ -103,7 +103,7 @@ impl RequestTarget {
             name
         };
         Self {
-            attributes: AccessAttributes {
+            attributes: SimulatedAccess {
                 verb: verb.to_owned(),
                 group: group.to_owned(),
                 resource: resource.to_owned(),
@@ -118,7 +118,7 @@ impl RequestTarget {
 
     /// `pods`, `deployments.apps`, or nothing for paths: the label of counters.
     pub(crate) fn resource(&self) -> String {
-        let AccessAttributes {
+        let SimulatedAccess {
             group, resource, ..
         } = &self.attributes;
         if group.is_empty() || resource.is_empty() {
@@ -368,7 +368,7 @@ impl<'a> MediaRange<'a> {
 mod tests {
     use super::*;
 
-    fn read(path: &str, query: &str) -> AccessAttributes {
+    fn read(path: &str, query: &str) -> SimulatedAccess {
         RequestTarget::read(&Method::GET, path, &Query::read(query).unwrap()).attributes
     }
 

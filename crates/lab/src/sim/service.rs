@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 use parking_lot::Mutex;
 use serde::Deserialize;
 
-use super::attributes::AccessAttributes;
+use super::attributes::SimulatedAccess;
 use super::body::ResponseBody;
 use super::faults::ActiveFaults;
 use super::kinds::{KINDS, ResourceKind};
@@ -197,7 +197,7 @@ impl SimulatorService {
     ) -> Result<Response<ResponseBody>, Failure> {
         let shape = self.shape(headers, target, "")?;
         let query = query?;
-        let AccessAttributes {
+        let SimulatedAccess {
             namespace, name, ..
         } = &target.attributes;
         let body = list::get(&self.simulation, index, namespace, name, &query, shape).await?;

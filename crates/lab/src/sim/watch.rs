@@ -29,7 +29,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 const BREAK_PAUSE: Duration = Duration::from_millis(20);
 
 /// One client's watch.
-struct WatchStream {
+struct SimulatedWatch {
     simulation: Arc<Simulation>,
     index: usize,
     filter: ObjectFilter,
@@ -113,7 +113,7 @@ pub(crate) async fn watch(
         + timeout
             .unwrap_or_default()
             .min(Duration::from_hours(365 * 24));
-    let mut watch = WatchStream {
+    let mut watch = SimulatedWatch {
         index,
         filter,
         shape,
@@ -253,9 +253,9 @@ async fn start(
     })
 }
 
-// === impl WatchStream ===
+// === impl SimulatedWatch ===
 
-impl Drop for WatchStream {
+impl Drop for SimulatedWatch {
     fn drop(&mut self) {
         self.simulation
             .stats
@@ -263,7 +263,7 @@ impl Drop for WatchStream {
     }
 }
 
-impl WatchStream {
+impl SimulatedWatch {
     /// The next bytes; `None` ends the stream cleanly, an error resets it.
     async fn next(&mut self) -> Option<Result<Bytes, BodyError>> {
         loop {

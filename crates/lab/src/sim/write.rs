@@ -3,7 +3,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::access::AccessRules;
-use super::attributes::{AccessAttributes, User};
+use super::attributes::{SimulatedAccess, User};
 use super::gojson;
 use super::kinds::{KINDS, ResourceKind};
 use super::object::{Draft, SimulatedObject};
@@ -67,7 +67,7 @@ pub(crate) fn patch(
     body: &[u8],
 ) -> WriteAnswer {
     let kind = &KINDS[index];
-    let AccessAttributes {
+    let SimulatedAccess {
         namespace, name, ..
     } = &target.attributes;
     if !matches!(
@@ -97,7 +97,7 @@ pub(crate) fn patch(
 
 pub(crate) fn delete(simulation: &Simulation, index: usize, target: &RequestTarget) -> WriteAnswer {
     let kind = &KINDS[index];
-    let AccessAttributes {
+    let SimulatedAccess {
         namespace, name, ..
     } = &target.attributes;
     let (version, last) = simulation
@@ -125,7 +125,7 @@ pub(crate) fn review(
     target: &RequestTarget,
     body: &[u8],
 ) -> Option<WriteAnswer> {
-    let AccessAttributes {
+    let SimulatedAccess {
         verb,
         group,
         resource,
@@ -222,7 +222,7 @@ fn verdict(access: &AccessRules, user: &User, review: &Value) -> Value {
             .to_owned()
     };
     let asked = if review.pointer("/spec/resourceAttributes").is_some() {
-        AccessAttributes {
+        SimulatedAccess {
             verb: text("/spec/resourceAttributes/verb"),
             group: text("/spec/resourceAttributes/group"),
             resource: text("/spec/resourceAttributes/resource"),
@@ -232,10 +232,10 @@ fn verdict(access: &AccessRules, user: &User, review: &Value) -> Value {
             path: String::new(),
         }
     } else {
-        AccessAttributes {
+        SimulatedAccess {
             verb: text("/spec/nonResourceAttributes/verb"),
             path: text("/spec/nonResourceAttributes/path"),
-            ..AccessAttributes::default()
+            ..SimulatedAccess::default()
         }
     };
     match access.reason(user, &asked) {
