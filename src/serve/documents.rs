@@ -1,8 +1,8 @@
 //! Discovery, OpenAPI and version documents from memory. Upstream shows everybody the same ones.
 //!
-//! A document is upstream's answer as it came, kept for the same path, query, Accept and
-//! Accept-Encoding. After [`FRESH`] upstream is asked whether it is still current, once for all who
-//! wait, by ETag where it has one.
+//! A document is upstream's response as it came, kept for the same path, query, Accept and
+//! Accept-Encoding. After [`FRESH`] upstream is asked if it is still current, once for all waiting
+//! callers, by ETag where it has one.
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,26 +11,25 @@ use moka::future::Cache;
 use moka::ops::compute::{CompResult, Op};
 use tokio::time::timeout;
 
-use super::replay::{Question, Replay, Room};
+use super::stored_response::{RequestKey, ResponseBudget, StoredResponse};
 use crate::body::{Body, empty};
 use crate::catalog::Catalog;
 use crate::upstream::{AnswerError, ConnectionClass, SendOptions, UpstreamClient};
 use watershed_protocol::wants_pretty;
 
-/// A document is shown without a question for this long, counted from before upstream was asked
-/// last.
+/// A document counts as current for this long, from before upstream was asked last.
 const FRESH: Duration = Duration::from_millis(900);
-/// All documents together; a large cluster's OpenAPI has some ten MB in each encoding.
+/// Upper bound of all documents. A large cluster's OpenAPI has some ten MB in each encoding.
 const MAX_BYTES: u64 = 256 << 20;
-/// The largest that is kept.
+/// Largest document that is kept.
 const MAX_DOCUMENT: usize = 64 << 20;
-/// Documents that nobody asked for in this time go.
+/// Documents that nobody asked for in this time are dropped.
 const IDLE: Duration = Duration::from_mins(10);
-/// With those that are being sent, and are not kept any more, they take this much at the most.
-const ROOM: usize = 384 << 20;
+/// Upper bound of all documents, with those that are being sent and no longer kept.
+const BUDGET: usize = 384 << 20;
 const READING: usize = 4;
-const ANSWER: Duration = Duration::from_secs(10);
-/// What an answer without a body leaves out. Source: Go's `net/http` (writeNotModified,
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Headers that a response without a body leaves out. Source: Go's `net/http` (writeNotModified,
 /// serveContent).
 const OF_THE_BODY: &[HeaderName] = &[
     header::CONTENT_TYPE,
@@ -41,25 +40,25 @@ const OF_THE_BODY: &[HeaderName] = &[
 
 /// A request for a document.
 #[derive(Clone, Debug)]
-pub(super) struct Asked {
-    /// What authorization is asked about.
+pub(super) struct DocumentRequest {
+    /// The path that authorization is asked about.
     pub(super) path: String,
-    question: Question,
-    /// The one ETag that the client has.
+    key: RequestKey,
+    /// The ETag that the client has.
     known: Option<HeaderValue>,
 }
 
-/// Upstream's answer.
+/// Upstream's response.
 #[derive(Debug)]
-struct Document {
-    answer: Replay,
-    /// Upstream said that it is current, some time after this.
+struct CachedDocument {
+    answer: StoredResponse,
+    /// Upstream confirmed it some time after this.
     asked: Instant,
 }
 
-impl Asked {
-    /// The document that a request is for, if it can be had from memory.
-    pub(super) fn of<B>(catalog: &Catalog, request: &Request<B>) -> Option<Self> {
+impl DocumentRequest {
+    /// Returns the document that a request is for, if memory can answer it.
+    pub(super) fn new<B>(catalog: &Catalog, request: &Request<B>) -> Option<Self> {
         let (uri, headers) = (request.uri(), request.headers());
         let plain = request.method() == Method::GET
             && is_document(catalog, uri.path())
@@ -70,34 +69,35 @@ impl Asked {
                 name.starts_with("if-") && name != "if-none-match"
                     || name.starts_with("impersonate-")
             });
-        let once = |name| headers.get_all(name).iter().nth(1).is_none();
         let known = headers.get(header::IF_NONE_MATCH).cloned();
-        // Lists, weak tags and the asterisk are read differently by different handlers.
-        let simple = |tag: &HeaderValue| {
-            let tag = tag
-                .to_str()
-                .ok()
-                .and_then(|tag| tag.strip_prefix('"')?.strip_suffix('"'));
-            tag.is_some_and(|tag| !tag.contains('"'))
-        };
         let once = [
             header::IF_NONE_MATCH,
             header::ACCEPT,
             header::ACCEPT_ENCODING,
         ]
-        .into_iter()
-        .all(once);
-        let fits = plain && once && known.as_ref().is_none_or(simple);
+        .iter()
+        .all(|name| headers.get_all(name).iter().nth(1).is_none());
+        let fits = plain && once && known.as_ref().is_none_or(is_simple_tag);
         fits.then(|| Self {
             path: uri.path().to_owned(),
-            question: Question::of(request),
+            key: RequestKey::new(request),
             known,
         })
     }
 }
 
-/// Documents that the API server makes itself. Those of an aggregated API come from a server of its
-/// own, which may look at who asks; its types are not in the catalog.
+/// Returns `true` for one strong ETag. Handlers differ in how they read lists, weak tags and the
+/// asterisk.
+fn is_simple_tag(tag: &HeaderValue) -> bool {
+    let tag = tag
+        .to_str()
+        .ok()
+        .and_then(|tag| tag.strip_prefix('"')?.strip_suffix('"'));
+    tag.is_some_and(|tag| !tag.contains('"'))
+}
+
+/// Returns `true` for documents that the API server makes itself. Those of an aggregated API come
+/// from a server of its own, which may look at the caller; its types are not in the catalog.
 fn is_document(catalog: &Catalog, path: &str) -> bool {
     let segments: Vec<_> = path.split('/').collect();
     match segments[..] {
@@ -111,17 +111,17 @@ fn is_document(catalog: &Catalog, path: &str) -> bool {
     }
 }
 
-/// Keeps documents.
-pub(super) struct Documents {
+/// Documents by request.
+pub(super) struct DocumentCache {
     client: UpstreamClient,
-    held: Cache<Question, Arc<Document>>,
-    room: Room,
+    held: Cache<RequestKey, Arc<CachedDocument>>,
+    budget: ResponseBudget,
 }
 
-impl Documents {
+impl DocumentCache {
     pub(super) fn new(client: UpstreamClient) -> Self {
-        let weigh = |question: &Question, document: &Arc<Document>| {
-            let text = question.path_and_query.len()
+        let weigh = |key: &RequestKey, document: &Arc<CachedDocument>| {
+            let text = key.path_and_query.len()
                 + document.answer.headers.len() * 64
                 + document.answer.body.len();
             u32::try_from(text + 1024).unwrap_or(u32::MAX)
@@ -134,37 +134,40 @@ impl Documents {
         Self {
             client,
             held,
-            room: Room::new(ROOM, READING),
+            budget: ResponseBudget::new(BUDGET, READING),
         }
     }
 
-    /// The answer to a request. An error means that upstream should give it.
-    pub(super) async fn answer(&self, asked: &Asked) -> Result<Response<Body>, AnswerError> {
+    /// Returns the answer to a request. An error means that upstream should answer it.
+    pub(super) async fn answer(
+        &self,
+        asked: &DocumentRequest,
+    ) -> Result<Response<Body>, AnswerError> {
         let held = self
             .held
-            .get(&asked.question)
+            .get(&asked.key)
             .await
             .filter(|held| held.is_fresh());
         let document = match held {
             Some(document) => document,
-            // Who waits for those before them waits no longer than these.
-            None => timeout(ANSWER, Box::pin(self.ask(&asked.question)))
+            // Callers that wait for an earlier one wait no longer than that one.
+            None => timeout(TIMEOUT, Box::pin(self.ask(&asked.key)))
                 .await
                 .unwrap_or_else(|_| Err(late()))?,
         };
         Ok(document.answer(asked.known.as_ref()))
     }
 
-    /// One question at a time for each document; who waited for it takes its answer.
-    async fn ask(&self, question: &Question) -> Result<Arc<Document>, AnswerError> {
+    /// Asks upstream, one request at a time for each document. Waiting callers take its response.
+    async fn ask(&self, key: &RequestKey) -> Result<Arc<CachedDocument>, AnswerError> {
         let asked = self
             .held
-            .entry_by_ref(question)
+            .entry_by_ref(key)
             .and_try_compute_with(|held| async move {
                 let held = held.map(moka::Entry::into_value);
                 match held {
                     Some(held) if held.is_fresh() => Ok::<_, AnswerError>(Op::Nop),
-                    held => Ok(Op::Put(self.fetch(question, held).await?)),
+                    held => Ok(Op::Put(self.fetch(key, held).await?)),
                 }
             });
         Ok(match asked.await? {
@@ -180,42 +183,42 @@ impl Documents {
 
     async fn fetch(
         &self,
-        question: &Question,
-        held: Option<Arc<Document>>,
-    ) -> Result<Arc<Document>, AnswerError> {
+        key: &RequestKey,
+        held: Option<Arc<CachedDocument>>,
+    ) -> Result<Arc<CachedDocument>, AnswerError> {
         let asked = Instant::now();
         let tag = held
             .as_ref()
             .and_then(|held| held.answer.headers.get(header::ETAG))
             .cloned();
-        let request = question.request([(header::IF_NONE_MATCH, tag)])?;
+        let request = key.request([(header::IF_NONE_MATCH, tag)])?;
         let answered = async {
             let response = self
                 .client
                 .send(ConnectionClass::Short, request, SendOptions::default())
                 .await?;
             match (response.status(), held) {
-                (StatusCode::OK, _) => Ok(Document {
-                    answer: Replay::read(response, MAX_DOCUMENT, &self.room).await?,
+                (StatusCode::OK, _) => Ok(CachedDocument {
+                    answer: StoredResponse::read(response, MAX_DOCUMENT, &self.budget).await?,
                     asked,
                 }),
-                (StatusCode::NOT_MODIFIED, Some(held)) => Ok(Document {
+                (StatusCode::NOT_MODIFIED, Some(held)) => Ok(CachedDocument {
                     answer: held.answer.clone(),
                     asked,
                 }),
                 (status, _) => Err(AnswerError::Status(status)),
             }
         };
-        let answered = timeout(ANSWER, answered).await;
+        let answered = timeout(TIMEOUT, answered).await;
         answered.unwrap_or_else(|_| Err(late())).map(Arc::new)
     }
 }
 
 fn late() -> AnswerError {
-    AnswerError::Unusable(format!("none within {ANSWER:?}"))
+    AnswerError::Unusable(format!("none within {TIMEOUT:?}"))
 }
 
-impl Document {
+impl CachedDocument {
     fn is_fresh(&self) -> bool {
         self.asked.elapsed() < FRESH
     }

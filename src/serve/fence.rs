@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 use tokio::time::timeout;
 
 use super::metrics;
-use super::turns::Turns;
+use super::singleflight::Singleflight;
 use crate::scope::{Scope, ScopeKey};
 use crate::store::Snapshot;
 use crate::upstream::{AnswerError, ObjectVersions, Probe, ProbeEvent, ProbeList, UpstreamClient};
@@ -120,7 +120,7 @@ impl Fences {
     ///
     /// `is_cheap` tells whether upstream would have little to do for what is wanted of the
     /// snapshot.
-    pub(super) async fn pass(
+    pub(super) async fn prove(
         &self,
         scope: &Arc<Scope>,
         is_cheap: impl Fn(&Snapshot) -> bool,
@@ -165,7 +165,7 @@ struct Fence {
     /// What it belongs to. A scope that was closed is not kept for this.
     scope: Weak<Scope>,
     probe: Probe,
-    turns: Arc<Turns<Result<Sighting, Unproven>>>,
+    flight: Arc<Singleflight<Result<Sighting, Unproven>>>,
     /// Readers that wait for the cache to get somewhere.
     waiting: AtomicUsize,
     /// Catch-up watches in a row that brought no bookmark.
@@ -186,7 +186,7 @@ impl Fence {
         Self {
             scope: Arc::downgrade(scope),
             probe,
-            turns: Arc::default(),
+            flight: Arc::default(),
             waiting: AtomicUsize::new(0),
             fruitless: AtomicUsize::new(0),
             catching_up: AtomicBool::new(false),
@@ -200,10 +200,9 @@ impl Fence {
         is_cheap: impl Fn(&Snapshot) -> bool,
     ) -> Result<(Step, ResourceVersion), Unproven> {
         let (fence, of) = (Arc::clone(self), Arc::clone(scope));
-        let sighting = self.turns.next(move || {
-            let (fence, scope) = (Arc::clone(&fence), Arc::clone(&of));
-            async move { fence.sight(&scope).await }
-        });
+        let sighting = self
+            .flight
+            .join(move || async move { fence.sight(&of).await });
         let Sighting { version, validated } = sighting.await.unwrap_or(Err(Unproven::Failed))?;
         if scope.reader.version() >= version {
             return Ok((

@@ -1,40 +1,27 @@
-//! What one caller may ask for at a time and in a second.
-
+//! Limits the requests of each caller, at a time and per second.
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use http::Response;
 use parking_lot::Mutex;
 
-use super::decide::Planned;
-use super::metrics;
-use crate::access::{self, Access, Authenticated};
-use crate::body::{Body, full, holding};
+use super::exchange::Exchange;
+use super::policy::UserLimits;
+use crate::access::{Access, Authenticated};
+use crate::body::{Body, holding};
 use crate::listener::{Peer, client_network};
 use watershed_protocol::Verb;
 
-/// Callers remembered at a time. Those who come when it is full share one place.
+/// Callers counted at a time. When the table is full, all others share one entry.
 const MAX_CALLERS: usize = 100_000;
-/// How often those are forgotten who do nothing.
+/// Interval between sweeps for callers that do nothing.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What each caller may use; zero stands for no limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct UserLimits {
-    /// Requests at a time. A watch counts until it begins, as in kube-apiserver's priority and
-    /// fairness.
-    pub in_flight: u32,
-    /// Requests a second.
-    pub per_second: u32,
-    /// Requests that may come at once; zero stands for twice as many as come in a second.
-    pub burst: u32,
-}
-
-/// Why a request is refused.
+/// The limit that a request exceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refused {
+pub(super) enum LimitExceeded {
     InFlight,
     Rate,
 }
@@ -42,182 +29,152 @@ pub(super) enum Refused {
 /// Counts the requests of each caller.
 pub(super) struct Limiter {
     limits: UserLimits,
-    callers: Arc<Mutex<Callers>>,
+    table: Arc<Mutex<LimitTable>>,
 }
 
-struct Callers {
-    known: HashMap<Caller, Usage>,
+struct LimitTable {
+    known: HashMap<LimitKey, CallerBudget>,
     most: usize,
     swept: Instant,
 }
 
-/// Who is counted.
+/// The caller that a request counts for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Caller {
+enum LimitKey {
     User(String),
-    /// Without credentials that are checked here.
+    /// A caller without credentials that are checked here.
     Address(IpAddr),
-    /// All for whom there is no place.
+    /// All callers beyond the size of the table.
     Others,
 }
 
-struct Usage {
+struct CallerBudget {
     running: u32,
-    /// Requests that may come now.
+    /// Requests that may start now.
     left: f64,
     at: Instant,
 }
 
-/// A request that counts as running.
-pub(super) struct Seat {
-    callers: Arc<Mutex<Callers>>,
-    caller: Caller,
+/// Permission of a request to run. Counts until it is dropped.
+pub(super) struct RequestPermit {
+    table: Arc<Mutex<LimitTable>>,
+    caller: LimitKey,
 }
 
-/// How long a request counts.
+/// The span in which a request counts as running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Counts {
+enum CountedSpan {
     /// Until its answer is sent.
     Whole,
     /// Until its answer begins.
     Start,
-    /// Not at all: logs, exec and the like, which kube-apiserver does not count either.
+    /// Not at all: logs, exec and the like. kube-apiserver does not count them either.
     Never,
 }
 
-/// What a request that is let in holds.
+/// A request that may run, and its permit.
 #[derive(Default)]
-pub(super) struct Admitted {
-    seat: Option<Seat>,
+pub(super) struct Admission {
+    permit: Option<RequestPermit>,
     to_the_end: bool,
 }
 
-impl UserLimits {
-    fn is_off(self) -> bool {
-        self.in_flight == 0 && self.per_second == 0
-    }
-
-    fn burst(self) -> f64 {
-        let burst = if self.burst == 0 {
-            self.per_second.saturating_mul(2)
-        } else {
-            self.burst
-        };
-        f64::from(burst.max(1))
-    }
-}
-
-impl Refused {
-    fn as_str(self) -> &'static str {
+impl LimitExceeded {
+    /// Returns the metric label.
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::InFlight => "in-flight",
             Self::Rate => "rate",
         }
     }
-
-    /// Source: `apiserver/pkg/server/filters/priority-and-fairness.go` (tooManyRequests): plain
-    /// text, not a Status.
-    pub(super) fn response(self) -> Response<Body> {
-        metrics::limited(self.as_str());
-        let mut response = Response::new(full("Too many requests, please try again later.\n"));
-        *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
-        let headers = response.headers_mut();
-        headers.insert(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("text/plain; charset=utf-8"),
-        );
-        headers.insert(
-            header::X_CONTENT_TYPE_OPTIONS,
-            HeaderValue::from_static("nosniff"),
-        );
-        headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-        response
-    }
 }
 
 impl Limiter {
     pub(super) fn new(limits: UserLimits) -> Self {
-        let callers = Callers {
+        let table = LimitTable {
             known: HashMap::new(),
             most: MAX_CALLERS,
             swept: Instant::now(),
         };
         Self {
             limits,
-            callers: Arc::new(Mutex::new(callers)),
+            table: Arc::new(Mutex::new(table)),
         }
     }
 
-    /// Lets a request in, or says why not. Who cannot be known here counts by the address they come
-    /// from.
-    pub(super) async fn admit<B>(
+    /// Admits a request, or returns the limit that it exceeds. Callers that cannot be identified
+    /// here count by their address.
+    pub(super) async fn admit(
         &self,
         access: &Access,
-        caller: &access::Caller,
-        request: &Request<B>,
+        exchange: &Exchange,
         peer: &Peer,
-        plan: &Planned,
-    ) -> Result<Admitted, Refused> {
+    ) -> Result<Admission, LimitExceeded> {
         if self.limits.is_off() {
-            return Ok(Admitted::default());
+            return Ok(Admission::default());
         }
-        let caller = match access.identify(caller, request.headers()).await {
-            Ok(Authenticated::Known(identity)) => Caller::User(identity.user.clone()),
-            // One whom upstream knows does not become another by what else stands in the request.
-            _ => match access.authenticator.bearer(request.headers()).await {
-                Some(identity) => Caller::User(identity.user.clone()),
-                None => Caller::Address(client_network(peer.address.ip())),
+        let caller = match access.identify(&exchange.caller, exchange.headers()).await {
+            Ok(Authenticated::Known(identity)) => LimitKey::User(identity.user.clone()),
+            // A caller that upstream knows does not become another by the rest of the request.
+            _ => match access.authenticator.bearer(exchange.headers()).await {
+                Some(identity) => LimitKey::User(identity.user.clone()),
+                None => LimitKey::Address(client_network(peer.address.ip())),
             },
         };
-        let counts = match (plan.verb, plan.long_running) {
-            (Verb::Watch, _) => Counts::Start,
-            (_, true) => Counts::Never,
-            (_, false) => Counts::Whole,
+        let counts = match (exchange.plan.verb, exchange.plan.long_running) {
+            (Verb::Watch, _) => CountedSpan::Start,
+            (_, true) => CountedSpan::Never,
+            (_, false) => CountedSpan::Whole,
         };
-        let seat = self.enter(caller, counts, Instant::now())?;
-        Ok(Admitted {
-            seat,
-            to_the_end: counts == Counts::Whole,
+        let permit = self.enter(caller, counts, Instant::now())?;
+        Ok(Admission {
+            permit,
+            to_the_end: counts == CountedSpan::Whole,
         })
     }
 
-    fn enter(&self, caller: Caller, counts: Counts, now: Instant) -> Result<Option<Seat>, Refused> {
+    fn enter(
+        &self,
+        caller: LimitKey,
+        counts: CountedSpan,
+        now: Instant,
+    ) -> Result<Option<RequestPermit>, LimitExceeded> {
         let limits = self.limits;
-        let mut callers = self.callers.lock();
-        let caller = callers.place(caller, limits, now);
-        let usage = callers
+        let mut table = self.table.lock();
+        let caller = table.key_of(caller, limits, now);
+        let usage = table
             .known
             .entry(caller.clone())
-            .or_insert_with(|| Usage {
+            .or_insert_with(|| CallerBudget {
                 running: 0,
                 left: limits.burst(),
                 at: now,
             });
-        let seated = limits.in_flight > 0 && counts != Counts::Never;
-        if seated && usage.running >= limits.in_flight {
-            return Err(Refused::InFlight);
+        let is_counted = limits.in_flight > 0 && counts != CountedSpan::Never;
+        if is_counted && usage.running >= limits.in_flight {
+            return Err(LimitExceeded::InFlight);
         }
         if limits.per_second > 0 {
             usage.refill(limits, now);
             if usage.left < 1.0 {
-                return Err(Refused::Rate);
+                return Err(LimitExceeded::Rate);
             }
             usage.left -= 1.0;
         }
-        if !seated {
+        if !is_counted {
             return Ok(None);
         }
         usage.running += 1;
-        Ok(Some(Seat {
-            callers: Arc::clone(&self.callers),
+        Ok(Some(RequestPermit {
+            table: Arc::clone(&self.table),
             caller,
         }))
     }
 }
 
-impl Callers {
-    /// Where a caller is counted: alone while there is room.
-    fn place(&mut self, caller: Caller, limits: UserLimits, now: Instant) -> Caller {
+impl LimitTable {
+    /// Returns the key that a caller counts under: its own while the table has room.
+    fn key_of(&mut self, caller: LimitKey, limits: UserLimits, now: Instant) -> LimitKey {
         if self.known.len() < self.most || self.known.contains_key(&caller) {
             return caller;
         }
@@ -231,12 +188,12 @@ impl Callers {
         if self.known.len() < self.most {
             caller
         } else {
-            Caller::Others
+            LimitKey::Others
         }
     }
 }
 
-impl Usage {
+impl CallerBudget {
     fn refill(&mut self, limits: UserLimits, now: Instant) {
         let passed = now.saturating_duration_since(self.at).as_secs_f64();
         self.at = now;
@@ -244,19 +201,19 @@ impl Usage {
     }
 }
 
-impl Drop for Seat {
+impl Drop for RequestPermit {
     fn drop(&mut self) {
-        if let Some(usage) = self.callers.lock().known.get_mut(&self.caller) {
+        if let Some(usage) = self.table.lock().known.get_mut(&self.caller) {
             usage.running = usage.running.saturating_sub(1);
         }
     }
 }
 
-impl Admitted {
-    /// The answer begins.
+impl Admission {
+    /// Ends the permit, or ties it to the body if the request counts until its answer is sent.
     pub(super) fn answered(self, response: Response<Body>) -> Response<Body> {
-        match self.seat {
-            Some(seat) if self.to_the_end => response.map(|body| holding(body, seat)),
+        match self.permit {
+            Some(permit) if self.to_the_end => response.map(|body| holding(body, permit)),
             _ => response,
         }
     }
@@ -266,28 +223,31 @@ impl Admitted {
 mod tests {
     use super::*;
 
-    fn user(name: &str) -> Caller {
-        Caller::User(name.to_owned())
+    fn user(name: &str) -> LimitKey {
+        LimitKey::User(name.to_owned())
     }
 
     #[test]
-    fn one_caller_at_its_limit_leaves_the_others_alone() {
+    fn a_caller_at_its_limit_does_not_affect_others() {
         let limiter = Limiter::new(UserLimits {
             in_flight: 2,
             ..UserLimits::default()
         });
         let now = Instant::now();
         let enter = |name: &str, counts| limiter.enter(user(name), counts, now);
-        let first = enter("a", Counts::Whole).unwrap();
-        let _second = enter("a", Counts::Start).unwrap();
-        assert_eq!(enter("a", Counts::Whole).err(), Some(Refused::InFlight));
+        let first = enter("a", CountedSpan::Whole).unwrap();
+        let _second = enter("a", CountedSpan::Start).unwrap();
+        assert_eq!(
+            enter("a", CountedSpan::Whole).err(),
+            Some(LimitExceeded::InFlight)
+        );
         assert!(
-            enter("a", Counts::Never).unwrap().is_none(),
+            enter("a", CountedSpan::Never).unwrap().is_none(),
             "logs are not counted"
         );
-        assert!(enter("b", Counts::Whole).is_ok());
+        assert!(enter("b", CountedSpan::Whole).is_ok());
         drop(first);
-        assert!(enter("a", Counts::Whole).is_ok());
+        assert!(enter("a", CountedSpan::Whole).is_ok());
     }
 
     #[test]
@@ -302,7 +262,7 @@ mod tests {
             limiter
                 .enter(
                     user("a"),
-                    Counts::Whole,
+                    CountedSpan::Whole,
                     begun + Duration::from_millis(millis),
                 )
                 .is_ok()
@@ -321,24 +281,24 @@ mod tests {
             in_flight: 1,
             ..UserLimits::default()
         });
-        limiter.callers.lock().most = 2;
+        limiter.table.lock().most = 2;
         let now = Instant::now();
-        let enter = |name: &str, at| limiter.enter(user(name), Counts::Whole, at);
+        let enter = |name: &str, at| limiter.enter(user(name), CountedSpan::Whole, at);
         let (a, _b) = (enter("a", now).unwrap(), enter("b", now).unwrap());
         let c = enter("c", now).unwrap();
-        assert_eq!(c.as_ref().unwrap().caller, Caller::Others);
+        assert_eq!(c.as_ref().unwrap().caller, LimitKey::Others);
         assert_eq!(
             enter("d", now).err(),
-            Some(Refused::InFlight),
-            "all the others share one place"
+            Some(LimitExceeded::InFlight),
+            "all others share one entry"
         );
         drop((a, c));
         let later = now + SWEEP_INTERVAL;
         assert_eq!(
             enter("d", later).unwrap().unwrap().caller,
             user("d"),
-            "who does nothing is forgotten"
+            "idle callers are forgotten"
         );
-        assert!(limiter.callers.lock().known.len() <= 3);
+        assert!(limiter.table.lock().known.len() <= 3);
     }
 }

@@ -7,7 +7,7 @@ use http::{Method, StatusCode};
 use parking_lot::Mutex;
 use watershed_protocol::{GroupVersionResource, Verb};
 
-use super::decide::Planned;
+use super::plan::RequestPlan;
 use super::source::AnswerSource;
 use super::usage::Usage;
 use crate::catalog::ResourceType;
@@ -102,7 +102,7 @@ pub(super) struct Labels {
 }
 
 impl Labels {
-    pub(super) fn new(planned: &Planned, method: &Method) -> Self {
+    pub(super) fn new(planned: &RequestPlan, method: &Method) -> Self {
         let none = || Arc::from("");
         let (group, resource) = match &planned.resource {
             Some(resource) => (

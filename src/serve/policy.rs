@@ -10,7 +10,6 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use watershed_protocol::{FieldRequirement, FieldSelector, GroupVersionResource, Selection};
 
-use super::limit::UserLimits;
 use super::scope_choice::{ChosenScope, OnDemandLimits, ScopeChoice};
 use crate::scope::Retention;
 use crate::store::WindowLimits;
@@ -98,6 +97,33 @@ impl ScopePolicy {
             merge: self.merge.unwrap_or(default.merge),
         };
         self.selector_scopes.unwrap_or(false).then_some(limits)
+    }
+}
+
+/// Limits of each caller; zero stands for no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UserLimits {
+    /// Requests at a time. A watch counts until it begins, as in kube-apiserver's priority and
+    /// fairness.
+    pub in_flight: u32,
+    /// Requests a second.
+    pub per_second: u32,
+    /// Requests that may come at once; zero stands for twice the number of a second.
+    pub burst: u32,
+}
+
+impl UserLimits {
+    pub(super) fn is_off(self) -> bool {
+        self.in_flight == 0 && self.per_second == 0
+    }
+
+    pub(super) fn burst(self) -> f64 {
+        let burst = if self.burst == 0 {
+            self.per_second.saturating_mul(2)
+        } else {
+            self.burst
+        };
+        f64::from(burst.max(1))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Forwarded watches end with the process as those from memory do: between two events.
+//! Ends forwarded watches when the process drains, between two events, like watches from memory.
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -19,7 +19,7 @@ const QUIET: Duration = Duration::from_millis(500);
 /// Source: `client-go/tools/cache/reflector.go` (handleAnyWatch, `VeryShortWatchError`).
 const VERY_SHORT: Duration = Duration::from_secs(1);
 
-/// Lets a forwarded watch end when the process begins to. Other answers pass as they are.
+/// Ends a forwarded watch when the process drains. Other responses pass as they are.
 pub(super) fn apply(response: Response<Body>, draining: &drain::DrainWatch) -> Response<Body> {
     let media_type = response
         .headers()
@@ -32,9 +32,9 @@ pub(super) fn apply(response: Response<Body>, draining: &drain::DrainWatch) -> R
     match encoding {
         Some(encoding) if response.status() == StatusCode::OK => response.map(|body| {
             let place = if plain {
-                Place::new(encoding)
+                StreamPosition::new(encoding)
             } else {
-                Place::Unseen { quiet: None }
+                StreamPosition::Unseen { quiet: None }
             };
             let young = Some(Box::pin(tokio::time::sleep(VERY_SHORT)));
             UntilDrain {
@@ -51,26 +51,26 @@ pub(super) fn apply(response: Response<Body>, draining: &drain::DrainWatch) -> R
 
 struct UntilDrain {
     body: Body,
-    /// Gone once it has begun.
+    /// Gone once the drain has begun.
     draining: Option<drain::DrainSignal>,
-    place: Place,
-    /// Until it has brought something, or lasted.
+    place: StreamPosition,
+    /// Runs until the watch has brought something, or has lasted.
     young: Option<Pin<Box<Sleep>>>,
 }
 
-/// Where in the stream of events the last byte was.
+/// Position of the last byte in the stream of events.
 #[derive(Debug)]
-enum Place {
+enum StreamPosition {
     /// One line an event.
     Lines { between: bool },
-    /// Four bytes of length, then so many bytes. What is known of the length, and what is missing.
+    /// Four bytes of length, then as many bytes: the known part of the length, and the missing bytes.
     Lengths { prefix: Vec<u8>, missing: usize },
-    /// Compressed. Upstream ends a member of gzip with each event or batch of them, so that a
-    /// stream that is quiet stands between two. The moment from which on it counts as quiet.
+    /// Compressed. Upstream ends a member of gzip with each event or batch of events, so a quiet
+    /// stream is between two. It counts as quiet once the timer has run out.
     Unseen { quiet: Option<Pin<Box<Sleep>>> },
 }
 
-impl Place {
+impl StreamPosition {
     fn new(encoding: Encoding) -> Self {
         match encoding {
             Encoding::Json => Self::Lines { between: true },
@@ -89,7 +89,7 @@ impl Place {
         }
     }
 
-    /// Nothing comes at the moment.
+    /// Ready once nothing has come for a while.
     fn poll_quiet(&mut self, context: &mut Context<'_>) -> Poll<()> {
         match self {
             Self::Unseen { quiet } => quiet
@@ -181,8 +181,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_known_where_events_end() {
-        let mut lines = Place::new(Encoding::Json);
+    fn the_ends_of_events_are_found() {
+        let mut lines = StreamPosition::new(Encoding::Json);
         for (data, between) in [
             (&b""[..], true),
             (b"{}\n", true),
@@ -203,7 +203,7 @@ mod tests {
         .concat();
         let ends = [0, 7, 11, stream.len()];
         for size in 1..9 {
-            let mut lengths = Place::new(Encoding::Protobuf);
+            let mut lengths = StreamPosition::new(Encoding::Protobuf);
             let mut at = 0;
             for data in stream.chunks(size) {
                 at += data.len();
@@ -213,7 +213,7 @@ mod tests {
         }
     }
 
-    /// An answer whose body is what is sent.
+    /// Returns a response whose body is what the sender sends.
     fn streamed(response: http::response::Builder) -> (UnboundedSender<Bytes>, Response<Body>) {
         let (sender, receiver) = tokio::sync::mpsc::unbounded_channel::<Bytes>();
         let stream = futures_util::stream::unfold(receiver, |mut receiver| async move {

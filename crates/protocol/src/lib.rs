@@ -63,8 +63,8 @@ pub use fields::FieldTable;
 pub use gzip::{Deflated, GZIP_LEVEL, GzipMember, accepts_gzip, deflate, gzip_member};
 pub use label_selector::{InvalidSelector, LabelOperator, LabelRequirement, LabelSelector};
 pub use list_options::{
-    GetRead, InvalidOptions, ListOptions, ListRead, VersionMatch, VersionParam, WatchStart,
-    get_read,
+    Freshness, InvalidOptions, ListOptions, ListStart, VersionMatch, VersionParam, WatchStart,
+    get_freshness,
 };
 pub use media::{AcceptClause, Encoding, Representation, acceptable, wants_pretty};
 pub use request_info::{RequestInfo, ResourceRequest, Verb};

@@ -3,25 +3,25 @@
 //! Source: `apimachinery/pkg/runtime/conversion.go` (decoding),
 //! `apimachinery/pkg/apis/meta/internalversion/{defaults.go,validation/validation.go}`,
 //! `apiserver/pkg/storage/interfaces.go` and `apiserver/pkg/storage/cacher/delegator/interface.go`
-//! (meaning). Requests that upstream refuses, or answers in a way that is not imitated, are an
-//! error or `Invalid` here. They are forwarded.
+//! (meaning). Whatever upstream refuses, or answers in a way this program does not imitate, is an
+//! error here. Such requests are forwarded.
 use std::borrow::Cow;
 
 use percent_encoding::percent_decode_str;
 
-use super::{FieldSelector, LabelSelector, ResourceVersion};
+use super::{ContinueToken, FieldSelector, LabelSelector, ResourceVersion};
 
-/// QueryParameters of a list or watch request.
+/// Parameters of a list or watch request.
 ///
 /// ```
-/// use watershed_protocol::{ListOptions, ListRead, ResourceVersion, WatchStart};
+/// use watershed_protocol::{Freshness, ListOptions, ResourceVersion, WatchStart};
 ///
 /// let list = ListOptions::parse(Some("resourceVersion=7&limit=500"))?;
-/// assert_eq!(list.list_read(), ListRead::Exact(ResourceVersion(7)));
+/// assert_eq!(list.list_start()?.freshness, Freshness::Exact(ResourceVersion(7)));
 /// assert_eq!(list.page_limit(), Some(500));
 ///
 /// let watch = ListOptions::parse(Some("watch=1&resourceVersion=7"))?;
-/// assert_eq!(watch.watch_start(), WatchStart::EventsAfter(ResourceVersion(7)));
+/// assert_eq!(watch.watch_start()?, WatchStart::After(ResourceVersion(7)));
 /// # Ok::<(), watershed_protocol::InvalidOptions>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,56 +107,63 @@ pub enum InvalidOptions {
     /// A parameter that changes the answer in a way not known here.
     #[error("{0} is not supported")]
     Unknown(&'static str),
+    /// Upstream refuses the parameters together, or this program does not imitate its answer.
+    #[error("the parameters do not fit together")]
+    Combination,
+    /// The continue token is not one that this program can follow.
+    #[error("the continue token is not understood")]
+    ContinueToken,
+}
+
+/// How fresh the state of an answer has to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freshness {
+    /// No older than the request.
+    MostRecent,
+    /// Any state that the cache has.
+    Any,
+    /// The state at this version, or a later one.
+    NotOlderThan(ResourceVersion),
+    /// The state at exactly this version.
+    Exact(ResourceVersion),
+}
+
+/// The state and the page that a list asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListStart {
+    /// The state.
+    pub freshness: Freshness,
+    /// The key after which the page begins, from a continue token.
+    pub after: Option<String>,
 }
 
 /// The start of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchStart {
-    /// `resourceVersion` unset: at a state no older than the request. It begins with that state's
-    /// objects if [`ListOptions::initial_events`] says so (then [`ListOptions::end_mark`] tells
-    /// whether they are followed by a mark), otherwise with the events after it.
-    Consistent,
-    /// The state of the cache, as synthetic ADDED events, then the events after it.
-    StateFromCache {
-        /// The cache must have reached this version; `None` takes it as it is.
-        at_least: Option<ResourceVersion>,
+    /// With the objects of a state, as synthetic ADDED events, then the events after it.
+    State {
+        /// The state.
+        freshness: Freshness,
         /// A bookmark marks the end of the initial events.
         end_mark: bool,
+        /// The client sent `sendInitialEvents=true`, and did not get it by default.
+        requested: bool,
     },
-    /// The events after this version.
-    EventsAfter(ResourceVersion),
-    /// The events after the cache's version, whatever it is.
-    EventsAfterCurrentCache,
-    /// Refused by upstream, or not imitated: forward.
-    Invalid,
+    /// With the events after this version.
+    After(ResourceVersion),
+    /// With the events after a state of this freshness.
+    Now(Freshness),
 }
 
-/// The state a list asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ListRead {
-    /// No older than the request.
-    Consistent,
-    /// Whatever the cache has; the limit is ignored.
-    Any,
-    /// This version or a later one.
-    NotOlderThan(ResourceVersion),
-    /// The state at exactly this version.
-    Exact(ResourceVersion),
-    /// The page after a continue token, at the token's version.
-    Continue,
-    /// Refused by upstream, or not imitated: forward.
-    Invalid,
-}
-
-/// The state a get asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GetRead {
-    /// No older than the request.
-    Consistent,
-    /// Whatever the cache has.
-    Any,
-    /// This version or a later one.
-    NotOlderThan(ResourceVersion),
+impl WatchStart {
+    /// Returns the freshness of the state that the watch starts from. The window decides whether
+    /// it still has the events after a version.
+    pub fn freshness(self) -> Freshness {
+        match self {
+            Self::State { freshness, .. } | Self::Now(freshness) => freshness,
+            Self::After(_) => Freshness::Any,
+        }
+    }
 }
 
 impl ListOptions {
@@ -199,13 +206,11 @@ impl ListOptions {
         })
     }
 
-    /// Returns the start of a watch with these options.
-    ///
-    /// Options without `watch`, as on the deprecated `/watch/` paths, follow older rules and are
-    /// `Invalid`.
-    pub fn watch_start(&self) -> WatchStart {
+    /// Returns where these options start a watch. Options without `watch`, as the deprecated
+    /// `/watch/` paths have them, follow older rules and are an error.
+    pub fn watch_start(&self) -> Result<WatchStart, InvalidOptions> {
         let matched = match self.version_match {
-            VersionMatch::Exact => return WatchStart::Invalid,
+            VersionMatch::Exact => return Err(InvalidOptions::Combination),
             VersionMatch::NotOlderThan => true,
             VersionMatch::Unset => false,
         };
@@ -214,22 +219,24 @@ impl ListOptions {
             || matched != self.send_initial_events.is_some()
             || (self.continue_token.is_some() && (matched || matched_by_default))
         {
-            return WatchStart::Invalid;
+            return Err(InvalidOptions::Combination);
         }
-        let end_mark = self.end_mark();
-        match (self.version, self.initial_events()) {
-            (VersionParam::Unset, _) => WatchStart::Consistent,
-            (VersionParam::Zero, true) => WatchStart::StateFromCache {
-                at_least: None,
-                end_mark,
-            },
-            (VersionParam::At(version), true) => WatchStart::StateFromCache {
-                at_least: Some(version),
-                end_mark,
-            },
-            (VersionParam::Zero, false) => WatchStart::EventsAfterCurrentCache,
-            (VersionParam::At(version), false) => WatchStart::EventsAfter(version),
+        let freshness = match self.version {
+            VersionParam::Unset => Freshness::MostRecent,
+            VersionParam::Zero => Freshness::Any,
+            VersionParam::At(version) if !self.initial_events() => {
+                return Ok(WatchStart::After(version));
+            }
+            VersionParam::At(version) => Freshness::NotOlderThan(version),
+        };
+        if !self.initial_events() {
+            return Ok(WatchStart::Now(freshness));
         }
+        Ok(WatchStart::State {
+            freshness,
+            end_mark: self.end_mark(),
+            requested: self.send_initial_events == Some(true),
+        })
     }
 
     /// Returns true if a watch with these options begins with the existing objects.
@@ -255,40 +262,54 @@ impl ListOptions {
             && !matches!(self.version, VersionParam::At(_))
     }
 
-    /// Returns the state that a list with these options asks for.
-    pub fn list_read(&self) -> ListRead {
+    /// Returns the state and the page that a list with these options asks for.
+    pub fn list_start(&self) -> Result<ListStart, InvalidOptions> {
         if self.watch || self.send_initial_events.is_some() {
-            return ListRead::Invalid;
+            return Err(InvalidOptions::Combination);
         }
-        if self.continue_token.is_some() {
-            return match (self.version, self.version_match) {
-                (VersionParam::Unset | VersionParam::Zero, VersionMatch::Unset) => {
-                    ListRead::Continue
-                }
-                _ => ListRead::Invalid,
-            };
+        if let Some(token) = &self.continue_token {
+            return self.continued(token);
         }
-        match (self.version, self.version_match) {
-            (VersionParam::Unset, VersionMatch::Unset) => ListRead::Consistent,
-            (VersionParam::Zero, VersionMatch::Unset | VersionMatch::NotOlderThan) => ListRead::Any,
+        let freshness = match (self.version, self.version_match) {
+            (VersionParam::Unset, VersionMatch::Unset) => Freshness::MostRecent,
+            (VersionParam::Zero, VersionMatch::Unset | VersionMatch::NotOlderThan) => {
+                Freshness::Any
+            }
             (VersionParam::At(version), VersionMatch::NotOlderThan) => {
-                ListRead::NotOlderThan(version)
+                Freshness::NotOlderThan(version)
             }
             (VersionParam::At(version), VersionMatch::Unset) if self.limit <= 0 => {
-                ListRead::NotOlderThan(version)
+                Freshness::NotOlderThan(version)
             }
             // A limit makes it exact, except where a selector for one name makes it a read of one
             // key, which is then the latest.
             (VersionParam::At(_), VersionMatch::Unset) if self.may_select_one_name() => {
-                ListRead::Invalid
+                return Err(InvalidOptions::Combination);
             }
             (VersionParam::At(version), VersionMatch::Unset | VersionMatch::Exact) => {
-                ListRead::Exact(version)
+                Freshness::Exact(version)
             }
             (VersionParam::Unset, _) | (VersionParam::Zero, VersionMatch::Exact) => {
-                ListRead::Invalid
+                return Err(InvalidOptions::Combination);
             }
+        };
+        Ok(ListStart {
+            freshness,
+            after: None,
+        })
+    }
+
+    /// Returns the page after a continue token, at the token's version.
+    fn continued(&self, token: &str) -> Result<ListStart, InvalidOptions> {
+        if self.version_match != VersionMatch::Unset || matches!(self.version, VersionParam::At(_))
+        {
+            return Err(InvalidOptions::Combination);
         }
+        let token = ContinueToken::decode(token).ok_or(InvalidOptions::ContinueToken)?;
+        Ok(ListStart {
+            freshness: Freshness::Exact(token.version),
+            after: Some(token.after),
+        })
     }
 
     /// Returns the limit that applies to a list. At version `0`, limits have no effect.
@@ -306,19 +327,18 @@ impl ListOptions {
     }
 }
 
-/// Returns the state that a get with this query asks for.
-///
-/// Only `resourceVersion` matters. Upstream ignores all list parameters here, even malformed ones.
-pub fn get_read(query: Option<&str>) -> Result<GetRead, InvalidOptions> {
+/// Returns the freshness that a get with this query asks for. Only `resourceVersion` says so;
+/// upstream ignores all list parameters here, even malformed ones.
+pub fn get_freshness(query: Option<&str>) -> Result<Freshness, InvalidOptions> {
     let parameters = QueryParameters::checked(query)?;
     if parameters.flag("export") == Some(true) {
         return Err(InvalidOptions::Export);
     }
     parameters.check_timeout()?;
     Ok(match parameters.version()? {
-        VersionParam::Unset => GetRead::Consistent,
-        VersionParam::Zero => GetRead::Any,
-        VersionParam::At(version) => GetRead::NotOlderThan(version),
+        VersionParam::Unset => Freshness::MostRecent,
+        VersionParam::Zero => Freshness::Any,
+        VersionParam::At(version) => Freshness::NotOlderThan(version),
     })
 }
 
@@ -560,67 +580,72 @@ mod tests {
 
     #[test]
     fn starts_watches_as_upstream_does() {
-        use WatchStart as Start;
-        let state = |at_least, end_mark| Start::StateFromCache { at_least, end_mark };
+        use Freshness::{Any, MostRecent, NotOlderThan};
+        let state = |freshness, end_mark, requested| {
+            Ok(WatchStart::State {
+                freshness,
+                end_mark,
+                requested,
+            })
+        };
+        let (now, after_seven) = (
+            |freshness| Ok(WatchStart::Now(freshness)),
+            Ok(WatchStart::After(SEVEN)),
+        );
+        let invalid = Err(InvalidOptions::Combination);
         let sie = "&resourceVersionMatch=NotOlderThan&sendInitialEvents";
         for (query, start) in [
-            (String::new(), Start::Consistent),
-            ("&allowWatchBookmarks=true".to_owned(), Start::Consistent),
-            (format!("{sie}=true"), Start::Consistent),
-            (format!("{sie}=false"), Start::Consistent),
-            ("&resourceVersion=0".to_owned(), state(None, false)),
+            (String::new(), state(MostRecent, false, false)),
+            (
+                "&allowWatchBookmarks=true".to_owned(),
+                state(MostRecent, true, false),
+            ),
+            (format!("{sie}=true"), state(MostRecent, false, true)),
+            (format!("{sie}=false"), now(MostRecent)),
+            ("&resourceVersion=0".to_owned(), state(Any, false, false)),
             (
                 "&resourceVersion=0&allowWatchBookmarks=1".to_owned(),
-                state(None, true),
+                state(Any, true, false),
             ),
             (
                 format!("&resourceVersion=0{sie}=1&allowWatchBookmarks=1"),
-                state(None, true),
+                state(Any, true, true),
             ),
             (
                 format!("&resourceVersion=0{sie}=0&allowWatchBookmarks=1"),
-                Start::EventsAfterCurrentCache,
+                now(Any),
             ),
-            ("&resourceVersion=7".to_owned(), Start::EventsAfter(SEVEN)),
+            ("&resourceVersion=7".to_owned(), after_seven),
             (
                 "&resourceVersion=7&continue=x&limit=1".to_owned(),
-                Start::EventsAfter(SEVEN),
+                after_seven,
             ),
-            (
-                format!("&resourceVersion=7{sie}=0"),
-                Start::EventsAfter(SEVEN),
-            ),
+            (format!("&resourceVersion=7{sie}=0"), after_seven),
             (
                 format!("&resourceVersion=7{sie}=1"),
-                state(Some(SEVEN), false),
+                state(NotOlderThan(SEVEN), false, true),
             ),
             (
                 format!("&resourceVersion=7{sie}=1&allowWatchBookmarks"),
-                state(Some(SEVEN), true),
+                state(NotOlderThan(SEVEN), true, true),
             ),
-            ("&sendInitialEvents=true".to_owned(), Start::Invalid),
+            ("&sendInitialEvents=true".to_owned(), invalid),
             (
                 "&resourceVersion=7&sendInitialEvents=false".to_owned(),
-                Start::Invalid,
+                invalid,
             ),
-            (
-                "&resourceVersionMatch=NotOlderThan".to_owned(),
-                Start::Invalid,
-            ),
+            ("&resourceVersionMatch=NotOlderThan".to_owned(), invalid),
             (
                 "&resourceVersion=7&resourceVersionMatch=Exact".to_owned(),
-                Start::Invalid,
+                invalid,
             ),
             (
                 "&resourceVersionMatch=Exact&sendInitialEvents=true".to_owned(),
-                Start::Invalid,
+                invalid,
             ),
-            ("&continue=x".to_owned(), Start::Invalid),
-            ("&continue=x&resourceVersion=0".to_owned(), Start::Invalid),
-            (
-                format!("&continue=x&resourceVersion=7{sie}=1"),
-                Start::Invalid,
-            ),
+            ("&continue=x".to_owned(), invalid),
+            ("&continue=x&resourceVersion=0".to_owned(), invalid),
+            (format!("&continue=x&resourceVersion=7{sie}=1"), invalid),
         ] {
             assert_eq!(
                 options(&format!("watch=1{query}")).watch_start(),
@@ -628,7 +653,7 @@ mod tests {
                 "{query:?}"
             );
         }
-        assert_eq!(options("resourceVersion=7").watch_start(), Start::Invalid);
+        assert_eq!(options("resourceVersion=7").watch_start(), invalid);
     }
 
     #[test]
@@ -653,52 +678,68 @@ mod tests {
 
     #[test]
     fn reads_lists_as_upstream_does() {
-        use ListRead as Read;
+        use Freshness::{Any, Exact, MostRecent, NotOlderThan};
+        let start = |freshness, after: Option<&str>| {
+            Ok(ListStart {
+                freshness,
+                after: after.map(str::to_owned),
+            })
+        };
+        let first = |freshness| start(freshness, None);
+        let invalid = Err(InvalidOptions::Combination);
+        let token = ContinueToken {
+            version: SEVEN,
+            after: "ns/a".to_owned(),
+        }
+        .encode();
+        let continued = |more: &str| format!("continue={token}{more}");
+        let next = start(Exact(SEVEN), Some("ns/a"));
         for (query, read) in [
-            ("", Read::Consistent),
-            ("limit=5", Read::Consistent),
-            ("resourceVersion=0", Read::Any),
-            ("resourceVersion=0&limit=5", Read::Any),
+            ("", first(MostRecent)),
+            ("limit=5", first(MostRecent)),
+            ("resourceVersion=0", first(Any)),
+            ("resourceVersion=0&limit=5", first(Any)),
             (
                 "resourceVersion=0&resourceVersionMatch=NotOlderThan",
-                Read::Any,
+                first(Any),
             ),
-            ("resourceVersion=7", Read::NotOlderThan(SEVEN)),
-            ("resourceVersion=7&limit=-1", Read::NotOlderThan(SEVEN)),
-            ("resourceVersion=7&limit=5", Read::Exact(SEVEN)),
+            ("resourceVersion=7", first(NotOlderThan(SEVEN))),
+            ("resourceVersion=7&limit=-1", first(NotOlderThan(SEVEN))),
+            ("resourceVersion=7&limit=5", first(Exact(SEVEN))),
             (
                 "resourceVersion=7&limit=5&fieldSelector=spec.nodeName=a",
-                Read::Exact(SEVEN),
+                first(Exact(SEVEN)),
             ),
             (
                 "resourceVersion=7&limit=5&fieldSelector=metadata.name=a",
-                Read::Invalid,
+                invalid.clone(),
             ),
             (
                 "resourceVersion=7&resourceVersionMatch=NotOlderThan&limit=5",
-                Read::NotOlderThan(SEVEN),
+                first(NotOlderThan(SEVEN)),
             ),
             (
                 "resourceVersion=7&resourceVersionMatch=Exact",
-                Read::Exact(SEVEN),
+                first(Exact(SEVEN)),
             ),
-            ("continue=x", Read::Continue),
-            ("continue=x&resourceVersion=0&limit=5", Read::Continue),
-            ("continue=x&resourceVersion=7", Read::Invalid),
+            ("continue=x", Err(InvalidOptions::ContinueToken)),
+            (&continued(""), next.clone()),
+            (&continued("&resourceVersion=0&limit=5"), next),
+            ("continue=x&resourceVersion=7", invalid.clone()),
             (
                 "continue=x&resourceVersion=0&resourceVersionMatch=NotOlderThan",
-                Read::Invalid,
+                invalid.clone(),
             ),
-            ("resourceVersionMatch=NotOlderThan", Read::Invalid),
-            ("resourceVersionMatch=Exact", Read::Invalid),
+            ("resourceVersionMatch=NotOlderThan", invalid.clone()),
+            ("resourceVersionMatch=Exact", invalid.clone()),
             (
                 "resourceVersion=0&resourceVersionMatch=Exact",
-                Read::Invalid,
+                invalid.clone(),
             ),
-            ("sendInitialEvents=false", Read::Invalid),
-            ("watch=1", Read::Invalid),
+            ("sendInitialEvents=false", invalid.clone()),
+            ("watch=1", invalid.clone()),
         ] {
-            assert_eq!(options(query).list_read(), read, "{query:?}");
+            assert_eq!(options(query).list_start(), read, "{query:?}");
         }
     }
 
@@ -713,26 +754,29 @@ mod tests {
 
     #[test]
     fn gets_heed_only_their_version() {
-        assert_eq!(get_read(None), Ok(GetRead::Consistent));
+        assert_eq!(get_freshness(None), Ok(Freshness::MostRecent));
         assert_eq!(
-            get_read(Some("resourceVersion=&limit=abc&export=false")),
-            Ok(GetRead::Consistent)
+            get_freshness(Some("resourceVersion=&limit=abc&export=false")),
+            Ok(Freshness::MostRecent)
         );
         assert_eq!(
-            get_read(Some("resourceVersion=0&resourceVersionMatch=Foo")),
-            Ok(GetRead::Any)
+            get_freshness(Some("resourceVersion=0&resourceVersionMatch=Foo")),
+            Ok(Freshness::Any)
         );
         assert_eq!(
-            get_read(Some("resourceVersion=7&timeout=10s")),
-            Ok(GetRead::NotOlderThan(SEVEN))
+            get_freshness(Some("resourceVersion=7&timeout=10s")),
+            Ok(Freshness::NotOlderThan(SEVEN))
         );
         assert_eq!(
-            get_read(Some("resourceVersion=x")),
+            get_freshness(Some("resourceVersion=x")),
             Err(InvalidOptions::Version)
         );
-        assert_eq!(get_read(Some("export")), Err(InvalidOptions::Export));
-        assert_eq!(get_read(Some("timeout=x")), Err(InvalidOptions::Timeout));
-        assert_eq!(get_read(Some("a;b")), Err(InvalidOptions::Query));
+        assert_eq!(get_freshness(Some("export")), Err(InvalidOptions::Export));
+        assert_eq!(
+            get_freshness(Some("timeout=x")),
+            Err(InvalidOptions::Timeout)
+        );
+        assert_eq!(get_freshness(Some("a;b")), Err(InvalidOptions::Query));
     }
 
     fn escaped(text: &str) -> String {
@@ -743,9 +787,9 @@ mod tests {
     proptest! {
         #[test]
         fn never_panics(query in any::<String>()) {
-            let _ = get_read(Some(&query));
+            let _ = get_freshness(Some(&query));
             if let Ok(options) = ListOptions::parse(Some(&query)) {
-                let _ = (options.watch_start(), options.list_read());
+                let _ = (options.watch_start(), options.list_start());
             }
         }
 
@@ -755,7 +799,7 @@ mod tests {
                 (&sendInitialEvents=(true|false))?(&limit=[0-9])?(&continue=x)?(&fieldSelector=[a=!\\\\]{0,3})?",
         ) {
             if let Ok(options) = ListOptions::parse(Some(&query)) {
-                let _ = (options.watch_start(), options.list_read(), options.page_limit());
+                let _ = (options.watch_start(), options.list_start(), options.page_limit());
             }
         }
 

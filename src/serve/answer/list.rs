@@ -1,107 +1,121 @@
-//! A list of the newest snapshot's objects.
+//! A list of a snapshot's objects.
 use std::sync::Arc;
 use std::time::Instant;
 
-use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use http_body_util::BodyExt;
+use watershed_protocol::{ContinueToken, Freshness, Malformed};
 
-use super::decide::{List, Read};
-use super::list_body::{CompressedListBody, Items, ListBody};
-use super::source::ForwardReason;
-use super::{Opened, Outcome, from_memory, gzip};
-use crate::body::InMemory;
+use super::gzip;
+use super::list_body::{CompressedRuns, Items, ListBody, PlainItems};
+use super::response::{Answer, from_memory};
+use crate::body::{Body, InMemory};
+use crate::serve::freshness::FreshScope;
+use crate::serve::open::OpenedScope;
+use crate::serve::plan::{ListPlan, ReadPlan};
+use crate::serve::source::ForwardReason;
 use crate::store::{ObjectRun, Snapshot, SnapshotAt, StoredObject};
-use watershed_protocol::{ContinueToken, Malformed};
 
-pub(super) fn answer(opened: &Opened, read: &Read, list: &List, headers: &HeaderMap) -> Outcome {
-    let reader = &opened.scope.reader;
-    let snapshot = match list
-        .exact
-        .map(|version| reader.snapshot_at(Instant::now(), version))
-    {
-        None => reader.snapshot(),
-        Some(SnapshotAt::Found(snapshot)) => snapshot,
-        Some(SnapshotAt::Future) => return Outcome::Forward(ForwardReason::VersionAhead),
-        Some(SnapshotAt::Expired) => return Outcome::Forward(ForwardReason::Exact),
+/// Answers with one page of the objects.
+pub(in crate::serve) fn answer(
+    fresh: &FreshScope,
+    read: &ReadPlan,
+    list: &ListPlan,
+    headers: &HeaderMap,
+) -> Result<Answer, ForwardReason> {
+    let reader = &fresh.opened.scope.reader;
+    let snapshot = match read.freshness {
+        Freshness::Exact(version) => match reader.snapshot_at(Instant::now(), version) {
+            SnapshotAt::Found(snapshot) => snapshot,
+            SnapshotAt::Future => return Err(ForwardReason::VersionAhead),
+            SnapshotAt::Expired => return Err(ForwardReason::Exact),
+        },
+        _ => reader.snapshot(),
     };
-    // Listed anew since it was looked at, at another server.
-    if snapshot.version() < opened.floor {
-        return Outcome::Forward(ForwardReason::VersionAhead);
+    // The scope may have been listed anew at another server since it was fresh.
+    if snapshot.version() < fresh.min_version {
+        return Err(ForwardReason::VersionAhead);
     }
-    let page = Page::cut(&snapshot, opened, read.namespace.as_deref(), list);
-    let Ok(page) = page else {
-        return Outcome::Forward(ForwardReason::Representation);
-    };
+    let page = Page::cut(&snapshot, &fresh.opened, read.namespace.as_deref(), list)
+        .map_err(|_| ForwardReason::Representation)?;
     if page.token.is_some() && snapshot.version() > reader.event_version() {
         // The window does not lead back to a state that is ahead of its events.
         reader.pin(Instant::now(), snapshot.clone());
     }
+    let response = respond(&fresh.opened, &snapshot, page, headers);
+    Ok(Answer::new(fresh.source, response))
+}
+
+fn respond(
+    opened: &OpenedScope,
+    snapshot: &Snapshot,
+    page: Page,
+    headers: &HeaderMap,
+) -> Response<Body> {
     let Page {
         items,
         token,
         remaining,
     } = page;
-    let (count, bytes) = (items.count(), items.bytes());
     let parts = items.format().list_parts(
         snapshot.version(),
         token.as_deref(),
         remaining,
-        count,
-        bytes,
+        items.count(),
+        items.bytes(),
     );
     let length = parts.body_len();
-    let content_type = opened.representation.encoding.content_type(false);
-    let respond = |body| from_memory(StatusCode::OK, content_type, body, &opened.ready.warnings);
-    let response = match items {
-        // What lies in memory as it is sent lies there compressed, too.
+    let (body, in_memory, is_compressed) = match items {
+        // Runs in memory are kept compressed, too.
         Items::Runs(format, runs) if gzip::is_wanted(headers, length) => {
-            let body = CompressedListBody::new(&format, runs, parts);
-            let in_memory = body.is_in_memory();
-            let mut response = respond(body.map_err(|never| match never {}).boxed_unsync());
-            gzip::mark(response.headers_mut());
-            if in_memory {
-                response.extensions_mut().insert(InMemory);
-            }
-            response
+            let runs = CompressedRuns::new(&format, runs);
+            let in_memory = runs.are_in_memory();
+            (
+                ListBody::new(runs, parts)
+                    .map_err(|never| match never {})
+                    .boxed_unsync(),
+                in_memory,
+                true,
+            )
         }
         items => {
-            let body = ListBody::new(items, parts);
-            let in_memory = body.is_in_memory();
-            let mut response = respond(body.map_err(|never| match never {}).boxed_unsync());
-            response
-                .headers_mut()
-                .insert(header::CONTENT_LENGTH, HeaderValue::from(length));
-            if in_memory {
-                response.extensions_mut().insert(InMemory);
-            }
-            gzip::apply(headers, response)
+            let items = PlainItems::new(items, length);
+            let in_memory = items.are_in_memory();
+            (
+                ListBody::new(items, parts)
+                    .map_err(|never| match never {})
+                    .boxed_unsync(),
+                in_memory,
+                false,
+            )
         }
     };
-    Outcome::Answered(opened.source, response)
+    let mut response = from_memory(
+        StatusCode::OK,
+        opened.representation.encoding.content_type(false),
+        body,
+        &opened.ready.warnings,
+    );
+    if in_memory {
+        response.extensions_mut().insert(InMemory);
+    }
+    if is_compressed {
+        gzip::mark(response.headers_mut());
+        return response;
+    }
+    response
+        .headers_mut()
+        .insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    gzip::apply(headers, response)
 }
 
-/// Whether the answer has so few objects at the most.
-pub(super) fn is_within(
-    snapshot: &Snapshot,
-    namespace: Option<&str>,
-    list: &List,
-    most: usize,
-) -> bool {
-    let items = snapshot.items_after(namespace, list.after.as_deref());
-    let wanted = items
-        .filter(|object| list.filter.matches(&object.attributes))
-        .take(most + 1)
-        .count();
-    wanted.min(list.limit.unwrap_or(usize::MAX)) <= most
-}
-
-/// The objects of one answer: references only, the body holds no bytes of its own but what it
-/// sends.
+/// The objects of one answer. They are references only: the body holds no bytes of its own but those
+/// it sends.
 struct Page {
     items: Items,
-    /// Where the next page begins, if there is one.
+    /// The token of the next page, if there is one.
     token: Option<String>,
-    /// How many objects come after this page, where that can be told without looking at them.
+    /// Number of objects after this page, if it is known without looking at them.
     remaining: Option<i64>,
 }
 
@@ -110,9 +124,9 @@ impl Page {
     /// `apiserver/pkg/storage/cacher/cacher.go` (GetList).
     fn cut(
         snapshot: &Snapshot,
-        opened: &Opened,
+        opened: &OpenedScope,
         namespace: Option<&str>,
-        list: &List,
+        list: &ListPlan,
     ) -> Result<Self, Malformed> {
         let limit = list.limit.unwrap_or(usize::MAX);
         let format = &opened.ready.format;
@@ -138,7 +152,7 @@ impl Page {
             };
             (items, last, rest)
         };
-        // Whether what follows matches is not looked at: the last page of a selection may be empty.
+        // The objects that follow may not match: the last page of a selection may be empty.
         let last = last.filter(|_| rest > 0);
         let token = last.map(|last| {
             let key = last.key();
@@ -160,7 +174,7 @@ impl Page {
     }
 }
 
-/// The first `limit` objects, and how many come after them.
+/// Returns the first `limit` objects, and the number of those after them.
 fn first_runs(all: impl Iterator<Item = ObjectRun>, limit: usize) -> (Vec<ObjectRun>, usize) {
     let (mut runs, mut left, mut rest) = (Vec::new(), limit, 0);
     for mut run in all {
@@ -175,12 +189,13 @@ fn first_runs(all: impl Iterator<Item = ObjectRun>, limit: usize) -> (Vec<Object
     (runs, rest)
 }
 
-/// The first `limit` objects that match, and how many come after them, matching or not.
+/// Returns the first `limit` objects that match, and the number of those after them, matching or
+/// not.
 fn selected(
     snapshot: &Snapshot,
-    opened: &Opened,
+    opened: &OpenedScope,
     namespace: Option<&str>,
-    list: &List,
+    list: &ListPlan,
     limit: usize,
 ) -> (Vec<Arc<StoredObject>>, usize) {
     let filter = &list.filter;

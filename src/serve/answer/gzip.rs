@@ -1,5 +1,5 @@
-//! Compressed gets and lists, where upstream compresses. Watches are compressed in their own room,
-//! frame by frame.
+//! Compresses gets and lists where upstream does. Watches are compressed in their own module, frame by
+//! frame.
 use std::io::Write;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,17 +14,17 @@ use http_body_util::BodyExt;
 use crate::body::{Body, BoxError, InMemory};
 use watershed_protocol::{GZIP_LEVEL, accepts_gzip};
 
-/// Bodies up to this many bytes are not worth it.
+/// Bodies up to this length are sent as they are.
 /// Source: `apiserver/pkg/endpoints/handlers/responsewriters/writers.go`
 /// (defaultGzipThresholdBytes).
 const THRESHOLD: u64 = 128 * 1024;
 
-/// Whether a body of so many bytes is to be compressed for this client.
+/// Returns `true` if a body of this length is compressed for this client.
 pub(super) fn is_wanted(request: &HeaderMap, length: u64) -> bool {
     length > THRESHOLD && accepts_gzip(request)
 }
 
-/// Compresses an answer's body if the client takes it and it is large enough.
+/// Compresses a body if the client accepts gzip and the body is large enough.
 pub(super) fn apply(request: &HeaderMap, response: Response<Body>) -> Response<Body> {
     if !response
         .body()
@@ -34,59 +34,59 @@ pub(super) fn apply(request: &HeaderMap, response: Response<Body>) -> Response<B
     {
         return response;
     }
-    // Answers need not be compressed, and an encoder whose client takes nothing stays.
-    let Some(place) = Place::take() else {
+    // Compression is optional, and an encoder stays as long as its client takes nothing.
+    let Some(permit) = EncoderPermit::take() else {
         return response;
     };
     let (mut parts, body) = response.into_parts();
     parts.headers.remove(header::CONTENT_LENGTH);
     parts.extensions.remove::<InMemory>();
     mark(&mut parts.headers);
-    let body = Gzip {
+    let body = GzipBody {
         body,
         encoder: Some(GzEncoder::new(Vec::new(), GZIP_LEVEL)),
-        _place: place,
+        _permit: permit,
     };
     Response::from_parts(parts, body.boxed_unsync())
 }
 
-/// Says in an answer's head that its body is compressed.
+/// Marks a response as compressed.
 pub(super) fn mark(headers: &mut HeaderMap) {
     headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     headers.append(header::VARY, HeaderValue::from_static("Accept-Encoding"));
 }
 
-/// Compresses piece by piece, as the connection takes it: nothing is held but the encoder's state.
-struct Gzip {
+/// Compresses piece by piece, as the connection takes it. Holds nothing but the encoder's state.
+struct GzipBody {
     body: Body,
     /// Gone once the end is written.
     encoder: Option<GzEncoder<Vec<u8>>>,
-    _place: Place,
+    _permit: EncoderPermit,
 }
 
-/// Answers that are compressed at a time. An encoder takes some 300 KiB.
+/// Responses compressed at a time. An encoder takes some 300 KiB.
 const MAX_ENCODERS: usize = 200;
 static ENCODERS: AtomicUsize = AtomicUsize::new(0);
 
-/// The place of an encoder.
-struct Place;
+/// Permission for one encoder.
+struct EncoderPermit;
 
-impl Place {
+impl EncoderPermit {
     fn take() -> Option<Self> {
         let taken = ENCODERS.fetch_add(1, Ordering::Relaxed);
-        // Given back by its drop if it was one too many.
-        let place = Self;
-        (taken < MAX_ENCODERS).then_some(place)
+        // Its drop gives it back if it was one too many.
+        let permit = Self;
+        (taken < MAX_ENCODERS).then_some(permit)
     }
 }
 
-impl Drop for Place {
+impl Drop for EncoderPermit {
     fn drop(&mut self) {
         ENCODERS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl http_body::Body for Gzip {
+impl http_body::Body for GzipBody {
     type Data = Bytes;
     type Error = BoxError;
 

@@ -1,16 +1,15 @@
-//! An answer of upstream's that is given to more than one caller, and the question it answers.
+//! Responses of upstream that are given to more than one caller, and the requests they answer.
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
-
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::body::{self, Body, BoxError};
 use crate::upstream::AnswerError;
 
-/// What belongs to one answer alone.
-const OF_ONE_ANSWER: &[&str] = &[
+/// Headers that belong to a single response.
+const OF_ONE_RESPONSE: &[&str] = &[
     "audit-id",
     "connection",
     "content-length",
@@ -21,18 +20,18 @@ const OF_ONE_ANSWER: &[&str] = &[
     "x-kubernetes-pf-flowschema-uid",
     "x-kubernetes-pf-prioritylevel-uid",
 ];
-/// Of a read's header, the fields that its answer depends on.
+/// Request headers that the response depends on.
 const NEGOTIATED: [HeaderName; 2] = [header::ACCEPT, header::ACCEPT_ENCODING];
 
-/// What upstream's answer to a read depends on, besides who asks.
+/// The parts of a read that upstream's response depends on, besides the caller.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Question {
+pub(super) struct RequestKey {
     pub(super) path_and_query: String,
     negotiated: [Vec<HeaderValue>; 2],
 }
 
-impl Question {
-    pub(super) fn of<B>(request: &Request<B>) -> Self {
+impl RequestKey {
+    pub(super) fn new<B>(request: &Request<B>) -> Self {
         let path_and_query = request.uri().path_and_query();
         Self {
             path_and_query: path_and_query.map_or_else(String::new, ToString::to_string),
@@ -41,21 +40,21 @@ impl Question {
         }
     }
 
-    /// A request that asks it, with further fields.
+    /// Returns a request for the same, with further headers.
     pub(super) fn request(
         &self,
-        fields: impl IntoIterator<Item = (HeaderName, Option<HeaderValue>)>,
+        headers: impl IntoIterator<Item = (HeaderName, Option<HeaderValue>)>,
     ) -> Result<Request<Body>, AnswerError> {
         let request = Request::get(&self.path_and_query).body(body::empty());
         let mut request = request.map_err(|error| AnswerError::Unusable(error.to_string()))?;
-        let headers = request.headers_mut();
+        let own = request.headers_mut();
         for (name, values) in NEGOTIATED.iter().zip(&self.negotiated) {
             for value in values {
-                headers.append(name, value.clone());
+                own.append(name, value.clone());
             }
         }
-        headers.extend(
-            fields
+        own.extend(
+            headers
                 .into_iter()
                 .filter_map(|(name, value)| Some((name, value?))),
         );
@@ -63,37 +62,37 @@ impl Question {
     }
 }
 
-/// An answer, whole.
+/// A whole response.
 #[derive(Clone, Debug)]
-pub(super) struct Replay {
+pub(super) struct StoredResponse {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) body: Bytes,
 }
 
-/// How much may be held of answers for those who take them, however slowly they do. Beyond it,
-/// answers are not kept.
+/// Bounds the memory of responses that clients are being sent, however slowly they take them.
+/// Beyond it, responses are not stored.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct ResponseBudget {
     kibibytes: Arc<Semaphore>,
-    /// Answers that are being read.
+    /// Responses that are being read.
     reading: Semaphore,
 }
 
-/// A body, and its place until the last who is sent it has it.
-struct Placed {
+/// A body, and its permit until the last client has it.
+struct BudgetedBytes {
     body: Bytes,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
-impl AsRef<[u8]> for Placed {
+impl AsRef<[u8]> for BudgetedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.body
     }
 }
 
-impl Room {
-    /// For so many bytes, and so many answers that are read at a time.
+impl ResponseBudget {
+    /// Creates a budget of `bytes`, for `reading` responses that are read at a time.
     pub(super) fn new(bytes: usize, reading: usize) -> Self {
         Self {
             kibibytes: Arc::new(Semaphore::new(bytes >> 10)),
@@ -101,37 +100,37 @@ impl Room {
         }
     }
 
-    fn place(&self, body: Bytes) -> Option<Bytes> {
+    fn admit(&self, body: Bytes) -> Option<Bytes> {
         let kibibytes = u32::try_from((body.len() >> 10) + 1).ok()?;
-        let place = Arc::clone(&self.kibibytes)
+        let permit = Arc::clone(&self.kibibytes)
             .try_acquire_many_owned(kibibytes)
             .ok()?;
-        Some(Bytes::from_owner(Placed {
+        Some(Bytes::from_owner(BudgetedBytes {
             body,
-            _place: place,
+            _permit: permit,
         }))
     }
 }
 
-impl Replay {
-    /// Reads an answer to its end, if its body has at most `limit` bytes and there is room for it.
+impl StoredResponse {
+    /// Reads a response to its end, if its body has at most `limit` bytes and the budget has room.
     pub(super) async fn read<B>(
         response: Response<B>,
         limit: usize,
-        room: &Room,
+        budget: &ResponseBudget,
     ) -> Result<Self, AnswerError>
     where
         B: http_body::Body<Error: Into<BoxError>>,
     {
         let full =
             || AnswerError::Unusable("too much is held for those who do not take it".to_owned());
-        let _reading = room.reading.try_acquire().map_err(|_| full())?;
+        let _reading = budget.reading.try_acquire().map_err(|_| full())?;
         let (mut parts, body) = response.into_parts();
         let body = body::whole(body, limit)
             .await
             .map_err(|error| AnswerError::Unusable(error.to_string()))?;
-        let body = room.place(body).ok_or_else(full)?;
-        for name in OF_ONE_ANSWER {
+        let body = budget.admit(body).ok_or_else(full)?;
+        for name in OF_ONE_RESPONSE {
             parts.headers.remove(*name);
         }
         Ok(Self {
@@ -154,9 +153,15 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_nobody_takes_leaves_no_room_for_more() {
-        let room = Room::new(8 << 10, 4);
-        let read = || Replay::read(Response::new(body::full(vec![b'x'; 5000])), 1 << 20, &room);
+    async fn responses_that_nobody_takes_fill_the_budget() {
+        let budget = ResponseBudget::new(8 << 10, 4);
+        let read = || {
+            StoredResponse::read(
+                Response::new(body::full(vec![b'x'; 5000])),
+                1 << 20,
+                &budget,
+            )
+        };
         let first = read().await.unwrap();
         assert!(read().await.is_err(), "5 KiB of 8 are taken");
         let response = first.response();

@@ -1,0 +1,99 @@
+//! Scopes that are opened at the start, before the first request, and again after they stopped.
+use std::cmp::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+
+use watershed_protocol::{Encoding, Representation, Selection};
+
+use super::policy::CachingPolicy;
+use crate::catalog::{Catalog, ResourceType};
+use crate::scope::Scopes;
+use crate::upstream::Stopped;
+
+/// Interval between checks. A type may appear later, and a stopped scope may be tried again.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Keeps the scopes open that the policy wants always open. Returns only if there are none.
+pub(super) async fn keep_open(catalog: &Catalog, policy: &CachingPolicy, scopes: &Scopes) {
+    let names: Vec<_> = policy.always_open().collect();
+    while !names.is_empty() {
+        for name in &names {
+            let types = catalog.of_name(&name.0, &name.1);
+            let newest = types
+                .iter()
+                .max_by(|a, b| by_priority(&a.gvr.version, &b.gvr.version));
+            if let Some(resource) = newest {
+                for selection in policy.selections_of(name) {
+                    open(policy, scopes, resource, &selection).await;
+                }
+            }
+        }
+        tokio::time::sleep(CHECK_INTERVAL).await;
+    }
+}
+
+/// Opens a scope in protobuf, as most clients read built-in types, or in JSON if the type has
+/// nothing else.
+async fn open(
+    policy: &CachingPolicy,
+    scopes: &Scopes,
+    resource: &Arc<ResourceType>,
+    selection: &Arc<Selection>,
+) {
+    let gvr = &resource.gvr;
+    let config = scopes.config();
+    let retention = policy.retention(gvr, false, config.window);
+    for encoding in [Encoding::Protobuf, Encoding::Json] {
+        let of = (gvr, Representation::whole(encoding));
+        let handle = scopes.acquire(of, &resource.kind, &resource.fields, |_| {
+            Some((Arc::clone(selection), retention))
+        });
+        let Some(handle) = handle else { return };
+        match tokio::time::timeout(config.sync_wait, handle.wait_until_settled()).await {
+            Ok(Err(Stopped::NotAcceptable)) => {}
+            _ => return,
+        }
+    }
+}
+
+/// Orders versions: stable ones before betas, betas before alphas, later ones before earlier ones,
+/// all others last.
+/// Source: `apimachinery/pkg/version/helpers.go` (CompareKubeAwareVersionStrings).
+fn by_priority(a: &str, b: &str) -> Ordering {
+    priority(a).cmp(&priority(b)).then_with(|| b.cmp(a))
+}
+
+/// Returns the stage, the major and the minor number of a version such as `v1beta2`.
+fn priority(version: &str) -> Option<(u8, u32, u32)> {
+    let rest = version.strip_prefix('v')?;
+    let digits = rest
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(rest.len());
+    let major = rest[..digits].parse().ok()?;
+    let (stage, minor) = match &rest[digits..] {
+        "" => (2, "0"),
+        rest if rest.starts_with("beta") => (1, &rest[4..]),
+        rest if rest.starts_with("alpha") => (0, &rest[5..]),
+        _ => return None,
+    };
+    Some((stage, major, minor.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_of_the_highest_priority_comes_first() {
+        let mut versions = [
+            "v1alpha1", "v2", "foo1", "v1", "v2beta1", "v10", "v1beta2", "bar",
+        ];
+        versions.sort_by(|a, b| by_priority(b, a));
+        assert_eq!(
+            versions,
+            [
+                "v10", "v2", "v1", "v2beta1", "v1beta2", "v1alpha1", "bar", "foo1"
+            ]
+        );
+    }
+}

@@ -1,0 +1,52 @@
+//! One object by name.
+use std::sync::Arc;
+
+use http::{HeaderMap, StatusCode};
+use watershed_protocol::Status;
+
+use super::response::{Answer, from_memory};
+use super::{gzip, status};
+use crate::body::full;
+use crate::serve::freshness::FreshScope;
+use crate::serve::plan::ReadPlan;
+use crate::serve::source::ForwardReason;
+
+/// Answers with the object, or with upstream's words that it does not exist.
+pub(in crate::serve) fn answer(
+    fresh: &FreshScope,
+    read: &ReadPlan,
+    name: &str,
+    headers: &HeaderMap,
+) -> Result<Answer, ForwardReason> {
+    let opened = &fresh.opened;
+    let key = match &read.namespace {
+        Some(namespace) => format!("{namespace}/{name}"),
+        None => name.to_owned(),
+    };
+    let snapshot = opened.scope.reader.snapshot();
+    if snapshot.version() < fresh.min_version {
+        return Err(ForwardReason::VersionAhead);
+    }
+    let warnings = &opened.ready.warnings;
+    let response = if let Some(object) = snapshot.get(&key).map(Arc::clone) {
+        let body = match opened.partial() {
+            None => opened.ready.format.get_body(&object.bytes),
+            Some(partial) => {
+                let metadata = partial
+                    .metadata(&object.bytes)
+                    .map_err(|_| ForwardReason::Representation)?;
+                partial.get_body(&metadata)
+            }
+        };
+        let content_type = opened.representation.encoding.content_type(false);
+        from_memory(StatusCode::OK, content_type, full(body), warnings)
+    } else if !opened.is_complete {
+        return Err(ForwardReason::NotCovered);
+    } else if let Some(reason) = read.refused_by_upstream() {
+        return Err(reason);
+    } else {
+        let not_found = Status::not_found(&read.resource.gvr, name);
+        status::status(&not_found, read.errors(), warnings)
+    };
+    Ok(Answer::new(fresh.source, gzip::apply(headers, response)))
+}

@@ -1,0 +1,474 @@
+//! The body of a list.
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use http_body::{Frame, SizeHint};
+use watershed_protocol::{Deflated, GzipMember, ListParts, PartialFormat, WireFormat, deflate};
+
+use crate::store::{ObjectRun, StoredObject};
+use crate::watcher::MIN_SHARED_BYTES;
+
+/// Small pieces are joined to chunks of about this size, so that they do not become a frame each.
+const CHUNK: usize = 64 * 1024;
+/// Capacity for the bytes between shared pieces.
+const BETWEEN_SHARED: usize = 1024;
+/// Runs compressed before other tasks have their turn. Most were compressed before.
+const COMPRESSED_AT_ONCE: usize = 4;
+
+/// The items of a list: references only, or slices of what is cached.
+pub(super) enum Items {
+    /// Objects that lie side by side.
+    Runs(Arc<WireFormat>, Vec<ObjectRun>),
+    /// A selection.
+    Objects(Arc<WireFormat>, Vec<Arc<StoredObject>>),
+    /// The metadata of objects.
+    Metadata(PartialFormat, Vec<Bytes>),
+}
+
+impl Items {
+    pub(super) fn format(&self) -> &WireFormat {
+        match self {
+            Self::Runs(format, _) | Self::Objects(format, _) => format,
+            Self::Metadata(partial, _) => partial.format(),
+        }
+    }
+
+    /// Returns the number of objects.
+    pub(super) fn count(&self) -> usize {
+        match self {
+            Self::Runs(_, runs) => runs.iter().map(ObjectRun::len).sum(),
+            Self::Objects(_, objects) => objects.len(),
+            Self::Metadata(_, metadata) => metadata.len(),
+        }
+    }
+
+    /// Returns the length of the objects in bytes, with the separators between them.
+    pub(super) fn bytes(&self) -> u64 {
+        let all: u64 = match self {
+            Self::Runs(_, runs) => runs.iter().map(|run| run.items_len() as u64).sum(),
+            Self::Objects(format, objects) => objects
+                .iter()
+                .map(|object| format.item_len(&object.bytes) as u64)
+                .sum(),
+            Self::Metadata(partial, metadata) => metadata
+                .iter()
+                .map(|metadata| partial.item_len(metadata) as u64)
+                .sum(),
+        };
+        all.saturating_sub(self.format().separator() as u64)
+    }
+
+    /// Returns the number of pieces in which the items are written.
+    fn pieces(&self) -> usize {
+        match self {
+            Self::Runs(_, runs) => runs.len(),
+            Self::Objects(_, objects) => objects.len(),
+            Self::Metadata(_, metadata) => metadata.len(),
+        }
+    }
+
+    /// Returns `true` if hardly anything has to be copied to be sent.
+    fn are_in_memory(&self) -> bool {
+        match self {
+            Self::Runs(..) => true,
+            Self::Objects(_, objects) => {
+                let copied: usize = objects
+                    .iter()
+                    .map(|object| object.bytes.len())
+                    .filter(|length| *length < MIN_SHARED_BYTES)
+                    .sum();
+                copied <= CHUNK
+            }
+            Self::Metadata(..) => false,
+        }
+    }
+
+    /// Appends a piece. If `share` is set and the piece is large, appends only what comes before it.
+    fn put(&self, index: usize, share: bool, out: &mut BytesMut) -> WrittenPiece {
+        let is_last = index + 1 == self.pieces();
+        let trailing = if is_last {
+            self.format().separator()
+        } else {
+            0
+        };
+        let piece = match self {
+            Self::Runs(_, runs) => {
+                let items = runs[index].items();
+                items.slice(..items.len() - trailing)
+            }
+            Self::Objects(format, objects) => {
+                if index > 0 {
+                    format.put_separator(out);
+                }
+                format.put_item_head(&objects[index].bytes, out);
+                objects[index].bytes.share()
+            }
+            Self::Metadata(partial, metadata) => {
+                partial.put_item(&metadata[index], out);
+                out.truncate(out.len() - trailing);
+                return WrittenPiece::Appended;
+            }
+        };
+        if share && piece.len() >= MIN_SHARED_BYTES {
+            return WrittenPiece::Shared(piece);
+        }
+        out.extend_from_slice(&piece);
+        WrittenPiece::Appended
+    }
+}
+
+/// The parts of a list in the order in which they are sent.
+enum ListPosition {
+    Head,
+    Items,
+    Tail,
+    End,
+}
+
+/// The result of writing one piece of a list.
+pub(super) enum WrittenPiece {
+    /// The piece was appended, and more may follow in the same chunk.
+    Appended,
+    /// The piece was appended, and the chunk is to be sent.
+    Flush,
+    /// The piece follows the chunk, and is sent from where it lies.
+    Shared(Bytes),
+    /// No piece is left.
+    None,
+}
+
+/// The items of a list, in the form in which they are sent.
+pub(super) trait ListSource {
+    /// Prepares the buffer of the next chunk.
+    fn begin_chunk(&mut self, out: &mut BytesMut);
+
+    /// Appends what comes before the items.
+    fn put_head(&mut self, head: &[u8], out: &mut BytesMut);
+
+    /// Appends the next piece of the items.
+    fn put_next(&mut self, out: &mut BytesMut) -> WrittenPiece;
+
+    /// Appends what comes after the items.
+    fn put_tail(&mut self, tail: &[u8], out: &mut BytesMut);
+
+    /// Takes the chunk out of the buffer.
+    fn take_chunk(&self, out: &mut BytesMut) -> Bytes;
+
+    /// Returns `true` if the length of the list in this form is known before it is sent.
+    fn has_known_length(&self) -> bool;
+}
+
+/// Sends a list piece by piece as the connection takes it.
+pub(super) struct ListBody<S> {
+    source: S,
+    parts: ListParts,
+    position: ListPosition,
+    /// Appended pieces, up to the next one that is shared.
+    out: BytesMut,
+    /// A piece that is sent next.
+    shared: Option<Bytes>,
+    /// Bytes of the uncompressed list that are still to be sent.
+    left: u64,
+}
+
+impl<S: ListSource> ListBody<S> {
+    pub(super) fn new(source: S, parts: ListParts) -> Self {
+        Self {
+            left: parts.body_len(),
+            source,
+            parts,
+            position: ListPosition::Head,
+            out: BytesMut::new(),
+            shared: None,
+        }
+    }
+
+    fn next_chunk(&mut self) -> Option<Bytes> {
+        if let Some(shared) = self.shared.take() {
+            return Some(shared);
+        }
+        self.source.begin_chunk(&mut self.out);
+        loop {
+            match self.position {
+                ListPosition::Head => {
+                    self.source.put_head(&self.parts.head, &mut self.out);
+                    self.position = ListPosition::Items;
+                }
+                ListPosition::Items => match self.source.put_next(&mut self.out) {
+                    WrittenPiece::Appended if self.out.len() < CHUNK => {}
+                    WrittenPiece::Appended | WrittenPiece::Flush => break,
+                    WrittenPiece::Shared(piece) if self.out.is_empty() => return Some(piece),
+                    WrittenPiece::Shared(piece) => {
+                        self.shared = Some(piece);
+                        break;
+                    }
+                    WrittenPiece::None => self.position = ListPosition::Tail,
+                },
+                ListPosition::Tail => {
+                    self.source.put_tail(&self.parts.tail, &mut self.out);
+                    self.position = ListPosition::End;
+                    break;
+                }
+                ListPosition::End => return None,
+            }
+        }
+        Some(self.source.take_chunk(&mut self.out))
+    }
+}
+
+impl<S: ListSource + Unpin> http_body::Body for ListBody<S> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = self.get_mut();
+        let chunk = this.next_chunk();
+        let sent = chunk.as_ref().map_or(0, |chunk| chunk.len() as u64);
+        this.left = this.left.saturating_sub(sent);
+        Poll::Ready(chunk.map(|chunk| Ok(Frame::data(chunk))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self.position, ListPosition::End)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        if self.source.has_known_length() {
+            return SizeHint::with_exact(self.left);
+        }
+        let mut hint = SizeHint::new();
+        hint.set_lower(u64::from(!self.is_end_stream()));
+        hint
+    }
+}
+
+/// Items as they are.
+pub(super) struct PlainItems {
+    items: Items,
+    next: usize,
+    /// Capacity of the first chunk. Later ones get as much again.
+    capacity: usize,
+    /// Large pieces are shared. Otherwise there are many small ones, which would be a frame each.
+    in_memory: bool,
+}
+
+impl PlainItems {
+    /// Takes the items of a list with this many bytes.
+    pub(super) fn new(items: Items, length: u64) -> Self {
+        let in_memory = items.are_in_memory();
+        let capacity = if in_memory {
+            BETWEEN_SHARED
+        } else {
+            usize::try_from(length).unwrap_or(CHUNK).min(CHUNK)
+        };
+        Self {
+            items,
+            next: 0,
+            capacity,
+            in_memory,
+        }
+    }
+
+    /// Returns `true` if the body consists of references to bytes in memory.
+    pub(super) fn are_in_memory(&self) -> bool {
+        self.in_memory
+    }
+}
+
+impl ListSource for PlainItems {
+    fn begin_chunk(&mut self, out: &mut BytesMut) {
+        if self.next == 0 && out.capacity() == 0 {
+            *out = BytesMut::with_capacity(self.capacity);
+        }
+    }
+
+    fn put_head(&mut self, head: &[u8], out: &mut BytesMut) {
+        out.extend_from_slice(head);
+    }
+
+    fn put_next(&mut self, out: &mut BytesMut) -> WrittenPiece {
+        if self.next == self.items.pieces() {
+            return WrittenPiece::None;
+        }
+        let piece = self.items.put(self.next, self.in_memory, out);
+        self.next += 1;
+        piece
+    }
+
+    fn put_tail(&mut self, tail: &[u8], out: &mut BytesMut) {
+        out.extend_from_slice(tail);
+    }
+
+    /// The rest of the buffer is for the next chunk.
+    fn take_chunk(&self, out: &mut BytesMut) -> Bytes {
+        out.split().freeze()
+    }
+
+    fn has_known_length(&self) -> bool {
+        true
+    }
+}
+
+/// Runs of items as one member of gzip, put together from pieces that all clients share.
+pub(super) struct CompressedRuns {
+    runs: std::vec::IntoIter<ObjectRun>,
+    separator: Option<Deflated>,
+    /// Gone once the end is written.
+    member: Option<GzipMember>,
+    /// Runs of the current chunk that were not compressed before.
+    compressed: usize,
+}
+
+impl CompressedRuns {
+    pub(super) fn new(format: &WireFormat, runs: Vec<ObjectRun>) -> Self {
+        let separator = (format.separator() > 0).then(|| Deflated::stored(b","));
+        Self {
+            runs: runs.into_iter(),
+            separator,
+            member: None,
+            compressed: 0,
+        }
+    }
+
+    /// Returns `true` if nearly all runs are compressed already. The rest keeps nobody waiting.
+    pub(super) fn are_in_memory(&self) -> bool {
+        let runs = self.runs.as_slice();
+        runs.iter()
+            .filter(|run| !run.is_deflated())
+            .nth(COMPRESSED_AT_ONCE)
+            .is_none()
+    }
+}
+
+impl ListSource for CompressedRuns {
+    /// Reserves the whole chunk if its runs are compressed already: it would be copied once more as
+    /// it grows.
+    fn begin_chunk(&mut self, out: &mut BytesMut) {
+        let is_ready = self
+            .runs
+            .as_slice()
+            .first()
+            .is_some_and(ObjectRun::is_deflated);
+        self.compressed = 0;
+        *out = BytesMut::with_capacity(if is_ready { CHUNK + CHUNK / 8 } else { 0 });
+    }
+
+    fn put_head(&mut self, head: &[u8], out: &mut BytesMut) {
+        let member = self.member.insert(GzipMember::begin(out));
+        member.put(&deflate(head), out);
+    }
+
+    fn put_next(&mut self, out: &mut BytesMut) -> WrittenPiece {
+        let (Some(member), Some(run)) = (self.member.as_mut(), self.runs.next()) else {
+            return WrittenPiece::None;
+        };
+        self.compressed += usize::from(!run.is_deflated());
+        member.put(&run.deflated(), out);
+        if let Some(separator) = self.separator.as_ref().filter(|_| self.runs.len() > 0) {
+            member.put(separator, out);
+        }
+        if self.compressed >= COMPRESSED_AT_ONCE {
+            WrittenPiece::Flush
+        } else {
+            WrittenPiece::Appended
+        }
+    }
+
+    fn put_tail(&mut self, tail: &[u8], out: &mut BytesMut) {
+        if let Some(mut member) = self.member.take() {
+            member.put(&deflate(tail), out);
+            member.end(out);
+        }
+    }
+
+    /// Nothing of the buffer outlives the chunk.
+    fn take_chunk(&self, out: &mut BytesMut) -> Bytes {
+        std::mem::take(out).freeze()
+    }
+
+    /// The compressed length is unknown until the body is sent.
+    fn has_known_length(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body::Body as _;
+
+    use super::*;
+    use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, ResourceVersion, scan};
+
+    const LIST: &str = r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[]}"#;
+
+    /// Config maps with so many bytes of data.
+    fn selected(format: &WireFormat, sizes: &[usize]) -> Vec<Arc<StoredObject>> {
+        let fields =
+            FieldTable::builtin(&GroupVersionResource::new("", "v1", "configmaps"), true).unwrap();
+        let object = |(index, size): (usize, &usize)| {
+            let data = "x".repeat(*size);
+            let text = format!(
+                r#"{{"kind":"ConfigMap","apiVersion":"v1","metadata":{{"name":"c-{index}","namespace":"ns","resourceVersion":"5"}},"data":{{"text":"{data}"}}}}"#
+            );
+            let scanned = scan(Encoding::Json, text.as_bytes(), &fields).unwrap();
+            let bytes = format.item_bytes(&text.into());
+            Arc::new(StoredObject {
+                bytes,
+                version: scanned.version,
+                attributes: scanned.attributes,
+            })
+        };
+        sizes.iter().enumerate().map(object).collect()
+    }
+
+    #[test]
+    fn a_selection_is_shared_if_little_of_it_has_to_be_copied() {
+        let (format, _) =
+            WireFormat::learn(Encoding::Json, "ConfigMap", &format!("{LIST}\n").into()).unwrap();
+        let format = Arc::new(format);
+        let mixed = [[3_000; 10], [300; 10]].concat();
+        for (sizes, in_memory) in [
+            (vec![3_000; 40], true),
+            (mixed, true),
+            (vec![300; 400], false),
+            (vec![], true),
+        ] {
+            let objects = selected(&format, &sizes);
+            let mut all = BytesMut::new();
+            for object in &objects {
+                format.put_item(&object.bytes, &mut all);
+            }
+            all.truncate(all.len().saturating_sub(format.separator()));
+            let items = Items::Objects(Arc::clone(&format), objects.clone());
+            let parts =
+                format.list_parts(ResourceVersion(9), None, None, items.count(), items.bytes());
+            let expected = [&parts.head[..], &all, &parts.tail].concat();
+            let items = PlainItems::new(items, parts.body_len());
+            assert_eq!(items.are_in_memory(), in_memory);
+            let mut body = ListBody::new(items, parts);
+            let mut frames = Vec::new();
+            while let Some(frame) = body.next_chunk() {
+                frames.push(frame);
+            }
+            assert!(body.is_end_stream());
+            assert!(frames.concat() == expected);
+            let is_shared = |object: &&Arc<StoredObject>| {
+                frames.iter().any(|frame| object.bytes.is_part_of(frame))
+            };
+            let large = sizes
+                .iter()
+                .filter(|size| **size >= MIN_SHARED_BYTES)
+                .count();
+            assert_eq!(
+                objects.iter().filter(is_shared).count(),
+                if in_memory { large } else { 0 }
+            );
+        }
+    }
+}

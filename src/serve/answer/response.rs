@@ -1,0 +1,38 @@
+//! The responses that answers from memory are made of.
+use http::{HeaderValue, Response, StatusCode, header};
+
+use crate::body::Body;
+use crate::serve::source::AnswerSource;
+
+/// A response of this proxy, and where it came from.
+pub(in crate::serve) struct Answer {
+    pub(in crate::serve) source: AnswerSource,
+    pub(in crate::serve) response: Response<Body>,
+}
+
+impl Answer {
+    pub(in crate::serve) fn new(source: AnswerSource, response: Response<Body>) -> Self {
+        Self { source, response }
+    }
+}
+
+/// Returns a response with the headers that every answer from memory has.
+pub(super) fn from_memory(
+    status: StatusCode,
+    content_type: &'static str,
+    body: Body,
+    warnings: &[HeaderValue],
+) -> Response<Body> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(
+        header::CACHE_CONTROL,
+        HeaderValue::from_static("no-cache, private"),
+    );
+    for warning in warnings {
+        headers.append(header::WARNING, warning.clone());
+    }
+    response
+}

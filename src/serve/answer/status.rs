@@ -1,0 +1,89 @@
+//! The one place where errors become responses.
+use http::{HeaderValue, Response, StatusCode, header};
+use watershed_protocol::{Encoding, Status};
+
+use super::response::{Answer, from_memory};
+use crate::body::{Body, full};
+use crate::serve::limit::LimitExceeded;
+use crate::serve::metrics;
+use crate::serve::source::{AnswerSource, ForwardReason};
+use crate::serve::unanswered::Unanswered;
+use crate::upstream::UpstreamError;
+
+/// Returns the answer to a rejected request, or the reason why upstream answers it.
+pub(in crate::serve) fn not_from_memory(
+    unanswered: Unanswered,
+    encoding: Encoding,
+) -> Result<Answer, ForwardReason> {
+    match unanswered {
+        Unanswered::Forward(reason) => Err(reason),
+        Unanswered::Refuse(source, refusal) => {
+            Ok(Answer::new(source, status(&refusal, encoding, &[])))
+        }
+        Unanswered::Limit(exceeded) => Ok(Answer::new(
+            AnswerSource::Limit,
+            too_many_requests(exceeded),
+        )),
+    }
+}
+
+/// Returns a response with a Status as its body, and with the Warning headers of the type.
+pub(super) fn status(
+    status: &Status,
+    encoding: Encoding,
+    warnings: &[HeaderValue],
+) -> Response<Body> {
+    let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = from_memory(
+        code,
+        encoding.content_type(false),
+        full(status.encode(encoding)),
+        warnings,
+    );
+    // For the audit log.
+    response.extensions_mut().insert(status.clone());
+    let headers = response.headers_mut();
+    if code == StatusCode::FORBIDDEN {
+        headers.insert(
+            header::X_CONTENT_TYPE_OPTIONS,
+            HeaderValue::from_static("nosniff"),
+        );
+    }
+    if let Some(seconds) = status.retry_after() {
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
+}
+
+/// Returns `true` if a response was made here and not upstream.
+pub(in crate::serve) fn is_own(response: &Response<Body>) -> bool {
+    response.extensions().get::<Status>().is_some()
+}
+
+/// Returns the response to a request that could not be forwarded.
+pub(in crate::serve) fn unreachable(error: &UpstreamError, encoding: Encoding) -> Response<Body> {
+    if error.is_refused() {
+        return status(&Status::bad_request(error.to_string()), encoding, &[]);
+    }
+    let message = format!("the API server could not be reached: {error}");
+    status(&Status::service_unavailable(message, 1), encoding, &[])
+}
+
+/// Source: `apiserver/pkg/server/filters/priority-and-fairness.go` (tooManyRequests): plain text,
+/// not a Status.
+fn too_many_requests(exceeded: LimitExceeded) -> Response<Body> {
+    metrics::limited(exceeded.as_str());
+    let mut response = Response::new(full("Too many requests, please try again later.\n"));
+    *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+    let headers = response.headers_mut();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("text/plain; charset=utf-8"),
+    );
+    headers.insert(
+        header::X_CONTENT_TYPE_OPTIONS,
+        HeaderValue::from_static("nosniff"),
+    );
+    headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    response
+}

@@ -1,0 +1,182 @@
+//! A watch: from the present state, or from a version still in the window.
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderMap, StatusCode};
+use http_body_util::BodyExt;
+use tokio::time::Instant;
+use watershed_protocol::{ResourceVersion, WatchStart, accepts_gzip};
+
+use super::gzip;
+use super::response::{Answer, from_memory};
+use crate::access::Guard;
+use crate::body::InMemory;
+use crate::drain::DrainWatch;
+use crate::serve::freshness::FreshScope;
+use crate::serve::metrics::{Labels, Meters};
+use crate::serve::open::OpenedScope;
+use crate::serve::plan::{ReadPlan, WatchPlan};
+use crate::serve::source::{AnswerSource, ForwardReason};
+use crate::store::{Snapshot, SubscriptionStart};
+use crate::watcher::{ClientView, ContentCoding, InitialState, WatchBody, WatchOptions};
+
+/// Without `timeoutSeconds` a watch ends after one to two times this.
+/// Source: `--min-request-timeout`, `apiserver/pkg/endpoints/handlers/get.go`.
+const MIN_TIMEOUT: Duration = Duration::from_mins(30);
+/// Longer than anybody waits, short enough to be added to a clock.
+const MAX_TIMEOUT: Duration = Duration::from_hours(10 * 365 * 24);
+
+/// What a watch needs besides its scope.
+pub(in crate::serve) struct WatchContext<'a> {
+    pub(in crate::serve) coding: ContentCoding,
+    /// The caller's right to see the watch.
+    pub(in crate::serve) guard: Guard,
+    pub(in crate::serve) draining: &'a DrainWatch,
+    pub(in crate::serve) meters: &'a Meters,
+    pub(in crate::serve) labels: &'a Labels,
+}
+
+/// Returns the coding of a watch. Upstream compresses the watches that mark the end of their
+/// initial events, for clients that accept gzip.
+/// Source: `apiserver/pkg/endpoints/handlers/watch.go` (BeginStream).
+pub(in crate::serve) async fn coding(
+    opened: &OpenedScope,
+    watch: &WatchPlan,
+    headers: &HeaderMap,
+) -> ContentCoding {
+    let is_marked = matches!(watch.start, WatchStart::State { end_mark: true, .. });
+    if is_marked && accepts_gzip(headers) && opened.scope.compression.is_on().await {
+        ContentCoding::Gzip
+    } else {
+        ContentCoding::Identity
+    }
+}
+
+/// Answers with the events, from where the watch starts.
+pub(in crate::serve) fn answer(
+    fresh: &FreshScope,
+    read: &ReadPlan,
+    watch: &WatchPlan,
+    context: WatchContext<'_>,
+) -> Result<Answer, ForwardReason> {
+    let OpenedScope {
+        scope,
+        ready,
+        representation,
+        ..
+    } = &fresh.opened;
+    let view = ClientView {
+        filter: watch.filter.clone(),
+        partial: fresh.opened.partial().map(Box::new),
+    };
+    check_start(&fresh.opened, watch.start)?;
+    let start = match watch.start {
+        WatchStart::After(version) => SubscriptionStart::After(version),
+        WatchStart::State { .. } | WatchStart::Now(_) => SubscriptionStart::Now,
+    };
+    let (subscription, snapshot) = scope
+        .reader
+        .subscribe(start, watch.filter.interest(&scope.fields));
+    let version = snapshot.version();
+    if version < fresh.min_version {
+        return Err(ForwardReason::VersionAhead);
+    }
+    let (initial, source) = match watch.start {
+        WatchStart::State { end_mark, .. } => {
+            let initial = initial_state(&fresh.opened, &view, snapshot, version, end_mark)?;
+            (Some(initial), fresh.source)
+        }
+        WatchStart::Now(_) if fresh.source != AnswerSource::Snapshot => (None, fresh.source),
+        WatchStart::After(_) | WatchStart::Now(_) => (None, AnswerSource::Window),
+    };
+    let coding = context.coding;
+    let body = WatchBody::new(
+        subscription,
+        WatchOptions {
+            format: Arc::clone(&ready.format),
+            view,
+            coding,
+            start: match watch.start {
+                WatchStart::After(version) => version,
+                WatchStart::State { .. } | WatchStart::Now(_) => version,
+            },
+            initial,
+            bookmarks: watch.bookmarks.then(|| Arc::clone(&scope.bookmarks)),
+            deadline: Instant::now() + timeout(watch.timeout_seconds),
+            grant: context.guard,
+            draining: context.draining.signal(),
+            observer: context.meters.begin(context.labels, &read.resource),
+        },
+    );
+    let body = body.map_err(|never| match never {}).boxed_unsync();
+    let mut response = from_memory(
+        StatusCode::OK,
+        representation.encoding.content_type(true),
+        body,
+        &ready.warnings,
+    );
+    if coding == ContentCoding::Gzip {
+        gzip::mark(response.headers_mut());
+    }
+    response.extensions_mut().insert(InMemory);
+    Ok(Answer::new(source, response))
+}
+
+/// Returns an error if upstream answers a watch from this start in another way.
+fn check_start(opened: &OpenedScope, start: WatchStart) -> Result<(), ForwardReason> {
+    match start {
+        // A release that does not stream initial events refuses to be asked, and does not mark the
+        // end of those it sends unasked.
+        WatchStart::State {
+            requested: true, ..
+        } if !opened.ready.streams_initial_events => Err(ForwardReason::InitialEvents),
+        // Upstream may still know what happened before this cache began: the client need not list.
+        WatchStart::After(version) if opened.scope.is_before_first_list(version) => {
+            Err(ForwardReason::BeforeFirstList)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn initial_state(
+    opened: &OpenedScope,
+    view: &ClientView,
+    snapshot: Snapshot,
+    version: ResourceVersion,
+    end_mark: bool,
+) -> Result<InitialState, ForwardReason> {
+    let end_mark = if end_mark && opened.ready.streams_initial_events {
+        // Upstream marked the end of its own initial events, so its format is known.
+        let format = opened.scope.bookmarks.load_full();
+        let mark = format.and_then(|format| view.end_mark(&format, version));
+        Some(mark.ok_or(ForwardReason::InitialEvents)?)
+    } else {
+        None
+    };
+    Ok(InitialState {
+        runs: snapshot.into_runs(view.filter.namespace()),
+        rest: None,
+        end_mark,
+    })
+}
+
+fn timeout(seconds: Option<u64>) -> Duration {
+    match seconds {
+        Some(seconds) => Duration::from_secs(seconds).min(MAX_TIMEOUT),
+        None => MIN_TIMEOUT.mul_f64(1.0 + fastrand::f64()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::drain::DrainSignal;
+    use crate::serve::metrics::WatchMeter;
+
+    /// There may be a hundred thousand.
+    #[test]
+    fn an_open_watch_is_small() {
+        let bytes = size_of::<WatchBody<Guard, DrainSignal, WatchMeter>>();
+        assert!(bytes <= 320, "{bytes}");
+    }
+}

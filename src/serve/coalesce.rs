@@ -1,0 +1,139 @@
+//! Identical consistent reads that are on their way to upstream at the same time share one request.
+//!
+//! The first is forwarded as it is. Callers that ask the same while it is under way wait for a
+//! request that begins after they came: its response is no older than their reads. It carries the
+//! credentials of one of them, and is given only to callers that may have it.
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
+use http_body_util::BodyExt;
+use http_body_util::combinators::UnsyncBoxBody;
+use parking_lot::Mutex;
+use tokio::time::timeout;
+
+use super::singleflight::Singleflight;
+use super::stored_response::{RequestKey, ResponseBudget, StoredResponse};
+use crate::body::Body;
+use crate::upstream::{AnswerError, ForwardIdentity, Forwarder};
+
+/// Largest response that is shared. It is held whole; larger ones are forwarded to each caller.
+const MAX_BYTES: usize = 32 << 20;
+/// Upper bound of all responses held for clients that take them slowly.
+const BUDGET: usize = 64 << 20;
+const READING: usize = 16;
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Identical reads that are under way.
+#[derive(Default)]
+struct CoalescedRead {
+    /// Callers that ask for it.
+    callers: usize,
+    flight: Arc<Singleflight<Option<Arc<StoredResponse>>>>,
+}
+
+/// All consistent reads that are under way at upstream.
+pub(super) struct Coalescer {
+    forwarder: Forwarder,
+    reads: Mutex<HashMap<RequestKey, CoalescedRead>>,
+    budget: Arc<ResponseBudget>,
+}
+
+/// A read that is under way, for as long as this lives.
+pub(super) struct CoalescerSlot<'a> {
+    coalescer: &'a Coalescer,
+    key: RequestKey,
+    flight: Arc<Singleflight<Option<Arc<StoredResponse>>>>,
+    /// No other caller asks for the same.
+    pub(super) is_first: bool,
+}
+
+impl Coalescer {
+    pub(super) fn new(forwarder: Forwarder) -> Self {
+        Self {
+            forwarder,
+            reads: Mutex::default(),
+            budget: Arc::new(ResponseBudget::new(BUDGET, READING)),
+        }
+    }
+
+    /// Takes a slot among the reads that are under way.
+    pub(super) fn enter<B>(&self, request: &Request<B>) -> CoalescerSlot<'_> {
+        let key = RequestKey::new(request);
+        let mut reads = self.reads.lock();
+        let read = reads.entry(key.clone()).or_default();
+        read.callers += 1;
+        let (flight, is_first) = (Arc::clone(&read.flight), read.callers == 1);
+        CoalescerSlot {
+            coalescer: self,
+            key,
+            flight,
+            is_first,
+        }
+    }
+}
+
+impl CoalescerSlot<'_> {
+    /// Returns the response to a request that is sent after this call, with the credentials of
+    /// `caller` or of another who waits; `None` if upstream should be asked for each.
+    pub(super) async fn answer(
+        &self,
+        caller: &HeaderMap,
+        authority: &ForwardIdentity,
+    ) -> Option<Arc<StoredResponse>> {
+        let (forwarder, key) = (self.coalescer.forwarder.clone(), self.key.clone());
+        let (authority, budget) = (authority.clone(), Arc::clone(&self.coalescer.budget));
+        let caller = [header::AUTHORIZATION, header::USER_AGENT].map(|name| {
+            let value = caller.get(&name).cloned();
+            (name, value)
+        });
+        let answer = self.flight.join(move || async move {
+            let fetched = fetch(&forwarder, &key, caller, &authority, &budget);
+            timeout(TIMEOUT, fetched)
+                .await
+                .ok()?
+                .inspect_err(|error| tracing::debug!(%error, "a coalesced read failed"))
+                .ok()
+                .map(Arc::new)
+        });
+        answer.await.flatten()
+    }
+}
+
+impl Drop for CoalescerSlot<'_> {
+    fn drop(&mut self) {
+        let mut reads = self.coalescer.reads.lock();
+        if let Some(read) = reads.get_mut(&self.key) {
+            read.callers -= 1;
+            if read.callers == 0 {
+                reads.remove(&self.key);
+            }
+        }
+    }
+}
+
+async fn fetch(
+    forwarder: &Forwarder,
+    key: &RequestKey,
+    caller: [(HeaderName, Option<HeaderValue>); 2],
+    authority: &ForwardIdentity,
+    budget: &ResponseBudget,
+) -> Result<StoredResponse, AnswerError> {
+    let response = forwarder
+        .forward_body(key.request(caller)?, false, authority)
+        .await?;
+    match response.status() {
+        StatusCode::OK | StatusCode::NOT_FOUND => {
+            StoredResponse::read(response.map(named), MAX_BYTES, budget).await
+        }
+        status => Err(AnswerError::Status(status)),
+    }
+}
+
+/// Gives errors one type: the compiler can't follow boxed ones into a task.
+fn named(body: Body) -> UnsyncBoxBody<Bytes, io::Error> {
+    body.map_err(io::Error::other).boxed_unsync()
+}

@@ -1,0 +1,131 @@
+//! Opens the scope that answers a read.
+use std::sync::Arc;
+
+use watershed_protocol::{PartialFormat, Representation};
+
+use super::plan::ReadPlan;
+use super::policy::CachingPolicy;
+use super::scope_choice::{Condition, OpenScope, ScopeChoice};
+use super::source::ForwardReason;
+use crate::catalog::Catalog;
+use crate::scope::{NotReady, ReadyScope, Scope, ScopeHandle, ScopePhase, Scopes};
+use crate::upstream::Stopped;
+
+/// A scope that can answer.
+pub(super) struct OpenedScope {
+    pub(super) scope: ScopeHandle,
+    /// All objects that the read asks for are in the scope, if they exist.
+    pub(super) is_complete: bool,
+    pub(super) ready: Arc<ReadyScope>,
+    /// Representation of the answer.
+    pub(super) representation: Representation,
+}
+
+impl OpenedScope {
+    /// Returns how the objects are reduced, if the client asks for metadata and the scope holds
+    /// whole objects.
+    pub(super) fn partial(&self) -> Option<PartialFormat> {
+        let Representation {
+            encoding,
+            metadata_only,
+        } = self.representation;
+        let reduced = metadata_only && !self.scope.key.representation.metadata_only;
+        reduced.then(|| PartialFormat::of(&self.ready.format, encoding))
+    }
+}
+
+/// Opens the scope in the first representation that the client accepts and the type has.
+pub(super) async fn open(
+    catalog: &Catalog,
+    policy: &CachingPolicy,
+    scopes: &Scopes,
+    read: &ReadPlan,
+) -> Result<OpenedScope, ForwardReason> {
+    // While the caller was reviewed, the type may have got other selectable fields. The request's
+    // selectors were resolved against the old ones, and a scope must not be opened with those.
+    let resource = &read.resource;
+    if catalog
+        .get(&resource.gvr)
+        .is_none_or(|now| now.fields != resource.fields)
+    {
+        return Err(ForwardReason::UnknownType);
+    }
+    for &representation in &read.representations {
+        for held in read.made_from(representation) {
+            let (scope, is_complete) =
+                acquire(policy, scopes, read, held).ok_or(ForwardReason::NotCovered)?;
+            if scope.fields != resource.fields {
+                return Err(ForwardReason::UnknownType);
+            }
+            match scope.wait_until_ready(scopes.config().sync_wait).await {
+                Ok(ready) => {
+                    return Ok(OpenedScope {
+                        scope,
+                        is_complete,
+                        ready,
+                        representation,
+                    });
+                }
+                Err(NotReady::Syncing) => return Err(ForwardReason::Syncing),
+                // The next representation may be acceptable.
+                Err(NotReady::Stopped(Stopped::NotAcceptable)) => {}
+                Err(NotReady::Stopped(Stopped::Forbidden(_))) => {
+                    return Err(ForwardReason::NotPermitted);
+                }
+                Err(NotReady::Stopped(_)) => return Err(ForwardReason::NotCached),
+            }
+        }
+    }
+    Err(ForwardReason::Representation)
+}
+
+/// Returns a handle to the scope that answers the read, and whether it has all that the read asks
+/// for. Opens the scope if it is not open.
+fn acquire(
+    policy: &CachingPolicy,
+    scopes: &Scopes,
+    read: &ReadPlan,
+    held: Representation,
+) -> Option<(ScopeHandle, bool)> {
+    let gvr = &read.resource.gvr;
+    let mut is_complete = true;
+    let scope = scopes.acquire(
+        (gvr, held),
+        &read.resource.kind,
+        &read.resource.fields,
+        |open| {
+            let (chosen, on_demand) = match &read.scope {
+                ScopeChoice::Configured(chosen) => (chosen.clone(), false),
+                ScopeChoice::OnDemand { asked, one, limits } => {
+                    let (here, elsewhere): (Vec<_>, Vec<_>) = open.partition(|scope| {
+                        scope.key.gvr == *gvr && scope.key.representation == held
+                    });
+                    let here: Vec<_> = here.into_iter().map(open_scope).collect();
+                    let elsewhere = elsewhere
+                        .into_iter()
+                        .filter(|scope| open_scope(scope).condition.is_alive())
+                        .count();
+                    (limits.choose(asked, *one, &here, elsewhere)?, true)
+                }
+            };
+            is_complete = chosen.is_complete;
+            let retention = policy.retention(gvr, on_demand, scopes.config().window);
+            Some((chosen.selection, retention))
+        },
+    )?;
+    Some((scope, is_complete))
+}
+
+/// Returns a scope as the choice sees it.
+fn open_scope(scope: &Arc<Scope>) -> OpenScope {
+    let condition = match scope.phase() {
+        ScopePhase::Ready(_) => Condition::Ready,
+        ScopePhase::Syncing | ScopePhase::Failing => Condition::Syncing,
+        ScopePhase::Stopped(Stopped::NotAcceptable) => Condition::Unknown,
+        ScopePhase::Stopped(_) => Condition::Failed,
+    };
+    OpenScope {
+        selection: Arc::clone(&scope.key.selection),
+        condition,
+    }
+}

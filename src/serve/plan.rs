@@ -1,0 +1,238 @@
+//! Plans the answer to a request: from memory, or forwarded and why. Looks at the request alone.
+mod context;
+mod get;
+mod list;
+mod read;
+mod selected;
+mod watch;
+
+use std::sync::Arc;
+
+use http::{HeaderMap, Request, header};
+use watershed_protocol::{
+    AcceptClause, Encoding, GroupVersionResource, Representation, RequestInfo, ResourceRequest,
+    Verb, acceptable, wants_pretty,
+};
+
+use super::documents::DocumentRequest;
+use super::policy::{CacheMode, CachingPolicy};
+use super::source::ForwardReason;
+use crate::access::{AccessAttributes, ReviewSelectors};
+use crate::catalog::{Catalog, ResourceType};
+use context::ReadContext;
+pub(super) use list::ListPlan;
+pub(super) use read::{ReadKind, ReadPlan};
+pub(super) use watch::WatchPlan;
+
+/// The plan for a request, and what is known of the request either way.
+pub(super) struct RequestPlan {
+    pub(super) action: PlannedAction,
+    pub(super) verb: Verb,
+    /// The type, if it is one of the catalog's: a label of bounded cardinality.
+    pub(super) resource: Option<Arc<ResourceType>>,
+    /// The request may stay open.
+    pub(super) long_running: bool,
+    /// The request does not share an upstream connection with short ones: it may stay open, or
+    /// changes the protocol.
+    pub(super) own_connection: bool,
+    /// Encoding of refusals.
+    pub(super) errors: Encoding,
+}
+
+/// How a request is answered.
+pub(super) enum PlannedAction {
+    Forward(ForwardReason),
+    Read(Box<ReadPlan>),
+    Document(Box<DocumentRequest>),
+}
+
+impl RequestPlan {
+    pub(super) fn new<B>(catalog: &Catalog, policy: &CachingPolicy, request: &Request<B>) -> Self {
+        let uri = request.uri();
+        let info = RequestInfo::parse(request.method(), uri.path(), uri.query());
+        let resource = info
+            .resource
+            .as_ref()
+            .and_then(|asked| catalog.get(&asked.gvr));
+        let wanted = acceptable(request.headers(), info.verb);
+        let errors = match wanted.first() {
+            Some(AcceptClause::Supported(representation)) => representation.encoding,
+            _ => Encoding::Json,
+        };
+        let long_running = is_long_running(&info, uri.query());
+        let action = match plan_read(&info, resource.as_ref(), policy, request, &wanted) {
+            Ok(read) => PlannedAction::Read(Box::new(read)),
+            Err(reason @ ForwardReason::NotAResource) => {
+                match DocumentRequest::new(catalog, request) {
+                    Some(document) => PlannedAction::Document(Box::new(document)),
+                    None => PlannedAction::Forward(reason),
+                }
+            }
+            Err(reason) => PlannedAction::Forward(reason),
+        };
+        Self {
+            action,
+            verb: info.verb,
+            resource,
+            long_running,
+            own_connection: long_running || is_upgrade(request.headers()),
+            errors,
+        }
+    }
+}
+
+/// Plans a get, list or watch. The order of the checks decides which reason a client sees.
+fn plan_read<B>(
+    info: &RequestInfo,
+    resource: Option<&Arc<ResourceType>>,
+    policy: &CachingPolicy,
+    request: &Request<B>,
+    wanted: &[AcceptClause],
+) -> Result<ReadPlan, ForwardReason> {
+    if is_upgrade(request.headers()) {
+        return Err(ForwardReason::Upgrade);
+    }
+    if !matches!(info.verb, Verb::Get | Verb::List | Verb::Watch) {
+        return Err(ForwardReason::NotARead);
+    }
+    let asked = info.resource.as_ref().ok_or(ForwardReason::NotAResource)?;
+    if asked.subresource.is_some() {
+        return Err(ForwardReason::Subresource);
+    }
+    let resource = resource.ok_or(ForwardReason::UnknownType)?;
+    if info.legacy_watch {
+        return Err(ForwardReason::LegacyWatch);
+    }
+    let mode = policy.mode(&resource.gvr);
+    if mode == CacheMode::Nothing {
+        return Err(ForwardReason::Policy);
+    }
+    let namespace = namespace(asked, resource, info.verb == Verb::Get)?;
+    let representations = representations(wanted, &resource.gvr, mode)?;
+    let query = request.uri().query();
+    let context = ReadContext {
+        resource,
+        policy,
+        mode,
+        namespace: namespace.as_deref(),
+        query,
+        pretty: wants_pretty(query, request.headers()),
+        consistent_reads: policy.consistent_reads(&resource.gvr),
+    };
+    let (kind, freshness, selectors, scope) = match info.verb {
+        Verb::Get => {
+            let (name, freshness, scope) = get::plan(&context, asked)?;
+            (
+                ReadKind::Get { name },
+                freshness,
+                ReviewSelectors::default(),
+                scope,
+            )
+        }
+        Verb::Watch => {
+            let (watch, selectors, scope) = watch::plan(&context)?;
+            let freshness = watch.start.freshness();
+            (ReadKind::Watch(watch), freshness, selectors, scope)
+        }
+        _ => {
+            let (list, freshness, selectors, scope) = list::plan(&context)?;
+            (ReadKind::List(list), freshness, selectors, scope)
+        }
+    };
+    Ok(ReadPlan {
+        resource: Arc::clone(resource),
+        representations,
+        mode,
+        scope,
+        kind,
+        pretty: context.pretty,
+        attributes: AccessAttributes {
+            verb: info.verb,
+            resource: asked.clone(),
+            selectors,
+        },
+        freshness,
+        may_be_stale: context.may_be_stale(),
+        namespace,
+    })
+}
+
+/// Source: kube-apiserver's own check (controlplane/apiserver/config.go) and following logs.
+fn is_long_running(info: &RequestInfo, query: Option<&str>) -> bool {
+    let subresource = info
+        .resource
+        .as_ref()
+        .and_then(|asked| asked.subresource.as_deref());
+    match subresource {
+        Some("exec" | "attach" | "portforward" | "proxy") => true,
+        Some("log") => query.is_some_and(|query| query.contains("follow")),
+        _ => info.verb == Verb::Watch || info.legacy_watch,
+    }
+}
+
+fn is_upgrade(headers: &HeaderMap) -> bool {
+    headers.contains_key(header::UPGRADE)
+}
+
+/// Returns the namespace of the read, if the URL fits the type. Upstream has no other paths, and
+/// authorization would be asked about something else than what is read.
+fn namespace(
+    asked: &ResourceRequest,
+    resource: &ResourceType,
+    named: bool,
+) -> Result<Option<String>, ForwardReason> {
+    if *resource.gvr.resource == *"namespaces" {
+        // Upstream sees a namespace object as being in itself.
+        let fits = if named {
+            asked.namespace == asked.name
+        } else {
+            asked.namespace.is_none()
+        };
+        let core = resource.gvr.group.is_empty() && !resource.namespaced;
+        return if core && fits {
+            Ok(None)
+        } else {
+            Err(ForwardReason::UnknownType)
+        };
+    }
+    let fits = if resource.namespaced {
+        asked.namespace.is_some() || !named
+    } else {
+        asked.namespace.is_none()
+    };
+    if fits {
+        Ok(asked.namespace.clone())
+    } else {
+        Err(ForwardReason::UnknownType)
+    }
+}
+
+/// Returns the representations to try, as long as the client's order names ones that are cached.
+fn representations(
+    wanted: &[AcceptClause],
+    gvr: &GroupVersionResource,
+    mode: CacheMode,
+) -> Result<Vec<Representation>, ForwardReason> {
+    let mut known = wanted
+        .iter()
+        .map_while(|wanted| match wanted {
+            AcceptClause::Supported(representation) => Some(*representation),
+            AcceptClause::Other => None,
+        })
+        .peekable();
+    if known.peek().is_none() {
+        return Err(ForwardReason::Representation);
+    }
+    let is_cached = |representation: &Representation| match mode {
+        CacheMode::Nothing => false,
+        CacheMode::Metadata => representation.metadata_only,
+        // Upstream's metadata of such objects cannot be derived from them.
+        CacheMode::Objects => !(representation.metadata_only && gvr.keeps_data_in_annotations()),
+    };
+    let cached: Vec<_> = known.take_while(is_cached).collect();
+    match mode {
+        _ if !cached.is_empty() => Ok(cached),
+        CacheMode::Objects => Err(ForwardReason::Representation),
+        CacheMode::Nothing | CacheMode::Metadata => Err(ForwardReason::Policy),
+    }
+}

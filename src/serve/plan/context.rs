@@ -1,0 +1,37 @@
+//! What the plans of all reads start from.
+use std::sync::Arc;
+
+use watershed_protocol::Freshness;
+
+use crate::catalog::ResourceType;
+use crate::serve::policy::{CacheMode, CachingPolicy, ConsistentReads};
+use crate::serve::source::ForwardReason;
+
+/// A read of a cached type.
+pub(super) struct ReadContext<'a> {
+    pub(super) resource: &'a Arc<ResourceType>,
+    pub(super) policy: &'a CachingPolicy,
+    pub(super) mode: CacheMode,
+    pub(super) namespace: Option<&'a str>,
+    pub(super) query: Option<&'a str>,
+    /// The client wants indented JSON.
+    pub(super) pretty: bool,
+    pub(super) consistent_reads: ConsistentReads,
+}
+
+impl ReadContext<'_> {
+    /// Returns an error if the operator wants upstream to answer reads of this freshness.
+    pub(super) fn permit(&self, freshness: Freshness) -> Result<(), ForwardReason> {
+        let forwarded = freshness == Freshness::MostRecent
+            && self.consistent_reads == ConsistentReads::Upstream;
+        if forwarded {
+            Err(ForwardReason::Consistent)
+        } else {
+            Ok(())
+        }
+    }
+
+    pub(super) fn may_be_stale(&self) -> bool {
+        self.consistent_reads == ConsistentReads::PossiblyStale
+    }
+}

@@ -1,0 +1,77 @@
+//! The selectors of a list or watch.
+use watershed_protocol::{FieldSelector, LabelSelector, ListOptions, Selection};
+
+use super::context::ReadContext;
+use crate::access::ReviewSelectors;
+use crate::serve::policy::CacheMode;
+use crate::serve::scope_choice::ScopeChoice;
+use crate::serve::source::ForwardReason;
+use crate::watcher::ViewFilter;
+
+/// The objects that a list or watch selects, and the scope that has them.
+pub(super) struct Selected {
+    pub(super) filter: ViewFilter,
+    pub(super) fields: Option<FieldSelector>,
+    /// The selectors as authorization sees them.
+    pub(super) selectors: ReviewSelectors,
+    pub(super) scope: ScopeChoice,
+}
+
+impl Selected {
+    pub(super) fn new(
+        context: &ReadContext<'_>,
+        options: &ListOptions,
+    ) -> Result<Self, ForwardReason> {
+        let resource = context.resource;
+        let labels = options
+            .label_selector
+            .as_deref()
+            .map(LabelSelector::parse)
+            .transpose()
+            .map_err(|_| ForwardReason::Selector)?;
+        let fields = options
+            .field_selector
+            .as_deref()
+            .map(FieldSelector::parse)
+            .transpose()
+            .map_err(|_| ForwardReason::Selector)?;
+        let selectors = ReviewSelectors::new(labels.as_ref(), fields.as_ref());
+        let namespace = context.namespace.map(str::to_owned);
+        let scope = context
+            .policy
+            .scope_for(&resource.gvr, false, || Selection {
+                namespace: namespace.clone(),
+                labels: labels.clone().unwrap_or_default(),
+                fields: fields.clone().unwrap_or_default(),
+            })
+            .ok_or(ForwardReason::NotCovered)?;
+        let filter = ViewFilter::new(namespace, labels, fields.as_ref(), &resource.fields)
+            .map_err(|_| ForwardReason::Selector)?;
+        let selected = Self {
+            filter,
+            fields,
+            selectors,
+            scope,
+        };
+        if context.mode == CacheMode::Metadata && selected.reads_beyond_metadata(context) {
+            return Err(ForwardReason::Policy);
+        }
+        Ok(selected)
+    }
+
+    fn reads_beyond_metadata(&self, context: &ReadContext<'_>) -> bool {
+        self.fields.iter().any(|fields| {
+            fields
+                .requirements()
+                .iter()
+                .any(|field| !context.resource.fields.is_of_metadata(&field.field))
+        })
+    }
+
+    /// Returns `true` if a field selector requires one value of `field`.
+    pub(super) fn requires(&self, field: &str) -> bool {
+        self.fields
+            .as_ref()
+            .is_some_and(|fields| fields.required_value(field).is_some())
+    }
+}

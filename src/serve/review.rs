@@ -1,0 +1,108 @@
+//! Identifies and authorizes callers. Both come before anything is read (invariant 5).
+use watershed_protocol::Status;
+
+use super::documents::DocumentRequest;
+use super::exchange::Exchange;
+use super::plan::ReadPlan;
+use super::source::ForwardReason;
+use super::unanswered::Unanswered;
+use crate::access::{
+    Access, AccessAttributes, Authenticated, Decision, Identity, Rejection, ReviewError,
+    ReviewedAccess,
+};
+use crate::audit;
+
+/// Returns the decision that lets the caller read what they ask for.
+pub(super) async fn authorize_read(
+    access: &Access,
+    exchange: &Exchange,
+    read: &ReadPlan,
+) -> Result<ReviewedAccess, Unanswered> {
+    let identity = match identify(access, exchange).await? {
+        Authenticated::Known(identity) => identity,
+        Authenticated::Refused => return Err(refuse(read, Status::unauthorized())),
+        Authenticated::Unknown => return Err(ForwardReason::Identity.into()),
+    };
+    let judged = access
+        .authorizer
+        .authorize(&identity, &read.attributes)
+        .await
+        .map_err(|error| not_reviewed(access, &error))?;
+    audit::record_decision(&exchange.request, judged.decision());
+    match judged.decision() {
+        Decision::Allowed(_) => Ok(judged),
+        Decision::Denied(reason) => Err(refuse(read, denied(&identity, &read.attributes, reason))),
+    }
+}
+
+/// Returns an error unless the caller may see the document. Unknown or unauthorized callers are
+/// forwarded, so upstream refuses them in its own words.
+pub(super) async fn authorize_document(
+    access: &Access,
+    exchange: &Exchange,
+    document: &DocumentRequest,
+) -> Result<(), Unanswered> {
+    let Authenticated::Known(identity) = identify(access, exchange).await? else {
+        return Err(ForwardReason::Identity.into());
+    };
+    let judged = access
+        .authorizer
+        .authorize_path(&identity, &document.path)
+        .await
+        .map_err(|error| not_reviewed(access, &error))?;
+    audit::record_decision(&exchange.request, judged.decision());
+    match judged.decision() {
+        Decision::Allowed(_) => Ok(()),
+        Decision::Denied(_) => Err(ForwardReason::NotAResource.into()),
+    }
+}
+
+/// Returns the unanswered of a caller whom upstream would not listen to.
+pub(super) fn refused(refusal: &Rejection) -> Unanswered {
+    match refusal {
+        Rejection::Status(status) => Unanswered::access((**status).clone()),
+        Rejection::ReviewFailed(error) => {
+            tracing::warn!(%error, "cannot find out whom the caller may act as");
+            Unanswered::access(not_now(error))
+        }
+    }
+}
+
+async fn identify(access: &Access, exchange: &Exchange) -> Result<Authenticated, Unanswered> {
+    let reviewed = access.identify(&exchange.caller, exchange.headers()).await;
+    if let Ok(Authenticated::Known(identity)) = &reviewed {
+        audit::record_caller(&exchange.request, identity);
+    }
+    reviewed.map_err(|error| not_reviewed(access, &error))
+}
+
+/// Returns the unanswered of a caller about whom upstream could not be asked.
+fn not_reviewed(access: &Access, error: &ReviewError) -> Unanswered {
+    tracing::warn!(%error, "cannot review the caller");
+    if access.must_refuse(error) {
+        Unanswered::access(not_now(error))
+    } else {
+        ForwardReason::ReviewFailed.into()
+    }
+}
+
+fn refuse(read: &ReadPlan, status: Status) -> Unanswered {
+    match read.refused_by_upstream() {
+        Some(reason) => reason.into(),
+        None => Unanswered::access(status),
+    }
+}
+
+fn not_now(error: &ReviewError) -> Status {
+    let message = format!("the API server could not be asked about the caller: {error}");
+    Status::service_unavailable(message, 1)
+}
+
+fn denied(identity: &Identity, attributes: &AccessAttributes, reason: &str) -> Status {
+    Status::forbidden(
+        &identity.user,
+        attributes.verb,
+        &attributes.resource,
+        reason,
+    )
+}
