@@ -17,7 +17,7 @@
 //! | [`catalog`] | which types there are: discovery and CRDs | `catalog.rs` |
 //! | [`access`] | who is calling, and may they | `access.rs` |
 //! | [`audit`] | an audit log of what is answered here | `audit/record.rs` |
-//! | [`serve`] | a request: answered from memory, or forwarded and why | `serve/decide.rs` |
+//! | [`serve`] | a request: answered from memory, or forwarded and why | `serve/plan.rs` |
 //! | [`http`] | listener, TLS, limits, drain. Knows no resources | `listener/listen.rs` |
 //! | [`admin`] | health, metrics and the status page | `admin.rs` |
 //! | [`metric`] | declarations of metrics, for all modules | `metric.rs` |

@@ -167,7 +167,7 @@ impl ProxyService {
         if is_own {
             response.headers_mut().insert(audit_id::NAME, audit_id);
         }
-        audit_id::come_once(response.headers_mut());
+        audit_id::never_index(response.headers_mut());
         response
             .headers_mut()
             .insert("x-watershed-source", source.header());

@@ -3,7 +3,8 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 pub(super) const NAME: HeaderName = HeaderName::from_static("audit-id");
 
-/// The caller's own, or a new one. Source: `apiserver/pkg/endpoints/filters/audit_init.go`.
+/// Returns the caller's own id, or a new one. Source:
+/// `apiserver/pkg/endpoints/filters/audit_init.go`.
 pub(super) fn of(headers: &HeaderMap) -> HeaderValue {
     if let Some(given) = headers.get(NAME).filter(|given| !given.is_empty()) {
         return given.clone();
@@ -22,10 +23,9 @@ pub(super) fn of(headers: &HeaderMap) -> HeaderValue {
     HeaderValue::try_from(id).expect("hexadecimal digits and dashes are a header value")
 }
 
-/// Has a connection not keep it. HTTP/2 has a table of what was sent before, to name it shortly the
-/// next time: of this there is no next time, and the last fifty of each connection would push out
-/// what does come again.
-pub(super) fn come_once(headers: &mut HeaderMap) {
+/// Keeps the header out of the connection's HPACK table. An id never comes again, and the last
+/// fifty would push out headers that do.
+pub(super) fn never_index(headers: &mut HeaderMap) {
     if let Some(id) = headers.get_mut(NAME) {
         id.set_sensitive(true);
     }
@@ -36,14 +36,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keeps_the_callers() {
+    fn an_id_of_the_caller_is_kept() {
         let mut headers = HeaderMap::new();
         headers.insert("Audit-ID", "mine".parse().unwrap());
         assert_eq!(of(&headers), "mine");
     }
 
     #[test]
-    fn makes_a_random_uuid() {
+    fn a_new_id_is_a_random_uuid() {
         let id = of(&HeaderMap::new());
         let id = id.to_str().unwrap();
         assert_eq!(id.len(), 36);
@@ -52,11 +52,11 @@ mod tests {
     }
 
     #[test]
-    fn no_connection_keeps_it() {
+    fn ids_are_never_indexed() {
         let mut headers = HeaderMap::new();
-        come_once(&mut headers);
+        never_index(&mut headers);
         headers.insert(NAME, of(&HeaderMap::new()));
-        come_once(&mut headers);
+        never_index(&mut headers);
         assert!(
             headers[NAME].is_sensitive(),
             "literal, and never indexed (RFC 7541, 6.2.3)"

@@ -1,4 +1,4 @@
-//! The objects that service account tokens are bound to, as far as they are cached.
+//! Looks up the objects that service account tokens are bound to in the cache.
 use std::sync::Arc;
 
 use crate::access::BoundObjects;
@@ -6,14 +6,14 @@ use crate::catalog::Catalog;
 use crate::scope::{Scope, ScopeKey, ScopePhase, Scopes};
 use watershed_protocol::{Encoding, GroupVersionResource, Representation, read_identity};
 
-/// Looks into the scopes.
+/// Objects in open scopes.
 pub struct CachedObjects {
     catalog: Catalog,
     scopes: Scopes,
 }
 
 impl CachedObjects {
-    /// Of these types and scopes.
+    /// Creates a lookup in these scopes.
     pub fn new(catalog: Catalog, scopes: Scopes) -> Self {
         Self { catalog, scopes }
     }

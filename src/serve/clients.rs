@@ -1,7 +1,7 @@
-//! Who costs most: a table of bounded size, by user and user agent.
+//! Ranks clients by cost: a table of bounded size, by user and user agent.
 //!
-//! Everybody has a row while there is room. When there is none, those are let go of who cost least,
-//! an eighth at a time, so that whoever costs much stays, however many come and go.
+//! Every client has a row while the table has room. When it is full, the eighth that cost least is
+//! evicted, so expensive clients stay, however many come and go.
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -10,47 +10,47 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// Rows kept.
-const MOST: usize = 512;
-/// Rows let go of at once.
-const LET_GO: usize = MOST / 8;
-/// Characters kept of a name. What is longer is cut, and counts together.
-const NAME: usize = 160;
-/// What was done so long ago weighs about a third.
-const MEMORY: Duration = Duration::from_mins(1);
-/// A request costs about as much CPU as so many bytes of a large list: docs/benchmarks.md, gets
-/// beside lists.
-const REQUEST: f64 = 64.0 * 1024.0;
+/// Upper bound of rows.
+const MAX_ROWS: usize = 512;
+/// Rows evicted at once.
+const EVICTED_AT_ONCE: usize = MAX_ROWS / 8;
+/// Characters kept of a name. Longer names are cut, and names with the same beginning share a row.
+const MAX_NAME: usize = 160;
+/// Time after which a past rate weighs about a third.
+const DECAY: Duration = Duration::from_mins(1);
+/// Bytes of a large list that cost about as much CPU as a request: docs/benchmarks.md, gets beside
+/// lists.
+const REQUEST_COST: f64 = 64.0 * 1024.0;
 
 /// The table.
-pub(super) struct Clients {
-    table: Mutex<Table>,
+pub(super) struct ClientTable {
+    table: Mutex<ClientRows>,
     hasher: RandomState,
 }
 
 #[derive(Default)]
-struct Table {
+struct ClientRows {
     /// By a keyed hash of user and agent, which nobody outside can make collide.
-    rows: HashMap<u64, Arc<Client>>,
-    let_go: u64,
+    rows: HashMap<u64, Arc<ClientCounters>>,
+    evicted: u64,
 }
 
-/// What one user does with one program.
+/// Counters of one user with one program.
 #[derive(Debug)]
-pub(super) struct Client {
+pub(super) struct ClientCounters {
     user: Box<str>,
     agent: Box<str>,
     requests: AtomicU64,
     forwarded: AtomicU64,
     bytes: AtomicU64,
     watches: AtomicU64,
-    recent: Mutex<Recent>,
+    recent: Mutex<RecentRates>,
 }
 
-/// What was done of late, by second.
+/// RecentRates rates, per second.
 #[derive(Clone, Copy, Debug, Default)]
-struct Recent {
-    /// The sums at the last look.
+struct RecentRates {
+    /// Sums at the last tick.
     seen: (u64, u64),
     requests: f64,
     bytes: f64,
@@ -59,11 +59,11 @@ struct Recent {
 /// One row, for a page.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClientUsage {
-    /// The user's name, as upstream knows it; `None` where that was not asked.
+    /// The user's name as upstream knows it; `None` if upstream was not asked.
     pub user: Option<String>,
-    /// What the program calls itself; cut, if that is long.
+    /// The User-Agent, cut if it is long.
     pub agent: String,
-    /// Requests since the row was begun.
+    /// Requests since the row exists.
     pub requests: u64,
     /// Those of them that upstream answered.
     pub forwarded: u64,
@@ -71,15 +71,15 @@ pub struct ClientUsage {
     pub bytes: u64,
     /// Watches open now.
     pub watches: u64,
-    /// Requests a second, of about the last minute.
+    /// Requests per second over about the last minute.
     pub requests_per_second: f64,
-    /// Bytes a second, of about the last minute.
+    /// Bytes per second over about the last minute.
     pub bytes_per_second: f64,
-    /// The part of all clients' cost, of about the last minute: 0 to 1.
+    /// Share of all clients' cost over about the last minute: 0 to 1.
     pub share: f64,
 }
 
-impl Default for Clients {
+impl Default for ClientTable {
     fn default() -> Self {
         Self {
             table: Mutex::default(),
@@ -88,20 +88,25 @@ impl Default for Clients {
     }
 }
 
-impl Clients {
-    /// A request came; what it costs is counted by what this gives.
-    pub(super) fn came(&self, user: Option<&str>, agent: &str, forwarded: bool) -> Arc<Client> {
+impl ClientTable {
+    /// Counts a request, and returns the counters for its cost.
+    pub(super) fn request(
+        &self,
+        user: Option<&str>,
+        agent: &str,
+        forwarded: bool,
+    ) -> Arc<ClientCounters> {
         let (user, agent) = (cut(user.unwrap_or_default()), cut(agent));
         let key = self.hasher.hash_one((user, agent));
         let client = {
             let mut table = self.table.lock();
-            if table.rows.len() >= MOST && !table.rows.contains_key(&key) {
-                table.let_some_go();
+            if table.rows.len() >= MAX_ROWS && !table.rows.contains_key(&key) {
+                table.evict_some();
             }
             let row = table
                 .rows
                 .entry(key)
-                .or_insert_with(|| Arc::new(Client::new(user, agent)));
+                .or_insert_with(|| Arc::new(ClientCounters::new(user, agent)));
             Arc::clone(row)
         };
         client.requests.fetch_add(1, Ordering::Relaxed);
@@ -111,17 +116,17 @@ impl Clients {
         client
     }
 
-    /// Looks at what was done since the last look.
+    /// Updates the rates with what happened since the last tick.
     pub(super) fn tick(&self, passed: Duration) {
         for client in self.table.lock().rows.values() {
             client.tick(passed);
         }
     }
 
-    /// Those who cost most of late, the first first, at most `most`; and how many rows there are,
-    /// and how many were let go of.
-    pub(super) fn top(&self, most: usize) -> (Vec<ClientUsage>, usize, u64) {
-        let (mut rows, let_go) = {
+    /// Returns up to `limit` rows, most expensive first, the number of rows, and the number of
+    /// evicted rows.
+    pub(super) fn top(&self, limit: usize) -> (Vec<ClientUsage>, usize, u64) {
+        let (mut rows, evicted) = {
             let table = self.table.lock();
             (
                 table
@@ -129,15 +134,16 @@ impl Clients {
                     .values()
                     .map(|client| client.usage())
                     .collect::<Vec<_>>(),
-                table.let_go,
+                table.evicted,
             )
         };
-        let cost = |row: &ClientUsage| row.bytes_per_second + row.requests_per_second * REQUEST;
+        let cost =
+            |row: &ClientUsage| row.bytes_per_second + row.requests_per_second * REQUEST_COST;
         let all: f64 = rows.iter().map(cost).sum();
         for row in &mut rows {
             row.share = if all > 0.0 { cost(row) / all } else { 0.0 };
         }
-        let ever = |row: &ClientUsage| row.bytes as f64 + row.requests as f64 * REQUEST;
+        let ever = |row: &ClientUsage| row.bytes as f64 + row.requests as f64 * REQUEST_COST;
         rows.sort_by(|a, b| {
             b.share
                 .total_cmp(&a.share)
@@ -145,28 +151,28 @@ impl Clients {
                 .then_with(|| a.agent.cmp(&b.agent))
         });
         let known = rows.len();
-        rows.truncate(most);
-        (rows, known, let_go)
+        rows.truncate(limit);
+        (rows, known, evicted)
     }
 }
 
-impl Table {
-    /// Whoever has no watch open and cost least goes first.
-    fn let_some_go(&mut self) {
+impl ClientRows {
+    /// Evicts clients without open watches first, and the cheapest of them.
+    fn evict_some(&mut self) {
         let mut costs: Vec<_> = self
             .rows
             .iter()
             .map(|(key, client)| (client.worth(), *key))
             .collect();
         costs.sort_by(|(a, _), (b, _)| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
-        for (_, key) in costs.into_iter().take(LET_GO) {
+        for (_, key) in costs.into_iter().take(EVICTED_AT_ONCE) {
             self.rows.remove(&key);
-            self.let_go += 1;
+            self.evicted += 1;
         }
     }
 }
 
-impl Client {
+impl ClientCounters {
     fn new(user: &str, agent: &str) -> Self {
         Self {
             user: user.into(),
@@ -198,19 +204,19 @@ impl Client {
         )
     }
 
-    /// Whether watches are open, then the cost since the row was begun.
+    /// Returns whether watches are open, and the cost since the row exists.
     fn worth(&self) -> (bool, f64) {
         let (requests, bytes) = self.sums();
         (
             self.watches.load(Ordering::Relaxed) > 0,
-            bytes as f64 + requests as f64 * REQUEST,
+            bytes as f64 + requests as f64 * REQUEST_COST,
         )
     }
 
     fn tick(&self, passed: Duration) {
         let now = self.sums();
         let seconds = passed.as_secs_f64().max(0.001);
-        let weight = 1.0 - (-seconds / MEMORY.as_secs_f64()).exp();
+        let weight = 1.0 - (-seconds / DECAY.as_secs_f64()).exp();
         let mut recent = self.recent.lock();
         let (requests, bytes) = (now.0 - recent.seen.0, now.1 - recent.seen.1);
         recent.seen = now;
@@ -237,10 +243,10 @@ impl Client {
     }
 }
 
-/// The first characters.
+/// Returns the first characters of a name.
 fn cut(name: &str) -> &str {
     name.char_indices()
-        .nth(NAME)
+        .nth(MAX_NAME)
         .map_or(name, |(end, _)| &name[..end])
 }
 
@@ -251,18 +257,18 @@ mod tests {
     const TICK: Duration = Duration::from_secs(5);
 
     #[test]
-    fn whoever_costs_most_comes_first() {
-        let clients = Clients::default();
+    fn the_most_expensive_client_comes_first() {
+        let clients = ClientTable::default();
         for _ in 0..3 {
-            clients.came(Some("a"), "small", false);
+            clients.request(Some("a"), "small", false);
         }
-        let large = clients.came(Some("b"), "large", true);
+        let large = clients.request(Some("b"), "large", true);
         large.sent(10 << 20);
         large.watch_began();
-        clients.came(None, "unknown", false);
+        clients.request(None, "unknown", false);
         clients.tick(TICK);
-        let (top, known, let_go) = clients.top(2);
-        assert_eq!((known, let_go), (3, 0));
+        let (top, known, evicted) = clients.top(2);
+        assert_eq!((known, evicted), (3, 0));
         let names: Vec<_> = top
             .iter()
             .map(|row| (row.user.as_deref(), row.agent.as_str()))
@@ -287,12 +293,12 @@ mod tests {
     }
 
     #[test]
-    fn what_was_done_long_ago_weighs_little() {
-        let clients = Clients::default();
-        clients.came(Some("a"), "once", false).sent(100 << 20);
+    fn old_requests_weigh_little() {
+        let clients = ClientTable::default();
+        clients.request(Some("a"), "once", false).sent(100 << 20);
         clients.tick(TICK);
         for _ in 0..200 {
-            clients.came(Some("b"), "now", false).sent(1 << 20);
+            clients.request(Some("b"), "now", false).sent(1 << 20);
             clients.tick(TICK);
         }
         let (top, ..) = clients.top(2);
@@ -301,28 +307,28 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_bounded_and_keeps_who_costs_much() {
-        let clients = Clients::default();
-        let large = clients.came(Some("large"), "a", false);
+    fn the_table_is_bounded_and_keeps_expensive_clients() {
+        let clients = ClientTable::default();
+        let large = clients.request(Some("large"), "a", false);
         large.sent(1 << 30);
-        let watching = clients.came(Some("watching"), "a", false);
+        let watching = clients.request(Some("watching"), "a", false);
         watching.watch_began();
         let long = "x".repeat(100_000);
         for n in 0..10_000 {
-            clients.came(Some("flood"), &format!("{n} {long}"), false);
+            clients.request(Some("flood"), &format!("{n} {long}"), false);
         }
         let table = clients.table.lock();
-        assert!(table.rows.len() <= MOST, "{}", table.rows.len());
+        assert!(table.rows.len() <= MAX_ROWS, "{}", table.rows.len());
         assert!(
             table
                 .rows
                 .values()
-                .all(|row| row.agent.len() <= NAME && row.user.len() <= NAME)
+                .all(|row| row.agent.len() <= MAX_NAME && row.user.len() <= MAX_NAME)
         );
-        let let_go = table.let_go;
+        let evicted = table.evicted;
         drop(table);
-        let (top, known, told) = clients.top(usize::MAX);
-        assert_eq!((known as u64 + let_go, told), (10_002, let_go));
+        let (top, known, reported) = clients.top(usize::MAX);
+        assert_eq!((known as u64 + evicted, reported), (10_002, evicted));
         for user in ["large", "watching"] {
             assert!(
                 top.iter().any(|row| row.user.as_deref() == Some(user)),
@@ -334,6 +340,6 @@ mod tests {
     #[test]
     fn names_are_cut_between_characters() {
         assert_eq!(cut("short"), "short");
-        assert_eq!(cut(&"ü".repeat(NAME + 1)), "ü".repeat(NAME));
+        assert_eq!(cut(&"ü".repeat(MAX_NAME + 1)), "ü".repeat(MAX_NAME));
     }
 }

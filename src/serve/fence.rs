@@ -1,22 +1,24 @@
-//! Consistent reads from memory: a snapshot that is shown to be no older than the request.
+//! Consistent reads from memory: proves that a snapshot is no older than the request.
 //!
-//! Upstream is asked for the version it is at, once for all readers that wait: R. The cache may
-//! answer as soon as it is known to be at R or beyond. That is shown, whichever comes first:
+//! Upstream is asked for its current version R, once for all waiting readers. The cache may answer
+//! as soon as it is known to be at R or beyond. One of these proves it, whichever comes first:
 //!
-//! 1. it is there already: nothing was written since, or the events were faster than the answer;
-//! 2. an event or a bookmark of the scope's own watch brings it there. On a busy type that takes
-//!    moments;
-//! 3. of a small type upstream lists all names and versions instead of one: if they are the
-//!    cache's, it has the state at R. Names count as much as versions, as a deletion changes no
-//!    other object's version;
-//! 4. a short watch of metadata, opened from where the cache is, brings a bookmark: all that
-//!    happened before it was said, to be compared with what the cache has seen.
+//! 1. The cache is there already. Nothing was written since, or the events were faster than the
+//!    answer.
+//! 2. An event or a bookmark of the scope's own watch brings it there. On a busy type that takes
+//!    moments.
+//! 3. Upstream lists all names and versions of a small type. If they are the cache's, the cache has
+//!    the state at R. Names count as much as versions, because a deletion changes no other object's
+//!    version.
+//! 4. A short watch of metadata, opened from the cache's version, brings a bookmark. All earlier
+//!    events were sent before it, and are compared with those that the cache has seen.
 //!
-//! Where there is nothing to follow, 4 takes two seconds. A few readers at a time that want little
-//! of a large type are better off at upstream, and so is upstream.
+//! On a quiet type, 4 takes two seconds. A few readers at a time that want little of a large type
+//! are better off at upstream, and so is upstream.
 //!
-//! Nothing of this relies on which API server answers: R of one and a bookmark of another, older
-//! one do not fit together, and the wait goes on. Versions are only compared within a type.
+//! The proof does not depend on which API server answers. R of one server and a bookmark of
+//! another, older one do not fit together, and the wait goes on. Versions are compared within a
+//! type only.
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -32,30 +34,29 @@ use crate::store::Snapshot;
 use crate::upstream::{AnswerError, ObjectVersions, Probe, ProbeEvent, ProbeList, UpstreamClient};
 use watershed_protocol::ResourceVersion;
 
-/// A reader waits this long at most; then upstream answers. It waits as long for its own cache.
+/// Longest wait of a reader. Then upstream answers, which waits as long for its own cache.
 /// Source: `apiserver/pkg/storage/cacher/watch_cache.go` (blockTimeout).
-const MOST: Duration = Duration::from_secs(3);
-/// What is on its way from upstream already is waited for this long.
-const ON_ITS_WAY: Duration = Duration::from_millis(100);
-/// And by a few readers for this long, if what they ask for is little.
-const SOON: Duration = Duration::from_millis(20);
-/// So many readers at a time are few: they cost upstream no more than the proof.
-const FEW: usize = 3;
-/// Of types with up to so many objects upstream lists all names and versions.
-const SMALL: usize = 250;
-/// How long a catch-up watch is asked to last. Upstream sends a bookmark in its last two seconds,
-/// but of shorter watches often not (measured: after 1.4 to 2.7 s; with 3 s seldom, with 2 never).
+const MAX_WAIT: Duration = Duration::from_secs(3);
+/// Wait for events that are on their way from upstream.
+const IN_TRANSIT: Duration = Duration::from_millis(100);
+/// Shorter wait of a few readers that ask for little.
+const BRIEF: Duration = Duration::from_millis(20);
+/// Up to this many readers at a time cost upstream no more than the proof.
+const FEW_READERS: usize = 3;
+/// Largest type of which upstream lists all names and versions, in objects.
+const SMALL_TYPE: usize = 250;
+/// Timeout of a catch-up watch. Upstream sends a bookmark in its last two seconds, but often none
+/// in shorter watches (measured: after 1.4 to 2.7 s; with 3 s seldom, with 2 never).
 const CATCH_UP: Duration = Duration::from_secs(4);
-/// A type whose catch-up watches brought no bookmark twice in a row is not tried again for this
-/// long.
+/// Pause after two catch-up watches in a row that brought no bookmark.
 const WITHOUT_BOOKMARKS: Duration = Duration::from_mins(1);
-/// And one whose catch-up watch failed, for this long.
+/// Pause after a catch-up watch that failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(5);
 
-/// What showed that a cache is new enough.
+/// The proof that a cache is fresh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
-    /// It was there already.
+pub(super) enum FreshnessProof {
+    /// The cache was there already.
     Current,
     /// Upstream has the same objects.
     Validated,
@@ -65,7 +66,7 @@ pub(super) enum Step {
     CaughtUp,
 }
 
-impl Step {
+impl FreshnessProof {
     /// The metric label.
     pub(super) fn as_str(self) -> &'static str {
         match self {
@@ -77,21 +78,21 @@ impl Step {
     }
 }
 
-/// Why a cache was not shown to be new enough.
+/// The reason why a cache was not proven fresh.
 #[derive(Clone, Debug, thiserror::Error)]
-pub(super) enum Unproven {
-    #[error("upstream did not say where it is: {0}")]
+pub(super) enum FenceError {
+    #[error("upstream did not report its version: {0}")]
     AnswerError(Arc<AnswerError>),
-    #[error("upstream did not say where it is")]
+    #[error("upstream did not report its version")]
     Failed,
-    #[error("the cache did not get there in time")]
+    #[error("the cache did not reach the version in time")]
     Late,
-    #[error("upstream answers it sooner than the cache gets there")]
+    #[error("upstream answers sooner than the cache reaches the version")]
     Cheap,
 }
 
-impl Unproven {
-    /// The metric label, where a step would be.
+impl FenceError {
+    /// Returns the metric label in place of a proof's.
     fn as_str(&self) -> &'static str {
         match self {
             Self::Cheap => "cheaper-upstream",
@@ -114,25 +115,24 @@ impl Fences {
         }
     }
 
-    /// Waits until the scope's newest snapshot is shown to be no older than this call. Says which
-    /// version a snapshot must have at least: that the scope has one does not mean that it keeps
-    /// it.
+    /// Waits until the scope's newest snapshot is proven no older than this call. Returns the
+    /// minimum version of a snapshot that may answer: the scope may later be listed anew, from an
+    /// older one.
     ///
-    /// `is_cheap` tells whether upstream would have little to do for what is wanted of the
-    /// snapshot.
+    /// `is_cheap` returns `true` if the read costs upstream little.
     pub(super) async fn prove(
         &self,
         scope: &Arc<Scope>,
         is_cheap: impl Fn(&Snapshot) -> bool,
-    ) -> Result<ResourceVersion, Unproven> {
+    ) -> Result<ResourceVersion, FenceError> {
         let started = Instant::now();
         let fence = self.of(scope);
-        let passed = timeout(MOST, fence.pass(scope, is_cheap))
+        let passed = timeout(MAX_WAIT, fence.pass(scope, is_cheap))
             .await
-            .unwrap_or(Err(Unproven::Late));
+            .unwrap_or(Err(FenceError::Late));
         let step = passed
             .as_ref()
-            .map_or_else(Unproven::as_str, |(step, _)| step.as_str());
+            .map_or_else(FenceError::as_str, |(step, _)| step.as_str());
         metrics::fenced(&scope.key.gvr, step, started.elapsed());
         Ok(passed?.1)
     }
@@ -153,25 +153,25 @@ impl Fences {
     }
 }
 
-/// Where upstream was, some time after the question.
+/// Upstream's version at some time after the request.
 #[derive(Clone, Debug)]
-struct Sighting {
+struct UpstreamVersion {
     version: ResourceVersion,
-    /// The cache was found to have the state at that version.
+    /// The cache has the state at that version.
     validated: bool,
 }
 
 struct Fence {
-    /// What it belongs to. A scope that was closed is not kept for this.
+    /// The scope. A fence does not keep a closed one.
     scope: Weak<Scope>,
     probe: Probe,
-    flight: Arc<Singleflight<Result<Sighting, Unproven>>>,
-    /// Readers that wait for the cache to get somewhere.
+    flight: Arc<Singleflight<Result<UpstreamVersion, FenceError>>>,
+    /// Readers that wait for the cache to reach a version.
     waiting: AtomicUsize,
     /// Catch-up watches in a row that brought no bookmark.
     fruitless: AtomicUsize,
     catching_up: AtomicBool,
-    /// Until when catch-up watches are known to be of no use.
+    /// End of the pause of catch-up watches.
     useless_until: Mutex<Option<Instant>>,
 }
 
@@ -198,73 +198,74 @@ impl Fence {
         self: &Arc<Self>,
         scope: &Arc<Scope>,
         is_cheap: impl Fn(&Snapshot) -> bool,
-    ) -> Result<(Step, ResourceVersion), Unproven> {
+    ) -> Result<(FreshnessProof, ResourceVersion), FenceError> {
         let (fence, of) = (Arc::clone(self), Arc::clone(scope));
         let sighting = self
             .flight
-            .join(move || async move { fence.sight(&of).await });
-        let Sighting { version, validated } = sighting.await.unwrap_or(Err(Unproven::Failed))?;
+            .join(move || async move { fence.ask_version(&of).await });
+        let UpstreamVersion { version, validated } =
+            sighting.await.unwrap_or(Err(FenceError::Failed))?;
         if scope.reader.version() >= version {
             return Ok((
                 if validated {
-                    Step::Validated
+                    FreshnessProof::Validated
                 } else {
-                    Step::Current
+                    FreshnessProof::Current
                 },
                 version,
             ));
         }
-        let _waiting = Waiting::new(&self.waiting);
-        if scope.wait_until_version(version, SOON).await {
-            return Ok((Step::Followed, version));
+        let _waiting = WaitingReader::new(&self.waiting);
+        if scope.wait_until_version(version, BRIEF).await {
+            return Ok((FreshnessProof::Followed, version));
         }
-        if self.waiting.load(Ordering::SeqCst) <= FEW && is_cheap(&scope.reader.snapshot()) {
-            return Err(Unproven::Cheap);
+        if self.waiting.load(Ordering::SeqCst) <= FEW_READERS && is_cheap(&scope.reader.snapshot())
+        {
+            return Err(FenceError::Cheap);
         }
-        if scope.wait_until_version(version, ON_ITS_WAY).await {
-            return Ok((Step::Followed, version));
+        if scope.wait_until_version(version, IN_TRANSIT).await {
+            return Ok((FreshnessProof::Followed, version));
         }
         if !self.catch_up(scope) {
-            return Err(Unproven::Late);
+            return Err(FenceError::Late);
         }
-        // The caller's patience ends before this.
-        if !scope.wait_until_version(version, MOST).await {
-            return Err(Unproven::Late);
+        // The timeout of the caller ends before this one.
+        if !scope.wait_until_version(version, MAX_WAIT).await {
+            return Err(FenceError::Late);
         }
         let followed = scope.reader.event_version() >= version;
         Ok((
             if followed {
-                Step::Followed
+                FreshnessProof::Followed
             } else {
-                Step::CaughtUp
+                FreshnessProof::CaughtUp
             },
             version,
         ))
     }
 
-    /// Asks upstream where it is, and compares what it has if that is little.
-    async fn sight(&self, scope: &Scope) -> Result<Sighting, Unproven> {
-        let small = scope.reader.snapshot().len() <= SMALL;
-        // A small type may have grown meanwhile; then the list is cut off, and nothing is compared.
-        let limit = if small { 2 * SMALL } else { 1 };
+    /// Asks upstream for its version, and compares the objects of a small type.
+    async fn ask_version(&self, scope: &Scope) -> Result<UpstreamVersion, FenceError> {
+        let small = scope.reader.snapshot().len() <= SMALL_TYPE;
+        // A small type may have grown. Then the list is cut off, and nothing is compared.
+        let limit = if small { 2 * SMALL_TYPE } else { 1 };
         metrics::fence_asked(&scope.key.gvr, if small { "validate" } else { "list" });
-        let listed = timeout(MOST, self.probe.list(limit))
+        let listed = timeout(MAX_WAIT, self.probe.list(limit))
             .await
-            .map_err(|_| Unproven::Late)?;
+            .map_err(|_| FenceError::Late)?;
         let ProbeList { version, all } =
-            listed.map_err(|error| Unproven::AnswerError(Arc::new(error)))?;
+            listed.map_err(|error| FenceError::AnswerError(Arc::new(error)))?;
         let Some(all) = all else {
-            return Ok(Sighting {
+            return Ok(UpstreamVersion {
                 version,
                 validated: false,
             });
         };
         let validated = validate(scope, version, &all).await;
-        Ok(Sighting { version, validated })
+        Ok(UpstreamVersion { version, validated })
     }
 
-    /// Sees to it that a catch-up watch is open while somebody waits. Says whether that is of any
-    /// use.
+    /// Keeps a catch-up watch open while readers wait. Returns `false` during a pause.
     fn catch_up(self: &Arc<Self>, scope: &Arc<Scope>) -> bool {
         if self
             .useless_until
@@ -275,10 +276,10 @@ impl Fence {
         }
         if !self.catching_up.swap(true, Ordering::SeqCst) {
             tokio::spawn(
-                CatchingUp {
+                CatchUpTask {
                     fence: Arc::clone(self),
                     scope: Arc::clone(scope),
-                    is_said: true,
+                    is_counted: true,
                 }
                 .run(),
             );
@@ -286,7 +287,7 @@ impl Fence {
         true
     }
 
-    /// One watch, from where the cache is to the first bookmark. Says whether there was one.
+    /// Watches from the cache's version to the first bookmark. Returns `true` if there was one.
     async fn watch(&self, scope: &Scope) -> Result<bool, AnswerError> {
         let mut last = scope.reader.version();
         metrics::fence_asked(&scope.key.gvr, "watch");
@@ -295,9 +296,8 @@ impl Fence {
             match seen {
                 ProbeEvent::Event(version) => last = last.max(version),
                 ProbeEvent::Bookmark(version) => {
-                    // The scope's own watch brings the same events; the newest snapshot has them
-                    // then.
-                    if scope.wait_until_version(last, MOST).await {
+                    // The scope's own watch brings the same events into the newest snapshot.
+                    if scope.wait_until_version(last, MAX_WAIT).await {
                         let snapshot = scope.reader.snapshot();
                         if snapshot.version() >= last {
                             scope.confirm(snapshot, version);
@@ -311,10 +311,10 @@ impl Fence {
     }
 }
 
-/// Compares what upstream has at `version` with the cache. Events that are on their way may make
-/// the two equal, or carry the cache past it.
+/// Compares upstream's objects at `version` with the cache. Events that are on their way may make
+/// the two equal, or carry the cache past the version.
 async fn validate(scope: &Scope, version: ResourceVersion, all: &ObjectVersions) -> bool {
-    let until = Instant::now() + ON_ITS_WAY;
+    let until = Instant::now() + IN_TRANSIT;
     loop {
         let snapshot = scope.reader.snapshot();
         if snapshot.version() >= version {
@@ -332,7 +332,7 @@ async fn validate(scope: &Scope, version: ResourceVersion, all: &ObjectVersions)
     }
 }
 
-/// Whether the snapshot's objects are these, in these versions.
+/// Returns `true` if the snapshot has exactly these objects in these versions.
 fn is_all_of(snapshot: &Snapshot, all: &ObjectVersions) -> bool {
     let same = |(key, version): &(String, ResourceVersion)| {
         snapshot
@@ -343,19 +343,19 @@ fn is_all_of(snapshot: &Snapshot, all: &ObjectVersions) -> bool {
 }
 
 /// The task that keeps a catch-up watch open.
-struct CatchingUp {
+struct CatchUpTask {
     fence: Arc<Fence>,
     scope: Arc<Scope>,
-    /// The fence says that one is open, and means this one.
-    is_said: bool,
+    /// The fence counts this task as its catch-up watch.
+    is_counted: bool,
 }
 
-impl CatchingUp {
+impl CatchUpTask {
     async fn run(mut self) {
         let (fence, scope) = (&Arc::clone(&self.fence), &Arc::clone(&self.scope));
         loop {
             while fence.waiting.load(Ordering::SeqCst) > 0 {
-                // To its end, whoever waits: what it tells of the type is for the next reader.
+                // It runs to its end even without readers: the next reader profits from the result.
                 let useless = match timeout(2 * CATCH_UP, fence.watch(scope)).await {
                     Ok(Ok(true)) => {
                         fence.fruitless.store(0, Ordering::SeqCst);
@@ -367,7 +367,8 @@ impl CatchingUp {
                     }
                     Ok(Ok(false)) => WITHOUT_BOOKMARKS,
                     Ok(Err(error)) => {
-                        tracing::debug!(resource = %scope.key.gvr, %error, "a catch-up watch failed");
+                        let resource = &scope.key.gvr;
+                        tracing::debug!(%resource, %error, "a catch-up watch failed");
                         AFTER_FAILURE
                     }
                     Err(_) => AFTER_FAILURE,
@@ -375,38 +376,38 @@ impl CatchingUp {
                 *fence.useless_until.lock() = Some(Instant::now() + useless);
                 return;
             }
-            self.is_said = false;
+            self.is_counted = false;
             fence.catching_up.store(false, Ordering::SeqCst);
-            // Who began to wait in between found it running.
+            // A reader that began to wait in between found it running.
             if fence.waiting.load(Ordering::SeqCst) == 0
                 || fence.catching_up.swap(true, Ordering::SeqCst)
             {
                 return;
             }
-            self.is_said = true;
+            self.is_counted = true;
         }
     }
 }
 
-impl Drop for CatchingUp {
+impl Drop for CatchUpTask {
     fn drop(&mut self) {
-        if self.is_said {
+        if self.is_counted {
             self.fence.catching_up.store(false, Ordering::SeqCst);
         }
     }
 }
 
-/// Somebody waits, for as long as this lives.
-struct Waiting<'a>(&'a AtomicUsize);
+/// A reader that waits, for as long as this lives.
+struct WaitingReader<'a>(&'a AtomicUsize);
 
-impl<'a> Waiting<'a> {
+impl<'a> WaitingReader<'a> {
     fn new(waiting: &'a AtomicUsize) -> Self {
         waiting.fetch_add(1, Ordering::SeqCst);
         Self(waiting)
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingReader<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -420,7 +421,7 @@ mod tests {
     use watershed_protocol::{FieldTable, GroupVersionResource, Representation, Selection};
 
     #[tokio::test]
-    async fn of_scopes_that_are_gone_nothing_is_kept() {
+    async fn fences_of_closed_scopes_are_dropped() {
         let pki = Pki::new();
         let api = Api::start(&pki, HTTP2, |_, _| async { text("no list") }).await;
         let client = UpstreamClient::new(&upstream_of(&pki, &api).await);

@@ -39,7 +39,7 @@ pub(super) struct RequestPlan {
     pub(super) errors: Encoding,
 }
 
-/// How a request is answered.
+/// The way in which a request is answered.
 pub(super) enum PlannedAction {
     Forward(ForwardReason),
     Read(Box<ReadPlan>),
@@ -89,20 +89,7 @@ fn plan_read<B>(
     request: &Request<B>,
     wanted: &[AcceptClause],
 ) -> Result<ReadPlan, ForwardReason> {
-    if is_upgrade(request.headers()) {
-        return Err(ForwardReason::Upgrade);
-    }
-    if !matches!(info.verb, Verb::Get | Verb::List | Verb::Watch) {
-        return Err(ForwardReason::NotARead);
-    }
-    let asked = info.resource.as_ref().ok_or(ForwardReason::NotAResource)?;
-    if asked.subresource.is_some() {
-        return Err(ForwardReason::Subresource);
-    }
-    let resource = resource.ok_or(ForwardReason::UnknownType)?;
-    if info.legacy_watch {
-        return Err(ForwardReason::LegacyWatch);
-    }
+    let (asked, resource) = asked_type(info, resource, request.headers())?;
     let mode = policy.mode(&resource.gvr);
     if mode == CacheMode::Nothing {
         return Err(ForwardReason::Policy);
@@ -155,6 +142,29 @@ fn plan_read<B>(
         may_be_stale: context.may_be_stale(),
         namespace,
     })
+}
+
+/// Returns the request for a resource, and its type, if it is a read of a known type.
+fn asked_type<'a>(
+    info: &'a RequestInfo,
+    resource: Option<&'a Arc<ResourceType>>,
+    headers: &HeaderMap,
+) -> Result<(&'a ResourceRequest, &'a Arc<ResourceType>), ForwardReason> {
+    if is_upgrade(headers) {
+        return Err(ForwardReason::Upgrade);
+    }
+    if !matches!(info.verb, Verb::Get | Verb::List | Verb::Watch) {
+        return Err(ForwardReason::NotARead);
+    }
+    let asked = info.resource.as_ref().ok_or(ForwardReason::NotAResource)?;
+    if asked.subresource.is_some() {
+        return Err(ForwardReason::Subresource);
+    }
+    let resource = resource.ok_or(ForwardReason::UnknownType)?;
+    if info.legacy_watch {
+        return Err(ForwardReason::LegacyWatch);
+    }
+    Ok((asked, resource))
 }
 
 /// Source: kube-apiserver's own check (controlplane/apiserver/config.go) and following logs.

@@ -1,4 +1,4 @@
-//! What the operator chose: per type, what is cached, in which scopes, and how reads are answered.
+//! The operator's choices per type: the cache mode, the scopes, and the source of consistent reads.
 #[cfg(test)]
 mod tests;
 
@@ -33,7 +33,7 @@ pub enum ConsistentReads {
     PossiblyStale,
 }
 
-/// What the cache holds of a type.
+/// The part of a type that is cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheMode {
     /// Nothing: all reads of the type are forwarded.
@@ -56,7 +56,8 @@ impl CacheMode {
     }
 }
 
-/// How the scopes of a type are opened and kept. Unset fields follow the policy of unnamed types.
+/// Rules by which the scopes of a type are opened and kept. Unset fields follow the policy of
+/// unnamed types.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScopePolicy {
     /// Opens the type's scopes at the start, before the first request.

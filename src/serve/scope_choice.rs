@@ -16,7 +16,7 @@ const MAX_SCOPES_IN_A_NAMESPACE: usize = 3;
 /// selector. This many cost it little, and a proxy that wants more wants most of the type.
 const DEFAULT_MAX_SCOPES: usize = 8;
 
-/// Where a read is answered from.
+/// The kind of scope that answers a read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ScopeChoice {
     /// A scope that the configuration names, or everything.
@@ -104,8 +104,7 @@ impl OnDemandLimits {
     /// that the read is forwarded.
     ///
     /// `open` are the scopes in the wanted version and representation, `elsewhere` is the number of
-    /// scopes in others. A read of one object opens no scope, and may use one that does not have all
-    /// objects.
+    /// scopes in others. A read of one object opens no scope, and may use one that is incomplete.
     pub(super) fn choose(
         self,
         asked: &Arc<Selection>,
@@ -412,7 +411,9 @@ mod tests {
                 }
                 let alive = open.iter().filter(|scope| scope.condition != Failed).count();
                 prop_assert!(
-                    alive == 0 || alive + elsewhere <= max_scopes, "{alive} and {elsewhere} of {max_scopes}");
+                    alive == 0 || alive + elsewhere <= max_scopes,
+                    "{alive} and {elsewhere} of {max_scopes}"
+                );
                 let at = usize::from(fate) % open.len().max(1);
                 match fate {
                     0 if !open.is_empty() => drop(open.remove(at)),

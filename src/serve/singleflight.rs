@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 /// Lets callers share calls. A result is given only to callers that came before its call began: the
-/// result of a running call may be from before the caller came.
+/// result of a running call may be older than the caller.
 pub(super) struct Singleflight<T> {
     state: Mutex<FlightState<T>>,
 }
@@ -36,8 +36,8 @@ impl<T> Default for Singleflight<T> {
 }
 
 impl<T: Clone + Send + Sync + 'static> Singleflight<T> {
-    /// Returns the result of a call that begins after this one; `None` if it failed. The call runs in
-    /// a task of its own: it goes on if the caller goes away, because others may wait for it.
+    /// Returns the result of a call that begins after this one; `None` if it failed. The call runs
+    /// in a task of its own and outlives its caller, because others may wait for it.
     pub(super) async fn join<F, A>(self: &Arc<Self>, call: F) -> Option<T>
     where
         F: FnOnce() -> A + Send + 'static,

@@ -1,26 +1,26 @@
-//! Where an answer came from, and why a request was forwarded: for headers, logs and metrics alike.
+//! Sources of answers, and reasons for forwarding. Headers, logs and metrics share these names.
 use http::HeaderValue;
 
-/// Where an answer came from.
+/// The source of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerSource {
     /// From the newest snapshot.
     Snapshot,
     /// From the window of recent events.
     Window,
-    /// From a snapshot that was shown to be no older than the request.
+    /// From a snapshot that is proven no older than the request.
     Fence,
-    /// A consistent read, from a snapshot that may be older than it: the operator's choice.
+    /// A consistent read, from a snapshot that may be older than it, by the operator's choice.
     Cache,
-    /// From the discovery and OpenAPI documents that are kept.
+    /// From cached discovery and OpenAPI documents.
     Document,
-    /// From upstream, for several who asked the same at the same time.
+    /// From upstream, for several callers that asked the same at the same time.
     Shared,
-    /// Refused by what upstream said of the caller.
+    /// Refused, because upstream does not allow it to the caller.
     Access,
-    /// Refused, as this caller has asked for too much.
+    /// Refused, because the caller exceeds a limit.
     Limit,
-    /// Refused, as the process ends.
+    /// Refused, because the process is shutting down.
     Shutdown,
     /// From upstream.
     Forward(ForwardReason),
@@ -41,7 +41,7 @@ impl AnswerSource {
         "forward",
     ];
 
-    /// Its place among all sources.
+    /// Returns its index in [`AnswerSource::NAMES`].
     pub(super) fn index(self) -> usize {
         match self {
             Self::Snapshot => 0,
@@ -57,12 +57,12 @@ impl AnswerSource {
         }
     }
 
-    /// The metric label.
+    /// Returns the metric label.
     pub fn as_str(self) -> &'static str {
         Self::NAMES[self.index()]
     }
 
-    /// The reason for forwarding, empty for the other sources.
+    /// Returns the reason for forwarding; empty for other sources.
     pub fn reason(self) -> &'static str {
         match self {
             Self::Forward(reason) => reason.as_str(),
@@ -70,7 +70,7 @@ impl AnswerSource {
         }
     }
 
-    /// The value of the X-Watershed-Source header.
+    /// Returns the value of the X-Watershed-Source header.
     pub(super) fn header(self) -> HeaderValue {
         match self {
             Self::Forward(reason) => HeaderValue::from_static(reason.header()),
@@ -81,7 +81,7 @@ impl AnswerSource {
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// Why a request was not answered from memory.
+        /// The reason why a request is forwarded.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum ForwardReason {
             $($(#[$doc])* $name,)*
@@ -110,8 +110,7 @@ macro_rules! reasons {
 reasons! {
     /// Not a get, list or watch.
     NotARead = "not-a-read",
-    /// Not a resource's path, nor that of a document that is kept: health, metrics, or not
-    /// understood.
+    /// Neither a resource's path nor a cached document's: health, metrics, or not understood.
     NotAResource = "not-a-resource",
     /// A type that discovery does not show as listable and watchable, or does not show so.
     UnknownType = "unknown-type",
@@ -121,7 +120,7 @@ reasons! {
     Upgrade = "upgrade",
     /// The deprecated `/watch/` paths.
     LegacyWatch = "legacy-watch",
-    /// Table, PartialObjectMetadata, YAML, CBOR, or nothing this proxy holds.
+    /// Table, PartialObjectMetadata, YAML, CBOR, or another representation that is not cached.
     Representation = "representation",
     /// Indented JSON.
     Pretty = "pretty",
@@ -129,17 +128,17 @@ reasons! {
     Parameters = "parameters",
     /// A selector that upstream would refuse, or that is not understood here.
     Selector = "selector",
-    /// A consistent read that is upstream's to answer: a get, or by the operator's choice.
+    /// A consistent read that upstream answers: a get, or by the operator's choice.
     Consistent = "consistent-read",
-    /// A consistent read, for which memory was not shown to be new enough in time.
+    /// A consistent read for which memory was not proven fresh in time.
     Unproven = "unproven",
-    /// A read at exactly one version, which is not held (any more).
+    /// A read at exactly one version, which is not cached (any more).
     Exact = "exact-version",
     /// A page of a list whose selector upstream reads in another way.
     Paging = "paging",
     /// A continue token that upstream would refuse, or that asks for the newest state.
     ContinueToken = "continue-token",
-    /// Initial events whose end upstream does not mark, or in a way that is not known.
+    /// Initial events whose end upstream does not mark, or marks in an unknown way.
     InitialEvents = "initial-events",
     /// A version that this cache has not reached.
     VersionAhead = "version-ahead",
@@ -149,10 +148,9 @@ reasons! {
     Identity = "identity",
     /// Upstream could not be asked about the caller.
     ReviewFailed = "review-failed",
-    /// More than may be kept in memory of the type, by the operator's choice or because it is
-    /// sensitive.
+    /// More than may be cached of the type, by the operator's choice or because it is sensitive.
     Policy = "policy",
-    /// Objects that no scope of the configuration is certain to hold.
+    /// Objects that no configured scope is certain to hold.
     NotCovered = "not-covered",
     /// The type's first list is not in yet.
     Syncing = "syncing",

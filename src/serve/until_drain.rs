@@ -63,7 +63,7 @@ struct UntilDrain {
 enum StreamPosition {
     /// One line an event.
     Lines { between: bool },
-    /// Four bytes of length, then as many bytes: the known part of the length, and the missing bytes.
+    /// Four bytes of length, then as many bytes: the known part of the length, and what is missing.
     Lengths { prefix: Vec<u8>, missing: usize },
     /// Compressed. Upstream ends a member of gzip with each event or batch of events, so a quiet
     /// stream is between two. It counts as quiet once the timer has run out.

@@ -1,9 +1,9 @@
-//! What clients were given, by where it came from, and who they are.
+//! Counts what clients are sent, by source and by client.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::clients::{Client, Clients};
+use super::clients::{ClientCounters, ClientTable};
 use super::source::{AnswerSource, ForwardReason};
 use crate::body::{AnswerMeter, BodyMeter};
 
@@ -11,32 +11,32 @@ pub use super::clients::ClientUsage;
 
 /// Sums since the start of the process, and the watches of this moment. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct Usage(Arc<Inner>);
+pub struct Usage(Arc<UsageCounters>);
 
 #[derive(Default)]
-struct Inner {
+struct UsageCounters {
     requests: [AtomicU64; AnswerSource::NAMES.len()],
     bytes: [AtomicU64; AnswerSource::NAMES.len()],
     reasons: [AtomicU64; ForwardReason::NAMES.len()],
     watches_here: AtomicU64,
     watches_forwarded: AtomicU64,
-    clients: Clients,
+    clients: ClientTable,
 }
 
-/// Those who cost most.
+/// The most expensive clients.
 #[derive(Clone, Debug)]
 pub struct TopClients {
-    /// The first of them.
+    /// Rows, most expensive first.
     pub rows: Vec<ClientUsage>,
-    /// How many are known now.
+    /// Number of known clients.
     pub known: usize,
-    /// How many were let go of to make room for others.
-    pub let_go: u64,
+    /// Number of clients evicted to make room for others.
+    pub evicted: u64,
 }
 
 impl Usage {
-    /// Every source with its requests, and the bytes of their answers' bodies, as compressed as
-    /// they were sent.
+    /// Returns every source with its requests, and the bytes of their answers' bodies after
+    /// compression.
     pub fn by_source(&self) -> impl Iterator<Item = (&'static str, u64, u64)> {
         let read = |sum: &AtomicU64| sum.load(Ordering::Relaxed);
         let all = AnswerSource::NAMES
@@ -46,13 +46,13 @@ impl Usage {
         all.map(move |((name, requests), bytes)| (*name, read(requests), read(bytes)))
     }
 
-    /// Why requests were forwarded, and how many.
+    /// Returns the reasons for forwarding, and the number of requests of each.
     pub fn by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let all = ForwardReason::NAMES.iter().zip(&self.0.reasons);
         all.map(|(name, requests)| (*name, requests.load(Ordering::Relaxed)))
     }
 
-    /// Watches open now: served from memory, and forwarded.
+    /// Returns the open watches: those served from memory, and the forwarded ones.
     pub fn watches(&self) -> (u64, u64) {
         (
             self.0.watches_here.load(Ordering::Relaxed),
@@ -60,22 +60,22 @@ impl Usage {
         )
     }
 
-    /// Looks at what was done since the last look, for the rates of [`Usage::top`].
+    /// Updates the rates of [`Usage::top`] with what happened since the last tick.
     pub fn tick(&self, passed: Duration) {
         self.0.clients.tick(passed);
     }
 
-    /// Those who cost most of late, at most so many.
-    pub fn top(&self, most: usize) -> TopClients {
-        let (rows, known, let_go) = self.0.clients.top(most);
+    /// Returns up to `limit` of the most expensive clients.
+    pub fn top(&self, limit: usize) -> TopClients {
+        let (rows, known, evicted) = self.0.clients.top(limit);
         TopClients {
             rows,
             known,
-            let_go,
+            evicted,
         }
     }
 
-    /// A request is answered; what counts the bytes and, if it is an open watch, how long it stays.
+    /// Counts an answered request. The returned meter counts its bytes and, for a watch, its life.
     pub(super) fn answered(
         &self,
         source: AnswerSource,
@@ -90,8 +90,8 @@ impl Usage {
             false
         };
         self.0.requests[source.index()].fetch_add(1, Ordering::Relaxed);
-        let client = self.0.clients.came(user, agent, forwarded);
-        let answer = Answer {
+        let client = self.0.clients.request(user, agent, forwarded);
+        let answer = AnswerCounter {
             usage: self.clone(),
             client,
             source,
@@ -106,14 +106,14 @@ impl Usage {
 }
 
 /// Counts one answer.
-struct Answer {
+struct AnswerCounter {
     usage: Usage,
-    client: Arc<Client>,
+    client: Arc<ClientCounters>,
     source: AnswerSource,
     watch: bool,
 }
 
-impl Answer {
+impl AnswerCounter {
     fn watches(&self) -> &AtomicU64 {
         let inner = &*self.usage.0;
         if matches!(self.source, AnswerSource::Forward(_)) {
@@ -124,14 +124,14 @@ impl Answer {
     }
 }
 
-impl BodyMeter for Answer {
+impl BodyMeter for AnswerCounter {
     fn sent(&self, bytes: usize) {
         self.usage.0.bytes[self.source.index()].fetch_add(bytes as u64, Ordering::Relaxed);
         self.client.sent(bytes);
     }
 }
 
-impl Drop for Answer {
+impl Drop for AnswerCounter {
     fn drop(&mut self) {
         if self.watch {
             self.watches().fetch_sub(1, Ordering::Relaxed);

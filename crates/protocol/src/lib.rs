@@ -21,7 +21,7 @@
 //!
 //! ```
 //! use http::Method;
-//! use watershed_protocol::{LabelSelector, ListOptions, ListRead, RequestInfo, Verb};
+//! use watershed_protocol::{Freshness, LabelSelector, ListOptions, RequestInfo, Verb};
 //!
 //! let query = Some("labelSelector=app%3Dweb&resourceVersion=0");
 //! let info = RequestInfo::parse(&Method::GET, "/api/v1/namespaces/shop/pods", query);
@@ -31,7 +31,7 @@
 //! assert_eq!(resource.namespace.as_deref(), Some("shop"));
 //!
 //! let options = ListOptions::parse(query)?;
-//! assert_eq!(options.list_read(), ListRead::Any);
+//! assert_eq!(options.list_start()?.freshness, Freshness::Any);
 //! let selector = LabelSelector::parse(options.label_selector.as_deref().unwrap_or_default())?;
 //! assert!(selector.matches(|key| (key == "app").then_some("web")));
 //! # Ok::<(), Box<dyn std::error::Error>>(())

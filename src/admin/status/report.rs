@@ -324,7 +324,7 @@ impl From<TopClients> for Clients {
         };
         Self {
             known: top.known,
-            let_go: top.let_go,
+            let_go: top.evicted,
             top: top.rows.into_iter().map(client).collect(),
         }
     }

@@ -1,5 +1,5 @@
-//! Compresses gets and lists where upstream does. Watches are compressed in their own module, frame by
-//! frame.
+//! Compresses gets and lists where upstream does. Watches are compressed frame by
+//! frame, in `watcher`.
 use std::io::Write;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use http_body_util::BodyExt;
-use watershed_protocol::{ContinueToken, Freshness, Malformed};
+use watershed_protocol::{ContinueToken, Freshness, ListParts, Malformed};
 
 use super::gzip;
-use super::list_body::{CompressedRuns, Items, ListBody, PlainItems};
+use super::list_body::{CompressedRuns, Items, ListBody, ListSource, PlainItems};
 use super::response::{Answer, from_memory};
 use crate::body::{Body, InMemory};
 use crate::serve::freshness::FreshScope;
@@ -68,26 +68,12 @@ fn respond(
     let (body, in_memory, is_compressed) = match items {
         // Runs in memory are kept compressed, too.
         Items::Runs(format, runs) if gzip::is_wanted(headers, length) => {
-            let runs = CompressedRuns::new(&format, runs);
-            let in_memory = runs.are_in_memory();
-            (
-                ListBody::new(runs, parts)
-                    .map_err(|never| match never {})
-                    .boxed_unsync(),
-                in_memory,
-                true,
-            )
+            let (body, in_memory) = boxed(CompressedRuns::new(&format, runs), parts);
+            (body, in_memory, true)
         }
         items => {
-            let items = PlainItems::new(items, length);
-            let in_memory = items.are_in_memory();
-            (
-                ListBody::new(items, parts)
-                    .map_err(|never| match never {})
-                    .boxed_unsync(),
-                in_memory,
-                false,
-            )
+            let (body, in_memory) = boxed(PlainItems::new(items, length), parts);
+            (body, in_memory, false)
         }
     };
     let mut response = from_memory(
@@ -109,8 +95,16 @@ fn respond(
     gzip::apply(headers, response)
 }
 
-/// The objects of one answer. They are references only: the body holds no bytes of its own but those
-/// it sends.
+/// Returns the body of a list, and whether it is made of bytes in memory.
+fn boxed(source: impl ListSource + Send + Unpin + 'static, parts: ListParts) -> (Body, bool) {
+    let in_memory = source.is_in_memory();
+    let body = ListBody::new(source, parts)
+        .map_err(|never| match never {})
+        .boxed_unsync();
+    (body, in_memory)
+}
+
+/// The objects of one answer, as references. The body holds no bytes of its own but those it sends.
 struct Page {
     items: Items,
     /// The token of the next page, if there is one.

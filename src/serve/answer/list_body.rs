@@ -86,7 +86,7 @@ impl Items {
         }
     }
 
-    /// Appends a piece. If `share` is set and the piece is large, appends only what comes before it.
+    /// Appends a piece. With `share`, appends only what comes before a large piece.
     fn put(&self, index: usize, share: bool, out: &mut BytesMut) -> WrittenPiece {
         let is_last = index + 1 == self.pieces();
         let trailing = if is_last {
@@ -142,6 +142,9 @@ pub(super) enum WrittenPiece {
 
 /// The items of a list, in the form in which they are sent.
 pub(super) trait ListSource {
+    /// Returns `true` if the body consists of references to bytes in memory.
+    fn is_in_memory(&self) -> bool;
+
     /// Prepares the buffer of the next chunk.
     fn begin_chunk(&mut self, out: &mut BytesMut);
 
@@ -274,14 +277,13 @@ impl PlainItems {
             in_memory,
         }
     }
-
-    /// Returns `true` if the body consists of references to bytes in memory.
-    pub(super) fn are_in_memory(&self) -> bool {
-        self.in_memory
-    }
 }
 
 impl ListSource for PlainItems {
+    fn is_in_memory(&self) -> bool {
+        self.in_memory
+    }
+
     fn begin_chunk(&mut self, out: &mut BytesMut) {
         if self.next == 0 && out.capacity() == 0 {
             *out = BytesMut::with_capacity(self.capacity);
@@ -335,18 +337,18 @@ impl CompressedRuns {
             compressed: 0,
         }
     }
+}
 
-    /// Returns `true` if nearly all runs are compressed already. The rest keeps nobody waiting.
-    pub(super) fn are_in_memory(&self) -> bool {
+impl ListSource for CompressedRuns {
+    /// Nearly all runs are compressed already. The rest keeps nobody waiting.
+    fn is_in_memory(&self) -> bool {
         let runs = self.runs.as_slice();
         runs.iter()
             .filter(|run| !run.is_deflated())
             .nth(COMPRESSED_AT_ONCE)
             .is_none()
     }
-}
 
-impl ListSource for CompressedRuns {
     /// Reserves the whole chunk if its runs are compressed already: it would be copied once more as
     /// it grows.
     fn begin_chunk(&mut self, out: &mut BytesMut) {
@@ -405,7 +407,10 @@ mod tests {
     use super::*;
     use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, ResourceVersion, scan};
 
-    const LIST: &str = r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[]}"#;
+    const LIST: &str = concat!(
+        r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"#,
+        r#""items":[]}"#
+    );
 
     /// Config maps with so many bytes of data.
     fn selected(format: &WireFormat, sizes: &[usize]) -> Vec<Arc<StoredObject>> {
@@ -414,7 +419,11 @@ mod tests {
         let object = |(index, size): (usize, &usize)| {
             let data = "x".repeat(*size);
             let text = format!(
-                r#"{{"kind":"ConfigMap","apiVersion":"v1","metadata":{{"name":"c-{index}","namespace":"ns","resourceVersion":"5"}},"data":{{"text":"{data}"}}}}"#
+                concat!(
+                    r#"{{"kind":"ConfigMap","apiVersion":"v1","metadata":{{"name":"c-{}","#,
+                    r#""namespace":"ns","resourceVersion":"5"}},"data":{{"text":"{}"}}}}"#
+                ),
+                index, data
             );
             let scanned = scan(Encoding::Json, text.as_bytes(), &fields).unwrap();
             let bytes = format.item_bytes(&text.into());
@@ -450,7 +459,7 @@ mod tests {
                 format.list_parts(ResourceVersion(9), None, None, items.count(), items.bytes());
             let expected = [&parts.head[..], &all, &parts.tail].concat();
             let items = PlainItems::new(items, parts.body_len());
-            assert_eq!(items.are_in_memory(), in_memory);
+            assert_eq!(items.is_in_memory(), in_memory);
             let mut body = ListBody::new(items, parts);
             let mut frames = Vec::new();
             while let Some(frame) = body.next_chunk() {

@@ -2,7 +2,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, Response, StatusCode};
 use http_body_util::BodyExt;
 use tokio::time::Instant;
 use watershed_protocol::{ResourceVersion, WatchStart, accepts_gzip};
@@ -10,7 +10,7 @@ use watershed_protocol::{ResourceVersion, WatchStart, accepts_gzip};
 use super::gzip;
 use super::response::{Answer, from_memory};
 use crate::access::Guard;
-use crate::body::InMemory;
+use crate::body::{Body, InMemory};
 use crate::drain::DrainWatch;
 use crate::serve::freshness::FreshScope;
 use crate::serve::metrics::{Labels, Meters};
@@ -26,7 +26,7 @@ const MIN_TIMEOUT: Duration = Duration::from_mins(30);
 /// Longer than anybody waits, short enough to be added to a clock.
 const MAX_TIMEOUT: Duration = Duration::from_hours(10 * 365 * 24);
 
-/// What a watch needs besides its scope.
+/// The surroundings of a watch, besides its scope.
 pub(in crate::serve) struct WatchContext<'a> {
     pub(in crate::serve) coding: ContentCoding,
     /// The caller's right to see the watch.
@@ -59,12 +59,7 @@ pub(in crate::serve) fn answer(
     watch: &WatchPlan,
     context: WatchContext<'_>,
 ) -> Result<Answer, ForwardReason> {
-    let OpenedScope {
-        scope,
-        ready,
-        representation,
-        ..
-    } = &fresh.opened;
+    let OpenedScope { scope, ready, .. } = &fresh.opened;
     let view = ClientView {
         filter: watch.filter.clone(),
         partial: fresh.opened.partial().map(Box::new),
@@ -109,17 +104,22 @@ pub(in crate::serve) fn answer(
         },
     );
     let body = body.map_err(|never| match never {}).boxed_unsync();
+    let response = respond(&fresh.opened, coding, body);
+    Ok(Answer::new(source, response))
+}
+
+fn respond(opened: &OpenedScope, coding: ContentCoding, body: Body) -> Response<Body> {
     let mut response = from_memory(
         StatusCode::OK,
-        representation.encoding.content_type(true),
+        opened.representation.encoding.content_type(true),
         body,
-        &ready.warnings,
+        &opened.ready.warnings,
     );
     if coding == ContentCoding::Gzip {
         gzip::mark(response.headers_mut());
     }
     response.extensions_mut().insert(InMemory);
-    Ok(Answer::new(source, response))
+    response
 }
 
 /// Returns an error if upstream answers a watch from this start in another way.

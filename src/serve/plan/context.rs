@@ -1,4 +1,4 @@
-//! What the plans of all reads start from.
+//! The input of every read plan.
 use std::sync::Arc;
 
 use watershed_protocol::Freshness;

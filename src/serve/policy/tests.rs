@@ -80,22 +80,26 @@ fn exceptions_are_listed_by_name() {
     );
 }
 
-#[test]
-fn the_narrowest_covering_scope_is_chosen() {
-    let selection = |namespace: Option<&str>, labels: &str, fields: &str| Selection {
+fn selection(namespace: Option<&str>, labels: &str, fields: &str) -> Selection {
+    Selection {
         namespace: namespace.map(str::to_owned),
         labels: LabelSelector::parse(labels).unwrap(),
         fields: FieldSelector::parse(fields).unwrap(),
-    };
+    }
+}
+
+/// Returns the scope of pods that is chosen, and whether it is complete.
+fn chosen(policy: &CachingPolicy, asked: &Selection, one: bool) -> Option<(String, bool)> {
     let pods = GroupVersionResource::new("", "v1", "pods");
-    let chosen = |policy: &CachingPolicy, asked: &Selection, one| {
-        policy
-            .scope_for(&pods, one, || asked.clone())
-            .map(|held| match held {
-                ScopeChoice::Configured(held) => (held.selection.to_string(), held.is_complete),
-                ScopeChoice::OnDemand { asked, .. } => (format!("on demand: {asked}"), false),
-            })
-    };
+    let choice = policy.scope_for(&pods, one, || asked.clone())?;
+    Some(match choice {
+        ScopeChoice::Configured(scope) => (scope.selection.to_string(), scope.is_complete),
+        ScopeChoice::OnDemand { asked, .. } => (format!("on demand: {asked}"), false),
+    })
+}
+
+#[test]
+fn the_node_preset_covers_reads_of_its_node() {
     let everything = Some((String::new(), true));
     assert_eq!(
         chosen(&CachingPolicy::default(), &selection(None, "", ""), false),
@@ -146,7 +150,11 @@ fn the_narrowest_covering_scope_is_chosen() {
         node.scope_for(&nodes, false, || selection(None, "", ""))
             .is_none()
     );
+}
 
+#[test]
+fn the_narrowest_covering_scope_is_chosen() {
+    let named = Selection::named(Some("a"), "p");
     let mut policy = CachingPolicy::default();
     let scopes = [
         selection(Some("a"), "", ""),
