@@ -1,25 +1,41 @@
-//! What is known of one scope: the newest snapshot, and the window of recent events.
+//! The data of one scope: the newest snapshot, and the window of recent events.
 //!
-//! One task holds the [`StoreWriter`]; any number of [`StoreReader`]s take snapshots and follow the events.
-//! No IO and no async here: time and wake-ups come from outside.
+//! One task holds the [`StoreWriter`]. Any number of [`StoreReader`]s take snapshots and follow the
+//! events. There is no IO and no async here: time and wake-ups come from outside.
 mod by_field;
 mod compressed;
+mod cursor;
 mod leaf;
+mod leaf_builder;
 mod object;
+mod object_run;
 mod pins;
+mod reader;
 mod snapshot;
 mod state;
+mod subscribers;
+mod subscription;
 #[cfg(test)]
 mod tests;
-mod wake;
 mod window;
+mod writer;
 
-pub use leaf::ObjectRun;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
 pub use object::StoredObject;
+pub use object_run::ObjectRun;
+pub use reader::{SnapshotAt, StoreReader, StoreStats, SubscriptionStart};
 pub use snapshot::{Layout, ObjectRuns, Snapshot, SnapshotBuilder};
-pub use state::{
-    InconsistentEvent, SnapshotAt, StoreReader, StoreStats, StoreWriter, Subscription,
-    SubscriptionStart, SubscriptionStep, new,
-};
-pub use wake::Interest;
+pub use subscribers::Interest;
+pub use subscription::{Subscription, SubscriptionStep};
 pub use window::{WindowEvent, WindowLimits};
+pub use writer::{InconsistentEvent, StoreWriter};
+
+/// Creates an empty store, not yet synced.
+pub fn new(limits: WindowLimits) -> (StoreWriter, StoreReader) {
+    let state = Arc::new(RwLock::new(state::StoreState::new(limits)));
+    let writer = StoreWriter::new(Arc::clone(&state));
+    (writer, StoreReader::new(state))
+}

@@ -1,91 +1,99 @@
-//! Objects that follow one another in a snapshot, and the forms of them that all readers share.
-use std::ops::Range;
+//! Leaves of a snapshot: objects that follow one another, with the forms that all readers share.
+//!
+//! A list is sent leaf by leaf. So a leaf joins its objects' bytes once, as items of a list, and
+//! the objects then refer to their part of the joined bytes: nothing is held twice. A change makes
+//! a new leaf whose unchanged objects still refer to the old leaf's bytes, its base. The base also
+//! keeps the bytes of replaced objects in memory, so a leaf is settled (its bytes are joined anew)
+//! before that waste outweighs its use.
 use std::sync::{Arc, OnceLock};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
+use watershed_protocol::{Deflated, ItemRun, WireFormat};
 
 use super::object::StoredObject;
-use watershed_protocol::{
-    Deflated, EventKind, ItemRun, ObjectAttributes, ResourceVersion, WireFormat, deflate,
-    gzip_member,
-};
 
-/// A new leaf has at most so many bytes, unless it is one object that has more: large enough that
-/// sending it costs little more than its bytes, small enough that a change of one object leaves
-/// little to be made again.
-pub(super) const FULL: usize = 32 * 1024;
-/// Above these a leaf is split.
-const MOST_BYTES: usize = 2 * FULL;
-const MOST_OBJECTS: usize = 2 * Leaf::MANY;
+/// A new leaf has at most so many bytes, unless it is one object that has more. Large enough that
+/// sending it costs little more than its bytes; small enough that a change of one object leaves
+/// little to be joined and compressed again.
+pub(super) const FULL_BYTES: usize = 32 * 1024;
+/// A new leaf has no more objects: a change copies a pointer to each of them.
+pub(super) const FULL_OBJECTS: usize = 64;
+/// Above these a leaf is split. Twice the size of a new leaf, so that two full halves result and
+/// neither is split or joined again soon.
+const MAX_BYTES: usize = 2 * FULL_BYTES;
+const MAX_OBJECTS: usize = 2 * FULL_OBJECTS;
 /// Below this it is joined with its neighbour.
-const FEW_BYTES: usize = FULL / 4;
+const MIN_BYTES: usize = FULL_BYTES / 4;
 
-/// A run of objects in key order, never empty. It does not change: a change makes another.
+/// Objects in key order, never empty. A leaf does not change: a change makes another.
 #[derive(Debug)]
 pub(super) struct Leaf {
-    format: Arc<WireFormat>,
+    pub(super) format: Arc<WireFormat>,
     objects: Vec<Arc<StoredObject>>,
     /// Bytes the objects take as items of a list, each with its separator.
-    items: usize,
-    /// The objects as they are sent, once somebody asked for them.
-    packed: OnceLock<Arc<Packed>>,
-    /// What the bytes of some objects are a part of: the packed form of the leaf that this one was
-    /// made from.
-    base: Option<Arc<Packed>>,
-    /// How many objects were put in since that was made.
-    changed: usize,
+    pub(super) items_len: usize,
+    /// The objects as they are sent, once a reader asked for them. Shared with the leaves that are
+    /// made from this one, as their base.
+    packed: OnceLock<Arc<PackedItems>>,
+    /// The packed form of the leaf that this one was made from: the bytes of some objects are a
+    /// part of it. It is named here only to know which objects those are; they keep it alive.
+    base: Option<Arc<PackedItems>>,
+    /// Number of changes since the base was packed.
+    changes: usize,
     /// Every object is a part of `packed`.
     settled: bool,
 }
 
 /// Objects as they are sent.
 #[derive(Debug)]
-struct Packed {
-    joined: ItemRun,
+pub(super) struct PackedItems {
+    pub(super) joined: ItemRun,
     /// All items, without the separator behind the last, as a piece of gzip.
-    deflated: OnceLock<Arc<Deflated>>,
+    pub(super) deflated: OnceLock<Arc<Deflated>>,
     /// All objects as ADDED events, as a member of gzip.
-    added: OnceLock<Bytes>,
-}
-
-impl Packed {
-    fn new(joined: ItemRun) -> Self {
-        Self {
-            joined,
-            deflated: OnceLock::new(),
-            added: OnceLock::new(),
-        }
-    }
+    pub(super) added: OnceLock<Bytes>,
 }
 
 impl Leaf {
-    /// A new leaf has no more objects.
-    pub(super) const MANY: usize = 64;
-
     pub(super) fn new(format: &Arc<WireFormat>, objects: Vec<Arc<StoredObject>>) -> Self {
-        let items = objects
+        let items_len = objects
             .iter()
             .map(|object| format.item_len(&object.bytes))
             .sum();
-        let (packed, format) = (OnceLock::new(), Arc::clone(format));
         Self {
-            format,
+            format: Arc::clone(format),
             objects,
-            items,
-            packed,
+            items_len,
+            packed: OnceLock::new(),
             base: None,
-            changed: 0,
+            changes: 0,
             settled: false,
         }
     }
 
-    /// The same objects with their bytes in one place, and nothing else of them held.
+    /// Creates a leaf of objects whose bytes are those of `packed`.
+    pub(super) fn settled(
+        format: Arc<WireFormat>,
+        objects: Vec<Arc<StoredObject>>,
+        packed: Arc<PackedItems>,
+    ) -> Self {
+        Self {
+            format,
+            objects,
+            items_len: packed.joined.bytes.len(),
+            packed: OnceLock::from(packed),
+            base: None,
+            changes: 0,
+            settled: true,
+        }
+    }
+
+    /// Returns the same objects with their bytes in one place, and nothing else of them held.
     pub(super) fn settle(&self) -> Self {
+        // What was packed for a reader is used, not made again.
         let packed = Arc::clone(self.packed());
-        let slices = self.format.split(
-            &packed.joined,
-            self.objects.iter().map(|object| object.bytes.len()),
-        );
+        let lengths = self.objects.iter().map(|object| object.bytes.len());
+        let slices = self.format.split(&packed.joined, lengths);
         let objects = self.objects.iter().zip(slices).map(|(object, bytes)| {
             Arc::new(StoredObject {
                 bytes,
@@ -96,150 +104,96 @@ impl Leaf {
         Self::settled(Arc::clone(&self.format), objects.collect(), packed)
     }
 
-    fn settled(
-        format: Arc<WireFormat>,
-        objects: Vec<Arc<StoredObject>>,
-        packed: Arc<Packed>,
-    ) -> Self {
-        let items = packed.joined.bytes.len();
-        Self {
-            format,
-            objects,
-            items,
-            packed: OnceLock::from(packed),
-            base: None,
-            changed: 0,
-            settled: true,
-        }
-    }
-
-    /// The leaf with other objects, of which one is new.
-    fn changed(&self, objects: Vec<Arc<StoredObject>>, items: usize) -> Self {
-        let base = if self.settled {
-            self.packed.get().cloned()
-        } else {
-            self.base.clone()
-        };
-        let changed = if self.settled { 1 } else { self.changed + 1 };
-        let format = Arc::clone(&self.format);
-        let leaf = Self {
-            format,
-            objects,
-            items,
-            packed: OnceLock::new(),
-            base,
-            changed,
-            settled: false,
-        };
-        // What is held in vain never outweighs what is held.
-        let wasteful = leaf.base.is_some() && leaf.changed * 2 > leaf.objects.len();
-        if wasteful { leaf.settle() } else { leaf }
-    }
-
-    /// The leaf with this object, and the one that had its key.
+    /// Returns the leaf with this object, and the object that had its key.
     pub(super) fn with(&self, object: Arc<StoredObject>) -> (Self, Option<Arc<StoredObject>>) {
-        let place = self.place(object.key());
+        let position = self.position(object.key());
         let mut objects = self.objects.clone();
-        let mut items = self.items + self.format.item_len(&object.bytes);
-        let old = match place {
+        let mut items_len = self.items_len + self.format.item_len(&object.bytes);
+        let old = match position {
             Ok(index) => Some(std::mem::replace(&mut objects[index], object)),
             Err(index) => {
                 objects.insert(index, object);
                 None
             }
         };
-        items -= old
+        items_len -= old
             .as_ref()
             .map_or(0, |old| self.format.item_len(&old.bytes));
-        (self.changed(objects, items), old)
+        (self.changed(objects, items_len), old)
     }
 
-    /// The object with this key, and the leaf without it, unless that is empty.
+    /// Returns the leaf without the object of this key, unless it is empty then, and the object.
     pub(super) fn without(&self, key: &str) -> Option<(Option<Self>, Arc<StoredObject>)> {
-        let index = self.place(key).ok()?;
+        let index = self.position(key).ok()?;
         let mut objects = self.objects.clone();
         let old = objects.remove(index);
-        let items = self.items - self.format.item_len(&old.bytes);
-        Some((
-            (!objects.is_empty()).then(|| self.changed(objects, items)),
-            old,
-        ))
+        let items_len = self.items_len - self.format.item_len(&old.bytes);
+        let rest = (!objects.is_empty()).then(|| self.changed(objects, items_len));
+        Some((rest, old))
     }
 
-    /// Two leaves, if it is too large to be one.
+    /// Returns two leaves if this one is too large.
     pub(super) fn split(&self) -> Option<(Self, Self)> {
-        if self.objects.len() < 2
-            || (self.items <= MOST_BYTES && self.objects.len() <= MOST_OBJECTS)
-        {
+        let many = self.objects.len() > MAX_OBJECTS;
+        if self.objects.len() < 2 || (self.items_len <= MAX_BYTES && !many) {
             return None;
         }
-        let by_number = self.objects.len() > MOST_OBJECTS;
-        let (mut bytes, half) = (
-            0,
-            if by_number {
-                self.objects.len()
-            } else {
-                self.items
-            } / 2,
-        );
-        let middle = self.objects.iter().position(|object| {
-            bytes += if by_number {
-                1
-            } else {
-                self.format.item_len(&object.bytes)
-            };
-            bytes >= half
-        });
-        let middle = middle
-            .map_or(1, |index| index + 1)
-            .min(self.objects.len() - 1);
-        let part =
-            |objects: &[Arc<StoredObject>]| Self::new(&self.format, objects.to_vec()).settle();
-        Some((part(&self.objects[..middle]), part(&self.objects[middle..])))
+        // Many small objects are halved by number: by bytes, one half could again have too many.
+        let middle = if many {
+            self.objects.len() / 2
+        } else {
+            self.middle_by_bytes()
+        };
+        let (one, next) = self.objects.split_at(middle);
+        // Each half is packed anew. Else both would keep all bytes of the whole in memory.
+        let part = |objects: &[_]| Self::new(&self.format, objects.to_vec()).settle();
+        Some((part(one), part(next)))
     }
 
-    /// Whether it is to be joined with this neighbour.
+    /// Returns true if this leaf and its neighbour are to become one. Only small leaves are joined:
+    /// joining copies the bytes of both.
     pub(super) fn is_to_join(&self, next: &Self) -> bool {
-        self.items.min(next.items) < FEW_BYTES
-            && self.items + next.items <= FULL
-            && self.objects.len() + next.objects.len() <= Self::MANY
+        self.items_len.min(next.items_len) < MIN_BYTES
+            && self.items_len + next.items_len <= FULL_BYTES
+            && self.objects.len() + next.objects.len() <= FULL_OBJECTS
     }
 
-    /// One leaf of two neighbours.
+    /// Returns one leaf of two neighbours.
     pub(super) fn join(&self, next: &Self) -> Self {
         Self::new(&self.format, [&self.objects[..], &next.objects].concat()).settle()
     }
 
-    /// Whether an object's bytes hold the bytes of others in memory.
+    /// Returns true if an object of this leaf keeps the bytes of others in memory.
     pub(super) fn shares(&self, object: &StoredObject) -> bool {
-        let within = |packed: &Arc<Packed>| object.bytes.is_part_of(&packed.joined.bytes);
-        (self.settled && self.packed.get().is_some_and(within))
-            || self.base.as_ref().is_some_and(within)
+        let own = self.packed.get().filter(|_| self.settled);
+        own.into_iter()
+            .chain(&self.base)
+            .any(|packed| object.bytes.is_part_of(&packed.joined.bytes))
     }
 
-    /// Whether it was packed since it was made, so that its objects are held twice.
+    /// Returns true if the leaf was packed after it was made: its objects are held twice.
     pub(super) fn is_held_twice(&self) -> bool {
         !self.settled && self.packed.get().is_some()
     }
 
-    /// Whether its objects' bytes are in one place.
+    /// Returns true if the objects' bytes are in one place.
     pub(super) fn is_settled(&self) -> bool {
         self.settled
     }
 
-    /// How many objects are held that are not in the leaf, only because others are.
+    /// Returns the number of objects that are held only because others of the base are.
     #[cfg(test)]
-    pub(super) fn held_in_vain(&self) -> usize {
+    pub(super) fn wasted_objects(&self) -> usize {
         self.base.as_ref().map_or(0, |base| {
-            let of_base = self
+            let used = self
                 .objects
                 .iter()
                 .filter(|object| object.bytes.is_part_of(&base.joined.bytes));
-            base.joined.ends.len() - of_base.count()
+            base.joined.ends.len() - used.count()
         })
     }
 
-    /// Bytes of the forms that were made for compressing readers.
+    /// Returns the bytes of the forms that were made for compressing readers.
     pub(super) fn compressed_bytes(&self) -> usize {
         self.packed.get().map_or(0, |packed| {
             packed.deflated.get().map_or(0, |piece| piece.bytes.len())
@@ -247,7 +201,8 @@ impl Leaf {
         })
     }
 
-    pub(super) fn place(&self, key: &str) -> Result<usize, usize> {
+    /// Returns the index of the object with this key, or else the index where it would be.
+    pub(super) fn position(&self, key: &str) -> Result<usize, usize> {
         self.objects
             .binary_search_by(|object| object.key().cmp(key))
     }
@@ -260,199 +215,62 @@ impl Leaf {
         &self.objects
     }
 
-    fn packed(&self) -> &Arc<Packed> {
+    /// Returns the packed form; makes it if no reader has asked before.
+    pub(super) fn packed(&self) -> &Arc<PackedItems> {
         self.packed.get_or_init(|| {
-            Arc::new(Packed::new(
-                self.format
-                    .join(self.objects.iter().map(|object| &object.bytes)),
-            ))
+            let bytes = self.objects.iter().map(|object| &object.bytes);
+            Arc::new(PackedItems::new(self.format.join(bytes)))
         })
     }
-}
 
-/// A leaf in the making. What is put into it is copied at once, so that it holds nothing of what
-/// the objects were read from; and it is used for one leaf after the other, so that only their own
-/// memory is new.
-#[derive(Debug, Default)]
-pub(super) struct Growing {
-    items: BytesMut,
-    parts: Vec<Part>,
-}
-
-/// An object whose bytes are among the items of a leaf in the making.
-#[derive(Debug)]
-struct Part {
-    /// Where its item ends, the separator included.
-    end: u32,
-    /// Bytes of what is held of it.
-    length: usize,
-    version: ResourceVersion,
-    attributes: ObjectAttributes,
-}
-
-impl Growing {
-    /// Whether a leaf with the object would not be too large. One object always has room.
-    pub(super) fn has_room(&self, format: &WireFormat, object: &StoredObject) -> bool {
-        let few = self.parts.len() < Leaf::MANY;
-        self.parts.is_empty() || (few && self.items.len() + format.item_len(&object.bytes) <= FULL)
+    /// Returns the packed form if it is made already.
+    pub(super) fn packed_before(&self) -> Option<&PackedItems> {
+        self.packed.get().map(|packed| &**packed)
     }
 
-    /// Puts an object behind the others.
-    pub(super) fn put(&mut self, format: &WireFormat, object: StoredObject) {
-        let StoredObject {
-            bytes,
-            version,
-            attributes,
-        } = object;
-        format.put_item(&bytes, &mut self.items);
-        self.parts.push(Part {
-            end: self.items.len() as u32,
-            length: bytes.len(),
-            version,
-            attributes,
-        });
-    }
-
-    /// The key of the last object.
-    pub(super) fn last_key(&self) -> Option<&str> {
-        self.parts.last().map(|part| part.attributes.key())
-    }
-
-    /// A leaf of the objects, unless there is none; and begins anew.
-    pub(super) fn take(&mut self, format: &Arc<WireFormat>) -> Option<Leaf> {
-        if self.parts.is_empty() {
-            return None;
-        }
-        let ends = self.parts.iter().map(|part| part.end).collect();
-        let joined = ItemRun {
-            bytes: Bytes::copy_from_slice(&self.items),
-            ends,
+    /// Returns the leaf with other objects, after one change.
+    fn changed(&self, objects: Vec<Arc<StoredObject>>, items_len: usize) -> Self {
+        // The packed form of a leaf that is not settled is a copy made for a reader: no object
+        // refers to it. Its objects still refer to the base.
+        let (base, changes) = if self.settled {
+            (self.packed.get().cloned(), 1)
+        } else {
+            (self.base.clone(), self.changes + 1)
         };
-        self.items.clear();
-        let lengths: Vec<_> = self.parts.iter().map(|part| part.length).collect();
-        let slices = format.split(&joined, lengths.into_iter());
-        let objects = slices.zip(self.parts.drain(..)).map(|(bytes, part)| {
-            Arc::new(StoredObject {
-                bytes,
-                version: part.version,
-                attributes: part.attributes,
-            })
-        });
-        let objects = objects.collect();
-        Some(Leaf::settled(
-            Arc::clone(format),
+        // Each change leaves at most one object in the base that nobody uses. Beyond half of the
+        // leaf the waste would outweigh what is used.
+        let is_wasteful = base.is_some() && changes * 2 > objects.len();
+        let leaf = Self {
+            format: Arc::clone(&self.format),
             objects,
-            Arc::new(Packed::new(joined)),
-        ))
+            items_len,
+            packed: OnceLock::new(),
+            base,
+            changes,
+            settled: false,
+        };
+        if is_wasteful { leaf.settle() } else { leaf }
+    }
+
+    /// Returns the index behind the object with which the first half of the bytes is full. Neither
+    /// side is empty.
+    fn middle_by_bytes(&self) -> usize {
+        let mut bytes = 0;
+        let half = self.objects.iter().position(|object| {
+            bytes += self.format.item_len(&object.bytes);
+            bytes >= self.items_len / 2
+        });
+        half.map_or(1, |index| index + 1)
+            .min(self.objects.len() - 1)
     }
 }
 
-/// A part of a snapshot that can be sent in one piece: objects of one leaf that follow one another.
-#[derive(Clone, Debug)]
-pub struct ObjectRun {
-    pub(super) leaf: Arc<Leaf>,
-    pub(super) range: Range<usize>,
-}
-
-impl ObjectRun {
-    /// How many objects there are.
-    pub fn len(&self) -> usize {
-        self.range.len()
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.range.is_empty()
-    }
-
-    /// Takes the objects after the first `most` away.
-    pub fn truncate(&mut self, most: usize) {
-        self.range.end = self.range.end.min(self.range.start.saturating_add(most));
-    }
-
-    /// Takes the first `count` objects away.
-    pub fn advance(&mut self, count: usize) {
-        self.range.start = self.range.end.min(self.range.start.saturating_add(count));
-    }
-
-    /// The objects, in key order.
-    pub fn objects(&self) -> &[Arc<StoredObject>] {
-        &self.leaf.objects[self.range.clone()]
-    }
-
-    /// Bytes of its items in a list, each with a separator behind it.
-    pub fn items_len(&self) -> usize {
-        if self.is_whole_leaf() {
-            return self.leaf.items;
+impl PackedItems {
+    pub(super) fn new(joined: ItemRun) -> Self {
+        Self {
+            joined,
+            deflated: OnceLock::new(),
+            added: OnceLock::new(),
         }
-        self.objects()
-            .iter()
-            .map(|object| self.leaf.format.item_len(&object.bytes))
-            .sum()
-    }
-
-    /// Its items in a list, each with a separator behind it, shared by all who send them.
-    pub fn items(&self) -> Bytes {
-        let ItemRun { bytes, ends } = &self.leaf.packed().joined;
-        let end_before = |index: usize| index.checked_sub(1).map_or(0, |last| ends[last] as usize);
-        bytes.slice(end_before(self.range.start)..end_before(self.range.end))
-    }
-
-    /// The same, without the last separator, as a piece of gzip; made once for a whole leaf.
-    pub fn deflated(&self) -> Arc<Deflated> {
-        let make = || {
-            let items = self.items();
-            Arc::new(deflate(
-                &items[..items.len().saturating_sub(self.leaf.format.separator())],
-            ))
-        };
-        if self.is_whole_leaf() {
-            self.leaf.packed().deflated.get_or_init(make).clone()
-        } else {
-            make()
-        }
-    }
-
-    /// Whether [`ObjectRun::added_compressed`] costs nothing, as somebody had it before.
-    pub fn is_added_compressed(&self) -> bool {
-        self.is_whole_leaf()
-            && self
-                .leaf
-                .packed
-                .get()
-                .is_some_and(|packed| packed.added.get().is_some())
-    }
-
-    /// Whether [`ObjectRun::deflated`] costs nothing, as somebody had it before.
-    pub fn is_deflated(&self) -> bool {
-        self.is_whole_leaf()
-            && self
-                .leaf
-                .packed
-                .get()
-                .is_some_and(|packed| packed.deflated.get().is_some())
-    }
-
-    /// The objects as ADDED events, as a member of gzip; made once for a whole leaf.
-    pub fn added_compressed(&self) -> Bytes {
-        let make = || {
-            let mut frames = BytesMut::new();
-            let objects = self.objects().iter();
-            objects.for_each(|object| {
-                self.leaf
-                    .format
-                    .put_event(EventKind::Added, &object.bytes, &mut frames)
-            });
-            gzip_member(&frames)
-        };
-        if self.is_whole_leaf() {
-            self.leaf.packed().added.get_or_init(make).clone()
-        } else {
-            make()
-        }
-    }
-
-    fn is_whole_leaf(&self) -> bool {
-        self.range.len() == self.leaf.objects.len()
     }
 }

@@ -34,7 +34,7 @@ impl Pins {
     }
 
     /// Lets go of what was made before `oldest`.
-    pub(super) fn let_go(&mut self, oldest: Option<Instant>) {
+    pub(super) fn drop_before(&mut self, oldest: Option<Instant>) {
         if let Some(oldest) = oldest {
             self.states.retain(|(made, _)| *made >= oldest);
         }

@@ -874,7 +874,7 @@ proptest! {
                 *expired = matches!(end, SubscriptionStep::Expired { .. });
             }
             let concerns = |(at, key, old, new): &&(u64, String, Option<String>, String)| {
-                *at > *start && key != "relist" && match &*follower.subscription.interest {
+                *at > *start && key != "relist" && match &*follower.subscription.membership.interest {
                     Interest::All => true,
                     Interest::Namespace(namespace) => key.starts_with(&format!("{namespace}/")),
                     Interest::Key(wanted) => **wanted == *key.as_str(),

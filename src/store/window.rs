@@ -131,10 +131,9 @@ impl Window {
         }
     }
 
-    /// Starts anew at `floor`. One sequence number is skipped, so that a cursor which had seen
-    /// everything can be sent to a number that is not held any more.
+    /// Starts anew at `floor`. Sequence numbers go on.
     pub(super) fn reset(&mut self, floor: ResourceVersion) {
-        self.first = self.head() + 1;
+        self.first = self.head();
         self.events.clear();
         self.bytes = 0;
         self.floor = floor;
@@ -159,5 +158,25 @@ impl Window {
         self.events
             .range((from - self.first) as usize..)
             .map(|(_, event)| event)
+    }
+
+    /// Returns the events from sequence number `from` on: at most `limit`, and none after those
+    /// that exceed `byte_limit`.
+    pub(super) fn batch(
+        &self,
+        from: u64,
+        limit: usize,
+        byte_limit: usize,
+    ) -> Vec<Arc<WindowEvent>> {
+        let mut bytes = 0_usize;
+        self.from(from)
+            .take_while(|event| {
+                let fits = bytes <= byte_limit;
+                bytes = bytes.saturating_add(event.frame.len());
+                fits
+            })
+            .take(limit)
+            .cloned()
+            .collect()
     }
 }

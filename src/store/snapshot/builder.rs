@@ -1,29 +1,45 @@
 //! A snapshot in the making, of objects that arrive one after the other.
 use std::sync::Arc;
 
-use super::super::by_field::ByField;
-use super::super::leaf::Growing;
-use super::super::object::StoredObject;
-use super::{ByFirstKey, Layout, Snapshot};
 use watershed_protocol::{ResourceVersion, WireFormat};
 
-/// Packs the objects of a list while they arrive. What it holds beside whole leaves is at most one
-/// leaf more: an object's bytes are copied when it is put in, and whatever they are a part of can
-/// go.
+use super::objects::{ByFirstKey, Layout, Snapshot};
+use crate::store::by_field::ByField;
+use crate::store::leaf_builder::LeafBuilder;
+use crate::store::object::StoredObject;
+
+/// Packs the objects of a list while they arrive.
+///
+/// It copies an object's bytes at once, so that whatever they were read from can be dropped. Beside
+/// whole leaves it holds at most one leaf more.
 #[derive(Debug)]
 pub struct SnapshotBuilder {
     format: Arc<WireFormat>,
     /// The objects that are in leaves.
     packed: Snapshot,
-    /// Those behind them, while all have come in order.
-    next: Growing,
-    /// Upstream lists in key order. Of a list that does not, what comes from the first object out
-    /// of order on is put in as changes are.
+    /// The objects behind them, while all have come in order.
+    next: LeafBuilder,
+    /// Upstream lists in key order. From the first object out of order on, objects are inserted one
+    /// by one, as changes are.
     in_order: bool,
 }
 
+impl Snapshot {
+    /// Creates a snapshot of `objects` at `version`. Of several objects with one key the last
+    /// stays.
+    pub fn new(
+        version: ResourceVersion,
+        layout: Layout,
+        objects: impl IntoIterator<Item = StoredObject>,
+    ) -> Self {
+        let mut builder = SnapshotBuilder::new(layout);
+        objects.into_iter().for_each(|object| builder.put(object));
+        builder.finish(version)
+    }
+}
+
 impl SnapshotBuilder {
-    /// Without an object.
+    /// Creates a builder without objects.
     pub fn new(layout: Layout) -> Self {
         let format = Arc::clone(&layout.format);
         let by_field = layout.indexed.map(ByField::new);
@@ -35,17 +51,17 @@ impl SnapshotBuilder {
         Self {
             format,
             packed,
-            next: Growing::default(),
+            next: LeafBuilder::default(),
             in_order: true,
         }
     }
 
-    /// How the objects are framed.
+    /// Returns the form in which the objects are framed.
     pub fn format(&self) -> &WireFormat {
         &self.format
     }
 
-    /// Takes an object in; of several with one key the last stays.
+    /// Adds an object. Of several with one key the last stays.
     pub fn put(&mut self, object: StoredObject) {
         self.in_order &= self.next.last_key().is_none_or(|last| last < object.key());
         if !self.in_order {
@@ -56,7 +72,7 @@ impl SnapshotBuilder {
             }));
             return;
         }
-        if !self.next.has_room(&self.format, &object) {
+        if !self.next.fits(&self.format, &object) {
             self.pack();
         }
         self.packed.len += 1;
@@ -64,10 +80,10 @@ impl SnapshotBuilder {
         if let Some(index) = &mut self.packed.by_field {
             index.insert(&object);
         }
-        self.next.put(&self.format, object);
+        self.next.push(&self.format, object);
     }
 
-    /// The snapshot, as the state at `version`.
+    /// Returns the snapshot, as the state at `version`.
     pub fn finish(mut self, version: ResourceVersion) -> Snapshot {
         self.pack();
         // What came out of order lies by itself.
@@ -76,8 +92,7 @@ impl SnapshotBuilder {
         self.packed
     }
 
-    /// Makes a leaf of what is not in one. Behind it comes the next object, unless they are out of
-    /// order.
+    /// Makes a leaf of the objects that are not in one.
     fn pack(&mut self) {
         if let Some(leaf) = self.next.take(&self.format) {
             self.packed.leaves.insert(ByFirstKey(Arc::new(leaf)));

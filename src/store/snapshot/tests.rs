@@ -1,15 +1,18 @@
 //! Snapshots and their pieces, beside a plain map of the same objects.
 use std::collections::BTreeMap;
 use std::io::Read;
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use flate2::read::GzDecoder;
 use proptest::prelude::*;
 
-use super::super::leaf::FULL;
+use super::super::leaf::{FULL_BYTES, FULL_OBJECTS};
+use super::super::object::StoredObject;
+use super::super::object_run::ObjectRun;
 use super::super::tests::{fields, layout, sized};
 use super::*;
-use watershed_protocol::{Deflated, GzipMember};
+use watershed_protocol::{Deflated, GzipMember, ResourceVersion};
 
 /// Namespaces whose order as keys differs from that of their names.
 const NAMESPACES: [&str; 4] = ["a", "a-b", "a.c", "b"];
@@ -71,7 +74,7 @@ fn is_frugal(snapshot: &Snapshot) -> bool {
     snapshot
         .leaves
         .iter()
-        .all(|leaf| leaf.0.held_in_vain() <= leaf.0.objects().len())
+        .all(|leaf| leaf.0.wasted_objects() <= leaf.0.objects().len())
 }
 
 proptest! {
@@ -217,14 +220,14 @@ proptest! {
             prop_assert!(snapshot.with_field(node, value).unwrap().map(known).eq(wanted.map(known)), "{value}");
         }
         // However they came, the objects lie side by side, and nothing else of them is held.
-        prop_assert!(snapshot.leaves.iter().all(|leaf| leaf.0.is_settled() && leaf.0.held_in_vain() == 0));
+        prop_assert!(snapshot.leaves.iter().all(|leaf| leaf.0.is_settled() && leaf.0.wasted_objects() == 0));
         if in_order {
             let runs: Vec<ObjectRun> = snapshot.runs_after(None, None).collect();
-            prop_assert!(runs.iter().all(|run| run.items_len() <= FULL || run.len() == 1));
-            prop_assert!(runs.iter().all(|run| run.len() <= Leaf::MANY));
+            prop_assert!(runs.iter().all(|run| run.items_len() <= FULL_BYTES || run.len() == 1));
+            prop_assert!(runs.iter().all(|run| run.len() <= FULL_OBJECTS));
             let room = |two: &[ObjectRun]| {
                 let (one, next) = (&two[0], &two[1].objects()[0]);
-                one.len() < Leaf::MANY && one.items_len() + layout().format.item_len(&next.bytes) <= FULL
+                one.len() < FULL_OBJECTS && one.items_len() + layout().format.item_len(&next.bytes) <= FULL_BYTES
             };
             prop_assert!(!runs.windows(2).any(room), "a leaf that has room for the next object");
         }

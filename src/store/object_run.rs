@@ -1,0 +1,119 @@
+//! The pieces in which a snapshot is sent.
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use watershed_protocol::{Deflated, EventKind, ItemRun, deflate, gzip_member};
+
+use super::leaf::Leaf;
+use super::object::StoredObject;
+
+/// A part of a snapshot that can be sent in one piece: objects of one leaf that follow one another.
+#[derive(Clone, Debug)]
+pub struct ObjectRun {
+    pub(super) leaf: Arc<Leaf>,
+    pub(super) range: Range<usize>,
+}
+
+impl ObjectRun {
+    /// Returns the number of objects.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Returns true if there is no object.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// Keeps the first `limit` objects only.
+    pub fn truncate(&mut self, limit: usize) {
+        self.range.end = self.range.end.min(self.range.start.saturating_add(limit));
+    }
+
+    /// Removes the first `count` objects.
+    pub fn advance(&mut self, count: usize) {
+        self.range.start = self.range.end.min(self.range.start.saturating_add(count));
+    }
+
+    /// Returns the objects, in key order.
+    pub fn objects(&self) -> &[Arc<StoredObject>] {
+        &self.leaf.objects()[self.range.clone()]
+    }
+
+    /// Returns the length of its items in a list, each with a separator behind it.
+    pub fn items_len(&self) -> usize {
+        if self.is_whole_leaf() {
+            return self.leaf.items_len;
+        }
+        self.objects()
+            .iter()
+            .map(|object| self.leaf.format.item_len(&object.bytes))
+            .sum()
+    }
+
+    /// Returns its items in a list, each with a separator behind it. All readers share them.
+    pub fn items(&self) -> Bytes {
+        let ItemRun { bytes, ends } = &self.leaf.packed().joined;
+        let end_before = |index: usize| index.checked_sub(1).map_or(0, |last| ends[last] as usize);
+        bytes.slice(end_before(self.range.start)..end_before(self.range.end))
+    }
+
+    /// Returns its items, without the last separator, as a piece of gzip. It is made once for a
+    /// whole leaf.
+    pub fn deflated(&self) -> Arc<Deflated> {
+        if self.is_whole_leaf() {
+            let deflated = &self.leaf.packed().deflated;
+            deflated.get_or_init(|| self.deflate()).clone()
+        } else {
+            self.deflate()
+        }
+    }
+
+    /// Returns true if [`ObjectRun::deflated`] costs nothing, as it was made before.
+    pub fn is_deflated(&self) -> bool {
+        self.is_whole_leaf()
+            && self
+                .leaf
+                .packed_before()
+                .is_some_and(|packed| packed.deflated.get().is_some())
+    }
+
+    /// Returns the objects as ADDED events, as a member of gzip. It is made once for a whole leaf.
+    pub fn added_compressed(&self) -> Bytes {
+        if self.is_whole_leaf() {
+            let added = &self.leaf.packed().added;
+            added.get_or_init(|| self.compress_added()).clone()
+        } else {
+            self.compress_added()
+        }
+    }
+
+    /// Returns true if [`ObjectRun::added_compressed`] costs nothing, as it was made before.
+    pub fn is_added_compressed(&self) -> bool {
+        self.is_whole_leaf()
+            && self
+                .leaf
+                .packed_before()
+                .is_some_and(|packed| packed.added.get().is_some())
+    }
+
+    fn is_whole_leaf(&self) -> bool {
+        self.range.len() == self.leaf.objects().len()
+    }
+
+    fn deflate(&self) -> Arc<Deflated> {
+        let items = self.items();
+        let end = items.len().saturating_sub(self.leaf.format.separator());
+        Arc::new(deflate(&items[..end]))
+    }
+
+    fn compress_added(&self) -> Bytes {
+        let mut frames = BytesMut::new();
+        let format = &self.leaf.format;
+        for object in self.objects() {
+            format.put_event(EventKind::Added, &object.bytes, &mut frames);
+        }
+        gzip_member(&frames)
+    }
+}

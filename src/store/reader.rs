@@ -1,0 +1,176 @@
+//! Readers of a scope's state.
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::RwLock;
+use watershed_protocol::ResourceVersion;
+
+use super::cursor::Position;
+use super::snapshot::Snapshot;
+use super::state::StoreState;
+use super::subscribers::Interest;
+use super::subscription::Subscription;
+
+/// Undoing fewer events than this costs less than a list of one page does.
+const MIN_EVENTS_TO_PIN: usize = 64;
+
+/// Reads a scope's state. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct StoreReader {
+    state: Arc<RwLock<StoreState>>,
+}
+
+/// Figures of a scope at a moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StoreStats {
+    /// The version reached.
+    pub version: ResourceVersion,
+    /// Objects in the newest snapshot.
+    pub objects: usize,
+    /// Bytes of these objects.
+    pub object_bytes: usize,
+    /// Events in the window.
+    pub events: usize,
+    /// Bytes of these events.
+    pub event_bytes: usize,
+    /// Watches that follow the scope.
+    pub watchers: usize,
+}
+
+/// The start of a watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SubscriptionStart {
+    /// With the events after this version, which may lie in the future.
+    After(ResourceVersion),
+    /// With the events after the newest snapshot.
+    Now,
+}
+
+/// The answer to a request for the state at one version.
+#[derive(Clone, Debug)]
+pub enum SnapshotAt {
+    /// The state at the version.
+    Found(Snapshot),
+    /// The version lies in the future.
+    Future,
+    /// The version lies before what is known, or too much has happened since.
+    Expired,
+}
+
+impl StoreReader {
+    pub(super) fn new(state: Arc<RwLock<StoreState>>) -> Self {
+        Self { state }
+    }
+
+    /// Returns the newest snapshot.
+    pub fn snapshot(&self) -> Snapshot {
+        self.state.read().newest().clone()
+    }
+
+    /// Returns the version of the newest snapshot.
+    pub fn version(&self) -> ResourceVersion {
+        self.state.read().newest().version()
+    }
+
+    /// Returns the version that upstream's events have reached. The newest snapshot may be ahead of
+    /// it: see [`StoreReader::confirm`].
+    pub fn event_version(&self) -> ResourceVersion {
+        self.state.read().snapshot.version()
+    }
+
+    /// Records that upstream's objects at `version` are those of `snapshot`, one of this reader's.
+    ///
+    /// Events up to `version` may still arrive if together they left no trace: an object came and
+    /// went again. Open watches get them; a watch that starts at `version` does not.
+    pub fn confirm(&self, snapshot: Snapshot, version: ResourceVersion) {
+        let mut state = self.state.write();
+        if snapshot.generation() == state.snapshot.generation()
+            && version > state.newest().version()
+        {
+            state.confirmed = Some(snapshot.at_version(version));
+        }
+    }
+
+    /// Keeps a snapshot for a while, for [`StoreReader::snapshot_at`]: a client will ask for the
+    /// next page of it.
+    pub fn pin(&self, now: Instant, snapshot: Snapshot) {
+        let mut state = self.state.write();
+        if snapshot.generation() == state.snapshot.generation() {
+            state.pins.put(now, snapshot);
+        }
+    }
+
+    /// Returns the state at `version`: the newest one with everything after `version` undone.
+    /// States far behind are kept for a while, as all pages of one list ask for the same.
+    pub fn snapshot_at(&self, now: Instant, version: ResourceVersion) -> SnapshotAt {
+        let state = self.state.read();
+        let confirmed = state
+            .confirmed
+            .as_ref()
+            .filter(|confirmed| confirmed.version() == version);
+        if let Some(known) = confirmed.or_else(|| state.pins.get(version)) {
+            return SnapshotAt::Found(known.clone());
+        }
+        if version > state.snapshot.version() {
+            return SnapshotAt::Future;
+        }
+        let Some(from) = state.window.after(version) else {
+            return SnapshotAt::Expired;
+        };
+        let events: Vec<_> = state.window.from(from).cloned().collect();
+        let mut snapshot = state.snapshot.clone();
+        // Undoing many events takes long: the writer must not wait for it.
+        drop(state);
+        events.iter().rev().for_each(|event| snapshot.undo(event));
+        snapshot.set_version(version);
+        if events.len() >= MIN_EVENTS_TO_PIN {
+            self.pin(now, snapshot.clone());
+        }
+        SnapshotAt::Found(snapshot)
+    }
+
+    /// Returns the figures for metrics and pages.
+    pub fn stats(&self) -> StoreStats {
+        let state = self.state.read();
+        StoreStats {
+            version: state.newest().version(),
+            objects: state.newest().len(),
+            object_bytes: state.newest().size(),
+            events: state.window.len(),
+            event_bytes: state.window.bytes(),
+            watchers: state.subscribers.len(),
+        }
+    }
+
+    /// Begins to follow the events. Also returns the newest snapshot, which
+    /// [`SubscriptionStart::Now`] goes on from: nothing lies between it and the first event.
+    pub fn subscribe(
+        &self,
+        start: SubscriptionStart,
+        interest: Interest,
+    ) -> (Subscription, Snapshot) {
+        let mut state = self.state.write();
+        let snapshot = state.newest().clone();
+        let (position, version) = match start {
+            SubscriptionStart::Now => (Position::CaughtUp, snapshot.version()),
+            SubscriptionStart::After(version) => {
+                let next = state.window.after(version);
+                (next.map_or(Position::Expired, Position::At), version)
+            }
+        };
+        let ahead = version > state.snapshot.version();
+        let skipped = if ahead {
+            version
+        } else {
+            ResourceVersion::default()
+        };
+        let place = state.subscribers.add(interest, position, skipped);
+        let subscription = Subscription::new(Arc::clone(&self.state), place, version);
+        (subscription, snapshot)
+    }
+
+    /// Returns the oldest version a watch can start from.
+    pub fn oldest_version(&self) -> ResourceVersion {
+        self.state.read().window.floor()
+    }
+}

@@ -1,0 +1,331 @@
+//! The objects of a scope at one resourceVersion.
+use std::ops::Bound;
+use std::sync::Arc;
+
+use imbl::OrdSet;
+use watershed_protocol::{ResourceVersion, WireFormat};
+
+use super::key_range::KeyRange;
+use crate::store::by_field::ByField;
+use crate::store::leaf::Leaf;
+use crate::store::object::StoredObject;
+use crate::store::object_run::ObjectRun;
+use crate::store::window::WindowEvent;
+
+/// The form in which the objects of a scope are held.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    /// The form in which upstream frames lists and events of the type.
+    pub format: Arc<WireFormat>,
+    /// The position of the selectable field that objects are found by, if there is one.
+    pub indexed: Option<usize>,
+}
+
+/// The objects of a scope at one version, in upstream's key order. Cloning costs O(1).
+///
+/// The persistent map behind it is an implementation detail: nothing outside this module names it.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    pub(super) version: ResourceVersion,
+    /// Counts the scope's lists. States of two lists do not mix: the second may be older.
+    pub(super) generation: u64,
+    /// `None` before the first list.
+    pub(super) layout: Option<Layout>,
+    pub(super) leaves: OrdSet<ByFirstKey>,
+    pub(super) by_field: Option<ByField>,
+    pub(super) len: usize,
+    pub(super) size: usize,
+}
+
+/// An object that a change took out of the state.
+pub(in crate::store) struct Replaced {
+    pub(in crate::store) object: Arc<StoredObject>,
+    /// Its bytes hold the bytes of others in memory.
+    pub(in crate::store) shares: bool,
+}
+
+impl Snapshot {
+    /// Returns the version of the state. Every object's own version is at most this.
+    pub fn version(&self) -> ResourceVersion {
+        self.version
+    }
+
+    /// Returns the number of objects.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns true if there is no object.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns the bytes held by the objects.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Returns the bytes held for readers that take gzip. Looks at all leaves.
+    pub fn compressed_size(&self) -> usize {
+        self.leaves
+            .iter()
+            .map(|leaf| leaf.0.compressed_bytes())
+            .sum()
+    }
+
+    /// Returns the object with this key (`namespace/name`, or `name` when cluster-scoped).
+    pub fn get(&self, key: &str) -> Option<&Arc<StoredObject>> {
+        let leaf = &self.leaves.get_prev(key)?.0;
+        Some(&leaf.objects()[leaf.position(key).ok()?])
+    }
+
+    /// Returns the objects of one namespace, or of all, in key order.
+    pub fn items<'a>(
+        &'a self,
+        namespace: Option<&str>,
+    ) -> impl Iterator<Item = &'a Arc<StoredObject>> + use<'a> {
+        self.items_after(namespace, None)
+    }
+
+    /// Returns the objects of one namespace, or of all, whose keys come after `after`. That is
+    /// relative to the namespace, as in a continue token.
+    pub fn items_after<'a>(
+        &'a self,
+        namespace: Option<&str>,
+        after: Option<&str>,
+    ) -> impl Iterator<Item = &'a Arc<StoredObject>> + use<'a> {
+        self.parts(KeyRange::after(namespace, after))
+            .flat_map(|(leaf, from, to)| &leaf.objects()[from..to])
+    }
+
+    /// Returns the same as [`Snapshot::items_after`], in pieces that can be sent as they are.
+    pub fn runs_after<'a>(
+        &'a self,
+        namespace: Option<&str>,
+        after: Option<&str>,
+    ) -> impl Iterator<Item = ObjectRun> + use<'a> {
+        let parts = self.parts(KeyRange::after(namespace, after));
+        parts.map(|(leaf, from, to)| ObjectRun {
+            leaf: Arc::clone(leaf),
+            range: from..to,
+        })
+    }
+
+    /// Returns the objects whose field at this position has this value, in key order; `None` if
+    /// the field is not indexed.
+    pub fn with_field(
+        &self,
+        position: usize,
+        value: &str,
+    ) -> Option<impl Iterator<Item = &Arc<StoredObject>>> {
+        let index = self
+            .by_field
+            .as_ref()
+            .filter(|index| index.position() == position)?;
+        Some(index.keys(value).filter_map(|key| self.get(key)))
+    }
+
+    /// Returns the objects of one namespace, or of all, in pieces. The iterator owns its snapshot,
+    /// for bodies that outlive the caller.
+    pub fn into_runs(self, namespace: Option<&str>) -> ObjectRuns {
+        ObjectRuns {
+            range: KeyRange::after(namespace, None),
+            snapshot: self,
+        }
+    }
+
+    /// Undoes an event that led to this state. The caller sets the version.
+    pub(in crate::store) fn undo(&mut self, event: &WindowEvent) {
+        match &event.previous {
+            Some(previous) => self.insert(Arc::clone(previous)),
+            None => self.remove(event.object.key()),
+        };
+    }
+
+    /// Returns the same objects as the state at another version.
+    pub(in crate::store) fn at_version(mut self, version: ResourceVersion) -> Self {
+        self.version = version;
+        self
+    }
+
+    pub(in crate::store) fn set_version(&mut self, version: ResourceVersion) {
+        self.version = version;
+    }
+
+    pub(in crate::store) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    pub(in crate::store) fn set_generation(&mut self, generation: u64) {
+        self.generation = generation;
+    }
+
+    /// Returns the number of leaves: the cost of one look at all of them.
+    pub(in crate::store) fn leaves(&self) -> usize {
+        self.leaves.len()
+    }
+
+    /// Drops what is held twice, as it was packed for a reader.
+    pub(in crate::store) fn settle(&mut self) {
+        self.settle_those(Leaf::is_held_twice);
+    }
+
+    pub(super) fn settle_those(&mut self, is_concerned: impl Fn(&Leaf) -> bool) {
+        let concerned: Vec<_> = self
+            .leaves
+            .iter()
+            .filter(|leaf| is_concerned(&leaf.0))
+            .cloned()
+            .collect();
+        for leaf in concerned {
+            self.leaves.insert(ByFirstKey(Arc::new(leaf.0.settle())));
+        }
+    }
+
+    /// Adds an object, or replaces the one with its key. Does nothing before the first list.
+    pub(in crate::store) fn insert(&mut self, object: Arc<StoredObject>) -> Option<Replaced> {
+        let format = Arc::clone(&self.layout.as_ref()?.format);
+        self.size += object.size();
+        if let Some(index) = &mut self.by_field {
+            index.insert(&object);
+        }
+        let Some(leaf) = self
+            .leaves
+            .get_prev(object.key())
+            .or_else(|| self.leaves.get_min())
+            .cloned()
+        else {
+            self.len += 1;
+            self.leaves
+                .insert(ByFirstKey(Arc::new(Leaf::new(&format, vec![object]))));
+            return None;
+        };
+        let (changed, old) = leaf.0.with(Arc::clone(&object));
+        if changed.first_key() != leaf.0.first_key() {
+            self.leaves.remove(&leaf);
+        }
+        match changed.split() {
+            None => drop(self.leaves.insert(ByFirstKey(Arc::new(changed)))),
+            Some((one, next)) => {
+                self.leaves.insert(ByFirstKey(Arc::new(one)));
+                self.leaves.insert(ByFirstKey(Arc::new(next)));
+            }
+        }
+        let Some(old) = old else {
+            self.len += 1;
+            return None;
+        };
+        self.size -= old.size();
+        if let Some(index) = &mut self.by_field {
+            index.replaced(&old, &object);
+        }
+        Some(Replaced {
+            shares: leaf.0.shares(&old),
+            object: old,
+        })
+    }
+
+    pub(in crate::store) fn remove(&mut self, key: &str) -> Option<Replaced> {
+        let leaf = self.leaves.get_prev(key)?.clone();
+        let (rest, old) = leaf.0.without(key)?;
+        self.leaves.remove(&leaf);
+        if let Some(rest) = rest {
+            let next = self
+                .leaves
+                .get_next(rest.first_key())
+                .filter(|next| rest.is_to_join(&next.0))
+                .cloned();
+            let joined = next.map(|next| {
+                self.leaves.remove(&next);
+                rest.join(&next.0)
+            });
+            self.leaves
+                .insert(ByFirstKey(Arc::new(joined.unwrap_or(rest))));
+        }
+        self.len -= 1;
+        self.size -= old.size();
+        if let Some(index) = &mut self.by_field {
+            index.remove(&old);
+        }
+        Some(Replaced {
+            shares: leaf.0.shares(&old),
+            object: old,
+        })
+    }
+
+    /// Returns the leaves with keys in the range, and the bounds of their objects within it.
+    fn parts(&self, range: KeyRange) -> impl Iterator<Item = (&Arc<Leaf>, usize, usize)> {
+        let begin = self
+            .leaves
+            .get_prev(range.from.as_str())
+            .map_or("", |leaf| leaf.0.first_key());
+        let leaves = self
+            .leaves
+            .range::<_, str>((Bound::Included(begin), Bound::Unbounded));
+        let parts = leaves.map_while(move |ByFirstKey(leaf)| {
+            let (from, to) = range.within(leaf);
+            // The first leaf may end before the range begins.
+            (from < to || leaf.first_key() <= range.from.as_str()).then_some((leaf, from, to))
+        });
+        parts.filter(|(_, from, to)| from < to)
+    }
+}
+
+/// Walks over a snapshot it owns, a piece at a time.
+#[derive(Debug)]
+pub struct ObjectRuns {
+    snapshot: Snapshot,
+    range: KeyRange,
+}
+
+impl ObjectRuns {
+    /// Returns the version of the snapshot.
+    pub fn version(&self) -> ResourceVersion {
+        self.snapshot.version
+    }
+}
+
+impl Iterator for ObjectRuns {
+    type Item = ObjectRun;
+
+    fn next(&mut self) -> Option<ObjectRun> {
+        let (leaf, from, to) = self.snapshot.parts(self.range.clone()).next()?;
+        let run = ObjectRun {
+            leaf: Arc::clone(leaf),
+            range: from..to,
+        };
+        run.objects().last()?.key().clone_into(&mut self.range.from);
+        self.range.with_from = false;
+        Some(run)
+    }
+}
+
+/// Orders leaves by their first key, so that a snapshot is a set that can be searched by key.
+#[derive(Clone, Debug)]
+pub(super) struct ByFirstKey(pub(super) Arc<Leaf>);
+
+impl PartialEq for ByFirstKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.first_key() == other.0.first_key()
+    }
+}
+
+impl Eq for ByFirstKey {}
+
+impl PartialOrd for ByFirstKey {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for ByFirstKey {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.first_key().cmp(other.0.first_key())
+    }
+}
+
+impl std::borrow::Borrow<str> for ByFirstKey {
+    fn borrow(&self) -> &str {
+        self.0.first_key()
+    }
+}

@@ -1,0 +1,188 @@
+//! All subscriptions of a scope. A change wakes exactly those that it can concern.
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::task::Waker;
+
+use futures_util::task::AtomicWaker;
+use slab::Slab;
+use watershed_protocol::ResourceVersion;
+
+use super::cursor::{Cursor, Position};
+use super::object::StoredObject;
+
+/// The events that can concern a subscription. A narrower interest means fewer wake-ups, never
+/// fewer events.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Interest {
+    /// Every event of the scope.
+    All,
+    /// Objects of one namespace.
+    Namespace(Box<str>),
+    /// One object, by its key.
+    Key(Box<str>),
+    /// Objects whose selectable field, by its position in the type's table, has this value.
+    Field(usize, Box<str>),
+}
+
+/// What the writer and one subscription share.
+#[derive(Debug)]
+pub(super) struct SubscriptionSlot {
+    pub(super) cursor: Cursor,
+    /// The start, if it lay ahead of the events; else zero. Events up to this version are not the
+    /// subscription's.
+    pub(super) skipped: ResourceVersion,
+    pub(super) waker: AtomicWaker,
+}
+
+/// A subscription's entry among all.
+#[derive(Debug)]
+pub(super) struct Membership {
+    pub(super) slot: Arc<SubscriptionSlot>,
+    pub(super) interest: Arc<Interest>,
+    key: usize,
+}
+
+/// The subscriptions of a scope, by their interest.
+#[derive(Debug, Default)]
+pub(super) struct Subscribers {
+    /// Subscriptions with equal interests share the key.
+    slots: HashMap<Arc<Interest>, Slab<Arc<SubscriptionSlot>>>,
+    /// Number of interests by the position of the field they name: a change looks up these fields
+    /// only.
+    fields: HashMap<usize, usize>,
+    count: usize,
+}
+
+impl Subscribers {
+    pub(super) fn len(&self) -> usize {
+        self.count
+    }
+
+    pub(super) fn add(
+        &mut self,
+        interest: Interest,
+        position: Position,
+        skipped: ResourceVersion,
+    ) -> Membership {
+        if let Interest::Field(position, _) = interest {
+            *self.fields.entry(position).or_default() += 1;
+        }
+        let slot = Arc::new(SubscriptionSlot {
+            cursor: Cursor::new(position),
+            skipped,
+            waker: AtomicWaker::new(),
+        });
+        let interest = match self.slots.get_key_value(&interest) {
+            Some((equal, _)) => Arc::clone(equal),
+            None => Arc::new(interest),
+        };
+        let key = self
+            .slots
+            .entry(Arc::clone(&interest))
+            .or_default()
+            .insert(Arc::clone(&slot));
+        self.count += 1;
+        Membership {
+            slot,
+            interest,
+            key,
+        }
+    }
+
+    pub(super) fn remove(&mut self, membership: &Membership) {
+        let interest = &*membership.interest;
+        let Some(slots) = self.slots.get_mut(interest) else {
+            return;
+        };
+        if slots.try_remove(membership.key).is_none() {
+            return;
+        }
+        if slots.is_empty() {
+            self.slots.remove(interest);
+        }
+        self.count -= 1;
+        if let Interest::Field(position, _) = interest
+            && let Some(users) = self.fields.get_mut(position)
+        {
+            *users -= 1;
+            if *users == 0 {
+                self.fields.remove(position);
+            }
+        }
+    }
+
+    /// Offers the change from `old` to `new` to the subscriptions it concerns. Returns the wakers
+    /// to call once the state is unlocked.
+    pub(super) fn offer(
+        &self,
+        sequence: u64,
+        old: Option<&StoredObject>,
+        new: &StoredObject,
+    ) -> Vec<Waker> {
+        let mut wakers = Vec::new();
+        self.offer_to(&Interest::All, sequence, &mut wakers);
+        let namespace = Interest::Namespace(new.attributes.namespace().into());
+        self.offer_to(&namespace, sequence, &mut wakers);
+        self.offer_to(&Interest::Key(new.key().into()), sequence, &mut wakers);
+        for &position in self.fields.keys() {
+            let value = new.attributes.field(position);
+            let interest = Interest::Field(position, value.into());
+            self.offer_to(&interest, sequence, &mut wakers);
+            // A change that takes the object out of a view concerns the view, too.
+            let before = old.map(|old| old.attributes.field(position));
+            if let Some(before) = before.filter(|before| *before != value) {
+                let interest = Interest::Field(position, before.into());
+                self.offer_to(&interest, sequence, &mut wakers);
+            }
+        }
+        wakers
+    }
+
+    /// Offers an event to every subscription.
+    pub(super) fn offer_to_all(&self, sequence: u64) -> Vec<Waker> {
+        let mut wakers = Vec::new();
+        for (_, slot) in self.slots.values().flatten() {
+            slot.offer(sequence, &mut wakers);
+        }
+        wakers
+    }
+
+    /// Expires every subscription, as the scope was listed again at `listed`. One that starts at
+    /// a later version loses nothing: it goes on at `head`.
+    pub(super) fn relist(&self, listed: ResourceVersion, head: u64) -> Vec<Waker> {
+        let mut wakers = Vec::new();
+        for (_, slot) in self.slots.values().flatten() {
+            let keeps =
+                slot.starts_at_or_after(listed) && slot.cursor.position() != Position::Expired;
+            slot.cursor.set(if keeps {
+                Position::At(head)
+            } else {
+                Position::Expired
+            });
+            wakers.extend(slot.waker.take());
+        }
+        wakers
+    }
+
+    fn offer_to(&self, interest: &Interest, sequence: u64, wakers: &mut Vec<Waker>) {
+        for (_, slot) in self.slots.get(interest).into_iter().flatten() {
+            slot.offer(sequence, wakers);
+        }
+    }
+}
+
+impl SubscriptionSlot {
+    /// Returns true if the start lay ahead of the events and is not below `version`: events up to
+    /// `version` are not missed then.
+    pub(super) fn starts_at_or_after(&self, version: ResourceVersion) -> bool {
+        self.skipped > ResourceVersion::default() && self.skipped >= version
+    }
+
+    fn offer(&self, sequence: u64, wakers: &mut Vec<Waker>) {
+        if self.cursor.offer(sequence)
+            && let Some(waker) = self.waker.take()
+        {
+            wakers.push(waker);
+        }
+    }
+}

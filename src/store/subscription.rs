@@ -1,0 +1,115 @@
+//! One reader of a window's events.
+use std::sync::Arc;
+use std::task::Context;
+
+use parking_lot::RwLock;
+use watershed_protocol::ResourceVersion;
+
+use super::cursor::Position;
+use super::state::StoreState;
+use super::subscribers::Membership;
+use super::window::WindowEvent;
+
+/// Follows the events of a scope. It holds a position and no events.
+#[derive(Debug)]
+pub struct Subscription {
+    state: Arc<RwLock<StoreState>>,
+    pub(super) membership: Membership,
+    /// Everything of interest up to here was handed out, or lies before the start.
+    delivered: ResourceVersion,
+}
+
+/// The result of one [`Subscription::step`].
+#[derive(Clone, Debug)]
+pub enum SubscriptionStep {
+    /// The next events, possibly none of interest. More may follow: step again without waiting.
+    Events(Vec<Arc<WindowEvent>>),
+    /// Everything up to this version, the newest known, has been handed out; the waker is
+    /// registered. A watch that started at a version still ahead may see one below its start here.
+    CaughtUp(ResourceVersion),
+    /// The events after the subscriber's version are not held any more.
+    Expired {
+        /// The version up to which everything was handed out.
+        version: ResourceVersion,
+        /// The oldest version a watch could start from.
+        oldest: ResourceVersion,
+    },
+    /// The scope is closed.
+    Closed,
+}
+
+impl Subscription {
+    pub(super) fn new(
+        state: Arc<RwLock<StoreState>>,
+        membership: Membership,
+        delivered: ResourceVersion,
+    ) -> Self {
+        Self {
+            state,
+            membership,
+            delivered,
+        }
+    }
+
+    /// Returns the next events: at most `limit`, and no more than reach `byte_limit`. The waker of
+    /// `context` is called for events after [`SubscriptionStep::CaughtUp`] only.
+    pub fn step(
+        &mut self,
+        context: &Context<'_>,
+        limit: usize,
+        byte_limit: usize,
+    ) -> SubscriptionStep {
+        let slot = &self.membership.slot;
+        // Registered before the look, so that no event slips in between.
+        slot.waker.register(context.waker());
+        let state = self.state.read();
+        let from = match slot.cursor.position() {
+            Position::CaughtUp => return caught_up(&state, &mut self.delivered),
+            // By sequence, not by version: of events that share a version, some may be read and
+            // others lost.
+            Position::At(from) if from >= state.window.first() => from,
+            Position::At(_) if slot.starts_at_or_after(state.window.floor()) => {
+                state.window.first()
+            }
+            Position::At(_) | Position::Expired => {
+                slot.cursor.set(Position::Expired);
+                return SubscriptionStep::Expired {
+                    version: self.delivered,
+                    oldest: state.window.floor(),
+                };
+            }
+        };
+        let mut events = state.window.batch(from, limit, byte_limit);
+        let next = from + events.len() as u64;
+        if next < state.window.head() {
+            slot.cursor.set(Position::At(next));
+        } else {
+            slot.cursor.set(Position::CaughtUp);
+            if events.is_empty() {
+                return caught_up(&state, &mut self.delivered);
+            }
+        }
+        if slot.skipped > ResourceVersion::default() {
+            events.retain(|event| event.version > slot.skipped);
+        }
+        if let Some(last) = events.last() {
+            self.delivered = last.version;
+        }
+        SubscriptionStep::Events(events)
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.state.write().subscribers.remove(&self.membership);
+    }
+}
+
+fn caught_up(state: &StoreState, delivered: &mut ResourceVersion) -> SubscriptionStep {
+    if state.closed {
+        return SubscriptionStep::Closed;
+    }
+    let version = state.snapshot.version();
+    *delivered = version.max(*delivered);
+    SubscriptionStep::CaughtUp(version)
+}

@@ -1,0 +1,201 @@
+//! The writer of a scope's state.
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Instant;
+
+use parking_lot::RwLock;
+use watershed_protocol::{EventKind, Frame, ResourceVersion};
+
+use super::compressed::Compressed;
+use super::object::StoredObject;
+use super::snapshot::{Replaced, Snapshot};
+use super::state::StoreState;
+use super::window::WindowEvent;
+
+/// The only one who changes a scope's state.
+#[derive(Debug)]
+pub struct StoreWriter {
+    state: Arc<RwLock<StoreState>>,
+    /// Changes since all leaves were looked at.
+    untidy: usize,
+}
+
+impl StoreWriter {
+    pub(super) fn new(state: Arc<RwLock<StoreState>>) -> Self {
+        Self { state, untidy: 0 }
+    }
+
+    /// Replaces everything known by a fresh list. Watches from before its version expire: nobody
+    /// knows what happened in between. Invariant: `no silent gap`.
+    pub fn replace(&mut self, mut snapshot: Snapshot) {
+        let mut state = self.state.write();
+        let listed = snapshot.version();
+        state.window.reset(listed);
+        state.pins.clear();
+        state.confirmed = None;
+        snapshot.set_generation(state.snapshot.generation() + 1);
+        state.snapshot = snapshot;
+        let head = state.window.head();
+        let wakers = state.subscribers.relist(listed, head);
+        drop(state);
+        wake(wakers);
+    }
+
+    /// Applies one of upstream's events.
+    ///
+    /// etcd deletes all objects of an expired lease at once, so deletions may share a version. A
+    /// deletion that is known already is ignored: upstream repeats it when a watch resumes between
+    /// two of them.
+    pub fn apply(
+        &mut self,
+        now: Instant,
+        frame: Frame,
+        object: StoredObject,
+    ) -> Result<(), InconsistentEvent> {
+        let mut state = self.state.write();
+        let known = state.snapshot.version();
+        let version = object.version;
+        let held = state.snapshot.get(object.key()).is_some();
+        if version == known && frame.kind == EventKind::Deleted {
+            if !held {
+                return Ok(());
+            }
+        } else if version <= known {
+            return Err(InconsistentEvent::Order {
+                event: version,
+                known,
+            });
+        }
+        let fits = match frame.kind {
+            EventKind::Added => !held,
+            EventKind::Modified | EventKind::Deleted => held,
+            EventKind::Bookmark | EventKind::Error => {
+                return Err(InconsistentEvent::NotAChange(frame.kind.as_str()));
+            }
+        };
+        if !fits {
+            return Err(InconsistentEvent::Existence {
+                kind: frame.kind.as_str(),
+                key: object.key().to_owned(),
+                held,
+            });
+        }
+        let object = Arc::new(object);
+        let replaced = if frame.kind == EventKind::Deleted {
+            state.snapshot.remove(object.key())
+        } else {
+            state.snapshot.insert(Arc::clone(&object))
+        };
+        tidy(&mut self.untidy, &mut state);
+        let (previous, copied) = replaced.map_or((None, 0), history);
+        state.advance(version);
+        let sequence = state.window.head();
+        let wakers = state
+            .subscribers
+            .offer(sequence, previous.as_deref(), &object);
+        let compressed = Compressed::counted_in(state.window.compressed());
+        let event = WindowEvent {
+            kind: frame.kind,
+            version,
+            object,
+            previous,
+            copied,
+            frame: frame.frame,
+            compressed,
+        };
+        state.window.push(now, Arc::new(event));
+        drop(state);
+        wake(wakers);
+        Ok(())
+    }
+
+    /// Records upstream's word that every event up to `version` has been delivered.
+    pub fn progress(&mut self, now: Instant, version: ResourceVersion) {
+        let mut state = self.state.write();
+        if version > state.snapshot.version() {
+            state.advance(version);
+        }
+        state.window.trim(now);
+        tidy(&mut self.untidy, &mut state);
+        let oldest = now.checked_sub(state.window.age());
+        state.pins.drop_before(oldest);
+    }
+
+    /// Ends every watch, now and later.
+    pub fn close(&mut self) {
+        let mut state = self.state.write();
+        state.closed = true;
+        let wakers = state.subscribers.offer_to_all(state.window.head());
+        drop(state);
+        wake(wakers);
+    }
+}
+
+impl Drop for StoreWriter {
+    /// Without a writer nothing would ever arrive: watches end instead of hanging.
+    fn drop(&mut self) {
+        if !self.state.read().closed {
+            self.close();
+        }
+    }
+}
+
+/// An event that cannot follow what is known. The scope must be listed again.
+#[derive(Debug, thiserror::Error)]
+pub enum InconsistentEvent {
+    /// Events come in ascending order of their version; only deletions may share one.
+    #[error("event of version {event} came after version {known}")]
+    Order {
+        /// The event's version.
+        event: ResourceVersion,
+        /// The version already reached.
+        known: ResourceVersion,
+    },
+    /// ADDED of an object that is there, or MODIFIED or DELETED of one that is not.
+    #[error("{kind} event for {key:?}, which is {}", if *.held { "known already" } else { "not known" })]
+    Existence {
+        /// ADDED, MODIFIED or DELETED.
+        kind: &'static str,
+        /// The object's key.
+        key: String,
+        /// True if the object is held.
+        held: bool,
+    },
+    /// BOOKMARK and ERROR frames are not changes of an object.
+    #[error("{0} is not a change")]
+    NotAChange(&'static str),
+}
+
+/// Drops what is held twice. It looks at all leaves, but only once per as many changes as there
+/// are leaves: so it costs a change next to nothing.
+fn tidy(changes: &mut usize, state: &mut StoreState) {
+    *changes += 1;
+    if *changes > state.snapshot.leaves() {
+        *changes = 0;
+        state.snapshot.settle();
+    }
+}
+
+/// Returns an object as an event keeps it, and the bytes held for it alone. The event may outlive
+/// the objects beside it in memory, so it must not keep their bytes alive.
+fn history(Replaced { object, shares }: Replaced) -> (Option<Arc<StoredObject>>, usize) {
+    if !shares {
+        return (Some(object), 0);
+    }
+    let StoredObject {
+        bytes,
+        version,
+        attributes,
+    } = &*object;
+    let alone = StoredObject {
+        bytes: bytes.detached(),
+        version: *version,
+        attributes: attributes.clone(),
+    };
+    let size = alone.size();
+    (Some(Arc::new(alone)), size)
+}
+
+fn wake(wakers: Vec<Waker>) {
+    wakers.into_iter().for_each(Waker::wake);
+}
