@@ -13,7 +13,7 @@
 //! | [`upstream`] | the API server: credentials, connections, forwarding, list+watch | `upstream/reflect.rs` |
 //! | [`store`] | one scope's newest snapshot and its window of events. Pure | `store/state.rs` |
 //! | [`watch`] | one client's watch: selector transitions, bookmarks, the body | `watcher/body.rs` |
-//! | [`scope`] | the task that pumps upstream into a store | `scope.rs` |
+//! | [`scope`] | the task that pumps upstream into a store | `scope/pump.rs` |
 //! | [`catalog`] | which types there are: discovery and CRDs | `catalog.rs` |
 //! | [`access`] | who is calling, and may they | `access.rs` |
 //! | [`audit`] | an audit log of what is answered here | `audit/record.rs` |

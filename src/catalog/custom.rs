@@ -1,28 +1,28 @@
-//! What CustomResourceDefinitions say of their types.
+//! The types that CustomResourceDefinitions describe.
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::ResourceType;
+use super::types::ResourceType;
 use crate::store::Snapshot;
 use watershed_protocol::{FieldTable, GroupVersionResource, ResourceVersion};
 
 /// A custom type, whatever its version.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Name {
+pub(super) struct CustomTypeName {
     pub(super) group: String,
     pub(super) plural: String,
 }
 
 /// One definition, as far as it matters here.
 #[derive(Debug)]
-pub(super) struct Custom {
+pub(super) struct CustomType {
     /// The version of the definition's object: it is parsed again only when that changes.
     version: ResourceVersion,
     /// Changes with every change of the specification, and with a definition made anew.
     incarnation: (String, i64),
-    name: Name,
+    name: CustomTypeName,
     established: bool,
     kind: Arc<str>,
     namespaced: bool,
@@ -30,7 +30,7 @@ pub(super) struct Custom {
     versions: Vec<(String, Arc<FieldTable>)>,
 }
 
-impl Custom {
+impl CustomType {
     pub(super) fn resources(&self) -> impl Iterator<Item = ResourceType> {
         let versions = self.versions.iter().filter(|_| self.established);
         versions.map(|(version, fields)| ResourceType {
@@ -44,17 +44,17 @@ impl Custom {
 
 /// The definitions known, by the key of their object.
 #[derive(Debug, Default)]
-pub(super) struct Parsed {
-    known: HashMap<String, Custom>,
+pub(super) struct CustomTypes {
+    known: HashMap<String, CustomType>,
 }
 
-impl Parsed {
-    pub(super) fn all(&self) -> impl Iterator<Item = &Custom> {
+impl CustomTypes {
+    pub(super) fn all(&self) -> impl Iterator<Item = &CustomType> {
         self.known.values()
     }
 
-    /// Takes the newest definitions in; gives back the types whose specification changed.
-    pub(super) fn update(&mut self, snapshot: &Snapshot) -> Vec<Name> {
+    /// Takes in the newest definitions. Returns the types whose specification changed.
+    pub(super) fn update(&mut self, snapshot: &Snapshot) -> Vec<CustomTypeName> {
         let mut changed = Vec::new();
         for object in snapshot.items(None) {
             let before = self.known.get(object.key());
@@ -64,7 +64,7 @@ impl Parsed {
             let definition: Definition = match serde_json::from_slice(&object.bytes.text()) {
                 Ok(definition) => definition,
                 Err(error) => {
-                    tracing::warn!(definition = object.key(), %error, "a definition is not understood");
+                    tracing::warn!(definition = object.key(), %error, "cannot parse a CustomResourceDefinition; ignoring it");
                     continue;
                 }
             };
@@ -81,14 +81,14 @@ impl Parsed {
 
 #[derive(Deserialize)]
 struct Definition {
-    metadata: Metadata,
-    spec: Spec,
+    metadata: DefinitionMetadata,
+    spec: DefinitionSpec,
     #[serde(default)]
-    status: Status,
+    status: DefinitionStatus,
 }
 
 #[derive(Deserialize)]
-struct Metadata {
+struct DefinitionMetadata {
     #[serde(default)]
     uid: String,
     #[serde(default)]
@@ -96,22 +96,22 @@ struct Metadata {
 }
 
 #[derive(Deserialize)]
-struct Spec {
+struct DefinitionSpec {
     group: String,
-    names: Names,
+    names: DefinitionNames,
     scope: String,
-    versions: Vec<Version>,
+    versions: Vec<DefinitionVersion>,
 }
 
 #[derive(Deserialize)]
-struct Names {
+struct DefinitionNames {
     plural: String,
     kind: String,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Version {
+struct DefinitionVersion {
     name: String,
     served: bool,
     #[serde(default)]
@@ -125,19 +125,19 @@ struct SelectableField {
 }
 
 #[derive(Default, Deserialize)]
-struct Status {
-    conditions: Option<Vec<Condition>>,
+struct DefinitionStatus {
+    conditions: Option<Vec<DefinitionCondition>>,
 }
 
 #[derive(Deserialize)]
-struct Condition {
+struct DefinitionCondition {
     #[serde(rename = "type")]
     kind: String,
     status: String,
 }
 
 impl Definition {
-    fn read(self, version: ResourceVersion) -> Custom {
+    fn read(self, version: ResourceVersion) -> CustomType {
         let namespaced = self.spec.scope == "Namespaced";
         let is = |kind: &str| {
             self.status
@@ -162,14 +162,14 @@ impl Definition {
                 Arc::new(FieldTable::custom(namespaced, &paths)),
             )
         });
-        Custom {
+        CustomType {
             version,
             incarnation: (self.metadata.uid, self.metadata.generation),
             established: is("Established") && !is("Terminating"),
             kind: self.spec.names.kind.into(),
             namespaced,
             versions: versions.collect(),
-            name: Name {
+            name: CustomTypeName {
                 group: self.spec.group,
                 plural: self.spec.names.plural,
             },

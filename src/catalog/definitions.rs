@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::Catalog;
+use super::types::Catalog;
 use crate::scope::{REOPEN_AFTER, Scope, ScopeKey, Scopes};
 use crate::store::{Interest, Snapshot, Subscription, SubscriptionStart, SubscriptionStep};
 use watershed_protocol::{Encoding, GroupVersionResource, Representation};
@@ -16,8 +16,8 @@ pub(super) fn definitions() -> GroupVersionResource {
     GroupVersionResource::new("apiextensions.k8s.io", "v1", "customresourcedefinitions")
 }
 
-/// Where following them stands.
-pub(super) enum Definitions {
+/// The state of following them.
+pub(super) enum DefinitionFeed {
     /// They are not followed before this moment: upstream has none, or the proxy may not see them.
     Waiting(Instant),
     /// The first list is under way.
@@ -26,7 +26,7 @@ pub(super) enum Definitions {
     Following(Arc<Scope>, Subscription),
 }
 
-impl Definitions {
+impl DefinitionFeed {
     pub(super) fn new() -> Self {
         Self::Waiting(Instant::now())
     }
@@ -39,8 +39,8 @@ impl Definitions {
         }
     }
 
-    /// Waits until [`Definitions::snapshot`] differs from what it was, if only by being there or
-    /// not. Nothing is lost when the future is dropped.
+    /// Waits until [`DefinitionFeed::snapshot`] may have changed: it is another one, it came, or it
+    /// went. Nothing is lost when the future is dropped.
     pub(super) async fn changed(&mut self, catalog: &Catalog, scopes: &Scopes) {
         loop {
             match self {
@@ -82,7 +82,7 @@ impl Definitions {
     }
 }
 
-/// Whether something changed; false when the subscription ended.
+/// Waits for a change. Returns false when the subscription ended.
 async fn has_more(subscription: &mut Subscription) -> bool {
     poll_fn(|context| {
         loop {

@@ -17,7 +17,7 @@ const ANSWER: Duration = Duration::from_secs(30);
 
 /// A type that can be listed and watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct DiscoveredType {
     pub(super) gvr: GroupVersionResource,
     pub(super) kind: String,
     pub(super) namespaced: bool,
@@ -57,13 +57,13 @@ pub enum DiscoveryError {
     },
 }
 
-/// All types that can be listed and watched.
-pub(super) async fn read(client: &UpstreamClient) -> Result<Vec<Entry>, DiscoveryError> {
+/// Reads all types that can be listed and watched.
+pub(super) async fn read(client: &UpstreamClient) -> Result<Vec<DiscoveredType>, DiscoveryError> {
     let mut entries = Vec::new();
     for path in ["/api", "/apis"] {
-        let document: Document = get(client, path, DISCOVERY).await?;
+        let document: DiscoveryDocument = get(client, path, DISCOVERY).await?;
         match document {
-            Document {
+            DiscoveryDocument {
                 items: Some(groups),
                 ..
             } => {
@@ -74,7 +74,7 @@ pub(super) async fn read(client: &UpstreamClient) -> Result<Vec<Entry>, Discover
                     }
                 }
             }
-            Document {
+            DiscoveryDocument {
                 versions: Some(versions),
                 ..
             } => {
@@ -89,7 +89,7 @@ pub(super) async fn read(client: &UpstreamClient) -> Result<Vec<Entry>, Discover
                     .await?;
                 }
             }
-            Document {
+            DiscoveryDocument {
                 groups: Some(groups),
                 ..
             } => {
@@ -116,13 +116,13 @@ pub(super) async fn read(client: &UpstreamClient) -> Result<Vec<Entry>, Discover
     Ok(entries)
 }
 
-fn aggregated(group: &str, version: GroupVersion, entries: &mut Vec<Entry>) {
+fn aggregated(group: &str, version: GroupVersion, entries: &mut Vec<DiscoveredType>) {
     for resource in version.resources {
         // A subresource is listed inside its resource here, so none has a slash in its name.
         if can_be_followed(&resource.verbs)
             && let Some(kind) = resource.response_kind.and_then(|kind| kind.kind)
         {
-            entries.push(Entry {
+            entries.push(DiscoveredType {
                 gvr: GroupVersionResource::new(group, &version.version, &resource.resource),
                 kind,
                 namespaced: resource.scope == "Namespaced",
@@ -136,14 +136,14 @@ async fn legacy(
     path: &str,
     group: &str,
     version: &str,
-    entries: &mut Vec<Entry>,
+    entries: &mut Vec<DiscoveredType>,
 ) -> Result<(), DiscoveryError> {
     let list: ResourceList = get(client, path, DISCOVERY).await?;
     entries.extend(
         list.resources
             .into_iter()
             .filter(|resource| can_be_followed(&resource.verbs))
-            .map(|resource| Entry {
+            .map(|resource| DiscoveredType {
                 gvr: GroupVersionResource::new(group, version, &resource.name),
                 kind: resource.kind,
                 namespaced: resource.namespaced,
@@ -200,10 +200,10 @@ pub(super) async fn get<T: serde::de::DeserializeOwned>(
 
 /// Any of APIGroupDiscoveryList, APIVersions and APIGroupList.
 #[derive(Deserialize)]
-struct Document {
+struct DiscoveryDocument {
     items: Option<Vec<GroupDiscovery>>,
     versions: Option<Vec<String>>,
-    groups: Option<Vec<Group>>,
+    groups: Option<Vec<ApiGroup>>,
 }
 
 #[derive(Deserialize)]
@@ -244,7 +244,7 @@ struct ResponseKind {
 }
 
 #[derive(Deserialize)]
-struct Group {
+struct ApiGroup {
     name: String,
     #[serde(default)]
     versions: Vec<GroupVersionName>,

@@ -13,7 +13,7 @@ use watershed_protocol::GroupVersionResource;
 
 /// A list of any age will do: the group was in the discovery document that was read before.
 const PATH: &str = "/apis/apiregistration.k8s.io/v1/apiservices?resourceVersion=0";
-/// How the API server marks what it registers by itself: `onstart` for the types compiled into it,
+/// The label of what the API server registers by itself: `onstart` for the types compiled into it,
 /// `true` for custom ones. Source:
 /// `kube-aggregator/pkg/controllers/autoregister/autoregister_controller.go`.
 const MANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
@@ -45,7 +45,7 @@ const BUILT_IN: &[&str] = &[
     "storagemigration.k8s.io",
 ];
 
-/// Who answers for one version of a group.
+/// The server that answers for one version of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     /// The API server, for types compiled into it.
@@ -56,7 +56,7 @@ pub(super) enum Origin {
     Aggregated,
 }
 
-/// What is known of who answers.
+/// The servers that answer for the versions of all groups.
 #[derive(Debug)]
 pub(super) enum Origins {
     /// By group and version.
@@ -66,9 +66,9 @@ pub(super) enum Origins {
 }
 
 impl Origins {
-    /// Asks upstream.
+    /// Reads the APIServices of upstream.
     pub(super) async fn read(client: &UpstreamClient) -> Result<Self, DiscoveryError> {
-        match get::<List>(client, PATH, "application/json").await {
+        match get::<ApiServiceList>(client, PATH, "application/json").await {
             Ok(list) => Ok(Self::Known(
                 list.items.into_iter().map(ApiService::read).collect(),
             )),
@@ -80,7 +80,7 @@ impl Origins {
         }
     }
 
-    /// Who answers for a type; `None` when that cannot be told.
+    /// Returns the server that answers for a type; `None` when that is unknown.
     pub(super) fn of(&self, gvr: &GroupVersionResource) -> Option<Origin> {
         match self {
             Self::Known(known) => known
@@ -92,25 +92,25 @@ impl Origins {
 }
 
 #[derive(Deserialize)]
-struct List {
+struct ApiServiceList {
     items: Vec<ApiService>,
 }
 
 #[derive(Deserialize)]
 struct ApiService {
     #[serde(default)]
-    metadata: Metadata,
-    spec: Spec,
+    metadata: ApiServiceMetadata,
+    spec: ApiServiceSpec,
 }
 
 #[derive(Default, Deserialize)]
-struct Metadata {
+struct ApiServiceMetadata {
     #[serde(default)]
     labels: HashMap<String, String>,
 }
 
 #[derive(Deserialize)]
-struct Spec {
+struct ApiServiceSpec {
     #[serde(default)]
     group: String,
     #[serde(default)]
@@ -143,7 +143,7 @@ mod tests {
             {"metadata":{"labels":{"kube-aggregator.kubernetes.io/automanaged":"true"}},
                 "spec":{"group":"example.org","version":"v1","service":null}},
             {"spec":{"group":"metrics.k8s.io","version":"v1beta1","service":{"namespace":"kube-system","name":"m"}}}]}"#;
-        let list: List = serde_json::from_str(text).unwrap();
+        let list: ApiServiceList = serde_json::from_str(text).unwrap();
         let known = Origins::Known(list.items.into_iter().map(ApiService::read).collect());
         let of = |origins: &Origins| {
             [

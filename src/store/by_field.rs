@@ -1,4 +1,4 @@
-//! Which objects have a value in the field that clients select by most.
+//! Finds objects by the value of the field that clients select by most.
 use std::sync::Arc;
 
 use imbl::OrdSet;
@@ -28,7 +28,7 @@ impl ByField {
         self.position
     }
 
-    /// Keys of the objects with this value, in order.
+    /// Returns the keys of the objects with this value, in order.
     pub(super) fn keys(&self, value: &str) -> impl Iterator<Item = &str> {
         let bounds = format!("{value}{BETWEEN}")..format!("{value}{AFTER}");
         let skipped = bounds.start.len();
@@ -47,7 +47,7 @@ impl ByField {
         self.entries.remove(self.entry(object).as_str());
     }
 
-    /// `new` is in already.
+    /// Removes the entry of an object that `new` replaced. `new` is in the index already.
     pub(super) fn replaced(&mut self, old: &StoredObject, new: &StoredObject) {
         if old.attributes.field(self.position) != new.attributes.field(self.position) {
             self.remove(old);

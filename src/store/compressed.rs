@@ -1,5 +1,5 @@
-//! The compressed form of an event's frame: made once, when the first watch asks, and shared by
-//! all.
+//! The compressed form of an event's frame. It is made once, when the first watch asks, and shared
+//! by all.
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -7,34 +7,34 @@ use bytes::Bytes;
 
 use watershed_protocol::gzip_member;
 
-/// How many bytes the compressed frames of a window's events take together.
+/// The number of bytes that the compressed frames of a window's events take.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Tally(Arc<AtomicUsize>);
+pub(super) struct CompressedTally(Arc<AtomicUsize>);
 
-/// One event's compressed frame. It counts in the tally from when it is made until the event is
-/// dropped: the window's letting go and a watch's asking may meet in any order.
+/// One event's compressed frame. It counts in the tally from its making until the event is dropped:
+/// a watch may make it after the event has left the window.
 #[derive(Debug)]
 pub(super) struct Compressed {
     member: OnceLock<Bytes>,
-    tally: Tally,
+    tally: CompressedTally,
 }
 
-impl Tally {
+impl CompressedTally {
     pub(super) fn bytes(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
 }
 
 impl Compressed {
-    /// Nothing yet.
-    pub(super) fn counted_in(tally: &Tally) -> Self {
+    /// Creates an empty cell that counts in `tally`.
+    pub(super) fn counted_in(tally: &CompressedTally) -> Self {
         Self {
             member: OnceLock::new(),
             tally: tally.clone(),
         }
     }
 
-    /// `frame` as a member of gzip. Who asks while another makes it waits for that, which is short.
+    /// Returns `frame` as a member of gzip. If another thread is making it, waits for that.
     pub(super) fn of(&self, frame: &Bytes) -> Bytes {
         let member = self.member.get_or_init(|| {
             let member = gzip_member(frame);
@@ -58,8 +58,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_made_once_and_counted_as_long_as_it_is_there() {
-        let tally = Tally::default();
+    fn a_compressed_frame_is_made_once_and_counted_until_it_is_dropped() {
+        let tally = CompressedTally::default();
         let frame = Bytes::from_static(b"{\"type\":\"ADDED\",\"object\":{}}\n");
         let (asked, unasked) = (
             Compressed::counted_in(&tally),

@@ -1,11 +1,10 @@
-//! One object: upstream's bytes and what the proxy must know of them.
+//! One object: upstream's bytes, and the attributes the proxy needs.
 use watershed_protocol::{ItemBytes, ObjectAttributes, ResourceVersion};
 
 /// An object as upstream sent it. Invariant `bytes`: `bytes` is never re-encoded.
 #[derive(Debug)]
 pub struct StoredObject {
-    /// What is held of upstream's bytes. They may be a part of what the objects beside it are held
-    /// in.
+    /// Upstream's bytes, as far as they are held. They may share memory with the objects beside.
     pub bytes: ItemBytes,
     /// `metadata.resourceVersion`.
     pub version: ResourceVersion,
@@ -14,12 +13,12 @@ pub struct StoredObject {
 }
 
 impl StoredObject {
-    /// `namespace/name`, or `name` when cluster-scoped: the order upstream lists in.
+    /// Returns `namespace/name`, or `name` if cluster-scoped. Upstream lists in the order of keys.
     pub fn key(&self) -> &str {
         self.attributes.key()
     }
 
-    /// Bytes held for it, without the allocator's overhead.
+    /// Returns the bytes held for it, without the allocator's overhead.
     pub fn size(&self) -> usize {
         self.bytes.len() + self.attributes.heap_size() + size_of::<Self>()
     }

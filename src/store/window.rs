@@ -1,18 +1,18 @@
-//! The recent events of a scope: how far back a watch may start.
+//! The recent events of a scope. A watch may start as far back as they reach.
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::compressed::{Compressed, Tally};
+use super::compressed::{Compressed, CompressedTally};
 use super::object::StoredObject;
 use watershed_protocol::{EventKind, ResourceVersion};
 
 /// One change of one object.
 #[derive(Debug)]
 pub struct WindowEvent {
-    /// Added, modified or deleted, as upstream said it of the whole scope.
+    /// Added, modified or deleted, as upstream reported it for the whole scope.
     pub kind: EventKind,
     /// The version of the change; for a deletion, the version of the deletion.
     pub version: ResourceVersion,
@@ -25,18 +25,18 @@ pub struct WindowEvent {
     pub(super) copied: usize,
     /// The whole watch frame as upstream sent it.
     pub frame: Bytes,
-    /// The same compressed, once somebody wanted it so.
+    /// The frame compressed, once a watch asked for it.
     pub(super) compressed: Compressed,
 }
 
 impl WindowEvent {
-    /// The frame as one member of gzip, compressed once for all who want it.
+    /// Returns the frame as one member of gzip. It is compressed once, for all watches.
     pub fn compressed(&self) -> Bytes {
         self.compressed.of(&self.frame)
     }
 
-    /// What it takes as long as it is in the window. Its compressed form, which comes later if at
-    /// all, counts in the tally.
+    /// Returns the bytes it takes in the window. Its compressed form may come later, and counts in
+    /// the tally.
     fn size(&self) -> usize {
         // `object` shares the frame's bytes, and `previous` is a part of the frame of an event
         // before, or copied.
@@ -44,7 +44,7 @@ impl WindowEvent {
     }
 }
 
-/// How much history is kept: until it is older than `age`, and never more than `bytes`.
+/// Limits of a scope's history.
 #[derive(Clone, Copy, Debug)]
 pub struct WindowLimits {
     /// Events younger than this are kept while the bytes allow it.
@@ -62,7 +62,7 @@ pub(super) struct Window {
     /// The oldest version a watch may start from: everything after it is here.
     floor: ResourceVersion,
     bytes: usize,
-    compressed: Tally,
+    compressed: CompressedTally,
     limits: WindowLimits,
 }
 
@@ -73,7 +73,7 @@ impl Window {
             first: 0,
             floor: ResourceVersion::default(),
             bytes: 0,
-            compressed: Tally::default(),
+            compressed: CompressedTally::default(),
             limits,
         }
     }
@@ -82,7 +82,7 @@ impl Window {
         self.first
     }
 
-    /// The sequence number the next event will get.
+    /// Returns the sequence number of the next event to come.
     pub(super) fn head(&self) -> u64 {
         self.first + self.events.len() as u64
     }
@@ -91,7 +91,7 @@ impl Window {
         self.floor
     }
 
-    /// How long events are kept.
+    /// Returns the age up to which events are kept.
     pub(super) fn age(&self) -> Duration {
         self.limits.age
     }
@@ -104,8 +104,8 @@ impl Window {
         self.bytes + self.compressed.bytes()
     }
 
-    /// Where the compressed forms of this window's events are counted.
-    pub(super) fn compressed(&self) -> &Tally {
+    /// Returns the tally of the compressed forms of this window's events.
+    pub(super) fn compressed(&self) -> &CompressedTally {
         &self.compressed
     }
 
@@ -115,8 +115,8 @@ impl Window {
         self.trim(now);
     }
 
-    /// Lets go of what is too old or too much. The newest event may go too, if it alone is too
-    /// large.
+    /// Drops events that are too old or too much. The newest event is dropped, too, if it alone is
+    /// too large.
     pub(super) fn trim(&mut self, now: Instant) {
         while let Some((at, event)) = self.events.front() {
             if self.bytes() <= self.limits.bytes
@@ -139,7 +139,8 @@ impl Window {
         self.floor = floor;
     }
 
-    /// The first event after `version`, or `None` when that is too far back.
+    /// Returns the sequence number of the first event after `version`, or `None` if that is too far
+    /// back.
     pub(super) fn after(&self, version: ResourceVersion) -> Option<u64> {
         if version < self.floor {
             return None;
@@ -153,7 +154,7 @@ impl Window {
         )
     }
 
-    /// The events from sequence number `from` on. `from` must not be below [`Self::first`].
+    /// Returns the events from sequence number `from` on, which must not be below [`Self::first`].
     pub(super) fn from(&self, from: u64) -> impl Iterator<Item = &Arc<WindowEvent>> {
         self.events
             .range((from - self.first) as usize..)

@@ -16,23 +16,23 @@ use watershed_protocol::{
     BookmarkFormat, EventKind, Malformed, ResourceVersion, Status, WireFormat,
 };
 
-/// Bookmarks come about this often. Source: `cacher.go` (defaultBookmarkFrequency).
+/// Interval between bookmarks. Source: `cacher.go` (defaultBookmarkFrequency).
 const BOOKMARK_EVERY: Duration = Duration::from_mins(1);
-/// And once more this long before the deadline. Source: `cache_watcher.go` (nextBookmarkTime).
+/// Time before the deadline at which one more bookmark is sent. Source: `cache_watcher.go` (nextBookmarkTime).
 const BOOKMARK_BEFORE_DEADLINE: Duration = Duration::from_secs(2);
-/// Several events that wait together are written together, up to about this many bytes before they
-/// are compressed: one write and one TLS record instead of many. Small ones are copied for that,
-/// large ones are not.
+/// Size of a chunk of events before compression. Events that wait together are written together:
+/// one write and one TLS record instead of many. Small ones are copied for that, large ones are
+/// not.
 const CHUNK: usize = 32 * 1024;
-/// The state a watch begins with goes out in larger chunks: most of it is sent from where it lies.
+/// Size of a chunk of the initial state. It is larger, as most of it is sent without a copy.
 const INITIAL_CHUNK: usize = 64 * 1024;
-/// Events taken from the window at a time, so that the scope is locked for moments only.
+/// Number of events taken from the window at a time. The scope is locked meanwhile.
 const BATCH: usize = 64;
 
-/// Where bookmarks of this scope come from: upstream's own form, known once it sent one.
+/// Upstream's own form of a scope's bookmarks, known once it sent one.
 pub type Bookmarks = Arc<arc_swap::ArcSwapOption<BookmarkFormat>>;
 
-/// Why a watch ended, for metrics.
+/// The reason why a watch ended, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchEnding {
     /// Its `timeoutSeconds` passed.
@@ -52,7 +52,7 @@ pub enum WatchEnding {
 }
 
 impl WatchEnding {
-    /// The metric label.
+    /// Returns the metric label.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Deadline => "deadline",
@@ -66,21 +66,21 @@ impl WatchEnding {
     }
 }
 
-/// What was agreed for one watch.
+/// Settings of one watch.
 pub struct WatchOptions<G, D, O> {
-    /// How objects and events of the type are framed.
+    /// The form in which objects and events of the type are framed.
     pub format: Arc<WireFormat>,
-    /// Which events the client sees.
+    /// The view that the client has of the events.
     pub view: ClientView,
-    /// How what it gets is coded.
+    /// The content coding of the body.
     pub coding: ContentCoding,
     /// The version the watch starts after; bookmarks are sent only above it.
     pub start: ResourceVersion,
-    /// The state to begin with, and whether its end is marked with a bookmark.
+    /// The state to begin with.
     pub initial: Option<InitialState>,
     /// Bookmarks were asked for.
     pub bookmarks: Option<Bookmarks>,
-    /// When the watch ends.
+    /// The moment at which the watch ends.
     pub deadline: Instant,
     /// The caller's right to see it.
     pub grant: G,
@@ -94,33 +94,33 @@ pub struct WatchOptions<G, D, O> {
 pub struct InitialState {
     /// Objects still to be sent as ADDED.
     pub runs: ObjectRuns,
-    /// What comes before them: the rest of one that was begun.
+    /// The rest of a run that was begun. It comes before the others.
     pub rest: Option<ObjectRun>,
     /// The bookmark that ends them.
     pub end_mark: Option<Bytes>,
 }
 
-/// Counts what a watch does.
+/// Counts the deliveries of a watch.
 pub trait WatchObserver: Send + Unpin + 'static {
-    /// So many frames were handed out, in so many bytes (compressed ones, of a watch that is).
+    /// Records that frames were handed out, and their bytes as sent.
     fn sent(&mut self, events: usize, bytes: usize);
-    /// The watch is over.
+    /// Records the end of the watch. Called once.
     fn ended(&mut self, how: WatchEnding);
 }
 
-/// Whether a bookmark is to be sent.
+/// The bookmark that is due.
 #[derive(Clone, Copy, Default)]
-enum Due {
+enum BookmarkDue {
     #[default]
     Not,
-    /// If it says more than the client knows.
+    /// A bookmark, if it says more than the client knows.
     WithNews,
-    /// As a last word: client-go lists again when a watch ends within a second without any.
+    /// The last bookmark. client-go lists again if a watch ends within a second without any event.
     /// Source: `client-go/tools/cache/reflector.go` (handleAnyWatch, `VeryShortWatchError`).
     InAnyCase,
 }
 
-impl Due {
+impl BookmarkDue {
     fn is_met(self, version: ResourceVersion, start: ResourceVersion) -> bool {
         match self {
             Self::Not => false,
@@ -130,8 +130,8 @@ impl Due {
     }
 }
 
-/// What is to be done before the events are looked at.
-enum Outside {
+/// The next thing to do before the events are looked at.
+enum OutsideEvent {
     GoOn,
     Wait,
     End(WatchEnding),
@@ -142,26 +142,26 @@ enum Outside {
 /// It is polled only when the connection can take more, so a slow client holds nothing but its
 /// position (invariant `a slow client costs itself only`).
 ///
-/// The types of what is told from outside are parameters: there may be a hundred thousand bodies,
-/// and a box is dearer than what it holds.
+/// Grant, drain signal and observer are type parameters: there may be a hundred thousand bodies, and
+/// boxes would take more memory than what they hold.
 pub struct WatchBody<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> {
     subscription: Subscription,
     format: Arc<WireFormat>,
     view: ClientView,
     coding: ContentCoding,
     start: ResourceVersion,
-    /// What is left of the state it begins with.
+    /// The rest of the state it begins with.
     initial: Option<Box<InitialState>>,
     over: bool,
-    /// What is left of the chunk that is handed out, never empty.
+    /// The rest of the chunk that is handed out, never empty.
     rest: Option<Box<std::vec::IntoIter<Bytes>>>,
     bookmarks: Option<Bookmarks>,
     deadline: Instant,
-    /// The next of: bookmark, last bookmark, deadline.
+    /// The next moment of a bookmark, the last bookmark or the deadline.
     tick: Instant,
-    /// Fires for the tick, or when the grant is to be looked at.
+    /// Fires at the tick, or when the grant is to be polled.
     timer: Pin<Box<Sleep>>,
-    bookmark_due: Due,
+    bookmark_due: BookmarkDue,
     grant: G,
     draining: D,
     observer: O,
@@ -185,7 +185,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
             deadline: terms.deadline,
             tick,
             timer: Box::pin(tokio::time::sleep_until(tick)),
-            bookmark_due: Due::Not,
+            bookmark_due: BookmarkDue::Not,
             grant: terms.grant,
             draining: terms.draining,
             observer: terms.observer,
@@ -199,11 +199,10 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
         }
     }
 
-    /// What ends a watch from outside, or has it wait: deadline, shutdown, a grant that is gone or
-    /// may be.
-    fn poll_outside(&mut self, context: &mut Context<'_>) -> Outside {
+    /// Looks at what ends a watch from outside or makes it wait: deadline, shutdown and grant.
+    fn poll_outside(&mut self, context: &mut Context<'_>) -> OutsideEvent {
         if Pin::new(&mut self.draining).poll(context).is_ready() {
-            return Outside::End(WatchEnding::Draining);
+            return OutsideEvent::End(WatchEnding::Draining);
         }
         loop {
             let status = self.grant.poll(context);
@@ -213,26 +212,26 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
             }
             if self.timer.as_mut().poll(context).is_pending() {
                 return match status {
-                    GrantStatus::Granted => Outside::GoOn,
-                    GrantStatus::InDoubt => Outside::Wait,
-                    GrantStatus::Revoked => Outside::End(WatchEnding::Revoked),
+                    GrantStatus::Granted => OutsideEvent::GoOn,
+                    GrantStatus::InDoubt => OutsideEvent::Wait,
+                    GrantStatus::Revoked => OutsideEvent::End(WatchEnding::Revoked),
                 };
             }
             let now = Instant::now();
             if now >= self.deadline {
-                return Outside::End(WatchEnding::Deadline);
+                return OutsideEvent::End(WatchEnding::Deadline);
             }
             if status == GrantStatus::Revoked {
-                return Outside::End(WatchEnding::Revoked);
+                return OutsideEvent::End(WatchEnding::Revoked);
             }
             if now >= self.tick {
-                self.bookmark_due = Due::WithNews;
+                self.bookmark_due = BookmarkDue::WithNews;
                 self.tick = next_tick(now, self.deadline);
             }
         }
     }
 
-    /// The next chunk of the initial state, `None` when it has all been sent.
+    /// Returns the next chunk of the initial state, or `None` if all of it has been sent.
     fn initial_chunk(&mut self) -> Option<Bytes> {
         let initial = self.initial.as_mut()?;
         let mut chunk = Chunk::new(self.coding);
@@ -278,8 +277,8 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
         self.hand_out(chunk)
     }
 
-    /// An object is not to be skipped over. The client is sent to list again, which is forwarded
-    /// then; from where it is it would come here again.
+    /// Ends the watch at an object that cannot be framed: it must not be skipped. The client is told
+    /// to list again, which is forwarded. If it resumed, it would come to the object again.
     fn broken(&mut self, error: &Malformed, chunk: &mut Chunk) {
         tracing::error!(%error, "an object could not be framed; the watch is ended");
         self.expire(chunk, self.start, self.start);
@@ -341,19 +340,19 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
         }
     }
 
-    /// What is ready now, with a bookmark that lets the client go on elsewhere.
+    /// Returns what is ready now, with a bookmark that lets the client go on elsewhere.
     fn last_chunk(&mut self, context: &Context<'_>) -> Option<Bytes> {
         if self.initial.is_some() {
             return None;
         }
-        self.bookmark_due = Due::InAnyCase;
+        self.bookmark_due = BookmarkDue::InAnyCase;
         match self.poll_events(context) {
             Poll::Ready(chunk) => chunk,
             Poll::Pending => None,
         }
     }
 
-    /// The first piece of a chunk; the others come next.
+    /// Returns the first piece of a chunk and keeps the others for the next polls.
     fn hand_out(&mut self, chunk: Chunk) -> Option<Bytes> {
         let frames = chunk.frames();
         let pieces = chunk.finish();
@@ -366,7 +365,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
     }
 }
 
-/// The next moment at which something is due by the clock.
+/// Returns the next moment of a bookmark, or the deadline.
 fn next_tick(now: Instant, deadline: Instant) -> Instant {
     let regular = now + BOOKMARK_EVERY;
     match deadline.checked_sub(BOOKMARK_BEFORE_DEADLINE) {
@@ -395,9 +394,9 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> http_body::Body
             return Poll::Ready(None);
         }
         match this.poll_outside(context) {
-            Outside::GoOn => {}
-            Outside::Wait => return Poll::Pending,
-            Outside::End(how) => {
+            OutsideEvent::GoOn => {}
+            OutsideEvent::Wait => return Poll::Pending,
+            OutsideEvent::End(how) => {
                 let last = match how {
                     WatchEnding::Draining if this.grant.poll(context) == GrantStatus::Granted => {
                         this.last_chunk(context)
@@ -420,7 +419,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> http_body::Body
         Poll::Ready(chunk.map(|chunk| Ok(Frame::data(chunk))))
     }
 
-    /// What is left of a chunk goes out with its beginning.
+    /// Tells that the rest of a chunk follows, so that it is sent with its beginning.
     fn size_hint(&self) -> SizeHint {
         let mut hint = SizeHint::new();
         hint.set_lower(self.rest.as_ref().map_or(0, |rest| rest.len() as u64));

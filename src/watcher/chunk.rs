@@ -1,15 +1,14 @@
-//! What goes out at once, in the coding of the watch.
+//! Frames that go out at once, in the content coding of the watch.
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::store::{ObjectRun, WindowEvent};
 use watershed_protocol::{EventKind, ItemBytes, WireFormat, gzip_member};
 
-/// From this size on (bytes) a piece of an answer is sent from where it lies, without a copy. What
-/// is written to the network at once is 16 KiB in at most 16 places (HTTP/2, TLS), so that smaller
-/// ones would make more writes of it.
+/// Minimum size of a piece that is sent without a copy. One write to the network takes 16 KiB in at
+/// most 16 pieces (HTTP/2, TLS), so smaller pieces would make more writes.
 pub const MIN_SHARED_BYTES: usize = 2 * 1024;
-/// Room that is made at a time for what stands between shared pieces.
-const ROOM: usize = 1024;
+/// Initial capacity for the bytes between shared pieces.
+const SMALL_CAPACITY: usize = 1024;
 
 /// The content coding of a watch's body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,8 +16,8 @@ pub enum ContentCoding {
     /// Frames as they are.
     #[default]
     Identity,
-    /// Members of gzip, each of them whole frames: what has arrived can be read. What all watches
-    /// share is compressed once for all, and an idle watch holds no compressor.
+    /// Members of gzip, each of whole frames: a client can read whatever has arrived. Frames that
+    /// all watches share are compressed once, and an idle watch holds no compressor.
     Gzip,
 }
 
@@ -26,15 +25,15 @@ pub enum ContentCoding {
 #[derive(Debug, Default)]
 pub(super) struct Chunk {
     coding: ContentCoding,
-    /// How many frames were put in.
+    /// Number of frames.
     frames: usize,
-    /// What it took to put them in, in bytes: what a chunk is limited by.
+    /// Cost of the frames in bytes, which limits a chunk.
     bytes: usize,
-    /// What is ready to be sent.
+    /// Pieces ready to be sent.
     pieces: Vec<Bytes>,
-    /// What comes behind it: small pieces, copied.
+    /// Small pieces behind them, copied together.
     small: BytesMut,
-    /// What comes behind that and was made for this watch; to be compressed yet.
+    /// Frames behind those that were made for this watch and are not compressed yet.
     made: BytesMut,
 }
 
@@ -69,8 +68,8 @@ impl Chunk {
         match self.coding {
             ContentCoding::Identity if object.len() >= MIN_SHARED_BYTES => {
                 if self.small.capacity() == 0 {
-                    // What comes later gets as much room again.
-                    self.small = BytesMut::with_capacity(ROOM);
+                    // `BytesMut` allocates as much again for what comes later.
+                    self.small = BytesMut::with_capacity(SMALL_CAPACITY);
                 }
                 let tail = format.put_event_head(EventKind::Added, object, &mut self.small);
                 self.finish_small();
@@ -99,7 +98,7 @@ impl Chunk {
         self.push_ready(member);
     }
 
-    /// All of it. No piece is empty.
+    /// Returns all pieces. None is empty.
     pub(super) fn finish(mut self) -> Vec<Bytes> {
         self.finish_made();
         self.finish_small();
@@ -113,7 +112,7 @@ impl Chunk {
 
     fn push_ready(&mut self, piece: Bytes) {
         self.finish_made();
-        // A single one is passed on without a copy, whatever its size.
+        // A single piece is passed on without a copy, whatever its size.
         if piece.len() < MIN_SHARED_BYTES && !(self.pieces.is_empty() && self.small.is_empty()) {
             self.small.extend_from_slice(&piece);
         } else {
@@ -128,7 +127,7 @@ impl Chunk {
         }
     }
 
-    /// What was made in a row becomes one member.
+    /// Compresses the frames that were made in a row as one member.
     fn finish_made(&mut self) {
         if !self.made.is_empty() {
             let made = std::mem::take(&mut self.made);

@@ -1,4 +1,4 @@
-//! What a client with a selector sees of the scope's events.
+//! A client's view of a scope's events.
 use bytes::Bytes;
 
 use crate::store::{Interest, StoredObject, WindowEvent};
@@ -7,29 +7,29 @@ use watershed_protocol::{
     ObjectAttributes, PartialFormat, ResourceVersion, WireFormat,
 };
 
-/// Namespace and selectors of a read. All must hold.
+/// Namespace and selectors of a read. An object must match all of them.
 #[derive(Clone, Debug, Default)]
 pub struct ViewFilter {
     namespace: Option<Box<str>>,
     /// Most reads have none.
-    selectors: Option<Box<Selectors>>,
+    selectors: Option<Box<ViewSelectors>>,
 }
 
 #[derive(Clone, Debug)]
-struct Selectors {
+struct ViewSelectors {
     labels: Option<LabelSelector>,
     /// Requirements by the field's position in the type's table.
-    fields: Box<[FieldRequirement]>,
+    fields: Box<[FieldCondition]>,
 }
 
 #[derive(Clone, Debug)]
-struct FieldRequirement {
+struct FieldCondition {
     position: usize,
     value: Box<str>,
     equal: bool,
 }
 
-/// A field selector names a field that this build does not know of the type.
+/// A field selector names a field that is not known for the type.
 #[derive(Debug, thiserror::Error)]
 #[error("field {0:?} is not known for this type")]
 pub struct UnknownField(pub String);
@@ -46,7 +46,7 @@ impl ViewFilter {
             .map_or(&[][..], FieldSelector::requirements)
             .iter()
             .map(|requirement| {
-                Ok(FieldRequirement {
+                Ok(FieldCondition {
                     position: table
                         .position(&requirement.field)
                         .ok_or_else(|| UnknownField(requirement.field.clone()))?,
@@ -57,24 +57,24 @@ impl ViewFilter {
         let fields = fields.collect::<Result<Box<[_]>, _>>()?;
         let labels = labels.filter(|labels| !labels.is_everything());
         let selects = labels.is_some() || !fields.is_empty();
-        let selectors = selects.then(|| Box::new(Selectors { labels, fields }));
+        let selectors = selects.then(|| Box::new(ViewSelectors { labels, fields }));
         Ok(Self {
             namespace: namespace.map(Into::into),
             selectors,
         })
     }
 
-    /// The namespace asked for, `None` for all.
+    /// Returns the namespace asked for, `None` for all.
     pub fn namespace(&self) -> Option<&str> {
         self.namespace.as_deref()
     }
 
-    /// Whether nothing but the namespace narrows the view.
+    /// Returns true if nothing but the namespace narrows the view.
     pub fn is_plain(&self) -> bool {
         self.selectors.is_none()
     }
 
-    /// Whether an object is in the view.
+    /// Returns true if an object is in the view.
     pub fn matches(&self, object: &ObjectAttributes) -> bool {
         self.namespace
             .as_deref()
@@ -85,7 +85,7 @@ impl ViewFilter {
                 .is_none_or(|selectors| selectors.match_to(object))
     }
 
-    /// The value that the field at this position must have, if it must have one.
+    /// Returns the value that the field at this position must have, if it must have one.
     pub fn equal_to(&self, position: usize) -> Option<&str> {
         let fields = &self.selectors.as_ref()?.fields;
         let field = fields
@@ -94,7 +94,7 @@ impl ViewFilter {
         Some(&field.value)
     }
 
-    /// The narrowest index that holds every event of the view.
+    /// Returns the narrowest interest that covers every event of the view.
     pub fn interest(&self, table: &FieldTable) -> Interest {
         let equal = |position: Option<usize>| Some((position?, self.equal_to(position?)?));
         let name = equal(table.position("metadata.name"));
@@ -111,7 +111,7 @@ impl ViewFilter {
     }
 }
 
-impl Selectors {
+impl ViewSelectors {
     fn match_to(&self, object: &ObjectAttributes) -> bool {
         self.fields
             .iter()
@@ -123,38 +123,38 @@ impl Selectors {
     }
 }
 
-/// Turns the scope's events into the client's.
+/// Converts the scope's events to the client's.
 #[derive(Debug)]
 pub struct ClientView {
-    /// What the client asked to see.
+    /// The objects the client asked for.
     pub filter: ViewFilter,
-    /// How objects are reduced, if it only wants their metadata.
+    /// The form of reduced objects, if the client only wants their metadata.
     pub partial: Option<Box<PartialFormat>>,
 }
 
 /// An event as the client sees it.
 #[derive(Debug)]
 pub enum ClientFrame {
-    /// As upstream sent it of the whole scope: its frame, which all such watches share.
+    /// Upstream's frame, which all such watches share.
     Shared,
-    /// In a frame of the client's own.
+    /// A frame made for this client.
     Own(Bytes),
 }
 
 impl ClientView {
-    /// Whether it shows all objects of a namespace, or of all, as they are.
+    /// Returns true if it shows all objects of a namespace, or of all, as they are.
     pub fn is_plain(&self) -> bool {
         self.partial.is_none() && self.filter.is_plain()
     }
 
-    /// How what the client gets is framed.
+    /// Returns the form in which the client gets objects.
     pub fn format<'a>(&'a self, whole: &'a WireFormat) -> &'a WireFormat {
         self.partial
             .as_ref()
             .map_or(whole, |partial| partial.format())
     }
 
-    /// The frame of a bookmark, if it is certain how upstream writes it.
+    /// Returns the frame of a bookmark, if upstream's form of it is known.
     pub fn bookmark(&self, format: &BookmarkFormat, version: ResourceVersion) -> Option<Bytes> {
         match &self.partial {
             None => Some(format.plain(version)),
@@ -162,8 +162,8 @@ impl ClientView {
         }
     }
 
-    /// The frame of the bookmark that ends the initial events, if it is certain how upstream writes
-    /// it.
+    /// Returns the frame of the bookmark that ends the initial events, if upstream's form of it is
+    /// known.
     pub fn end_mark(&self, format: &BookmarkFormat, version: ResourceVersion) -> Option<Bytes> {
         match &self.partial {
             None => format.initial_events_end(version),
@@ -183,7 +183,7 @@ impl ClientView {
         }
     }
 
-    /// What the client gets for `event`, `None` when it does not concern its view.
+    /// Returns the client's frame for `event`, or `None` if the event does not concern its view.
     ///
     /// Source of the transitions: `apiserver/pkg/storage/cacher/cache_watcher.go`
     /// (convertToWatchEvent).

@@ -1,0 +1,82 @@
+//! The types known now.
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use arc_swap::ArcSwap;
+use watershed_protocol::{FieldTable, GroupVersionResource};
+
+/// One listable and watchable type.
+#[derive(Debug)]
+pub struct ResourceType {
+    /// Its name.
+    pub gvr: GroupVersionResource,
+    /// The kind of its objects.
+    pub kind: Arc<str>,
+    /// True if its objects live in namespaces.
+    pub namespaced: bool,
+    /// Its selectable fields.
+    pub fields: Arc<FieldTable>,
+}
+
+/// The types known at a moment.
+pub(super) type Types = HashMap<GroupVersionResource, Arc<ResourceType>>;
+
+/// The types known now. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Catalog {
+    pub(super) types: Arc<ArcSwap<Types>>,
+    pub(super) settled: Arc<AtomicBool>,
+}
+
+impl Catalog {
+    /// Returns the type with this name, if it can be listed and watched.
+    pub fn get(&self, gvr: &GroupVersionResource) -> Option<Arc<ResourceType>> {
+        self.types.load().get(gvr).cloned()
+    }
+
+    /// Returns true if a type of this group, in this version or in any, is known.
+    pub fn has(&self, group: &str, version: Option<&str>) -> bool {
+        let is = |gvr: &GroupVersionResource| {
+            *gvr.group == *group && version.is_none_or(|version| *gvr.version == *version)
+        };
+        self.types.load().keys().any(is)
+    }
+
+    /// Returns true if a type of this name is known, in any version.
+    pub fn has_resource(&self, group: &str, resource: &str) -> bool {
+        self.types
+            .load()
+            .keys()
+            .any(|gvr| *gvr.group == *group && *gvr.resource == *resource)
+    }
+
+    /// Returns every type known, in no order.
+    pub fn all(&self) -> Vec<Arc<ResourceType>> {
+        self.types.load().values().cloned().collect()
+    }
+
+    /// Returns the types of this name, in all their versions.
+    pub fn of_name(&self, group: &str, resource: &str) -> Vec<Arc<ResourceType>> {
+        let types = self.types.load();
+        let found = types
+            .values()
+            .filter(|of| *of.gvr.group == *group && *of.gvr.resource == *resource);
+        found.cloned().collect()
+    }
+
+    /// Returns the number of types.
+    pub fn len(&self) -> usize {
+        self.types.load().len()
+    }
+
+    /// Returns true if discovery has not succeeded yet.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns true if the custom types are known, too, as far as the proxy may know them.
+    pub fn is_settled(&self) -> bool {
+        self.settled.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,124 @@
+//! One cached scope, as its readers see it.
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+use watershed_protocol::{FieldTable, ResourceVersion};
+
+use super::idle::IdleTracker;
+use super::key::ScopeKey;
+use super::phase::{NotReady, ReadyScope, ScopePhase};
+use crate::store::{Snapshot, StoreReader};
+use crate::upstream::{Stopped, WatchCompression};
+use crate::watcher::Bookmarks;
+
+/// The objects and events of one scope, and how far its task is.
+#[derive(Debug)]
+pub struct Scope {
+    /// The objects it covers.
+    pub key: ScopeKey,
+    /// The type's selectable fields.
+    pub fields: Arc<FieldTable>,
+    /// Its objects and events.
+    pub reader: StoreReader,
+    /// The scope covers what a client asked for; the configuration does not name it.
+    pub on_demand: bool,
+    /// Upstream's form of bookmarks, once known.
+    pub bookmarks: Bookmarks,
+    /// Tells if upstream compresses the type's watches. Learned when a client asks for compression.
+    pub compression: WatchCompression,
+    /// The time of upstream's last event, bookmark or list.
+    pub last_heard: Mutex<Instant>,
+    pub(super) following: watch::Sender<bool>,
+    pub(super) first_list: OnceLock<ResourceVersion>,
+    pub(super) opened: Instant,
+    pub(super) phase: watch::Receiver<ScopePhase>,
+    /// The version of the newest snapshot, for those who wait for one.
+    pub(super) newest: watch::Sender<ResourceVersion>,
+    pub(super) schema_changed: Notify,
+    pub(super) idle: IdleTracker,
+    pub(super) stop: CancellationToken,
+}
+
+impl Scope {
+    /// Waits for the first list, at most until `wait` has passed since the scope was opened.
+    pub async fn wait_until_ready(&self, wait: Duration) -> Result<Arc<ReadyScope>, NotReady> {
+        let mut phase = self.phase.clone();
+        let settled = phase.wait_for(|phase| !matches!(phase, ScopePhase::Syncing));
+        match tokio::time::timeout(wait.saturating_sub(self.opened.elapsed()), settled).await {
+            Err(_) => Err(NotReady::Syncing),
+            Ok(Err(_)) => Err(NotReady::Stopped(Stopped::Failed)),
+            Ok(Ok(phase)) => match &*phase {
+                ScopePhase::Ready(ready) => Ok(Arc::clone(ready)),
+                ScopePhase::Stopped(why) => Err(NotReady::Stopped(why.clone())),
+                ScopePhase::Syncing | ScopePhase::Failing => Err(NotReady::Syncing),
+            },
+        }
+    }
+
+    /// Waits until the scope is ready or stopped, however long that takes.
+    pub async fn wait_until_settled(&self) -> Result<Arc<ReadyScope>, Stopped> {
+        let mut phase = self.phase.clone();
+        match phase
+            .wait_for(|phase| matches!(phase, ScopePhase::Ready(_) | ScopePhase::Stopped(_)))
+            .await
+            .as_deref()
+        {
+            Ok(ScopePhase::Ready(ready)) => Ok(Arc::clone(ready)),
+            Ok(ScopePhase::Stopped(why)) => Err(why.clone()),
+            _ => Err(Stopped::Failed),
+        }
+    }
+
+    /// Returns the present phase.
+    pub fn phase(&self) -> ScopePhase {
+        self.phase.borrow().clone()
+    }
+
+    /// Returns true if upstream's changes arrive: a watch is open, or was a moment ago.
+    pub fn is_following(&self) -> bool {
+        *self.following.borrow()
+    }
+
+    /// Returns [`Scope::is_following`] as a value whose changes can be waited for.
+    pub fn following(&self) -> watch::Receiver<bool> {
+        self.following.subscribe()
+    }
+
+    pub(super) fn set_following(&self, now: bool) {
+        self.following
+            .send_if_modified(|following| std::mem::replace(following, now) != now);
+    }
+
+    /// Returns true if some of what followed on `version` happened before the scope's first list.
+    /// The scope never knew that history; upstream may.
+    pub fn is_before_first_list(&self, version: ResourceVersion) -> bool {
+        self.first_list
+            .get()
+            .is_some_and(|first| version < *first && self.reader.oldest_version() == *first)
+    }
+
+    /// Waits until the scope has reached `version`. Returns false if it did not within `wait`.
+    pub async fn wait_until_version(&self, version: ResourceVersion, wait: Duration) -> bool {
+        let mut newest = self.newest.subscribe();
+        let reached = newest.wait_for(|newest| *newest >= version);
+        matches!(tokio::time::timeout(wait, reached).await, Ok(Ok(_)))
+    }
+
+    /// Records that `snapshot`, one of this scope's, has upstream's objects at `version`; see
+    /// [`StoreReader::confirm`].
+    pub fn confirm(&self, snapshot: Snapshot, version: ResourceVersion) {
+        self.reader.confirm(snapshot, version);
+        self.publish_version();
+    }
+
+    /// Tells the newest version to those who wait for one.
+    pub(super) fn publish_version(&self) {
+        // The version is read under the channel's lock. Else a thread that read an earlier one
+        // could publish it after a later one.
+        self.newest
+            .send_modify(|newest| *newest = self.reader.version());
+    }
+}

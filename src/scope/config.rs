@@ -1,0 +1,39 @@
+//! Settings of scopes.
+use std::time::Duration;
+
+use crate::store::WindowLimits;
+
+/// Settings of all scopes.
+#[derive(Clone, Copy, Debug)]
+pub struct ScopeConfig {
+    /// Limits of the history that each scope keeps.
+    pub window: WindowLimits,
+    /// Time from a scope's opening for which requests wait for its first list. Then they are
+    /// forwarded, as they are when the first attempt at it fails.
+    pub sync_wait: Duration,
+}
+
+impl Default for ScopeConfig {
+    fn default() -> Self {
+        Self {
+            // Clients that reconnect within this time go on without a new list. kube-apiserver
+            // promises 75 s; rolling restarts of large clusters take minutes.
+            window: WindowLimits {
+                age: Duration::from_mins(5),
+                bytes: 256 << 20,
+            },
+            sync_wait: Duration::from_secs(30),
+        }
+    }
+}
+
+/// The time for which one scope is kept, and the history it keeps.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Retention {
+    /// The scope covers what a client asked for; the configuration does not name it.
+    pub on_demand: bool,
+    /// The scope is closed once nobody has read or watched it for so long; `None` for never.
+    pub idle: Option<Duration>,
+    /// Limits of its history, if not those of all scopes.
+    pub window: Option<WindowLimits>,
+}

@@ -1,0 +1,56 @@
+//! Recognizes scopes that nobody uses.
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+/// Counts who uses a scope, and remembers when it was last used.
+#[derive(Debug)]
+pub(super) struct IdleTracker {
+    limit: Option<Duration>,
+    /// The proxy follows the scope for itself.
+    pinned: AtomicBool,
+    handles: AtomicUsize,
+    last_used: Mutex<Instant>,
+}
+
+impl IdleTracker {
+    pub(super) fn new(limit: Option<Duration>) -> Self {
+        Self {
+            limit,
+            pinned: AtomicBool::new(false),
+            handles: AtomicUsize::new(0),
+            last_used: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// Keeps the scope open for as long as the process runs.
+    pub(super) fn pin(&self) {
+        self.pinned.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn acquire(&self) {
+        self.handles.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(super) fn release(&self) {
+        // The time first: without a handle, an old time would let the scope be closed at once.
+        *self.last_used.lock() = Instant::now();
+        self.handles.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Returns true if nobody has used the scope for its idle limit.
+    pub(super) fn is_expired(&self, watchers: usize, now: Instant) -> bool {
+        let Some(limit) = self.limit else {
+            return false;
+        };
+        if self.pinned.load(Ordering::SeqCst) {
+            return false;
+        }
+        let mut last_used = self.last_used.lock();
+        if watchers > 0 || self.handles.load(Ordering::SeqCst) > 0 {
+            *last_used = now;
+        }
+        now.saturating_duration_since(*last_used) >= limit
+    }
+}

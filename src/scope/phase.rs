@@ -1,0 +1,42 @@
+//! The phases of a scope's life.
+use std::sync::Arc;
+
+use http::HeaderValue;
+use watershed_protocol::WireFormat;
+
+use crate::upstream::Stopped;
+
+/// A phase of a scope's life.
+#[derive(Clone, Debug)]
+pub enum ScopePhase {
+    /// The first list is under way.
+    Syncing,
+    /// The first list failed, and is tried again.
+    Failing,
+    /// Reads can be answered.
+    Ready(Arc<ReadyScope>),
+    /// The scope cannot be cached for now.
+    Stopped(Stopped),
+}
+
+/// Properties of a type that its first list showed.
+#[derive(Debug)]
+pub struct ReadyScope {
+    /// The form in which upstream frames lists and events of the type.
+    pub format: Arc<WireFormat>,
+    /// True if upstream serves sendInitialEvents for the type.
+    pub streams_initial_events: bool,
+    /// Upstream's Warning headers on reads of the type, for example of its deprecation.
+    pub warnings: Vec<HeaderValue>,
+}
+
+/// The reason why a scope cannot answer now.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum NotReady {
+    /// The first list is still under way.
+    #[error("the first list is not complete yet")]
+    Syncing,
+    /// Upstream does not let the scope be cached.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+}

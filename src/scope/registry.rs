@@ -1,0 +1,238 @@
+//! The scopes of this process.
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwapOption;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use watershed_protocol::{FieldTable, GroupVersionResource, Representation, Selection};
+
+use super::cached::Scope;
+use super::config::{Retention, ScopeConfig};
+use super::handle::ScopeHandle;
+use super::idle::IdleTracker;
+use super::key::ScopeKey;
+use super::metrics;
+use super::open_scopes::OpenScopes;
+use super::phase::ScopePhase;
+use super::pump::{NullInStructs, PumpTimers, ScopePump};
+use crate::store;
+use crate::upstream::{Reflector, ReflectorTarget, Stopped, UpstreamClient, WatchCompression};
+
+/// Interval between sweeps for idle scopes.
+const IDLE_SWEEP: Duration = Duration::from_secs(1);
+
+/// All scopes of this process. The first request that wants a scope opens it.
+#[derive(Clone)]
+pub struct Scopes {
+    client: UpstreamClient,
+    config: ScopeConfig,
+    open: OpenScopes,
+    null_in_structs: Arc<NullInStructs>,
+}
+
+impl Scopes {
+    /// Creates a registry without scopes.
+    pub fn new(client: UpstreamClient, config: ScopeConfig) -> Self {
+        Self {
+            client,
+            config,
+            open: OpenScopes::default(),
+            null_in_structs: Arc::default(),
+        }
+    }
+
+    /// Returns the settings of scopes.
+    pub fn config(&self) -> &ScopeConfig {
+        &self.config
+    }
+
+    /// Returns the scope with this key; opens it if it is not open. It stays open for as long as
+    /// the process runs.
+    pub fn open(&self, key: &ScopeKey, kind: &Arc<str>, fields: &Arc<FieldTable>) -> Arc<Scope> {
+        let mut open = self.open.lock();
+        let scopes = open.entry(key.gvr.clone()).or_default();
+        let scope = self.open_among(scopes, key, kind, fields, Retention::default());
+        scope.idle.pin();
+        scope
+    }
+
+    /// Returns a handle to the scope that `choose` picks; opens it if it is not open. `choose` gets
+    /// the type's open scopes, in all its versions and representations.
+    pub fn acquire(
+        &self,
+        of: (&GroupVersionResource, Representation),
+        kind: &Arc<str>,
+        fields: &Arc<FieldTable>,
+        choose: impl FnOnce(
+            &mut dyn Iterator<Item = &Arc<Scope>>,
+        ) -> Option<(Arc<Selection>, Retention)>,
+    ) -> Option<ScopeHandle> {
+        let (gvr, representation) = of;
+        let mut open = self.open.lock();
+        let mut present = open
+            .iter()
+            .filter(|(other, _)| other.group == gvr.group && other.resource == gvr.resource)
+            .flat_map(|(_, scopes)| scopes.values());
+        let (selection, retention) = choose(&mut present)?;
+        let key = ScopeKey {
+            gvr: gvr.clone(),
+            selection,
+            representation,
+        };
+        let scopes = open.entry(gvr.clone()).or_default();
+        let scope = self.open_among(scopes, &key, kind, fields, retention);
+        // The handle counts before the lock is released: no sweep can close the scope meanwhile.
+        Some(ScopeHandle::new(&scope))
+    }
+
+    /// Returns the scope with this key, if it is open.
+    pub fn get(&self, key: &ScopeKey) -> Option<Arc<Scope>> {
+        self.open.lock().get(&key.gvr)?.get(key).cloned()
+    }
+
+    /// Returns every open scope, for metrics and pages.
+    pub fn all(&self) -> Vec<Arc<Scope>> {
+        self.open
+            .lock()
+            .values()
+            .flat_map(HashMap::values)
+            .cloned()
+            .collect()
+    }
+
+    /// Has the scopes of a type listed again, as its schema changed: what upstream serves for the
+    /// same versions may differ now. They wait until upstream has taken the schema into use.
+    pub fn schema_changed(&self, gvr: &GroupVersionResource) {
+        let mut open = self.open.lock();
+        let Some(scopes) = open.get_mut(gvr) else {
+            return;
+        };
+        scopes.retain(|_, scope| {
+            scope.schema_changed.notify_one();
+            // What could not be cached under the old schema is tried again with the next request.
+            !matches!(scope.phase(), ScopePhase::Stopped(_))
+        });
+    }
+
+    /// Closes the scopes of a type, as it changed its shape or is gone. The next request opens a
+    /// new scope.
+    ///
+    /// The old one's watches end after `grace`. Objects of a type that is being deleted are deleted
+    /// one by one, and watchers are owed those events, as upstream sends them.
+    pub fn close(&self, gvr: &GroupVersionResource, grace: Duration) {
+        let closed = self.open.lock().remove(gvr);
+        for scope in closed.into_iter().flat_map(HashMap::into_values) {
+            tokio::spawn(async move {
+                sleep(grace).await;
+                scope.stop.cancel();
+            });
+        }
+    }
+
+    /// Closes every scope: the process ends.
+    pub fn shut_down(&self) {
+        self.open
+            .lock()
+            .drain()
+            .flat_map(|(_, scopes)| scopes)
+            .for_each(|(_, scope)| scope.stop.cancel());
+    }
+
+    /// Closes scopes that nobody has used for their idle limit. Never returns.
+    pub async fn close_idle(self) {
+        loop {
+            sleep(IDLE_SWEEP).await;
+            self.close_idle_at(Instant::now());
+        }
+    }
+
+    pub(super) fn close_idle_at(&self, now: Instant) {
+        let mut closed = Vec::new();
+        let mut open = self.open.lock();
+        for scopes in open.values_mut() {
+            let expired = scopes
+                .extract_if(|_, scope| scope.idle.is_expired(scope.reader.stats().watchers, now));
+            closed.extend(expired.map(|(_, scope)| scope));
+        }
+        open.retain(|_, scopes| !scopes.is_empty());
+        drop(open);
+        for scope in closed {
+            tracing::info!(
+                resource = %scope.key.gvr,
+                selection = %scope.key.selection,
+                "closed, as nobody used it"
+            );
+            scope.stop.cancel();
+        }
+    }
+
+    fn open_among(
+        &self,
+        scopes: &mut HashMap<ScopeKey, Arc<Scope>>,
+        key: &ScopeKey,
+        kind: &Arc<str>,
+        fields: &Arc<FieldTable>,
+        retention: Retention,
+    ) -> Arc<Scope> {
+        if let Some(scope) = scopes.get(key) {
+            return Arc::clone(scope);
+        }
+        let target = ReflectorTarget {
+            gvr: key.gvr.clone(),
+            selection: Arc::clone(&key.selection),
+            kind: Arc::clone(kind),
+            representation: key.representation,
+            fields: Arc::clone(fields),
+        };
+        let scope = self.start(key.clone(), target, retention);
+        scopes.insert(key.clone(), Arc::clone(&scope));
+        scope
+    }
+
+    /// Starts the task of a new scope.
+    fn start(&self, key: ScopeKey, target: ReflectorTarget, retention: Retention) -> Arc<Scope> {
+        let (writer, reader) = store::new(retention.window.unwrap_or(self.config.window));
+        let (publish_phase, phase) = watch::channel(ScopePhase::Syncing);
+        let compression = WatchCompression::new(
+            self.client.clone(),
+            key.gvr.clone(),
+            &key.selection,
+            key.representation,
+        );
+        let scope = Arc::new(Scope {
+            key,
+            on_demand: retention.on_demand,
+            idle: IdleTracker::new(retention.idle),
+            compression,
+            fields: Arc::clone(&target.fields),
+            reader,
+            bookmarks: Arc::new(ArcSwapOption::empty()),
+            last_heard: Mutex::new(Instant::now()),
+            following: watch::Sender::new(false),
+            first_list: OnceLock::new(),
+            opened: Instant::now(),
+            phase,
+            newest: watch::Sender::default(),
+            schema_changed: Notify::new(),
+            stop: CancellationToken::new(),
+        });
+        let pump = ScopePump {
+            reflector: Reflector::new(self.client.clone(), target),
+            writer,
+            phase: publish_phase,
+            events: metrics::of_type(metrics::UPSTREAM_EVENTS, &scope.key.gvr),
+            scope: Arc::clone(&scope),
+            open: self.open.clone(),
+            null_in_structs: Arc::clone(&self.null_in_structs),
+            timers: PumpTimers::default(),
+            format: None,
+            stopped: Stopped::Closed,
+        };
+        tokio::spawn(pump.run());
+        scope
+    }
+}

@@ -1,0 +1,68 @@
+//! The registry of scopes.
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::store::{Interest, SubscriptionStart};
+use crate::test_support::{Api, HTTP2, Pki, text, upstream_of};
+use crate::upstream::UpstreamClient;
+use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, Representation};
+
+#[tokio::test]
+async fn only_scopes_that_nobody_uses_are_closed() {
+    let pki = Pki::new();
+    let api = Api::start(&pki, HTTP2, |_, _| async { text("no list") }).await;
+    let scopes = Scopes::new(
+        UpstreamClient::new(&upstream_of(&pki, &api).await),
+        ScopeConfig::default(),
+    );
+    let fields = Arc::new(FieldTable::metadata_only(true));
+    let representation = Representation::whole(Encoding::Json);
+    let gvr = |resource: &str| GroupVersionResource::new("", "v1", resource);
+    let lend = |resource: &str, idle: Option<u64>| {
+        let keep = Retention {
+            idle: idle.map(Duration::from_secs),
+            ..Retention::default()
+        };
+        let of = (&gvr(resource), representation);
+        scopes
+            .acquire(of, &"Kind".into(), &fields, |_| {
+                Some((Arc::default(), keep))
+            })
+            .unwrap()
+    };
+    let lent = lend("lent", Some(5));
+    let watched = lend("watched", Some(5));
+    let (subscription, _) = watched
+        .reader
+        .subscribe(SubscriptionStart::Now, Interest::All);
+    drop(watched);
+    drop(lend("pinned", Some(5)));
+    scopes.open(
+        &ScopeKey::everything(gvr("pinned"), representation),
+        &"Kind".into(),
+        &fields,
+    );
+    drop(lend("whole", None));
+    drop(lend("idle", Some(5)));
+    let open = || {
+        let mut names: Vec<_> = scopes
+            .all()
+            .iter()
+            .map(|scope| scope.key.gvr.resource.to_string())
+            .collect();
+        names.sort();
+        names.join(" ")
+    };
+    let now = Instant::now();
+    scopes.close_idle_at(now + Duration::from_secs(4));
+    assert_eq!(open(), "idle lent pinned watched whole");
+    scopes.close_idle_at(now + Duration::from_secs(6));
+    assert_eq!(open(), "lent pinned watched whole");
+    drop((lent, subscription));
+    // The time begins when the last one leaves.
+    scopes.close_idle_at(now + Duration::from_secs(8));
+    assert_eq!(open(), "pinned watched whole");
+    scopes.close_idle_at(now + Duration::from_secs(12));
+    assert_eq!(open(), "pinned whole");
+}
