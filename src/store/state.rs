@@ -5,15 +5,21 @@
 //!
 //! | | `snapshot`, the state upstream's events led to | `confirmed`, the same objects at a later version | `window` floor, the oldest version to start from | cursor of each subscription |
 //! |---|---|---|---|---|
-//! | list at `L` | is the list, of a new generation | none | `L` | expired, unless its start is at least `L` |
+//! | list at `L` | is the list, of a new generation | none | `L` | expired, unless its start is at least `L` and nothing after `L` was known |
 //! | change at `V` | takes the change in, is at `V` | none once `V` reaches it | | to the change, if it concerns the subscription and that has caught up |
 //! | bookmark at `V` | is at `V`, if that is later | none once `V` reaches it | | |
 //! | confirmation of a snapshot at `V` | | that snapshot at `V`, if it is of this generation and `V` is later than both | | |
-//! | event leaves the window | | | the event's version | |
+//! | event leaves the window | | | its version, or the next one if another event shares it | |
 //! | subscription from now | | | | caught up |
-//! | subscription after `V` | | | | to the first event after `V`; expired if `V` lies below the floor |
+//! | subscription after `V` | | | | to the first event after `V`; expired if `V` lies below the floor, or if several events share it |
 //! | step of the subscription | | | | behind what it returns; caught up at the head; expired if events of its own have left the window |
 //! | close | | | | to the head, if it has caught up |
+//!
+//! Deletions may share a version, as etcd deletes all objects of an expired lease at once. They
+//! arrive one by one, and nothing tells the last of them before a later version does. So the
+//! newest state counts as their version from the first of them on. A client that took it between
+//! them goes on as follows: a watch that begins before the next of them gets the rest, and one that
+//! begins later expires.
 //!
 //! A subscription may start at a version that the events have not reached: one that was confirmed,
 //! or one that another server named. It skips the events up to its start.

@@ -147,14 +147,23 @@ impl Subscribers {
         wakers
     }
 
-    /// Expires every subscription, as the scope was listed again at `listed`. One that starts at
-    /// a later version loses nothing: it goes on at `head`.
-    pub(super) fn relist(&self, listed: ResourceVersion, head: u64) -> Vec<Waker> {
+    /// Expires every subscription, as the scope was listed again at `listed`.
+    ///
+    /// A subscription that starts at a later version loses nothing: it goes on at `head`. But not
+    /// if the list is older than the state `known` before: then events after the start may have
+    /// been handed out already, and others may take their versions.
+    pub(super) fn relist(
+        &self,
+        known: ResourceVersion,
+        listed: ResourceVersion,
+        head: u64,
+    ) -> Vec<Waker> {
         let mut wakers = Vec::new();
         for (_, slot) in self.slots.values().flatten() {
-            let keeps =
-                slot.starts_at_or_after(listed) && slot.cursor.position() != Position::Expired;
-            slot.cursor.set(if keeps {
+            let goes_on = listed >= known
+                && slot.starts_at_or_after(listed)
+                && slot.cursor.position() != Position::Expired;
+            slot.cursor.set(if goes_on {
                 Position::At(head)
             } else {
                 Position::Expired

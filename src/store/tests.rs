@@ -1,4 +1,6 @@
 //! The store as its readers see it.
+mod informers;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -693,6 +695,67 @@ fn a_list_at_an_older_version_ends_every_watch_too() {
         caught_up.drain().1,
         SubscriptionStep::Expired { .. }
     ));
+}
+
+#[test]
+fn a_watch_from_a_confirmed_version_expires_when_a_list_goes_back() {
+    let now = Instant::now();
+    let (mut writer, reader) = new(big());
+    writer.replace(at(10, &[("a/x", 5)]));
+    reader.confirm(reader.snapshot(), ResourceVersion(20));
+    let start = SubscriptionStart::After(ResourceVersion(20));
+    let mut ahead = Follower::new(&reader, start, Interest::All);
+    put(&mut writer, now, EventKind::Modified, "a/x", 25, "n1");
+    assert_eq!(ahead.drain().0, [25]);
+    // Another timeline: 16 to 25 happen again, differently.
+    writer.replace(at(15, &[("a/x", 5)]));
+    put(&mut writer, now, EventKind::Modified, "a/x", 16, "n2");
+    assert!(matches!(ahead.drain(), (seen, SubscriptionStep::Expired { .. }) if seen.is_empty()));
+}
+
+#[test]
+fn a_watch_from_a_version_that_several_deletions_share_expires() {
+    let limits = WindowLimits {
+        age: Duration::from_secs(10),
+        bytes: 1 << 30,
+    };
+    let (mut writer, reader) = new(limits);
+    let now = Instant::now();
+    writer.replace(at(
+        10,
+        &[("ns/a", 5), ("ns/b", 6), ("ns/c", 7), ("ns/d", 8)],
+    ));
+    let follow_from = |version| {
+        let start = SubscriptionStart::After(ResourceVersion(version));
+        Follower::new(&reader, start, Interest::All)
+    };
+    let expires = |version| {
+        matches!(
+            follow_from(version).drain().1,
+            SubscriptionStep::Expired { .. }
+        )
+    };
+    put(&mut writer, now, EventKind::Deleted, "ns/a", 20, "n1");
+    let mut between = follow_from(20);
+    put(&mut writer, now, EventKind::Deleted, "ns/b", 20, "n1");
+    put(&mut writer, now, EventKind::Deleted, "ns/c", 20, "n1");
+    assert_eq!(between.drain().0, [20, 20]);
+    assert!(expires(20));
+    assert!(matches!(
+        reader.snapshot_at(now, ResourceVersion(20)),
+        SnapshotAt::Expired
+    ));
+    // A later version is certain, and so are earlier ones.
+    writer.progress(now, ResourceVersion(21));
+    assert_eq!(follow_from(21).drain().0, Vec::<u64>::new());
+    assert_eq!(follow_from(19).drain().0, [20, 20, 20]);
+    // It stays so when the events have left the window.
+    let later = now + Duration::from_mins(1);
+    writer.progress(later, ResourceVersion(22));
+    assert!(expires(20) && !expires(21));
+    // Also when they leave it one by one.
+    put(&mut writer, later, EventKind::Deleted, "ns/d", 30, "n1");
+    assert!(!expires(30));
 }
 
 #[test]

@@ -110,6 +110,10 @@ impl Window {
     }
 
     pub(super) fn push(&mut self, now: Instant, event: Arc<WindowEvent>) {
+        if event.version <= self.floor {
+            // It shares the version with an event that has left the window.
+            self.floor = next_version(event.version);
+        }
         self.bytes += event.size();
         self.events.push_back((now, event));
         self.trim(now);
@@ -125,9 +129,19 @@ impl Window {
                 break;
             }
             self.bytes -= event.size();
-            self.floor = event.version;
+            let version = event.version;
             self.first += 1;
             self.events.pop_front();
+            let is_shared = self
+                .events
+                .front()
+                .is_some_and(|(_, next)| next.version == version);
+            let floor = if is_shared {
+                next_version(version)
+            } else {
+                version
+            };
+            self.floor = self.floor.max(floor);
         }
     }
 
@@ -139,19 +153,21 @@ impl Window {
         self.floor = floor;
     }
 
-    /// Returns the sequence number of the first event after `version`, or `None` if that is too far
-    /// back.
+    /// Returns the sequence number of the first event after `version`. Returns `None` if a client
+    /// that names the version may miss events: it lies too far back, or several events share it.
     pub(super) fn after(&self, version: ResourceVersion) -> Option<u64> {
         if version < self.floor {
             return None;
         }
-        Some(
-            self.first
-                + self
-                    .events
-                    .partition_point(|(_, event)| event.version <= version)
-                    as u64,
-        )
+        let next = self
+            .events
+            .partition_point(|(_, event)| event.version <= version);
+        // Events that share a version arrive one by one, and each state between counts as that
+        // version. A client that names it may have seen any of them.
+        let is_shared = next
+            .checked_sub(2)
+            .is_some_and(|index| self.events[index].1.version == version);
+        (!is_shared).then_some(self.first + next as u64)
     }
 
     /// Returns the events from sequence number `from` on, which must not be below [`Self::first`].
@@ -180,4 +196,8 @@ impl Window {
             .cloned()
             .collect()
     }
+}
+
+fn next_version(version: ResourceVersion) -> ResourceVersion {
+    ResourceVersion(version.0.saturating_add(1))
 }

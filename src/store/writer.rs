@@ -29,6 +29,7 @@ impl StoreWriter {
     /// knows what happened in between. Invariant: `no silent gap`.
     pub fn replace(&mut self, mut snapshot: Snapshot) {
         let mut state = self.state.write();
+        let known = state.newest().version();
         let listed = snapshot.version();
         state.window.reset(listed);
         state.pins.clear();
@@ -36,7 +37,7 @@ impl StoreWriter {
         snapshot.set_generation(state.snapshot.generation() + 1);
         state.snapshot = snapshot;
         let head = state.window.head();
-        let wakers = state.subscribers.relist(listed, head);
+        let wakers = state.subscribers.relist(known, listed, head);
         drop(state);
         wake(wakers);
     }
