@@ -64,7 +64,11 @@ impl CustomTypes {
             let definition: Definition = match serde_json::from_slice(&object.bytes.text()) {
                 Ok(definition) => definition,
                 Err(error) => {
-                    tracing::warn!(definition = object.key(), %error, "cannot parse a CustomResourceDefinition; ignoring it");
+                    tracing::warn!(
+                        definition = object.key(),
+                        %error,
+                        "cannot parse a CustomResourceDefinition; ignoring it"
+                    );
                     continue;
                 }
             };

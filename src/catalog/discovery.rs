@@ -52,7 +52,7 @@ pub enum DiscoveryError {
     NotUnderstood {
         /// The document asked for.
         path: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
 }

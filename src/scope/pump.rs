@@ -52,8 +52,8 @@ pub(super) struct PumpTimers {
     reopened_by: Option<Instant>,
 }
 
-/// The newest [`BookmarkFormat::null_in_structs`] that any scope's bookmarks told. Some bookmarks do
-/// not tell it, and it is the same for all types.
+/// The newest [`BookmarkFormat::null_in_structs`] of any scope. Some bookmarks do not tell it, and
+/// it is the same for all types.
 #[derive(Debug, Default)]
 pub(super) struct NullInStructs(Mutex<Option<bool>>);
 

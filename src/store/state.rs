@@ -1,25 +1,38 @@
 //! The state of a scope that its writer and its readers share.
 //!
-//! Three versions tell how far a scope is, and one [`Position`] how far each subscription is. This
-//! table holds all rules; an empty cell means that the event leaves the field alone.
+//! Three versions tell how far a scope is: those of `snapshot` (the state upstream's events led to),
+//! of `confirmed` (the same objects at a later version) and the `floor` of the window (the oldest
+//! version a watch may start from). One [`Position`] tells how far each subscription is. This table
+//! holds all rules. An empty cell means that the event leaves the field alone.
 //!
-//! | | `snapshot`, the state upstream's events led to | `confirmed`, the same objects at a later version | `window` floor, the oldest version to start from | cursor of each subscription |
-//! |---|---|---|---|---|
-//! | list at `L` | is the list, of a new generation | none | `L` | expired, unless its start is at least `L` and nothing after `L` was known |
-//! | change at `V` | takes the change in, is at `V` | none once `V` reaches it | | to the change, if it concerns the subscription and that has caught up |
-//! | bookmark at `V` | is at `V`, if that is later | none once `V` reaches it | | |
-//! | confirmation of a snapshot at `V` | | that snapshot at `V`, if it is of this generation and `V` is later than both | | |
-//! | event leaves the window | | | its version, or the next one if another event shares it | |
-//! | subscription from now | | | | caught up |
-//! | subscription after `V` | | | | to the first event after `V`; expired if `V` lies below the floor, or if several events share it |
-//! | step of the subscription | | | | behind what it returns; caught up at the head; expired if events of its own have left the window |
-//! | close | | | | to the head, if it has caught up |
+//! ```text
+//! event               | snapshot | confirmed    | floor       | cursor of each subscription
+//! --------------------|----------|--------------|-------------|------------------------------------
+//! list at L           | the list | none         | L           | expired (1)
+//! change at V         | at V     | none if <= V |             | caught up: to the change (2)
+//! bookmark at V       | at V (3) | none if <= V |             |
+//! confirmation at V   |          | at V (4)     |             |
+//! event is dropped    |          |              | its version | a step before the window: expired
+//! subscribe now       |          |              |             | caught up
+//! subscribe after V   |          |              |             | to the first event after V (5)
+//! step                |          |              |             | behind what it returns; caught up
+//! close               |          |              |             | caught up: to the head
+//! ```
+//!
+//! 1. A subscription that starts at `L` or later goes on, unless more than `L` was known before: the
+//!    list is of another timeline then.
+//! 2. If it concerns the subscription. Others come to the change by themselves.
+//! 3. If that is later.
+//! 4. If that is later than both, and the confirmed snapshot goes back to the newest list. Its
+//!    generation tells.
+//! 5. Expired if `V` lies below the floor, or if several events share it.
 //!
 //! Deletions may share a version, as etcd deletes all objects of an expired lease at once. They
 //! arrive one by one, and nothing tells the last of them before a later version does. So the
-//! newest state counts as their version from the first of them on. A client that took it between
-//! them goes on as follows: a watch that begins before the next of them gets the rest, and one that
-//! begins later expires.
+//! newest state counts as their version from the first of them on, and a list between them shows
+//! objects that upstream has deleted. A watch from that version gets the missing deletions if it
+//! begins before the next of them, and expires if it begins later. When one of them is dropped, the
+//! floor becomes the version after theirs.
 //!
 //! A subscription may start at a version that the events have not reached: one that was confirmed,
 //! or one that another server named. It skips the events up to its start.

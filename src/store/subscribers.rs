@@ -24,7 +24,7 @@ pub enum Interest {
     Field(usize, Box<str>),
 }
 
-/// What the writer and one subscription share.
+/// The state that the writer and one subscription share.
 #[derive(Debug)]
 pub(super) struct SubscriptionSlot {
     pub(super) cursor: Cursor,

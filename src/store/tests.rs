@@ -275,7 +275,7 @@ fn a_sleeper_is_not_expired_by_events_that_do_not_concern_it() {
 }
 
 #[test]
-fn too_old_and_future_starts() {
+fn a_start_may_be_too_old_or_in_the_future() {
     let (mut writer, reader) = new(big());
     let now = Instant::now();
     writer.replace(at(10, &[]));
@@ -312,7 +312,7 @@ fn too_old_and_future_starts() {
 }
 
 #[test]
-fn a_fresh_list_expires_whoever_is_behind_it() {
+fn a_fresh_list_expires_watches_behind_it() {
     let (mut writer, reader) = new(big());
     writer.replace(at(10, &[]));
     let mut behind = Follower::new(
@@ -437,7 +437,7 @@ fn compressed_forms_count_with_their_events() {
 }
 
 #[test]
-fn what_does_not_add_up_is_refused() {
+fn inconsistent_events_are_refused() {
     let (mut writer, _reader) = new(big());
     let now = Instant::now();
     writer.replace(at(10, &[("ns/a", 5)]));
@@ -495,7 +495,7 @@ fn deletions_of_one_version_are_all_seen() {
 }
 
 #[test]
-fn every_version_of_the_window_can_be_had_again() {
+fn every_version_of_the_window_can_be_read() {
     let (mut writer, reader) = new(big());
     let now = Instant::now();
     writer.replace(at(10, &[("ns/a", 5), ("ns/b", 6)]));
@@ -552,7 +552,7 @@ fn every_version_of_the_window_can_be_had_again() {
 }
 
 #[test]
-fn a_proven_state_counts_as_newer_than_its_events() {
+fn a_confirmed_state_counts_as_newer_than_its_events() {
     let now = Instant::now();
     let (mut writer, reader) = new(big());
     writer.replace(at(10, &[("a/x", 5)]));
@@ -601,7 +601,7 @@ fn a_proven_state_counts_as_newer_than_its_events() {
 }
 
 #[test]
-fn a_proof_ends_with_the_list_it_is_about() {
+fn a_confirmation_ends_with_its_list() {
     let now = Instant::now();
     let (mut writer, reader) = new(big());
     writer.replace(at(10, &[("a/x", 5)]));

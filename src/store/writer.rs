@@ -153,7 +153,10 @@ pub enum InconsistentEvent {
         known: ResourceVersion,
     },
     /// ADDED of an object that is there, or MODIFIED or DELETED of one that is not.
-    #[error("{kind} event for {key:?}, which is {}", if *.held { "known already" } else { "not known" })]
+    #[error(
+        "{kind} event for {key:?}, which is {}",
+        if *.held { "known already" } else { "not known" }
+    )]
     Existence {
         /// ADDED, MODIFIED or DELETED.
         kind: &'static str,

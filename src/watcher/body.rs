@@ -18,7 +18,8 @@ use watershed_protocol::{
 
 /// Interval between bookmarks. Source: `cacher.go` (defaultBookmarkFrequency).
 const BOOKMARK_EVERY: Duration = Duration::from_mins(1);
-/// Time before the deadline at which one more bookmark is sent. Source: `cache_watcher.go` (nextBookmarkTime).
+/// Time before the deadline at which one more bookmark is sent.
+/// Source: `cache_watcher.go` (nextBookmarkTime).
 const BOOKMARK_BEFORE_DEADLINE: Duration = Duration::from_secs(2);
 /// Size of a chunk of events before compression. Events that wait together are written together:
 /// one write and one TLS record instead of many. Small ones are copied for that, large ones are
@@ -142,8 +143,8 @@ enum OutsideEvent {
 /// It is polled only when the connection can take more, so a slow client holds nothing but its
 /// position (invariant `a slow client costs itself only`).
 ///
-/// Grant, drain signal and observer are type parameters: there may be a hundred thousand bodies, and
-/// boxes would take more memory than what they hold.
+/// Grant, drain signal and observer are type parameters: there may be a hundred thousand bodies,
+/// and boxes would take more memory than what they hold.
 pub struct WatchBody<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> {
     subscription: Subscription,
     format: Arc<WireFormat>,
@@ -277,8 +278,8 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
         self.hand_out(chunk)
     }
 
-    /// Ends the watch at an object that cannot be framed: it must not be skipped. The client is told
-    /// to list again, which is forwarded. If it resumed, it would come to the object again.
+    /// Ends the watch at an object that cannot be framed: it must not be skipped. The client is
+    /// told to list again, which is forwarded. If it resumed, it would come to the object again.
     fn broken(&mut self, error: &Malformed, chunk: &mut Chunk) {
         tracing::error!(%error, "an object could not be framed; the watch is ended");
         self.expire(chunk, self.start, self.start);

@@ -21,7 +21,7 @@ use watershed_protocol::{
     PartialFormat, ResourceVersion, WireFormat, scan,
 };
 
-/// What was counted of a watch: events and bytes handed out, and how it ended.
+/// Counts of a watch: events and bytes handed out, and how it ended.
 #[derive(Clone, Default)]
 struct Meter(Arc<Mutex<(usize, usize, Option<WatchEnding>)>>);
 
@@ -167,12 +167,12 @@ struct Watching {
     coding: ContentCoding,
     meter: Meter,
     said: Said,
-    /// What was handed out, each time all that was ready.
+    /// Returns what was handed out: all that is ready at each poll.
     pieces: Vec<Bytes>,
 }
 
 impl Watching {
-    /// What is handed out until there is nothing more for now.
+    /// Returns what is handed out until nothing more is ready.
     fn read(&mut self) -> &[Bytes] {
         let before = self.pieces.len();
         let mut context = Context::from_waker(Waker::noop());

@@ -235,7 +235,7 @@ proptest! {
 }
 
 #[test]
-fn nothing_is_held_of_what_a_list_was_read_from() {
+fn a_snapshot_holds_nothing_of_what_it_was_read_from() {
     let format = layout().format;
     let keys: Vec<String> = (0..40).map(|n| format!("ns/p{n:02}")).collect();
     for in_order in [true, false] {
@@ -262,7 +262,7 @@ fn nothing_is_held_of_what_a_list_was_read_from() {
 }
 
 #[test]
-fn what_was_compressed_stays_so_until_its_objects_change() {
+fn compressed_forms_stay_until_their_objects_change() {
     let objects = (0..100).map(|n| sized(&format!("ns/p{n:03}"), 1, "n1", 4_000));
     let mut snapshot = Snapshot::new(ResourceVersion(1), layout(), objects);
     let runs = |snapshot: &Snapshot| snapshot.runs_after(None, None).collect::<Vec<_>>();

@@ -112,7 +112,7 @@ impl Informer {
     }
 }
 
-/// What upstream has: the objects, and those of each version of the present timeline.
+/// Upstream: its objects, and those at each version of the present timeline.
 struct Upstream {
     version: u64,
     objects: Copy,
