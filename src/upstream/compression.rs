@@ -1,10 +1,11 @@
-//! Whether upstream compresses watches, learned from its own answers.
+//! Learns from upstream's answers if it compresses watches.
 //!
-//! Releases differ: from 1.37 on a watch that marks the end of its initial events is compressed for
-//! who takes gzip, unless the feature gate WatchListCompression is off
-//! (`apiserver/pkg/endpoints/handlers/watch.go`). The proxy's own watches do not ask for it, as
-//! that would cost the decoding. So upstream is asked with a watch of nothing, of which only the
-//! head is read.
+//! Releases differ: from 1.37 on, upstream compresses a watch that marks the end of its initial
+//! events for clients that accept gzip, unless the feature gate WatchListCompression is off. The
+//! proxy's own watches do not ask for it, as decoding is expensive. So upstream is asked with a
+//! watch that matches nothing, of which only the head is read.
+//! Source: `apiserver/pkg/endpoints/handlers/watch.go`.
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,24 +17,21 @@ use tokio::time::{Instant, timeout};
 use super::{ConnectionClass, SendOptions, UpstreamClient, UpstreamError};
 use watershed_protocol::{GroupVersionResource, Representation, Selection};
 
-/// An answer holds for this long; then it is asked again, as upstream may be of another release by
-/// now.
+/// Time for which an answer holds. Afterwards upstream may run another release.
 const HOLDS: Duration = Duration::from_mins(10);
-/// After a question that failed, the next comes no sooner. Longer than [`ANSWER`], so that there is
-/// never more than one.
+/// Pause after a failed question. Longer than [`ANSWER`], so that one question is under way at most.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
-/// For response headers.
+/// Timeout of the response headers.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Who needs the first answer waits for it this long. An answer that is not compressed is never
-/// wrong.
+/// Time for which a request waits for the first answer. Not to compress is never wrong.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// A watch that upstream would compress, of nothing. Version 0 is read from upstream's cache.
+/// Query of the watch. Version 0 is read from upstream's cache.
 const QUESTION: &str = "watch=1&allowWatchBookmarks=true&resourceVersion=0&timeoutSeconds=1";
 
 /// Knows whether upstream compresses the watches of a type. Cheap to clone.
 ///
-/// It is asked when somebody wants to know, at most once at a time however many these are, and anew
-/// in the background once the answer is old.
+/// Upstream is asked on first use, once for all concurrent callers. An old answer is renewed in the
+/// background.
 #[derive(Clone, Debug)]
 pub struct WatchCompression(Arc<CompressionState>);
 
@@ -41,13 +39,13 @@ pub struct WatchCompression(Arc<CompressionState>);
 struct CompressionState {
     client: UpstreamClient,
     gvr: GroupVersionResource,
-    /// What is asked.
+    /// The target of the question.
     uri: String,
     representation: Representation,
-    /// Upstream's last answer, `None` until there is one. A question that fails is taken for a no
-    /// where nothing was known, and changes nothing where something was.
+    /// The last answer; `None` until there is one. A failed question counts as a no if nothing was
+    /// known, and changes nothing otherwise.
     answer: watch::Sender<Option<bool>>,
-    /// When the next question is due; none is under way then.
+    /// Moment at which the next question is due.
     due: Mutex<Option<Instant>>,
 }
 
@@ -64,8 +62,9 @@ enum CompressionProbeError {
 }
 
 impl WatchCompression {
-    /// Nothing is asked yet. The question will be about objects of the selection, as the proxy may
-    /// see no others.
+    /// Creates a probe that has asked nothing yet.
+    ///
+    /// It will ask about objects of the selection, as the proxy may have no access to others.
     pub fn new(
         client: UpstreamClient,
         gvr: GroupVersionResource,
@@ -85,20 +84,23 @@ impl WatchCompression {
         }))
     }
 
-    /// Whether a watch that marks the end of its initial events is compressed for who takes gzip.
+    /// Returns `true` if upstream compresses watches that mark the end of their initial events.
     pub async fn is_on(&self) -> bool {
         if self.0.begin() {
             let inner = Arc::clone(&self.0);
-            // A task of its own: whoever began it may leave.
+            // A task of its own, as the caller may be cancelled.
             tokio::spawn(async move { inner.learn().await });
         }
         let mut answer = self.0.answer.subscribe();
-        matches!(timeout(PATIENCE, answer.wait_for(Option::is_some)).await, Ok(Ok(answer)) if *answer == Some(true))
+        match timeout(PATIENCE, answer.wait_for(Option::is_some)).await {
+            Ok(Ok(answer)) => *answer == Some(true),
+            _ => false,
+        }
     }
 }
 
 impl CompressionState {
-    /// Whether a question is due. The caller is the one to ask it then.
+    /// Returns `true` if a question is due. The caller must ask it then.
     fn begin(&self) -> bool {
         let now = Instant::now();
         let mut due = self.due.lock();
@@ -114,11 +116,19 @@ impl CompressionState {
             Ok(on) => {
                 *self.due.lock() = Some(Instant::now() + HOLDS);
                 if self.answer.send_replace(Some(on)) != Some(on) {
-                    tracing::info!(resource = %self.gvr, on, "learned whether upstream compresses watches");
+                    tracing::info!(
+                        resource = %self.gvr,
+                        on,
+                        "learned whether upstream compresses watches"
+                    );
                 }
             }
             Err(error) => {
-                tracing::warn!(resource = %self.gvr, %error, "cannot learn whether upstream compresses watches");
+                tracing::warn!(
+                    resource = %self.gvr,
+                    %error,
+                    "cannot learn whether upstream compresses watches"
+                );
                 self.answer
                     .send_modify(|answer| *answer = Some(answer.unwrap_or(false)));
             }
@@ -159,7 +169,7 @@ mod tests {
 
     /// An API server that can be told how to answer, and counts.
     struct Asked {
-        /// Of what is answered; 201 stands for a compressed 200.
+        /// Status of the answers; 201 stands for a compressed 200.
         status: Arc<AtomicU16>,
         questions: Arc<AtomicUsize>,
         compression: WatchCompression,

@@ -42,7 +42,7 @@ const MAX_RESENDS: usize = 3;
 /// Options for sending a request.
 #[derive(Clone, Debug, Default)]
 pub struct SendOptions {
-    /// OpenConnection a new connection for it: another API server may be behind a balancer.
+    /// Open a new connection: a load balancer may choose another API server.
     pub fresh_connection: bool,
     /// Prefer other addresses to this one (see [`ServedBy`]).
     pub avoid: Option<Address>,

@@ -1,4 +1,5 @@
-//! Small questions that tell how new a cached state of a type is. They ask for metadata alone.
+//! Small requests that tell how fresh a cached state is. They ask for metadata only.
+
 use std::time::Duration;
 
 use http::{Request, StatusCode, header};
@@ -11,15 +12,17 @@ use watershed_protocol::{
     ResourceVersion, Selection, WireFormat, read_bookmark, scan,
 };
 
-/// In protobuf where upstream has it: it is smaller, and costs less to make.
-const LIST: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
+/// Protobuf is preferred: it is smaller and cheaper to encode.
+const LIST: &str = "application/vnd.kubernetes.protobuf;\
+    as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
     application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
-const WATCH: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,\
+const WATCH: &str = "application/vnd.kubernetes.protobuf;\
+    as=PartialObjectMetadata;g=meta.k8s.io;v=v1,\
     application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 /// Metadata may be large: annotations of 256 KiB, and managed fields.
 const MAX_BYTES: usize = 256 << 20;
 
-/// Asks about one type. Custom types have protobuf in this form, too.
+/// Asks about the objects of one type. Metadata of custom types is available in protobuf too.
 #[derive(Clone, Debug)]
 pub struct Probe {
     client: UpstreamClient,
@@ -29,24 +32,24 @@ pub struct Probe {
     fields: FieldTable,
 }
 
-/// An object's key and version.
+/// Keys and versions of objects.
 pub type ObjectVersions = Vec<(String, ResourceVersion)>;
 
-/// What a list said.
+/// The answer to a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeList {
-    /// The version of the list: no older than the question.
+    /// The version of the list, which is no older than the request.
     pub version: ResourceVersion,
-    /// All objects there are, unless the list was cut off by its limit.
+    /// All objects; `None` if there are more than the limit.
     pub all: Option<ObjectVersions>,
 }
 
-/// What a watch said.
+/// An event of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeEvent {
     /// An object changed at this version.
     Event(ResourceVersion),
-    /// Everything up to this version has been said.
+    /// All events up to this version were sent.
     Bookmark(ResourceVersion),
 }
 
@@ -63,7 +66,7 @@ impl From<StreamError> for AnswerError {
 }
 
 impl Probe {
-    /// Of these objects of a type.
+    /// Creates a probe of the selected objects of a type.
     pub fn new(
         client: UpstreamClient,
         gvr: &GroupVersionResource,
@@ -79,7 +82,7 @@ impl Probe {
         }
     }
 
-    /// A list of at most `limit` objects, no older than this call. No timeout is applied.
+    /// Lists at most `limit` objects, no older than this call. Applies no timeout.
     pub async fn list(&self, limit: usize) -> Result<ProbeList, AnswerError> {
         let (encoding, body) = self.get(&format!("limit={limit}"), LIST, false).await?;
         let body = body::whole(body, MAX_BYTES).await;
@@ -104,7 +107,7 @@ impl Probe {
         })
     }
 
-    /// A watch of `lasting` that starts at `from`.
+    /// Opens a watch that starts at `from` and lasts for `lasting`.
     ///
     /// Upstream sends a bookmark some time before a watch's deadline, if there is enough time for
     /// it.
@@ -168,7 +171,7 @@ pub struct CatchUp {
 }
 
 impl CatchUp {
-    /// What comes next, `None` at the watch's end. An ERROR event is an error.
+    /// Returns the next event; `None` at the end of the watch. An ERROR event is an error.
     pub async fn next(&mut self) -> Result<Option<ProbeEvent>, AnswerError> {
         let Some(frame) = self.stream.next_frame().await? else {
             return Ok(None);

@@ -1,9 +1,7 @@
 //! Follows one scope at the API server: lists it once, then watches, and recovers.
 //!
-//! A state machine: [`Reflector::next`] takes one step and says what changed. It knows no store:
-//! what a list's objects are collected in is the caller's ([`Collect`]).
-#[cfg(test)]
-mod tests;
+//! A state machine: [`Reflector::next`] takes one step and returns the change. It knows no store:
+//! the caller decides what collects the objects of a list ([`Collect`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,165 +10,38 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::stream::{StreamError, WatchStream};
-use super::{
-    ConnectionClass, RequestPurpose, SendOptions, ServedBy, UpstreamBody, UpstreamClient,
-    UpstreamError,
-};
+use super::stream::WatchStream;
+use super::{ConnectionClass, RequestPurpose, SendOptions, ServedBy, UpstreamBody, UpstreamClient};
 use crate::body;
 use watershed_connect::Address;
 use watershed_protocol::{
-    BookmarkFormat, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ListPage,
-    Malformed, PartialFormat, Representation, ResourceVersion, Scanned, Selection, WireFormat,
-    read_bookmark, read_error, scan,
+    BookmarkFormat, Encoding, EventKind, Frame, ListPage, Malformed, PartialFormat, Representation,
+    ResourceVersion, Scanned, WireFormat, read_bookmark, read_error, scan,
 };
 
-/// An API server that does not know sendInitialEvents sends no end mark: give up after this
-/// silence.
+mod change;
+mod error;
+
+use error::ReflectorError;
+
+pub use change::{Change, Collect, ReflectorTarget, Stopped};
+
+/// Silence after which streaming is given up: without sendInitialEvents there is no end mark.
 const INITIAL_SILENCE: Duration = Duration::from_secs(15);
-/// For response headers, and for a list's body to move on.
+/// Timeout of response headers, and of the body of a list.
 const ANSWER: Duration = Duration::from_mins(1);
-/// Page size of lists, as the ecosystem's clients use.
+/// Page size of lists, as other clients use it.
 const PAGE: usize = 500;
-/// A page's body above this is refused: bounded memory. etcd limits an object to 1.5 MiB or so.
+/// Limit of a page's body, to bound memory. etcd limits an object to about 1.5 MiB.
 const MAX_PAGE_BYTES: usize = 2 << 30;
-/// Waits between attempts, doubling from the first to the last, with jitter.
+/// First and last pause between attempts. It doubles, with jitter.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// A refusal of what was granted before is final after this long.
+/// Time after which a refusal of what was granted before is final.
 const REFUSAL: Duration = Duration::from_secs(30);
-/// So many answers in a row that refuse are taken to other API servers; later ones wait.
+/// Refusals in a row after which other API servers are asked no more.
 const REFUSALS_ELSEWHERE: u32 = 2;
-/// An API server takes a changed schema into use within this time.
+/// Time within which an API server uses a changed schema.
 const REBUILT: Duration = Duration::from_secs(30);
-
-/// What to follow.
-#[derive(Clone, Debug)]
-pub struct ReflectorTarget {
-    /// The type.
-    pub gvr: GroupVersionResource,
-    /// Which of its objects.
-    pub selection: Arc<Selection>,
-    /// Its kind, from discovery.
-    pub kind: Arc<str>,
-    /// The representation asked for. What does not belong to it never leaves upstream.
-    pub representation: Representation,
-    /// Where its selectable fields are found.
-    pub fields: Arc<FieldTable>,
-}
-
-/// What a list's objects are collected in as they arrive. A list that fails in the middle drops it.
-pub trait Collect: Send {
-    /// Nothing yet, of a type whose objects are framed like this.
-    fn begin(format: &Arc<WireFormat>, fields: &FieldTable) -> Self;
-
-    /// Takes the next object, which the form fits. It is a slice of whatever chunk it arrived in:
-    /// whoever keeps it keeps that.
-    fn add(&mut self, object: &Bytes, scanned: Scanned);
-}
-
-/// What a step found out.
-#[derive(Debug)]
-pub enum Change<C> {
-    /// Upstream ended the watch in good order. It is opened again at once.
-    Ended,
-    /// Everything, at one version. What was known before is void.
-    Listed {
-        /// How objects of this type are framed.
-        format: Arc<WireFormat>,
-        /// The version the objects are the state at.
-        version: ResourceVersion,
-        /// All objects.
-        objects: C,
-        /// Whether upstream serves sendInitialEvents for this type.
-        streams_initial_events: bool,
-        /// The Warning headers upstream sends with reads of this type.
-        warnings: Vec<HeaderValue>,
-        /// Upstream's form of bookmarks, if it ended the initial state with one.
-        bookmark: Option<BookmarkFormat>,
-    },
-    /// One object changed.
-    Event(Frame, Scanned),
-    /// A bookmark: everything up to this version has been said.
-    Progress {
-        /// The bookmark's version.
-        version: ResourceVersion,
-        /// Upstream's form of bookmarks, with the first one.
-        format: Option<BookmarkFormat>,
-    },
-    /// The watch goes on after an interruption; nothing was lost.
-    Resumed,
-    /// Upstream cannot be followed at the moment. It is tried again.
-    Interrupted,
-}
-
-/// Why a scope cannot be followed (any more).
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Stopped {
-    /// The type is not there (any more).
-    #[error("upstream does not know the type")]
-    Vanished,
-    /// The proxy's own identity may not list and watch the type.
-    #[error("the proxy may not list and watch it: {0}")]
-    Forbidden(String),
-    /// The type has no such representation.
-    #[error("upstream does not offer this representation")]
-    NotAcceptable,
-    /// What upstream answers cannot be cached exactly.
-    #[error("upstream's answers are not understood: {0}")]
-    NotUnderstood(String),
-    /// Nobody wants it any more: the type changed its shape, or the process ends.
-    #[error("it was closed")]
-    Closed,
-    /// A defect of this program.
-    #[error("its task failed")]
-    Failed,
-}
-
-impl Stopped {
-    /// The metric label.
-    pub fn as_str(&self) -> &'static str {
-        match self {
-            Self::Vanished => "vanished",
-            Self::Forbidden(_) => "forbidden",
-            Self::NotAcceptable => "not-acceptable",
-            Self::NotUnderstood(_) => "not-understood",
-            Self::Closed => "closed",
-            Self::Failed => "failed",
-        }
-    }
-}
-
-impl From<StreamError> for ReflectorError {
-    fn from(error: StreamError) -> Self {
-        match error {
-            StreamError::Broken(how) => Self::Broken(how),
-            StreamError::Silent(silence) => Self::Silent(silence),
-            StreamError::Malformed(error) => Self::Malformed(error),
-        }
-    }
-}
-
-/// Why an attempt failed; all of these pass.
-#[derive(Debug, thiserror::Error)]
-enum ReflectorError {
-    #[error(transparent)]
-    Upstream(#[from] UpstreamError),
-    #[error("the stream broke: {0}")]
-    Broken(String),
-    #[error("no answer within {0:?}")]
-    Silent(Duration),
-    #[error("upstream answered {0}: {1}")]
-    Status(StatusCode, String),
-    #[error(transparent)]
-    Malformed(#[from] Malformed),
-    /// The version asked for is too old here.
-    #[error("the version expired: {0}")]
-    Expired(String),
-    #[error("this server does not stream initial events")]
-    NoInitialEvents,
-    #[error(transparent)]
-    Stopped(#[from] Stopped),
-}
 
 enum ReflectorState {
     /// Nothing is known.
@@ -198,16 +69,16 @@ pub struct Reflector {
     served_by: Option<Address>,
     /// Attempts that failed in a row.
     failures: u32,
-    /// Answers in a row that the version expired; other API servers may still have it.
+    /// Expired answers in a row; other API servers may still have the version.
     expirations: usize,
-    /// Upstream let it be followed before.
+    /// `true` once upstream let it be followed.
     granted: bool,
-    /// Since when upstream refuses what it granted, and how often it did.
+    /// Start and number of the refusals of what was granted before.
     refused_since: Option<Instant>,
     refusals: u32,
-    /// The next attempt is not to be made before.
+    /// Earliest moment of the next attempt.
     retry_at: Option<Instant>,
-    /// When the type's schema changed last.
+    /// Moment of the last change of the type's schema.
     schema_changed: Option<Instant>,
     /// The last event was a deletion of this version, and more of the same version may come: etcd
     /// deletes all objects of an expired lease at once.
@@ -215,7 +86,7 @@ pub struct Reflector {
 }
 
 impl Reflector {
-    /// Begins at nothing.
+    /// Creates a reflector that knows nothing yet.
     pub fn new(client: UpstreamClient, target: ReflectorTarget) -> Self {
         Self {
             client,
@@ -242,9 +113,10 @@ impl Reflector {
         self.state = ReflectorState::Start;
     }
 
-    /// The type's schema changed. Each API server takes it into use when it gets to it and then
-    /// ends the type's watches; a list taken before that still shows objects under the old schema.
-    /// So for a while the end of a stream means a new list.
+    /// Notes that the type's schema changed.
+    ///
+    /// Each API server uses the new schema after a while and then ends the type's watches. A list
+    /// taken before shows the old schema. So for some time, the end of a stream means a new list.
     pub fn schema_changed(&mut self) {
         self.schema_changed = Some(Instant::now());
     }
@@ -253,8 +125,9 @@ impl Reflector {
         self.schema_changed.is_some_and(|at| at.elapsed() < REBUILT)
     }
 
-    /// The next change. Retries for ever with backoff, except where retrying cannot help.
-    /// Dropping the future between two calls loses nothing that was handed out.
+    /// Returns the next change. Retries forever with backoff, except where retrying cannot help.
+    ///
+    /// Cancelling a call loses no change.
     pub async fn next<C: Collect>(&mut self) -> Result<Change<C>, Stopped> {
         loop {
             if let Some(at) = self.retry_at {
@@ -267,9 +140,12 @@ impl Reflector {
                 Err(ReflectorError::Stopped(stopped)) if !self.may_pass(&stopped) => {
                     return Err(stopped);
                 }
-                // Releases differ: no failure.
+                // Older releases do not stream: that is no failure.
                 Err(ReflectorError::NoInitialEvents) => {
-                    tracing::info!(resource = %self.target.gvr, "upstream does not stream initial events; listing instead");
+                    tracing::info!(
+                        resource = %self.target.gvr,
+                        "upstream does not stream initial events; listing instead"
+                    );
                     self.streaming = false;
                 }
                 Err(error) => {
@@ -293,9 +169,9 @@ impl Reflector {
                 Ok(Some(change))
             }
             ReflectorState::Resuming { version } => {
-                // Put back first: an error leaves it to be tried again.
+                // Restored first, so that the next step retries after an error.
                 self.state = ReflectorState::Resuming { version };
-                // What was applied already comes once more then, and is known by being gone.
+                // Deletions that were applied already come again, and are ignored: nothing is there.
                 let from = if self.unfinished == Some(version) {
                     version.before()
                 } else {
@@ -318,8 +194,7 @@ impl Reflector {
                     }
                     return Ok(Some(Change::Ended));
                 };
-                // An ERROR event is an answer of 200, but no success: what it says counts as
-                // failed.
+                // An ERROR event comes with status 200, but counts as a failure.
                 let change = self.take_in(frame, &mut stream)?;
                 self.succeeded();
                 let version = match &change {
@@ -348,9 +223,10 @@ impl Reflector {
         self.refusals = 0;
     }
 
-    /// Whether a refusal is to be waited out. Right after its start an API server does not know the
-    /// roles yet and refuses what it granted before; ending every watch for that would send all
-    /// clients there at once.
+    /// Returns `true` if a refusal may be temporary.
+    ///
+    /// Right after its start, an API server does not know the roles and refuses what it granted
+    /// before. Ending every watch for that would send all clients there at once.
     fn may_pass(&mut self, stopped: &Stopped) -> bool {
         self.refusals += 1;
         self.granted
@@ -404,7 +280,11 @@ impl Reflector {
         self.bookmark_known = true;
         BookmarkFormat::learn(format, bookmark)
             .inspect_err(|error| {
-                tracing::warn!(resource = %self.target.gvr, %error, "bookmarks are not understood; none are sent");
+                tracing::warn!(
+                    resource = %self.target.gvr,
+                    %error,
+                    "bookmarks are not understood; none are sent"
+                );
             })
             .ok()
     }
@@ -442,21 +322,35 @@ impl Reflector {
                 // Another API server of the same cluster may still have the history.
                 self.expirations += 1;
                 let lost = self.expirations > self.client.upstream().addresses().len().max(2);
-                tracing::info!(resource = %target.gvr, message, relist = lost, "upstream has lost the history");
+                tracing::info!(
+                    resource = %target.gvr,
+                    message,
+                    relist = lost,
+                    "upstream has lost the history"
+                );
                 if !lost {
                     return;
                 }
                 self.state = ReflectorState::Start;
             }
             ReflectorError::Malformed(_) => {
-                tracing::error!(resource = %target.gvr, error = %error, "upstream's stream is not understood; listing again");
+                tracing::error!(
+                    resource = %target.gvr,
+                    %error,
+                    "upstream's stream is not understood; listing again"
+                );
                 self.state = ReflectorState::Start;
             }
             error => {
-                tracing::warn!(resource = %target.gvr, error = %error, failures = self.failures, "upstream failed");
+                tracing::warn!(
+                    resource = %target.gvr,
+                    %error,
+                    failures = self.failures,
+                    "upstream failed"
+                );
             }
         }
-        // The first retry comes at once: most interruptions are a connection that was cut.
+        // The first retry is immediate: most interruptions are a cut connection.
         if self.failures > 0 {
             let wait = BACKOFF
                 .0
@@ -467,11 +361,11 @@ impl Reflector {
         self.failures += 1;
     }
 
-    /// The initial state, streamed or in pages.
+    /// Gets the initial state, streamed or in pages.
     async fn list<C: Collect>(
         &mut self,
     ) -> Result<(Change<C>, ResourceVersion, Option<Box<WatchStream>>), ReflectorError> {
-        // One small list tells how upstream frames lists of this type.
+        // A list of one object shows how upstream frames lists of this type.
         let (headers, body) = self.get("limit=1").await?;
         self.warnings = headers.get_all(header::WARNING).iter().cloned().collect();
         let Representation {
@@ -485,8 +379,7 @@ impl Reflector {
         };
         let learned = WireFormat::learn(encoding, kind, &body);
         let (format, first) = learned.map_err(|error| Stopped::NotUnderstood(error.to_string()))?;
-        // Of a server that does not look at the parameters of Accept, nothing more than this is
-        // taken.
+        // A server that ignores the parameters of Accept would send whole objects.
         if metadata_only && !format.is_partial() {
             return Err(Stopped::NotAcceptable.into());
         }
@@ -496,7 +389,7 @@ impl Reflector {
         let objects = C::begin(&format, &self.target.fields);
         if self.streaming {
             let (objects, version, stream) = self.stream_initial(objects).await?;
-            // Known together with the state: clients that want it marked wait for nothing else.
+            // Known together with the state, for clients that want its end marked.
             let bookmark = stream
                 .again
                 .as_ref()
@@ -532,12 +425,13 @@ impl Reflector {
         }
     }
 
-    /// A watch that begins with the state. The end mark stays in the stream, as the first frame.
+    /// Opens a watch that begins with the state. The end mark stays in the stream as its next frame.
     async fn stream_initial<C: Collect>(
         &mut self,
         mut objects: C,
     ) -> Result<(C, ResourceVersion, Box<WatchStream>), ReflectorError> {
-        let query = "watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+        let query = "watch=1&allowWatchBookmarks=true&sendInitialEvents=true\
+                     &resourceVersionMatch=NotOlderThan";
         let mut stream = match self.open(query).await {
             // Any refusal of the parameters: releases differ in code and words.
             Err(ReflectorError::Status(
@@ -602,7 +496,7 @@ impl Reflector {
         }
     }
 
-    /// A list's body. A continue token that expired (410) starts the list anew.
+    /// Gets the body of a list. An expired continue token (410) restarts the list.
     async fn get(&mut self, query: &str) -> Result<(HeaderMap, Bytes), ReflectorError> {
         let (headers, body) = self.request(query, false).await?;
         let whole = timeout(ANSWER, body::whole(body, MAX_PAGE_BYTES)).await;
@@ -641,10 +535,9 @@ impl Reflector {
         .header(header::ACCEPT, accept)
         .body(body::empty())
         .map_err(|error| ReflectorError::Broken(error.to_string()))?;
-        // After a 410 or a refusal another API server, or another connection through the balancer,
-        // is asked.
+        // After a 410 or a refusal, another API server is asked, if need be through a load balancer.
         let refused = (1..=REFUSALS_ELSEWHERE).contains(&self.refusals);
-        // Watches only: all pages of a list are one server's.
+        // Only for watches: all pages of a list must come from one server.
         let elsewhere = watch && (self.expirations > 0 || refused);
         let avoid = if elsewhere {
             self.served_by.take()
@@ -703,3 +596,6 @@ impl Reflector {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -161,7 +161,7 @@ async fn a_mistake_is_one_line_with_its_cause_and_its_knob() {
         (
             format!("{good} --server ftp://a"),
             1,
-            vec!["ftp", "wanted: https://host:port"],
+            vec!["ftp", "use https://host:port"],
         ),
         (
             format!(

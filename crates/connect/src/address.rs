@@ -1,4 +1,4 @@
-//! One address of the API.
+//! The address of an API server.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,14 +14,13 @@ pub struct Address(Arc<AddressParts>);
 struct AddressParts {
     tls: bool,
     authority: Authority,
-    /// What comes before the path of every request (Rancher: `/k8s/clusters/c-1`); no slash at
-    /// its end.
+    /// Prefix of every path, without a trailing slash (Rancher: `/k8s/clusters/c-1`).
     base: String,
 }
 
-/// Why a text is no address.
+/// Why a text is not an address.
 #[derive(Debug, thiserror::Error)]
-#[error("{text:?} is no address of an API server: {reason} (wanted: https://host:port)")]
+#[error("{text:?} is not the address of an API server: {reason} (use https://host:port)")]
 pub struct AddressError {
     text: String,
     reason: String,
@@ -30,25 +29,25 @@ pub struct AddressError {
 impl Address {
     /// Parses a URL.
     pub fn parse(text: &str) -> Result<Address, AddressError> {
-        let wrong = |reason: String| AddressError {
+        let invalid = |reason: String| AddressError {
             text: text.to_owned(),
             reason,
         };
         let uri: Uri = text
             .parse()
-            .map_err(|error: http::uri::InvalidUri| wrong(error.to_string()))?;
+            .map_err(|error: http::uri::InvalidUri| invalid(error.to_string()))?;
         let parts = uri.into_parts();
         let tls = match parts.scheme {
             Some(scheme) if scheme == Scheme::HTTPS => true,
             Some(scheme) if scheme == Scheme::HTTP => false,
-            Some(scheme) => return Err(wrong(format!("unknown scheme {scheme:?}"))),
-            None => return Err(wrong("the scheme is missing".to_owned())),
+            Some(scheme) => return Err(invalid(format!("unknown scheme {scheme:?}"))),
+            None => return Err(invalid("the scheme is missing".to_owned())),
         };
         let authority = parts
             .authority
-            .ok_or_else(|| wrong("the host is missing".to_owned()))?;
+            .ok_or_else(|| invalid("the host is missing".to_owned()))?;
         if authority.as_str().contains('@') {
-            return Err(wrong("user and password do not belong here".to_owned()));
+            return Err(invalid("user and password do not belong here".to_owned()));
         }
         let path = parts.path_and_query.as_ref().map_or("", PathAndQuery::path);
         let base = path.trim_end_matches('/').to_owned();
@@ -59,12 +58,12 @@ impl Address {
         })))
     }
 
-    /// Whether TLS is spoken.
+    /// Returns `true` for `https`.
     pub fn is_tls(&self) -> bool {
         self.0.tls
     }
 
-    /// The host, without an IPv6 address' brackets.
+    /// Returns the host, without the brackets of an IPv6 address.
     pub fn host(&self) -> &str {
         self.0
             .authority
@@ -81,12 +80,12 @@ impl Address {
             .unwrap_or(if self.0.tls { 443 } else { 80 })
     }
 
-    /// What upstream is called in `Host` and `:authority`.
+    /// Returns the value of `Host` and `:authority`.
     pub fn authority(&self) -> &Authority {
         &self.0.authority
     }
 
-    /// The target of a request for `uri`'s path and query, here. HTTP/2 wants it absolute.
+    /// Returns the request target of `uri` at this address. HTTP/2 wants it absolute.
     pub fn target(&self, uri: &Uri, absolute: bool) -> Result<Uri, http::Error> {
         let wanted = uri.path_and_query().map_or("/", PathAndQuery::as_str);
         let path = if self.0.base.is_empty() {
@@ -143,14 +142,14 @@ mod tests {
             Address::parse("http://localhost:8001").unwrap().to_string(),
             "http://localhost:8001"
         );
-        for wrong in [
+        for text in [
             "10.0.0.1:6443",
             "ftp://a:1",
             "https://user:pw@a:1",
             "",
             "https://",
         ] {
-            assert!(Address::parse(wrong).is_err(), "{wrong}");
+            assert!(Address::parse(text).is_err(), "{text}");
         }
     }
 

@@ -14,8 +14,10 @@ use super::error::ConnectError;
 use super::options::ConnectOptions;
 use super::validity::Validity;
 
-/// How often the files are looked at. A renewed certificate is written long before the old one
-/// ends; token files and the in-cluster CA are re-read by kube-client itself.
+/// Interval between checks of the files.
+///
+/// A renewed certificate is written long before the old one ends. kube-client itself re-reads token
+/// files and the in-cluster CA.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Addresses and credentials of the API, kept fresh. Cheap to clone.
@@ -44,17 +46,19 @@ impl ApiServer {
         Ok(ApiServer { shared })
     }
 
-    /// The addresses in use.
+    /// Returns the addresses in use.
     pub fn addresses(&self) -> Vec<Address> {
         self.current().addresses.clone()
     }
 
-    /// Where the credentials come from, for the log and the status page.
+    /// Returns the source of the credentials, for the log and the status page.
     pub fn source(&self) -> String {
         self.current().source().to_owned()
     }
 
-    /// Takes over changed files and renews what ends soon. On failure everything stays as it is.
+    /// Takes over changed files, and renews a certificate that ends soon.
+    ///
+    /// On failure the old credentials stay in use.
     pub async fn reload(&self) {
         let _one = self.shared.rebuilding.lock().await;
         let old = self.current();
@@ -75,7 +79,7 @@ impl ApiServer {
         }
     }
 
-    /// How long the proxy's client certificate is valid, if it has one.
+    /// Returns the validity of the proxy's client certificate, if it has one.
     pub fn certificate(&self) -> Option<Validity> {
         self.current().certificate()
     }
@@ -90,7 +94,7 @@ impl ApiServer {
         }
     }
 
-    /// The credentials of this moment.
+    /// Returns the current credentials.
     pub fn current(&self) -> Arc<Credentials> {
         self.shared.current.load_full()
     }

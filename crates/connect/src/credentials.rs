@@ -1,4 +1,4 @@
-//! Where the API server is, what it is trusted by, and who the proxy is to it.
+//! Addresses, trust and credentials of an API server, as of one moment.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,79 +22,83 @@ use super::validity::Validity;
 
 mod files;
 
-/// How long before its end a client certificate is asked for again (exec plugins), at most once
-/// in `RENEW_PAUSE`, as a plugin may keep giving the same one until its last minute.
+/// Remaining lifetime at which an exec plugin is asked for a new client certificate.
+///
+/// It is asked at most once in `RENEW_PAUSE`, as it may return the same one until its last minute.
 const RENEW_BEFORE: Duration = Duration::from_mins(5);
 const RENEW_PAUSE: Duration = Duration::from_mins(1);
 
-/// What is wrong with them.
+/// Why credentials cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialsError {
-    /// The kubeconfig can't be used.
+    /// The kubeconfig cannot be used.
     #[error("cannot use the kubeconfig {from}: {reason} (see --kubeconfig and --context)")]
     Kubeconfig {
-        /// Which one.
+        /// The path of the kubeconfig.
         from: String,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
-    /// The service account's files can't be used.
+    /// The files of the service account cannot be used.
     #[error(
-        "cannot use the service account of this pod: {reason} (is automountServiceAccountToken off? else give --kubeconfig)"
+        "cannot use the service account of this pod: {reason} \
+         (is automountServiceAccountToken off? else give --kubeconfig)"
     )]
     InCluster {
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
-    /// Neither flag, nor cluster, nor file.
+    /// There is no flag, no cluster and no file.
     #[error(
-        "no API server: this does not run in a cluster, and there is no kubeconfig at {tried} (give --kubeconfig)"
+        "no API server: this does not run in a cluster, \
+         and there is no kubeconfig at {tried} (give --kubeconfig)"
     )]
     Nowhere {
-        /// Where it was looked for.
+        /// The paths that were tried.
         tried: String,
     },
-    /// The trust or the client certificate can't be used.
+    /// The CA or the client certificate cannot be used.
     #[error("cannot use the certificates of {from}: {reason} (see --kubeconfig and --context)")]
     Certificates {
-        /// Which configuration.
+        /// The source of the configuration.
         from: String,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
-    /// The user's token, or what makes it.
+    /// The user's token, or the plugin that makes it, cannot be used.
     #[error("cannot log in with the user of {from}: {reason} (see --kubeconfig and --context)")]
     Login {
-        /// Which configuration.
+        /// The source of the configuration.
         from: String,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
-    /// An address can't be used.
+    /// An address cannot be used.
     #[error(transparent)]
     Address(#[from] AddressError),
     /// A setting that is not supported.
     #[error(
-        "the kubeconfig {from} wants proxy-url {url}, which is not supported: remove it, or give a direct address"
+        "the kubeconfig {from} wants proxy-url {url}, which is not supported: \
+         remove it, or give a direct address"
     )]
     ProxyUrl {
-        /// Which configuration.
+        /// The source of the configuration.
         from: String,
         /// The proxy.
         url: String,
     },
 }
 
-/// Whose TLS identity a connection has.
+/// The TLS identity of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TlsIdentity {
-    /// The proxy's: with its client certificate, if it has one.
+    /// The proxy's client certificate, if it has one.
     Own,
-    /// Nobody's: for what callers send.
+    /// No client certificate, for callers' requests.
     Bare,
 }
 
-/// Everything needed to talk to upstream, as of one moment.
+/// Everything that is needed to talk to an API server, as of one moment.
 pub struct Credentials {
     /// Counts rebuilds. Connections of an older generation get no new requests.
     pub generation: u64,
@@ -105,14 +109,14 @@ pub struct Credentials {
     bare: Tls,
     auth: Option<AuthLayer>,
     headers: ExtraHeadersLayer,
-    /// What the files held, as a digest.
+    /// Digest of the files.
     fingerprint: blake3::Hash,
-    /// When the client certificate should be had anew.
+    /// Moment at which the client certificate is renewed.
     renew_at: Option<Timestamp>,
     from: String,
 }
 
-/// One TLS setting with and without HTTP/2: an upgrade needs HTTP/1.1.
+/// TLS settings with and without HTTP/2: an upgrade needs HTTP/1.1.
 struct Tls {
     any: Arc<ClientConfig>,
     http1: Arc<ClientConfig>,
@@ -141,7 +145,7 @@ impl Credentials {
         self.renew_at.is_some_and(|at| at <= now)
     }
 
-    /// The TLS settings for connections of this identity.
+    /// Returns the TLS settings for connections of this identity.
     pub fn tls(&self, identity: TlsIdentity, http1_only: bool) -> Arc<ClientConfig> {
         let tls = match identity {
             TlsIdentity::Own => &self.own,
@@ -150,7 +154,7 @@ impl Credentials {
         Arc::clone(if http1_only { &tls.http1 } else { &tls.any })
     }
 
-    /// The name the server's certificate must have.
+    /// Returns the name that the server's certificate must have.
     pub fn server_name(&self, address: &Address) -> Result<ServerName<'static>, BoxError> {
         match &self.server_name {
             Some(name) => Ok(name.clone()),
@@ -158,7 +162,7 @@ impl Credentials {
         }
     }
 
-    /// Puts the proxy's own token, and whom it acts as, into a request's headers.
+    /// Adds the proxy's own token and impersonation to a request's headers.
     ///
     /// Boxed and owning: kube-client's layers ask for `From<BoxError>` in a way that the compiler
     /// cannot prove to be `Send` for any lifetime but `'static`.
@@ -166,7 +170,7 @@ impl Credentials {
         &self,
         headers: HeaderMap,
     ) -> Pin<Box<dyn Future<Output = Result<HeaderMap, ConnectError>> + Send>> {
-        // kube-client has no way to ask for its headers alone: a stack that answers with them.
+        // kube-client cannot return its headers alone, so this service answers with them.
         let echo = service_fn(
             |request: Request<http_body_util::Empty<Bytes>>| async move {
                 let (parts, _) = request.into_parts();
@@ -257,8 +261,10 @@ async fn read(options: &ConnectOptions) -> Result<(Config, String), CredentialsE
     Ok((config, from))
 }
 
-/// The chosen cluster's proxy. kube-client mixes it with `HTTPS_PROXY`, which is not meant for the
-/// API server of one's own cluster and is not followed.
+/// Returns the proxy of the chosen cluster.
+///
+/// kube-client would mix it with `HTTPS_PROXY`, which is not meant for the API server of the own
+/// cluster and is ignored here.
 fn proxy_url(kubeconfig: &Kubeconfig, context: Option<&str>) -> Option<String> {
     let name = context.or(kubeconfig.current_context.as_deref())?;
     let context = kubeconfig
@@ -279,6 +285,7 @@ fn proxy_url(kubeconfig: &Kubeconfig, context: Option<&str>) -> Option<String> {
         .filter(|url| !url.is_empty())
 }
 
+/// Makes credentials of a configuration.
 fn material(
     options: &ConnectOptions,
     config: &Config,
@@ -354,7 +361,7 @@ impl Tls {
     }
 }
 
-/// When the client certificate begins and ends.
+/// Returns the validity of the client certificate.
 fn validity(config: &ClientConfig) -> Option<Validity> {
     let schemes = config
         .crypto_provider()

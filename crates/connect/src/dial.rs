@@ -1,4 +1,4 @@
-//! Making a connection: which address, TCP, TLS.
+//! Dials an API server: chooses an address, connects, and shakes hands.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,37 +20,38 @@ use super::address::Address;
 use super::credentials::{Credentials, TlsIdentity};
 use super::error::ConnectError;
 
-/// Connecting and the TLS handshake, together. A healthy API server needs milliseconds; beyond this
-/// the next address is the better bet.
+/// Time for connecting and the TLS handshake together.
+///
+/// A healthy API server needs milliseconds. After this time, the next address is tried.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long an address that failed comes last.
+/// Time for which a failed address is tried last.
 const COOLDOWN: Duration = Duration::from_secs(10);
 
-/// Probes of a quiet TCP connection, for HTTP/1.1 and tunnels, which have no ping: dead after
-/// about half a minute.
+/// TCP keepalive for HTTP/1.1 and tunnels, which have no ping: finds a dead peer within about half a
+/// minute.
 const KEEPALIVE_TIME: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 #[cfg(not(windows))]
 const KEEPALIVE_RETRIES: u32 = 3;
 
-/// What is read at a time: rustls asks for 4 KiB.
+/// Bytes read from the socket at a time: rustls alone asks for 4 KiB.
 const READ_AHEAD: usize = 64 * 1024;
 
 /// Bytes to and from the API server.
 pub type DialedStream = Either<TcpStream, TlsStream<BufReader<TcpStream>>>;
 
-/// A connection, and what was agreed on.
+/// A new connection.
 pub struct Dialed {
     /// Bytes to and from the server. No HTTP has been spoken yet.
     pub stream: DialedStream,
-    /// Whether HTTP/2 was agreed on; HTTP/1.1 otherwise.
+    /// `true` if HTTP/2 was negotiated; HTTP/1.1 otherwise.
     pub http2: bool,
     /// The address that accepted.
     pub address: Address,
 }
 
-/// Chooses addresses: in turn, the failed ones last.
+/// Chooses addresses in turn, failed ones last.
 #[derive(Default)]
 pub struct Dialer {
     turn: AtomicUsize,
@@ -58,7 +59,7 @@ pub struct Dialer {
 }
 
 impl Dialer {
-    /// Connects to the first address that lets us; `avoid` is tried last.
+    /// Connects to the first address that accepts; `avoid` is tried last.
     pub async fn dial(
         &self,
         credentials: &Credentials,
@@ -84,7 +85,7 @@ impl Dialer {
             self.failed.lock().insert(address, Instant::now());
             last = Some(error);
         }
-        // Loading refuses an empty list of addresses; this is only for the type.
+        // Unreachable in practice: credentials always have an address.
         Err(last.unwrap_or_else(|| ConnectError::Credentials("there is no address".to_owned())))
     }
 
@@ -97,7 +98,7 @@ impl Dialer {
         }
         let mut failed = self.failed.lock();
         failed.retain(|_, at| at.elapsed() < COOLDOWN);
-        // Stable: among equals the turn decides.
+        // The sort is stable, so addresses of equal rank keep their turn.
         order.sort_by_key(|address| (failed.contains_key(address), avoid == Some(address)));
         order
     }
@@ -140,8 +141,9 @@ async fn connect(
     })
 }
 
-/// Tries what the name resolves to one after the other, each with its share of the time, so that
-/// one black hole does not use it all up.
+/// Tries the resolved addresses one after the other, each with an equal share of the time.
+///
+/// Without shares, one unreachable address would use up all the time.
 async fn tcp(address: &Address) -> io::Result<TcpStream> {
     let resolved: Vec<SocketAddr> = tokio::net::lookup_host((address.host(), address.port()))
         .await?
@@ -156,7 +158,10 @@ async fn tcp(address: &Address) -> io::Result<TcpStream> {
             }
             Ok(Err(error)) => last = error,
             Err(_elapsed) => {
-                last = io::Error::new(io::ErrorKind::TimedOut, format!("{address} is silent"))
+                last = io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    format!("{address} does not answer"),
+                )
             }
         }
     }

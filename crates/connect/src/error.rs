@@ -1,4 +1,4 @@
-//! Why an API server cannot be reached, in words for the operator.
+//! Errors of connecting to an API server, in words for the operator.
 
 use std::io;
 use std::sync::Arc;
@@ -6,60 +6,67 @@ use std::time::Duration;
 
 use super::address::Address;
 
-/// Why no connection to the API server could be had. Cheap to clone: one failed attempt is the
-/// answer to everyone who waited for it.
+/// Why a connection to the API server failed.
+///
+/// Cheap to clone: everyone who waited for a failed connection gets the same error.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ConnectError {
     /// No TCP connection.
     #[error("cannot connect to the API server at {address}: {source}")]
     Connect {
-        /// Where.
+        /// The address of the server.
         address: Address,
-        /// The system's words.
+        /// The error of the system.
         source: Arc<io::Error>,
     },
     /// No connection in time.
-    #[error("the API server at {address} did not accept a connection within {}s (a firewall, or a dead host?)", after.as_secs())]
+    #[error(
+        "the API server at {address} did not accept a connection within {}s \
+         (a firewall, or a dead host?)",
+        after.as_secs()
+    )]
     ConnectTimeout {
-        /// Where.
+        /// The address of the server.
         address: Address,
-        /// How long it was waited for.
+        /// The timeout.
         after: Duration,
     },
     /// The TLS handshake failed.
     #[error(
-        "no TLS with the API server at {address}: {source} (certificate-authority and tls-server-name in the kubeconfig decide what is trusted)"
+        "no TLS with the API server at {address}: {source} \
+         (certificate-authority and tls-server-name in the kubeconfig decide what is trusted)"
     )]
     Tls {
-        /// Where.
+        /// The address of the server.
         address: Address,
-        /// The handshake's words.
+        /// The error of the handshake.
         source: Arc<io::Error>,
     },
-    /// The proxy's own token could not be had.
+    /// There is no token for the proxy's own requests.
     #[error("no credentials for the API server: {0} (the user's part of the kubeconfig)")]
     Credentials(String),
 }
 
-/// An error with all its causes on one line; hyper's own text hides them. What several of them say
-/// is said once, and of a text of several lines, which shows the place in a YAML file, the first
-/// line is taken.
+/// Formats an error with all its causes on one line, as hyper's own text hides the causes.
+///
+/// A text that several causes repeat appears once. Only the first line of each text is taken: the
+/// others show a place in a YAML file.
 pub fn one_line(error: &dyn std::error::Error) -> String {
-    let mut told = String::new();
+    let mut text = String::new();
     let mut next = Some(error);
     while let Some(error) = next {
         let words = error.to_string();
         let words = words.lines().next().unwrap_or_default();
-        if !told.contains(words) {
-            told = if told.is_empty() {
+        if !text.contains(words) {
+            text = if text.is_empty() {
                 words.to_owned()
             } else {
-                format!("{told}: {words}")
+                format!("{text}: {words}")
             };
         }
         next = error.source();
     }
-    told
+    text
 }
 
 #[cfg(test)]
@@ -67,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn causes_are_told_once_and_on_one_line() {
+    fn causes_appear_once_and_on_one_line() {
         let error = anyhow::anyhow!("no such file\n --> there")
             .context("cannot read a: no such file")
             .context("--b");

@@ -1,8 +1,8 @@
-//! How to reach an API server: kubeconfigs, addresses, credentials and TLS dialling.
+//! Connects to API servers: kubeconfigs, addresses, credentials and TLS dialling.
 //!
 //! The proxy and the lab both connect to API servers. What they share lives here: reading a
 //! kubeconfig or a pod's service account, keeping tokens and certificates fresh, and opening
-//! connections. What is sent on these connections is the caller's affair.
+//! connections. The caller decides what is sent on them.
 #![forbid(unsafe_code)]
 
 mod address;

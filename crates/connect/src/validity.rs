@@ -1,4 +1,5 @@
-//! When certificates begin and end.
+//! Validity of certificates.
+
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -6,11 +7,12 @@ use jiff::Timestamp;
 use rustls::pki_types::CertificateDer;
 use x509_parser::extensions::GeneralName;
 
-/// A certificate ends soon if it has a tenth of its life left, and no more than this: whoever
-/// renews it does so after two thirds (cert-manager) or some days before (kubelets, people).
+/// A certificate ends soon if it has a tenth of its life left, and no more than this.
+///
+/// cert-manager renews after two thirds of the life, kubelets and people some days before the end.
 const SOON: Duration = Duration::from_hours(30 * 24);
 
-/// From when until when a certificate is valid.
+/// The period for which a certificate is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
     /// The first second.
@@ -20,7 +22,7 @@ pub struct Validity {
 }
 
 impl Validity {
-    /// Of a certificate; `None` if it cannot be read.
+    /// Reads the validity of a certificate; `None` if it cannot be parsed.
     pub fn of(certificate: &CertificateDer<'_>) -> Option<Self> {
         let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
         // The end of the year 9999, which stands for no end (RFC 5280, 4.1.2.5), is a day later
@@ -36,7 +38,7 @@ impl Validity {
         })
     }
 
-    /// The names and addresses that a certificate is for.
+    /// Returns the names and addresses of a certificate.
     pub fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
         let Ok((_, parsed)) = x509_parser::parse_x509_certificate(certificate) else {
             return Vec::new();
@@ -59,12 +61,12 @@ impl Validity {
         names.value.general_names.iter().filter_map(name).collect()
     }
 
-    /// Whether it is valid at this moment.
+    /// Returns `true` if the certificate is valid at this moment.
     pub fn is_valid(self, now: Timestamp) -> bool {
         self.not_before <= now && now <= self.not_after
     }
 
-    /// Whether it is to be renewed by now.
+    /// Returns `true` if the certificate should have been renewed by now.
     pub fn ends_soon(self, now: Timestamp) -> bool {
         let seconds = |duration: jiff::SignedDuration| duration.as_secs();
         let life = seconds(self.not_after.duration_since(self.not_before));
@@ -72,10 +74,10 @@ impl Validity {
         seconds(self.not_after.duration_since(now)) < soon
     }
 
-    /// In words for the operator.
+    /// Describes the validity for the operator.
     pub fn describe(self, now: Timestamp) -> String {
         if now < self.not_before {
-            format!("it is valid from {} on only", self.not_before)
+            format!("it is not valid before {}", self.not_before)
         } else if now > self.not_after {
             format!("it expired at {}", self.not_after)
         } else {
@@ -96,7 +98,7 @@ mod tests {
             not_after: at(365),
         };
         for (day, valid, soon, told) in [
-            (-1, false, false, "valid from 1970-01-01T00:00:00Z on"),
+            (-1, false, false, "not valid before 1970-01-01T00:00:00Z"),
             (1, true, false, "until 1971-01-01T00:00:00Z"),
             (334, true, false, "until"),
             (336, true, true, "until"),

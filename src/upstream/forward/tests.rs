@@ -626,7 +626,7 @@ async fn a_proxy_that_acts_as_somebody_cannot_act_as_its_callers() {
     let own = format!("{{token: {OWN_TOKEN}, as: admin, as-groups: [\"system:masters\"]}}");
     let seen = seen_as(acting(JANE), &own, true, get("/short")).await;
     assert!(
-        seen.contains("cannot act as its callers") && !seen.contains("impersonate-"),
+        seen.contains("cannot impersonate its callers") && !seen.contains("impersonate-"),
         "{seen}"
     );
 }
@@ -664,7 +664,7 @@ async fn with_one_identity_that_acts_as_somebody_nobody_can_be_another() {
     )
     .await;
     assert!(
-        seen.contains("cannot act as its callers") && !seen.contains("impersonate-"),
+        seen.contains("cannot impersonate its callers") && !seen.contains("impersonate-"),
         "{seen}"
     );
 }

@@ -4,8 +4,9 @@ use http::Response;
 
 use super::*;
 use crate::test_support::{Api, HTTP2, Pki, SOON, upstream_of};
+use watershed_protocol::{FieldTable, GroupVersionResource};
 
-/// How many there are.
+/// Counts the objects of a list.
 #[derive(Debug)]
 struct Count(usize);
 

@@ -1,4 +1,4 @@
-//! The files credentials are made of, and whether they have changed.
+//! The files that credentials are made of, and their digest.
 
 use std::path::{Path, PathBuf};
 
@@ -6,14 +6,14 @@ use kube_client::config::Kubeconfig;
 
 use crate::options::ConnectOptions;
 
-/// Whether the service account of a pod is used: in a pod, unless a kubeconfig is named.
+/// Returns `true` if the service account is used: in a pod, unless a kubeconfig is named.
 pub(super) fn in_cluster(options: &ConnectOptions) -> bool {
     let named = options.kubeconfig.is_some()
         || std::env::var_os("KUBECONFIG").is_some_and(|value| !value.is_empty());
     !named && std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
 }
 
-/// Where kubeconfigs are read, merged in this order.
+/// Returns the paths of the kubeconfigs, which are merged in this order.
 pub(super) fn kubeconfig_paths(options: &ConnectOptions) -> Vec<PathBuf> {
     if let Some(path) = &options.kubeconfig {
         return vec![path.clone()];
@@ -31,14 +31,14 @@ pub(super) fn kubeconfig_paths(options: &ConnectOptions) -> Vec<PathBuf> {
     }
 }
 
-/// Every file the credentials are made of. Those in a cluster are re-read by kube-client.
+/// Returns the files that credentials are made of. In a cluster, kube-client re-reads them.
 pub(super) fn files(options: &ConnectOptions) -> Vec<PathBuf> {
     if in_cluster(options) {
         return Vec::new();
     }
     let mut files = kubeconfig_paths(options);
     for path in files.clone() {
-        // Unreadable now: its error is told when it is used.
+        // Unreadable: loading the credentials reports the error.
         let Ok(kubeconfig) = Kubeconfig::read_from(&path) else {
             continue;
         };
@@ -61,7 +61,9 @@ pub(super) fn files(options: &ConnectOptions) -> Vec<PathBuf> {
     files
 }
 
-/// What they hold, as a digest. Contents and not times: a volume of a pod changes by links.
+/// Digests the contents of the files.
+///
+/// Modification times would not do: a volume of a pod changes by symbolic links.
 pub(super) fn fingerprint<P: AsRef<Path>>(files: &[P]) -> blake3::Hash {
     let mut digest = blake3::Hasher::new();
     for path in files {

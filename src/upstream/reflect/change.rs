@@ -1,0 +1,107 @@
+//! Results of a reflector: changes of a scope, and the reasons to stop.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::HeaderValue;
+use watershed_protocol::{
+    BookmarkFormat, FieldTable, Frame, GroupVersionResource, Representation, ResourceVersion,
+    Scanned, Selection, WireFormat,
+};
+
+/// The objects that a reflector follows.
+#[derive(Clone, Debug)]
+pub struct ReflectorTarget {
+    /// The type.
+    pub gvr: GroupVersionResource,
+    /// The selected objects.
+    pub selection: Arc<Selection>,
+    /// Its kind, from discovery.
+    pub kind: Arc<str>,
+    /// The requested representation. Upstream sends nothing beyond it.
+    pub representation: Representation,
+    /// Paths of the selectable fields.
+    pub fields: Arc<FieldTable>,
+}
+
+/// Collects the objects of a list as they arrive. A list that fails drops it.
+pub trait Collect: Send {
+    /// Creates an empty collection for objects of this format.
+    fn begin(format: &Arc<WireFormat>, fields: &FieldTable) -> Self;
+
+    /// Takes the next object, which the form fits. It is a slice of whatever chunk it arrived in:
+    /// whoever keeps it keeps that.
+    fn add(&mut self, object: &Bytes, scanned: Scanned);
+}
+
+/// The result of a step.
+#[derive(Debug)]
+pub enum Change<C> {
+    /// Upstream ended the watch cleanly. It is opened again at once.
+    Ended,
+    /// All objects at one version. They replace everything known before.
+    Listed {
+        /// The wire format of objects of this type.
+        format: Arc<WireFormat>,
+        /// The version of this state.
+        version: ResourceVersion,
+        /// All objects.
+        objects: C,
+        /// `true` if upstream serves sendInitialEvents for this type.
+        streams_initial_events: bool,
+        /// The Warning headers upstream sends with reads of this type.
+        warnings: Vec<HeaderValue>,
+        /// Upstream's form of bookmarks, if it ended the initial state with one.
+        bookmark: Option<BookmarkFormat>,
+    },
+    /// One object changed.
+    Event(Frame, Scanned),
+    /// A bookmark: all events up to this version were sent.
+    Progress {
+        /// The bookmark's version.
+        version: ResourceVersion,
+        /// Upstream's form of bookmarks, with the first one.
+        format: Option<BookmarkFormat>,
+    },
+    /// The watch goes on after an interruption; nothing was lost.
+    Resumed,
+    /// Upstream cannot be followed at the moment. The reflector tries again.
+    Interrupted,
+}
+
+/// Why a scope can no longer be followed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Stopped {
+    /// Upstream does not serve the type.
+    #[error("upstream does not know the type")]
+    Vanished,
+    /// The proxy's own identity may not list and watch the type.
+    #[error("the proxy may not list and watch it: {0}")]
+    Forbidden(String),
+    /// The type has no such representation.
+    #[error("upstream does not offer this representation")]
+    NotAcceptable,
+    /// Upstream's answers are not understood, so they cannot be cached exactly.
+    #[error("upstream's answers are not understood: {0}")]
+    NotUnderstood(String),
+    /// The scope was closed: the type changed its shape, or the process ends.
+    #[error("it was closed")]
+    Closed,
+    /// A defect of this program.
+    #[error("its task failed")]
+    Failed,
+}
+
+impl Stopped {
+    /// The metric label.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Vanished => "vanished",
+            Self::Forbidden(_) => "forbidden",
+            Self::NotAcceptable => "not-acceptable",
+            Self::NotUnderstood(_) => "not-understood",
+            Self::Closed => "closed",
+            Self::Failed => "failed",
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Errors of one attempt to follow upstream.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use watershed_protocol::Malformed;
+
+use super::change::Stopped;
+use crate::upstream::UpstreamError;
+use crate::upstream::stream::StreamError;
+
+/// Why an attempt failed. The reflector retries after all of these but [`Stopped`].
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReflectorError {
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
+    #[error("the stream broke: {0}")]
+    Broken(String),
+    #[error("no answer within {0:?}")]
+    Silent(Duration),
+    #[error("upstream answered {0}: {1}")]
+    Status(StatusCode, String),
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// The requested version is too old for this server.
+    #[error("the version expired: {0}")]
+    Expired(String),
+    #[error("this server does not stream initial events")]
+    NoInitialEvents,
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+}
+
+impl From<StreamError> for ReflectorError {
+    fn from(error: StreamError) -> Self {
+        match error {
+            StreamError::Broken(how) => Self::Broken(how),
+            StreamError::Silent(silence) => Self::Silent(silence),
+            StreamError::Malformed(error) => Self::Malformed(error),
+        }
+    }
+}
