@@ -395,7 +395,7 @@ async fn stores_of_kube_rs_equal_upstreams_list_after_random_writes() {
 
 /// The other test relies on this to leave nothing behind.
 #[test]
-fn a_cluster_ends_with_the_test_that_panics() {
+fn a_cluster_stops_when_its_test_panics() {
     let known = std::sync::Arc::<std::sync::Mutex<Option<(PathBuf, Vec<u32>)>>>::default();
     let told = std::sync::Arc::clone(&known);
     let test = std::thread::spawn(move || {
@@ -416,7 +416,7 @@ fn a_cluster_ends_with_the_test_that_panics() {
 }
 
 #[test]
-fn every_difference_between_views_is_found() {
+fn the_comparison_finds_every_difference_between_views() {
     let view = |pairs: &[(&str, &str)]| -> Versions {
         pairs
             .iter()

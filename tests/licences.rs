@@ -203,7 +203,7 @@ fn every_dependency_has_an_allowed_licence() {
 }
 
 #[test]
-fn a_planted_licence_is_seen() {
+fn a_disallowed_licence_is_detected() {
     let policy = policy();
     for (name, expression) in [
         ("planted", Some("GPL-3.0-only")),
@@ -238,7 +238,7 @@ fn a_planted_licence_is_seen() {
 }
 
 #[test]
-fn only_the_licence_lists_of_the_file_are_read() {
+fn only_the_licence_lists_of_deny_toml_are_read() {
     let text = "[bans]\ndeny = [\n    { crate = \"GPL-3.0-only\" },\n]\n[licenses]\n# \"GPL-3.0-only\"\nallow = [\n    \
                 \"MIT\",\n]\nexceptions = [\n    { allow = [\"ISC\"], crate = \"a\" },\n]\nx = 1\n[sources]\n";
     let policy = Policy::parse(text);

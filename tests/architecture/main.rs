@@ -164,7 +164,7 @@ fn a_name_means_one_thing() {
 }
 
 #[test]
-fn the_checks_see_planted_faults() {
+fn the_checks_detect_planted_faults() {
     let references = crate_of(&[
         (
             &["serve"],

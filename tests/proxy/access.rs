@@ -2,8 +2,8 @@
 use watershed::app::AppConfig;
 use watershed_lab::sim::AccessRule;
 
-use crate::client::{BOTH, Endpoint, Protocol};
-use crate::rig::{Rig, eventually, small, with_secrets};
+use crate::support::client::{BOTH, Endpoint, Protocol};
+use crate::support::{Fixture, eventually, small, with_secrets};
 
 /// From memory, and such as are forwarded.
 const READS: &[&str] = &[
@@ -34,20 +34,25 @@ async fn refused(direct: &Endpoint, proxied: &Endpoint, status: u16, reason: &st
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_may_not_gets_upstreams_refusal() {
-    let rig = Rig::configured(small(), with_secrets).await;
+async fn unauthorized_callers_get_upstreams_refusal() {
+    let fixture = Fixture::configured(small(), with_secrets).await;
     // Whoever may has opened the types: their objects are at hand.
     for path in READS {
         if !path.contains("watch") {
-            rig.proxied.get(Protocol::Http2, path).await;
+            fixture.proxied.get(Protocol::Http2, path).await;
         }
     }
-    let as_user = |token| (rig.direct.as_user(token), rig.proxied.as_user(token));
+    let as_user = |token| {
+        (
+            fixture.direct.as_user(token),
+            fixture.proxied.as_user(token),
+        )
+    };
     let (direct, proxied) = as_user("nobodys-token");
     refused(&direct, &proxied, 401, "Unauthorized").await;
     let (direct, proxied) = as_user("");
     refused(&direct, &proxied, 403, "Forbidden").await;
-    let (direct, proxied) = as_user(rig.upstream.viewer_token());
+    let (direct, proxied) = as_user(fixture.upstream.viewer_token());
     refused(&direct, &proxied, 403, "Forbidden").await;
     let pods = "/api/v1/pods?resourceVersion=0";
     let (wanted, got) = (
@@ -56,20 +61,20 @@ async fn who_may_not_gets_upstreams_refusal() {
     );
     assert_eq!(got.status, 200, "what is allowed is served");
     assert_eq!(wanted.json()["items"], got.json()["items"]);
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 /// Nothing of this needs more than the ten seconds for which a verdict stands of which RBAC does
 /// not tell.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_taken_away_or_given_counts_soon_after() {
+async fn revoked_and_granted_rights_take_effect_soon() {
     // The simulator's rules are not RBAC's: no change tells that a denial is over.
     let configure = |config: &mut AppConfig| {
         config.access.authorization.denied_ttl = config.access.authorization.unwatched_denied_ttl;
     };
-    let rig = Rig::configured(small(), configure).await;
-    let access = rig.upstream.access();
-    let (direct, path) = (&rig.direct, "/api/v1/pods?resourceVersion=0");
+    let fixture = Fixture::configured(small(), configure).await;
+    let access = fixture.upstream.access();
+    let (direct, path) = (&fixture.direct, "/api/v1/pods?resourceVersion=0");
     for name in ["loser", "leaver", "joiner"] {
         access.add_user(&format!("{name}-token"), name, &[]);
     }
@@ -81,7 +86,8 @@ async fn what_is_taken_away_or_given_counts_soon_after() {
         ("joiner-token", 403),
     ] {
         assert_eq!(
-            rig.proxied
+            fixture
+                .proxied
                 .as_user(token)
                 .get(Protocol::Http2, path)
                 .await
@@ -97,7 +103,7 @@ async fn what_is_taken_away_or_given_counts_soon_after() {
         ("leaver-token", 401),
         ("joiner-token", 200),
     ] {
-        let proxied = rig.proxied.as_user(token);
+        let proxied = fixture.proxied.as_user(token);
         eventually(token, async || {
             match proxied.get(Protocol::Http2, path).await.status {
                 now if now == status => Ok(()),
@@ -111,5 +117,5 @@ async fn what_is_taken_away_or_given_counts_soon_after() {
             wanted.essence()
         );
     }
-    rig.stop().await;
+    fixture.stop().await;
 }

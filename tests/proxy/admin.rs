@@ -5,9 +5,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use http::{Method, Request};
 use watershed_lab::sim::SimulatedServer;
 
-use crate::client::{BOTH, Next, Protocol, nothing, within};
-use crate::program::Program;
-use crate::rig::{small, unless_stalled};
+use crate::support::client::{BOTH, Next, Protocol, nothing, within};
+use crate::support::program::Program;
+use crate::support::{small, unless_stalled};
 
 /// The names and labels of all series, without their values.
 fn series(metrics: &str) -> BTreeSet<String> {

@@ -10,9 +10,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 use watershed_lab::sim::SimulatedServer;
 
-use crate::client::{Answer, Next, Protocol, nothing, within};
-use crate::program::Program;
-use crate::rig::{becomes, eventually, loopback, metric, small};
+use crate::support::client::{Answer, Next, Protocol, nothing, within};
+use crate::support::program::Program;
+use crate::support::{becomes, eventually, loopback, metric, small};
 
 const PODS: &str = "/api/v1/namespaces/team-00/pods?resourceVersion=0";
 const EVENTS: &str = "watershed_audit_events_total";
@@ -218,7 +218,7 @@ async fn answers_from_memory_are_in_the_audit_log() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_audited_watch_is_over_when_its_client_is_gone() {
+async fn an_audited_watch_completes_when_its_client_disconnects() {
     let audited = Audited::start(&[]).await;
     remembered(&audited.program, PODS).await;
     for protocol in [Protocol::Http1, Protocol::Http2] {
@@ -263,7 +263,7 @@ async fn an_audited_watch_is_over_when_its_client_is_gone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_audit_policy_says_what_is_logged() {
+async fn the_audit_policy_selects_what_is_logged() {
     let folder = tempfile::tempdir().unwrap();
     let policy = folder.path().join("policy.yaml");
     let rules = "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules:\n- level: None\n  resources:\n  - resources: [nodes]\n\
@@ -310,7 +310,7 @@ async fn refusal(flags: &[&str]) -> String {
 }
 
 #[tokio::test]
-async fn an_audit_log_that_cannot_be_is_refused_at_the_start() {
+async fn an_unusable_audit_log_is_refused_at_startup() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (file_a, policy, kubeconfig) = (file("a"), file("policy.yaml"), file("kubeconfig"));
@@ -349,7 +349,7 @@ async fn an_audit_log_that_cannot_be_is_refused_at_the_start() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_disk_loses_events_and_nothing_else() {
+async fn a_full_disk_loses_audit_events_and_nothing_else() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let program = Program::with(&upstream, &["--audit-log-path", "/dev/full"]).await;
     let dropped = "watershed_audit_events_dropped_total{sink=\"log\"}";
@@ -404,7 +404,7 @@ async fn request(stream: &mut TcpStream) -> (String, Value) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_webhook_gets_batches_again_until_it_takes_them() {
+async fn audit_batches_are_resent_until_the_webhook_accepts_them() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let hook = TcpListener::bind(loopback()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -497,7 +497,7 @@ async fn a_webhook_gets_batches_again_until_it_takes_them() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stuck_webhook_holds_nobody_up() {
+async fn a_stuck_audit_webhook_delays_no_request() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     // It takes connections, and never answers.
     let hook = TcpListener::bind(loopback()).await.unwrap();

@@ -9,10 +9,10 @@ use tokio::io::AsyncWriteExt as _;
 use watershed_lab::sim::SimulatedServer;
 use watershed_protocol::GroupVersionResource;
 
-use crate::client::{Endpoint, Protocol, whole};
-use crate::follow::{Follower, Opening};
-use crate::ledger::{Interest, Ledger};
-use crate::rig::{Rig, becomes, small};
+use crate::support::client::{Endpoint, Protocol, whole};
+use crate::support::follower::{Follower, Opening};
+use crate::support::history::{Interest, Ledger};
+use crate::support::{Fixture, becomes, small};
 
 const PATH: &str = "/api/v1/namespaces/default/configmaps";
 
@@ -56,10 +56,10 @@ async fn send_and_leave(endpoint: &Endpoint, bytes: &str, goodbye: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_body_cut_short_never_arrives_as_a_whole_one() {
-    let rig = Rig::start(small()).await;
-    let ledger = Ledger::new(rig.upstream.state(), 1);
-    let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+async fn a_truncated_body_never_arrives_as_a_complete_one() {
+    let fixture = Fixture::start(small()).await;
+    let ledger = Ledger::new(fixture.upstream.state(), 1);
+    let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
     let beside = Follower::start(&connection, Interest::All, Opening::List);
     beside.synced().await;
 
@@ -72,7 +72,7 @@ async fn a_body_cut_short_never_arrives_as_a_whole_one() {
             chunked("cut-in-chunk", "ff\r\n{"),
             chunked("bad-chunk", "zz\r\n"),
         ] {
-            send_and_leave(&rig.proxied, &bytes, goodbye).await;
+            send_and_leave(&fixture.proxied, &bytes, goodbye).await;
         }
     }
     // HTTP/2: a body that fails in the middle resets its stream, and a connection that breaks ends
@@ -87,7 +87,7 @@ async fn a_body_cut_short_never_arrives_as_a_whole_one() {
         connection.read(request).await.is_err(),
         "no answer to half a request"
     );
-    let doomed = rig.proxied.connect(Protocol::Http2).await.unwrap();
+    let doomed = fixture.proxied.connect(Protocol::Http2).await.unwrap();
     let stuck = stream::iter([Ok(Frame::data(document))]);
     let stuck = StreamBody::new(futures_util::StreamExt::chain(stuck, stream::pending()));
     let request = Request::post(PATH).body(stuck.boxed_unsync()).unwrap();
@@ -96,24 +96,24 @@ async fn a_body_cut_short_never_arrives_as_a_whole_one() {
         () = tokio::time::sleep(std::time::Duration::from_millis(200)) => {}
     }
     drop(doomed);
-    reset_without_error(&rig.proxied, "cut-by-reset").await;
+    reset_without_error(&fixture.proxied, "cut-by-reset").await;
 
     // The proxy is well, and the same documents arrive when they are whole.
     assert_eq!(
-        stored(&rig.upstream),
+        stored(&fixture.upstream),
         [""; 0],
         "half a request became a whole one"
     );
     ledger.writes(20).await;
     beside.judge_undisturbed(&ledger).await;
-    let answer = rig
+    let answer = fixture
         .proxied
         .raw(with_length("whole-length", 0).as_bytes(), |text| {
             text.contains("}\n")
         })
         .await;
     assert!(answer.text.starts_with("HTTP/1.1 201"), "{}", answer.text);
-    let answer = rig
+    let answer = fixture
         .proxied
         .raw(chunked("whole-chunks", "0\r\n\r\n").as_bytes(), |text| {
             text.contains("}\n")
@@ -129,17 +129,17 @@ async fn a_body_cut_short_never_arrives_as_a_whole_one() {
     );
     let whole = ["whole-chunks", "whole-length", "whole-stream"];
     assert_eq!(
-        stored(&rig.upstream),
+        stored(&fixture.upstream),
         whole.map(|name| format!("default/{name}"))
     );
-    let created = rig
+    let created = fixture
         .upstream
         .stats()
         .requests
         .get(&("POST".into(), "configmaps".into(), 201))
         .copied();
     assert_eq!(created, Some(3));
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 /// The whole document, and then a reset that says "no error": an end that is none.
@@ -162,8 +162,8 @@ async fn reset_without_error(endpoint: &Endpoint, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_body_that_makes_no_sense_gets_upstreams_words() {
-    let rig = Rig::start(small()).await;
+async fn a_malformed_body_gets_upstreams_answer() {
+    let fixture = Fixture::start(small()).await;
     for body in [
         "",
         "{",
@@ -175,8 +175,8 @@ async fn a_body_that_makes_no_sense_gets_upstreams_words() {
     ] {
         for protocol in [Protocol::Http1, Protocol::Http2] {
             let request = || Request::post(PATH).body(whole(body)).unwrap();
-            let direct = rig.direct.send(protocol, request()).await.unwrap();
-            let proxied = rig.proxied.send(protocol, request()).await.unwrap();
+            let direct = fixture.direct.send(protocol, request()).await.unwrap();
+            let proxied = fixture.proxied.send(protocol, request()).await.unwrap();
             assert!(direct.status.is_client_error(), "{body:?}: {direct:?}");
             assert_eq!(
                 proxied.essence(),
@@ -186,8 +186,8 @@ async fn a_body_that_makes_no_sense_gets_upstreams_words() {
         }
     }
     becomes("what upstream stored", Vec::<String>::new(), async || {
-        stored(&rig.upstream)
+        stored(&fixture.upstream)
     })
     .await;
-    rig.stop().await;
+    fixture.stop().await;
 }

@@ -3,10 +3,10 @@ use http::{Method, Request, StatusCode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::client::{Answer, BOTH, Endpoint, Protocol, nothing, within};
-use crate::follow::{Follower, Opening};
-use crate::ledger::{Interest, Ledger};
-use crate::rig::{Rig, small};
+use crate::support::client::{Answer, BOTH, Endpoint, Protocol, nothing, within};
+use crate::support::follower::{Follower, Opening};
+use crate::support::history::{Interest, Ledger};
+use crate::support::{Fixture, small};
 
 /// Queries of lists and watches that are malformed, contradictory or odd.
 const QUERIES: &[&str] = &[
@@ -67,10 +67,10 @@ async fn answer(endpoint: &Endpoint, protocol: Protocol, path: &str, accept: &st
 }
 
 /// The proxy's answer has to be upstream's own.
-async fn same(rig: &Rig, protocol: Protocol, path: &str, accept: &str) -> Answer {
+async fn same(fixture: &Fixture, protocol: Protocol, path: &str, accept: &str) -> Answer {
     // At the same time: some of them are watches.
-    let direct = Box::pin(answer(&rig.direct, protocol, path, accept));
-    let proxied = Box::pin(answer(&rig.proxied, protocol, path, accept));
+    let direct = Box::pin(answer(&fixture.direct, protocol, path, accept));
+    let proxied = Box::pin(answer(&fixture.proxied, protocol, path, accept));
     let (direct, proxied) = tokio::join!(direct, proxied);
     assert_eq!(
         proxied.essence(),
@@ -81,12 +81,12 @@ async fn same(rig: &Rig, protocol: Protocol, path: &str, accept: &str) -> Answer
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn malformed_queries_get_upstreams_words_and_disturb_nobody() {
-    let rig = Rig::start(small()).await;
-    let ledger = Ledger::new(rig.upstream.state(), 1);
+async fn malformed_queries_get_upstreams_answer_and_affect_nobody_else() {
+    let fixture = Fixture::start(small()).await;
+    let ledger = Ledger::new(fixture.upstream.state(), 1);
     let mut beside = Vec::new();
     for protocol in BOTH {
-        let connection = rig.proxied.connect(protocol).await.unwrap();
+        let connection = fixture.proxied.connect(protocol).await.unwrap();
         beside.push(Follower::start(&connection, Interest::All, Opening::List));
         beside.last().unwrap().synced().await;
     }
@@ -98,7 +98,7 @@ async fn malformed_queries_get_upstreams_words_and_disturb_nobody() {
             .map(|path| format!("{path}?{query}"));
         let answers = paths
             .each_ref()
-            .map(|path| same(&rig, BOTH[n % 2], path, "application/json"));
+            .map(|path| same(&fixture, BOTH[n % 2], path, "application/json"));
         for answer in futures_util::future::join_all(answers).await {
             if answer.status != StatusCode::OK {
                 refused += 1;
@@ -113,13 +113,14 @@ async fn malformed_queries_get_upstreams_words_and_disturb_nobody() {
     for follower in beside {
         follower.judge_undisturbed(&ledger).await;
     }
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn odd_paths_and_accepts_get_upstreams_words() {
-    let rig = Rig::start(small()).await;
-    rig.proxied
+async fn odd_paths_and_accept_headers_get_upstreams_answer() {
+    let fixture = Fixture::start(small()).await;
+    fixture
+        .proxied
         .get(Protocol::Http2, "/api/v1/pods?resourceVersion=0")
         .await;
     for path in [
@@ -142,7 +143,7 @@ async fn odd_paths_and_accepts_get_upstreams_words() {
         "/",
     ] {
         for protocol in BOTH {
-            same(&rig, protocol, path, "application/json").await;
+            same(&fixture, protocol, path, "application/json").await;
         }
     }
     for accept in [
@@ -159,7 +160,7 @@ async fn odd_paths_and_accepts_get_upstreams_words() {
             "watch=1&resourceVersion=0&timeoutSeconds=1",
         ] {
             let path = format!("/api/v1/pods?{query}");
-            let refusal = same(&rig, Protocol::Http2, &path, accept).await;
+            let refusal = same(&fixture, Protocol::Http2, &path, accept).await;
             assert_eq!(refusal.status, StatusCode::NOT_ACCEPTABLE, "{accept}");
             assert_eq!(refusal.json()["reason"], "NotAcceptable");
         }
@@ -168,7 +169,7 @@ async fn odd_paths_and_accepts_get_upstreams_words() {
     let accept = "application/vnd.kubernetes.protobuf,application/json;q=0.5,*/*;q=0.1";
     assert_eq!(
         same(
-            &rig,
+            &fixture,
             Protocol::Http1,
             "/api/v1/pods?resourceVersion=0",
             accept
@@ -177,12 +178,12 @@ async fn odd_paths_and_accepts_get_upstreams_words() {
         .status,
         200
     );
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn odd_methods_get_upstreams_words() {
-    let rig = Rig::start(small()).await;
+async fn odd_methods_get_upstreams_answer() {
+    let fixture = Fixture::start(small()).await;
     for method in ["HEAD", "OPTIONS", "BREW", "PUT", "DELETE"] {
         for path in ["/api/v1/pods?resourceVersion=0", "/nowhere"] {
             for protocol in BOTH {
@@ -194,10 +195,10 @@ async fn odd_methods_get_upstreams_words() {
                         .body(nothing())
                         .unwrap()
                 };
-                let direct = within(path, rig.direct.send(protocol, request()))
+                let direct = within(path, fixture.direct.send(protocol, request()))
                     .await
                     .unwrap();
-                let proxied = within(path, rig.proxied.send(protocol, request()))
+                let proxied = within(path, fixture.proxied.send(protocol, request()))
                     .await
                     .unwrap();
                 assert_eq!(
@@ -208,14 +209,14 @@ async fn odd_methods_get_upstreams_words() {
             }
         }
     }
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn too_large_heads_are_refused_clearly() {
-    let rig = Rig::start(small()).await;
-    let ledger = Ledger::new(rig.upstream.state(), 2);
-    let shared = rig.proxied.connect(Protocol::Http2).await.unwrap();
+async fn oversized_headers_are_refused_with_a_clear_error() {
+    let fixture = Fixture::start(small()).await;
+    let ledger = Ledger::new(fixture.upstream.state(), 2);
+    let shared = fixture.proxied.connect(Protocol::Http2).await.unwrap();
     let beside = Follower::start(&shared, Interest::All, Opening::WatchList);
     beside.synced().await;
 
@@ -230,7 +231,7 @@ async fn too_large_heads_are_refused_clearly() {
         "GET / HTTP/9.9\r\n\r\n".to_owned(),
         "\u{16}\u{3}\u{1} what is this\r\n\r\n".to_owned(),
     ] {
-        let raw = rig.proxied.raw(head.as_bytes(), |_| false).await;
+        let raw = fixture.proxied.raw(head.as_bytes(), |_| false).await;
         let start = &head[..40.min(head.len())];
         let status = raw.text.split(' ').nth(1).unwrap_or_default();
         assert!(
@@ -241,7 +242,7 @@ async fn too_large_heads_are_refused_clearly() {
     }
 
     // No TLS at all: the connection ends, and nothing of HTTP is said on it.
-    let mut plain = TcpStream::connect(rig.proxied.address).await.unwrap();
+    let mut plain = TcpStream::connect(fixture.proxied.address).await.unwrap();
     plain
         .write_all(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
         .await
@@ -268,8 +269,8 @@ async fn too_large_heads_are_refused_clearly() {
         names.join(",")
     );
     for protocol in BOTH {
-        let answer = same(&rig, protocol, &path, "application/json").await;
+        let answer = same(&fixture, protocol, &path, "application/json").await;
         assert!(!answer.json()["items"].as_array().unwrap().is_empty());
     }
-    rig.stop().await;
+    fixture.stop().await;
 }

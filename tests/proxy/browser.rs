@@ -12,9 +12,9 @@ use tokio::process::Command;
 use watershed_lab::sim::churn::{Churn, ChurnMix};
 use watershed_lab::sim::{AccessRule, Options, Population};
 
-use crate::client::{Endpoint, Lines, Protocol, nothing, within};
-use crate::rig::{Rig, eventually, plain_request};
 use crate::status::watch_as;
+use crate::support::client::{Endpoint, Lines, Protocol, nothing, within};
+use crate::support::{Fixture, eventually, plain_request};
 
 /// A browser of this machine.
 struct Browser {
@@ -227,8 +227,8 @@ const PROGRAMS: [(&str, &str, &str, &[&str]); 6] = [
 ];
 
 /// Clients as a cluster has them. Watches stay open as long as this is kept.
-async fn clients(rig: &Rig) -> Vec<Lines> {
-    let access = rig.upstream.access();
+async fn clients(fixture: &Fixture) -> Vec<Lines> {
+    let access = fixture.upstream.access();
     let mut open = Vec::new();
     for (token, user, agent, reads) in PROGRAMS {
         access.add_user(token, user, &[]);
@@ -236,7 +236,7 @@ async fn clients(rig: &Rig) -> Vec<Lines> {
         for path in reads {
             open.push(
                 watch_as(
-                    &rig.proxied.as_user(token),
+                    &fixture.proxied.as_user(token),
                     agent,
                     &format!("{path}?watch=1&resourceVersion=0"),
                 )
@@ -256,7 +256,7 @@ async fn clients(rig: &Rig) -> Vec<Lines> {
         );
         open.push(
             watch_as(
-                &rig.proxied.as_user(&token),
+                &fixture.proxied.as_user(&token),
                 "kubelet/v1.34.1 (linux/amd64)",
                 &path,
             )
@@ -323,7 +323,7 @@ async fn the_status_page_in_a_browser() {
     } else {
         (100, 4, 0)
     };
-    let rig = Rig::start(Options {
+    let fixture = Fixture::start(Options {
         population: Population {
             pods,
             nodes,
@@ -337,14 +337,19 @@ async fn the_status_page_in_a_browser() {
         ..Options::default()
     })
     .await;
-    let churn = Churn::start(rig.upstream.state().clone(), 40.0, 1, ChurnMix::default());
-    let mut open = clients(&rig).await;
+    let churn = Churn::start(
+        fixture.upstream.state().clone(),
+        40.0,
+        1,
+        ChurnMix::default(),
+    );
+    let mut open = clients(&fixture).await;
     let hostile =
         "<script>console.error('hostile')</script><img src=http://elsewhere.example.com/x>";
     if pictures.is_none() {
         open.push(
             watch_as(
-                &rig.proxied,
+                &fixture.proxied,
                 hostile,
                 "/api/v1/pods?watch=1&resourceVersion=0",
             )
@@ -355,16 +360,16 @@ async fn the_status_page_in_a_browser() {
     let readers: Vec<_> = open
         .into_iter()
         .map(|mut lines| {
-            tokio::spawn(
-                async move { while let crate::client::Next::Line(_) = lines.next().await {} },
-            )
+            tokio::spawn(async move {
+                while let crate::support::client::Next::Line(_) = lines.next().await {}
+            })
         })
         .collect();
-    let reader = tokio::spawn(read_on(rig.proxied.clone()));
+    let reader = tokio::spawn(read_on(fixture.proxied.clone()));
     tokio::time::sleep(Duration::from_mins(minutes)).await;
-    let host = rig.admin.to_string();
+    let host = fixture.admin.to_string();
     eventually("charts", async || {
-        let page = plain_request(rig.admin, "GET", "/status", &[("Host", &host)]).await;
+        let page = plain_request(fixture.admin, "GET", "/status", &[("Host", &host)]).await;
         if page.matches("class=\"line0\"").count() == 4 {
             Ok(())
         } else {
@@ -372,10 +377,10 @@ async fn the_status_page_in_a_browser() {
         }
     })
     .await;
-    let url = format!("http://{}/status", rig.admin);
+    let url = format!("http://{}/status", fixture.admin);
 
     // Without its script all is there.
-    let page = plain_request(rig.admin, "GET", "/status", &[("Host", &host)]).await;
+    let page = plain_request(fixture.admin, "GET", "/status", &[("Host", &host)]).await;
     let (_, page) = page.split_once("\r\n\r\n").unwrap();
     let (before, script) = page.split_once("<script>").unwrap();
     let (_, after) = script.split_once("</script>").unwrap();
@@ -455,5 +460,5 @@ async fn the_status_page_in_a_browser() {
         task.abort();
     }
     churn.stop().await;
-    rig.stop().await;
+    fixture.stop().await;
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 use watershed_lab::demo::{self, DemoArgs, DemoProxy, DemoUpstream};
 use watershed_lab::sim::{Options, Population, SimulatedServer};
 
-use crate::rig::{PATIENCE, start_proxy};
+use crate::support::{PATIENCE, start_proxy};
 
 fn args(patience: Duration) -> DemoArgs {
     DemoArgs {
@@ -33,7 +33,7 @@ async fn proxy(kubeconfig: &str) -> anyhow::Result<DemoProxy> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_client_of_the_demo_sees_the_truth() {
+async fn every_demo_client_sees_what_upstream_holds() {
     let equal = demo::run(args(PATIENCE), async |upstream: DemoUpstream| {
         proxy(&upstream.kubeconfig_yaml).await
     })
@@ -44,7 +44,7 @@ async fn every_client_of_the_demo_sees_the_truth() {
 /// The planted fault: the proxy stands in front of a twin of the demo's server, on which nothing
 /// happens. Every client sees the same objects and misses every change.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_demo_notices_clients_that_see_something_else() {
+async fn the_demo_reports_clients_whose_view_differs() {
     let population = Population {
         configmaps: 0,
         secrets: 0,

@@ -1,17 +1,17 @@
 //! The end of the proxy, as its clients see it.
-use crate::client::{BOTH, Next, Protocol, within};
-use crate::follow::{Follower, Opening};
-use crate::frames::{DATA, END_HEADERS, END_STREAM, Frames, HEADERS, block, frame, get};
-use crate::ledger::{Event, Interest, Ledger, compare};
-use crate::program::Program;
-use crate::rig::{PATIENCE, Rig, eventually, plain_get, small};
+use crate::support::client::{BOTH, Next, Protocol, within};
+use crate::support::follower::{Follower, Opening};
+use crate::support::frames::{DATA, END_HEADERS, END_STREAM, Frames, HEADERS, block, frame, get};
+use crate::support::history::{Event, Interest, Ledger, compare};
+use crate::support::program::Program;
+use crate::support::{Fixture, PATIENCE, eventually, plain_get, small};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shutdown_ends_watches_cleanly_and_finishes_what_runs() {
+async fn a_shutdown_ends_watches_cleanly_and_finishes_running_requests() {
     // However long this machine takes to finish what runs.
-    let rig = Rig::configured(small(), |config| config.drain = PATIENCE).await;
-    let ledger = Ledger::new(rig.upstream.state(), 1);
-    let list = rig
+    let fixture = Fixture::configured(small(), |config| config.drain = PATIENCE).await;
+    let ledger = Ledger::new(fixture.upstream.state(), 1);
+    let list = fixture
         .proxied
         .get(Protocol::Http2, "/api/v1/pods?resourceVersion=0")
         .await
@@ -20,12 +20,12 @@ async fn a_shutdown_ends_watches_cleanly_and_finishes_what_runs() {
     let path = format!("/api/v1/pods?watch=1&allowWatchBookmarks=1&resourceVersion={version}");
     let mut watches = Vec::new();
     for n in 0..10 {
-        watches.push(rig.proxied.watch(BOTH[n % 2], &path).await);
+        watches.push(fixture.proxied.watch(BOTH[n % 2], &path).await);
     }
     // Forwarded, as the version is left open.
     let forwarded = [
-        rig.proxied.watch(BOTH[0], "/api/v1/pods?watch=1").await,
-        rig.proxied.watch(BOTH[1], "/api/v1/pods?watch=1").await,
+        fixture.proxied.watch(BOTH[0], "/api/v1/pods?watch=1").await,
+        fixture.proxied.watch(BOTH[1], "/api/v1/pods?watch=1").await,
     ];
     // A request that is under way: upstream has its head, and the client still owes half of the
     // body.
@@ -35,7 +35,7 @@ async fn a_shutdown_ends_watches_cleanly_and_finishes_what_runs() {
          Content-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: {}\r\n\r\n",
         body.len()
     );
-    let mut slow = rig
+    let mut slow = fixture
         .proxied
         .raw(head.as_bytes(), |text| {
             text.contains("100 Continue\r\n\r\n")
@@ -43,7 +43,7 @@ async fn a_shutdown_ends_watches_cleanly_and_finishes_what_runs() {
         .await;
     slow.write(&body[..20]).await;
     // A client that asks on its connection before it has seen that this is to end.
-    let mut late = Frames::open(&rig.proxied, 65_535).await;
+    let mut late = Frames::open(&fixture.proxied, 65_535).await;
     let ask = |path: &str, id| {
         frame(
             HEADERS,
@@ -64,16 +64,16 @@ async fn a_shutdown_ends_watches_cleanly_and_finishes_what_runs() {
         .unwrap()
         .version;
     let path = format!("/api/v1/pods?watch=1&allowWatchBookmarks=1&resourceVersion={now}");
-    let silent = rig.proxied.watch(Protocol::Http2, &path).await;
+    let silent = fixture.proxied.watch(Protocol::Http2, &path).await;
     let follower = Follower::start(
-        &rig.proxied.connect(Protocol::Http2).await.unwrap(),
+        &fixture.proxied.connect(Protocol::Http2).await.unwrap(),
         Interest::All,
         Opening::List,
     );
     follower.judge(&ledger).await;
 
-    let (proxied, admin) = (rig.proxied.clone(), rig.admin);
-    let (upstream, end) = rig.shut_down();
+    let (proxied, admin) = (fixture.proxied.clone(), fixture.admin);
+    let (upstream, end) = fixture.shut_down();
     let end = tokio::spawn(end);
     let expected = ledger.between(&Interest::All, version.parse().unwrap(), u64::MAX);
     for watch in watches {
@@ -166,7 +166,7 @@ fn events(lines: &[bytes::Bytes]) -> Vec<Event> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sigterm_ends_the_program_in_order() {
+async fn sigterm_shuts_the_program_down_gracefully() {
     let upstream = watershed_lab::sim::SimulatedServer::start(small())
         .await
         .unwrap();

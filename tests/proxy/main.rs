@@ -1,48 +1,32 @@
-//! The whole proxy, in this process, between a simulated API server and clients that speak plain
-//! HTTP over TLS.
-//!
-//! | file | what |
-//! |---|---|
-//! | `rig` | the simulated API server with the proxy in front of it |
-//! | `client` | the clients: HTTP/1.1, HTTP/2, and bytes written by hand |
-//! | `ledger` | what really happened: the judge of every watch |
-//! | `frames` | HTTP/2 written by hand |
-//! | `follow` | a client that lists and watches for ever and remembers all it was told |
-//! | `browser` | the status page in a real browser, if there is one |
-//! | `program` | the program itself, as a process of its own |
-//! | the others | tests |
+//! Tests of the whole proxy, between a simulated API server and clients that speak plain HTTP over
+//! TLS. Most start the proxy in this process; see [`support`].
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
-mod abuse;
+mod abusive_clients;
 mod access;
 mod admin;
 mod audit;
 mod bad_bodies;
 mod bad_requests;
 mod browser;
-mod check;
-mod client;
-mod compressed;
-mod custom;
-mod demand;
+mod caching_policy;
+mod check_command;
+mod compression;
+mod consistent_reads;
+mod custom_resources;
 mod demo;
-mod documents;
+mod discovery_documents;
 mod drain;
-mod edge;
-mod faults;
-mod fence;
-mod follow;
-mod frames;
-mod ledger;
-mod load;
+mod limits;
+mod load_command;
 mod mistakes;
-mod policy;
-mod program;
+mod on_demand_scopes;
 mod reference;
+mod request_smuggling;
 mod restart;
-mod revoke;
-mod rig;
-mod smuggling;
-mod socket;
+mod revocation;
 mod status;
+mod support;
 mod traces;
-mod vanishing;
+mod unix_socket;
+mod upstream_faults;
+mod vanishing_clients;

@@ -9,8 +9,8 @@ use tempfile::TempDir;
 use tokio::process::Command;
 use watershed_lab::sim::SimulatedServer;
 
-use crate::client::within;
-use crate::rig::small;
+use crate::support::client::within;
+use crate::support::small;
 
 /// A folder with what goes wrong, and upstream's kubeconfig.
 pub(crate) struct Bench {

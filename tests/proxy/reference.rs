@@ -8,9 +8,9 @@ use watershed::app;
 use watershed::cli::reference;
 use watershed_lab::sim::SimulatedServer;
 
-use crate::client::{Protocol, within};
-use crate::program::Program;
-use crate::rig::small;
+use crate::support::client::{Protocol, within};
+use crate::support::program::Program;
+use crate::support::small;
 
 fn watershed(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_watershed"));

@@ -1,14 +1,14 @@
 //! An API server that comes back without its history.
-use crate::client::{Next, Protocol};
-use crate::follow::Follower;
-use crate::ledger::Ledger;
-use crate::rig::{Rig, small};
+use crate::support::client::{Next, Protocol};
+use crate::support::follower::Follower;
+use crate::support::history::Ledger;
+use crate::support::{Fixture, small};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restart_costs_one_list_per_type_and_no_watch_its_exactness() {
-    let rig = Rig::start(small()).await;
-    let ledger = Ledger::new(rig.upstream.state(), 1);
-    let crowd = Follower::crowd(&rig.proxied, 100).await;
+async fn a_restart_costs_one_list_per_type_and_no_watch_event() {
+    let fixture = Fixture::start(small()).await;
+    let ledger = Ledger::new(fixture.upstream.state(), 1);
+    let crowd = Follower::crowd(&fixture.proxied, 100).await;
     // Further types with several watches each.
     let others = [
         "/api/v1/nodes",
@@ -17,7 +17,7 @@ async fn a_restart_costs_one_list_per_type_and_no_watch_its_exactness() {
     ];
     let mut quiet = Vec::new();
     for path in others {
-        let list = rig
+        let list = fixture
             .proxied
             .get(Protocol::Http2, &format!("{path}?resourceVersion=0"))
             .await
@@ -25,22 +25,25 @@ async fn a_restart_costs_one_list_per_type_and_no_watch_its_exactness() {
         let version = list["metadata"]["resourceVersion"].as_str().unwrap();
         let path = format!("{path}?watch=1&resourceVersion={version}&timeoutSeconds=600");
         for _ in 0..5 {
-            quiet.push(rig.proxied.watch(Protocol::Http2, &path).await);
+            quiet.push(fixture.proxied.watch(Protocol::Http2, &path).await);
         }
     }
     ledger.writes(50).await;
     for follower in &crowd {
         follower.judge_undisturbed(&ledger).await;
     }
-    let lists = |resource: &str| rig.upstream.stats().requests_on("LIST", resource);
+    let lists = |resource: &str| fixture.upstream.stats().requests_on("LIST", resource);
     let resources = ["pods", "nodes", "configmaps", "deployments.apps"];
     let before = resources.map(lists);
 
     // What happens while it restarts reaches nobody.
-    rig.upstream.faults().set(|active| active.silent = true);
+    fixture.upstream.faults().set(|active| active.silent = true);
     ledger.writes(30).await;
-    rig.upstream.restart();
-    rig.upstream.faults().set(|active| active.silent = false);
+    fixture.upstream.restart();
+    fixture
+        .upstream
+        .faults()
+        .set(|active| active.silent = false);
     ledger.writes(30).await;
     let mut told = 0;
     for follower in &crowd {
@@ -65,7 +68,8 @@ async fn a_restart_costs_one_list_per_type_and_no_watch_its_exactness() {
 
     // The quiet types' watches went on, or were told.
     let deployments = watershed_protocol::GroupVersionResource::new("apps", "v1", "deployments");
-    rig.upstream
+    fixture
+        .upstream
         .state()
         .create(&deployments, r#"{"metadata":{"name":"w"}}"#)
         .unwrap();
@@ -83,5 +87,5 @@ async fn a_restart_costs_one_list_per_type_and_no_watch_its_exactness() {
         }
     }
     drop(quiet);
-    rig.stop().await;
+    fixture.stop().await;
 }

@@ -3,9 +3,9 @@ use http::Request;
 use serde_json::Value;
 use watershed_lab::sim::{AccessRule, SimulatedServer};
 
-use crate::client::{Answer, Connection, Endpoint, Lines, Protocol, nothing, within};
-use crate::program::Program;
-use crate::rig::{Rig, eventually, plain_request, small};
+use crate::support::client::{Answer, Connection, Endpoint, Lines, Protocol, nothing, within};
+use crate::support::program::Program;
+use crate::support::{Fixture, eventually, plain_request, small};
 
 /// A request of a program that calls itself so.
 async fn get_as(connection: &Connection, agent: &str, path: &str) -> Answer {
@@ -30,15 +30,15 @@ fn body(answer: &str) -> &str {
     answer.split_once("\r\n\r\n").map_or("", |(_, body)| body)
 }
 
-async fn status(rig: &Rig) -> Value {
-    let host = rig.admin.to_string();
-    let answer = plain_request(rig.admin, "GET", "/status.json", &[("Host", &host)]).await;
+async fn status(fixture: &Fixture) -> Value {
+    let host = fixture.admin.to_string();
+    let answer = plain_request(fixture.admin, "GET", "/status.json", &[("Host", &host)]).await;
     serde_json::from_str(body(&answer)).unwrap_or_else(|error| panic!("{error}: {answer}"))
 }
 
-async fn page(rig: &Rig) -> String {
-    let host = rig.admin.to_string();
-    plain_request(rig.admin, "GET", "/status", &[("Host", &host)]).await
+async fn page(fixture: &Fixture) -> String {
+    let host = fixture.admin.to_string();
+    plain_request(fixture.admin, "GET", "/status", &[("Host", &host)]).await
 }
 
 fn client<'a>(status: &'a Value, agent: &str) -> Option<&'a Value> {
@@ -51,8 +51,8 @@ fn client<'a>(status: &'a Value, agent: &str) -> Option<&'a Value> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_status_page_tells_what_is_held_and_for_whom() {
-    let rig = Rig::start(small()).await;
-    let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+    let fixture = Fixture::start(small()).await;
+    let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
     let mut received = 0;
     for _ in 0..3 {
         received += get_as(&connection, "lister/1", "/api/v1/pods?resourceVersion=0")
@@ -65,13 +65,13 @@ async fn the_status_page_tells_what_is_held_and_for_whom() {
         .body
         .len();
     let watch = watch_as(
-        &rig.proxied,
+        &fixture.proxied,
         "watcher/1",
         "/api/v1/pods?watch=1&resourceVersion=0",
     )
     .await;
 
-    let told = status(&rig).await;
+    let told = status(&fixture).await;
     let pods = told["scopes"]
         .as_array()
         .unwrap()
@@ -134,7 +134,7 @@ async fn the_status_page_tells_what_is_held_and_for_whom() {
     assert_eq!(told["forwarded"][0]["reason"], "pretty");
 
     // The same for people.
-    let html = page(&rig).await;
+    let html = page(&fixture).await;
     for part in [
         "<table id=\"scopes\"",
         "<table id=\"clients\"",
@@ -150,32 +150,35 @@ async fn the_status_page_tells_what_is_held_and_for_whom() {
             "{part} in {html}"
         );
     }
-    let by_query = plain_request(rig.admin, "GET", "/status?format=json", &[]).await;
+    let by_query = plain_request(fixture.admin, "GET", "/status?format=json", &[]).await;
     assert!(
         by_query.contains("content-type: application/json\r\n"),
         "{by_query}"
     );
-    let browser = plain_request(rig.admin, "GET", "/", &[("Accept", "text/html,*/*")]).await;
+    let browser = plain_request(fixture.admin, "GET", "/", &[("Accept", "text/html,*/*")]).await;
     assert!(
         browser.starts_with("HTTP/1.1 303 ") && browser.contains("location: /status\r\n"),
         "{browser}"
     );
     assert!(
-        plain_request(rig.admin, "GET", "/", &[])
+        plain_request(fixture.admin, "GET", "/", &[])
             .await
             .contains("/status")
     );
 
-    eventually("readiness", async || match &status(&rig).await["health"] {
-        health if health == "ready" => Ok(()),
-        other => Err(other.to_string()),
-    })
+    eventually(
+        "readiness",
+        async || match &status(&fixture).await["health"] {
+            health if health == "ready" => Ok(()),
+            other => Err(other.to_string()),
+        },
+    )
     .await;
 
     // What is over is not told any more.
     drop(watch);
     eventually("no watch", async || {
-        let told = status(&rig).await;
+        let told = status(&fixture).await;
         let pods = told["scopes"]
             .as_array()
             .unwrap()
@@ -194,18 +197,19 @@ async fn the_status_page_tells_what_is_held_and_for_whom() {
         }
     })
     .await;
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_names_are_shown_as_text() {
-    let rig = Rig::start(small()).await;
+    let fixture = Fixture::start(small()).await;
     let user = "<b onmouseover=alert(1)>\"'& </td>";
-    rig.upstream.access().add_user("hostile", user, &[]);
-    rig.upstream
+    fixture.upstream.access().add_user("hostile", user, &[]);
+    fixture
+        .upstream
         .access()
         .allow(AccessRule::read(user, &["pods"]));
-    let connection = rig
+    let connection = fixture
         .proxied
         .as_user("hostile")
         .connect(Protocol::Http2)
@@ -238,14 +242,14 @@ async fn hostile_names_are_shown_as_text() {
     let long = "<script>".repeat(2_000);
     get_as(&connection, &long, "/api/v1/pods?resourceVersion=0").await;
 
-    let told = status(&rig).await;
+    let told = status(&fixture).await;
     for agent in agents {
         assert_eq!(
             client(&told, agent).unwrap_or_else(|| panic!("{agent} in {told:#}"))["user"],
             user
         );
     }
-    let html = page(&rig).await;
+    let html = page(&fixture).await;
     // One of each is the page's own.
     for tag in ["<script", "<style", "</script", "</style"] {
         assert_eq!(html.matches(tag).count(), 1, "{tag} in {html}");
@@ -271,15 +275,15 @@ async fn hostile_names_are_shown_as_text() {
             && !html.contains("src=\""),
         "{html}"
     );
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn users_are_named_to_operators_only() {
-    let rig = Rig::start(small()).await;
-    let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+    let fixture = Fixture::start(small()).await;
+    let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
     get_as(&connection, "teller/1", "/api/v1/pods?resourceVersion=0").await;
-    let own = rig.admin.to_string();
+    let own = fixture.admin.to_string();
     // A page from elsewhere, by a name that leads here.
     for (host, named) in [
         (own.as_str(), true),
@@ -287,7 +291,7 @@ async fn users_are_named_to_operators_only() {
         ("evil.example.com", false),
     ] {
         for path in ["/status", "/status.json"] {
-            let answer = plain_request(rig.admin, "GET", path, &[("Host", host)]).await;
+            let answer = plain_request(fixture.admin, "GET", path, &[("Host", host)]).await;
             assert!(
                 answer.starts_with("HTTP/1.1 200 ") && answer.contains("pods"),
                 "{answer}"
@@ -295,7 +299,7 @@ async fn users_are_named_to_operators_only() {
             assert_eq!(answer.contains("teller/1"), named, "{path} at {host}");
         }
     }
-    rig.stop().await;
+    fixture.stop().await;
 
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();

@@ -3,9 +3,9 @@
 use http::Request;
 use watershed_lab::sim::SimulatedServer;
 
-use crate::client::{Endpoint, Protocol};
-use crate::program::Program;
-use crate::rig::small;
+use crate::support::client::{Endpoint, Protocol};
+use crate::support::program::Program;
+use crate::support::small;
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
@@ -22,7 +22,7 @@ async fn forwarded(proxied: &Endpoint, upstream: &SimulatedServer, traceparent: 
         let request = Request::get(path)
             .header("traceparent", traceparent)
             .header("tracestate", "vendor=value")
-            .body(crate::client::nothing())
+            .body(crate::support::client::nothing())
             .unwrap();
         connection.open(request).await.unwrap();
     }
@@ -38,7 +38,7 @@ async fn forwarded(proxied: &Endpoint, upstream: &SimulatedServer, traceparent: 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn trace_context_passes_untouched() {
+async fn trace_context_is_forwarded_unchanged() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let program = Program::start(&upstream).await;
     for flags in ["00", "01"] {
@@ -101,7 +101,7 @@ mod sent {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn what_a_client_traces_is_sent_and_handed_on() {
+    async fn traced_requests_are_exported_and_propagated() {
         let upstream = SimulatedServer::start(small()).await.unwrap();
         let (url, got) = collector().await;
         let program =
@@ -150,7 +150,7 @@ mod sent {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_collector_that_is_away_hinders_nobody() {
+    async fn an_unreachable_collector_delays_no_request() {
         let upstream = SimulatedServer::start(small()).await.unwrap();
         let nowhere = TcpListener::bind("127.0.0.1:0")
             .await

@@ -12,7 +12,7 @@ pub(crate) use watershed_lab::body::{empty_body as nothing, full_body as whole};
 use watershed_lab::client;
 pub(crate) use watershed_lab::client::{NextLine as Next, Protocol, RequestBody};
 
-use crate::rig::PATIENCE;
+use super::waiting::PATIENCE;
 
 pub(crate) const BOTH: [Protocol; 2] = [Protocol::Http1, Protocol::Http2];
 

@@ -7,8 +7,8 @@ use watershed::app::AppConfig;
 use watershed_lab::sim::{AccessRule, ActiveFaults, PlannedRefusal, SimulatedServer};
 use watershed_protocol::GroupVersionResource;
 
-use crate::client::{Lines, Next, Protocol};
-use crate::rig::{Rig, at_leisure, becomes, eventually, small};
+use crate::support::client::{Lines, Next, Protocol};
+use crate::support::{Fixture, at_leisure, becomes, eventually, small};
 
 const HERE: &str = "/api/v1/namespaces/team-00/configmaps?resourceVersion=0";
 const REVIEWS: &str = "subjectaccessreviews.authorization.k8s.io";
@@ -72,12 +72,13 @@ fn furnish(upstream: &SimulatedServer) {
         .unwrap();
 }
 
-fn reviews(rig: &Rig) -> u64 {
-    rig.upstream.stats().requests_on("POST", REVIEWS)
+fn reviews(fixture: &Fixture) -> u64 {
+    fixture.upstream.stats().requests_on("POST", REVIEWS)
 }
 
-async fn status(rig: &Rig, user: &str) -> u16 {
-    rig.proxied
+async fn status(fixture: &Fixture, user: &str) -> u16 {
+    fixture
+        .proxied
         .as_user(&format!("{user}-token"))
         .get(Protocol::Http2, HERE)
         .await
@@ -86,22 +87,22 @@ async fn status(rig: &Rig, user: &str) -> u16 {
 }
 
 /// A watch from now on.
-async fn open_watch(rig: &Rig, user: &str) -> Lines {
-    let endpoint = rig.proxied.as_user(&format!("{user}-token"));
+async fn open_watch(fixture: &Fixture, user: &str) -> Lines {
+    let endpoint = fixture.proxied.as_user(&format!("{user}-token"));
     let snapshot = endpoint.get(Protocol::Http2, HERE).await.json();
     let version = snapshot["metadata"]["resourceVersion"].as_str().unwrap();
     let path = format!("/api/v1/namespaces/team-00/configmaps?watch=1&resourceVersion={version}");
     endpoint.watch(Protocol::Http2, &path).await
 }
 
-fn write(rig: &Rig, name: &str) {
+fn write(fixture: &Fixture, name: &str) {
     let configmaps = GroupVersionResource::new("", "v1", "configmaps");
     let text = json!({"metadata": {"name": name, "namespace": "team-00"}}).to_string();
-    rig.upstream.state().create(&configmaps, &text).unwrap();
+    fixture.upstream.state().create(&configmaps, &text).unwrap();
 }
 
 /// Until RBAC is followed and nothing that happened before can count any more.
-async fn quiet(rig: &Rig) {
+async fn quiet(fixture: &Fixture) {
     for resource in [
         "roles",
         "rolebindings",
@@ -110,18 +111,23 @@ async fn quiet(rig: &Rig) {
     ] {
         let resource = format!("{resource}.rbac.authorization.k8s.io");
         becomes("the proxy follows RBAC", Some(1), async || {
-            rig.upstream.stats().open_watches.get(&resource).copied()
+            fixture
+                .upstream
+                .stats()
+                .open_watches
+                .get(&resource)
+                .copied()
         })
         .await;
     }
     eventually("verdicts stand", async || {
-        assert_eq!(status(rig, "ann").await, 200);
-        assert_eq!(status(rig, "bob").await, 200);
-        let before = reviews(rig);
+        assert_eq!(status(fixture, "ann").await, 200);
+        assert_eq!(status(fixture, "bob").await, 200);
+        let before = reviews(fixture);
         tokio::time::sleep(Duration::from_millis(2100)).await;
-        assert_eq!(status(rig, "ann").await, 200);
-        assert_eq!(status(rig, "bob").await, 200);
-        if reviews(rig) == before {
+        assert_eq!(status(fixture, "ann").await, 200);
+        assert_eq!(status(fixture, "bob").await, 200);
+        if reviews(fixture) == before {
             Ok(())
         } else {
             Err("they were asked for again".to_owned())
@@ -131,11 +137,11 @@ async fn quiet(rig: &Rig) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_ends_with_its_binding_and_only_this_one() {
-    let rig = Rig::build(small(), furnish, remember).await;
-    quiet(&rig).await;
-    let (before, began) = (reviews(&rig), Instant::now());
-    let state = rig.upstream.state();
+async fn deleting_a_binding_ends_its_grant_and_no_other() {
+    let fixture = Fixture::build(small(), furnish, remember).await;
+    quiet(&fixture).await;
+    let (before, began) = (reviews(&fixture), Instant::now());
+    let state = fixture.upstream.state();
 
     // What cannot concern them: others' bindings, other namespaces, labels.
     state
@@ -157,15 +163,19 @@ async fn a_grant_ends_with_its_binding_and_only_this_one() {
     state
         .delete(&rbac("rolebindings"), "team-00", "ann")
         .unwrap();
-    becomes("what ann reads", 403, async || status(&rig, "ann").await).await;
-    assert_eq!(status(&rig, "bob").await, 200);
-    let ann = rig
+    becomes("what ann reads", 403, async || {
+        status(&fixture, "ann").await
+    })
+    .await;
+    assert_eq!(status(&fixture, "bob").await, 200);
+    let ann = fixture
         .direct
         .as_user("ann-token")
         .get(Protocol::Http2, HERE)
         .await;
     assert_eq!(
-        rig.proxied
+        fixture
+            .proxied
             .as_user("ann-token")
             .get(Protocol::Http2, HERE)
             .await
@@ -175,10 +185,10 @@ async fn a_grant_ends_with_its_binding_and_only_this_one() {
     // Once more when upstream has settled, and no more.
     tokio::time::sleep(Duration::from_millis(2100)).await;
     for _ in 0..5 {
-        assert_eq!(status(&rig, "ann").await, 403);
-        assert_eq!(status(&rig, "bob").await, 200);
+        assert_eq!(status(&fixture, "ann").await, 403);
+        assert_eq!(status(&fixture, "bob").await, 200);
     }
-    let asked = reviews(&rig) - before;
+    let asked = reviews(&fixture) - before;
     assert!(
         asked >= 1 && (asked <= 3 || !at_leisure(began)),
         "{asked} reviews"
@@ -191,25 +201,31 @@ async fn a_grant_ends_with_its_binding_and_only_this_one() {
             &binding("ann", "reader", &["ann"], "a"),
         )
         .unwrap();
-    becomes("what ann reads", 200, async || status(&rig, "ann").await).await;
+    becomes("what ann reads", 200, async || {
+        status(&fixture, "ann").await
+    })
+    .await;
     // And with its role.
     state
         .update(&rbac("roles"), &role("reader", &["pods"]))
         .unwrap();
     for user in ["ann", "bob"] {
-        becomes("what they read", 403, async || status(&rig, user).await).await;
+        becomes("what they read", 403, async || status(&fixture, user).await).await;
     }
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_ends_with_its_binding_and_shows_nothing_from_after_it() {
-    let rig = Rig::build(small(), furnish, remember).await;
-    quiet(&rig).await;
-    let (ann, same) = (open_watch(&rig, "ann").await, open_watch(&rig, "ann").await);
-    let mut bob = open_watch(&rig, "bob").await;
-    let before = reviews(&rig);
-    let state = rig.upstream.state();
+async fn a_watch_ends_with_its_binding_and_shows_no_later_event() {
+    let fixture = Fixture::build(small(), furnish, remember).await;
+    quiet(&fixture).await;
+    let (ann, same) = (
+        open_watch(&fixture, "ann").await,
+        open_watch(&fixture, "ann").await,
+    );
+    let mut bob = open_watch(&fixture, "bob").await;
+    let before = reviews(&fixture);
+    let state = fixture.upstream.state();
     let deleted = Instant::now();
     state
         .delete(&rbac("rolebindings"), "team-00", "ann")
@@ -218,56 +234,68 @@ async fn a_watch_ends_with_its_binding_and_shows_nothing_from_after_it() {
         let (lines, end) = watch.rest().await;
         assert_eq!((lines.len(), end), (0, Next::End));
     }
-    let asked = reviews(&rig) - before;
+    let asked = reviews(&fixture) - before;
     let most = if at_leisure(deleted) { 2 } else { 6 };
     assert!(
         (1..=most).contains(&asked),
         "{asked} reviews for two equal watches of ann's, and bob's"
     );
-    write(&rig, "after");
+    write(&fixture, "after");
     assert!(bob.line().await.contains("\"after\""), "bob's goes on");
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_that_upstream_refuses_to_be_asked_about_ends_with_its_binding() {
-    let rig = Rig::build(small(), furnish, remember).await;
-    quiet(&rig).await;
-    let (ann, mut bob) = (open_watch(&rig, "ann").await, open_watch(&rig, "bob").await);
+async fn a_watch_ends_with_its_binding_even_if_the_review_is_refused() {
+    let fixture = Fixture::build(small(), furnish, remember).await;
+    quiet(&fixture).await;
+    let (ann, mut bob) = (
+        open_watch(&fixture, "ann").await,
+        open_watch(&fixture, "bob").await,
+    );
     // The proxy lost its own right to ask, with the same stroke perhaps.
-    refuse_reviews(&rig, 403);
-    rig.upstream
+    refuse_reviews(&fixture, 403);
+    fixture
+        .upstream
         .state()
         .delete(&rbac("rolebindings"), "team-00", "ann")
         .unwrap();
     let (lines, end) = ann.rest().await;
     assert_eq!((lines.len(), end), (0, Next::End));
-    write(&rig, "after");
+    write(&fixture, "after");
     assert!(bob.line().await.contains("\"after\""), "bob's goes on");
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_history_of_rbac_drops_everything() {
-    let rig = Rig::build(small(), furnish, remember).await;
-    quiet(&rig).await;
+async fn a_lost_rbac_history_drops_every_grant() {
+    let fixture = Fixture::build(small(), furnish, remember).await;
+    quiet(&fixture).await;
     // The deletion happens where the proxy cannot see it, and shows in a fresh list only.
-    rig.upstream.faults().set(|active| active.silent = true);
-    rig.upstream
+    fixture.upstream.faults().set(|active| active.silent = true);
+    fixture
+        .upstream
         .state()
         .delete(&rbac("rolebindings"), "team-00", "ann")
         .unwrap();
-    assert_eq!(status(&rig, "ann").await, 200, "nothing tells of it");
-    rig.upstream.restart();
-    rig.upstream
+    assert_eq!(status(&fixture, "ann").await, 200, "nothing tells of it");
+    fixture.upstream.restart();
+    fixture
+        .upstream
         .faults()
         .set(|active| *active = ActiveFaults::default());
-    becomes("what ann reads", 403, async || status(&rig, "ann").await).await;
-    becomes("what bob reads", 200, async || status(&rig, "bob").await).await;
-    rig.stop().await;
+    becomes("what ann reads", 403, async || {
+        status(&fixture, "ann").await
+    })
+    .await;
+    becomes("what bob reads", 200, async || {
+        status(&fixture, "bob").await
+    })
+    .await;
+    fixture.stop().await;
 }
 
-fn refuse_reviews(rig: &Rig, code: u16) {
+fn refuse_reviews(fixture: &Fixture, code: u16) {
     let resource = Some(REVIEWS.to_owned());
     let refusal = PlannedRefusal {
         count: u32::MAX,
@@ -276,19 +304,24 @@ fn refuse_reviews(rig: &Rig, code: u16) {
         resource,
         verb: None,
     };
-    rig.upstream
+    fixture
+        .upstream
         .faults()
         .set(|active| active.refuse = Some(refusal));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_upstream_cannot_be_asked_grants_stand_and_nothing_else_is_answered() {
-    let rig = Rig::build(small(), furnish, remember).await;
-    quiet(&rig).await;
+async fn only_existing_grants_are_served_while_reviews_fail() {
+    let fixture = Fixture::build(small(), furnish, remember).await;
+    quiet(&fixture).await;
     let other = "/api/v1/namespaces/team-00/configmaps?resourceVersion=0&labelSelector=a%3Db";
-    let ann = rig.proxied.as_user("ann-token");
-    refuse_reviews(&rig, 503);
-    assert_eq!(status(&rig, "ann").await, 200, "what was granted stands");
+    let ann = fixture.proxied.as_user("ann-token");
+    refuse_reviews(&fixture, 503);
+    assert_eq!(
+        status(&fixture, "ann").await,
+        200,
+        "what was granted stands"
+    );
     for path in [other, "/api/v1/nodes?resourceVersion=0", "/version"] {
         let answer = ann.get(Protocol::Http2, path).await;
         assert_eq!(
@@ -301,14 +334,15 @@ async fn while_upstream_cannot_be_asked_grants_stand_and_nothing_else_is_answere
         assert_eq!(answer.header("x-watershed-source"), "access");
     }
     // The proxy may not ask: upstream judges.
-    refuse_reviews(&rig, 403);
+    refuse_reviews(&fixture, 403);
     let answer = ann.get(Protocol::Http2, other).await;
     assert_eq!(
         answer.header("x-watershed-source"),
         "forward; reason=review-failed"
     );
     assert_eq!(answer.status, 200);
-    rig.upstream
+    fixture
+        .upstream
         .faults()
         .set(|active| *active = ActiveFaults::default());
     assert_eq!(
@@ -319,8 +353,8 @@ async fn while_upstream_cannot_be_asked_grants_stand_and_nothing_else_is_answere
     );
 
     // All of it away.
-    let (direct, proxied) = (rig.direct.clone(), rig.proxied.as_user("ann-token"));
-    let end = rig.without_upstream().await;
+    let (direct, proxied) = (fixture.direct.clone(), fixture.proxied.as_user("ann-token"));
+    let end = fixture.without_upstream().await;
     assert!(
         direct.connect(Protocol::Http2).await.is_err(),
         "upstream is away"
@@ -337,37 +371,46 @@ async fn while_upstream_cannot_be_asked_grants_stand_and_nothing_else_is_answere
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_that_a_change_concerns_shows_nothing_until_upstream_can_be_asked() {
-    let rig = Rig::build(small(), furnish, remember).await;
-    quiet(&rig).await;
-    let (ann, mut bob) = (open_watch(&rig, "ann").await, open_watch(&rig, "bob").await);
-    refuse_reviews(&rig, 503);
-    rig.upstream
+async fn a_watch_affected_by_an_rbac_change_pauses_until_reviews_work() {
+    let fixture = Fixture::build(small(), furnish, remember).await;
+    quiet(&fixture).await;
+    let (ann, mut bob) = (
+        open_watch(&fixture, "ann").await,
+        open_watch(&fixture, "bob").await,
+    );
+    refuse_reviews(&fixture, 503);
+    fixture
+        .upstream
         .state()
         .delete(&rbac("rolebindings"), "team-00", "ann")
         .unwrap();
-    becomes("what ann reads", 503, async || status(&rig, "ann").await).await;
-    write(&rig, "secret");
+    becomes("what ann reads", 503, async || {
+        status(&fixture, "ann").await
+    })
+    .await;
+    write(&fixture, "secret");
     assert!(bob.line().await.contains("\"secret\""));
-    rig.upstream
+    fixture
+        .upstream
         .faults()
         .set(|active| *active = ActiveFaults::default());
     let (lines, end) = ann.rest().await;
     assert_eq!((lines.len(), end), (0, Next::End));
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn forwarding_while_upstream_cannot_be_asked_is_a_choice() {
+async fn requests_are_forwarded_while_reviews_fail_if_configured() {
     let configure = |config: &mut AppConfig| {
         remember(config);
         config.access.authorization.review_failure_policy = ReviewFailurePolicy::Forward;
     };
-    let rig = Rig::build(small(), furnish, configure).await;
-    quiet(&rig).await;
-    let mut watch = open_watch(&rig, "ann").await;
-    refuse_reviews(&rig, 503);
-    rig.upstream
+    let fixture = Fixture::build(small(), furnish, configure).await;
+    quiet(&fixture).await;
+    let mut watch = open_watch(&fixture, "ann").await;
+    refuse_reviews(&fixture, 503);
+    fixture
+        .upstream
         .state()
         .delete(&rbac("rolebindings"), "team-00", "ann")
         .unwrap();
@@ -375,7 +418,7 @@ async fn forwarding_while_upstream_cannot_be_asked_is_a_choice() {
         "where ann's read goes",
         "forward; reason=review-failed".to_owned(),
         async || {
-            let answer = rig
+            let answer = fixture
                 .proxied
                 .as_user("ann-token")
                 .get(Protocol::Http2, HERE)
@@ -384,49 +427,49 @@ async fn forwarding_while_upstream_cannot_be_asked_is_a_choice() {
         },
     )
     .await;
-    assert_eq!(status(&rig, "ann").await, 403, "upstream judges");
-    write(&rig, "meanwhile");
+    assert_eq!(status(&fixture, "ann").await, 403, "upstream judges");
+    write(&fixture, "meanwhile");
     assert!(
         watch.line().await.contains("\"meanwhile\""),
         "an open watch goes on"
     );
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_remembered_for_no_time_and_other_grants_not_for_long() {
+async fn a_zero_ttl_disables_the_grant_cache_and_unwatched_grants_expire_soon() {
     let configure = |config: &mut AppConfig| {
         remember(config);
         config.access.authorization.allowed_ttl = Duration::ZERO;
     };
-    let rig = Rig::build(small(), furnish, configure).await;
-    assert_eq!(status(&rig, "ann").await, 200);
-    let (before, began) = (reviews(&rig), Instant::now());
+    let fixture = Fixture::build(small(), furnish, configure).await;
+    assert_eq!(status(&fixture, "ann").await, 200);
+    let (before, began) = (reviews(&fixture), Instant::now());
     for _ in 0..3 {
-        assert_eq!(status(&rig, "ann").await, 200);
+        assert_eq!(status(&fixture, "ann").await, 200);
     }
-    let asked = reviews(&rig) - before;
+    let asked = reviews(&fixture) - before;
     assert!(
         asked == 3 || asked > 3 && !at_leisure(began),
         "{asked} reviews of 3 requests"
     );
-    rig.stop().await;
+    fixture.stop().await;
 
     // By rules that are not RBAC's: no change of an object tells of their end.
     let configure = |config: &mut AppConfig| {
         remember(config);
         config.access.authorization.unwatched_allowed_ttl = Duration::from_secs(1);
     };
-    let rig = Rig::build(small(), furnish, configure).await;
-    quiet(&rig).await;
-    let access = rig.upstream.access();
+    let fixture = Fixture::build(small(), furnish, configure).await;
+    quiet(&fixture).await;
+    let access = fixture.upstream.access();
     access.add_user("node-token", "system:node:a", &["system:nodes"]);
     access.allow(AccessRule::read("system:node:a", &["configmaps"]));
-    assert_eq!(status(&rig, "node").await, 200);
+    assert_eq!(status(&fixture, "node").await, 200);
     access.deny_all("system:node:a");
     becomes("what the node reads", 403, async || {
-        status(&rig, "node").await
+        status(&fixture, "node").await
     })
     .await;
-    rig.stop().await;
+    fixture.stop().await;
 }

@@ -10,8 +10,9 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use watershed_lab::sim::SimulatedServer;
 
-use crate::client::{Endpoint, within};
-use crate::rig::{eventually, plain_get};
+use super::admin::plain_get;
+use super::client::{Endpoint, within};
+use super::waiting::eventually;
 
 pub(crate) struct Program {
     pub(crate) proxied: Endpoint,

@@ -5,10 +5,10 @@ use http::{Request, StatusCode};
 use http_body_util::BodyExt as _;
 use watershed_lab::sim::{Options, Population, pods};
 
-use crate::client::{BOTH, Protocol, nothing, within};
-use crate::follow::{Follower, Opening};
-use crate::ledger::{Interest, Ledger};
-use crate::rig::{Rig, becomes, eventually, metric, small};
+use crate::support::client::{BOTH, Protocol, nothing, within};
+use crate::support::follower::{Follower, Opening};
+use crate::support::history::{Interest, Ledger};
+use crate::support::{Fixture, becomes, eventually, metric, small};
 
 /// A type that no other test of this program watches: the metrics are shared.
 const LEASES: &str = "/apis/coordination.k8s.io/v1/leases";
@@ -16,9 +16,9 @@ const WATCHES: &str = r#"watershed_watches{group="coordination.k8s.io",resource=
 const QUALIFIED: &str = "leases.coordination.k8s.io";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn watches_of_vanished_clients_end_and_upstreams_stays() {
-    let rig = Rig::start(small()).await;
-    let list = rig
+async fn watches_of_vanished_clients_end_and_the_upstream_watch_stays() {
+    let fixture = Fixture::start(small()).await;
+    let list = fixture
         .proxied
         .get(Protocol::Http2, &format!("{LEASES}?resourceVersion=0"))
         .await;
@@ -31,67 +31,67 @@ async fn watches_of_vanished_clients_end_and_upstreams_stays() {
     let mut connections = Vec::new();
     for n in 0..30 {
         let connection = if n < 20 || n % 5 == 0 {
-            rig.proxied.connect(BOTH[n % 2]).await.unwrap()
+            fixture.proxied.connect(BOTH[n % 2]).await.unwrap()
         } else {
             // Several watches on one connection.
             connections.last().cloned().unwrap()
         };
         if n < 20 || n % 5 != 0 || connection.is_closed() {
-            connections.push(rig.proxied.connect(Protocol::Http2).await.unwrap());
+            connections.push(fixture.proxied.connect(Protocol::Http2).await.unwrap());
         }
         open.push(connection.watch(&path).await.unwrap());
     }
     becomes("open watches", 30.0, async || {
-        metric(rig.admin, WATCHES).await
+        metric(fixture.admin, WATCHES).await
     })
     .await;
-    let upstream = rig.upstream.stats();
+    let upstream = fixture.upstream.stats();
     assert_eq!(upstream.open_watches[QUALIFIED], 1, "one watch for all");
     assert_eq!(upstream.requests_on("WATCH", QUALIFIED), 1);
 
     // Some go stream by stream, some with their connection.
     open.truncate(25);
     becomes("watches after some streams are gone", 25.0, async || {
-        metric(rig.admin, WATCHES).await
+        metric(fixture.admin, WATCHES).await
     })
     .await;
     drop(connections);
     drop(open);
     becomes("watches of nobody", 0.0, async || {
-        metric(rig.admin, WATCHES).await
+        metric(fixture.admin, WATCHES).await
     })
     .await;
-    let upstream = rig.upstream.stats();
+    let upstream = fixture.upstream.stats();
     assert_eq!(upstream.open_watches[QUALIFIED], 1, "the scope stays");
     assert_eq!(upstream.requests_on("WATCH", QUALIFIED), 1);
 
     // Who comes back finds it as it was.
-    let mut again = rig.proxied.watch(Protocol::Http1, &path).await;
+    let mut again = fixture.proxied.watch(Protocol::Http1, &path).await;
     let leases =
         watershed_protocol::GroupVersionResource::new("coordination.k8s.io", "v1", "leases");
     let lease = r#"{"metadata":{"name":"late","namespace":"kube-node-lease"},"spec":{}}"#;
-    rig.upstream.state().create(&leases, lease).unwrap();
+    fixture.upstream.state().create(&leases, lease).unwrap();
     assert!(again.line().await.contains(r#""name":"late""#));
-    assert_eq!(rig.upstream.stats().requests_on("WATCH", QUALIFIED), 1);
+    assert_eq!(fixture.upstream.stats().requests_on("WATCH", QUALIFIED), 1);
     drop(again);
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lists_left_half_read_harm_nobody() {
+async fn half_read_lists_do_not_affect_other_clients() {
     let population = Population {
         nodes: 4,
         namespaces: 3,
         pods: 2_000,
         ..Population::default()
     };
-    let rig = Rig::start(Options {
+    let fixture = Fixture::start(Options {
         population,
         ..small()
     })
     .await;
-    let ledger = Ledger::new(rig.upstream.state(), 1);
-    let shared = rig.proxied.connect(Protocol::Http2).await.unwrap();
+    let ledger = Ledger::new(fixture.upstream.state(), 1);
+    let shared = fixture.proxied.connect(Protocol::Http2).await.unwrap();
     let beside = Follower::start(
         &shared,
         Interest::Namespace("team-01".to_owned()),
@@ -105,7 +105,7 @@ async fn lists_left_half_read_harm_nobody() {
         let connection = if n % 2 == 0 {
             shared.clone()
         } else {
-            rig.proxied.connect(Protocol::Http1).await.unwrap()
+            fixture.proxied.connect(Protocol::Http1).await.unwrap()
         };
         let response = connection
             .open(Request::get(path).body(nothing()).unwrap())
@@ -125,14 +125,14 @@ async fn lists_left_half_read_harm_nobody() {
         ledger.writes(4).await;
     }
     // Somebody who asks and then doesn't read holds up nobody either.
-    let lazy = rig.proxied.connect(Protocol::Http1).await.unwrap();
+    let lazy = fixture.proxied.connect(Protocol::Http1).await.unwrap();
     let unread = lazy
         .open(Request::get(path).body(nothing()).unwrap())
         .await
         .unwrap();
 
     beside.judge_undisturbed(&ledger).await;
-    let upstream: BTreeMap<_, _> = rig
+    let upstream: BTreeMap<_, _> = fixture
         .upstream
         .state()
         .snapshot(&pods())
@@ -141,7 +141,7 @@ async fn lists_left_half_read_harm_nobody() {
         .collect();
     for protocol in BOTH {
         eventually("a whole list", async || {
-            let list = rig.proxied.get(protocol, path).await.json();
+            let list = fixture.proxied.get(protocol, path).await.json();
             let items = list["items"].as_array().unwrap().iter().map(|item| {
                 let text = |name: &str| item["metadata"][name].as_str().unwrap().to_owned();
                 let version: u64 = text("resourceVersion").parse().unwrap();
@@ -164,5 +164,5 @@ async fn lists_left_half_read_harm_nobody() {
         serde_json::from_slice::<serde_json::Value>(&rest).is_ok(),
         "it is whole when it is read at last"
     );
-    rig.stop().await;
+    fixture.stop().await;
 }

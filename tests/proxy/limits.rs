@@ -8,9 +8,9 @@ use http_body_util::BodyExt as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use watershed_lab::sim::{Options, Population, SimulatedServer};
 
-use crate::client::{BOTH, Endpoint, Protocol, nothing, whole, within};
-use crate::program::Program;
-use crate::rig::{Rig, becomes, eventually, metric, plain_get, small, unless_stalled};
+use crate::support::client::{BOTH, Endpoint, Protocol, nothing, whole, within};
+use crate::support::program::Program;
+use crate::support::{Fixture, becomes, eventually, metric, plain_get, small, unless_stalled};
 
 const LIST: &str = "/api/v1/pods?resourceVersion=0";
 
@@ -125,7 +125,7 @@ async fn a_user_over_the_limit_gets_429_and_others_are_served() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_page_no_metric_and_no_log_line_holds_a_secret() {
+async fn pages_metrics_and_logs_contain_no_secret() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
@@ -270,14 +270,14 @@ async fn no_page_no_metric_and_no_log_line_holds_a_secret() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unread_forwarded_answers_leave_room_on_upstreams_connections() {
+async fn unread_forwarded_answers_do_not_exhaust_upstream_connections() {
     // A list of about 4 MB, which upstream answers itself: far more than a stream's window.
     let mut options: Options = small();
     options.population = Population {
         pods: 1_000,
         ..options.population
     };
-    let rig = Rig::configured(options, |config| {
+    let fixture = Fixture::configured(options, |config| {
         // Whoever does not read is not cut, however long this takes.
         config.limits.stall = Duration::ZERO;
         config.policy.consistent_reads = watershed::serve::ConsistentReads::Upstream;
@@ -287,7 +287,7 @@ async fn unread_forwarded_answers_leave_room_on_upstreams_connections() {
     for n in 0..60 {
         // More than may share one of upstream's connections, if all of them are left lying. Each
         // asks for something else, so that nobody shares an answer.
-        let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+        let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
         let path = format!("/api/v1/pods?labelSelector=nothing-{n}%21%3Dhere");
         let answer = within(
             &path,
@@ -305,16 +305,16 @@ async fn unread_forwarded_answers_leave_room_on_upstreams_connections() {
     unless_stalled(
         "answers on a connection that the lazy ones use",
         async || {
-            let before = rig.upstream.stats().connections;
+            let before = fixture.upstream.stats().connections;
             for protocol in BOTH {
-                let answer = rig.proxied.get(protocol, "/api/v1/pods").await;
+                let answer = fixture.proxied.get(protocol, "/api/v1/pods").await;
                 assert_eq!(
                     answer.json()["items"].as_array().unwrap().len(),
                     1_000,
                     "whole, beside those who do not read"
                 );
             }
-            let opened = rig.upstream.stats().connections - before;
+            let opened = fixture.upstream.stats().connections - before;
             if opened == 0 {
                 Ok(())
             } else {
@@ -337,34 +337,34 @@ async fn unread_forwarded_answers_leave_room_on_upstreams_connections() {
         1_000
     );
     drop((connection, lazy));
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn urls_and_heads_have_a_length() {
-    let rig = Rig::configured(small(), |config| {
+async fn overlong_urls_and_headers_are_refused() {
+    let fixture = Fixture::configured(small(), |config| {
         config.limits.url_bytes = 1_000;
         config.limits.header_bytes = 10_000;
     })
     .await;
     for protocol in BOTH {
         let path = |length: usize| format!("{LIST}&labelSelector={}", "a".repeat(length));
-        assert_ne!(rig.proxied.get(protocol, &path(60)).await.status, 414);
+        assert_ne!(fixture.proxied.get(protocol, &path(60)).await.status, 414);
         assert_eq!(
-            rig.proxied.get(protocol, &path(1_000)).await.status,
+            fixture.proxied.get(protocol, &path(1_000)).await.status,
             StatusCode::URI_TOO_LONG
         );
         let large = Request::get("/version")
             .header("x-large", "a".repeat(30_000))
             .body(nothing())
             .unwrap();
-        let answer = within("an answer", rig.proxied.send(protocol, large))
+        let answer = within("an answer", fixture.proxied.send(protocol, large))
             .await
             .unwrap();
         assert_eq!(answer.status, StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
     }
     // The admin listener has the same limits.
-    let mut stream = tokio::net::TcpStream::connect(rig.admin).await.unwrap();
+    let mut stream = tokio::net::TcpStream::connect(fixture.admin).await.unwrap();
     let head = format!(
         "GET /{} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n",
         "a".repeat(2_000)
@@ -377,9 +377,9 @@ async fn urls_and_heads_have_a_length() {
         .unwrap();
     assert!(answer.starts_with("HTTP/1.1 414 "), "{answer}");
     assert!(
-        plain_get(rig.admin, "GET", "/livez")
+        plain_get(fixture.admin, "GET", "/livez")
             .await
             .starts_with("HTTP/1.1 200 ")
     );
-    rig.stop().await;
+    fixture.stop().await;
 }

@@ -11,8 +11,8 @@ use tokio::net::UnixStream;
 use watershed::app::Listen;
 use watershed_lab::sim::SimulatedServer;
 
-use crate::client::within;
-use crate::rig::{small, start_configured};
+use crate::support::client::within;
+use crate::support::{small, start_configured};
 
 /// Status, `X-Watershed-Source` and body.
 async fn get(socket: &Path, token: &str, path: &str) -> (u16, String, String) {
@@ -39,7 +39,7 @@ async fn get(socket: &Path, token: &str, path: &str) -> (u16, String, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_of_a_socket_are_served_as_others_are() {
+async fn unix_socket_clients_get_the_same_service() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("api.sock");

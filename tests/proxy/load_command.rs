@@ -13,8 +13,8 @@ use watershed_lab::load::{
 use watershed_lab::sim::{BrokenFrame, Options, PlannedRefusal, SimulatedServer, WatchListSupport};
 use watershed_protocol::GroupVersionResource;
 
-use crate::client::within;
-use crate::rig::{eventually, small, start_proxy};
+use crate::support::client::within;
+use crate::support::{eventually, small, start_proxy};
 
 fn target(folder: &Path, name: &str, kubeconfig: &str) -> LoadTarget {
     let file = folder.join(format!("{name}.kubeconfig"));
@@ -84,7 +84,7 @@ fn left(server: &SimulatedServer) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn servers_are_compared_and_no_event_is_lost() {
+async fn the_load_command_compares_servers_and_finds_no_lost_event() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let kubeconfig = upstream.kubeconfig_yaml();
     let (proxy, _folder) = start_proxy(&kubeconfig).await.unwrap();
@@ -162,7 +162,7 @@ async fn servers_are_compared_and_no_event_is_lost() {
 /// The planted faults: an event that never comes, a watch that breaks, a refusal, a server of an
 /// older kind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_server_does_wrong_is_in_the_result() {
+async fn server_faults_appear_in_the_load_result() {
     type Fault = fn(&SimulatedServer);
     type Planted<'a> = (&'a str, Fault, &'a dyn Fn(&mut LoadPlan), &'a str);
     let stream = |plan: &mut LoadPlan| plan.groups[0].first_state = FirstState::Stream;
@@ -224,7 +224,7 @@ async fn what_a_server_does_wrong_is_in_the_result() {
 
 /// Watches that stay open and send nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn events_that_never_come_are_lost() {
+async fn events_that_never_arrive_count_as_lost() {
     let server = SimulatedServer::start(small()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let mut plan = plan(vec![target(
@@ -246,7 +246,7 @@ async fn events_that_never_come_are_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_work_is_said_in_a_line() {
+async fn impossible_load_options_are_refused_in_one_line() {
     let server = SimulatedServer::start(Options {
         max_streams: 10,
         ..small()
@@ -281,7 +281,7 @@ async fn what_cannot_work_is_said_in_a_line() {
 
 /// The program: files, exit codes, and an orderly end after a signal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_command_writes_its_files_and_tells_by_its_exit_code() {
+async fn the_load_command_writes_its_files_and_sets_its_exit_code() {
     let server = SimulatedServer::start(small()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let LoadTarget { access, .. } = target(folder.path(), "direct", &server.kubeconfig_yaml());

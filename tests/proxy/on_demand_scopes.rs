@@ -8,11 +8,11 @@ use watershed::app::AppConfig;
 use watershed::serve::ScopePolicy;
 use watershed_lab::sim::{AccessRule, Options, SimulatedServer, fixtures};
 
-use crate::client::{Endpoint, Next, Protocol, nothing};
-use crate::follow::{Follower, Opening};
-use crate::ledger::{Interest, Ledger};
-use crate::program::Program;
-use crate::rig::{Rig, becomes, eventually, metric, small, start_configured};
+use crate::support::client::{Endpoint, Next, Protocol, nothing};
+use crate::support::follower::{Follower, Opening};
+use crate::support::history::{Interest, Ledger};
+use crate::support::program::Program;
+use crate::support::{Fixture, becomes, eventually, metric, small, start_configured};
 
 fn narrow(most: usize, idle: u64) -> impl FnOnce(&mut AppConfig) {
     move |config| {
@@ -52,11 +52,11 @@ fn watches(upstream: &SimulatedServer) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn narrow_scopes_become_one_and_nobody_is_disturbed() {
-    let rig = Rig::configured(small(), narrow(4, 2)).await;
-    let ledger = Ledger::new(rig.upstream.state(), 7);
+async fn selector_scopes_merge_into_one_without_interrupting_watches() {
+    let fixture = Fixture::configured(small(), narrow(4, 2)).await;
+    let ledger = Ledger::new(fixture.upstream.state(), 7);
     let start = |interest: Interest, opening| {
-        let proxied = rig.proxied.clone();
+        let proxied = fixture.proxied.clone();
         async move {
             Follower::start(
                 &proxied.connect(Protocol::Http2).await.unwrap(),
@@ -71,13 +71,13 @@ async fn narrow_scopes_become_one_and_nobody_is_disturbed() {
     )
     .await;
     first.judge(&ledger).await;
-    assert_eq!(watches(&rig.upstream), 1, "one namespace's");
+    assert_eq!(watches(&fixture.upstream), 1, "one namespace's");
     // What it covers is answered from it, for whoever asks.
     assert_eq!(
-        source(&rig.proxied, &format!("{}&labelSelector=tier", of(0))).await,
+        source(&fixture.proxied, &format!("{}&labelSelector=tier", of(0))).await,
         "snapshot"
     );
-    let name = rig
+    let name = fixture
         .upstream
         .state()
         .snapshot(&watershed_lab::sim::pods())
@@ -86,7 +86,7 @@ async fn narrow_scopes_become_one_and_nobody_is_disturbed() {
     let name = name.unwrap().replace('/', "/pods/");
     assert_eq!(
         source(
-            &rig.proxied,
+            &fixture.proxied,
             &format!("/api/v1/namespaces/{name}?resourceVersion=0")
         )
         .await,
@@ -94,17 +94,17 @@ async fn narrow_scopes_become_one_and_nobody_is_disturbed() {
     );
     assert_eq!(
         source(
-            &rig.proxied,
+            &fixture.proxied,
             "/api/v1/namespaces/elsewhere/pods/one?resourceVersion=0"
         )
         .await,
         "forward; reason=not-covered"
     );
-    assert_eq!(watches(&rig.upstream), 1);
+    assert_eq!(watches(&fixture.upstream), 1);
     let second = start(Interest::Node(fixtures::node_name(1)), Opening::WatchList).await;
     second.judge(&ledger).await;
-    assert_eq!(source(&rig.proxied, &of(1)).await, "snapshot");
-    becomes("narrow watches", 3, async || watches(&rig.upstream)).await;
+    assert_eq!(source(&fixture.proxied, &of(1)).await, "snapshot");
+    becomes("narrow watches", 3, async || watches(&fixture.upstream)).await;
     // The next would be one too many, unless it has everything.
     let others = [
         start(Interest::Tier(fixtures::TIERS[0]), Opening::List).await,
@@ -119,15 +119,15 @@ async fn narrow_scopes_become_one_and_nobody_is_disturbed() {
     for follower in others.iter().chain([&first, &second]) {
         follower.judge(&ledger).await;
     }
-    assert!(watches(&rig.upstream) <= 4);
+    assert!(watches(&fixture.upstream) <= 4);
     // Whoever comes now is led to the wide one: that nobody watches is closed, and who watches goes
     // on.
     for _ in 0..3 {
-        assert_eq!(source(&rig.proxied, &of(1)).await, "snapshot");
+        assert_eq!(source(&fixture.proxied, &of(1)).await, "snapshot");
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     becomes("watches that are of use", 3, async || {
-        watches(&rig.upstream)
+        watches(&fixture.upstream)
     })
     .await;
     ledger.writes(30).await;
@@ -135,18 +135,18 @@ async fn narrow_scopes_become_one_and_nobody_is_disturbed() {
         follower.judge_undisturbed(&ledger).await;
     }
     drop((first, second));
-    becomes("the wide watch", 1, async || watches(&rig.upstream)).await;
+    becomes("the wide watch", 1, async || watches(&fixture.upstream)).await;
     drop(others);
-    becomes("no watch", 0, async || watches(&rig.upstream)).await;
+    becomes("no watch", 0, async || watches(&fixture.upstream)).await;
     // And begins anew.
-    assert_eq!(source(&rig.proxied, &of(0)).await, "snapshot");
-    assert_eq!(watches(&rig.upstream), 1);
-    rig.stop().await;
+    assert_eq!(source(&fixture.proxied, &of(0)).await, "snapshot");
+    assert_eq!(watches(&fixture.upstream), 1);
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whole_types_are_closed_only_where_that_is_wanted() {
-    let rig = Rig::configured(small(), |config| {
+async fn idle_whole_type_scopes_close_only_if_configured() {
+    let fixture = Fixture::configured(small(), |config| {
         let idle = Some(Duration::from_secs(1));
         config.policy.set_scope_policy(
             "",
@@ -167,7 +167,8 @@ async fn whole_types_are_closed_only_where_that_is_wanted() {
     })
     .await;
     let open = |resource: &str| {
-        rig.upstream
+        fixture
+            .upstream
             .stats()
             .open_watches
             .get(resource)
@@ -182,21 +183,21 @@ async fn whole_types_are_closed_only_where_that_is_wanted() {
         "/api/v1/services?resourceVersion=0",
         "/api/v1/configmaps?resourceVersion=0",
     ] {
-        assert_eq!(source(&rig.proxied, path).await, "snapshot");
+        assert_eq!(source(&fixture.proxied, path).await, "snapshot");
     }
     assert_eq!((open("services"), open("configmaps")), (1, 1));
     becomes("services nobody wants", 0, async || open("services")).await;
     assert_eq!((open("nodes"), open("configmaps")), (1, 1));
     assert_eq!(
-        source(&rig.proxied, "/api/v1/services?resourceVersion=0").await,
+        source(&fixture.proxied, "/api/v1/services?resourceVersion=0").await,
         "snapshot"
     );
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 /// A proxy whose identity may read pods in one namespace only, as that of a sidecar.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_missing_right_concerns_its_scope_alone() {
+async fn a_missing_right_affects_only_its_scope() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     upstream.access().add_user("sidecar-token", "sidecar", &[]);
     let rule = AccessRule::read("sidecar", &["pods"]).in_namespace(&fixtures::namespace_name(0));
@@ -263,18 +264,18 @@ async fn a_missing_right_concerns_its_scope_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_type_that_vanishes_takes_its_scopes_alone() {
+async fn a_removed_type_closes_only_its_scopes() {
     let widgets = watershed_lab::sim::widgets();
-    let rig = Rig::configured(small(), |config| {
+    let fixture = Fixture::configured(small(), |config| {
         config.policy.scope_policy = ScopePolicy {
             selector_scopes: Some(true),
             ..ScopePolicy::default()
         };
     })
     .await;
-    let state = rig.upstream.state();
+    let state = fixture.upstream.state();
     let ledger = Ledger::new(state, 3);
-    let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+    let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
     let beside = Follower::start(
         &connection,
         Interest::Namespace(fixtures::namespace_name(1)),
@@ -285,7 +286,7 @@ async fn a_type_that_vanishes_takes_its_scopes_alone() {
     let [here, there] = ["default", "kube-system"].map(path);
     let held = async |path: &str, wanted: &str| {
         becomes("the list's source", wanted.to_owned(), async || {
-            source(&rig.proxied, &format!("{path}?resourceVersion=0")).await
+            source(&fixture.proxied, &format!("{path}?resourceVersion=0")).await
         })
         .await;
     };
@@ -293,7 +294,8 @@ async fn a_type_that_vanishes_takes_its_scopes_alone() {
     for path in [&here, &there] {
         held(path, "snapshot").await;
         watches.push(
-            rig.proxied
+            fixture
+                .proxied
                 .watch(
                     Protocol::Http2,
                     &format!("{path}?watch=1&resourceVersion=0"),
@@ -302,7 +304,7 @@ async fn a_type_that_vanishes_takes_its_scopes_alone() {
         );
     }
     let open = || {
-        let all = rig.upstream.stats().open_watches;
+        let all = fixture.upstream.stats().open_watches;
         all.get("widgets.example.com").copied().unwrap_or_default()
     };
     assert_eq!(open(), 2);
@@ -318,14 +320,14 @@ async fn a_type_that_vanishes_takes_its_scopes_alone() {
     held(&there, "snapshot").await;
     assert_eq!(open(), 1, "one namespace's, as that is what is asked for");
     beside.judge_undisturbed(&ledger).await;
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 /// What a scope costs that nothing happens to: a watch on a shared connection at upstream, a task,
 /// and little memory.
 #[expect(clippy::print_stdout, reason = "docs/benchmarks.md shows the figure")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_thousand_scopes_share_connections_and_cost_little() {
+async fn two_thousand_scopes_share_connections_and_use_little_memory() {
     const SCOPES: usize = 2_000;
     let quiet = Duration::from_mins(1);
     let upstream = SimulatedServer::start(Options {

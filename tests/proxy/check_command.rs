@@ -3,7 +3,7 @@ use serde_json::Value;
 use watershed_lab::sim::{AccessRule, SimulatedServer};
 
 use crate::mistakes::Bench;
-use crate::rig::small;
+use crate::support::small;
 
 const CHECK: &str =
     "check --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --kubeconfig good.kubeconfig";
@@ -16,7 +16,7 @@ fn of<'a>(out: &'a str, level: &str) -> Vec<&'a str> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_good_configuration_has_no_error() {
+async fn a_valid_configuration_has_no_errors() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let bench = Bench::new(&upstream);
     let flags = "--tls-cert good.crt --tls-key good.key --client-ca-file good.crt --audit-log-path audit.log";
@@ -48,7 +48,7 @@ async fn a_good_configuration_has_no_error() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_thing_that_is_wrong_is_a_line_with_its_knob() {
+async fn each_configuration_error_is_one_line_that_names_its_setting() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let bench = Bench::new(&upstream);
     let cases = [
@@ -164,7 +164,7 @@ async fn each_thing_that_is_wrong_is_a_line_with_its_knob() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rights_that_the_proxy_lacks_are_named_with_what_they_cost() {
+async fn missing_rights_are_listed_with_their_consequences() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let bench = Bench::new(&upstream);
     let access = upstream.access();
@@ -250,7 +250,7 @@ async fn rights_that_the_proxy_lacks_are_named_with_what_they_cost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn findings_are_told_as_json_too() {
+async fn findings_are_also_printed_as_json() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let bench = Bench::new(&upstream);
     for (flags, good) in [("", true), ("--server https://127.0.0.1:1", false)] {

@@ -6,9 +6,9 @@ use http::StatusCode;
 use watershed::serve::{CachingPolicy, ConsistentReads};
 use watershed_lab::sim::{AccessRule, Options, PlannedRefusal, Population, SimulatedServer, pods};
 
-use crate::client::{Answer, Protocol, within};
-use crate::program::Program;
-use crate::rig::{Rig, proven, small, unless_stalled};
+use crate::support::client::{Answer, Protocol, within};
+use crate::support::program::Program;
+use crate::support::{Fixture, proven, small, unless_stalled};
 
 const PODS: &str = "/api/v1/pods";
 /// Later than the end of any test.
@@ -52,8 +52,8 @@ fn version(answer: &Answer) -> u64 {
 }
 
 /// A name and namespace of a pod that is neither the newest nor the last.
-fn some_pod(rig: &Rig) -> (String, String) {
-    let key = rig
+fn some_pod(fixture: &Fixture) -> (String, String) {
+    let key = fixture
         .upstream
         .state()
         .snapshot(&pods())
@@ -65,16 +65,17 @@ fn some_pod(rig: &Rig) -> (String, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_small_idle_type_is_validated_and_its_lists_are_upstreams() {
-    let rig = Rig::start(quiet(20)).await;
-    rig.proxied
+async fn lists_of_a_small_idle_type_are_proven_and_equal_upstreams() {
+    let fixture = Fixture::start(quiet(20)).await;
+    fixture
+        .proxied
         .get(Protocol::Http2, &format!("{PODS}?resourceVersion=0"))
         .await;
     for n in 0..3 {
         // Others move: the version goes on, and with it the one that a consistent list has.
         let text = format!(r#"{{"metadata":{{"name":"other-{n}"}}}}"#);
         let namespaces = watershed_protocol::GroupVersionResource::new("", "v1", "namespaces");
-        let moved = rig.upstream.state().create(&namespaces, &text).unwrap();
+        let moved = fixture.upstream.state().create(&namespaces, &text).unwrap();
         for query in [
             "",
             "?limit=7",
@@ -82,15 +83,16 @@ async fn a_small_idle_type_is_validated_and_its_lists_are_upstreams() {
             "?fieldSelector=spec.nodeName=node-0001",
         ] {
             let path = format!("{PODS}{query}");
-            let ours = proven(async || rig.proxied.get(Protocol::Http2, &path).await).await;
-            let theirs = rig.direct.get(Protocol::Http2, &path).await;
+            let ours = proven(async || fixture.proxied.get(Protocol::Http2, &path).await).await;
+            let theirs = fixture.direct.get(Protocol::Http2, &path).await;
             assert_eq!(ours.essence(), theirs.essence(), "{path}");
             assert!(version(&ours) >= moved);
         }
     }
     // All pages are of one version, although the cache's events have not reached it.
     let first = proven(async || {
-        rig.proxied
+        fixture
+            .proxied
             .get(Protocol::Http2, &format!("{PODS}?limit=7"))
             .await
     })
@@ -99,8 +101,8 @@ async fn a_small_idle_type_is_validated_and_its_lists_are_upstreams() {
         .as_str()
         .unwrap()
         .to_owned();
-    let again = rig.proxied.get(Protocol::Http2, PODS).await;
-    let rest = rig
+    let again = fixture.proxied.get(Protocol::Http2, PODS).await;
+    let rest = fixture
         .proxied
         .get(Protocol::Http2, &format!("{PODS}?continue={token}"))
         .await;
@@ -109,25 +111,27 @@ async fn a_small_idle_type_is_validated_and_its_lists_are_upstreams() {
         ("snapshot", version(&first))
     );
     assert_eq!([names(&first), names(&rest)].concat(), names(&again));
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_cache_has_not_heard_of_is_not_hidden() {
+async fn a_consistent_list_shows_changes_the_cache_has_not_received() {
     for population in [20, 300] {
-        let rig = Rig::start(quiet(population)).await;
-        rig.proxied
+        let fixture = Fixture::start(quiet(population)).await;
+        fixture
+            .proxied
             .get(Protocol::Http2, &format!("{PODS}?resourceVersion=0"))
             .await;
         // The list that upstream is asked for in proof has the greatest version that it had before:
         // only the missing name tells.
-        rig.upstream.faults().delay_events(LATE);
-        let (namespace, name) = some_pod(&rig);
-        rig.upstream
+        fixture.upstream.faults().delay_events(LATE);
+        let (namespace, name) = some_pod(&fixture);
+        fixture
+            .upstream
             .state()
             .delete(&pods(), &namespace, &name)
             .unwrap();
-        let consistent = rig.proxied.get(Protocol::Http2, PODS).await;
+        let consistent = fixture.proxied.get(Protocol::Http2, PODS).await;
         assert!(
             !names(&consistent).contains(&name),
             "deleted before the list: {}",
@@ -135,18 +139,18 @@ async fn what_the_cache_has_not_heard_of_is_not_hidden() {
         );
         assert_eq!(source(&consistent), "forward; reason=unproven");
         // The cache by itself would have been wrong.
-        let cached = rig
+        let cached = fixture
             .proxied
             .get(Protocol::Http2, &format!("{PODS}?resourceVersion=0"))
             .await;
         assert!(names(&cached).contains(&name));
-        rig.upstream.faults().delay_events(Duration::ZERO);
-        rig.stop().await;
+        fixture.upstream.faults().delay_events(Duration::ZERO);
+        fixture.stop().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_large_idle_type_is_caught_up_with() {
+async fn the_cache_of_a_large_idle_type_catches_up_for_a_consistent_list() {
     unless_stalled("a large idle type is caught up with", catching_up).await;
 }
 
@@ -204,7 +208,7 @@ async fn catching_up() -> Result<(), String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lone_reader_of_little_does_not_wait_for_a_large_idle_type() {
+async fn a_lone_small_read_does_not_wait_for_a_large_idle_type() {
     for little in ["?limit=10", "?fieldSelector=metadata.name%3Dnone"] {
         unless_stalled(little, async || alone_and_in_a_crowd(little).await).await;
     }
@@ -213,27 +217,28 @@ async fn a_lone_reader_of_little_does_not_wait_for_a_large_idle_type() {
 /// An error says that the proof came sooner than it should, or that the crowd was none.
 async fn alone_and_in_a_crowd(little: &str) -> Result<(), String> {
     let progress_every = Duration::from_millis(200);
-    let rig = Rig::start(Options {
+    let fixture = Fixture::start(Options {
         progress_every,
         ..quiet(300)
     })
     .await;
-    rig.proxied.get(Protocol::Http2, PODS).await;
+    fixture.proxied.get(Protocol::Http2, PODS).await;
     let namespaces = watershed_protocol::GroupVersionResource::new("", "v1", "namespaces");
-    rig.upstream
+    fixture
+        .upstream
         .state()
         .create(&namespaces, r#"{"metadata":{"name":"other"}}"#)
         .unwrap();
     let path = format!("{PODS}{little}");
-    let alone = rig.proxied.get(Protocol::Http2, &path).await;
+    let alone = fixture.proxied.get(Protocol::Http2, &path).await;
     if source(&alone) != "forward; reason=unproven" {
         return Err(source(&alone).to_owned());
     }
     // Who comes in a crowd is waited for: one proof for all costs upstream less.
-    let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+    let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
     let reads = (0..50).map(|_| async {
         let request = http::Request::get(&path)
-            .body(crate::client::nothing())
+            .body(crate::support::client::nothing())
             .unwrap();
         connection.read(request).await.unwrap()
     });
@@ -244,7 +249,7 @@ async fn alone_and_in_a_crowd(little: &str) -> Result<(), String> {
         .filter(|answer| source(answer) != "linearizable")
         .count();
     drop(connection);
-    rig.stop().await;
+    fixture.stop().await;
     if forwarded <= 5 {
         Ok(())
     } else {
@@ -253,16 +258,16 @@ async fn alone_and_in_a_crowd(little: &str) -> Result<(), String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readers_that_wait_together_share_a_proof() {
-    let rig = Rig::start(quiet(20)).await;
-    rig.proxied.get(Protocol::Http2, PODS).await;
+async fn concurrent_consistent_reads_share_a_proof() {
+    let fixture = Fixture::start(quiet(20)).await;
+    fixture.proxied.get(Protocol::Http2, PODS).await;
     // Those who were to come together may come one by one.
     unless_stalled("300 lists at once", async || {
-        let before = rig.upstream.stats().requests_on("LIST", "pods");
-        let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+        let before = fixture.upstream.stats().requests_on("LIST", "pods");
+        let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
         let reads = (0..300).map(|_| async {
             let request = http::Request::get(PODS)
-                .body(crate::client::nothing())
+                .body(crate::support::client::nothing())
                 .unwrap();
             connection.read(request).await.unwrap()
         });
@@ -272,7 +277,7 @@ async fn readers_that_wait_together_share_a_proof() {
             .iter()
             .filter(|answer| source(answer) == "linearizable")
             .count();
-        let lists = rig.upstream.stats().requests_on("LIST", "pods") - before;
+        let lists = fixture.upstream.stats().requests_on("LIST", "pods") - before;
         let what = format!("{proven} were answered from memory, and upstream answered {lists}");
         if proven == 300 && lists < 100 {
             Ok(())
@@ -281,22 +286,23 @@ async fn readers_that_wait_together_share_a_proof() {
         }
     })
     .await;
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_that_begins_consistently_begins_with_what_was_written() {
-    let rig = Rig::start(small()).await;
-    rig.proxied
+async fn a_consistent_watch_starts_with_every_earlier_write() {
+    let fixture = Fixture::start(small()).await;
+    fixture
+        .proxied
         .get(Protocol::Http2, &format!("{PODS}?resourceVersion=0"))
         .await;
     for n in 0..20 {
         let text = format!(r#"{{"metadata":{{"name":"late-{n}","namespace":"default"}}}}"#);
-        let written = rig.upstream.state().create(&pods(), &text).unwrap();
+        let written = fixture.upstream.state().create(&pods(), &text).unwrap();
         let path = format!(
             "{PODS}?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
         );
-        let mut lines = rig.proxied.watch(Protocol::Http2, &path).await;
+        let mut lines = fixture.proxied.watch(Protocol::Http2, &path).await;
         let mut seen = false;
         let mark = loop {
             let line = lines.line().await;
@@ -316,13 +322,13 @@ async fn a_watch_that_begins_consistently_begins_with_what_was_written() {
             .unwrap();
         assert!(mark >= written);
     }
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_upstream_that_does_not_answer_fails_no_slower_than_it_would() {
-    let rig = Rig::start(quiet(20)).await;
-    rig.proxied.get(Protocol::Http2, PODS).await;
+async fn a_read_whose_proof_is_refused_is_forwarded_once() {
+    let fixture = Fixture::start(quiet(20)).await;
+    fixture.proxied.get(Protocol::Http2, PODS).await;
     // What refuses the proof's list refuses the client's.
     let refusal = PlannedRefusal {
         count: 2,
@@ -331,10 +337,11 @@ async fn an_upstream_that_does_not_answer_fails_no_slower_than_it_would() {
         resource: Some("pods".to_owned()),
         verb: None,
     };
-    rig.upstream
+    fixture
+        .upstream
         .faults()
         .set(|active| active.refuse = Some(refusal));
-    let answer = rig.proxied.get(Protocol::Http2, PODS).await;
+    let answer = fixture.proxied.get(Protocol::Http2, PODS).await;
     assert_eq!(
         (answer.status, source(&answer)),
         (
@@ -343,16 +350,16 @@ async fn an_upstream_that_does_not_answer_fails_no_slower_than_it_would() {
         )
     );
     assert_eq!(
-        rig.upstream.faults().active().refuse,
+        fixture.upstream.faults().active().refuse,
         None,
         "what was refused is not asked for again"
     );
-    proven(async || rig.proxied.get(Protocol::Http2, PODS).await).await;
-    rig.stop().await;
+    proven(async || fixture.proxied.get(Protocol::Http2, PODS).await).await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_operator_chooses_how_consistent_reads_are_answered() {
+async fn the_configuration_selects_how_consistent_reads_are_answered() {
     let choices = |text: &[(&str, ConsistentReads)]| {
         text.iter()
             .map(|(resource, choice)| ((String::new(), (*resource).to_owned()), *choice))
@@ -367,28 +374,30 @@ async fn the_operator_chooses_how_consistent_reads_are_answered() {
         ..CachingPolicy::default()
     };
     assert_eq!(policy.possibly_stale(), ["pods"]);
-    let rig = Rig::configured(quiet(20), |config| config.policy = policy).await;
-    rig.proxied
+    let fixture = Fixture::configured(quiet(20), |config| config.policy = policy).await;
+    fixture
+        .proxied
         .get(Protocol::Http2, &format!("{PODS}?resourceVersion=0"))
         .await;
-    proven(async || rig.proxied.get(Protocol::Http2, "/api/v1/nodes").await).await;
+    proven(async || fixture.proxied.get(Protocol::Http2, "/api/v1/nodes").await).await;
     for (path, wanted) in [
         ("/api/v1/nodes/node-0000", "forward; reason=consistent-read"),
         ("/api/v1/configmaps", "forward; reason=consistent-read"),
         (PODS, "stale"),
     ] {
-        let answer = rig.proxied.get(Protocol::Http2, path).await;
+        let answer = fixture.proxied.get(Protocol::Http2, path).await;
         assert_eq!(source(&answer), wanted, "{path}");
     }
     // Who chose so gets what was chosen.
-    rig.upstream.faults().delay_events(LATE);
-    let (namespace, name) = some_pod(&rig);
-    rig.upstream
+    fixture.upstream.faults().delay_events(LATE);
+    let (namespace, name) = some_pod(&fixture);
+    fixture
+        .upstream
         .state()
         .delete(&pods(), &namespace, &name)
         .unwrap();
-    assert!(names(&rig.proxied.get(Protocol::Http2, PODS).await).contains(&name));
-    let one = rig
+    assert!(names(&fixture.proxied.get(Protocol::Http2, PODS).await).contains(&name));
+    let one = fixture
         .proxied
         .get(
             Protocol::Http2,
@@ -396,12 +405,12 @@ async fn the_operator_chooses_how_consistent_reads_are_answered() {
         )
         .await;
     assert_eq!((one.status, source(&one)), (StatusCode::OK, "stale"));
-    rig.upstream.faults().delay_events(Duration::ZERO);
-    rig.stop().await;
+    fixture.upstream.faults().delay_events(Duration::ZERO);
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn gets_of_the_same_at_the_same_time_are_shared() {
+async fn concurrent_gets_of_one_object_are_coalesced() {
     // The proxy itself may not get single objects, as in deploy/base/rbac.yaml.
     let prepare = |upstream: &SimulatedServer| {
         upstream.access().add_user("proxy-token", "proxy", &[]);
@@ -416,7 +425,7 @@ async fn gets_of_the_same_at_the_same_time_are_shared() {
             .access()
             .allow(AccessRule::new("proxy", &["list", "watch"], &["*"]));
     };
-    let rig = Rig::build(quiet(20), prepare, |config| {
+    let fixture = Fixture::build(quiet(20), prepare, |config| {
         let file = config.upstream.kubeconfig.as_ref().unwrap();
         let kubeconfig = std::fs::read_to_string(file)
             .unwrap()
@@ -424,20 +433,20 @@ async fn gets_of_the_same_at_the_same_time_are_shared() {
         std::fs::write(file, kubeconfig).unwrap();
     })
     .await;
-    let (namespace, name) = some_pod(&rig);
+    let (namespace, name) = some_pod(&fixture);
     let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
-    let direct = rig.direct.get(Protocol::Http2, &path).await;
-    let alone = rig.proxied.get(Protocol::Http2, &path).await;
+    let direct = fixture.direct.get(Protocol::Http2, &path).await;
+    let alone = fixture.proxied.get(Protocol::Http2, &path).await;
     assert_eq!(
         (alone.essence(), source(&alone)),
         (direct.essence(), "forward; reason=consistent-read")
     );
-    let before = rig.upstream.stats().requests_on("GET", "pods");
-    let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+    let before = fixture.upstream.stats().requests_on("GET", "pods");
+    let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
     let get = || {
         connection.read(
             http::Request::get(&path)
-                .body(crate::client::nothing())
+                .body(crate::support::client::nothing())
                 .unwrap(),
         )
     };
@@ -450,7 +459,7 @@ async fn gets_of_the_same_at_the_same_time_are_shared() {
             assert_eq!(answer.essence(), direct.essence());
             shared += u32::from(source(&answer) == "coalesced");
         }
-        let now = rig.upstream.stats().requests_on("GET", "pods");
+        let now = fixture.upstream.stats().requests_on("GET", "pods");
         let gets = now - std::mem::replace(&mut before, now);
         let what = format!("{shared} were shared, and cost upstream {gets}");
         if shared > 200 && gets < 100 {
@@ -467,7 +476,7 @@ async fn gets_of_the_same_at_the_same_time_are_shared() {
             let text = format!(
                 r#"{{"metadata":{{"name":"{name}","namespace":"{namespace}","labels":{{"n":"{n}"}}}}}}"#
             );
-            let written = rig.upstream.state().update(&pods(), &text).unwrap();
+            let written = fixture.upstream.state().update(&pods(), &text).unwrap();
             let after = get().await.unwrap();
             assert!(
                 version(&after) >= written,
@@ -479,7 +488,7 @@ async fn gets_of_the_same_at_the_same_time_are_shared() {
         tokio::join!(reads, read_and_write);
     }
     // Who may not get it alone does not get it with others.
-    let stranger = rig
+    let stranger = fixture
         .proxied
         .as_user("nobody-has-this-token")
         .connect(Protocol::Http2)
@@ -488,7 +497,7 @@ async fn gets_of_the_same_at_the_same_time_are_shared() {
     let strange = || {
         stranger.read(
             http::Request::get(&path)
-                .body(crate::client::nothing())
+                .body(crate::support::client::nothing())
                 .unwrap(),
         )
     };
@@ -501,5 +510,5 @@ async fn gets_of_the_same_at_the_same_time_are_shared() {
             .into_iter()
             .all(|answer| answer.unwrap().status == StatusCode::UNAUTHORIZED)
     );
-    rig.stop().await;
+    fixture.stop().await;
 }

@@ -2,11 +2,11 @@
 //! the caller's own identity, or nothing at all.
 use watershed_lab::sim::RecordedRequest;
 
-use crate::client::{Protocol, within};
-use crate::frames::{
+use crate::support::client::{Protocol, within};
+use crate::support::frames::{
     DATA, END_HEADERS, END_STREAM, Frames, GOAWAY, HEADERS, RST_STREAM, block, frame,
 };
-use crate::rig::{Rig, small};
+use crate::support::{Fixture, small};
 
 /// The mark of requests that are looked for at upstream.
 const MARK: &str = "smuggled-or-not";
@@ -17,8 +17,8 @@ fn marked(trial: usize) -> String {
 }
 
 /// What upstream got of the requests that bear the mark, in any form.
-fn arrived(rig: &Rig) -> Vec<RecordedRequest> {
-    let all = rig.upstream.take_recorded();
+fn arrived(fixture: &Fixture) -> Vec<RecordedRequest> {
+    let all = fixture.upstream.take_recorded();
     all.into_iter()
         .filter(|head| head.target.contains(MARK) || head.target.contains("x-second"))
         .collect()
@@ -58,15 +58,15 @@ fn well_formed(head: &RecordedRequest, bearer: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_http1_can_say_twice_is_understood_once() {
-    let rig = Rig::start(small()).await;
-    let bearer = format!("Bearer {}", rig.upstream.admin_token());
+async fn ambiguous_http1_requests_are_refused_or_forwarded_unambiguously() {
+    let fixture = Fixture::start(small()).await;
+    let bearer = format!("Bearer {}", fixture.upstream.admin_token());
     let path = format!("/api/v1/namespaces/team-00/pods/{MARK}");
     let get = format!("GET {path} HTTP/1.1\r\nHost: h\r\n");
     let auth = format!("Authorization: {bearer}\r\n");
     let post = format!("POST /api/v1/namespaces/{MARK}/configmaps HTTP/1.1\r\nHost: h\r\n{auth}");
     let second = format!("GET /x-second HTTP/1.1\r\nHost: h\r\n{auth}\r\n");
-    rig.upstream.take_recorded();
+    fixture.upstream.take_recorded();
     // With the answers that are allowed; 0 stands for an end without one. A body that turns out to
     // be none after its head was sent on breaks the request off at upstream, which is told as a
     // 503.
@@ -207,7 +207,7 @@ async fn what_http1_can_say_twice_is_understood_once() {
         // What breaks off may be answered before it arrives: each trial is known at upstream by its
         // own mark.
         let bytes = bytes.replace(MARK, &marked(trial));
-        let raw = rig
+        let raw = fixture
             .proxied
             .raw(bytes.as_bytes(), |text| text.contains("\r\n\r\n"))
             .await;
@@ -219,7 +219,7 @@ async fn what_http1_can_say_twice_is_understood_once() {
         assert!(allowed.contains(&status), "{what}: {:?}", raw.text);
         statuses.push(status);
     }
-    let all = arrived(&rig);
+    let all = arrived(&fixture);
     for head in &all {
         well_formed(head, &bearer);
     }
@@ -239,18 +239,18 @@ async fn what_http1_can_say_twice_is_understood_once() {
 
     // Two identities: upstream gets both, in their order, and judges; none is dropped or added.
     let two = format!("{get}{auth}Authorization: Bearer nobodys-token\r\n\r\n");
-    let raw = rig
+    let raw = fixture
         .proxied
         .raw(two.as_bytes(), |text| text.contains("\r\n\r\n"))
         .await;
-    let direct = rig
+    let direct = fixture
         .direct
         .raw(two.as_bytes(), |text| text.contains("\r\n\r\n"))
         .await;
     let status = |text: &str| text.split(' ').nth(1).unwrap().to_owned();
     assert_eq!(status(&raw.text), status(&direct.text));
     // Trials that broke off may still arrive.
-    for head in arrived(&rig)
+    for head in arrived(&fixture)
         .iter()
         .filter(|head| head.target.ends_with(MARK))
     {
@@ -268,7 +268,7 @@ async fn what_http1_can_say_twice_is_understood_once() {
         "{post}Transfer-Encoding: chunked\r\n\r\n{:x};ext=\"1\"\r\n{body}\r\n0\r\n\r\n",
         body.len()
     );
-    let raw = rig
+    let raw = fixture
         .proxied
         .raw(chunked.as_bytes(), |text| text.contains("\r\n\r\n"))
         .await;
@@ -277,7 +277,7 @@ async fn what_http1_can_say_twice_is_understood_once() {
         "GET {path} HTTP/1.1\nHost: h\n{}\n",
         auth.replace("\r\n", "\n")
     );
-    let raw = rig
+    let raw = fixture
         .proxied
         .raw(bare.as_bytes(), |text| text.contains("\r\n\r\n"))
         .await;
@@ -286,16 +286,16 @@ async fn what_http1_can_say_twice_is_understood_once() {
         "{}",
         raw.text
     );
-    for head in arrived(&rig) {
+    for head in arrived(&fixture) {
         well_formed(&head, &bearer);
     }
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_http2_can_say_twice_is_understood_once() {
-    let rig = Rig::start(small()).await;
-    let bearer = format!("Bearer {}", rig.upstream.admin_token());
+async fn ambiguous_http2_requests_are_refused_or_forwarded_unambiguously() {
+    let fixture = Fixture::start(small()).await;
+    let bearer = format!("Bearer {}", fixture.upstream.admin_token());
     let path = format!("/api/v1/namespaces/team-00/pods/{MARK}");
     // What may come late is known by the mark of its trial; only what is asked for in another's
     // name has none.
@@ -320,7 +320,7 @@ async fn what_http2_can_say_twice_is_understood_once() {
             .map(|&(n, v)| if n == name { (n, value) } else { (n, v) })
             .collect::<Vec<_>>()
     };
-    rig.upstream.take_recorded();
+    fixture.upstream.take_recorded();
     // Whether it may arrive, then as one well-formed request.
     let trials = [
         ("plain", usual.clone(), true),
@@ -400,7 +400,7 @@ async fn what_http2_can_say_twice_is_understood_once() {
             .iter()
             .map(|&(name, value)| (name, if value == path { &own } else { value }))
             .collect();
-        let mut frames = Frames::open(&rig.proxied, 65_535).await;
+        let mut frames = Frames::open(&fixture.proxied, 65_535).await;
         frames
             .send(&frame(
                 HEADERS,
@@ -409,12 +409,12 @@ async fn what_http2_can_say_twice_is_understood_once() {
                 &block(&fields),
             ))
             .await;
-        let wanted = |f: &crate::frames::Received| {
+        let wanted = |f: &crate::support::frames::Received| {
             (f.stream == 1 && [HEADERS, RST_STREAM].contains(&f.kind)) || f.kind == GOAWAY
         };
         answers.push(within(what, frames.find(wanted)).await);
     }
-    let all = arrived(&rig);
+    let all = arrived(&fixture);
     for head in &all {
         well_formed(head, &bearer);
     }
@@ -438,7 +438,7 @@ async fn what_http2_can_say_twice_is_understood_once() {
     let body = r#"{"metadata":{"name":"short"}}"#;
     for said in [body.len() - 1, body.len() + 1] {
         let said = said.to_string();
-        let mut frames = Frames::open(&rig.proxied, 65_535).await;
+        let mut frames = Frames::open(&fixture.proxied, 65_535).await;
         let fields = [
             (":method", "POST"),
             (":scheme", "https"),
@@ -458,7 +458,7 @@ async fn what_http2_can_say_twice_is_understood_once() {
             (f.stream == 1 && [HEADERS, RST_STREAM].contains(&f.kind)) || f.kind == GOAWAY
         });
         within("an answer", end).await;
-        let name = rig
+        let name = fixture
             .proxied
             .get(
                 Protocol::Http2,
@@ -467,5 +467,5 @@ async fn what_http2_can_say_twice_is_understood_once() {
             .await;
         assert_eq!(name.status, 404, "said to be {said} long");
     }
-    rig.stop().await;
+    fixture.stop().await;
 }

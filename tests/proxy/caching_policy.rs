@@ -7,8 +7,8 @@ use watershed::serve::CacheMode;
 use watershed_lab::sim::{Options, Population, TrafficCounts};
 use watershed_protocol::GroupVersionResource;
 
-use crate::client::{Answer, BOTH, Endpoint, Lines, Protocol, nothing, within};
-use crate::rig::{Rig, proven, small, with_secrets};
+use crate::support::client::{Answer, BOTH, Endpoint, Lines, Protocol, nothing, within};
+use crate::support::{Fixture, proven, small, with_secrets};
 
 const SECRETS: &str = "/api/v1/secrets";
 const LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
@@ -53,8 +53,8 @@ async fn as_wanted(wanted: &str, mut ask: impl AsyncFnMut() -> Answer) -> Answer
 }
 
 /// A secret's namespace and name.
-fn some_secret(rig: &Rig) -> (String, String) {
-    let key = rig
+fn some_secret(fixture: &Fixture) -> (String, String) {
+    let key = fixture
         .upstream
         .state()
         .snapshot(&secrets())
@@ -86,9 +86,9 @@ fn metadata_only(config: &mut AppConfig) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn secrets_are_forwarded_and_nothing_is_asked_for_by_the_proxy() {
-    let rig = Rig::start(some_secrets()).await;
-    let (namespace, name) = some_secret(&rig);
+async fn secrets_are_forwarded_and_never_requested_by_the_proxy() {
+    let fixture = Fixture::start(some_secrets()).await;
+    let (namespace, name) = some_secret(&fixture);
     let one = format!("/api/v1/namespaces/{namespace}/secrets/{name}");
     let mut forwarded = 0;
     for (path, accept) in [
@@ -113,22 +113,22 @@ async fn secrets_are_forwarded_and_nothing_is_asked_for_by_the_proxy() {
             "application/json",
         ),
     ] {
-        let before = asked(&rig.upstream.stats()).0;
-        let proxied = read(&rig.proxied, path, accept).await;
+        let before = asked(&fixture.upstream.stats()).0;
+        let proxied = read(&fixture.proxied, path, accept).await;
         assert_eq!(
             source(&proxied),
             "forward; reason=policy",
             "{path} {accept}"
         );
         assert_eq!(
-            asked(&rig.upstream.stats()).0 - before,
+            asked(&fixture.upstream.stats()).0 - before,
             1,
             "{path} {accept}: upstream is asked once"
         );
         if !path.contains("watch") {
             assert_eq!(
                 proxied.essence(),
-                read(&rig.direct, path, accept).await.essence(),
+                read(&fixture.direct, path, accept).await.essence(),
                 "{path}"
             );
         }
@@ -136,7 +136,8 @@ async fn secrets_are_forwarded_and_nothing_is_asked_for_by_the_proxy() {
     }
     assert_eq!(forwarded, 11);
     assert_eq!(
-        rig.upstream
+        fixture
+            .upstream
             .stats()
             .open_watches
             .get("secrets")
@@ -145,20 +146,20 @@ async fn secrets_are_forwarded_and_nothing_is_asked_for_by_the_proxy() {
         0
     );
     // Not even those of many who ask the same are put together.
-    let before = asked(&rig.upstream.stats()).0;
-    let many = join_all((0..20).map(|n| rig.proxied.get(BOTH[n % 2], SECRETS))).await;
+    let before = asked(&fixture.upstream.stats()).0;
+    let many = join_all((0..20).map(|n| fixture.proxied.get(BOTH[n % 2], SECRETS))).await;
     assert!(
         many.iter()
             .all(|answer| source(answer) == "forward; reason=policy")
     );
-    assert_eq!(asked(&rig.upstream.stats()).0 - before, 20);
-    rig.stop().await;
+    assert_eq!(asked(&fixture.upstream.stats()).0 - before, 20);
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn secrets_are_served_from_memory_if_the_operator_says_so() {
-    let rig = Rig::configured(some_secrets(), with_secrets).await;
-    let (namespace, name) = some_secret(&rig);
+async fn secrets_are_served_from_memory_if_configured() {
+    let fixture = Fixture::configured(some_secrets(), with_secrets).await;
+    let (namespace, name) = some_secret(&fixture);
     for (path, wanted) in [
         ("/api/v1/secrets?resourceVersion=0", "snapshot"),
         (SECRETS, "linearizable"),
@@ -168,23 +169,23 @@ async fn secrets_are_served_from_memory_if_the_operator_says_so() {
         ),
     ] {
         let proxied = as_wanted(wanted, async || {
-            rig.proxied.get(Protocol::Http2, path).await
+            fixture.proxied.get(Protocol::Http2, path).await
         })
         .await;
         assert_eq!(source(&proxied), wanted, "{path}");
         assert_eq!(
             proxied.essence(),
-            rig.direct.get(Protocol::Http2, path).await.essence(),
+            fixture.direct.get(Protocol::Http2, path).await.essence(),
             "{path}"
         );
     }
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_a_type_kept_as_metadata_nothing_else_is_asked_for() {
-    let rig = Rig::configured(some_secrets(), metadata_only).await;
-    let (namespace, name) = some_secret(&rig);
+async fn a_type_cached_as_metadata_is_requested_as_metadata_only() {
+    let fixture = Fixture::configured(some_secrets(), metadata_only).await;
+    let (namespace, name) = some_secret(&fixture);
     let one = format!("/api/v1/namespaces/{namespace}/secrets/{name}?resourceVersion=0");
     let in_namespace = format!("/api/v1/namespaces/{namespace}/secrets?resourceVersion=0");
     for (path, accept, wanted) in [
@@ -210,7 +211,7 @@ async fn of_a_type_kept_as_metadata_nothing_else_is_asked_for() {
         (&one, ONE, "snapshot"),
         (&one, &format!("{ONE},application/json"), "snapshot"),
     ] {
-        let proxied = as_wanted(wanted, async || read(&rig.proxied, path, accept).await).await;
+        let proxied = as_wanted(wanted, async || read(&fixture.proxied, path, accept).await).await;
         assert_eq!(
             (proxied.status, source(&proxied)),
             (StatusCode::OK, wanted),
@@ -218,7 +219,7 @@ async fn of_a_type_kept_as_metadata_nothing_else_is_asked_for() {
         );
         assert_eq!(
             proxied.essence(),
-            read(&rig.direct, path, accept).await.essence(),
+            read(&fixture.direct, path, accept).await.essence(),
             "{path}"
         );
     }
@@ -233,24 +234,24 @@ async fn of_a_type_kept_as_metadata_nothing_else_is_asked_for() {
         let connection = endpoint.connect(Protocol::Http2).await.unwrap();
         within(&path, connection.follow(request)).await.unwrap()
     };
-    let begin = rig.upstream.state().version();
+    let begin = fixture.upstream.state().version();
     let since = format!("resourceVersion={begin}");
     let streamed = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=0";
     let labelled = format!("{since}&labelSelector=n%3D1");
     let mut watches = Vec::new();
     for query in [&since, streamed, &labelled] {
         watches.push((
-            open(&rig.direct, query).await,
-            open(&rig.proxied, query).await,
+            open(&fixture.direct, query).await,
+            open(&fixture.proxied, query).await,
         ));
     }
     for label in ["1", "2"] {
         let text = format!(
             r#"{{"metadata":{{"name":"{name}","namespace":"{namespace}","labels":{{"n":"{label}"}}}},"data":{{"k":"AAEC"}}}}"#
         );
-        rig.upstream.state().update(&secrets(), &text).unwrap();
+        fixture.upstream.state().update(&secrets(), &text).unwrap();
     }
-    let last = rig
+    let last = fixture
         .upstream
         .state()
         .delete(&secrets(), &namespace, &name)
@@ -264,9 +265,9 @@ async fn of_a_type_kept_as_metadata_nothing_else_is_asked_for() {
         assert!(wanted.len() >= 2, "{wanted:?}");
     }
     // The fence's questions are of metadata, too.
-    let listed = proven(async || read(&rig.proxied, SECRETS, LIST).await).await;
+    let listed = proven(async || read(&fixture.proxied, SECRETS, LIST).await).await;
     assert_eq!(listed.json()["items"].as_array().unwrap().len(), 11);
-    let (all, whole) = asked(&rig.upstream.stats());
+    let (all, whole) = asked(&fixture.upstream.stats());
     assert_eq!(whole, 0, "of {all} requests");
 
     // What metadata does not tell is upstream's to say.
@@ -282,7 +283,7 @@ async fn of_a_type_kept_as_metadata_nothing_else_is_asked_for() {
     .into_iter()
     .enumerate()
     {
-        let proxied = read(&rig.proxied, path, accept).await;
+        let proxied = read(&fixture.proxied, path, accept).await;
         assert_eq!(
             (proxied.status, source(&proxied)),
             (
@@ -292,13 +293,13 @@ async fn of_a_type_kept_as_metadata_nothing_else_is_asked_for() {
             "{path}"
         );
         assert_eq!(
-            asked(&rig.upstream.stats()).1,
+            asked(&fixture.upstream.stats()).1,
             n as u64 + 1,
             "{path} is the client's own request"
         );
     }
     let selected = read(
-        &rig.proxied,
+        &fixture.proxied,
         "/api/v1/secrets?resourceVersion=0&fieldSelector=type%3DOpaque",
         LIST,
     )
@@ -308,7 +309,7 @@ async fn of_a_type_kept_as_metadata_nothing_else_is_asked_for() {
         (StatusCode::OK, "forward; reason=policy")
     );
     let unknown = read(
-        &rig.proxied,
+        &fixture.proxied,
         "/api/v1/secrets?resourceVersion=0&fieldSelector=data%3Dx",
         LIST,
     )
@@ -318,7 +319,8 @@ async fn of_a_type_kept_as_metadata_nothing_else_is_asked_for() {
         (StatusCode::BAD_REQUEST, "forward; reason=selector")
     );
     assert_eq!(
-        rig.upstream
+        fixture
+            .upstream
             .stats()
             .whole
             .keys()
@@ -326,7 +328,7 @@ async fn of_a_type_kept_as_metadata_nothing_else_is_asked_for() {
             .count(),
         3
     );
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 /// What a watch told up to the event at a version, bookmarks that come by the clock aside:
@@ -354,7 +356,7 @@ async fn told(watch: &mut Lines, last: u64, gone: bool) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn metadata_that_objects_do_not_tell_is_kept_as_upstream_gives_it() {
+async fn metadata_that_differs_from_its_object_comes_from_upstream() {
     // Of deployments a part of the object stands in the annotations; upstream makes the metadata
     // without them.
     let path = "/apis/apps/v1/deployments?resourceVersion=0";
@@ -365,13 +367,13 @@ async fn metadata_that_objects_do_not_tell_is_kept_as_upstream_gives_it() {
         let configure = |config: &mut AppConfig| {
             config.policy.set_mode("apps", "deployments", cache);
         };
-        let rig = Rig::configured(some_secrets(), configure).await;
-        let answer = read(&rig.proxied, path, LIST).await;
+        let fixture = Fixture::configured(some_secrets(), configure).await;
+        let answer = read(&fixture.proxied, path, LIST).await;
         assert_eq!((answer.status, source(&answer)), (StatusCode::OK, wanted));
         assert_eq!(
             answer.essence(),
-            read(&rig.direct, path, LIST).await.essence()
+            read(&fixture.direct, path, LIST).await.essence()
         );
-        rig.stop().await;
+        fixture.stop().await;
     }
 }

@@ -10,16 +10,21 @@ use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 use watershed_lab::sim::{BrokenFrame, Faults, Options, PlannedRefusal, WatchListSupport};
 
-use crate::client::{BOTH, Next, Protocol, whole, within};
-use crate::follow::{Follower, Opening};
-use crate::ledger::{Interest, Ledger};
-use crate::rig::{Rig, becomes, eventually, loopback, small};
+use crate::support::client::{BOTH, Next, Protocol, whole, within};
+use crate::support::follower::{Follower, Opening};
+use crate::support::history::{Interest, Ledger};
+use crate::support::{Fixture, becomes, eventually, loopback, small};
 
 /// Plants a fault every few writes, so often.
-async fn under(ledger: &Arc<Ledger>, rig: &Rig, times: usize, fault: impl Fn(&Faults, usize)) {
+async fn under(
+    ledger: &Arc<Ledger>,
+    fixture: &Fixture,
+    times: usize,
+    fault: impl Fn(&Faults, usize),
+) {
     for n in 0..times {
         ledger.writes(15).await;
-        fault(rig.upstream.faults(), n);
+        fault(fixture.upstream.faults(), n);
         ledger.writes(15).await;
     }
 }
@@ -35,8 +40,9 @@ fn refuse(faults: &Faults, verb: &str, code: u16, count: u32) {
     faults.set(|active| active.refuse = Some(refusal));
 }
 
-fn open_watches(rig: &Rig) -> u64 {
-    rig.upstream
+fn open_watches(fixture: &Fixture) -> u64 {
+    fixture
+        .upstream
         .stats()
         .open_watches
         .get("pods")
@@ -45,13 +51,13 @@ fn open_watches(rig: &Rig) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_watches_survive_every_cut() {
-    let rig = Rig::start(small()).await;
-    let ledger = Ledger::new(rig.upstream.state(), 1);
-    let crowd = Follower::crowd(&rig.proxied, 120).await;
-    assert_eq!(open_watches(&rig), 1, "one watch for all");
-    let lists = rig.upstream.stats().requests_on("LIST", "pods");
-    under(&ledger, &rig, 16, |faults, n| match n % 4 {
+async fn a_hundred_watches_survive_every_connection_cut() {
+    let fixture = Fixture::start(small()).await;
+    let ledger = Ledger::new(fixture.upstream.state(), 1);
+    let crowd = Follower::crowd(&fixture.proxied, 120).await;
+    assert_eq!(open_watches(&fixture), 1, "one watch for all");
+    let lists = fixture.upstream.stats().requests_on("LIST", "pods");
+    under(&ledger, &fixture, 16, |faults, n| match n % 4 {
         0 => faults.cut_connections(),
         1 => faults.cut_watches(),
         2 => faults.break_frame(2, BrokenFrame::Half),
@@ -61,23 +67,23 @@ async fn a_hundred_watches_survive_every_cut() {
     for follower in &crowd {
         follower.judge_undisturbed(&ledger).await;
     }
-    let stats = rig.upstream.stats();
+    let stats = fixture.upstream.stats();
     assert_eq!(
         stats.requests_on("LIST", "pods"),
         lists,
         "nothing had to be listed again"
     );
-    becomes("watches at upstream", 1, async || open_watches(&rig)).await;
-    rig.stop().await;
+    becomes("watches at upstream", 1, async || open_watches(&fixture)).await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn garbage_in_the_stream_loses_nothing() {
-    let rig = Rig::start(small()).await;
-    let ledger = Ledger::new(rig.upstream.state(), 2);
-    let crowd = Follower::crowd(&rig.proxied, 12).await;
-    let lists = rig.upstream.stats().requests_on("LIST", "pods");
-    under(&ledger, &rig, 3, |faults, _| {
+async fn garbage_in_the_upstream_watch_loses_no_event() {
+    let fixture = Fixture::start(small()).await;
+    let ledger = Ledger::new(fixture.upstream.state(), 2);
+    let crowd = Follower::crowd(&fixture.proxied, 12).await;
+    let lists = fixture.upstream.stats().requests_on("LIST", "pods");
+    under(&ledger, &fixture, 3, |faults, _| {
         faults.break_frame(3, BrokenFrame::Garbage)
     })
     .await;
@@ -85,22 +91,22 @@ async fn garbage_in_the_stream_loses_nothing() {
         follower.judge(&ledger).await;
     }
     // An event is missing behind the garbage, so only a new list is the truth: one for all clients.
-    let relists = rig.upstream.stats().requests_on("LIST", "pods") - lists;
+    let relists = fixture.upstream.stats().requests_on("LIST", "pods") - lists;
     assert!((1..=3).contains(&relists), "{relists} lists for 3 faults");
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn refusals_of_the_watch_are_waited_out() {
-    let rig = Rig::start(small()).await;
-    let ledger = Ledger::new(rig.upstream.state(), 3);
-    let crowd = Follower::crowd(&rig.proxied, 12).await;
+async fn refused_upstream_watches_are_retried() {
+    let fixture = Fixture::start(small()).await;
+    let ledger = Ledger::new(fixture.upstream.state(), 3);
+    let crowd = Follower::crowd(&fixture.proxied, 12).await;
     for code in [429, 500, 503, 504] {
-        refuse(rig.upstream.faults(), "WATCH", code, 3);
-        rig.upstream.faults().cut_watches();
+        refuse(fixture.upstream.faults(), "WATCH", code, 3);
+        fixture.upstream.faults().cut_watches();
         ledger.writes(30).await;
         becomes("refusals", None, async || {
-            rig.upstream.faults().active().refuse
+            fixture.upstream.faults().active().refuse
         })
         .await;
         ledger.writes(10).await;
@@ -108,23 +114,29 @@ async fn refusals_of_the_watch_are_waited_out() {
             follower.judge_undisturbed(&ledger).await;
         }
     }
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_history_that_upstream_has_lost_ends_watches_with_410() {
-    let rig = Rig::start(small()).await;
-    let ledger = Ledger::new(rig.upstream.state(), 4);
-    let crowd = Follower::crowd(&rig.proxied, 12).await;
-    let lists = rig.upstream.stats().requests_on("LIST", "pods");
+async fn a_history_lost_by_upstream_ends_watches_with_410() {
+    let fixture = Fixture::start(small()).await;
+    let ledger = Ledger::new(fixture.upstream.state(), 4);
+    let crowd = Follower::crowd(&fixture.proxied, 12).await;
+    let lists = fixture.upstream.stats().requests_on("LIST", "pods");
     for round in 1..=2 {
         // Events that the proxy's watch never gets, and that nobody can have any more when it asks
         // for them.
-        rig.upstream.faults().set(|active| active.silent = true);
+        fixture.upstream.faults().set(|active| active.silent = true);
         ledger.writes(20).await;
-        rig.upstream.state().compact(&watershed_lab::sim::pods());
-        rig.upstream.faults().cut_watches();
-        rig.upstream.faults().set(|active| active.silent = false);
+        fixture
+            .upstream
+            .state()
+            .compact(&watershed_lab::sim::pods());
+        fixture.upstream.faults().cut_watches();
+        fixture
+            .upstream
+            .faults()
+            .set(|active| active.silent = false);
         ledger.writes(20).await;
         for follower in &crowd {
             follower.judge(&ledger).await;
@@ -134,41 +146,43 @@ async fn a_history_that_upstream_has_lost_ends_watches_with_410() {
         }
     }
     assert_eq!(
-        rig.upstream.stats().requests_on("LIST", "pods") - lists,
+        fixture.upstream.stats().requests_on("LIST", "pods") - lists,
         2,
         "one list for all, each time"
     );
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silence_and_delay_lose_nothing() {
-    let rig = Rig::start(small()).await;
-    let ledger = Ledger::new(rig.upstream.state(), 5);
-    let crowd = Follower::crowd(&rig.proxied, 12).await;
-    under(&ledger, &rig, 4, |faults, n| {
+async fn upstream_silence_and_delay_lose_no_event() {
+    let fixture = Fixture::start(small()).await;
+    let ledger = Ledger::new(fixture.upstream.state(), 5);
+    let crowd = Follower::crowd(&fixture.proxied, 12).await;
+    under(&ledger, &fixture, 4, |faults, n| {
         faults.set(|active| active.silent = n % 2 == 0)
     })
     .await;
     for follower in &crowd {
         follower.judge_undisturbed(&ledger).await;
     }
-    rig.upstream
+    fixture
+        .upstream
         .faults()
         .delay_events(Duration::from_millis(50));
-    under(&ledger, &rig, 4, |faults, _| faults.cut_watches()).await;
-    rig.upstream
+    under(&ledger, &fixture, 4, |faults, _| faults.cut_watches()).await;
+    fixture
+        .upstream
         .faults()
         .set(|active| active.no_bookmarks = true);
-    under(&ledger, &rig, 2, |faults, _| faults.cut_connections()).await;
+    under(&ledger, &fixture, 2, |faults, _| faults.cut_connections()).await;
     for follower in &crowd {
         follower.judge_undisturbed(&ledger).await;
     }
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_first_list_that_fails_is_tried_again() {
+async fn a_failed_first_list_is_retried() {
     let plant: [&dyn Fn(&Faults); 4] = [
         &|faults| refuse(faults, "LIST", 500, 2),
         &|faults| refuse(faults, "WATCH", 500, 2),
@@ -176,15 +190,15 @@ async fn a_first_list_that_fails_is_tried_again() {
         &|faults| faults.break_frame(7, BrokenFrame::Garbage),
     ];
     for plant in plant {
-        let rig = Rig::start(small()).await;
-        let ledger = Ledger::new(rig.upstream.state(), 6);
-        plant(rig.upstream.faults());
-        let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+        let fixture = Fixture::start(small()).await;
+        let ledger = Ledger::new(fixture.upstream.state(), 6);
+        plant(fixture.upstream.faults());
+        let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
         let follower = Follower::start(&connection, Interest::All, Opening::List);
         ledger.writes(20).await;
         follower.synced().await;
         // Meanwhile upstream itself answers, so that its cuts are the client's, too.
-        rig.upstream.faults().cut_connections();
+        fixture.upstream.faults().cut_connections();
         ledger.writes(20).await;
         follower.judge(&ledger).await;
         assert_eq!(
@@ -196,7 +210,8 @@ async fn a_first_list_that_fails_is_tried_again() {
         // In the end it is at hand, and right.
         let path = "/api/v1/pods?resourceVersion=0";
         becomes("the list's source", "snapshot".to_owned(), async || {
-            rig.proxied
+            fixture
+                .proxied
                 .get(Protocol::Http2, path)
                 .await
                 .header("x-watershed-source")
@@ -207,21 +222,22 @@ async fn a_first_list_that_fails_is_tried_again() {
         late.synced().await;
         ledger.writes(20).await;
         late.judge_undisturbed(&ledger).await;
-        rig.stop().await;
+        fixture.stop().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn releases_without_streamed_lists_are_followed_as_exactly() {
+async fn servers_without_streamed_lists_are_followed_exactly() {
     for how in [WatchListSupport::Refused, WatchListSupport::Ignored] {
-        let rig = Rig::prepared(small(), |upstream| upstream.faults().watch_list(how)).await;
-        let ledger = Ledger::new(rig.upstream.state(), 7);
-        let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+        let fixture =
+            Fixture::prepared(small(), |upstream| upstream.faults().watch_list(how)).await;
+        let ledger = Ledger::new(fixture.upstream.state(), 7);
+        let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
         let follower = Follower::start(&connection, Interest::Tier("backend"), Opening::List);
         // An update tells the proxy that this stream is no streamed list.
         ledger.writes(40).await;
         follower.synced().await;
-        under(&ledger, &rig, 4, |faults, n| {
+        under(&ledger, &fixture, 4, |faults, n| {
             if n % 2 == 0 {
                 faults.cut_connections()
             } else {
@@ -230,18 +246,18 @@ async fn releases_without_streamed_lists_are_followed_as_exactly() {
         })
         .await;
         follower.judge_undisturbed(&ledger).await;
-        rig.stop().await;
+        fixture.stop().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn refusals_of_forwarded_requests_are_passed_on() {
-    let rig = Rig::start(small()).await;
+async fn refusals_of_forwarded_requests_reach_the_client() {
+    let fixture = Fixture::start(small()).await;
     let path = "/api/v1/namespaces/default/configmaps";
     for (code, retry_after) in [(429, Some(7)), (500, None), (503, Some(2)), (504, None)] {
-        let faults = rig.upstream.faults();
+        let faults = fixture.upstream.faults();
         let mut answers = Vec::new();
-        for endpoint in [&rig.direct, &rig.proxied] {
+        for endpoint in [&fixture.direct, &fixture.proxied] {
             faults.set(|active| {
                 active.refuse = Some(PlannedRefusal {
                     count: 1,
@@ -263,11 +279,11 @@ async fn refusals_of_forwarded_requests_are_passed_on() {
             "it was asked once, and not again on its own"
         );
     }
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_upstream_that_is_gone_or_talks_nonsense_is_named() {
+async fn an_unreachable_or_invalid_upstream_is_named_in_the_error() {
     // A port below those that the kernel gives away, so that nobody has it once the server is gone.
     let mut listen = loopback();
     eventually("a port", async || {
@@ -278,15 +294,15 @@ async fn an_upstream_that_is_gone_or_talks_nonsense_is_named() {
             .map_err(|error| error.to_string())
     })
     .await;
-    let rig = Rig::start(Options { listen, ..small() }).await;
-    let (proxied, port) = (rig.proxied.clone(), rig.upstream.address());
+    let fixture = Fixture::start(Options { listen, ..small() }).await;
+    let (proxied, port) = (fixture.proxied.clone(), fixture.upstream.address());
     let mut watch = proxied
         .watch(Protocol::Http2, "/api/v1/pods?watch=1&resourceVersion=0")
         .await;
     for _ in 0..40 {
         assert!(watch.line().await.starts_with(r#"{"type":"ADDED""#));
     }
-    let (upstream, end) = rig.shut_down();
+    let (upstream, end) = fixture.shut_down();
     upstream.shutdown().await;
     let refused = async || {
         let request = || {

@@ -12,9 +12,10 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::client::{Connection, Endpoint, Next, Protocol, nothing, within};
-use crate::ledger::{Event, Interest, Ledger, compare};
-use crate::rig::{Rig, eventually, small};
+use super::client::{Connection, Endpoint, Next, Protocol, nothing, within};
+use super::fixture::{Fixture, small};
+use super::history::{Event, Interest, Ledger, compare};
+use super::waiting::eventually;
 
 /// How the first state comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -341,10 +342,10 @@ impl Object {
 
 /// Without the proxy between, as it is about the judge.
 #[tokio::test]
-async fn every_planted_fault_of_a_view_is_found() {
-    let rig = Rig::start(small()).await;
-    let ledger = Ledger::new(rig.upstream.state(), 1);
-    let connection = rig.direct.connect(Protocol::Http2).await.unwrap();
+async fn the_judge_finds_every_planted_fault_in_a_view() {
+    let fixture = Fixture::start(small()).await;
+    let ledger = Ledger::new(fixture.upstream.state(), 1);
+    let connection = fixture.direct.connect(Protocol::Http2).await.unwrap();
     for opening in [Opening::List, Opening::WatchList] {
         let interest = Interest::Tier(watershed_lab::sim::fixtures::TIERS[0]);
         let follower = Follower::start(&connection, interest.clone(), opening);
@@ -374,5 +375,5 @@ async fn every_planted_fault_of_a_view_is_found() {
         nothing.tracks.clear();
         assert!(verdict(&nothing, &interest, &ledger).is_err());
     }
-    rig.stop().await;
+    fixture.stop().await;
 }

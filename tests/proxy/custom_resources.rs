@@ -1,6 +1,6 @@
 //! A custom type that comes, goes and comes back.
-use crate::client::{BOTH, Next, Protocol, within};
-use crate::rig::{Rig, becomes, small};
+use crate::support::client::{BOTH, Next, Protocol, within};
+use crate::support::{Fixture, becomes, small};
 
 const LIST: &str = "/apis/example.com/v1/widgets?resourceVersion=0";
 
@@ -10,9 +10,10 @@ fn widget(name: &str, color: &str) -> String {
     )
 }
 
-async fn at_hand(rig: &Rig) {
+async fn at_hand(fixture: &Fixture) {
     becomes("the list's source", "snapshot".to_owned(), async || {
-        rig.proxied
+        fixture
+            .proxied
             .get(Protocol::Http2, LIST)
             .await
             .header("x-watershed-source")
@@ -22,16 +23,16 @@ async fn at_hand(rig: &Rig) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_custom_type_is_followed_through_its_life() {
-    let rig = Rig::start(small()).await;
-    let (state, widgets) = (rig.upstream.state(), watershed_lab::sim::widgets());
+async fn a_custom_type_is_cached_throughout_its_lifecycle() {
+    let fixture = Fixture::start(small()).await;
+    let (state, widgets) = (fixture.upstream.state(), watershed_lab::sim::widgets());
     state.create(&widgets, &widget("early", "red")).unwrap();
-    at_hand(&rig).await;
+    at_hand(&fixture).await;
     let red = format!("{LIST}&fieldSelector=spec.color%3Dred");
-    let list = rig.proxied.get(Protocol::Http1, &red).await;
+    let list = fixture.proxied.get(Protocol::Http1, &red).await;
     assert_eq!(
         list.essence(),
-        rig.direct.get(Protocol::Http1, &red).await.essence()
+        fixture.direct.get(Protocol::Http1, &red).await.essence()
     );
     assert_eq!(
         list.header("x-watershed-source"),
@@ -42,7 +43,7 @@ async fn a_custom_type_is_followed_through_its_life() {
     for protocol in BOTH {
         let path =
             "/apis/example.com/v1/widgets?watch=1&resourceVersion=0&fieldSelector=spec.color%3Dred";
-        let mut watch = rig.proxied.watch(protocol, path).await;
+        let mut watch = fixture.proxied.watch(protocol, path).await;
         assert!(watch.line().await.contains(r#""name":"early""#));
         watches.push(watch);
     }
@@ -65,8 +66,8 @@ async fn a_custom_type_is_followed_through_its_life() {
         "forward; reason=unknown-type".to_owned(),
         async || {
             let (wanted, got) = (
-                rig.direct.get(Protocol::Http2, LIST).await,
-                rig.proxied.get(Protocol::Http2, LIST).await,
+                fixture.direct.get(Protocol::Http2, LIST).await,
+                fixture.proxied.get(Protocol::Http2, LIST).await,
             );
             assert_eq!(wanted.status, 404);
             // For a moment the proxy may still have it.
@@ -79,15 +80,15 @@ async fn a_custom_type_is_followed_through_its_life() {
     )
     .await;
     let (wanted, got) = (
-        rig.direct.get(Protocol::Http2, LIST).await,
-        rig.proxied.get(Protocol::Http2, LIST).await,
+        fixture.direct.get(Protocol::Http2, LIST).await,
+        fixture.proxied.get(Protocol::Http2, LIST).await,
     );
     assert_eq!(got.essence(), wanted.essence());
 
     state.serve_custom(&widgets, true);
     state.create(&widgets, &widget("late", "red")).unwrap();
-    at_hand(&rig).await;
-    let mut again = rig
+    at_hand(&fixture).await;
+    let mut again = fixture
         .proxied
         .watch(
             Protocol::Http2,
@@ -105,5 +106,5 @@ async fn a_custom_type_is_followed_through_its_life() {
             .starts_with(r#"{"type":"DELETED""#)
     );
     drop(again);
-    rig.stop().await;
+    fixture.stop().await;
 }

@@ -13,14 +13,14 @@ use tokio::process::Command;
 use tokio::task::JoinHandle;
 use watershed_lab::sim::{Options, Population, SimulatedServer};
 
-use crate::client::{BOTH, Endpoint, Protocol, Raw, nothing, within};
-use crate::frames::{
+use crate::support::client::{BOTH, Endpoint, Protocol, Raw, nothing, within};
+use crate::support::frames::{
     ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, Frames, GOAWAY, HEADERS, PING, RST_STREAM,
     SETTINGS, WINDOW_UPDATE, block, frame, get, length,
 };
-use crate::ledger::Ledger;
-use crate::program::Program;
-use crate::rig::{eventually, metric, small};
+use crate::support::history::Ledger;
+use crate::support::program::Program;
+use crate::support::{eventually, metric, small};
 
 const MIB: u64 = 1 << 20;
 
@@ -218,7 +218,7 @@ async fn half_a_head(endpoint: &Endpoint, after_another: bool) -> Option<Raw> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slow_loris_is_cut_in_the_handshake_and_in_the_head() {
+async fn slow_handshakes_and_slow_headers_are_cut_off() {
     let scene = Scene::start(small(), SHORT).await;
     let growth = Growth::watch(scene.program.pid());
     let address = scene.proxied().address;
@@ -270,7 +270,7 @@ async fn slow_loris_is_cut_in_the_handshake_and_in_the_head() {
 
 /// Each flood runs until the server closes, or until so much was sent that a leak would show.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn floods_of_frames_end_the_connection_or_cost_nothing() {
+async fn frame_floods_end_the_connection_or_use_little_memory() {
     let scene = Scene::start(small(), SHORT).await;
     let bearer = scene.bearer.clone();
     let growth = Growth::watch(scene.program.pid());
@@ -429,7 +429,7 @@ fn large() -> Options {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_takes_nothing_is_cut_and_costs_little() {
+async fn clients_that_never_read_are_cut_off_and_use_little_memory() {
     let scene = Scene::start(large(), SHORT).await;
     let bearer = scene.bearer.clone();
     let version = scene
@@ -520,7 +520,7 @@ async fn who_takes_nothing_is_cut_and_costs_little() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_address_has_so_many_connections_and_no_more() {
+async fn connections_per_address_are_limited() {
     let scene = Scene::start(
         small(),
         &[
@@ -579,7 +579,7 @@ async fn one_address_has_so_many_connections_and_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn garbage_is_refused() {
+async fn garbage_bytes_are_refused() {
     let scene = Scene::start(small(), SHORT).await;
     let growth = Growth::watch(scene.program.pid());
     let mut random = fastrand::Rng::with_seed(11);
@@ -613,7 +613,7 @@ async fn garbage_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_check_of_memory_sees_growth() {
+async fn the_memory_check_detects_growth() {
     // A process that keeps what it is told: others share the memory of this one.
     let mut keeps = Command::new("tail")
         .args(["-c", "200000000"])

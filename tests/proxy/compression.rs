@@ -7,9 +7,9 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use watershed_lab::sim::{Options, WatchListSupport};
 
-use crate::client::{BOTH, Connection, Endpoint, Protocol, nothing, within};
-use crate::ledger::{Interest, Ledger};
-use crate::rig::{Rig, becomes, eventually, small, unless_stalled};
+use crate::support::client::{BOTH, Connection, Endpoint, Protocol, nothing, within};
+use crate::support::history::{Interest, Ledger};
+use crate::support::{Fixture, becomes, eventually, small, unless_stalled};
 
 /// A watch by a client that takes gzip.
 struct Watch {
@@ -113,22 +113,23 @@ async fn watches_are_compressed_where_upstream_compresses_them() {
         (true, WatchListSupport::Refused, None),
     ] {
         unless_stalled("one question, however many clients", async || {
-            let rig = Rig::prepared(coded(compressed), |upstream| {
+            let fixture = Fixture::prepared(coded(compressed), |upstream| {
                 upstream.faults().watch_list(mode)
             })
             .await;
-            let ledger = Ledger::new(rig.upstream.state(), 1);
-            let asked = || rig.upstream.stats().requests_on("WATCH", "pods");
-            rig.proxied
+            let ledger = Ledger::new(fixture.upstream.state(), 1);
+            let asked = || fixture.upstream.stats().requests_on("WATCH", "pods");
+            fixture
+                .proxied
                 .get(Protocol::Http2, "/api/v1/pods?resourceVersion=0")
                 .await;
             // One that was refused is no watch.
-            let open = async || rig.upstream.stats().open_watches.get("pods").copied();
+            let open = async || fixture.upstream.stats().open_watches.get("pods").copied();
             becomes("the proxy's watches", Some(1), open).await;
             let before = asked();
             // On a busy machine the first may be served before it is known.
             eventually("it is known", async || {
-                let watch = Watch::open(&rig.proxied, Protocol::Http2, &Interest::All).await;
+                let watch = Watch::open(&fixture.proxied, Protocol::Http2, &Interest::All).await;
                 if watch.header("content-encoding") == coding {
                     Ok(())
                 } else {
@@ -139,7 +140,7 @@ async fn watches_are_compressed_where_upstream_compresses_them() {
             let mut watches = Vec::new();
             for n in 0..30 {
                 let interest = Interest::nth(n);
-                let watch = Watch::open(&rig.proxied, BOTH[n % 2], &interest).await;
+                let watch = Watch::open(&fixture.proxied, BOTH[n % 2], &interest).await;
                 watches.push((interest, watch));
             }
             let questions = async || {
@@ -155,14 +156,14 @@ async fn watches_are_compressed_where_upstream_compresses_them() {
             let questions = asked() - before;
             if questions != 1 {
                 drop(watches);
-                rig.stop().await;
+                fixture.stop().await;
                 return Err(format!("{questions} questions of thirty clients"));
             }
             watches.push((
                 Interest::All,
-                Watch::open(&rig.direct, Protocol::Http1, &Interest::All).await,
+                Watch::open(&fixture.direct, Protocol::Http1, &Interest::All).await,
             ));
-            let start = rig.upstream.state().version();
+            let start = fixture.upstream.state().version();
             for (_, watch) in &watches {
                 assert_eq!(watch.header("content-encoding"), coding);
                 assert_eq!(watch.header("vary"), coding.map(|_| "Accept-Encoding"));
@@ -176,7 +177,7 @@ async fn watches_are_compressed_where_upstream_compresses_them() {
                 assert_eq!(events[initial..], expected, "{interest:?}");
             }
             drop(watches);
-            rig.stop().await;
+            fixture.stop().await;
             Ok(())
         })
         .await;
@@ -184,23 +185,23 @@ async fn watches_are_compressed_where_upstream_compresses_them() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shutdown_ends_compressed_watches_whole() {
-    let rig = Rig::start(small()).await;
-    let ledger = Ledger::new(rig.upstream.state(), 1);
+async fn a_shutdown_completes_compressed_watch_streams() {
+    let fixture = Fixture::start(small()).await;
+    let ledger = Ledger::new(fixture.upstream.state(), 1);
     eventually("watches are compressed", async || {
-        let watch = Watch::open(&rig.proxied, Protocol::Http2, &Interest::All).await;
+        let watch = Watch::open(&fixture.proxied, Protocol::Http2, &Interest::All).await;
         watch.received.map(drop).map_err(|_| "not yet".to_owned())
     })
     .await;
     let mut watches = Vec::new();
     for protocol in BOTH {
-        watches.push(Watch::open(&rig.proxied, protocol, &Interest::All).await);
+        watches.push(Watch::open(&fixture.proxied, protocol, &Interest::All).await);
     }
     ledger.writes(30).await;
     for watch in &mut watches {
         watch.events(70).await;
     }
-    let (upstream, end) = rig.shut_down();
+    let (upstream, end) = fixture.shut_down();
     let end = tokio::spawn(end);
     for watch in &mut watches {
         while watch.receive().await {}

@@ -318,7 +318,7 @@ pub(crate) fn compare(expected: &[Event], seen: &[Event]) -> Result<(), String> 
 }
 
 #[test]
-fn every_planted_fault_of_a_sequence_is_found() {
+fn the_judge_finds_every_planted_fault_in_a_sequence() {
     let event = |version: u64| Event::new("ADDED", "n/a", version, version.to_string().as_bytes());
     let expected: Vec<_> = (1..6).map(event).collect();
     let fault = |plant: &dyn Fn(&mut Vec<Event>)| {

@@ -5,19 +5,19 @@ use futures_util::future::join_all;
 use http::{Request, StatusCode};
 use watershed_lab::sim::{PlannedRefusal, pods, widgets};
 
-use crate::client::{Protocol, nothing, within};
-use crate::rig::{Rig, small};
+use crate::support::client::{Protocol, nothing, within};
+use crate::support::{Fixture, small};
 
 const ALL: &str = "/apis";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn everybody_is_shown_the_same_document() {
-    let rig = Rig::start(small()).await;
-    let direct = rig.direct.get(Protocol::Http2, ALL).await;
-    let asked = || rig.upstream.stats().requests_on("GET", "");
+async fn all_callers_get_the_same_discovery_document() {
+    let fixture = Fixture::start(small()).await;
+    let direct = fixture.direct.get(Protocol::Http2, ALL).await;
+    let asked = || fixture.upstream.stats().requests_on("GET", "");
     let before = asked();
     let began = Instant::now();
-    let connection = rig.proxied.connect(Protocol::Http2).await.unwrap();
+    let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
     let reads =
         (0..200).map(|_| async { connection.read(Request::get(ALL).body(nothing())?).await });
     for answer in within("200 documents", join_all(reads)).await {
@@ -31,31 +31,34 @@ async fn everybody_is_shown_the_same_document() {
         cost < most.min(150),
         "200 readers at once cost upstream {cost}"
     );
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_document_is_no_older_than_a_second() {
-    let rig = Rig::start(small()).await;
+async fn a_discovery_document_is_at_most_one_second_old() {
+    let fixture = Fixture::start(small()).await;
     for served in [false, true, false] {
-        rig.proxied.get(Protocol::Http2, ALL).await;
-        rig.upstream.state().serve_custom(&widgets(), served);
+        fixture.proxied.get(Protocol::Http2, ALL).await;
+        fixture.upstream.state().serve_custom(&widgets(), served);
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let answer = rig.proxied.get(Protocol::Http2, ALL).await;
+        let answer = fixture.proxied.get(Protocol::Http2, ALL).await;
         assert_eq!(answer.header("x-watershed-source"), "document");
         let text = String::from_utf8_lossy(&answer.body).into_owned();
         assert_eq!(text.contains(&*widgets().group), served, "{text}");
     }
-    rig.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_upstream_would_say_itself_is_left_to_it() {
-    let rig = Rig::start(small()).await;
-    rig.proxied.get(Protocol::Http2, ALL).await;
+async fn discovery_errors_come_from_upstream() {
+    let fixture = Fixture::start(small()).await;
+    fixture.proxied.get(Protocol::Http2, ALL).await;
     // Nobody's token, no token, upstream in trouble.
     for token in ["nobody-has-this-token", ""] {
-        let (ours, theirs) = (rig.proxied.as_user(token), rig.direct.as_user(token));
+        let (ours, theirs) = (
+            fixture.proxied.as_user(token),
+            fixture.direct.as_user(token),
+        );
         let (ours, theirs) = (
             ours.get(Protocol::Http2, ALL).await,
             theirs.get(Protocol::Http2, ALL).await,
@@ -72,20 +75,21 @@ async fn what_upstream_would_say_itself_is_left_to_it() {
         resource,
         verb: None,
     };
-    rig.upstream
+    fixture
+        .upstream
         .faults()
         .set(|active| active.refuse = Some(refusal));
-    let answer = rig.proxied.get(Protocol::Http2, ALL).await;
+    let answer = fixture.proxied.get(Protocol::Http2, ALL).await;
     assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
-    rig.upstream.faults().set(|active| active.refuse = None);
+    fixture.upstream.faults().set(|active| active.refuse = None);
     assert_eq!(
-        rig.proxied.get(Protocol::Http2, ALL).await.status,
+        fixture.proxied.get(Protocol::Http2, ALL).await.status,
         StatusCode::OK
     );
     let path = format!("/apis/{}/{}", widgets().group, pods().version);
     for path in [path.as_str(), "/api", "/version"] {
-        let answer = rig.proxied.get(Protocol::Http2, path).await;
+        let answer = fixture.proxied.get(Protocol::Http2, path).await;
         assert_eq!(answer.header("x-watershed-source"), "document", "{path}");
     }
-    rig.stop().await;
+    fixture.stop().await;
 }

@@ -1,0 +1,83 @@
+//! Waiting for a condition, with a limit, on a machine that may stall.
+use std::fmt::Debug;
+use std::time::{Duration, Instant};
+
+use super::client::Answer;
+
+/// The longest wait. It is generous because it only decides how long a failing test takes.
+pub(crate) const PATIENCE: Duration = Duration::from_mins(3);
+
+/// The time limit of proofs of freshness for consistent reads (`src/serve/`), and of the first
+/// answer to a review.
+const PROOF: Duration = Duration::from_secs(3);
+
+/// Waits until a condition holds. Panics with the condition's last error if it never does.
+pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> Result<(), String>) {
+    let deadline = Instant::now() + PATIENCE;
+    let mut pause = Duration::from_millis(10);
+    loop {
+        match holds().await {
+            Ok(()) => return,
+            Err(why) if Instant::now() >= deadline => {
+                panic!("{what}: not after {PATIENCE:?}: {why}")
+            }
+            Err(_) => tokio::time::sleep(pause).await,
+        }
+        // Each check costs processor time, too.
+        pause = (pause * 3 / 2).min(Duration::from_millis(200));
+    }
+}
+
+/// Waits until `now` returns the wanted value.
+pub(crate) async fn becomes<T: PartialEq + Debug>(
+    what: &str,
+    wanted: T,
+    mut now: impl AsyncFnMut() -> T,
+) {
+    eventually(what, async || {
+        let now = now().await;
+        if now == wanted {
+            Ok(())
+        } else {
+            Err(format!("it is {now:?}, wanted is {wanted:?}"))
+        }
+    })
+    .await;
+}
+
+/// Retries a check that can fail when the machine stalls. `holds` returns `Err` for such a failure.
+/// It panics for any other failure.
+pub(crate) async fn unless_stalled(what: &str, mut holds: impl AsyncFnMut() -> Result<(), String>) {
+    let mut whys = Vec::new();
+    while whys.len() < 10 {
+        match holds().await {
+            Ok(()) => return,
+            Err(why) => whys.push(why),
+        }
+    }
+    panic!("{what}: not once: {whys:#?}");
+}
+
+/// Returns an answer that came from memory with a proof of freshness. A stall longer than the time
+/// limit of proofs makes the answer upstream's: then this asks again.
+pub(crate) async fn proven(mut ask: impl AsyncFnMut() -> Answer) -> Answer {
+    for _ in 0..10 {
+        let asked = Instant::now();
+        let answer = ask().await;
+        if answer.header("x-watershed-source") == "linearizable" {
+            return answer;
+        }
+        assert!(
+            asked.elapsed() >= PROOF,
+            "not from memory: {:?}",
+            answer.headers
+        );
+    }
+    panic!("this machine is too slow for a proof");
+}
+
+/// Returns true if counts of requests at upstream are reliable. After a stall they are not, because
+/// a request that is not answered in time is sent again.
+pub(crate) fn at_leisure(since: Instant) -> bool {
+    since.elapsed() < PROOF
+}
