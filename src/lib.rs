@@ -1,32 +1,41 @@
 //! watershed: a caching reverse proxy and watch multiplexer for the Kubernetes API.
 //!
 //! ```text
-//!             list+watch            Change            snapshot, window          one service
-//!  API server ─────────▶ upstream ─────────▶ store ─────────▶ watch ─────────▶ serve ─────────▶ http ─────▶ clients
-//!      ▲                    ▲                  ▲   scope joins the first three │
-//!      └────── forward ─────┴──────────────────┴───────────────────────────────┘  whatever memory cannot answer exactly
+//!          list+watch        changes      snapshot, window       responses
+//!  API    ──────────▶ upstream ────▶ store ────▶ watcher ──▶ serve ──▶ listener ──▶ clients
+//!  server                │             ▲                       │
+//!    ▲                   │             └─ scope: one task a type joins them
+//!    └────── forward ────┴─────────────────────────────────────┘  all other requests
 //! ```
 //!
-//! | room | what it holds | start reading at |
+//! | module | content | start reading at |
 //! |---|---|---|
-//! | [`kube`] | Kubernetes' words: names, parameters, selectors, wire forms. Pure | `kube.rs` |
-//! | [`upstream`] | the API server: credentials, connections, forwarding, list+watch | `upstream/reflect.rs` |
+//! | [`upstream`] | the API server: connections, forwarding, list and watch | `upstream/reflect.rs` |
 //! | [`store`] | one scope's newest snapshot and its window of events. Pure | `store/state.rs` |
-//! | [`watch`] | one client's watch: selector transitions, bookmarks, the body | `watcher/body.rs` |
-//! | [`scope`] | the task that pumps upstream into a store | `scope/pump.rs` |
-//! | [`catalog`] | which types there are: discovery and CRDs | `catalog.rs` |
-//! | [`access`] | who is calling, and may they | `access.rs` |
-//! | [`audit`] | an audit log of what is answered here | `audit/record.rs` |
-//! | [`serve`] | a request: answered from memory, or forwarded and why | `serve/plan.rs` |
-//! | [`http`] | listener, TLS, limits, drain. Knows no resources | `listener/listen.rs` |
+//! | [`watcher`] | one client's watch: selectors, bookmarks, the body | `watcher/body.rs` |
+//! | [`scope`] | the task that moves upstream's changes into a store | `scope/pump.rs` |
+//! | [`catalog`] | the types that can be cached: discovery and CRDs | `catalog.rs` |
+//! | [`access`] | who calls, and what they may do | `access.rs` |
+//! | [`audit`] | an audit log of what is answered from memory | `audit/record.rs` |
+//! | [`serve`] | the phases of a request: plan, authorize, open, wait, answer | `serve.rs` |
+//! | [`listener`] | sockets, TLS, limits. Knows no resources | `listener/listen.rs` |
 //! | [`admin`] | health, metrics and the status page | `admin.rs` |
-//! | [`metric`] | declarations of metrics, for all modules | `metric.rs` |
-//! | [`app`] | the only place that knows every room | `app.rs` |
-//! | [`sim`], [`demo`] | a simulated API server, and the demonstration that uses it | `sim.rs` |
-//! | [`load`] | clients that put load on any API server and measure what they get | `load/round.rs` |
-//! | [`figures`] | figures as people read them. Pure | `figures.rs` |
+//! | [`app`] | starts all of the above and joins them | `app.rs` |
+//! | [`cli`] | the command line and the configuration file | `cli.rs` |
+//! | [`body`], [`drain`], [`metric`] | small types that several modules share | |
+//! | [`telemetry`] | logs, traces and the metrics registry | `telemetry.rs` |
 //!
-//! Arrows between rooms go one way; `tests/architecture.rs` holds them.
+//! Four more crates belong to the workspace:
+//!
+//! | crate | content |
+//! |---|---|
+//! | `watershed_protocol` | the Kubernetes API on the wire: URLs, selectors, encodings. Pure |
+//! | `watershed_connect` | kubeconfigs, credentials and TLS connections to an API server |
+//! | `watershed_lab` | a simulated API server, a load generator and the demo. Not in production builds |
+//! | `watershed_figures` | numbers as people read them |
+//!
+//! Dependencies between modules, and between the files of a module, point one way.
+//! `tests/architecture` fails otherwise.
 #![forbid(unsafe_code)]
 
 pub mod access;
