@@ -23,7 +23,7 @@ struct PageToken {
 }
 
 /// The state that a list is answered from.
-enum ListSource {
+enum ListState {
     /// The newest, after a consistent read.
     Consistent,
     /// Whatever the cache has.
@@ -158,21 +158,21 @@ fn decide(
     query: &Query,
     token: Option<&PageToken>,
     pinned: bool,
-) -> Result<(ListSource, usize), Failure> {
+) -> Result<(ListState, usize), Failure> {
     let limit = usize::try_from(query.limit).unwrap_or(0);
     let version = query
         .version_number()
         .map_err(|e| Failure::bad_request(format!("invalid resource version: {e}")))?;
     let source = match (token, query.version_match.as_deref()) {
         (Some(token), _) => {
-            u64::try_from(token.rv).map_or(ListSource::Consistent, ListSource::Exact)
+            u64::try_from(token.rv).map_or(ListState::Consistent, ListState::Exact)
         }
-        (None, _) if query.version.is_none() => ListSource::Consistent,
-        (None, _) if version == 0 => ListSource::Any,
-        (None, Some("Exact")) => ListSource::Exact(version),
+        (None, _) if query.version.is_none() => ListState::Consistent,
+        (None, _) if version == 0 => ListState::Any,
+        (None, Some("Exact")) => ListState::Exact(version),
         // A limit without a match means exactly that version, from before matches existed.
-        (None, None) if limit > 0 && !pinned => ListSource::Exact(version),
-        (None, _) => ListSource::NotOlderThan(version),
+        (None, None) if limit > 0 && !pinned => ListState::Exact(version),
+        (None, _) => ListState::NotOlderThan(version),
     };
     Ok((source, limit))
 }
@@ -180,7 +180,7 @@ fn decide(
 async fn view(
     simulation: &Simulation,
     index: usize,
-    source: ListSource,
+    source: ListState,
     token: Option<&PageToken>,
 ) -> Result<TypeView, Failure> {
     let state = &simulation.state;
@@ -195,9 +195,9 @@ async fn view(
         }
     };
     match source {
-        ListSource::Consistent => Ok(state.fresh_view(index)),
-        ListSource::Any => Ok(state.view(index)),
-        ListSource::NotOlderThan(version) => {
+        ListState::Consistent => Ok(state.fresh_view(index)),
+        ListState::Any => Ok(state.view(index)),
+        ListState::NotOlderThan(version) => {
             reach(version).await?;
             let view = state.view(index);
             Ok(if view.version < version {
@@ -206,7 +206,7 @@ async fn view(
                 view
             })
         }
-        ListSource::Exact(version) => {
+        ListState::Exact(version) => {
             reach(version).await?;
             state.exact_view(index, version).ok_or_else(|| match token {
                 None => Failure::expired_list(),
