@@ -143,7 +143,7 @@ pub async fn start(config: AppConfig) -> anyhow::Result<RunningProxy> {
         admin_tls: admin_tls.clone(),
         gauges: ScopeGauges::default(),
     };
-    let state = admin::State {
+    let state = admin::AdminState {
         catalog,
         scopes: scopes.clone(),
         usage,

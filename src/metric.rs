@@ -1,6 +1,6 @@
-//! Declarations of metrics: name, kind, labels and help of each stand together.
+//! Declarations of metrics: the name, kind, labels and help of each are in one place.
 //!
-//! A module declares its metrics as constants and lists them in its `METRICS`. `app` gathers these
+//! A module declares its metrics as constants and lists them in its `METRICS`. `app` collects these
 //! lists for the registry, which shows the help, and for docs/configuration.md.
 use std::marker::PhantomData;
 
@@ -33,7 +33,7 @@ impl<I: Instrument, const LABELS: usize> Metric<I, LABELS> {
         }
     }
 
-    /// Returns what is declared, whatever the kind and the number of labels.
+    /// Returns the declaration without the types of the kind and the number of labels.
     pub const fn declaration(&self) -> Declaration {
         Declaration {
             name: self.name,
@@ -45,7 +45,7 @@ impl<I: Instrument, const LABELS: usize> Metric<I, LABELS> {
 
     /// Returns the series with these label values, in the order of the declared labels.
     ///
-    /// This looks the series up in the registry. Hot paths keep what it returns.
+    /// Each call looks the series up in the registry, so hot paths keep the returned handle.
     pub fn with(&self, values: [SharedString; LABELS]) -> I {
         let labels = self.labels.iter().zip(values);
         let labels: Vec<_> = labels
@@ -83,11 +83,11 @@ impl Declaration {
 /// The kinds of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricKind {
-    /// It only grows.
+    /// A value that only grows.
     Counter,
-    /// It goes up and down.
+    /// A value that goes up and down.
     Gauge,
-    /// It counts observations by size.
+    /// Counts of observations by size.
     Histogram,
 }
 
@@ -104,7 +104,7 @@ impl MetricKind {
 
 /// A handle on one series of a metric.
 pub trait Instrument: Sized {
-    /// The kind of metric it belongs to.
+    /// The kind of metric that the handle belongs to.
     const KIND: MetricKind;
 
     /// Finds or creates the series in the recorder in use.

@@ -12,17 +12,17 @@ use crate::metric::Declaration;
 
 pub use traces::{Traces, traced, traces};
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     #[default]
     Text,
-    /// One JSON object a line, for machines.
+    /// One JSON object a line, for programs.
     Json,
 }
 
-/// Whether a filter of log lines is one.
+/// Checks the syntax of a log filter.
 pub fn check_filter(filter: &str) -> anyhow::Result<()> {
     EnvFilter::try_new(filter)?;
     Ok(())
@@ -30,7 +30,7 @@ pub fn check_filter(filter: &str) -> anyhow::Result<()> {
 
 /// Sends logs to standard error. `filter` has the syntax of tracing's EnvFilter.
 pub fn logs(format: LogFormat, filter: &str) -> anyhow::Result<()> {
-    // What the verifier of certificates says of a failure is in the error that is told.
+    // The certificate verifier logs failures that the returned errors report anyway.
     let filter = EnvFilter::try_new(filter)?.add_directive("rustls_platform_verifier=off".parse()?);
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -43,7 +43,10 @@ pub fn logs(format: LogFormat, filter: &str) -> anyhow::Result<()> {
     set.map_err(|error| anyhow::anyhow!("cannot set up logging: {error}"))
 }
 
-/// From a quarter of a millisecond, the scale of answers from memory, to kube-apiserver's minute.
+/// Buckets of durations, in seconds.
+///
+/// Answers from memory take a quarter of a millisecond. kube-apiserver ends requests after a
+/// minute.
 const SECONDS: &[f64] = &[
     0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
     10.0, 30.0, 60.0,

@@ -1,21 +1,22 @@
-//! Whether the process lives, and whether it should get requests.
+//! The liveness and readiness probes.
 use std::fmt::Write;
 
 use http::{Response, StatusCode};
 
-use super::{State, text};
+use super::response::plain;
+use super::state::AdminState;
 use crate::body::Body;
 
-const PLAIN: &str = "text/plain; charset=utf-8";
-
-/// The process answers, so it lives.
-pub(super) fn alive() -> Response<Body> {
-    text(StatusCode::OK, PLAIN, "ok".into())
+/// Returns 200: a process that answers is alive.
+pub(super) fn livez() -> Response<Body> {
+    plain(StatusCode::OK, "ok")
 }
 
-/// Ready while upstream's types are known, custom ones included, and no shutdown has begun. Scopes
-/// that are still syncing do not make it unready: their requests wait or are forwarded.
-pub(super) fn ready(state: &State, verbose: bool) -> Response<Body> {
+/// Returns 200 while all checks pass.
+///
+/// The process is ready while upstream's types are known, custom ones included, and no shutdown has
+/// begun. Scopes that are still syncing do not count: their requests wait or are forwarded.
+pub(super) fn readyz(state: &AdminState, verbose: bool) -> Response<Body> {
     let checks = [
         ("discovery", !state.catalog.is_empty()),
         ("custom-resource-definitions", state.catalog.is_settled()),
@@ -28,7 +29,7 @@ pub(super) fn ready(state: &State, verbose: bool) -> Response<Body> {
         StatusCode::SERVICE_UNAVAILABLE
     };
     if ready && !verbose {
-        return text(status, PLAIN, "ok".into());
+        return plain(status, "ok");
     }
     let mut report = String::new();
     for (name, passed) in checks {
@@ -40,5 +41,5 @@ pub(super) fn ready(state: &State, verbose: bool) -> Response<Body> {
     } else {
         "readyz check failed\n"
     });
-    text(status, PLAIN, report)
+    plain(status, report)
 }

@@ -1,21 +1,24 @@
-//! What was done in the last minutes, for the status page: a ring of samples of fixed size.
+//! Figures of the last minutes for the status page, as a ring of samples of fixed size.
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::State;
-use crate::upstream::RequestPurpose;
-
-/// Between two samples.
-pub(super) const INTERVAL: Duration = Duration::from_secs(5);
-/// Samples kept: ten minutes, and one more to begin with.
+/// Interval between samples.
+pub(super) const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
+/// Number of samples kept. Rates need a pair of samples, so ten minutes take 121.
 const SAMPLES: usize = 121;
 
-/// Sums since the start of the process, and what is held and open, at one moment.
+/// The samples of the last minutes.
+#[derive(Debug, Default)]
+pub struct History(Mutex<Samples>);
+
+type Samples = VecDeque<(Instant, HistorySample)>;
+
+/// Counters since the start of the process, and levels at one moment.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sums {
-    /// Requests that were answered here.
+pub(super) struct HistorySample {
+    /// Requests that the proxy answered itself.
     pub(super) here: u64,
     /// Requests that upstream answered.
     pub(super) forwarded: u64,
@@ -23,118 +26,91 @@ pub(super) struct Sums {
     pub(super) sent: u64,
     /// Bytes of upstream's answers.
     pub(super) received: u64,
-    /// Watches open that are served here.
+    /// Open watches that the proxy serves itself.
     pub(super) watches_here: u64,
-    /// Watches open that are forwarded.
+    /// Open watches that are forwarded.
     pub(super) watches_forwarded: u64,
-    /// Bytes of memory that the process has.
+    /// Resident memory of the process, in bytes.
     pub(super) resident: u64,
     /// Bytes of the objects and events that scopes hold.
     pub(super) held: u64,
 }
 
-/// The samples.
-#[derive(Debug, Default)]
-pub struct History(Mutex<VecDeque<(Instant, Sums)>>);
+/// Values of one chart line, the newest last.
+pub(super) type Series = Vec<f64>;
 
-/// One line of a chart: a value for each interval, the newest last.
-pub(super) type Line = Vec<f64>;
-
-/// The last minutes, as charts show them.
+/// Figures of the last minutes, as charts show them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Rates {
-    /// How long the lines reach back.
+pub(super) struct RecentFigures {
+    /// Time between the first sample and the last.
     pub(super) covers: Duration,
     /// Requests a second: answered here, forwarded.
-    pub(super) requests: [Line; 2],
+    pub(super) requests: [Series; 2],
     /// Bytes a second: to clients, from upstream.
-    pub(super) bytes: [Line; 2],
-    /// Watches open: served here, forwarded.
-    pub(super) watches: [Line; 2],
+    pub(super) bytes: [Series; 2],
+    /// Open watches: served here, forwarded.
+    pub(super) watches: [Series; 2],
     /// Bytes of memory: of the process, of what scopes hold.
-    pub(super) memory: [Line; 2],
-}
-
-impl Sums {
-    /// Those of this moment.
-    pub(super) fn of(state: &State) -> Self {
-        let mut sums = Self::default();
-        for (source, requests, bytes) in state.usage.by_source() {
-            *(if source == "forward" {
-                &mut sums.forwarded
-            } else {
-                &mut sums.here
-            }) += requests;
-            sums.sent += bytes;
-        }
-        let traffic = state.upstream.traffic();
-        sums.received = RequestPurpose::ALL
-            .iter()
-            .map(|purpose| traffic.received_bytes(*purpose))
-            .sum();
-        (sums.watches_here, sums.watches_forwarded) = state.usage.watches();
-        sums.resident = metrics_process::collector::collect()
-            .resident_memory_bytes
-            .unwrap_or(0);
-        for scope in state.scopes.all() {
-            let figures = scope.reader.stats();
-            sums.held += (figures.object_bytes + figures.event_bytes) as u64;
-        }
-        sums
-    }
+    pub(super) memory: [Series; 2],
 }
 
 impl History {
-    /// Takes samples for ever.
-    pub(super) async fn follow(state: &State) {
-        let mut interval = tokio::time::interval(INTERVAL);
-        interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut last = Instant::now();
-        loop {
-            interval.tick().await;
-            let now = Instant::now();
-            state.usage.tick(now - last);
-            last = now;
-            state.history.add(now, Sums::of(state));
-        }
-    }
-
-    fn add(&self, at: Instant, sums: Sums) {
+    /// Adds a sample. A full ring drops its oldest one.
+    pub(super) fn add(&self, at: Instant, sample: HistorySample) {
         let mut samples = self.0.lock();
         if samples.len() == SAMPLES {
             samples.pop_front();
         }
-        samples.push_back((at, sums));
+        samples.push_back((at, sample));
     }
 
-    /// The last minutes.
-    pub(super) fn rates(&self) -> Rates {
+    /// Returns the figures of the last minutes.
+    pub(super) fn recent(&self) -> RecentFigures {
         let samples = self.0.lock();
-        let pairs = || samples.iter().zip(samples.iter().skip(1));
-        let rate = |of: fn(&Sums) -> u64| -> Line {
-            let rate = |((before, from), (at, to)): (&(Instant, Sums), &(Instant, Sums))| {
-                of(to).saturating_sub(of(from)) as f64 / (*at - *before).as_secs_f64().max(0.001)
-            };
-            pairs().map(rate).collect()
-        };
-        let level = |of: fn(&Sums) -> u64| -> Line {
-            samples.iter().map(|(_, sums)| of(sums) as f64).collect()
-        };
         let covers = match (samples.front(), samples.back()) {
             (Some((first, _)), Some((last, _))) => *last - *first,
             _ => Duration::ZERO,
         };
-        Rates {
+        RecentFigures {
             covers,
-            requests: [rate(|sums| sums.here), rate(|sums| sums.forwarded)],
-            bytes: [rate(|sums| sums.sent), rate(|sums| sums.received)],
-            watches: [
-                level(|sums| sums.watches_here),
-                level(|sums| sums.watches_forwarded),
+            requests: [
+                rates(&samples, |sample| sample.here),
+                rates(&samples, |sample| sample.forwarded),
             ],
-            memory: [level(|sums| sums.resident), level(|sums| sums.held)],
+            bytes: [
+                rates(&samples, |sample| sample.sent),
+                rates(&samples, |sample| sample.received),
+            ],
+            watches: [
+                levels(&samples, |sample| sample.watches_here),
+                levels(&samples, |sample| sample.watches_forwarded),
+            ],
+            memory: [
+                levels(&samples, |sample| sample.resident),
+                levels(&samples, |sample| sample.held),
+            ],
         }
     }
+}
+
+/// Returns the growth of a counter per second, for each pair of neighbouring samples.
+fn rates(samples: &Samples, counter: fn(&HistorySample) -> u64) -> Series {
+    samples
+        .iter()
+        .zip(samples.iter().skip(1))
+        .map(|((before, from), (at, to))| {
+            let seconds = (*at - *before).as_secs_f64().max(0.001);
+            counter(to).saturating_sub(counter(from)) as f64 / seconds
+        })
+        .collect()
+}
+
+/// Returns a level at each sample.
+fn levels(samples: &Samples, level: fn(&HistorySample) -> u64) -> Series {
+    samples
+        .iter()
+        .map(|(_, sample)| level(sample) as f64)
+        .collect()
 }
 
 #[cfg(test)]
@@ -144,19 +120,19 @@ mod tests {
     #[test]
     fn a_ring_of_samples_gives_rates() {
         let (history, begun) = (History::default(), Instant::now());
-        assert!(history.rates().requests[0].is_empty());
+        assert!(history.recent().requests[0].is_empty());
         for n in 0..300u32 {
-            let sums = Sums {
+            let sample = HistorySample {
                 here: u64::from(n) * 50,
                 watches_here: 7,
-                ..Sums::default()
+                ..HistorySample::default()
             };
-            history.add(begun + INTERVAL * n, sums);
+            history.add(begun + SAMPLE_INTERVAL * n, sample);
         }
-        let rates = history.rates();
-        assert_eq!(rates.covers, Duration::from_mins(10));
-        assert_eq!(rates.requests[0], vec![10.0; SAMPLES - 1]);
-        assert_eq!(rates.requests[1], vec![0.0; SAMPLES - 1]);
-        assert_eq!(rates.watches[0], vec![7.0; SAMPLES]);
+        let recent = history.recent();
+        assert_eq!(recent.covers, Duration::from_mins(10));
+        assert_eq!(recent.requests[0], vec![10.0; SAMPLES - 1]);
+        assert_eq!(recent.requests[1], vec![0.0; SAMPLES - 1]);
+        assert_eq!(recent.watches[0], vec![7.0; SAMPLES]);
     }
 }

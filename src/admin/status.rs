@@ -1,80 +1,85 @@
-//! The status page: what is held, what is saved, and for whom. As HTML for people, and the same as
-//! JSON.
+//! The status page: scopes, traffic and clients, as HTML and as JSON.
 mod chart;
 mod figure;
 mod page;
 mod report;
 
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use std::net::IpAddr;
 
-use super::{State, text};
+use http::uri::Authority;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+
+use super::response::{plain, text_of_type};
+use super::state::AdminState;
 use crate::body::Body;
 use crate::listener::Peer;
-use report::{Report, Users};
+use report::{StatusReport, UserNames};
 
-/// `/status`, or `/status.json`.
-pub(super) fn answer<B>(state: &State, request: &Request<B>, peer: &Peer) -> Response<Body> {
-    let users = if state.token.is_some() || is_at_home(request, peer) {
-        Users::Shown
+/// Answers `/status` and `/status.json`.
+pub(super) fn answer<B>(state: &AdminState, request: &Request<B>, peer: &Peer) -> Response<Body> {
+    let names = if state.token.is_some() || is_local(request, peer) {
+        UserNames::Shown
     } else {
-        Users::Hidden
+        UserNames::Hidden
     };
-    let report = Report::of(state, users);
-    let query = request.uri().query().unwrap_or_default();
-    let json = request.uri().path() == "/status.json"
-        || query.split('&').any(|pair| pair == "format=json");
-    let mut response = if json {
+    let report = StatusReport::new(state, names);
+    let mut response = if wants_json(request) {
         match serde_json::to_string_pretty(&report) {
-            Ok(json) => text(StatusCode::OK, "application/json", json + "\n"),
-            Err(error) => text(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                super::PLAIN,
-                format!("{error}\n"),
-            ),
+            Ok(json) => text_of_type(StatusCode::OK, "application/json", json + "\n"),
+            Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
         }
     } else {
-        text(
-            StatusCode::OK,
-            "text/html; charset=utf-8",
-            page::render(&report, &state.history.rates()),
-        )
+        let html = page::render(&report, &state.history.recent());
+        text_of_type(StatusCode::OK, "text/html; charset=utf-8", html)
     };
-    let headers = response.headers_mut();
-    if let Ok(policy) = HeaderValue::from_str(&page::SECURITY_POLICY) {
-        headers.insert(header::CONTENT_SECURITY_POLICY, policy);
-    }
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers.insert(
-        header::X_CONTENT_TYPE_OPTIONS,
-        HeaderValue::from_static("nosniff"),
-    );
-    headers.insert(header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
-    headers.insert(
-        header::REFERRER_POLICY,
-        HeaderValue::from_static("no-referrer"),
-    );
+    add_security_headers(response.headers_mut());
     response
 }
 
-/// Whether somebody on this machine, or in this pod, asks, and no page from elsewhere in their
-/// browser: such a page can make its own name lead here, but not a number.
-fn is_at_home<B>(request: &Request<B>, peer: &Peer) -> bool {
-    let host = request
+fn wants_json<B>(request: &Request<B>) -> bool {
+    let query = request.uri().query().unwrap_or_default();
+    request.uri().path() == "/status.json" || query.split('&').any(|pair| pair == "format=json")
+}
+
+fn add_security_headers(headers: &mut HeaderMap) {
+    if let Ok(policy) = HeaderValue::from_str(&page::SECURITY_POLICY) {
+        headers.insert(header::CONTENT_SECURITY_POLICY, policy);
+    }
+    for (name, value) in [
+        (header::CACHE_CONTROL, "no-store"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+}
+
+/// Returns true if the caller is on this machine or in this pod.
+///
+/// The request must also name localhost or an IP address as its host. This defeats DNS rebinding: a
+/// foreign page in a local browser can make its own name resolve to this listener, but then sends
+/// that name.
+fn is_local<B>(request: &Request<B>, peer: &Peer) -> bool {
+    peer.address.ip().to_canonical().is_loopback()
+        && requested_host(request).is_some_and(|host| is_localhost_or_address(host.host()))
+}
+
+/// Returns the Host header, or the authority of an HTTP/2 request.
+fn requested_host<B>(request: &Request<B>) -> Option<Authority> {
+    let header = request
         .headers()
         .get(header::HOST)
         .and_then(|host| host.to_str().ok());
-    let host = host
-        .or_else(|| request.uri().authority().map(http::uri::Authority::as_str))
-        .unwrap_or_default();
-    let named: Option<http::uri::Authority> = host.parse().ok();
-    let name = named.as_ref().map_or("", http::uri::Authority::host);
-    let number = name
-        .trim_start_matches('[')
-        .trim_end_matches(']')
-        .parse::<std::net::IpAddr>()
-        .is_ok();
-    peer.address.ip().to_canonical().is_loopback()
-        && (number || name.eq_ignore_ascii_case("localhost"))
+    match header {
+        Some(host) => host.parse().ok(),
+        None => request.uri().authority().cloned(),
+    }
+}
+
+fn is_localhost_or_address(host: &str) -> bool {
+    let address = host.trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok()
 }
 
 #[cfg(test)]
@@ -82,8 +87,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_users_are_for_those_at_home() {
-        for (host, address, home) in [
+    fn user_names_are_for_local_callers() {
+        for (host, address, local) in [
             ("127.0.0.1:6480", "127.0.0.1:1", true),
             ("localhost:6480", "127.0.0.1:1", true),
             ("[::1]:6480", "[::1]:1", true),
@@ -101,7 +106,7 @@ mod tests {
                 address: address.parse().unwrap(),
                 tls: None,
             };
-            assert_eq!(is_at_home(&request, &peer), home, "{host} from {address}");
+            assert_eq!(is_local(&request, &peer), local, "{host} from {address}");
         }
     }
 }

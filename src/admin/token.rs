@@ -1,4 +1,4 @@
-//! The bearer token that operators show.
+//! The bearer token that operators present.
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
@@ -6,29 +6,30 @@ use anyhow::{Context, ensure};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use blake3::Hash;
-use http::{HeaderMap, header};
+use http::{HeaderMap, HeaderValue, header};
 use parking_lot::Mutex;
 
-/// A longer file holds something else.
+/// Longest token, in bytes. A longer file holds something else.
 const MAX_BYTES: usize = 64 * 1024;
 
-/// A token in a file, which may change. Kept is only its hash.
+/// A token in a file that may change. Memory holds only its hash.
 pub struct TokenFile {
     path: PathBuf,
     last: Mutex<Hash>,
 }
 
 impl TokenFile {
-    /// Reads it for the first time.
+    /// Reads the token.
     pub async fn load(path: PathBuf) -> anyhow::Result<Self> {
         let last = Mutex::new(read(&path).await.context("--admin-token-file")?);
         Ok(Self { path, last })
     }
 
-    /// Whether these headers show the token that is in the file now. A file that cannot be read
-    /// leaves the last one valid.
-    pub(super) async fn is_shown(&self, headers: &HeaderMap) -> bool {
-        let Some(shown) = shown(headers) else {
+    /// Returns true if the headers present the token that is in the file now.
+    ///
+    /// If the file cannot be read, the last token remains valid.
+    pub(super) async fn is_presented(&self, headers: &HeaderMap) -> bool {
+        let Some(presented) = presented(headers) else {
             return false;
         };
         match read(&self.path).await {
@@ -38,7 +39,7 @@ impl TokenFile {
             }
         }
         // Hashes are compared in constant time.
-        blake3::hash(&shown) == *self.last.lock()
+        blake3::hash(&presented) == *self.last.lock()
     }
 }
 
@@ -56,25 +57,28 @@ async fn read(path: &Path) -> anyhow::Result<Hash> {
     Ok(blake3::hash(token))
 }
 
-/// The token of the only Authorization header: as a bearer's, or as the password of anybody, as
-/// browsers send what they ask for.
-fn shown(headers: &HeaderMap) -> Option<Cow<'_, [u8]>> {
+/// Returns the token of the only Authorization header.
+///
+/// The token is a bearer token, or the password of any user: browsers send passwords.
+fn presented(headers: &HeaderMap) -> Option<Cow<'_, [u8]>> {
     let mut values = headers.get_all(header::AUTHORIZATION).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
         return None;
     };
-    let of_scheme = |scheme: &str| {
-        let (shown, rest) = value.as_bytes().split_at_checked(scheme.len())?;
-        shown
-            .eq_ignore_ascii_case(scheme.as_bytes())
-            .then_some(rest)
-    };
-    if let Some(token) = of_scheme("Bearer ") {
+    if let Some(token) = credentials(value, "Bearer ") {
         return Some(Cow::Borrowed(token));
     }
-    let pair = BASE64_STANDARD.decode(of_scheme("Basic ")?).ok()?;
+    let pair = BASE64_STANDARD.decode(credentials(value, "Basic ")?).ok()?;
     let colon = pair.iter().position(|byte| *byte == b':')?;
     Some(Cow::Owned(pair[colon + 1..].to_vec()))
+}
+
+/// Returns the part of an Authorization header after the scheme, if the scheme is this one.
+fn credentials<'a>(value: &'a HeaderValue, scheme: &str) -> Option<&'a [u8]> {
+    let (start, rest) = value.as_bytes().split_at_checked(scheme.len())?;
+    start
+        .eq_ignore_ascii_case(scheme.as_bytes())
+        .then_some(rest)
 }
 
 #[cfg(test)]
@@ -90,12 +94,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_the_token_of_the_file_is_taken() {
+    async fn only_the_token_in_the_file_is_accepted() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
         std::fs::write(&path, "first\n").unwrap();
         let token = TokenFile::load(path.clone()).await.unwrap();
-        for (shown, right) in [
+        for (presented, accepted) in [
             (&["Bearer first"][..], true),
             (&["bearer first"], true),
             (&["Bearer firs"], false),
@@ -109,21 +113,25 @@ mod tests {
             (&["Bearer first", "Bearer first"], false),
             (&[], false),
         ] {
-            assert_eq!(token.is_shown(&headers(shown)).await, right, "{shown:?}");
+            assert_eq!(
+                token.is_presented(&headers(presented)).await,
+                accepted,
+                "{presented:?}"
+            );
         }
         std::fs::write(&path, "second").unwrap();
-        assert!(!token.is_shown(&headers(&["Bearer first"])).await);
-        assert!(token.is_shown(&headers(&["Bearer second"])).await);
+        assert!(!token.is_presented(&headers(&["Bearer first"])).await);
+        assert!(token.is_presented(&headers(&["Bearer second"])).await);
         for broken in [Some(""), Some(" \n"), None] {
             match broken {
                 Some(text) => std::fs::write(&path, text).unwrap(),
                 None => std::fs::remove_file(&path).unwrap(),
             }
             assert!(
-                token.is_shown(&headers(&["Bearer second"])).await,
-                "the last good one stays"
+                token.is_presented(&headers(&["Bearer second"])).await,
+                "the last token stays valid"
             );
-            assert!(!token.is_shown(&headers(&["Bearer "])).await);
+            assert!(!token.is_presented(&headers(&["Bearer "])).await);
             assert!(TokenFile::load(path.clone()).await.is_err());
         }
     }

@@ -1,4 +1,4 @@
-//! All metrics, and setting those that are only read when they are scraped.
+//! All metrics of the proxy, and the update of those that are computed at each scrape.
 use metrics_exporter_prometheus::PrometheusHandle;
 
 use crate::catalog::Catalog;
@@ -28,7 +28,7 @@ pub fn metrics() -> Vec<Declaration> {
     all
 }
 
-/// Renders the metrics of one proxy.
+/// Renderer of the metrics of one proxy.
 pub(super) struct Scraper {
     pub(super) registry: PrometheusHandle,
     pub(super) catalog: Catalog,
@@ -41,7 +41,7 @@ pub(super) struct Scraper {
 }
 
 impl Scraper {
-    /// Returns all metrics in Prometheus' text format.
+    /// Updates the metrics and returns all of them in Prometheus' text format.
     pub(super) fn scrape(&self) -> String {
         telemetry::process::publish();
         listener::metrics::publish_certificates(self.proxy_tls.as_ref(), self.admin_tls.as_ref());

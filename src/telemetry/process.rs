@@ -59,7 +59,7 @@ const THREADS: Metric<Gauge> = Metric::new(
     "Number of OS threads in the process.",
 );
 
-/// Sets the metrics to the present figures.
+/// Sets the metrics to the current figures.
 pub fn publish() {
     let labels = [
         env!("CARGO_PKG_VERSION").into(),
@@ -80,7 +80,7 @@ pub fn publish() {
     set(THREADS, now.threads);
 }
 
-/// Sets a gauge, if the platform tells the figure.
+/// Sets a gauge if the platform reports the figure.
 fn set(gauge: Metric<Gauge>, figure: Option<u64>) {
     if let Some(figure) = figure {
         gauge.with([]).set(figure as f64);

@@ -1,11 +1,13 @@
-//! Traces by OpenTelemetry, with the cargo feature `otel`: a span for each request, from its
-//! arrival to the head of its answer. Without the feature, and without an address to send them to,
-//! nothing is traced and all headers pass as they come.
+//! OpenTelemetry traces, with the cargo feature `otel`: one span for each request, from its arrival
+//! to the head of its answer.
+//!
+//! Without the feature, or without a collector address, nothing is traced and headers pass
+//! unchanged.
 use http::{Request, Response};
 
 use crate::body::Body;
 
-/// What is sent to a collector, until the end.
+/// Sender of spans to a collector.
 pub struct Traces {
     #[cfg(feature = "otel")]
     provider: opentelemetry_sdk::trace::SdkTracerProvider,
@@ -15,12 +17,12 @@ pub struct Traces {
 mod chosen {
     use super::{Body, Request, Response, Traces};
 
-    /// Nothing is traced.
+    /// Returns `None`: without the feature `otel`, nothing is traced.
     pub fn traces() -> anyhow::Result<Option<Traces>> {
         Ok(None)
     }
 
-    /// Serves a request as it is.
+    /// Serves a request without a span.
     pub fn traced<B, F>(request: Request<B>, serve: impl FnOnce(Request<B>) -> F) -> F
     where
         F: Future<Output = Response<Body>>,
@@ -29,7 +31,7 @@ mod chosen {
     }
 
     impl Traces {
-        /// There is nothing to send.
+        /// Returns at once, because there are no spans to send.
         pub fn end(self) -> std::future::Ready<()> {
             std::future::ready(())
         }
@@ -59,13 +61,14 @@ mod chosen {
         std::env::var_os(variable).is_some_and(|value| !value.is_empty())
     }
 
-    /// Begins to send traces where OpenTelemetry's own variables say so:
-    /// `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` (`http://…`). Needs a
-    /// running runtime.
+    /// Starts to send traces to the collector that the environment names.
     ///
-    /// Unless `OTEL_TRACES_SAMPLER` says otherwise, what a client traces is traced here, and
-    /// nothing else: so it is with kube-apiserver (samplingRatePerMillion of its
-    /// TracingConfiguration is 0).
+    /// The variables are `OTEL_EXPORTER_OTLP_ENDPOINT` and `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`
+    /// (`http://…`). Without either, this returns `None`. It needs a running tokio runtime.
+    ///
+    /// By default, only requests that the client traces are traced here. kube-apiserver does the
+    /// same (samplingRatePerMillion of its TracingConfiguration is 0). `OTEL_TRACES_SAMPLER`
+    /// overrides this.
     pub fn traces() -> anyhow::Result<Option<Traces>> {
         const ENDPOINTS: [&str; 2] = [
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
@@ -89,13 +92,13 @@ mod chosen {
             provider = provider.with_sampler(Sampler::ParentBased(Box::new(Sampler::AlwaysOff)));
         }
         let provider = provider.build();
-        // The first proxy of a process counts.
+        // The first proxy of a process sets the tracer; later ones share it.
         let _ = TRACER.set(provider.tracer("watershed"));
         tracing::info!("sending traces ({variable})");
         Ok(Some(Traces { provider }))
     }
 
-    /// Serves a request within a span. Where it is recorded, what is forwarded names it as its
+    /// Serves a request within a span. If the span is recorded, forwarded requests name it as their
     /// parent.
     pub async fn traced<B, F>(
         mut request: Request<B>,
@@ -150,7 +153,7 @@ mod chosen {
     }
 
     impl Traces {
-        /// Sends what is left.
+        /// Sends the remaining spans.
         pub async fn end(self) {
             let ended = tokio::task::spawn_blocking(move || self.provider.shutdown()).await;
             if let Ok(Err(error)) = ended {

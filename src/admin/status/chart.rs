@@ -3,24 +3,26 @@ use std::fmt::Write as _;
 
 use maud::{Markup, html};
 
-use crate::admin::history::Line;
+use crate::admin::history::Series;
 
 const WIDTH: f64 = 300.0;
 const HEIGHT: f64 = 84.0;
 
-/// What one chart shows.
+/// One chart.
 pub(super) struct Chart<'a> {
     pub(super) title: &'a str,
     /// Name and values of both lines: the first is filled, the second drawn over it.
-    pub(super) lines: [(&'a str, &'a Line); 2],
+    pub(super) lines: [(&'a str, &'a Series); 2],
+    /// Formats a value.
     pub(super) show: fn(f64) -> String,
-    /// The values are bytes, of which a thousand is 1024.
+    /// Set for values in bytes, whose units are multiples of 1024.
     pub(super) bytes: bool,
-    /// What the left end is.
+    /// Label of the left end.
     pub(super) since: &'a str,
 }
 
 impl Chart<'_> {
+    /// Renders the chart as a figure with an SVG.
     pub(super) fn render(&self) -> Markup {
         let most = self
             .lines
@@ -32,13 +34,9 @@ impl Chart<'_> {
         } else {
             nice(most)
         };
-        let now = |line: &Line| {
-            line.last()
-                .map_or_else(|| "–".to_owned(), |value| (self.show)(*value))
-        };
         let described = self
             .lines
-            .map(|(name, line)| format!("{name} {}", now(line)))
+            .map(|(name, line)| format!("{name} {}", self.latest(line)))
             .join(", ");
         let [filled, drawn] = self.lines.map(|(_, line)| path(line, top));
         html! {
@@ -46,13 +44,14 @@ impl Chart<'_> {
                 figcaption { (self.title) }
                 p.legend {
                     @for (n, (name, line)) in self.lines.iter().enumerate() {
-                        span.{"key key" (n)} { (name) " " b { (now(line)) } }
+                        span.{"key key" (n)} { (name) " " b { (self.latest(line)) } }
                     }
                 }
                 svg viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) preserveAspectRatio="none" role="img"
                     aria-label=(format!("{}: {described}", self.title)) {
                     @for part in [0.0, 0.5] {
-                        line.grid x1="0" x2=(WIDTH) y1=(HEIGHT * part + 0.5) y2=(HEIGHT * part + 0.5) {}
+                        line.grid x1="0" x2=(WIDTH)
+                            y1=(HEIGHT * part + 0.5) y2=(HEIGHT * part + 0.5) {}
                     }
                     line.base x1="0" x2=(WIDTH) y1=(HEIGHT - 0.5) y2=(HEIGHT - 0.5) {}
                     @if !filled.is_empty() {
@@ -61,27 +60,36 @@ impl Chart<'_> {
                         path.line1 d=(drawn) {}
                     }
                 }
-                p.axis { span { (self.since) } span { "up to " (round(&(self.show)(top))) } span { "now" } }
+                p.axis {
+                    span { (self.since) }
+                    span { "up to " (round(&(self.show)(top))) }
+                    span { "now" }
+                }
             }
         }
     }
+
+    fn latest(&self, line: &Series) -> String {
+        line.last()
+            .map_or_else(|| "–".to_owned(), |value| (self.show)(*value))
+    }
 }
 
-/// Without zeros behind the point: 5.00 and 10.0 MiB are 5 and 10 MiB.
+/// Removes trailing zeros of the fraction: 5.00 and 10.0 MiB become 5 and 10 MiB.
 fn round(figure: &str) -> String {
     let (number, unit) = figure
         .split_once(' ')
         .map_or((figure, None), |(number, unit)| (number, Some(unit)));
-    let number = if number.contains('.') {
+    let short = if number.contains('.') {
         number.trim_end_matches('0').trim_end_matches('.')
     } else {
         number
     };
-    unit.map_or_else(|| number.to_owned(), |unit| format!("{number} {unit}"))
+    unit.map_or_else(|| short.to_owned(), |unit| format!("{short} {unit}"))
 }
 
-/// From the left edge to the right one; empty for fewer than two values.
-fn path(line: &Line, top: f64) -> String {
+/// Returns an SVG path from the left edge to the right one, or nothing for fewer than two values.
+fn path(line: &Series, top: f64) -> String {
     let mut path = String::new();
     if line.len() < 2 {
         return path;
@@ -93,13 +101,13 @@ fn path(line: &Line, top: f64) -> String {
             step * n as f64,
             (HEIGHT - 2.0).mul_add(-height, HEIGHT - 1.0),
         );
-        // A String takes whatever comes.
+        // Writing to a String cannot fail.
         let _ = write!(path, "{}{x:.1} {y:.1}", if n == 0 { 'M' } else { 'L' });
     }
     path
 }
 
-/// The next round number: 1, 2 or 5 with zeros.
+/// Returns the next round number: 1, 2 or 5 times a power of ten.
 fn nice(most: f64) -> f64 {
     if most <= 0.0 || !most.is_finite() {
         return 0.0;
@@ -112,7 +120,7 @@ fn nice(most: f64) -> f64 {
         .unwrap_or(most)
 }
 
-/// The same in the unit that it is shown in.
+/// Returns the next round number in the unit in which `bytes` shows the value.
 fn nice_bytes(most: f64) -> f64 {
     let mut unit = 1.0;
     while most / unit >= 1000.0 {
@@ -136,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn round_figures_have_no_zeros_behind_the_point() {
+    fn round_figures_have_no_trailing_zeros() {
         assert_eq!(
             ["5.00", "10.0 MiB", "0.50", "100", "0 B"].map(round),
             ["5", "10 MiB", "0.5", "100", "0 B"]

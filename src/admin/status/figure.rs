@@ -1,14 +1,14 @@
-//! Figures as the page shows them.
+//! Formats of the figures on the page.
 use std::time::Duration;
 
 use watershed_figures::{grouped, three_digits};
 
-/// 1234567 → `1,234,567`.
+/// Formats a count with separators: `1,234,567`.
 pub(super) fn count(number: u64) -> String {
     grouped(number)
 }
 
-/// Three digits that matter, and no more: 0, 0.52, 12.3, 1,234.
+/// Formats a rate with up to three significant digits: 0, 0.52, 12.3, 1,234.
 pub(super) fn rate(value: f64) -> String {
     match value {
         v if v < 0.005 => "0".into(),
@@ -18,12 +18,12 @@ pub(super) fn rate(value: f64) -> String {
     }
 }
 
-/// Without a fraction.
+/// Formats a figure without its fraction.
 pub(super) fn whole(value: f64) -> String {
     grouped(format_args!("{value:.0}"))
 }
 
-/// 12.3 MiB.
+/// Formats a size in binary units: 12.3 MiB.
 pub(super) fn bytes(bytes: f64) -> String {
     let mut value = bytes;
     let mut unit = "B";
@@ -42,7 +42,7 @@ pub(super) fn bytes(bytes: f64) -> String {
     format!("{value:.digits$} {unit}")
 }
 
-/// 97.5 %.
+/// Formats a share with one decimal place: 97.5 %.
 pub(super) fn percent(part: f64) -> String {
     match part * 100.0 {
         p if p >= 99.95 && part < 1.0 => "> 99.9 %".into(),
@@ -51,7 +51,7 @@ pub(super) fn percent(part: f64) -> String {
     }
 }
 
-/// In the two largest units.
+/// Formats a duration in its two largest units.
 pub(super) fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match (

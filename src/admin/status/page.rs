@@ -1,4 +1,4 @@
-//! The report as HTML. It needs nothing from elsewhere, and its tables need no script.
+//! The report as HTML. The page loads nothing from other servers, and its tables need no script.
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -9,33 +9,35 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use super::chart::Chart;
 use super::figure::{bytes, count, duration, percent, rate, whole};
 use super::report::{
-    Certificate, Client, Clients, Forwarded, Health, PhaseName, Report, Row, Source, Upstream,
+    CertificateStatus, ClientStatus, ClientsStatus, Health, PhaseName, ReasonTotals, ScopeStatus,
+    SourceTotals, StatusReport, UpstreamStatus,
 };
-use crate::admin::history::Rates;
+use crate::admin::history::RecentFigures;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// In the page, so that no browser asks for one.
-const ICON: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath d='M0 14 5.5 3 9 9.5 11 6l5 8z' fill='%232563a8'/%3E%3C/svg%3E";
+/// Icon in the page itself. Without it, browsers request /favicon.ico.
+const ICON: &str = concat!(
+    "data:image/svg+xml,",
+    "%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E",
+    "%3Cpath d='M0 14 5.5 3 9 9.5 11 6l5 8z' fill='%232563a8'/%3E%3C/svg%3E",
+);
 
-/// Of a certificate that ends so soon the page speaks up.
+/// Time before the end of a certificate from which the page warns.
 const SOON: Duration = Duration::from_hours(7 * 24);
 
-/// Nothing but this style and this script, and no requests but for this page.
+/// Content security policy that allows only this style, this script and requests for this page.
 pub(super) static SECURITY_POLICY: LazyLock<String> = LazyLock::new(|| {
-    let hash = |text: &str| {
-        let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, text.as_bytes());
-        format!("'sha256-{}'", BASE64_STANDARD.encode(digest.as_ref()))
-    };
     format!(
-        "default-src 'none'; style-src {}; script-src {}; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-        hash(STYLE),
-        hash(SCRIPT)
+        "default-src 'none'; style-src {}; script-src {}; img-src data:; connect-src 'self'; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        source_hash(STYLE),
+        source_hash(SCRIPT)
     )
 });
 
-pub(super) fn render(report: &Report, rates: &Rates) -> String {
+pub(super) fn render(report: &StatusReport, recent: &RecentFigures) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -53,7 +55,7 @@ pub(super) fn render(report: &Report, rates: &Rates) -> String {
                     (head(report))
                     main {
                         (tiles(report))
-                        (charts(rates))
+                        (charts(recent))
                         (scopes(&report.scopes))
                         (clients(report.clients.as_ref()))
                         div.pair {
@@ -77,7 +79,13 @@ pub(super) fn render(report: &Report, rates: &Rates) -> String {
     page.into_string()
 }
 
-fn head(report: &Report) -> Markup {
+/// Returns the hash by which the security policy allows an inline style or script.
+fn source_hash(text: &str) -> String {
+    let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, text.as_bytes());
+    format!("'sha256-{}'", BASE64_STANDARD.encode(digest.as_ref()))
+}
+
+fn head(report: &StatusReport) -> Markup {
     let (class, word) = match report.health {
         Health::Ready => ("good", "ready"),
         Health::Starting => ("fair", "starting"),
@@ -88,10 +96,14 @@ fn head(report: &Report) -> Markup {
         header {
             h1 { "watershed" }
             span.{"pill " (class)} { (word) }
-            @if ill > 0 { span.pill.fair { (ill) " of " (report.scopes.len()) " scopes not followed" } }
+            @if ill > 0 {
+                span.pill.fair { (ill) " of " (report.scopes.len()) " scopes not followed" }
+            }
             @for certificate in &report.certificates { (ending(certificate)) }
             p.about {
-                "version " (report.version) ", up " (duration(Duration::from_secs_f64(report.uptime_seconds))) ", in front of "
+                "version " (report.version)
+                ", up " (duration(Duration::from_secs_f64(report.uptime_seconds)))
+                ", in front of "
                 @for (n, address) in report.upstream.addresses.iter().enumerate() {
                     @if n > 0 { ", " }
                     code { (address) }
@@ -101,7 +113,7 @@ fn head(report: &Report) -> Markup {
     }
 }
 
-fn ending(certificate: &Certificate) -> Markup {
+fn ending(certificate: &CertificateStatus) -> Markup {
     let left = u64::try_from(certificate.ends_in_seconds)
         .map(Duration::from_secs)
         .unwrap_or_default();
@@ -109,80 +121,137 @@ fn ending(certificate: &Certificate) -> Markup {
         @if left.is_zero() {
             span.pill.bad { "the certificate of the listener " (certificate.listener) " has ended" }
         } @else if left < SOON {
-            span.pill.fair { "the certificate of the listener " (certificate.listener) " ends in " (duration(left)) }
+            span.pill.fair {
+                "the certificate of the listener " (certificate.listener)
+                " ends in " (duration(left))
+            }
         }
     }
 }
 
-/// The part of `whole` that `rest` leaves.
+/// Returns the share of `whole` beyond `rest`, or `None` if `whole` is zero.
 fn saved(rest: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| 1.0 - rest as f64 / whole as f64)
 }
 
-fn tiles(report: &Report) -> Markup {
+fn tiles(report: &StatusReport) -> Markup {
     let totals = &report.totals;
     let requests = totals.requests_here + totals.requests_forwarded;
-    let open = |row: &&Row| row.following;
-    let upstream_watches = report.scopes.iter().filter(open).count();
-    let tile = |title: &str, figure: String, note: Markup| {
-        html! { div.tile { p.title { (title) } p.figure { (figure) } p.note { (note) } } }
+    let upstream_watches = report.scopes.iter().filter(|row| row.following).count();
+    // More bytes can come in than go out until clients have read what was fetched.
+    let bytes_saved = if totals.received_bytes <= totals.sent_bytes {
+        percent_or_dash(saved(totals.received_bytes, totals.sent_bytes))
+    } else {
+        "none yet".to_owned()
     };
-    let part = |part: Option<f64>| part.map_or_else(|| "–".to_owned(), percent);
     html! {
         section.tiles aria-label="Summary" {
-            (tile("Requests answered here", part(saved(totals.requests_forwarded, requests)),
-                html! { (count(totals.requests_here)) " of " (count(requests)) }))
-            // More may come in than goes out, at the beginning.
-            @if totals.received_bytes <= totals.sent_bytes {
-                (tile("Bytes saved upstream", part(saved(totals.received_bytes, totals.sent_bytes)),
-                    html! { (bytes(totals.received_bytes as f64)) " in, " (bytes(totals.sent_bytes as f64)) " out" }))
-            } @else {
-                (tile("Bytes saved upstream", "none yet".to_owned(),
-                    html! { (bytes(totals.received_bytes as f64)) " in, " (bytes(totals.sent_bytes as f64)) " out" }))
-            }
-            (tile("Watches open", count(totals.watches_here + totals.watches_forwarded),
-                html! { (count(upstream_watches as u64)) " upstream"
-                    @if totals.watches_forwarded > 0 { ", and " (count(totals.watches_forwarded)) " forwarded" } }))
-            (tile("Memory", bytes(totals.resident_bytes as f64), html! { (bytes(totals.held_bytes as f64)) " of it objects and events" }))
+            (tile(
+                "Requests answered here",
+                &percent_or_dash(saved(totals.requests_forwarded, requests)),
+                &html! { (count(totals.requests_here)) " of " (count(requests)) },
+            ))
+            (tile(
+                "Bytes saved upstream",
+                &bytes_saved,
+                &html! {
+                    (bytes(totals.received_bytes as f64)) " in, "
+                    (bytes(totals.sent_bytes as f64)) " out"
+                },
+            ))
+            (tile(
+                "Watches open",
+                &count(totals.watches_here + totals.watches_forwarded),
+                &html! {
+                    (count(upstream_watches as u64)) " upstream"
+                    @if totals.watches_forwarded > 0 {
+                        ", and " (count(totals.watches_forwarded)) " forwarded"
+                    }
+                },
+            ))
+            (tile(
+                "Memory",
+                &bytes(totals.resident_bytes as f64),
+                &html! { (bytes(totals.held_bytes as f64)) " of it objects and events" },
+            ))
         }
     }
 }
 
-fn charts(rates: &Rates) -> Markup {
-    let since = format!("{} ago", duration(rates.covers));
-    let chart = |title, names: [&'static str; 2], lines, show, bytes| {
-        let [a, b]: &[_; 2] = lines;
+fn tile(title: &str, figure: &str, note: &Markup) -> Markup {
+    html! {
+        div.tile { p.title { (title) } p.figure { (figure) } p.note { (note) } }
+    }
+}
+
+fn percent_or_dash(share: Option<f64>) -> String {
+    share.map_or_else(|| "–".to_owned(), percent)
+}
+
+fn charts(recent: &RecentFigures) -> Markup {
+    let since = &format!("{} ago", duration(recent.covers));
+    let [requests_here, requests_forwarded] = &recent.requests;
+    let [sent, received] = &recent.bytes;
+    let [watches_here, watches_forwarded] = &recent.watches;
+    let [resident, held] = &recent.memory;
+    let charts: [Chart; 4] = [
         Chart {
-            title,
-            lines: [(names[0], a), (names[1], b)],
-            show,
-            bytes,
-            since: &since,
-        }
-        .render()
-    };
+            title: "Requests a second",
+            lines: [("here", requests_here), ("forwarded", requests_forwarded)],
+            show: rate,
+            bytes: false,
+            since,
+        },
+        Chart {
+            title: "Bytes a second",
+            lines: [("to clients", sent), ("from upstream", received)],
+            show: bytes,
+            bytes: true,
+            since,
+        },
+        Chart {
+            title: "Watches open",
+            lines: [("here", watches_here), ("forwarded", watches_forwarded)],
+            show: whole,
+            bytes: false,
+            since,
+        },
+        Chart {
+            title: "Memory",
+            lines: [("process", resident), ("objects and events", held)],
+            show: bytes,
+            bytes: true,
+            since,
+        },
+    ];
     html! {
         section.charts aria-label="The last minutes" {
-            (chart("Requests a second", ["here", "forwarded"], &rates.requests, rate, false))
-            (chart("Bytes a second", ["to clients", "from upstream"], &rates.bytes, bytes, true))
-            (chart("Watches open", ["here", "forwarded"], &rates.watches, whole, false))
-            (chart("Memory", ["process", "objects and events"], &rates.memory, bytes, true))
+            @for chart in &charts { (chart.render()) }
         }
     }
 }
 
-fn scopes(rows: &[Row]) -> Markup {
+fn scopes(rows: &[ScopeStatus]) -> Markup {
     html! {
         section {
-            h2 { "Scopes" span.sub { "what is held in memory, each followed by one watch upstream" } }
+            h2 {
+                "Scopes"
+                span.sub { "what is held in memory, each followed by one watch upstream" }
+            }
             @if rows.is_empty() {
                 p.empty { "None yet. The first client that reads a type opens it." }
             } @else {
                 div.scroll { table #scopes {
                     thead { tr {
-                        th scope="col" { "Type" } th scope="col" { "Held as" } th scope="col" { "Phase" }
-                        th.n scope="col" { "Objects" } th.n scope="col" { "Bytes" } th.n scope="col" { "Recent events" }
-                        th.n scope="col" { "Watchers" } th.n scope="col" { "Version" } th.n scope="col" { "Last heard" }
+                        th scope="col" { "Type" }
+                        th scope="col" { "Held as" }
+                        th scope="col" { "Phase" }
+                        th.n scope="col" { "Objects" }
+                        th.n scope="col" { "Bytes" }
+                        th.n scope="col" { "Recent events" }
+                        th.n scope="col" { "Watchers" }
+                        th.n scope="col" { "Version" }
+                        th.n scope="col" { "Last heard" }
                     } }
                     tbody { @for row in rows { (scope(row)) } }
                 } }
@@ -191,7 +260,7 @@ fn scopes(rows: &[Row]) -> Markup {
     }
 }
 
-fn scope(row: &Row) -> Markup {
+fn scope(row: &ScopeStatus) -> Markup {
     let (class, word) = match (row.phase, row.following) {
         (PhaseName::Ready, true) => ("good", "ready"),
         (PhaseName::Ready, false) => ("bad", "not followed"),
@@ -202,7 +271,8 @@ fn scope(row: &Row) -> Markup {
     html! {
         tr {
             th scope="row" {
-                (row.resource) " " span.quiet { @if !row.group.is_empty() { (row.group) "/" } (row.version) }
+                (row.resource) " "
+                span.quiet { @if !row.group.is_empty() { (row.group) "/" } (row.version) }
                 @if !row.selection.is_empty() { div.detail { code { (row.selection) } } }
             }
             td { (row.encoding) @if row.content == "metadata" { span.quiet { ", metadata" } } }
@@ -221,29 +291,46 @@ fn scope(row: &Row) -> Markup {
     }
 }
 
-fn clients(clients: Option<&Clients>) -> Markup {
+fn clients(clients: Option<&ClientsStatus>) -> Markup {
     html! {
         section {
-            h2 { "Clients" span.sub { "who costs most; rates and share are of about the last minute, the rest since they were first seen" } }
+            h2 {
+                "Clients"
+                span.sub {
+                    "who costs most; rates and share are of about the last minute, "
+                    "the rest since they were first seen"
+                }
+            }
             @match clients {
                 None => p.empty {
-                    "Users and their programs are named only to callers on this machine, as by " code { "kubectl port-forward" }
+                    "Users and their programs are named only to callers on this machine, as by "
+                    code { "kubectl port-forward" }
                     ", or with the token of " code { "--admin-token-file" } "."
                 },
                 Some(clients) if clients.top.is_empty() => p.empty { "None yet." },
                 Some(clients) => {
                     div.scroll { table #clients {
                         thead { tr {
-                            th scope="col" { "User" } th scope="col" { "User agent" } th scope="col" { "Share of cost" }
-                            th.n scope="col" { "Requests/s" } th.n scope="col" { "Bytes/s" } th.n scope="col" { "Watches" }
-                            th.n scope="col" { "Requests" } th.n scope="col" { "Forwarded" } th.n scope="col" { "Bytes" }
+                            th scope="col" { "User" }
+                            th scope="col" { "User agent" }
+                            th scope="col" { "Share of cost" }
+                            th.n scope="col" { "Requests/s" }
+                            th.n scope="col" { "Bytes/s" }
+                            th.n scope="col" { "Watches" }
+                            th.n scope="col" { "Requests" }
+                            th.n scope="col" { "Forwarded" }
+                            th.n scope="col" { "Bytes" }
                         } }
                         tbody { @for row in &clients.top { (client(row)) } }
                     } }
                     p.foot {
                         "Cost is the bytes of answers, and 64 KiB for each request. "
-                        @if clients.known > clients.top.len() { (count((clients.known - clients.top.len()) as u64)) " more are known. " }
-                        @if clients.let_go > 0 { (count(clients.let_go)) " that cost little made room for others." }
+                        @if clients.known > clients.top.len() {
+                            (count((clients.known - clients.top.len()) as u64)) " more are known. "
+                        }
+                        @if clients.let_go > 0 {
+                            (count(clients.let_go)) " that cost little made room for others."
+                        }
                     }
                 }
             }
@@ -251,10 +338,17 @@ fn clients(clients: Option<&Clients>) -> Markup {
     }
 }
 
-fn client(row: &Client) -> Markup {
+fn client(row: &ClientStatus) -> Markup {
     html! {
         tr {
-            th scope="row" { @match &row.user { Some(user) => (user), None => span.quiet title="No answer of upstream's says whose the credentials are" { "not known here" } } }
+            th scope="row" {
+                @match &row.user {
+                    Some(user) => (user),
+                    None => span.quiet
+                        title="No answer of upstream's says whose the credentials are"
+                        { "not known here" }
+                }
+            }
             td.agent { @if row.agent.is_empty() { span.quiet { "none" } } @else { (row.agent) } }
             td.share {
                 svg.bar viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true" {
@@ -273,40 +367,60 @@ fn client(row: &Client) -> Markup {
     }
 }
 
-fn sources(rows: &[Source]) -> Markup {
+fn sources(rows: &[SourceTotals]) -> Markup {
     html! {
         section {
             h2 { "Answers" span.sub { "by where they came from" } }
             table #sources {
-                thead { tr { th scope="col" { "Source" } th.n scope="col" { "Requests" } th.n scope="col" { "Bytes" } } }
+                thead { tr {
+                    th scope="col" { "Source" }
+                    th.n scope="col" { "Requests" }
+                    th.n scope="col" { "Bytes" }
+                } }
                 tbody { @for row in rows { tr {
-                    th scope="row" { (row.name) } td.n { (count(row.requests)) } td.n { (bytes(row.sent_bytes as f64)) }
+                    th scope="row" { (row.name) }
+                    td.n { (count(row.requests)) }
+                    td.n { (bytes(row.sent_bytes as f64)) }
                 } } }
             }
         }
     }
 }
 
-fn forwarded(rows: &[Forwarded]) -> Markup {
+fn forwarded(rows: &[ReasonTotals]) -> Markup {
     html! {
         section {
             h2 { "Forwarded" span.sub { "and why" } }
             table #forwarded {
                 thead { tr { th scope="col" { "Reason" } th.n scope="col" { "Requests" } } }
-                tbody { @for row in rows { tr { th scope="row" { (row.reason) } td.n { (count(row.requests)) } } } }
+                tbody { @for row in rows { tr {
+                    th scope="row" { (row.reason) }
+                    td.n { (count(row.requests)) }
+                } } }
             }
         }
     }
 }
 
-fn upstream(upstream: &Upstream) -> Markup {
+fn upstream(upstream: &UpstreamStatus) -> Markup {
     html! {
         section {
-            h2 { "Upstream" span.sub { "what it was asked for, over " (count(upstream.connections)) " connections" } }
+            h2 {
+                "Upstream"
+                span.sub {
+                    "what it was asked for, over " (count(upstream.connections)) " connections"
+                }
+            }
             table #upstream {
-                thead { tr { th scope="col" { "Purpose" } th.n scope="col" { "Requests" } th.n scope="col" { "Bytes" } } }
+                thead { tr {
+                    th scope="col" { "Purpose" }
+                    th.n scope="col" { "Requests" }
+                    th.n scope="col" { "Bytes" }
+                } }
                 tbody { @for row in &upstream.traffic { tr {
-                    th scope="row" { (row.purpose) } td.n { (count(row.requests)) } td.n { (bytes(row.received_bytes as f64)) }
+                    th scope="row" { (row.purpose) }
+                    td.n { (count(row.requests)) }
+                    td.n { (bytes(row.received_bytes as f64)) }
                 } } }
             }
         }

@@ -1,76 +1,76 @@
-//! What the page and the JSON say.
+//! The report that the page and the JSON show.
 use std::cmp::Reverse;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
-
-use crate::admin::State;
-use crate::admin::history::Sums;
-use crate::listener::tls::ServerTls;
-use crate::scope::{Scope, ScopePhase};
-use crate::serve::{ClientUsage, TopClients};
-use crate::upstream::{ConnectionPurpose, RequestPurpose};
 use watershed_protocol::{Encoding, Representation};
 
-/// Clients shown.
-const CLIENTS: usize = 50;
-/// Characters shown of what upstream says.
-const WORDS: usize = 300;
+use crate::admin::history::HistorySample;
+use crate::admin::state::AdminState;
+use crate::listener::tls::ServerTls;
+use crate::scope::{Scope, ScopePhase, Scopes};
+use crate::serve::{ClientUsage, TopClients, Usage};
+use crate::upstream::{ConnectionPurpose, RequestPurpose};
 
-/// Whether users and their programs are named.
+/// Number of clients shown.
+const CLIENTS: usize = 50;
+/// Characters shown of an error text of upstream.
+const ERROR_CHARS: usize = 300;
+
+/// Visibility of users and their programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Users {
+pub(super) enum UserNames {
     Shown,
     Hidden,
 }
 
-/// Everything. Durations are in seconds.
+/// The whole status. Durations are in seconds.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Report {
+pub(super) struct StatusReport {
     pub(super) version: &'static str,
     pub(super) uptime_seconds: f64,
     pub(super) health: Health,
-    pub(super) upstream: Upstream,
-    pub(super) totals: Totals,
-    pub(super) sources: Vec<Source>,
-    pub(super) forwarded: Vec<Forwarded>,
-    pub(super) scopes: Vec<Row>,
-    /// `None` where they are not for the one who asks.
-    pub(super) clients: Option<Clients>,
-    pub(super) certificates: Vec<Certificate>,
+    pub(super) upstream: UpstreamStatus,
+    pub(super) totals: StatusTotals,
+    pub(super) sources: Vec<SourceTotals>,
+    pub(super) forwarded: Vec<ReasonTotals>,
+    pub(super) scopes: Vec<ScopeStatus>,
+    /// `None` if the caller may not see user names.
+    pub(super) clients: Option<ClientsStatus>,
+    pub(super) certificates: Vec<CertificateStatus>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Health {
     Ready,
-    /// Upstream's types are not known yet.
+    /// Upstream's types are not all known yet.
     Starting,
     ShuttingDown,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Upstream {
+pub(super) struct UpstreamStatus {
     pub(super) addresses: Vec<String>,
     pub(super) types: usize,
     pub(super) connections: u64,
-    pub(super) traffic: Vec<Traffic>,
+    pub(super) traffic: Vec<PurposeTotals>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Traffic {
+pub(super) struct PurposeTotals {
     pub(super) purpose: &'static str,
     pub(super) requests: u64,
     pub(super) received_bytes: u64,
 }
 
-/// Since the start of the process, or of this moment.
+/// Counters since the start of the process, and levels of this moment.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Totals {
+pub(super) struct StatusTotals {
     pub(super) requests_here: u64,
     pub(super) requests_forwarded: u64,
     pub(super) sent_bytes: u64,
@@ -83,7 +83,7 @@ pub(super) struct Totals {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Source {
+pub(super) struct SourceTotals {
     #[serde(rename = "source")]
     pub(super) name: &'static str,
     pub(super) requests: u64,
@@ -91,7 +91,7 @@ pub(super) struct Source {
 }
 
 #[derive(Debug, Serialize)]
-pub(super) struct Forwarded {
+pub(super) struct ReasonTotals {
     pub(super) reason: &'static str,
     pub(super) requests: u64,
 }
@@ -99,16 +99,16 @@ pub(super) struct Forwarded {
 /// One scope.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Row {
+pub(super) struct ScopeStatus {
     pub(super) group: String,
     pub(super) version: String,
     pub(super) resource: String,
     pub(super) encoding: &'static str,
     pub(super) content: &'static str,
-    /// Which objects of the type; empty for all.
+    /// Selector of the objects; empty for all objects of the type.
     pub(super) selection: String,
     pub(super) phase: PhaseName,
-    /// Why it is not held.
+    /// Error that stopped the scope.
     pub(super) why: Option<String>,
     pub(super) following: bool,
     pub(super) objects: usize,
@@ -131,16 +131,16 @@ pub(super) enum PhaseName {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Clients {
+pub(super) struct ClientsStatus {
     pub(super) known: usize,
     pub(super) let_go: u64,
-    pub(super) top: Vec<Client>,
+    pub(super) top: Vec<ClientStatus>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Client {
-    /// `None` where upstream was not asked who it is.
+pub(super) struct ClientStatus {
+    /// `None` if upstream was not asked for the user.
     pub(super) user: Option<String>,
     pub(super) agent: String,
     pub(super) share: f64,
@@ -154,97 +154,32 @@ pub(super) struct Client {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Certificate {
+pub(super) struct CertificateStatus {
     pub(super) listener: &'static str,
-    /// Negative when it has ended.
+    /// Negative after the end.
     pub(super) ends_in_seconds: i64,
 }
 
-impl Report {
-    pub(super) fn of(state: &State, users: Users) -> Self {
-        let sums = Sums::of(state);
-        let traffic = state.upstream.traffic();
-        let mut scopes: Vec<_> = state
-            .scopes
-            .all()
-            .iter()
-            .map(|scope| Row::of(scope))
-            .collect();
-        scopes.sort_by(|a, b| {
-            let name = |row: &Row| {
-                (
-                    row.resource.clone(),
-                    row.group.clone(),
-                    row.version.clone(),
-                    row.encoding,
-                    row.selection.clone(),
-                )
-            };
-            b.bytes()
-                .cmp(&a.bytes())
-                .then_with(|| name(a).cmp(&name(b)))
-        });
-        let sources = state.usage.by_source();
-        let sources = sources.map(|(name, requests, sent_bytes)| Source {
-            name,
-            requests,
-            sent_bytes,
-        });
-        let mut sources: Vec<_> = sources.filter(|source| source.requests > 0).collect();
-        sources.sort_by_key(|source| Reverse(source.requests));
-        let reasons = state
-            .usage
-            .by_reason()
-            .filter(|(_, requests)| *requests > 0);
-        let mut forwarded: Vec<_> = reasons
-            .map(|(reason, requests)| Forwarded { reason, requests })
-            .collect();
-        forwarded.sort_by_key(|forwarded| Reverse(forwarded.requests));
+impl StatusReport {
+    /// Collects the report of this moment.
+    pub(super) fn new(state: &AdminState, names: UserNames) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION"),
             uptime_seconds: state.started.elapsed().as_secs_f64(),
-            health: Health::of(state),
-            upstream: Upstream {
-                addresses: state
-                    .upstream
-                    .addresses()
-                    .iter()
-                    .map(ToString::to_string)
-                    .collect(),
-                types: state.catalog.len(),
-                connections: ConnectionPurpose::ALL
-                    .iter()
-                    .map(|kind| traffic.connections(*kind))
-                    .sum(),
-                traffic: RequestPurpose::ALL
-                    .map(|purpose| Traffic {
-                        purpose: purpose.as_str(),
-                        requests: traffic.requests(purpose),
-                        received_bytes: traffic.received_bytes(purpose),
-                    })
-                    .into(),
-            },
-            totals: Totals {
-                requests_here: sums.here,
-                requests_forwarded: sums.forwarded,
-                sent_bytes: sums.sent,
-                received_bytes: sums.received,
-                watches_here: sums.watches_here,
-                watches_forwarded: sums.watches_forwarded,
-                resident_bytes: sums.resident,
-                held_bytes: sums.held,
-            },
-            sources,
-            forwarded,
-            scopes,
-            clients: (users == Users::Shown).then(|| state.usage.top(CLIENTS).into()),
+            health: Health::new(state),
+            upstream: UpstreamStatus::new(state),
+            totals: state.sample().into(),
+            sources: sources(&state.usage),
+            forwarded: reasons(&state.usage),
+            scopes: scopes(&state.scopes),
+            clients: (names == UserNames::Shown).then(|| state.usage.top(CLIENTS).into()),
             certificates: certificates(state),
         }
     }
 }
 
 impl Health {
-    fn of(state: &State) -> Self {
+    fn new(state: &AdminState) -> Self {
         if state.draining.is_draining() {
             Self::ShuttingDown
         } else if state.catalog.is_empty() || !state.catalog.is_settled() {
@@ -255,9 +190,50 @@ impl Health {
     }
 }
 
-impl Row {
-    fn of(scope: &Scope) -> Self {
-        let figures = scope.reader.stats();
+impl UpstreamStatus {
+    fn new(state: &AdminState) -> Self {
+        let traffic = state.upstream.traffic();
+        Self {
+            addresses: state
+                .upstream
+                .addresses()
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
+            types: state.catalog.len(),
+            connections: ConnectionPurpose::ALL
+                .iter()
+                .map(|purpose| traffic.connections(*purpose))
+                .sum(),
+            traffic: RequestPurpose::ALL
+                .map(|purpose| PurposeTotals {
+                    purpose: purpose.as_str(),
+                    requests: traffic.requests(purpose),
+                    received_bytes: traffic.received_bytes(purpose),
+                })
+                .into(),
+        }
+    }
+}
+
+impl From<HistorySample> for StatusTotals {
+    fn from(sample: HistorySample) -> Self {
+        Self {
+            requests_here: sample.here,
+            requests_forwarded: sample.forwarded,
+            sent_bytes: sample.sent,
+            received_bytes: sample.received,
+            watches_here: sample.watches_here,
+            watches_forwarded: sample.watches_forwarded,
+            resident_bytes: sample.resident,
+            held_bytes: sample.held,
+        }
+    }
+}
+
+impl ScopeStatus {
+    fn new(scope: &Scope) -> Self {
+        let stats = scope.reader.stats();
         let Representation {
             encoding,
             metadata_only,
@@ -268,10 +244,10 @@ impl Row {
             ScopePhase::Ready(_) => (PhaseName::Ready, None),
             ScopePhase::Stopped(why) => (
                 PhaseName::Stopped,
-                Some(why.to_string().chars().take(WORDS).collect()),
+                Some(why.to_string().chars().take(ERROR_CHARS).collect()),
             ),
         };
-        let heard: Instant = *scope.last_heard.lock();
+        let last_heard: Instant = *scope.last_heard.lock();
         Self {
             group: scope.key.gvr.group.to_string(),
             version: scope.key.gvr.version.to_string(),
@@ -285,13 +261,13 @@ impl Row {
             phase,
             why,
             following: scope.is_following(),
-            objects: figures.objects,
-            object_bytes: figures.object_bytes,
-            window_events: figures.events,
-            window_bytes: figures.event_bytes,
-            resource_version: figures.version.0,
-            last_heard_seconds: heard.elapsed().as_secs_f64(),
-            watchers: figures.watchers,
+            objects: stats.objects,
+            object_bytes: stats.object_bytes,
+            window_events: stats.events,
+            window_bytes: stats.event_bytes,
+            resource_version: stats.version.0,
+            last_heard_seconds: last_heard.elapsed().as_secs_f64(),
+            watchers: stats.watchers,
         }
     }
 
@@ -299,7 +275,17 @@ impl Row {
         self.object_bytes + self.window_bytes
     }
 
-    /// Answers from memory that keep up with upstream.
+    fn sort_name(&self) -> (&str, &str, &str, &str, &str) {
+        (
+            &self.resource,
+            &self.group,
+            &self.version,
+            self.encoding,
+            &self.selection,
+        )
+    }
+
+    /// Returns true if the scope is ready and follows upstream.
     pub(super) fn is_well(&self) -> bool {
         self.phase == PhaseName::Ready && self.following
     }
@@ -309,40 +295,86 @@ impl Row {
     }
 }
 
-impl From<TopClients> for Clients {
+impl From<TopClients> for ClientsStatus {
     fn from(top: TopClients) -> Self {
-        let client = |row: ClientUsage| Client {
-            user: row.user,
-            agent: row.agent,
-            share: row.share,
-            requests_per_second: row.requests_per_second,
-            bytes_per_second: row.bytes_per_second,
-            requests: row.requests,
-            forwarded: row.forwarded,
-            sent_bytes: row.bytes,
-            watches: row.watches,
-        };
         Self {
             known: top.known,
             let_go: top.evicted,
-            top: top.rows.into_iter().map(client).collect(),
+            top: top.rows.into_iter().map(ClientStatus::from).collect(),
         }
     }
 }
 
-fn certificates(state: &State) -> Vec<Certificate> {
-    let now = SystemTime::now()
+impl From<ClientUsage> for ClientStatus {
+    fn from(usage: ClientUsage) -> Self {
+        Self {
+            user: usage.user,
+            agent: usage.agent,
+            share: usage.share,
+            requests_per_second: usage.requests_per_second,
+            bytes_per_second: usage.bytes_per_second,
+            requests: usage.requests,
+            forwarded: usage.forwarded,
+            sent_bytes: usage.bytes,
+            watches: usage.watches,
+        }
+    }
+}
+
+/// Returns the sources of answers, the most frequent first.
+fn sources(usage: &Usage) -> Vec<SourceTotals> {
+    let mut rows: Vec<_> = usage
+        .by_source()
+        .map(|(name, requests, sent_bytes)| SourceTotals {
+            name,
+            requests,
+            sent_bytes,
+        })
+        .filter(|source| source.requests > 0)
+        .collect();
+    rows.sort_by_key(|source| Reverse(source.requests));
+    rows
+}
+
+/// Returns the reasons for forwarding, the most frequent first.
+fn reasons(usage: &Usage) -> Vec<ReasonTotals> {
+    let mut rows: Vec<_> = usage
+        .by_reason()
+        .filter(|(_, requests)| *requests > 0)
+        .map(|(reason, requests)| ReasonTotals { reason, requests })
+        .collect();
+    rows.sort_by_key(|row| Reverse(row.requests));
+    rows
+}
+
+/// Returns the open scopes, the largest first.
+fn scopes(scopes: &Scopes) -> Vec<ScopeStatus> {
+    let mut rows: Vec<_> = scopes
+        .all()
+        .iter()
+        .map(|scope| ScopeStatus::new(scope))
+        .collect();
+    rows.sort_by(|a, b| {
+        b.bytes()
+            .cmp(&a.bytes())
+            .then_with(|| a.sort_name().cmp(&b.sort_name()))
+    });
+    rows
+}
+
+fn certificates(state: &AdminState) -> Vec<CertificateStatus> {
+    let since_epoch = SystemTime::now()
         .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_secs();
-    let now = i64::try_from(now).unwrap_or(i64::MAX);
-    let listeners = [("proxy", &state.proxy_tls), ("admin", &state.admin_tls)];
-    let ends = listeners
+        .unwrap_or_default();
+    let now = i64::try_from(since_epoch.as_secs()).unwrap_or(i64::MAX);
+    [("proxy", &state.proxy_tls), ("admin", &state.admin_tls)]
         .into_iter()
-        .filter_map(|(listener, tls)| Some((listener, tls.as_ref().and_then(ServerTls::ends)?)));
-    ends.map(|(listener, ends)| Certificate {
-        listener,
-        ends_in_seconds: ends - now,
-    })
-    .collect()
+        .filter_map(|(listener, tls)| {
+            let end = tls.as_ref().and_then(ServerTls::ends)?;
+            Some(CertificateStatus {
+                listener,
+                ends_in_seconds: end - now,
+            })
+        })
+        .collect()
 }

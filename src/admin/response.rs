@@ -1,0 +1,23 @@
+//! Responses of the admin listener.
+use http::{HeaderValue, Response, StatusCode, header};
+
+use crate::body::{Body, full};
+
+/// Returns a response with plain text.
+pub(super) fn plain(status: StatusCode, text: impl Into<String>) -> Response<Body> {
+    text_of_type(status, "text/plain; charset=utf-8", text.into())
+}
+
+/// Returns a response with text of a content type.
+pub(super) fn text_of_type(
+    status: StatusCode,
+    content_type: &'static str,
+    text: String,
+) -> Response<Body> {
+    let mut response = Response::new(full(text));
+    *response.status_mut() = status;
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
