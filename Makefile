@@ -94,7 +94,7 @@ bench-functions: ## The pure modules, function by function; BENCH= takes a filte
 	$(CARGO) bench --locked --bench functions -- $(BENCH)
 
 screenshots: ## The pictures of the status page in docs/images, made in a real Chromium (five minutes)
-	WATERSHED_SCREENSHOTS=$(CURDIR)/docs/images $(CARGO) test --locked --test proxy the_status_page_in_a_browser -- --nocapture
+	WATERSHED_SCREENSHOTS=$(CURDIR)/docs/images $(CARGO) test --locked --test proxy the_status_page_works_in_a_browser -- --nocapture
 
 experiment: release dist real ## What upstream pays by the number of clients, with the proxy and without, drawn (docs/experiments.md; a quarter of an hour)
 	tests/lab/clients.sh

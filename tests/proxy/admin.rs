@@ -5,23 +5,27 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use http::{Method, Request};
 use watershed_lab::sim::SimulatedServer;
 
-use crate::support::client::{BOTH, Next, Protocol, nothing, within};
+use crate::support::client::{BOTH, Next, Protocol, RequestBody, nothing, within};
 use crate::support::program::Program;
 use crate::support::{small, unless_stalled};
 
-/// The names and labels of all series, without their values.
+/// Returns the names and labels of all series, without their values.
 fn series(metrics: &str) -> BTreeSet<String> {
-    let lines = metrics
+    metrics
         .lines()
-        .filter(|line| line.starts_with("watershed_") || line.starts_with("process_"));
-    lines
+        .filter(|line| line.starts_with("watershed_") || line.starts_with("process_"))
         .filter_map(|line| line.rsplit_once(' '))
         .map(|(series, _)| series.to_owned())
         .collect()
 }
 
+/// Returns the series of one request that was answered with 200.
+fn requests(labels: &str) -> String {
+    format!(r#"watershed_requests_total{{{labels},code="200"}} 1"#)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn health_and_metrics_say_what_they_should() {
+async fn the_admin_listener_serves_health_and_metrics() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let program = Program::start(&upstream).await;
     for path in ["/livez", "/readyz", "/healthz"] {
@@ -62,7 +66,7 @@ async fn health_and_metrics_say_what_they_should() {
             .admin("GET", "/api/v1/pods")
             .await
             .starts_with("HTTP/1.1 404 "),
-        "no way in for clients"
+        "clients cannot reach the API here"
     );
 
     program
@@ -82,9 +86,9 @@ async fn health_and_metrics_say_what_they_should() {
     let scope =
         r#"group="",version="v1",resource="pods",encoding="json",content="objects",selection="""#;
     for line in [
-        r#"watershed_requests_total{verb="list",group="",resource="pods",source="snapshot",reason="",code="200"} 1"#.to_owned(),
-        r#"watershed_requests_total{verb="watch",group="",resource="pods",source="snapshot",reason="",code="200"} 1"#.to_owned(),
-        r#"watershed_requests_total{verb="get",group="",resource="",source="forward",reason="not-a-resource",code="200"} 1"#.to_owned(),
+        requests(r#"verb="list",group="",resource="pods",source="snapshot",reason="""#),
+        requests(r#"verb="watch",group="",resource="pods",source="snapshot",reason="""#),
+        requests(r#"verb="get",group="",resource="",source="forward",reason="not-a-resource""#),
         r#"watershed_watches{group="",resource="pods"} 1"#.to_owned(),
         format!("watershed_scope_ready{{{scope}}} 1"),
         format!("watershed_scope_objects{{{scope}}} 40"),
@@ -93,7 +97,10 @@ async fn health_and_metrics_say_what_they_should() {
         "# TYPE watershed_request_duration_seconds histogram".to_owned(),
         "# TYPE watershed_requests_total counter".to_owned(),
     ] {
-        assert!(metrics.lines().any(|l| l == line), "{line} is missing in\n{metrics}");
+        assert!(
+            metrics.lines().any(|l| l == line),
+            "{line} is missing in\n{metrics}"
+        );
     }
     drop(watch);
     program.terminate().await;
@@ -101,7 +108,7 @@ async fn health_and_metrics_say_what_they_should() {
     upstream.shutdown().await;
 }
 
-/// The value of a series.
+/// Returns the value of a series.
 pub(crate) fn value(metrics: &str, series: &str) -> f64 {
     let found = metrics
         .lines()
@@ -110,7 +117,7 @@ pub(crate) fn value(metrics: &str, series: &str) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_are_counted_on_both_sides() {
+async fn bytes_are_counted_towards_clients_and_from_upstream() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let program = Program::start(&upstream).await;
     let (mut here, mut forwarded) = (0, 0);
@@ -123,7 +130,7 @@ async fn bytes_are_counted_on_both_sides() {
                 .body
                 .len();
         }
-        // Upstream is asked each time.
+        // Each of these requests goes upstream.
         let answer = program
             .proxied
             .get(
@@ -149,7 +156,7 @@ async fn bytes_are_counted_on_both_sides() {
         };
         here += line.len();
     }
-    // Bookmarks come, too; and what is counted is handed out, not yet received.
+    // The counter also includes bookmarks, and bytes that are sent but not yet received.
     let metrics = program.admin("GET", "/metrics").await;
     let of = |series: &str| value(&metrics, series);
     let sent = of(r#"watershed_response_bytes_total{source="snapshot"}"#);
@@ -166,7 +173,7 @@ async fn bytes_are_counted_on_both_sides() {
             < 0.5
     );
     assert!((of(r#"watershed_upstream_requests_total{purpose="forward"}"#) - 2.0).abs() < 0.5);
-    // Much was sent for little that came.
+    // Clients receive more than upstream sends.
     let listed = of(r#"watershed_upstream_received_bytes_total{purpose="list"}"#)
         + of(r#"watershed_upstream_received_bytes_total{purpose="watch"}"#);
     assert!(listed > 0.0 && listed < sent, "{listed} and {sent}");
@@ -196,49 +203,51 @@ async fn bytes_are_counted_on_both_sides() {
     upstream.shutdown().await;
 }
 
+/// Returns a request with an invented name. `n` selects the method, the path and the name.
+fn invented_request(n: usize) -> Request<RequestBody> {
+    let method = ["GET", "POST", "PATCH", "DELETE", "PUT", "HEAD", "BREW"][n % 7];
+    let word = format!("made-up-{n}");
+    let path = match n % 11 {
+        0 => format!("/api/v1/{word}"),
+        1 => format!("/apis/{word}/v1/things"),
+        2 => format!("/apis/{word}.example.com/{word}/{word}?watch=1&resourceVersion=0"),
+        3 => format!("/api/v1/namespaces/{word}/{word}"),
+        4 => format!("/api/v1/namespaces/{word}/pods/{word}/{word}"),
+        5 => format!("/{word}"),
+        6 => format!("/api/v1/{word}?resourceVersion=0&labelSelector={word}"),
+        7 => format!("/api/v1/namespaces/{word}/pods?resourceVersion=0&limit={word}"),
+        8 => format!("/api/v1/watch/{word}"),
+        9 => format!("/apis/apps/{word}/deployments?resourceVersion=0"),
+        _ => format!("/api/v1/namespaces/{word}/pods/{word}?resourceVersion=0"),
+    };
+    // The first 77 combine every kind of path with every method. Later ones differ only in
+    // their names.
+    let method = if n.is_multiple_of(3) && n % 7 == 6 {
+        format!("BREW{n}")
+    } else {
+        method.to_owned()
+    };
+    Request::builder()
+        .method(Method::from_bytes(method.as_bytes()).unwrap())
+        .uri(path)
+        .body(nothing())
+        .unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_cannot_make_series_up() {
+async fn clients_cannot_create_series() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let program = Program::start(&upstream).await;
     let connection = program.proxied.connect(Protocol::Http2).await.unwrap();
-    let made_up = |n: usize| {
-        let method = ["GET", "POST", "PATCH", "DELETE", "PUT", "HEAD", "BREW"][n % 7];
-        let word = format!("made-up-{n}");
-        let path = match n % 11 {
-            0 => format!("/api/v1/{word}"),
-            1 => format!("/apis/{word}/v1/things"),
-            2 => format!("/apis/{word}.example.com/{word}/{word}?watch=1&resourceVersion=0"),
-            3 => format!("/api/v1/namespaces/{word}/{word}"),
-            4 => format!("/api/v1/namespaces/{word}/pods/{word}/{word}"),
-            5 => format!("/{word}"),
-            6 => format!("/api/v1/{word}?resourceVersion=0&labelSelector={word}"),
-            7 => format!("/api/v1/namespaces/{word}/pods?resourceVersion=0&limit={word}"),
-            8 => format!("/api/v1/watch/{word}"),
-            9 => format!("/apis/apps/{word}/deployments?resourceVersion=0"),
-            _ => format!("/api/v1/namespaces/{word}/pods/{word}?resourceVersion=0"),
-        };
-        // Every kind of request with every method is in the first 77; what follows has new names
-        // only.
-        let method = if n.is_multiple_of(3) && n % 7 == 6 {
-            format!("BREW{n}")
-        } else {
-            method.to_owned()
-        };
-        Request::builder()
-            .method(Method::from_bytes(method.as_bytes()).unwrap())
-            .uri(path)
-            .body(nothing())
-            .unwrap()
-    };
     let send = async |n: usize| {
-        within("an answer", connection.read(made_up(n)))
+        within("an answer", connection.read(invented_request(n)))
             .await
             .unwrap()
     };
     for n in 0..77 * 3 {
         send(n).await;
     }
-    let before = series(&program.admin("GET", "/metrics").await);
+    let mut before = series(&program.admin("GET", "/metrics").await);
     assert!(
         before
             .iter()
@@ -246,10 +255,8 @@ async fn clients_cannot_make_series_up() {
         "{before:?}"
     );
     assert!(before.len() < 2_000, "{} series", before.len());
-    let mut before = before;
     let mut first = 10_000;
-    // What the proxy does by the clock, or on a machine that stalls, may be counted for the first
-    // time: once.
+    // Timers and stalls of the machine can create a series of their own, but each only once.
     unless_stalled("requests that add no series", async || {
         for n in first..first + 500 {
             send(n).await;

@@ -1,7 +1,7 @@
-//! The status page in a real browser, and the pictures of it for the documents.
+//! The status page in a real browser, and its screenshots for the documents.
 //!
-//! Without Chromium on this machine nothing is tested. With `WATERSHED_SCREENSHOTS=FOLDER` (`make
-//! screenshots`) the clients work for some minutes, and pictures are written there.
+//! Without Chromium, the test does nothing. With `WATERSHED_SCREENSHOTS=FOLDER` (`make
+//! screenshots`), the clients run for some minutes, and the screenshots go to that folder.
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -16,19 +16,19 @@ use crate::status::watch_as;
 use crate::support::client::{Endpoint, Lines, Protocol, nothing, within};
 use crate::support::{Fixture, eventually, plain_request};
 
-/// A browser of this machine.
+/// A Chromium of this machine.
 struct Browser {
     program: PathBuf,
     folder: tempfile::TempDir,
 }
 
-/// What came of opening a page.
+/// Results of opening a page.
 struct Opened {
-    /// The document as it is after some seconds.
+    /// The document after some seconds.
     dom: String,
-    /// What the page's errors say, and the browser's about it.
+    /// Console messages, such as script errors and refused resources.
     complaints: Vec<String>,
-    /// What the page wanted of anybody but its own server.
+    /// Addresses that the page requested from other servers than its own.
     outside: Vec<String>,
 }
 
@@ -39,7 +39,7 @@ enum Scheme {
 }
 
 impl Browser {
-    /// `CHROMIUM` names another than those in the path.
+    /// Finds Chromium by the variable `CHROMIUM`, or in the path.
     fn find() -> Option<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let named = std::env::var_os("CHROMIUM").map(PathBuf::from);
@@ -55,7 +55,7 @@ impl Browser {
             }));
         let program = found.find(|program| program.is_file());
         if program.is_none() {
-            eprintln!("skipped: there is no Chromium here (install it, or name one by CHROMIUM=)");
+            eprintln!("skipped: no Chromium found (install it, or set CHROMIUM=/path/to/it)");
         }
         Some(Self {
             program: program?,
@@ -83,7 +83,7 @@ impl Browser {
                 "--enable-logging=stderr",
             ])
             .arg(format!("--user-data-dir={}", self.folder.path().display()))
-            // Nothing but this machine is there.
+            // No other host resolves.
             .arg("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
             .args(flags)
             .arg(url)
@@ -91,9 +91,10 @@ impl Browser {
             .kill_on_drop(true)
             .output();
         let output = within("the browser", output).await.unwrap();
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        (text(&output.stdout), text(&output.stderr))
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{stderr}");
+        (stdout.into_owned(), stderr.into_owned())
     }
 
     async fn open(&self, flags: &[&str], url: &str) -> Opened {
@@ -115,7 +116,7 @@ impl Browser {
     }
 
     async fn picture(&self, scheme: Scheme, size: (u32, u32), url: &str, file: &Path) {
-        // As Blink numbers them.
+        // Blink's numbers of the colour schemes.
         let scheme = match scheme {
             Scheme::Dark => 0,
             Scheme::Light => 1,
@@ -130,8 +131,9 @@ impl Browser {
     }
 }
 
-/// The requests in the browser's log that a page of `url`'s server began, and that go elsewhere.
-/// Others are the browser's own.
+/// Returns the addresses on other servers that a page of `url`'s server requested.
+///
+/// The log also contains requests that the browser makes for itself.
 fn outside(log: &str, url: &str) -> Vec<String> {
     let log: serde_json::Value = serde_json::from_str(log).unwrap();
     let server = &url[..url.rfind('/').unwrap()];
@@ -148,7 +150,7 @@ fn outside(log: &str, url: &str) -> Vec<String> {
     begun.filter(|url| !url.starts_with(server)).collect()
 }
 
-/// How bright a picture is: 0 to 255.
+/// Returns the mean brightness of a picture, from 0 to 255.
 fn brightness(file: &Path) -> f64 {
     let mut decoder =
         png::Decoder::new(std::io::BufReader::new(std::fs::File::open(file).unwrap()));
@@ -163,7 +165,7 @@ fn brightness(file: &Path) -> f64 {
         / size as f64
 }
 
-/// A page on the loopback.
+/// Serves a page on the loopback interface and returns its address.
 async fn serve_page(page: String) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
@@ -172,7 +174,8 @@ async fn serve_page(page: String) -> String {
             let mut head = [0; 4096];
             let _ = stream.read(&mut head).await;
             let answer = format!(
-                "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{page}",
+                "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: {}\r\n\
+                 Connection: close\r\n\r\n{page}",
                 page.len()
             );
             let _ = stream.write_all(answer.as_bytes()).await;
@@ -181,7 +184,7 @@ async fn serve_page(page: String) -> String {
     url
 }
 
-/// Who asks the proxy in the pictures: their token and user, their program, and what they read.
+/// Clients in the screenshots: token, user, user agent, and the paths that they watch.
 const PROGRAMS: [(&str, &str, &str, &[&str]); 6] = [
     (
         "argocd",
@@ -226,7 +229,7 @@ const PROGRAMS: [(&str, &str, &str, &[&str]); 6] = [
     ),
 ];
 
-/// Clients as a cluster has them. Watches stay open as long as this is kept.
+/// Opens the watches of a typical cluster. They stay open until the returned streams are dropped.
 async fn clients(fixture: &Fixture) -> Vec<Lines> {
     let access = fixture.upstream.access();
     let mut open = Vec::new();
@@ -266,7 +269,7 @@ async fn clients(fixture: &Fixture) -> Vec<Lines> {
     open
 }
 
-/// Reads now and then, for ever.
+/// Sends reads several times a second, and never returns.
 async fn read_on(proxied: Endpoint) {
     let get = async |token: &str, agent: &str, path: &str| {
         let connection = proxied
@@ -312,18 +315,8 @@ async fn read_on(proxied: Endpoint) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_status_page_in_a_browser() {
-    let Some(browser) = Browser::find() else {
-        return;
-    };
-    let pictures = std::env::var_os("WATERSHED_SCREENSHOTS").map(PathBuf::from);
-    let (pods, nodes, minutes) = if pictures.is_some() {
-        (2_000, 50, 4)
-    } else {
-        (100, 4, 0)
-    };
-    let fixture = Fixture::start(Options {
+fn cluster(pods: usize, nodes: usize) -> Options {
+    Options {
         population: Population {
             pods,
             nodes,
@@ -335,8 +328,84 @@ async fn the_status_page_in_a_browser() {
             ..Population::default()
         },
         ..Options::default()
-    })
-    .await;
+    }
+}
+
+/// Opens a copy of the page without its script.
+async fn assert_complete_without_script(browser: &Browser, page: &str) {
+    let (_, html) = page.split_once("\r\n\r\n").unwrap();
+    let (before, script) = html.split_once("<script>").unwrap();
+    let (_, after) = script.split_once("</script>").unwrap();
+    let plain = browser
+        .open(&[], &serve_page(format!("{before}{after}")).await)
+        .await;
+    assert_eq!((plain.complaints, plain.outside), (vec![], vec![]));
+    for part in [
+        "<table id=\"scopes\">",
+        "<table id=\"clients\">",
+        "<table id=\"sources\">",
+        "kubelet/v1.34.1",
+        "system:node:node-001",
+        "pods",
+        "<svg",
+        "http-equiv=\"refresh\"",
+    ] {
+        assert!(plain.dom.contains(part), "{part} in {}", plain.dom);
+    }
+}
+
+/// Opens pages with planted violations, to prove that the checks of the real page can fail.
+async fn assert_violations_are_detected(browser: &Browser) {
+    for planted in [
+        "<script>console.error('x')</script>",
+        "<img src=http://elsewhere.example.com/x.png>",
+        "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'\">\
+         <style>p{}</style>",
+    ] {
+        let seen = browser
+            .open(
+                &["--virtual-time-budget=2000"],
+                &serve_page(planted.to_owned()).await,
+            )
+            .await;
+        assert!(
+            !seen.complaints.is_empty() || !seen.outside.is_empty(),
+            "{planted}"
+        );
+    }
+}
+
+async fn take_screenshots(browser: &Browser, url: &str, folder: &Path) {
+    let size = (1280, 1500);
+    let (light, dark) = (
+        folder.join("status-light.png"),
+        folder.join("status-dark.png"),
+    );
+    browser.picture(Scheme::Light, size, url, &light).await;
+    browser.picture(Scheme::Dark, size, url, &dark).await;
+    let brightnesses = (brightness(&light), brightness(&dark));
+    assert!(
+        brightnesses.0 > 200.0 && brightnesses.1 < 80.0,
+        "light and dark: {brightnesses:?}"
+    );
+    for file in [light, dark] {
+        let bytes = std::fs::metadata(&file).unwrap().len();
+        assert!(bytes < 300_000, "{}: {bytes} bytes", file.display());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_status_page_works_in_a_browser() {
+    let Some(browser) = Browser::find() else {
+        return;
+    };
+    let pictures = std::env::var_os("WATERSHED_SCREENSHOTS").map(PathBuf::from);
+    let (pods, nodes, minutes) = if pictures.is_some() {
+        (2_000, 50, 4)
+    } else {
+        (100, 4, 0)
+    };
+    let fixture = Fixture::start(cluster(pods, nodes)).await;
     let churn = Churn::start(
         fixture.upstream.state().clone(),
         40.0,
@@ -356,7 +425,7 @@ async fn the_status_page_in_a_browser() {
             .await,
         );
     }
-    // Somebody has to read what the watches bring.
+    // Unread watches would stall.
     let readers: Vec<_> = open
         .into_iter()
         .map(|mut lines| {
@@ -379,29 +448,10 @@ async fn the_status_page_in_a_browser() {
     .await;
     let url = format!("http://{}/status", fixture.admin);
 
-    // Without its script all is there.
     let page = plain_request(fixture.admin, "GET", "/status", &[("Host", &host)]).await;
-    let (_, page) = page.split_once("\r\n\r\n").unwrap();
-    let (before, script) = page.split_once("<script>").unwrap();
-    let (_, after) = script.split_once("</script>").unwrap();
-    let plain = browser
-        .open(&[], &serve_page(format!("{before}{after}")).await)
-        .await;
-    assert_eq!((plain.complaints, plain.outside), (vec![], vec![]));
-    for part in [
-        "<table id=\"scopes\">",
-        "<table id=\"clients\">",
-        "<table id=\"sources\">",
-        "kubelet/v1.34.1",
-        "system:node:node-001",
-        "pods",
-        "<svg",
-        "http-equiv=\"refresh\"",
-    ] {
-        assert!(plain.dom.contains(part), "{part} in {}", plain.dom);
-    }
-    // With it the page is brought up to date, nothing of it is refused, and nothing comes from
-    // elsewhere.
+    assert_complete_without_script(&browser, &page).await;
+    // With its script, the page updates itself. The browser refuses nothing, and the page loads
+    // nothing from other servers.
     let lively = browser.open(&["--virtual-time-budget=12000"], &url).await;
     assert_eq!((lively.complaints, lively.outside), (vec![], vec![]));
     assert!(
@@ -418,44 +468,10 @@ async fn the_status_page_in_a_browser() {
             lively.dom
         );
     }
-    // What is looked for is seen.
-    for planted in [
-        "<script>console.error('x')</script>",
-        "<img src=http://elsewhere.example.com/x.png>",
-        "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'\"><style>p{}</style>",
-    ] {
-        let seen = browser
-            .open(
-                &["--virtual-time-budget=2000"],
-                &serve_page(planted.to_owned()).await,
-            )
-            .await;
-        assert!(
-            !seen.complaints.is_empty() || !seen.outside.is_empty(),
-            "{planted}"
-        );
-    }
+    assert_violations_are_detected(&browser).await;
 
-    let folder = pictures
-        .clone()
-        .unwrap_or_else(|| browser.folder.path().to_owned());
-    let file = |name: &str| folder.join(name);
-    let wide = (1280, 1500);
-    browser
-        .picture(Scheme::Light, wide, &url, &file("status-light.png"))
-        .await;
-    browser
-        .picture(Scheme::Dark, wide, &url, &file("status-dark.png"))
-        .await;
-    let (light, dark) = (
-        brightness(&file("status-light.png")),
-        brightness(&file("status-dark.png")),
-    );
-    assert!(light > 200.0 && dark < 80.0, "light {light}, dark {dark}");
-    for name in ["status-light.png", "status-dark.png"] {
-        let bytes = std::fs::metadata(file(name)).unwrap().len();
-        assert!(bytes < 300_000, "{name}: {bytes} bytes");
-    }
+    let folder = pictures.as_deref().unwrap_or(browser.folder.path());
+    take_screenshots(&browser, &url, folder).await;
     for task in readers.into_iter().chain([reader]) {
         task.abort();
     }

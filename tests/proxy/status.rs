@@ -1,4 +1,5 @@
-//! The status page: what it tells, to whom, and that nobody can write on it.
+//! The status page: its figures, the callers that see user names, and its safety against hostile
+//! names.
 use http::Request;
 use serde_json::Value;
 use watershed_lab::sim::{AccessRule, SimulatedServer};
@@ -7,7 +8,7 @@ use crate::support::client::{Answer, Connection, Endpoint, Lines, Protocol, noth
 use crate::support::program::Program;
 use crate::support::{Fixture, eventually, plain_request, small};
 
-/// A request of a program that calls itself so.
+/// Reads a path with a user agent.
 async fn get_as(connection: &Connection, agent: &str, path: &str) -> Answer {
     let request = Request::get(path)
         .header("user-agent", agent)
@@ -16,7 +17,7 @@ async fn get_as(connection: &Connection, agent: &str, path: &str) -> Answer {
     within(path, connection.read(request)).await.unwrap()
 }
 
-/// The same, for a watch.
+/// Opens a watch with a user agent.
 pub(crate) async fn watch_as(endpoint: &Endpoint, agent: &str, path: &str) -> Lines {
     let connection = endpoint.connect(Protocol::Http2).await.unwrap();
     let request = Request::get(path)
@@ -49,35 +50,16 @@ fn client<'a>(status: &'a Value, agent: &str) -> Option<&'a Value> {
         .find(|row| row["agent"] == agent)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_status_page_tells_what_is_held_and_for_whom() {
-    let fixture = Fixture::start(small()).await;
-    let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
-    let mut received = 0;
-    for _ in 0..3 {
-        received += get_as(&connection, "lister/1", "/api/v1/pods?resourceVersion=0")
-            .await
-            .body
-            .len();
-    }
-    let forwarded = get_as(&connection, "forwarder/1", "/api/v1/pods?pretty=1")
-        .await
-        .body
-        .len();
-    let watch = watch_as(
-        &fixture.proxied,
-        "watcher/1",
-        "/api/v1/pods?watch=1&resourceVersion=0",
-    )
-    .await;
-
-    let told = status(&fixture).await;
-    let pods = told["scopes"]
+fn pods_scope(report: &Value) -> &Value {
+    report["scopes"]
         .as_array()
         .unwrap()
         .iter()
         .find(|row| row["resource"] == "pods")
-        .unwrap();
+        .unwrap()
+}
+
+fn assert_scope_of_pods(pods: &Value) {
     for (name, wanted) in [
         ("objects", Value::from(40)),
         ("watchers", 1.into()),
@@ -93,48 +75,10 @@ async fn the_status_page_tells_what_is_held_and_for_whom() {
         pods["objectBytes"].as_u64().unwrap() > 10_000
             && pods["resourceVersion"].as_u64().unwrap() > 0
     );
-    let lister = client(&told, "lister/1").unwrap();
-    assert_eq!(
-        (
-            &lister["user"],
-            &lister["requests"],
-            &lister["forwarded"],
-            &lister["sentBytes"],
-            &lister["watches"]
-        ),
-        (
-            &"admin".into(),
-            &3.into(),
-            &0.into(),
-            &received.into(),
-            &0.into()
-        )
-    );
-    let forwarder = client(&told, "forwarder/1").unwrap();
-    assert_eq!(
-        (
-            &forwarder["requests"],
-            &forwarder["forwarded"],
-            &forwarder["sentBytes"]
-        ),
-        (&1.into(), &1.into(), &forwarded.into())
-    );
-    assert_eq!(
-        forwarder["user"], "admin",
-        "upstream was asked for another request of theirs"
-    );
-    assert_eq!(client(&told, "watcher/1").unwrap()["watches"], 1);
-    assert_eq!(
-        (
-            &told["totals"]["watchesHere"],
-            &told["totals"]["requestsForwarded"]
-        ),
-        (&1.into(), &1.into())
-    );
-    assert_eq!(told["forwarded"][0]["reason"], "pretty");
+}
 
-    // The same for people.
-    let html = page(&fixture).await;
+async fn assert_pages_for_browsers(fixture: &Fixture) {
+    let html = page(fixture).await;
     for part in [
         "<table id=\"scopes\"",
         "<table id=\"clients\"",
@@ -165,7 +109,73 @@ async fn the_status_page_tells_what_is_held_and_for_whom() {
             .await
             .contains("/status")
     );
+}
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_status_page_shows_scopes_and_clients() {
+    let fixture = Fixture::start(small()).await;
+    let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
+    let mut received = 0;
+    for _ in 0..3 {
+        received += get_as(&connection, "lister/1", "/api/v1/pods?resourceVersion=0")
+            .await
+            .body
+            .len();
+    }
+    let forwarded = get_as(&connection, "forwarder/1", "/api/v1/pods?pretty=1")
+        .await
+        .body
+        .len();
+    let watch = watch_as(
+        &fixture.proxied,
+        "watcher/1",
+        "/api/v1/pods?watch=1&resourceVersion=0",
+    )
+    .await;
+
+    let report = status(&fixture).await;
+    assert_scope_of_pods(pods_scope(&report));
+    let lister = client(&report, "lister/1").unwrap();
+    assert_eq!(
+        (
+            &lister["user"],
+            &lister["requests"],
+            &lister["forwarded"],
+            &lister["sentBytes"],
+            &lister["watches"]
+        ),
+        (
+            &"admin".into(),
+            &3.into(),
+            &0.into(),
+            &received.into(),
+            &0.into()
+        )
+    );
+    let forwarder = client(&report, "forwarder/1").unwrap();
+    assert_eq!(
+        (
+            &forwarder["requests"],
+            &forwarder["forwarded"],
+            &forwarder["sentBytes"]
+        ),
+        (&1.into(), &1.into(), &forwarded.into())
+    );
+    assert_eq!(
+        forwarder["user"], "admin",
+        "upstream named the user for an earlier request with the same token"
+    );
+    assert_eq!(client(&report, "watcher/1").unwrap()["watches"], 1);
+    assert_eq!(
+        (
+            &report["totals"]["watchesHere"],
+            &report["totals"]["requestsForwarded"]
+        ),
+        (&1.into(), &1.into())
+    );
+    assert_eq!(report["forwarded"][0]["reason"], "pretty");
+
+    assert_pages_for_browsers(&fixture).await;
     eventually(
         "readiness",
         async || match &status(&fixture).await["health"] {
@@ -175,20 +185,15 @@ async fn the_status_page_tells_what_is_held_and_for_whom() {
     )
     .await;
 
-    // What is over is not told any more.
+    // A closed watch is no longer reported.
     drop(watch);
     eventually("no watch", async || {
-        let told = status(&fixture).await;
-        let pods = told["scopes"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .find(|row| row["resource"] == "pods")
-            .unwrap();
+        let report = status(&fixture).await;
+        let pods = pods_scope(&report);
         let now = [
             &pods["watchers"],
-            &client(&told, "watcher/1").unwrap()["watches"],
-            &told["totals"]["watchesHere"],
+            &client(&report, "watcher/1").unwrap()["watches"],
+            &report["totals"]["watchesHere"],
         ];
         if now.iter().all(|watches| **watches == 0) {
             Ok(())
@@ -230,27 +235,27 @@ async fn hostile_names_are_shown_as_text() {
             200
         );
     }
-    // What can stand in a header, and is no text.
-    let odd = Request::get("/api/v1/pods?resourceVersion=0");
-    let odd = odd.header(
-        "user-agent",
-        http::HeaderValue::from_bytes(b"\xff\xfe<script>").unwrap(),
-    );
-    within("an answer", connection.read(odd.body(nothing()).unwrap()))
-        .await
+    // A valid header value need not be UTF-8.
+    let odd = Request::get("/api/v1/pods?resourceVersion=0")
+        .header(
+            "user-agent",
+            http::HeaderValue::from_bytes(b"\xff\xfe<script>").unwrap(),
+        )
+        .body(nothing())
         .unwrap();
+    within("an answer", connection.read(odd)).await.unwrap();
     let long = "<script>".repeat(2_000);
     get_as(&connection, &long, "/api/v1/pods?resourceVersion=0").await;
 
-    let told = status(&fixture).await;
+    let report = status(&fixture).await;
     for agent in agents {
         assert_eq!(
-            client(&told, agent).unwrap_or_else(|| panic!("{agent} in {told:#}"))["user"],
+            client(&report, agent).unwrap_or_else(|| panic!("{agent} in {report:#}"))["user"],
             user
         );
     }
     let html = page(&fixture).await;
-    // One of each is the page's own.
+    // The page itself has one of each.
     for tag in ["<script", "<style", "</script", "</style"] {
         assert_eq!(html.matches(tag).count(), 1, "{tag} in {html}");
     }
@@ -279,12 +284,12 @@ async fn hostile_names_are_shown_as_text() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn users_are_named_to_operators_only() {
+async fn user_names_are_shown_to_operators_only() {
     let fixture = Fixture::start(small()).await;
     let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
     get_as(&connection, "teller/1", "/api/v1/pods?resourceVersion=0").await;
     let own = fixture.admin.to_string();
-    // A page from elsewhere, by a name that leads here.
+    // With DNS rebinding, a foreign page sends its own name as the host.
     for (host, named) in [
         (own.as_str(), true),
         ("localhost:6480", true),
@@ -300,7 +305,10 @@ async fn users_are_named_to_operators_only() {
         }
     }
     fixture.stop().await;
+}
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_status_page_requires_the_admin_token() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("token");
@@ -335,7 +343,7 @@ async fn users_are_named_to_operators_only() {
     let refused = plain_request(program.admin, "GET", "/status", &[]).await;
     assert!(
         refused.contains("www-authenticate: Basic realm=\"watershed\"\r\n"),
-        "a browser asks then: {refused}"
+        "a browser prompts for the password: {refused}"
     );
     program.terminate().await;
     assert!(program.ended().await.success());
