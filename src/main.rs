@@ -1,7 +1,7 @@
-//! The program: allocator, crypto provider, command line. Everything else is the library's.
+//! The program: allocator, crypto provider and command line.
 use std::process::ExitCode;
 
-use watershed::cli::{Cli, trouble};
+use watershed::cli::{self, Cli, failure};
 
 /// Thousands of connections and long-lived buffers of all sizes: jemalloc keeps fragmentation low.
 #[cfg(all(target_os = "linux", not(target_env = "musl")))]
@@ -9,8 +9,8 @@ use watershed::cli::{Cli, trouble};
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    let cli = match Cli::from_command_line() {
-        Ok(cli) => cli,
+    let command_line = match Cli::from_command_line() {
+        Ok(command_line) => command_line,
         Err(code) => return code,
     };
     watershed_connect::install_crypto();
@@ -24,8 +24,8 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(cli.run()) {
+    match runtime.block_on(cli::run(command_line)) {
         Ok(code) => code,
-        Err(error) => trouble::tell(&error),
+        Err(error) => failure::report(&error),
     }
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
-use watershed::cli::{Cli, reference};
+use watershed::cli::{self, Cli, reference};
 
 fn top() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -210,7 +210,7 @@ fn the_reference_is_what_the_code_makes() {
     let write = std::env::var_os("WATERSHED_WRITE_DOCUMENTS").is_some();
     for (path, made) in [
         ("docs/configuration.md", reference::configuration()),
-        ("docs/config.schema.json", reference::config_schema()),
+        ("docs/config.schema.json", cli::config_schema()),
     ] {
         if write {
             fs::write(top().join(path), &made).unwrap();

@@ -8,19 +8,22 @@ use jiff::SignedDuration;
 
 use crate::audit::{AuditConfig, AuditLogConfig, AuditWebhookConfig};
 
-/// What is logged of the requests that are answered here.
-#[expect(clippy::struct_field_names, reason = "the names are the flags")]
+/// Flags of the audit log.
+#[expect(
+    clippy::struct_field_names,
+    reason = "the fields have the names of the flags"
+)]
 #[derive(Args, Debug)]
-#[command(next_help_heading = "Audit log of requests that are answered from memory")]
-pub(super) struct Flags {
-    /// Policy (audit.k8s.io/v1) that says what is logged. Without it, every request at level
-    /// Metadata once it is answered.
+#[command(next_help_heading = "Audit log of requests answered from the cache")]
+pub(super) struct AuditFlags {
+    /// Audit policy (audit.k8s.io/v1). Default: log every request at level Metadata when it
+    /// completes.
     #[arg(long, value_name = "FILE")]
     audit_policy_file: Option<PathBuf>,
     /// File to which events are written as JSON lines; "-" is standard output.
     #[arg(long, value_name = "FILE")]
     audit_log_path: Option<PathBuf>,
-    /// Days for which rotated files are kept; 0 keeps them whatever their age.
+    /// Days for which rotated files are kept; 0 for no limit.
     #[arg(
         long,
         default_value_t = 366,
@@ -28,7 +31,7 @@ pub(super) struct Flags {
         value_name = "DAYS"
     )]
     audit_log_maxage: u32,
-    /// How many rotated files are kept; 0 keeps all.
+    /// Maximum number of rotated files; 0 for no limit.
     #[arg(
         long,
         default_value_t = 100,
@@ -36,7 +39,7 @@ pub(super) struct Flags {
         value_name = "FILES"
     )]
     audit_log_maxbackup: usize,
-    /// Size at which the file is rotated (MiB); 0 never rotates it.
+    /// Size at which the file is rotated (MiB); 0 for never.
     #[arg(
         long,
         default_value_t = 100,
@@ -47,7 +50,7 @@ pub(super) struct Flags {
     /// Kubeconfig of a webhook to which events are posted in batches.
     #[arg(long, value_name = "FILE")]
     audit_webhook_config_file: Option<PathBuf>,
-    /// Events that may wait for the webhook; more are dropped, and counted.
+    /// Maximum number of events that wait for the webhook. Further events are dropped and counted.
     #[arg(
         long,
         default_value_t = 10_000,
@@ -55,7 +58,7 @@ pub(super) struct Flags {
         value_name = "EVENTS"
     )]
     audit_webhook_batch_buffer_size: usize,
-    /// Events of one batch at most.
+    /// Maximum number of events in a batch.
     #[arg(
         long,
         default_value_t = 400,
@@ -63,15 +66,28 @@ pub(super) struct Flags {
         value_name = "EVENTS"
     )]
     audit_webhook_batch_max_size: usize,
-    /// How long a batch may wait to become full.
-    #[arg(long, default_value = "30s", value_parser = duration, requires = "audit_webhook_config_file", value_name = "DURATION")]
+    /// Maximum time that a batch waits for further events.
+    #[arg(
+        long,
+        default_value = "30s",
+        value_parser = duration,
+        requires = "audit_webhook_config_file",
+        value_name = "DURATION"
+    )]
     audit_webhook_batch_max_wait: Duration,
-    /// How long to wait before a batch that the webhook did not take is sent again.
-    #[arg(long, default_value = "10s", value_parser = duration, requires = "audit_webhook_config_file", value_name = "DURATION")]
+    /// Delay before a batch that the webhook refused is sent again.
+    #[arg(
+        long,
+        default_value = "10s",
+        value_parser = duration,
+        requires = "audit_webhook_config_file",
+        value_name = "DURATION"
+    )]
     audit_webhook_initial_backoff: Duration,
 }
 
-impl Flags {
+impl AuditFlags {
+    /// Returns the configuration of the audit log, unless no flag asks for one.
     pub(super) fn config(self) -> anyhow::Result<Option<AuditConfig>> {
         let log = self.audit_log_path.map(|path| AuditLogConfig {
             path,
@@ -113,12 +129,12 @@ impl Flags {
     }
 }
 
-/// As in `30s`, `1m30s` or `500ms`.
+/// Parses a duration such as `30s`, `1m30s` or `500ms`.
 fn duration(text: &str) -> anyhow::Result<Duration> {
     let duration: SignedDuration = text
         .parse()
         .context("not a duration such as 30s or 1m30s")?;
-    Duration::try_from(duration).context("less than nothing")
+    Duration::try_from(duration).context("it is negative")
 }
 
 #[cfg(test)]
@@ -130,7 +146,7 @@ mod tests {
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
-        flags: Flags,
+        flags: AuditFlags,
     }
 
     fn config(line: &str) -> anyhow::Result<Option<AuditConfig>> {
@@ -161,7 +177,8 @@ mod tests {
             AuditWebhookConfig::new("w".into())
         );
         assert_eq!(shown, wanted);
-        let line = "--audit-log-path - --audit-log-maxsize 1 --audit-webhook-config-file w --audit-webhook-batch-max-wait 1m30s";
+        let line = "--audit-log-path - --audit-log-maxsize 1 \
+                    --audit-webhook-config-file w --audit-webhook-batch-max-wait 1m30s";
         let audit = config(line).unwrap().unwrap();
         assert_eq!(audit.log.unwrap().max_size, 1 << 20);
         assert_eq!(

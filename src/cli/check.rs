@@ -1,29 +1,26 @@
-//! `watershed check`: what is wrong, before `serve` is started or while it runs.
-#![expect(
-    clippy::print_stdout,
-    reason = "the findings are the command's product, and standard output is where they belong"
-)]
+//! `watershed check`: finds mistakes before `serve` starts, or while it runs.
+#![expect(clippy::print_stdout, reason = "the findings are the command's output")]
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
-
-use super::serve::Serve;
-use crate::app::check::{Finding, Level, check};
 use watershed_connect::one_line;
+
+use super::serve::ServeCommand;
+use crate::app::check::{Finding, Level, check};
 
 /// Flags of `watershed check`.
 #[derive(Args, Debug)]
-pub(super) struct Check {
-    /// How findings are written.
+pub(super) struct CheckCommand {
+    /// Output format.
     #[arg(long, short = 'o', value_enum, default_value_t, value_name = "FORMAT")]
-    output: Output,
+    output: CheckFormat,
     #[command(flatten)]
-    serve: Serve,
+    serve: ServeCommand,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum Output {
+enum CheckFormat {
     /// One line for each finding.
     #[default]
     Text,
@@ -31,8 +28,8 @@ enum Output {
     Json,
 }
 
-impl Check {
-    /// Fails if there is an error, and not for warnings.
+impl CheckCommand {
+    /// Prints the findings. Fails for errors, not for warnings.
     pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
         let findings = match self.serve.config() {
             Ok(config) => check(&config).await,
@@ -46,8 +43,8 @@ impl Check {
         };
         let good = findings.iter().all(|finding| finding.level != Level::Error);
         match self.output {
-            Output::Json => println!("{:#}", json!({ "ok": good, "findings": findings })),
-            Output::Text => {
+            CheckFormat::Json => println!("{:#}", json!({ "ok": good, "findings": findings })),
+            CheckFormat::Text => {
                 for Finding {
                     level,
                     subject,

@@ -1,19 +1,17 @@
-//! `watershed completion`, `watershed man` and `watershed config-schema`: what is made from the
-//! definition of the program.
+//! `watershed completion` and `watershed man`: output generated from the definition of the command
+//! line.
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{Args, CommandFactory as _, ValueEnum};
+use clap::{Args, Command, ValueEnum};
 use clap_complete::aot::{self, generate};
-
-use super::{Cli, reference};
 
 /// Flags of `watershed completion`.
 #[derive(Args, Debug)]
-pub(super) struct Completion {
-    /// The shell that is to complete the program's flags.
+pub(super) struct CompletionCommand {
+    /// Shell that runs the script.
     #[arg(value_enum)]
     shell: Shell,
 }
@@ -29,46 +27,44 @@ enum Shell {
     Fish,
 }
 
-impl Completion {
-    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+impl CompletionCommand {
+    /// Prints the script.
+    pub(super) fn run(self, mut definition: Command) -> anyhow::Result<ExitCode> {
         let shell = match self.shell {
             Shell::Bash => aot::Shell::Bash,
             Shell::Zsh => aot::Shell::Zsh,
             Shell::Fish => aot::Shell::Fish,
         };
-        // Into memory first: it panics where standard output is closed.
+        // `generate` panics if it cannot write, for example when standard output is closed.
         let mut script = Vec::new();
-        generate(shell, &mut Cli::command(), "watershed", &mut script);
+        generate(shell, &mut definition, "watershed", &mut script);
         print(&script)
     }
 }
 
 /// Flags of `watershed man`.
 #[derive(Args, Debug)]
-pub(super) struct Man {
-    /// Folder for watershed.1 and a page for each command; made if it is not there.
+pub(super) struct ManCommand {
+    /// Folder for watershed.1 and a page for each command. It is created if it does not exist.
     #[arg(value_name = "DIR")]
     folder: PathBuf,
 }
 
-impl Man {
-    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+impl ManCommand {
+    /// Writes the pages.
+    pub(super) fn run(self, definition: Command) -> anyhow::Result<ExitCode> {
         let folder = &self.folder;
         std::fs::create_dir_all(folder)
-            .and_then(|()| clap_mangen::generate_to(Cli::command(), folder))
+            .and_then(|()| clap_mangen::generate_to(definition, folder))
             .with_context(|| format!("cannot write manual pages to {} (DIR)", folder.display()))?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
-/// Prints the schema of the configuration file.
-pub(super) fn config_schema() -> anyhow::Result<ExitCode> {
-    print(reference::config_schema().as_bytes())
-}
-
-fn print(text: &[u8]) -> anyhow::Result<ExitCode> {
+/// Prints the text on standard output.
+pub(super) fn print(text: &[u8]) -> anyhow::Result<ExitCode> {
     match io::stdout().write_all(text) {
-        // Whoever read it has seen enough.
+        // A reader such as `head` may close the pipe early.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
         written => written
             .map(|()| ExitCode::SUCCESS)

@@ -3,15 +3,16 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 
 use anyhow::Context;
-
-use crate::app::{self, AppConfig};
-use crate::telemetry;
 use watershed_connect::ConnectOptions;
 use watershed_lab::demo::{self, DemoArgs, DemoProxy, DemoUpstream};
 
-/// Log lines would tear the picture apart: only what went wrong is said, unless asked for more.
+use crate::app::{self, AppConfig};
+use crate::telemetry;
+
+/// Log filter unless `--log-level` is given. Log lines would break the demo's display.
 const LOG_LEVEL: &str = "warn";
 
+/// Runs the demo. Fails if a client's state differs from the server's.
 pub(super) async fn run(
     args: DemoArgs,
     format: telemetry::LogFormat,
@@ -26,10 +27,9 @@ pub(super) async fn run(
     })
 }
 
-/// The proxy as `watershed serve` runs it, on free ports, with everything it writes in a temporary
-/// folder.
+/// Starts the proxy as `watershed serve` does, on free ports. Its files are in a temporary folder.
 async fn start_proxy(upstream: DemoUpstream) -> anyhow::Result<DemoProxy> {
-    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
     let kubeconfig = folder.path().join("kubeconfig");
     tokio::fs::write(&kubeconfig, upstream.kubeconfig_yaml).await?;
     let options = ConnectOptions {
@@ -42,7 +42,7 @@ async fn start_proxy(upstream: DemoUpstream) -> anyhow::Result<DemoProxy> {
     let ca = running
         .ca_file
         .as_deref()
-        .context("the proxy made no certificate of its own")?;
+        .context("the proxy has no self-signed certificate")?;
     let ca_pem = tokio::fs::read_to_string(ca).await?;
     Ok(DemoProxy {
         address: running.address.context("the proxy listens on no address")?,

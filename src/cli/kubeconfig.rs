@@ -1,4 +1,4 @@
-//! `watershed kubeconfig`: the same users, another address and another CA.
+//! `watershed kubeconfig`: keeps users and contexts, replaces the server's address and CA.
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,32 +10,30 @@ use kube_client::config::Kubeconfig as Document;
 
 /// Flags of `watershed kubeconfig`.
 #[derive(Args, Debug)]
-pub(super) struct Kubeconfig {
-    /// The kubeconfig to start from: its users and contexts stay. Without it: $KUBECONFIG, then
-    /// ~/.kube/config.
+pub(super) struct KubeconfigCommand {
+    /// Kubeconfig whose users and contexts are kept. Default: $KUBECONFIG, then ~/.kube/config.
     #[arg(id = "kubeconfig", long = "kubeconfig", value_name = "FILE")]
     from: Option<PathBuf>,
-    /// Where clients reach the proxy.
+    /// URL of the proxy, as clients see it.
     #[arg(long, default_value = "https://127.0.0.1:6443", value_name = "URL")]
     server: String,
-    /// The CA of the proxy's serving certificate.
+    /// CA of the proxy's serving certificate.
     #[arg(long, default_value = "watershed-certs/ca.crt", value_name = "FILE")]
     ca: PathBuf,
 }
 
-impl Kubeconfig {
+impl KubeconfigCommand {
+    /// Prints the kubeconfig.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let ca = std::fs::read(&self.ca)
             .with_context(|| format!("cannot read the proxy's CA {} (--ca)", self.ca.display()))?;
         let mut document = match &self.from {
             Some(path) => Document::read_from(path)
                 .with_context(|| format!("cannot read {} (--kubeconfig)", path.display()))?,
-            None => {
-                Document::read().context("cannot read a kubeconfig to start from (--kubeconfig)")?
-            }
+            None => Document::read().context("cannot read a kubeconfig (--kubeconfig)")?,
         };
         if document.clusters.is_empty() {
-            bail!("the kubeconfig to start from names no cluster (--kubeconfig)");
+            bail!("the kubeconfig contains no cluster (--kubeconfig)");
         }
         for cluster in document
             .clusters

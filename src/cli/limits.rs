@@ -6,7 +6,7 @@ use clap::Args;
 use crate::listener::ConnectionLimits;
 use crate::serve::UserLimits;
 
-/// Limits on clients.
+/// Flags that limit clients.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Limits")]
 pub(super) struct LimitFlags {
@@ -23,22 +23,47 @@ pub(super) struct LimitFlags {
     http2_max_streams: u32,
     /// Maximum size of a request's line and headers on HTTP/1.1. On HTTP/2 twice as much, with 32
     /// bytes added for each header. Larger requests are refused with 431. At least 8192.
-    #[arg(long, default_value_t = 65_536, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(8192..=1_048_576))]
+    #[arg(
+        long,
+        default_value_t = 65_536,
+        value_name = "BYTES",
+        value_parser = clap::value_parser!(u32).range(8192..=1_048_576)
+    )]
     max_header_bytes: u32,
     /// Maximum size of a request's path and query. Longer ones are refused with 414.
-    #[arg(long, default_value_t = 65_534, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(1..=65_534))]
+    #[arg(
+        long,
+        default_value_t = 65_534,
+        value_name = "BYTES",
+        value_parser = clap::value_parser!(u16).range(1..=65_534)
+    )]
     max_url_bytes: u16,
     /// Timeout of the TLS handshake, and of the wait for the first request after it.
-    #[arg(long, default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        default_value_t = 10,
+        value_name = "SECONDS",
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     handshake_timeout_seconds: u64,
     /// Timeout for reading the headers of an HTTP/1.1 request, from its first byte.
-    #[arg(long, default_value_t = 32, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        default_value_t = 32,
+        value_name = "SECONDS",
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     header_timeout_seconds: u64,
-    /// How long a connection stays open without requests.
-    #[arg(long, default_value_t = 90, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Time after which a connection without requests is closed.
+    #[arg(
+        long,
+        default_value_t = 90,
+        value_name = "SECONDS",
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     idle_timeout_seconds: u64,
-    /// How long a client may read nothing while data waits for it; 0 for no limit. Quiet watches are
-    /// not affected.
+    /// Time after which a connection is closed whose client does not read the data that waits for
+    /// it; 0 for no limit. Quiet watches are not affected.
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
     write_stall_seconds: u64,
     /// Maximum number of concurrent requests of one user; 0 for no limit. Watches count until they
@@ -61,7 +86,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 }
 
 impl LimitFlags {
-    /// Of connections.
+    /// Returns the limits of connections.
     pub(super) fn connections(&self) -> ConnectionLimits {
         let share = ConnectionLimits::share_of_an_address(self.max_connections);
         ConnectionLimits {
@@ -78,7 +103,7 @@ impl LimitFlags {
         }
     }
 
-    /// Of callers.
+    /// Returns the limits of users.
     pub(super) fn users(&self) -> UserLimits {
         UserLimits {
             in_flight: self.max_requests_inflight_per_user,
@@ -101,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn without_flags_there_are_the_defaults() {
+    fn flags_default_to_the_default_limits() {
         let line = Line::parse_from(["x"]);
         let text = |limits: &ConnectionLimits| format!("{limits:?}");
         assert_eq!(
@@ -112,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn values_out_of_range_are_refused() {
         for flag in [
             "--max-connections=0",
             "--max-url-bytes=0",

@@ -1,8 +1,5 @@
 //! `watershed load`: its flags, and the files of its results.
-#![expect(
-    clippy::print_stdout,
-    reason = "the table is the command's product, and standard output is where it belongs"
-)]
+#![expect(clippy::print_stdout, reason = "the table is the command's output")]
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,9 +9,6 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-
-use super::trouble::Misused;
-use crate::telemetry::{self, LogFormat};
 use watershed_lab::duration::parse_duration;
 use watershed_lab::load::{
     AnswerEncoding, ClientGroup, FirstState, KubeconfigContext, KubectlResource, LoadPlan,
@@ -24,11 +18,14 @@ use watershed_lab::load::{
 use watershed_lab::plot::plot_result;
 use watershed_lab::process::Process;
 
+use super::failure::{INTERRUPTED, InvalidUsage};
+use crate::telemetry::{self, LogFormat};
+
 /// Flags of `watershed load`.
 #[derive(Args, Debug)]
 pub(super) struct LoadCommand {
-    /// Kubeconfig of the server under load; with --compare, of the writer. Default: $KUBECONFIG, then
-    /// the in-cluster service account, then ~/.kube/config.
+    /// Kubeconfig of the server under load; with --compare, of the writer. Default: $KUBECONFIG,
+    /// then the in-cluster service account, then ~/.kube/config.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Context of that kubeconfig, instead of its current one.
@@ -85,8 +82,8 @@ struct ClientFlags {
     /// written.
     #[arg(long, default_value = "configmaps", value_name = "RESOURCE")]
     resource: KubectlResource,
-    /// Namespace that is read. Default: all namespaces. {1..9} gives each client its own, here and in
-    /// selectors.
+    /// Namespace that is read. Default: all namespaces. {1..9} gives each client its own, here and
+    /// in selectors.
     #[arg(long, value_name = "NAME")]
     namespace: Option<NumberedText>,
     /// Label selector.
@@ -153,12 +150,13 @@ struct EventFlags {
 }
 
 impl LoadCommand {
+    /// Measures, prints the table and writes the files of the result.
     pub(super) async fn run(
         self,
         format: LogFormat,
         level: Option<&str>,
     ) -> anyhow::Result<ExitCode> {
-        // Log lines would tear the bars apart.
+        // Log lines would break the progress bars.
         let bars = std::io::stderr().is_terminal();
         telemetry::logs(
             format,
@@ -174,7 +172,7 @@ impl LoadCommand {
                 format!("cannot create the folder {} (--out)", folder.display())
             })?;
         }
-        let plan = self.plan().map_err(Misused::from)?;
+        let plan = self.plan().map_err(InvalidUsage::from)?;
         let interrupt = CancellationToken::new();
         let signals = tokio::spawn(interrupted(interrupt.clone()));
         let measured = run(&plan, &interrupt, bars).await;
@@ -280,20 +278,22 @@ fn kubeconfig_of(file: PathBuf) -> KubeconfigContext {
     }
 }
 
-/// The first Ctrl-C ends the measurement in good order, the second at once.
+/// Cancels the measurement on the first Ctrl-C. Ends the process on the second.
 async fn interrupted(interrupt: CancellationToken) {
-    // An error means that no signal can be waited for.
+    // An error means that the process cannot wait for signals.
     if tokio::signal::ctrl_c().await.is_err() {
         return;
     }
     interrupt.cancel();
     if tokio::signal::ctrl_c().await.is_ok() {
-        eprintln!("watershed: ended at once; the ConfigMaps that were written are left");
-        std::process::exit(130);
+        eprintln!(
+            "watershed: interrupted twice; the ConfigMaps of this run are still on the server"
+        );
+        std::process::exit(i32::from(INTERRUPTED));
     }
 }
 
-/// The files of a result.
+/// Writes the files of a result. Returns their paths.
 fn write(folder: &Path, measured: &LoadResult) -> anyhow::Result<Vec<PathBuf>> {
     let mut result = serde_json::to_value(measured)?;
     result["clean"] = json!(measured.is_clean());
@@ -310,7 +310,7 @@ fn write(folder: &Path, measured: &LoadResult) -> anyhow::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// `proxy=proxy.kubeconfig`
+/// Parses a name and a file, as in `proxy=proxy.kubeconfig`.
 fn named_file(text: &str) -> Result<(String, PathBuf), String> {
     match text.split_once('=') {
         Some((name, file)) if !name.is_empty() && !file.is_empty() => {
@@ -320,7 +320,7 @@ fn named_file(text: &str) -> Result<(String, PathBuf), String> {
     }
 }
 
-/// `proxy=1234`
+/// Parses a name and a process id, as in `proxy=1234`.
 fn process(text: &str) -> Result<Process, String> {
     let parsed = text
         .split_once('=')
@@ -331,7 +331,7 @@ fn process(text: &str) -> Result<Process, String> {
             pid,
         }),
         Some((OWN_PROCESS, _)) => {
-            Err("the results call this program itself load: choose another name".to_owned())
+            Err("load is the name of this program in the results: use another name".to_owned())
         }
         _ => Err("not a name and a process id, as in proxy=1234".to_owned()),
     }
@@ -359,7 +359,8 @@ mod tests {
     fn a_line_becomes_a_plan() {
         let plan = plan(
             "--compare direct=a,proxy=b --watches 500 --lists 5/s --gets 50/s \
-             --field-selector spec.nodeName=n-{0..9} --encoding protobuf --gzip --write-rate 20/s --writer w --duration 1m30s --rounds 3",
+             --field-selector spec.nodeName=n-{0..9} --encoding protobuf --gzip \
+             --write-rate 20/s --writer w --duration 1m30s --rounds 3",
         )
         .unwrap();
         assert_eq!(

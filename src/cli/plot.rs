@@ -1,17 +1,19 @@
-//! `watershed plot`: several results of `watershed load` as one picture.
-#![expect(clippy::print_stdout, reason = "it says where the picture is")]
+//! `watershed plot`: draws several results of `watershed load` as one picture.
+#![expect(
+    clippy::print_stdout,
+    reason = "the path of the picture is the command's output"
+)]
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
-
 use watershed_lab::plot::plot_by_watches;
 
 /// Flags of `watershed plot`.
 #[derive(Args, Debug)]
 pub(super) struct PlotCommand {
-    /// Files result.json of `watershed load --out`, each of another number of watches.
+    /// Files result.json of `watershed load --out`, each with another number of watches.
     #[arg(required = true, value_name = "RESULT")]
     results: Vec<PathBuf>,
     /// File for the picture (SVG).
@@ -20,10 +22,8 @@ pub(super) struct PlotCommand {
 }
 
 impl PlotCommand {
+    /// Draws the picture and prints its path.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let read = |path: &PathBuf| {
-            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
-        };
         let texts: Vec<_> = self
             .results
             .iter()
@@ -35,4 +35,8 @@ impl PlotCommand {
         println!("{}", self.out.display());
         Ok(ExitCode::SUCCESS)
     }
+}
+
+fn read(path: &PathBuf) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }

@@ -1,99 +1,42 @@
-//! What the program can be told and what it tells, put into documents: from the command line's own
-//! definition, the configuration file's schema and the declarations of the metrics.
+//! Generates docs/configuration.md from the command line's definition, the configuration file's
+//! schema and the declarations of the metrics.
 use std::fmt::Write as _;
 
-use clap::{Arg, ArgAction, Command, CommandFactory as _};
+use clap::{Arg, ArgAction, Command};
 use serde_json::Value;
 
-use super::trouble::EXIT_CODES;
-use super::{Cli, config};
+use super::failure::EXIT_CODES;
+use super::{command_line, config};
 use crate::app;
 
-/// The JSON schema of the configuration file.
-pub fn config_schema() -> String {
-    let mut schema = config::schema();
-    schema.insert(
-        "title".to_owned(),
-        "Configuration of watershed (--config)".into(),
-    );
-    format!("{:#}\n", schema.to_value())
-}
-
-/// docs/configuration.md.
+/// Returns the text of docs/configuration.md.
 pub fn configuration() -> String {
     let mut text = String::from(
         "# Configuration\n\n\
-         Everything that the program can be told, and every metric. This file is made from the code (`make documents`), and a test holds it to that.\n\
-         The [README](../README.md#flags) says what matters most.\n\n\
-         - [Commands and flags](#commands-and-flags)\n- [The configuration file](#the-configuration-file)\n- [Environment](#environment)\n- [Exit codes](#exit-codes)\n- [Metrics](#metrics)\n\n\
-         ## Commands and flags\n\nA flag is given as `--flag value` or `--flag=value`.\n",
+         All commands, flags, keys of the configuration file, exit codes and metrics. This file \
+         is generated\nfrom the code (`make documents`), and a test compares the two. The \
+         [README](../README.md#flags) lists\nthe most important ones.\n\n\
+         - [Commands and flags](#commands-and-flags)\n\
+         - [The configuration file](#the-configuration-file)\n\
+         - [Environment](#environment)\n\
+         - [Exit codes](#exit-codes)\n\
+         - [Metrics](#metrics)\n\n\
+         ## Commands and flags\n\n\
+         A flag is given as `--flag value` or `--flag=value`.\n",
     );
-    let mut whole = Cli::command();
-    whole.build();
-    let global = |arg: &&Arg| arg.is_global_set();
+    let mut program = command_line::definition();
+    program.build();
     section(
         &mut text,
         "All commands",
-        whole.get_arguments().filter(global),
+        program.get_arguments().filter(|arg| arg.is_global_set()),
     );
-    for command in whole.get_subcommands() {
-        let about = command
-            .get_about()
-            .map(ToString::to_string)
-            .unwrap_or_default();
-        let _ = write!(
-            text,
-            "\n### `watershed {}`\n\n{about}.\n",
-            command.get_name()
-        );
-        let places: Vec<_> = command.get_positionals().collect();
-        for place in &places {
-            let _ = write!(
-                text,
-                "\n`{}`: {}.\n",
-                place,
-                help(place).trim_end_matches('.')
-            );
-        }
-        // What examines another command's flags has them all.
-        let shared = if command.get_name() == "check" {
-            whole.find_subcommand("serve")
-        } else {
-            None
-        };
-        let is_shared = |arg: &Arg| {
-            shared.is_some_and(|other| flags(other).any(|flag| flag.get_id() == arg.get_id()))
-        };
-        let own = || flags(command).filter(|arg| !is_shared(arg));
-        section(
-            &mut text,
-            "",
-            own().filter(|arg| arg.get_help_heading().is_none()),
-        );
-        if let Some(other) = shared {
-            let _ = write!(
-                text,
-                "\nBeside these it takes all flags of `watershed {}`.\n",
-                other.get_name()
-            );
-        }
-        let mut headings = Vec::new();
-        for heading in own().filter_map(Arg::get_help_heading) {
-            if !headings.contains(&heading) {
-                headings.push(heading);
-            }
-        }
-        for heading in headings {
-            section(
-                &mut text,
-                heading,
-                own().filter(|arg| arg.get_help_heading() == Some(heading)),
-            );
-        }
+    for command in program.get_subcommands() {
+        command_section(&mut text, &program, command);
     }
     keys(&mut text);
-    environment(&mut text, &whole);
-    text.push_str("\n## Exit codes\n\n| code | means |\n|---|---|\n");
+    environment(&mut text, &program);
+    text.push_str("\n## Exit codes\n\n| code | meaning |\n|---|---|\n");
     for (code, meaning) in EXIT_CODES {
         let _ = writeln!(text, "| {code} | {meaning} |");
     }
@@ -101,7 +44,55 @@ pub fn configuration() -> String {
     text
 }
 
-/// A command's own flags that are shown.
+/// Writes a command's description, positional arguments and flags.
+fn command_section(text: &mut String, program: &Command, command: &Command) {
+    let about = command
+        .get_about()
+        .map(ToString::to_string)
+        .unwrap_or_default();
+    let name = command.get_name();
+    let _ = write!(text, "\n### `watershed {name}`\n\n{about}.\n");
+    for argument in command.get_positionals() {
+        let help = help(argument);
+        let _ = write!(text, "\n`{argument}`: {}.\n", help.trim_end_matches('.'));
+    }
+    // `check` takes the flags of `serve`. They are listed once.
+    let shared = (name == "check")
+        .then(|| program.find_subcommand("serve"))
+        .flatten();
+    let own: Vec<_> = flags(command)
+        .filter(|arg| !shared.is_some_and(|other| has_flag(other, arg)))
+        .collect();
+    let below = |heading: Option<&str>| {
+        own.iter()
+            .copied()
+            .filter(move |arg| arg.get_help_heading() == heading)
+            .collect::<Vec<_>>()
+    };
+    section(text, "", below(None).into_iter());
+    if let Some(other) = shared {
+        let _ = write!(
+            text,
+            "\nIt also takes all flags of `watershed {}`.\n",
+            other.get_name()
+        );
+    }
+    let mut headings = Vec::new();
+    for heading in own.iter().filter_map(|arg| arg.get_help_heading()) {
+        if !headings.contains(&heading) {
+            headings.push(heading);
+        }
+    }
+    for heading in headings {
+        section(text, heading, below(Some(heading)).into_iter());
+    }
+}
+
+fn has_flag(command: &Command, flag: &Arg) -> bool {
+    flags(command).any(|other| other.get_id() == flag.get_id())
+}
+
+/// Returns a command's own flags, except help, version and hidden ones.
 fn flags(command: &Command) -> impl Iterator<Item = &Arg> {
     command.get_arguments().filter(|arg| {
         let is_help = matches!(
@@ -112,6 +103,7 @@ fn flags(command: &Command) -> impl Iterator<Item = &Arg> {
     })
 }
 
+/// Writes a table of flags, if there are any.
 fn section<'a>(text: &mut String, heading: &str, args: impl Iterator<Item = &'a Arg>) {
     let mut args = args.peekable();
     if args.peek().is_none() {
@@ -170,7 +162,7 @@ fn default(arg: &Arg) -> String {
     format!("`{}`", values.join(","))
 }
 
-/// Its help, with what it may be and the variable that stands for it.
+/// Returns an argument's help, possible values and environment variable.
 fn help(arg: &Arg) -> String {
     let text = arg
         .get_long_help()
@@ -205,21 +197,24 @@ fn help(arg: &Arg) -> String {
     text
 }
 
-/// Text for a cell of a table.
+/// Escapes text for a cell of a table.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }
 
 fn keys(text: &mut String) {
     text.push_str(
-        "\n## The configuration file\n\nYAML, given with `--config`. Other keys and values are refused, with their line. The same as a JSON schema, for editors: [config.schema.json](config.schema.json), or `watershed config-schema`.\n\n\
+        "\n## The configuration file\n\n\
+         A YAML file, given with `--config`. Unknown keys and values are refused, with their \
+         line. Editors can\nuse its JSON schema: [config.schema.json](config.schema.json), or \
+         `watershed config-schema`.\n\n\
          | key | type | default | |\n|---|---|---|---|\n",
     );
     let schema = config::schema().to_value();
-    below(text, &schema, &schema, "");
+    key_rows(text, &schema, &schema, "");
 }
 
-/// The schema that another one stands for.
+/// Resolves the schema's reference, if it is one.
 fn resolved<'a>(root: &'a Value, schema: &'a Value) -> &'a Value {
     let name = schema
         .get("$ref")
@@ -229,7 +224,8 @@ fn resolved<'a>(root: &'a Value, schema: &'a Value) -> &'a Value {
         .unwrap_or(schema)
 }
 
-fn below(text: &mut String, root: &Value, schema: &Value, prefix: &str) {
+/// Writes a row for each key of an object and of the objects in it.
+fn key_rows(text: &mut String, root: &Value, schema: &Value, prefix: &str) {
     let Some(properties) = resolved(root, schema)
         .get("properties")
         .and_then(Value::as_object)
@@ -240,78 +236,80 @@ fn below(text: &mut String, root: &Value, schema: &Value, prefix: &str) {
         .get("required")
         .and_then(Value::as_array);
     for (name, property) in properties {
-        let what = resolved(root, property);
-        let described = property
+        let value = resolved(root, property);
+        let description = property
             .get("description")
-            .or_else(|| what.get("description"));
-        let described = described.and_then(Value::as_str).unwrap_or_default();
-        let described = described.split_whitespace().collect::<Vec<_>>().join(" ");
-        let default = match property.get("default") {
-            _ if required.is_some_and(|names| names.iter().any(|required| required == name)) => {
-                "required".to_owned()
-            }
-            Some(Value::Array(list)) if list.is_empty() => String::new(),
-            Some(Value::String(default)) if default.is_empty() => String::new(),
-            Some(default) => format!("`{default}`"),
-            None => String::new(),
-        };
+            .or_else(|| value.get("description"));
+        let is_required = required.is_some_and(|names| names.iter().any(|other| other == name));
         let _ = writeln!(
             text,
-            "| `{prefix}{name}` | {} | {default} | {} |",
-            kind(root, what),
-            cell(&described)
+            "| `{prefix}{name}` | {} | {} | {} |",
+            value_type(root, value),
+            if is_required {
+                "required".to_owned()
+            } else {
+                key_default(property)
+            },
+            cell(&on_one_line(description))
         );
-        if let Some(items) = what.get("items") {
-            below(text, root, items, &format!("{prefix}{name}[]."));
+        if let Some(items) = value.get("items") {
+            key_rows(text, root, items, &format!("{prefix}{name}[]."));
         }
     }
 }
 
-/// What a value may be.
-fn kind(root: &Value, schema: &Value) -> String {
-    let choices = |values: &Vec<Value>| {
-        let word = |value: &Value| {
-            value
-                .as_str()
-                .map_or_else(|| format!("`{value}`"), |word| format!("`{word}`"))
-        };
-        values.iter().map(word).collect::<Vec<_>>().join(", ")
-    };
+fn key_default(property: &Value) -> String {
+    match property.get("default") {
+        Some(Value::Array(list)) if list.is_empty() => String::new(),
+        Some(Value::String(default)) if default.is_empty() => String::new(),
+        Some(default) => format!("`{default}`"),
+        None => String::new(),
+    }
+}
+
+/// Returns a schema's text without line breaks.
+fn on_one_line(text: Option<&Value>) -> String {
+    let text = text.and_then(Value::as_str).unwrap_or_default();
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Describes the values that a schema allows.
+fn value_type(root: &Value, schema: &Value) -> String {
     if let Some(values) = schema.get("enum").and_then(Value::as_array) {
-        return choices(values);
+        return values.iter().map(literal).collect::<Vec<_>>().join(", ");
     }
     if let Some(variants) = schema.get("oneOf").and_then(Value::as_array) {
-        let each =
-            variants.iter().map(
-                |variant| match variant.get("const").and_then(Value::as_str) {
-                    Some(word) => {
-                        let means = variant
-                            .get("description")
-                            .and_then(Value::as_str)
-                            .unwrap_or_default();
-                        let means = means
-                            .split_whitespace()
-                            .collect::<Vec<_>>()
-                            .join(" ")
-                            .replace("**", "");
-                        format!("`{word}`: {}", means.trim_end_matches('.'))
-                    }
-                    None => kind(root, variant),
-                },
-            );
-        return cell(&each.collect::<Vec<_>>().join("; "));
+        let variants: Vec<_> = variants
+            .iter()
+            .map(|variant| variant_type(root, variant))
+            .collect();
+        return cell(&variants.join("; "));
     }
     match schema.get("type").and_then(Value::as_str) {
         Some("array") => {
             let items = schema
                 .get("items")
-                .map(|items| kind(root, resolved(root, items)));
+                .map(|items| value_type(root, resolved(root, items)));
             format!("list of {}", items.unwrap_or_else(|| "anything".to_owned()))
         }
         Some("object") => "objects".to_owned(),
         Some(other) => other.to_owned(),
         None => String::new(),
     }
+}
+
+fn literal(value: &Value) -> String {
+    value
+        .as_str()
+        .map_or_else(|| format!("`{value}`"), |text| format!("`{text}`"))
+}
+
+fn variant_type(root: &Value, variant: &Value) -> String {
+    let Some(value) = variant.get("const").and_then(Value::as_str) else {
+        return value_type(root, variant);
+    };
+    let meaning = on_one_line(variant.get("description")).replace("**", "");
+    format!("`{value}`: {}", meaning.trim_end_matches('.'))
 }
 
 fn environment(text: &mut String, command: &Command) {
@@ -327,18 +325,18 @@ fn environment(text: &mut String, command: &Command) {
                 arg.get_long()?,
             ))
         })
-        .map(|(variable, flag)| (variable, format!("as `--{flag}`, which counts more")))
+        .map(|(variable, flag)| (variable, format!("as `--{flag}`, which takes precedence")))
         .collect();
     let others = [
         (
             "KUBECONFIG",
-            "kubeconfigs, merged as kubectl does, where `--kubeconfig` is not given",
+            "kubeconfigs, merged as kubectl does, unless `--kubeconfig` is given",
         ),
         (
             "KUBERNETES_SERVICE_HOST",
-            "in a pod, where neither is given: the pod's service account is used",
+            "in a pod: use its service account, unless a kubeconfig is given",
         ),
-        ("HOME", "`~/.kube/config`, where none of these is there"),
+        ("HOME", "folder of `.kube/config`, the default kubeconfig"),
     ];
     variables.extend(others.map(|(variable, what)| (variable.to_owned(), what.to_owned())));
     variables.sort();
@@ -346,12 +344,18 @@ fn environment(text: &mut String, command: &Command) {
     for (variable, what) in variables {
         let _ = writeln!(text, "| `{variable}` | {what} |");
     }
-    text.push_str("\n`HTTPS_PROXY` and the like are not looked at, and neither is `RUST_LOG`. With the cargo feature `otel` OpenTelemetry's own variables say where traces go: see [operations.md](operations.md#traces).\n");
+    text.push_str(
+        "\n`HTTPS_PROXY`, similar variables and `RUST_LOG` have no effect. With the cargo feature \
+         `otel`,\nOpenTelemetry's own variables configure traces: see \
+         [operations.md](operations.md#traces).\n",
+    );
 }
 
 fn metrics(text: &mut String) {
     text.push_str(
-        "\n## Metrics\n\nAt `/metrics` of the admin listener. A series appears once there is something to count.\n\n| metric | type | labels | |\n|---|---|---|---|\n",
+        "\n## Metrics\n\n\
+         The admin listener serves them at `/metrics`. A series appears with its first value.\n\n\
+         | metric | type | labels | |\n|---|---|---|---|\n",
     );
     for metric in app::metrics() {
         let labels = metric

@@ -1,4 +1,4 @@
-//! `watershed serve`: its flags, and running it to its end.
+//! `watershed serve`: its flags, and its run until a signal.
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,96 +9,114 @@ use anyhow::ensure;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use tokio::signal::unix::{SignalKind, signal};
-
-use super::access::Callers;
-use super::admin::{ADMIN, AdminFlags};
-use super::limits::LimitFlags;
-use super::trouble::Misused;
-use super::{audit, config};
-use crate::app::{self, AppConfig};
-use crate::serve::CachingPolicy;
 use watershed_connect::ConnectOptions;
 
-/// What flags are about, in the order of `--help`.
-const HELD: &str = "What is held";
+use super::admin::{ADMIN, AdminFlags};
+use super::audit::AuditFlags;
+use super::callers::CallerFlags;
+use super::config;
+use super::failure::InvalidUsage;
+use super::limits::LimitFlags;
+use crate::app::{self, AppConfig};
+use crate::serve::CachingPolicy;
+
+/// Headings of flags, in the order of `--help`.
+const CACHE: &str = "Cache";
 const API_SERVER: &str = "API server";
-const CLIENTS: &str = "Where clients connect";
+const CLIENTS: &str = "Client listener";
 
 /// Flags of `watershed serve`.
 #[derive(Args, Debug)]
-pub(super) struct Serve {
-    /// Configuration file (YAML): how consistent reads are answered and what is kept in memory, for
-    /// all types and for some, and the parts of types that are held. Without it, nothing is kept of
-    /// secrets.
-    #[arg(help_heading = HELD, long, value_name = "FILE")]
+pub(super) struct ServeCommand {
+    /// Configuration file (YAML): source of consistent reads, cache modes and scopes, for all types
+    /// or for single ones. Without it, all types are cached except secrets.
+    #[arg(help_heading = CACHE, long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The node this runs on, for what else runs there: of pods those of the node, the node itself
-    /// and its lease are held, nothing of other types, unless the configuration file names more.
-    #[arg(help_heading = HELD, long, env = "NODE_NAME", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    /// Name of the node that this proxy serves. Only the node's pods, the node itself and its lease
+    /// are cached, unless the configuration file adds types.
+    #[arg(
+        help_heading = CACHE,
+        long,
+        env = "NODE_NAME",
+        value_name = "NAME",
+        value_parser = NonEmptyStringValueParser::new()
+    )]
     node_name: Option<String>,
-    /// Kubeconfig of the proxy's own identity at the API server. Without it: $KUBECONFIG, then the
+    /// Kubeconfig of the proxy's own identity at the API server. Default: $KUBECONFIG, then the
     /// in-cluster service account, then ~/.kube/config.
     #[arg(help_heading = API_SERVER, long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig, instead of its current one.
     #[arg(help_heading = API_SERVER, long, value_name = "NAME")]
     context: Option<String>,
-    /// Address of the API server, instead of the kubeconfig's. Repeat it for several servers of one
-    /// cluster.
+    /// URL of the API server, instead of the kubeconfig's. May be repeated for several servers of
+    /// one cluster.
     #[arg(help_heading = API_SERVER, long = "server", value_name = "URL")]
     servers: Vec<String>,
-    /// Where clients connect: an address, by TLS (HTTP/2 and HTTP/1.1), or unix:PATH, by plain
-    /// HTTP/1.1.
-    #[arg(help_heading = CLIENTS, long, default_value = "127.0.0.1:6443", value_name = "ADDR:PORT|unix:PATH")]
-    listen: Place,
-    /// Mode of the Unix socket's file, in octal digits: who may write to it may connect.
-    #[arg(help_heading = CLIENTS, long, default_value = "0600", value_parser = mode, value_name = "MODE")]
+    /// Address for clients, with TLS (HTTP/2 and HTTP/1.1); or unix:PATH for a Unix socket, with
+    /// plain HTTP/1.1.
+    #[arg(
+        help_heading = CLIENTS,
+        long,
+        default_value = "127.0.0.1:6443",
+        value_name = "ADDR:PORT|unix:PATH"
+    )]
+    listen: ListenAddress,
+    /// Mode of the Unix socket's file, in octal digits. A client needs write permission to connect.
+    #[arg(
+        help_heading = CLIENTS,
+        long,
+        default_value = "0600",
+        value_parser = socket_mode,
+        value_name = "MODE"
+    )]
     listen_socket_mode: u32,
-    /// Serving certificate (PEM). Without it, a self-signed pair is made in --cert-dir.
+    /// Serving certificate (PEM). Default: a self-signed one, which is created in --cert-dir.
     #[arg(help_heading = CLIENTS, long, requires = "tls_key", value_name = "FILE")]
     tls_cert: Option<PathBuf>,
     /// Private key of the serving certificate (PEM).
     #[arg(help_heading = CLIENTS, long, requires = "tls_cert", value_name = "FILE")]
     tls_key: Option<PathBuf>,
-    /// A further name or address in the self-signed certificate. May be repeated.
+    /// Additional name or address in the self-signed certificate. May be repeated.
     #[arg(help_heading = CLIENTS, long = "tls-san", value_name = "NAME")]
     tls_sans: Vec<String>,
-    /// Where the self-signed certificate and its CA (ca.crt, for clients to trust) are kept.
+    /// Folder for the self-signed certificate and its CA (ca.crt, for clients to trust).
     #[arg(help_heading = CLIENTS, long, default_value = "watershed-certs", value_name = "DIR")]
     cert_dir: PathBuf,
-    /// Where /status, /metrics, /livez, /readyz, /healthz and /debug/config are served; by plain
-    /// HTTP, unless --admin-tls-cert is given.
+    /// Address for /status, /metrics, /livez, /readyz, /healthz and /debug/config, with plain HTTP
+    /// unless --admin-tls-cert is given.
     #[arg(help_heading = ADMIN, long, default_value = "127.0.0.1:6480", value_name = "ADDR:PORT")]
     admin_listen: SocketAddr,
-    /// How long events are kept, so that a watch may start from an old version (seconds).
-    #[arg(help_heading = HELD, long, default_value_t = 300, value_name = "SECONDS")]
+    /// Age up to which events are kept, so that a watch can start from an old version (seconds).
+    #[arg(help_heading = CACHE, long, default_value_t = 300, value_name = "SECONDS")]
     window_seconds: u64,
-    /// Upper bound of the events kept for one type in one representation (MiB).
-    #[arg(help_heading = HELD, long, default_value_t = 256, value_name = "MIB")]
+    /// Size up to which events are kept for one type in one representation (MiB).
+    #[arg(help_heading = CACHE, long, default_value_t = 256, value_name = "MIB")]
     window_mib: usize,
-    /// An aggregated API group whose types are cached, too; all others are forwarded. Only for
-    /// servers whose answers do not depend on who asks. May be repeated.
-    #[arg(help_heading = HELD, long = "cache-aggregated", value_name = "GROUP")]
+    /// Aggregated API group to cache; others are forwarded. Its server's answers must not depend on
+    /// the caller. May be repeated.
+    #[arg(help_heading = CACHE, long = "cache-aggregated", value_name = "GROUP")]
     aggregated: Vec<String>,
-    /// How long open requests and watches may take to end after SIGTERM (seconds).
+    /// Time limit after SIGTERM for open requests and watches to end (seconds).
     #[arg(long, default_value_t = 20, value_name = "SECONDS")]
     drain_seconds: u64,
     #[command(flatten)]
-    callers: Callers,
+    callers: CallerFlags,
     #[command(flatten)]
     limits: LimitFlags,
     #[command(flatten)]
-    audit: audit::Flags,
+    audit: AuditFlags,
     #[command(flatten)]
     admin: AdminFlags,
 }
 
-impl Serve {
+impl ServeCommand {
+    /// Runs the proxy until it has drained after a signal.
     pub(super) async fn run(self: Box<Self>) -> anyhow::Result<ExitCode> {
-        // Before anything else, so that a signal during the start ends it, too.
+        // Signals are handled first, so that one during the start ends the process in order.
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        let config = self.config().map_err(Misused::from)?;
+        let config = self.config().map_err(InvalidUsage::from)?;
         let started = tokio::select! {
             started = app::start(config) => started?,
             _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
@@ -110,13 +128,13 @@ impl Serve {
         }
         tokio::select! {
             () = started.shut_down() => Ok(ExitCode::SUCCESS),
-            // Asked twice: at once.
+            // A second signal does not wait for the drain.
             _ = terminate.recv() => Ok(ExitCode::FAILURE),
             _ = interrupt.recv() => Ok(ExitCode::FAILURE),
         }
     }
 
-    /// What the flags and the configuration file say.
+    /// Returns the configuration from the flags and the configuration file.
     pub(super) fn config(self) -> anyhow::Result<AppConfig> {
         let upstream = ConnectOptions {
             kubeconfig: self.kubeconfig,
@@ -125,8 +143,8 @@ impl Serve {
             user_agent: String::new(),
         };
         let listen = match self.listen {
-            Place::Address(address) => app::Listen::Tls(address),
-            Place::Socket(path) => app::Listen::Socket {
+            ListenAddress::Address(address) => app::Listen::Tls(address),
+            ListenAddress::Socket(path) => app::Listen::Socket {
                 path,
                 mode: self.listen_socket_mode,
             },
@@ -134,7 +152,8 @@ impl Serve {
         if let (true, app::Listen::Tls(address)) = (self.callers.single_identity, &listen) {
             ensure!(
                 address.ip().is_loopback(),
-                "{address} is no loopback address: whoever reaches it would be the proxy (--single-identity, --listen)"
+                "{address} is not a loopback address: every client that reaches it would have the \
+                 proxy's rights (--single-identity, --listen)"
             );
         }
         let mut config = AppConfig::new(upstream, listen, self.admin_listen, self.cert_dir);
@@ -161,14 +180,14 @@ impl Serve {
     }
 }
 
-/// Where to listen, as a flag has it.
+/// Value of `--listen`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
+enum ListenAddress {
     Address(SocketAddr),
     Socket(PathBuf),
 }
 
-impl FromStr for Place {
+impl FromStr for ListenAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -183,11 +202,11 @@ impl FromStr for Place {
     }
 }
 
-/// The mode of a file.
-fn mode(text: &str) -> Result<u32, String> {
+/// Parses the mode of a socket's file.
+fn socket_mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).map_err(|error| error.to_string())?;
     if mode > 0o777 {
-        Err("it is larger than 0777".to_owned())
+        Err("it exceeds 0777".to_owned())
     } else {
         Ok(mode)
     }
@@ -198,23 +217,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sockets_and_addresses_are_told_apart() {
+    fn a_listen_address_is_an_ip_address_or_a_socket() {
         assert_eq!(
             "[::1]:6443".parse(),
-            Ok(Place::Address("[::1]:6443".parse().unwrap()))
+            Ok(ListenAddress::Address("[::1]:6443".parse().unwrap()))
         );
         assert_eq!(
             "unix:/run/api.sock".parse(),
-            Ok(Place::Socket("/run/api.sock".into()))
+            Ok(ListenAddress::Socket("/run/api.sock".into()))
         );
         for text in ["", "unix:", "localhost", "6443", "/run/api.sock"] {
-            assert!(text.parse::<Place>().is_err(), "{text}");
+            assert!(text.parse::<ListenAddress>().is_err(), "{text}");
         }
-        assert_eq!((mode("0600"), mode("660")), (Ok(0o600), Ok(0o660)));
+        assert_eq!(
+            (socket_mode("0600"), socket_mode("660")),
+            (Ok(0o600), Ok(0o660))
+        );
         assert!(
             ["", "8", "1777", "-1", "rw"]
                 .iter()
-                .all(|text| mode(text).is_err())
+                .all(|text| socket_mode(text).is_err())
         );
     }
 }

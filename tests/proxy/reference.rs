@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use tokio::process::Command;
 use watershed::app;
-use watershed::cli::reference;
+use watershed::cli;
 use watershed_lab::sim::SimulatedServer;
 
 use crate::support::client::{Protocol, within};
@@ -105,7 +105,7 @@ async fn there_is_a_manual_page_for_each_command() {
 
 #[tokio::test]
 async fn the_schema_of_the_configuration_is_printed() {
-    assert_eq!(printed("config-schema").await, reference::config_schema());
+    assert_eq!(printed("config-schema").await, cli::config_schema());
 }
 
 #[tokio::test]
@@ -121,9 +121,9 @@ async fn help_is_for_people() {
     }
     let help = printed("serve -h").await;
     let headings = [
-        "What is held:",
+        "Cache:",
         "API server:",
-        "Where clients connect:",
+        "Client listener:",
         "Callers:",
         "Limits:",
         "Admin listener:",

@@ -1,4 +1,4 @@
-//! Flags that say how callers are known.
+//! Flags for the authentication and authorization of callers.
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use clap::Args;
 
 use crate::access::{AccessConfig, AuthenticationConfig, FrontProxyConfig, ReviewFailurePolicy};
 
-/// Who is calling.
+/// Flags for the authentication and authorization of callers.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Callers")]
-pub(super) struct Callers {
-    /// Authorities (PEM) of client certificates: must be the API server's own. Their bearers are
-    /// impersonated upstream, which the proxy's identity must be permitted to do.
+pub(super) struct CallerFlags {
+    /// CAs (PEM) of client certificates: those that the API server trusts. The proxy impersonates
+    /// these clients upstream, so its identity needs the right to impersonate.
     #[arg(long, visible_alias = "client-ca", value_name = "FILE")]
     client_ca_file: Option<PathBuf>,
-    /// Authorities (PEM) of the certificates of front proxies, which say in headers whom a request
-    /// is for.
+    /// CAs (PEM) of the client certificates of front proxies. Front proxies name the user in request
+    /// headers.
     #[arg(long, value_name = "FILE")]
     requestheader_client_ca_file: Option<PathBuf>,
-    /// Common names that a front proxy's certificate may have; without it, any.
+    /// Common names of front proxies' certificates. Default: any.
     #[arg(
         long,
         value_name = "NAMES",
@@ -27,7 +27,7 @@ pub(super) struct Callers {
         requires = "requestheader_client_ca_file"
     )]
     requestheader_allowed_names: Vec<String>,
-    /// Headers in which a front proxy names the user; the first that is there counts.
+    /// Headers with the user's name, in order of preference.
     #[arg(
         long,
         value_name = "NAMES",
@@ -35,7 +35,7 @@ pub(super) struct Callers {
         default_value = "x-remote-user"
     )]
     requestheader_username_headers: Vec<String>,
-    /// Headers with the user's unique id; the first that is there counts.
+    /// Headers with the user's unique id, in order of preference.
     #[arg(
         long,
         value_name = "NAMES",
@@ -51,7 +51,7 @@ pub(super) struct Callers {
         default_value = "x-remote-group"
     )]
     requestheader_group_headers: Vec<String>,
-    /// What headers with further attributes of the user begin with.
+    /// Prefixes of headers with further attributes of the user.
     #[arg(
         long,
         value_name = "PREFIXES",
@@ -59,45 +59,46 @@ pub(super) struct Callers {
         default_value = "x-remote-extra-"
     )]
     requestheader_extra_headers_prefix: Vec<String>,
-    /// Audiences of which a bearer token must be for one, for answers from memory. Without it: the
-    /// API server's own.
+    /// Accepted audiences of bearer tokens, for answers from the cache. Default: the API server's
+    /// own.
     #[arg(long, value_name = "AUDIENCES", value_delimiter = ',')]
     api_audiences: Vec<String>,
-    /// Do not review a service account's token again while it can be seen to be good: signed by a
-    /// key that the API server shows, not expired, and the account and what else it is bound to
-    /// still there in memory. Needs the ClusterRole system:service-account-issuer-discovery.
+    /// Validate service accounts' tokens here instead of reviewing them again. A token is valid if
+    /// the API server's key signed it, it has not expired, and the objects that it is bound to are
+    /// in the cache. Needs the ClusterRole system:service-account-issuer-discovery.
     #[arg(long)]
     validate_service_account_tokens_locally: bool,
-    /// How long a token is not reviewed again that was accepted (such as 10s, kube-apiserver's
-    /// own).
+    /// Time for which the review of an accepted token is cached.
     #[arg(long, default_value = "10s", value_parser = duration, value_name = "DURATION")]
     authentication_token_webhook_cache_ttl: Duration,
-    /// How long a grant is remembered that RBAC gave, unless RBAC changes (such as 5m; 0s asks each
-    /// time). Others: 10 s at most.
+    /// Time for which a grant by RBAC is cached, unless RBAC changes; 0s for not at all. Other
+    /// grants are cached for at most 10 s.
     #[arg(long, default_value = "5m", value_parser = duration, value_name = "DURATION")]
     authorization_webhook_cache_authorized_ttl: Duration,
-    /// How long a denial is remembered, unless RBAC changes (such as 30s; 0s asks each time).
+    /// Time for which a denial is cached, unless RBAC changes; 0s for not at all.
     #[arg(long, default_value = "30s", value_parser = duration, value_name = "DURATION")]
     authorization_webhook_cache_unauthorized_ttl: Duration,
-    /// What is done with requests while the API server cannot be asked about their callers.
-    #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
+    /// Treatment of requests while the API server cannot review their callers.
+    #[arg(long, value_enum, default_value_t, value_name = "MODE")]
     authorization_unavailable: ReviewFailurePolicy,
-    /// Answer requests without credentials from memory, too, as what system:anonymous may see.
-    /// Without it the API server answers them.
+    /// Answer requests without credentials from the cache, with the rights of system:anonymous.
+    /// Default: forward them.
     #[arg(long)]
     anonymous_auth: bool,
-    /// Everybody who reaches the proxy is the proxy: its own credentials are used for all requests.
-    /// For a sidecar; only on a loopback address or a Unix socket.
+    /// Use the proxy's own credentials for all requests, so that every client has its rights. For a
+    /// sidecar; only on a loopback address or a Unix socket.
     #[arg(
         long,
-        conflicts_with_all = ["client_ca_file", "requestheader_client_ca_file", "api_audiences", "anonymous_auth",
-            "validate_service_account_tokens_locally"]
+        conflicts_with_all = [
+            "client_ca_file", "requestheader_client_ca_file", "api_audiences", "anonymous_auth",
+            "validate_service_account_tokens_locally",
+        ]
     )]
     pub(super) single_identity: bool,
 }
 
-impl Callers {
-    /// Fills in what is said here.
+impl CallerFlags {
+    /// Writes the flags' values to the configuration.
     pub(super) fn apply(self, access: &mut AccessConfig) -> anyhow::Result<()> {
         let authentication = &mut access.authentication;
         *authentication = AuthenticationConfig {
@@ -118,7 +119,7 @@ impl Callers {
                     .requestheader_username_headers
                     .iter()
                     .all(String::is_empty),
-                "a front proxy has to name the user (--requestheader-username-headers)"
+                "--requestheader-username-headers must name a header"
             );
             access.front_proxy = Some(FrontProxyConfig {
                 ca,
@@ -133,10 +134,10 @@ impl Callers {
     }
 }
 
-/// The longest time that anything is remembered.
+/// Maximum value of the flags that set a caching time.
 const MAX_DURATION: Duration = Duration::from_hours(24);
 
-/// As Go's and kube-apiserver's flags have it: 5m, 30s, 1h30m, 0s.
+/// Parses a duration as kube-apiserver's flags do: 5m, 30s, 1h30m, 0s.
 fn duration(text: &str) -> Result<Duration, String> {
     let parsed: jiff::SignedDuration = text
         .parse()

@@ -1,64 +1,82 @@
-//! What is said when a command fails: one line that names the cause and the knob, and an exit code.
+//! Reports of failed commands: one line with the cause and the flag, and an exit code.
 use std::process::ExitCode;
 
-use clap::CommandFactory as _;
+use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-
-use super::Cli;
 use watershed_connect::one_line;
 
-/// What the exit codes mean, for the documents.
+/// Exit codes with their meanings, for the documents.
 pub const EXIT_CODES: &[(u8, &str)] = &[
     (
         0,
-        "It did what it was asked for. `serve`: it was ended by SIGTERM or SIGINT.",
+        "The command succeeded. `serve`: SIGTERM or SIGINT ended it.",
     ),
+    #[cfg(feature = "lab")]
     (
         1,
-        "It failed: the line on standard error says of what, and which flag or right would help. `check` found an error, \
-         `demo` a client with another state than upstream, `load` events that were lost or doubled; `serve` was asked to end twice.",
+        "The command failed. The line on standard error names the cause, and the flag or right \
+         to change. `check` found an error; `serve` received a second signal; in `demo` a \
+         client's state differs from upstream's; `load` saw lost or duplicate events.",
+    ),
+    #[cfg(not(feature = "lab"))]
+    (
+        1,
+        "The command failed. The line on standard error names the cause, and the flag or right \
+         to change. `check` found an error; `serve` received a second signal.",
     ),
     (
-        2,
-        "The command line or the configuration file is not understood. The same again will not help.",
+        INVALID_USAGE,
+        "The command line or the configuration file is invalid.",
     ),
-    (130, "`load` was interrupted twice, and left what it wrote."),
+    #[cfg(feature = "lab")]
+    (
+        INTERRUPTED,
+        "`load` was interrupted twice. The objects that it wrote remain.",
+    ),
 ];
 
-/// The command line was not understood, or the configuration file.
-const MISUSED: u8 = 2;
+/// A second interrupt ended the process at once: 128 and the number of SIGINT.
+#[cfg(feature = "lab")]
+pub(super) const INTERRUPTED: u8 = 130;
 
-/// The operator asked for something that is not understood or cannot be.
+/// The command line or the configuration file is invalid.
+const INVALID_USAGE: u8 = 2;
+
+/// A mistake in the command line or the configuration file.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-pub struct Misused(#[from] anyhow::Error);
+pub struct InvalidUsage(#[from] anyhow::Error);
 
-/// Says on standard error why a command failed.
-pub fn tell(error: &anyhow::Error) -> ExitCode {
+/// Reports the failure of a command on standard error.
+pub fn report(error: &anyhow::Error) -> ExitCode {
     eprintln!("watershed: {}", one_line(error.as_ref()));
-    if error.is::<Misused>() {
-        ExitCode::from(MISUSED)
+    if error.is::<InvalidUsage>() {
+        ExitCode::from(INVALID_USAGE)
     } else {
         ExitCode::FAILURE
     }
 }
 
-/// Help and versions are printed as they are, mistakes as a line.
-pub(super) fn of_command_line(error: &clap::Error, words: &[String]) -> ExitCode {
+/// Prints help and versions as clap renders them, and mistakes on one line.
+pub(super) fn report_command_line(
+    error: &clap::Error,
+    definition: &Command,
+    words: &[String],
+) -> ExitCode {
     if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        // A closed standard output is nothing to complain about to anybody.
+        // If standard output is closed, nobody reads an error either.
         let _ = error.print();
         return if error.use_stderr() {
-            ExitCode::from(MISUSED)
+            ExitCode::from(INVALID_USAGE)
         } else {
             ExitCode::SUCCESS
         };
     }
-    eprintln!("watershed: {}", mistake(error, words));
-    ExitCode::from(MISUSED)
+    eprintln!("watershed: {}", mistake(error, definition, words));
+    ExitCode::from(INVALID_USAGE)
 }
 
-/// Flags that have a new name, with it.
+/// Old names of flags, each with its new one.
 const RENAMED: [(&str, &str); 3] = [
     ("--handshake-seconds", "--handshake-timeout-seconds"),
     ("--header-seconds", "--header-timeout-seconds"),
@@ -66,14 +84,12 @@ const RENAMED: [(&str, &str); 3] = [
 ];
 
 /// Returns clap's message on one line, with the command whose `--help` says more.
-fn mistake(error: &clap::Error, words: &[String]) -> String {
+fn mistake(error: &clap::Error, definition: &Command, words: &[String]) -> String {
     let message = renamed(error).unwrap_or_else(|| on_one_line(&error.render().to_string()));
-    let command = Cli::command();
-    let known = |word: &&String| command.find_subcommand(word).is_some();
     let subcommand = words
         .iter()
         .skip(1)
-        .find(known)
+        .find(|word| definition.find_subcommand(word).is_some())
         .map(|name| format!(" {name}"));
     format!(
         "{message} (see watershed{} --help)",
@@ -110,7 +126,9 @@ fn on_one_line(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
+    use clap::{CommandFactory as _, Parser as _};
+
+    use crate::cli::Cli;
 
     use super::*;
 
@@ -119,19 +137,23 @@ mod tests {
         for (line, told) in [
             (
                 "serve --listn a",
-                "unexpected argument '--listn' found; a similar argument exists: '--listen' (see watershed serve --help)",
+                "unexpected argument '--listn' found; a similar argument exists: '--listen' (see \
+                 watershed serve --help)",
             ),
             (
                 "serve --tls-cert a",
-                "the following required arguments were not provided: --tls-key <FILE> (see watershed serve --help)",
+                "the following required arguments were not provided: --tls-key <FILE> (see \
+                 watershed serve --help)",
             ),
             (
                 "serv",
-                "unrecognized subcommand 'serv'; a similar subcommand exists: 'serve' (see watershed --help)",
+                "unrecognized subcommand 'serv'; a similar subcommand exists: 'serve' (see \
+                 watershed --help)",
             ),
             (
                 "--log-format xml kubeconfig",
-                "invalid value 'xml' for '--log-format <LOG_FORMAT>' [possible values: text, json] (see watershed kubeconfig --help)",
+                "invalid value 'xml' for '--log-format <LOG_FORMAT>' [possible values: text, json] \
+                 (see watershed kubeconfig --help)",
             ),
             (
                 "serve --idle-seconds 5",
@@ -139,7 +161,8 @@ mod tests {
             ),
             (
                 "serve --admin-listen a",
-                "invalid value 'a' for '--admin-listen <ADDR:PORT>': invalid socket address syntax (see watershed serve --help)",
+                "invalid value 'a' for '--admin-listen <ADDR:PORT>': invalid socket address syntax \
+                 (see watershed serve --help)",
             ),
         ] {
             let words: Vec<String> = std::iter::once("watershed")
@@ -147,7 +170,7 @@ mod tests {
                 .map(str::to_owned)
                 .collect();
             let error = Cli::try_parse_from(&words).unwrap_err();
-            assert_eq!(mistake(&error, &words), told);
+            assert_eq!(mistake(&error, &Cli::command(), &words), told);
         }
     }
 }

@@ -1,0 +1,286 @@
+//! The keys of the configuration file, and their JSON schema.
+use std::borrow::Cow;
+use std::time::Duration;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, Unexpected, Visitor};
+use serde_saphyr::Spanned;
+use watershed_protocol::{FieldSelector, LabelSelector};
+
+use crate::serve::{CacheMode, ConsistentReads, ScopePolicy};
+
+/// The configuration file. Unknown keys are refused: a misspelt one would leave a silent default.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(super) struct ConfigFile {
+    /// Source of lists and watches with `resourceVersion` unset.
+    pub(super) consistent_reads: ConsistentReads,
+    /// Cache mode of types that `resources` does not name.
+    #[serde(deserialize_with = "not_empty")]
+    #[schemars(with = "CacheChoice")]
+    pub(super) cache: Option<Spanned<CacheChoice>>,
+    /// Opens scopes for the namespaces and selectors that clients ask for, instead of one scope of
+    /// everything, for all types.
+    #[serde(deserialize_with = "not_empty")]
+    #[schemars(with = "bool")]
+    pub(super) selector_scopes: Option<bool>,
+    /// Closes a scope that nobody has read for this long (seconds).
+    #[serde(deserialize_with = "not_empty")]
+    #[schemars(with = "u64")]
+    pub(super) idle_seconds: Option<u64>,
+    /// Settings of single types.
+    #[schemars(with = "Vec<TypeSettings>")]
+    pub(super) resources: Vec<Spanned<TypeSettings>>,
+    /// Parts of types to cache, instead of all their objects.
+    #[schemars(with = "Vec<ScopeSettings>")]
+    pub(super) scopes: Vec<Spanned<ScopeSettings>>,
+}
+
+/// A part of a type that one list and watch at upstream covers.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct ScopeSettings {
+    /// API group; unset for the core group.
+    #[serde(default, deserialize_with = "group")]
+    #[schemars(regex(pattern = "^[a-z0-9.-]*$"))]
+    pub(super) group: String,
+    /// Plural name, as in URLs.
+    #[serde(deserialize_with = "resource")]
+    #[schemars(regex(pattern = "^[a-z0-9-]+$"))]
+    pub(super) resource: String,
+    /// Namespaces, each with a scope of its own; unset for one scope of all namespaces.
+    #[serde(default)]
+    pub(super) namespaces: Vec<String>,
+    /// Label selector, as in kubectl's `-l`.
+    #[serde(default, deserialize_with = "labels")]
+    #[schemars(with = "String")]
+    pub(super) label_selector: LabelSelector,
+    /// Field selector, such as `spec.nodeName=node-1`.
+    #[serde(default, deserialize_with = "fields")]
+    #[schemars(with = "String")]
+    pub(super) field_selector: FieldSelector,
+}
+
+impl ScopeSettings {
+    /// Returns the type's name, such as `deployments.apps`.
+    pub(super) fn name(&self) -> String {
+        qualified_name(&self.group, &self.resource)
+    }
+}
+
+/// Settings of one type.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct TypeSettings {
+    /// API group; unset for the core group.
+    #[serde(default, deserialize_with = "group")]
+    #[schemars(regex(pattern = "^[a-z0-9.-]*$"))]
+    pub(super) group: String,
+    /// Plural name, as in URLs.
+    #[serde(deserialize_with = "resource")]
+    #[schemars(regex(pattern = "^[a-z0-9-]+$"))]
+    pub(super) resource: String,
+    /// Source of its lists and watches with `resourceVersion` unset.
+    #[serde(default, deserialize_with = "not_empty")]
+    #[schemars(with = "ConsistentReads")]
+    pub(super) consistent_reads: Option<ConsistentReads>,
+    /// Cache mode of the type.
+    #[serde(default, deserialize_with = "not_empty")]
+    #[schemars(with = "CacheChoice")]
+    pub(super) cache: Option<CacheChoice>,
+    /// Opens scopes for the namespaces and selectors that clients ask for, instead of one scope of
+    /// everything.
+    #[serde(default, deserialize_with = "not_empty")]
+    #[schemars(with = "bool")]
+    pub(super) selector_scopes: Option<bool>,
+    /// Allows one scope of a namespace, or of everything, to replace many selector scopes. Default:
+    /// true.
+    #[serde(default, deserialize_with = "not_empty")]
+    #[schemars(with = "bool")]
+    pub(super) merge: Option<bool>,
+    /// Maximum number of on-demand scopes, each with a watch at upstream, over all versions and
+    /// representations. Default: 8.
+    #[serde(default, deserialize_with = "not_empty")]
+    #[schemars(with = "usize")]
+    pub(super) max_upstream_watches: Option<usize>,
+    /// Closes a scope that nobody has used for this long (seconds); 0 for never. Default: 600 for
+    /// on-demand scopes, never for others.
+    #[serde(default, deserialize_with = "not_empty")]
+    #[schemars(with = "u64")]
+    pub(super) idle_seconds: Option<u64>,
+    /// Age up to which its events are kept (seconds), instead of `--window-seconds`.
+    #[serde(default, deserialize_with = "not_empty")]
+    #[schemars(with = "u64")]
+    pub(super) window_seconds: Option<u64>,
+    /// Size up to which events are kept in each of its scopes (MiB), instead of `--window-mib`.
+    #[serde(default, deserialize_with = "not_empty")]
+    #[schemars(with = "usize")]
+    pub(super) window_mib: Option<usize>,
+}
+
+impl TypeSettings {
+    /// Returns the type's name, such as `deployments.apps`.
+    pub(super) fn name(&self) -> String {
+        qualified_name(&self.group, &self.resource)
+    }
+
+    /// Returns the settings of the type's scopes.
+    pub(super) fn scope_policy(&self) -> ScopePolicy {
+        ScopePolicy {
+            always_open: self.cache == Some(CacheChoice::Always),
+            selector_scopes: self.selector_scopes,
+            merge: self.merge,
+            max_scopes: self.max_upstream_watches,
+            idle: self.idle_seconds.map(Duration::from_secs),
+            window_age: self.window_seconds.map(Duration::from_secs),
+            window_bytes: self.window_mib.map(|mib| mib.saturating_mul(1 << 20)),
+        }
+    }
+}
+
+/// Cache mode of a type as the file spells it, with the time at which caching starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CacheChoice {
+    /// Caches nothing.
+    Never,
+    /// Caches metadata, from the first request on.
+    Metadata,
+    /// Caches objects, from the first request on.
+    OnDemand,
+    /// Caches objects, from the start of the proxy.
+    Always,
+}
+
+impl CacheChoice {
+    /// Returns what the cache stores of each object.
+    pub(super) fn mode(self) -> CacheMode {
+        match self {
+            Self::Never => CacheMode::Nothing,
+            Self::Metadata => CacheMode::Metadata,
+            Self::OnDemand | Self::Always => CacheMode::Objects,
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for CacheChoice {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct CacheChoiceVisitor;
+
+        impl Visitor<'_> for CacheChoiceVisitor {
+            type Value = CacheChoice;
+
+            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str("onDemand (or true), always, metadata or never (or false)")
+            }
+
+            fn visit_bool<E: Error>(self, value: bool) -> Result<CacheChoice, E> {
+                Ok(if value {
+                    CacheChoice::OnDemand
+                } else {
+                    CacheChoice::Never
+                })
+            }
+
+            fn visit_str<E: Error>(self, value: &str) -> Result<CacheChoice, E> {
+                match value {
+                    "onDemand" => Ok(CacheChoice::OnDemand),
+                    "demand" => Err(E::custom("`demand` is now `onDemand`")),
+                    "always" => Ok(CacheChoice::Always),
+                    "metadata" => Ok(CacheChoice::Metadata),
+                    "never" => Ok(CacheChoice::Never),
+                    other => Err(E::invalid_value(Unexpected::Str(other), &self)),
+                }
+            }
+        }
+
+        deserializer.deserialize_any(CacheChoiceVisitor)
+    }
+}
+
+impl JsonSchema for CacheChoice {
+    fn schema_name() -> Cow<'static, str> {
+        "Cache".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": concat!(
+                "onDemand (or true): objects, from the first request on; ",
+                "always: objects, from the start; ",
+                "metadata: only PartialObjectMetadata; never (or false): nothing.",
+            ),
+            "enum": ["onDemand", "always", "metadata", "never", true, false],
+        })
+    }
+}
+
+fn qualified_name(group: &str, resource: &str) -> String {
+    if group.is_empty() {
+        resource.to_owned()
+    } else {
+        format!("{resource}.{group}")
+    }
+}
+
+/// Reads a key that may be absent, but not empty.
+fn not_empty<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    T::deserialize(deserializer).map(Some)
+}
+
+/// Reads the name of an API group. A misspelt name would configure nothing, silently.
+fn group<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let fits = text
+        .bytes()
+        .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b));
+    if fits {
+        Ok(text)
+    } else {
+        Err(D::Error::custom(format!(
+            "{text:?} is not the name of an API group"
+        )))
+    }
+}
+
+/// Reads the plural name of a resource.
+fn resource<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let plain = text
+        .bytes()
+        .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+    if plain && !text.is_empty() {
+        Ok(text)
+    } else {
+        Err(D::Error::custom(format!(
+            "{text:?} is not the name of a resource: use its lower-case plural, such as pods"
+        )))
+    }
+}
+
+fn labels<'de, D: Deserializer<'de>>(deserializer: D) -> Result<LabelSelector, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    LabelSelector::parse(&text).map_err(|error| D::Error::custom(format!("{text:?}: {error}")))
+}
+
+fn fields<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FieldSelector, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    FieldSelector::parse(&text).map_err(|error| D::Error::custom(format!("{text:?}: {error}")))
+}
+
+/// Returns the JSON schema of the file.
+pub(in crate::cli) fn schema() -> Schema {
+    SchemaGenerator::default().into_root_schema_for::<ConfigFile>()
+}
+
+/// Returns the text of docs/config.schema.json.
+pub fn config_schema() -> String {
+    let mut schema = schema();
+    schema.insert(
+        "title".to_owned(),
+        "Configuration of watershed (--config)".into(),
+    );
+    format!("{:#}\n", schema.to_value())
+}

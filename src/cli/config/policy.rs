@@ -1,0 +1,539 @@
+//! Builds the caching policy from the configuration file.
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{anyhow, bail, ensure};
+use serde_saphyr::Spanned;
+use watershed_protocol::Selection;
+
+use super::file::{CacheChoice, ConfigFile, ScopeSettings, TypeSettings};
+use crate::serve::{CachingPolicy, ScopePolicy, type_name};
+
+/// Old names of keys, each with its new one.
+const RENAMED: [(&str, &str); 1] = [("narrow", "selectorScopes")];
+
+/// A type that is always cached by selector scopes, so that `scopes` has to list them.
+struct RequiredScopes {
+    line: u64,
+    name: String,
+    key: (String, String),
+}
+
+/// Parses the file. Keys that it does not set stay as in `preset`.
+pub(super) fn parse(text: &str, preset: CachingPolicy) -> anyhow::Result<CachingPolicy> {
+    // A file with nothing but comments is valid.
+    let file: Option<ConfigFile> =
+        serde_saphyr::from_str(text).map_err(|error| anyhow!("{}", explained(&error)))?;
+    let file = file.unwrap_or_default();
+    if let Some(cache) = &file.cache
+        && cache.value == CacheChoice::Always
+    {
+        bail!(
+            "line {}: cache: always is only for single types, under resources",
+            cache.referenced.line()
+        );
+    }
+    let mut policy = CachingPolicy {
+        consistent_reads: file.consistent_reads,
+        mode: file.cache.map_or(preset.mode, |cache| cache.value.mode()),
+        scope_policy: ScopePolicy {
+            selector_scopes: file.selector_scopes,
+            idle: file.idle_seconds.map(Duration::from_secs),
+            ..ScopePolicy::default()
+        },
+        ..preset
+    };
+    // The file may set a mode that the preset sets, so the preset's modes are added last.
+    let preset_modes = std::mem::take(&mut policy.mode_by_type);
+    let required = apply_resources(&mut policy, file.resources)?;
+    for (name, mode) in preset_modes {
+        policy.mode_by_type.entry(name).or_insert(mode);
+    }
+    add_scopes(&mut policy, file.scopes)?;
+    for RequiredScopes { line, name, key } in required {
+        ensure!(
+            policy.scopes.contains_key(&key),
+            "line {line}: {name} has cache: always and selectorScopes: \
+             list its parts under scopes"
+        );
+    }
+    Ok(policy)
+}
+
+/// Returns the parser's message, with the new name of a key that was renamed.
+fn explained(error: &serde_saphyr::Error) -> String {
+    let message = error.without_snippet().to_string();
+    let renamed = RENAMED
+        .iter()
+        .find(|(old, _)| message.contains(&format!("unknown field `{old}`")));
+    match renamed {
+        Some((old, new)) => format!("`{old}` is now `{new}`: {message}"),
+        None => message,
+    }
+}
+
+/// Adds the settings of single types to the policy. Returns the types whose scopes must be listed.
+fn apply_resources(
+    policy: &mut CachingPolicy,
+    resources: Vec<Spanned<TypeSettings>>,
+) -> anyhow::Result<Vec<RequiredScopes>> {
+    let mut names = HashSet::new();
+    let mut required = Vec::new();
+    for entry in resources {
+        let line = entry.referenced.line();
+        let name = entry.value.name();
+        required.extend(apply_settings(policy, line, entry.value)?);
+        ensure!(
+            !names.contains(&name),
+            "line {line}: {name} has two entries"
+        );
+        names.insert(name);
+    }
+    Ok(required)
+}
+
+fn apply_settings(
+    policy: &mut CachingPolicy,
+    line: u64,
+    settings: TypeSettings,
+) -> anyhow::Result<Option<RequiredScopes>> {
+    let name = settings.name();
+    let scope_policy = settings.scope_policy();
+    let TypeSettings {
+        group,
+        resource,
+        consistent_reads,
+        cache,
+        ..
+    } = settings;
+    ensure!(
+        consistent_reads.is_some() || cache.is_some() || scope_policy != ScopePolicy::default(),
+        "line {line}: {name} has no settings"
+    );
+    if let Some(mode) = cache.map(CacheChoice::mode) {
+        let before = policy.set_mode(&group, &resource, mode);
+        ensure!(
+            before.is_none_or(|before| before == mode),
+            "line {line}: {name} has another cache in an earlier entry, in this group or in one \
+             with the same objects"
+        );
+    }
+    let mut required = None;
+    if scope_policy != ScopePolicy::default() {
+        let selector_scopes = scope_policy
+            .selector_scopes
+            .or(policy.scope_policy.selector_scopes)
+            .unwrap_or(false);
+        ensure!(
+            cache != Some(CacheChoice::Never),
+            "line {line}: {name} has cache: never, so that settings of scopes do not apply"
+        );
+        check_scope_policy(&scope_policy, selector_scopes, line, &name)?;
+        if scope_policy.always_open && selector_scopes {
+            let key = type_name(&group, &resource);
+            required = Some(RequiredScopes { line, name, key });
+        }
+        policy.set_scope_policy(&group, &resource, scope_policy);
+    }
+    if let Some(consistent_reads) = consistent_reads {
+        policy
+            .consistent_reads_by_type
+            .insert((group, resource), consistent_reads);
+    }
+    Ok(required)
+}
+
+/// Refuses settings of scopes that contradict each other.
+fn check_scope_policy(
+    scope_policy: &ScopePolicy,
+    selector_scopes: bool,
+    line: u64,
+    name: &str,
+) -> anyhow::Result<()> {
+    ensure!(
+        selector_scopes || (scope_policy.merge.is_none() && scope_policy.max_scopes.is_none()),
+        "line {line}: merge and maxUpstreamWatches need selector scopes: \
+         add selectorScopes: true to {name}"
+    );
+    ensure!(
+        scope_policy.max_scopes != Some(0),
+        "line {line}: {name} has maxUpstreamWatches: 0; use cache: never instead"
+    );
+    ensure!(
+        !(scope_policy.always_open && scope_policy.idle.is_some()),
+        "line {line}: {name} has cache: always, so that idleSeconds does not apply"
+    );
+    Ok(())
+}
+
+/// Adds the listed scopes to the policy. No scope may contain another.
+fn add_scopes(
+    policy: &mut CachingPolicy,
+    scopes: Vec<Spanned<ScopeSettings>>,
+) -> anyhow::Result<()> {
+    let mut by_type: HashMap<_, Vec<(u64, Arc<Selection>)>> = HashMap::new();
+    for entry in scopes {
+        let line = entry.referenced.line();
+        let name = entry.value.name();
+        let ScopeSettings {
+            group,
+            resource,
+            namespaces,
+            label_selector,
+            field_selector,
+        } = entry.value;
+        ensure!(
+            policy.may_cache(&group, &resource),
+            "line {line}: a scope of {name}, which is not cached: \
+             add it with cache: onDemand to resources"
+        );
+        let namespaces = if namespaces.is_empty() {
+            vec![None]
+        } else {
+            namespaces.into_iter().map(Some).collect()
+        };
+        let known = by_type.entry(type_name(&group, &resource)).or_default();
+        for namespace in namespaces {
+            let selection = Selection {
+                namespace,
+                labels: label_selector.clone(),
+                fields: field_selector.clone(),
+            };
+            for (other, scope) in &*known {
+                ensure!(
+                    !scope.covers(&selection) && !selection.covers(scope),
+                    "line {line}: this scope of {name} contains the one in line {other}, \
+                     or is a part of it"
+                );
+            }
+            known.push((line, Arc::new(selection)));
+        }
+    }
+    for (name, selections) in by_type {
+        let selections = selections
+            .into_iter()
+            .map(|(_, selection)| selection)
+            .collect();
+        policy.scopes.insert(name, selections);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::serve::{CacheMode, ConsistentReads};
+
+    use super::*;
+
+    fn parsed(text: &str) -> anyhow::Result<CachingPolicy> {
+        parse(text, CachingPolicy::default())
+    }
+
+    #[test]
+    fn consistent_reads_are_set_for_all_types_and_for_single_ones() {
+        let policy = parsed(
+            "consistentReads: forward\nresources:\n- resource: pods\n  consistentReads: linearizable\n\
+             - group: apps\n  resource: deployments\n  consistentReads: stale\n",
+        )
+        .unwrap();
+        assert_eq!(policy.consistent_reads, ConsistentReads::Upstream);
+        let key = |group: &str, resource: &str| (group.to_owned(), resource.to_owned());
+        assert_eq!(
+            policy.consistent_reads_by_type[&key("", "pods")],
+            ConsistentReads::ProvenFresh
+        );
+        assert_eq!(
+            policy.consistent_reads_by_type[&key("apps", "deployments")],
+            ConsistentReads::PossiblyStale
+        );
+        for nothing in ["", "# nothing yet\n", "{}"] {
+            assert_eq!(
+                parsed(nothing).unwrap(),
+                CachingPolicy::default(),
+                "{nothing:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_invalid_file_is_refused() {
+        for text in [
+            "consistentRead: fence\n",
+            "consistentReads: always\n",
+            "resources:\n- consistentReads: linearizable\n",
+            "resources:\n- resource: pods\n  consistentReads: linearizable\n\
+             - resource: pods\n  consistentReads: stale\n",
+            "resources:\n- resource: \"\"\n  consistentReads: linearizable\n",
+            "resources:\n- resource: pods\n",
+            "resources:\n- resource: pods\n  cache: false\n\
+             - resource: pods\n  consistentReads: linearizable\n",
+            "resources:\n- resource: events\n  cache: false\n\
+             - resource: events\n  group: events.k8s.io\n  cache: true\n",
+            "[]",
+            "text",
+        ] {
+            assert!(parsed(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn old_spellings_are_refused_with_the_new_one_or_still_accepted() {
+        for (old, new) in [
+            ("narrow: true\n", "selectorScopes"),
+            (
+                "resources:\n- resource: pods\n  narrow: true\n",
+                "selectorScopes",
+            ),
+            ("cache: demand\n", "onDemand"),
+        ] {
+            let error = parsed(old).unwrap_err().to_string();
+            assert!(
+                error.contains(new) && error.contains("line"),
+                "{old}: {error}"
+            );
+        }
+        for (old, new) in [("fence", "linearizable"), ("cache", "stale")] {
+            let of = |value: &str| parsed(&format!("consistentReads: {value}\n")).unwrap();
+            assert_eq!(of(old), of(new));
+        }
+    }
+
+    fn exceptions(text: &str) -> Vec<(String, CacheMode)> {
+        let exceptions = parsed(text).unwrap().exceptions().into_iter();
+        exceptions
+            .map(|exception| (exception.name(), exception.mode))
+            .collect()
+    }
+
+    #[test]
+    fn a_cache_mode_is_set_for_all_types_and_for_single_ones() {
+        let of = |name: &str, mode| (name.to_owned(), mode);
+        // A cache mode for all types does not apply to secrets.
+        for text in [
+            "",
+            "cache: true\n",
+            "resources:\n- resource: secrets\n  consistentReads: linearizable\n",
+        ] {
+            assert_eq!(
+                exceptions(text),
+                [of("secrets", CacheMode::Nothing)],
+                "{text}"
+            );
+        }
+        for (choice, cache) in [
+            ("true", CacheMode::Objects),
+            ("onDemand", CacheMode::Objects),
+            ("metadata", CacheMode::Metadata),
+            ("false", CacheMode::Nothing),
+            ("never", CacheMode::Nothing),
+        ] {
+            let text = format!("resources:\n- resource: secrets\n  cache: {choice}\n");
+            assert_eq!(exceptions(&text), [of("secrets", cache)]);
+            let text = format!("cache: {choice}\n");
+            assert_eq!(parsed(&text).unwrap().mode, cache);
+        }
+        let text = "cache: metadata\nresources:\n\
+                    - resource: deployments\n  group: apps\n  cache: true\n\
+                    \x20 consistentReads: forward\n\
+                    - resource: events\n  cache: false\n\
+                    - group: events.k8s.io\n  resource: events\n  cache: false\n";
+        assert_eq!(
+            exceptions(text),
+            [
+                of("*", CacheMode::Metadata),
+                of("deployments.apps", CacheMode::Objects),
+                of("events", CacheMode::Nothing),
+                of("secrets", CacheMode::Nothing),
+            ]
+        );
+        let key = ("apps".to_owned(), "deployments".to_owned());
+        assert_eq!(
+            parsed(text).unwrap().consistent_reads_by_type[&key],
+            ConsistentReads::Upstream
+        );
+    }
+
+    #[test]
+    fn a_wrong_value_is_refused_with_its_line() {
+        for wrong in [
+            "cache: none",
+            "cache: \"true\"",
+            "cache: 1",
+            "cache:",
+            "cache: Metadata",
+            "caches: true",
+        ] {
+            let error = parsed(&format!("consistentReads: linearizable\n{wrong}\n"))
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains("line 2"), "{wrong}: {error}");
+            let text = format!("resources:\n- resource: pods\n  {wrong}\n");
+            let error = parsed(&text).unwrap_err().to_string();
+            assert!(error.contains("line 3"), "{wrong}: {error}");
+        }
+        for wrong in [
+            "resource: Secrets",
+            "resource: pods/log",
+            "resource: \"*\"",
+            "group: Apps",
+        ] {
+            let text = format!("resources:\n- cache: false\n  {wrong}\n");
+            let error = parsed(&text).unwrap_err().to_string();
+            assert!(error.contains("line 3"), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn scope_settings_are_set_for_all_types_and_for_single_ones() {
+        let policy = parsed(
+            "selectorScopes: true\nidleSeconds: 30\nresources:\n\
+             - resource: pods\n  cache: always\n  selectorScopes: false\n  windowSeconds: 7\n\
+             \x20 windowMib: 2\n\
+             - resource: configmaps\n  maxUpstreamWatches: 3\n  merge: false\n  idleSeconds: 0\n",
+        )
+        .unwrap();
+        assert_eq!(
+            (
+                policy.scope_policy.selector_scopes,
+                policy.scope_policy.idle
+            ),
+            (Some(true), Some(Duration::from_secs(30)))
+        );
+        let pods = policy.scope_policy("", "pods");
+        assert!(
+            pods.always_open
+                && pods.selector_scopes == Some(false)
+                && pods.window_bytes == Some(2 << 20)
+        );
+        assert_eq!(pods.window_age, Some(Duration::from_secs(7)));
+        let maps = policy.scope_policy("", "configmaps");
+        assert_eq!(
+            (maps.selector_scopes, maps.max_scopes, maps.merge, maps.idle),
+            (Some(true), Some(3), Some(false), Some(Duration::ZERO))
+        );
+        assert_eq!(policy.scope_policy("", "services"), policy.scope_policy);
+    }
+
+    #[test]
+    fn contradictory_scope_settings_are_refused_with_their_line() {
+        let before = "resources:\n- resource: nodes\n  cache: always\n";
+        for (rest, says) in [
+            ("- resource: pods\n  selectorScopes: yes please\n", "line 5"),
+            ("- resource: pods\n  maxUpstreamWatches: 3\n", "line 4"),
+            ("- resource: pods\n  merge: true\n", "selectorScopes: true"),
+            (
+                "- resource: pods\n  selectorScopes: true\n  maxUpstreamWatches: 0\n",
+                "line 4",
+            ),
+            (
+                "- resource: pods\n  cache: never\n  idleSeconds: 5\n",
+                "line 4",
+            ),
+            (
+                "- resource: pods\n  cache: always\n  idleSeconds: 5\n",
+                "line 4",
+            ),
+            (
+                "- resource: pods\n  cache: always\n  selectorScopes: true\n",
+                "line 4: pods has cache: always",
+            ),
+            ("- resource: pods\n  idleSeconds: -1\n", "line 5"),
+            ("- resource: nodes\n  selectorScopes: true\n", "line 4"),
+            (
+                "cache: always\n",
+                "line 4: cache: always is only for single types",
+            ),
+        ] {
+            let error = format!("{:#}", parsed(&format!("{before}{rest}")).unwrap_err());
+            assert!(error.contains(says), "{rest}: {error}");
+        }
+        parsed(&format!(
+            "{before}- resource: pods\n  cache: always\n  selectorScopes: true\n\
+             scopes:\n- resource: pods\n  namespaces: [a]\n"
+        ))
+        .unwrap();
+    }
+
+    fn scopes(policy: &CachingPolicy, group: &str, resource: &str) -> Vec<String> {
+        let scopes = &policy.scopes[&(group.to_owned(), resource.to_owned())];
+        scopes.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn scopes_are_read() {
+        let text = "scopes:\n- resource: pods\n  fieldSelector: spec.nodeName=n1\n\
+                    - resource: pods\n  namespaces: [a, b]\n\
+                    \x20 labelSelector: app in (x,y)\n- group: apps\n  resource: deployments\n  namespaces: [a]\n";
+        let policy = parsed(text).unwrap();
+        assert_eq!(
+            scopes(&policy, "", "pods"),
+            [
+                "fieldSelector=spec.nodeName=n1",
+                "namespace=a; labelSelector=app in (x,y)",
+                "namespace=b; labelSelector=app in (x,y)",
+            ]
+        );
+        assert_eq!(scopes(&policy, "apps", "deployments"), ["namespace=a"]);
+    }
+
+    #[test]
+    fn a_useless_scope_is_refused_with_its_line() {
+        let before = "scopes:\n- resource: pods\n  namespaces: [a]\n- resource: pods\n";
+        for (rest, line) in [
+            ("  namespaces: [b, b]\n", "line 4"),
+            ("  namespaces: [a]\n", "line 4"),
+            ("  namespaces: [a]\n  labelSelector: app=x\n", "line 4"),
+            ("  namespaces: []\n", "line 4"),
+            ("  labelSelector: \"app in (\"\n", "line 5"),
+            ("  fieldSelector: spec.nodeName\n", "line 5"),
+            ("  namespace: a\n", "line 5"),
+            ("  namespaces: [b]\n- resource: secrets\n", "line 6"),
+            (
+                "  namespaces: [b]\n- resource: nodes\n\
+                 resources:\n- resource: nodes\n  cache: false\n",
+                "line 6",
+            ),
+        ] {
+            let error = format!("{:#}", parsed(&format!("{before}{rest}")).unwrap_err());
+            assert!(error.contains(line), "{rest}: {error}");
+        }
+        parsed(&format!(
+            "{before}  namespaces: [b]\n  labelSelector: app=x\n"
+        ))
+        .unwrap();
+    }
+
+    #[test]
+    fn a_file_adds_to_the_preset_of_a_node() {
+        let preset = || CachingPolicy::of_node("n1");
+        assert_eq!(parse("", preset()).unwrap(), preset());
+        let text = "resources:\n- resource: services\n  cache: true\n\
+                    - resource: nodes\n  cache: metadata\nscopes:\n\
+                    - resource: pods\n  namespaces: [a]\n";
+        let policy = parse(text, preset()).unwrap();
+        assert_eq!(policy.mode, CacheMode::Nothing);
+        let exceptions = policy
+            .exceptions()
+            .into_iter()
+            .map(|exception| (exception.name(), exception.mode.as_str()))
+            .collect::<Vec<_>>();
+        let expected = [
+            ("*", "never"),
+            ("leases.coordination.k8s.io", "onDemand"),
+            ("nodes", "metadata"),
+            ("pods", "onDemand"),
+            ("secrets", "never"),
+            ("services", "onDemand"),
+        ];
+        assert_eq!(
+            exceptions,
+            expected.map(|(name, mode)| (name.to_owned(), mode))
+        );
+        assert_eq!(scopes(&policy, "", "pods"), ["namespace=a"]);
+        assert_eq!(
+            scopes(&policy, "coordination.k8s.io", "leases"),
+            ["namespace=kube-node-lease; fieldSelector=metadata.name=n1"]
+        );
+    }
+}
