@@ -1,4 +1,4 @@
-//! Holds the documents to what is there: links lead somewhere, named tests exist, flags in
+//! Checks the documents against the repository: links lead somewhere, named tests exist, flags in
 //! manifests are flags.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Files below a folder with one of these endings. Built and hidden things are left out.
+/// Collects the files below a folder with one of these endings, except built and hidden ones.
 fn files(folder: &Path, endings: &[&str], found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -38,7 +38,7 @@ fn all(folder: &str, endings: &[&str]) -> Vec<PathBuf> {
     found
 }
 
-/// Where `[text](target)` leads, without the place in the page; addresses elsewhere are left out.
+/// Returns the targets of `[text](target)` without fragments, and without other sites' URLs.
 fn links(text: &str) -> Vec<&str> {
     let targets = text
         .split("](")
@@ -50,12 +50,12 @@ fn links(text: &str) -> Vec<&str> {
         .collect()
 }
 
-/// What stands `between backticks`, outside of blocks.
+/// Returns the texts `between backticks`, outside of blocks.
 fn code(text: &str) -> Vec<&str> {
     text.split('`').skip(1).step_by(2).collect()
 }
 
-/// The commands in blocks of code, as words, without what a shell makes of their output.
+/// Returns the commands in blocks of code, as words, without pipes and redirections.
 fn commands(text: &str) -> Vec<Vec<String>> {
     let blocks = text
         .split("```")
@@ -77,7 +77,7 @@ fn commands(text: &str) -> Vec<Vec<String>> {
                 *word == "$" || *word == "do" || (word.contains('=') && !word.starts_with('-'))
             });
             let words = words.filter(|word| *word != "…").map(|word| {
-                // A number, wherever a value is put in.
+                // A variable may stand for a number.
                 if word.starts_with('$') {
                     "1".to_owned()
                 } else {
@@ -163,12 +163,12 @@ fn manifests_use_flags_that_exist() {
             let known = ["`", " "]
                 .iter()
                 .any(|rest| configuration.contains(&format!("| `--{flag}{rest}")));
-            assert!(known, "{manifest}: --{flag} is no flag");
+            assert!(known, "{manifest}: --{flag} is not a flag");
         }
     }
 }
 
-/// Whoever copies a command from a document is understood.
+/// Commands in documents parse, so that readers can copy them.
 #[test]
 fn commands_in_documents_are_understood() {
     let makefile = read("Makefile");
@@ -204,7 +204,7 @@ fn commands_in_documents_are_understood() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Documents that are made from the code. `make documents` writes them, which sets this variable.
+/// The generated documents are up to date. `make documents` sets the variable and writes them.
 #[test]
 fn the_reference_is_what_the_code_makes() {
     let write = std::env::var_os("WATERSHED_WRITE_DOCUMENTS").is_some();
@@ -217,12 +217,12 @@ fn the_reference_is_what_the_code_makes() {
         }
         assert!(
             read(path) == made,
-            "{path} is not what the code makes any more: run `make documents`"
+            "{path} is out of date: run `make documents`"
         );
     }
 }
 
-/// Whoever looks a flag, a key or a metric up finds it.
+/// The reference lists flags, keys and metrics.
 #[test]
 fn the_reference_has_everything() {
     let text = read("docs/configuration.md");
@@ -241,7 +241,7 @@ fn the_reference_has_everything() {
     ] {
         assert!(text.contains(name), "{name}");
     }
-    // Every metric that the code names, wherever that is.
+    // Every metric that the code names.
     let mut names = BTreeSet::new();
     for file in all("src", &[".rs"]) {
         let source = fs::read_to_string(&file).unwrap();

@@ -16,7 +16,8 @@ pub(super) const ADMIN: &str = "Admin listener";
     reason = "the fields have the names of the flags"
 )]
 pub(super) struct AdminFlags {
-    /// Certificate (PEM) of the admin listener, which then uses TLS. It is reloaded when it changes.
+    /// Certificate (PEM) of the admin listener, which then uses TLS. It is reloaded when it
+    /// changes.
     #[arg(long, requires = "admin_tls_key", value_name = "FILE")]
     admin_tls_cert: Option<PathBuf>,
     /// Private key of that certificate (PEM).

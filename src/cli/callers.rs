@@ -15,8 +15,8 @@ pub(super) struct CallerFlags {
     /// these clients upstream, so its identity needs the right to impersonate.
     #[arg(long, visible_alias = "client-ca", value_name = "FILE")]
     client_ca_file: Option<PathBuf>,
-    /// CAs (PEM) of the client certificates of front proxies. Front proxies name the user in request
-    /// headers.
+    /// CAs (PEM) of the client certificates of front proxies. Front proxies name the user in
+    /// request headers.
     #[arg(long, value_name = "FILE")]
     requestheader_client_ca_file: Option<PathBuf>,
     /// Common names of front proxies' certificates. Default: any.

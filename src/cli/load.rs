@@ -104,8 +104,8 @@ struct ClientFlags {
     /// Lists and gets ask for the latest state (resourceVersion unset) instead of any (0).
     #[arg(long)]
     consistent: bool,
-    /// First state of watches: a list for each; the state in the watch itself; or the version of one
-    /// list for all.
+    /// First state of watches: a list for each; the state in the watch itself; or the version of
+    /// one list for all.
     #[arg(long, value_enum, default_value_t)]
     first_state: FirstState,
     /// Clients of several kinds, from a YAML file, instead of the flags above.
@@ -133,15 +133,15 @@ struct EventFlags {
     /// Rate of changes of ConfigMaps; 0 for none.
     #[arg(long, default_value = "10/s", value_name = "RATE")]
     write_rate: Rate,
-    /// Kubeconfig of the writer, which always writes to the same server. Default: --kubeconfig, else
-    /// the first of --compare.
+    /// Kubeconfig of the writer, which always writes to the same server. Default: --kubeconfig,
+    /// else the first of --compare.
     #[arg(long, value_name = "FILE")]
     writer: Option<PathBuf>,
     /// Existing namespace for the ConfigMaps. Default: a new one, which is deleted at the end.
     #[arg(long, value_name = "NAME")]
     write_namespace: Option<String>,
-    /// Number of ConfigMaps that are changed in turn. They are named watershed-load-0 and so on, and
-    /// have a label watershed-load-object.
+    /// Number of ConfigMaps that are changed in turn. They are named watershed-load-0 and so on,
+    /// and have a label watershed-load-object.
     #[arg(long, default_value_t = 20, value_name = "N")]
     objects: usize,
     /// Bytes of data in each of them.

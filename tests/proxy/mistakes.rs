@@ -1,5 +1,4 @@
-//! What an operator sees who made a mistake: one line that names the cause and the knob, and an
-//! exit code.
+//! Reports of an operator's mistakes: one line that names the cause and the flag, and an exit code.
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Stdio;
@@ -12,7 +11,7 @@ use watershed_lab::sim::SimulatedServer;
 use crate::support::client::within;
 use crate::support::small;
 
-/// A folder with what goes wrong, and upstream's kubeconfig.
+/// A folder with invalid files, and upstream's kubeconfig.
 pub(crate) struct Bench {
     folder: TempDir,
 }
@@ -64,7 +63,7 @@ impl Bench {
         self.folder.path()
     }
 
-    /// The program in that folder, with nothing of this process's environment that it looks at.
+    /// Returns the program's command in that folder, without the variables that it reads.
     pub(crate) fn command(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_watershed"));
         command
@@ -86,7 +85,7 @@ impl Bench {
         command
     }
 
-    /// Exit code, standard output and standard error.
+    /// Returns exit code, standard output and standard error.
     pub(crate) async fn run(&self, line: &str) -> (i32, String, String) {
         let output = within(line, self.command(line).output()).await.unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
@@ -106,14 +105,14 @@ fn without(yaml: &str, key: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_mistake_is_one_line_with_its_cause_and_its_knob() {
+async fn a_mistake_is_reported_on_one_line_with_its_cause_and_its_flag() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let bench = Bench::new(&upstream);
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap();
     let serve = "serve --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --log-level warn";
     let good = format!("{serve} --kubeconfig good.kubeconfig");
-    // Where nothing listens any more.
+    // Nothing listens on this address any more.
     let closed = TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -165,14 +164,16 @@ async fn a_mistake_is_one_line_with_its_cause_and_its_knob() {
         ),
         (
             format!(
-                "serve --listen {taken} --admin-listen 127.0.0.1:0 --kubeconfig good.kubeconfig --log-level warn"
+                "serve --listen {taken} --admin-listen 127.0.0.1:0 --kubeconfig good.kubeconfig \
+                 --log-level warn"
             ),
             1,
             vec!["in use", "--listen"],
         ),
         (
             format!(
-                "serve --listen 127.0.0.1:0 --admin-listen {taken} --kubeconfig good.kubeconfig --log-level warn"
+                "serve --listen 127.0.0.1:0 --admin-listen {taken} --kubeconfig good.kubeconfig \
+                 --log-level warn"
             ),
             1,
             vec!["in use", "--admin-listen"],
@@ -278,7 +279,7 @@ async fn a_mistake_is_one_line_with_its_cause_and_its_knob() {
         for word in words {
             assert!(told.contains(word), "{line}: {word:?} is not in {told}");
         }
-        // No cause is told twice.
+        // No cause is repeated.
         let causes: Vec<_> = told.trim_end().split(": ").collect();
         assert!(
             causes.windows(2).all(|pair| pair[0] != pair[1]),
@@ -289,14 +290,14 @@ async fn a_mistake_is_one_line_with_its_cause_and_its_knob() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_expired_serving_certificate_is_told_in_the_log() {
+async fn an_expired_serving_certificate_is_logged() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let bench = Bench::new(&upstream);
     let (cert, key) = (
         bench.path().join("expired.crt"),
         bench.path().join("expired.key"),
     );
-    // Its metrics are asked for and nothing else: no client takes the certificate.
+    // The test reads the log only, as no client accepts the certificate.
     let mut serve = bench.command(
         "serve --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --kubeconfig good.kubeconfig",
     );
@@ -315,7 +316,7 @@ async fn an_expired_serving_certificate_is_told_in_the_log() {
                 return line;
             }
         }
-        panic!("it ended without a word on the certificate");
+        panic!("the log does not mention the certificate");
     })
     .await;
     assert!(

@@ -1,4 +1,4 @@
-//! What is made from the program's own definition: completions, manual pages, the schema, the
+//! Output generated from the program's definition: completions, manual pages, the schema and the
 //! document of the metrics.
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Stdio;
@@ -51,7 +51,8 @@ async fn shells_complete_commands_and_flags() {
         within("bash", output).await.unwrap()
     };
     assert!(bash(&["-n"]).await.status.success());
-    let ask = "source \"$0\"; COMP_WORDS=(watershed serve --admin-); COMP_CWORD=2; _watershed watershed --admin- serve; echo ${COMPREPLY[@]}";
+    let ask = "source \"$0\"; COMP_WORDS=(watershed serve --admin-); COMP_CWORD=2; \
+               _watershed watershed --admin- serve; echo ${COMPREPLY[@]}";
     let output = bash(&["--norc", "-c", ask]).await;
     let completed = String::from_utf8(output.stdout).unwrap();
     let completed: BTreeSet<_> = completed.split_whitespace().collect();
@@ -109,7 +110,7 @@ async fn the_schema_of_the_configuration_is_printed() {
 }
 
 #[tokio::test]
-async fn help_is_for_people() {
+async fn help_has_examples_and_headings() {
     let help = printed("--help").await;
     for word in [
         "Examples:",
@@ -137,7 +138,7 @@ async fn help_is_for_people() {
     }
 }
 
-/// Name and labels of each series of an exposition.
+/// Returns name and labels of each series of an exposition.
 fn series(exposition: &str) -> BTreeMap<String, BTreeSet<String>> {
     let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for line in exposition
@@ -151,7 +152,7 @@ fn series(exposition: &str) -> BTreeMap<String, BTreeSet<String>> {
         let labels = line
             .split_once('{')
             .map_or("", |(_, rest)| rest.rsplit_once('}').unwrap().0);
-        // No label's value has such a thing in it here.
+        // No label's value contains this separator here.
         let names = labels
             .split("\",")
             .filter_map(|label| Some(label.split_once("=\"")?.0.to_owned()));
@@ -166,7 +167,7 @@ fn series(exposition: &str) -> BTreeMap<String, BTreeSet<String>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn metrics_have_the_labels_that_the_document_says() {
+async fn metrics_have_the_documented_labels() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let program = Program::start(&upstream).await;
     for path in [

@@ -13,7 +13,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Names of what belongs to no namespace: two releases of one name may be in two namespaces. */}}
+{{/* Name of cluster-scoped objects. It contains the namespace, as releases in two namespaces may share a name. */}}
 {{- define "watershed.clusterName" -}}
 {{- printf "%s-%s" .Release.Namespace (include "watershed.fullname" .) -}}
 {{- end -}}
@@ -68,12 +68,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- .Values.tls.existingSecret | default (printf "%s-tls" (include "watershed.fullname" .)) -}}
 {{- end -}}
 
-{{/* Who makes the certificate: secret, cert-manager or chart. */}}
+{{/* Source of the certificate: secret, cert-manager or chart. */}}
 {{- define "watershed.tlsBy" -}}
 {{- if .Values.tls.existingSecret -}}secret{{- else if .Values.tls.certManager.enabled -}}cert-manager{{- else -}}chart{{- end -}}
 {{- end -}}
 
-{{/* The names that the certificate is valid for, as a list in JSON. */}}
+{{/* DNS names in the certificate, as a JSON list. */}}
 {{- define "watershed.dnsNames" -}}
 {{- $service := include "watershed.fullname" . -}}
 {{- $space := .Release.Namespace -}}
@@ -81,17 +81,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- concat $names .Values.tls.extraNames | uniq | toJson -}}
 {{- end -}}
 
-{{/* The name that clients use. */}}
+{{/* Host name for clients. */}}
 {{- define "watershed.host" -}}
 {{- printf "%s.%s.svc" (include "watershed.fullname" .) .Release.Namespace -}}
 {{- end -}}
 
-{{/* Files that the proxy is given besides its certificate. */}}
+{{/* Files of the proxy besides its certificate. */}}
 {{- define "watershed.hasFiles" -}}
 {{- if or .Values.config .Values.clientCA -}}true{{- end -}}
 {{- end -}}
 
-{{/* A probe of the admin listener, without its times. */}}
+{{/* A probe of the admin listener, without its timing. */}}
 {{- define "watershed.probe" -}}
 {{- $root := index . 0 -}}
 httpGet:
@@ -106,7 +106,7 @@ httpGet:
   {{- end }}
 {{- end -}}
 
-{{/* How Prometheus reads the admin listener: part of an endpoint of a ServiceMonitor or PodMonitor. */}}
+{{/* Endpoint settings of a ServiceMonitor or PodMonitor for the admin listener. */}}
 {{- define "watershed.scrape" -}}
 {{- if .Values.admin.tls -}}
 scheme: https

@@ -1,4 +1,4 @@
-{{/* The pod, whatever makes it. */}}
+{{/* The pod of the Deployment or DaemonSet. */}}
 {{- define "watershed.pod" -}}
 {{- $hostNetwork := include "watershed.hostNetwork" . -}}
 {{- $daemonSet := eq .Values.kind "DaemonSet" -}}
@@ -14,7 +14,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
     {{- if include "watershed.hasFiles" . }}
-    # The configuration is read at the start: another one needs other pods.
+    # The proxy reads its configuration at the start only, so a change replaces the pods.
     checksum/files: {{ print (toJson .Values.config) .Values.clientCA | sha256sum }}
     {{- end }}
   {{- end }}
@@ -31,7 +31,7 @@ spec:
   hostNetwork: true
   dnsPolicy: ClusterFirstWithHostNet
   {{- end }}
-  # preStop, --drain-seconds, and some room.
+  # preStop, --drain-seconds and a margin.
   terminationGracePeriodSeconds: {{ add .Values.drainSeconds 15 }}
   securityContext:
     runAsNonRoot: true
@@ -95,7 +95,7 @@ spec:
       {{- if or $onNode .Values.extraEnv }}
       env:
         {{- if $onNode }}
-        # What --node-name is taken from: what runs on the node is all that is held.
+        # Default of --node-name: the proxy caches the objects of its node only.
         - name: NODE_NAME
           valueFrom:
             fieldRef:
@@ -125,7 +125,7 @@ spec:
         periodSeconds: 5
       lifecycle:
         preStop:
-          # Until the Service has let go of it, the pod takes new connections.
+          # The pod accepts connections until the Service has removed its endpoint.
           sleep:
             seconds: 5
       {{- with .Values.resources }}

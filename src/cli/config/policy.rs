@@ -233,7 +233,8 @@ mod tests {
     #[test]
     fn consistent_reads_are_set_for_all_types_and_for_single_ones() {
         let policy = parsed(
-            "consistentReads: forward\nresources:\n- resource: pods\n  consistentReads: linearizable\n\
+            "consistentReads: forward\nresources:\n\
+             - resource: pods\n  consistentReads: linearizable\n\
              - group: apps\n  resource: deployments\n  consistentReads: stale\n",
         )
         .unwrap();
@@ -464,7 +465,8 @@ mod tests {
     fn scopes_are_read() {
         let text = "scopes:\n- resource: pods\n  fieldSelector: spec.nodeName=n1\n\
                     - resource: pods\n  namespaces: [a, b]\n\
-                    \x20 labelSelector: app in (x,y)\n- group: apps\n  resource: deployments\n  namespaces: [a]\n";
+                    \x20 labelSelector: app in (x,y)\n\
+                    - group: apps\n  resource: deployments\n  namespaces: [a]\n";
         let policy = parsed(text).unwrap();
         assert_eq!(
             scopes(&policy, "", "pods"),
