@@ -24,7 +24,7 @@ use kube::{Api, Client, Config, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use tokio::task::JoinHandle;
 
-/// Generous, as it only decides how long a failure takes.
+/// The longest wait. It is generous because it only decides how long a failing test takes.
 const PATIENCE: Duration = Duration::from_mins(1);
 const WRITES: usize = 200;
 
@@ -35,7 +35,7 @@ struct Cluster {
     report: Report,
 }
 
-/// The part that is needed here of the harness's report when all is ready.
+/// The fields of the harness's readiness report that this test uses.
 #[derive(serde::Deserialize)]
 struct Report {
     dir: PathBuf,
@@ -83,7 +83,7 @@ impl Cluster {
         Self::client(self.report.kubeconfig_via_proxy.as_ref().unwrap()).await
     }
 
-    /// The value of a gauge of the proxy.
+    /// Returns the value of one of the proxy's gauges.
     fn metric(&self, series: &str) -> Option<f64> {
         let address = self
             .report
@@ -103,8 +103,8 @@ impl Cluster {
 }
 
 impl Drop for Cluster {
-    /// Also when a test panics: the end of its standard input ends the harness, which ends its
-    /// children.
+    /// Stops the harness, also when a test panics: the harness stops its children when its standard
+    /// input ends.
     fn drop(&mut self) {
         drop(self.harness.stdin.take());
         let _ = self.harness.wait();
@@ -112,7 +112,7 @@ impl Drop for Cluster {
 }
 
 fn is_running(pid: u32) -> bool {
-    // A process that has ended and that its parent has not asked about is gone, too.
+    // A zombie counts as gone: it has ended, and only its parent has not waited for it.
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
         !stat
             .rsplit_once(") ")
@@ -133,7 +133,7 @@ async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> Result<(), Strin
     }
 }
 
-/// Name → version.
+/// The version of each object by its name.
 type Versions = BTreeMap<String, String>;
 
 fn versions<'a, K: Resource + 'a>(objects: impl IntoIterator<Item = &'a K>) -> Versions {
@@ -143,7 +143,7 @@ fn versions<'a, K: Resource + 'a>(objects: impl IntoIterator<Item = &'a K>) -> V
         .collect()
 }
 
-/// Describes the differences between two views. `Ok` means that they are equal.
+/// Returns `Err` with the differences between two views, or `Ok` if they are equal.
 fn differences(upstream: &Versions, seen: &Versions) -> Result<(), String> {
     let mut lines = Vec::new();
     for (name, version) in upstream {
@@ -167,14 +167,14 @@ fn differences(upstream: &Versions, seen: &Versions) -> Result<(), String> {
     }
 }
 
-/// A reflector at work.
+/// A running reflector.
 struct Reflector<K: Resource + Clone + 'static>
 where
     K::DynamicType: Eq + Hash + Clone,
 {
     name: String,
     store: Store<K>,
-    /// Ends never; yields what the watcher complained about when it is stopped.
+    /// The watcher's errors.
     complaints: std::sync::Arc<std::sync::Mutex<Vec<String>>>,
     task: JoinHandle<()>,
 }
@@ -219,7 +219,7 @@ where
             .unwrap();
     }
 
-    /// Waits until the store is upstream's list, and has not been wrong on the way.
+    /// Waits until the store equals upstream's list. Panics if the watcher ever failed.
     async fn finish(self, upstream: &Versions) {
         eventually(&self.name, async || {
             let state = self.store.state();
@@ -236,7 +236,7 @@ where
     }
 }
 
-/// Creates, updates and deletes, as the dice fall.
+/// Creates, updates and deletes objects at random.
 async fn storm(api: Api<DynamicObject>, resource: ApiResource, spec: serde_json::Value, seed: u64) {
     let mut dice = fastrand::Rng::with_seed(seed);
     let mut names: Vec<String> = Vec::new();
@@ -265,8 +265,8 @@ async fn storm(api: Api<DynamicObject>, resource: ApiResource, spec: serde_json:
     }
 }
 
-/// Three kinds of watcher on one type, while it changes. The proxy may have it at hand (`warm`) or
-/// not.
+/// Runs three kinds of watcher on one type while it changes. `warm` makes the proxy cache the type
+/// before.
 async fn every_watcher_agrees<K>(
     cluster: &Cluster,
     namespace: &str,
@@ -311,8 +311,8 @@ async fn every_watcher_agrees<K>(
     streaming.ready().await;
     metadata.ready().await;
     let series = format!("watershed_watches{{group=\"\",resource=\"{plural}\"}}");
-    // A list from before the proxy knew the type is followed by a watch that only upstream can
-    // answer.
+    // The list may come from before the proxy cached the type. Then only upstream can answer the
+    // watch.
     let wanted = if warm { 2.0 } else { 1.0 };
     eventually("watches from memory", async || {
         match cluster.metric(&series) {
@@ -322,7 +322,7 @@ async fn every_watcher_agrees<K>(
     })
     .await;
 
-    // Names of the first storm may come back with another uid.
+    // The second storm can create the names of the first one again, with other uids.
     delete_all(&Api::<K>::namespaced(upstream.clone(), namespace)).await;
     write(1).await;
 
@@ -393,7 +393,7 @@ async fn stores_of_kube_rs_equal_upstreams_list_after_random_writes() {
     );
 }
 
-/// The other test relies on this to leave nothing behind.
+/// The other test relies on this for its cleanup.
 #[test]
 fn a_cluster_stops_when_its_test_panics() {
     let known = std::sync::Arc::<std::sync::Mutex<Option<(PathBuf, Vec<u32>)>>>::default();

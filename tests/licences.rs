@@ -1,7 +1,7 @@
-//! Holds the licences of all dependencies to what `deny.toml` allows, with cargo alone.
+//! Checks that `deny.toml` allows the licence of every dependency. It needs only cargo.
 //!
-//! cargo-deny checks more (advisories, bans, sources) and reads the same file, but is a program to
-//! be installed.
+//! cargo-deny checks more (advisories, bans, sources) and reads the same file, but has to be
+//! installed.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,18 +10,18 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// What `deny.toml` says of licences.
+/// The licence rules of `deny.toml`.
 #[derive(Debug, Default)]
 struct Policy {
-    /// Allowed to every crate.
+    /// The licences that are allowed for every crate.
     everywhere: BTreeSet<String>,
-    /// Allowed to one crate: its name and the licence.
+    /// The licences that are allowed for one crate: its name and the licence.
     exceptions: BTreeSet<(String, String)>,
 }
 
 impl Policy {
-    /// Reads the `allow` and `exceptions` lists of the `[licenses]` table. Not all of TOML: the
-    /// lists stand there with one entry a line, as a comment in the file asks for.
+    /// Reads the `allow` and `exceptions` lists of the `[licenses]` table. This is no full TOML
+    /// parser: it expects one entry a line, as a comment in the file asks for.
     fn parse(text: &str) -> Self {
         let mut policy = Self::default();
         let (mut table, mut list) = ("", "");
@@ -59,7 +59,7 @@ impl Policy {
     }
 
     fn allows(&self, name: &str, licence: &str) -> bool {
-        // "This version or a later one" is satisfied by this one.
+        // "This version or a later one" is satisfied by this version.
         let licence = licence.strip_suffix('+').unwrap_or(licence);
         self.everywhere.contains(licence)
             || self
@@ -67,7 +67,7 @@ impl Policy {
                 .contains(&(name.to_owned(), licence.to_owned()))
     }
 
-    /// Why a crate may not be used, if so.
+    /// Returns the reason why a crate is not allowed, if there is one.
     fn objection(&self, name: &str, expression: Option<&str>) -> Option<String> {
         let Some(expression) = expression else {
             return Some(format!("{name} states no licence"));
@@ -80,8 +80,8 @@ impl Policy {
     }
 }
 
-/// Whether an SPDX expression is satisfied. OR binds less than AND, AND less than WITH; the slash
-/// that old manifests have means OR.
+/// Returns true if an SPDX expression is satisfied. OR binds less than AND, and AND less than WITH.
+/// The slash in old manifests means OR.
 fn evaluate(expression: &str, allowed: impl Fn(&str) -> bool) -> Result<bool, String> {
     let spaced = expression
         .replace('(', " ( ")
@@ -99,7 +99,7 @@ fn evaluate(expression: &str, allowed: impl Fn(&str) -> bool) -> Result<bool, St
     }
 }
 
-/// Reads an expression from the left.
+/// Parses an SPDX expression from left to right.
 struct Reader<'a, F> {
     words: &'a [&'a str],
     allowed: F,
@@ -211,7 +211,7 @@ fn a_disallowed_licence_is_detected() {
         ("planted", Some("GPL-3.0-only OR AGPL-3.0-only")),
         ("planted", Some("(MIT OR Apache-2.0) AND GPL-3.0-only")),
         ("planted", Some("GPL-3.0-only WITH Classpath-exception-2.0")),
-        // An exception is for the crate it names.
+        // An exception allows a licence for the named crate only.
         ("planted", Some("MPL-2.0+")),
         ("planted", Some("")),
         ("planted", Some("MIT OR")),
@@ -239,8 +239,21 @@ fn a_disallowed_licence_is_detected() {
 
 #[test]
 fn only_the_licence_lists_of_deny_toml_are_read() {
-    let text = "[bans]\ndeny = [\n    { crate = \"GPL-3.0-only\" },\n]\n[licenses]\n# \"GPL-3.0-only\"\nallow = [\n    \
-                \"MIT\",\n]\nexceptions = [\n    { allow = [\"ISC\"], crate = \"a\" },\n]\nx = 1\n[sources]\n";
+    let text = r#"[bans]
+deny = [
+    { crate = "GPL-3.0-only" },
+]
+[licenses]
+# "GPL-3.0-only"
+allow = [
+    "MIT",
+]
+exceptions = [
+    { allow = ["ISC"], crate = "a" },
+]
+x = 1
+[sources]
+"#;
     let policy = Policy::parse(text);
     assert_eq!(policy.everywhere.iter().collect::<Vec<_>>(), ["MIT"]);
     assert!(policy.allows("a", "ISC") && !policy.allows("b", "ISC"));

@@ -1,4 +1,4 @@
-//! Circles in a directed graph.
+//! Strongly connected components of a directed graph.
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Returns the sets of nodes that reach each other, largest first.
@@ -23,7 +23,7 @@ pub(crate) fn cycles<N: Ord + Clone>(graph: &BTreeMap<N, BTreeSet<N>>) -> Vec<Ve
     found
 }
 
-/// Returns the nodes that a way of at least one step leads to.
+/// Returns the nodes that are reachable in at least one step.
 fn reachable<'a, N: Ord>(graph: &'a BTreeMap<N, BTreeSet<N>>, from: &N) -> BTreeSet<&'a N> {
     let mut found = BTreeSet::new();
     let mut open: Vec<&N> = graph.get(from).into_iter().flatten().collect();

@@ -56,7 +56,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 /// Modules that put the others together.
 const ON_TOP: &[&str] = &["app", "cli"];
 
-/// Crates that pure code must not know.
+/// Crates that pure code must not use.
 const IMPURE: &[&str] = &[
     "tokio",
     "hyper",
@@ -67,7 +67,7 @@ const IMPURE: &[&str] = &[
     "metrics",
 ];
 
-/// Names that several types have. Each of them is private to its file and says what it is there.
+/// Names that several types share. Each type is private to its file, where its name is clear.
 const SHARED_NAMES: &[&str] = &[];
 
 fn name(path: &ModulePath) -> String {
@@ -118,7 +118,7 @@ fn the_protocol_and_the_store_are_pure() {
         });
         assert!(!declared, "crates/protocol depends on {banned}");
     }
-    // The store has one lock, and wakes tasks; it starts none.
+    // The store has one lock and wakes tasks. It starts no task.
     for (file, text) in store.texts("store") {
         for banned in ["tokio", "hyper", "metrics"] {
             let used = text.contains(&format!("{banned}::"));

@@ -17,20 +17,20 @@ pub(crate) struct Crate {
     parsed: BTreeMap<ModulePath, Module>,
 }
 
-/// What one file holds.
+/// The declarations and references of one file.
 #[derive(Default)]
 struct Module {
-    /// Names of types that are declared outside of functions and inner modules.
+    /// The names of types that are declared outside of functions and inner modules.
     types: Vec<String>,
-    /// Names that the module passes on from elsewhere: where they come from.
+    /// The names that the module re-exports, each with its origin.
     exports: BTreeMap<String, Vec<String>>,
-    /// Every path that its code mentions.
+    /// Every path in its code.
     paths: BTreeSet<Vec<String>>,
     /// Inner modules that exist for tests alone.
     test_modules: BTreeSet<String>,
 }
 
-/// The top of the workspace that is looked at.
+/// The root folder of the checked workspace.
 pub(crate) fn top() -> PathBuf {
     std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(PathBuf::new, PathBuf::from)
 }
@@ -91,7 +91,7 @@ impl Crate {
 
     /// Finds the module that a path leads to, seen from the module `from`.
     fn resolve(&self, from: &[String], words: &[String], depth: usize) -> Option<ModulePath> {
-        // A chain of re-exports that goes in circles is no Rust; this is for malformed input.
+        // Valid Rust has no cycle of re-exports. The limit is for malformed input.
         if depth > 16 {
             return None;
         }

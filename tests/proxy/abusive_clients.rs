@@ -1,6 +1,6 @@
-//! Clients that mean harm, or are badly broken: they are cut, they cost a bounded amount of memory,
-//! and everybody else is served meanwhile. The program runs as a process of its own, so that its
-//! memory is nobody else's.
+//! Malicious or badly broken clients. The proxy cuts them off, spends a bounded amount of memory on
+//! them, and serves everybody else meanwhile. The program runs as a process of its own, so that its
+//! memory can be measured.
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,14 +18,14 @@ use crate::support::frames::{
     ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, Frames, GOAWAY, HEADERS, PING, RST_STREAM,
     SETTINGS, WINDOW_UPDATE, block, frame, get, length,
 };
-use crate::support::history::Ledger;
-use crate::support::program::Program;
+use crate::support::history::WriteHistory;
+use crate::support::program::{Program, resident_memory};
 use crate::support::{eventually, metric, small};
 
 const MIB: u64 = 1 << 20;
 
-/// Everything happens in seconds, but not in so few that a well-behaved client on a busy machine is
-/// taken for an abuser.
+/// Short timeouts keep the tests fast. They are long enough that a well-behaved client on a busy
+/// machine is not cut off.
 const SHORT: &[&str] = &[
     "--handshake-timeout-seconds=8",
     "--header-timeout-seconds=8",
@@ -33,23 +33,13 @@ const SHORT: &[&str] = &[
     "--write-stall-seconds=8",
 ];
 
-/// The least of these. Whoever was slower may have been cut, well-behaved or not: then the machine
-/// stalls.
+/// The shortest of these timeouts. A client that took longer may be cut off rightly: then the
+/// machine stalls.
 const LEAST: Duration = Duration::from_secs(8);
 
 const LIST: &str = "/api/v1/pods?resourceVersion=0";
 
-/// Resident memory in bytes.
-fn resident(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))
-        .unwrap();
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
-}
-
-/// How much the memory of a process grows, at most, while something happens.
+/// Measures the peak growth of a process's memory.
 struct Growth {
     pid: u32,
     before: u64,
@@ -59,12 +49,12 @@ struct Growth {
 
 impl Growth {
     fn watch(pid: u32) -> Self {
-        let before = resident(pid);
+        let before = resident_memory(pid);
         let most = Arc::new(AtomicU64::new(before));
         let peak = Arc::clone(&most);
         let sampling = tokio::spawn(async move {
             loop {
-                peak.fetch_max(resident(pid), Ordering::AcqRel);
+                peak.fetch_max(resident_memory(pid), Ordering::AcqRel);
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         });
@@ -78,7 +68,10 @@ impl Growth {
 
     fn end(self) -> u64 {
         self.sampling.abort();
-        self.most.load(Ordering::Acquire).max(resident(self.pid)) - self.before
+        self.most
+            .load(Ordering::Acquire)
+            .max(resident_memory(self.pid))
+            - self.before
     }
 
     fn stays_below(self, limit: u64) {
@@ -92,7 +85,7 @@ impl Growth {
     }
 }
 
-/// Well-behaved clients that ask all the time; each request has to succeed.
+/// Well-behaved clients that send requests all the time. Each request has to succeed.
 struct Good {
     over: Arc<AtomicBool>,
     tasks: Vec<JoinHandle<u64>>,
@@ -127,7 +120,7 @@ impl Good {
     }
 }
 
-/// On a connection of their own: to connect must go on, too.
+/// Sends a few reads on a connection of its own, because new connections have to work, too.
 async fn a_few_reads(endpoint: &Endpoint, protocol: Protocol) -> anyhow::Result<u64> {
     let connection = within("a connection", endpoint.connect(protocol)).await?;
     let paths = [
@@ -154,7 +147,7 @@ impl Scene {
     async fn start(options: Options, flags: &[&str]) -> Self {
         let upstream = SimulatedServer::start(options).await.unwrap();
         let program = Program::with(&upstream, flags).await;
-        // What is held for everybody is there before anything is measured.
+        // The cache is filled before any memory is measured.
         for protocol in BOTH {
             program.proxied.get(protocol, LIST).await;
         }
@@ -191,13 +184,14 @@ impl Scene {
     }
 }
 
-/// Reads until the other side has closed.
+/// Reads until the other side closes the connection.
 async fn ends(stream: &mut (impl tokio::io::AsyncRead + Unpin)) {
     let mut rest = Vec::new();
     let _ = within("the end of a connection", stream.read_to_end(&mut rest)).await;
 }
 
-/// A connection on which a head has begun; `None` if it was cut before that.
+/// Opens a connection and sends a part of a request's head. Returns `None` if the connection was
+/// cut before that.
 async fn half_a_head(endpoint: &Endpoint, after_another: bool) -> Option<Raw> {
     let mut raw = Raw {
         stream: endpoint.tls(Protocol::Http1).await.ok()?,
@@ -227,7 +221,7 @@ async fn slow_handshakes_and_slow_headers_are_cut_off() {
         let endpoint = scene.proxied().clone();
         tasks.push(tokio::spawn(async move {
             match n % 3 {
-                // Half-open: not a byte.
+                // Half-open: no byte is sent.
                 0 => ends(&mut TcpStream::connect(address).await.unwrap()).await,
                 // A ClientHello of 16 KB, a byte at a time.
                 1 => {
@@ -241,7 +235,7 @@ async fn slow_handshakes_and_slow_headers_are_cut_off() {
                     }
                     ends(&mut stream).await;
                 }
-                // A head that never ends; on half of them after a proper request.
+                // A head that never ends. On half of the connections it follows a complete request.
                 _ => {
                     let mut raw = loop {
                         let began = Instant::now();
@@ -268,40 +262,50 @@ async fn slow_handshakes_and_slow_headers_are_cut_off() {
     scene.end().await;
 }
 
-/// Each flood runs until the server closes, or until so much was sent that a leak would show.
+/// Each flood runs until the server closes the connection, or until a leak would be visible.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frame_floods_end_the_connection_or_use_little_memory() {
     let scene = Scene::start(small(), SHORT).await;
     let bearer = scene.bearer.clone();
-    let growth = Growth::watch(scene.program.pid());
-    let head = |path: &str| block(&get(path, &bearer));
-
-    // Rapid reset (CVE-2023-44487), of requests that are answered here and of such that are
-    // forwarded.
-    for path in ["/api/v1/pods/x", LIST] {
-        let mut frames = Frames::open(scene.proxied(), 65_535).await;
-        let head = head(path);
-        let mut open = true;
-        for batch in 0..4_000 {
-            let mut bytes = Vec::new();
-            for n in 0..10 {
-                let id = (batch * 10 + n) * 2 + 1;
-                bytes.extend(frame(HEADERS, END_STREAM | END_HEADERS, id, &head));
-                bytes.extend(frame(RST_STREAM, 0, id, &8_u32.to_be_bytes()));
-            }
-            open = frames.send(&bytes).await;
-            if !open {
-                break;
-            }
-        }
-        assert!(!open, "40,000 resets of {path} are too many");
-    }
-
-    // The same a little slower, so that each request has begun before it is taken back. Where some
-    // have not, the protocol's own limit may end the connection first: then it is tried again.
+    let list = block(&get(LIST, &bearer));
     let mut post = get("/api/v1/namespaces/team-00/configmaps", &bearer);
     post[0] = (":method", "POST");
     let post = block(&post);
+    let growth = Growth::watch(scene.program.pid());
+    for path in ["/api/v1/pods/x", LIST] {
+        let request = block(&get(path, &bearer));
+        let open = reset_at_once(&scene, &request).await;
+        assert!(!open, "40,000 resets of {path} are too many");
+    }
+    reset_begun_requests(&scene, &post).await;
+    send_endless_headers(&scene, &list).await;
+    send_expanding_headers(&scene, &list).await;
+    flood_with_small_frames(&scene, &post).await;
+    growth.stays_below(48 * MIB);
+    scene.end().await;
+}
+
+/// Sends requests that are reset at once: rapid reset (CVE-2023-44487). Returns true if the
+/// connection is still open at the end.
+async fn reset_at_once(scene: &Scene, head: &[u8]) -> bool {
+    let mut frames = Frames::open(scene.proxied(), 65_535).await;
+    for batch in 0..4_000 {
+        let mut bytes = Vec::new();
+        for n in 0..10 {
+            let id = (batch * 10 + n) * 2 + 1;
+            bytes.extend(frame(HEADERS, END_STREAM | END_HEADERS, id, head));
+            bytes.extend(frame(RST_STREAM, 0, id, &8_u32.to_be_bytes()));
+        }
+        if !frames.send(&bytes).await {
+            return false;
+        }
+    }
+    true
+}
+
+/// Resets requests a little slower, so that each begins before its reset. If too few have begun,
+/// the HTTP/2 library's own limit may end the connection first. Then this tries again.
+async fn reset_begun_requests(scene: &Scene, post: &[u8]) {
     let mut attempts = 0;
     while scene.cut("resets").await < 1.0 {
         attempts += 1;
@@ -309,14 +313,14 @@ async fn frame_floods_end_the_connection_or_use_little_memory() {
             attempts <= 20,
             "resets of requests that were begun are counted here"
         );
-        take_back(&mut Frames::open(scene.proxied(), 65_535).await, &post).await;
+        take_back(&mut Frames::open(scene.proxied(), 65_535).await, post).await;
     }
+}
 
-    // CONTINUATION without an end (CVE-2024-27316).
+/// Sends CONTINUATION frames without an end (CVE-2024-27316).
+async fn send_endless_headers(scene: &Scene, list: &[u8]) {
     let mut frames = Frames::open(scene.proxied(), 65_535).await;
-    frames
-        .send(&frame(HEADERS, END_STREAM, 1, &head(LIST)))
-        .await;
+    frames.send(&frame(HEADERS, END_STREAM, 1, list)).await;
     let more = frame(
         CONTINUATION,
         0,
@@ -331,10 +335,13 @@ async fn frame_floods_end_the_connection_or_use_little_memory() {
             "CONTINUATION frames are taken without an end"
         );
     }
+}
 
-    // A small block that the table makes large: one entry of 4,000 bytes, named 16,000 times.
+/// Sends a small header block that HPACK's table expands: one entry of 4,000 bytes, used 12,000
+/// times.
+async fn send_expanding_headers(scene: &Scene, list: &[u8]) {
     let mut frames = Frames::open(scene.proxied(), 65_535).await;
-    let mut bomb = head(LIST);
+    let mut bomb = list.to_vec();
     bomb.push(0x40);
     for text in ["x-bomb", &"a".repeat(3_900)] {
         length(&mut bomb, text.len());
@@ -355,8 +362,10 @@ async fn frame_floods_end_the_connection_or_use_little_memory() {
             "{answer:?}"
         );
     }
+}
 
-    // Frames that ask for an answer each, which nobody reads; and such that carry nothing.
+/// Sends frames that each require an answer, which nobody reads, and frames without content.
+async fn flood_with_small_frames(scene: &Scene, post: &[u8]) {
     let floods = [
         frame(PING, 0, 0, &[7; 8]),
         frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 255, 255]),
@@ -365,7 +374,7 @@ async fn frame_floods_end_the_connection_or_use_little_memory() {
     ];
     for flood in floods {
         let mut frames = Frames::open(scene.proxied(), 65_535).await;
-        frames.send(&frame(HEADERS, END_HEADERS, 1, &post)).await;
+        frames.send(&frame(HEADERS, END_HEADERS, 1, post)).await;
         let many = flood.repeat(1_000);
         let flooding = async {
             for _ in 0..300 {
@@ -374,14 +383,12 @@ async fn frame_floods_end_the_connection_or_use_little_memory() {
                 }
             }
         };
-        // Without a reader the server stops reading too, at some point.
+        // A server that cannot write its answers stops reading at some point.
         let _ = tokio::time::timeout(Duration::from_secs(1), flooding).await;
     }
-    growth.stays_below(48 * MIB);
-    scene.end().await;
 }
 
-/// Begins requests and takes them back, fifteen at a time, until the connection ends.
+/// Begins requests and resets them, fifteen at a time, until the connection ends.
 async fn take_back(frames: &mut Frames, request: &[u8]) {
     let (mut sent, mut open) = (0, true);
     while open {
@@ -399,8 +406,7 @@ async fn take_back(frames: &mut Frames, request: &[u8]) {
     }
 }
 
-/// Reads and acknowledges everything but what the window keeps away, and counts the streams that
-/// are reset.
+/// Reads and acknowledges all frames within the window, and counts the reset streams.
 fn attend(mut frames: Frames) -> Arc<AtomicU64> {
     let resets = Arc::new(AtomicU64::new(0));
     let counter = Arc::clone(&resets);
@@ -418,7 +424,7 @@ fn attend(mut frames: Frames) -> Arc<AtomicU64> {
     resets
 }
 
-/// A list of 6 MB, so that no socket buffer holds it.
+/// Returns options that make a list of 6 MB, too large for a socket's buffer.
 fn large() -> Options {
     let mut options = small();
     options.population = Population {
@@ -445,19 +451,19 @@ async fn clients_that_never_read_are_cut_off_and_use_little_memory() {
     let paths = [LIST.to_owned(), format!("{watch}&allowWatchBookmarks=true")];
     let growth = Growth::watch(scene.program.pid());
 
-    // A quiet watch has nothing that waits for its client, who does not have to read anything.
+    // A quiet watch has no pending bytes, so its client is not a stalled one.
     let quiet = "/api/v1/namespaces/team-00/secrets?watch=1&resourceVersion=0&timeoutSeconds=600";
     let mut quiet = Some(scene.proxied().watch(Protocol::Http2, quiet).await);
 
     let (mut plain, mut streams, mut attentive) = (Vec::new(), Vec::new(), Vec::new());
     for n in 0..20 {
-        // HTTP/1.1: the socket fills up.
+        // HTTP/1.1: the socket's buffer fills up.
         let path = &paths[n % 2];
         let request = format!("GET {path} HTTP/1.1\r\nHost: h\r\nAuthorization: {bearer}\r\n\r\n");
         plain.push(scene.proxied().raw(request.as_bytes(), |_| true).await);
     }
     for window in [0, 1, 1_000, i32::MAX.cast_unsigned()] {
-        // HTTP/2: the window is closed, or open and the socket fills up.
+        // HTTP/2: the window is closed, or it is open and the socket's buffer fills up.
         let mut frames = Frames::open(scene.proxied(), window).await;
         frames
             .send(&frame(WINDOW_UPDATE, 0, 0, &0x7000_0000_u32.to_be_bytes()))
@@ -474,14 +480,14 @@ async fn clients_that_never_read_are_cut_off_and_use_little_memory() {
             attentive.push((window, attend(frames)));
         }
     }
-    let ledger = Ledger::new(scene.upstream.state(), 3);
-    // For each watch twice what a socket may hold.
+    let history = WriteHistory::new(scene.upstream.state(), 3);
+    // Each watch has twice as many bytes as a socket's buffer holds.
     for _ in 0..20 {
-        ledger.writes(100).await;
+        history.writes(100).await;
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    // Those whose window is closed are reset one by one, and the connection is not cut for it. With
-    // a window of nothing, no byte of an answer is made, and nothing waits.
+    // Streams with a closed window are reset one by one, and the connection stays. With a window of
+    // zero, the proxy makes no byte of an answer, and nothing is pending.
     for (window, resets) in &attentive {
         eventually(
             "streams that are not taken to be reset",
@@ -533,7 +539,7 @@ async fn connections_per_address_are_limited() {
     .await;
     let growth = Growth::watch(scene.program.pid());
     let rejected = r#"watershed_connections_rejected_total{listener="proxy",reason="per-address"}"#;
-    // The well-behaved come from this address, too: room is left for them until the end.
+    // The well-behaved clients have this address, too. They need a free slot until the end.
     let mut idle = Vec::new();
     for _ in 0..100 {
         idle.push(
@@ -614,7 +620,8 @@ async fn garbage_bytes_are_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_memory_check_detects_growth() {
-    // A process that keeps what it is told: others share the memory of this one.
+    // A process that keeps its input stands for a leak. Other tests share the memory of this
+    // process.
     let mut keeps = Command::new("tail")
         .args(["-c", "200000000"])
         .stdin(Stdio::piped())

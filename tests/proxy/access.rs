@@ -1,11 +1,11 @@
-//! Who may not, and is told so in upstream's words.
+//! Refusals of unauthorized callers, in upstream's words.
 use watershed::app::AppConfig;
 use watershed_lab::sim::AccessRule;
 
 use crate::support::client::{BOTH, Endpoint, Protocol};
 use crate::support::{Fixture, eventually, small, with_secrets};
 
-/// From memory, and such as are forwarded.
+/// Requests that are answered from memory, and requests that are forwarded.
 const READS: &[&str] = &[
     "/api/v1/secrets?resourceVersion=0",
     "/api/v1/secrets",
@@ -36,7 +36,7 @@ async fn refused(direct: &Endpoint, proxied: &Endpoint, status: u16, reason: &st
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unauthorized_callers_get_upstreams_refusal() {
     let fixture = Fixture::configured(small(), with_secrets).await;
-    // Whoever may has opened the types: their objects are at hand.
+    // Authorized reads have filled the cache before.
     for path in READS {
         if !path.contains("watch") {
             fixture.proxied.get(Protocol::Http2, path).await;
@@ -64,11 +64,10 @@ async fn unauthorized_callers_get_upstreams_refusal() {
     fixture.stop().await;
 }
 
-/// Nothing of this needs more than the ten seconds for which a verdict stands of which RBAC does
-/// not tell.
+/// A verdict whose end RBAC cannot show stands for ten seconds at most. Nothing here takes longer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn revoked_and_granted_rights_take_effect_soon() {
-    // The simulator's rules are not RBAC's: no change tells that a denial is over.
+    // The simulator's rules are no RBAC objects, so no event ends a remembered denial.
     let configure = |config: &mut AppConfig| {
         config.access.authorization.denied_ttl = config.access.authorization.unwatched_denied_ttl;
     };

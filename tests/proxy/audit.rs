@@ -1,4 +1,4 @@
-//! The audit log of what is answered from memory.
+//! The audit log of requests that are answered from memory.
 use std::path::Path;
 use std::process::Stdio;
 
@@ -17,7 +17,7 @@ use crate::support::{becomes, eventually, loopback, metric, small};
 const PODS: &str = "/api/v1/namespaces/team-00/pods?resourceVersion=0";
 const EVENTS: &str = "watershed_audit_events_total";
 
-/// A program with an audit log, and what is in it.
+/// A program with an audit log, and access to the log's events.
 struct Audited {
     upstream: SimulatedServer,
     program: Program,
@@ -40,7 +40,7 @@ impl Audited {
 
     fn events(&self) -> Vec<Value> {
         let text = std::fs::read_to_string(self.folder.path().join("audit.log")).unwrap();
-        // A line may be under way.
+        // The last line may be incomplete.
         let lines = text
             .split_inclusive('\n')
             .filter(|line| line.ends_with('\n'));
@@ -49,7 +49,7 @@ impl Audited {
             .collect()
     }
 
-    /// The events of one request, once there are so many.
+    /// Waits for a number of events of one request, and returns them.
     async fn events_of(&self, id: &str, number: usize) -> Vec<Value> {
         assert!(!id.is_empty(), "the client was told no id");
         let mut found = Vec::new();
@@ -74,7 +74,7 @@ impl Audited {
     }
 }
 
-/// The value of a counter.
+/// Returns the value of a counter.
 async fn count(program: &Program, series: &str) -> usize {
     metric(program.admin, series)
         .await
@@ -90,7 +90,7 @@ fn stages(events: &[Value]) -> Vec<&str> {
         .collect()
 }
 
-/// Asks until the answer comes from memory.
+/// Repeats a request until its answer comes from memory.
 async fn remembered(program: &Program, path: &str) -> Answer {
     let mut answer = None;
     eventually("an answer from memory", async || {
@@ -195,7 +195,7 @@ async fn answers_from_memory_are_in_the_audit_log() {
         "upstream logs no other of whom it does not know"
     );
 
-    // What upstream answers, it logs itself.
+    // Upstream logs the requests that it answers.
     let seen = audited.events().len();
     let forwarded = audited
         .program
@@ -239,7 +239,7 @@ async fn an_audited_watch_completes_when_its_client_disconnects() {
         assert_eq!(stages(&events), ["ResponseStarted", "ResponseComplete"]);
         assert_eq!(events[1]["responseStatus"]["code"], 200);
     }
-    // And when the program ends: nothing of it is lost.
+    // A shutdown loses no event.
     let path = "/api/v1/namespaces/team-00/pods?resourceVersion=0&watch=1";
     let watch = audited.program.proxied.watch(Protocol::Http2, path).await;
     let before = audited.events().len();
@@ -266,7 +266,8 @@ async fn an_audited_watch_completes_when_its_client_disconnects() {
 async fn the_audit_policy_selects_what_is_logged() {
     let folder = tempfile::tempdir().unwrap();
     let policy = folder.path().join("policy.yaml");
-    let rules = "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules:\n- level: None\n  resources:\n  - resources: [nodes]\n\
+    let rules = "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules:\n\
+                 - level: None\n  resources:\n  - resources: [nodes]\n\
                  - level: RequestResponse\n  verbs: [list]\n  omitStages: [ResponseComplete]\n";
     std::fs::write(&policy, rules).unwrap();
     let audited = Audited::start(&["--audit-policy-file", policy.to_str().unwrap()]).await;
@@ -288,7 +289,7 @@ async fn the_audit_policy_selects_what_is_logged() {
     audited.end().await;
 }
 
-/// What `watershed serve` says when it does not start.
+/// Returns the standard error of a `watershed serve` that fails to start.
 async fn refusal(flags: &[&str]) -> String {
     let serve = Command::new(env!("CARGO_BIN_EXE_watershed"))
         .args([
@@ -385,7 +386,7 @@ fn kubeconfig(folder: &Path, server: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// Reads one request: its head and its body.
+/// Reads one request. Returns its head and its body.
 async fn request(stream: &mut TcpStream) -> (String, Value) {
     let mut text = Vec::new();
     let mut byte = [0];
@@ -418,7 +419,7 @@ async fn audit_batches_are_resent_until_the_webhook_accepts_them() {
         &config,
         "--audit-webhook-batch-max-size",
         "2",
-        // Only what is full goes, however long the second event takes.
+        // Only full batches are sent, however late the second event is.
         "--audit-webhook-batch-max-wait",
         "1h",
         "--audit-webhook-initial-backoff",
@@ -430,7 +431,7 @@ async fn audit_batches_are_resent_until_the_webhook_accepts_them() {
     let before = count(&program, EVENTS).await;
     let mut ids = Vec::new();
     for n in 0..3 {
-        // The first may be forwarded.
+        // The first request may be forwarded.
         ids.push(
             remembered(&program, &format!("{PODS}&n={n}"))
                 .await
@@ -469,7 +470,7 @@ async fn audit_batches_are_resent_until_the_webhook_accepts_them() {
         .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
         .await
         .unwrap();
-    // The batch that is not full goes at the end.
+    // The shutdown sends the batch that is not full.
     program.terminate().await;
     let (_, last) = request(&mut stream).await;
     stream
@@ -487,7 +488,7 @@ async fn audit_batches_are_resent_until_the_webhook_accepts_them() {
         .map(|event| event["auditID"].as_str().unwrap())
         .collect();
     assert_eq!(posted, ids);
-    // Both sinks have all.
+    // Both sinks have all events.
     let text = std::fs::read_to_string(&log).unwrap();
     assert!(
         ids.iter().all(|id| text.contains(id.as_str())) && text.lines().count() == 3,
@@ -499,7 +500,7 @@ async fn audit_batches_are_resent_until_the_webhook_accepts_them() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stuck_audit_webhook_delays_no_request() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
-    // It takes connections, and never answers.
+    // The webhook accepts connections and never answers.
     let hook = TcpListener::bind(loopback()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let config = kubeconfig(
@@ -520,7 +521,7 @@ async fn a_stuck_audit_webhook_delays_no_request() {
     for _ in 0..20 {
         assert_eq!(program.proxied.get(Protocol::Http2, PODS).await.status, 200);
     }
-    // One is on its way, five wait.
+    // One event is being sent, and five wait.
     becomes("the others are dropped", true, async || {
         count(&program, dropped).await + 6 >= count(&program, EVENTS).await
     })

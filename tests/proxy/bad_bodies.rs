@@ -1,5 +1,5 @@
-//! Request bodies that are cut short. What upstream gets must be cut, too: half a document is often
-//! a document.
+//! Truncated and malformed request bodies. Upstream has to see a truncated body as truncated,
+//! because half a document is often a valid document.
 use bytes::Bytes;
 use futures_util::stream;
 use http::{Request, StatusCode};
@@ -11,7 +11,7 @@ use watershed_protocol::GroupVersionResource;
 
 use crate::support::client::{Endpoint, Protocol, whole};
 use crate::support::follower::{Follower, Opening};
-use crate::support::history::{Interest, Ledger};
+use crate::support::history::{Interest, WriteHistory};
 use crate::support::{Fixture, becomes, small};
 
 const PATH: &str = "/api/v1/namespaces/default/configmaps";
@@ -20,16 +20,17 @@ fn configmap(name: &str) -> String {
     format!(r#"{{"metadata":{{"name":"{name}","namespace":"default"}},"data":{{"key":"value"}}}}"#)
 }
 
-/// Names of the config maps that upstream has.
+/// Returns the names of upstream's config maps.
 fn stored(upstream: &SimulatedServer) -> Vec<String> {
     let configmaps = GroupVersionResource::new("", "v1", "configmaps");
     upstream.state().snapshot(&configmaps).into_keys().collect()
 }
 
-/// The head of a request whose body is `body` on the wire.
+/// Returns the head of a POST with the given framing headers.
 fn head(framing: &str) -> String {
     format!(
-        "POST {PATH} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer admin-token\r\nContent-Type: application/json\r\n{framing}\r\n\r\n"
+        "POST {PATH} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer admin-token\r\n\
+         Content-Type: application/json\r\n{framing}\r\n\r\n"
     )
 }
 
@@ -43,12 +44,12 @@ fn chunked(name: &str, end: &str) -> String {
     head("Transfer-Encoding: chunked") + &format!("{:x}\r\n{body}\r\n{end}", body.len())
 }
 
-/// Sends bytes by hand and closes, with a TLS goodbye or without.
+/// Sends bytes and closes the connection, with a TLS close_notify or without.
 async fn send_and_leave(endpoint: &Endpoint, bytes: &str, goodbye: bool) {
     let mut stream = endpoint.tls(Protocol::Http1).await.unwrap();
     stream.write_all(bytes.as_bytes()).await.unwrap();
     stream.flush().await.unwrap();
-    // Long enough for what has been sent to be passed on.
+    // The proxy has time to forward the bytes.
     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     if goodbye {
         stream.shutdown().await.unwrap();
@@ -58,7 +59,7 @@ async fn send_and_leave(endpoint: &Endpoint, bytes: &str, goodbye: bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_truncated_body_never_arrives_as_a_complete_one() {
     let fixture = Fixture::start(small()).await;
-    let ledger = Ledger::new(fixture.upstream.state(), 1);
+    let history = WriteHistory::new(fixture.upstream.state(), 1);
     let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
     let beside = Follower::start(&connection, Interest::All, Opening::List);
     beside.synced().await;
@@ -75,8 +76,7 @@ async fn a_truncated_body_never_arrives_as_a_complete_one() {
             send_and_leave(&fixture.proxied, &bytes, goodbye).await;
         }
     }
-    // HTTP/2: a body that fails in the middle resets its stream, and a connection that breaks ends
-    // it.
+    // HTTP/2: a failed body resets its stream, and a broken connection ends it.
     let document = Bytes::from(configmap("cut-stream"));
     let failing = StreamBody::new(stream::iter([
         Ok(Frame::data(document.clone())),
@@ -98,14 +98,14 @@ async fn a_truncated_body_never_arrives_as_a_complete_one() {
     drop(doomed);
     reset_without_error(&fixture.proxied, "cut-by-reset").await;
 
-    // The proxy is well, and the same documents arrive when they are whole.
+    // The proxy still works: the same documents arrive when they are complete.
     assert_eq!(
         stored(&fixture.upstream),
         [""; 0],
         "half a request became a whole one"
     );
-    ledger.writes(20).await;
-    beside.judge_undisturbed(&ledger).await;
+    history.writes(20).await;
+    beside.judge_undisturbed(&history).await;
     let answer = fixture
         .proxied
         .raw(with_length("whole-length", 0).as_bytes(), |text| {
@@ -142,7 +142,7 @@ async fn a_truncated_body_never_arrives_as_a_complete_one() {
     fixture.stop().await;
 }
 
-/// The whole document, and then a reset that says "no error": an end that is none.
+/// Sends the complete document, then a reset with NO_ERROR instead of an end of the stream.
 async fn reset_without_error(endpoint: &Endpoint, name: &str) {
     let io = endpoint.tls(Protocol::Http2).await.unwrap();
     let (client, connection) = h2::client::handshake(io).await.unwrap();

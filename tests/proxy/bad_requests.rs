@@ -1,11 +1,12 @@
-//! Requests that are wrong. Upstream refuses them in its own words, and nobody beside them notices.
+//! Malformed requests. Upstream refuses them in its own words, and other requests on the connection
+//! succeed.
 use http::{Method, Request, StatusCode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use crate::support::client::{Answer, BOTH, Endpoint, Protocol, nothing, within};
 use crate::support::follower::{Follower, Opening};
-use crate::support::history::{Interest, Ledger};
+use crate::support::history::{Interest, WriteHistory};
 use crate::support::{Fixture, small};
 
 /// Queries of lists and watches that are malformed, contradictory or odd.
@@ -66,9 +67,9 @@ async fn answer(endpoint: &Endpoint, protocol: Protocol, path: &str, accept: &st
     answer.unwrap_or_else(|error| panic!("{path}: {error:#}"))
 }
 
-/// The proxy's answer has to be upstream's own.
+/// Checks that the proxy's answer equals upstream's.
 async fn same(fixture: &Fixture, protocol: Protocol, path: &str, accept: &str) -> Answer {
-    // At the same time: some of them are watches.
+    // Both are read at the same time, because some of them are watches.
     let direct = Box::pin(answer(&fixture.direct, protocol, path, accept));
     let proxied = Box::pin(answer(&fixture.proxied, protocol, path, accept));
     let (direct, proxied) = tokio::join!(direct, proxied);
@@ -83,7 +84,7 @@ async fn same(fixture: &Fixture, protocol: Protocol, path: &str, accept: &str) -
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn malformed_queries_get_upstreams_answer_and_affect_nobody_else() {
     let fixture = Fixture::start(small()).await;
-    let ledger = Ledger::new(fixture.upstream.state(), 1);
+    let history = WriteHistory::new(fixture.upstream.state(), 1);
     let mut beside = Vec::new();
     for protocol in BOTH {
         let connection = fixture.proxied.connect(protocol).await.unwrap();
@@ -92,8 +93,8 @@ async fn malformed_queries_get_upstreams_answer_and_affect_nobody_else() {
     }
     let mut refused = 0;
     for (n, query) in QUERIES.iter().enumerate() {
-        // Pods don't change between the two answers, only from one question to the next.
-        ledger.write();
+        // Pods change between two queries, but not between the two answers to one.
+        history.write();
         let paths = ["/api/v1/pods", "/api/v1/namespaces/team-00/pods"]
             .map(|path| format!("{path}?{query}"));
         let answers = paths
@@ -111,7 +112,7 @@ async fn malformed_queries_get_upstreams_answer_and_affect_nobody_else() {
         "most of these are wrong: {refused}"
     );
     for follower in beside {
-        follower.judge_undisturbed(&ledger).await;
+        follower.judge_undisturbed(&history).await;
     }
     fixture.stop().await;
 }
@@ -165,7 +166,7 @@ async fn odd_paths_and_accept_headers_get_upstreams_answer() {
             assert_eq!(refusal.json()["reason"], "NotAcceptable");
         }
     }
-    // The first that can be had, at the client's order.
+    // The first available type, in the client's order.
     let accept = "application/vnd.kubernetes.protobuf,application/json;q=0.5,*/*;q=0.1";
     assert_eq!(
         same(
@@ -215,13 +216,13 @@ async fn odd_methods_get_upstreams_answer() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn oversized_headers_are_refused_with_a_clear_error() {
     let fixture = Fixture::start(small()).await;
-    let ledger = Ledger::new(fixture.upstream.state(), 2);
+    let history = WriteHistory::new(fixture.upstream.state(), 2);
     let shared = fixture.proxied.connect(Protocol::Http2).await.unwrap();
     let beside = Follower::start(&shared, Interest::All, Opening::WatchList);
     beside.synced().await;
 
-    // HTTP/1.1: a clear answer, and the end of a connection on which nothing can be told apart any
-    // more.
+    // HTTP/1.1: a clear answer, then the connection ends, because the next request's start is
+    // unknown.
     let (long, many) = ("a".repeat(300_000), "X-More: yes\r\n".repeat(2_000));
     for head in [
         format!("GET /api/v1/pods HTTP/1.1\r\nHost: h\r\nX-Large: {long}\r\n\r\n"),
@@ -241,7 +242,7 @@ async fn oversized_headers_are_refused_with_a_clear_error() {
         );
     }
 
-    // No TLS at all: the connection ends, and nothing of HTTP is said on it.
+    // No TLS at all: the connection ends without any HTTP.
     let mut plain = TcpStream::connect(fixture.proxied.address).await.unwrap();
     plain
         .write_all(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
@@ -251,18 +252,18 @@ async fn oversized_headers_are_refused_with_a_clear_error() {
     let _ = within("the end", plain.read_to_end(&mut told)).await;
     assert!(!told.starts_with(b"HTTP"));
 
-    // HTTP/2: the streams beside it live on.
+    // HTTP/2: the connection's other streams continue.
     let request = Request::get("/api/v1/pods")
         .header("x-large", &long)
         .body(nothing())
         .unwrap();
     let answer = within("an answer", shared.read(request)).await.unwrap();
     assert_eq!(answer.status, StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
-    ledger.writes(40).await;
-    beside.judge_undisturbed(&ledger).await;
+    history.writes(40).await;
+    beside.judge_undisturbed(&history).await;
     assert!(!shared.is_closed());
 
-    // What is large and allowed arrives whole.
+    // A large head within the limit arrives complete.
     let names: Vec<_> = (0..3_000).map(|n| format!("tier-{n}")).collect();
     let path = format!(
         "/api/v1/pods?resourceVersion=0&labelSelector=tier%20in%20(backend,{})",

@@ -1,4 +1,4 @@
-//! What may be kept in memory, and what must not get there.
+//! The caching policy: which objects and fields the proxy keeps in memory, and which it must not.
 use futures_util::future::join_all;
 use http::{Request, StatusCode};
 use serde_json::Value;
@@ -43,7 +43,7 @@ fn source(answer: &Answer) -> &str {
     answer.header("x-watershed-source")
 }
 
-/// An answer; where a proof is wanted, once there is time for it.
+/// Reads a path. If the answer needs a proof of freshness, retries until there was time for one.
 async fn as_wanted(wanted: &str, mut ask: impl AsyncFnMut() -> Answer) -> Answer {
     if wanted == "linearizable" {
         proven(ask).await
@@ -52,7 +52,7 @@ async fn as_wanted(wanted: &str, mut ask: impl AsyncFnMut() -> Answer) -> Answer
     }
 }
 
-/// A secret's namespace and name.
+/// Returns the namespace and name of a secret.
 fn some_secret(fixture: &Fixture) -> (String, String) {
     let key = fixture
         .upstream
@@ -65,7 +65,8 @@ fn some_secret(fixture: &Fixture) -> (String, String) {
     (namespace.to_owned(), name.to_owned())
 }
 
-/// Reads of secrets that were begun at upstream, and those of more than their metadata.
+/// Returns the reads of secrets that upstream received, and those of them that read more than
+/// metadata.
 fn asked(counts: &TrafficCounts) -> (u64, u64) {
     let verbs = ["GET", "LIST", "WATCH"];
     let all = verbs
@@ -145,7 +146,7 @@ async fn secrets_are_forwarded_and_never_requested_by_the_proxy() {
             .unwrap_or_default(),
         0
     );
-    // Not even those of many who ask the same are put together.
+    // Simultaneous equal reads are not coalesced either.
     let before = asked(&fixture.upstream.stats()).0;
     let many = join_all((0..20).map(|n| fixture.proxied.get(BOTH[n % 2], SECRETS))).await;
     assert!(
@@ -224,16 +225,29 @@ async fn a_type_cached_as_metadata_is_requested_as_metadata_only() {
         );
     }
 
-    // From the state on, and from a version on: what upstream sends, to the byte.
-    let open = async |endpoint: &Endpoint, query: &str| -> Lines {
-        let path = format!("{SECRETS}?watch=1&allowWatchBookmarks=true&{query}");
-        let request = Request::get(&path)
-            .header("accept", ONE)
-            .body(nothing())
-            .unwrap();
-        let connection = endpoint.connect(Protocol::Http2).await.unwrap();
-        within(&path, connection.follow(request)).await.unwrap()
-    };
+    check_metadata_watches(&fixture, &namespace, &name).await;
+    // The proofs of consistent reads request only metadata, too.
+    let listed = proven(async || read(&fixture.proxied, SECRETS, LIST).await).await;
+    assert_eq!(listed.json()["items"].as_array().unwrap().len(), 11);
+    let (all, whole) = asked(&fixture.upstream.stats());
+    assert_eq!(whole, 0, "of {all} requests");
+    check_reads_beyond_metadata(&fixture, &one).await;
+    fixture.stop().await;
+}
+
+async fn open_metadata_watch(endpoint: &Endpoint, query: &str) -> Lines {
+    let path = format!("{SECRETS}?watch=1&allowWatchBookmarks=true&{query}");
+    let request = Request::get(&path)
+        .header("accept", ONE)
+        .body(nothing())
+        .unwrap();
+    let connection = endpoint.connect(Protocol::Http2).await.unwrap();
+    within(&path, connection.follow(request)).await.unwrap()
+}
+
+/// Checks that watches with an initial state and watches from a version equal upstream's, byte for
+/// byte.
+async fn check_metadata_watches(fixture: &Fixture, namespace: &str, name: &str) {
     let begin = fixture.upstream.state().version();
     let since = format!("resourceVersion={begin}");
     let streamed = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=0";
@@ -241,36 +255,38 @@ async fn a_type_cached_as_metadata_is_requested_as_metadata_only() {
     let mut watches = Vec::new();
     for query in [&since, streamed, &labelled] {
         watches.push((
-            open(&fixture.direct, query).await,
-            open(&fixture.proxied, query).await,
+            open_metadata_watch(&fixture.direct, query).await,
+            open_metadata_watch(&fixture.proxied, query).await,
         ));
     }
     for label in ["1", "2"] {
         let text = format!(
-            r#"{{"metadata":{{"name":"{name}","namespace":"{namespace}","labels":{{"n":"{label}"}}}},"data":{{"k":"AAEC"}}}}"#
+            concat!(
+                r#"{{"metadata":{{"name":"{}","namespace":"{}","labels":{{"n":"{}"}}}},"#,
+                r#""data":{{"k":"AAEC"}}}}"#
+            ),
+            name, namespace, label
         );
         fixture.upstream.state().update(&secrets(), &text).unwrap();
     }
     let last = fixture
         .upstream
         .state()
-        .delete(&secrets(), &namespace, &name)
+        .delete(&secrets(), namespace, name)
         .unwrap();
     for (n, (direct, proxied)) in watches.iter_mut().enumerate() {
         let (wanted, got) = (
-            told(direct, last, n == 2).await,
-            told(proxied, last, n == 2).await,
+            lines_until(direct, last, n == 2).await,
+            lines_until(proxied, last, n == 2).await,
         );
         assert_eq!(wanted, got, "watch {n}");
         assert!(wanted.len() >= 2, "{wanted:?}");
     }
-    // The fence's questions are of metadata, too.
-    let listed = proven(async || read(&fixture.proxied, SECRETS, LIST).await).await;
-    assert_eq!(listed.json()["items"].as_array().unwrap().len(), 11);
-    let (all, whole) = asked(&fixture.upstream.stats());
-    assert_eq!(whole, 0, "of {all} requests");
+}
 
-    // What metadata does not tell is upstream's to say.
+/// Checks that reads that need more than metadata are forwarded. `one` is the path of a secret that
+/// does not exist any more.
+async fn check_reads_beyond_metadata(fixture: &Fixture, one: &str) {
     for (n, (path, accept)) in [
         (SECRETS, "application/json"),
         ("/api/v1/secrets?resourceVersion=0", "application/json"),
@@ -278,7 +294,7 @@ async fn a_type_cached_as_metadata_is_requested_as_metadata_only() {
             "/api/v1/secrets?resourceVersion=0&watch=1&timeoutSeconds=1",
             "application/json",
         ),
-        (one.as_str(), "application/json"),
+        (one, "application/json"),
     ]
     .into_iter()
     .enumerate()
@@ -328,13 +344,12 @@ async fn a_type_cached_as_metadata_is_requested_as_metadata_only() {
             .count(),
         3
     );
-    fixture.stop().await;
 }
 
-/// What a watch told up to the event at a version, bookmarks that come by the clock aside:
-/// upstream's and the proxy's clocks are not the same.
-async fn told(watch: &mut Lines, last: u64, gone: bool) -> Vec<String> {
-    let mut told = Vec::new();
+/// Returns the lines of a watch up to the event at a version. It leaves out periodic bookmarks,
+/// because upstream and the proxy send them at different times.
+async fn lines_until(watch: &mut Lines, last: u64, gone: bool) -> Vec<String> {
+    let mut lines = Vec::new();
     loop {
         let line = watch.line().await;
         let event: Value = serde_json::from_str(&line).unwrap();
@@ -346,19 +361,19 @@ async fn told(watch: &mut Lines, last: u64, gone: bool) -> Vec<String> {
         let by_the_clock =
             event["type"] == "BOOKMARK" && event["object"]["metadata"]["annotations"].is_null();
         if !by_the_clock {
-            told.push(line);
+            lines.push(line);
         }
-        // An object that left the selection is told of at once, and not again at its end.
+        // An object that leaves the selection is reported at once, and not again when it is
+        // deleted.
         if version >= last || (gone && event["type"] == "DELETED") {
-            return told;
+            return lines;
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metadata_that_differs_from_its_object_comes_from_upstream() {
-    // Of deployments a part of the object stands in the annotations; upstream makes the metadata
-    // without them.
+    // A part of a deployment is in its annotations. Upstream's metadata lacks these annotations.
     let path = "/apis/apps/v1/deployments?resourceVersion=0";
     for (cache, wanted) in [
         (CacheMode::Objects, "forward; reason=representation"),

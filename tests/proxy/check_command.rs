@@ -1,4 +1,4 @@
-//! `watershed check`: what it finds, and that it finds nothing wrong where nothing is.
+//! `watershed check` finds each error, and finds none in a valid configuration.
 use serde_json::Value;
 use watershed_lab::sim::{AccessRule, SimulatedServer};
 
@@ -8,8 +8,8 @@ use crate::support::small;
 const CHECK: &str =
     "check --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --kubeconfig good.kubeconfig";
 
-/// Lines that say so, as `level subject message`.
-fn of<'a>(out: &'a str, level: &str) -> Vec<&'a str> {
+/// Returns the findings of a level as lines of `level subject message`.
+fn lines_of<'a>(out: &'a str, level: &str) -> Vec<&'a str> {
     out.lines()
         .filter(|line| line.split_whitespace().next() == Some(level))
         .collect()
@@ -19,11 +19,12 @@ fn of<'a>(out: &'a str, level: &str) -> Vec<&'a str> {
 async fn a_valid_configuration_has_no_errors() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let bench = Bench::new(&upstream);
-    let flags = "--tls-cert good.crt --tls-key good.key --client-ca-file good.crt --audit-log-path audit.log";
+    let flags = "--tls-cert good.crt --tls-key good.key --client-ca-file good.crt \
+                 --audit-log-path audit.log";
     let before = std::fs::read_dir(bench.path()).unwrap().count();
     let (code, out, told) = bench.run(&format!("{CHECK} {flags}")).await;
     assert_eq!((code, told.as_str()), (0, ""), "{out}");
-    assert_eq!(of(&out, "ok").len(), out.lines().count(), "{out}");
+    assert_eq!(lines_of(&out, "ok").len(), out.lines().count(), "{out}");
     for word in [
         "--listen",
         "--tls-cert",
@@ -36,7 +37,7 @@ async fn a_valid_configuration_has_no_errors() {
     ] {
         assert!(out.contains(word), "{word:?} is not in {out}");
     }
-    // Nothing was made.
+    // The check created no file.
     assert_eq!(std::fs::read_dir(bench.path()).unwrap().count(), before);
     let (code, out, _) = bench.run(CHECK).await;
     assert!(
@@ -59,7 +60,8 @@ async fn each_configuration_error_is_one_line_that_names_its_setting() {
                 (
                     "error",
                     "certificate",
-                    "--tls-key: the private key in expired.key is not that of the certificate in good.crt",
+                    "--tls-key: the private key in expired.key is not that of the \
+                     certificate in good.crt",
                 ),
                 (
                     "error",
@@ -153,7 +155,7 @@ async fn each_configuration_error_is_one_line_that_names_its_setting() {
             assert!(line.contains(words), "{words:?} is not in {line}");
         }
     }
-    // A mistake on the command line is serve's own.
+    // Errors on the command line are reported as by `watershed serve`.
     let (code, out, told) = bench.run("check --tls-crt a").await;
     assert_eq!((code, out.as_str()), (2, ""));
     assert!(
@@ -182,7 +184,7 @@ async fn missing_rights_are_listed_with_their_consequences() {
     };
     let (code, out) = run("").await;
     assert_eq!(code, 1, "{out}");
-    let errors = of(&out, "error").join("\n");
+    let errors = lines_of(&out, "error").join("\n");
     for words in [
         "tokenreviews",
         "subjectaccessreviews",
@@ -191,7 +193,7 @@ async fn missing_rights_are_listed_with_their_consequences() {
     ] {
         assert!(errors.contains(words), "{words:?} is not in {errors}");
     }
-    // The reviews and two types: enough to start with.
+    // The rights to review and to read two types suffice for a start.
     access.allow(AccessRule::new(
         "proxy",
         &["create"],
@@ -203,8 +205,8 @@ async fn missing_rights_are_listed_with_their_consequences() {
     access.allow(AccessRule::read("proxy", &["pods", "nodes"]));
     access.allow(AccessRule::new("proxy", &["list"], &["services"]));
     let (code, out) = run("").await;
-    assert_eq!((code, of(&out, "error").len()), (0, 0), "{out}");
-    let warnings = of(&out, "warning").join("\n");
+    assert_eq!((code, lines_of(&out, "error").len()), (0, 0), "{out}");
+    let warnings = lines_of(&out, "warning").join("\n");
     for words in [
         "services",
         "clusterroles.rbac.authorization.k8s.io",
@@ -214,7 +216,7 @@ async fn missing_rights_are_listed_with_their_consequences() {
     ] {
         assert!(warnings.contains(words), "{words:?} is not in {warnings}");
     }
-    let lacks = of(&out, "warning")
+    let lacks = lines_of(&out, "warning")
         .into_iter()
         .find(|line| line.contains("reads are forwarded"))
         .unwrap();
@@ -222,7 +224,7 @@ async fn missing_rights_are_listed_with_their_consequences() {
         !lacks.contains("pods") && !lacks.contains("nodes") && !lacks.contains("secrets"),
         "{lacks}"
     );
-    // What a node's proxy holds is less.
+    // The proxy of one node needs fewer rights.
     access.allow(
         AccessRule::read("proxy", &["leases.coordination.k8s.io"]).in_namespace("kube-node-lease"),
     );
@@ -231,7 +233,7 @@ async fn missing_rights_are_listed_with_their_consequences() {
         out.contains("may list and watch what may be held (3 types and parts of them)"),
         "{out}"
     );
-    // And who is everybody reviews nobody.
+    // A proxy that trusts every caller needs no right to review.
     access.deny_all("proxy");
     access.allow(AccessRule::new(
         "proxy",
@@ -242,7 +244,7 @@ async fn missing_rights_are_listed_with_their_consequences() {
     assert!(run("").await.1.contains("tokenreviews"));
     let (code, out) = run("--single-identity").await;
     assert_eq!(
-        (code, of(&out, "ok").len()),
+        (code, lines_of(&out, "ok").len()),
         (0, out.lines().count()),
         "{out}"
     );

@@ -1,4 +1,4 @@
-//! Watches that are compressed where upstream compresses them.
+//! Compression of watches: the proxy compresses the watches that upstream compresses.
 use std::io::Write;
 
 use flate2::write::MultiGzDecoder;
@@ -8,20 +8,20 @@ use hyper::body::Incoming;
 use watershed_lab::sim::{Options, WatchListSupport};
 
 use crate::support::client::{BOTH, Connection, Endpoint, Protocol, nothing, within};
-use crate::support::history::{Interest, Ledger};
+use crate::support::history::{Interest, WriteHistory};
 use crate::support::{Fixture, becomes, eventually, small, unless_stalled};
 
-/// A watch by a client that takes gzip.
+/// A watch of a client that accepts gzip.
 struct Watch {
     headers: HeaderMap,
     body: Incoming,
-    /// What came, unpacked as it came. `Err` if nothing is to be unpacked.
+    /// The decompressor. `Err` holds the bytes of an answer that is not compressed.
     received: Result<MultiGzDecoder<Vec<u8>>, Vec<u8>>,
     _connection: Connection,
 }
 
 impl Watch {
-    /// Begins with the state and marks its end.
+    /// Opens a watch with initial events and the bookmark that ends them.
     async fn open(to: &Endpoint, protocol: Protocol, interest: &Interest) -> Self {
         let (path, selector) = (interest.path(), interest.selector());
         let path = format!("{path}?watch=1&resourceVersion=0&allowWatchBookmarks=true{selector}");
@@ -63,7 +63,7 @@ impl Watch {
         .unwrap()
     }
 
-    /// Takes in what comes next; false at the end.
+    /// Reads the next part. Returns false at the end.
     async fn receive(&mut self) -> bool {
         let Some(frame) = within("a frame of the watch", self.body.frame()).await else {
             return false;
@@ -80,7 +80,7 @@ impl Watch {
         true
     }
 
-    /// Reads on until so many lines are there, bookmarks of every kind left out.
+    /// Reads until `count` lines have arrived, bookmarks not counted.
     async fn events(&mut self, count: usize) -> Vec<String> {
         let (mut looked_at, mut lines) = (0, Vec::new());
         loop {
@@ -117,17 +117,18 @@ async fn watches_are_compressed_where_upstream_compresses_them() {
                 upstream.faults().watch_list(mode)
             })
             .await;
-            let ledger = Ledger::new(fixture.upstream.state(), 1);
+            let history = WriteHistory::new(fixture.upstream.state(), 1);
             let asked = || fixture.upstream.stats().requests_on("WATCH", "pods");
             fixture
                 .proxied
                 .get(Protocol::Http2, "/api/v1/pods?resourceVersion=0")
                 .await;
-            // One that was refused is no watch.
+            // A refused watch is an ordinary answer.
             let open = async || fixture.upstream.stats().open_watches.get("pods").copied();
             becomes("the proxy's watches", Some(1), open).await;
             let before = asked();
-            // On a busy machine the first may be served before it is known.
+            // On a busy machine the first watch may be served before upstream's compression is
+            // known.
             eventually("it is known", async || {
                 let watch = Watch::open(&fixture.proxied, Protocol::Http2, &Interest::All).await;
                 if watch.header("content-encoding") == coding {
@@ -151,8 +152,7 @@ async fn watches_are_compressed_where_upstream_compresses_them() {
                 }
             };
             eventually("a question", questions).await;
-            // One that a stalled machine leaves without an answer is put again, half a minute
-            // later.
+            // On a stalled machine the probe gets no answer and is repeated half a minute later.
             let questions = asked() - before;
             if questions != 1 {
                 drop(watches);
@@ -168,10 +168,10 @@ async fn watches_are_compressed_where_upstream_compresses_them() {
                 assert_eq!(watch.header("content-encoding"), coding);
                 assert_eq!(watch.header("vary"), coding.map(|_| "Accept-Encoding"));
             }
-            ledger.writes(100).await;
+            history.writes(100).await;
             for (interest, watch) in &mut watches {
-                let initial = ledger.at(interest, start).len();
-                let expected = ledger.between(interest, start, u64::MAX);
+                let initial = history.at(interest, start).len();
+                let expected = history.between(interest, start, u64::MAX);
                 let events = watch.events(initial + expected.len()).await;
                 let expected: Vec<_> = expected.iter().map(|event| event.line.clone()).collect();
                 assert_eq!(events[initial..], expected, "{interest:?}");
@@ -187,7 +187,7 @@ async fn watches_are_compressed_where_upstream_compresses_them() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shutdown_completes_compressed_watch_streams() {
     let fixture = Fixture::start(small()).await;
-    let ledger = Ledger::new(fixture.upstream.state(), 1);
+    let history = WriteHistory::new(fixture.upstream.state(), 1);
     eventually("watches are compressed", async || {
         let watch = Watch::open(&fixture.proxied, Protocol::Http2, &Interest::All).await;
         watch.received.map(drop).map_err(|_| "not yet".to_owned())
@@ -197,7 +197,7 @@ async fn a_shutdown_completes_compressed_watch_streams() {
     for protocol in BOTH {
         watches.push(Watch::open(&fixture.proxied, protocol, &Interest::All).await);
     }
-    ledger.writes(30).await;
+    history.writes(30).await;
     for watch in &mut watches {
         watch.events(70).await;
     }

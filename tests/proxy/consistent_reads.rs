@@ -1,4 +1,4 @@
-//! Consistent reads: answered from memory only when memory was shown to be new enough.
+//! Consistent reads. They are answered from memory only with a proof that memory is fresh enough.
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -11,11 +11,11 @@ use crate::support::program::Program;
 use crate::support::{Fixture, proven, small, unless_stalled};
 
 const PODS: &str = "/api/v1/pods";
-/// Later than the end of any test.
+/// Longer than any test.
 const LATE: Duration = Duration::from_hours(1);
 
-/// Upstream says nothing of its own accord: no bookmarks, and its caches stand still while nothing
-/// happens.
+/// Returns options of an upstream that sends no bookmarks and whose caches do not advance while
+/// nothing happens.
 fn quiet(pods: usize) -> Options {
     let never = Duration::from_hours(1);
     Options {
@@ -51,7 +51,7 @@ fn version(answer: &Answer) -> u64 {
         .unwrap()
 }
 
-/// A name and namespace of a pod that is neither the newest nor the last.
+/// Returns the namespace and name of a pod that is neither the newest nor the last.
 fn some_pod(fixture: &Fixture) -> (String, String) {
     let key = fixture
         .upstream
@@ -72,7 +72,7 @@ async fn lists_of_a_small_idle_type_are_proven_and_equal_upstreams() {
         .get(Protocol::Http2, &format!("{PODS}?resourceVersion=0"))
         .await;
     for n in 0..3 {
-        // Others move: the version goes on, and with it the one that a consistent list has.
+        // Writes to other types advance the version, and with it the version of a consistent list.
         let text = format!(r#"{{"metadata":{{"name":"other-{n}"}}}}"#);
         let namespaces = watershed_protocol::GroupVersionResource::new("", "v1", "namespaces");
         let moved = fixture.upstream.state().create(&namespaces, &text).unwrap();
@@ -89,7 +89,7 @@ async fn lists_of_a_small_idle_type_are_proven_and_equal_upstreams() {
             assert!(version(&ours) >= moved);
         }
     }
-    // All pages are of one version, although the cache's events have not reached it.
+    // All pages have one version, although the cache's events have not reached it.
     let first = proven(async || {
         fixture
             .proxied
@@ -122,8 +122,8 @@ async fn a_consistent_list_shows_changes_the_cache_has_not_received() {
             .proxied
             .get(Protocol::Http2, &format!("{PODS}?resourceVersion=0"))
             .await;
-        // The list that upstream is asked for in proof has the greatest version that it had before:
-        // only the missing name tells.
+        // The deletion leaves the list's greatest object version as it was. Only the missing name
+        // shows it.
         fixture.upstream.faults().delay_events(LATE);
         let (namespace, name) = some_pod(&fixture);
         fixture
@@ -138,7 +138,7 @@ async fn a_consistent_list_shows_changes_the_cache_has_not_received() {
             source(&consistent)
         );
         assert_eq!(source(&consistent), "forward; reason=unproven");
-        // The cache by itself would have been wrong.
+        // The cache alone gives the stale answer.
         let cached = fixture
             .proxied
             .get(Protocol::Http2, &format!("{PODS}?resourceVersion=0"))
@@ -154,11 +154,11 @@ async fn the_cache_of_a_large_idle_type_catches_up_for_a_consistent_list() {
     unless_stalled("a large idle type is caught up with", catching_up).await;
 }
 
-/// Counted in a program of its own. An error says that the proof did not come in the time that it
-/// has.
+/// Runs the test in a program of its own, whose metrics no other test shares. Returns an error if
+/// the proof did not arrive in time.
 async fn catching_up() -> Result<(), String> {
     let upstream = watershed_lab::sim::SimulatedServer::start(Options {
-        // A cache that moves on with nothing happening, as upstream's does when it is read
+        // The cache advances although nothing happens, as kube-apiserver's does when it is read
         // consistently.
         progress_every: Duration::from_millis(200),
         ..quiet(300)
@@ -181,8 +181,8 @@ async fn catching_up() -> Result<(), String> {
         r#"watershed_consistent_reads_total{group="",resource="pods",outcome="caught-up"} 1"#;
     assert!(metrics.lines().any(|line| line == caught_up), "{metrics}");
     upstream.faults().set(|active| active.no_bookmarks = true);
-    // Without bookmarks nothing shows it. The answer is upstream's then, and later ones don't wait
-    // for it.
+    // Without bookmarks there is no proof. Upstream answers then, and later reads do not wait for a
+    // proof.
     upstream
         .state()
         .create(&namespaces, r#"{"metadata":{"name":"other"}}"#)
@@ -214,7 +214,8 @@ async fn a_lone_small_read_does_not_wait_for_a_large_idle_type() {
     }
 }
 
-/// An error says that the proof came sooner than it should, or that the crowd was none.
+/// Returns an error if the proof came too early, or if the reads of the crowd were not
+/// simultaneous.
 async fn alone_and_in_a_crowd(little: &str) -> Result<(), String> {
     let progress_every = Duration::from_millis(200);
     let fixture = Fixture::start(Options {
@@ -234,7 +235,7 @@ async fn alone_and_in_a_crowd(little: &str) -> Result<(), String> {
     if source(&alone) != "forward; reason=unproven" {
         return Err(source(&alone).to_owned());
     }
-    // Who comes in a crowd is waited for: one proof for all costs upstream less.
+    // Many simultaneous reads wait for one proof, because that costs upstream less.
     let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
     let reads = (0..50).map(|_| async {
         let request = http::Request::get(&path)
@@ -261,7 +262,7 @@ async fn alone_and_in_a_crowd(little: &str) -> Result<(), String> {
 async fn concurrent_consistent_reads_share_a_proof() {
     let fixture = Fixture::start(quiet(20)).await;
     fixture.proxied.get(Protocol::Http2, PODS).await;
-    // Those who were to come together may come one by one.
+    // On a slow machine simultaneous requests may arrive one by one.
     unless_stalled("300 lists at once", async || {
         let before = fixture.upstream.stats().requests_on("LIST", "pods");
         let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
@@ -300,7 +301,8 @@ async fn a_consistent_watch_starts_with_every_earlier_write() {
         let text = format!(r#"{{"metadata":{{"name":"late-{n}","namespace":"default"}}}}"#);
         let written = fixture.upstream.state().create(&pods(), &text).unwrap();
         let path = format!(
-            "{PODS}?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
+            "{PODS}?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan\
+             &allowWatchBookmarks=true"
         );
         let mut lines = fixture.proxied.watch(Protocol::Http2, &path).await;
         let mut seen = false;
@@ -329,7 +331,7 @@ async fn a_consistent_watch_starts_with_every_earlier_write() {
 async fn a_read_whose_proof_is_refused_is_forwarded_once() {
     let fixture = Fixture::start(quiet(20)).await;
     fixture.proxied.get(Protocol::Http2, PODS).await;
-    // What refuses the proof's list refuses the client's.
+    // The planned refusals cover the proof's list and the client's.
     let refusal = PlannedRefusal {
         count: 2,
         code: 500,
@@ -388,7 +390,7 @@ async fn the_configuration_selects_how_consistent_reads_are_answered() {
         let answer = fixture.proxied.get(Protocol::Http2, path).await;
         assert_eq!(source(&answer), wanted, "{path}");
     }
-    // Who chose so gets what was chosen.
+    // Possibly stale reads were chosen, so they are served.
     fixture.upstream.faults().delay_events(LATE);
     let (namespace, name) = some_pod(&fixture);
     fixture
@@ -411,7 +413,7 @@ async fn the_configuration_selects_how_consistent_reads_are_answered() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_gets_of_one_object_are_coalesced() {
-    // The proxy itself may not get single objects, as in deploy/base/rbac.yaml.
+    // The proxy itself is not allowed to get single objects, as in deploy/base/rbac.yaml.
     let prepare = |upstream: &SimulatedServer| {
         upstream.access().add_user("proxy-token", "proxy", &[]);
         let reviews = [
@@ -451,7 +453,7 @@ async fn concurrent_gets_of_one_object_are_coalesced() {
         )
     };
     let mut before = before;
-    // Those who were to come together may come one by one.
+    // On a slow machine simultaneous requests may arrive one by one.
     unless_stalled("300 gets at once", async || {
         let mut shared = 0;
         for answer in within("300 gets", join_all((0..300).map(|_| get()))).await {
@@ -469,12 +471,14 @@ async fn concurrent_gets_of_one_object_are_coalesced() {
         }
     })
     .await;
-    // No answer is older than the question: what was written before is seen, however many ask.
+    // No answer is older than its request: a read sees every earlier write, however many reads
+    // there are.
     for n in 0..20 {
         let reads = join_all((0..30).map(|_| get()));
         let read_and_write = async {
             let text = format!(
-                r#"{{"metadata":{{"name":"{name}","namespace":"{namespace}","labels":{{"n":"{n}"}}}}}}"#
+                r#"{{"metadata":{{"name":"{}","namespace":"{}","labels":{{"n":"{}"}}}}}}"#,
+                name, namespace, n
             );
             let written = fixture.upstream.state().update(&pods(), &text).unwrap();
             let after = get().await.unwrap();
@@ -487,7 +491,7 @@ async fn concurrent_gets_of_one_object_are_coalesced() {
         };
         tokio::join!(reads, read_and_write);
     }
-    // Who may not get it alone does not get it with others.
+    // Unauthorized callers do not share the answers of others.
     let stranger = fixture
         .proxied
         .as_user("nobody-has-this-token")

@@ -1,4 +1,4 @@
-//! A custom type that comes, goes and comes back.
+//! A custom type that is created, removed and created again.
 use crate::support::client::{BOTH, Next, Protocol, within};
 use crate::support::{Fixture, becomes, small};
 
@@ -70,7 +70,7 @@ async fn a_custom_type_is_cached_throughout_its_lifecycle() {
                 fixture.proxied.get(Protocol::Http2, LIST).await,
             );
             assert_eq!(wanted.status, 404);
-            // For a moment the proxy may still have it.
+            // The proxy may still have the type for a moment.
             if got.status == 200 {
                 String::new()
             } else {

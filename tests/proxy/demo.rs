@@ -41,8 +41,8 @@ async fn every_demo_client_sees_what_upstream_holds() {
     assert!(equal.unwrap());
 }
 
-/// The planted fault: the proxy stands in front of a twin of the demo's server, on which nothing
-/// happens. Every client sees the same objects and misses every change.
+/// The planted fault: the proxy's upstream is a twin of the demo's server without any writes. Every
+/// client sees the same objects and misses every change.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_demo_reports_clients_whose_view_differs() {
     let population = Population {

@@ -1,4 +1,4 @@
-//! Discovery from memory.
+//! Discovery documents that are served from memory.
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -25,7 +25,7 @@ async fn all_callers_get_the_same_discovery_document() {
         assert_eq!(answer.header("x-watershed-source"), "document");
         assert_eq!(answer.essence(), direct.essence());
     }
-    // At most one a second and a few at the start, for as long as this machine takes.
+    // At most one request a second and a few at the start, for as long as this machine takes.
     let (cost, most) = (asked() - before, 20 + 2 * began.elapsed().as_secs());
     assert!(
         cost < most.min(150),
@@ -53,7 +53,7 @@ async fn a_discovery_document_is_at_most_one_second_old() {
 async fn discovery_errors_come_from_upstream() {
     let fixture = Fixture::start(small()).await;
     fixture.proxied.get(Protocol::Http2, ALL).await;
-    // Nobody's token, no token, upstream in trouble.
+    // An unknown token, no token, and an upstream that fails.
     for token in ["nobody-has-this-token", ""] {
         let (ours, theirs) = (
             fixture.proxied.as_user(token),

@@ -1,16 +1,60 @@
-//! The end of the proxy, as its clients see it.
-use crate::support::client::{BOTH, Next, Protocol, within};
+//! The shutdown of the proxy, as its clients see it.
+use crate::support::client::{BOTH, Endpoint, Lines, Next, Protocol, Raw, within};
 use crate::support::follower::{Follower, Opening};
 use crate::support::frames::{DATA, END_HEADERS, END_STREAM, Frames, HEADERS, block, frame, get};
-use crate::support::history::{Event, Interest, Ledger, compare};
+use crate::support::history::{Event, Interest, WriteHistory, compare};
 use crate::support::program::Program;
 use crate::support::{Fixture, PATIENCE, eventually, plain_get, small};
 
+/// The body of the request that is running during the shutdown.
+const SLOW_BODY: &str = r#"{"metadata":{"name":"slow","namespace":"default"}}"#;
+
+/// Begins a request: upstream has its head, and the client has sent half of the body.
+async fn begin_slow_request(proxied: &Endpoint) -> Raw {
+    let head = format!(
+        "POST /api/v1/namespaces/default/configmaps HTTP/1.1\r\nHost: h\r\n\
+         Authorization: Bearer admin-token\r\n\
+         Content-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: {}\r\n\r\n",
+        SLOW_BODY.len()
+    );
+    let mut slow = proxied
+        .raw(head.as_bytes(), |text| {
+            text.contains("100 Continue\r\n\r\n")
+        })
+        .await;
+    slow.write(&SLOW_BODY[..20]).await;
+    slow
+}
+
+/// Returns the frame of a GET.
+fn request_frame(path: &str, id: u32) -> Vec<u8> {
+    frame(
+        HEADERS,
+        END_STREAM | END_HEADERS,
+        id,
+        &block(&get(path, "Bearer admin-token")),
+    )
+}
+
+/// Checks that watches had the expected events and a last bookmark, and ended cleanly.
+async fn assert_ended_with_bookmarks(watches: Vec<Lines>, expected: &[Event]) {
+    for watch in watches {
+        let (lines, last) = watch.rest().await;
+        assert_eq!(last, Next::End, "a clean end");
+        compare(expected, &events(&lines)).unwrap();
+        let bookmark = String::from_utf8(lines.last().unwrap().to_vec()).unwrap();
+        assert!(
+            bookmark.contains("BOOKMARK"),
+            "a client learns where to continue: {bookmark}"
+        );
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shutdown_ends_watches_cleanly_and_finishes_running_requests() {
-    // However long this machine takes to finish what runs.
+    // The limit leaves a slow machine enough time to finish the running requests.
     let fixture = Fixture::configured(small(), |config| config.drain = PATIENCE).await;
-    let ledger = Ledger::new(fixture.upstream.state(), 1);
+    let history = WriteHistory::new(fixture.upstream.state(), 1);
     let list = fixture
         .proxied
         .get(Protocol::Http2, "/api/v1/pods?resourceVersion=0")
@@ -22,43 +66,22 @@ async fn a_shutdown_ends_watches_cleanly_and_finishes_running_requests() {
     for n in 0..10 {
         watches.push(fixture.proxied.watch(BOTH[n % 2], &path).await);
     }
-    // Forwarded, as the version is left open.
+    // This watch is forwarded, because it names no version.
     let forwarded = [
         fixture.proxied.watch(BOTH[0], "/api/v1/pods?watch=1").await,
         fixture.proxied.watch(BOTH[1], "/api/v1/pods?watch=1").await,
     ];
-    // A request that is under way: upstream has its head, and the client still owes half of the
-    // body.
-    let body = r#"{"metadata":{"name":"slow","namespace":"default"}}"#;
-    let head = format!(
-        "POST /api/v1/namespaces/default/configmaps HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer admin-token\r\n\
-         Content-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: {}\r\n\r\n",
-        body.len()
-    );
-    let mut slow = fixture
-        .proxied
-        .raw(head.as_bytes(), |text| {
-            text.contains("100 Continue\r\n\r\n")
-        })
-        .await;
-    slow.write(&body[..20]).await;
-    // A client that asks on its connection before it has seen that this is to end.
+    let mut slow = begin_slow_request(&fixture.proxied).await;
+    // A client that sends a request before it has seen the GOAWAY.
     let mut late = Frames::open(&fixture.proxied, 65_535).await;
-    let ask = |path: &str, id| {
-        frame(
-            HEADERS,
-            END_STREAM | END_HEADERS,
-            id,
-            &block(&get(path, "Bearer admin-token")),
-        )
-    };
-    late.send(&ask("/api/v1/nodes?resourceVersion=0", 1)).await;
+    late.send(&request_frame("/api/v1/nodes?resourceVersion=0", 1))
+        .await;
     late.find(|frame| frame.kind == HEADERS && frame.stream == 1)
         .await
         .unwrap();
-    ledger.writes(30).await;
-    // With nothing new for it.
-    let now = ledger
+    history.writes(30).await;
+    // A watch without pending events.
+    let now = history
         .between(&Interest::All, 0, u64::MAX)
         .last()
         .unwrap()
@@ -70,22 +93,13 @@ async fn a_shutdown_ends_watches_cleanly_and_finishes_running_requests() {
         Interest::All,
         Opening::List,
     );
-    follower.judge(&ledger).await;
+    follower.judge(&history).await;
 
     let (proxied, admin) = (fixture.proxied.clone(), fixture.admin);
     let (upstream, end) = fixture.shut_down();
     let end = tokio::spawn(end);
-    let expected = ledger.between(&Interest::All, version.parse().unwrap(), u64::MAX);
-    for watch in watches {
-        let (lines, last) = watch.rest().await;
-        assert_eq!(last, Next::End, "a clean end");
-        compare(&expected, &events(&lines)).unwrap();
-        let bookmark = String::from_utf8(lines.last().unwrap().to_vec()).unwrap();
-        assert!(
-            bookmark.contains("BOOKMARK"),
-            "a client learns from where to go on elsewhere: {bookmark}"
-        );
-    }
+    let expected = history.between(&Interest::All, version.parse().unwrap(), u64::MAX);
+    assert_ended_with_bookmarks(watches, &expected).await;
     for watch in forwarded {
         assert_eq!(
             watch.rest().await.1,
@@ -93,7 +107,7 @@ async fn a_shutdown_ends_watches_cleanly_and_finishes_running_requests() {
             "a clean end of a forwarded watch"
         );
     }
-    // Somebody else may have its port by now, but not its certificate.
+    // Another process may have the port by now, but not the certificate.
     eventually("no new connections", async || {
         match proxied.tls(Protocol::Http1).await {
             Err(_) => Ok(()),
@@ -101,7 +115,7 @@ async fn a_shutdown_ends_watches_cleanly_and_finishes_running_requests() {
         }
     })
     .await;
-    late.send(&ask("/api/v1/pods?watch=1&resourceVersion=0", 3))
+    late.send(&request_frame("/api/v1/pods?watch=1&resourceVersion=0", 3))
         .await;
     let answer = late
         .find(|frame| frame.kind == DATA && frame.stream == 3)
@@ -128,7 +142,7 @@ async fn a_shutdown_ends_watches_cleanly_and_finishes_running_requests() {
         "{ready}"
     );
     slow.text.clear();
-    slow.write(&body[20..]).await;
+    slow.write(&SLOW_BODY[20..]).await;
     assert!(
         slow.read_until(|text| text.contains("}\n")).await,
         "the answer is whole: {}",
@@ -139,7 +153,7 @@ async fn a_shutdown_ends_watches_cleanly_and_finishes_running_requests() {
     upstream.shutdown().await;
 }
 
-/// The events among the lines of a watch.
+/// Returns the events among the lines of a watch.
 fn events(lines: &[bytes::Bytes]) -> Vec<Event> {
     let events = lines.iter().filter_map(|line| {
         let parsed: serde_json::Value = serde_json::from_slice(line).unwrap();

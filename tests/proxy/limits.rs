@@ -1,5 +1,4 @@
-//! What operators set and see at the edge: limits of callers, the admin listener, and no secret
-//! anywhere.
+//! The limits of callers and of requests, and the secrets that no page, metric or log line shows.
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -35,7 +34,7 @@ async fn a_user_over_the_limit_gets_429_and_others_are_served() {
     };
     program.proxied.get(Protocol::Http2, LIST).await;
 
-    // Two requests that are not over, one of them forwarded: the third is one too many.
+    // Two requests are running, one of them forwarded. A third one exceeds the limit.
     let connection = program.proxied.connect(Protocol::Http2).await.unwrap();
     let post = || {
         let (sender, body) =
@@ -87,7 +86,7 @@ async fn a_user_over_the_limit_gets_429_and_others_are_served() {
     })
     .await;
 
-    // Open watches do not count.
+    // Open watches do not count towards the limit.
     let mut watches = Vec::new();
     for _ in 0..4 {
         let watch = "/api/v1/pods?watch=1&resourceVersion=0&timeoutSeconds=600";
@@ -95,8 +94,8 @@ async fn a_user_over_the_limit_gets_429_and_others_are_served() {
     }
     assert_eq!(program.proxied.get(Protocol::Http2, LIST).await.status, 200);
 
-    // More in a second than is allowed, forwarded or not.
-    // At the same time, as on a slow machine they might come no faster than they may.
+    // More requests in a second than allowed, forwarded or not. They are sent at the same time,
+    // because one by one a slow machine would stay below the limit.
     eventually("the burst to be used up", async || {
         let connection = program.proxied.connect(Protocol::Http2).await.unwrap();
         let request = || {
@@ -160,7 +159,8 @@ async fn pages_metrics_and_logs_contain_no_secret() {
     })
     .await;
 
-    // Secrets on their way: a good token, a bad one, one in an impersonation, a secret's content.
+    // Requests that carry secrets: a valid token, an invalid one, one with impersonation, and a
+    // secret's content.
     let secrets = [
         upstream.admin_token(),
         "token-of-nobody-at-all",
@@ -231,7 +231,7 @@ async fn pages_metrics_and_logs_contain_no_secret() {
     assert_eq!(config["admin"]["certificate"]["key"], private);
     assert_eq!(config["limits"]["connections"], 20_000);
 
-    // The token and the certificate may change.
+    // The token and the certificate are reloaded.
     std::fs::write(file("token"), "another-secret").unwrap();
     assert_eq!(operator.get(Protocol::Http2, "/metrics").await.status, 401);
     assert_eq!(
@@ -271,22 +271,22 @@ async fn pages_metrics_and_logs_contain_no_secret() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_forwarded_answers_do_not_exhaust_upstream_connections() {
-    // A list of about 4 MB, which upstream answers itself: far more than a stream's window.
+    // A forwarded list of about 4 MB: far larger than a stream's window.
     let mut options: Options = small();
     options.population = Population {
         pods: 1_000,
         ..options.population
     };
     let fixture = Fixture::configured(options, |config| {
-        // Whoever does not read is not cut, however long this takes.
+        // Clients that do not read are not cut off during this test.
         config.limits.stall = Duration::ZERO;
         config.policy.consistent_reads = watershed::serve::ConsistentReads::Upstream;
     })
     .await;
     let mut lazy = Vec::new();
     for n in 0..60 {
-        // More than may share one of upstream's connections, if all of them are left lying. Each
-        // asks for something else, so that nobody shares an answer.
+        // More unread answers than one upstream connection carries. Each request differs, so that
+        // none shares an answer.
         let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
         let path = format!("/api/v1/pods?labelSelector=nothing-{n}%21%3Dhere");
         let answer = within(
@@ -301,7 +301,7 @@ async fn unread_forwarded_answers_do_not_exhaust_upstream_connections() {
         );
         lazy.push((connection, answer));
     }
-    // A review that is not answered in time is sent on a connection of its own.
+    // A review without an answer in time is sent again on another connection.
     unless_stalled(
         "answers on a connection that the lazy ones use",
         async || {
@@ -323,7 +323,7 @@ async fn unread_forwarded_answers_do_not_exhaust_upstream_connections() {
         },
     )
     .await;
-    // They were not cut either: whoever begins to read gets it all.
+    // The unread answers were not cut off: a client that begins to read gets all of it.
     let (connection, answer) = lazy.pop().unwrap();
     let body = within("the rest", answer.into_body().collect())
         .await

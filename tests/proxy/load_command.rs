@@ -1,5 +1,5 @@
-//! `watershed load` against the simulated API server and against the proxy: nothing is lost, and
-//! what goes wrong is seen.
+//! `watershed load` against the simulated API server and against the proxy. No event is lost, and
+//! planted faults are found.
 use std::path::Path;
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn target(folder: &Path, name: &str, kubeconfig: &str) -> LoadTarget {
     }
 }
 
-/// The same users, another server.
+/// Returns the same kubeconfig for another server.
 fn through(kubeconfig: &str, server: &str, ca: &str) -> String {
     let ca = base64::prelude::BASE64_STANDARD.encode(ca);
     let line = |line: &str| {
@@ -73,7 +73,7 @@ async fn run(plan: &LoadPlan) -> anyhow::Result<LoadResult> {
     load::run(plan, &CancellationToken::new(), false).await
 }
 
-/// What the load has left behind.
+/// Returns the objects that the load has left behind.
 fn left(server: &SimulatedServer) -> Vec<String> {
     let of = |resource| GroupVersionResource::new("", "v1", resource);
     let all = ["configmaps", "namespaces"].map(|resource| server.state().snapshot(&of(resource)));
@@ -99,8 +99,10 @@ async fn the_load_command_compares_servers_and_finds_no_lost_event() {
     plan.rounds = 2;
     plan.groups = load::mix(
         "clients:\n- {watches: 20, lists: 20/s, gets: 20/s}\n\
-         - {watches: 10, fieldSelector: 'metadata.name=watershed-load-{0..4}', firstState: stream, gzip: true}\n\
-         - {watches: 10, selector: 'watershed-load-object in (1,2)', firstState: version, metadataOnly: true}\n\
+         - {watches: 10, fieldSelector: 'metadata.name=watershed-load-{0..4}', \
+         firstState: stream, gzip: true}\n\
+         - {watches: 10, selector: 'watershed-load-object in (1,2)', \
+         firstState: version, metadataOnly: true}\n\
          - {watches: 5, resource: pods, lists: 5/s, gzip: true}\n",
     )
     .unwrap();
@@ -113,8 +115,8 @@ async fn the_load_command_compares_servers_and_finds_no_lost_event() {
             assert_eq!((round.watches, round.watches_begun), (45, 45));
             let writes = round.writes.answered;
             assert!(writes > 0);
-            // All see each write 20 times, two of ten watches with a name each, and ten watches two
-            // objects of five.
+            // Each write is seen 20 times by watches of all objects, by two of ten watches of one
+            // name, and by ten watches of two objects of five.
             assert!(
                 round.events_expected >= 22 * writes,
                 "{} of {writes}",
@@ -159,8 +161,8 @@ async fn the_load_command_compares_servers_and_finds_no_lost_event() {
     upstream.shutdown().await;
 }
 
-/// The planted faults: an event that never comes, a watch that breaks, a refusal, a server of an
-/// older kind.
+/// The planted faults: a missing event, a broken watch, a refusal, and a server of an older
+/// version.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_faults_appear_in_the_load_result() {
     type Fault = fn(&SimulatedServer);
@@ -274,12 +276,12 @@ async fn impossible_load_options_are_refused_in_one_line() {
         error.contains("watershed-load-3") && error.contains("kubectl delete"),
         "{error}"
     );
-    // What is not its own is left alone.
+    // Objects of others are not deleted.
     assert_eq!(left(&server), ["team-00/watershed-load-3"]);
     server.shutdown().await;
 }
 
-/// The program: files, exit codes, and an orderly end after a signal.
+/// Runs the program and checks its files, its exit codes and its end after a signal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_load_command_writes_its_files_and_sets_its_exit_code() {
     let server = SimulatedServer::start(small()).await.unwrap();
@@ -344,7 +346,7 @@ async fn the_load_command_writes_its_files_and_sets_its_exit_code() {
         assert!(roxmltree::Document::parse(&svg).is_ok(), "{picture}");
     }
 
-    // A write that is refused makes it a failure.
+    // A refused write makes the run a failure.
     let refusal = PlannedRefusal {
         count: 1,
         code: 500,
@@ -361,7 +363,7 @@ async fn the_load_command_writes_its_files_and_sets_its_exit_code() {
         String::from_utf8_lossy(&done.stdout)
     );
 
-    // Ctrl-C: what was measured is shown, what was written is deleted.
+    // Ctrl-C: the measurements are printed, and the created objects are deleted.
     let begun = server.stats().requests_of("PATCH");
     let child = command("10m")
         .stdout(std::process::Stdio::piped())

@@ -1,5 +1,5 @@
-//! Scopes that are opened for what clients ask for: few, then one for all, and none once nobody
-//! asks.
+//! Scopes that open on demand. Few selector scopes merge into one of the whole type, and idle
+//! scopes close.
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -10,20 +10,21 @@ use watershed_lab::sim::{AccessRule, Options, SimulatedServer, fixtures};
 
 use crate::support::client::{Endpoint, Next, Protocol, nothing};
 use crate::support::follower::{Follower, Opening};
-use crate::support::history::{Interest, Ledger};
-use crate::support::program::Program;
+use crate::support::history::{Interest, WriteHistory};
+use crate::support::program::{Program, resident_memory};
 use crate::support::{Fixture, becomes, eventually, metric, small, start_configured};
 
-fn narrow(most: usize, idle: u64) -> impl FnOnce(&mut AppConfig) {
+/// Configures on-demand scopes of pods: at most `most`, which close after `idle` seconds.
+fn selector_scopes(most: usize, idle: u64) -> impl FnOnce(&mut AppConfig) {
     move |config| {
         let idle = Some(Duration::from_secs(idle));
-        let holding = ScopePolicy {
+        let policy = ScopePolicy {
             selector_scopes: Some(true),
             max_scopes: Some(most),
             idle,
             ..ScopePolicy::default()
         };
-        config.policy.set_scope_policy("", "pods", holding);
+        config.policy.set_scope_policy("", "pods", policy);
     }
 }
 
@@ -35,13 +36,15 @@ async fn source(endpoint: &Endpoint, path: &str) -> String {
         .to_owned()
 }
 
-fn of(namespace: usize) -> String {
+/// Returns the path of a list of the pods in a namespace.
+fn path_of(namespace: usize) -> String {
     format!(
         "/api/v1/namespaces/{}/pods?resourceVersion=0",
         fixtures::namespace_name(namespace)
     )
 }
 
+/// Returns the number of open watches of pods at upstream.
 fn watches(upstream: &SimulatedServer) -> u64 {
     upstream
         .stats()
@@ -53,8 +56,8 @@ fn watches(upstream: &SimulatedServer) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn selector_scopes_merge_into_one_without_interrupting_watches() {
-    let fixture = Fixture::configured(small(), narrow(4, 2)).await;
-    let ledger = Ledger::new(fixture.upstream.state(), 7);
+    let fixture = Fixture::configured(small(), selector_scopes(4, 2)).await;
+    let history = WriteHistory::new(fixture.upstream.state(), 7);
     let start = |interest: Interest, opening| {
         let proxied = fixture.proxied.clone();
         async move {
@@ -70,11 +73,15 @@ async fn selector_scopes_merge_into_one_without_interrupting_watches() {
         Opening::List,
     )
     .await;
-    first.judge(&ledger).await;
-    assert_eq!(watches(&fixture.upstream), 1, "one namespace's");
-    // What it covers is answered from it, for whoever asks.
+    first.judge(&history).await;
+    assert_eq!(watches(&fixture.upstream), 1, "the watch of one namespace");
+    // The scope answers every read that it covers, of any client.
     assert_eq!(
-        source(&fixture.proxied, &format!("{}&labelSelector=tier", of(0))).await,
+        source(
+            &fixture.proxied,
+            &format!("{}&labelSelector=tier", path_of(0))
+        )
+        .await,
         "snapshot"
     );
     let name = fixture
@@ -102,10 +109,13 @@ async fn selector_scopes_merge_into_one_without_interrupting_watches() {
     );
     assert_eq!(watches(&fixture.upstream), 1);
     let second = start(Interest::Node(fixtures::node_name(1)), Opening::WatchList).await;
-    second.judge(&ledger).await;
-    assert_eq!(source(&fixture.proxied, &of(1)).await, "snapshot");
-    becomes("narrow watches", 3, async || watches(&fixture.upstream)).await;
-    // The next would be one too many, unless it has everything.
+    second.judge(&history).await;
+    assert_eq!(source(&fixture.proxied, &path_of(1)).await, "snapshot");
+    becomes("watches of selector scopes", 3, async || {
+        watches(&fixture.upstream)
+    })
+    .await;
+    // The next scope would exceed the limit, so it covers the whole type.
     let others = [
         start(Interest::Tier(fixtures::TIERS[0]), Opening::List).await,
         start(
@@ -115,31 +125,31 @@ async fn selector_scopes_merge_into_one_without_interrupting_watches() {
         .await,
         start(Interest::All, Opening::List).await,
     ];
-    ledger.writes(60).await;
+    history.writes(60).await;
     for follower in others.iter().chain([&first, &second]) {
-        follower.judge(&ledger).await;
+        follower.judge(&history).await;
     }
     assert!(watches(&fixture.upstream) <= 4);
-    // Whoever comes now is led to the wide one: that nobody watches is closed, and who watches goes
-    // on.
+    // New reads use the wide scope. Selector scopes without watches close, and open watches
+    // continue.
     for _ in 0..3 {
-        assert_eq!(source(&fixture.proxied, &of(1)).await, "snapshot");
+        assert_eq!(source(&fixture.proxied, &path_of(1)).await, "snapshot");
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
-    becomes("watches that are of use", 3, async || {
+    becomes("watches that are still needed", 3, async || {
         watches(&fixture.upstream)
     })
     .await;
-    ledger.writes(30).await;
+    history.writes(30).await;
     for follower in others.iter().chain([&first, &second]) {
-        follower.judge_undisturbed(&ledger).await;
+        follower.judge_undisturbed(&history).await;
     }
     drop((first, second));
     becomes("the wide watch", 1, async || watches(&fixture.upstream)).await;
     drop(others);
     becomes("no watch", 0, async || watches(&fixture.upstream)).await;
-    // And begins anew.
-    assert_eq!(source(&fixture.proxied, &of(0)).await, "snapshot");
+    // A new read opens a scope again.
+    assert_eq!(source(&fixture.proxied, &path_of(0)).await, "snapshot");
     assert_eq!(watches(&fixture.upstream), 1);
     fixture.stop().await;
 }
@@ -186,7 +196,10 @@ async fn idle_whole_type_scopes_close_only_if_configured() {
         assert_eq!(source(&fixture.proxied, path).await, "snapshot");
     }
     assert_eq!((open("services"), open("configmaps")), (1, 1));
-    becomes("services nobody wants", 0, async || open("services")).await;
+    becomes("watches of services without readers", 0, async || {
+        open("services")
+    })
+    .await;
     assert_eq!((open("nodes"), open("configmaps")), (1, 1));
     assert_eq!(
         source(&fixture.proxied, "/api/v1/services?resourceVersion=0").await,
@@ -195,7 +208,7 @@ async fn idle_whole_type_scopes_close_only_if_configured() {
     fixture.stop().await;
 }
 
-/// A proxy whose identity may read pods in one namespace only, as that of a sidecar.
+/// The proxy's identity may read pods in one namespace only, as that of a sidecar.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_missing_right_affects_only_its_scope() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
@@ -216,7 +229,9 @@ async fn a_missing_right_affects_only_its_scope() {
     let kubeconfig = upstream
         .kubeconfig_yaml()
         .replace(upstream.admin_token(), "sidecar-token");
-    let (running, _folder) = start_configured(&kubeconfig, narrow(4, 60)).await.unwrap();
+    let (running, _folder) = start_configured(&kubeconfig, selector_scopes(4, 60))
+        .await
+        .unwrap();
     let ca = std::fs::read_to_string(running.ca_file.as_ref().unwrap()).unwrap();
     let proxied = Endpoint::new(running.address.unwrap(), &ca, upstream.admin_token());
     let direct = Endpoint::new(
@@ -227,9 +242,9 @@ async fn a_missing_right_affects_only_its_scope() {
     let refused = "forward; reason=not-permitted";
     for _ in 0..2 {
         for (path, wanted) in [
-            (of(0).as_str(), "snapshot"),
-            (&of(1), refused),
-            (&format!("{}&labelSelector=tier", of(1)), refused),
+            (path_of(0).as_str(), "snapshot"),
+            (&path_of(1), refused),
+            (&format!("{}&labelSelector=tier", path_of(1)), refused),
             ("/api/v1/pods?resourceVersion=0", refused),
             ("/api/v1/services?resourceVersion=0", refused),
             ("/api/v1/nodes?resourceVersion=0", "snapshot"),
@@ -244,12 +259,12 @@ async fn a_missing_right_affects_only_its_scope() {
     let stopped =
         r#"watershed_scopes_stopped_total{group="",resource="services",reason="forbidden"}"#;
     assert!(metric(running.admin_address, stopped).await >= 1.0);
-    // The right is given; what was refused is tried again, and others do not notice.
+    // After the right is given, the proxy retries the refused scope. Other scopes do not notice.
     upstream
         .access()
         .allow(AccessRule::read("sidecar", &["pods"]));
-    eventually("what was refused is held", async || {
-        match source(&proxied, &of(1)).await.as_str() {
+    eventually("the refused scope is cached", async || {
+        match source(&proxied, &path_of(1)).await.as_str() {
             "snapshot" => Ok(()),
             other => Err(other.to_owned()),
         }
@@ -274,14 +289,14 @@ async fn a_removed_type_closes_only_its_scopes() {
     })
     .await;
     let state = fixture.upstream.state();
-    let ledger = Ledger::new(state, 3);
+    let history = WriteHistory::new(state, 3);
     let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
     let beside = Follower::start(
         &connection,
         Interest::Namespace(fixtures::namespace_name(1)),
         Opening::List,
     );
-    beside.judge(&ledger).await;
+    beside.judge(&history).await;
     let path = |namespace: &str| format!("/apis/example.com/v1/namespaces/{namespace}/widgets");
     let [here, there] = ["default", "kube-system"].map(path);
     let held = async |path: &str, wanted: &str| {
@@ -313,18 +328,17 @@ async fn a_removed_type_closes_only_its_scopes() {
         assert_eq!(watch.rest().await.1, Next::End, "as upstream ends it");
     }
     held(&here, "forward; reason=unknown-type").await;
-    becomes("watches of what is gone", 0, async || open()).await;
-    ledger.writes(20).await;
-    beside.judge_undisturbed(&ledger).await;
+    becomes("watches of the removed type", 0, async || open()).await;
+    history.writes(20).await;
+    beside.judge_undisturbed(&history).await;
     state.serve_custom(&widgets, true);
     held(&there, "snapshot").await;
-    assert_eq!(open(), 1, "one namespace's, as that is what is asked for");
-    beside.judge_undisturbed(&ledger).await;
+    assert_eq!(open(), 1, "a watch of the one requested namespace");
+    beside.judge_undisturbed(&history).await;
     fixture.stop().await;
 }
 
-/// What a scope costs that nothing happens to: a watch on a shared connection at upstream, a task,
-/// and little memory.
+/// Measures an idle scope: a watch on a shared upstream connection, a task, and little memory.
 #[expect(clippy::print_stdout, reason = "docs/benchmarks.md shows the figure")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_thousand_scopes_share_connections_and_use_little_memory() {
@@ -347,14 +361,7 @@ async fn two_thousand_scopes_share_connections_and_use_little_memory() {
     std::fs::write(&file, text).unwrap();
     let program = Program::with(&upstream, &["--config", file.to_str().unwrap()]).await;
     let connection = program.proxied.connect(Protocol::Http2).await.unwrap();
-    let resident = || {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", program.pid())).unwrap();
-        let line = status
-            .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:"))
-            .unwrap();
-        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
-    };
+    let pid = program.pid();
     let read = async |namespace: &str| {
         let path = format!("/api/v1/namespaces/{namespace}/configmaps?resourceVersion=0");
         let answer = connection
@@ -364,7 +371,7 @@ async fn two_thousand_scopes_share_connections_and_use_little_memory() {
         answer.header("x-watershed-source").to_owned()
     };
     assert_eq!(read(&namespaces[0]).await, "snapshot");
-    let (before, connections) = (resident(), upstream.stats().connections);
+    let (before, connections) = (resident_memory(pid), upstream.stats().connections);
     for some in namespaces[1..].chunks(50) {
         let sources = join_all(some.iter().map(|namespace| read(namespace))).await;
         assert!(
@@ -374,11 +381,11 @@ async fn two_thousand_scopes_share_connections_and_use_little_memory() {
     }
     let counts = upstream.stats();
     assert_eq!(counts.open_watches["configmaps"], SCOPES as u64);
-    let each = (resident() - before) as f64 / (SCOPES - 1) as f64;
+    let each = (resident_memory(pid) - before) as f64 / 1024.0 / (SCOPES - 1) as f64;
     let further = counts.connections - connections;
     println!("{each:.1} KiB for each of {SCOPES} scopes, on {further} further connections");
     assert!(each < 64.0, "{each} KiB a scope");
-    // A hundred streams to each, and those of short requests.
+    // A connection carries a hundred streams. A few more connections serve short requests.
     assert!(further <= SCOPES as u64 / 100 + 4, "{further} connections");
     program.terminate().await;
     assert_eq!(program.ended().await.code(), Some(0));

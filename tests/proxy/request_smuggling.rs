@@ -1,22 +1,22 @@
-//! Requests that two readers may understand differently. Upstream gets one well-formed request with
+//! Requests that two parsers may understand differently. Upstream gets one well-formed request with
 //! the caller's own identity, or nothing at all.
 use watershed_lab::sim::RecordedRequest;
 
 use crate::support::client::{Protocol, within};
 use crate::support::frames::{
-    DATA, END_HEADERS, END_STREAM, Frames, GOAWAY, HEADERS, RST_STREAM, block, frame,
+    DATA, END_HEADERS, END_STREAM, Frames, GOAWAY, HEADERS, RST_STREAM, Received, block, frame,
 };
 use crate::support::{Fixture, small};
 
-/// The mark of requests that are looked for at upstream.
+/// The mark of requests that the test looks for at upstream.
 const MARK: &str = "smuggled-or-not";
 
-/// The mark of one trial; none is the beginning of another's.
+/// Returns the mark of one trial. No mark is a prefix of another.
 fn marked(trial: usize) -> String {
     format!("{MARK}-{trial:02}")
 }
 
-/// What upstream got of the requests that bear the mark, in any form.
+/// Returns the requests with the mark that upstream received, in any form.
 fn arrived(fixture: &Fixture) -> Vec<RecordedRequest> {
     let all = fixture.upstream.take_recorded();
     all.into_iter()
@@ -24,8 +24,8 @@ fn arrived(fixture: &Fixture) -> Vec<RecordedRequest> {
         .collect()
 }
 
-/// What a well-formed request of this caller looks like at upstream.
-fn well_formed(head: &RecordedRequest, bearer: &str) {
+/// Checks that a request at upstream is well-formed and bears the caller's identity only.
+fn assert_well_formed(head: &RecordedRequest, bearer: &str) {
     let values: Vec<_> = head.headers.get_all("authorization").iter().collect();
     assert_eq!(values, [bearer], "one identity, the caller's: {head:?}");
     for name in [
@@ -57,21 +57,20 @@ fn well_formed(head: &RecordedRequest, bearer: &str) {
     );
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ambiguous_http1_requests_are_refused_or_forwarded_unambiguously() {
-    let fixture = Fixture::start(small()).await;
-    let bearer = format!("Bearer {}", fixture.upstream.admin_token());
+/// A name, the bytes of a request, and the allowed answers.
+type Http1Trial = (&'static str, String, &'static [u16]);
+
+/// Returns requests over HTTP/1.1 that parsers may understand differently. The answer 0 stands for
+/// an end without an answer. A body may turn out to be malformed after its head was sent on. Then
+/// the request breaks off at upstream, and the answer is 503.
+fn http1_trials(bearer: &str) -> Vec<Http1Trial> {
     let path = format!("/api/v1/namespaces/team-00/pods/{MARK}");
     let get = format!("GET {path} HTTP/1.1\r\nHost: h\r\n");
     let auth = format!("Authorization: {bearer}\r\n");
     let post = format!("POST /api/v1/namespaces/{MARK}/configmaps HTTP/1.1\r\nHost: h\r\n{auth}");
     let second = format!("GET /x-second HTTP/1.1\r\nHost: h\r\n{auth}\r\n");
-    fixture.upstream.take_recorded();
-    // With the answers that are allowed; 0 stands for an end without one. A body that turns out to
-    // be none after its head was sent on breaks the request off at upstream, which is told as a
-    // 503.
-    let trials: Vec<(&str, String, &[u16])> = vec![
-        // Who asks.
+    vec![
+        // The caller's identity.
         ("plain", format!("{get}{auth}\r\n"), &[404]),
         (
             "differently cased",
@@ -118,7 +117,7 @@ async fn ambiguous_http1_requests_are_refused_or_forwarded_unambiguously() {
             format!("{get}{auth}X-Remote-User: x\r\nConnection: X-Remote-User\r\n\r\n"),
             &[400],
         ),
-        // Where one request ends.
+        // The end of a request.
         (
             "length and chunks",
             format!(
@@ -178,7 +177,7 @@ async fn ambiguous_http1_requests_are_refused_or_forwarded_unambiguously() {
             format!("{post}Transfer-Encoding: chunked\r\n\r\n1;a\nb\r\n{second}"),
             &[400, 503, 0],
         ),
-        // How lines end.
+        // Line endings.
         ("NUL", format!("{get}{auth}X-A: b\0c\r\n\r\n"), &[400]),
         (
             "bare CR",
@@ -201,11 +200,19 @@ async fn ambiguous_http1_requests_are_refused_or_forwarded_unambiguously() {
             &[400],
         ),
         ("HTTP/0.9", format!("GET {path}\r\n\r\n"), &[400]),
-    ];
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ambiguous_http1_requests_are_refused_or_forwarded_unambiguously() {
+    let fixture = Fixture::start(small()).await;
+    let bearer = format!("Bearer {}", fixture.upstream.admin_token());
+    fixture.upstream.take_recorded();
+    let trials = http1_trials(&bearer);
     let mut statuses = Vec::new();
     for (trial, (what, bytes, allowed)) in trials.iter().enumerate() {
-        // What breaks off may be answered before it arrives: each trial is known at upstream by its
-        // own mark.
+        // A truncated request may be answered before upstream receives it. The trial's mark
+        // identifies it there.
         let bytes = bytes.replace(MARK, &marked(trial));
         let raw = fixture
             .proxied
@@ -221,7 +228,7 @@ async fn ambiguous_http1_requests_are_refused_or_forwarded_unambiguously() {
     }
     let all = arrived(&fixture);
     for head in &all {
-        well_formed(head, &bearer);
+        assert_well_formed(head, &bearer);
     }
     for (trial, (what, _, allowed)) in trials.iter().enumerate() {
         let mark = marked(trial);
@@ -236,9 +243,24 @@ async fn ambiguous_http1_requests_are_refused_or_forwarded_unambiguously() {
         );
     }
     assert!(all.len() >= 2, "the check sees what arrives");
+    check_two_identities(&fixture, &bearer).await;
+    check_chunks_and_line_ends(&fixture, &bearer).await;
+    fixture.stop().await;
+}
 
-    // Two identities: upstream gets both, in their order, and judges; none is dropped or added.
-    let two = format!("{get}{auth}Authorization: Bearer nobodys-token\r\n\r\n");
+/// Returns the status of an answer over HTTP/1.1.
+fn status(text: &str) -> &str {
+    text.split(' ').nth(1).unwrap()
+}
+
+/// Checks a request with two identities. Upstream gets both in their order and decides. The proxy
+/// drops and adds none.
+async fn check_two_identities(fixture: &Fixture, bearer: &str) {
+    let path = format!("/api/v1/namespaces/team-00/pods/{MARK}");
+    let two = format!(
+        "GET {path} HTTP/1.1\r\nHost: h\r\nAuthorization: {bearer}\r\n\
+         Authorization: Bearer nobodys-token\r\n\r\n"
+    );
     let raw = fixture
         .proxied
         .raw(two.as_bytes(), |text| text.contains("\r\n\r\n"))
@@ -247,22 +269,26 @@ async fn ambiguous_http1_requests_are_refused_or_forwarded_unambiguously() {
         .direct
         .raw(two.as_bytes(), |text| text.contains("\r\n\r\n"))
         .await;
-    let status = |text: &str| text.split(' ').nth(1).unwrap().to_owned();
     assert_eq!(status(&raw.text), status(&direct.text));
-    // Trials that broke off may still arrive.
-    for head in arrived(&fixture)
+    // Truncated trials may still arrive.
+    for head in arrived(fixture)
         .iter()
         .filter(|head| head.target.ends_with(MARK))
     {
         let values: Vec<_> = head.headers.get_all("authorization").iter().collect();
-        assert_eq!(values, [&bearer, "Bearer nobodys-token"]);
+        assert_eq!(values, [bearer, "Bearer nobodys-token"]);
     }
+}
 
-    // What is not identity passes as it is: a chunk extension is of the client's hop, a bare LF
-    // ends a line.
+/// Checks chunk extensions and line ends. A chunk extension concerns the client's hop only, and a
+/// bare LF ends a line.
+async fn check_chunks_and_line_ends(fixture: &Fixture, bearer: &str) {
+    let path = format!("/api/v1/namespaces/team-00/pods/{MARK}");
+    let auth = format!("Authorization: {bearer}\r\n");
     let body = r#"{"metadata":{"name":"whole"}}"#;
     let post = format!(
-        "POST /api/v1/namespaces/team-00/configmaps HTTP/1.1\r\nHost: h\r\n{auth}Content-Type: application/json\r\n"
+        "POST /api/v1/namespaces/team-00/configmaps HTTP/1.1\r\nHost: h\r\n{auth}\
+         Content-Type: application/json\r\n"
     );
     let chunked = format!(
         "{post}Transfer-Encoding: chunked\r\n\r\n{:x};ext=\"1\"\r\n{body}\r\n0\r\n\r\n",
@@ -281,30 +307,29 @@ async fn ambiguous_http1_requests_are_refused_or_forwarded_unambiguously() {
         .proxied
         .raw(bare.as_bytes(), |text| text.contains("\r\n\r\n"))
         .await;
-    assert!(
-        ["400", "404"].contains(&status(&raw.text).as_str()),
-        "{}",
-        raw.text
-    );
-    for head in arrived(&fixture) {
-        well_formed(&head, &bearer);
+    assert!(["400", "404"].contains(&status(&raw.text)), "{}", raw.text);
+    for head in arrived(fixture) {
+        assert_well_formed(&head, bearer);
     }
-    fixture.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ambiguous_http2_requests_are_refused_or_forwarded_unambiguously() {
-    let fixture = Fixture::start(small()).await;
-    let bearer = format!("Bearer {}", fixture.upstream.admin_token());
-    let path = format!("/api/v1/namespaces/team-00/pods/{MARK}");
-    // What may come late is known by the mark of its trial; only what is asked for in another's
-    // name has none.
+/// Returns true for a frame that answers the first stream or ends the connection.
+fn is_answer(frame: &Received) -> bool {
+    (frame.stream == 1 && [HEADERS, RST_STREAM].contains(&frame.kind)) || frame.kind == GOAWAY
+}
+
+/// A name, the header fields of a request, and true if the request may arrive at upstream. Then it
+/// has to be one well-formed request.
+type Http2Trial<'a> = (&'static str, Vec<(&'a str, &'a str)>, bool);
+
+/// Returns requests over HTTP/2 that parsers may understand differently.
+fn http2_trials<'a>(path: &'a str, bearer: &'a str) -> Vec<Http2Trial<'a>> {
     let usual: Vec<(&str, &str)> = vec![
         (":method", "GET"),
         (":scheme", "https"),
         (":authority", "proxy"),
-        (":path", &path),
-        ("authorization", &bearer),
+        (":path", path),
+        ("authorization", bearer),
     ];
     let with = |more: &[(&'static str, &'static str)]| [usual.clone(), more.to_vec()].concat();
     let without = |name: &str| {
@@ -320,9 +345,7 @@ async fn ambiguous_http2_requests_are_refused_or_forwarded_unambiguously() {
             .map(|&(n, v)| if n == name { (n, value) } else { (n, v) })
             .collect::<Vec<_>>()
     };
-    fixture.upstream.take_recorded();
-    // Whether it may arrive, then as one well-formed request.
-    let trials = [
+    vec![
         ("plain", usual.clone(), true),
         ("another host", with(&[("host", "other")]), true),
         ("two paths", with(&[(":path", "/x-second")]), false),
@@ -392,9 +415,19 @@ async fn ambiguous_http2_requests_are_refused_or_forwarded_unambiguously() {
             with(&[("content-length", "0"), ("content-length", "5")]),
             false,
         ),
-    ];
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ambiguous_http2_requests_are_refused_or_forwarded_unambiguously() {
+    let fixture = Fixture::start(small()).await;
+    let bearer = format!("Bearer {}", fixture.upstream.admin_token());
+    let path = format!("/api/v1/namespaces/team-00/pods/{MARK}");
+    fixture.upstream.take_recorded();
+    let trials = http2_trials(&path, &bearer);
     let mut answers = Vec::new();
     for (trial, (what, fields, _)) in trials.iter().enumerate() {
+        // A late request is identified by its trial's mark.
         let own = path.replace(MARK, &marked(trial));
         let fields: Vec<_> = fields
             .iter()
@@ -409,14 +442,11 @@ async fn ambiguous_http2_requests_are_refused_or_forwarded_unambiguously() {
                 &block(&fields),
             ))
             .await;
-        let wanted = |f: &crate::support::frames::Received| {
-            (f.stream == 1 && [HEADERS, RST_STREAM].contains(&f.kind)) || f.kind == GOAWAY
-        };
-        answers.push(within(what, frames.find(wanted)).await);
+        answers.push(within(what, frames.find(is_answer)).await);
     }
     let all = arrived(&fixture);
     for head in &all {
-        well_formed(head, &bearer);
+        assert_well_formed(head, &bearer);
     }
     for (trial, (what, _, may)) in trials.iter().enumerate() {
         let (mark, answer) = (marked(trial), &answers[trial]);
@@ -433,8 +463,12 @@ async fn ambiguous_http2_requests_are_refused_or_forwarded_unambiguously() {
         assert!(answered || !may, "{what}: {answer:?}");
     }
     assert_eq!(all.len(), 2, "the check sees what arrives");
+    check_false_lengths(&fixture, &bearer).await;
+    fixture.stop().await;
+}
 
-    // A body that is shorter or longer than it was said to be never becomes an object.
+/// Checks that a body that contradicts its declared length never creates an object.
+async fn check_false_lengths(fixture: &Fixture, bearer: &str) {
     let body = r#"{"metadata":{"name":"short"}}"#;
     for said in [body.len() - 1, body.len() + 1] {
         let said = said.to_string();
@@ -444,7 +478,7 @@ async fn ambiguous_http2_requests_are_refused_or_forwarded_unambiguously() {
             (":scheme", "https"),
             (":authority", "proxy"),
             (":path", "/api/v1/namespaces/team-00/configmaps"),
-            ("authorization", &bearer),
+            ("authorization", bearer),
             ("content-type", "application/json"),
             ("content-length", &said),
         ];
@@ -454,10 +488,7 @@ async fn ambiguous_http2_requests_are_refused_or_forwarded_unambiguously() {
         frames
             .send(&frame(DATA, END_STREAM, 1, body.as_bytes()))
             .await;
-        let end = frames.find(|f| {
-            (f.stream == 1 && [HEADERS, RST_STREAM].contains(&f.kind)) || f.kind == GOAWAY
-        });
-        within("an answer", end).await;
+        within("an answer", frames.find(is_answer)).await;
         let name = fixture
             .proxied
             .get(
@@ -467,5 +498,4 @@ async fn ambiguous_http2_requests_are_refused_or_forwarded_unambiguously() {
             .await;
         assert_eq!(name.status, 404, "said to be {said} long");
     }
-    fixture.stop().await;
 }

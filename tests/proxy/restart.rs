@@ -1,15 +1,15 @@
-//! An API server that comes back without its history.
+//! An API server that restarts without its history.
 use crate::support::client::{Next, Protocol};
 use crate::support::follower::Follower;
-use crate::support::history::Ledger;
+use crate::support::history::WriteHistory;
 use crate::support::{Fixture, small};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_costs_one_list_per_type_and_no_watch_event() {
     let fixture = Fixture::start(small()).await;
-    let ledger = Ledger::new(fixture.upstream.state(), 1);
+    let history = WriteHistory::new(fixture.upstream.state(), 1);
     let crowd = Follower::crowd(&fixture.proxied, 100).await;
-    // Further types with several watches each.
+    // More types with several watches each.
     let others = [
         "/api/v1/nodes",
         "/api/v1/configmaps",
@@ -28,26 +28,26 @@ async fn a_restart_costs_one_list_per_type_and_no_watch_event() {
             quiet.push(fixture.proxied.watch(Protocol::Http2, &path).await);
         }
     }
-    ledger.writes(50).await;
+    history.writes(50).await;
     for follower in &crowd {
-        follower.judge_undisturbed(&ledger).await;
+        follower.judge_undisturbed(&history).await;
     }
     let lists = |resource: &str| fixture.upstream.stats().requests_on("LIST", resource);
     let resources = ["pods", "nodes", "configmaps", "deployments.apps"];
     let before = resources.map(lists);
 
-    // What happens while it restarts reaches nobody.
+    // No watch sees the writes during the restart.
     fixture.upstream.faults().set(|active| active.silent = true);
-    ledger.writes(30).await;
+    history.writes(30).await;
     fixture.upstream.restart();
     fixture
         .upstream
         .faults()
         .set(|active| active.silent = false);
-    ledger.writes(30).await;
+    history.writes(30).await;
     let mut told = 0;
     for follower in &crowd {
-        follower.judge(&ledger).await;
+        follower.judge(&history).await;
         let log = follower.log();
         assert_eq!(log.ends, [], "a watch goes on or ends with 410");
         told += usize::from(log.tracks.len() == 2);
@@ -66,7 +66,7 @@ async fn a_restart_costs_one_list_per_type_and_no_watch_event() {
     }
     assert_eq!(lists("pods"), before[0] + 1);
 
-    // The quiet types' watches went on, or were told.
+    // The watches of quiet types continued or ended with 410.
     let deployments = watershed_protocol::GroupVersionResource::new("apps", "v1", "deployments");
     fixture
         .upstream

@@ -1,4 +1,4 @@
-//! Grants that are remembered for minutes end with the binding that gave them.
+//! Cached grants end with the binding that gave them, although they are cached for minutes.
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -17,7 +17,7 @@ fn rbac(resource: &str) -> GroupVersionResource {
     GroupVersionResource::new("rbac.authorization.k8s.io", "v1", resource)
 }
 
-/// So that nothing but a change of RBAC ends a verdict within a test.
+/// Configures caching times so long that only a change of RBAC ends a verdict within a test.
 fn remember(config: &mut AppConfig) {
     let hour = Duration::from_hours(1);
     let authorization = &mut config.access.authorization;
@@ -52,7 +52,8 @@ fn role(name: &str, resources: &[&str]) -> String {
     .to_string()
 }
 
-/// ann and bob may read config maps in one namespace, each by a binding of their own.
+/// Gives ann and bob the right to read config maps in one namespace, each by a binding of their
+/// own.
 fn furnish(upstream: &SimulatedServer) {
     for user in ["ann", "bob"] {
         upstream
@@ -86,7 +87,7 @@ async fn status(fixture: &Fixture, user: &str) -> u16 {
         .as_u16()
 }
 
-/// A watch from now on.
+/// Opens a watch from the present version.
 async fn open_watch(fixture: &Fixture, user: &str) -> Lines {
     let endpoint = fixture.proxied.as_user(&format!("{user}-token"));
     let snapshot = endpoint.get(Protocol::Http2, HERE).await.json();
@@ -101,7 +102,7 @@ fn write(fixture: &Fixture, name: &str) {
     fixture.upstream.state().create(&configmaps, &text).unwrap();
 }
 
-/// Until RBAC is followed and nothing that happened before can count any more.
+/// Waits until the proxy watches RBAC and has handled all earlier changes.
 async fn quiet(fixture: &Fixture) {
     for resource in [
         "roles",
@@ -143,7 +144,7 @@ async fn deleting_a_binding_ends_its_grant_and_no_other() {
     let (before, began) = (reviews(&fixture), Instant::now());
     let state = fixture.upstream.state();
 
-    // What cannot concern them: others' bindings, other namespaces, labels.
+    // Changes that cannot affect these grants: bindings of others, other namespaces, labels.
     state
         .create(
             &rbac("rolebindings"),
@@ -158,8 +159,8 @@ async fn deleting_a_binding_ends_its_grant_and_no_other() {
         .unwrap();
     let elsewhere = role("reader", &["pods"]).replace("team-00", "team-01");
     state.create(&rbac("roles"), &elsewhere).unwrap();
-    // Noticed later than all of them, as types are followed each by itself: bob's verdict shall be
-    // left alone.
+    // The proxy watches each type by itself, so this change may be noticed last. It must not end
+    // bob's verdict.
     state
         .delete(&rbac("rolebindings"), "team-00", "ann")
         .unwrap();
@@ -182,7 +183,7 @@ async fn deleting_a_binding_ends_its_grant_and_no_other() {
             .essence(),
         ann.essence()
     );
-    // Once more when upstream has settled, and no more.
+    // One more review when upstream has settled, and no further one.
     tokio::time::sleep(Duration::from_millis(2100)).await;
     for _ in 0..5 {
         assert_eq!(status(&fixture, "ann").await, 403);
@@ -194,7 +195,7 @@ async fn deleting_a_binding_ends_its_grant_and_no_other() {
         "{asked} reviews"
     );
 
-    // Given back, it counts although the refusal was to be remembered for an hour.
+    // The restored right counts at once, although refusals are cached for an hour.
     state
         .create(
             &rbac("rolebindings"),
@@ -205,7 +206,7 @@ async fn deleting_a_binding_ends_its_grant_and_no_other() {
         status(&fixture, "ann").await
     })
     .await;
-    // And with its role.
+    // The role goes, too.
     state
         .update(&rbac("roles"), &role("reader", &["pods"]))
         .unwrap();
@@ -253,7 +254,7 @@ async fn a_watch_ends_with_its_binding_even_if_the_review_is_refused() {
         open_watch(&fixture, "ann").await,
         open_watch(&fixture, "bob").await,
     );
-    // The proxy lost its own right to ask, with the same stroke perhaps.
+    // The proxy itself has lost the right to review, perhaps by the same change.
     refuse_reviews(&fixture, 403);
     fixture
         .upstream
@@ -271,7 +272,7 @@ async fn a_watch_ends_with_its_binding_even_if_the_review_is_refused() {
 async fn a_lost_rbac_history_drops_every_grant() {
     let fixture = Fixture::build(small(), furnish, remember).await;
     quiet(&fixture).await;
-    // The deletion happens where the proxy cannot see it, and shows in a fresh list only.
+    // The proxy does not see the deletion event. Only a fresh list shows it.
     fixture.upstream.faults().set(|active| active.silent = true);
     fixture
         .upstream
@@ -333,7 +334,7 @@ async fn only_existing_grants_are_served_while_reviews_fail() {
         assert_eq!(answer.json()["kind"], "Status");
         assert_eq!(answer.header("x-watershed-source"), "access");
     }
-    // The proxy may not ask: upstream judges.
+    // Without the right to review, the proxy lets upstream decide.
     refuse_reviews(&fixture, 403);
     let answer = ann.get(Protocol::Http2, other).await;
     assert_eq!(
@@ -352,7 +353,7 @@ async fn only_existing_grants_are_served_while_reviews_fail() {
         "snapshot"
     );
 
-    // All of it away.
+    // The refusals end.
     let (direct, proxied) = (fixture.direct.clone(), fixture.proxied.as_user("ann-token"));
     let end = fixture.without_upstream().await;
     assert!(
@@ -455,7 +456,7 @@ async fn a_zero_ttl_disables_the_grant_cache_and_unwatched_grants_expire_soon() 
     );
     fixture.stop().await;
 
-    // By rules that are not RBAC's: no change of an object tells of their end.
+    // These rules are no RBAC objects, so no event ends the grant.
     let configure = |config: &mut AppConfig| {
         remember(config);
         config.access.authorization.unwatched_allowed_ttl = Duration::from_secs(1);

@@ -1,5 +1,5 @@
-//! What the tests share: the servers that they start, the clients that they use, and the judges of
-//! what clients were sent.
+//! Test support: the servers that tests start, the clients that they use, and the judges of what
+//! clients receive.
 //!
 //! | file | purpose |
 //! |---|---|

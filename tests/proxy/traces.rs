@@ -1,5 +1,5 @@
-//! W3C trace context: it passes as it is, unless the program is built with the feature `otel` and
-//! told where to send traces.
+//! W3C trace context. It is forwarded unchanged, unless the program has the feature `otel` and a
+//! configured collector.
 use http::Request;
 use watershed_lab::sim::SimulatedServer;
 
@@ -10,8 +10,8 @@ use crate::support::small;
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
 
-/// Sends a request that is forwarded, and one that is not; gives back what upstream got of
-/// `traceparent`.
+/// Sends a forwarded request and one answered from memory. Returns the `traceparent` that upstream
+/// received.
 async fn forwarded(proxied: &Endpoint, upstream: &SimulatedServer, traceparent: &str) -> String {
     upstream.take_recorded();
     let connection = proxied.connect(Protocol::Http2).await.unwrap();
@@ -65,7 +65,7 @@ mod sent {
 
     use super::*;
 
-    /// A collector that keeps what it gets: the path and the bytes of each request.
+    /// A collector that records the path and the body of each request.
     async fn collector() -> (String, Arc<Mutex<Vec<(String, Bytes)>>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -106,7 +106,7 @@ mod sent {
         let (url, got) = collector().await;
         let program =
             Program::with_variables(&upstream, &[], &[("OTEL_EXPORTER_OTLP_ENDPOINT", &url)]).await;
-        // What the client does not record is nobody's to record.
+        // The proxy does not record what the client does not record.
         let other = "1af7651916cd43dd8448eb211c80319c";
         let unsampled = format!("00-{other}-{PARENT}-00");
         assert_eq!(
@@ -124,7 +124,7 @@ mod sent {
         assert_eq!((parts[0], parts[1], parts[3]), ("00", TRACE, "01"));
         assert_ne!(parts[2], PARENT, "the proxy's own span is between");
 
-        // At its end it sends what it has.
+        // The shutdown sends the remaining spans.
         program.terminate().await;
         assert!(program.ended().await.success());
         let got = got.lock();

@@ -14,7 +14,7 @@ use watershed_lab::sim::SimulatedServer;
 use crate::support::client::within;
 use crate::support::{small, start_configured};
 
-/// Status, `X-Watershed-Source` and body.
+/// Returns the status, `X-Watershed-Source` and the body of an answer.
 async fn get(socket: &Path, token: &str, path: &str) -> (u16, String, String) {
     let stream = UnixStream::connect(socket).await.unwrap();
     let (mut sender, driver) = http1::handshake(TokioIo::new(stream)).await.unwrap();

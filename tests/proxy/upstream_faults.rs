@@ -1,5 +1,5 @@
-//! An upstream that fails in every way it can. The watches through the proxy don't notice, or are
-//! told with 410.
+//! An upstream that fails in many ways. The watches through the proxy do not notice, or end with
+//! 410.
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,20 +12,20 @@ use watershed_lab::sim::{BrokenFrame, Faults, Options, PlannedRefusal, WatchList
 
 use crate::support::client::{BOTH, Next, Protocol, whole, within};
 use crate::support::follower::{Follower, Opening};
-use crate::support::history::{Interest, Ledger};
+use crate::support::history::{Interest, WriteHistory};
 use crate::support::{Fixture, becomes, eventually, loopback, small};
 
-/// Plants a fault every few writes, so often.
+/// Plants a fault every few writes, `times` times.
 async fn under(
-    ledger: &Arc<Ledger>,
+    history: &Arc<WriteHistory>,
     fixture: &Fixture,
     times: usize,
     fault: impl Fn(&Faults, usize),
 ) {
     for n in 0..times {
-        ledger.writes(15).await;
+        history.writes(15).await;
         fault(fixture.upstream.faults(), n);
-        ledger.writes(15).await;
+        history.writes(15).await;
     }
 }
 
@@ -53,11 +53,11 @@ fn open_watches(fixture: &Fixture) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_watches_survive_every_connection_cut() {
     let fixture = Fixture::start(small()).await;
-    let ledger = Ledger::new(fixture.upstream.state(), 1);
+    let history = WriteHistory::new(fixture.upstream.state(), 1);
     let crowd = Follower::crowd(&fixture.proxied, 120).await;
     assert_eq!(open_watches(&fixture), 1, "one watch for all");
     let lists = fixture.upstream.stats().requests_on("LIST", "pods");
-    under(&ledger, &fixture, 16, |faults, n| match n % 4 {
+    under(&history, &fixture, 16, |faults, n| match n % 4 {
         0 => faults.cut_connections(),
         1 => faults.cut_watches(),
         2 => faults.break_frame(2, BrokenFrame::Half),
@@ -65,7 +65,7 @@ async fn a_hundred_watches_survive_every_connection_cut() {
     })
     .await;
     for follower in &crowd {
-        follower.judge_undisturbed(&ledger).await;
+        follower.judge_undisturbed(&history).await;
     }
     let stats = fixture.upstream.stats();
     assert_eq!(
@@ -80,17 +80,17 @@ async fn a_hundred_watches_survive_every_connection_cut() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn garbage_in_the_upstream_watch_loses_no_event() {
     let fixture = Fixture::start(small()).await;
-    let ledger = Ledger::new(fixture.upstream.state(), 2);
+    let history = WriteHistory::new(fixture.upstream.state(), 2);
     let crowd = Follower::crowd(&fixture.proxied, 12).await;
     let lists = fixture.upstream.stats().requests_on("LIST", "pods");
-    under(&ledger, &fixture, 3, |faults, _| {
+    under(&history, &fixture, 3, |faults, _| {
         faults.break_frame(3, BrokenFrame::Garbage)
     })
     .await;
     for follower in &crowd {
-        follower.judge(&ledger).await;
+        follower.judge(&history).await;
     }
-    // An event is missing behind the garbage, so only a new list is the truth: one for all clients.
+    // An event is lost in the garbage, so only a new list is correct: one for all clients.
     let relists = fixture.upstream.stats().requests_on("LIST", "pods") - lists;
     assert!((1..=3).contains(&relists), "{relists} lists for 3 faults");
     fixture.stop().await;
@@ -99,19 +99,19 @@ async fn garbage_in_the_upstream_watch_loses_no_event() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refused_upstream_watches_are_retried() {
     let fixture = Fixture::start(small()).await;
-    let ledger = Ledger::new(fixture.upstream.state(), 3);
+    let history = WriteHistory::new(fixture.upstream.state(), 3);
     let crowd = Follower::crowd(&fixture.proxied, 12).await;
     for code in [429, 500, 503, 504] {
         refuse(fixture.upstream.faults(), "WATCH", code, 3);
         fixture.upstream.faults().cut_watches();
-        ledger.writes(30).await;
+        history.writes(30).await;
         becomes("refusals", None, async || {
             fixture.upstream.faults().active().refuse
         })
         .await;
-        ledger.writes(10).await;
+        history.writes(10).await;
         for follower in &crowd {
-            follower.judge_undisturbed(&ledger).await;
+            follower.judge_undisturbed(&history).await;
         }
     }
     fixture.stop().await;
@@ -120,14 +120,13 @@ async fn refused_upstream_watches_are_retried() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_history_lost_by_upstream_ends_watches_with_410() {
     let fixture = Fixture::start(small()).await;
-    let ledger = Ledger::new(fixture.upstream.state(), 4);
+    let history = WriteHistory::new(fixture.upstream.state(), 4);
     let crowd = Follower::crowd(&fixture.proxied, 12).await;
     let lists = fixture.upstream.stats().requests_on("LIST", "pods");
     for round in 1..=2 {
-        // Events that the proxy's watch never gets, and that nobody can have any more when it asks
-        // for them.
+        // The proxy's watch never gets these events, and upstream has no history of them later.
         fixture.upstream.faults().set(|active| active.silent = true);
-        ledger.writes(20).await;
+        history.writes(20).await;
         fixture
             .upstream
             .state()
@@ -137,9 +136,9 @@ async fn a_history_lost_by_upstream_ends_watches_with_410() {
             .upstream
             .faults()
             .set(|active| active.silent = false);
-        ledger.writes(20).await;
+        history.writes(20).await;
         for follower in &crowd {
-            follower.judge(&ledger).await;
+            follower.judge(&history).await;
             let log = follower.log();
             assert_eq!(log.tracks.len(), round + 1, "every watch is told: {log:?}");
             assert_eq!(log.ends, [], "and ends in no other way");
@@ -156,27 +155,27 @@ async fn a_history_lost_by_upstream_ends_watches_with_410() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn upstream_silence_and_delay_lose_no_event() {
     let fixture = Fixture::start(small()).await;
-    let ledger = Ledger::new(fixture.upstream.state(), 5);
+    let history = WriteHistory::new(fixture.upstream.state(), 5);
     let crowd = Follower::crowd(&fixture.proxied, 12).await;
-    under(&ledger, &fixture, 4, |faults, n| {
+    under(&history, &fixture, 4, |faults, n| {
         faults.set(|active| active.silent = n % 2 == 0)
     })
     .await;
     for follower in &crowd {
-        follower.judge_undisturbed(&ledger).await;
+        follower.judge_undisturbed(&history).await;
     }
     fixture
         .upstream
         .faults()
         .delay_events(Duration::from_millis(50));
-    under(&ledger, &fixture, 4, |faults, _| faults.cut_watches()).await;
+    under(&history, &fixture, 4, |faults, _| faults.cut_watches()).await;
     fixture
         .upstream
         .faults()
         .set(|active| active.no_bookmarks = true);
-    under(&ledger, &fixture, 2, |faults, _| faults.cut_connections()).await;
+    under(&history, &fixture, 2, |faults, _| faults.cut_connections()).await;
     for follower in &crowd {
-        follower.judge_undisturbed(&ledger).await;
+        follower.judge_undisturbed(&history).await;
     }
     fixture.stop().await;
 }
@@ -191,23 +190,23 @@ async fn a_failed_first_list_is_retried() {
     ];
     for plant in plant {
         let fixture = Fixture::start(small()).await;
-        let ledger = Ledger::new(fixture.upstream.state(), 6);
+        let history = WriteHistory::new(fixture.upstream.state(), 6);
         plant(fixture.upstream.faults());
         let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
         let follower = Follower::start(&connection, Interest::All, Opening::List);
-        ledger.writes(20).await;
+        history.writes(20).await;
         follower.synced().await;
-        // Meanwhile upstream itself answers, so that its cuts are the client's, too.
+        // Meanwhile requests are forwarded, so upstream's cuts reach the client.
         fixture.upstream.faults().cut_connections();
-        ledger.writes(20).await;
-        follower.judge(&ledger).await;
+        history.writes(20).await;
+        follower.judge(&history).await;
         assert_eq!(
             follower.log().tracks.len(),
             1,
             "what upstream said first can be gone on from"
         );
         drop(follower);
-        // In the end it is at hand, and right.
+        // In the end the cached list is correct.
         let path = "/api/v1/pods?resourceVersion=0";
         becomes("the list's source", "snapshot".to_owned(), async || {
             fixture
@@ -220,8 +219,8 @@ async fn a_failed_first_list_is_retried() {
         .await;
         let late = Follower::start(&connection, Interest::All, Opening::WatchList);
         late.synced().await;
-        ledger.writes(20).await;
-        late.judge_undisturbed(&ledger).await;
+        history.writes(20).await;
+        late.judge_undisturbed(&history).await;
         fixture.stop().await;
     }
 }
@@ -231,13 +230,13 @@ async fn servers_without_streamed_lists_are_followed_exactly() {
     for how in [WatchListSupport::Refused, WatchListSupport::Ignored] {
         let fixture =
             Fixture::prepared(small(), |upstream| upstream.faults().watch_list(how)).await;
-        let ledger = Ledger::new(fixture.upstream.state(), 7);
+        let history = WriteHistory::new(fixture.upstream.state(), 7);
         let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
         let follower = Follower::start(&connection, Interest::Tier("backend"), Opening::List);
-        // An update tells the proxy that this stream is no streamed list.
-        ledger.writes(40).await;
+        // An update among the first events shows that this stream is no streamed list.
+        history.writes(40).await;
         follower.synced().await;
-        under(&ledger, &fixture, 4, |faults, n| {
+        under(&history, &fixture, 4, |faults, n| {
             if n % 2 == 0 {
                 faults.cut_connections()
             } else {
@@ -245,7 +244,7 @@ async fn servers_without_streamed_lists_are_followed_exactly() {
             }
         })
         .await;
-        follower.judge_undisturbed(&ledger).await;
+        follower.judge_undisturbed(&history).await;
         fixture.stop().await;
     }
 }
@@ -284,7 +283,8 @@ async fn refusals_of_forwarded_requests_reach_the_client() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unreachable_or_invalid_upstream_is_named_in_the_error() {
-    // A port below those that the kernel gives away, so that nobody has it once the server is gone.
+    // A port below the kernel's ephemeral range, so that no other process gets it after the server
+    // ends.
     let mut listen = loopback();
     eventually("a port", async || {
         listen.set_port(fastrand::u16(20_000..32_000));
@@ -330,7 +330,7 @@ async fn an_unreachable_or_invalid_upstream_is_named_in_the_error() {
         }
     };
     refused().await;
-    // Somebody else has its port now, who speaks neither TLS nor HTTP.
+    // Another process has the port now and speaks neither TLS nor HTTP.
     let stranger = TcpListener::bind(port).await.unwrap();
     let talk = AbortOnDropHandle::new(tokio::spawn(async move {
         while let Ok((mut stream, _)) = stranger.accept().await {

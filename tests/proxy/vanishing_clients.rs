@@ -1,4 +1,4 @@
-//! Clients that go away without a word.
+//! Clients that disappear without closing their connections.
 use std::collections::BTreeMap;
 
 use http::{Request, StatusCode};
@@ -7,10 +7,10 @@ use watershed_lab::sim::{Options, Population, pods};
 
 use crate::support::client::{BOTH, Protocol, nothing, within};
 use crate::support::follower::{Follower, Opening};
-use crate::support::history::{Interest, Ledger};
+use crate::support::history::{Interest, WriteHistory};
 use crate::support::{Fixture, becomes, eventually, metric, small};
 
-/// A type that no other test of this program watches: the metrics are shared.
+/// A type that no other test of this process watches, because tests share the metrics.
 const LEASES: &str = "/apis/coordination.k8s.io/v1/leases";
 const WATCHES: &str = r#"watershed_watches{group="coordination.k8s.io",resource="leases"}"#;
 const QUALIFIED: &str = "leases.coordination.k8s.io";
@@ -49,7 +49,7 @@ async fn watches_of_vanished_clients_end_and_the_upstream_watch_stays() {
     assert_eq!(upstream.open_watches[QUALIFIED], 1, "one watch for all");
     assert_eq!(upstream.requests_on("WATCH", QUALIFIED), 1);
 
-    // Some go stream by stream, some with their connection.
+    // Some clients reset their streams, others drop their connection.
     open.truncate(25);
     becomes("watches after some streams are gone", 25.0, async || {
         metric(fixture.admin, WATCHES).await
@@ -65,7 +65,7 @@ async fn watches_of_vanished_clients_end_and_the_upstream_watch_stays() {
     assert_eq!(upstream.open_watches[QUALIFIED], 1, "the scope stays");
     assert_eq!(upstream.requests_on("WATCH", QUALIFIED), 1);
 
-    // Who comes back finds it as it was.
+    // Returning clients are served from the same scope.
     let mut again = fixture.proxied.watch(Protocol::Http1, &path).await;
     let leases =
         watershed_protocol::GroupVersionResource::new("coordination.k8s.io", "v1", "leases");
@@ -90,7 +90,7 @@ async fn half_read_lists_do_not_affect_other_clients() {
         ..small()
     })
     .await;
-    let ledger = Ledger::new(fixture.upstream.state(), 1);
+    let history = WriteHistory::new(fixture.upstream.state(), 1);
     let shared = fixture.proxied.connect(Protocol::Http2).await.unwrap();
     let beside = Follower::start(
         &shared,
@@ -100,7 +100,7 @@ async fn half_read_lists_do_not_affect_other_clients() {
     beside.synced().await;
     let path = "/api/v1/pods?resourceVersion=0";
     for n in 0..12 {
-        // From memory, and a forwarded one.
+        // One list is answered from memory, and one is forwarded.
         let path = if n % 3 == 2 { "/api/v1/pods" } else { path };
         let connection = if n % 2 == 0 {
             shared.clone()
@@ -122,16 +122,16 @@ async fn half_read_lists_do_not_affect_other_clients() {
                 .data_ref()
                 .is_some_and(|data| data.starts_with(br#"{"kind":"PodList""#))
         );
-        ledger.writes(4).await;
+        history.writes(4).await;
     }
-    // Somebody who asks and then doesn't read holds up nobody either.
+    // A client that sends a request and does not read delays nobody either.
     let lazy = fixture.proxied.connect(Protocol::Http1).await.unwrap();
     let unread = lazy
         .open(Request::get(path).body(nothing()).unwrap())
         .await
         .unwrap();
 
-    beside.judge_undisturbed(&ledger).await;
+    beside.judge_undisturbed(&history).await;
     let upstream: BTreeMap<_, _> = fixture
         .upstream
         .state()

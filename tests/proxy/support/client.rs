@@ -1,4 +1,4 @@
-//! The lab's client, as tests use it: a test fails when something that must come does not.
+//! The lab's client for tests. A test panics if an expected answer does not arrive.
 use std::net::SocketAddr;
 
 use bytes::Bytes;
@@ -16,14 +16,14 @@ use super::waiting::PATIENCE;
 
 pub(crate) const BOTH: [Protocol; 2] = [Protocol::Http1, Protocol::Http2];
 
-/// A server, and the token of the caller who asks it.
+/// A server and the token of its caller.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     pub(crate) address: SocketAddr,
     endpoint: client::Endpoint,
 }
 
-/// One connection. Dropping it cuts it without a word.
+/// One connection. Dropping it closes it without any farewell.
 #[derive(Clone)]
 pub(crate) struct Connection(client::ClientConnection);
 
@@ -44,7 +44,7 @@ pub(crate) struct Raw {
     pub(crate) text: String,
 }
 
-/// Fails the test when something that must come does not.
+/// Waits for a future. Panics if it does not finish within [`PATIENCE`].
 pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future)
         .await
@@ -100,11 +100,10 @@ impl Endpoint {
         within(path, connection.watch(path)).await.unwrap()
     }
 
-    /// Writes bytes by hand. Reads until the server closes, or until `enough` of the answer is
-    /// there.
+    /// Writes raw bytes. Reads until the server closes or `enough` is true of the answer.
     pub(crate) async fn raw(&self, bytes: &[u8], enough: impl Fn(&str) -> bool) -> Raw {
         let mut stream = self.tls(Protocol::Http1).await.unwrap();
-        // A server that refuses half-way may close before all is written.
+        // A server that refuses early may close before all is written.
         let _ = stream.write_all(bytes).await;
         let _ = stream.flush().await;
         let mut raw = Raw {
@@ -140,14 +139,14 @@ impl Connection {
         self.follow(Request::get(path).body(nothing())?).await
     }
 
-    /// Opens a watch with a request of the caller's own.
+    /// Opens a watch with the given request.
     pub(crate) async fn follow(&self, request: Request<RequestBody>) -> anyhow::Result<Lines> {
         let path = request.uri().path().to_owned();
         let answer = client::expect_success(&path, self.open(request).await?).await?;
         Ok(Lines(client::Lines::new(&self.0, answer)))
     }
 
-    /// Returns whether the server has closed it.
+    /// Returns true if the server has closed the connection.
     pub(crate) fn is_closed(&self) -> bool {
         self.0.is_closed()
     }
@@ -166,7 +165,7 @@ impl Answer {
             .map_or("", |value| value.to_str().unwrap())
     }
 
-    /// Returns what has to be the same through the proxy and without it.
+    /// Returns the parts of an answer that have to be equal with and without the proxy.
     pub(crate) fn essence(&self) -> (StatusCode, Vec<(&'static str, &str)>, String) {
         let names = [
             "content-type",
@@ -191,7 +190,7 @@ impl Lines {
         self.0.next().await
     }
 
-    /// Returns the next line, which has to come.
+    /// Returns the next line. Panics if the watch ends or sends nothing.
     pub(crate) async fn line(&mut self) -> String {
         match within("a line of the watch", self.next()).await {
             Next::Line(line) => String::from_utf8(line.to_vec()).unwrap(),
@@ -199,7 +198,7 @@ impl Lines {
         }
     }
 
-    /// Returns all lines up to the end, and the end.
+    /// Reads to the end. Returns all lines and the kind of end.
     pub(crate) async fn rest(mut self) -> (Vec<Bytes>, Next) {
         let mut lines = Vec::new();
         loop {
@@ -214,7 +213,7 @@ impl Lines {
 // === impl Raw ===
 
 impl Raw {
-    /// Reads until the text is enough. Returns false when the server closes before.
+    /// Reads until `enough` is true of the text. Returns false if the server closes before.
     pub(crate) async fn read_until(&mut self, enough: impl Fn(&str) -> bool) -> bool {
         let reading = async {
             let mut buffer = vec![0; 16 * 1024];

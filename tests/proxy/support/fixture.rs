@@ -17,7 +17,7 @@ pub(crate) struct Fixture {
     pub(crate) upstream: SimulatedServer,
     /// The proxy.
     pub(crate) proxied: Endpoint,
-    /// The API server itself, to compare with.
+    /// The API server itself, for comparison.
     pub(crate) direct: Endpoint,
     pub(crate) admin: SocketAddr,
     running: RunningProxy,
@@ -87,7 +87,7 @@ impl Fixture {
         }
     }
 
-    /// Returns the API server, still running, and a future that shuts the proxy down as SIGTERM does.
+    /// Returns the running API server, and a future that shuts the proxy down as SIGTERM does.
     pub(crate) fn shut_down(self) -> (SimulatedServer, impl Future<Output = ()>) {
         let Self {
             upstream,

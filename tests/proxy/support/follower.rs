@@ -1,5 +1,5 @@
-//! A client that lists and watches for ever, as an informer does, and remembers all it was told.
-//! The [`Ledger`] judges it.
+//! A client that lists and watches for ever, as an informer does, and records all that it receives.
+//! The [`WriteHistory`] judges it.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,25 +14,25 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::client::{Connection, Endpoint, Next, Protocol, nothing, within};
 use super::fixture::{Fixture, small};
-use super::history::{Event, Interest, Ledger, compare};
+use super::history::{Event, Interest, WriteHistory, compare};
 use super::waiting::eventually;
 
-/// How the first state comes.
+/// The way in which a follower gets the initial state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opening {
     List,
     WatchList,
 }
 
-/// What one state and the watch after it brought. A broken watch is taken up again; a new track
+/// An initial state and the events of the watches after it. A broken watch is resumed. A new track
 /// begins only after 410.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Track {
-    /// The version of the first state.
+    /// The version of the initial state.
     pub(crate) start: u64,
     pub(crate) initial: BTreeMap<String, Bytes>,
     pub(crate) events: Vec<Event>,
-    /// The newest version heard of.
+    /// The newest version received.
     pub(crate) version: u64,
     /// It ended with 410 Expired.
     pub(crate) expired: bool,
@@ -41,7 +41,7 @@ pub(crate) struct Track {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Log {
     pub(crate) tracks: Vec<Track>,
-    /// Streams that ended otherwise than with 410.
+    /// The ends of streams without 410.
     pub(crate) ends: Vec<Next>,
     /// Requests that failed.
     pub(crate) failures: Vec<String>,
@@ -77,7 +77,7 @@ struct Line {
 #[serde(default)]
 struct Object {
     metadata: Metadata,
-    /// Of a Status.
+    /// The fields of a Status.
     code: u16,
     message: String,
     reason: String,
@@ -112,8 +112,8 @@ impl Follower {
         }
     }
 
-    /// So many followers with mixed interests: a third on shared HTTP/2 connections, a third on
-    /// their own, a third by HTTP/1.1.
+    /// Starts `count` followers with mixed interests: a third on shared HTTP/2 connections, a third
+    /// on their own, a third by HTTP/1.1.
     pub(crate) async fn crowd(endpoint: &Endpoint, count: usize) -> Vec<Self> {
         let shared = endpoint.connect(Protocol::Http2).await.unwrap();
         let mut crowd = Vec::new();
@@ -152,17 +152,17 @@ impl Follower {
         .await;
     }
 
-    /// Waits until the present is reached with all that came on the way being right.
-    pub(crate) async fn judge(&self, ledger: &Ledger) {
+    /// Waits until the follower has received everything up to now. Panics if anything was wrong.
+    pub(crate) async fn judge(&self, history: &WriteHistory) {
         eventually(&self.name, async || {
-            verdict(&self.log.lock(), &self.interest, ledger)
+            verdict(&self.log.lock(), &self.interest, history)
         })
         .await;
     }
 
-    /// As [`Follower::judge`], and nothing at all may have interrupted it.
-    pub(crate) async fn judge_undisturbed(&self, ledger: &Ledger) {
-        self.judge(ledger).await;
+    /// Like [`Follower::judge`]. Panics also if anything interrupted the follower.
+    pub(crate) async fn judge_undisturbed(&self, history: &WriteHistory) {
+        self.judge(history).await;
         let log = self.log.lock();
         assert_eq!(log.tracks.len(), 1, "{} had to start over", self.name);
         assert_eq!(log.ends, [], "{} was ended", self.name);
@@ -170,13 +170,13 @@ impl Follower {
     }
 }
 
-/// Whether a client was told the truth, the whole truth, and nothing else, up to now.
-fn verdict(log: &Log, interest: &Interest, ledger: &Ledger) -> Result<(), String> {
+/// Checks that a client received exactly the events of the history, up to now.
+fn verdict(log: &Log, interest: &Interest, history: &WriteHistory) -> Result<(), String> {
     let Some(last) = log.tracks.len().checked_sub(1) else {
         return Err(format!("no first state: {:?}", log.failures));
     };
     for (n, track) in log.tracks.iter().enumerate() {
-        if track.initial != ledger.at(interest, track.start) {
+        if track.initial != history.at(interest, track.start) {
             return Err(format!("the state at {} is wrong", track.start));
         }
         let up_to = match track.events.last() {
@@ -184,8 +184,11 @@ fn verdict(log: &Log, interest: &Interest, ledger: &Ledger) -> Result<(), String
             Some(event) => event.version,
             None => track.start,
         };
-        compare(&ledger.between(interest, track.start, up_to), &track.events)
-            .map_err(|why| format!("{why}; ends {:?}, failures {:?}", log.ends, log.failures))?;
+        compare(
+            &history.between(interest, track.start, up_to),
+            &track.events,
+        )
+        .map_err(|why| format!("{why}; ends {:?}, failures {:?}", log.ends, log.failures))?;
         if track.expired != (n < last) {
             return Err(format!(
                 "track {n} of {} ended with 410: {}",
@@ -242,7 +245,7 @@ impl Client {
         let mut initial = BTreeMap::new();
         for item in list.items {
             let object: Object = serde_json::from_str(item.get())?;
-            // Items lack what the list says of all of them.
+            // Items of a list lack the kind and version that the list names once.
             let whole = item
                 .get()
                 .replacen('{', r#"{"kind":"Pod","apiVersion":"v1","#, 1);
@@ -258,7 +261,7 @@ impl Client {
         Ok(())
     }
 
-    /// With a `building` track the watch begins with the state.
+    /// Watches from a version. With a `building` track the watch begins with the initial state.
     async fn watch(&self, version: u64, mut building: Option<Track>) -> anyhow::Result<()> {
         let first = if building.is_some() {
             "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
@@ -340,23 +343,23 @@ impl Object {
     }
 }
 
-/// Without the proxy between, as it is about the judge.
+/// This test uses no proxy, because it tests the judge.
 #[tokio::test]
 async fn the_judge_finds_every_planted_fault_in_a_view() {
     let fixture = Fixture::start(small()).await;
-    let ledger = Ledger::new(fixture.upstream.state(), 1);
+    let history = WriteHistory::new(fixture.upstream.state(), 1);
     let connection = fixture.direct.connect(Protocol::Http2).await.unwrap();
     for opening in [Opening::List, Opening::WatchList] {
         let interest = Interest::Tier(watershed_lab::sim::fixtures::TIERS[0]);
         let follower = Follower::start(&connection, interest.clone(), opening);
         follower.synced().await;
-        ledger.writes(100).await;
-        follower.judge_undisturbed(&ledger).await;
+        history.writes(100).await;
+        follower.judge_undisturbed(&history).await;
         let truth = follower.log();
         let fault = |plant: &dyn Fn(&mut Track)| {
             let mut log = truth.clone();
             plant(&mut log.tracks[0]);
-            verdict(&log, &interest, &ledger).expect_err("a planted fault")
+            verdict(&log, &interest, &history).expect_err("a planted fault")
         };
         let some = truth.tracks[0].initial.keys().next().unwrap();
         assert!(fault(&|track| drop(track.initial.remove(some))).contains("the state"));
@@ -373,7 +376,7 @@ async fn the_judge_finds_every_planted_fault_in_a_view() {
         assert!(fault(&|track| track.expired = true).contains("410"));
         let mut nothing = truth.clone();
         nothing.tracks.clear();
-        assert!(verdict(&nothing, &interest, &ledger).is_err());
+        assert!(verdict(&nothing, &interest, &history).is_err());
     }
     fixture.stop().await;
 }

@@ -1,4 +1,4 @@
-//! HTTP/2 written by hand: frames that no client library would send.
+//! HTTP/2 frames written by hand, which no client library would send.
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
@@ -18,12 +18,12 @@ pub(crate) const END_STREAM: u8 = 1;
 pub(crate) const ACK: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
 
-/// A connection on which frames are sent as they are.
+/// A connection that sends any frame unchecked.
 pub(crate) struct Frames {
     pub(crate) stream: TlsStream<TcpStream>,
 }
 
-/// A frame that came.
+/// A received frame.
 #[derive(Clone, Debug)]
 pub(crate) struct Received {
     pub(crate) kind: u8,
@@ -40,7 +40,7 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
     out
 }
 
-/// HPACK without its table: each field as a literal.
+/// Encodes a header block in HPACK, without the table: each field is a literal.
 pub(crate) fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut out = Vec::new();
     for (name, value) in fields {
@@ -66,7 +66,7 @@ pub(crate) fn length(out: &mut Vec<u8>, mut length: usize) {
     out.push(u8::try_from(length).unwrap());
 }
 
-/// The usual fields of a GET.
+/// Returns the usual header fields of a GET.
 pub(crate) fn get<'a>(path: &'a str, bearer: &'a str) -> Vec<(&'static str, &'a str)> {
     vec![
         (":method", "GET"),
@@ -79,7 +79,7 @@ pub(crate) fn get<'a>(path: &'a str, bearer: &'a str) -> Vec<(&'static str, &'a 
 }
 
 impl Frames {
-    /// A connection that says at first how much may be sent on each stream.
+    /// Opens a connection with an initial window size for each stream.
     pub(crate) async fn open(endpoint: &Endpoint, window: u32) -> Self {
         let stream = endpoint.tls(Protocol::Http2).await.unwrap();
         let mut frames = Self { stream };
@@ -91,12 +91,12 @@ impl Frames {
         frames
     }
 
-    /// False when the server has closed.
+    /// Sends bytes. Returns false if the server has closed the connection.
     pub(crate) async fn send(&mut self, bytes: &[u8]) -> bool {
         self.stream.write_all(bytes).await.is_ok() && self.stream.flush().await.is_ok()
     }
 
-    /// The next frame; `None` when the connection has ended.
+    /// Returns the next frame, or `None` if the connection has ended.
     pub(crate) async fn next(&mut self) -> Option<Received> {
         let reading = async {
             let mut head = [0; 9];
@@ -114,7 +114,7 @@ impl Frames {
         within("a frame or the end", reading).await
     }
 
-    /// The first frame that is wanted; `None` when the connection ends before.
+    /// Returns the first frame that fits, or `None` if the connection ends before.
     pub(crate) async fn find(&mut self, wanted: impl Fn(&Received) -> bool) -> Option<Received> {
         loop {
             let frame = self.next().await?;
@@ -124,7 +124,7 @@ impl Frames {
         }
     }
 
-    /// Reads until the server closes.
+    /// Reads until the server closes the connection.
     pub(crate) async fn closed(&mut self) {
         while self.next().await.is_some() {}
     }

@@ -1,6 +1,6 @@
-//! What really happened to the pods: every write with what was before and after it. It is kept by
-//! the only writer, apart from the simulated server and from the proxy, and knows what any watch
-//! has to bring.
+//! The history of all writes to pods, each with the object before and after it. The test is the
+//! only writer, so the history is independent of the simulated server and of the proxy. It knows
+//! the expected events of every watch.
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use watershed_lab::sim::{ClusterState, fixtures, pods};
 
-/// Which pods a client wants.
+/// The pods that a client watches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Interest {
     All,
@@ -30,7 +30,7 @@ pub(crate) struct Event {
     pub(crate) line: Bytes,
 }
 
-/// A pod, and what interests look at.
+/// A pod with the fields that interests select by.
 #[derive(Clone, Debug)]
 pub(crate) struct Pod {
     pub(crate) version: u64,
@@ -47,7 +47,7 @@ struct Change {
     after: Option<Pod>,
 }
 
-pub(crate) struct Ledger {
+pub(crate) struct WriteHistory {
     state: Arc<ClusterState>,
     inner: Mutex<Inner>,
 }
@@ -70,7 +70,7 @@ impl Interest {
         }
     }
 
-    /// To be appended to a query.
+    /// Returns the query parameters of the selector, to be appended.
     pub(crate) fn selector(&self) -> String {
         match self {
             Self::All | Self::Namespace(_) => String::new(),
@@ -79,7 +79,7 @@ impl Interest {
         }
     }
 
-    /// The n-th of many clients' interests, all kinds mixed.
+    /// Returns the interest of the n-th client. All kinds are mixed.
     pub(crate) fn nth(n: usize) -> Self {
         match n % 5 {
             0 => Self::All,
@@ -148,7 +148,7 @@ impl Pod {
         }
     }
 
-    /// The same bytes but for the version: what a deletion is announced with.
+    /// Returns the bytes with another version, as a deletion reports them.
     fn at(&self, version: u64) -> Vec<u8> {
         let text = std::str::from_utf8(&self.bytes).unwrap();
         let (old, new) = (self.version, version);
@@ -161,10 +161,10 @@ impl Pod {
     }
 }
 
-// === impl Ledger ===
+// === impl WriteHistory ===
 
-impl Ledger {
-    /// Begins with what is there now; from here on nobody else may write pods.
+impl WriteHistory {
+    /// Starts from the present objects. From now on, nobody else may write pods.
     pub(crate) fn new(state: &Arc<ClusterState>, seed: u64) -> Arc<Self> {
         let now: BTreeMap<_, _> = state
             .snapshot(&pods())
@@ -184,14 +184,14 @@ impl Ledger {
         })
     }
 
-    /// A random write.
+    /// Makes one random write.
     pub(crate) fn write(&self) {
         let mut inner = self.inner.lock();
         let Inner {
             rng, now, created, ..
         } = &mut *inner;
         let dice = rng.u8(0..10);
-        // One node more than there are interests in, so that pods also go where nobody looks.
+        // There is one node more than interests, so that pods also move to a node nobody watches.
         let node = if rng.u8(0..8) == 0 {
             String::new()
         } else {
@@ -239,7 +239,7 @@ impl Ledger {
         });
     }
 
-    /// So many random writes, with moments between them in which others get their turn.
+    /// Makes `count` random writes, with pauses in which other tasks run.
     pub(crate) async fn writes(&self, count: usize) {
         for n in 0..count {
             self.write();
@@ -249,7 +249,7 @@ impl Ledger {
         }
     }
 
-    /// What an interest covers at a version: key → object.
+    /// Returns the objects of an interest at a version, by their keys.
     pub(crate) fn at(&self, interest: &Interest, version: u64) -> BTreeMap<String, Bytes> {
         let inner = self.inner.lock();
         let mut pods = inner.start.clone();
@@ -269,7 +269,7 @@ impl Ledger {
             .collect()
     }
 
-    /// What a watch of an interest has to bring after one version and up to another.
+    /// Returns the expected events of a watch of an interest, after one version and up to another.
     pub(crate) fn between(&self, interest: &Interest, after: u64, up_to: u64) -> Vec<Event> {
         let inner = self.inner.lock();
         let changes = inner
@@ -292,7 +292,7 @@ impl Ledger {
     }
 }
 
-/// The judge: the events of a watch have to be the expected ones, in their order and byte by byte.
+/// Compares the events of a watch with the expected ones: their order and all their bytes.
 pub(crate) fn compare(expected: &[Event], seen: &[Event]) -> Result<(), String> {
     let Some(at) = (0..expected.len().max(seen.len())).find(|&n| expected.get(n) != seen.get(n))
     else {

@@ -1,5 +1,4 @@
-//! The program itself, as a process of its own: its metrics are nobody else's, and it can be sent
-//! signals.
+//! The program as a process of its own. It has its own metrics and can be sent signals.
 use std::net::SocketAddr;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
@@ -18,24 +17,24 @@ pub(crate) struct Program {
     pub(crate) proxied: Endpoint,
     pub(crate) admin: SocketAddr,
     child: Child,
-    /// All it has logged.
+    /// The lines that it has logged.
     log: Arc<Mutex<String>>,
     _folder: TempDir,
 }
 
 impl Program {
-    /// `watershed serve` in front of an API server, once it is ready; it ends with this value at
-    /// the latest.
+    /// Starts `watershed serve` in front of an API server and waits until it is ready. Dropping the
+    /// value kills the program.
     pub(crate) async fn start(upstream: &SimulatedServer) -> Self {
         Self::with(upstream, &[]).await
     }
 
-    /// The same with further flags.
+    /// Starts the program with further flags.
     pub(crate) async fn with(upstream: &SimulatedServer, flags: &[&str]) -> Self {
         Self::with_variables(upstream, flags, &[]).await
     }
 
-    /// And with variables of the environment.
+    /// Starts the program with further flags and environment variables.
     pub(crate) async fn with_variables(
         upstream: &SimulatedServer,
         flags: &[&str],
@@ -88,7 +87,7 @@ impl Program {
                 _ => {}
             }
         }
-        // Somebody has to read on, or the program waits for room in the pipe.
+        // Without a reader the pipe would fill up and block the program.
         let further = Arc::clone(&log);
         tokio::spawn(async move {
             while let Ok(Some(line)) = lines.next_line().await {
@@ -119,7 +118,7 @@ impl Program {
         program
     }
 
-    /// Status and body of the admin listener's answer, head included.
+    /// Returns the admin listener's answer with its head.
     pub(crate) async fn admin(&self, method: &str, path: &str) -> String {
         plain_get(self.admin, method, path).await
     }
@@ -148,4 +147,14 @@ impl Program {
             .await
             .unwrap()
     }
+}
+
+/// Returns the resident memory of a process, in bytes.
+pub(crate) fn resident_memory(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
