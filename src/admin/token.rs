@@ -35,7 +35,7 @@ impl TokenFile {
         match read(&self.path).await {
             Ok(token) => *self.last.lock() = token,
             Err(error) => {
-                tracing::warn!(error = %format!("{error:#}"), "keeping the last admin token")
+                tracing::warn!(error = %format!("{error:#}"), "keeping the last admin token");
             }
         }
         // Hashes are compared in constant time.

@@ -71,17 +71,17 @@ pub fn publish() {
     if let Some(seconds) = now.cpu_seconds_total {
         CPU_SECONDS.with([]).absolute(seconds as u64);
     }
-    set(START_TIME, now.start_time_seconds);
-    set(OPEN_FDS, now.open_fds);
-    set(MAX_FDS, now.max_fds);
-    set(VIRTUAL_MEMORY, now.virtual_memory_bytes);
-    set(MAX_VIRTUAL_MEMORY, now.virtual_memory_max_bytes);
-    set(RESIDENT_MEMORY, now.resident_memory_bytes);
-    set(THREADS, now.threads);
+    set(&START_TIME, now.start_time_seconds);
+    set(&OPEN_FDS, now.open_fds);
+    set(&MAX_FDS, now.max_fds);
+    set(&VIRTUAL_MEMORY, now.virtual_memory_bytes);
+    set(&MAX_VIRTUAL_MEMORY, now.virtual_memory_max_bytes);
+    set(&RESIDENT_MEMORY, now.resident_memory_bytes);
+    set(&THREADS, now.threads);
 }
 
 /// Sets a gauge if the platform reports the figure.
-fn set(gauge: Metric<Gauge>, figure: Option<u64>) {
+fn set(gauge: &Metric<Gauge>, figure: Option<u64>) {
     if let Some(figure) = figure {
         gauge.with([]).set(figure as f64);
     }
