@@ -1,5 +1,6 @@
-//! A small API server, its certificates, and clients, all on the loopback, for the tests of both
-//! edges.
+//! A small API server on the loopback, with its certificates and clients.
+//!
+//! The tests of the listener and of upstream use it.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -37,10 +38,10 @@ use crate::upstream::Upstream;
 use crate::upstream::{ForwardIdentity, Forwarder};
 use watershed_connect::ConnectOptions;
 
-/// Far beyond what anything takes here; only a hang gets there.
+/// Timeout of every step of a test. Only a hang takes that long.
 pub(crate) const SOON: Duration = Duration::from_secs(30);
 
-/// Fails the test instead of hanging.
+/// Returns the result of `future`. Panics if it takes longer than [`SOON`].
 pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(SOON, future)
         .await
@@ -59,7 +60,7 @@ pub(crate) async fn eventually(condition: impl Fn() -> bool) {
 
 // === certificates ===
 
-/// A CA and what it signs.
+/// A CA that issues certificates.
 pub(crate) struct Pki {
     pub(crate) ca_pem: String,
     issuer: Issuer<'static, KeyPair>,
@@ -80,7 +81,7 @@ impl Pki {
         }
     }
 
-    /// A certificate and its key in PEM.
+    /// Issues a certificate. Returns it and its key in PEM.
     pub(crate) fn issue(&self, common_name: &str, names: &[&str]) -> (String, String) {
         let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
         let mut params = CertificateParams::new(names).unwrap();
@@ -144,7 +145,7 @@ fn private_key(pem: &str) -> PrivateKeyDer<'static> {
 
 // === the API server ===
 
-/// How the test's API server behaves.
+/// Protocol and limits of the test's API server.
 #[derive(Clone, Copy)]
 pub(crate) struct Settings {
     pub(crate) http2: bool,
@@ -160,7 +161,7 @@ pub(crate) const HTTP1: Settings = Settings {
     streams: 0,
 };
 
-/// The connection a request came on.
+/// The connection that carried a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Conn {
     pub(crate) number: usize,
@@ -239,12 +240,12 @@ impl Api {
         api
     }
 
-    /// Connections accepted since the start.
+    /// Returns the number of connections accepted since the start.
     pub(crate) fn accepted(&self) -> usize {
         self.accepted.load(Ordering::Acquire)
     }
 
-    /// Connections open now.
+    /// Returns the number of open connections.
     pub(crate) fn open(&self) -> usize {
         self.open.load(Ordering::Acquire)
     }
@@ -254,7 +255,7 @@ impl Api {
         let _ = self.orders.send(Order::Cut);
     }
 
-    /// Says on all connections that they end.
+    /// Announces the end of all connections (GOAWAY with HTTP/2).
     pub(crate) fn go_away(&self) {
         let _ = self.orders.send(Order::GoAway);
     }
@@ -264,7 +265,7 @@ impl Api {
     }
 }
 
-/// A body from a stream of chunks.
+/// Creates a body from a stream of chunks.
 pub(crate) fn streamed<S>(chunks: S) -> Body
 where
     S: Stream<Item = Result<Bytes, BoxError>> + Send + 'static,
@@ -272,7 +273,7 @@ where
     StreamBody::new(chunks.map(|chunk| chunk.map(Frame::data))).boxed_unsync()
 }
 
-/// A body that says something and then nothing more, as a quiet watch.
+/// Creates a body that sends one chunk and never ends, as a quiet watch.
 pub(crate) fn hanging() -> Body {
     let first = futures_util::stream::iter([Ok(Bytes::from_static(b"open\n"))]);
     streamed(first.chain(futures_util::stream::pending()))
@@ -282,7 +283,7 @@ pub(crate) fn text(words: impl Into<String>) -> Response<Body> {
     Response::new(body::full(words.into()))
 }
 
-/// The whole body as text.
+/// Reads the whole body as text.
 pub(crate) async fn read<B>(body: B) -> Result<String, BoxError>
 where
     B: http_body::Body<Data = Bytes>,
@@ -294,17 +295,17 @@ where
 
 // === credentials ===
 
-/// The token in every kubeconfig made here.
+/// The token in the kubeconfigs of this module.
 pub(crate) const OWN_TOKEN: &str = "proxy-secret-token";
 
-/// A kubeconfig with a client certificate and a token, in a directory of its own.
+/// Writes a kubeconfig with a client certificate and a token to a directory of its own.
 pub(crate) fn kubeconfig(pki: &Pki, url: &str) -> (TempDir, ConnectOptions) {
     let user =
         format!("{{client-certificate: client.crt, client-key: client.key, token: {OWN_TOKEN}}}");
     kubeconfig_with(pki, url, &user)
 }
 
-/// The same, with a user that may name `client.crt` and `client.key`.
+/// Writes a kubeconfig with this user, which may name `client.crt` and `client.key`.
 pub(crate) fn kubeconfig_with(pki: &Pki, url: &str, user: &str) -> (TempDir, ConnectOptions) {
     let dir = tempfile::tempdir().unwrap();
     let (cert, key) = pki.issue("the-proxy", &[]);
@@ -324,7 +325,8 @@ pub(crate) fn kubeconfig_text(url: &str, user: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Config\ncurrent-context: main\n\
          contexts: [{{name: main, context: {{cluster: main, user: main}}}}]\n\
-         clusters: [{{name: main, cluster: {{server: \"{url}\", certificate-authority: ca.crt}}}}]\n\
+         clusters: [{{name: main, \
+         cluster: {{server: \"{url}\", certificate-authority: ca.crt}}}}]\n\
          users: [{{name: main, user: {user}}}]\n"
     )
 }
@@ -343,7 +345,9 @@ pub(crate) async fn upstream_of(pki: &Pki, api: &Api) -> Upstream {
 
 // === the proxy, and clients of it ===
 
-/// A listener whose service forwards everything; paths that begin with `/long` are long.
+/// A listener whose service forwards all requests.
+///
+/// Requests whose paths begin with `/long` are forwarded as long ones.
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
     pub(crate) roots: RootCertStore,
@@ -423,11 +427,11 @@ pub(crate) fn tls_options(dir: &TempDir) -> TlsOptions {
     }
 }
 
-/// What a client shows: also a certificate without its key.
+/// Shows a certificate in every handshake, even with a key that does not belong to it.
 #[derive(Debug)]
-struct Shown(Arc<rustls::sign::CertifiedKey>);
+struct ShownCertificate(Arc<rustls::sign::CertifiedKey>);
 
-impl Shown {
+impl ShownCertificate {
     fn new(cert: &str, key: &str) -> Self {
         let key = provider()
             .key_provider
@@ -437,7 +441,7 @@ impl Shown {
     }
 }
 
-impl rustls::client::ResolvesClientCert for Shown {
+impl rustls::client::ResolvesClientCert for ShownCertificate {
     fn resolve(
         &self,
         _: &[&[u8]],
@@ -451,7 +455,7 @@ impl rustls::client::ResolvesClientCert for Shown {
     }
 }
 
-/// A TLS connection, with a certificate and key in PEM if given.
+/// Opens a TLS connection, with a certificate and key in PEM if given.
 pub(crate) async fn connect(
     address: SocketAddr,
     roots: &RootCertStore,
@@ -463,7 +467,9 @@ pub(crate) async fn connect(
         .unwrap()
         .with_root_certificates(roots.clone());
     let mut config = match identity {
-        Some((cert, key)) => builder.with_client_cert_resolver(Arc::new(Shown::new(&cert, &key))),
+        Some((cert, key)) => {
+            builder.with_client_cert_resolver(Arc::new(ShownCertificate::new(&cert, &key)))
+        }
         None => builder.with_no_client_auth(),
     };
     config.alpn_protocols = vec![protocol.to_vec()];
@@ -487,7 +493,7 @@ pub(crate) async fn http2_client(tls: TlsStream<TcpStream>) -> http2::SendReques
     sender
 }
 
-/// A GET for HTTP/1.1.
+/// Creates a GET for HTTP/1.1.
 pub(crate) fn get(path: &str) -> Request<Body> {
     Request::get(path)
         .header("host", "localhost")
@@ -495,7 +501,7 @@ pub(crate) fn get(path: &str) -> Request<Body> {
         .unwrap()
 }
 
-/// A GET for HTTP/2.
+/// Creates a GET for HTTP/2.
 pub(crate) fn get2(path: &str) -> Request<Body> {
     Request::get(format!("https://localhost{path}"))
         .body(body::empty())

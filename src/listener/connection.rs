@@ -483,8 +483,8 @@ impl http_body::Body for AnswerBody {
 mod tests {
     use super::*;
 
-    /// The task of an HTTP/2 stream holds both. It takes 384 bytes, and the allocator's next size is
-    /// 512. There may be a hundred thousand such tasks.
+    /// The task of an HTTP/2 stream holds both. It takes 384 bytes, and the allocator's next size
+    /// is 512. There may be a hundred thousand such tasks.
     #[test]
     fn the_body_of_an_open_stream_is_small() {
         let bytes = size_of::<AnswerBody>() + size_of::<VectoredBytes>();

@@ -33,7 +33,8 @@ pub struct ConnectionLimits {
 impl ConnectionLimits {
     /// Returns three quarters of all connections, the default limit of one address.
     ///
-    /// Clients behind a load balancer can use most of them, and the last quarter is left for others.
+    /// Clients behind a load balancer can use most of them, and the last quarter is left for
+    /// others.
     pub const fn share_of_an_address(connections: usize) -> usize {
         connections - connections / 4
     }

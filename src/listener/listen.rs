@@ -129,7 +129,8 @@ async fn accept_all<L, S, F>(
                 which.rejected();
                 tracing::debug!(
                     %address,
-                    "connection refused: too many from this address (see --max-connections-per-address)"
+                    "connection refused: too many from this address \
+                     (see --max-connections-per-address)"
                 );
                 continue;
             };
@@ -162,7 +163,8 @@ async fn accept<L: ConnectionSource>(listener: &L) -> (L::Stream, SocketAddr) {
             Err(error) => {
                 tracing::warn!(
                     %error,
-                    "cannot accept connections (out of file descriptors? see ulimit -n); trying again"
+                    "cannot accept connections (out of file descriptors? see ulimit -n); \
+                     trying again"
                 );
                 tokio::time::sleep(backoff).await;
                 backoff = (backoff * 2).min(BACKOFF_MAX);
@@ -234,7 +236,8 @@ async fn connection<I, S, F>(
 
 /// Shakes hands with a TLS client. Returns `None` if that fails or takes too long.
 ///
-/// The session is boxed: it is a kilobyte, and every future it passes through would have room for it.
+/// The session is boxed: it is a kilobyte, and every future it passes through would have room for
+/// it.
 async fn handshake<I: AsyncRead + AsyncWrite + Unpin>(
     protocols: &Protocols,
     stream: I,

@@ -24,8 +24,8 @@ const REJECTED: Metric<Counter, 2> = Metric::new(
 const CUT: Metric<Counter, 2> = Metric::new(
     "watershed_connections_terminated_total",
     &["listener", "reason"],
-    "Connections that were closed because of what their client did or failed to do, by listener and \
-     reason.",
+    "Connections that were closed because of what their client did or failed to do, by listener \
+     and reason.",
 );
 const ANSWERS_CUT: Metric<Counter, 1> = Metric::new(
     "watershed_responses_terminated_total",

@@ -1,7 +1,7 @@
 //! Makes a self-signed certificate when none is given, as kube-apiserver does.
 //!
-//! The CA is in `ca.crt` and `ca.key`, the serving pair in `tls.crt` and `tls.key`. The CA stays the
-//! same over restarts, so that clients keep trusting it. The serving pair is renewed when it is
+//! The CA is in `ca.crt` and `ca.key`, the serving pair in `tls.crt` and `tls.key`. The CA stays
+//! the same over restarts, so that clients keep trusting it. The serving pair is renewed when it is
 //! about to expire or lacks a name.
 
 use std::fs;
@@ -90,7 +90,8 @@ pub(super) fn names(listen: IpAddr, extra: &[String]) -> Vec<String> {
     }
     names.extend(hostname());
     names.extend(extra.iter().cloned());
-    // An invalid name, such as a hostname with an underscore, must not keep the proxy from starting.
+    // An invalid name, such as a hostname with an underscore, must not keep the proxy from
+    // starting.
     names.retain(|name| {
         let usable = ServerName::try_from(name.as_str()).is_ok();
         if !usable {

@@ -55,7 +55,7 @@ impl<I> CoalescingStream<I> {
 impl<I: AsyncRead + AsyncWrite + Unpin> TurnFlusher<I> {
     /// Polls the connection with `turn`, then sends what it wrote.
     ///
-    /// What the socket does not take yet is sent by a later poll, which the socket wakes.
+    /// If the socket does not take all of it, it wakes the task, and a later poll sends the rest.
     ///
     /// # Errors
     ///

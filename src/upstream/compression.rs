@@ -19,7 +19,8 @@ use watershed_protocol::{GroupVersionResource, Representation, Selection};
 
 /// Time for which an answer holds. Afterwards upstream may run another release.
 const HOLDS: Duration = Duration::from_mins(10);
-/// Pause after a failed question. Longer than [`ANSWER`], so that one question is under way at most.
+/// Pause after a failed question. Longer than [`ANSWER`], so that one question is under way at
+/// most.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
 /// Timeout of the response headers.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_question_is_asked_for_all() {
+    async fn one_probe_serves_all_requests() {
         for (status, on) in [(COMPRESSED, true), (200, false)] {
             let asked = Asked::new(status).await;
             assert_eq!(asked.questions(), 0, "nobody wanted to know");
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_old_answer_stands_until_there_is_a_new_one() {
+    async fn an_old_result_holds_until_the_next_probe_succeeds() {
         let asked = Asked::new(COMPRESSED).await;
         assert!(asked.is_on().await);
         asked.status.store(200, Ordering::Release);
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_question_that_failed_is_asked_again_later() {
+    async fn a_failed_probe_is_repeated_later() {
         let asked = Asked::new(403).await;
         assert!(!asked.is_on().await);
         assert_eq!(asked.questions(), 1);

@@ -22,7 +22,7 @@ use super::error::UpstreamError;
 use super::server::Upstream;
 use super::traffic::OpenConnection;
 use crate::body::Body;
-use watershed_connect::{Address, CONNECT_TIMEOUT, Dialed};
+use watershed_connect::{Address, CONNECT_TIMEOUT, Dialed, DialedStream};
 
 /// Interval and timeout of HTTP/2 pings, which are also sent on idle connections.
 ///
@@ -97,6 +97,8 @@ pub(super) enum NotSent {
     Failed(TrySendError<Request<Body>>),
 }
 
+type Http2Driver = http2::Connection<TokioIo<DialedStream>, Body, TokioExecutor>;
+
 enum Leased {
     Http2(Arc<Http2Connection>),
     Http1(Http1Connection, Arc<IdleHttp1>),
@@ -112,18 +114,18 @@ pub(super) async fn handshake(
     permit: OwnedSemaphorePermit,
     open: OpenConnection,
 ) -> Result<HttpConnection, UpstreamError> {
-    let address = dialed.address.clone();
-    let failed = |source| UpstreamError::Handshake {
-        address: address.clone(),
-        source: Arc::new(source),
-    };
-    let io = TokioIo::new(dialed.stream);
-    if !dialed.http2 {
+    let Dialed {
+        stream,
+        http2,
+        address,
+    } = dialed;
+    let io = TokioIo::new(stream);
+    if !http2 {
         let (sender, driver) = http1::Builder::new()
             .max_headers(MAX_HEADERS)
             .handshake(io)
             .await
-            .map_err(failed)?;
+            .map_err(|error| handshake_failed(&address, error))?;
         tokio::spawn(async move {
             // Its end shows in the sender.
             let _ = driver.await;
@@ -138,8 +140,36 @@ pub(super) async fn handshake(
             _permit: permit,
         }));
     }
+    let (sender, mut driver) = http2_builder(class)
+        .handshake(io)
+        .await
+        .map_err(|error| handshake_failed(&address, error))?;
+    let peer_limit = wait_for_peer_limit(&mut driver, &address).await?;
+    let connection = Http2Connection {
+        sender: Arc::new(Mutex::new(Some(sender))),
+        address,
+        generation,
+        streams: AtomicUsize::new(0),
+        peer_limit: Arc::new(AtomicUsize::new(peer_limit)),
+        closed: Arc::new(AtomicBool::new(false)),
+        idle_since: Mutex::new(Instant::now()),
+        _permit: permit,
+    };
+    connection.spawn_driver(driver, open);
+    Ok(HttpConnection::Http2(Arc::new(connection)))
+}
+
+fn handshake_failed(address: &Address, source: hyper::Error) -> UpstreamError {
+    UpstreamError::Handshake {
+        address: address.clone(),
+        source: Arc::new(source),
+    }
+}
+
+fn http2_builder(class: ConnectionClass) -> http2::Builder<TokioExecutor> {
     let windows = class.windows();
-    let (sender, mut driver) = http2::Builder::new(TokioExecutor::new())
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
         .timer(TokioTimer::new())
         .initial_stream_window_size(windows.stream)
         .initial_connection_window_size(windows.connection)
@@ -151,37 +181,45 @@ pub(super) async fn handshake(
         .max_frame_size(FRAME)
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT)
-        .keep_alive_while_idle(true)
-        .handshake(io)
-        .await
-        .map_err(failed)?;
-    let peer_limit = Arc::new(AtomicUsize::new(0));
-    let closed = Arc::new(AtomicBool::new(false));
+        .keep_alive_while_idle(true);
+    builder
+}
+
+/// Drives a new connection until the peer's settings arrive. Returns the streams that they allow.
+async fn wait_for_peer_limit(
+    driver: &mut Http2Driver,
+    address: &Address,
+) -> Result<usize, UpstreamError> {
     // hyper does not report when the peer's settings arrive: poll for them in growing steps.
     let deadline = Instant::now() + CONNECT_TIMEOUT;
     let mut pause = Duration::from_micros(200);
     while driver.current_max_send_streams() == 0 {
-        let ended = poll_fn(|cx| Poll::Ready(Pin::new(&mut driver).poll(cx))).await;
-        match ended {
-            Poll::Ready(Err(source)) => return Err(failed(source)),
-            Poll::Ready(Ok(())) => return Err(UpstreamError::NoStreams { address }),
-            Poll::Pending if Instant::now() > deadline => {
-                return Err(UpstreamError::NoStreams { address });
+        match poll_fn(|cx| Poll::Ready(Pin::new(&mut *driver).poll(cx))).await {
+            Poll::Ready(Err(error)) => return Err(handshake_failed(address, error)),
+            Poll::Pending if Instant::now() <= deadline => tokio::time::sleep(pause).await,
+            Poll::Ready(Ok(())) | Poll::Pending => {
+                return Err(UpstreamError::NoStreams {
+                    address: address.clone(),
+                });
             }
-            Poll::Pending => tokio::time::sleep(pause).await,
         }
         pause = (pause * 2).min(Duration::from_millis(20));
     }
-    peer_limit.store(driver.current_max_send_streams(), Ordering::Release);
-    let sender = Arc::new(Mutex::new(Some(sender)));
-    tokio::spawn({
-        let (peer_limit, closed) = (Arc::clone(&peer_limit), Arc::clone(&closed));
+    Ok(driver.current_max_send_streams())
+}
+
+// === impl Http2Connection ===
+
+impl Http2Connection {
+    /// Spawns the task that drives the connection until it ends.
+    fn spawn_driver(&self, mut driver: Http2Driver, open: OpenConnection) {
+        let (peer_limit, closed) = (Arc::clone(&self.peer_limit), Arc::clone(&self.closed));
         // Weak: when nobody has the sender any more, the connection ends.
-        let sender = Arc::downgrade(&sender);
-        async move {
+        let sender = Arc::downgrade(&self.sender);
+        tokio::spawn(async move {
             let _ = poll_fn(|cx| {
                 let polled = Pin::new(&mut driver).poll(cx);
-                // The peer may change its mind; seen with the next request at the latest.
+                // The peer may change its limit. The next request sees that at the latest.
                 peer_limit.store(driver.current_max_send_streams(), Ordering::Release);
                 polled
             })
@@ -191,23 +229,9 @@ pub(super) async fn handshake(
             if let Some(sender) = sender.upgrade() {
                 sender.lock().take();
             }
-        }
-    });
-    Ok(HttpConnection::Http2(Arc::new(Http2Connection {
-        sender,
-        address,
-        generation,
-        streams: AtomicUsize::new(0),
-        peer_limit,
-        closed,
-        idle_since: Mutex::new(Instant::now()),
-        _permit: permit,
-    })))
-}
+        });
+    }
 
-// === impl Http2Connection ===
-
-impl Http2Connection {
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
             || self

@@ -64,7 +64,7 @@ pub enum UpstreamError {
 impl UpstreamError {
     /// Returns `true` if the caller's request is at fault and was not forwarded.
     ///
-    /// That is a 400, while every other error is a bad gateway.
+    /// Such a request is answered with 400, every other error with 502.
     pub fn is_refused(&self) -> bool {
         matches!(self, UpstreamError::Refused { .. })
     }

@@ -35,8 +35,9 @@ pub enum ForwardIdentity {
 
 /// Forwards callers' requests to upstream. Cheap to clone.
 ///
-/// Invariant: a request of [`ForwardIdentity::Caller`] cannot reach the proxy's token, nor a connection
-/// that shows its certificate. Any other names the caller it is for, except [`ForwardIdentity::Own`].
+/// Invariant: a request of [`ForwardIdentity::Caller`] cannot reach the proxy's token, nor a
+/// connection that shows its certificate. Any other names the caller it is for, except
+/// [`ForwardIdentity::Own`].
 #[derive(Clone)]
 pub struct Forwarder {
     shared: Arc<ForwarderShared>,
@@ -77,9 +78,9 @@ impl Forwarder {
 
     /// Forwards a request; `long` for watches, logs and others that may stay open.
     ///
-    /// The answer's body is a stream. Bytes that the client does not read are not read from upstream,
-    /// and a client that goes away cancels the request there. A cut answer ends with an error, which
-    /// hyper's server passes on as a cut.
+    /// The answer's body is a stream. Bytes that the client does not read are not read from
+    /// upstream, and a client that goes away cancels the request there. A cut answer ends with an
+    /// error, which hyper's server passes on as a cut.
     pub async fn forward(
         &self,
         request: Request<Incoming>,

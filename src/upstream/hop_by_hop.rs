@@ -1,7 +1,7 @@
-//! Which header fields end at this proxy (RFC 9110, section 7.6.1).
+//! Removes the header fields that are for one hop only (RFC 9110, section 7.6.1).
 //!
-//! `X-Forwarded-*` and `Via` are not added: API servers don't look at them, except for
-//! `X-Forwarded-*` as a caller sent them in the answers of `pods/proxy`, which pass untouched.
+//! `X-Forwarded-*` and `Via` are not added, because API servers ignore them. The exception is
+//! `pods/proxy`, whose answers use the `X-Forwarded-*` of the caller. Those pass unchanged.
 
 use http::header::{
     CONNECTION, COOKIE, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
@@ -14,7 +14,7 @@ const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 
-/// Never meant for the next hop, named in `Connection` or not.
+/// Fields that are never for the next hop, named in `Connection` or not.
 const ALWAYS: [HeaderName; 8] = [
     CONNECTION,
     KEEP_ALIVE,
@@ -26,9 +26,11 @@ const ALWAYS: [HeaderName; 8] = [
     HTTP2_SETTINGS,
 ];
 
-/// Fields a client may not have removed by naming them in `Connection`. Each says who asks or what
-/// is asked for; without it, the same request would mean something else at upstream than it does to
-/// those who looked at it here. `Impersonate-User`, stripped, makes an admin out of a tenant.
+/// Fields that a client must not name in `Connection`, which would remove them.
+///
+/// Each identifies the caller or the subject of the request. Without it, upstream would take the
+/// request for another one than the proxy has checked: without `Impersonate-User`, a tenant would
+/// become the admin that impersonates them.
 const PROTECTED: [&str; 6] = [
     "authorization",
     "audit-id",
@@ -46,7 +48,7 @@ const PROTECTED_PREFIXES: [&str; 6] = [
     "x-forwarded-",
 ];
 
-/// Takes the fields of the client's hop out of a request.
+/// Removes the fields of the client's hop from a request.
 pub(super) fn clean_request(headers: &mut HeaderMap) -> Result<(), UpstreamError> {
     for name in named(headers) {
         if is_protected(&name) {
@@ -70,7 +72,7 @@ pub(super) fn clean_request(headers: &mut HeaderMap) -> Result<(), UpstreamError
     Ok(())
 }
 
-/// Takes the fields of upstream's hop out of an answer.
+/// Removes the fields of upstream's hop from an answer.
 pub(super) fn clean_response(headers: &mut HeaderMap) {
     for name in named(headers) {
         headers.remove(&name);
@@ -78,16 +80,16 @@ pub(super) fn clean_response(headers: &mut HeaderMap) {
     remove_always(headers);
 }
 
-/// The protocol a client wants to change to, if it is one to be spoken with upstream.
+/// Returns the protocol that a client wants to change to, unless it is HTTP/2.
 pub(super) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     let wanted = headers.get(UPGRADE)?;
     let named = tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"));
-    // HTTP/2 without TLS would be spoken past the proxy, unseen.
+    // Requests of HTTP/2 in the tunnel would bypass the proxy.
     let h2c = tokens(headers, &UPGRADE).any(|token| token.to_ascii_lowercase().starts_with("h2"));
     (named && !h2c).then(|| wanted.clone())
 }
 
-/// Says on an HTTP/1.1 message that it is about a change of protocol.
+/// Marks an HTTP/1.1 message as one that changes the protocol.
 pub(super) fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
     headers.insert(UPGRADE, protocol);
@@ -99,7 +101,7 @@ fn remove_always(headers: &mut HeaderMap) {
     }
 }
 
-/// The fields that `Connection` names.
+/// Returns the fields that `Connection` names.
 fn named(headers: &HeaderMap) -> Vec<HeaderName> {
     tokens(headers, &CONNECTION)
         .filter_map(|token| token.parse().ok())
@@ -124,8 +126,9 @@ fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item =
         .filter(|token| !token.is_empty())
 }
 
-/// HTTP/2 splits cookies into fields for compression; HTTP/1 knows only one field (RFC 9113,
-/// 8.2.3).
+/// Joins all cookies in one field.
+///
+/// HTTP/2 splits them for compression, and HTTP/1 allows only one field (RFC 9113, 8.2.3).
 fn join_cookies(headers: &mut HeaderMap) {
     let all: Vec<_> = headers
         .get_all(COOKIE)
@@ -152,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_the_hop_goes_and_the_rest_stays() {
+    fn hop_by_hop_fields_are_removed_and_others_stay() {
         let mut request = headers(&[
             ("connection", "keep-alive, X-Mine"),
             ("connection", "te"),
@@ -180,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_cannot_be_stripped() {
+    fn connection_cannot_name_protected_fields() {
         for name in [
             "Authorization",
             "IMPERSONATE-USER",
@@ -197,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_lose_their_hop() {
+    fn hop_by_hop_fields_of_answers_are_removed() {
         let mut answer = headers(&[
             ("connection", "close"),
             ("content-type", "text/plain"),

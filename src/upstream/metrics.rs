@@ -12,20 +12,20 @@ pub const METRICS: &[Declaration] = &[
 const REQUESTS: Metric<Counter, 1> = Metric::new(
     "watershed_upstream_requests_total",
     &["purpose"],
-    "Requests that upstream answered, by purpose: the proxy's lists and watches of types, its other \
-     requests, and forwarded ones.",
+    "Requests that upstream answered, by purpose: the proxy's lists and watches of types, its \
+     other requests, and forwarded ones.",
 );
 const RECEIVED_BYTES: Metric<Counter, 1> = Metric::new(
     "watershed_upstream_received_bytes_total",
     &["purpose"],
-    "Bytes of upstream's response bodies as received, before decompression, by purpose. Sessions of \
-     exec and port-forward do not count.",
+    "Bytes of upstream's response bodies as received, before decompression, by purpose. Sessions \
+     of exec and port-forward do not count.",
 );
 const CONNECTIONS: Metric<Gauge, 1> = Metric::new(
     "watershed_upstream_connections",
     &["kind"],
-    "Open connections to upstream, by kind: for the proxy's lists and watches, short requests, long \
-     forwarded ones, and tunnels.",
+    "Open connections to upstream, by kind: for the proxy's lists and watches, short requests, \
+     long forwarded ones, and tunnels.",
 );
 
 /// Sets the metrics to what was counted until now.

@@ -1,8 +1,8 @@
 //! Pool of connections to the API server.
 //!
-//! hyper-util's client keeps one HTTP/2 connection per host, on which an API server allows a hundred
-//! streams. The hundred and first watch would wait forever, so this pool opens more connections.
-//! An HTTP/1 connection serves one request at a time.
+//! hyper-util's client keeps one HTTP/2 connection per host, on which an API server allows a
+//! hundred streams. The hundred and first watch would wait forever, so this pool opens more
+//! connections. An HTTP/1 connection serves one request at a time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use http::{Method, Request, Response};
 use http_body::Body as _;
+use hyper::client::conn::TrySendError;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
@@ -80,6 +81,16 @@ struct GroupState {
     exclusive: bool,
 }
 
+/// Decides whether a request is sent again.
+struct ResendPolicy {
+    /// `true` for reads without a body.
+    is_read: bool,
+    /// The chunks sent so far, if the request has a body.
+    kept: Option<Repeatable>,
+    /// `true` once a pooled connection died before the answer.
+    died: bool,
+}
+
 type SharedDial = Shared<BoxFuture<'static, Result<(), UpstreamError>>>;
 
 // === impl Pool ===
@@ -137,44 +148,21 @@ impl Pool {
     ) -> Result<Response<UpstreamBody>, UpstreamError> {
         let group = self.group(class);
         let uri = request.uri().clone();
-        let bodyless = request.body().is_end_stream();
-        let repeatable = bodyless
-            && matches!(
-                *request.method(),
-                Method::GET | Method::HEAD | Method::OPTIONS
-            );
         let mut fresh = options.fresh_connection || options.avoid.is_some();
         let mut resends = 0;
-        let mut died = false;
-        let mut kept = None;
-        if !bodyless {
-            let (parts, body) = request.into_parts();
-            let (repeatable, body) = Repeatable::begin(body);
-            kept = Some(repeatable);
-            request = Request::from_parts(parts, body);
-        } else if !repeatable {
-            *request.body_mut() = repeat::open_end();
-        }
+        let mut policy = ResendPolicy::new(&mut request);
         loop {
-            let opened = if fresh {
-                group.open(options.avoid.as_ref()).await
+            let mut lease = if fresh {
+                group.open_or_lease(options.avoid.as_ref()).await?
             } else {
-                group.lease().await
-            };
-            let mut lease = match opened {
-                // A new connection is preferred, not required.
-                Err(UpstreamError::Exhausted { .. }) if fresh => group.lease().await?,
-                opened => opened?,
+                group.lease().await?
             };
             *request.uri_mut() = uri.clone();
-            let mut again = copy(&request);
-            if !repeatable {
-                *again.body_mut() = repeat::open_end();
-            }
+            let again = policy.copy(&request);
             let mut error = match lease.send(request).await {
                 Ok(response) => {
                     let received = group.upstream.traffic().answered(options.purpose);
-                    return Ok(answer(response, lease, repeatable, received));
+                    return Ok(answer(response, lease, policy.is_read, received));
                 }
                 Err(NotSent::Failed(error)) => error,
                 Err(NotSent::Ended(unsent)) if resends < MAX_RESENDS => {
@@ -188,25 +176,11 @@ impl Pool {
                     });
                 }
             };
-            let next = match error.take_message() {
-                Some(unsent) => Some(unsent),
-                None if is_unprocessed(error.error()) => match &mut kept {
-                    Some(kept) => kept.again().map(|body| again.map(|_| body)),
-                    None => Some(again),
-                },
-                // Only once: this very request may be what crashes upstream.
-                None if repeatable && lease.pooled && !died => {
-                    died = true;
-                    Some(again)
-                }
-                None => None,
-            };
-            match next {
+            match policy.resend(&mut error, again, lease.pooled) {
                 Some(next) if resends < MAX_RESENDS => request = next,
                 _ => {
-                    let address = lease.address().clone();
                     return Err(UpstreamError::Closed {
-                        address,
+                        address: lease.address().clone(),
                         source: Arc::new(error.into_error()),
                     });
                 }
@@ -218,20 +192,79 @@ impl Pool {
     }
 }
 
-/// Copies a request without its body.
-fn copy(request: &Request<Body>) -> Request<Body> {
-    let mut copy = Request::new(body::empty());
-    *copy.method_mut() = request.method().clone();
-    *copy.uri_mut() = request.uri().clone();
-    *copy.headers_mut() = request.headers().clone();
-    copy
+// === impl ResendPolicy ===
+
+impl ResendPolicy {
+    /// Prepares the request's body for being sent more than once.
+    fn new(request: &mut Request<Body>) -> Self {
+        let bodyless = request.body().is_end_stream();
+        let is_read = bodyless
+            && matches!(
+                *request.method(),
+                Method::GET | Method::HEAD | Method::OPTIONS
+            );
+        let mut kept = None;
+        if !bodyless {
+            let body = std::mem::replace(request.body_mut(), body::empty());
+            let (repeatable, body) = Repeatable::begin(body);
+            kept = Some(repeatable);
+            *request.body_mut() = body;
+        } else if !is_read {
+            *request.body_mut() = repeat::open_end();
+        }
+        Self {
+            is_read,
+            kept,
+            died: false,
+        }
+    }
+
+    /// Copies the request, with an empty body.
+    fn copy(&self, request: &Request<Body>) -> Request<Body> {
+        let body = if self.is_read {
+            body::empty()
+        } else {
+            repeat::open_end()
+        };
+        let mut copy = Request::new(body);
+        *copy.method_mut() = request.method().clone();
+        *copy.uri_mut() = request.uri().clone();
+        *copy.headers_mut() = request.headers().clone();
+        copy
+    }
+
+    /// Returns the request to send after this error.
+    ///
+    /// `None` means that a resend might be carried out twice, or would fail the same way.
+    fn resend(
+        &mut self,
+        error: &mut TrySendError<Request<Body>>,
+        again: Request<Body>,
+        pooled: bool,
+    ) -> Option<Request<Body>> {
+        if let Some(unsent) = error.take_message() {
+            return Some(unsent);
+        }
+        if is_unprocessed(error.error()) {
+            return match &mut self.kept {
+                Some(kept) => kept.again().map(|body| again.map(|_| body)),
+                None => Some(again),
+            };
+        }
+        // Only once: this very request may be what crashes upstream.
+        if self.is_read && pooled && !self.died {
+            self.died = true;
+            return Some(again);
+        }
+        None
+    }
 }
 
 /// Returns `true` if upstream did not process the request: it refused the stream or sent GOAWAY.
 ///
-/// With a GOAWAY, h2 fails only streams above the last one it names. RFC 9113, 6.8: upstream has not
-/// acted on those. An API server sends GOAWAY with each answer to an unknown caller, while requests
-/// of others are on the connection.
+/// With a GOAWAY, h2 fails only streams above the last one it names. RFC 9113, 6.8: upstream has
+/// not acted on those. An API server sends GOAWAY with each answer to an unknown caller, while
+/// requests of others are on the connection.
 /// Source: `apiserver/pkg/endpoints/filters/authentication.go`.
 fn is_unprocessed(error: &hyper::Error) -> bool {
     let mut next = std::error::Error::source(error);
@@ -360,6 +393,18 @@ impl ConnectionGroup {
                     false,
                 ))
             }
+        }
+    }
+
+    /// Opens a connection, or leases a stream on an open one where the limit is reached.
+    async fn open_or_lease(
+        self: &Arc<Self>,
+        avoid: Option<&Address>,
+    ) -> Result<Lease, UpstreamError> {
+        match self.open(avoid).await {
+            // A new connection is preferred, not required.
+            Err(UpstreamError::Exhausted { .. }) => self.lease().await,
+            opened => opened,
         }
     }
 

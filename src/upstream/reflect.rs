@@ -15,25 +15,23 @@ use super::{ConnectionClass, RequestPurpose, SendOptions, ServedBy, UpstreamBody
 use crate::body;
 use watershed_connect::Address;
 use watershed_protocol::{
-    BookmarkFormat, Encoding, EventKind, Frame, ListPage, Malformed, PartialFormat, Representation,
+    BookmarkFormat, EventKind, Frame, ListPage, Malformed, PartialFormat, Representation,
     ResourceVersion, Scanned, WireFormat, read_bookmark, read_error, scan,
 };
 
+mod answer;
 mod change;
 mod error;
 
+use answer::{ANSWER_TIMEOUT, accepted, read_list};
 use error::ReflectorError;
 
 pub use change::{Change, Collect, ReflectorTarget, Stopped};
 
 /// Silence after which streaming is given up: without sendInitialEvents there is no end mark.
 const INITIAL_SILENCE: Duration = Duration::from_secs(15);
-/// Timeout of response headers, and of the body of a list.
-const ANSWER: Duration = Duration::from_mins(1);
 /// Page size of lists, as other clients use it.
 const PAGE: usize = 500;
-/// Limit of a page's body, to bound memory. etcd limits an object to about 1.5 MiB.
-const MAX_PAGE_BYTES: usize = 2 << 30;
 /// First and last pause between attempts. It doubles, with jitter.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// Time after which a refusal of what was granted before is final.
@@ -171,7 +169,8 @@ impl Reflector {
             ReflectorState::Resuming { version } => {
                 // Restored first, so that the next step retries after an error.
                 self.state = ReflectorState::Resuming { version };
-                // Deletions that were applied already come again, and are ignored: nothing is there.
+                // Deletions that were applied already come again, and are ignored: nothing is
+                // there.
                 let from = if self.unfinished == Some(version) {
                     version.before()
                 } else {
@@ -425,7 +424,8 @@ impl Reflector {
         }
     }
 
-    /// Opens a watch that begins with the state. The end mark stays in the stream as its next frame.
+    /// Opens a watch that begins with the state. The end mark stays in the stream as its next
+    /// frame.
     async fn stream_initial<C: Collect>(
         &mut self,
         mut objects: C,
@@ -499,12 +499,7 @@ impl Reflector {
     /// Gets the body of a list. An expired continue token (410) restarts the list.
     async fn get(&mut self, query: &str) -> Result<(HeaderMap, Bytes), ReflectorError> {
         let (headers, body) = self.request(query, false).await?;
-        let whole = timeout(ANSWER, body::whole(body, MAX_PAGE_BYTES)).await;
-        let whole = whole.map_err(|_| ReflectorError::Silent(ANSWER))?;
-        Ok((
-            headers,
-            whole.map_err(|error| ReflectorError::Broken(error.to_string()))?,
-        ))
+        Ok((headers, read_list(body).await?))
     }
 
     async fn open(&mut self, query: &str) -> Result<Box<WatchStream>, ReflectorError> {
@@ -535,15 +530,12 @@ impl Reflector {
         .header(header::ACCEPT, accept)
         .body(body::empty())
         .map_err(|error| ReflectorError::Broken(error.to_string()))?;
-        // After a 410 or a refusal, another API server is asked, if need be through a load balancer.
+        // After a 410 or a refusal, another API server is asked, if need be through a load
+        // balancer.
         let refused = (1..=REFUSALS_ELSEWHERE).contains(&self.refusals);
         // Only for watches: all pages of a list must come from one server.
         let elsewhere = watch && (self.expirations > 0 || refused);
-        let avoid = if elsewhere {
-            self.served_by.take()
-        } else {
-            None
-        };
+        let avoid = self.served_by.take_if(|_| elsewhere);
         let options = SendOptions {
             fresh_connection: elsewhere,
             avoid,
@@ -554,46 +546,16 @@ impl Reflector {
             },
         };
         let answer = timeout(
-            ANSWER,
+            ANSWER_TIMEOUT,
             self.client.send(ConnectionClass::Watch, request, options),
         )
         .await;
-        let response = answer.map_err(|_| ReflectorError::Silent(ANSWER))??;
+        let response = answer.map_err(|_| ReflectorError::Silent(ANSWER_TIMEOUT))??;
         self.served_by = response
             .extensions()
             .get::<ServedBy>()
             .map(|by| by.0.clone());
-        let status = response.status();
-        if status == StatusCode::OK {
-            let expected = self.target.representation.encoding.content_type(watch);
-            let actual = response.headers().get(header::CONTENT_TYPE);
-            if actual.is_none_or(|actual| actual.as_bytes() != expected.as_bytes()) {
-                return Err(Stopped::NotUnderstood(format!(
-                    "content type {actual:?}, not {expected}"
-                ))
-                .into());
-            }
-            let (parts, body) = response.into_parts();
-            return Ok((parts.headers, body));
-        }
-        let text = match timeout(ANSWER, body::whole(response.into_body(), 64 * 1024)).await {
-            Ok(Ok(body)) => {
-                let status = read_error(Encoding::Json, &body);
-                if status.message.is_empty() {
-                    String::from_utf8_lossy(&body).into_owned()
-                } else {
-                    status.message
-                }
-            }
-            _ => String::new(),
-        };
-        Err(match status {
-            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => Stopped::Vanished.into(),
-            StatusCode::FORBIDDEN => Stopped::Forbidden(text).into(),
-            StatusCode::NOT_ACCEPTABLE => Stopped::NotAcceptable.into(),
-            StatusCode::GONE => ReflectorError::Expired(text),
-            status => ReflectorError::Status(status, text),
-        })
+        accepted(response, representation.encoding.content_type(watch)).await
     }
 }
 

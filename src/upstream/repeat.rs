@@ -51,8 +51,8 @@ struct Abandoned;
 
 /// Returns an empty body whose end is not sent together with the head, for writes without a body.
 ///
-/// hyper may fail a request that it has just handed to h2, which still writes the head. With the end
-/// in it the request would be complete: upstream may carry it out, and it would be sent again.
+/// hyper may fail a request that it has just handed to h2, which still writes the head. With the
+/// end in it the request would be complete: upstream may carry it out, and it would be sent again.
 pub(super) fn open_end() -> Body {
     OpenEnd { over: false }.boxed_unsync()
 }
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_sent_is_sent_again_and_the_rest_once() {
+    async fn sent_chunks_are_repeated_and_the_rest_is_sent_once() {
         for sent in 0..=4 {
             let (mut repeatable, mut first) =
                 Repeatable::begin(chunks(vec![Ok(b"a"), Ok(b"bc"), Ok(b"def")]));
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_cut_is_a_cut_at_every_attempt() {
+    async fn a_cut_body_is_cut_at_every_attempt() {
         let (mut repeatable, mut first) =
             Repeatable::begin(chunks(vec![Ok(b"a"), Err("cut".into())]));
         next(&mut first).await.unwrap().unwrap();
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn little_is_kept_and_only_while_it_is_needed() {
+    async fn sent_chunks_are_kept_up_to_a_limit_and_only_while_needed() {
         static LARGE: [u8; MAX_KEPT] = [0; MAX_KEPT];
         let (mut repeatable, mut first) = Repeatable::begin(chunks(vec![Ok(&LARGE), Ok(b"a")]));
         next(&mut first).await;
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_those_of_the_whole() {
+    fn every_attempt_has_the_length_of_the_whole_body() {
         let (mut repeatable, first) = Repeatable::begin(crate::body::full("abc"));
         assert_eq!(first.size_hint().exact(), Some(3));
         assert!(!first.is_end_stream());

@@ -104,8 +104,8 @@ fn shape(
 
 /// Copies both ways until both sides have ended.
 ///
-/// The end of one side is passed on, and the other goes on: a command's output may follow the end of
-/// its input.
+/// The end of one side is passed on, and the other goes on: a command's output may follow the end
+/// of its input.
 async fn tunnel(client_side: OnUpgrade, upstream_side: OnUpgrade, address: Address) {
     let (client, upstream) = match tokio::try_join!(client_side, upstream_side) {
         Ok(both) => both,

@@ -285,7 +285,7 @@ fn proxy_url(kubeconfig: &Kubeconfig, context: Option<&str>) -> Option<String> {
         .filter(|url| !url.is_empty())
 }
 
-/// Makes credentials of a configuration.
+/// Creates the credentials that a configuration describes.
 fn material(
     options: &ConnectOptions,
     config: &Config,
@@ -303,15 +303,7 @@ fn material(
         from: from.clone(),
         reason,
     };
-    let servers = if options.servers.is_empty() {
-        vec![config.cluster_url.to_string()]
-    } else {
-        options.servers.clone()
-    };
-    let addresses = servers
-        .iter()
-        .map(|text| Address::parse(text))
-        .collect::<Result<Vec<_>, _>>()?;
+    let addresses = server_addresses(options, config)?;
     let server_name = config
         .tls_server_name
         .clone()
@@ -326,13 +318,9 @@ fn material(
     let own = config
         .rustls_client_config()
         .map_err(|error| certificates(one_line(&error)))?;
-    let renew_at = validity(&own).map(|valid| valid.not_after - RENEW_BEFORE);
-    let renew_at = renew_at.map(|at| at.max(Timestamp::now() + RENEW_PAUSE));
-    // Invariant: without the user there is no certificate to show and no token to send.
-    let mut nobody = config.clone();
-    nobody.auth_info = AuthInfo::default();
-    nobody.headers.clear();
-    let bare = nobody
+    let renew_at = validity(&own)
+        .map(|valid| (valid.not_after - RENEW_BEFORE).max(Timestamp::now() + RENEW_PAUSE));
+    let bare = without_user(config)
         .rustls_client_config()
         .map_err(|error| certificates(one_line(&error)))?;
     Ok(Credentials {
@@ -347,6 +335,31 @@ fn material(
         renew_at,
         from,
     })
+}
+
+/// Returns the given servers' addresses, or that of the configured cluster.
+fn server_addresses(
+    options: &ConnectOptions,
+    config: &Config,
+) -> Result<Vec<Address>, AddressError> {
+    if options.servers.is_empty() {
+        return Ok(vec![Address::parse(&config.cluster_url.to_string())?]);
+    }
+    options
+        .servers
+        .iter()
+        .map(|text| Address::parse(text))
+        .collect()
+}
+
+/// Copies a configuration without its user.
+///
+/// Invariant: without the user there is no certificate to show and no token to send.
+fn without_user(config: &Config) -> Config {
+    let mut nobody = config.clone();
+    nobody.auth_info = AuthInfo::default();
+    nobody.headers.clear();
+    nobody
 }
 
 impl Tls {

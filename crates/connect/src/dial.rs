@@ -28,8 +28,8 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for which a failed address is tried last.
 const COOLDOWN: Duration = Duration::from_secs(10);
 
-/// TCP keepalive for HTTP/1.1 and tunnels, which have no ping: finds a dead peer within about half a
-/// minute.
+/// TCP keepalive for HTTP/1.1 and tunnels, which have no ping: finds a dead peer within about half
+/// a minute.
 const KEEPALIVE_TIME: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 #[cfg(not(windows))]

@@ -141,7 +141,10 @@ mod tests {
         }
 
         #[test]
-        fn never_panics(text in any::<String>(), bytes in proptest::collection::vec(any::<u8>(), 0..99)) {
+        fn never_panics(
+            text in any::<String>(),
+            bytes in proptest::collection::vec(any::<u8>(), 0..99),
+        ) {
             let _ = ContinueToken::decode(&text);
             let _ = ContinueToken::decode(&BASE64_URL_SAFE_NO_PAD.encode(bytes));
         }

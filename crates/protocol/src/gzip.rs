@@ -17,7 +17,8 @@ const WINDOW_BITS: u8 = 15;
 thread_local! {
     /// Compressor of whole members. Its state takes hundreds of kilobytes, so each thread has one,
     /// and a waiting watch holds none.
-    static COMPRESSOR: RefCell<Compress> = RefCell::new(Compress::new_gzip(GZIP_LEVEL, WINDOW_BITS));
+    static COMPRESSOR: RefCell<Compress> =
+        RefCell::new(Compress::new_gzip(GZIP_LEVEL, WINDOW_BITS));
     /// Compressor of pieces of members.
     static DEFLATER: RefCell<Compress> = RefCell::new(Compress::new(GZIP_LEVEL, false));
 }
@@ -248,14 +249,16 @@ mod tests {
             "python3",
             &[
                 "-c",
-                "import gzip, sys; sys.stdout.buffer.write(gzip.decompress(sys.stdin.buffer.read()))",
+                "import gzip, sys; \
+                 sys.stdout.buffer.write(gzip.decompress(sys.stdin.buffer.read()))",
             ],
         ),
         (
             "python3",
             &[
                 "-c",
-                "import sys, zlib\nmember = zlib.decompressobj(31)\nall = member.decompress(sys.stdin.buffer.read())\n\
+                "import sys, zlib\nmember = zlib.decompressobj(31)\n\
+                 all = member.decompress(sys.stdin.buffer.read())\n\
                  assert member.eof and not member.unused_data\nsys.stdout.buffer.write(all)",
             ],
         ),

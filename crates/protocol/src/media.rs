@@ -46,7 +46,8 @@ impl Representation {
                 "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
             }
             (Encoding::Protobuf, true) => {
-                "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+                "application/vnd.kubernetes.protobuf;\
+                 as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
             }
         }
     }
@@ -343,7 +344,8 @@ mod tests {
     #[test]
     fn metadata_only_clauses_are_supported() {
         let one = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
-        let list = "application/vnd.kubernetes.protobuf;v=v1;g=meta.k8s.io;as=PartialObjectMetadataList,application/json";
+        let list = "application/vnd.kubernetes.protobuf;v=v1;g=meta.k8s.io;\
+            as=PartialObjectMetadataList,application/json";
         assert_eq!(
             acceptable(&accept(one), Verb::Get),
             [held(Encoding::Json, true)]
@@ -440,7 +442,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics(text in "([ -~]|[*/;,=q. ]|application/json|\\*/\\*){0,20}", watch in any::<bool>()) {
+        fn never_panics(
+            text in "([ -~]|[*/;,=q. ]|application/json|\\*/\\*){0,20}",
+            watch in any::<bool>(),
+        ) {
             let _ = acceptable(&accept(&text), if watch { Verb::Watch } else { Verb::Get });
         }
 
@@ -448,11 +453,16 @@ mod tests {
         #[test]
         fn specific_clauses_come_before_wildcards(
             clauses in prop::collection::vec(
-                prop::sample::select(vec!["application/json", "application/vnd.kubernetes.protobuf", "*/*"]),
+                prop::sample::select(vec![
+                    "application/json",
+                    "application/vnd.kubernetes.protobuf",
+                    "*/*",
+                ]),
                 1..8,
             ),
         ) {
-            let (specific, wild): (Vec<_>, Vec<_>) = clauses.iter().partition(|clause| **clause != "*/*");
+            let (specific, wild): (Vec<_>, Vec<_>) =
+                clauses.iter().partition(|clause| **clause != "*/*");
             let expected: Vec<_> = specific.into_iter().chain(wild)
                 .map(|clause| held(Encoding::of_media_type(clause).unwrap(), false))
                 .collect();

@@ -1,6 +1,7 @@
 //! The subject of a request: verb, resource type, namespace and name.
 //!
 //! Source: `apiserver/pkg/endpoints/request/requestinfo.go` (`NewRequestInfo`).
+
 use http::Method;
 
 use super::list_options::QueryParameters;
@@ -109,10 +110,9 @@ impl RequestInfo {
     pub fn parse(method: &Method, path: &str, query: Option<&str>) -> Self {
         let verb = Verb::of_method(method);
         let other = Self {
-            verb: if verb == Verb::Get {
-                Verb::Get
-            } else {
-                Verb::Other
+            verb: match verb {
+                Verb::Get => Verb::Get,
+                _ => Verb::Other,
             },
             resource: None,
             legacy_watch: false,
@@ -129,46 +129,28 @@ impl RequestInfo {
             ["watch", rest @ ..] => (true, rest),
             rest => (false, rest),
         };
-        let (namespace, parts) = match rest {
-            // Only these two words are subresources of a namespace; others are types in it.
-            ["namespaces", namespace, "status" | "finalize", ..] | ["namespaces", namespace] => {
-                (Some(*namespace), rest)
-            }
-            ["namespaces", namespace, parts @ ..] => (Some(*namespace), parts),
-            _ => (None, rest),
-        };
+        let (namespace, parts) = split_namespace(rest);
         let resource = parts.first().copied().unwrap_or_default();
         // An empty segment is no name for upstream either.
         let name = parts.get(1).copied().filter(|name| !name.is_empty());
         let subresource = parts.get(2).copied();
 
-        let mut selected_name = None;
-        let verb = match (verb, name) {
-            (Verb::Get, _) if legacy_watch => Verb::Watch,
-            (_, _) if legacy_watch => Verb::Other,
-            (Verb::Get, None) => {
-                let parameters = QueryParameters::parse(query);
-                selected_name = required_name(&parameters);
-                if parameters.flag("watch") == Some(true) {
-                    Verb::Watch
-                } else {
-                    Verb::List
-                }
-            }
-            (Verb::Delete, None) => Verb::DeleteCollection,
-            (verb, _) => verb,
+        let (verb, selected_name) = match (verb, name) {
+            (Verb::Get, _) if legacy_watch => (Verb::Watch, None),
+            (_, _) if legacy_watch => (Verb::Other, None),
+            (Verb::Get, None) => collection_read(query),
+            (Verb::Delete, None) => (Verb::DeleteCollection, None),
+            (verb, _) => (verb, None),
         };
 
-        // A namespace is in no namespace: there is no such path upstream, and read as one of a
-        // namespace object it would be authorized for another one than it names.
+        // Upstream has no such path. Read as one of a namespace object, it would be authorized for
+        // another namespace than it names.
         let namespace_in_namespace = matches!(rest, ["namespaces", _, "namespaces", ..]);
         let understood = path.starts_with('/')
             && !namespace_in_namespace
             && !path.contains("//")
-            && [group, version, resource]
-                .into_iter()
-                .chain(namespace)
-                .all(is_plain_word)
+            && [group, version, resource].into_iter().all(is_plain_word)
+            && namespace.is_none_or(is_plain_word)
             && parts.iter().skip(1).all(|part| is_plain_segment(part));
         let resource = understood.then(|| ResourceRequest {
             gvr: GroupVersionResource::new(group, version, resource),
@@ -185,6 +167,31 @@ impl RequestInfo {
     }
 }
 
+/// Splits the namespace from the segments that follow the version.
+///
+/// A request for a namespace object keeps all segments: upstream places the object in itself.
+fn split_namespace<'a, 's>(rest: &'a [&'s str]) -> (Option<&'s str>, &'a [&'s str]) {
+    match rest {
+        // Only these two words are subresources of a namespace; others are types in it.
+        ["namespaces", namespace, "status" | "finalize", ..] | ["namespaces", namespace] => {
+            (Some(*namespace), rest)
+        }
+        ["namespaces", namespace, parts @ ..] => (Some(*namespace), parts),
+        _ => (None, rest),
+    }
+}
+
+/// Returns the verb of a GET of a collection, and the name that its field selector requires.
+fn collection_read(query: Option<&str>) -> (Verb, Option<String>) {
+    let parameters = QueryParameters::parse(query);
+    let verb = if parameters.flag("watch") == Some(true) {
+        Verb::Watch
+    } else {
+        Verb::List
+    };
+    (verb, required_name(&parameters))
+}
+
 /// Returns the name that a `metadata.name` field selector requires, if an object can have it.
 fn required_name(parameters: &QueryParameters<'_>) -> Option<String> {
     let text = parameters.first("fieldSelector")?;
@@ -197,7 +204,7 @@ fn required_name(parameters: &QueryParameters<'_>) -> Option<String> {
     possible.then(|| name.to_owned())
 }
 
-/// Returns true for lower-case letters, digits, hyphens and dots.
+/// Returns `true` for lower-case letters, digits, hyphens and dots.
 ///
 /// Groups, versions, types and namespaces consist of them. Only the core group is empty, and no
 /// path names it.
@@ -208,7 +215,7 @@ fn is_plain_word(word: &str) -> bool {
             .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'.'))
 }
 
-/// Returns true for a path segment of RFC 3986's characters without percent-encoding.
+/// Returns `true` for a path segment of RFC 3986's characters without percent-encoding.
 fn is_plain_segment(segment: &str) -> bool {
     !matches!(segment, "" | "." | "..")
         && segment
@@ -443,7 +450,10 @@ mod tests {
         }
 
         #[test]
-        fn reads_its_own_collection_paths(group in "([a-z][a-z0-9.]{0,8}[a-z])?", resource in "[a-z]{3,9}s") {
+        fn reads_its_own_collection_paths(
+            group in "([a-z][a-z0-9.]{0,8}[a-z])?",
+            resource in "[a-z]{3,9}s",
+        ) {
             prop_assume!(!matches!(resource.as_str(), "namespaces"));
             let gvr = GroupVersionResource::new(&group, "v1", &resource);
             let info = get(&gvr.collection_path());

@@ -312,7 +312,8 @@ mod tests {
 
         #[test]
         fn what_is_written_is_read_again(one in selections()) {
-            let again = selection(one.namespace.as_deref(), &one.labels.to_string(), &one.fields.to_string());
+            let (labels, fields) = (one.labels.to_string(), one.fields.to_string());
+            let again = selection(one.namespace.as_deref(), &labels, &fields);
             prop_assert_eq!(again, one);
         }
     }

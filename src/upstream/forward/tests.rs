@@ -54,7 +54,7 @@ async fn ask(
 const BOTH: [(bool, Settings); 4] = [(true, HTTP2), (true, HTTP1), (false, HTTP2), (false, HTTP1)];
 
 #[tokio::test]
-async fn the_proxys_credentials_are_never_lent() {
+async fn callers_requests_never_carry_the_proxys_credentials() {
     let mirror = |request: Request<Incoming>, client_cert| async move {
         let mut seen: Vec<_> = request
             .headers()
@@ -97,7 +97,7 @@ async fn the_proxys_credentials_are_never_lent() {
 }
 
 #[tokio::test]
-async fn an_upgrade_does_not_lend_them_either() {
+async fn callers_upgrades_never_carry_the_proxys_credentials() {
     let (_api, proxy) = proxied(HTTP2, |request, client_cert| async move {
         text(format!(
             "certificate={client_cert} {:?}",
@@ -178,7 +178,7 @@ async fn trailers_pass_both_ways() {
 }
 
 #[tokio::test]
-async fn who_asks_cannot_be_stripped_on_the_way() {
+async fn a_request_that_strips_its_identity_is_refused() {
     let (api, proxy) = proxied(HTTP2, |_, _| async { text("reached") }).await;
     let mut request = get("/");
     request
@@ -199,7 +199,8 @@ async fn expect_100_continue_works() {
     })
     .await;
     let mut tls = proxy.connect(b"http/1.1").await;
-    let head = "POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 5\r\nConnection: close\r\n\r\n";
+    let head = "POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\
+        Connection: close\r\n\r\n";
     tls.write_all(head.as_bytes()).await.unwrap();
     let mut interim = vec![0; "HTTP/1.1 100 Continue\r\n\r\n".len()];
     soon(tls.read_exact(&mut interim)).await.unwrap();
@@ -343,7 +344,7 @@ async fn a_client_that_goes_away_cancels_its_request() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_stops_its_upstream_and_nobody_else() {
+async fn a_client_that_does_not_read_stops_only_its_own_answer() {
     const CHUNK: usize = 64 * 1024;
     let sent = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&sent);
@@ -398,7 +399,7 @@ fn upgrade(path: &str) -> Request<Body> {
 }
 
 #[tokio::test]
-async fn upgrades_are_tunnels_with_halves() {
+async fn each_direction_of_a_tunnel_ends_on_its_own() {
     let (_api, proxy) = proxied(HTTP2, |mut request, _| async move {
         assert_eq!(request.version(), Version::HTTP_11);
         assert_eq!(request.headers()["upgrade"], "SPDY/3.1");
@@ -485,7 +486,7 @@ async fn a_tunnel_is_cut_with_either_end() {
 // === back-pressure of requests ===
 
 #[tokio::test]
-async fn an_upload_nobody_reads_stops_its_sender() {
+async fn an_upload_that_upstream_does_not_read_stops_its_sender() {
     let (_api, proxy) = proxied(HTTP2, |request, _| async move {
         let _unread = request.into_body();
         std::future::pending().await
@@ -531,7 +532,7 @@ async fn connect_is_refused() {
     assert_eq!(api.accepted(), 0);
 }
 
-/// What upstream sees of a request that is full of claims.
+/// Returns the header fields that upstream sees of this request.
 async fn seen_as(
     authority: ForwardIdentity,
     user: &str,
@@ -591,7 +592,7 @@ const JANE: &[(&str, &str)] = &[
 ];
 
 #[tokio::test]
-async fn who_is_vouched_for_is_nobody_but_themselves() {
+async fn an_impersonated_caller_cannot_claim_another_identity() {
     let own = format!("{{token: {OWN_TOKEN}}}");
     for (http2, request) in [
         (true, get("/short")),
@@ -622,7 +623,7 @@ async fn who_is_vouched_for_is_nobody_but_themselves() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_acts_as_somebody_cannot_act_as_its_callers() {
+async fn a_proxy_that_impersonates_a_user_cannot_impersonate_its_callers() {
     let own = format!("{{token: {OWN_TOKEN}, as: admin, as-groups: [\"system:masters\"]}}");
     let seen = seen_as(acting(JANE), &own, true, get("/short")).await;
     assert!(
@@ -632,7 +633,7 @@ async fn a_proxy_that_acts_as_somebody_cannot_act_as_its_callers() {
 }
 
 #[tokio::test]
-async fn with_one_identity_for_all_a_wish_to_be_another_is_passed_on() {
+async fn impersonation_is_forwarded_with_the_proxys_own_identity() {
     let own = format!("{{token: {OWN_TOKEN}}}");
     let seen = seen_as(
         ForwardIdentity::Own,
@@ -652,7 +653,7 @@ async fn with_one_identity_for_all_a_wish_to_be_another_is_passed_on() {
 }
 
 #[tokio::test]
-async fn with_one_identity_that_acts_as_somebody_nobody_can_be_another() {
+async fn impersonation_is_refused_if_the_proxy_impersonates_a_user() {
     let own = format!("{{token: {OWN_TOKEN}, as: bob}}");
     let seen = seen_as(ForwardIdentity::Own, &own, true, get("/short")).await;
     assert!(seen.contains("impersonate-user: bob"), "{seen}");

@@ -157,7 +157,7 @@ async fn idle_connections_are_closed() {
 }
 
 #[tokio::test]
-async fn requests_survive_connections_that_died_waiting() {
+async fn requests_survive_connections_that_died_while_idle() {
     let pki = Pki::new();
     for settings in [HTTP2, HTTP1] {
         let api = Api::start(&pki, settings, |request, _| async move {
@@ -233,7 +233,7 @@ async fn a_refused_stream_is_tried_elsewhere() {
 }
 
 #[tokio::test]
-async fn a_write_that_upstream_did_not_look_at_is_sent_again() {
+async fn a_write_that_upstream_did_not_process_is_sent_again() {
     let pki = Pki::new();
     let (address, raw) = raw_http2(&pki, |number, mut respond| match number % 3 {
         0 => respond.send_reset(h2::Reason::REFUSED_STREAM),
@@ -408,7 +408,7 @@ async fn addresses_fail_over() {
 }
 
 #[tokio::test]
-async fn everyone_waiting_for_a_connection_hears_that_it_failed() {
+async fn a_failed_connection_fails_every_request_that_waits_for_it() {
     let pki = Pki::new();
     let closed = TcpListener::bind("127.0.0.1:0")
         .await
@@ -422,7 +422,7 @@ async fn everyone_waiting_for_a_connection_hears_that_it_failed() {
 }
 
 #[tokio::test]
-async fn another_address_or_connection_can_be_asked_for() {
+async fn a_request_can_ask_for_another_address_or_connection() {
     let pki = Pki::new();
     let one = Api::start(&pki, HTTP2, |_, conn| async move {
         text(conn.number.to_string())
@@ -459,7 +459,7 @@ async fn another_address_or_connection_can_be_asked_for() {
 }
 
 #[tokio::test]
-async fn an_unread_stream_stops_its_sender_and_nobody_else() {
+async fn an_unread_stream_stops_only_its_own_sender() {
     const CHUNK: usize = 16 * 1024;
     let pki = Pki::new();
     for (class, unread) in [

@@ -29,8 +29,9 @@ pub trait Collect: Send {
     /// Creates an empty collection for objects of this format.
     fn begin(format: &Arc<WireFormat>, fields: &FieldTable) -> Self;
 
-    /// Takes the next object, which the form fits. It is a slice of whatever chunk it arrived in:
-    /// whoever keeps it keeps that.
+    /// Takes the next object, which has the list's wire format.
+    ///
+    /// The object is a slice of the chunk it arrived in. Keeping it keeps the whole chunk.
     fn add(&mut self, object: &Bytes, scanned: Scanned);
 }
 
@@ -93,7 +94,7 @@ pub enum Stopped {
 }
 
 impl Stopped {
-    /// The metric label.
+    /// Returns the metric label.
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Vanished => "vanished",

@@ -4,7 +4,7 @@ use http::Response;
 
 use super::*;
 use crate::test_support::{Api, HTTP2, Pki, SOON, upstream_of};
-use watershed_protocol::{FieldTable, GroupVersionResource};
+use watershed_protocol::{Encoding, FieldTable, GroupVersionResource};
 
 /// Counts the objects of a list.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ impl Collect for Count {
     }
 }
 
-/// What comes of following secrets' metadata at an API server that answers like this.
+/// Follows secrets' metadata at an API server that answers like this, until it stops.
 async fn followed(status: u16, body: &'static str) -> Stopped {
     let pki = Pki::new();
     let api = Api::start(&pki, HTTP2, move |request, _| {
@@ -60,8 +60,10 @@ async fn followed(status: u16, body: &'static str) -> Stopped {
 fn events(kind: &str, names: &[&str]) -> String {
     let event = |name: &&str| {
         format!(
-            r#"{{"type":"{kind}","object":{{"kind":"Pod","apiVersion":"v1","metadata":{{"name":"{name}","namespace":"ns","resourceVersion":"9"}}}}}}"#
-        ) + "\n"
+            "{{\"type\":\"{kind}\",\"object\":{{\"kind\":\"Pod\",\"apiVersion\":\"v1\",\
+             \"metadata\":{{\"name\":\"{name}\",\"namespace\":\"ns\",\
+             \"resourceVersion\":\"9\"}}}}}}\n"
+        )
     };
     names.iter().map(event).collect()
 }
@@ -71,11 +73,13 @@ const LIST: &str = concat!(
     "\n"
 );
 const MARK: &str = concat!(
-    r#"{"type":"BOOKMARK","object":{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"8","annotations":{"k8s.io/initial-events-end":"true"}}}}"#,
+    r#"{"type":"BOOKMARK","object":{"kind":"Pod","apiVersion":"v1","#,
+    r#""metadata":{"resourceVersion":"8","#,
+    r#""annotations":{"k8s.io/initial-events-end":"true"}}}}"#,
     "\n"
 );
 
-/// Follows pods at an API server whose watches bring this, one after the other.
+/// Follows pods at an API server whose first and second watch send these events.
 async fn follow_pods(watches: [String; 2]) -> (Api, Reflector) {
     let pki = Pki::new();
     let opened = Arc::new(AtomicUsize::new(0));
@@ -168,14 +172,21 @@ async fn an_event_after_the_initial_state_does_not_keep_what_arrived_with_it() {
 }
 
 #[tokio::test]
-async fn nothing_but_metadata_is_followed_where_that_was_asked_for() {
+async fn a_metadata_reflector_stops_at_whole_objects() {
     // A server that does not read the parameters of Accept, with and without something to give
     // away.
     for whole in [
-        r#"{"kind":"SecretList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[{"metadata":{"name":"s","namespace":"n","resourceVersion":"5"},"data":{"k":"AAEC"}}]}
-"#,
-        r#"{"kind":"SecretList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[]}
-"#,
+        concat!(
+            r#"{"kind":"SecretList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"#,
+            r#""items":[{"metadata":{"name":"s","namespace":"n","resourceVersion":"5"},"#,
+            r#""data":{"k":"AAEC"}}]}"#,
+            "\n"
+        ),
+        concat!(
+            r#"{"kind":"SecretList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"#,
+            r#""items":[]}"#,
+            "\n"
+        ),
     ] {
         assert_eq!(followed(200, whole).await, Stopped::NotAcceptable);
     }

@@ -61,7 +61,7 @@ async fn own_requests_carry_the_proxys_credentials() {
 }
 
 #[tokio::test]
-async fn a_user_acting_as_another_does_so() {
+async fn a_user_that_impersonates_another_does_so_upstream() {
     let pki = Pki::new();
     let api = mirror(&pki, true).await;
     let (dir, options) = kubeconfig(&pki, &api.url());
@@ -86,7 +86,9 @@ async fn exec_plugins_give_tokens_and_certificates() {
     let (cert, key) = pki.issue("from-plugin", &[]);
     let json = |status: serde_json::Value| {
         serde_json::json!({
-            "apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "kind": "ExecCredential",
+            "status": status
         })
     };
     let cases = [
@@ -109,7 +111,8 @@ async fn exec_plugins_give_tokens_and_certificates() {
         std::fs::write(&plugin, script).unwrap();
         std::fs::set_permissions(&plugin, std::fs::Permissions::from_mode(0o755)).unwrap();
         let user = format!(
-            "{{exec: {{apiVersion: client.authentication.k8s.io/v1, command: '{}', interactiveMode: Never}}}}",
+            "{{exec: {{apiVersion: client.authentication.k8s.io/v1, command: '{}', \
+             interactiveMode: Never}}}}",
             plugin.display()
         );
         std::fs::write(
@@ -162,7 +165,7 @@ async fn changed_files_are_taken_over_and_broken_ones_are_not() {
 }
 
 #[tokio::test]
-async fn the_servers_name_can_be_told() {
+async fn tls_server_name_replaces_the_host_in_verification() {
     let pki = Pki::new();
     let api = mirror(&pki, true).await;
     let (dir, options) = kubeconfig(&pki, &api.url());
@@ -188,7 +191,7 @@ async fn the_servers_name_can_be_told() {
 }
 
 #[tokio::test]
-async fn errors_name_the_cause_and_the_knob() {
+async fn errors_name_the_cause_and_the_option() {
     let pki = Pki::new();
     let (dir, options) = kubeconfig(&pki, "https://127.0.0.1:1");
     let load =

@@ -79,7 +79,11 @@ mod tests {
             uid: uid.to_owned(),
             is_being_deleted,
         };
-        let json = br#"{"kind":"Pod","metadata":{"name":"a","uid":"u-1","deletionTimestamp":"2026-01-01T00:00:00Z"}}"#;
+        let json = concat!(
+            r#"{"kind":"Pod","metadata":{"name":"a","uid":"u-1","#,
+            r#""deletionTimestamp":"2026-01-01T00:00:00Z"}}"#,
+        )
+        .as_bytes();
         assert_eq!(read(Encoding::Json, json).unwrap(), identity("u-1", true));
         assert_eq!(
             read(Encoding::Json, br#"{"metadata":{"uid":"u"}}"#).unwrap(),

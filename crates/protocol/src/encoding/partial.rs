@@ -270,9 +270,26 @@ mod tests {
 
     #[test]
     fn a_custom_resources_metadata_is_put_in_struct_order() {
-        let sorted = br#"{"annotations":{"a":"\u003c"},"creationTimestamp":"T","deletionGracePeriodSeconds":0,"deletionTimestamp":"D","generation":1,"labels":{"l":"1"},"managedFields":[{"apiVersion":"v","fieldsType":"FieldsV1","fieldsV1":{"f:x":{}},"manager":"m","operation":"Update","subresource":"status","time":"T"}],"name":"n","ownerReferences":[{"apiVersion":"v","controller":true,"kind":"K","name":"o","uid":"u"}],"resourceVersion":"7","uid":"u"}"#;
-        let expected = br#"{"name":"n","uid":"u","resourceVersion":"7","generation":1,"creationTimestamp":"T","deletionTimestamp":"D","deletionGracePeriodSeconds":0,"labels":{"l":"1"},"annotations":{"a":"\u003c"},"ownerReferences":[{"apiVersion":"v","kind":"K","name":"o","uid":"u","controller":true}],"managedFields":[{"manager":"m","operation":"Update","apiVersion":"v","time":"T","fieldsType":"FieldsV1","fieldsV1":{"f:x":{}},"subresource":"status"}]}"#;
-        assert_eq!(in_struct_order(sorted).as_deref(), Ok(&expected[..]));
+        let sorted = concat!(
+            r#"{"annotations":{"a":"\u003c"},"creationTimestamp":"T","#,
+            r#""deletionGracePeriodSeconds":0,"deletionTimestamp":"D","generation":1,"#,
+            r#""labels":{"l":"1"},"managedFields":[{"apiVersion":"v","fieldsType":"FieldsV1","#,
+            r#""fieldsV1":{"f:x":{}},"manager":"m","operation":"Update","subresource":"status","#,
+            r#""time":"T"}],"name":"n","ownerReferences":[{"apiVersion":"v","controller":true,"#,
+            r#""kind":"K","name":"o","uid":"u"}],"resourceVersion":"7","uid":"u"}"#,
+        )
+        .as_bytes();
+        let expected = concat!(
+            r#"{"name":"n","uid":"u","resourceVersion":"7","generation":1,"#,
+            r#""creationTimestamp":"T","deletionTimestamp":"D","deletionGracePeriodSeconds":0,"#,
+            r#""labels":{"l":"1"},"annotations":{"a":"\u003c"},"#,
+            r#""ownerReferences":[{"apiVersion":"v","kind":"K","name":"o","uid":"u","#,
+            r#""controller":true}],"managedFields":[{"manager":"m","operation":"Update","#,
+            r#""apiVersion":"v","time":"T","fieldsType":"FieldsV1","fieldsV1":{"f:x":{}},"#,
+            r#""subresource":"status"}]}"#,
+        )
+        .as_bytes();
+        assert_eq!(in_struct_order(sorted).as_deref(), Ok(expected));
         for odd in [
             "{}",
             r#"{"name":"n","more":1}"#,

@@ -222,13 +222,15 @@ fn bookmarks_of_older_servers() {
     let rest = r#""spec":{"containers":null},"status":{}"#;
     let line = |metadata: &str| {
         format!(
-            "{{\"type\":\"BOOKMARK\",\"object\":{{\"kind\":\"Pod\",\"apiVersion\":\"v1\",\"metadata\":{{{metadata}}},{rest}}}}}\n"
+            "{{\"type\":\"BOOKMARK\",\"object\":{{\"kind\":\"Pod\",\"apiVersion\":\"v1\",\
+             \"metadata\":{{{metadata}}},{rest}}}}}\n"
         )
     };
     let plain = line(r#""resourceVersion":"9","creationTimestamp":null"#);
-    let end = line(
-        r#""resourceVersion":"9","creationTimestamp":null,"annotations":{"k8s.io/initial-events-end":"true"}"#,
-    );
+    let end = line(concat!(
+        r#""resourceVersion":"9","creationTimestamp":null,"#,
+        r#""annotations":{"k8s.io/initial-events-end":"true"}"#,
+    ));
     for from in [&plain, &end] {
         let frames = decode(Encoding::Json, [Bytes::from(from.clone())]).unwrap();
         let bookmarks = BookmarkFormat::learn(&format, &frames[0].object).unwrap();
@@ -247,20 +249,28 @@ fn bookmarks_of_older_servers() {
 #[test]
 fn end_marks_keep_their_blueprint() {
     const SECRETS: &str = concat!(
-        r#"{"type":"BOOKMARK","object":{"kind":"Secret","apiVersion":"v1","metadata":{"resourceVersion":"1","creationTimestamp":null,"#,
-        r#""annotations":{"k8s.io/initial-events-end":"true","kubernetes.io/initial-events-list-blueprint":"#,
-        r#""eyJraW5kIjoiU2VjcmV0TGlzdCIsImFwaVZlcnNpb24iOiJ2MSIsIm1ldGFkYXRhIjp7fSwiaXRlbXMiOm51bGx9Cg=="}}}}"#,
+        r#"{"type":"BOOKMARK","object":{"kind":"Secret","apiVersion":"v1","#,
+        r#""metadata":{"resourceVersion":"1","creationTimestamp":null,"#,
+        r#""annotations":{"k8s.io/initial-events-end":"true","#,
+        r#""kubernetes.io/initial-events-list-blueprint":"#,
+        r#""eyJraW5kIjoiU2VjcmV0TGlzdCIsImFwaVZlcnNpb24iOiJ2MSIsIm1ldGFkYXRhIjp7fSwi"#,
+        r#"aXRlbXMiOm51bGx9Cg=="}}}}"#,
         "\n"
     );
     const FOOS: &str = concat!(
-        r#"{"type":"BOOKMARK","object":{"apiVersion":"ex.io/v1","kind":"Foo","metadata":{"annotations":{"k8s.io/initial-events-end":"true","#,
-        r#""kubernetes.io/initial-events-list-blueprint":"eyJhcGlWZXJzaW9uIjoiZXguaW8vdjEiLCJpdGVtcyI6W10sImtpbmQiOiJGb29MaXN0In0K"},"#,
+        r#"{"type":"BOOKMARK","object":{"apiVersion":"ex.io/v1","kind":"Foo","#,
+        r#""metadata":{"annotations":{"k8s.io/initial-events-end":"true","#,
+        r#""kubernetes.io/initial-events-list-blueprint":"#,
+        r#""eyJhcGlWZXJzaW9uIjoiZXguaW8vdjEiLCJpdGVtcyI6W10sImtpbmQiOiJGb29MaXN0In0K"},"#,
         r#""resourceVersion":"228"}}}"#,
         "\n"
     );
-    const MESSAGE: &[u8] = b"\x00\x00\x00\xc3\n\x08BOOKMARK\x12\xb6\x01\n\xb3\x01k8s\x00\n\x0c\n\x02v1\x12\x06Secret\x12\x9a\x01\n\x95\x01\
-        \n\x00\x12\x00\x1a\x00\"\x00*\x002\x0118\x00B\x00b!\n\x19k8s.io/initial-events-end\x12\x04true\
-        b_\n+kubernetes.io/initial-events-list-blueprint\x120azhzAAoQCgJ2MRIKU2VjcmV0TGlzdBIICgYKABIAGgAaACIA\x1a\x00\x1a\x00\"\x00";
+    const MESSAGE: &[u8] = b"\x00\x00\x00\xc3\n\x08BOOKMARK\x12\xb6\x01\n\xb3\x01k8s\x00\
+        \n\x0c\n\x02v1\x12\x06Secret\x12\x9a\x01\n\x95\x01\
+        \n\x00\x12\x00\x1a\x00\"\x00*\x002\x0118\x00B\x00\
+        b!\n\x19k8s.io/initial-events-end\x12\x04true\
+        b_\n+kubernetes.io/initial-events-list-blueprint\
+        \x120azhzAAoQCgJ2MRIKU2VjcmV0TGlzdBIICgYKABIAGgAaACIA\x1a\x00\x1a\x00\"\x00";
     for (directory, encoding, end) in [
         ("secrets", Encoding::Json, SECRETS.as_bytes()),
         ("secrets", Encoding::Protobuf, MESSAGE),

@@ -235,7 +235,8 @@ fn odd_objects() {
 fn a_list_in_no_known_style_is_refused() {
     let item = r#"{"metadata":{"name":"n","namespace":"s","resourceVersion":"5"}}"#;
     let good = format!(
-        "{{\"kind\":\"FooList\",\"apiVersion\":\"v1\",\"metadata\":{{\"resourceVersion\":\"5\"}},\"items\":[{item},{item}]}}\n"
+        "{{\"kind\":\"FooList\",\"apiVersion\":\"v1\",\
+         \"metadata\":{{\"resourceVersion\":\"5\"}},\"items\":[{item},{item}]}}\n"
     );
     let learn =
         |text: &str| WireFormat::learn(Encoding::Json, "Foo", &Bytes::from(text.to_owned()));
@@ -267,7 +268,8 @@ fn a_list_in_no_known_style_is_refused() {
 fn custom_resources_with_members_before_api_version() {
     let body = concat!(
         r#"{"apiVersion":"ex.io/v1","items":[{"action":"x","apiVersion":"ex.io/v1","kind":"Foo","#,
-        r#""metadata":{"name":"n"}}],"kind":"FooList","metadata":{"continue":"","resourceVersion":"5"}}"#,
+        r#""metadata":{"name":"n"}}],"kind":"FooList","#,
+        r#""metadata":{"continue":"","resourceVersion":"5"}}"#,
         "\n"
     );
     let (format, page) = WireFormat::learn(Encoding::Json, "Foo", &Bytes::from(body)).unwrap();
@@ -306,7 +308,10 @@ proptest! {
     }
 
     #[test]
-    fn any_chunking_gives_the_same_frames(case in any::<prop::sample::Index>(), cuts in vec(1usize..200, 0..60)) {
+    fn any_chunking_gives_the_same_frames(
+        case in any::<prop::sample::Index>(),
+        cuts in vec(1usize..200, 0..60),
+    ) {
         let cases: Vec<Case> = Case::all().collect();
         let case = &cases[case.index(cases.len())];
         let mut rest = case.file("watch");

@@ -1,0 +1,71 @@
+//! Upstream's answers to the requests of a reflector.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, Response, StatusCode, header};
+use tokio::time::timeout;
+use watershed_protocol::{Encoding, read_error};
+
+use super::change::Stopped;
+use super::error::ReflectorError;
+use crate::body;
+use crate::upstream::UpstreamBody;
+
+/// Timeout of response headers, and of the body of a list.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_mins(1);
+/// Limit of a page's body, to bound memory. etcd limits an object to about 1.5 MiB.
+const MAX_PAGE_BYTES: usize = 2 << 30;
+/// Limit of an error's body.
+const MAX_ERROR_BYTES: usize = 64 * 1024;
+
+/// Returns the headers and the body of an answer with status 200 and this content type.
+pub(super) async fn accepted(
+    response: Response<UpstreamBody>,
+    content_type: &str,
+) -> Result<(HeaderMap, UpstreamBody), ReflectorError> {
+    if response.status() != StatusCode::OK {
+        return Err(refusal(response).await);
+    }
+    let actual = response.headers().get(header::CONTENT_TYPE);
+    if actual.is_none_or(|actual| actual.as_bytes() != content_type.as_bytes()) {
+        return Err(
+            Stopped::NotUnderstood(format!("content type {actual:?}, not {content_type}")).into(),
+        );
+    }
+    let (parts, body) = response.into_parts();
+    Ok((parts.headers, body))
+}
+
+/// Reads the whole body of a list.
+pub(super) async fn read_list(body: UpstreamBody) -> Result<Bytes, ReflectorError> {
+    timeout(ANSWER_TIMEOUT, body::whole(body, MAX_PAGE_BYTES))
+        .await
+        .map_err(|_| ReflectorError::Silent(ANSWER_TIMEOUT))?
+        .map_err(|error| ReflectorError::Broken(error.to_string()))
+}
+
+async fn refusal(response: Response<UpstreamBody>) -> ReflectorError {
+    let status = response.status();
+    let message = error_message(response.into_body()).await;
+    match status {
+        StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => Stopped::Vanished.into(),
+        StatusCode::FORBIDDEN => Stopped::Forbidden(message).into(),
+        StatusCode::NOT_ACCEPTABLE => Stopped::NotAcceptable.into(),
+        StatusCode::GONE => ReflectorError::Expired(message),
+        status => ReflectorError::Status(status, message),
+    }
+}
+
+/// Returns the message of a `Status`, or the whole text of another body.
+async fn error_message(body: UpstreamBody) -> String {
+    let Ok(Ok(body)) = timeout(ANSWER_TIMEOUT, body::whole(body, MAX_ERROR_BYTES)).await else {
+        return String::new();
+    };
+    let status = read_error(Encoding::Json, &body);
+    if status.message.is_empty() {
+        String::from_utf8_lossy(&body).into_owned()
+    } else {
+        status.message
+    }
+}
