@@ -1,4 +1,4 @@
-//! The pure modules, function by function: what is done once for each object, event, read or watch.
+//! Single functions of the pure modules that run once for each object, event, read or watch.
 //!
 //! `cargo bench --bench functions -- FILTER`; docs/benchmarks.md describes them.
 #![allow(
@@ -12,7 +12,10 @@ use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::measurement::WallTime;
+use criterion::{
+    BatchSize, BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main,
+};
 use fastrand::Rng;
 use watershed::store::{
     self, Interest, Layout, Snapshot, StoreReader, StoreWriter, StoredObject, SubscriptionStart,
@@ -25,7 +28,7 @@ use watershed_protocol::{
     ResourceVersion, Scanned, WireFormat, deflate, gzip_member, scan,
 };
 
-/// Upstream's own bytes, which the tests of the module hold.
+/// Bytes of a real kube-apiserver, from the test data of the protocol crate.
 const PODS_JSON: &[u8] = include_bytes!("../crates/protocol/src/encoding/testdata/pods/list.json");
 const PODS_PROTOBUF: &[u8] =
     include_bytes!("../crates/protocol/src/encoding/testdata/pods/list.pb");
@@ -50,7 +53,7 @@ fn pod_json(number: usize, version: u64) -> Bytes {
     let text = fixtures::pod(&namespace, &name, &node, &mut Rng::with_seed(number as u64));
     let mut pod: serde_json::Value = serde_json::from_str(&text).expect("fixtures are JSON");
     pod["metadata"]["resourceVersion"] = version.to_string().into();
-    // As of a struct: kind and apiVersion first.
+    // Go's structs put kind and apiVersion first.
     let members = pod.as_object_mut().expect("an object");
     members.remove("kind");
     members.remove("apiVersion");
@@ -70,8 +73,7 @@ fn pod_protobuf() -> Bytes {
     )
     .expect("a list");
     let pod = page.objects.first().expect("a pod");
-    // A member that nothing asks for: `status.message`, 3.2 KB. Members of one message may come in
-    // pieces.
+    // Adds 3.2 KB of `status.message`, which no filter uses. Protobuf merges the repeated `status`.
     let message = vec![b'm'; 3200];
     let mut status = vec![0x1a, 0x80, 0x19];
     status.extend(message);
@@ -99,10 +101,14 @@ fn objects(count: usize) -> Vec<Arc<StoredObject>> {
             fixtures::node_name(number % NODES),
         );
         let app = fixtures::APPS[number % fixtures::APPS.len()];
-        let small = format!(
-            r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{"name":"pod-{number:06}","namespace":"{namespace}","resourceVersion":"{}","labels":{{"app":"{app}","tier":"backend"}}}},"spec":{{"nodeName":"{node}"}},"status":{{"phase":"Running"}}}}"#,
-            number + 1
+        let version = number + 1;
+        let metadata = format!(
+            r#"{{"name":"pod-{number:06}","namespace":"{namespace}","resourceVersion":"{version}","#
         );
+        let labels = format!(r#""labels":{{"app":"{app}","tier":"backend"}}}}"#);
+        let rest = format!(r#""spec":{{"nodeName":"{node}"}},"status":{{"phase":"Running"}}"#);
+        let small =
+            format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{metadata}{labels},{rest}}}"#);
         let Scanned {
             version,
             attributes,
@@ -197,7 +203,11 @@ fn encoding(criterion: &mut Criterion) {
         });
     }
     group.finish();
+    read_lists(criterion);
+    one_event(criterion);
+}
 
+fn read_lists(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group(format!("read a list of {LISTED}"));
     for (name, encoding, sample) in [
         ("JSON", Encoding::Json, PODS_JSON),
@@ -221,7 +231,9 @@ fn encoding(criterion: &mut Criterion) {
         });
     }
     group.finish();
+}
 
+fn one_event(criterion: &mut Criterion) {
     let event: Bytes = [
         br#"{"type":"MODIFIED","object":"#,
         &pod_json(1, 1)[..],
@@ -321,47 +333,51 @@ fn snapshots(criterion: &mut Criterion) {
             let run = snapshot.runs_after(None, None).next().expect("a leaf");
             bencher.iter(|| black_box(&run).items());
         });
-        // Every second change finds a snapshot that somebody holds: its nodes are copied.
-        for (name, held) in [
-            ("change one", false),
-            ("change one of a snapshot that is held", true),
-        ] {
-            let (mut writer, reader) = scope(&all);
-            let (mut changes, mut holding) = (Changes::of(&all), None);
-            let now = Instant::now();
-            group.bench_function(name, |bencher| {
-                bencher.iter_batched(
-                    || changes.modify(),
-                    |(frame, object)| {
-                        if held {
-                            holding = Some(reader.snapshot());
-                        }
-                        writer.apply(now, frame, object).expect("a change");
-                    },
-                    BatchSize::SmallInput,
-                );
-            });
-            drop(holding);
-        }
-        let (mut writer, _reader) = scope(&all);
-        let mut changes = Changes::of(&all);
+        change_snapshots(&all, &mut group);
+        group.finish();
+    }
+}
+
+fn change_snapshots(all: &[Arc<StoredObject>], group: &mut BenchmarkGroup<'_, WallTime>) {
+    // A held snapshot forces the writer to copy the nodes that it changes.
+    for (name, held) in [
+        ("change one", false),
+        ("change one of a snapshot that is held", true),
+    ] {
+        let (mut writer, reader) = scope(all);
+        let (mut changes, mut holding) = (Changes::of(all), None);
         let now = Instant::now();
-        group.bench_function("delete one and add it again", |bencher| {
+        group.bench_function(name, |bencher| {
             bencher.iter_batched(
-                || {
-                    let number = (changes.version as usize).wrapping_mul(7919) % size;
-                    [EventKind::Deleted, EventKind::Added].map(|kind| changes.change(number, kind))
-                },
-                |both| {
-                    for (frame, object) in both {
-                        writer.apply(now, frame, object).expect("a change");
+                || changes.modify(),
+                |(frame, object)| {
+                    if held {
+                        holding = Some(reader.snapshot());
                     }
+                    writer.apply(now, frame, object).expect("a change");
                 },
                 BatchSize::SmallInput,
             );
         });
-        group.finish();
+        drop(holding);
     }
+    let (mut writer, _reader) = scope(all);
+    let mut changes = Changes::of(all);
+    let now = Instant::now();
+    group.bench_function("delete one and add it again", |bencher| {
+        bencher.iter_batched(
+            || {
+                let number = (changes.version as usize).wrapping_mul(7919) % all.len();
+                [EventKind::Deleted, EventKind::Added].map(|kind| changes.change(number, kind))
+            },
+            |both| {
+                for (frame, object) in both {
+                    writer.apply(now, frame, object).expect("a change");
+                }
+            },
+            BatchSize::SmallInput,
+        );
+    });
 }
 
 fn watches(criterion: &mut Criterion) {
@@ -372,7 +388,7 @@ fn watches(criterion: &mut Criterion) {
     group.bench_function("subscribe and leave", |bencher| {
         bencher.iter(|| reader.subscribe(SubscriptionStart::Now, Interest::All));
     });
-    // An event that concerns everybody, and one that concerns one node of many.
+    // Some events concern all watchers, others only the watcher of one node.
     let node = |number: usize| Interest::Field(position, fixtures::node_name(number).into());
     for (name, watchers, everybody) in [
         ("take an event in and hand it to 1", 1, true),
@@ -401,7 +417,7 @@ fn watches(criterion: &mut Criterion) {
                 || changes.modify(),
                 |(frame, object)| {
                     writer.apply(now, frame, object).expect("a change");
-                    // Of those with a node each, one looks: as only one is woken.
+                    // With a node each, an event wakes a single watcher, so only that one looks.
                     let concerned = if everybody { watchers } else { 1 };
                     let mut events = 0;
                     for subscription in &mut open[..concerned] {
@@ -422,7 +438,9 @@ fn watches(criterion: &mut Criterion) {
 
 criterion_group! {
     name = functions;
-    config = Criterion::default().warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2));
+    config = Criterion::default()
+        .warm_up_time(Duration::from_millis(500))
+        .measurement_time(Duration::from_secs(2));
     targets = encoding, selectors, snapshots, watches
 }
 criterion_main!(functions);

@@ -14,7 +14,7 @@ use kube::runtime::watcher;
 use kube::{Api, Client, Config};
 use watershed::app::{self, AppConfig};
 use watershed_connect::{ConnectOptions, install_crypto};
-use watershed_lab::sim::{SimulatedServer, Options};
+use watershed_lab::sim::{Options, SimulatedServer};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {

@@ -142,7 +142,7 @@ async fn run(args: &Args) -> anyhow::Result<()> {
 
 /// Fails when planted allocations are not counted, or others where next to nothing is done.
 async fn check(proxy: &Counted) -> anyhow::Result<()> {
-    // What the start left behind is to come to rest.
+    // Work of the start may still be under way.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let before = proxy.counts()?;
     tokio::time::sleep(Duration::from_millis(500)).await;
@@ -151,8 +151,8 @@ async fn check(proxy: &Counted) -> anyhow::Result<()> {
     let planted = proxy.plant()? - before;
     let Counts { allocations, bytes } = planted;
     println!(
-        "{PLANTED} planted allocations of {PLANTED_BYTES} bytes are read as {allocations} and {bytes} bytes in all, \
-         half a second of nothing as {}",
+        "{PLANTED} planted allocations of {PLANTED_BYTES} bytes are read as {allocations} and \
+         {bytes} bytes in all, half a second of nothing as {}",
         idle.allocations
     );
     ensure!(

@@ -19,20 +19,29 @@ use crate::form::Form;
 use crate::stamp::stamps;
 
 const ALL: &str = "/api/v1/pods?resourceVersion=0";
-/// Watches on one connection: what kube-apiserver allows.
+/// Watches on one connection. kube-apiserver allows no more.
 const STREAMS: usize = 100;
-/// For what may go wrong.
+/// Time limit of each wait.
 const PATIENCE: Duration = Duration::from_mins(1);
-/// Done before anything is counted: tables and buffers have their size then.
+/// Repetitions before anything is counted, in which tables and buffers grow.
 const WARM_UP: usize = 20;
 
 pub(crate) struct Rows {
     pub(crate) object_bytes: usize,
-    /// What, and for one of it the allocations and their bytes.
+    /// Name of the work, its allocations and their bytes.
     pub(crate) rows: Vec<(String, f64, f64)>,
 }
 
-/// A pod that is another with every `state`, and always as large.
+impl Rows {
+    /// Adds a row for work that was done `count` times.
+    fn add(&mut self, name: String, counts: Counts, count: usize) {
+        let count = count as f64;
+        let (allocations, bytes) = (counts.allocations as f64, counts.bytes as f64);
+        self.rows.push((name, allocations / count, bytes / count));
+    }
+}
+
+/// Returns a pod that differs with every `state`, but not in its length.
 fn pod(number: usize, state: u64) -> String {
     let (namespace, name) = (
         fixtures::namespace_name(number % 2),
@@ -55,6 +64,7 @@ pub(crate) fn create(upstream: &SimulatedServer, count: usize) -> anyhow::Result
     Ok(())
 }
 
+/// Counts the allocations of all work.
 pub(crate) async fn all(
     args: &Args,
     upstream: &SimulatedServer,
@@ -62,7 +72,7 @@ pub(crate) async fn all(
 ) -> anyhow::Result<Rows> {
     let connection = proxy.endpoint.connect(false).await?;
     let list = connection.fetch(ALL).await?;
-    // Or writes would change nothing.
+    // A write to a pod without a stamp would change nothing.
     ensure!(
         stamps(&list) == args.pods,
         "{} of {} pods have a stamp",
@@ -73,14 +83,17 @@ pub(crate) async fn all(
         object_bytes: list.len() / args.pods.max(1),
         rows: Vec::new(),
     };
-    let mut add = |name: String, counts: Counts, count: usize| {
-        let count = count as f64;
-        rows.rows.push((
-            name,
-            counts.allocations as f64 / count,
-            counts.bytes as f64 / count,
-        ));
-    };
+    count_events(args, upstream, proxy, &mut rows).await?;
+    count_reads(args, proxy, &mut rows).await?;
+    Ok(rows)
+}
+
+async fn count_events(
+    args: &Args,
+    upstream: &SimulatedServer,
+    proxy: &Counted,
+    rows: &mut Rows,
+) -> anyhow::Result<()> {
     let mut writer = Writer {
         upstream,
         pods: args.pods,
@@ -91,44 +104,30 @@ pub(crate) async fn all(
         let watching = Watching::open(upstream, proxy, watchers).await?;
         writer.write(&watching, proxy, WARM_UP).await?;
         let counts = writer.write(&watching, proxy, args.events).await?;
-        match watchers {
-            0 => add(
-                "event taken in, nobody watches".to_owned(),
-                counts,
-                args.events,
-            ),
-            1 => add("event to its only watcher".to_owned(), counts, args.events),
-            _ => add(
-                format!("event to one of {watchers} watchers"),
-                counts,
-                args.events * watchers,
-            ),
-        }
+        let name = match watchers {
+            0 => "event taken in, nobody watches".to_owned(),
+            1 => "event to its only watcher".to_owned(),
+            _ => format!("event to one of {watchers} watchers"),
+        };
+        rows.add(name, counts, args.events * watchers.max(1));
     }
+    Ok(())
+}
+
+async fn count_reads(args: &Args, proxy: &Counted, rows: &mut Rows) -> anyhow::Result<()> {
     let one = format!(
         "/api/v1/namespaces/{}/pods/pod-000000?resourceVersion=0",
         fixtures::namespace_name(0)
     );
-    let lists = args.reads.div_ceil(50);
+    let (get, list) = (
+        "GET one pod, rv=0".to_owned(),
+        format!("LIST {} pods, rv=0, JSON", args.pods),
+    );
+    let (list_gzip, lists) = (format!("{list} gzip"), args.reads.div_ceil(50));
     for (name, path, form, count) in [
-        (
-            "GET one pod, rv=0".to_owned(),
-            one.as_str(),
-            Form::Json,
-            args.reads,
-        ),
-        (
-            format!("LIST {} pods, rv=0, JSON", args.pods),
-            ALL,
-            Form::Json,
-            lists,
-        ),
-        (
-            format!("LIST {} pods, rv=0, JSON gzip", args.pods),
-            ALL,
-            Form::JsonGzip,
-            lists,
-        ),
+        (get, one.as_str(), Form::Json, args.reads),
+        (list, ALL, Form::Json, lists),
+        (list_gzip, ALL, Form::JsonGzip, lists),
     ] {
         eprintln!("{name} …");
         let connection = proxy.endpoint.connect(false).await?.asking(form);
@@ -139,9 +138,9 @@ pub(crate) async fn all(
         for _ in 0..count {
             connection.swallow(path).await?;
         }
-        add(name, proxy.counts()? - before, count);
+        rows.add(name, proxy.counts()? - before, count);
     }
-    Ok(rows)
+    Ok(())
 }
 
 struct Writer<'a> {
@@ -151,8 +150,8 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Writes events, each when the one before has reached everybody, so that none go out together.
-    /// Returns what was allocated meanwhile.
+    /// Writes events and returns the allocations meanwhile. Each waits until the one before has
+    /// reached all watchers, so that no two are sent together.
     async fn write(
         &mut self,
         watching: &Watching,
@@ -176,7 +175,7 @@ impl Writer<'_> {
     }
 }
 
-/// The counts once next to nothing is done any more.
+/// Waits until the proxy hardly allocates any more, and returns the counts.
 async fn settled(proxy: &Counted) -> anyhow::Result<Counts> {
     let started = Instant::now();
     let mut last = proxy.counts()?;

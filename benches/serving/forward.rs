@@ -1,9 +1,8 @@
 //! The cost of a hop through the proxy where it forwards: time and CPU of small requests, and
 //! throughput of large answers.
 //!
-//! The limit server is the upstream here and is asked directly, too. A slower one would hide the
-//! hop behind itself. How much of that is to be seen in front of a real API server is a work of its
-//! own.
+//! The limit server is the upstream here, and the client also asks it directly. A slower upstream
+//! would hide the cost of the hop. One more row measures the hop in front of a real API server.
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -19,9 +18,9 @@ use crate::table::Table;
 use crate::work::{SETTLE, WARM_UP, expect_source};
 use watershed_lab::process::cpu_time;
 
-/// Connections that the small requests come on.
+/// Connections of the small requests.
 const CONNECTIONS: usize = 8;
-/// Speed of the link that a log comes over, in Gbit/s.
+/// Speed of the simulated link of a log, in Gbit/s.
 const LINK: usize = 1;
 
 /// Names of the rows.
@@ -34,18 +33,13 @@ pub(crate) struct Names {
 }
 
 pub(crate) fn names(args: &Args, servers: &Servers) -> Names {
-    let list = |from: &str| {
-        format!(
-            "forwarded LIST of everything{from} ({:.1} MB)",
-            servers.list_bytes as f64 / 1e6
-        )
-    };
+    let megabytes = servers.list_bytes as f64 / 1e6;
     Names {
         get: format!("forwarded GET, {}/s", args.forward_rate),
-        list: list(""),
+        list: format!("forwarded LIST of everything ({megabytes:.1} MB)"),
         log: format!("forwarded log ({} MiB in pieces)", LOG_BYTES >> 20),
         link: format!("forwarded log, upstream at {LINK} Gbit/s"),
-        real: list(" from kube-apiserver"),
+        real: format!("forwarded LIST of everything from kube-apiserver ({megabytes:.1} MB)"),
     }
 }
 
@@ -91,50 +85,29 @@ pub(crate) async fn all(
             .await?
             .fetch(ALL_PODS)
             .await?;
-        let length = Some(list.len());
+        let answer = Large {
+            name: &names.list,
+            path: "/api/v1/pods",
+            length: Some(list.len()),
+        };
         tell(&hop.origin, &json, list, None).await?;
-        hop.large(
-            args,
-            table,
-            &Large {
-                name: &names.list,
-                path: "/api/v1/pods",
-                length,
-            },
-        )
-        .await?;
+        hop.large(args, table, &answer).await?;
     }
     if wanted(&names.log) {
         let path = format!("{}{LOG}?follow=true", servers.pods.paths[0]);
-        hop.large(
-            args,
-            table,
-            &Large {
-                name: &names.log,
-                path: &path,
-                length: Some(LOG_BYTES),
-            },
-        )
-        .await?;
+        let answer = Large::log(&names.log, &path);
+        hop.large(args, table, &answer).await?;
     }
     if wanted(&names.link) {
         let rate = LINK * 1_000_000_000 / 8;
         let path = format!("{}{LOG}?follow=true&{RATE}{rate}", servers.pods.paths[0]);
-        hop.large(
-            args,
-            table,
-            &Large {
-                name: &names.link,
-                path: &path,
-                length: Some(LOG_BYTES),
-            },
-        )
-        .await?;
+        let answer = Large::log(&names.link, &path);
+        hop.large(args, table, &answer).await?;
     }
     Ok(())
 }
 
-/// A list that a real API server makes, if there is one.
+/// Measures a forwarded list of the real API server, if there is one.
 pub(crate) async fn from_kube_apiserver(
     args: &Args,
     servers: &Servers,
@@ -165,8 +138,16 @@ pub(crate) async fn from_kube_apiserver(
     .await
 }
 
+impl<'a> Large<'a> {
+    /// The log that the limit server sends.
+    fn log(name: &'a str, path: &'a str) -> Self {
+        let length = Some(LOG_BYTES);
+        Self { name, path, length }
+    }
+}
+
 impl Hop {
-    /// Directly first, through the proxy then.
+    /// Returns the way to the upstream first, then the way through the proxy.
     fn ways(&self) -> [(Kind, &Endpoint, u32); 2] {
         [
             (self.kind, &self.origin, self.origin_pid),
@@ -246,7 +227,7 @@ impl Hop {
         Ok(())
     }
 
-    /// Over and over, by one client.
+    /// Measures one client that reads the answer over and over.
     async fn large(
         &self,
         args: &Args,

@@ -1,4 +1,4 @@
-//! The limit server: what hyper and rustls cost when nothing else is done.
+//! The limit server: a server whose only cost is that of hyper and rustls.
 //!
 //! It answers reads with a body made beforehand and sends every frame it is given to every watcher.
 //! It knows no objects, versions, selectors or callers, so no server built on the same libraries
@@ -49,8 +49,7 @@ pub(crate) const LOG: &str = "/log";
 /// Length of the log, and of its pieces.
 pub(crate) const LOG_BYTES: usize = 64 << 20;
 const LOG_PIECE: usize = 16 << 10;
-/// In the query, with a number: the log comes at so many bytes a second and no faster, as over a
-/// link of that speed.
+/// Query parameter that limits the log to this many bytes a second, as a link of that speed does.
 pub(crate) const RATE: &str = "rate=";
 /// Length of planted waits.
 pub(crate) const WAIT: Duration = Duration::from_millis(20);
@@ -72,6 +71,44 @@ struct Answer {
     content_encoding: Option<HeaderValue>,
     body: Bytes,
     planted: Option<Planted>,
+}
+
+impl Answer {
+    /// Reads the answer to give from now on out of a posted request.
+    async fn read(request: Request<Incoming>) -> anyhow::Result<Self> {
+        let (head, body) = request.into_parts();
+        Ok(Self {
+            content_type: head.headers.get(header::CONTENT_TYPE).cloned(),
+            content_encoding: head.headers.get(header::CONTENT_ENCODING).cloned(),
+            body: body.collect().await?.to_bytes(),
+            planted: Planted::of(&head.headers),
+        })
+    }
+
+    /// Makes a response, with the planted fault if there is one.
+    async fn respond(&self, queue: &tokio::sync::Mutex<()>) -> Response<Body> {
+        let mut body = self.body.clone();
+        match self.planted {
+            None => {}
+            Some(Planted::Copy) => body = Bytes::copy_from_slice(&body),
+            Some(Planted::Wait) => sleep(WAIT).await,
+            Some(Planted::Queue) => {
+                let _turn = queue.lock().await;
+                sleep(WAIT).await;
+            }
+        }
+        let mut response = Response::new(full_body(body));
+        let headers = [
+            (header::CONTENT_TYPE, &self.content_type),
+            (header::CONTENT_ENCODING, &self.content_encoding),
+        ];
+        for (name, value) in headers {
+            if let Some(value) = value {
+                response.headers_mut().insert(name, value.clone());
+            }
+        }
+        response
+    }
 }
 
 /// Faults that the instrument must see.
@@ -165,7 +202,7 @@ impl http_body::Body for Log {
         let length = self.left.min(self.piece.len());
         if let Some(link) = &mut self.link {
             ready!(link.free.as_mut().poll(context));
-            // From when it was free, not from now: what a timer is late by is made up for.
+            // Counts from when the link was free, which makes up for a late timer.
             let next = link.free.deadline() + Duration::from_secs_f64(length as f64 / link.rate);
             link.free.as_mut().reset(next);
         }
@@ -195,8 +232,11 @@ pub(crate) fn run(folder: &Path, relay: Option<SocketAddr>) -> anyhow::Result<()
 }
 
 async fn serve(folder: &Path, relay: Option<SocketAddr>) -> anyhow::Result<()> {
-    let line = b"2026-01-01T00:00:00Z info something was done, and it took no longer than it should have\n";
-    let log: Bytes = line.iter().copied().cycle().take(LOG_PIECE).collect();
+    let line = concat!(
+        "2026-01-01T00:00:00Z info something was done, ",
+        "and it took no longer than it should have\n"
+    );
+    let log: Bytes = line.bytes().cycle().take(LOG_PIECE).collect();
     let relay = relay
         .map(|address| Relay::read(folder, address))
         .transpose()?;
@@ -254,16 +294,10 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> anyhow::Resu
         return Ok(Response::new(empty_body()));
     }
     if request.method() == Method::POST && uri.path() == ANSWER {
-        let (head, body) = request.into_parts();
-        shared.answer.store(Arc::new(Answer {
-            content_type: head.headers.get(header::CONTENT_TYPE).cloned(),
-            content_encoding: head.headers.get(header::CONTENT_ENCODING).cloned(),
-            body: body.collect().await?.to_bytes(),
-            planted: Planted::of(&head.headers),
-        }));
+        shared.answer.store(Arc::new(Answer::read(request).await?));
         return Ok(Response::new(empty_body()));
     }
-    // What a proxy wants to know of its upstream: all but pods.
+    // The API server behind the relay answers everything but pods.
     if let Some(relay) = shared
         .relay
         .as_ref()
@@ -294,28 +328,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> anyhow::Resu
         return Ok(response);
     }
     let answer = shared.answer.load();
-    let mut body = answer.body.clone();
-    if let Some(planted) = answer.planted {
-        match planted {
-            Planted::Copy => body = Bytes::copy_from_slice(&body),
-            Planted::Wait => sleep(WAIT).await,
-            Planted::Queue => {
-                let _turn = shared.queue.lock().await;
-                sleep(WAIT).await;
-            }
-        }
-    }
-    let mut response = Response::new(full_body(body));
-    let headers = [
-        (header::CONTENT_TYPE, &answer.content_type),
-        (header::CONTENT_ENCODING, &answer.content_encoding),
-    ];
-    for (name, value) in headers {
-        if let Some(value) = value {
-            response.headers_mut().insert(name, value.clone());
-        }
-    }
-    Ok(response)
+    Ok(answer.respond(&shared.queue).await)
 }
 
 fn push(hub: &Mutex<Hub>, frame: Bytes) {

@@ -98,7 +98,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// The program to measure, instead of the one built with this
-    #[arg(long, default_value = env!("CARGO_BIN_EXE_watershed"), hide_default_value = true, value_name = "FILE")]
+    #[arg(
+        long,
+        default_value = env!("CARGO_BIN_EXE_watershed"),
+        hide_default_value = true,
+        value_name = "FILE"
+    )]
     watershed: PathBuf,
     /// The harness that runs kube-apiserver
     #[arg(long, default_value = "tests/real/.bin/cluster", value_name = "FILE")]

@@ -1,5 +1,4 @@
-//! Memory that the servers take: for what is held, for watches that wait, for readers that are
-//! slow.
+//! Memory of the servers: for cached pods, for idle watches and for slow readers.
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -11,20 +10,20 @@ use watershed_lab::client::FlowWindows;
 use watershed_lab::process::{peak_memory, reset_peak_memory, resident_memory};
 
 use crate::Args;
-use crate::client::Endpoint;
+use crate::client::{Connection, Endpoint};
 use crate::servers::{ALL_PODS, Kind, Servers, tell};
 use crate::table::Table;
 use crate::work::{SETTLE, STREAMS, Watchers, expect_source};
 
-/// Lists that are read slowly at a time.
+/// Lists that slow readers read at the same time.
 const SLOW: usize = 50;
-/// A slow reader takes [`FlowWindows::NARROW_BYTES`] and waits so long.
+/// Pause of a slow reader after each [`FlowWindows::NARROW_BYTES`].
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Until what was given back has left the process: allocators keep it for a while.
+/// Time until freed memory has left the process. Allocators keep it for a while.
 const GIVEN_BACK: Duration = Duration::from_secs(5);
 
-/// The pods, and watches on them that wait.
+/// Measures the memory of cached pods and of idle watches on them.
 pub(crate) async fn held(args: &Args, servers: &Servers, table: &mut Table) -> anyhow::Result<()> {
     let proxy = &servers.measured[0];
     eprintln!("memory …");
@@ -89,7 +88,7 @@ pub(crate) fn slow_lists() -> String {
     format!("memory: peak of {SLOW} slow LISTs of everything")
 }
 
-/// Lists of everything that are read slowly, all at a time.
+/// Measures the peak memory while many clients slowly read a list of all pods.
 pub(crate) async fn peak_of_slow_lists(
     args: &Args,
     servers: &Servers,
@@ -97,7 +96,7 @@ pub(crate) async fn peak_of_slow_lists(
 ) -> anyhow::Result<()> {
     let name = slow_lists();
     eprintln!("{name} …");
-    // What others left behind in the allocator's stock would hide some of it.
+    // Memory that earlier work left with the allocator would hide some of the growth.
     let fresh = servers.fresh_proxy(args)?;
     let connection = fresh.endpoint.connect(args.http1).await?;
     let answer = connection.get(ALL_PODS).await?;
@@ -121,19 +120,20 @@ pub(crate) async fn peak_of_slow_lists(
             readers: SLOW,
             pause: PAUSE,
             length: body.len(),
+            lowest: None,
         };
-        all.push((server.kind, readers, None));
+        all.push((server.kind, readers));
     }
     for _ in 0..args.rounds {
-        for (kind, readers, floor) in &mut all {
-            let share = readers.growth(floor).await?;
+        for (kind, readers) in &mut all {
+            let share = readers.growth().await?;
             table.add(&name, "% of a list / list", false, *kind, share * 100.0);
         }
     }
     Ok(())
 }
 
-/// Many who read a list slowly at a time.
+/// Clients that slowly read the same list at the same time.
 pub(crate) struct SlowReaders {
     /// Process id of the server.
     pub(crate) pid: u32,
@@ -143,14 +143,14 @@ pub(crate) struct SlowReaders {
     pub(crate) pause: Duration,
     /// Bytes of the list.
     pub(crate) length: usize,
+    /// Lowest memory of the server before any measurement so far. The allocator keeps what one
+    /// measurement used, which would hide the growth in the next.
+    pub(crate) lowest: Option<u64>,
 }
 
 impl SlowReaders {
-    /// By how much the server's memory grows at most, for each reader and as a share of the list.
-    ///
-    /// `floor` is the memory before the first time: what the allocator keeps of it would hide the
-    /// next time's growth.
-    pub(crate) async fn growth(&self, floor: &mut Option<u64>) -> anyhow::Result<f64> {
+    /// Returns the peak growth of the server's memory for each reader, as a share of the list.
+    pub(crate) async fn growth(&mut self) -> anyhow::Result<f64> {
         let mut connections = Vec::new();
         for _ in 0..self.readers {
             connections.push(self.endpoint.connect_narrow(self.http1).await?);
@@ -158,26 +158,29 @@ impl SlowReaders {
         sleep(SETTLE).await;
         reset_peak_memory(self.pid)?;
         let now = resident_memory(self.pid)?;
-        let before = *floor.insert(floor.map_or(now, |floor| floor.min(now)));
-        let reading = connections.into_iter().map(|connection| async move {
-            let mut body = connection.get(ALL_PODS).await?.into_body();
-            let (mut read, mut stop) = (0, FlowWindows::NARROW_BYTES as usize);
-            while let Some(frame) = body.frame().await {
-                read += frame?.data_ref().map_or(0, Bytes::len);
-                if read >= stop {
-                    sleep(self.pause).await;
-                    stop = read + FlowWindows::NARROW_BYTES as usize;
-                }
-            }
-            let length = self.length;
-            ensure!(
-                read.abs_diff(length) < length / 50,
-                "a slow reader got {read} bytes, not {length}"
-            );
-            Ok(())
-        });
-        try_join_all(reading).await?;
+        let before = self.lowest.map_or(now, |lowest| lowest.min(now));
+        self.lowest = Some(before);
+        try_join_all(connections.iter().map(|connection| self.read(connection))).await?;
         let grown = peak_memory(self.pid)?.saturating_sub(before);
         Ok(grown as f64 / self.readers as f64 / self.length as f64)
+    }
+
+    /// Reads the list over one connection, with pauses.
+    async fn read(&self, connection: &Connection) -> anyhow::Result<()> {
+        let mut body = connection.get(ALL_PODS).await?.into_body();
+        let (mut read, mut stop) = (0, FlowWindows::NARROW_BYTES as usize);
+        while let Some(frame) = body.frame().await {
+            read += frame?.data_ref().map_or(0, Bytes::len);
+            if read >= stop {
+                sleep(self.pause).await;
+                stop = read + FlowWindows::NARROW_BYTES as usize;
+            }
+        }
+        let length = self.length;
+        ensure!(
+            read.abs_diff(length) < length / 50,
+            "a slow reader got {read} bytes, not {length}"
+        );
+        Ok(())
     }
 }

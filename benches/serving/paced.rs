@@ -55,7 +55,7 @@ pub(crate) async fn open_loop(
     let wanted = (rate * length.as_secs_f64()).ceil() as usize;
     let (due, mut requests) = mpsc::unbounded_channel();
     let start = Instant::now();
-    // A thread of its own: the runtime's clock has steps of a millisecond.
+    // The clock has its own thread, as the runtime's timers have steps of a millisecond.
     let clock = std::thread::spawn(move || {
         for number in 0..wanted {
             let at = start + Duration::from_secs_f64(number as f64 / rate);
@@ -80,7 +80,9 @@ pub(crate) async fn open_loop(
                 }
                 None => open = false,
             },
-            Some(answer) = answers.join_next() => millis.push(answer.context("a request's task failed")??),
+            Some(answer) = answers.join_next() => {
+                millis.push(answer.context("a request's task failed")??);
+            }
         }
     }
     let _ = clock.join();

@@ -1,4 +1,4 @@
-//! Gets and lists, and the state that a watch begins with: the CPU of one answer.
+//! CPU time of gets, lists and the initial state of watches.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -17,9 +17,10 @@ use crate::upstream::{NAMESPACES, SHARDS};
 use crate::work::{SETTLE, WARM_UP, expect_source};
 use watershed_lab::process::cpu_time;
 
-/// A watch that begins with all pods, as they are known, and marks their end.
-const ALL_PODS_STREAMED: &str = "/api/v1/pods?resourceVersion=0&watch=true&allowWatchBookmarks=true\
-                                 &sendInitialEvents=true&resourceVersionMatch=NotOlderThan&timeoutSeconds=600";
+/// A watch that begins with all pods at any version and marks their end.
+const ALL_PODS_STREAMED: &str = "/api/v1/pods?resourceVersion=0&watch=true\
+                                 &allowWatchBookmarks=true&sendInitialEvents=true\
+                                 &resourceVersionMatch=NotOlderThan&timeoutSeconds=600";
 
 pub(crate) struct Reads {
     pub(crate) name: String,
@@ -38,12 +39,12 @@ pub(crate) struct Reads {
     with_limit: bool,
 }
 
-/// When an answer is over.
+/// The end of an answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// With its body.
+    /// The end of its body.
     Body,
-    /// With the mark behind the objects a watch begins with. The client leaves then.
+    /// The bookmark behind a watch's initial objects. The client leaves then.
     Mark,
 }
 
@@ -67,62 +68,73 @@ fn list(
     }
 }
 
-/// All reads of the pods that are there from the start.
+/// Reads all pods by one list.
+fn whole_list(servers: &Servers, pods: usize, form: Form) -> Reads {
+    let size = if form == Form::Json {
+        format!(" ({:.1} MB)", servers.list_bytes as f64 / 1e6)
+    } else {
+        String::new()
+    };
+    let name = format!("LIST {pods} pods, rv=0, {}{size}", form.name());
+    Reads {
+        unit: "ms CPU / request",
+        scale: 1e3,
+        ..list(name, form, pods, |_| ALL_PODS.to_owned())
+    }
+}
+
+/// Reads all pods by a watch that sends its initial state.
+fn streamed_list(pods: usize, form: Form) -> Reads {
+    let name = format!("WatchList {pods} pods, rv=0, {}", form.name());
+    Reads {
+        unit: "ms CPU / request",
+        scale: 1e3,
+        end: End::Mark,
+        ..list(name, form, pods, |_| ALL_PODS_STREAMED.to_owned())
+    }
+}
+
+/// Reads single pods from many clients.
+fn get(
+    name: String,
+    clients: usize,
+    path: impl Fn(usize) -> String + Send + Sync + 'static,
+) -> Reads {
+    Reads {
+        clients,
+        ..list(name, Form::Json, 1, path)
+    }
+}
+
+/// Returns the size of one of `parts` even parts of the pods.
+fn even_share(pods: usize, part: usize, parts: usize) -> usize {
+    pods / parts + usize::from(part < pods % parts)
+}
+
+/// Returns all reads of the pods that exist from the start.
 pub(crate) fn all(args: &Args, servers: &Servers) -> Vec<Reads> {
-    let (pods, nodes) = (args.pods, args.nodes);
+    let (pods, nodes, clients) = (args.pods, args.nodes, args.clients);
     let paths = Arc::clone(&servers.pods.paths);
     let (one, many) = (paths[0].clone(), Arc::clone(&paths));
-    let megabytes = servers.list_bytes as f64 / 1e6;
-    let share = |number: usize, of: usize| pods / of + usize::from(number < pods % of);
-    let whole = |form: Form| {
-        let size = if form == Form::Json {
-            format!(" ({megabytes:.1} MB)")
-        } else {
-            String::new()
-        };
-        let name = format!("LIST {pods} pods, rv=0, {}{size}", form.name());
-        Reads {
-            unit: "ms CPU / request",
-            scale: 1e3,
-            ..list(name, form, pods, |_| ALL_PODS.to_owned())
-        }
-    };
-    let streamed = |form: Form| {
-        let name = format!("WatchList {pods} pods, rv=0, {}", form.name());
-        let reads = list(name, form, pods, |_| ALL_PODS_STREAMED.to_owned());
-        Reads {
-            unit: "ms CPU / request",
-            scale: 1e3,
-            end: End::Mark,
-            ..reads
-        }
-    };
-    let clients = args.clients;
-    let get = |name: String, path: Box<dyn Fn(usize) -> String + Send + Sync>| Reads {
-        path,
-        clients,
-        ..list(name, Form::Json, 1, |_| String::new())
-    };
+    let of_namespace = even_share(pods, 0, NAMESPACES);
+    let of_shard = even_share(pods, 7, SHARDS);
     vec![
-        whole(Form::Json),
-        whole(Form::JsonGzip),
-        whole(Form::Protobuf),
-        whole(Form::ProtobufGzip),
-        streamed(Form::Json),
-        streamed(Form::JsonGzip),
+        whole_list(servers, pods, Form::Json),
+        whole_list(servers, pods, Form::JsonGzip),
+        whole_list(servers, pods, Form::Protobuf),
+        whole_list(servers, pods, Form::ProtobufGzip),
+        streamed_list(pods, Form::Json),
+        streamed_list(pods, Form::JsonGzip),
         list(
-            format!("LIST one namespace's {} pods, rv=0", share(0, NAMESPACES)),
+            format!("LIST one namespace's {of_namespace} pods, rv=0"),
             Form::Json,
-            share(0, NAMESPACES),
+            of_namespace,
             |_| "/api/v1/namespaces/bench-0/pods?resourceVersion=0".to_owned(),
         ),
         list(
-            format!(
-                "LIST {} of {pods} pods by labelSelector, rv=0",
-                share(7, SHARDS)
-            ),
+            format!("LIST {of_shard} of {pods} pods by labelSelector, rv=0"),
             Form::Json,
-            share(7, SHARDS),
+            of_shard,
             |_| format!("{ALL_PODS}&labelSelector=shard%3D07"),
         ),
         Reads {
@@ -132,27 +144,28 @@ pub(crate) fn all(args: &Args, servers: &Servers) -> Vec<Reads> {
             ),
             ..one_node(args)
         },
-        get(
-            "GET one pod, rv=0".to_owned(),
-            Box::new(move |_| format!("{one}?resourceVersion=0")),
-        ),
-        // Whether a caller may is asked upstream for each name.
+        get("GET one pod, rv=0".to_owned(), clients, move |_| {
+            format!("{one}?resourceVersion=0")
+        }),
+        // The proxy asks upstream for each name whether the caller may read it.
         get(
             format!("GET {pods} pods in turn, rv=0"),
-            Box::new(move |number| format!("{}?resourceVersion=0", many[number % many.len()])),
+            clients,
+            move |number| format!("{}?resourceVersion=0", many[number % many.len()]),
         ),
         Reads {
             source: "forward",
             with_limit: false,
             ..get(
                 "GET one pod, most recent (the proxy forwards it)".to_owned(),
-                Box::new(move |number| paths[number % paths.len()].clone()),
+                clients,
+                move |number| paths[number % paths.len()].clone(),
             )
         },
     ]
 }
 
-/// One node's pods where there are more of other nodes: what it costs is to be the same.
+/// Returns the list of one node's pods in a larger cluster. Its cost should be the same.
 pub(crate) fn one_node_of_more(args: &Args) -> Reads {
     let (each, of) = (args.pods / args.nodes, args.start_pods);
     Reads {
@@ -163,7 +176,7 @@ pub(crate) fn one_node_of_more(args: &Args) -> Reads {
 
 fn one_node(args: &Args) -> Reads {
     let nodes = args.nodes;
-    // Where they are not even, the first nodes have one more.
+    // If the pods do not divide evenly, the first nodes have one more.
     let first = args.pods.div_ceil(nodes);
     let reads = list(String::new(), Form::Json, first, move |number| {
         node_pods(number % nodes)
@@ -182,7 +195,7 @@ impl Reads {
         table: &mut Table,
     ) -> anyhow::Result<()> {
         if self.end == End::Mark && args.http1 {
-            // A client that leaves has to connect again there, and that is not what is measured.
+            // Over HTTP/1.1 a client that leaves has to connect again, which would be measured too.
             return Ok(());
         }
         if !self.is_offered(servers).await? {
@@ -199,7 +212,7 @@ impl Reads {
                 .filter(|s| self.with_limit || s.kind != Kind::Limit)
         };
         for server in measured() {
-            // The proxy comes first, and the limit server sends what that sends.
+            // The proxy comes first, because the limit server repeats its answer.
             match server.kind {
                 Kind::Proxy => self.record(args, servers, server).await?,
                 Kind::Limit => {}
@@ -240,7 +253,7 @@ impl Reads {
         Ok(answer.status().is_success() && self.form.is_of(answer.headers()))
     }
 
-    /// One answer: its head and its bytes as they came. It is what it should be.
+    /// Reads one answer and checks it. Returns its head and its bytes as they came.
     async fn look(
         &self,
         args: &Args,
@@ -291,7 +304,7 @@ impl Reads {
         Ok((head.headers, bytes))
     }
 
-    /// Has the limit server send what the proxy sends.
+    /// Makes the limit server send the proxy's answer.
     async fn record(&self, args: &Args, servers: &Servers, proxy: &Server) -> anyhow::Result<()> {
         let (head, bytes) = self.look(args, proxy).await?;
         let limit = servers
@@ -307,7 +320,7 @@ impl Reads {
         .await
     }
 
-    /// CPU seconds per request.
+    /// Measures the CPU seconds of a request.
     async fn run(&self, args: &Args, server: &Server, length: Duration) -> anyhow::Result<f64> {
         let mut connections = Vec::new();
         for _ in 0..self.clients {

@@ -1,4 +1,4 @@
-//! The servers that are measured, and what stands behind them.
+//! The measured servers and the API server behind them.
 use std::fs;
 use std::path::Path;
 
@@ -18,7 +18,7 @@ use crate::stamp::stamps;
 use crate::upstream::{self, Seeded, Writer};
 use crate::{Args, limit, relay};
 
-/// Which server it is.
+/// The kind of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Proxy,
@@ -34,7 +34,7 @@ pub(crate) struct Server {
     pub(crate) writer: Writer,
 }
 
-/// Everything that runs. The order of the fields is the order in which it ends.
+/// All running servers. They end in the order of the fields.
 pub(crate) struct Servers {
     pub(crate) measured: Vec<Server>,
     /// The API server behind the proxy.
@@ -63,7 +63,7 @@ pub(crate) struct Upstream {
     _child: Child,
 }
 
-/// A server for one kind of work. Dropping it ends it.
+/// A server for one kind of work. Dropping it stops the server.
 pub(crate) struct Running {
     pub(crate) endpoint: Endpoint,
     child: Child,
@@ -88,7 +88,7 @@ pub(crate) fn node_pods(number: usize) -> String {
     )
 }
 
-/// Starts all of them on free ports, with everything they write in a temporary folder.
+/// Starts all servers on free ports. Their files go to a temporary folder.
 pub(crate) async fn start(args: &Args) -> anyhow::Result<Servers> {
     let folder = tempfile::tempdir()?;
     let path = folder.path();
@@ -123,18 +123,8 @@ pub(crate) async fn start(args: &Args) -> anyhow::Result<Servers> {
     let limit = limit("limit", path, &upstream.token, None)?;
 
     let mut measured = vec![
-        Server {
-            kind: Kind::Proxy,
-            pid: proxy.pid(),
-            writer: Writer::patches(&upstream.endpoint, &pods),
-            endpoint: proxy.endpoint.clone(),
-        },
-        Server {
-            kind: Kind::Limit,
-            pid: limit.pid(),
-            writer: Writer::pushes(&limit.endpoint, &object)?,
-            endpoint: limit.endpoint.clone(),
-        },
+        proxy.measured(Kind::Proxy, Writer::patches(&upstream.endpoint, &pods)),
+        limit.measured(Kind::Limit, Writer::pushes(&limit.endpoint, &object)?),
     ];
     if let Some(pid) = upstream.pid {
         let writer = Writer::patches(&upstream.endpoint, &pods);
@@ -160,7 +150,7 @@ pub(crate) async fn start(args: &Args) -> anyhow::Result<Servers> {
 }
 
 impl Servers {
-    /// A further proxy, with nothing in its memory.
+    /// Starts another proxy, with an empty cache.
     pub(crate) fn fresh_proxy(&self, args: &Args) -> anyhow::Result<Running> {
         let Upstream {
             kubeconfig, token, ..
@@ -175,8 +165,9 @@ impl Servers {
         )
     }
 
-    /// A limit server that a proxy can take for an API server, and a proxy in front of it that
-    /// forwards all consistent reads. For one place each, as their files have names of their own.
+    /// Starts a limit server that can pass for an API server, and a proxy in front of it that
+    /// forwards all consistent reads. Only one caller may use this, as the names of the files are
+    /// fixed.
     pub(crate) fn forwarding(&self, args: &Args) -> anyhow::Result<(Running, Running)> {
         let Upstream {
             token,
@@ -188,23 +179,25 @@ impl Servers {
         fs::create_dir(&folder)?;
         relay::write(&folder, ca_pem, token)?;
         let origin = limit("origin", &folder, token, Some(endpoint))?;
-        let ca = fs::read(folder.join(limit::CERTIFICATE))?;
+        let ca_pem = fs::read(folder.join(limit::CERTIFICATE))?;
+        let ca = base64::engine::general_purpose::STANDARD.encode(ca_pem);
         let kubeconfig = folder.join("kubeconfig");
         let address = origin.endpoint.address();
-        let ca = base64::engine::general_purpose::STANDARD.encode(ca);
         fs::write(
             &kubeconfig,
             format!(
-                "apiVersion: v1\nkind: Config\ncurrent-context: bench\nclusters:\n- name: bench\n  cluster:\n    \
-                 server: https://{address}\n    certificate-authority-data: {ca}\nusers:\n- name: bench\n  user:\n    \
-                 token: {token}\ncontexts:\n- name: bench\n  context:\n    cluster: bench\n    user: bench\n"
+                "apiVersion: v1\nkind: Config\ncurrent-context: bench\n\
+                 clusters:\n- name: bench\n  cluster:\n    server: https://{address}\n    \
+                 certificate-authority-data: {ca}\n\
+                 users:\n- name: bench\n  user:\n    token: {token}\n\
+                 contexts:\n- name: bench\n  context:\n    cluster: bench\n    user: bench\n"
             ),
         )?;
         let kubeconfig = kubeconfig.to_str().context("not text")?;
         Ok((origin, forwarding_proxy(args, &folder, kubeconfig, token)?))
     }
 
-    /// A further proxy that forwards all consistent reads.
+    /// Starts another proxy that forwards all consistent reads.
     pub(crate) fn forwarding_to_upstream(&self, args: &Args) -> anyhow::Result<Running> {
         let Upstream {
             kubeconfig, token, ..
@@ -216,12 +209,22 @@ impl Servers {
 }
 
 impl Running {
+    /// Returns this server as one that is measured.
+    fn measured(&self, kind: Kind, writer: Writer) -> Server {
+        Server {
+            kind,
+            pid: self.pid(),
+            endpoint: self.endpoint.clone(),
+            writer,
+        }
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.child.pid()
     }
 }
 
-/// Has a limit server give this answer to every read from now on.
+/// Makes a limit server give this answer to every read from now on.
 pub(crate) async fn tell(
     limit: &Endpoint,
     head: &HeaderMap,

@@ -188,10 +188,21 @@ fn pod(namespace: &str, name: &str, node: &str, shard: usize, variables: usize) 
     };
     let environment: Vec<_> = (0..variables).map(variable).collect();
     format!(
-        r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"{name}","namespace":"{namespace}","labels":{{"app":"bench","shard":"{shard:02}","tier":"backend"}},"annotations":{{"bench/stamp":"{:0width$}"}}}},"spec":{{"nodeName":"{node}","containers":[{{"name":"main","image":"registry.example.com/bench:1","env":[{}],"resources":{{"requests":{{"cpu":"100m","memory":"64Mi"}}}}}}]}}}}"#,
-        0,
-        environment.join(","),
+        concat!(
+            r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"{name}","#,
+            r#""namespace":"{namespace}","labels":{{"app":"bench","shard":"{shard:02}","#,
+            r#""tier":"backend"}},"annotations":{{"bench/stamp":"{stamp:0width$}"}}}},"#,
+            r#""spec":{{"nodeName":"{node}","containers":[{{"name":"main","#,
+            r#""image":"registry.example.com/bench:1","env":[{environment}],"#,
+            r#""resources":{{"requests":{{"cpu":"100m","memory":"64Mi"}}}}}}]}}}}"#
+        ),
+        name = name,
+        namespace = namespace,
+        shard = shard,
+        stamp = 0,
         width = STAMP_DIGITS,
+        node = node,
+        environment = environment.join(","),
     )
 }
 

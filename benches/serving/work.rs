@@ -1,5 +1,5 @@
-//! The work that is measured: each is done by every server in turn, round by round, so that a
-//! disturbance of the machine hits all of them alike.
+//! The measured work. In each round every server does it in turn, so that a disturbance of the
+//! machine affects all of them.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -23,15 +23,15 @@ use watershed_lab::process::cpu_time;
 
 /// Connections opened at a time.
 const OPENERS: usize = 16;
-/// Watches on one connection, where they share: what kube-apiserver allows.
+/// Watches on a shared connection. kube-apiserver allows no more.
 pub(crate) const STREAMS: usize = 100;
-/// Writes under way at a time, when as many events as possible are wanted.
+/// Concurrent writes of a flood of events.
 const WRITERS: usize = 16;
-/// Events written ahead of the slowest delivery then. Few enough that no server cuts its watchers.
+/// Events that a flood writes ahead of the slowest delivery. A server cuts slower watchers.
 const AHEAD: u64 = 100;
-/// No delivery for this long: the rest is lost.
+/// Time without a delivery after which the missing ones count as lost.
 const LOST: Duration = Duration::from_secs(5);
-/// For what a server does after the fact.
+/// Time for a server to finish its pending work.
 pub(crate) const SETTLE: Duration = Duration::from_millis(300);
 pub(crate) const WARM_UP: Duration = Duration::from_millis(500);
 
@@ -69,7 +69,7 @@ pub(crate) async fn all(args: &Args, servers: &Servers) -> anyhow::Result<Table>
             fan.measure(args, servers, &mut table).await?;
         }
     }
-    // Last what needs more pods.
+    // Work that needs more pods comes last.
     let (one_node, starting) = (reads::one_node_of_more(args), wanted(&start::name(args)));
     let one_node = (args.start_pods > args.pods && wanted(&one_node.name)).then_some(one_node);
     if starting || one_node.is_some() {
@@ -81,14 +81,14 @@ pub(crate) async fn all(args: &Args, servers: &Servers) -> anyhow::Result<Table>
     if starting {
         start::all(args, servers, &mut table).await?;
     }
-    // Long, and of another sort than the rest.
+    // Abuse takes long, so it runs on request only.
     if args.only.as_deref().is_some_and(|word| word == "abuse") {
         abuse::all(args, servers, &mut table).await?;
     }
     Ok(table)
 }
 
-/// Has so many pods that a start takes a while, and waits until the proxy knows of them.
+/// Creates pods until a start takes a while, and waits until the proxy has them.
 async fn grow(args: &Args, servers: &Servers) -> anyhow::Result<()> {
     if args.start_pods <= args.pods {
         return Ok(());
@@ -146,41 +146,20 @@ struct Fan {
 
 fn fans(args: &Args) -> Vec<Fan> {
     let (watchers, rate) = (args.watchers, args.rate);
-    let fan = |name: String, watchers, pace| Fan {
-        name,
-        watchers,
-        pace,
-        one_node_each: false,
-        per_connection: 1,
-    };
-    let node_each = |watchers: usize, per_connection: usize| {
-        let shared = format!(", {per_connection} to a connection");
-        let shared = if per_connection > 1 {
-            shared.as_str()
-        } else {
-            ""
-        };
-        let name = format!("event, {watchers} watchers with a node each{shared}");
-        Fan {
-            one_node_each: true,
-            per_connection,
-            ..fan(name, watchers, Pace::Flood)
-        }
-    };
     let mut fans = vec![
-        fan("event taken in, nobody watches".to_owned(), 0, Pace::Flood),
-        node_each(args.nodes, 1),
+        Fan::new("event taken in, nobody watches".to_owned(), 0, Pace::Flood),
+        Fan::node_each(args.nodes, 1),
     ];
-    // What an event costs where more and more watch, whom it does not concern.
+    // Most of these watchers have other nodes, so an event should not cost more.
     if !args.http1 {
-        fans.extend([1, 10, 100].map(|times| node_each(args.nodes * times, STREAMS)));
+        fans.extend([1, 10, 100].map(|times| Fan::node_each(args.nodes * times, STREAMS)));
     }
-    fans.push(fan(
+    fans.push(Fan::new(
         format!("fan-out to {watchers}, {rate} events/s"),
         watchers,
         Pace::Rate(rate),
     ));
-    fans.push(fan(
+    fans.push(Fan::new(
         format!("fan-out to {watchers}, as fast as delivered"),
         watchers,
         Pace::Flood,
@@ -199,6 +178,30 @@ struct Outcome {
 }
 
 impl Fan {
+    fn new(name: String, watchers: usize, pace: Pace) -> Self {
+        Self {
+            name,
+            watchers,
+            pace,
+            one_node_each: false,
+            per_connection: 1,
+        }
+    }
+
+    fn node_each(watchers: usize, per_connection: usize) -> Self {
+        let shared = if per_connection > 1 {
+            format!(", {per_connection} to a connection")
+        } else {
+            String::new()
+        };
+        let name = format!("event, {watchers} watchers with a node each{shared}");
+        Self {
+            one_node_each: true,
+            per_connection,
+            ..Self::new(name, watchers, Pace::Flood)
+        }
+    }
+
     async fn measure(
         &self,
         args: &Args,
@@ -213,8 +216,8 @@ impl Fan {
             .filter(|s| !(self.one_node_each && s.kind == Kind::Limit));
         let measured: Vec<_> = measured.collect();
         if self.per_connection > 1 {
-            // So many are opened once. That the others' watchers get what is written at upstream is
-            // one delivery more.
+            // So many watches are opened only once. The other servers' watches of the same
+            // upstream then get the events too, which is one more delivery.
             let mut opened = Vec::new();
             for server in measured {
                 let watchers = self.open(args, server).await?;
@@ -258,7 +261,7 @@ impl Fan {
         watchers: &Watchers,
         table: &mut Table,
     ) -> anyhow::Result<()> {
-        let outcome = self.run(server, watchers, args.length()).await?;
+        let kind = server.kind;
         let Outcome {
             used,
             took,
@@ -266,58 +269,34 @@ impl Fan {
             delivered,
             expected,
             p99,
-        } = outcome;
+        } = self.run(server, watchers, args.length()).await?;
         if delivered < expected {
             table.remarks.push(format!(
                 "{}: {} lost {} of {expected} deliveries",
                 self.name,
-                server.kind.name(),
+                kind.name(),
                 expected - delivered
             ));
         }
         let micros = used.as_secs_f64() * 1e6;
         if self.one_node_each || self.watchers == 0 {
-            table.add(
-                &self.name,
-                "µs CPU / event",
-                true,
-                server.kind,
-                micros / events as f64,
-            );
+            let each = micros / events as f64;
+            table.add(&self.name, "µs CPU / event", true, kind, each);
             return Ok(());
         }
-        ensure!(
-            delivered > 0,
-            "{}: nothing was delivered",
-            server.kind.name()
-        );
-        table.add(
-            &self.name,
-            "µs CPU / delivery",
-            true,
-            server.kind,
-            micros / delivered as f64,
-        );
+        ensure!(delivered > 0, "{}: nothing was delivered", kind.name());
+        let each = micros / delivered as f64;
+        table.add(&self.name, "µs CPU / delivery", true, kind, each);
         match self.pace {
             Pace::Rate(_) => {
+                let name = format!("{}: p99 after the write", self.name);
                 let p99 = p99.context("no delivery had a stamp")?;
-                table.add(
-                    &format!("{}: p99 after the write", self.name),
-                    "ms",
-                    true,
-                    server.kind,
-                    p99,
-                );
+                table.add(&name, "ms", true, kind, p99);
             }
             Pace::Flood => {
+                let name = format!("{}: rate", self.name);
                 let rate = delivered as f64 / took.as_secs_f64() / 1e3;
-                table.add(
-                    &format!("{}: rate", self.name),
-                    "1000 deliveries / s",
-                    false,
-                    server.kind,
-                    rate,
-                );
+                table.add(&name, "1000 deliveries / s", false, kind, rate);
             }
         }
         Ok(())
@@ -350,19 +329,10 @@ impl Fan {
             }
         };
         let expected = events * fan;
-        let mut progress = (Instant::now(), first);
-        let mut delivered = 0;
-        while delivered < expected && progress.0.elapsed() < LOST {
-            sleep(Duration::from_millis(1)).await;
-            let now = seen.events.load(Ordering::Acquire);
-            if now != progress.1 {
-                progress = (Instant::now(), now);
-            }
-            delivered = now - first;
-        }
+        let delivered = seen.deliveries(first, expected).await;
         let took = start.elapsed();
         if fan == 0 {
-            // Nobody tells when the last event has arrived.
+            // Without a watcher, nothing tells when the last event has arrived.
             sleep(SETTLE).await;
         }
         let used = cpu_time(server.pid)?.saturating_sub(before);
@@ -375,18 +345,13 @@ impl Fan {
         if broken > 0 {
             eprintln!("  {}: {broken} watches ended", server.kind.name());
         }
-        let mut delays = std::mem::take(&mut *seen.delays.lock());
-        delays.sort_unstable();
-        let p99 = delays
-            .get(delays.len() * 99 / 100)
-            .map(|&micros| f64::from(micros) / 1e3);
         Ok(Outcome {
             used,
             took,
             events,
             delivered,
             expected,
-            p99,
+            p99: seen.p99(),
         })
     }
 }
@@ -436,6 +401,30 @@ struct Seen {
     delays: Mutex<Vec<u32>>,
     /// Watches that ended.
     broken: AtomicU64,
+}
+
+impl Seen {
+    /// Waits until all expected events have arrived, or until none arrives for [`LOST`]. Returns
+    /// the number of arrivals since the `first` event.
+    async fn deliveries(&self, first: u64, expected: u64) -> u64 {
+        let (mut changed, mut last) = (Instant::now(), first);
+        while last - first < expected && changed.elapsed() < LOST {
+            sleep(Duration::from_millis(1)).await;
+            let now = self.events.load(Ordering::Acquire);
+            if now != last {
+                (changed, last) = (Instant::now(), now);
+            }
+        }
+        last - first
+    }
+
+    /// Takes the delays. Returns the milliseconds that 99 of 100 do not exceed.
+    fn p99(&self) -> Option<f64> {
+        let mut delays = std::mem::take(&mut *self.delays.lock());
+        delays.sort_unstable();
+        let micros = delays.get(delays.len() * 99 / 100)?;
+        Some(f64::from(*micros) / 1e3)
+    }
 }
 
 /// Open watches. Dropping them closes them.

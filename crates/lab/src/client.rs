@@ -93,7 +93,8 @@ impl FlowWindows {
     pub const GO: Self = Self::new(4 << 20, 1 << 30);
     /// Size of both windows in [`FlowWindows::NARROW`].
     pub const NARROW_BYTES: u32 = 65_535;
-    /// The windows that every HTTP/2 connection begins with. Few bytes are sent ahead of the reader.
+    /// The windows that every HTTP/2 connection begins with. A server sends few bytes ahead of the
+    /// reader.
     pub const NARROW: Self = Self::new(Self::NARROW_BYTES, Self::NARROW_BYTES);
 
     const fn new(stream: u32, connection: u32) -> Self {

@@ -2,8 +2,8 @@
 //! process, with a live picture of what the proxy saves and, at the end, proof that every client
 //! saw the truth.
 //!
-//! The demo knows neither the proxy's modules nor its configuration. The caller of [`run`] starts the
-//! proxy.
+//! The demo knows neither the proxy's modules nor its configuration. The caller of [`run`] starts
+//! the proxy.
 mod check;
 mod client;
 mod connect;
@@ -54,19 +54,12 @@ where
         args.seed,
         ChurnMix::default(),
     );
-    let moment = || Moment {
-        elapsed: started.elapsed(),
-        clients: fleet.totals(),
-        upstream: server.stats(),
-        version: server.state().version(),
-    };
-
     let live = async {
         let mut second = tokio::time::interval(Duration::from_secs(1));
         second.tick().await;
         loop {
             second.tick().await;
-            picture.live(&moment());
+            picture.live(&moment(started, &fleet, &server));
         }
     };
     tokio::select! {
@@ -78,14 +71,23 @@ where
     let state = server.state();
     picture::waiting(state.version());
     let differences = converge(&fleet, state, args.patience).await;
-    picture::summary(&moment(), changes, &differences);
+    picture::summary(&moment(started, &fleet, &server), changes, &differences);
     fleet.stop().await;
     front.shutdown.await;
     server.shutdown().await;
     Ok(differences.is_empty())
 }
 
-/// Waits for the end of the demo: the given time, or Ctrl-C.
+fn moment(started: Instant, fleet: &Fleet, server: &SimulatedServer) -> Moment {
+    Moment {
+        elapsed: started.elapsed(),
+        clients: fleet.totals(),
+        upstream: server.stats(),
+        version: server.state().version(),
+    }
+}
+
+/// Waits until the given time is over or the user presses Ctrl-C.
 async fn until_end(run_for: Option<Duration>) {
     match run_for {
         Some(time) => tokio::time::sleep(time).await,

@@ -53,25 +53,7 @@ pub async fn run(
 ) -> anyhow::Result<LoadResult> {
     plan.check()?;
     let run = fastrand::u64(..);
-    let mut servers = Vec::new();
-    for target in &plan.targets {
-        let upstream = load(&target.access)
-            .await
-            .with_context(|| format!("server {}", target.name))?;
-        let addresses = upstream
-            .addresses()
-            .iter()
-            .map(ToString::to_string)
-            .collect();
-        servers.push((
-            upstream,
-            ServerResult {
-                name: target.name.clone(),
-                addresses,
-                rounds: Vec::new(),
-            },
-        ));
-    }
+    let mut servers = load_servers(&plan.targets).await?;
     let writing = load(plan.writer()).await.context("the writer")?;
     let writer = if plan.writes.rate.is_never() {
         None
@@ -81,14 +63,7 @@ pub async fn run(
         ))
     };
     let mut measured = LoadResult {
-        setting: LoadSetting {
-            version: env!("CARGO_PKG_VERSION"),
-            machine: Machine::this(),
-            clients: plan.groups.iter().map(ClientGroup::describe).collect(),
-            writes: plan.writes.clone(),
-            duration_seconds: plan.duration.as_secs_f64(),
-            rounds: plan.rounds,
-        },
+        setting: setting(plan),
         servers: Vec::new(),
         interrupted: false,
         errors: Vec::new(),
@@ -123,6 +98,38 @@ pub async fn run(
     Ok(measured)
 }
 
+async fn load_servers(targets: &[LoadTarget]) -> anyhow::Result<Vec<(ApiServer, ServerResult)>> {
+    let mut servers = Vec::new();
+    for target in targets {
+        let upstream = load(&target.access)
+            .await
+            .with_context(|| format!("server {}", target.name))?;
+        let addresses = upstream
+            .addresses()
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        let result = ServerResult {
+            name: target.name.clone(),
+            addresses,
+            rounds: Vec::new(),
+        };
+        servers.push((upstream, result));
+    }
+    Ok(servers)
+}
+
+fn setting(plan: &LoadPlan) -> LoadSetting {
+    LoadSetting {
+        version: env!("CARGO_PKG_VERSION"),
+        machine: Machine::this(),
+        clients: plan.groups.iter().map(ClientGroup::describe).collect(),
+        writes: plan.writes.clone(),
+        duration_seconds: plan.duration.as_secs_f64(),
+        rounds: plan.rounds,
+    }
+}
+
 async fn rounds(
     plan: &LoadPlan,
     run: u64,
@@ -132,21 +139,12 @@ async fn rounds(
     interrupt: &CancellationToken,
     bars: bool,
 ) -> anyhow::Result<()> {
-    let mut names = Vec::new();
-    let connections = Connections::new(writing.clone(), false, 1);
-    for group in &plan.groups {
-        let gets = !group.gets.is_never();
-        names.push(Arc::new(if gets {
-            request::names(&connections, group).await?
-        } else {
-            Vec::new()
-        }));
-    }
+    let names = names_to_get(plan, writing).await?;
     let titles: Vec<&str> = plan.targets.iter().map(|target| &*target.name).collect();
     let bars = Bars::new(&titles, plan.duration * u32::try_from(plan.rounds)?, bars);
     let order: Vec<usize> = (0..servers.len()).collect();
     for n in 0..plan.rounds {
-        // There and back: who comes first has no advantage over all rounds.
+        // Every second round reverses the order, so that no server always comes first.
         let turns: Vec<usize> = if n % 2 == 0 {
             order.clone()
         } else {
@@ -186,6 +184,23 @@ async fn rounds(
         }
     }
     Ok(())
+}
+
+/// Returns the paths that gets ask for, by group.
+async fn names_to_get(
+    plan: &LoadPlan,
+    writing: &ApiServer,
+) -> anyhow::Result<Vec<Arc<Vec<String>>>> {
+    let connections = Connections::new(writing.clone(), false, 1);
+    let mut names = Vec::new();
+    for group in &plan.groups {
+        names.push(Arc::new(if group.gets.is_never() {
+            Vec::new()
+        } else {
+            request::names(&connections, group).await?
+        }));
+    }
+    Ok(names)
 }
 
 async fn load(access: &KubeconfigContext) -> anyhow::Result<ApiServer> {

@@ -7,10 +7,11 @@
 //! gzip of gets and lists.
 //!
 //! ```no_run
-//! # use watershed_lab::sim::{Options, Server};
+//! # use watershed_lab::sim::{Options, SimulatedServer};
 //! # async fn example() -> anyhow::Result<()> {
-//! let upstream = Server::start(Options::default()).await?;
-//! upstream.state().create(&watershed_lab::sim::pods(), r#"{"metadata":{"name":"a","namespace":"default"}}"#)?;
+//! let upstream = SimulatedServer::start(Options::default()).await?;
+//! let pod = r#"{"metadata":{"name":"a","namespace":"default"}}"#;
+//! upstream.state().create(&watershed_lab::sim::pods(), pod)?;
 //! println!("{} {}", upstream.url(), upstream.admin_token());
 //! upstream.faults().cut_watches();
 //! # Ok(()) }

@@ -1,4 +1,4 @@
-//! The clients' connections. They set what a Go client sets, as most clients of Kubernetes are.
+//! The clients' connections. Their settings are those of Go's client, which most clients use.
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::client::FlowWindows;
 /// For the head of an answer, and for the settings of a new connection.
 const HEAD_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// A refusal's text is read up to here.
+/// Limit of the bytes that are read of a refusal.
 const MAX_REFUSAL_BYTES: usize = 64 << 10;
 
 /// Idle HTTP/1.1 connections that are kept for the next request.
@@ -51,7 +51,7 @@ struct Http2Lane {
     authorization: HeaderMap,
     /// Requests the server allows at a time.
     limit: usize,
-    /// Which of all connections it is.
+    /// Number of the connection.
     number: usize,
 }
 
@@ -167,7 +167,7 @@ impl Connections {
         }
     }
 
-    /// Sends a request on a connection, by its number; refusals are errors.
+    /// Sends a request on the connection of a number. Refusals are errors.
     pub(super) async fn send(
         &self,
         lane: usize,
@@ -228,7 +228,7 @@ impl Connections {
         Err(LoadError::refused(head.status, &text))
     }
 
-    /// The connection of a number, opened if it is not there.
+    /// Returns the connection of a number, and opens it if necessary.
     async fn lane(&self, lane: usize) -> Result<LaneConnection, LoadError> {
         let mut place = self.lanes[lane].lock().await;
         if let Some(shared) = place.as_ref().filter(|shared| !shared.sender.is_closed()) {
@@ -251,7 +251,7 @@ impl Connections {
         Ok(LaneConnection::Http2(shared))
     }
 
-    /// No further request on this connection: it failed one, and may be going away.
+    /// Stops using a connection that failed a request, as it may be going away.
     async fn leave(&self, lane: usize, number: usize) {
         let mut place = self.lanes[lane].lock().await;
         place.take_if(|shared| shared.number == number);
@@ -288,13 +288,12 @@ async fn shared(
 ) -> Result<Http2Lane, LoadError> {
     let (sender, mut driver) = FlowWindows::GO
         .settings()
-        // None before the server has told its limit: one beyond it would wait for ever.
+        // Sends nothing before the server announces its limit. A request beyond it would hang.
         .initial_max_send_streams(0)
         .handshake(TokioIo::new(connection.stream))
         .await
         .map_err(broken)?;
-    // The server's settings wake nobody we could wait on: look, in growing steps, until they are
-    // in.
+    // Nothing can wait for the server's settings, so this polls for them at growing intervals.
     let deadline = Instant::now() + HEAD_TIMEOUT;
     let mut pause = Duration::from_micros(200);
     while driver.current_max_send_streams() == 0 {
@@ -319,8 +318,8 @@ async fn shared(
     })
 }
 
-/// Returns whether the server did not process the request: it had not left, or the server said so by
-/// GOAWAY or REFUSED_STREAM. Go's client sends such a request again, and its user sees nothing of it.
+/// Returns true if the server did not process the request: it was never sent, or the server refused
+/// it with GOAWAY or REFUSED_STREAM. Go's client silently sends such a request again.
 /// Source: `golang.org/x/net/http2/transport.go` (`canRetryError`).
 fn is_unprocessed(error: &hyper::Error) -> bool {
     if error.is_canceled() {
@@ -348,7 +347,7 @@ impl LoadAnswer {
             .is_some_and(|value| value == "gzip")
     }
 
-    /// Reads the body to its end, piece by piece, and lets the connection serve others.
+    /// Reads the body to its end, piece by piece, and then frees the connection.
     pub(super) async fn read(
         mut self,
         mut each: impl FnMut(Bytes) -> Result<(), LoadError>,

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_client_gets_its_own() {
+    fn each_client_gets_its_own_number() {
         let nodes: NumberedText = "spec.nodeName=node-{0..2}".parse().unwrap();
         let names: Vec<_> = (0..4).map(|n| nodes.of(n)).collect();
         let wanted =
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_range_is_refused() {
+    fn a_malformed_range_is_refused() {
         for wrong in [
             "a{",
             "a{}",

@@ -1,4 +1,4 @@
-//! Clients that are alike: what they read, how often, and in which form.
+//! Groups of equal clients: their reads, the rates and the encodings.
 use std::str::FromStr;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -18,7 +18,7 @@ const VALUE: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'.')
     .remove(b'~');
 
-/// Clients that are alike.
+/// A group of equal clients.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ClientGroup {
@@ -76,8 +76,8 @@ pub enum FirstState {
     List,
     /// The watch itself brings the state (sendInitialEvents), as client-go does since 0.35.
     Stream,
-    /// One list for the whole group tells from which version on they watch: their start costs next
-    /// to nothing.
+    /// One list for the whole group gives the version to watch from, so that the start of the
+    /// watches costs next to nothing.
     Version,
 }
 
@@ -164,7 +164,7 @@ impl ClientGroup {
         }
     }
 
-    /// Which of the written objects the n-th client is told of.
+    /// Returns the written objects that the n-th client watches.
     pub(super) fn concerned<'a>(&self, n: usize, written: &[SelectableObject<'a>]) -> Vec<bool> {
         let namespace = self.namespace.of(n);
         let labels = LabelSelector::parse(&self.selector.of(n)).unwrap_or_default();
@@ -191,7 +191,7 @@ impl ClientGroup {
         written.iter().map(concerns).collect()
     }
 
-    /// The group in a line, for people.
+    /// Describes the group in a line.
     pub(super) fn describe(&self) -> String {
         let Self {
             watches,
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn each_client_asks_for_its_own() {
+    fn each_client_has_its_own_path() {
         let group = group("{watches: 2, resource: pods, fieldSelector: 'spec.nodeName=n-{1..2}'}");
         let CollectionQuery { path, query } = group.selection(1);
         assert_eq!(
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_told_of_what_is_known_beforehand() {
+    fn selectors_decide_the_watched_objects() {
         let labels = [("shard".to_owned(), "1".to_owned())];
         let objects = ["a", "b"].map(|name| SelectableObject {
             namespace: "n",
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_be_refused_is_refused_before() {
+    fn invalid_groups_are_refused_before_the_run() {
         assert!(group("{watches: 1}").check().is_ok());
         for yaml in [
             "{}",

@@ -34,7 +34,7 @@ mod tests {
     use watershed_protocol::gzip_member;
 
     #[test]
-    fn each_event_is_there_when_its_bytes_are() {
+    fn each_event_is_complete_with_its_last_byte() {
         let mut inflate = Inflate::new(true);
         for text in ["one\n", "two\n", "three\n"] {
             assert_eq!(inflate.push(gzip_member(text.as_bytes())).unwrap(), text);

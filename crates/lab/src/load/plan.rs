@@ -1,4 +1,4 @@
-//! All that is to be done, checked before anything is.
+//! The plan of a run, which is checked before anything runs.
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ const MAX_GROUPS: usize = 100;
 const MAX_TARGETS: usize = 10;
 const MAX_PROCESSES: usize = 20;
 const MAX_OBJECTS: usize = 1000;
-/// Watches times the objects they are told of: each such pair has a count of its own.
+/// Limit of pairs of a watch and an object that it watches, as each pair has its own counter.
 const MAX_PAIRS: usize = 20_000_000;
 /// An API server takes no ConfigMap above 1 MiB.
 const MAX_OBJECT_BYTES: usize = 512 << 10;
 const MAX_ROUNDS: usize = 100;
 const MAX_DURATION: Duration = Duration::from_hours(24);
 
-/// All that is to be done.
+/// The plan of a run.
 #[derive(Clone, Debug)]
 pub struct LoadPlan {
     /// The servers; others are compared with the first.
@@ -217,7 +217,8 @@ mod tests {
     #[test]
     fn a_mix_is_read() {
         let groups = mix(
-            "clients:\n- watches: 300\n  fieldSelector: metadata.name=x-{0..9}\n  encoding: protobuf\n  firstState: stream\n\
+            "clients:\n- watches: 300\n  fieldSelector: metadata.name=x-{0..9}\n  \
+             encoding: protobuf\n  firstState: stream\n\
              - lists: 5/s\n  resource: pods\n  gzip: true\n- gets: 50\n  consistent: true\n",
         )
         .unwrap();

@@ -1,4 +1,4 @@
-//! Lists and gets at a rate, whether or not the ones before have been answered.
+//! Lists and gets at a fixed rate, independent of the answers to earlier ones.
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -98,8 +98,8 @@ impl RequestSender {
                 };
                 let answer = timeout(ANSWER, short.one(&group, read, n, &names)).await;
                 match answer.unwrap_or(Err(LoadError::Silent(ANSWER))) {
-                    // From when it was due: a server that stalls is not spared the requests it kept
-                    // from being sent.
+                    // Counts from the time a request was due. Otherwise a stalled server would hide
+                    // the requests that it delayed.
                     Ok(bytes) => short.counts(read).add(due.elapsed(), bytes),
                     Err(error) => short.tally.error(read.name(), error),
                 }

@@ -257,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_distribution_tells_its_quantiles() {
+    fn a_distribution_has_quantiles() {
         let mut histogram = Histogram::new(3).unwrap();
         (1..=1000).for_each(|n| histogram.record(n * 1000).unwrap());
         let distribution = Distribution::from(histogram);
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn one_lost_event_is_not_clean() {
+    fn a_round_with_a_lost_event_is_not_clean() {
         assert!(RoundResult::default().is_clean());
         assert!(
             !RoundResult {

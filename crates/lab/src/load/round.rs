@@ -1,5 +1,5 @@
-//! One server's turn: open all watches, let things happen for a while, wait for the last event,
-//! count.
+//! One server's turn: it opens all watches, puts load on the server for a while, waits for the last
+//! event and counts.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,7 +25,7 @@ use super::write::{Ledger, LoadWriter};
 use crate::process::{Process, ProcessUsage};
 use watershed_connect::ApiServer;
 
-/// Watches that may be at their beginning at a time.
+/// Watches that may receive their first state at the same time.
 const OPENING: usize = 500;
 /// Interval between looks at the live figures.
 const LOOK: Duration = Duration::from_millis(100);
@@ -48,25 +48,14 @@ pub(super) struct ServerTurn<'a> {
 }
 
 impl ServerTurn<'_> {
-    /// `None` when it was interrupted before anything was measured.
+    /// Runs the round. Returns `None` when it is interrupted before anything is measured.
     pub(super) async fn run(&self) -> anyhow::Result<Option<RoundResult>> {
         let plan = self.plan;
         let tally = Arc::new(RoundTally::new());
         let stop = CancellationToken::new();
         // Ends the watches also when this future is dropped.
         let _stop = stop.clone().drop_guard();
-        let common = Arc::new(RoundContext {
-            connections: Connections::new(self.upstream.clone(), plan.http1, plan.connections()),
-            tally: Arc::clone(&tally),
-            ledger: self.writer.map_or_else(
-                || Arc::new(Ledger::empty()),
-                |writer| Arc::clone(writer.ledger()),
-            ),
-            finder: StampFinder::new(self.run),
-            opening: Semaphore::new(OPENING),
-            timeout: plan.start_timeout + plan.duration + plan.settle + SPARE,
-            stop: stop.clone(),
-        });
+        let common = Arc::new(self.context(&tally, &stop));
         let before = common.ledger.all_confirmed();
         let mut meter = ProcessMeter::new(&plan.processes);
         let opening = Instant::now();
@@ -103,29 +92,12 @@ impl ServerTurn<'_> {
 
         let mut round = RoundResult {
             seconds,
-            watches: plan.watches(),
-            watches_begun: tally.synced.load(Ordering::Relaxed),
-            connections: if plan.watches() > 0 {
-                plan.connections()
-            } else {
-                0
-            },
             opening_seconds,
-            first_state: Distribution::of(&tally.first_state),
-            events: tally.events.load(Ordering::Relaxed),
             events_expected: expected,
-            events_delivered: tally.delivered.load(Ordering::Relaxed),
             events_lost: tally.missed.load(Ordering::Relaxed) + missing,
-            events_repeated: tally.repeated.load(Ordering::Relaxed),
-            watches_resumed: tally.resumed.load(Ordering::Relaxed),
-            watch_bytes: tally.watch_bytes.load(Ordering::Relaxed),
-            delivery: Distribution::of(&tally.latency),
-            lists: RequestStats::of(&tally.lists),
-            gets: RequestStats::of(&tally.gets),
-            writes: RequestStats::of(&tally.writes),
             processes: meter.consumption(&opened, &ended),
-            errors: tally.errors(),
             samples,
+            ..self.tallied(&tally)
         };
         for name in meter.gone() {
             *round
@@ -136,7 +108,50 @@ impl ServerTurn<'_> {
         Ok(Some(round))
     }
 
-    /// Starts all watches; and how many of them are told of each written object.
+    /// Returns the state that all watches of the round share.
+    fn context(&self, tally: &Arc<RoundTally>, stop: &CancellationToken) -> RoundContext {
+        let plan = self.plan;
+        RoundContext {
+            connections: Connections::new(self.upstream.clone(), plan.http1, plan.connections()),
+            tally: Arc::clone(tally),
+            ledger: self.writer.map_or_else(
+                || Arc::new(Ledger::empty()),
+                |writer| Arc::clone(writer.ledger()),
+            ),
+            finder: StampFinder::new(self.run),
+            opening: Semaphore::new(OPENING),
+            timeout: plan.start_timeout + plan.duration + plan.settle + SPARE,
+            stop: stop.clone(),
+        }
+    }
+
+    /// Returns the figures that the tally has.
+    fn tallied(&self, tally: &RoundTally) -> RoundResult {
+        let watches = self.plan.watches();
+        RoundResult {
+            watches,
+            watches_begun: tally.synced.load(Ordering::Relaxed),
+            connections: if watches > 0 {
+                self.plan.connections()
+            } else {
+                0
+            },
+            first_state: Distribution::of(&tally.first_state),
+            events: tally.events.load(Ordering::Relaxed),
+            events_delivered: tally.delivered.load(Ordering::Relaxed),
+            events_repeated: tally.repeated.load(Ordering::Relaxed),
+            watches_resumed: tally.resumed.load(Ordering::Relaxed),
+            watch_bytes: tally.watch_bytes.load(Ordering::Relaxed),
+            delivery: Distribution::of(&tally.latency),
+            lists: RequestStats::of(&tally.lists),
+            gets: RequestStats::of(&tally.gets),
+            writes: RequestStats::of(&tally.writes),
+            errors: tally.errors(),
+            ..RoundResult::default()
+        }
+    }
+
+    /// Starts all watches. Also returns the number of watches that each written object has.
     async fn open(&self, common: &Arc<RoundContext>) -> anyhow::Result<(JoinSet<u64>, Vec<u64>)> {
         let mut watches = JoinSet::new();
         let mut audience = vec![0; common.ledger.all_confirmed().len()];
@@ -148,8 +163,8 @@ impl ServerTurn<'_> {
         if let Some(limit) = limit {
             ensure!(
                 wanted.div_ceil(self.plan.connections()) <= limit,
-                "the server allows {limit} requests at a time on a connection: {wanted} watches need at least {} \
-                 connections (--connections)",
+                "the server allows {limit} requests at a time on a connection: {wanted} watches \
+                 need at least {} connections (--connections)",
                 wanted.div_ceil(limit)
             );
         }
@@ -198,7 +213,7 @@ impl ServerTurn<'_> {
         load
     }
 
-    /// Waits for a condition, a time at most, or until somebody interrupts.
+    /// Waits until a condition holds, the time is over or the user interrupts.
     async fn wait(
         &self,
         at_most: Duration,
@@ -216,7 +231,7 @@ impl ServerTurn<'_> {
         }
     }
 
-    /// Lets the time of the round pass.
+    /// Samples the figures until the round is over.
     async fn sample(
         &self,
         tally: &RoundTally,
@@ -334,7 +349,7 @@ impl ProcessMeter {
         self.first.iter().filter_map(one).collect()
     }
 
-    /// Processes that were there and are not any more.
+    /// Returns the names of the processes that have ended.
     fn gone(&self) -> Vec<String> {
         self.first
             .keys()
@@ -349,7 +364,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_write_is_owed_to_its_audience() {
+    fn each_write_is_expected_once_per_watch_of_its_object() {
         assert_eq!(expected(&[1, 5], &[3, 5], &[10, 7]), 20);
         assert_eq!(expected(&[], &[], &[]), 0);
     }

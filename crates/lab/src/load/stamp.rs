@@ -1,5 +1,5 @@
-//! The mark in a written object by which its delivery is known: who wrote it, which write it was,
-//! and when.
+//! The stamp in a written object that identifies its delivery: the run, the number of the write and
+//! its time.
 use std::fmt;
 use std::sync::LazyLock;
 use std::time::Instant;
@@ -21,9 +21,9 @@ pub(super) fn now() -> u64 {
 /// the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
-    /// Which process wrote it.
+    /// Number of the run that wrote it.
     pub(super) run: u64,
-    /// Which of its objects.
+    /// Number of the object.
     pub(super) object: u16,
     /// Counts the writes of the object.
     pub(super) sequence: u32,
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn other_runs_and_broken_stamps_are_none() {
+    fn stamps_of_other_runs_and_broken_stamps_are_ignored() {
         let stamp = Stamp {
             run: 7,
             object: 1,

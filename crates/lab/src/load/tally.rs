@@ -7,14 +7,14 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 
-/// Watches record latencies in as many places, so that they seldom wait for each other.
+/// Number of histograms for latencies, so that watches seldom wait for the same lock.
 const SHARDS: usize = 8;
 
 /// Latencies are microseconds up to here, in three digits.
 const LONGEST: u64 = 600_000_000;
 const DIGITS: u8 = 3;
 
-/// Different errors that are told apart; the rest is one more.
+/// Number of different errors that are kept. All others count as one more.
 const MAX_KINDS: usize = 50;
 const FURTHER: &str = "further kinds of errors";
 
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_begin_with_the_measurement_and_errors_before() {
+    fn counting_begins_with_the_measurement_but_errors_count_before() {
         let tally = RoundTally::new();
         tally.count(&tally.events, 1);
         tally.measure(true);

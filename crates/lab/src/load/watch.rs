@@ -1,5 +1,4 @@
-//! One watching client: its first state, its watch, and whether it was told all it should have
-//! been.
+//! One watching client: its first state, its watch, and a check that no event is missing.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -41,7 +40,7 @@ pub(super) struct RoundContext {
     pub(super) opening: Semaphore,
     /// Requested timeout of watches, longer than the round.
     pub(super) timeout: Duration,
-    /// All is over.
+    /// Cancelled at the end of the round.
     pub(super) stop: CancellationToken,
 }
 
@@ -134,7 +133,7 @@ impl WatchClient {
                     self.common.tally.error("watch", error);
                 }
             }
-            // Ends that follow one another at once are no server's timeout.
+            // Watches that end immediately, one after the other, did not reach their timeout.
             pause = if opened.elapsed() > LONGEST_PAUSE {
                 PAUSE
             } else {

@@ -67,30 +67,36 @@ pub(super) struct LoadWriter {
     rate: Rate,
     ledger: Arc<Ledger>,
     made_namespace: bool,
-    /// Objects that may be written now: not those under way, nor those of which it is not known how
-    /// a write ended.
+    /// Objects that may be written now: their last write has ended, and its outcome is known.
     idle: Mutex<VecDeque<u16>>,
 }
 
-// === impl Ledger ===
+// === impl WrittenObject ===
 
-impl Ledger {
-    fn new(namespace: String, count: usize) -> Self {
-        let entry = |number: usize| WrittenObject {
+impl WrittenObject {
+    fn new(number: usize) -> Self {
+        Self {
             name: format!("{NAME}{number}"),
             labels: vec![
                 (OWN.0.to_owned(), OWN.1.to_owned()),
                 (NUMBER.to_owned(), number.to_string()),
             ],
             confirmed: AtomicU32::new(0),
-        };
+        }
+    }
+}
+
+// === impl Ledger ===
+
+impl Ledger {
+    fn new(namespace: String, count: usize) -> Self {
         Self {
             namespace,
-            objects: (0..count).map(entry).collect(),
+            objects: (0..count).map(WrittenObject::new).collect(),
         }
     }
 
-    /// Nothing is written.
+    /// Returns a ledger without objects.
     pub(super) fn empty() -> Self {
         Self::new(String::new(), 0)
     }
@@ -135,8 +141,8 @@ impl Ledger {
 // === impl LoadWriter ===
 
 impl LoadWriter {
-    /// Makes the objects, and the namespace if none is given. What was made is deleted again when
-    /// that fails.
+    /// Creates the objects, and the namespace if none is given. Deletes the created objects again
+    /// when one cannot be created.
     pub(super) async fn prepare(
         upstream: ApiServer,
         writes: &LoadWrites,
@@ -161,7 +167,8 @@ impl LoadWriter {
         if writes.namespace.is_none() {
             let name = &writer.ledger.namespace;
             let body = json!({
-                "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {OWN.0: OWN.1}},
+                "apiVersion": "v1", "kind": "Namespace",
+                "metadata": {"name": name, "labels": {OWN.0: OWN.1}},
             });
             writer
                 .send(
@@ -201,16 +208,23 @@ impl LoadWriter {
                 "metadata": {"name": entry.name, "labels": labels},
                 "data": {"filler": filler},
             });
-            self.send(Method::POST, path.clone(), JSON, body.to_string().into()).await.with_context(|| {
-                format!(
-                    "cannot make ConfigMap {} in namespace {} (--writer, --write-namespace; is there another load, or was \
-                     one killed? `kubectl delete configmaps -n {} -l {}={}` removes what it left)",
-                    entry.name, self.ledger.namespace, self.ledger.namespace, OWN.0, OWN.1
-                )
-            })?;
+            let body = body.to_string().into();
+            self.send(Method::POST, path.clone(), JSON, body)
+                .await
+                .with_context(|| self.cannot_make(entry))?;
             made.push(number);
         }
         Ok(())
+    }
+
+    fn cannot_make(&self, entry: &WrittenObject) -> String {
+        let (name, namespace) = (&entry.name, &self.ledger.namespace);
+        format!(
+            "cannot make ConfigMap {name} in namespace {namespace} (--writer, --write-namespace; \
+             is there another load, or was one killed? `kubectl delete configmaps -n {namespace} \
+             -l {}={}` removes what it left)",
+            OWN.0, OWN.1
+        )
     }
 
     async fn send(

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_is_no_picture() {
+    fn a_result_without_rounds_is_refused() {
         let mut nothing = measured();
         nothing
             .servers

@@ -49,12 +49,12 @@ const OWN_REVIEWS: [&str; 2] = [
 // === impl AccessRule ===
 
 impl AccessRule {
-    /// Get, list and watch of the named resources, everywhere.
+    /// Allows get, list and watch of the named resources in all namespaces.
     pub fn read(subject: &str, resources: &[&str]) -> Self {
         Self::new(subject, &["get", "list", "watch"], resources)
     }
 
-    /// Verbs on resources, everywhere.
+    /// Allows verbs on resources in all namespaces.
     pub fn new(subject: &str, verbs: &[&str], resources: &[&str]) -> Self {
         let owned = |names: &[&str]| names.iter().map(|&n| n.to_owned()).collect();
         Self {
@@ -66,7 +66,7 @@ impl AccessRule {
         }
     }
 
-    /// The same in one namespace only.
+    /// Allows verbs on resources in one namespace only.
     pub fn in_namespace(self, namespace: &str) -> Self {
         Self {
             namespace: Some(namespace.to_owned()),
@@ -158,7 +158,7 @@ impl AccessRules {
         self.tables.write().0.insert(token.to_owned(), user);
     }
 
-    /// Makes a token invalid.
+    /// Revokes a token.
     pub fn revoke(&self, token: &str) {
         self.tables.write().0.remove(token);
     }
@@ -168,19 +168,19 @@ impl AccessRules {
         self.tables.write().1.push(rule);
     }
 
-    /// Takes every permission of a subject away.
+    /// Removes every permission of a subject.
     pub fn deny_all(&self, subject: &str) {
         self.tables.write().1.retain(|r| r.subject != subject);
     }
 
-    /// The user of a token.
+    /// Returns the user of a token.
     pub(crate) fn user(&self, token: &str) -> Option<User> {
         let mut user = self.tables.read().0.get(token).cloned()?;
         user.groups.push("system:authenticated".to_owned());
         Some(user)
     }
 
-    /// The user behind a request, impersonation included.
+    /// Returns the user of a request, with impersonation applied.
     pub(crate) fn authenticate(&self, headers: &HeaderMap) -> Result<User, Failure> {
         let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok());
         let user = match text("authorization") {
@@ -233,7 +233,7 @@ impl AccessRules {
         self.reason(user, asked).is_some()
     }
 
-    /// Why they may, in the authorizer's words; `None` when they may not.
+    /// Returns the reason for a permission in the authorizer's words, or `None` for a refusal.
     pub(crate) fn reason(&self, user: &User, asked: &SimulatedAccess) -> Option<String> {
         if user.groups.iter().any(|g| g == "system:masters")
             || self
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_decide() {
+    fn a_rule_grants_only_its_verbs_and_resources() {
         let access = AccessRules::default();
         let (admin, viewer) = (
             access.user(ADMIN_TOKEN).unwrap(),

@@ -67,7 +67,8 @@ impl SimulatedAccess {
             format!("in the namespace {:?}", self.namespace)
         };
         let message = format!(
-            "{object} is forbidden: User {who:?} cannot {} resource \"{}{sub}\" in API group {:?} {scope}",
+            "{object} is forbidden: User {who:?} cannot {} resource \"{}{sub}\" \
+             in API group {:?} {scope}",
             self.verb, self.resource, self.group
         );
         let mut details = String::new();
@@ -87,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refuses_in_upstreams_words() {
+    fn refusals_use_upstreams_words() {
         let bob = User {
             name: "bob".to_owned(),
             groups: vec![],
@@ -100,9 +101,10 @@ mod tests {
         .forbidden(&bob)
         .status();
         assert!(
-            text.contains(
-                r#"pods is forbidden: User \"bob\" cannot list resource \"pods\" in API group \"\" at the cluster scope"#
-            ),
+            text.contains(concat!(
+                r#"pods is forbidden: User \"bob\" cannot list resource \"pods\" "#,
+                r#"in API group \"\" at the cluster scope"#
+            )),
             "{text}"
         );
     }

@@ -1,4 +1,4 @@
-//! Change: a seeded sequence of creates, updates and deletes, at a rate.
+//! Churn: a seeded sequence of creates, updates and deletes, at a rate.
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +45,7 @@ impl Default for ChurnMix {
 impl FromStr for ChurnMix {
     type Err = String;
 
-    /// `pods=70,leases=30`: what is not named does not change.
+    /// Parses `pods=70,leases=30`. Types that are not named do not change.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut mix = Self {
             pods: 0,
@@ -67,7 +67,8 @@ impl FromStr for ChurnMix {
                 "widgets" => &mut mix.widgets,
                 other => {
                     return Err(format!(
-                        "{other} does not change: pods, configmaps, leases, deployments and widgets do"
+                        "{other} does not change: \
+                         pods, configmaps, leases, deployments and widgets do"
                     ));
                 }
             };
@@ -80,7 +81,7 @@ impl FromStr for ChurnMix {
     }
 }
 
-/// The sequence itself, without a clock: equal seeds on equal states do the same.
+/// The sequence without a clock. Equal seeds on equal states make equal changes.
 #[derive(Debug)]
 pub struct ChurnPlan {
     rng: Rng,
@@ -88,10 +89,10 @@ pub struct ChurnPlan {
     /// Namespaces and nodes to choose from.
     namespaces: usize,
     nodes: usize,
-    /// Numbers new names, so that none comes back.
+    /// Number of the next new name, so that no name is used twice.
     created: usize,
-    /// Objects that may be changed, by type; refreshed from nowhere: the plan is the only writer it
-    /// reckons with.
+    /// Objects that may be changed, by type. The plan expects no other writer, so nothing refreshes
+    /// them.
     pods: Vec<(String, String)>,
     configmaps: Vec<(String, String)>,
     deployments: Vec<(String, String)>,
@@ -112,7 +113,7 @@ fn gvr(group: &str, resource: &str) -> GroupVersionResource {
 // === impl ChurnPlan ===
 
 impl ChurnPlan {
-    /// A plan for what is in the state now.
+    /// Makes a plan for the objects that the state has now.
     pub fn new(state: &ClusterState, seed: u64, mix: ChurnMix) -> Self {
         let names = |group: &str, resource: &str| -> Vec<(String, String)> {
             let keys = state.snapshot(&gvr(group, resource)).into_keys();
@@ -137,7 +138,7 @@ impl ChurnPlan {
         }
     }
 
-    /// Does the next write. A write that finds its object changed by somebody else is skipped.
+    /// Does the next write. Skips it if another writer has changed the object.
     pub fn step(&mut self, state: &ClusterState) {
         let ChurnMix {
             pods,
@@ -263,8 +264,8 @@ impl Churn {
             let mut tick = tokio::time::interval(Duration::from_millis(10));
             tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
             while stopped.run_until_cancelled(tick.tick()).await.is_some() {
-                // By the clock, not by counting ticks: a busy machine delays writes but does not
-                // lose them. One that cannot keep up with the clock at all is still to be stopped.
+                // Follows the clock instead of counting ticks: a busy machine delays writes but
+                // does not lose them. A machine that never catches up must still stop.
                 while (done as f64) < started.elapsed().as_secs_f64() * rate
                     && !stopped.is_cancelled()
                 {
@@ -281,7 +282,7 @@ impl Churn {
         }
     }
 
-    /// Stops after the write under way; returns how many steps were made.
+    /// Stops after the current write. Returns the number of steps.
     pub async fn stop(self) -> u64 {
         self.stop.cancel();
         self.task.await.unwrap_or_default()
@@ -332,7 +333,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn what_cannot_keep_up_with_the_clock_can_be_stopped() {
+    async fn churn_that_cannot_keep_up_with_the_clock_can_be_stopped() {
         let state = Arc::new(ClusterState::new(100, 1));
         populate(&state, Population::cluster(5, 1), 1);
         let churn = Churn::start(Arc::clone(&state), 1e12, 1, ChurnMix::default());

@@ -34,7 +34,9 @@ pub(crate) fn legacy(path: &str, served: impl Fn(usize) -> bool) -> Option<Value
         ["api"] => Some(json!({
             "kind": "APIVersions",
             "versions": ["v1"],
-            "serverAddressByClientCIDRs": [{"clientCIDR": "0.0.0.0/0", "serverAddress": "127.0.0.1:6443"}],
+            "serverAddressByClientCIDRs": [
+                {"clientCIDR": "0.0.0.0/0", "serverAddress": "127.0.0.1:6443"}
+            ],
         })),
         ["apis"] => Some(json!({
             "kind": "APIGroupList", "apiVersion": "v1",
@@ -94,7 +96,8 @@ pub(crate) fn aggregated(core: bool, served: impl Fn(usize) -> bool) -> Value {
         })
         .collect();
     json!({
-        "kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items,
+        "kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2",
+        "metadata": {}, "items": items,
     })
 }
 
@@ -158,8 +161,8 @@ fn resources(group: &str, served: &impl Fn(usize) -> bool) -> Option<Value> {
     let mut entries: Vec<_> = kinds(group, served)
         .map(|k| {
             let mut entry = json!({
-                "name": k.resource, "singularName": k.singular, "namespaced": k.namespaced, "kind": k.kind,
-                "verbs": VERBS,
+                "name": k.resource, "singularName": k.singular, "namespaced": k.namespaced,
+                "kind": k.kind, "verbs": VERBS,
             });
             if !k.short_names.is_empty() {
                 entry["shortNames"] = json!(k.short_names);
@@ -169,8 +172,8 @@ fn resources(group: &str, served: &impl Fn(usize) -> bool) -> Option<Value> {
         .collect();
     entries.extend(reviews(group).map(|(_, resource, kind)| {
         json!({
-            "name": resource, "singularName": kind.to_ascii_lowercase(), "namespaced": false, "kind": kind,
-            "verbs": ["create"],
+            "name": resource, "singularName": kind.to_ascii_lowercase(), "namespaced": false,
+            "kind": kind, "verbs": ["create"],
         })
     }));
     if entries.is_empty() {
@@ -182,6 +185,7 @@ fn resources(group: &str, served: &impl Fn(usize) -> bool) -> Option<Value> {
         format!("{group}/v1")
     };
     Some(json!({
-        "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": entries,
+        "kind": "APIResourceList", "apiVersion": "v1",
+        "groupVersion": group_version, "resources": entries,
     }))
 }

@@ -11,12 +11,12 @@ use super::status::Failure;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum WatchListSupport {
-    /// As kube-apiserver 1.34 and later.
+    /// Serves it, as kube-apiserver 1.34 and later do.
     #[default]
     Served,
-    /// As a release without the feature gate: 422.
+    /// Answers 422, as a release without the feature gate does.
     Refused,
-    /// As a server that doesn't know the parameter: an ordinary watch.
+    /// Starts an ordinary watch, as a server does that doesn't know the parameter.
     Ignored,
 }
 
@@ -24,7 +24,7 @@ pub enum WatchListSupport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum BrokenFrame {
-    /// Half of it, then the connection breaks.
+    /// Half of the frame, and then the connection breaks.
     Half,
     /// A line that isn't JSON; the stream goes on.
     Garbage,
@@ -49,7 +49,7 @@ pub struct PlannedRefusal {
     pub verb: Option<String>,
 }
 
-/// Everything that is switched on at the moment.
+/// The faults that are switched on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ActiveFaults {
@@ -67,7 +67,7 @@ pub struct ActiveFaults {
     pub break_frame: Option<(u64, BrokenFrame)>,
 }
 
-/// The switches. All of them may be moved while the server runs.
+/// The switches of the faults. They may change while the server runs.
 #[derive(Debug)]
 pub struct Faults {
     active: Mutex<ActiveFaults>,
@@ -102,19 +102,19 @@ impl Default for Faults {
 }
 
 impl Faults {
-    /// The switches as they stand.
+    /// Returns the present switches.
     pub fn active(&self) -> ActiveFaults {
         self.active.lock().clone()
     }
 
-    /// Moves switches.
+    /// Changes the switches.
     pub fn set(&self, change: impl FnOnce(&mut ActiveFaults)) {
         change(&mut self.active.lock());
-        // Watches that sleep under the old switches look again.
+        // Wakes watches that sleep under the old switches.
         self.cut.send_modify(|_| {});
     }
 
-    /// Breaks every open watch in mid-air: the stream is reset.
+    /// Resets the stream of every open watch.
     pub fn cut_watches(&self) {
         self.cut.send_modify(|c| c.broken += 1);
     }
@@ -124,7 +124,7 @@ impl Faults {
         self.cut.send_modify(|c| c.ended += 1);
     }
 
-    /// Closes every connection without a word.
+    /// Closes every connection without an announcement.
     pub fn cut_connections(&self) {
         self.cut.send_modify(|c| c.connections += 1);
     }

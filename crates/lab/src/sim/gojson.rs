@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn escapes_as_go_does() {
+    fn json_is_escaped_as_go_does() {
         assert_eq!(
             string("a<b>&\"\u{2028}"),
             r#""a\u003cb\u003e\u0026\"\u2028""#

@@ -86,8 +86,9 @@ pub(crate) static KINDS: [ResourceKind; 17] = [
         short_names: &["no"],
         zero_tail: concat!(
             r#","spec":{},"status":{"daemonEndpoints":{"kubeletEndpoint":{"Port":0}},"#,
-            r#""nodeInfo":{"machineID":"","systemUUID":"","bootID":"","kernelVersion":"","osImage":"","#,
-            r#""containerRuntimeVersion":"","kubeletVersion":"","kubeProxyVersion":"","operatingSystem":"","architecture":""}}"#
+            r#""nodeInfo":{"machineID":"","systemUUID":"","bootID":"","kernelVersion":"","#,
+            r#""osImage":"","containerRuntimeVersion":"","kubeletVersion":"","#,
+            r#""kubeProxyVersion":"","operatingSystem":"","architecture":""}}"#
         ),
         fields: &[("spec.unschedulable", "/spec/unschedulable", "false")],
         ..PLAIN
@@ -148,7 +149,8 @@ pub(crate) static KINDS: [ResourceKind; 17] = [
         short_names: &["crd", "crds"],
         zero_tail: concat!(
             r#","spec":{"group":"","names":{"plural":"","kind":""},"scope":"","versions":null},"#,
-            r#""status":{"conditions":null,"acceptedNames":{"plural":"","kind":""},"storedVersions":null}"#
+            r#""status":{"conditions":null,"acceptedNames":{"plural":"","kind":""},"#,
+            r#""storedVersions":null}"#
         ),
         delete_returns_object: true,
         ..PLAIN
@@ -160,7 +162,8 @@ pub(crate) static KINDS: [ResourceKind; 17] = [
         kind: "Deployment",
         short_names: &["deploy"],
         zero_tail: concat!(
-            r#","spec":{"replicas":0,"selector":null,"template":{"metadata":{},"spec":{"containers":null}},"#,
+            r#","spec":{"replicas":0,"selector":null,"#,
+            r#""template":{"metadata":{},"spec":{"containers":null}},"#,
             r#""strategy":{}},"status":{}"#
         ),
         ..PLAIN
@@ -172,7 +175,8 @@ pub(crate) static KINDS: [ResourceKind; 17] = [
         kind: "ReplicaSet",
         short_names: &["rs"],
         zero_tail: concat!(
-            r#","spec":{"replicas":0,"selector":null,"template":{"metadata":{},"spec":{"containers":null}}},"#,
+            r#","spec":{"replicas":0,"selector":null,"#,
+            r#""template":{"metadata":{},"spec":{"containers":null}}},"#,
             r#""status":{"replicas":0}"#
         ),
         fields: &[("status.replicas", "/status/replicas", "0")],
@@ -305,7 +309,8 @@ impl ResourceKind {
             None
         } else if defaulted {
             Some(format!(
-                r#""{label}" is not a known field selector: only "metadata.name", "metadata.namespace""#
+                "\"{label}\" is not a known field selector: \
+                 only \"metadata.name\", \"metadata.namespace\""
             ))
         } else {
             Some(format!("field label not supported: {label}"))

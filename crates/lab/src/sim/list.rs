@@ -1,4 +1,4 @@
-//! GET and LIST: which state answers, and its bytes.
+//! GET and LIST: the state that an answer shows, and its bytes.
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -24,13 +24,13 @@ struct PageToken {
 
 /// The state that a list is answered from.
 enum ListState {
-    /// The newest, after a consistent read.
+    /// The newest state, after a consistent read.
     Consistent,
-    /// Whatever the cache has.
+    /// The state that the cache has.
     Any,
-    /// The cache, once it has reached a version.
+    /// The state of the cache, once it has reached a version.
     NotOlderThan(u64),
-    /// Exactly one version.
+    /// The state at exactly one version.
     Exact(u64),
 }
 
@@ -130,7 +130,8 @@ fn validate(query: &Query) -> Result<(), Failure> {
         }
         if !matches!(version_match.as_str(), "Exact" | "NotOlderThan") {
             unsupported = format!(
-                r#"Unsupported value: {version_match:?}: supported values: "Exact", "NotOlderThan", """#
+                "Unsupported value: {version_match:?}: \
+                 supported values: \"Exact\", \"NotOlderThan\", \"\""
             );
             errors.push((MATCH, "FieldValueNotSupported", unsupported.as_str()));
         }
@@ -164,9 +165,7 @@ fn decide(
         .version_number()
         .map_err(|e| Failure::bad_request(format!("invalid resource version: {e}")))?;
     let source = match (token, query.version_match.as_deref()) {
-        (Some(token), _) => {
-            u64::try_from(token.rv).map_or(ListState::Consistent, ListState::Exact)
-        }
+        (Some(token), _) => u64::try_from(token.rv).map_or(ListState::Consistent, ListState::Exact),
         (None, _) if query.version.is_none() => ListState::Consistent,
         (None, _) if version == 0 => ListState::Any,
         (None, Some("Exact")) => ListState::Exact(version),
@@ -223,7 +222,7 @@ async fn view(
     }
 }
 
-/// The items from `start` on, inside `prefix`, in storage order.
+/// Returns the items of `prefix` from `start` on, in storage order.
 fn page(
     kind: &ResourceKind,
     view: &TypeView,
@@ -257,7 +256,7 @@ fn page(
     };
     if remaining > 0 {
         let last = last.map_or(start, |k| k);
-        // A slash in front: what the watch cache writes. etcd's own tokens have none.
+        // The watch cache writes a slash in front. etcd's own tokens have none.
         let start = format!("/{}\0", &last[prefix.len()..]);
         let version = i64::try_from(view.version).unwrap_or(-1);
         metadata.token = Some(
@@ -285,40 +284,7 @@ fn write(
     metadata: &PageMetadata,
     shape: AnswerShape,
 ) -> Bytes {
-    let PageMetadata {
-        version,
-        token,
-        remaining,
-    } = metadata;
-    let remaining = remaining.map_or(String::new(), |n| format!(r#","remainingItemCount":{n}"#));
-    let custom = kind.form == TypeOrigin::Custom && shape == AnswerShape::Full;
-    let (list_kind, api_version) = match shape {
-        AnswerShape::Full => (format!("{}List", kind.kind), kind.api_version()),
-        AnswerShape::Partial => (
-            "PartialObjectMetadataList".to_owned(),
-            "meta.k8s.io/v1".to_owned(),
-        ),
-    };
-    let (head, tail) = if custom {
-        // Sorted keys, and an empty `continue` on the last page.
-        let token = token.as_deref().unwrap_or_default();
-        (
-            format!(r#"{{"apiVersion":"{api_version}","items":"#),
-            format!(
-                r#","kind":"{list_kind}","metadata":{{"continue":"{token}"{remaining},"resourceVersion":"{version}"}}}}"#
-            ),
-        )
-    } else {
-        let token = token
-            .as_ref()
-            .map_or(String::new(), |t| format!(r#","continue":"{t}""#));
-        (
-            format!(
-                r#"{{"kind":"{list_kind}","apiVersion":"{api_version}","metadata":{{"resourceVersion":"{version}"{token}{remaining}}},"items":"#
-            ),
-            "}".to_owned(),
-        )
-    };
+    let (head, tail) = head_and_tail(kind, metadata, shape);
     let size: usize = items.iter().map(|o| o.bytes.len() + 1).sum();
     let mut out = BytesMut::with_capacity(head.len() + size + tail.len() + 8);
     out.extend_from_slice(head.as_bytes());
@@ -340,6 +306,44 @@ fn write(
     out.extend_from_slice(tail.as_bytes());
     out.extend_from_slice(b"\n");
     out.freeze()
+}
+
+/// Returns the text of a list before and after its items.
+fn head_and_tail(
+    kind: &ResourceKind,
+    metadata: &PageMetadata,
+    shape: AnswerShape,
+) -> (String, String) {
+    let version = metadata.version;
+    let token = metadata.token.as_deref();
+    let remaining = metadata
+        .remaining
+        .map_or(String::new(), |n| format!(r#","remainingItemCount":{n}"#));
+    let (list_kind, api_version) = match shape {
+        AnswerShape::Full => (format!("{}List", kind.kind), kind.api_version()),
+        AnswerShape::Partial => (
+            "PartialObjectMetadataList".to_owned(),
+            "meta.k8s.io/v1".to_owned(),
+        ),
+    };
+    if kind.form == TypeOrigin::Custom && shape == AnswerShape::Full {
+        // Sorted keys, and an empty `continue` on the last page.
+        let token = token.unwrap_or_default();
+        let metadata =
+            format!(r#"{{"continue":"{token}"{remaining},"resourceVersion":"{version}"}}"#);
+        (
+            format!(r#"{{"apiVersion":"{api_version}","items":"#),
+            format!(r#","kind":"{list_kind}","metadata":{metadata}}}"#),
+        )
+    } else {
+        let token = token.map_or(String::new(), |t| format!(r#","continue":"{t}""#));
+        let kind = format!(r#""kind":"{list_kind}","apiVersion":"{api_version}""#);
+        let metadata = format!(r#"{{"resourceVersion":"{version}"{token}{remaining}}}"#);
+        (
+            format!(r#"{{{kind},"metadata":{metadata},"items":"#),
+            "}".to_owned(),
+        )
+    }
 }
 
 // === impl PageToken ===

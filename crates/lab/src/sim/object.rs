@@ -1,4 +1,4 @@
-//! One stored object: its bytes as an API server would write them, and what is known of them.
+//! One stored object: the bytes that an API server would write, and the fields that requests use.
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ const METADATA_ORDER: [&str; 15] = [
     "managedFields",
 ];
 
-/// An object on its way in: the parts a write decides on, the rest as the writer's text.
+/// An object before its write: the parsed metadata, and the rest as the writer's text.
 #[derive(Clone, Debug)]
 pub(crate) struct Draft {
     /// Metadata by field, values as JSON text.
@@ -137,7 +137,7 @@ impl Draft {
         rest(self) == rest(other)
     }
 
-    /// Writes the final bytes, with the version the write got.
+    /// Writes the final bytes with the version of the write.
     pub(crate) fn finish(mut self, kind: &'static ResourceKind, version: u64) -> SimulatedObject {
         self.metadata
             .insert("resourceVersion".to_owned(), format!("\"{version}\""));
@@ -229,7 +229,7 @@ fn field_value(whole: &Value, pointer: &str, absent: &str) -> String {
 // === impl SimulatedObject ===
 
 impl SimulatedObject {
-    /// The value a field selector compares with; an unknown field is empty.
+    /// Returns the value that a field selector compares. An unknown field is empty.
     pub(crate) fn field(&self, label: &str) -> &str {
         match label {
             "metadata.name" => &self.name,
@@ -243,7 +243,7 @@ impl SimulatedObject {
         }
     }
 
-    /// The bytes with another resourceVersion: what a DELETED event carries.
+    /// Returns the bytes with another resourceVersion, as a DELETED event carries them.
     pub(crate) fn bytes_at(&self, version: u64) -> Bytes {
         if version == self.version {
             return self.bytes.clone();
@@ -251,7 +251,7 @@ impl SimulatedObject {
         splice(&self.bytes, self.version_at.clone(), version)
     }
 
-    /// As a list carries it: builtin types without kind and apiVersion.
+    /// Returns the object as a list item. Builtin types have no kind and apiVersion there.
     pub(crate) fn item(&self) -> Bytes {
         match self.kind.form {
             TypeOrigin::Custom => self.bytes.clone(),
@@ -264,7 +264,8 @@ impl SimulatedObject {
         }
     }
 
-    /// As PartialObjectMetadata, with a version of one's choice (see [`SimulatedObject::bytes_at`]).
+    /// Returns the object as PartialObjectMetadata, with another version.
+    /// See [`SimulatedObject::bytes_at`].
     pub(crate) fn partial_at(&self, version: u64) -> Bytes {
         let needle = format!(r#""resourceVersion":"{}""#, self.version);
         let text = String::from_utf8_lossy(&self.metadata);
@@ -273,8 +274,8 @@ impl SimulatedObject {
         } else {
             text.replacen(&needle, &format!(r#""resourceVersion":"{version}""#), 1)
         };
-        format!(r#"{{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{metadata}}}"#)
-            .into()
+        let kind = r#""kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1""#;
+        format!(r#"{{{kind},"metadata":{metadata}}}"#).into()
     }
 }
 
@@ -299,13 +300,18 @@ mod tests {
     #[test]
     fn builtin_objects_are_written_in_struct_order() {
         let (_, kind) = ResourceKind::find("", "v1", "configmaps").unwrap();
-        let object = draft(
-            r#"{"metadata": {"labels": {"b": "1", "a": "<"}, "uid": "u", "namespace": "n", "name": "c"}, "data": {"k": "v"}}"#,
-        )
+        let object = draft(concat!(
+            r#"{"metadata": {"labels": {"b": "1", "a": "<"}, "uid": "u", "#,
+            r#""namespace": "n", "name": "c"}, "data": {"k": "v"}}"#
+        ))
         .finish(kind, 7);
         assert_eq!(
             object.bytes,
-            r#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":"c","namespace":"n","uid":"u","resourceVersion":"7","labels":{"a":"\u003c","b":"1"}},"data":{"k":"v"}}"#
+            concat!(
+                r#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":"c","namespace":"n","#,
+                r#""uid":"u","resourceVersion":"7","labels":{"a":"\u003c","b":"1"}},"#,
+                r#""data":{"k":"v"}}"#
+            )
         );
         assert!(object.item().starts_with(br#"{"metadata":{"name":"c""#));
         assert_eq!(
@@ -324,13 +330,20 @@ mod tests {
         .finish(kind, 9);
         assert_eq!(
             object.bytes,
-            r#"{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w","namespace":"n","resourceVersion":"9","uid":"u"},"spec":{"color":"red","z":1}}"#
+            concat!(
+                r#"{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w","#,
+                r#""namespace":"n","resourceVersion":"9","uid":"u"},"#,
+                r#""spec":{"color":"red","z":1}}"#
+            )
         );
         assert_eq!(object.item(), object.bytes);
         assert_eq!(object.field("spec.color"), "red");
         assert_eq!(
             object.partial_at(10),
-            r#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"name":"w","namespace":"n","uid":"u","resourceVersion":"10"}}"#
+            concat!(
+                r#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","#,
+                r#""metadata":{"name":"w","namespace":"n","uid":"u","resourceVersion":"10"}}"#
+            )
         );
     }
 }

@@ -2,8 +2,8 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-/// Options of a simulated API server. The defaults are kube-apiserver's, except that it listens on a
-/// free port.
+/// Options of a simulated API server. The defaults are kube-apiserver's, except that it listens on
+/// a free port.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Address to listen on.

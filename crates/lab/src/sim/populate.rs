@@ -12,82 +12,74 @@ use super::state::ClusterState;
 /// Fills an empty state.
 pub(crate) fn populate(state: &ClusterState, population: Population, seed: u64) {
     let mut rng = Rng::with_seed(seed);
-    let namespaces = population.namespaces;
-    // Namespaced objects are spread over `default` too, when there are no others.
-    let namespace = |n: usize| {
-        if namespaces == 0 {
-            "default".to_owned()
-        } else {
-            namespace_name(n % namespaces)
-        }
-    };
-    let node = |n: usize| {
-        if population.nodes == 0 {
-            String::new()
-        } else {
-            node_name(n % population.nodes)
-        }
-    };
-    let create = |group: &str, resource: &str, json: String| {
-        // Names are counted, so none is taken and nothing is refused.
-        let _ = state.create(&GroupVersionResource::new(group, "v1", resource), &json);
-    };
+    let definition = widget_definition();
     create(
+        state,
         "apiextensions.k8s.io",
         "customresourcedefinitions",
-        widget_definition(),
+        definition,
     );
     for name in ["default", "kube-system", "kube-node-lease"] {
-        create("", "namespaces", fixtures::namespace(name));
+        create(state, "", "namespaces", fixtures::namespace(name));
     }
-    (0..namespaces).for_each(|n| create("", "namespaces", fixtures::namespace(&namespace_name(n))));
+    for n in 0..population.namespaces {
+        let json = fixtures::namespace(&namespace_name(n));
+        create(state, "", "namespaces", json);
+    }
     for n in 0..population.nodes {
-        create("", "nodes", fixtures::node(&node_name(n), &mut rng));
-        create("coordination.k8s.io", "leases", lease(&node_name(n), 0));
+        let name = node_name(n);
+        create(state, "", "nodes", fixtures::node(&name, &mut rng));
+        create(state, "coordination.k8s.io", "leases", lease(&name, 0));
     }
     for n in 0..population.pods {
-        create(
-            "",
-            "pods",
-            pod(&namespace(n), &pod_name(n, &mut rng), &node(n), &mut rng),
-        );
+        let (namespace, node) = (namespace_of(n, population), node_of(n, population));
+        let name = pod_name(n, &mut rng);
+        create(state, "", "pods", pod(&namespace, &name, &node, &mut rng));
     }
     for n in 0..population.configmaps {
-        let name = format!("config-{n:04}");
-        create(
-            "",
-            "configmaps",
-            configmap(&namespace(n), &name, population.configmap_bytes, &mut rng),
-        );
+        let (namespace, name) = (namespace_of(n, population), format!("config-{n:04}"));
+        let json = configmap(&namespace, &name, population.configmap_bytes, &mut rng);
+        create(state, "", "configmaps", json);
     }
     for n in 0..population.secrets {
-        create(
-            "",
-            "secrets",
-            secret(&namespace(n), &format!("secret-{n:04}"), &mut rng),
-        );
+        let (namespace, name) = (namespace_of(n, population), format!("secret-{n:04}"));
+        create(state, "", "secrets", secret(&namespace, &name, &mut rng));
     }
     for n in 0..population.services {
-        create(
-            "",
-            "services",
-            service(&namespace(n), &format!("service-{n:04}"), n),
-        );
+        let (namespace, name) = (namespace_of(n, population), format!("service-{n:04}"));
+        create(state, "", "services", service(&namespace, &name, n));
     }
     for n in 0..population.deployments {
-        create(
-            "apps",
-            "deployments",
-            deployment(&namespace(n), &format!("deploy-{n:04}"), &mut rng),
-        );
+        let (namespace, name) = (namespace_of(n, population), format!("deploy-{n:04}"));
+        let json = deployment(&namespace, &name, &mut rng);
+        create(state, "apps", "deployments", json);
     }
     for n in 0..population.widgets {
-        create(
-            "example.com",
-            "widgets",
-            widget(&namespace(n), &format!("widget-{n:04}"), &mut rng),
-        );
+        let (namespace, name) = (namespace_of(n, population), format!("widget-{n:04}"));
+        let json = widget(&namespace, &name, &mut rng);
+        create(state, "example.com", "widgets", json);
     }
+}
+
+/// Spreads objects evenly over the namespaces, or puts all into `default` if there are none.
+fn namespace_of(n: usize, population: Population) -> String {
+    match population.namespaces {
+        0 => "default".to_owned(),
+        namespaces => namespace_name(n % namespaces),
+    }
+}
+
+/// Spreads pods evenly over the nodes.
+fn node_of(n: usize, population: Population) -> String {
+    match population.nodes {
+        0 => String::new(),
+        nodes => node_name(n % nodes),
+    }
+}
+
+fn create(state: &ClusterState, group: &str, resource: &str, json: String) {
+    // The names are numbered, so no name is taken and no object is refused.
+    let _ = state.create(&GroupVersionResource::new(group, "v1", resource), &json);
 }
 
 #[cfg(test)]
@@ -95,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_type_has_objects_but_for_a_few() {
+    fn all_types_but_a_few_have_objects() {
         let state = ClusterState::new(10, 0);
         populate(&state, Population::cluster(100, 5), 0);
         for gvr in super::super::kinds::resources() {

@@ -1,4 +1,4 @@
-//! RBAC as its objects have it: who may, by which binding.
+//! RBAC: the permissions that bindings and roles grant.
 use serde::Deserialize;
 
 use super::attributes::{SimulatedAccess, User};
@@ -7,7 +7,7 @@ use super::state::ClusterState;
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
-/// A binding or a role: they have no field in common.
+/// A binding or a role. The two have no field in common.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct BindingOrRole {
@@ -43,7 +43,8 @@ struct RbacRule {
     paths: Vec<String>,
 }
 
-/// Why they may, in the words of upstream's authorizer; `None` when no binding lets them.
+/// Returns the reason for a permission in the words of upstream's authorizer, or `None` when no
+/// binding grants it.
 /// Source: kubernetes `plugin/pkg/auth/authorizer/rbac/rbac.go`,
 /// `pkg/registry/rbac/validation/rule.go`.
 pub(crate) fn reason(state: &ClusterState, user: &User, asked: &SimulatedAccess) -> Option<String> {

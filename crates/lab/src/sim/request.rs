@@ -1,7 +1,7 @@
 //! The parts of a request: its URL's attributes, its list and watch options, its Accept header.
 //!
-//! This does not use [`watershed_protocol`]'s reading of URLs on purpose: the server is the witness in
-//! tests of the proxy, and a mistake that both share would go unseen.
+//! This module deliberately does not use [`watershed_protocol`] to read URLs. The server is the
+//! witness in tests of the proxy, and nobody would see a mistake that both share.
 use std::borrow::Cow;
 
 use http::{HeaderMap, Method, header};
@@ -11,16 +11,16 @@ use super::kinds::ResourceKind;
 use super::status::Failure;
 use watershed_protocol::{FieldSelector, LabelSelector};
 
-/// A request's URL, read.
+/// A parsed request URL.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RequestTarget {
-    /// As the authorizer sees it.
+    /// The access that the authorizer decides on.
     pub(crate) attributes: SimulatedAccess,
     /// Version in the URL, empty for paths.
     pub(crate) version: String,
 }
 
-/// Query parameters of list and watch, undecided.
+/// Query parameters of list and watch, as the client sent them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Query {
     pub(crate) watch: bool,
@@ -35,7 +35,7 @@ pub(crate) struct Query {
     pub(crate) field: String,
 }
 
-/// Which objects of a type a request is about.
+/// The objects of a type that a request selects.
 #[derive(Clone, Debug)]
 pub(crate) struct ObjectFilter {
     /// Empty for all namespaces.
@@ -44,7 +44,7 @@ pub(crate) struct ObjectFilter {
     fields: FieldSelector,
 }
 
-/// The JSON form an answer takes.
+/// The JSON form of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AnswerShape {
     Full,
@@ -116,7 +116,7 @@ impl RequestTarget {
         }
     }
 
-    /// `pods`, `deployments.apps`, or nothing for paths: the label of counters.
+    /// Returns the label of counters: `pods`, `deployments.apps`, or an empty text for paths.
     pub(crate) fn resource(&self) -> String {
         let SimulatedAccess {
             group, resource, ..
@@ -128,7 +128,7 @@ impl RequestTarget {
         }
     }
 
-    /// The verb as upstream's metrics have it.
+    /// Returns the verb as upstream's metrics name it.
     pub(crate) fn metric_verb(&self) -> &'static str {
         match self.attributes.verb.as_str() {
             "list" => "LIST",
@@ -187,7 +187,7 @@ fn decode(text: &str) -> String {
 // === impl Query ===
 
 impl Query {
-    /// Reads the query; the first of repeated parameters wins, as upstream decodes them.
+    /// Parses the query. The first of repeated parameters wins, as upstream decodes them.
     pub(crate) fn read(query: &str) -> Result<Self, Failure> {
         let pairs: Vec<_> = form_urlencoded::parse(query.as_bytes()).collect();
         let first = |name: &str| {
@@ -237,15 +237,17 @@ impl Query {
         })
     }
 
-    /// `resourceVersion` as a number; zero and absent are both zero (look at `version` to tell them
-    /// apart).
+    /// Returns `resourceVersion` as a number. It is zero also when the parameter is absent.
     pub(crate) fn version_number(&self) -> Result<u64, String> {
         let text = self.version.as_deref().unwrap_or("0");
-        watershed_protocol::ResourceVersion::parse(text).map(|v| v.0).ok_or_else(|| {
-            format!(
-                "resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"
-            )
-        })
+        watershed_protocol::ResourceVersion::parse(text)
+            .map(|v| v.0)
+            .ok_or_else(|| {
+                format!(
+                    "resourceVersion: Invalid value: {text:?}: \
+                     strconv.ParseUint: parsing {text:?}: invalid syntax"
+                )
+            })
     }
 }
 

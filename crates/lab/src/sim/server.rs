@@ -115,8 +115,10 @@ impl SimulatedServer {
         let ca = base64::engine::general_purpose::STANDARD.encode(&self.ca_pem);
         let (url, token) = (self.url(), self.admin_token());
         format!(
-            "apiVersion: v1\nkind: Config\ncurrent-context: simulated\nclusters:\n- name: simulated\n  cluster:\n    \
-             server: {url}\n    certificate-authority-data: {ca}\nusers:\n- name: admin\n  user:\n    token: {token}\n\
+            "apiVersion: v1\nkind: Config\ncurrent-context: simulated\n\
+             clusters:\n- name: simulated\n  cluster:\n    server: {url}\n    \
+             certificate-authority-data: {ca}\n\
+             users:\n- name: admin\n  user:\n    token: {token}\n\
              contexts:\n- name: simulated\n  context:\n    cluster: simulated\n    user: admin\n"
         )
     }

@@ -1,4 +1,4 @@
-//! One request from its head to its answer: who asks, may they, what for.
+//! One request from its head to its answer: authentication, authorization and dispatch.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -37,13 +37,13 @@ const MAX_RECORDED: usize = 10_000;
 #[derive(Debug)]
 pub(crate) struct SimulatorService {
     simulation: Arc<Simulation>,
-    /// Heads of requests, once somebody wants them.
+    /// Heads of requests, while a recording runs.
     recorded: Mutex<Option<Vec<RecordedRequest>>>,
-    /// Numbers the answers' Audit-Ids.
+    /// Number of the next Audit-Id.
     answers: AtomicU64,
 }
 
-/// `POST /sim/faults`: switches and one-time acts, all optional.
+/// Body of `POST /sim/faults`: switches and one-time faults, all optional.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 #[expect(
@@ -56,7 +56,7 @@ struct FaultCommand {
     cut_watches: bool,
     end_watches: bool,
     cut_connections: bool,
-    /// As a restart of the API server does.
+    /// Acts as a restart of the API server does.
     forget_history: bool,
     /// Serves the custom type, or takes it away.
     serve_widgets: Option<bool>,
@@ -73,7 +73,7 @@ impl SimulatorService {
         }
     }
 
-    /// Begins a recording, and gives back what the one before holds.
+    /// Starts a recording, and returns the heads of the one before.
     pub(crate) fn take_recorded(&self) -> Vec<RecordedRequest> {
         self.recorded.lock().replace(Vec::new()).unwrap_or_default()
     }
@@ -244,7 +244,7 @@ impl SimulatorService {
         }
         own.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
         own.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
-        // A member of gzip for each flush.
+        // Each flush is a gzip member of its own.
         Ok(response.map(|body| {
             body.map_frame(|frame| frame.map_data(|data| gzip_member(&data)))
                 .boxed_unsync()
@@ -330,7 +330,7 @@ impl SimulatorService {
     fn aggregated(&self, core: bool, headers: &HeaderMap) -> Response<ResponseBody> {
         let document =
             discovery::aggregated(core, |index| self.simulation.state.served(index)).to_string();
-        // Upstream's is a SHA-512; to a client it is opaque.
+        // Upstream uses a SHA-512, but the value is opaque to clients.
         let etag = format!(
             "\"{}\"",
             blake3::hash(document.as_bytes()).to_hex().to_uppercase()
@@ -362,7 +362,8 @@ impl SimulatorService {
         let mut numbers = release.trim_start_matches('v').split('.');
         let (major, minor) = (numbers.next().unwrap_or("1"), numbers.next().unwrap_or("0"));
         format!(
-            "{{\n  \"major\": \"{major}\",\n  \"minor\": \"{minor}\",\n  \"gitVersion\": \"{release}\"\n}}"
+            "{{\n  \"major\": \"{major}\",\n  \"minor\": \"{minor}\",\n  \
+             \"gitVersion\": \"{release}\"\n}}"
         )
     }
 
@@ -418,7 +419,7 @@ impl SimulatorService {
     }
 }
 
-/// Removes the body, as HEAD wants. hyper does so on HTTP/1 only.
+/// Removes the body of an answer to HEAD. hyper does so on HTTP/1 only.
 fn without_body(response: &mut Response<ResponseBody>) {
     if let Some(size) = hyper::body::Body::size_hint(response.body())
         .exact()

@@ -32,7 +32,12 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "N")]
     pub configmaps: Option<usize>,
     /// Bytes of data in each of them; 0 for some hundred
-    #[arg(long, value_name = "BYTES", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value_t = 0,
+        value_parser = clap::value_parser!(u32).range(..=1_000_000)
+    )]
     pub configmap_bytes: u32,
     /// Secrets
     #[arg(long, value_name = "N")]
@@ -146,9 +151,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_cluster_is_as_it_was_asked_for() {
+    async fn flags_decide_the_size_of_the_cluster() {
         watershed_connect::install_crypto();
-        let line = "simulate --listen 127.0.0.1:0 --pods 20 --nodes 2 --configmaps 3 --configmap-bytes 5000 --secrets 0 --churn configmaps=1";
+        let line = "simulate --listen 127.0.0.1:0 --pods 20 --nodes 2 --configmaps 3 \
+                    --configmap-bytes 5000 --secrets 0 --churn configmaps=1";
         let args = Line::try_parse_from(line.split_whitespace()).unwrap().args;
         let population = args.population();
         assert_eq!(

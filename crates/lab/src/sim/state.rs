@@ -23,7 +23,7 @@ use table::TypeTable;
 pub(crate) use table::{TypeView, WriteEvent};
 use watershed_protocol::GroupVersionResource;
 
-/// Why a write was refused.
+/// The refusal of a write.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteError {
     /// The type is unknown, or not served at the moment.
@@ -40,7 +40,8 @@ pub enum WriteError {
     NotFound,
     /// Update with a resourceVersion that isn't the object's.
     #[error(
-        "the object has been modified; please apply your changes to the latest version and try again"
+        "the object has been modified; \
+         please apply your changes to the latest version and try again"
     )]
     Conflict,
 }
@@ -51,8 +52,7 @@ struct ClusterTables {
     tables: Vec<TypeTable>,
 }
 
-/// The state of the simulated cluster. Cheap to share; every method takes the lock for a moment
-/// only.
+/// The state of the simulated cluster. It is cheap to share, and no method holds the lock for long.
 #[derive(Debug)]
 pub struct ClusterState {
     inner: RwLock<ClusterTables>,
@@ -283,7 +283,7 @@ impl ClusterState {
         })
     }
 
-    /// Deletes by key; returns the version of the deletion and the last state.
+    /// Deletes an object by its key. Returns the version of the deletion and the last state.
     pub(crate) fn delete_key(
         &self,
         index: usize,
@@ -299,12 +299,12 @@ impl ClusterState {
         Ok((event.version, before))
     }
 
-    /// One object as of now.
+    /// Returns the newest state of one object.
     pub(crate) fn get(&self, index: usize, at: &str) -> Option<Arc<SimulatedObject>> {
         self.inner.read().tables[index].objects.get(at).cloned()
     }
 
-    /// The type's present, as its cache has it.
+    /// Returns the type's state in its cache.
     pub(crate) fn view(&self, index: usize) -> TypeView {
         self.inner.read().tables[index].view()
     }
@@ -362,13 +362,13 @@ impl ClusterState {
         )
     }
 
-    /// Wakes whoever waits for the type to change.
+    /// Wakes the watchers of a type.
     pub(crate) fn subscribe(&self, index: usize) -> watch::Receiver<u64> {
         self.wake[index].subscribe()
     }
 
-    /// The one way a version is given out. `decide` sees the object before and the new version, and
-    /// returns the object after, or nothing for a deletion.
+    /// Assigns the next version to a write. `decide` gets the old object and the new version, and
+    /// returns the new object, or `None` for a deletion.
     fn write(
         &self,
         index: usize,

@@ -6,7 +6,7 @@ use super::gojson;
 use super::kinds::ResourceKind;
 use crate::body::full_body;
 
-/// An answer that isn't the one asked for.
+/// A refusal of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) code: u16,
@@ -17,7 +17,7 @@ pub(crate) struct Failure {
     /// A fresh token inside `metadata`, for expired continue tokens.
     continue_token: Option<String>,
     retry_after: Option<u32>,
-    /// Some answers aren't Kubernetes' but its router's: plain text.
+    /// Plain text, for answers of the router instead of a Kubernetes handler.
     plain_text: bool,
 }
 
@@ -54,7 +54,7 @@ impl Failure {
         Self::new(401, "Unauthorized", "Unauthorized")
     }
 
-    /// No such path at all: the router's own answer.
+    /// The router's own answer to an unknown path.
     pub(crate) fn no_such_path() -> Self {
         Self {
             plain_text: true,
@@ -92,8 +92,8 @@ impl Failure {
 
     pub(crate) fn conflict(kind: &ResourceKind, name: &str) -> Self {
         let message = format!(
-            "Operation cannot be fulfilled on {} \"{name}\": the object has been modified; please apply your changes \
-             to the latest version and try again",
+            "Operation cannot be fulfilled on {} \"{name}\": the object has been modified; \
+             please apply your changes to the latest version and try again",
             kind.qualified()
         );
         Self::new(409, "Conflict", message).details(named(kind, name))
@@ -109,7 +109,7 @@ impl Failure {
     }
 
     pub(crate) fn not_acceptable() -> Self {
-        // Upstream would name YAML and protobuf as well; this server has neither.
+        // Upstream would also name YAML and protobuf, which this server does not have.
         Self::new(
             406,
             "NotAcceptable",
@@ -121,10 +121,13 @@ impl Failure {
     /// A version the server hasn't reached, after the wait.
     pub(crate) fn too_large(version: u64, current: u64) -> Self {
         let message = format!("Timeout: Too large resource version: {version}, current: {current}");
-        Self::new(504, "Timeout", message).retry_after(1).details(concat!(
-            r#"{"causes":[{"reason":"ResourceVersionTooLarge","message":"Too large resource version"}],"#,
-            r#""retryAfterSeconds":1}"#
-        ))
+        Self::new(504, "Timeout", message)
+            .retry_after(1)
+            .details(concat!(
+                r#"{"causes":[{"reason":"ResourceVersionTooLarge","#,
+                r#""message":"Too large resource version"}],"#,
+                r#""retryAfterSeconds":1}"#
+            ))
     }
 
     /// An exact list from before the history.
@@ -138,11 +141,12 @@ impl Failure {
 
     /// A continued list from before the history; `token` goes on inconsistently.
     pub(crate) fn expired_token(token: String) -> Self {
-        let message = "The provided continue parameter is too old to display a consistent list result. You can start \
-                       a new list without the continue parameter, or use the continue token in this response to \
-                       retrieve the remainder of the results. Continuing with the provided token results in an \
-                       inconsistent list - objects that were created, modified, or deleted between the time the first \
-                       chunk was returned and now may show up in the list.";
+        let message = "The provided continue parameter is too old to display a consistent list \
+                       result. You can start a new list without the continue parameter, or use \
+                       the continue token in this response to retrieve the remainder of the \
+                       results. Continuing with the provided token results in an inconsistent \
+                       list - objects that were created, modified, or deleted between the time \
+                       the first chunk was returned and now may show up in the list.";
         Self {
             continue_token: Some(token),
             ..Self::new(410, "Expired", message)
@@ -189,13 +193,17 @@ impl Failure {
         ))
     }
 
-    /// The Status as one JSON document, without a newline: also the object of an ERROR event.
+    /// Returns the Status as one JSON document without a newline. ERROR events carry it too.
     pub(crate) fn status(&self) -> String {
         let metadata = self.continue_token.as_ref().map_or(String::new(), |t| {
             format!("\"continue\":{}", gojson::string(t))
         });
         let mut out = format!(
-            r#"{{"kind":"Status","apiVersion":"v1","metadata":{{{metadata}}},"status":"Failure","message":{}"#,
+            concat!(
+                r#"{{"kind":"Status","apiVersion":"v1","metadata":{{{}}},"#,
+                r#""status":"Failure","message":{}"#
+            ),
+            metadata,
             gojson::string(&self.message)
         );
         if !self.reason.is_empty() {

@@ -168,7 +168,7 @@ fn text(value: &Value) -> &str {
 
 fn pod(key: &str, node: &str, color: &str) -> String {
     let (namespace, name) = key.split_once('/').unwrap();
-    format!(
-        r#"{{"metadata":{{"name":"{name}","namespace":"{namespace}","labels":{{"color":"{color}"}}}},"spec":{{"nodeName":"{node}"}}}}"#
-    )
+    let labels = format!(r#"{{"color":"{color}"}}"#);
+    let metadata = format!(r#"{{"name":"{name}","namespace":"{namespace}","labels":{labels}}}"#);
+    format!(r#"{{"metadata":{metadata},"spec":{{"nodeName":"{node}"}}}}"#)
 }

@@ -1,4 +1,4 @@
-//! WATCH: from which state a stream starts, and the stream.
+//! WATCH: the state that a stream starts from, and the stream itself.
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,14 +19,17 @@ use super::state::{EventsSince, WriteEvent};
 use super::status::Failure;
 use crate::body::full_body;
 
-/// A chunk of initial events grows to about this size before it is handed to the connection.
+/// Approximate size of a chunk of initial events.
 const CHUNK: usize = 64 * 1024;
 /// The last bookmarks come this long before the deadline. Source: apiserver
 /// `pkg/storage/cacher/cache_watcher.go`.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// A broken frame gets this long to leave before the stream is reset, or the reset would overtake
-/// it.
+/// Pause between a broken frame and the reset of the stream. Without it, the reset would overtake
+/// the frame.
 const BREAK_PAUSE: Duration = Duration::from_millis(20);
+
+/// Limit of timeouts, as an `Instant` cannot represent a deadline that is too far away.
+const MAX_TIMEOUT: Duration = Duration::from_hours(365 * 24);
 
 /// One client's watch.
 struct SimulatedWatch {
@@ -34,9 +37,9 @@ struct SimulatedWatch {
     index: usize,
     filter: ObjectFilter,
     shape: AnswerShape,
-    /// All events up to here were looked at.
+    /// Version of the last event that this watch has handled.
     cursor: u64,
-    /// Version that the stream began at. Only bookmarks beyond it say something new.
+    /// Version that the stream began at. Bookmarks at or below it carry no news.
     start: u64,
     /// Objects still to be sent as ADDED.
     initial: VecDeque<Arc<SimulatedObject>>,
@@ -48,7 +51,7 @@ struct SimulatedWatch {
     wake: tokio::sync::watch::Receiver<u64>,
     cut: tokio::sync::watch::Receiver<CutCounts>,
     cut_before: CutCounts,
-    /// Why the next poll ends the stream.
+    /// The ending of the stream at the next poll.
     ending: Option<StreamEnding>,
 }
 
@@ -58,14 +61,14 @@ enum StreamEnding {
     Broken,
 }
 
-/// A start, decided.
+/// The state that a stream starts from.
 struct StreamStart {
     cursor: u64,
     initial: VecDeque<Arc<SimulatedObject>>,
     end_mark: Option<u64>,
 }
 
-/// Starts a watch. What `Err` carries is an HTTP status; later errors travel inside the stream.
+/// Starts a watch. `Err` becomes an HTTP status. Later errors travel inside the stream.
 pub(crate) async fn watch(
     simulation: Arc<Simulation>,
     index: usize,
@@ -78,26 +81,15 @@ pub(crate) async fn watch(
     let version = query
         .version_number()
         .map_err(|e| Failure::new(500, "", e))?;
-    let timeout = match query.timeout_seconds {
-        Some(seconds) if seconds < 0 => Err(Failure::new(
-            500,
-            "InternalError",
-            "context deadline exceeded",
-        )),
-        None | Some(0) => Ok(simulation
-            .options
-            .min_request_timeout
-            .mul_f64(1.0 + fastrand::f64())),
-        Some(seconds) => Ok(Duration::from_secs(seconds.unsigned_abs())),
-    };
+    let timeout = timeout(&simulation, query);
     let wake = simulation.state.subscribe(index);
     let cut = simulation.faults.subscribe();
-    let start = match &timeout {
+    let started = match &timeout {
         Ok(_) => start(&simulation, index, &filter, query, version, initial_events).await,
         Err(failure) => Err(failure.clone()),
     };
     let resource = KINDS[index].qualified();
-    let start = match start {
+    let start = match started {
         Ok(start) => start,
         Err(failure) => {
             let line = error_line(&failure);
@@ -108,11 +100,7 @@ pub(crate) async fn watch(
     simulation.stats.watch_opened(&resource);
     let now = Instant::now();
     let cut_before = *cut.borrow();
-    // A deadline too far to be represented is as good as a year.
-    let deadline = now
-        + timeout
-            .unwrap_or_default()
-            .min(Duration::from_hours(365 * 24));
+    let deadline = now + timeout.unwrap_or_default().min(MAX_TIMEOUT);
     let mut watch = SimulatedWatch {
         index,
         filter,
@@ -122,7 +110,7 @@ pub(crate) async fn watch(
         initial: start.initial,
         end_mark: start.end_mark.filter(|_| query.bookmarks),
         bookmarks: query.bookmarks,
-        // A watch too short for a farewell has no bookmarks at all.
+        // A watch that is too short for a farewell gets no bookmarks.
         next_bookmark: deadline,
         deadline,
         wake,
@@ -139,6 +127,22 @@ pub(crate) async fn watch(
         Some((next.map(Frame::data), watch))
     });
     Ok(http_body_util::BodyExt::boxed_unsync(StreamBody::new(body)))
+}
+
+/// Returns the time after which the watch ends.
+fn timeout(simulation: &Simulation, query: &Query) -> Result<Duration, Failure> {
+    match query.timeout_seconds {
+        Some(seconds) if seconds < 0 => Err(Failure::new(
+            500,
+            "InternalError",
+            "context deadline exceeded",
+        )),
+        None | Some(0) => Ok(simulation
+            .options
+            .min_request_timeout
+            .mul_f64(1.0 + fastrand::f64())),
+        Some(seconds) => Ok(Duration::from_secs(seconds.unsigned_abs())),
+    }
 }
 
 /// Returns whether upstream would compress such a watch. Source: apiserver
@@ -175,15 +179,18 @@ fn validate(query: &Query, mode: WatchListSupport) -> Result<Option<bool>, Failu
     let unsupported;
     if initial.is_some() {
         if version_match != Some("NotOlderThan") {
-            let message = "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
+            let message = "Forbidden: sendInitialEvents requires setting resourceVersionMatch \
+                           to NotOlderThan";
             errors.push((MATCH, FORBIDDEN, message));
         }
         if mode == WatchListSupport::Refused {
-            let message = "Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled";
+            let message = "Forbidden: sendInitialEvents is forbidden for watch unless \
+                           the WatchList feature gate is enabled";
             errors.push(("sendInitialEvents", FORBIDDEN, message));
         }
     } else if version_match.is_some() {
-        let message = "Forbidden: resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
+        let message = "Forbidden: resourceVersionMatch is forbidden for watch unless \
+                       sendInitialEvents is provided";
         errors.push((MATCH, FORBIDDEN, message));
     }
     if let Some(other) = version_match.filter(|m| *m != "NotOlderThan") {
@@ -221,7 +228,7 @@ async fn start(
     if version > 0 && initial_events != Some(true) {
         return match state.recent(index, version) {
             EventsSince::TooOld(oldest) => Err(Failure::expired_watch(version, oldest)),
-            // A version that doesn't exist yet is accepted: the stream is silent up to it.
+            // Accepts a version that doesn't exist yet. The stream is silent up to it.
             EventsSince::Events(..) | EventsSince::Gone => Ok(plain(version)),
         };
     }
@@ -264,7 +271,7 @@ impl Drop for SimulatedWatch {
 }
 
 impl SimulatedWatch {
-    /// The next bytes; `None` ends the stream cleanly, an error resets it.
+    /// Returns the next bytes. `None` ends the stream cleanly, and an error resets it.
     async fn next(&mut self) -> Option<Result<Bytes, BodyError>> {
         loop {
             match self.ending {
@@ -290,7 +297,7 @@ impl SimulatedWatch {
             }
             let mut out = LineChunk::default();
             let held = self.fill(&mut out, Duration::from_millis(faults.delay_milliseconds));
-            // After half a frame nothing may follow, or the two would pass for one line of garbage.
+            // Nothing may follow half a frame, or the client would read both as one line.
             if self.bookmarks && self.ending.is_none() && now >= self.next_bookmark {
                 if self.cursor > self.start && !faults.no_bookmarks {
                     let line = bookmark_line(&KINDS[self.index], self.shape, self.cursor, false);
@@ -345,8 +352,7 @@ impl SimulatedWatch {
         self.wake.mark_unchanged();
         let (events, cache_version) = match self.simulation.state.recent(self.index, self.cursor) {
             EventsSince::Events(events, cache_version) => (events, cache_version),
-            // Overtaken by the history, or the type is gone: upstream ends such watches without a
-            // word.
+            // Upstream silently ends a watch when its events are forgotten or its type is gone.
             EventsSince::TooOld(_) | EventsSince::Gone => {
                 self.ending = Some(StreamEnding::Clean);
                 return None;
@@ -387,7 +393,7 @@ impl SimulatedWatch {
     fn schedule_bookmark(&mut self, now: Instant) {
         let regular = now + self.simulation.options.bookmark_every;
         let farewell = self.deadline - FAREWELL.min(self.deadline - now);
-        // Once the farewell is due, one a second until the deadline.
+        // From the farewell on, a bookmark is due every second until the deadline.
         self.next_bookmark = if farewell > now {
             regular.min(farewell)
         } else {
@@ -396,7 +402,7 @@ impl SimulatedWatch {
     }
 }
 
-/// Lines on their way to the connection.
+/// Lines that the connection has not taken yet.
 #[derive(Default)]
 struct LineChunk {
     bytes: BytesMut,
@@ -439,29 +445,26 @@ fn error_line(failure: &Failure) -> String {
 
 /// A bookmark is the zero value of its kind with a version in it.
 fn bookmark_line(kind: &ResourceKind, shape: AnswerShape, version: u64, end_mark: bool) -> Vec<u8> {
-    let annotations = if end_mark {
-        r#""annotations":{"k8s.io/initial-events-end":"true"}"#
+    let (annotations, comma) = if end_mark {
+        (r#""annotations":{"k8s.io/initial-events-end":"true"}"#, ",")
     } else {
-        ""
+        ("", "")
     };
     let api_version = kind.api_version();
     let object = match (shape, kind.form) {
         (AnswerShape::Full, TypeOrigin::Custom) => {
-            let comma = if end_mark { "," } else { "" };
-            format!(
-                r#"{{"apiVersion":"{api_version}","kind":"{}","metadata":{{{annotations}{comma}"resourceVersion":"{version}"}}}}"#,
-                kind.kind
-            )
+            let metadata = format!(r#"{{{annotations}{comma}"resourceVersion":"{version}"}}"#);
+            let kind = kind.kind;
+            format!(r#"{{"apiVersion":"{api_version}","kind":"{kind}","metadata":{metadata}}}"#)
         }
         (shape, _) => {
-            let comma = if end_mark { "," } else { "" };
+            let metadata = format!(r#"{{"resourceVersion":"{version}"{comma}{annotations}}}"#);
             let (kind_name, api_version, tail) = match shape {
                 AnswerShape::Full => (kind.kind, api_version.as_str(), kind.zero_tail),
                 AnswerShape::Partial => ("PartialObjectMetadata", "meta.k8s.io/v1", ""),
             };
-            format!(
-                r#"{{"kind":"{kind_name}","apiVersion":"{api_version}","metadata":{{"resourceVersion":"{version}"{comma}{annotations}}}{tail}}}"#
-            )
+            let kind = format!(r#""kind":"{kind_name}","apiVersion":"{api_version}""#);
+            format!(r#"{{{kind},"metadata":{metadata}{tail}}}"#)
         }
     };
     format!("{{\"type\":\"BOOKMARK\",\"object\":{object}}}\n").into_bytes()

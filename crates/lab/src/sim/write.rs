@@ -74,7 +74,8 @@ pub(crate) fn patch(
         content_type,
         "application/merge-patch+json" | "application/strategic-merge-patch+json"
     ) {
-        let message = "the body of the request was in an unknown format - accepted media types include: \
+        let message = "the body of the request was in an unknown format - \
+                       accepted media types include: \
                        application/merge-patch+json, application/strategic-merge-patch+json";
         return Err(Failure::new(415, "UnsupportedMediaType", message));
     }
@@ -162,7 +163,9 @@ fn token_review(access: &AccessRules, _: &User, review: &Value) -> Value {
         Some(user) => json!({
             "authenticated": true,
             "user": {"username": user.name, "groups": user.groups},
-            "audiences": audiences.clone().unwrap_or_else(|| json!(["https://kubernetes.default.svc"])),
+            "audiences": audiences
+                .clone()
+                .unwrap_or_else(|| json!(["https://kubernetes.default.svc"])),
         }),
         None => json!({"user": {}, "error": "invalid bearer token"}),
     };
@@ -256,7 +259,8 @@ fn place(
         let own = draft.text("namespace");
         if !own.is_empty() && own != namespace {
             return Err(Failure::bad_request(
-                "the namespace of the provided object does not match the namespace sent on the request",
+                "the namespace of the provided object does not match \
+                 the namespace sent on the request",
             ));
         }
         draft.set_text("namespace", namespace);

@@ -1,4 +1,4 @@
-//! One type's present and recent past.
+//! The objects and the recent events of one type.
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::sim::object::SimulatedObject;
 /// All objects of a type at one version. Cloning shares the tree.
 pub(crate) type Objects = OrdMap<Arc<str>, Arc<SimulatedObject>>;
 
-/// A write, as the watchers of a type see it.
+/// A write as an event for the watchers of its type.
 #[derive(Debug)]
 pub(crate) struct WriteEvent {
     pub(crate) version: u64,
@@ -31,7 +31,7 @@ pub(crate) struct TypeView {
     pub(crate) objects: Objects,
 }
 
-/// One type's present and recent past.
+/// The objects and the recent events of one type.
 #[derive(Debug)]
 pub(super) struct TypeTable {
     pub(super) objects: Objects,
@@ -61,7 +61,7 @@ impl TypeTable {
         }
     }
 
-    /// The newest state.
+    /// Returns the newest state.
     pub(super) fn view(&self) -> TypeView {
         TypeView {
             version: self.cache_version,
@@ -69,7 +69,7 @@ impl TypeTable {
         }
     }
 
-    /// Takes an event in and lets the oldest go.
+    /// Adds an event and drops the oldest.
     pub(super) fn push(&mut self, event: Arc<WriteEvent>, history: usize) {
         self.cache_version = event.version;
         self.events.push_back(event);
@@ -77,7 +77,7 @@ impl TypeTable {
             if let Some(gone) = self.events.pop_front() {
                 self.base = (gone.version, gone.objects.clone());
             }
-            // Upstream's rule once its ring is full: one below the first event it still has.
+            // Upstream's rule for a full ring: one below the oldest event that it has.
             self.floor = self
                 .events
                 .front()
@@ -85,14 +85,14 @@ impl TypeTable {
         }
     }
 
-    /// Lets all events go.
+    /// Drops all events.
     pub(super) fn forget(&mut self, version: u64) {
         self.events.clear();
         self.base = (version, self.objects.clone());
         self.floor = version;
     }
 
-    /// The state at a version, if the events reach back so far.
+    /// Returns the state at a version, if the events reach back that far.
     pub(super) fn exact(&self, version: u64) -> Option<TypeView> {
         let after = self.events.partition_point(|e| e.version <= version);
         match after.checked_sub(1).and_then(|last| self.events.get(last)) {

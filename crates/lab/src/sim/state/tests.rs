@@ -55,9 +55,8 @@ fn history_is_bounded() {
     let versions: Vec<_> = (0..4)
         .map(|i| state.create(&pods(), &pod(&format!("p{i}"))).unwrap())
         .collect();
-    assert!(
-        matches!(state.recent(index(), versions[0]), EventsSince::TooOld(floor) if floor == versions[1])
-    );
+    let before = state.recent(index(), versions[0]);
+    assert!(matches!(before, EventsSince::TooOld(oldest) if oldest == versions[1]));
     assert!(
         matches!(state.recent(index(), versions[1]), EventsSince::Events(e, _) if e.len() == 2)
     );

@@ -1,4 +1,4 @@
-//! The running server, asked by somebody else's client.
+//! The running server as kube-rs sees it.
 use std::pin::pin;
 
 use futures_util::{Stream, StreamExt as _};
@@ -18,6 +18,35 @@ async fn client(server: &SimulatedServer) -> Client {
     Client::try_from(config).unwrap()
 }
 
+async fn server_with_pods(pods: usize) -> SimulatedServer {
+    let population = Population {
+        pods,
+        nodes: 1,
+        namespaces: 1,
+        ..Population::default()
+    };
+    SimulatedServer::start(Options {
+        population,
+        ..Options::default()
+    })
+    .await
+    .unwrap()
+}
+
+/// Reads to the end of the initial state. Returns the number of its objects.
+async fn initial_objects(
+    stream: &mut (impl Stream<Item = watcher::Result<Event<Pod>>> + Unpin),
+) -> usize {
+    let mut objects = 0;
+    loop {
+        match next(stream).await {
+            Event::InitApply(_) => objects += 1,
+            Event::InitDone => return objects,
+            _ => {}
+        }
+    }
+}
+
 async fn next(
     stream: &mut (impl Stream<Item = watcher::Result<Event<Pod>>> + Unpin),
 ) -> Event<Pod> {
@@ -35,18 +64,7 @@ async fn next(
 
 #[tokio::test]
 async fn kube_rs_reads_watches_and_survives_a_restart() {
-    let population = Population {
-        pods: 3,
-        nodes: 1,
-        namespaces: 1,
-        ..Population::default()
-    };
-    let server = SimulatedServer::start(Options {
-        population,
-        ..Options::default()
-    })
-    .await
-    .unwrap();
+    let server = server_with_pods(3).await;
     let client = client(&server).await;
     assert_eq!(
         client.apiserver_version().await.unwrap().git_version,
@@ -68,23 +86,14 @@ async fn kube_rs_reads_watches_and_survives_a_restart() {
         api,
         watcher::Config::default().streaming_lists()
     ));
-    let mut initial = 0;
-    loop {
-        match next(&mut stream).await {
-            Event::InitApply(_) => initial += 1,
-            Event::InitDone => break,
-            _ => {}
-        }
-    }
-    assert_eq!(initial, 3);
+    assert_eq!(initial_objects(&mut stream).await, 3);
     server
         .state()
         .create(&pods(), &pod("n/new", "node-1", "red"))
         .unwrap();
     assert!(matches!(next(&mut stream).await, Event::Apply(pod) if pod.name_any() == "new"));
 
-    // Something else moves the global version, so the watch can't be resumed and the client starts
-    // over.
+    // Another type moves the global version, so the client can't resume its watch and starts over.
     server
         .state()
         .create(
@@ -93,11 +102,7 @@ async fn kube_rs_reads_watches_and_survives_a_restart() {
         )
         .unwrap();
     server.restart();
-    loop {
-        if matches!(next(&mut stream).await, Event::InitDone) {
-            break;
-        }
-    }
+    initial_objects(&mut stream).await;
     assert!(server.stats().connections > 1);
     server.shutdown().await;
 }

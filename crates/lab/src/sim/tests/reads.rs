@@ -12,7 +12,10 @@ async fn lists_are_ordered_by_the_storage_key() {
         ["nsa/a", "nsa/x"]
     );
     assert!(
-        all.text.starts_with(r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"4"},"items":[{"metadata":{"name":"x","namespace":"nsa-b""#),
+        all.text.starts_with(concat!(
+            r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"4"},"#,
+            r#""items":[{"metadata":{"name":"x","namespace":"nsa-b""#
+        )),
         "{}",
         all.text
     );
@@ -79,24 +82,23 @@ async fn pages_stay_at_their_version() {
 async fn versions_decide_which_state_answers() {
     let api = Api::new();
     let versions = api.pods(&["n/a", "n/b"]);
-    let at = |query: &str| format!("/api/v1/pods?{query}");
     let exact = format!("resourceVersion={}&resourceVersionMatch=Exact", versions[0]);
-    assert_eq!(api.get(&at(&exact)).await.names(), ["n/a"]);
+    assert_eq!(pods_at(&api, &exact).await.names(), ["n/a"]);
     let legacy = format!("resourceVersion={}&limit=9", versions[0]);
     assert_eq!(
-        api.get(&at(&legacy)).await.names(),
+        pods_at(&api, &legacy).await.names(),
         ["n/a"],
         "a limit without a match means exact"
     );
     assert_eq!(
-        api.get(&at(&format!("resourceVersion={}", versions[0])))
+        pods_at(&api, &format!("resourceVersion={}", versions[0]))
             .await
             .names()
             .len(),
         2
     );
 
-    let future = api.get(&at("resourceVersion=99")).await;
+    let future = pods_at(&api, "resourceVersion=99").await;
     assert_eq!(future.code, 504);
     assert_eq!(
         future.json()["message"],
@@ -109,7 +111,7 @@ async fn versions_decide_which_state_answers() {
         504
     );
     api.simulation.state.forget_history();
-    let expired = api.get(&at(&exact)).await;
+    let expired = pods_at(&api, &exact).await;
     assert_eq!(
         (expired.code, text(&expired.json()["reason"])),
         (410, "Expired")
@@ -125,18 +127,18 @@ async fn versions_decide_which_state_answers() {
         )
         .await;
     assert_eq!(created.code, 201);
-    assert_eq!(
-        api.get(&at("resourceVersion=0")).await.json()["metadata"]["resourceVersion"],
-        "3"
-    );
-    assert_eq!(
-        api.get(&at("")).await.json()["metadata"]["resourceVersion"],
-        "4"
-    );
-    assert_eq!(
-        api.get(&at("resourceVersion=0")).await.json()["metadata"]["resourceVersion"],
-        "4"
-    );
+    assert_eq!(list_version(&api, "resourceVersion=0").await, "3");
+    assert_eq!(list_version(&api, "").await, "4");
+    assert_eq!(list_version(&api, "resourceVersion=0").await, "4");
+}
+
+async fn pods_at(api: &Api, query: &str) -> Answer {
+    api.get(&format!("/api/v1/pods?{query}")).await
+}
+
+async fn list_version(api: &Api, query: &str) -> String {
+    let list = pods_at(api, query).await.json();
+    text(&list["metadata"]["resourceVersion"]).to_owned()
 }
 
 #[tokio::test]
@@ -156,12 +158,18 @@ async fn bad_options_are_refused_in_upstreams_words() {
         (
             "resourceVersionMatch=Exact",
             422,
-            r#"ListOptions.meta.k8s.io "" is invalid: resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided"#,
+            concat!(
+                r#"ListOptions.meta.k8s.io "" is invalid: resourceVersionMatch: Forbidden: "#,
+                "resourceVersionMatch is forbidden unless resourceVersion is provided"
+            ),
         ),
         (
             "sendInitialEvents=false",
             422,
-            r#"ListOptions.meta.k8s.io "" is invalid: sendInitialEvents: Forbidden: sendInitialEvents is forbidden for list"#,
+            concat!(
+                r#"ListOptions.meta.k8s.io "" is invalid: sendInitialEvents: Forbidden: "#,
+                "sendInitialEvents is forbidden for list"
+            ),
         ),
     ] {
         let answer = api.get(&format!("/api/v1/pods?{query}")).await;
@@ -182,7 +190,7 @@ async fn bad_options_are_refused_in_upstreams_words() {
 }
 
 #[tokio::test]
-async fn writes_and_their_refusals() {
+async fn writes_are_answered_and_refused_as_upstream_does() {
     let api = Api::new();
     let admin = "admin-token";
     let collection = "/api/v1/namespaces/n/configmaps";
@@ -220,7 +228,8 @@ async fn writes_and_their_refusals() {
     assert_eq!(
         gone.text,
         concat!(
-            r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"configmaps \"c\" not found","#,
+            r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","#,
+            r#""message":"configmaps \"c\" not found","#,
             r#""reason":"NotFound","details":{"name":"c","kind":"configmaps"},"code":404}"#,
             "\n"
         )
@@ -248,7 +257,10 @@ async fn callers_are_known_and_limited() {
     assert_eq!(refused.code, 403);
     assert_eq!(
         refused.json()["message"],
-        r#"secrets is forbidden: User "viewer" cannot list resource "secrets" in API group "" at the cluster scope"#
+        concat!(
+            r#"secrets is forbidden: User "viewer" cannot list resource "secrets" "#,
+            r#"in API group "" at the cluster scope"#
+        )
     );
     let review = |spec: &str| format!(r#"{{"spec":{spec}}}"#);
     let tokens = "/apis/authentication.k8s.io/v1/tokenreviews";
@@ -292,7 +304,8 @@ async fn discovery_follows_the_custom_type() {
             .header("authorization", "Bearer admin-token")
             .header(
                 "accept",
-                "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json",
+                "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
+                 application/json",
             )
             .body(Empty::<Bytes>::new())
             .unwrap();
@@ -346,21 +359,23 @@ async fn custom_lists_are_sorted_and_keep_their_continue() {
         .await
         .text;
     assert!(
-        list.starts_with(
-            r#"{"apiVersion":"example.com/v1","items":[{"apiVersion":"example.com/v1","kind":"Widget""#
-        ),
+        list.starts_with(concat!(
+            r#"{"apiVersion":"example.com/v1","items":["#,
+            r#"{"apiVersion":"example.com/v1","kind":"Widget""#
+        )),
         "{list}"
     );
     assert!(
-        list.ends_with(
-            "],\"kind\":\"WidgetList\",\"metadata\":{\"continue\":\"\",\"resourceVersion\":\"2\"}}\n"
-        ),
+        list.ends_with(concat!(
+            r#"],"kind":"WidgetList","metadata":{"continue":"","resourceVersion":"2"}}"#,
+            "\n"
+        )),
         "{list}"
     );
 }
 
 #[tokio::test]
-async fn requests_are_refused_as_often_as_told() {
+async fn a_fault_refuses_the_given_number_of_requests() {
     let api = Api::new();
     api.simulation.faults.refuse(2, 429, Some(1));
     assert_eq!(api.get("/api/v1/pods").await.code, 429);

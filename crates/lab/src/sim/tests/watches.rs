@@ -14,8 +14,10 @@ async fn a_watch_list_brings_the_state_the_mark_and_then_events() {
     assert_eq!(
         stream.line().await.unwrap(),
         concat!(
-            r#"{"type":"BOOKMARK","object":{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"3","#,
-            r#""annotations":{"k8s.io/initial-events-end":"true"}},"spec":{"containers":null},"status":{}}}"#,
+            r#"{"type":"BOOKMARK","object":{"kind":"Pod","apiVersion":"v1","#,
+            r#""metadata":{"resourceVersion":"3","#,
+            r#""annotations":{"k8s.io/initial-events-end":"true"}},"#,
+            r#""spec":{"containers":null},"status":{}}}"#,
             "\n"
         )
     );
@@ -36,7 +38,7 @@ async fn a_watch_list_brings_the_state_the_mark_and_then_events() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn old_forms_of_the_start() {
+async fn a_watch_without_initial_events_starts_at_its_version() {
     let api = Api::new();
     api.pods(&["n/a"]);
     let mut zero = api.watch("resourceVersion=0").await;
@@ -159,7 +161,8 @@ async fn too_old_versions_are_an_error_event() {
     assert_eq!(
         old.line().await.unwrap(),
         concat!(
-            r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","#,
+            r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","metadata":{},"#,
+            r#""status":"Failure","#,
             r#""message":"too old resource version: 2 (3)","reason":"Expired","code":410}}"#,
             "\n"
         )
@@ -170,14 +173,14 @@ async fn too_old_versions_are_an_error_event() {
         "ADDED c@4"
     );
 
-    // A watcher that was reading when history overtook it ends without a word.
+    // The watch of a reader that falls behind the history ends silently.
     let mut slow = api.watch("resourceVersion=5").await;
     api.pods(&["n/e", "n/f", "n/g"]);
     assert_eq!(slow.event().await, "end");
 }
 
 #[tokio::test(start_paused = true)]
-async fn faults_of_streams() {
+async fn faults_break_or_delay_streams() {
     let api = Api::new();
     api.pods(&["n/a"]);
     let faults = &api.simulation.faults;
