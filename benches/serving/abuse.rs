@@ -23,35 +23,35 @@ const UNREAD: usize = 500;
 const RESETTING: usize = 4;
 const SLOW: usize = 1_000;
 
-/// Connections made at a time: more would only wait for the handshakes' CPU.
+/// Concurrent connects. More would only wait for the CPU time of handshakes.
 const AT_A_TIME: usize = 32;
-/// Between two requests of a well-behaved client: they are to measure a wait, not to make one.
+/// Pause between two requests of a well-behaved client, so that it does not cause delays itself.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Time until all abusers have to be connected.
+/// Time limit for the connects of all abusers.
 const PATIENCE: Duration = Duration::from_mins(2);
-/// After them, until the proxy has noticed.
+/// Pause after the abusers, in which the proxy notices their end.
 const SETTLE: Duration = Duration::from_secs(2);
 
 /// State that abusers and the measurement share.
 #[derive(Default)]
 struct Progress {
     over: AtomicBool,
-    /// Connections that are there, or requests that were taken back.
+    /// Number of open connections, or of cancelled requests.
     done: AtomicU64,
 }
 
 /// Behaviour of a held connection.
 #[derive(Clone, Copy)]
 enum Holding {
-    /// It has had an answer and waits for nothing.
+    /// It has read an answer and stays idle.
     Idle,
     /// It reads nothing.
     Unread,
-    /// It goes on, letter by letter.
+    /// It sends its request letter by letter.
     Slow,
 }
 
-/// Does what abusers do, and measures what others notice of it.
+/// Runs every kind of abuse and measures its effect on well-behaved clients.
 pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> anyhow::Result<()> {
     let proxy = &servers.measured[0];
     let bearer = proxy.endpoint.bearer();
@@ -108,8 +108,8 @@ pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> an
     Ok(())
 }
 
-/// One kind of abuse with well-behaved clients beside it, once so many abusers are there. The
-/// memory is what it is then, above what it was before.
+/// Measures well-behaved clients during one kind of abuse, once `count` abusers are connected. The
+/// memory is the growth since before the abuse.
 async fn scene(
     args: &Args,
     proxy: &Server,
@@ -199,7 +199,7 @@ async fn polite(endpoint: &Endpoint, length: Duration) -> anyhow::Result<Vec<Dur
         .concat())
 }
 
-/// Connections that begin so. Those that are cut are made anew.
+/// Holds connections that begin with a given text, and replaces those that the proxy closes.
 async fn hold(proxy: &Server, progress: Arc<Progress>, count: usize, how: Holding, said: &str) {
     let said: Arc<str> = said.into();
     let turns = Arc::new(Semaphore::new(AT_A_TIME));
@@ -232,7 +232,7 @@ async fn hold(proxy: &Server, progress: Arc<Progress>, count: usize, how: Holdin
     while holding.join_next().await.is_some() {}
 }
 
-/// Half a second of it; false when the proxy has ended it.
+/// Holds a connection for half a second. Returns false when the proxy has ended it.
 async fn stays(stream: &mut TlsStream<TcpStream>, how: Holding) -> bool {
     let pause = Duration::from_millis(500);
     match how {
@@ -255,7 +255,7 @@ async fn stays(stream: &mut TlsStream<TcpStream>, how: Holding) -> bool {
     }
 }
 
-/// Requests that are taken back at once, as fast as they can be sent, over and over.
+/// Sends requests as fast as possible and cancels each of them at once.
 async fn rapid_reset(proxy: &Server, progress: Arc<Progress>) {
     let mut attacks = JoinSet::new();
     for _ in 0..RESETTING {
@@ -266,7 +266,7 @@ async fn rapid_reset(proxy: &Server, progress: Arc<Progress>) {
                     continue;
                 };
                 while !progress.over.load(Ordering::Acquire) && !connection.is_closed() {
-                    // Dropped as soon as it is sent, which resets it.
+                    // Dropping a request resets its stream.
                     let asking = connection.get("/api/v1/namespaces/default/pods/none");
                     let _ = tokio::time::timeout(Duration::from_micros(200), asking).await;
                     progress.done.fetch_add(1, Ordering::Relaxed);

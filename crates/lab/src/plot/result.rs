@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_without_rounds_is_refused() {
+    fn a_result_without_rounds_makes_no_picture() {
         let mut nothing = measured();
         nothing
             .servers

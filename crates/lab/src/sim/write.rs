@@ -183,20 +183,13 @@ fn self_review(_: &AccessRules, caller: &User, _: &Value) -> Value {
 }
 
 fn access_review(access: &AccessRules, _: &User, review: &Value) -> Value {
-    let text = |at: &str| {
-        review
-            .pointer(at)
-            .and_then(Value::as_str)
-            .unwrap_or_default()
-            .to_owned()
-    };
     let groups = review
         .pointer("/spec/groups")
         .and_then(Value::as_array)
         .cloned()
         .unwrap_or_default();
     let user = User {
-        name: text("/spec/user"),
+        name: text_at(review, "/spec/user"),
         groups: groups
             .iter()
             .filter_map(Value::as_str)
@@ -216,28 +209,30 @@ fn own_access_review(access: &AccessRules, caller: &User, review: &Value) -> Val
     })
 }
 
+/// Returns the text at a JSON pointer, or an empty one.
+fn text_at(review: &Value, pointer: &str) -> String {
+    review
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+        .to_owned()
+}
+
 fn verdict(access: &AccessRules, user: &User, review: &Value) -> Value {
-    let text = |at: &str| {
-        review
-            .pointer(at)
-            .and_then(Value::as_str)
-            .unwrap_or_default()
-            .to_owned()
-    };
     let asked = if review.pointer("/spec/resourceAttributes").is_some() {
         SimulatedAccess {
-            verb: text("/spec/resourceAttributes/verb"),
-            group: text("/spec/resourceAttributes/group"),
-            resource: text("/spec/resourceAttributes/resource"),
-            subresource: text("/spec/resourceAttributes/subresource"),
-            namespace: text("/spec/resourceAttributes/namespace"),
-            name: text("/spec/resourceAttributes/name"),
+            verb: text_at(review, "/spec/resourceAttributes/verb"),
+            group: text_at(review, "/spec/resourceAttributes/group"),
+            resource: text_at(review, "/spec/resourceAttributes/resource"),
+            subresource: text_at(review, "/spec/resourceAttributes/subresource"),
+            namespace: text_at(review, "/spec/resourceAttributes/namespace"),
+            name: text_at(review, "/spec/resourceAttributes/name"),
             path: String::new(),
         }
     } else {
         SimulatedAccess {
-            verb: text("/spec/nonResourceAttributes/verb"),
-            path: text("/spec/nonResourceAttributes/path"),
+            verb: text_at(review, "/spec/nonResourceAttributes/verb"),
+            path: text_at(review, "/spec/nonResourceAttributes/path"),
             ..SimulatedAccess::default()
         }
     };

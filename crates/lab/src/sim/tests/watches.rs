@@ -38,7 +38,7 @@ async fn a_watch_list_brings_the_state_the_mark_and_then_events() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_without_initial_events_starts_at_its_version() {
+async fn options_decide_where_a_watch_starts() {
     let api = Api::new();
     api.pods(&["n/a"]);
     let mut zero = api.watch("resourceVersion=0").await;
@@ -180,7 +180,7 @@ async fn too_old_versions_are_an_error_event() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn faults_break_or_delay_streams() {
+async fn faults_break_delay_silence_and_end_streams() {
     let api = Api::new();
     api.pods(&["n/a"]);
     let faults = &api.simulation.faults;
