@@ -25,14 +25,13 @@
 //! 3. If that is later.
 //! 4. If that is later than both, and the confirmed snapshot goes back to the newest list. Its
 //!    generation tells.
-//! 5. Expired if `V` lies below the floor, or if several events share it.
+//! 5. Expired if `V` lies below the floor.
 //!
 //! Deletions may share a version, as etcd deletes all objects of an expired lease at once. They
 //! arrive one by one, and nothing tells the last of them before a later version does. So the
-//! newest state counts as their version from the first of them on, and a list between them shows
-//! objects that upstream has deleted. A watch from that version gets the missing deletions if it
-//! begins before the next of them, and expires if it begins later. When one of them is dropped, the
-//! floor becomes the version after theirs.
+//! newest state counts as their version from the first of them on. A list between them shows
+//! objects that upstream has deleted, and a watch from that version, if it begins after the last
+//! of them, never learns of these deletions. The events of one version arrive within milliseconds.
 //!
 //! A subscription may start at a version that the events have not reached: one that was confirmed,
 //! or one that another server named. It skips the events up to its start.

@@ -110,10 +110,6 @@ impl Window {
     }
 
     pub(super) fn push(&mut self, now: Instant, event: Arc<WindowEvent>) {
-        if event.version <= self.floor {
-            // It shares the version with an event that has left the window.
-            self.floor = next_version(event.version);
-        }
         self.bytes += event.size();
         self.events.push_back((now, event));
         self.trim(now);
@@ -129,19 +125,9 @@ impl Window {
                 break;
             }
             self.bytes -= event.size();
-            let version = event.version;
+            self.floor = event.version;
             self.first += 1;
             self.events.pop_front();
-            let is_shared = self
-                .events
-                .front()
-                .is_some_and(|(_, next)| next.version == version);
-            let floor = if is_shared {
-                next_version(version)
-            } else {
-                version
-            };
-            self.floor = self.floor.max(floor);
         }
     }
 
@@ -153,8 +139,11 @@ impl Window {
         self.floor = floor;
     }
 
-    /// Returns the sequence number of the first event after `version`. Returns `None` if a client
-    /// that names the version may miss events: it lies too far back, or several events share it.
+    /// Returns the sequence number of the first event after `version`, or `None` if that lies too
+    /// far back.
+    ///
+    /// Events that share `version` are not after it, as upstream sees it: a client that names the
+    /// version of its last event goes on behind all of them.
     pub(super) fn after(&self, version: ResourceVersion) -> Option<u64> {
         if version < self.floor {
             return None;
@@ -162,12 +151,7 @@ impl Window {
         let next = self
             .events
             .partition_point(|(_, event)| event.version <= version);
-        // Events that share a version arrive one by one, and each state between counts as that
-        // version. A client that names it may have seen any of them.
-        let is_shared = next
-            .checked_sub(2)
-            .is_some_and(|index| self.events[index].1.version == version);
-        (!is_shared).then_some(self.first + next as u64)
+        Some(self.first + next as u64)
     }
 
     /// Returns the events from sequence number `from` on, which must not be below [`Self::first`].
@@ -196,8 +180,4 @@ impl Window {
             .cloned()
             .collect()
     }
-}
-
-fn next_version(version: ResourceVersion) -> ResourceVersion {
-    ResourceVersion(version.0.saturating_add(1))
 }

@@ -94,7 +94,7 @@ func TestSecretsAreKeptInMemoryOnlyIfConfigured(t *testing.T) {
 			}
 			log := string(require.Value(os.ReadFile(p.Log))(t))
 			told := regexp.MustCompile(`"level":"(INFO|WARN)".*"resource":"secrets","cache":"(onDemand|never|metadata)"`).FindStringSubmatch(log)
-			wanted := map[string]string{"by default": "INFO never", "false": "INFO never", "metadata": "WARN metadata", "true": "WARN demand"}[c.name]
+			wanted := map[string]string{"by default": "INFO never", "false": "INFO never", "metadata": "WARN metadata", "true": "WARN onDemand"}[c.name]
 			if told == nil || told[1]+" "+told[2] != wanted {
 				t.Errorf("the log says %q, not %q", told, wanted)
 			}
