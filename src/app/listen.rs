@@ -55,10 +55,10 @@ impl BoundListener {
         };
         match self {
             Self::Tls(listener, tls) => {
-                listen::serve(listener, tls, service, limits, draining).await
+                listen::serve(listener, tls, service, limits, draining).await;
             }
             Self::Socket(listener, _file) => {
-                listen::serve_socket(listener, service, limits, draining).await
+                listen::serve_socket(listener, service, limits, draining).await;
             }
         }
     }

@@ -111,7 +111,7 @@ impl<'a> ConnectionTimeouts<'a> {
                 return Err(TimeoutAction::Cut(Cut::Idle));
             }
             ShutdownPhase::Idle(until) if until <= now => {
-                self.phase = ShutdownPhase::Idle(now + idle)
+                self.phase = ShutdownPhase::Idle(now + idle);
             }
             ShutdownPhase::Idle(until) => next = next.min(until),
             ShutdownPhase::Draining => {}

@@ -34,6 +34,6 @@ pub(super) const UPSTREAM_RESUMES: Metric<Counter, 2> = Metric::new(
 );
 
 /// Returns a type's series of a metric.
-pub(super) fn of_type(metric: Metric<Counter, 2>, gvr: &GroupVersionResource) -> Counter {
+pub(super) fn of_type(metric: &Metric<Counter, 2>, gvr: &GroupVersionResource) -> Counter {
     metric.with([gvr.group.clone().into(), gvr.resource.clone().into()])
 }

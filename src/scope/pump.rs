@@ -141,7 +141,7 @@ impl ScopePump {
                     bytes = snapshot.size(),
                     "listed"
                 );
-                self.count(metrics::UPSTREAM_LISTS);
+                self.count(&metrics::UPSTREAM_LISTS);
                 self.scope.first_list.get_or_init(|| version);
                 self.writer.replace(snapshot);
                 self.phase.send_replace(ScopePhase::Ready(Arc::new(ready)));
@@ -164,7 +164,7 @@ impl ScopePump {
                 self.learn_bookmark(format);
                 self.writer.progress(now, version);
             }
-            Change::Resumed => self.count(metrics::UPSTREAM_RESUMES),
+            Change::Resumed => self.count(&metrics::UPSTREAM_RESUMES),
             Change::Interrupted | Change::Ended => {}
         }
         self.scope.publish_version();
@@ -189,7 +189,7 @@ impl ScopePump {
         }
     }
 
-    fn count(&self, metric: Metric<Counter, 2>) {
+    fn count(&self, metric: &Metric<Counter, 2>) {
         metrics::of_type(metric, &self.scope.key.gvr).increment(1);
     }
 

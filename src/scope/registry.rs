@@ -224,7 +224,7 @@ impl Scopes {
             reflector: Reflector::new(self.client.clone(), target),
             writer,
             phase: publish_phase,
-            events: metrics::of_type(metrics::UPSTREAM_EVENTS, &scope.key.gvr),
+            events: metrics::of_type(&metrics::UPSTREAM_EVENTS, &scope.key.gvr),
             scope: Arc::clone(&scope),
             open: self.open.clone(),
             null_in_structs: Arc::clone(&self.null_in_structs),

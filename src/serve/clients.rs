@@ -47,7 +47,7 @@ pub(super) struct ClientCounters {
     recent: Mutex<RecentRates>,
 }
 
-/// RecentRates rates, per second.
+/// Recent rates, per second.
 #[derive(Clone, Copy, Debug, Default)]
 struct RecentRates {
     /// Sums at the last tick.

@@ -158,7 +158,7 @@ pub struct CachingPolicy {
     pub scope_policy: ScopePolicy,
     /// Scope policy of named types; [`set_scope_policy`](Self::set_scope_policy) writes it.
     pub scope_policy_by_type: HashMap<TypeName, ScopePolicy>,
-    /// WindowLimits of each caller.
+    /// Limits of each caller.
     pub users: UserLimits,
 }
 

@@ -104,7 +104,7 @@ impl StreamPosition {
         match self {
             Self::Unseen { quiet } => *quiet = None,
             Self::Lines { between } => {
-                *between = data.last().map_or(*between, |last| *last == b'\n')
+                *between = data.last().map_or(*between, |last| *last == b'\n');
             }
             Self::Lengths { prefix, missing } => {
                 while !data.is_empty() {

@@ -119,7 +119,7 @@ impl Follower {
         loop {
             match self.step(3) {
                 SubscriptionStep::Events(events) => {
-                    versions.extend(events.iter().map(|event| event.version.0))
+                    versions.extend(events.iter().map(|event| event.version.0));
                 }
                 end => return (versions, end),
             }

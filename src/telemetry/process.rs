@@ -60,6 +60,7 @@ const THREADS: Metric<Gauge> = Metric::new(
 );
 
 /// Sets the metrics to the current figures.
+#[expect(clippy::cast_sign_loss, reason = "a process uses no negative time")]
 pub fn publish() {
     let labels = [
         env!("CARGO_PKG_VERSION").into(),

@@ -119,7 +119,7 @@ impl Crate {
                 at.pop()?;
                 continue;
             }
-            let child = [&at[..], &[name.clone()]].concat();
+            let child = [&at[..], std::slice::from_ref(name)].concat();
             if self.parsed.contains_key(&child) {
                 at = child;
             } else if let Some(target) = self.parsed.get(&at).and_then(|m| m.exports.get(name)) {
@@ -195,8 +195,10 @@ fn parse(texts: impl IntoIterator<Item = (ModulePath, String)>) -> BTreeMap<Modu
     let mut modules = BTreeMap::new();
     for (path, text) in texts {
         let file = syn::parse_file(&text).unwrap_or_else(|error| panic!("{path:?}: {error}"));
-        let mut module = Module::default();
-        module.types = file.items.iter().filter_map(type_name).collect();
+        let mut module = Module {
+            types: file.items.iter().filter_map(type_name).collect(),
+            ..Module::default()
+        };
         module.visit_file(&file);
         modules.insert(path, module);
     }

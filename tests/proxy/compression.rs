@@ -114,7 +114,7 @@ async fn watches_are_compressed_where_upstream_compresses_them() {
     ] {
         unless_stalled("one question, however many clients", async || {
             let fixture = Fixture::prepared(coded(compressed), |upstream| {
-                upstream.faults().watch_list(mode)
+                upstream.faults().watch_list(mode);
             })
             .await;
             let history = WriteHistory::new(fixture.upstream.state(), 1);

@@ -84,7 +84,7 @@ async fn garbage_in_the_upstream_watch_loses_no_event() {
     let crowd = Follower::crowd(&fixture.proxied, 12).await;
     let lists = fixture.upstream.stats().requests_on("LIST", "pods");
     under(&history, &fixture, 3, |faults, _| {
-        faults.break_frame(3, BrokenFrame::Garbage)
+        faults.break_frame(3, BrokenFrame::Garbage);
     })
     .await;
     for follower in &crowd {
@@ -158,7 +158,7 @@ async fn upstream_silence_and_delay_lose_no_event() {
     let history = WriteHistory::new(fixture.upstream.state(), 5);
     let crowd = Follower::crowd(&fixture.proxied, 12).await;
     under(&history, &fixture, 4, |faults, n| {
-        faults.set(|active| active.silent = n % 2 == 0)
+        faults.set(|active| active.silent = n % 2 == 0);
     })
     .await;
     for follower in &crowd {
@@ -238,9 +238,9 @@ async fn servers_without_streamed_lists_are_followed_exactly() {
         follower.synced().await;
         under(&history, &fixture, 4, |faults, n| {
             if n % 2 == 0 {
-                faults.cut_connections()
+                faults.cut_connections();
             } else {
-                faults.break_frame(2, BrokenFrame::Half)
+                faults.break_frame(2, BrokenFrame::Half);
             }
         })
         .await;

@@ -161,7 +161,7 @@ async fn tcp(address: &Address) -> io::Result<TcpStream> {
                 last = io::Error::new(
                     io::ErrorKind::TimedOut,
                     format!("{address} does not answer"),
-                )
+                );
             }
         }
     }

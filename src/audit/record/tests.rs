@@ -108,7 +108,7 @@ async fn every_stage_is_logged_once() {
         "ResponseStarted get - 401"
     );
     let none = logged("level: None", "GET", POD, |record, _| {
-        drop(record.answered(answer(200)))
+        drop(record.answered(answer(200)));
     })
     .await;
     assert!(none.is_empty());
