@@ -199,7 +199,7 @@ fn encoding(criterion: &mut Criterion) {
         scan(encoding, &object, &fields).expect("a pod");
         group.throughput(Throughput::Bytes(object.len() as u64));
         group.bench_function(name, |bencher| {
-            bencher.iter(|| scan(encoding, black_box(&object), &fields))
+            bencher.iter(|| scan(encoding, black_box(&object), &fields));
         });
     }
     group.finish();
@@ -227,7 +227,7 @@ fn read_lists(criterion: &mut Criterion) {
         );
         group.throughput(Throughput::Bytes(list.len() as u64));
         group.bench_function(name, |bencher| {
-            bencher.iter(|| format.read_list(black_box(&list)))
+            bencher.iter(|| format.read_list(black_box(&list)));
         });
     }
     group.finish();
@@ -255,7 +255,7 @@ fn one_event(criterion: &mut Criterion) {
         bencher.iter(|| deflate(black_box(&leaf)));
     });
     group.bench_function("gzip member", |bencher| {
-        bencher.iter(|| gzip_member(black_box(&event)))
+        bencher.iter(|| gzip_member(black_box(&event)));
     });
     group.finish();
 }
@@ -288,7 +288,7 @@ fn selectors(criterion: &mut Criterion) {
         let filter = ViewFilter::new(None, LabelSelector::parse(text).ok(), None, &fields)
             .expect("known fields");
         group.bench_function(text, |bencher| {
-            bencher.iter(|| filter.matches(black_box(&one.attributes)))
+            bencher.iter(|| filter.matches(black_box(&one.attributes)));
         });
     }
     let selector =

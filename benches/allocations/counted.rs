@@ -66,7 +66,7 @@ pub(crate) fn run(folder: &Path) -> anyhow::Result<()> {
         counter
             .incoming()
             .flatten()
-            .for_each(|asked| drop(tell(asked)))
+            .for_each(|asked| drop(tell(asked)));
     });
     watershed_connect::install_crypto();
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -477,8 +477,7 @@ async fn concurrent_gets_of_one_object_are_coalesced() {
         let reads = join_all((0..30).map(|_| get()));
         let read_and_write = async {
             let text = format!(
-                r#"{{"metadata":{{"name":"{}","namespace":"{}","labels":{{"n":"{}"}}}}}}"#,
-                name, namespace, n
+                r#"{{"metadata":{{"name":"{name}","namespace":"{namespace}","labels":{{"n":"{n}"}}}}}}"#
             );
             let written = fixture.upstream.state().update(&pods(), &text).unwrap();
             let after = get().await.unwrap();

@@ -169,7 +169,7 @@ impl DemoClient {
                     continue;
                 }
                 Err(error) => {
-                    tracing::debug!(%error, interest = %self.interest, "client tries again")
+                    tracing::debug!(%error, interest = %self.interest, "client tries again");
                 }
             }
             self.counters.retries.fetch_add(1, Ordering::Relaxed);

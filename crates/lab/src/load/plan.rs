@@ -268,7 +268,7 @@ mod tests {
                     p.processes.push(Process {
                         name: "x".to_owned(),
                         pid: u32::MAX,
-                    })
+                    });
                 },
                 "--pid",
             ),

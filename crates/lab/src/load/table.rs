@@ -153,9 +153,12 @@ fn error_verdict(server: &ServerResult) -> Vec<String> {
     sentences
 }
 
+/// Picks the figures of one kind of request.
+type StatsOf = fn(&RoundResult) -> &RequestStats;
+
 /// Describes the requests that were not sent.
 fn rate_verdict(server: &ServerResult) -> Vec<String> {
-    let kinds: [(&str, fn(&RoundResult) -> &RequestStats); 3] = [
+    let kinds: [(&str, StatsOf); 3] = [
         ("lists", |round| &round.lists),
         ("gets", |round| &round.gets),
         ("writes", |round| &round.writes),

@@ -138,7 +138,7 @@ impl Faults {
                 retry_after,
                 resource: None,
                 verb: None,
-            })
+            });
         });
     }
 

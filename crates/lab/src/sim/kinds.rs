@@ -12,7 +12,6 @@ pub(crate) enum TypeOrigin {
 }
 
 /// One resource type.
-#[expect(clippy::struct_field_names, reason = "`kind` is the API's own word")]
 #[derive(Debug)]
 pub(crate) struct ResourceKind {
     /// API group, empty for core.

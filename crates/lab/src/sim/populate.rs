@@ -17,47 +17,47 @@ pub(crate) fn populate(state: &ClusterState, population: Population, seed: u64) 
         state,
         "apiextensions.k8s.io",
         "customresourcedefinitions",
-        definition,
+        &definition,
     );
     for name in ["default", "kube-system", "kube-node-lease"] {
-        create(state, "", "namespaces", fixtures::namespace(name));
+        create(state, "", "namespaces", &fixtures::namespace(name));
     }
     for n in 0..population.namespaces {
         let json = fixtures::namespace(&namespace_name(n));
-        create(state, "", "namespaces", json);
+        create(state, "", "namespaces", &json);
     }
     for n in 0..population.nodes {
         let name = node_name(n);
-        create(state, "", "nodes", fixtures::node(&name, &mut rng));
-        create(state, "coordination.k8s.io", "leases", lease(&name, 0));
+        create(state, "", "nodes", &fixtures::node(&name, &mut rng));
+        create(state, "coordination.k8s.io", "leases", &lease(&name, 0));
     }
     for n in 0..population.pods {
         let (namespace, node) = (namespace_of(n, population), node_of(n, population));
         let name = pod_name(n, &mut rng);
-        create(state, "", "pods", pod(&namespace, &name, &node, &mut rng));
+        create(state, "", "pods", &pod(&namespace, &name, &node, &mut rng));
     }
     for n in 0..population.configmaps {
         let (namespace, name) = (namespace_of(n, population), format!("config-{n:04}"));
         let json = configmap(&namespace, &name, population.configmap_bytes, &mut rng);
-        create(state, "", "configmaps", json);
+        create(state, "", "configmaps", &json);
     }
     for n in 0..population.secrets {
         let (namespace, name) = (namespace_of(n, population), format!("secret-{n:04}"));
-        create(state, "", "secrets", secret(&namespace, &name, &mut rng));
+        create(state, "", "secrets", &secret(&namespace, &name, &mut rng));
     }
     for n in 0..population.services {
         let (namespace, name) = (namespace_of(n, population), format!("service-{n:04}"));
-        create(state, "", "services", service(&namespace, &name, n));
+        create(state, "", "services", &service(&namespace, &name, n));
     }
     for n in 0..population.deployments {
         let (namespace, name) = (namespace_of(n, population), format!("deploy-{n:04}"));
         let json = deployment(&namespace, &name, &mut rng);
-        create(state, "apps", "deployments", json);
+        create(state, "apps", "deployments", &json);
     }
     for n in 0..population.widgets {
         let (namespace, name) = (namespace_of(n, population), format!("widget-{n:04}"));
         let json = widget(&namespace, &name, &mut rng);
-        create(state, "example.com", "widgets", json);
+        create(state, "example.com", "widgets", &json);
     }
 }
 
@@ -77,9 +77,9 @@ fn node_of(n: usize, population: Population) -> String {
     }
 }
 
-fn create(state: &ClusterState, group: &str, resource: &str, json: String) {
+fn create(state: &ClusterState, group: &str, resource: &str, json: &str) {
     // The names are numbered, so no name is taken and no object is refused.
-    let _ = state.create(&GroupVersionResource::new(group, "v1", resource), &json);
+    let _ = state.create(&GroupVersionResource::new(group, "v1", resource), json);
 }
 
 #[cfg(test)]
