@@ -10,7 +10,7 @@
 //!
 //! | module | content | start reading at |
 //! |---|---|---|
-//! | [`upstream`] | the API server: connections, forwarding, list and watch | `upstream/reflect.rs` |
+//! | [`upstream`] | the API server: connections, forwarding, lists, watches | `upstream/reflect.rs` |
 //! | [`store`] | one scope's newest snapshot and its window of events. Pure | `store/state.rs` |
 //! | [`watcher`] | one client's watch: selectors, bookmarks, the body | `watcher/body.rs` |
 //! | [`scope`] | the task that moves upstream's changes into a store | `scope/pump.rs` |
@@ -31,7 +31,7 @@
 //! |---|---|
 //! | `watershed_protocol` | the Kubernetes API on the wire: URLs, selectors, encodings. Pure |
 //! | `watershed_connect` | kubeconfigs, credentials and TLS connections to an API server |
-//! | `watershed_lab` | a simulated API server, a load generator and the demo. Not in production builds |
+//! | `watershed_lab` | a simulated API server, a load generator, the demo. Not in production |
 //! | `watershed_figures` | numbers as people read them |
 //!
 //! Dependencies between modules, and between the files of a module, point one way.

@@ -7,8 +7,8 @@
 //!   act as the caller ([`ForwardIdentity::Impersonated`]).
 //!
 //! Invariant: the proxy's credentials are never lent to a caller. A forwarded request either
-//! travels without the proxy's certificate and token, or names the caller it is for. Only where the operator made all callers one with the proxy ([`ForwardIdentity::Own`])
-//! it does not.
+//! travels without the proxy's certificate and token, or names the caller it is for. Only where the
+//! operator made all callers one with the proxy ([`ForwardIdentity::Own`]) it does not.
 
 mod body;
 mod class;

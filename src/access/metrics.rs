@@ -14,7 +14,8 @@ pub const METRICS: &[Declaration] = &[
 const REVIEWS: Metric<Counter, 2> = Metric::new(
     "watershed_access_reviews_total",
     &["kind", "result"],
-    "TokenReviews, SubjectAccessReviews and SelfSubjectReviews sent to upstream, by kind and result.",
+    "TokenReviews, SubjectAccessReviews and SelfSubjectReviews sent to upstream, by kind and \
+     result.",
 );
 const CACHE: Metric<Counter, 1> = Metric::new(
     "watershed_authorization_cache_lookups_total",

@@ -147,7 +147,8 @@ fn reads(policy: &CachingPolicy) -> Value {
     let resources = resources.into_iter().map(|((group, resource), choice)| {
         json!({ "group": group, "resource": resource, "consistentReads": as_configured(*choice) })
     });
-    json!({ "default": as_configured(policy.consistent_reads), "resources": resources.collect::<Vec<_>>() })
+    let resources: Vec<_> = resources.collect();
+    json!({ "default": as_configured(policy.consistent_reads), "resources": resources })
 }
 
 fn kept(policy: &CachingPolicy) -> Value {

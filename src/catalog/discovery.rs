@@ -31,7 +31,8 @@ pub enum DiscoveryError {
     Upstream(#[from] UpstreamError),
     /// Upstream does not know who asks.
     #[error(
-        "upstream answered 401 Unauthorized to {path}: it does not know the proxy's credentials, or they have expired"
+        "upstream answered 401 Unauthorized to {path}: it does not know the proxy's credentials, \
+         or they have expired"
     )]
     Unknown {
         /// The document asked for.
@@ -39,7 +40,8 @@ pub enum DiscoveryError {
     },
     /// Upstream refused.
     #[error(
-        "upstream answered {status} to {path}: the proxy's identity needs the ClusterRole system:discovery"
+        "upstream answered {status} to {path}: the proxy's identity needs the ClusterRole \
+         system:discovery"
     )]
     Refused {
         /// The document asked for.

@@ -14,8 +14,8 @@ pub const METRICS: &[Declaration] = &[
 pub(super) const STOPPED: Metric<Counter, 3> = Metric::new(
     "watershed_scopes_stopped_total",
     &["group", "resource", "reason"],
-    "Scopes that were closed or given up, by reason. With the reason forbidden the proxy may not list \
-     and watch the type.",
+    "Scopes that were closed or given up, by reason. With the reason forbidden the proxy may not \
+     list and watch the type.",
 );
 pub(super) const UPSTREAM_LISTS: Metric<Counter, 2> = Metric::new(
     "watershed_upstream_lists_total",

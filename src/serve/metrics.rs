@@ -79,8 +79,8 @@ const ENDED: Metric<Counter, 3> = Metric::new(
 const FENCED: Metric<Counter, 3> = Metric::new(
     "watershed_consistent_reads_total",
     &["group", "resource", "outcome"],
-    "Consistent reads that waited until memory was shown to be fresh, by what showed it. Failed ones \
-     are forwarded.",
+    "Consistent reads that waited until memory was shown to be fresh, by what showed it. Failed \
+     ones are forwarded.",
 );
 const FENCE_DURATION: Metric<Histogram, 1> = Metric::new(
     "watershed_consistent_read_wait_duration_seconds",

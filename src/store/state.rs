@@ -1,9 +1,9 @@
 //! The state of a scope that its writer and its readers share.
 //!
-//! Three versions tell how far a scope is: those of `snapshot` (the state upstream's events led to),
-//! of `confirmed` (the same objects at a later version) and the `floor` of the window (the oldest
-//! version a watch may start from). One [`Position`] tells how far each subscription is. This table
-//! holds all rules. An empty cell means that the event leaves the field alone.
+//! Three versions tell how far a scope is: those of `snapshot` (the state upstream's events led
+//! to), of `confirmed` (the same objects at a later version) and the `floor` of the window (the
+//! oldest version a watch may start from). One [`Position`] tells how far each subscription is.
+//! This table holds all rules. An empty cell means that the event leaves the field alone.
 //!
 //! ```text
 //! event               | snapshot | confirmed    | floor       | cursor of each subscription
@@ -19,8 +19,8 @@
 //! close               |          |              |             | caught up: to the head
 //! ```
 //!
-//! 1. A subscription that starts at `L` or later goes on, unless more than `L` was known before: the
-//!    list is of another timeline then.
+//! 1. A subscription that starts at `L` or later goes on, unless more than `L` was known before:
+//!    the list is of another timeline then.
 //! 2. If it concerns the subscription. Others come to the change by themselves.
 //! 3. If that is later.
 //! 4. If that is later than both, and the confirmed snapshot goes back to the newest list. Its

@@ -507,6 +507,16 @@ mod tests {
     }
 
     #[test]
+    fn the_example_files_are_valid() {
+        for text in [
+            include_str!("../../../examples/config/types.yaml"),
+            include_str!("../../../examples/config/node.yaml"),
+        ] {
+            parsed(text).unwrap();
+        }
+    }
+
+    #[test]
     fn a_file_adds_to_the_preset_of_a_node() {
         let preset = || CachingPolicy::of_node("n1");
         assert_eq!(parse("", preset()).unwrap(), preset());
