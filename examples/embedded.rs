@@ -14,13 +14,17 @@ use kube::runtime::watcher;
 use kube::{Api, Client, Config};
 use watershed::app::{self, AppConfig};
 use watershed_connect::{ConnectOptions, install_crypto};
-use watershed_lab::sim::{Options, SimulatedServer};
+use watershed_lab::sim::{Options, Population, SimulatedServer};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     install_crypto();
     let folder = tempfile::tempdir()?;
-    let api_server = SimulatedServer::start(Options::default()).await?;
+    let options = Options {
+        population: Population::cluster(200, 5),
+        ..Options::default()
+    };
+    let api_server = SimulatedServer::start(options).await?;
     let kubeconfig = folder.path().join("kubeconfig");
     tokio::fs::write(&kubeconfig, api_server.kubeconfig_yaml()).await?;
 
@@ -63,8 +67,10 @@ async fn main() -> anyhow::Result<()> {
             break;
         }
     }
-    let sent = api_server.stats();
-    print(&format!("the API server saw: {sent:?}"));
+    print(&format!(
+        "watches of pods at the API server: {:?}",
+        api_server.stats().open_watches.get("pods")
+    ));
 
     proxy.shut_down().await;
     api_server.shutdown().await;
