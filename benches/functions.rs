@@ -25,7 +25,7 @@ use watershed::watcher::ViewFilter;
 use watershed_lab::sim::fixtures;
 use watershed_protocol::{
     Encoding, EventKind, FieldTable, Frame, FrameDecoder, GroupVersionResource, LabelSelector,
-    ResourceVersion, Scanned, WireFormat, deflate, gzip_member, scan,
+    PartialFormat, ResourceVersion, Scanned, WireFormat, deflate, gzip_member, scan,
 };
 
 /// Bytes of a real kube-apiserver, from the test data of the protocol crate.
@@ -205,6 +205,70 @@ fn encoding(criterion: &mut Criterion) {
     group.finish();
     read_lists(criterion);
     one_event(criterion);
+    metadata(criterion);
+}
+
+/// A custom resource exists in JSON alone. Its metadata is written in protobuf by this program.
+fn metadata(criterion: &mut Criterion) {
+    let list = Bytes::from(custom_list());
+    let (format, page) = WireFormat::learn(Encoding::Json, "Foo", &list).expect("a list");
+    let object = format.item_bytes(page.objects.first().expect("an object"));
+    let mut group = criterion.benchmark_group("reduce a custom resource to its metadata");
+    for (name, encoding) in [("JSON", Encoding::Json), ("protobuf", Encoding::Protobuf)] {
+        let partial = PartialFormat::of(&format, encoding);
+        partial.metadata(&object).expect("metadata");
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| partial.metadata(black_box(&object)));
+        });
+    }
+    group.finish();
+}
+
+/// A list of one custom resource. Its members are sorted, as upstream prints them.
+fn custom_list() -> String {
+    let managed: Vec<_> = ["kubectl", "controller", "status"]
+        .map(|manager| {
+            serde_json::json!({
+                "manager": manager,
+                "operation": "Update",
+                "apiVersion": "example.com/v1",
+                "time": "2026-01-02T03:04:05Z",
+                "fieldsType": "FieldsV1",
+                "fieldsV1": {"f:metadata": {"f:labels": {".": {}, "f:app": {}}}, "f:spec": {"f:size": {}}},
+            })
+        })
+        .into();
+    serde_json::json!({
+        "apiVersion": "example.com/v1",
+        "items": [{
+            "apiVersion": "example.com/v1",
+            "kind": "Foo",
+            "metadata": {
+                "annotations": {"example.com/owner": "team", "example.com/note": "kept"},
+                "creationTimestamp": "2026-01-02T03:04:05Z",
+                "finalizers": ["example.com/foo"],
+                "generation": 3,
+                "labels": {"app": "web", "tier": "front"},
+                "managedFields": managed,
+                "name": "foo-0",
+                "namespace": "shop",
+                "ownerReferences": [{
+                    "apiVersion": "apps/v1",
+                    "blockOwnerDeletion": true,
+                    "controller": true,
+                    "kind": "Deployment",
+                    "name": "web",
+                    "uid": "01234567-89ab-cdef-0123-456789abcdef",
+                }],
+                "resourceVersion": "300",
+                "uid": "fedcba98-7654-3210-fedc-ba9876543210",
+            },
+            "spec": {"size": 5},
+        }],
+        "kind": "FooList",
+        "metadata": {"continue": "", "resourceVersion": "400"},
+    })
+    .to_string()
 }
 
 fn read_lists(criterion: &mut Criterion) {

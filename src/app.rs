@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -82,8 +84,13 @@ impl RunningProxy {
     }
 }
 
-/// Starts a proxy. It serves when this returns.
-pub async fn start(config: AppConfig) -> anyhow::Result<RunningProxy> {
+/// Starts a proxy. It serves once the future is ready.
+pub fn start(config: AppConfig) -> BoxFuture<'static, anyhow::Result<RunningProxy>> {
+    // Boxed, so that it is compiled with this crate and not anew with each one that awaits it.
+    assemble(config).boxed()
+}
+
+async fn assemble(config: AppConfig) -> anyhow::Result<RunningProxy> {
     let registry = telemetry::registry(&metrics());
     let traces = telemetry::traces()?;
     let audit = match config.audit.clone() {

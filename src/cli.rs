@@ -1,6 +1,8 @@
 //! The command line.
 use std::process::ExitCode;
 
+use anyhow::Context;
+
 use self::command_line::{Command, LogFlags};
 use crate::telemetry::logs;
 
@@ -29,8 +31,19 @@ pub use config::config_schema;
 /// Log filter of long-running commands unless `--log-level` is given.
 const LOG_LEVEL: &str = "info";
 
-/// Runs the command that the command line names.
-pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+/// Runs the command that the command line names, in a runtime of its own.
+///
+/// The runtime starts here so that all futures are compiled with the library. A program that
+/// awaited them would compile them once more.
+pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    runtime.block_on(run_command(cli))
+}
+
+async fn run_command(cli: Cli) -> anyhow::Result<ExitCode> {
     let LogFlags {
         log_format,
         log_level,

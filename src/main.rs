@@ -14,18 +14,5 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     watershed_connect::install_crypto();
-    let runtime = match tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-    {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("watershed: cannot start the runtime: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    match runtime.block_on(cli::run(command_line)) {
-        Ok(code) => code,
-        Err(error) => failure::report(&error),
-    }
+    cli::run(command_line).unwrap_or_else(|error| failure::report(&error))
 }

@@ -3,6 +3,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 
 use anyhow::Context;
+use futures_util::FutureExt;
 use watershed_connect::ConnectOptions;
 use watershed_lab::demo::{self, DemoArgs, DemoProxy, DemoUpstream};
 
@@ -19,7 +20,7 @@ pub(super) async fn run(
     level: Option<&str>,
 ) -> anyhow::Result<ExitCode> {
     telemetry::logs(format, level.unwrap_or(LOG_LEVEL))?;
-    let equal = demo::run(args, start_proxy).await?;
+    let equal = demo::run(args, Box::new(|upstream| start_proxy(upstream).boxed())).await?;
     Ok(if equal {
         ExitCode::SUCCESS
     } else {

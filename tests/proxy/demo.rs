@@ -1,6 +1,7 @@
 //! The demonstration, with the real proxy.
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use watershed_lab::demo::{self, DemoArgs, DemoProxy, DemoUpstream};
 use watershed_lab::sim::{Options, Population, SimulatedServer};
 
@@ -34,10 +35,9 @@ async fn proxy(kubeconfig: &str) -> anyhow::Result<DemoProxy> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_demo_client_sees_what_upstream_holds() {
-    let equal = demo::run(args(PATIENCE), async |upstream: DemoUpstream| {
-        proxy(&upstream.kubeconfig_yaml).await
-    })
-    .await;
+    let start =
+        |upstream: DemoUpstream| async move { proxy(&upstream.kubeconfig_yaml).await }.boxed();
+    let equal = demo::run(args(PATIENCE), Box::new(start)).await;
     assert!(equal.unwrap());
 }
 
@@ -58,10 +58,8 @@ async fn the_demo_reports_clients_whose_view_differs() {
     .await
     .unwrap();
     let kubeconfig = twin.kubeconfig_yaml();
-    let equal = demo::run(args(Duration::from_secs(3)), async |_| {
-        proxy(&kubeconfig).await
-    })
-    .await;
+    let start = |_| async move { proxy(&kubeconfig).await }.boxed();
+    let equal = demo::run(args(Duration::from_secs(3)), Box::new(start)).await;
     assert!(!equal.unwrap());
     twin.shutdown().await;
 }

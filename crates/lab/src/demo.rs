@@ -14,19 +14,22 @@ mod picture;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use crate::sim::churn::{Churn, ChurnMix};
 use crate::sim::{Options, Population, SimulatedServer};
 use fleet::Fleet;
-pub use options::{DemoArgs, DemoProxy, DemoUpstream};
+pub use options::{DemoArgs, DemoProxy, DemoUpstream, StartProxy};
 use picture::{Moment, Picture};
 
 /// Runs the demo. Returns true if every client's view was equal to upstream's state at the end.
-pub async fn run<Start>(args: DemoArgs, start_proxy: Start) -> anyhow::Result<bool>
-where
-    Start: AsyncFnOnce(DemoUpstream) -> anyhow::Result<DemoProxy>,
-{
+pub fn run(args: DemoArgs, start_proxy: StartProxy) -> BoxFuture<'static, anyhow::Result<bool>> {
+    show(args, start_proxy).boxed()
+}
+
+async fn show(args: DemoArgs, start_proxy: StartProxy) -> anyhow::Result<bool> {
     let population = Population {
         configmaps: 0,
         secrets: 0,
@@ -149,10 +152,7 @@ mod tests {
             direct: true,
             patience: Duration::from_mins(3),
         };
-        assert!(
-            run(args, async |_| anyhow::bail!("not asked for"))
-                .await
-                .unwrap()
-        );
+        let start = |_| async { anyhow::bail!("not asked for") }.boxed();
+        assert!(run(args, Box::new(start)).await.unwrap());
     }
 }

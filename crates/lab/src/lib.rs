@@ -9,6 +9,9 @@
 //! | [`client`] | a small HTTP client, also for tests and benchmarks |
 //! | [`process`] | CPU time and memory of processes |
 //!
+//! Functions that the program calls return boxed futures, so that they are compiled with this crate
+//! and not anew with each one that awaits them.
+//!
 //! Production builds leave this crate out (`--no-default-features`).
 #![forbid(unsafe_code)]
 

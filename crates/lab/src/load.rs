@@ -25,6 +25,8 @@ mod write;
 use std::sync::Arc;
 
 use anyhow::Context;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
 use crate::process::Machine;
@@ -46,7 +48,15 @@ pub use table::{comparison, table, verdict};
 
 /// Runs a plan. `interrupt` ends it early, with the results so far. The objects that were written
 /// are deleted in any case. `bars` shows the progress on a terminal.
-pub async fn run(
+pub fn run<'a>(
+    plan: &'a LoadPlan,
+    interrupt: &'a CancellationToken,
+    bars: bool,
+) -> BoxFuture<'a, anyhow::Result<LoadResult>> {
+    run_plan(plan, interrupt, bars).boxed()
+}
+
+async fn run_plan(
     plan: &LoadPlan,
     interrupt: &CancellationToken,
     bars: bool,

@@ -1,7 +1,8 @@
 //! Flags of a demo, and the proxy that it runs against.
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::time::Duration;
+
+use futures_util::future::BoxFuture;
 
 use crate::duration::parse_duration;
 
@@ -59,5 +60,9 @@ pub struct DemoProxy {
     /// Address of its status page.
     pub admin_address: Option<SocketAddr>,
     /// Stops the proxy.
-    pub shutdown: Pin<Box<dyn Future<Output = ()> + Send>>,
+    pub shutdown: BoxFuture<'static, ()>,
 }
+
+/// Starts the proxy in front of an upstream.
+pub type StartProxy =
+    Box<dyn FnOnce(DemoUpstream) -> BoxFuture<'static, anyhow::Result<DemoProxy>> + Send>;

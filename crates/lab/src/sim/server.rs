@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use base64::Engine as _;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -43,7 +45,11 @@ pub struct SimulatedServer {
 
 impl SimulatedServer {
     /// Populates the state, binds the address and answers from then on.
-    pub async fn start(options: Options) -> anyhow::Result<Self> {
+    pub fn start(options: Options) -> BoxFuture<'static, anyhow::Result<Self>> {
+        Self::populate_and_listen(options).boxed()
+    }
+
+    async fn populate_and_listen(options: Options) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(options.listen).await.with_context(|| {
             format!(
                 "the simulated API server can't listen on {}",

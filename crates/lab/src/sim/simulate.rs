@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 
 use super::churn::{Churn, ChurnMix};
 use super::options::{Options, Population};
@@ -86,7 +88,11 @@ impl SimulateArgs {
 }
 
 /// Runs the server until Ctrl-C.
-pub async fn run(args: SimulateArgs) -> anyhow::Result<()> {
+pub fn run(args: SimulateArgs) -> BoxFuture<'static, anyhow::Result<()>> {
+    simulate(args).boxed()
+}
+
+async fn simulate(args: SimulateArgs) -> anyhow::Result<()> {
     let population = args.population();
     let options = Options {
         listen: args.listen,
