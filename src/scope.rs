@@ -2,6 +2,7 @@
 mod cached;
 mod collect;
 mod config;
+mod finish;
 pub mod gauges;
 mod handle;
 mod idle;

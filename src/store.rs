@@ -31,7 +31,7 @@ pub use snapshot::{Layout, ObjectRuns, Snapshot, SnapshotBuilder};
 pub use subscribers::Interest;
 pub use subscription::{Subscription, SubscriptionStep};
 pub use window::{WindowEvent, WindowLimits};
-pub use writer::{InconsistentEvent, StoreWriter};
+pub use writer::{InconsistentEvent, StoreWriter, UnfinishedVersion};
 
 /// Creates an empty store, not yet synced.
 pub fn new(limits: WindowLimits) -> (StoreWriter, StoreReader) {

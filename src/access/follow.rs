@@ -79,7 +79,9 @@ async fn record_changes(kind: RbacKind, subscription: &mut Subscription, changes
                 SubscriptionStep::Events(events) => events
                     .iter()
                     .for_each(|event| record_change(kind, event, changes)),
-                SubscriptionStep::CaughtUp(_) => return Poll::Pending,
+                SubscriptionStep::CaughtUp(_) | SubscriptionStep::Unfinished => {
+                    return Poll::Pending;
+                }
                 SubscriptionStep::Expired { .. } | SubscriptionStep::Closed => {
                     return Poll::Ready(());
                 }

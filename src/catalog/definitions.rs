@@ -89,7 +89,9 @@ async fn has_more(subscription: &mut Subscription) -> bool {
             match subscription.step(context, 64, usize::MAX) {
                 SubscriptionStep::Events(events) if events.is_empty() => {}
                 SubscriptionStep::Events(_) => return Poll::Ready(true),
-                SubscriptionStep::CaughtUp(_) => return Poll::Pending,
+                SubscriptionStep::CaughtUp(_) | SubscriptionStep::Unfinished => {
+                    return Poll::Pending;
+                }
                 SubscriptionStep::Expired { .. } | SubscriptionStep::Closed => {
                     return Poll::Ready(false);
                 }

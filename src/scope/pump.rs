@@ -10,12 +10,13 @@ use watershed_protocol::{BookmarkFormat, WireFormat};
 
 use super::cached::Scope;
 use super::collect::stored_object;
+use super::finish::ask_upstream;
 use super::metrics;
 use super::open_scopes::OpenScopes;
 use super::phase::{ReadyScope, ScopePhase};
 use crate::metric::{Counter, Metric};
 use crate::store::{SnapshotBuilder, StoreWriter};
-use crate::upstream::{Change, Reflector, Stopped};
+use crate::upstream::{Change, Probe, Reflector, Stopped};
 
 /// Minimum time before a scope that stopped is opened anew. Requests are forwarded meanwhile.
 pub(crate) const REOPEN_AFTER: Duration = Duration::from_secs(30);
@@ -37,6 +38,8 @@ pub(super) struct ScopePump {
     pub(super) open: OpenScopes,
     pub(super) null_in_structs: Arc<NullInStructs>,
     pub(super) timers: PumpTimers,
+    /// Asks about versions that several deletions share, if the type has such.
+    pub(super) probe: Option<Probe>,
     /// The form of the last list.
     pub(super) format: Option<Arc<WireFormat>>,
     /// The reason why the task ended. It is closed unless set: the runtime may drop the task.
@@ -90,6 +93,11 @@ impl ScopePump {
                 () = wait_until(self.timers.reopened_by) => {
                     self.timers.reopened_by = None;
                     self.scope.set_following(false);
+                    continue;
+                }
+                finished = ask_upstream(&self.scope.reader, self.probe.as_ref()) => {
+                    self.writer.finish(finished);
+                    self.scope.publish_version();
                     continue;
                 }
                 change = self.reflector.next() => change,

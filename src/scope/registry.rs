@@ -12,6 +12,7 @@ use watershed_protocol::{FieldTable, GroupVersionResource, Representation, Selec
 
 use super::cached::Scope;
 use super::config::{Retention, ScopeConfig};
+use super::finish::objects_expire;
 use super::handle::ScopeHandle;
 use super::idle::IdleTracker;
 use super::key::ScopeKey;
@@ -20,7 +21,9 @@ use super::open_scopes::OpenScopes;
 use super::phase::ScopePhase;
 use super::pump::{NullInStructs, PumpTimers, ScopePump};
 use crate::store;
-use crate::upstream::{Reflector, ReflectorTarget, Stopped, UpstreamClient, WatchCompression};
+use crate::upstream::{
+    Probe, Reflector, ReflectorTarget, Stopped, UpstreamClient, WatchCompression,
+};
 
 /// Interval between sweeps for idle scopes.
 const IDLE_SWEEP: Duration = Duration::from_secs(1);
@@ -195,7 +198,16 @@ impl Scopes {
 
     /// Starts the task of a new scope.
     fn start(&self, key: ScopeKey, target: ReflectorTarget, retention: Retention) -> Arc<Scope> {
-        let (writer, reader) = store::new(retention.window.unwrap_or(self.config.window));
+        let (mut writer, reader) = store::new(retention.window.unwrap_or(self.config.window));
+        let probe = objects_expire(&key.gvr).then(|| {
+            writer.expect_shared_deletions();
+            Probe::new(
+                self.client.clone(),
+                &key.gvr,
+                &key.selection,
+                target.fields.namespaced(),
+            )
+        });
         let (publish_phase, phase) = watch::channel(ScopePhase::Syncing);
         let compression = WatchCompression::new(
             self.client.clone(),
@@ -223,6 +235,7 @@ impl Scopes {
         let pump = ScopePump {
             reflector: Reflector::new(self.client.clone(), target),
             writer,
+            probe,
             phase: publish_phase,
             events: metrics::of_type(&metrics::UPSTREAM_EVENTS, &scope.key.gvr),
             scope: Arc::clone(&scope),

@@ -320,8 +320,10 @@ async fn validate(scope: &Scope, version: ResourceVersion, all: &ObjectVersions)
         if snapshot.version() >= version {
             return false;
         }
-        if is_all_of(&snapshot, all) {
-            scope.confirm(snapshot, version);
+        // What the events have led to, as readers do not see an unfinished version.
+        let followed = scope.reader.followed();
+        if is_all_of(&followed, all) {
+            scope.confirm(followed, version);
             return true;
         }
         let left = until.saturating_duration_since(Instant::now());

@@ -10,6 +10,7 @@ use super::snapshot::Snapshot;
 use super::state::StoreState;
 use super::subscribers::Interest;
 use super::subscription::Subscription;
+use super::writer::UnfinishedVersion;
 
 /// Undoing fewer events than this costs less than a list of one page does.
 const MIN_EVENTS_TO_PIN: usize = 64;
@@ -51,7 +52,7 @@ pub enum SubscriptionStart {
 pub enum SnapshotAt {
     /// The state at the version.
     Found(Snapshot),
-    /// The version lies in the future.
+    /// The version lies in the future, or more deletions of it may follow.
     Future,
     /// The version lies before what is known, or too much has happened since.
     Expired,
@@ -78,6 +79,22 @@ impl StoreReader {
         self.state.read().snapshot.version()
     }
 
+    /// Returns the state that upstream's events have led to. It may be one that upstream never had,
+    /// while [`StoreReader::unfinished`] returns a version.
+    pub fn followed(&self) -> Snapshot {
+        self.state.read().snapshot.clone()
+    }
+
+    /// Returns the version of which more deletions may follow, if there is one.
+    pub fn unfinished(&self) -> Option<UnfinishedVersion> {
+        let state = self.state.read();
+        state.unfinished.as_ref()?;
+        Some(UnfinishedVersion {
+            version: state.snapshot.version(),
+            objects: state.snapshot.len(),
+        })
+    }
+
     /// Records that upstream's objects at `version` are those of `snapshot`, one of this reader's.
     ///
     /// Events up to `version` may still arrive if together they left no trace: an object came and
@@ -87,6 +104,9 @@ impl StoreReader {
         if snapshot.generation() == state.snapshot.generation()
             && version > state.newest().version()
         {
+            if version >= state.snapshot.version() {
+                state.unfinished = None;
+            }
             state.confirmed = Some(snapshot.at_version(version));
         }
     }
@@ -111,7 +131,8 @@ impl StoreReader {
         if let Some(known) = confirmed.or_else(|| state.pins.get(version)) {
             return SnapshotAt::Found(known.clone());
         }
-        if version > state.snapshot.version() {
+        let reached = state.snapshot.version();
+        if version > reached || (version == reached && state.unfinished.is_some()) {
             return SnapshotAt::Future;
         }
         let Some(from) = state.window.after(version) else {
@@ -152,7 +173,17 @@ impl StoreReader {
         let mut state = self.state.write();
         let snapshot = state.newest().clone();
         let (position, version) = match start {
-            SubscriptionStart::Now => (Position::CaughtUp, snapshot.version()),
+            SubscriptionStart::Now if state.unfinished.is_none() => {
+                (Position::CaughtUp, snapshot.version())
+            }
+            // The deletions of the unfinished version are not in the snapshot.
+            SubscriptionStart::Now => {
+                let next = state.window.after(snapshot.version());
+                (
+                    next.map_or(Position::Expired, Position::At),
+                    snapshot.version(),
+                )
+            }
             SubscriptionStart::After(version) => {
                 let next = state.window.after(version);
                 (next.map_or(Position::Expired, Position::At), version)

@@ -13,7 +13,7 @@
 //! bookmark at V       | at V (3) | none if <= V |             |
 //! confirmation at V   |          | at V (4)     |             |
 //! event is dropped    |          |              | its version | a step before the window: expired
-//! subscribe now       |          |              |             | caught up
+//! subscribe now       |          |              |             | caught up (6)
 //! subscribe after V   |          |              |             | to the first event after V (5)
 //! step                |          |              |             | behind what it returns; caught up
 //! close               |          |              |             | caught up: to the head
@@ -26,17 +26,20 @@
 //! 4. If that is later than both, and the confirmed snapshot goes back to the newest list. Its
 //!    generation tells.
 //! 5. Expired if `V` lies below the floor.
+//! 6. While a version is unfinished, at its first event.
 //!
 //! Deletions may share a version, as etcd deletes all objects of an expired lease at once. They
-//! arrive one by one, and nothing tells the last of them before a later version does. So the
-//! newest state counts as their version from the first of them on. A list between them shows
-//! objects that upstream has deleted, and a watch from that version, if it begins after the last
-//! of them, never learns of these deletions. The events of one version arrive within milliseconds.
+//! arrive one by one, and nothing tells the last of them. Of types whose objects expire, the state
+//! before the first of them is kept in `unfinished`, and readers see that one. It ends with a
+//! change or a bookmark at a later version, with a list or a confirmation, or when upstream is
+//! asked how many objects it has at the version ([`StoreWriter::finish`]). Watches get each
+//! deletion at once, but no bookmark before all of them.
 //!
 //! A subscription may start at a version that the events have not reached: one that was confirmed,
 //! or one that another server named. It skips the events up to its start.
 //!
 //! [`Position`]: super::cursor::Position
+//! [`StoreWriter::finish`]: super::StoreWriter::finish
 use super::pins::Pins;
 use super::snapshot::Snapshot;
 use super::subscribers::Subscribers;
@@ -52,6 +55,10 @@ pub(super) struct StoreState {
     /// Objects that were shown to be upstream's at a version that the events have not reached.
     /// Events up to there left no trace, if there are any.
     pub(super) confirmed: Option<Snapshot>,
+    /// The state before the deletions of the newest version, while more of them may follow.
+    pub(super) unfinished: Option<Snapshot>,
+    /// Deletions may share a version.
+    pub(super) deletes_together: bool,
     pub(super) window: Window,
     pub(super) subscribers: Subscribers,
     pub(super) pins: Pins,
@@ -64,6 +71,8 @@ impl StoreState {
         Self {
             snapshot: Snapshot::default(),
             confirmed: None,
+            unfinished: None,
+            deletes_together: false,
             window: Window::new(limits),
             subscribers: Subscribers::default(),
             pins: Pins::default(),
@@ -73,7 +82,27 @@ impl StoreState {
 
     /// Returns the newest state known to be upstream's.
     pub(super) fn newest(&self) -> &Snapshot {
-        self.confirmed.as_ref().unwrap_or(&self.snapshot)
+        let complete = self.unfinished.as_ref().unwrap_or(&self.snapshot);
+        self.confirmed.as_ref().unwrap_or(complete)
+    }
+
+    /// Keeps the present state for readers, as a deletion of `version` follows and perhaps more of
+    /// the same version.
+    pub(super) fn begin_deletions(&mut self, version: ResourceVersion) {
+        if version == self.snapshot.version() {
+            self.deletes_together = true;
+        } else if self.deletes_together {
+            self.finish_deletions();
+            self.unfinished = Some(self.newest().clone());
+        }
+    }
+
+    /// Records that no deletion of the newest version is missing.
+    pub(super) fn finish_deletions(&mut self) {
+        self.unfinished = None;
+        let version = self.snapshot.version();
+        self.confirmed
+            .take_if(|confirmed| confirmed.version() <= version);
     }
 
     /// Records that the events have reached `version`.

@@ -27,6 +27,9 @@ pub enum SubscriptionStep {
     /// Everything up to this version, the newest known, has been handed out; the waker is
     /// registered. A watch that started at a version still ahead may see one below its start here.
     CaughtUp(ResourceVersion),
+    /// Everything known has been handed out, but more deletions of the newest version may follow;
+    /// the waker is registered.
+    Unfinished,
     /// The events after the subscriber's version are not held any more.
     Expired {
         /// The version up to which everything was handed out.
@@ -108,6 +111,9 @@ impl Drop for Subscription {
 fn caught_up(state: &StoreState, delivered: &mut ResourceVersion) -> SubscriptionStep {
     if state.closed {
         return SubscriptionStep::Closed;
+    }
+    if state.unfinished.is_some() {
+        return SubscriptionStep::Unfinished;
     }
     let version = state.snapshot.version();
     *delivered = version.max(*delivered);

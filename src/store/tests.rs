@@ -495,6 +495,95 @@ fn deletions_of_one_version_are_all_seen() {
 }
 
 #[test]
+fn readers_see_a_version_that_deletions_share_once_all_of_them_arrived() {
+    let (mut writer, reader) = new(big());
+    let now = Instant::now();
+    writer.expect_shared_deletions();
+    writer.replace(at(10, &[("ns/a", 5), ("ns/b", 6), ("ns/c", 7)]));
+    put(&mut writer, now, EventKind::Deleted, "ns/a", 20, "n1");
+    let before = reader.snapshot();
+    assert_eq!((before.version(), before.len()), (ResourceVersion(10), 3));
+    assert!(matches!(
+        reader.snapshot_at(now, ResourceVersion(20)),
+        SnapshotAt::Future
+    ));
+    // A watch from now on continues the state before.
+    let mut now_on = Follower::new(&reader, SubscriptionStart::Now, Interest::All);
+    // A client that got the first deletion was cut off, and returns.
+    let start = SubscriptionStart::After(ResourceVersion(20));
+    let mut returned = Follower::new(&reader, start, Interest::All);
+    put(&mut writer, now, EventKind::Deleted, "ns/b", 20, "n1");
+    for (follower, expected) in [(&mut now_on, &[20, 20][..]), (&mut returned, &[20])] {
+        let (seen, end) = follower.drain();
+        assert_eq!(seen, expected);
+        assert!(matches!(end, SubscriptionStep::Unfinished), "{end:?}");
+    }
+    let count = |objects| UnfinishedVersion {
+        version: ResourceVersion(20),
+        objects,
+    };
+    assert!(!writer.finish(count(0)), "upstream has less objects left");
+    assert_eq!(reader.snapshot().version(), ResourceVersion(10));
+    assert!(writer.finish(count(1)));
+    let after = reader.snapshot();
+    assert_eq!((after.version(), after.len()), (ResourceVersion(20), 1));
+    assert!(!writer.finish(count(1)), "nothing is unfinished any more");
+}
+
+#[test]
+fn a_later_event_bookmark_list_or_confirmation_finishes_a_version() {
+    type Finish = fn(&mut StoreWriter, &StoreReader);
+    let ends: [(Finish, u64, usize); 4] = [
+        (
+            |writer, _| put(writer, Instant::now(), EventKind::Added, "ns/d", 21, "n1"),
+            21,
+            2,
+        ),
+        (
+            |writer, _| writer.progress(Instant::now(), ResourceVersion(20)),
+            20,
+            1,
+        ),
+        (|writer, _| writer.replace(at(22, &[])), 22, 0),
+        (
+            |_, reader| reader.confirm(reader.followed(), ResourceVersion(23)),
+            23,
+            1,
+        ),
+    ];
+    for (finish, version, objects) in ends {
+        let (mut writer, reader) = new(big());
+        writer.expect_shared_deletions();
+        writer.replace(at(10, &[("ns/a", 5), ("ns/b", 6)]));
+        put(
+            &mut writer,
+            Instant::now(),
+            EventKind::Deleted,
+            "ns/a",
+            20,
+            "n1",
+        );
+        assert_eq!(reader.snapshot().version(), ResourceVersion(10));
+        finish(&mut writer, &reader);
+        let state = reader.snapshot();
+        assert_eq!((state.version().0, state.len()), (version, objects));
+        assert_eq!(reader.unfinished(), None);
+    }
+}
+
+#[test]
+fn deletions_that_share_a_version_are_learned_of() {
+    let (mut writer, reader) = new(big());
+    let now = Instant::now();
+    writer.replace(at(10, &[("ns/a", 5), ("ns/b", 6), ("ns/c", 7)]));
+    put(&mut writer, now, EventKind::Deleted, "ns/a", 20, "n1");
+    assert_eq!(reader.snapshot().version(), ResourceVersion(20));
+    put(&mut writer, now, EventKind::Deleted, "ns/b", 20, "n1");
+    put(&mut writer, now, EventKind::Deleted, "ns/c", 30, "n1");
+    assert_eq!(reader.snapshot().version(), ResourceVersion(20));
+}
+
+#[test]
 fn every_version_of_the_window_can_be_read() {
     let (mut writer, reader) = new(big());
     let now = Instant::now();
@@ -919,7 +1008,7 @@ proptest! {
                             SubscriptionStep::Events(events) => seen.extend(events.iter().map(|event| event.version.0)),
                             SubscriptionStep::Expired { .. } => *expired = true,
                             SubscriptionStep::CaughtUp(at) => prop_assert_eq!(at.0, version),
-                            SubscriptionStep::Closed => prop_assert!(false),
+                            SubscriptionStep::Closed | SubscriptionStep::Unfinished => prop_assert!(false),
                         }
                     }
                 }

@@ -34,6 +34,7 @@ impl StoreWriter {
         state.window.reset(listed);
         state.pins.clear();
         state.confirmed = None;
+        state.unfinished = None;
         snapshot.set_generation(state.snapshot.generation() + 1);
         state.snapshot = snapshot;
         let head = state.window.head();
@@ -83,8 +84,10 @@ impl StoreWriter {
         }
         let object = Arc::new(object);
         let replaced = if frame.kind == EventKind::Deleted {
+            state.begin_deletions(version);
             state.snapshot.remove(object.key())
         } else {
+            state.finish_deletions();
             state.snapshot.insert(Arc::clone(&object))
         };
         tidy(&mut self.untidy, &mut state);
@@ -113,13 +116,33 @@ impl StoreWriter {
     /// Records upstream's word that every event up to `version` has been delivered.
     pub fn progress(&mut self, now: Instant, version: ResourceVersion) {
         let mut state = self.state.write();
-        if version > state.snapshot.version() {
+        if version >= state.snapshot.version() {
+            state.finish_deletions();
             state.advance(version);
         }
         state.window.trim(now);
         tidy(&mut self.untidy, &mut state);
         let oldest = now.checked_sub(state.window.age());
         state.pins.drop_before(oldest);
+    }
+
+    /// Declares that objects of this type expire: their deletions may share a version. It is
+    /// learned otherwise, from the first ones that do.
+    pub fn expect_shared_deletions(&mut self) {
+        self.state.write().deletes_together = true;
+    }
+
+    /// Records how many objects upstream has at an unfinished version. Returns `true` if these are
+    /// all that are left here, which finishes the version.
+    pub fn finish(&mut self, upstream: UnfinishedVersion) -> bool {
+        let mut state = self.state.write();
+        let complete = state.unfinished.is_some()
+            && state.snapshot.version() == upstream.version
+            && state.snapshot.len() == upstream.objects;
+        if complete {
+            state.finish_deletions();
+        }
+        complete
     }
 
     /// Ends every watch, now and later.
@@ -139,6 +162,15 @@ impl Drop for StoreWriter {
             self.close();
         }
     }
+}
+
+/// A version of which more deletions may follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnfinishedVersion {
+    /// The version.
+    pub version: ResourceVersion,
+    /// The objects that are left.
+    pub objects: usize,
 }
 
 /// An event that cannot follow what is known. The scope must be listed again.

@@ -8,7 +8,7 @@ use super::stream::{StreamError, WatchStream};
 use super::{AnswerError, ConnectionClass, SendOptions, UpstreamBody, UpstreamClient};
 use crate::body;
 use watershed_protocol::{
-    Encoding, EventKind, FieldTable, GroupVersionResource, Malformed, PartialFormat,
+    Encoding, EventKind, FieldTable, GroupVersionResource, ListPage, Malformed, PartialFormat,
     ResourceVersion, Selection, WireFormat, read_bookmark, scan,
 };
 
@@ -84,10 +84,7 @@ impl Probe {
 
     /// Lists at most `limit` objects, no older than this call. Applies no timeout.
     pub async fn list(&self, limit: usize) -> Result<ProbeList, AnswerError> {
-        let (encoding, body) = self.get(&format!("limit={limit}"), LIST, false).await?;
-        let body = body::whole(body, MAX_BYTES).await;
-        let body = body.map_err(|error| AnswerError::Unusable(error.to_string()))?;
-        let (_, page) = WireFormat::learn(encoding, PartialFormat::KIND, &body)?;
+        let (encoding, page) = self.page(&format!("limit={limit}")).await?;
         let key = |object| {
             let scanned = scan(encoding, object, &self.fields)?;
             Ok((scanned.attributes.key().to_owned(), scanned.version))
@@ -105,6 +102,28 @@ impl Probe {
             version: page.version,
             all,
         })
+    }
+
+    /// Returns how many objects there were at `version`; `None` if upstream does not tell, as for
+    /// lists with selectors. Applies no timeout.
+    pub async fn count(&self, version: ResourceVersion) -> Result<Option<usize>, AnswerError> {
+        let query = format!("limit=1&resourceVersionMatch=Exact&resourceVersion={version}");
+        let page = self.page(&query).await?.1;
+        let listed = page.objects.len();
+        Ok(match (page.continue_token, page.remaining) {
+            (None, _) => Some(listed),
+            (Some(_), remaining) => remaining
+                .and_then(|remaining| usize::try_from(remaining).ok())
+                .map(|remaining| listed + remaining),
+        })
+    }
+
+    async fn page(&self, query: &str) -> Result<(Encoding, ListPage), AnswerError> {
+        let (encoding, body) = self.get(query, LIST, false).await?;
+        let body = body::whole(body, MAX_BYTES).await;
+        let body = body.map_err(|error| AnswerError::Unusable(error.to_string()))?;
+        let (_, page) = WireFormat::learn(encoding, PartialFormat::KIND, &body)?;
+        Ok((encoding, page))
     }
 
     /// Opens a watch that starts at `from` and lasts for `lasting`.

@@ -323,11 +323,10 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
                     {
                         chunk.push(frame);
                     }
-                    return match self.hand_out(chunk) {
-                        Some(bytes) => Poll::Ready(Some(bytes)),
-                        None => Poll::Pending,
-                    };
+                    return ready_or_pending(self.hand_out(chunk));
                 }
+                // A bookmark would tell that nothing of its version is missing.
+                SubscriptionStep::Unfinished => return ready_or_pending(self.hand_out(chunk)),
                 SubscriptionStep::Expired { version, oldest } => {
                     self.expire(&mut chunk, version, oldest);
                     self.over(WatchEnding::Expired);
@@ -364,6 +363,10 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
         self.rest = Some(pieces).filter(|rest| rest.len() > 0).map(Box::new);
         Some(first)
     }
+}
+
+fn ready_or_pending(chunk: Option<Bytes>) -> Poll<Option<Bytes>> {
+    chunk.map_or(Poll::Pending, |bytes| Poll::Ready(Some(bytes)))
 }
 
 /// Returns the next moment of a bookmark, or the deadline.

@@ -14,9 +14,11 @@ type Copy = BTreeMap<String, (u64, String)>;
 enum Op {
     /// Key and node.
     Put(u8, u8),
-    /// Deletes the objects whose bits are set, all at one version, as an expired lease does. No
-    /// client lists between them: `store::state` tells what it would see.
+    /// Deletes the objects whose bits are set, all at one version, as an expired lease does. A
+    /// client lists after each of them.
     DeleteTogether(u16),
+    /// Upstream tells how many objects it has at the newest version.
+    Finish,
     Progress(u8),
     /// Shows that nothing changed for so many versions.
     Confirm(u8),
@@ -38,6 +40,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
         6 => (0..10u8, 0..3u8).prop_map(|(key, node)| Op::Put(key, node)),
         3 => any::<u16>().prop_map(Op::DeleteTogether),
+        2 => Just(Op::Finish),
         1 => (1..5u8).prop_map(Op::Progress),
         2 => (1..5u8).prop_map(Op::Confirm),
         1 => (1..5u8).prop_map(Op::Relist),
@@ -106,7 +109,9 @@ impl Informer {
                 return false;
             }
             SubscriptionStep::Expired { .. } => self.expired = true,
-            SubscriptionStep::CaughtUp(_) | SubscriptionStep::Closed => {}
+            SubscriptionStep::CaughtUp(_)
+            | SubscriptionStep::Unfinished
+            | SubscriptionStep::Closed => {}
         }
         true
     }
@@ -153,6 +158,7 @@ proptest! {
     #[test]
     fn a_copy_is_right_or_its_watch_expires(ops in ops(), window in 2_000usize..20_000) {
         let (mut writer, reader) = new(WindowLimits { age: Duration::from_hours(1), bytes: window });
+        writer.expect_shared_deletions();
         let now = Instant::now();
         let objects = Copy::new();
         let history = BTreeMap::from([(20, Copy::new())]);
@@ -179,12 +185,22 @@ proptest! {
                     let version = upstream.advance(1);
                     for (node, key) in gone {
                         put(&mut writer, now, EventKind::Deleted, &key, version, &node);
+                        let present = reader.snapshot();
+                        prop_assert!(present.version().0 < version);
+                        prop_assert_eq!(Some(&copy_of(&present)), upstream.history.get(&present.version().0));
+                        let exact = reader.snapshot_at(now, ResourceVersion(version));
+                        prop_assert!(matches!(exact, SnapshotAt::Future));
+                        informers.push(Informer::list(&reader));
                     }
+                }
+                Op::Finish => {
+                    let (version, objects) = (ResourceVersion(upstream.version), upstream.objects.len());
+                    writer.finish(UnfinishedVersion { version, objects });
                 }
                 Op::Progress(by) => writer.progress(now, ResourceVersion(upstream.advance(by))),
                 Op::Confirm(by) => {
                     let version = ResourceVersion(upstream.advance(by));
-                    reader.confirm(reader.snapshot(), version);
+                    reader.confirm(reader.followed(), version);
                 }
                 Op::Relist(by) => {
                     upstream.advance(by);
@@ -210,7 +226,12 @@ proptest! {
                     }
                 }
             }
-            prop_assert_eq!(&copy_of(&reader.snapshot()), &upstream.objects);
+            // Readers see the newest state, or the last one that is known to be complete.
+            let present = reader.snapshot();
+            prop_assert_eq!(upstream.history.get(&present.version().0), Some(&copy_of(&present)));
+            if reader.unfinished().is_none() {
+                prop_assert_eq!(&copy_of(&present), &upstream.objects);
+            }
         }
         for informer in &mut informers {
             informer.watch(&reader);

@@ -1,0 +1,46 @@
+//! Finishes a version that several deletions share, on types whose objects expire.
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+use watershed_protocol::GroupVersionResource;
+
+use crate::store::{StoreReader, UnfinishedVersion};
+use crate::upstream::Probe;
+
+/// Time for the other deletions of the version, or a later event, to arrive. Then upstream is
+/// asked.
+const IN_TRANSIT: Duration = Duration::from_millis(200);
+/// Timeout of a question.
+const ANSWER: Duration = Duration::from_secs(5);
+/// Longest pause between two questions. It doubles from [`IN_TRANSIT`].
+const MAX_PAUSE: Duration = Duration::from_secs(30);
+
+/// Returns `true` for the types whose objects expire, and so can be deleted together.
+///
+/// Source: `pkg/registry/core/event/storage/storage.go` (`TTLFunc`), the only one in Kubernetes.
+pub(super) fn objects_expire(gvr: &GroupVersionResource) -> bool {
+    &*gvr.resource == "events" && matches!(&*gvr.group, "" | "events.k8s.io")
+}
+
+/// Asks upstream, while a version is unfinished, how many objects it has at that version. Returns
+/// its answer once these are all that are left here. Waits for ever while no version is unfinished.
+///
+/// Without this, a deletion on a quiet type would show only with the next event: upstream sends no
+/// bookmarks for types that it does not cache.
+pub(super) async fn ask_upstream(reader: &StoreReader, probe: Option<&Probe>) -> UnfinishedVersion {
+    let mut pause = IN_TRANSIT;
+    loop {
+        let (Some(probe), Some(unfinished)) = (probe, reader.unfinished()) else {
+            return std::future::pending().await;
+        };
+        let version = unfinished.version;
+        sleep(pause).await;
+        pause = (2 * pause).min(MAX_PAUSE);
+        if let Ok(Ok(Some(objects))) = timeout(ANSWER, probe.count(version)).await {
+            let upstream = UnfinishedVersion { version, objects };
+            if reader.unfinished() == Some(upstream) {
+                return upstream;
+            }
+        }
+    }
+}
