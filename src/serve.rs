@@ -291,7 +291,7 @@ impl ServiceParts {
             .answer(exchange.headers(), &exchange.caller.authority())
             .await;
         let answered = match shared {
-            Some(shared) => Ok(Answer::new(AnswerSource::Shared, shared.response())),
+            Some(shared) => Ok(Answer::new(AnswerSource::Coalesced, shared.response())),
             None => answered,
         };
         (answered, Some(slot))

@@ -32,7 +32,7 @@ pub(super) async fn wait_until_fresh(
     let (min_version, source) = match read.freshness {
         Freshness::Any => (ResourceVersion::default(), AnswerSource::Snapshot),
         Freshness::MostRecent if read.may_be_stale => {
-            (ResourceVersion::default(), AnswerSource::Cache)
+            (ResourceVersion::default(), AnswerSource::Stale)
         }
         Freshness::NotOlderThan(version) | Freshness::Exact(version) => {
             if !opened.scope.wait_until_version(version, VERSION_WAIT).await {
@@ -49,7 +49,7 @@ pub(super) async fn wait_until_fresh(
                 tracing::debug!(%resource, %why, "a consistent read is forwarded");
                 ForwardReason::Unproven
             })?;
-            (version, AnswerSource::Fence)
+            (version, AnswerSource::Linearizable)
         }
     };
     Ok(FreshScope {

@@ -9,13 +9,13 @@ pub enum AnswerSource {
     /// From the window of recent events.
     Window,
     /// From a snapshot that is proven no older than the request.
-    Fence,
+    Linearizable,
     /// A consistent read, from a snapshot that may be older than it, by the operator's choice.
-    Cache,
+    Stale,
     /// From cached discovery and OpenAPI documents.
     Document,
     /// From upstream, for several callers that asked the same at the same time.
-    Shared,
+    Coalesced,
     /// Refused, because upstream does not allow it to the caller.
     Access,
     /// Refused, because the caller exceeds a limit.
@@ -46,10 +46,10 @@ impl AnswerSource {
         match self {
             Self::Snapshot => 0,
             Self::Window => 1,
-            Self::Fence => 2,
-            Self::Cache => 3,
+            Self::Linearizable => 2,
+            Self::Stale => 3,
             Self::Document => 4,
-            Self::Shared => 5,
+            Self::Coalesced => 5,
             Self::Access => 6,
             Self::Limit => 7,
             Self::Shutdown => 8,
