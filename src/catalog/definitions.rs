@@ -1,84 +1,190 @@
 //! Follows the CustomResourceDefinitions through a scope of their own.
+//!
+//! A scope can stop: the proxy's right is taken away, or a load balancer answers in place of the
+//! API server. What was known of the definitions counts for [`KEEP`] then, and the scope is opened
+//! anew soon. What changed meanwhile shows in the definitions that it brings.
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::types::Catalog;
 use crate::scope::{REOPEN_AFTER, Scope, ScopeKey, Scopes};
 use crate::store::{Interest, Snapshot, Subscription, SubscriptionStart, SubscriptionStep};
+use crate::upstream::Stopped;
 use watershed_protocol::{Encoding, GroupVersionResource, Representation};
+
+/// Time that definitions count for after they could be followed last.
+const KEEP: Duration = Duration::from_mins(5);
+/// First and last pause before definitions that were followed are followed again. It doubles, with
+/// jitter.
+const FOLLOW_AGAIN: (Duration, Duration) = (Duration::from_secs(1), REOPEN_AFTER);
 
 /// The type whose objects define types.
 pub(super) fn definitions() -> GroupVersionResource {
     GroupVersionResource::new("apiextensions.k8s.io", "v1", "customresourcedefinitions")
 }
 
+/// Follows the definitions, as long as that is possible.
+pub(super) struct DefinitionFeed {
+    state: FeedState,
+    reported: Reported,
+}
+
+/// News of the definitions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DefinitionNews {
+    /// They changed, or may have: [`DefinitionFeed::snapshot`] has them.
+    Changed,
+    /// Nothing is known of them (any more).
+    Unknown,
+}
+
 /// The state of following them.
-pub(super) enum DefinitionFeed {
-    /// They are not followed before this moment: upstream has none, or the proxy may not see them.
-    Waiting(Instant),
+enum FeedState {
+    /// They are not followed: upstream has none, or the proxy may not see them.
+    Waiting {
+        /// The next attempt.
+        until: Instant,
+        /// The scope that stopped.
+        stopped: Option<Arc<Scope>>,
+    },
     /// The first list is under way.
     Opening(Arc<Scope>),
     /// Every change is seen.
     Following(Arc<Scope>, Subscription),
 }
 
+/// What those who wait for news know.
+#[derive(Clone, Copy)]
+enum Reported {
+    /// Nothing yet.
+    Nothing,
+    /// The definitions, and every change of them.
+    All,
+    /// The definitions as they were when they could be followed last.
+    Last {
+        /// They count until this moment.
+        until: Instant,
+        /// Attempts to follow them again.
+        attempts: u32,
+    },
+    /// That nothing is known.
+    Unknown,
+}
+
 impl DefinitionFeed {
     pub(super) fn new() -> Self {
-        Self::Waiting(Instant::now())
-    }
-
-    /// The definitions now; `None` when nothing is known of them.
-    pub(super) fn snapshot(&self) -> Option<Snapshot> {
-        match self {
-            Self::Following(scope, _) => Some(scope.reader.snapshot()),
-            Self::Waiting(_) | Self::Opening(_) => None,
+        Self {
+            state: FeedState::Waiting {
+                until: Instant::now(),
+                stopped: None,
+            },
+            reported: Reported::Nothing,
         }
     }
 
-    /// Waits until [`DefinitionFeed::snapshot`] may have changed: it is another one, it came, or it
-    /// went. Nothing is lost when the future is dropped.
-    pub(super) async fn changed(&mut self, catalog: &Catalog, scopes: &Scopes) {
+    /// Returns the definitions now; `None` while they are not followed.
+    pub(super) fn snapshot(&self) -> Option<Snapshot> {
+        match &self.state {
+            FeedState::Following(scope, _) => Some(scope.reader.snapshot()),
+            FeedState::Waiting { .. } | FeedState::Opening(_) => None,
+        }
+    }
+
+    /// Waits for news. Nothing is lost when the future is dropped.
+    pub(super) async fn news(&mut self, catalog: &Catalog, scopes: &Scopes) -> DefinitionNews {
         loop {
-            match self {
-                Self::Waiting(until) => {
-                    sleep_until(*until).await;
-                    let gvr = definitions();
-                    let Some(resource) = catalog.get(&gvr) else {
-                        *self = Self::later();
-                        return;
-                    };
-                    let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
-                    *self = Self::Opening(scopes.open(&key, &resource.kind, &resource.fields));
-                }
-                Self::Opening(scope) => {
-                    if scope.wait_until_settled().await.is_err() {
-                        *self = Self::later();
-                        return;
-                    }
-                    let (subscription, _) = scope
-                        .reader
-                        .subscribe(SubscriptionStart::Now, Interest::All);
-                    *self = Self::Following(Arc::clone(scope), subscription);
-                    return;
-                }
-                Self::Following(scope, subscription) => {
-                    if has_more(subscription).await {
-                        return;
-                    }
-                    // Listed anew, or stopped.
-                    *self = Self::Opening(Arc::clone(scope));
+            let news = match self.reported {
+                Reported::Last { until, .. } => timeout_at(until, self.step(catalog, scopes)).await,
+                _ => Ok(self.step(catalog, scopes).await),
+            };
+            match news {
+                Ok(Some(news)) => return news,
+                Ok(None) => {}
+                Err(_) => {
+                    tracing::error!(
+                        "the CustomResourceDefinitions could not be followed for {KEEP:?}; custom \
+                         types are forwarded"
+                    );
+                    self.reported = Reported::Unknown;
+                    return DefinitionNews::Unknown;
                 }
             }
         }
     }
 
-    /// A stopped scope is not opened anew before [`REOPEN_AFTER`].
-    fn later() -> Self {
-        Self::Waiting(Instant::now() + REOPEN_AFTER + Duration::from_secs(1))
+    /// Takes one step. Nothing is lost when the future is dropped.
+    async fn step(&mut self, catalog: &Catalog, scopes: &Scopes) -> Option<DefinitionNews> {
+        match &mut self.state {
+            FeedState::Waiting { until, stopped } => {
+                sleep_until(*until).await;
+                if let Some(stopped) = stopped.take() {
+                    scopes.forget(&stopped);
+                }
+                let gvr = definitions();
+                let Some(resource) = catalog.get(&gvr) else {
+                    return self.stopped(&Stopped::Vanished, None);
+                };
+                let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
+                let scope = scopes.open(&key, &resource.kind, &resource.fields);
+                self.state = FeedState::Opening(scope);
+                None
+            }
+            FeedState::Opening(scope) => {
+                if let Err(why) = scope.wait_until_settled().await {
+                    let stopped = Arc::clone(scope);
+                    return self.stopped(&why, Some(stopped));
+                }
+                let (subscription, _) = scope
+                    .reader
+                    .subscribe(SubscriptionStart::Now, Interest::All);
+                self.state = FeedState::Following(Arc::clone(scope), subscription);
+                self.reported = Reported::All;
+                Some(DefinitionNews::Changed)
+            }
+            FeedState::Following(scope, subscription) => {
+                if has_more(subscription).await {
+                    return Some(DefinitionNews::Changed);
+                }
+                // Listed anew, or stopped.
+                self.state = FeedState::Opening(Arc::clone(scope));
+                None
+            }
+        }
+    }
+
+    /// Decides what counts now, and when the definitions are followed again.
+    fn stopped(&mut self, why: &Stopped, stopped: Option<Arc<Scope>>) -> Option<DefinitionNews> {
+        let now = Instant::now();
+        let (until, attempts) = match self.reported {
+            Reported::Nothing | Reported::Unknown => {
+                let is_first = matches!(self.reported, Reported::Nothing);
+                self.reported = Reported::Unknown;
+                let until = now + REOPEN_AFTER + Duration::from_secs(1);
+                self.state = FeedState::Waiting { until, stopped };
+                return is_first.then_some(DefinitionNews::Unknown);
+            }
+            Reported::All => {
+                tracing::warn!(
+                    reason = %why,
+                    "the CustomResourceDefinitions are not followed for the moment; custom types \
+                     stay as they are known"
+                );
+                (now + KEEP, 0)
+            }
+            Reported::Last { until, attempts } => (until, attempts + 1),
+        };
+        self.reported = Reported::Last { until, attempts };
+        let (first, last) = FOLLOW_AGAIN;
+        let pause = first.saturating_mul(1 << attempts.min(10)).min(last);
+        self.state = FeedState::Waiting {
+            until: now + pause.mul_f64(0.75 + fastrand::f64() / 4.0),
+            stopped,
+        };
+        None
     }
 }
 
@@ -99,4 +205,42 @@ async fn has_more(subscription: &mut Subscription) -> bool {
         }
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scope::ScopeConfig;
+    use crate::test_support::{Api, HTTP2, Pki, text, upstream_of};
+    use crate::upstream::UpstreamClient;
+
+    #[tokio::test]
+    async fn definitions_that_cannot_be_followed_any_more_count_for_five_minutes() {
+        let pki = Pki::new();
+        let api = Api::start(&pki, HTTP2, |_, _| async { text("") }).await;
+        let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+        let (scopes, catalog) = (
+            Scopes::new(client, ScopeConfig::default()),
+            Catalog::default(),
+        );
+        tokio::time::pause();
+        let began = Instant::now();
+        // Upstream does not serve definitions.
+        let mut never = DefinitionFeed::new();
+        assert_eq!(never.news(&catalog, &scopes).await, DefinitionNews::Unknown);
+        let mut once = DefinitionFeed {
+            reported: Reported::All,
+            ..DefinitionFeed::new()
+        };
+        assert_eq!(once.news(&catalog, &scopes).await, DefinitionNews::Unknown);
+        let second = Duration::from_secs(1);
+        assert!((KEEP..KEEP + second).contains(&began.elapsed()));
+        // Nobody is told twice.
+        let hour = Duration::from_hours(1);
+        assert!(
+            tokio::time::timeout(hour, once.news(&catalog, &scopes))
+                .await
+                .is_err()
+        );
+    }
 }

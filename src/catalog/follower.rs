@@ -3,11 +3,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::sleep;
 use watershed_protocol::{FieldTable, GroupVersionResource};
 
 use super::custom::{CustomType, CustomTypeName, CustomTypes};
-use super::definitions::DefinitionFeed;
+use super::definitions::{DefinitionFeed, DefinitionNews};
 use super::discovery::{self, DiscoveredType, DiscoveryError};
 use super::origin::{Origin, Origins};
 use super::types::{Catalog, ResourceType, Types};
@@ -31,10 +31,10 @@ pub struct CatalogFollower {
     catalog: Catalog,
     /// Aggregated API groups that the operator vouches for.
     vouched: Vec<String>,
-    /// The types of the last reading of discovery.
-    discovered: Vec<DiscoveredType>,
-    origins: Origins,
+    reading: Reading,
     custom: CustomTypes,
+    /// Interval between readings of discovery.
+    refresh: Duration,
 }
 
 impl CatalogFollower {
@@ -46,19 +46,19 @@ impl CatalogFollower {
         vouched: Vec<String>,
     ) -> Result<(Self, Catalog), DiscoveryError> {
         let catalog = Catalog::default();
+        let reading = Reading::take(&client).await?;
+        if matches!(reading.origins, Origins::NotReadable) {
+            tracing::info!("APIServices cannot be read; only built-in and custom types are cached");
+        }
         let mut follower = Self {
             client,
             scopes,
             catalog: catalog.clone(),
             vouched,
-            discovered: Vec::new(),
-            origins: Origins::NotReadable,
+            reading,
             custom: CustomTypes::default(),
+            refresh: REFRESH,
         };
-        follower.discover().await?;
-        if matches!(follower.origins, Origins::NotReadable) {
-            tracing::info!("APIServices cannot be read; only built-in and custom types are cached");
-        }
         follower.publish();
         Ok((follower, catalog))
     }
@@ -66,44 +66,47 @@ impl CatalogFollower {
     /// Follows the types. Never returns.
     pub async fn run(mut self) {
         let mut definitions = DefinitionFeed::new();
-        let mut due = Instant::now() + REFRESH;
+        let client = self.client.clone();
+        // A reading that hangs holds up nothing else.
+        let mut next = std::pin::pin!(Reading::take_after(&client, self.refresh));
         loop {
             tokio::select! {
-                () = sleep_until(due) => {
-                    let wait = match self.discover().await {
-                        Ok(()) => REFRESH.mul_f64(0.9 + fastrand::f64() / 5.0),
+                read = &mut next => {
+                    let wait = match read {
+                        Ok(read) => {
+                            self.reading = read;
+                            self.publish();
+                            self.refresh.mul_f64(0.9 + fastrand::f64() / 5.0)
+                        }
                         Err(error) => {
                             tracing::warn!(%error, "discovery failed");
                             RETRY
                         }
                     };
-                    due = Instant::now() + wait;
+                    next.set(Reading::take_after(&client, wait));
                 }
-                () = definitions.changed(&self.catalog, &self.scopes) => {
-                    sleep(SETTLE).await;
-                    match definitions.snapshot() {
-                        Some(snapshot) => {
-                            for name in self.custom.update(&snapshot) {
-                                self.schema_changed(&name);
-                            }
+                news = definitions.news(&self.catalog, &self.scopes) => {
+                    match news {
+                        DefinitionNews::Changed => {
+                            sleep(SETTLE).await;
+                            self.update_definitions(&definitions);
                         }
-                        None => self.custom = CustomTypes::default(),
+                        DefinitionNews::Unknown => self.custom = CustomTypes::default(),
                     }
                     self.publish();
                     self.catalog.settled.store(true, Ordering::Relaxed);
-                    continue;
                 }
             }
-            self.publish();
         }
     }
 
-    async fn discover(&mut self) -> Result<(), DiscoveryError> {
-        let discovered = discovery::read(&self.client).await?;
-        // Read afterwards: what was discovered of another server has its APIService by then.
-        self.origins = Origins::read(&self.client).await?;
-        self.discovered = discovered;
-        Ok(())
+    fn update_definitions(&mut self, definitions: &DefinitionFeed) {
+        let Some(snapshot) = definitions.snapshot() else {
+            return;
+        };
+        for name in self.custom.update(&snapshot) {
+            self.schema_changed(&name);
+        }
     }
 
     fn schema_changed(&self, changed: &CustomTypeName) {
@@ -121,10 +124,11 @@ impl CatalogFollower {
     /// Publishes the types of discovery and definitions, and closes scopes that do not fit them.
     fn publish(&mut self) {
         let mut types = Types::new();
-        for entry in &self.discovered {
+        for entry in &self.reading.types {
             // What custom types are is for their definitions to say: discovery does not tell their
             // fields.
-            if self.origins.of(&entry.gvr) != Some(Origin::BuiltIn) && !self.is_vouched(&entry.gvr)
+            if self.reading.origins.of(&entry.gvr) != Some(Origin::BuiltIn)
+                && !self.is_vouched(&entry.gvr)
             {
                 continue;
             }
@@ -140,7 +144,7 @@ impl CatalogFollower {
             types.insert(entry.gvr.clone(), Arc::new(resource));
         }
         for resource in self.custom.all().flat_map(CustomType::resources) {
-            if self.origins.of(&resource.gvr) == Some(Origin::Aggregated) {
+            if self.reading.origins.of(&resource.gvr) == Some(Origin::Aggregated) {
                 continue;
             }
             types.insert(resource.gvr.clone(), Arc::new(resource));
@@ -166,3 +170,28 @@ impl CatalogFollower {
         }
     }
 }
+
+/// What was read of discovery.
+struct Reading {
+    types: Vec<DiscoveredType>,
+    origins: Origins,
+}
+
+impl Reading {
+    /// Reads discovery.
+    async fn take(client: &UpstreamClient) -> Result<Self, DiscoveryError> {
+        let types = discovery::read(client).await?;
+        // Read afterwards: what was discovered of another server has its APIService by then.
+        let origins = Origins::read(client).await?;
+        Ok(Self { types, origins })
+    }
+
+    /// Waits, and reads discovery.
+    async fn take_after(client: &UpstreamClient, wait: Duration) -> Result<Self, DiscoveryError> {
+        sleep(wait).await;
+        Self::take(client).await
+    }
+}
+
+#[cfg(test)]
+mod tests;

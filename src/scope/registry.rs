@@ -136,6 +136,11 @@ impl Scopes {
         }
     }
 
+    /// Lets go of a scope that stopped. The next opening begins anew, without the usual wait.
+    pub fn forget(&self, stopped: &Arc<Scope>) {
+        self.open.forget(stopped);
+    }
+
     /// Closes every scope: the process ends.
     pub fn shut_down(&self) {
         self.open

@@ -1,0 +1,220 @@
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
+use http::{Request, Response, StatusCode};
+use hyper::body::Incoming;
+use parking_lot::Mutex;
+use tokio::sync::broadcast;
+
+use super::*;
+use crate::body::{self, Body};
+use crate::catalog::definitions::definitions;
+use crate::scope::ScopeConfig;
+use crate::test_support::{Api, HTTP2, Pki, eventually, streamed, text, upstream_of};
+
+const TYPES: &str = r#"{"items":[{"metadata":{"name":"apiextensions.k8s.io"},"versions":[
+    {"version":"v1","resources":[{"resource":"customresourcedefinitions","scope":"Cluster",
+    "responseKind":{"kind":"CustomResourceDefinition"},"verbs":["list","watch"]}]}]}]}"#;
+const HEAD: &str = r#"{"kind":"CustomResourceDefinition","apiVersion":"apiextensions.k8s.io/v1","#;
+const LIST: &str = concat!(
+    r#"{"kind":"CustomResourceDefinitionList","apiVersion":"apiextensions.k8s.io/v1","#,
+    r#""metadata":{"resourceVersion":"1"},"items":[]}"#,
+    "\n"
+);
+
+/// An API server with CustomResourceDefinitions.
+struct DefiningServer {
+    definitions: Mutex<Definitions>,
+    events: broadcast::Sender<Bytes>,
+    /// Lists of the definitions, each the beginning of a scope.
+    lists: AtomicUsize,
+    hangs: AtomicBool,
+    /// Requests for discovery that hang.
+    hanging: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Definitions {
+    version: u64,
+    by_group: BTreeMap<&'static str, String>,
+}
+
+impl DefiningServer {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            definitions: Mutex::default(),
+            events: broadcast::channel(16).0,
+            lists: AtomicUsize::new(0),
+            hangs: AtomicBool::new(false),
+            hanging: AtomicUsize::new(0),
+        })
+    }
+
+    /// Defines widgets of a group, with a selectable field. Watches see it only if they are `told`.
+    fn define(&self, group: &'static str, field: &str, told: bool) {
+        let mut definitions = self.definitions.lock();
+        definitions.version += 10;
+        let version = definitions.version;
+        let definition = [
+            HEAD,
+            &format!(r#""metadata":{{"name":"widgets.{group}","uid":"1","generation":{version},"#),
+            &format!(r#""resourceVersion":"{version}"}},"spec":{{"group":"{group}","#),
+            r#""names":{"plural":"widgets","kind":"Widget"},"scope":"Namespaced","#,
+            r#""versions":[{"name":"v1","served":true,"#,
+            &format!(r#""selectableFields":[{{"jsonPath":".spec.{field}"}}]}}]}},"#),
+            r#""status":{"conditions":[{"type":"Established","status":"True"}]}}"#,
+        ]
+        .concat();
+        let before = definitions.by_group.insert(group, definition.clone());
+        let kind = before.map_or("ADDED", |_| "MODIFIED");
+        if told {
+            let _ = self.events.send(frame(kind, &definition));
+        }
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+        let query = request.uri().query().unwrap_or_default();
+        match request.uri().path() {
+            "/api" | "/apis" if self.hangs.load(Ordering::SeqCst) => {
+                self.hanging.fetch_add(1, Ordering::SeqCst);
+                std::future::pending().await
+            }
+            "/api" => text(r#"{"items":[]}"#),
+            "/apis" => text(TYPES),
+            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions" => json(self.read(query)),
+            _ => {
+                let mut refused = text("");
+                *refused.status_mut() = StatusCode::FORBIDDEN;
+                refused
+            }
+        }
+    }
+
+    fn read(&self, query: &str) -> Body {
+        if !query.contains("watch=1") {
+            self.lists.fetch_add(1, Ordering::SeqCst);
+            return body::full(LIST);
+        }
+        let definitions = self.definitions.lock();
+        let later = stream::unfold(self.events.subscribe(), |mut events| async {
+            let event = events.recv().await.ok()?;
+            Some((event, events))
+        });
+        let mut first = Vec::new();
+        if query.contains("sendInitialEvents") {
+            let all = definitions.by_group.values();
+            first.extend(all.map(|definition| frame("ADDED", definition)));
+            let version = definitions.version;
+            let mark = [
+                HEAD,
+                &format!(r#""metadata":{{"resourceVersion":"{version}","annotations":"#),
+                r#"{"k8s.io/initial-events-end":"true"}}}"#,
+            ]
+            .concat();
+            first.push(frame("BOOKMARK", &mark));
+        }
+        streamed(stream::iter(first).chain(later).map(Ok))
+    }
+}
+
+fn frame(kind: &str, object: &str) -> Bytes {
+    format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n").into()
+}
+
+fn json(body: Body) -> Response<Body> {
+    let response = Response::builder().header("content-type", "application/json");
+    response.body(body).unwrap()
+}
+
+/// A catalog that is followed, and the API server that it is followed at.
+struct Followed {
+    server: Arc<DefiningServer>,
+    scopes: Scopes,
+    catalog: Catalog,
+    _api: Api,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Followed {
+    async fn start(refresh: Duration) -> Self {
+        let server = DefiningServer::new();
+        server.define("first.test", "color", false);
+        let pki = Pki::new();
+        let handler = {
+            let server = Arc::clone(&server);
+            move |request, _| {
+                let server = Arc::clone(&server);
+                async move { server.answer(request).await }
+            }
+        };
+        let api = Api::start(&pki, HTTP2, handler).await;
+        let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+        let scopes = Scopes::new(client.clone(), ScopeConfig::default());
+        let started = CatalogFollower::start(client, scopes.clone(), Vec::new()).await;
+        let (mut follower, catalog) = started.unwrap();
+        follower.refresh = refresh;
+        let followed = Self {
+            server,
+            scopes,
+            catalog,
+            _api: api,
+            task: tokio::spawn(follower.run()),
+        };
+        eventually(|| followed.knows("first.test")).await;
+        followed
+    }
+
+    fn knows(&self, group: &str) -> bool {
+        self.catalog.has(group, Some("v1"))
+    }
+
+    /// Returns the selectable fields of a group's widgets.
+    fn fields(&self, group: &str) -> Option<Arc<FieldTable>> {
+        let gvr = GroupVersionResource::new(group, "v1", "widgets");
+        Some(Arc::clone(&self.catalog.get(&gvr)?.fields))
+    }
+}
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+#[tokio::test]
+async fn custom_types_stay_known_while_their_definitions_are_followed_anew() {
+    let followed = Followed::start(REFRESH).await;
+    let server = &followed.server;
+    let lists = || server.lists.load(Ordering::SeqCst);
+    assert_eq!(lists(), 1);
+    let before = followed.fields("first.test");
+    // Nobody hears of this change.
+    server.define("first.test", "size", false);
+    followed.scopes.close(&definitions(), Duration::ZERO);
+    eventually(|| {
+        assert!(followed.knows("first.test"));
+        lists() == 2
+    })
+    .await;
+    eventually(|| {
+        assert!(followed.knows("first.test"));
+        followed.fields("first.test") != before
+    })
+    .await;
+    server.define("second.test", "color", true);
+    eventually(|| followed.knows("second.test")).await;
+}
+
+#[tokio::test]
+async fn definitions_are_noticed_while_discovery_hangs() {
+    let followed = Followed::start(Duration::from_millis(200)).await;
+    let server = &followed.server;
+    server.hangs.store(true, Ordering::SeqCst);
+    eventually(|| server.hanging.load(Ordering::SeqCst) > 0).await;
+    let before = followed.fields("first.test");
+    server.define("second.test", "color", true);
+    server.define("first.test", "size", true);
+    eventually(|| followed.knows("second.test") && followed.fields("first.test") != before).await;
+}
