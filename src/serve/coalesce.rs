@@ -24,7 +24,6 @@ use crate::upstream::{AnswerError, ForwardIdentity, Forwarder};
 const MAX_BYTES: usize = 32 << 20;
 /// Upper bound of all responses held for clients that take them slowly.
 const BUDGET: usize = 64 << 20;
-const READING: usize = 16;
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Identical reads that are under way.
@@ -56,7 +55,7 @@ impl Coalescer {
         Self {
             forwarder,
             reads: Mutex::default(),
-            budget: Arc::new(ResponseBudget::new(BUDGET, READING)),
+            budget: Arc::new(ResponseBudget::new(BUDGET)),
         }
     }
 

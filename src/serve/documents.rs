@@ -1,34 +1,47 @@
-//! Discovery, OpenAPI and version documents from memory. Upstream shows everybody the same ones.
+//! Discovery, OpenAPI and version documents. Upstream shows everybody the same ones.
 //!
-//! A document is upstream's response as it came, kept for the same path, query, Accept and
-//! Accept-Encoding. After [`FRESH`] upstream is asked if it is still current, once for all waiting
-//! callers, by ETag where it has one.
+//! Each request is answered with what upstream has after the request came. One question asks for
+//! all who wait, by ETag where upstream has one: a document is then sent from memory.
+//!
+//! No document is shown without a question, not even if upstream does not answer: the client may
+//! know more than it says, from another document or from a watch.
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
-use moka::future::Cache;
-use moka::ops::compute::{CompResult, Op};
+use http::{HeaderName, HeaderValue, Response, StatusCode, header};
+use moka::sync::Cache;
 use tokio::time::timeout;
 
+use super::document_request::{DocumentRequest, is_simple_tag};
+use super::metrics;
+use super::singleflight::{FlightPace, Singleflight};
 use super::stored_response::{RequestKey, ResponseBudget, StoredResponse};
 use crate::body::{Body, empty};
-use crate::catalog::Catalog;
 use crate::upstream::{AnswerError, ConnectionClass, SendOptions, UpstreamClient};
-use watershed_protocol::wants_pretty;
 
-/// A document counts as current for this long, from before upstream was asked last.
-const FRESH: Duration = Duration::from_millis(900);
-/// Upper bound of all documents. A large cluster's OpenAPI has some ten MB in each encoding.
+/// Upper bound of the documents that are kept. A large cluster's OpenAPI has some ten MB in each
+/// encoding.
 const MAX_BYTES: u64 = 256 << 20;
 /// Largest document that is kept.
 const MAX_DOCUMENT: usize = 64 << 20;
 /// Documents that nobody asked for in this time are dropped.
 const IDLE: Duration = Duration::from_mins(10);
-/// Upper bound of all documents, with those that are being sent and no longer kept.
+/// Upper bound of all documents, with those that are read, and those that are sent and no longer
+/// kept.
 const BUDGET: usize = 384 << 20;
-const READING: usize = 4;
+/// Limit of a question, and of the wait of a request. Afterwards the request is forwarded.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// The questions about one document. A client that starts waits for nothing; thousands that start
+/// within a second share a handful of questions.
+const PACE: FlightPace = FlightPace {
+    patience: Duration::from_secs(2),
+    burst: 5,
+    interval: Duration::from_millis(100),
+};
+/// Upper bound of the requests whose pace is remembered, in bytes of their keys.
+const MAX_FLIGHT_BYTES: u64 = 4 << 20;
+/// The pace of a document is remembered for this long. Then a burst is allowed again anyway.
+const FLIGHT_IDLE: Duration = Duration::from_secs(30);
 /// Headers that a response without a body leaves out. Source: Go's `net/http` (writeNotModified,
 /// serveContent).
 const OF_THE_BODY: &[HeaderName] = &[
@@ -38,103 +51,48 @@ const OF_THE_BODY: &[HeaderName] = &[
     header::ACCEPT_RANGES,
 ];
 
-/// A request for a document.
-#[derive(Clone, Debug)]
-pub(super) struct DocumentRequest {
-    /// The path that authorization is asked about.
-    pub(super) path: String,
-    key: RequestKey,
-    /// The ETag that the client has.
-    known: Option<HeaderValue>,
-}
-
-/// Upstream's response.
-#[derive(Debug)]
-struct CachedDocument {
-    answer: StoredResponse,
-    /// Upstream confirmed it some time after this.
-    asked: Instant,
-}
-
-impl DocumentRequest {
-    /// Returns the document that a request is for, if memory can answer it.
-    pub(super) fn new<B>(catalog: &Catalog, request: &Request<B>) -> Option<Self> {
-        let (uri, headers) = (request.uri(), request.headers());
-        let plain = request.method() == Method::GET
-            && is_document(catalog, uri.path())
-            && !wants_pretty(uri.query(), headers)
-            && !headers.contains_key(header::RANGE)
-            && !headers.keys().any(|name| {
-                let name = name.as_str();
-                name.starts_with("if-") && name != "if-none-match"
-                    || name.starts_with("impersonate-")
-            });
-        let known = headers.get(header::IF_NONE_MATCH).cloned();
-        let once = [
-            header::IF_NONE_MATCH,
-            header::ACCEPT,
-            header::ACCEPT_ENCODING,
-        ]
-        .iter()
-        .all(|name| headers.get_all(name).iter().nth(1).is_none());
-        let fits = plain && once && known.as_ref().is_none_or(is_simple_tag);
-        fits.then(|| Self {
-            path: uri.path().to_owned(),
-            key: RequestKey::new(request),
-            known,
-        })
-    }
-}
-
-/// Returns `true` for one strong ETag. Handlers differ in how they read lists, weak tags and the
-/// asterisk.
-fn is_simple_tag(tag: &HeaderValue) -> bool {
-    let tag = tag
-        .to_str()
-        .ok()
-        .and_then(|tag| tag.strip_prefix('"')?.strip_suffix('"'));
-    tag.is_some_and(|tag| !tag.contains('"'))
-}
-
-/// Returns `true` for documents that the API server makes itself. Those of an aggregated API come
-/// from a server of its own, which may look at the caller; its types are not in the catalog.
-fn is_document(catalog: &Catalog, path: &str) -> bool {
-    let segments: Vec<_> = path.split('/').collect();
-    match segments[..] {
-        ["", "api" | "apis" | "version"] | ["", "api", "v1"] | ["", "openapi", "v2" | "v3"] => true,
-        ["", "openapi", "v3", "api", version] => catalog.has("", Some(version)),
-        ["", "apis", group] => catalog.has(group, None),
-        ["", "apis", group, version] | ["", "openapi", "v3", "apis", group, version] => {
-            catalog.has(group, Some(version))
-        }
-        _ => false,
-    }
-}
+/// The answer to a question, for all who waited for it.
+type SharedAnswer = Result<Arc<StoredResponse>, Arc<AnswerError>>;
 
 /// Documents by request.
 pub(super) struct DocumentCache {
+    source: Arc<DocumentSource>,
+    flights: Cache<RequestKey, Arc<Singleflight<SharedAnswer>>>,
+}
+
+/// Upstream's documents, and those of them that it can be asked about by ETag.
+struct DocumentSource {
     client: UpstreamClient,
-    held: Cache<RequestKey, Arc<CachedDocument>>,
+    tagged: Cache<RequestKey, Arc<StoredResponse>>,
     budget: ResponseBudget,
 }
 
 impl DocumentCache {
     pub(super) fn new(client: UpstreamClient) -> Self {
-        let weigh = |key: &RequestKey, document: &Arc<CachedDocument>| {
-            let text = key.path_and_query.len()
-                + document.answer.headers.len() * 64
-                + document.answer.body.len();
-            u32::try_from(text + 1024).unwrap_or(u32::MAX)
+        let weigh = |key: &RequestKey, document: &Arc<StoredResponse>| {
+            let bytes = key.bytes() + document.headers.len() * 64 + document.body.len();
+            u32::try_from(bytes + 1024).unwrap_or(u32::MAX)
         };
-        let held = Cache::builder()
+        let tagged = Cache::builder()
             .weigher(weigh)
             .max_capacity(MAX_BYTES)
             .time_to_idle(IDLE)
             .build();
+        let weigh_flight = |key: &RequestKey, _: &Arc<Singleflight<SharedAnswer>>| {
+            u32::try_from(key.bytes() + 512).unwrap_or(u32::MAX)
+        };
+        let flights = Cache::builder()
+            .weigher(weigh_flight)
+            .max_capacity(MAX_FLIGHT_BYTES)
+            .time_to_idle(FLIGHT_IDLE)
+            .build();
         Self {
-            client,
-            held,
-            budget: ResponseBudget::new(BUDGET, READING),
+            source: Arc::new(DocumentSource {
+                client,
+                tagged,
+                budget: ResponseBudget::new(BUDGET),
+            }),
+            flights,
         }
     }
 
@@ -142,97 +100,88 @@ impl DocumentCache {
     pub(super) async fn answer(
         &self,
         asked: &DocumentRequest,
-    ) -> Result<Response<Body>, AnswerError> {
-        let held = self
-            .held
-            .get(&asked.key)
-            .await
-            .filter(|held| held.is_fresh());
-        let document = match held {
-            Some(document) => document,
-            // Callers that wait for an earlier one wait no longer than that one.
-            None => timeout(TIMEOUT, Box::pin(self.ask(&asked.key)))
-                .await
-                .unwrap_or_else(|_| Err(late()))?,
+    ) -> Result<Response<Body>, Arc<AnswerError>> {
+        let flight = self
+            .flights
+            .get_with_by_ref(&asked.key, || Arc::new(Singleflight::paced(PACE)));
+        let (source, key) = (Arc::clone(&self.source), asked.key.clone());
+        let answer = flight.join(move || async move { source.ask(&key).await.map_err(Arc::new) });
+        let document = match timeout(TIMEOUT, answer).await {
+            Ok(Some(answer)) => answer?,
+            Ok(None) => return Err(Arc::new(unusable("the question failed".to_owned()))),
+            Err(_) => return Err(Arc::new(late())),
         };
-        Ok(document.answer(asked.known.as_ref()))
+        Ok(respond(&document, asked.known.as_ref()))
     }
+}
 
-    /// Asks upstream, one request at a time for each document. Waiting callers take its response.
-    async fn ask(&self, key: &RequestKey) -> Result<Arc<CachedDocument>, AnswerError> {
-        let asked = self
-            .held
-            .entry_by_ref(key)
-            .and_try_compute_with(|held| async move {
-                let held = held.map(moka::Entry::into_value);
-                match held {
-                    Some(held) if held.is_fresh() => Ok::<_, AnswerError>(Op::Nop),
-                    held => Ok(Op::Put(self.fetch(key, held).await?)),
-                }
-            });
-        Ok(match asked.await? {
-            CompResult::Inserted(entry)
-            | CompResult::ReplacedWith(entry)
-            | CompResult::Unchanged(entry)
-            | CompResult::Removed(entry) => entry.into_value(),
-            CompResult::StillNone(_) => {
-                return Err(AnswerError::Unusable("it was not kept".to_owned()));
-            }
-        })
+impl DocumentSource {
+    /// Asks upstream for a document. The answer is what upstream had after this was called.
+    async fn ask(&self, key: &RequestKey) -> Result<Arc<StoredResponse>, AnswerError> {
+        let known = self.tagged.get(key);
+        let answer = timeout(TIMEOUT, self.fetch(key, known.clone()))
+            .await
+            .unwrap_or_else(|_| Err(late()));
+        let result = match (&answer, &known) {
+            (Ok(now), Some(known)) if Arc::ptr_eq(now, known) => "unchanged",
+            (Ok(_), _) => "sent",
+            (Err(_), _) => "failed",
+        };
+        metrics::document_checked(result);
+        answer
     }
 
     async fn fetch(
         &self,
         key: &RequestKey,
-        held: Option<Arc<CachedDocument>>,
-    ) -> Result<Arc<CachedDocument>, AnswerError> {
-        let asked = Instant::now();
-        let tag = held
-            .as_ref()
-            .and_then(|held| held.answer.headers.get(header::ETAG))
-            .cloned();
+        known: Option<Arc<StoredResponse>>,
+    ) -> Result<Arc<StoredResponse>, AnswerError> {
+        let tag = known.as_ref().and_then(|known| strong_tag(known)).cloned();
         let request = key.request([(header::IF_NONE_MATCH, tag)])?;
-        let answered = async {
-            let response = self
-                .client
-                .send(ConnectionClass::Short, request, SendOptions::default())
-                .await?;
-            match (response.status(), held) {
-                (StatusCode::OK, _) => Ok(CachedDocument {
-                    answer: StoredResponse::read(response, MAX_DOCUMENT, &self.budget).await?,
-                    asked,
-                }),
-                (StatusCode::NOT_MODIFIED, Some(held)) => Ok(CachedDocument {
-                    answer: held.answer.clone(),
-                    asked,
-                }),
-                (status, _) => Err(AnswerError::Status(status)),
+        let response = self
+            .client
+            .send(ConnectionClass::Short, request, SendOptions::default())
+            .await?;
+        match (response.status(), known) {
+            (StatusCode::OK, _) => {
+                let read = StoredResponse::read(response, MAX_DOCUMENT, &self.budget).await?;
+                let document = Arc::new(read);
+                // It is of use only as the answer to a later 304, so it does not matter if a slow
+                // question puts an older one here: the next question gets the newer one.
+                if strong_tag(&document).is_some() {
+                    self.tagged.insert(key.clone(), Arc::clone(&document));
+                }
+                Ok(document)
             }
-        };
-        let answered = timeout(TIMEOUT, answered).await;
-        answered.unwrap_or_else(|_| Err(late())).map(Arc::new)
+            (StatusCode::NOT_MODIFIED, Some(known)) => Ok(known),
+            (status, _) => Err(AnswerError::Status(status)),
+        }
     }
+}
+
+/// Returns the ETag that stands for the bytes of a document.
+fn strong_tag(document: &StoredResponse) -> Option<&HeaderValue> {
+    let tag = document.headers.get(header::ETAG);
+    tag.filter(|tag| is_simple_tag(tag))
+}
+
+fn respond(document: &StoredResponse, known: Option<&HeaderValue>) -> Response<Body> {
+    let unchanged = known.is_some() && document.headers.get(header::ETAG) == known;
+    let mut response = document.response();
+    if unchanged {
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
+        *response.body_mut() = empty();
+        for name in OF_THE_BODY {
+            response.headers_mut().remove(name);
+        }
+    }
+    response
 }
 
 fn late() -> AnswerError {
-    AnswerError::Unusable(format!("none within {TIMEOUT:?}"))
+    unusable(format!("none within {TIMEOUT:?}"))
 }
 
-impl CachedDocument {
-    fn is_fresh(&self) -> bool {
-        self.asked.elapsed() < FRESH
-    }
-
-    fn answer(&self, known: Option<&HeaderValue>) -> Response<Body> {
-        let unchanged = known.is_some() && self.answer.headers.get(header::ETAG) == known;
-        let mut response = self.answer.response();
-        if unchanged {
-            *response.status_mut() = StatusCode::NOT_MODIFIED;
-            *response.body_mut() = empty();
-            for name in OF_THE_BODY {
-                response.headers_mut().remove(name);
-            }
-        }
-        response
-    }
+fn unusable(why: String) -> AnswerError {
+    AnswerError::Unusable(why)
 }

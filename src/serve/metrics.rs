@@ -28,6 +28,7 @@ pub const METRICS: &[Declaration] = &[
     FENCED.declaration(),
     FENCE_DURATION.declaration(),
     FENCE_REQUESTS.declaration(),
+    DOCUMENT_CHECKS.declaration(),
 ];
 
 const REQUESTS: Metric<Counter, 6> = Metric::new(
@@ -92,6 +93,12 @@ const FENCE_REQUESTS: Metric<Counter, 3> = Metric::new(
     &["group", "resource", "request"],
     "Requests to upstream that show how fresh memory is, by kind.",
 );
+const DOCUMENT_CHECKS: Metric<Counter, 1> = Metric::new(
+    "watershed_document_checks_total",
+    &["result"],
+    "Requests to upstream for discovery, OpenAPI and version documents, by result: unchanged, sent \
+     (new or without an ETag) or failed.",
+);
 
 /// The labels of a request. Only types of the catalog are named: clients cannot invent values.
 #[derive(Clone)]
@@ -143,6 +150,11 @@ pub(super) fn fence_asked(gvr: &GroupVersionResource, request: &'static str) {
     FENCE_REQUESTS
         .with([group, resource, request.into()])
         .increment(1);
+}
+
+/// Upstream was asked for a document.
+pub(super) fn document_checked(result: &'static str) {
+    DOCUMENT_CHECKS.with([result.into()]).increment(1);
 }
 
 /// A caller asked for too much.

@@ -14,7 +14,7 @@ use watershed_protocol::{
     Verb, acceptable, wants_pretty,
 };
 
-use super::documents::DocumentRequest;
+use super::document_request::DocumentRequest;
 use super::policy::{CacheMode, CachingPolicy};
 use super::source::ForwardReason;
 use crate::access::{AccessAttributes, ReviewSelectors};

@@ -1,7 +1,7 @@
 //! Identifies and authorizes callers. Both come before anything is read (invariant 5).
 use watershed_protocol::Status;
 
-use super::documents::DocumentRequest;
+use super::document_request::DocumentRequest;
 use super::exchange::Exchange;
 use super::plan::ReadPlan;
 use super::source::ForwardReason;

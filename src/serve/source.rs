@@ -12,7 +12,8 @@ pub enum AnswerSource {
     Linearizable,
     /// A consistent read, from a snapshot that may be older than it, by the operator's choice.
     Stale,
-    /// From cached discovery and OpenAPI documents.
+    /// A discovery, OpenAPI or version document that upstream confirmed or sent after the request
+    /// came.
     Document,
     /// From upstream, for several callers that asked the same at the same time.
     Coalesced,

@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
+use http_body_util::BodyExt as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::body::{self, Body, BoxError};
@@ -40,6 +41,12 @@ impl RequestKey {
         }
     }
 
+    /// Returns the bytes that the key takes, roughly.
+    pub(super) fn bytes(&self) -> usize {
+        let negotiated = self.negotiated.iter().flatten();
+        self.path_and_query.len() + negotiated.map(HeaderValue::len).sum::<usize>()
+    }
+
     /// Returns a request for the same, with further headers.
     pub(super) fn request(
         &self,
@@ -70,13 +77,11 @@ pub(super) struct StoredResponse {
     pub(super) body: Bytes,
 }
 
-/// Bounds the memory of responses that clients are being sent, however slowly they take them.
-/// Beyond it, responses are not stored.
+/// Bounds the memory of responses that are being read, are stored, or are being sent to clients,
+/// however slowly they take them. Beyond it, responses are not stored.
 #[derive(Debug)]
 pub(super) struct ResponseBudget {
     kibibytes: Arc<Semaphore>,
-    /// Responses that are being read.
-    reading: Semaphore,
 }
 
 /// A body, and its permit until the last client has it.
@@ -91,24 +96,53 @@ impl AsRef<[u8]> for BudgetedBytes {
     }
 }
 
+/// The part of a budget that a response takes.
+struct BudgetShare<'a> {
+    budget: &'a ResponseBudget,
+    permit: Option<OwnedSemaphorePermit>,
+    bytes: usize,
+}
+
 impl ResponseBudget {
-    /// Creates a budget of `bytes`, for `reading` responses that are read at a time.
-    pub(super) fn new(bytes: usize, reading: usize) -> Self {
+    /// Creates a budget of `bytes`.
+    pub(super) fn new(bytes: usize) -> Self {
         Self {
             kibibytes: Arc::new(Semaphore::new(bytes >> 10)),
-            reading: Semaphore::new(reading),
         }
     }
+}
 
-    fn admit(&self, body: Bytes) -> Option<Bytes> {
-        let kibibytes = u32::try_from((body.len() >> 10) + 1).ok()?;
-        let permit = Arc::clone(&self.kibibytes)
-            .try_acquire_many_owned(kibibytes)
-            .ok()?;
-        Some(Bytes::from_owner(BudgetedBytes {
-            body,
-            _permit: permit,
-        }))
+impl BudgetShare<'_> {
+    /// Takes more. Returns false if the budget is used up.
+    fn grow(&mut self, bytes: usize) -> bool {
+        self.bytes += bytes;
+        let held = self
+            .permit
+            .as_ref()
+            .map_or(0, OwnedSemaphorePermit::num_permits);
+        let missing = (self.bytes >> 10) + 1 - held;
+        let Ok(missing) = u32::try_from(missing) else {
+            return false;
+        };
+        let kibibytes = Arc::clone(&self.budget.kibibytes);
+        let Ok(permit) = kibibytes.try_acquire_many_owned(missing) else {
+            return false;
+        };
+        match &mut self.permit {
+            Some(held) => held.merge(permit),
+            None => self.permit = Some(permit),
+        }
+        true
+    }
+
+    fn hold(self, body: Bytes) -> Bytes {
+        match self.permit {
+            Some(permit) => Bytes::from_owner(BudgetedBytes {
+                body,
+                _permit: permit,
+            }),
+            None => body,
+        }
     }
 }
 
@@ -120,23 +154,39 @@ impl StoredResponse {
         budget: &ResponseBudget,
     ) -> Result<Self, AnswerError>
     where
-        B: http_body::Body<Error: Into<BoxError>>,
+        B: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
     {
-        let full =
-            || AnswerError::Unusable("too much is held for those who do not take it".to_owned());
-        let _reading = budget.reading.try_acquire().map_err(|_| full())?;
+        let unusable = |why: &str| AnswerError::Unusable(why.to_owned());
         let (mut parts, body) = response.into_parts();
-        let body = body::whole(body, limit)
-            .await
-            .map_err(|error| AnswerError::Unusable(error.to_string()))?;
-        let body = budget.admit(body).ok_or_else(full)?;
+        let mut share = BudgetShare {
+            budget,
+            permit: None,
+            bytes: 0,
+        };
+        let mut chunks = Vec::new();
+        let mut body = std::pin::pin!(body);
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| unusable(&error.into().to_string()))?;
+            let Ok(chunk) = frame.into_data() else {
+                continue;
+            };
+            if share.bytes + chunk.len() > limit {
+                return Err(unusable("it is too large to be kept"));
+            }
+            if !share.grow(chunk.len()) {
+                return Err(unusable("too much is held for those who do not take it"));
+            }
+            chunks.push(chunk);
+        }
+        // Copied even if it is one chunk, which may be a slice of a larger buffer.
+        let body = chunks.concat().into();
         for name in OF_ONE_RESPONSE {
             parts.headers.remove(*name);
         }
         Ok(Self {
             status: parts.status,
             headers: parts.headers,
-            body,
+            body: share.hold(body),
         })
     }
 
@@ -150,11 +200,15 @@ impl StoredResponse {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::{FutureExt as _, StreamExt as _};
+    use http_body::Frame;
+    use http_body_util::StreamBody;
+
     use super::*;
 
     #[tokio::test]
     async fn responses_that_nobody_takes_fill_the_budget() {
-        let budget = ResponseBudget::new(8 << 10, 4);
+        let budget = ResponseBudget::new(8 << 10);
         let read = || {
             StoredResponse::read(
                 Response::new(body::full(vec![b'x'; 5000])),
@@ -168,6 +222,22 @@ mod tests {
         drop(first);
         assert!(read().await.is_err(), "a client is being sent it");
         drop(response);
+        assert_eq!(read().await.unwrap().body.len(), 5000);
+    }
+
+    #[tokio::test]
+    async fn a_response_counts_while_it_is_read() {
+        let budget = ResponseBudget::new(8 << 10);
+        let half = Bytes::from(vec![b'x'; 5000]);
+        let hanging = futures_util::stream::iter([Ok::<_, BoxError>(Frame::data(half.clone()))])
+            .chain(futures_util::stream::pending());
+        let hanging = Response::new(StreamBody::new(hanging));
+        let mut reading = Box::pin(StoredResponse::read(hanging, 1 << 20, &budget));
+        assert!((&mut reading).now_or_never().is_none());
+        let read =
+            || StoredResponse::read(Response::new(body::full(half.clone())), 1 << 20, &budget);
+        assert!(read().await.is_err(), "5 KiB of 8 are taken");
+        drop(reading);
         assert_eq!(read().await.unwrap().body.len(), 5000);
     }
 }

@@ -1,56 +1,202 @@
-//! Discovery documents that are served from memory.
+//! Discovery documents: they show what upstream shows when they are asked for, and many clients
+//! cost upstream few requests.
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use http::{Request, StatusCode};
-use watershed_lab::sim::{PlannedRefusal, pods, widgets};
+use watershed_lab::sim::{PlannedRefusal, SimulatedServer, widgets};
 
-use crate::support::client::{Protocol, nothing, within};
-use crate::support::{Fixture, small};
+use crate::support::client::{
+    Answer, Connection, Endpoint, Protocol, RequestBody, nothing, within,
+};
+use crate::support::program::Program;
+use crate::support::{Fixture, eventually, plain_get, small};
 
 const ALL: &str = "/apis";
+const JSON: &str = "application/json";
+const AGGREGATED: &str =
+    "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
+/// Documents that show the custom type, and their forms.
+const DOCUMENTS: [(&str, &str); 4] = [
+    ("/apis", JSON),
+    ("/apis", AGGREGATED),
+    ("/apis/example.com", JSON),
+    ("/apis/example.com/v1", JSON),
+];
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_callers_get_the_same_discovery_document() {
-    let fixture = Fixture::start(small()).await;
-    let direct = fixture.direct.get(Protocol::Http2, ALL).await;
-    let asked = || fixture.upstream.stats().requests_on("GET", "");
-    let before = asked();
-    let began = Instant::now();
-    let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
-    let reads =
-        (0..200).map(|_| async { connection.read(Request::get(ALL).body(nothing())?).await });
-    for answer in within("200 documents", join_all(reads)).await {
-        let answer = answer.unwrap();
-        assert_eq!(answer.header("x-watershed-source"), "document");
-        assert_eq!(answer.essence(), direct.essence());
-    }
-    // At most one request a second and a few at the start, for as long as this machine takes.
-    let (cost, most) = (asked() - before, 20 + 2 * began.elapsed().as_secs());
-    assert!(
-        cost < most.min(150),
-        "200 readers at once cost upstream {cost}"
-    );
-    fixture.stop().await;
+fn ask((path, accept): (&str, &str)) -> Request<RequestBody> {
+    let request = Request::get(path).header("accept", accept);
+    request.body(nothing()).unwrap()
+}
+
+async fn read(from: &Endpoint, document: (&str, &str)) -> Answer {
+    let answer = within(document.0, from.send(Protocol::Http2, ask(document)));
+    answer.await.unwrap()
+}
+
+/// Returns true if a document shows the custom type.
+fn shows(answer: &Answer) -> bool {
+    let text = String::from_utf8_lossy(&answer.body);
+    answer.status == StatusCode::OK && text.contains(&*widgets().group)
+}
+
+/// Opens connections for a thousand clients.
+async fn connections(to: &Endpoint) -> Vec<Connection> {
+    let opened = (0..20).map(|_| to.connect(Protocol::Http2));
+    join_all(opened)
+        .await
+        .into_iter()
+        .map(Result::unwrap)
+        .collect()
+}
+
+/// Returns the number of requests for a path since the recording began.
+fn asked(upstream: &SimulatedServer, path: &str) -> usize {
+    let recorded = upstream.take_recorded();
+    recorded.iter().filter(|head| head.target == path).count()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_discovery_document_is_at_most_one_second_old() {
+async fn every_document_shows_what_upstream_has_shown_before() {
     let fixture = Fixture::start(small()).await;
-    for served in [false, true, false] {
-        fixture.proxied.get(Protocol::Http2, ALL).await;
+    for round in 0..25 {
+        let served = round % 2 == 1;
         fixture.upstream.state().serve_custom(&widgets(), served);
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        let answer = fixture.proxied.get(Protocol::Http2, ALL).await;
-        assert_eq!(answer.header("x-watershed-source"), "document");
-        let text = String::from_utf8_lossy(&answer.body).into_owned();
-        assert_eq!(text.contains(&*widgets().group), served, "{text}");
+        for document in DOCUMENTS {
+            let direct = read(&fixture.direct, document).await;
+            assert_eq!(shows(&direct), served, "{document:?}");
+            let answer = read(&fixture.proxied, document).await;
+            assert_eq!(answer.essence(), direct.essence(), "{round} {document:?}");
+        }
+    }
+    let answer = read(&fixture.proxied, DOCUMENTS[0]).await;
+    assert_eq!(answer.header("x-watershed-source"), "document");
+    fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_document_is_shared_only_by_requests_that_came_before_its_question() {
+    let fixture = Fixture::start(small()).await;
+    let upstream = &fixture.upstream;
+    upstream.state().serve_custom(&widgets(), false);
+    let counted = || upstream.stats().requests_on("GET", "");
+    let before = counted();
+    upstream
+        .faults()
+        .set(|active| active.hold = Some(ALL.to_owned()));
+    let spawn = || {
+        let proxied = fixture.proxied.clone();
+        tokio::spawn(async move { read(&proxied, DOCUMENTS[0]).await })
+    };
+    let early = spawn();
+    // Upstream has made its answer once it has counted the request.
+    eventually("the first question", async || {
+        let asked = counted() > before;
+        asked.then_some(()).ok_or_else(|| "not yet".to_owned())
+    })
+    .await;
+    upstream.state().serve_custom(&widgets(), true);
+    let late = [spawn(), spawn(), spawn()];
+    // They arrive while the first answer is on its way. If they do not, the test shows nothing.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    upstream.faults().set(|active| active.hold = None);
+    early.await.unwrap();
+    for late in late {
+        assert!(shows(&late.await.unwrap()), "upstream showed it before");
     }
     fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn discovery_errors_come_from_upstream() {
+async fn a_thousand_clients_that_start_together_cost_a_handful_of_requests() {
+    let fixture = Fixture::start(small()).await;
+    let documents = [
+        ("/api", AGGREGATED),
+        ("/apis", AGGREGATED),
+        ("/apis/apps/v1", JSON),
+        ("/version", JSON),
+    ];
+    let mut direct = Vec::new();
+    for document in documents {
+        direct.push(read(&fixture.direct, document).await.essence().2);
+    }
+    let connections = connections(&fixture.proxied).await;
+    fixture.upstream.take_recorded();
+    let began = Instant::now();
+    let clients = (0..1000).map(|client| {
+        let connection = &connections[client % connections.len()];
+        let direct = &direct;
+        async move {
+            for (document, direct) in documents.iter().zip(direct) {
+                let answer = connection.read(ask(*document)).await.unwrap();
+                assert_eq!(answer.header("x-watershed-source"), "document");
+                assert_eq!(answer.essence().2, *direct);
+            }
+        }
+    });
+    within("a thousand clients", join_all(clients)).await;
+    // Five at once, and ten a second for as long as this machine takes. The catalog may have read
+    // discovery once meanwhile.
+    let most = 7 + 10 * (1 + began.elapsed().as_secs() as usize);
+    let recorded = fixture.upstream.take_recorded();
+    for (path, _) in documents {
+        let cost = recorded.iter().filter(|head| head.target == path).count();
+        assert!((1..=most).contains(&cost), "{path} cost {cost} requests");
+    }
+    fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn those_who_come_during_a_question_share_the_next() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let program = Program::start(&upstream).await;
+    let connections = connections(&program.proxied).await;
+    // Whoever asks is known by then.
+    read(&program.proxied, DOCUMENTS[0]).await;
+    let in_flight = async || {
+        let text = plain_get(program.admin, "GET", "/metrics").await;
+        let values = text.lines().filter_map(|line| {
+            line.strip_prefix("watershed_requests_in_flight{")?
+                .rsplit_once(' ')?
+                .1
+                .parse::<f64>()
+                .ok()
+        });
+        values.sum::<f64>()
+    };
+    upstream
+        .faults()
+        .set(|active| active.hold = Some(ALL.to_owned()));
+    upstream.take_recorded();
+    let began = Instant::now();
+    let clients: Vec<_> = (0..1000)
+        .map(|client| {
+            let connection = connections[client % connections.len()].clone();
+            tokio::spawn(async move { connection.read(ask(DOCUMENTS[0])).await.unwrap() })
+        })
+        .collect();
+    eventually("a thousand requests in flight", async || {
+        match in_flight().await {
+            1000.0 => Ok(()),
+            other => Err(other.to_string()),
+        }
+    })
+    .await;
+    upstream.faults().set(|active| active.hold = None);
+    for client in clients {
+        let answer = within("a document", client).await.unwrap();
+        assert_eq!(answer.header("x-watershed-source"), "document");
+    }
+    // A question that hangs for two seconds holds up the next no longer.
+    let most = 2 + began.elapsed().as_secs() as usize / 2;
+    let cost = asked(&upstream, ALL);
+    assert!((2..=most).contains(&cost), "they cost {cost} requests");
+    program.terminate().await;
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn documents_that_upstream_cannot_be_asked_about_are_not_shown() {
     let fixture = Fixture::start(small()).await;
     fixture.proxied.get(Protocol::Http2, ALL).await;
     // An unknown token, no token, and an upstream that fails.
@@ -66,13 +212,11 @@ async fn discovery_errors_come_from_upstream() {
         assert_eq!(ours.essence(), theirs.essence());
         assert_ne!(ours.header("x-watershed-source"), "document");
     }
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let resource = Some(String::new());
     let refusal = PlannedRefusal {
         count: u32::MAX,
         code: 500,
         retry_after: None,
-        resource,
+        resource: Some(String::new()),
         verb: None,
     };
     fixture
@@ -86,10 +230,30 @@ async fn discovery_errors_come_from_upstream() {
         fixture.proxied.get(Protocol::Http2, ALL).await.status,
         StatusCode::OK
     );
-    let path = format!("/apis/{}/{}", widgets().group, pods().version);
-    for path in [path.as_str(), "/api", "/version"] {
+    for path in ["/apis/apps/v1", "/api", "/version"] {
         let answer = fixture.proxied.get(Protocol::Http2, path).await;
         assert_eq!(answer.header("x-watershed-source"), "document", "{path}");
     }
+    fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_document_that_hangs_delays_no_other() {
+    let fixture = Fixture::start(small()).await;
+    let upstream = &fixture.upstream;
+    upstream
+        .faults()
+        .set(|active| active.hold = Some(ALL.to_owned()));
+    let proxied = fixture.proxied.clone();
+    let hanging = tokio::spawn(async move { read(&proxied, DOCUMENTS[0]).await });
+    // Types come and go meanwhile, and the other documents show it.
+    for served in [false, true] {
+        upstream.state().serve_custom(&widgets(), served);
+        for document in &DOCUMENTS[2..] {
+            assert_eq!(shows(&read(&fixture.proxied, *document).await), served);
+        }
+    }
+    upstream.faults().set(|active| active.hold = None);
+    assert_eq!(hanging.await.unwrap().status, StatusCode::OK);
     fixture.stop().await;
 }

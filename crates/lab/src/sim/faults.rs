@@ -65,6 +65,9 @@ pub struct ActiveFaults {
     pub refuse: Option<PlannedRefusal>,
     /// After this many more frames, over all watches, one is broken.
     pub break_frame: Option<(u64, BrokenFrame)>,
+    /// Answers to requests for this path are held back. They are made at once, so they show what
+    /// was there before the fault ended.
+    pub hold: Option<String>,
 }
 
 /// The switches of the faults. They may change while the server runs.
@@ -159,6 +162,16 @@ impl Faults {
 
     pub(crate) fn subscribe(&self) -> watch::Receiver<CutCounts> {
         self.cut.subscribe()
+    }
+
+    /// Waits while answers to requests for `path` are held back.
+    pub(crate) async fn released(&self, path: &str) {
+        let mut changes = self.subscribe();
+        while self.active.lock().hold.as_deref() == Some(path) {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     pub(crate) fn next_frame(&self) -> NextFrame {

@@ -122,6 +122,7 @@ impl SimulatorService {
         if let Some(size) = hyper::body::Body::size_hint(response.body()).exact() {
             self.simulation.stats.sent(verb, &resource, size);
         }
+        self.simulation.faults.released(path).await;
         self.add_headers(&head.headers, head.version, &mut response);
         if head.method == Method::HEAD {
             without_body(&mut response);
