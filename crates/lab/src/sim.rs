@@ -44,7 +44,9 @@ mod write;
 
 pub use access::{AccessRule, AccessRules};
 pub use attributes::User;
-pub use faults::{ActiveFaults, BrokenFrame, Faults, PlannedRefusal, WatchListSupport};
+pub use faults::{
+    ActiveFaults, BadAnswer, BadAnswers, BrokenFrame, Faults, PlannedRefusal, WatchListSupport,
+};
 pub use kinds::{pods, resources, widgets};
 pub use options::{Options, Population};
 pub use server::SimulatedServer;

@@ -49,6 +49,40 @@ pub struct PlannedRefusal {
     pub verb: Option<String>,
 }
 
+/// An answer that no API server gives, in place of a whole one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum BadAnswer {
+    /// 404 with a page, as from a load balancer without a backend.
+    NotFound,
+    /// 405 with a Status.
+    MethodNotAllowed,
+    /// 406 with a Status.
+    NotAcceptable,
+    /// 200 with a page.
+    Page,
+    /// 200 with the usual content type and bytes that mean nothing.
+    Garbage,
+    /// No answer until the client gives up.
+    Silence,
+}
+
+/// Requests that are answered badly.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BadAnswers {
+    /// Number of requests that are still to be answered badly.
+    pub count: u32,
+    /// The answer.
+    pub answer: BadAnswer,
+    /// Only requests for this resource (`pods`, `deployments.apps`); all when absent.
+    #[serde(default)]
+    pub resource: Option<String>,
+    /// Only this verb (`LIST`, `WATCH`, `GET` …); all when absent.
+    #[serde(default)]
+    pub verb: Option<String>,
+}
+
 /// The faults that are switched on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -63,6 +97,8 @@ pub struct ActiveFaults {
     pub no_bookmarks: bool,
     /// The next requests are refused.
     pub refuse: Option<PlannedRefusal>,
+    /// The next requests are answered badly.
+    pub bad_answers: Option<BadAnswers>,
     /// After this many more frames, over all watches, one is broken.
     pub break_frame: Option<(u64, BrokenFrame)>,
     /// Answers to requests for this path are held back. They are made at once, so they show what
@@ -188,12 +224,47 @@ impl Faults {
         NextFrame::Broken(how)
     }
 
+    /// Answers the next `count` requests of a verb for a resource badly.
+    pub fn answer_badly(&self, answer: BadAnswer, verb: &str, resource: &str, count: u32) {
+        self.set(|active| {
+            active.bad_answers = Some(BadAnswers {
+                count,
+                answer,
+                resource: Some(resource.to_owned()),
+                verb: Some(verb.to_owned()),
+            });
+        });
+    }
+
+    /// Returns the bad answer that a request gets.
+    pub(crate) fn bad_answer(&self, verb: &str, resource: &str) -> Option<BadAnswer> {
+        let mut active = self.active.lock();
+        let planned = active.bad_answers.as_mut()?;
+        if !concerns(
+            planned.verb.as_ref(),
+            planned.resource.as_ref(),
+            verb,
+            resource,
+        ) {
+            return None;
+        }
+        let answer = planned.answer;
+        planned.count = planned.count.saturating_sub(1);
+        if planned.count == 0 {
+            active.bad_answers = None;
+        }
+        Some(answer)
+    }
+
     pub(crate) fn refusal(&self, verb: &str, resource: &str) -> Option<Failure> {
         let mut active = self.active.lock();
         let refuse = active.refuse.as_mut()?;
-        if refuse.verb.as_deref().is_some_and(|v| v != verb)
-            || refuse.resource.as_deref().is_some_and(|r| r != resource)
-        {
+        if !concerns(
+            refuse.verb.as_ref(),
+            refuse.resource.as_ref(),
+            verb,
+            resource,
+        ) {
             return None;
         }
         let failure = match refuse.code {
@@ -221,4 +292,15 @@ impl Faults {
         }
         Some(failure)
     }
+}
+
+/// Returns true if a fault of one verb and one resource, or of all, concerns a request.
+fn concerns(
+    planned_verb: Option<&String>,
+    planned_resource: Option<&String>,
+    verb: &str,
+    resource: &str,
+) -> bool {
+    planned_verb.is_none_or(|planned| planned == verb)
+        && planned_resource.is_none_or(|planned| planned == resource)
 }

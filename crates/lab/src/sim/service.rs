@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::attributes::SimulatedAccess;
 use super::body::ResponseBody;
-use super::faults::ActiveFaults;
+use super::faults::{ActiveFaults, BadAnswer};
 use super::kinds::{KINDS, ResourceKind};
 use super::request::{AnswerShape, Query, RequestTarget};
 use super::simulation::Simulation;
@@ -147,6 +147,14 @@ impl SimulatorService {
                 .refusal(target.metric_verb(), &target.resource())
         {
             return Err(failure);
+        }
+        if path != "/sim/faults"
+            && let Some(answer) = self
+                .simulation
+                .faults
+                .bad_answer(target.metric_verb(), &target.resource())
+        {
+            return bad_answer(answer).await;
         }
         if !self.simulation.access.allowed(&user, &target.attributes) {
             return Err(target.attributes.forbidden(&user));
@@ -417,6 +425,23 @@ impl SimulatorService {
         if unauthorized && version < http::Version::HTTP_2 {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
+    }
+}
+
+/// Answers as no API server does.
+async fn bad_answer(answer: BadAnswer) -> Result<Response<ResponseBody>, Failure> {
+    const PAGE: &str = "<html><body>default backend</body></html>\n";
+    match answer {
+        BadAnswer::NotFound => {
+            let mut response = text("text/html", PAGE);
+            *response.status_mut() = StatusCode::NOT_FOUND;
+            Ok(response)
+        }
+        BadAnswer::MethodNotAllowed => Err(Failure::method_not_allowed()),
+        BadAnswer::NotAcceptable => Err(Failure::not_acceptable()),
+        BadAnswer::Page => Ok(text("text/html", PAGE)),
+        BadAnswer::Garbage => Ok(json(200, "{\"kind\":\"Po\x00garbage\n")),
+        BadAnswer::Silence => std::future::pending().await,
     }
 }
 
