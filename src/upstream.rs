@@ -10,6 +10,7 @@
 //! travels without the proxy's certificate and token, or names the caller it is for. Only where the
 //! operator made all callers one with the proxy ([`ForwardIdentity::Own`]) it does not.
 
+mod backoff;
 mod body;
 mod class;
 mod client;

@@ -38,6 +38,7 @@ pub struct Scope {
     /// The version of the newest snapshot, for those who wait for one.
     pub(super) newest: watch::Sender<ResourceVersion>,
     pub(super) schema_changed: Notify,
+    pub(super) type_removed: Notify,
     pub(super) idle: IdleTracker,
     pub(super) stop: CancellationToken,
 }

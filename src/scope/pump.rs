@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::{sleep, sleep_until};
-use watershed_protocol::{BookmarkFormat, WireFormat};
+use watershed_protocol::BookmarkFormat;
 
 use super::cached::Scope;
 use super::collect::stored_object;
@@ -18,12 +18,15 @@ use crate::metric::{Counter, Metric};
 use crate::store::{SnapshotBuilder, StoreWriter};
 use crate::upstream::{Change, Probe, Reflector, Stopped};
 
-/// Minimum time before a scope that stopped is opened anew. Requests are forwarded meanwhile.
+/// Time after which a scope that was never ready is given up, and before which a representation
+/// that upstream does not have is not asked for again. Requests are forwarded meanwhile.
 pub(crate) const REOPEN_AFTER: Duration = Duration::from_secs(30);
 /// After a schema change an API server builds the type's storage anew, within about a second. It
 /// may have ended our watch before the change was seen here, so the scope is listed again after
 /// this.
 const STORAGE_REBUILD: Duration = Duration::from_secs(2);
+/// Shortest pause between attempts of a scope that was never ready.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// A watch that ended in good order is open again after milliseconds. A scope that waits longer
 /// does not follow.
 const WATCH_REOPEN: Duration = Duration::from_secs(2);
@@ -40,8 +43,10 @@ pub(super) struct ScopePump {
     pub(super) timers: PumpTimers,
     /// Asks about versions that several deletions share, if the type has such.
     pub(super) probe: Option<Probe>,
-    /// The form of the last list.
-    pub(super) format: Option<Arc<WireFormat>>,
+    /// What the last list showed of the type.
+    pub(super) ready: Option<Arc<ReadyScope>>,
+    /// The first refusal of a scope that was never ready.
+    pub(super) refused_since: Option<Instant>,
     /// The reason why the task ended. It is closed unless set: the runtime may drop the task.
     pub(super) stopped: Stopped,
 }
@@ -81,6 +86,10 @@ impl ScopePump {
                     self.timers.list_again = Some(Instant::now() + STORAGE_REBUILD);
                     continue;
                 }
+                () = self.scope.type_removed.notified() => {
+                    self.reflector.type_removed();
+                    continue;
+                }
                 () = wait_until(self.timers.list_again) => {
                     tracing::info!(
                         resource = %self.scope.key.gvr,
@@ -104,6 +113,7 @@ impl ScopePump {
             };
             match change {
                 Ok(change) => self.apply(change),
+                Err(stopped) if self.tries_again(&stopped) => {}
                 Err(stopped) => break stopped,
             }
         };
@@ -132,12 +142,13 @@ impl ScopePump {
                 bookmark,
             } => {
                 self.learn_bookmark(bookmark);
-                let ready = ReadyScope {
-                    format: Arc::clone(&format),
+                self.refused_since = None;
+                let ready = Arc::new(ReadyScope {
+                    format,
                     streams_initial_events,
                     warnings,
-                };
-                self.format = Some(format);
+                });
+                self.ready = Some(Arc::clone(&ready));
                 let snapshot = objects.finish(version);
                 let representation = self.scope.key.representation;
                 tracing::info!(
@@ -152,12 +163,12 @@ impl ScopePump {
                 self.count(&metrics::UPSTREAM_LISTS);
                 self.scope.first_list.get_or_init(|| version);
                 self.writer.replace(snapshot);
-                self.phase.send_replace(ScopePhase::Ready(Arc::new(ready)));
+                self.phase.send_replace(ScopePhase::Ready(ready));
             }
             Change::Event(frame, scanned) => {
                 self.events.increment(1);
-                let Some(format) = &self.format else { return };
-                let object = stored_object(format, &frame.object, scanned);
+                let Some(ready) = &self.ready else { return };
+                let object = stored_object(&ready.format, &frame.object, scanned);
                 if let Err(error) = self.writer.apply(now, frame, object) {
                     tracing::error!(
                         resource = %self.scope.key.gvr,
@@ -190,6 +201,38 @@ impl ScopePump {
         });
     }
 
+    /// Prepares another attempt after a refusal, if the scope was never ready. Returns `false` if
+    /// the refusal is final.
+    ///
+    /// One answer may be an accident: a load balancer's page, or an API server that does not know
+    /// the roles yet. Requests are forwarded meanwhile, and the pauses grow as long as it lasts.
+    fn tries_again(&mut self, stopped: &Stopped) -> bool {
+        let may_pass = match stopped {
+            Stopped::Vanished | Stopped::Forbidden(_) | Stopped::NotUnderstood(_) => true,
+            Stopped::NotAcceptable | Stopped::Closed | Stopped::Failed => false,
+        };
+        // On-demand scopes that recover by themselves would not count against their limit.
+        if self.ready.is_some() || self.scope.on_demand || !may_pass {
+            return false;
+        }
+        let lasts = match self.refused_since {
+            Some(since) => since.elapsed(),
+            None => {
+                self.refused_since = Some(Instant::now());
+                self.report_stop(stopped);
+                Duration::ZERO
+            }
+        };
+        if lasts >= REOPEN_AFTER {
+            return false;
+        }
+        self.phase
+            .send_replace(ScopePhase::Stopped(stopped.clone()));
+        let jitter = 0.75 + fastrand::f64() / 2.0;
+        self.reflector.pause(lasts.max(FIRST_RETRY).mul_f64(jitter));
+        true
+    }
+
     fn learn_bookmark(&self, format: Option<BookmarkFormat>) {
         if let Some(format) = format {
             let format = self.null_in_structs.complete(format);
@@ -201,9 +244,10 @@ impl ScopePump {
         metrics::of_type(metric, &self.scope.key.gvr).increment(1);
     }
 
-    fn log_end(&self) {
+    /// Logs and counts that the scope cannot be cached.
+    fn report_stop(&self, reason: &Stopped) {
         let key = &self.scope.key;
-        if self.stopped == Stopped::Closed {
+        if *reason == Stopped::Closed {
             tracing::debug!(
                 resource = %key.gvr,
                 representation = ?key.representation,
@@ -214,10 +258,16 @@ impl ScopePump {
                 resource = %key.gvr,
                 selection = %key.selection,
                 representation = ?key.representation,
-                reason = %self.stopped,
+                %reason,
                 "not cached; its requests are forwarded"
             );
         }
+        let labels = [
+            key.gvr.group.clone().into(),
+            key.gvr.resource.clone().into(),
+            reason.as_str().into(),
+        ];
+        metrics::STOPPED.with(labels).increment(1);
     }
 }
 
@@ -227,14 +277,10 @@ impl Drop for ScopePump {
         if std::thread::panicking() {
             self.stopped = Stopped::Failed;
         }
-        self.log_end();
-        let gvr = &self.scope.key.gvr;
-        let labels = [
-            gvr.group.clone().into(),
-            gvr.resource.clone().into(),
-            self.stopped.as_str().into(),
-        ];
-        metrics::STOPPED.with(labels).increment(1);
+        let tried_again = self.refused_since.is_some();
+        if !tried_again || self.stopped == Stopped::Closed {
+            self.report_stop(&self.stopped);
+        }
         self.scope.set_following(false);
         self.phase
             .send_replace(ScopePhase::Stopped(self.stopped.clone()));
@@ -243,11 +289,18 @@ impl Drop for ScopePump {
         if self.stopped == Stopped::Closed {
             return;
         }
+        // A scope that was refused for long enough makes room for one with pauses of its own.
+        let was_retried = tried_again || self.ready.is_some();
+        let remembered = if was_retried && self.stopped != Stopped::Failed {
+            Duration::ZERO
+        } else {
+            REOPEN_AFTER
+        };
         if let Ok(runtime) = Handle::try_current() {
             let scope = Arc::downgrade(&self.scope);
             let open = self.open.clone();
             runtime.spawn(async move {
-                sleep(REOPEN_AFTER).await;
+                sleep(remembered).await;
                 if let Some(scope) = scope.upgrade() {
                     open.forget(&scope);
                 }

@@ -117,18 +117,24 @@ impl Scopes {
         scopes.retain(|_, scope| {
             scope.schema_changed.notify_one();
             // What could not be cached under the old schema is tried again with the next request.
-            !matches!(scope.phase(), ScopePhase::Stopped(_))
+            let stopped = matches!(scope.phase(), ScopePhase::Stopped(_));
+            if stopped {
+                scope.stop.cancel();
+            }
+            !stopped
         });
     }
 
     /// Closes the scopes of a type, as it changed its shape or is gone. The next request opens a
     /// new scope.
     ///
-    /// The old one's watches end after `grace`. Objects of a type that is being deleted are deleted
-    /// one by one, and watchers are owed those events, as upstream sends them.
+    /// The old one's watches end after `grace`, or once upstream refuses the type. Objects of a
+    /// type that is being deleted are deleted one by one, and watchers are owed those events, as
+    /// upstream sends them.
     pub fn close(&self, gvr: &GroupVersionResource, grace: Duration) {
         let closed = self.open.lock().remove(gvr);
         for scope in closed.into_iter().flat_map(HashMap::into_values) {
+            scope.type_removed.notify_one();
             tokio::spawn(async move {
                 sleep(grace).await;
                 scope.stop.cancel();
@@ -235,6 +241,7 @@ impl Scopes {
             phase,
             newest: watch::Sender::default(),
             schema_changed: Notify::new(),
+            type_removed: Notify::new(),
             stop: CancellationToken::new(),
         });
         let pump = ScopePump {
@@ -247,7 +254,8 @@ impl Scopes {
             open: self.open.clone(),
             null_in_structs: Arc::clone(&self.null_in_structs),
             timers: PumpTimers::default(),
-            format: None,
+            ready: None,
+            refused_since: None,
             stopped: Stopped::Closed,
         };
         tokio::spawn(pump.run());

@@ -1,10 +1,16 @@
-//! The registry of scopes.
+//! The registry of scopes, and the task of one.
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
+use http::Response;
+
 use super::*;
+use crate::body;
 use crate::store::{Interest, SubscriptionStart};
-use crate::test_support::{Api, HTTP2, Pki, text, upstream_of};
+use crate::test_support::{Api, HTTP2, Pki, streamed, text, upstream_of};
 use crate::upstream::UpstreamClient;
 use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, Representation};
 
@@ -65,4 +71,54 @@ async fn only_scopes_that_nobody_uses_are_closed() {
     assert_eq!(open(), "pinned watched whole");
     scopes.close_idle_at(now + Duration::from_secs(12));
     assert_eq!(open(), "pinned whole");
+}
+
+/// A mark of the end of no initial events, and then an event that does not fit: nothing is known
+/// that could be modified.
+const UNFIT: &str = concat!(
+    r#"{"type":"BOOKMARK","object":{"kind":"Pod","apiVersion":"v1","#,
+    r#""metadata":{"resourceVersion":"8","#,
+    r#""annotations":{"k8s.io/initial-events-end":"true"}}}}"#,
+    "\n",
+    r#"{"type":"MODIFIED","object":{"kind":"Pod","apiVersion":"v1","#,
+    r#""metadata":{"name":"a","namespace":"n","resourceVersion":"9"}}}"#,
+    "\n"
+);
+
+#[tokio::test]
+async fn lists_after_events_that_do_not_fit_become_rarer() {
+    const LIST: &str =
+        r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[]}"#;
+    let pki = Pki::new();
+    let lists = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&lists);
+    let api = Api::start(&pki, HTTP2, move |request, _| {
+        let watch = request.uri().query().unwrap().starts_with("watch=1");
+        let body = if watch {
+            let events = stream::iter([Ok(Bytes::from_static(UNFIT.as_bytes()))]);
+            streamed(events.chain(stream::pending()))
+        } else {
+            count.fetch_add(1, Ordering::SeqCst);
+            body::full(format!("{LIST}\n"))
+        };
+        async move {
+            Response::builder()
+                .header("content-type", "application/json")
+                .body(body)
+                .unwrap()
+        }
+    })
+    .await;
+    let scopes = Scopes::new(
+        UpstreamClient::new(&upstream_of(&pki, &api).await),
+        ScopeConfig::default(),
+    );
+    let gvr = GroupVersionResource::new("", "v1", "pods");
+    let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
+    let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
+    scopes.open(&key, &"Pod".into(), &fields);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    // Without pauses there are hundreds of them.
+    let lists = lists.load(Ordering::SeqCst);
+    assert!((2..10).contains(&lists), "{lists} lists in three seconds");
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 
 use super::stream::WatchStream;
 use super::{ConnectionClass, RequestPurpose, SendOptions, ServedBy, UpstreamBody, UpstreamClient};
@@ -22,9 +22,11 @@ use watershed_protocol::{
 mod answer;
 mod change;
 mod error;
+mod recovery;
 
-use answer::{ANSWER_TIMEOUT, accepted, read_list};
+use answer::{ANSWER_TIMEOUT, WATCH_ANSWER_TIMEOUT, accepted, read_list};
 use error::ReflectorError;
+use recovery::{Recovery, Route};
 
 pub use change::{Change, Collect, ReflectorTarget, Stopped};
 
@@ -32,12 +34,8 @@ pub use change::{Change, Collect, ReflectorTarget, Stopped};
 const INITIAL_SILENCE: Duration = Duration::from_secs(15);
 /// Page size of lists, as other clients use it.
 const PAGE: usize = 500;
-/// First and last pause between attempts. It doubles, with jitter.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// Time after which a refusal of what was granted before is final.
-const REFUSAL: Duration = Duration::from_secs(30);
-/// Refusals in a row after which other API servers are asked no more.
-const REFUSALS_ELSEWHERE: u32 = 2;
+/// The query that begins a list. One object shows how upstream frames lists of the type.
+const FIRST_PAGE: &str = "limit=1";
 /// Time within which an API server uses a changed schema.
 const REBUILT: Duration = Duration::from_secs(30);
 
@@ -61,21 +59,11 @@ pub struct Reflector {
     format: Option<Arc<WireFormat>>,
     warnings: Vec<HeaderValue>,
     bookmark_known: bool,
-    /// False once upstream refused to stream initial events.
+    /// The next list is streamed. `false` after upstream did not stream one.
     streaming: bool,
     /// The address of the last answer.
     served_by: Option<Address>,
-    /// Attempts that failed in a row.
-    failures: u32,
-    /// Expired answers in a row; other API servers may still have the version.
-    expirations: usize,
-    /// `true` once upstream let it be followed.
-    granted: bool,
-    /// Start and number of the refusals of what was granted before.
-    refused_since: Option<Instant>,
-    refusals: u32,
-    /// Earliest moment of the next attempt.
-    retry_at: Option<Instant>,
+    recovery: Recovery,
     /// Moment of the last change of the type's schema.
     schema_changed: Option<Instant>,
     /// The last event was a deletion of this version, and more of the same version may come: etcd
@@ -95,20 +83,26 @@ impl Reflector {
             bookmark_known: false,
             streaming: true,
             served_by: None,
-            failures: 0,
-            expirations: 0,
-            granted: false,
-            refused_since: None,
-            refusals: 0,
-            retry_at: None,
+            recovery: Recovery::new(),
             schema_changed: None,
             unfinished: None,
         }
     }
 
-    /// Forgets everything: the next change is a fresh list.
+    /// Forgets everything: the next change is a fresh list. It comes later if this happens often.
     pub fn restart(&mut self) {
         self.state = ReflectorState::Start;
+        self.recovery.list_again();
+    }
+
+    /// Delays the next attempt, for example after a [`Stopped`].
+    pub fn pause(&mut self, pause: Duration) {
+        self.recovery.not_before(Instant::now() + pause);
+    }
+
+    /// Notes that the type is gone. If upstream refuses it now, the reflector stops at once.
+    pub fn type_removed(&mut self) {
+        self.recovery.type_removed();
     }
 
     /// Notes that the type's schema changed.
@@ -128,21 +122,23 @@ impl Reflector {
     /// Cancelling a call loses no change.
     pub async fn next<C: Collect>(&mut self) -> Result<Change<C>, Stopped> {
         loop {
-            if let Some(at) = self.retry_at {
-                sleep_until(at).await;
-                self.retry_at = None;
-            }
+            self.recovery.wait().await;
             match self.step().await {
                 Ok(Some(change)) => return Ok(change),
                 Ok(None) => {}
-                Err(ReflectorError::Stopped(stopped)) if !self.may_pass(&stopped) => {
-                    return Err(stopped);
+                Err(ReflectorError::Stopped(stopped)) => {
+                    if self.recovery.refused(self.served_by.clone()) {
+                        return Err(stopped);
+                    }
+                    self.recover(&ReflectorError::Stopped(stopped));
+                    return Ok(Change::Interrupted);
                 }
-                // Older releases do not stream: that is no failure.
+                // Older releases do not stream: that is no failure. Nor is it known from one
+                // answer, or from a silence, that this release does not.
                 Err(ReflectorError::NoInitialEvents) => {
                     tracing::info!(
                         resource = %self.target.gvr,
-                        "upstream does not stream initial events; listing instead"
+                        "upstream did not stream initial events; listing instead"
                     );
                     self.streaming = false;
                 }
@@ -158,7 +154,7 @@ impl Reflector {
         match std::mem::replace(&mut self.state, ReflectorState::Start) {
             ReflectorState::Start => {
                 let (change, version, stream) = self.list().await?;
-                self.succeeded();
+                self.recovery.succeeded();
                 self.unfinished = None;
                 self.state = match stream {
                     Some(stream) => ReflectorState::Watching { version, stream },
@@ -189,13 +185,13 @@ impl Reflector {
                 // A clean end (None) is a server timeout or restart: resume at once.
                 let Some(frame) = stream.next_frame().await? else {
                     if self.is_rebuilding() {
-                        self.state = ReflectorState::Start;
+                        self.restart();
                     }
                     return Ok(Some(Change::Ended));
                 };
                 // An ERROR event comes with status 200, but counts as a failure.
                 let change = self.take_in(frame, &mut stream)?;
-                self.succeeded();
+                self.recovery.succeeded();
                 let version = match &change {
                     Change::Event(frame, scanned) => {
                         self.unfinished =
@@ -212,29 +208,6 @@ impl Reflector {
                 Ok(Some(change))
             }
         }
-    }
-
-    fn succeeded(&mut self) {
-        self.failures = 0;
-        self.expirations = 0;
-        self.granted = true;
-        self.refused_since = None;
-        self.refusals = 0;
-    }
-
-    /// Returns `true` if a refusal may be temporary.
-    ///
-    /// Right after its start, an API server does not know the roles and refuses what it granted
-    /// before. Ending every watch for that would send all clients there at once.
-    fn may_pass(&mut self, stopped: &Stopped) -> bool {
-        self.refusals += 1;
-        self.granted
-            && matches!(stopped, Stopped::Forbidden(_))
-            && self
-                .refused_since
-                .get_or_insert_with(Instant::now)
-                .elapsed()
-                < REFUSAL
     }
 
     fn take_in<C>(
@@ -312,60 +285,47 @@ impl Reflector {
 
     /// Prepares the next attempt.
     fn recover(&mut self, error: &ReflectorError) {
-        let target = &self.target;
-        if self.is_rebuilding() {
-            self.state = ReflectorState::Start;
-        }
+        let resource = &self.target.gvr;
+        let by = self.served_by.clone();
+        let mut list_again = self.is_rebuilding();
         match error {
             ReflectorError::Expired(message) => {
-                // Another API server of the same cluster may still have the history.
-                self.expirations += 1;
-                let lost = self.expirations > self.client.upstream().addresses().len().max(2);
-                tracing::info!(
-                    resource = %target.gvr,
-                    message,
-                    relist = lost,
-                    "upstream has lost the history"
-                );
-                if !lost {
+                let servers = self.client.upstream().addresses().len();
+                let lost = self.recovery.expired(by, servers);
+                tracing::info!(%resource, message, relist = lost, "upstream has lost the history");
+                list_again |= lost;
+                if !list_again {
                     return;
                 }
-                self.state = ReflectorState::Start;
             }
             ReflectorError::Malformed(_) => {
-                tracing::error!(
-                    resource = %target.gvr,
-                    %error,
-                    "upstream's stream is not understood; listing again"
-                );
-                self.state = ReflectorState::Start;
+                let persists = self.recovery.unreadable(by);
+                tracing::error!(%resource, %error, relist = persists, "cannot read an answer");
+                if persists {
+                    // The pause before the list is part of the recovery so far.
+                    self.state = ReflectorState::Start;
+                }
             }
             error => {
-                tracing::warn!(
-                    resource = %target.gvr,
-                    %error,
-                    failures = self.failures,
-                    "upstream failed"
-                );
+                // A refusal was counted before.
+                if !matches!(error, ReflectorError::Stopped(_)) {
+                    self.recovery.failed();
+                }
+                let failures = self.recovery.failures();
+                tracing::warn!(%resource, %error, failures, "upstream failed");
             }
         }
-        // The first retry is immediate: most interruptions are a cut connection.
-        if self.failures > 0 {
-            let wait = BACKOFF
-                .0
-                .saturating_mul(1 << self.failures.min(10))
-                .min(BACKOFF.1);
-            self.retry_at = Some(Instant::now() + wait.mul_f64(0.5 + fastrand::f64() / 2.0));
+        if list_again && !matches!(self.state, ReflectorState::Start) {
+            self.restart();
         }
-        self.failures += 1;
+        self.recovery.back_off();
     }
 
     /// Gets the initial state, streamed or in pages.
     async fn list<C: Collect>(
         &mut self,
     ) -> Result<(Change<C>, ResourceVersion, Option<Box<WatchStream>>), ReflectorError> {
-        // A list of one object shows how upstream frames lists of this type.
-        let (headers, body) = self.get("limit=1").await?;
+        let (headers, body) = self.get(FIRST_PAGE).await?;
         self.warnings = headers.get_all(header::WARNING).iter().cloned().collect();
         let Representation {
             encoding,
@@ -530,27 +490,28 @@ impl Reflector {
         .header(header::ACCEPT, accept)
         .body(body::empty())
         .map_err(|error| ReflectorError::Broken(error.to_string()))?;
-        // After a 410 or a refusal, another API server is asked, if need be through a load
-        // balancer.
-        let refused = (1..=REFUSALS_ELSEWHERE).contains(&self.refusals);
-        // Only for watches: all pages of a list must come from one server.
-        let elsewhere = watch && (self.expirations > 0 || refused);
-        let avoid = self.served_by.take_if(|_| elsewhere);
+        // All pages of a list must come from one server.
+        let may_move = watch || query == FIRST_PAGE;
+        let (fresh_connection, avoid) = match self.recovery.route() {
+            Route::Elsewhere(avoid) if may_move => (true, avoid),
+            _ => (false, None),
+        };
+        let (purpose, patience) = if watch {
+            (RequestPurpose::Watch, WATCH_ANSWER_TIMEOUT)
+        } else {
+            (RequestPurpose::List, ANSWER_TIMEOUT)
+        };
         let options = SendOptions {
-            fresh_connection: elsewhere,
+            fresh_connection,
             avoid,
-            purpose: if watch {
-                RequestPurpose::Watch
-            } else {
-                RequestPurpose::List
-            },
+            purpose,
         };
         let answer = timeout(
-            ANSWER_TIMEOUT,
+            patience,
             self.client.send(ConnectionClass::Watch, request, options),
         )
         .await;
-        let response = answer.map_err(|_| ReflectorError::Silent(ANSWER_TIMEOUT))??;
+        let response = answer.map_err(|_| ReflectorError::Silent(patience))??;
         self.served_by = response
             .extensions()
             .get::<ServedBy>()

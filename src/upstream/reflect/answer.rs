@@ -12,8 +12,11 @@ use super::error::ReflectorError;
 use crate::body;
 use crate::upstream::UpstreamBody;
 
-/// Timeout of response headers, and of the body of a list.
+/// Timeout of a list's response headers, and of its body.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_mins(1);
+/// Timeout of a watch's response headers: nothing is followed until they come. Upstream sends them
+/// before the first event, but priority and fairness may hold a request back for 15 s.
+pub(super) const WATCH_ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Limit of a page's body, to bound memory. etcd limits an object to about 1.5 MiB.
 const MAX_PAGE_BYTES: usize = 2 << 30;
 /// Limit of an error's body.

@@ -1,0 +1,240 @@
+//! How a reflector goes on after attempts that failed: when, from where, and at which API server.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+use crate::upstream::backoff::{Backoff, Pacing};
+use watershed_connect::Address;
+
+/// First and longest pause between attempts.
+const ATTEMPTS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+/// First and longest pause between lists, and after answers that cannot be read.
+const LISTS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// Time after which a refusal of what was granted before is final.
+const REFUSAL: Duration = Duration::from_secs(30);
+/// Refusals within that time that are final. A pair with a long silence between them is not.
+const FINAL_REFUSALS: u32 = 3;
+/// Bad answers in a row after which only every second attempt goes elsewhere. Each of these makes a
+/// connection.
+const ELSEWHERE: u32 = 2;
+/// Unreadable answers in a row for which the watch is resumed. The next one has the type listed.
+const UNREADABLE: u32 = 1;
+
+/// The failures so far, and what follows from them.
+#[derive(Debug)]
+pub(super) struct Recovery {
+    /// Pauses between attempts, until one succeeds.
+    attempts: Backoff,
+    /// Pauses between lists, until all has been well for a while.
+    lists: Pacing,
+    /// Expired answers in a row; other API servers may still have the version.
+    expirations: usize,
+    /// Bad answers in a row: refusals, and answers that cannot be read.
+    bad_answers: u32,
+    /// Of these, answers in a row that cannot be read.
+    unreadable: u32,
+    refusals: Refusals,
+    /// The server of the last bad or expired answer.
+    avoid: Option<Address>,
+    /// Upstream let it be followed at least once.
+    granted: bool,
+    /// The type is gone, so a refusal is no surprise.
+    type_removed: bool,
+    /// Earliest moment of the next attempt.
+    retry_at: Option<Instant>,
+}
+
+/// Refusals in a row.
+#[derive(Debug, Default)]
+struct Refusals {
+    count: u32,
+    since: Option<Instant>,
+}
+
+/// The server that an attempt should go to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Route {
+    /// Any.
+    Any,
+    /// Another one than this, or at least another connection, which may lead elsewhere through a
+    /// load balancer.
+    Elsewhere(Option<Address>),
+}
+
+impl Recovery {
+    pub(super) fn new() -> Self {
+        Self {
+            attempts: Backoff::new(ATTEMPTS.0, ATTEMPTS.1),
+            lists: Pacing::new(LISTS.0, LISTS.1),
+            expirations: 0,
+            bad_answers: 0,
+            unreadable: 0,
+            refusals: Refusals::default(),
+            avoid: None,
+            granted: false,
+            type_removed: false,
+            retry_at: None,
+        }
+    }
+
+    /// Waits until the next attempt may begin.
+    pub(super) async fn wait(&mut self) {
+        if let Some(at) = self.retry_at {
+            sleep_until(at).await;
+            self.retry_at = None;
+        }
+    }
+
+    /// Returns the number of attempts that failed in a row.
+    pub(super) fn failures(&self) -> u32 {
+        self.attempts.failures()
+    }
+
+    /// Returns where the next attempt should go.
+    pub(super) fn route(&self) -> Route {
+        let bad = self.bad_answers;
+        let refused = (1..=ELSEWHERE).contains(&bad) || (bad > ELSEWHERE && bad % 2 == 0);
+        if refused || self.expirations > 0 {
+            Route::Elsewhere(self.avoid.clone())
+        } else {
+            Route::Any
+        }
+    }
+
+    /// Notes that upstream can be followed.
+    pub(super) fn succeeded(&mut self) {
+        self.attempts.reset();
+        self.lists.succeeded();
+        self.expirations = 0;
+        self.bad_answers = 0;
+        self.unreadable = 0;
+        self.refusals = Refusals::default();
+        self.avoid = None;
+        self.granted = true;
+    }
+
+    /// Notes that a server refused. Returns `true` if that is final.
+    ///
+    /// An API server that has just started does not know the roles and refuses what it granted
+    /// before. A load balancer without a backend answers with pages of its own. Ending every watch
+    /// for that would send all clients there at once.
+    pub(super) fn refused(&mut self, by: Option<Address>) -> bool {
+        self.bad_answer(by);
+        let Refusals { count, since } = &mut self.refusals;
+        *count += 1;
+        let since = since.get_or_insert_with(Instant::now).elapsed();
+        !self.granted || self.type_removed || (since >= REFUSAL && *count >= FINAL_REFUSALS)
+    }
+
+    /// Notes that a server does not have the version any more. Returns `true` if so many said so
+    /// that the type must be listed: another one of the same cluster may still have it.
+    pub(super) fn expired(&mut self, by: Option<Address>, servers: usize) -> bool {
+        self.refusals = Refusals::default();
+        self.avoid = by;
+        self.expirations += 1;
+        self.expirations > servers.max(2)
+    }
+
+    /// Notes that a server's answer cannot be read. Returns `true` if the type must be listed: the
+    /// answer was the same when it was asked for again.
+    pub(super) fn unreadable(&mut self, by: Option<Address>) -> bool {
+        self.bad_answer(by);
+        self.refusals = Refusals::default();
+        self.unreadable = self.unreadable.saturating_add(1);
+        // Also between two resumes: each event in between is a success.
+        let next = self.lists.failed();
+        self.not_before(next);
+        self.unreadable > UNREADABLE
+    }
+
+    /// Notes any other failure.
+    pub(super) fn failed(&mut self) {
+        self.refusals = Refusals::default();
+    }
+
+    /// Notes that the next attempt is a list. Lists have pauses of their own: each one is a burden
+    /// for upstream, and ends every watch behind it.
+    pub(super) fn list_again(&mut self) {
+        let next = self.lists.failed();
+        self.not_before(next);
+    }
+
+    /// Delays the next attempt as the failures so far demand.
+    pub(super) fn back_off(&mut self) {
+        let pause = self.attempts.pause();
+        self.not_before(Instant::now() + pause);
+    }
+
+    /// Delays the next attempt.
+    pub(super) fn not_before(&mut self, moment: Instant) {
+        self.retry_at = Some(self.retry_at.map_or(moment, |at| at.max(moment)));
+    }
+
+    /// Notes that the type is gone: the next refusal is final, and need not be waited for.
+    pub(super) fn type_removed(&mut self) {
+        self.type_removed = true;
+        self.retry_at = None;
+    }
+
+    fn bad_answer(&mut self, by: Option<Address>) {
+        self.bad_answers = self.bad_answers.saturating_add(1);
+        self.avoid = by;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(name: &str) -> Option<Address> {
+        Some(Address::parse(&format!("https://{name}:6443")).unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refusal_is_final_at_once_only_before_the_first_grant() {
+        let mut recovery = Recovery::new();
+        assert!(recovery.refused(None));
+        recovery.succeeded();
+        assert!(!recovery.refused(None));
+        tokio::time::advance(REFUSAL).await;
+        assert!(!recovery.refused(None), "two refusals may be two accidents");
+        assert!(recovery.refused(None));
+        recovery.succeeded();
+        assert!(!recovery.refused(None));
+        recovery.type_removed();
+        assert!(recovery.refused(None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refusals_with_other_failures_between_them_are_not_final() {
+        let mut recovery = Recovery::new();
+        recovery.succeeded();
+        for _ in 0..20 {
+            assert!(!recovery.refused(None));
+            tokio::time::advance(REFUSAL / 2).await;
+            recovery.failed();
+        }
+    }
+
+    #[test]
+    fn attempts_after_a_bad_answer_avoid_its_server() {
+        let mut recovery = Recovery::new();
+        recovery.succeeded();
+        assert_eq!(recovery.route(), Route::Any);
+        recovery.refused(address("a"));
+        assert_eq!(recovery.route(), Route::Elsewhere(address("a")));
+        recovery.refused(address("b"));
+        assert_eq!(recovery.route(), Route::Elsewhere(address("b")));
+        // All servers refuse: not every attempt makes a connection.
+        let routes: Vec<_> = (0..10)
+            .map(|_| {
+                recovery.refused(address("a"));
+                recovery.route() == Route::Any
+            })
+            .collect();
+        assert_eq!(routes.iter().filter(|any| **any).count(), 5, "{routes:?}");
+        recovery.succeeded();
+        assert_eq!(recovery.route(), Route::Any);
+    }
+}
