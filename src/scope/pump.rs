@@ -2,6 +2,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -14,6 +15,7 @@ use super::finish::ask_upstream;
 use super::metrics;
 use super::open_scopes::OpenScopes;
 use super::phase::{ReadyScope, ScopePhase};
+use super::streaming::StreamingLearner;
 use crate::metric::{Counter, Metric};
 use crate::store::{SnapshotBuilder, StoreWriter};
 use crate::upstream::{Change, Probe, Reflector, Stopped};
@@ -43,6 +45,7 @@ pub(super) struct ScopePump {
     pub(super) timers: PumpTimers,
     /// Asks about versions that several deletions share, if the type has such.
     pub(super) probe: Option<Probe>,
+    pub(super) streaming: StreamingLearner,
     /// What the last list showed of the type.
     pub(super) ready: Option<Arc<ReadyScope>>,
     /// The first refusal of a scope that was never ready.
@@ -88,6 +91,10 @@ impl ScopePump {
                 }
                 () = self.scope.type_removed.notified() => {
                     self.reflector.type_removed();
+                    continue;
+                }
+                mark = self.streaming.learned() => {
+                    self.streams_initial_events(&mark);
                     continue;
                 }
                 () = wait_until(self.timers.list_again) => {
@@ -142,6 +149,7 @@ impl ScopePump {
                 bookmark,
             } => {
                 self.learn_bookmark(bookmark);
+                self.streaming.listed(streams_initial_events);
                 self.refused_since = None;
                 let ready = Arc::new(ReadyScope {
                     format,
@@ -183,7 +191,10 @@ impl ScopePump {
                 self.learn_bookmark(format);
                 self.writer.progress(now, version);
             }
-            Change::Resumed => self.count(&metrics::UPSTREAM_RESUMES),
+            Change::Resumed => {
+                self.streaming.reconnected();
+                self.count(&metrics::UPSTREAM_RESUMES);
+            }
             Change::Interrupted | Change::Ended => {}
         }
         self.scope.publish_version();
@@ -199,6 +210,28 @@ impl ScopePump {
             }
             is_first
         });
+    }
+
+    /// Records that upstream streams initial events by now.
+    fn streams_initial_events(&mut self, mark: &Bytes) {
+        let Some(ready) = &self.ready else { return };
+        let resource = &self.scope.key.gvr;
+        let bookmark = match BookmarkFormat::learn(&ready.format, mark) {
+            Ok(bookmark) => bookmark,
+            Err(error) => {
+                tracing::warn!(%resource, %error, "the end of initial events is not understood");
+                return;
+            }
+        };
+        tracing::info!(%resource, "upstream streams initial events");
+        let ready = Arc::new(ReadyScope {
+            format: Arc::clone(&ready.format),
+            streams_initial_events: true,
+            warnings: ready.warnings.clone(),
+        });
+        self.learn_bookmark(Some(bookmark));
+        self.ready = Some(Arc::clone(&ready));
+        self.phase.send_replace(ScopePhase::Ready(ready));
     }
 
     /// Prepares another attempt after a refusal, if the scope was never ready. Returns `false` if

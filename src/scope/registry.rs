@@ -20,9 +20,11 @@ use super::metrics;
 use super::open_scopes::OpenScopes;
 use super::phase::ScopePhase;
 use super::pump::{NullInStructs, PumpTimers, ScopePump};
+use super::streaming::StreamingLearner;
 use crate::store;
 use crate::upstream::{
-    Probe, Reflector, ReflectorTarget, Stopped, UpstreamClient, WatchCompression,
+    InitialEventsProbe, Probe, Reflector, ReflectorTarget, Stopped, UpstreamClient,
+    WatchCompression,
 };
 
 /// Interval between sweeps for idle scopes.
@@ -226,6 +228,12 @@ impl Scopes {
             &key.selection,
             key.representation,
         );
+        let probe = InitialEventsProbe::new(
+            self.client.clone(),
+            &key.gvr,
+            &key.selection,
+            key.representation,
+        );
         let scope = Arc::new(Scope {
             key,
             on_demand: retention.on_demand,
@@ -254,6 +262,7 @@ impl Scopes {
             open: self.open.clone(),
             null_in_structs: Arc::clone(&self.null_in_structs),
             timers: PumpTimers::default(),
+            streaming: StreamingLearner::new(probe),
             ready: None,
             refused_since: None,
             stopped: Stopped::Closed,
