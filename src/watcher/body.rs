@@ -16,7 +16,9 @@ use watershed_protocol::{
     BookmarkFormat, EventKind, Malformed, ResourceVersion, Status, WireFormat,
 };
 
-/// Interval between bookmarks. Source: `cacher.go` (defaultBookmarkFrequency).
+/// Longest interval between bookmarks. Each one is up to a quarter shorter: after a mass reconnect,
+/// many watches began together and must not wake together. Source: `cacher.go`
+/// (defaultBookmarkFrequency).
 const BOOKMARK_EVERY: Duration = Duration::from_mins(1);
 /// Time before the deadline at which one more bookmark is sent.
 /// Source: `cache_watcher.go` (nextBookmarkTime).
@@ -171,8 +173,7 @@ pub struct WatchBody<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver>
 impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D, O> {
     /// Begins a watch over `subscription`.
     pub fn new(subscription: Subscription, terms: WatchOptions<G, D, O>) -> Self {
-        let now = Instant::now();
-        let tick = next_tick(now, terms.deadline);
+        let tick = next_tick(Instant::now(), terms.deadline, terms.bookmarks.is_some());
         Self {
             subscription,
             format: terms.format,
@@ -227,7 +228,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
             }
             if now >= self.tick {
                 self.bookmark_due = BookmarkDue::WithNews;
-                self.tick = next_tick(now, self.deadline);
+                self.tick = next_tick(now, self.deadline, self.bookmarks.is_some());
             }
         }
     }
@@ -370,8 +371,11 @@ fn ready_or_pending(chunk: Option<Bytes>) -> Poll<Option<Bytes>> {
 }
 
 /// Returns the next moment of a bookmark, or the deadline.
-fn next_tick(now: Instant, deadline: Instant) -> Instant {
-    let regular = now + BOOKMARK_EVERY;
+fn next_tick(now: Instant, deadline: Instant, bookmarks: bool) -> Instant {
+    if !bookmarks {
+        return deadline;
+    }
+    let regular = now + BOOKMARK_EVERY.mul_f64(1.0 - fastrand::f64() / 4.0);
     match deadline.checked_sub(BOOKMARK_BEFORE_DEADLINE) {
         Some(last) if last > now => regular.min(last),
         _ => regular.min(deadline),

@@ -2,7 +2,8 @@
 use std::io::Read;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -123,6 +124,16 @@ impl Rig {
 
     /// A watch that begins with the state.
     fn watch(&self, coding: ContentCoding, labels: &str, partial: bool) -> Watching {
+        self.watch_with(Some(&self.bookmarks), coding, labels, partial)
+    }
+
+    fn watch_with(
+        &self,
+        bookmarks: Option<&Bookmarks>,
+        coding: ContentCoding,
+        labels: &str,
+        partial: bool,
+    ) -> Watching {
         let labels = Some(LabelSelector::parse(labels).unwrap());
         let filter = ViewFilter::new(None, labels, None, &self.fields).unwrap();
         let interest = filter.interest(&self.fields);
@@ -146,7 +157,7 @@ impl Rig {
                 rest: None,
                 end_mark,
             }),
-            bookmarks: Some(Arc::clone(&self.bookmarks)),
+            bookmarks: bookmarks.cloned(),
             deadline: Instant::now() + Duration::from_mins(30),
             grant: said.clone(),
             draining: std::future::pending(),
@@ -374,4 +385,62 @@ async fn nothing_is_handed_out_while_the_grant_is_in_doubt_or_after_it() {
         assert!(!watching.text().contains("another"));
         assert_eq!(watching.meter.0.lock().2, Some(WatchEnding::Revoked));
     }
+}
+
+/// Counts how often a task is woken.
+#[derive(Default)]
+struct WakeCount(AtomicUsize);
+
+impl Wake for WakeCount {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Watching {
+    /// Reads everything that is ready. Returns the count of later wake-ups.
+    fn sleeps(&mut self) -> Arc<WakeCount> {
+        let count = Arc::<WakeCount>::default();
+        let waker = Waker::from(Arc::clone(&count));
+        let mut context = Context::from_waker(&waker);
+        while Pin::new(&mut self.body).poll_frame(&mut context).is_ready() {}
+        count
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_without_bookmarks_sleeps_until_its_deadline() {
+    let rig = Rig::new(1 << 20, 3);
+    let mut watching = rig.watch_with(None, ContentCoding::Identity, "", false);
+    let woken = watching.sleeps();
+    for _ in 0..29 {
+        tokio::time::advance(Duration::from_mins(1)).await;
+    }
+    assert_eq!(woken.0.load(Ordering::SeqCst), 0);
+    tokio::time::advance(Duration::from_mins(1)).await;
+    assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+    watching.read();
+    assert_eq!(watching.meter.0.lock().2, Some(WatchEnding::Deadline));
+}
+
+#[tokio::test(start_paused = true)]
+async fn watches_that_began_together_do_not_wake_together() {
+    const WATCHES: usize = 60;
+    let rig = Rig::new(1 << 20, 3);
+    let mut watches: Vec<_> = (0..WATCHES)
+        .map(|_| rig.watch(ContentCoding::Identity, "", false))
+        .collect();
+    let counts: Vec<_> = watches.iter_mut().map(Watching::sleeps).collect();
+    let woken = || {
+        let woken = counts.iter().map(|count| count.0.load(Ordering::SeqCst));
+        woken.sum::<usize>()
+    };
+    let mut most = 0;
+    for _ in 0..61 {
+        let before = woken();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        most = most.max(woken() - before);
+    }
+    assert_eq!(woken(), WATCHES, "a bookmark a minute at least");
+    assert!(most < WATCHES / 2, "{most} woke within a second");
 }
