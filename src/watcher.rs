@@ -9,4 +9,4 @@ mod view;
 pub use body::{Bookmarks, InitialState, WatchBody, WatchEnding, WatchObserver, WatchOptions};
 pub use chunk::{ContentCoding, MIN_SHARED_BYTES};
 pub use grant::{Grant, GrantStatus};
-pub use view::{ClientFrame, ClientView, ViewFilter};
+pub use view::{ClientFrame, ClientView, IrreducibleObject, PartialView, ViewFilter};

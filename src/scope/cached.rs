@@ -12,7 +12,7 @@ use super::key::ScopeKey;
 use super::phase::{NotReady, ReadyScope, ScopePhase};
 use crate::store::{Snapshot, StoreReader};
 use crate::upstream::{Stopped, WatchCompression};
-use crate::watcher::Bookmarks;
+use crate::watcher::{Bookmarks, IrreducibleObject};
 
 /// The objects and events of one scope, and how far its task is.
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub struct Scope {
     pub on_demand: bool,
     /// Upstream's form of bookmarks, once known.
     pub bookmarks: Bookmarks,
+    /// An object that cannot be reduced to its metadata, if a watch came to one.
+    pub irreducible: Arc<IrreducibleObject>,
     /// Tells if upstream compresses the type's watches. Learned when a client asks for compression.
     pub compression: WatchCompression,
     /// The time of upstream's last event, bookmark or list.

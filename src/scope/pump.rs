@@ -171,6 +171,7 @@ impl ScopePump {
                 self.count(&metrics::UPSTREAM_LISTS);
                 self.scope.first_list.get_or_init(|| version);
                 self.writer.replace(snapshot);
+                self.scope.irreducible.clear();
                 self.phase.send_replace(ScopePhase::Ready(ready));
             }
             Change::Event(frame, scanned) => {

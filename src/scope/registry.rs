@@ -242,6 +242,7 @@ impl Scopes {
             fields: Arc::clone(&target.fields),
             reader,
             bookmarks: Arc::new(ArcSwapOption::empty()),
+            irreducible: Arc::default(),
             last_heard: Mutex::new(Instant::now()),
             following: watch::Sender::new(false),
             first_list: OnceLock::new(),

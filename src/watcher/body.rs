@@ -11,7 +11,7 @@ use tokio::time::{Instant, Sleep};
 use super::chunk::{Chunk, ContentCoding};
 use super::grant::{Grant, GrantStatus};
 use super::view::{ClientFrame, ClientView};
-use crate::store::{ObjectRun, ObjectRuns, Subscription, SubscriptionStep};
+use crate::store::{ObjectRun, ObjectRuns, StoredObject, Subscription, SubscriptionStep};
 use watershed_protocol::{
     BookmarkFormat, EventKind, Malformed, ResourceVersion, Status, WireFormat,
 };
@@ -263,12 +263,12 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
                     .view
                     .partial
                     .as_ref()
-                    .map(|partial| partial.event(EventKind::Added, &object.bytes))
+                    .map(|partial| partial.format.event(EventKind::Added, &object.bytes))
                 {
                     None => chunk.push_object(&self.format, &object.bytes),
                     Some(Ok(frame)) => chunk.push(frame),
                     Some(Err(error)) => {
-                        self.broken(&error, &mut chunk);
+                        self.broken(object, &error, &mut chunk);
                         return self.hand_out(chunk);
                     }
                 }
@@ -280,9 +280,12 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
     }
 
     /// Ends the watch at an object that cannot be framed: it must not be skipped. The client is
-    /// told to list again, which is forwarded. If it resumed, it would come to the object again.
-    fn broken(&mut self, error: &Malformed, chunk: &mut Chunk) {
-        tracing::error!(%error, "an object could not be framed; the watch is ended");
+    /// told to begin anew, which is forwarded. If it resumed, it would come to the object again.
+    fn broken(&mut self, object: &StoredObject, error: &Malformed, chunk: &mut Chunk) {
+        tracing::error!(key = object.key(), %error, "cannot frame an object; the watch is ended");
+        if let Some(partial) = &self.view.partial {
+            partial.irreducible.record(object);
+        }
         self.expire(chunk, self.start, self.start);
         self.over(WatchEnding::Broken);
     }
@@ -307,7 +310,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
                             Ok(Some(ClientFrame::Own(frame))) => chunk.push(frame),
                             Ok(None) => {}
                             Err(error) => {
-                                self.broken(&error, &mut chunk);
+                                self.broken(&event.object, &error, &mut chunk);
                                 return Poll::Ready(self.hand_out(chunk));
                             }
                         }

@@ -59,6 +59,7 @@ struct Rig {
     format: Arc<WireFormat>,
     fields: Arc<FieldTable>,
     bookmarks: Bookmarks,
+    irreducible: Arc<IrreducibleObject>,
     version: u64,
 }
 
@@ -81,6 +82,7 @@ impl Rig {
             format: Arc::new(format),
             fields: Arc::new(FieldTable::builtin(&configmaps, true).unwrap()),
             bookmarks: Arc::new(ArcSwapOption::from_pointee(bookmark)),
+            irreducible: Arc::default(),
             version: 100,
         };
         let objects = (0..objects).map(|n| rig.object(&format!("first-{n}"), n + 1, "gold"));
@@ -137,11 +139,13 @@ impl Rig {
         let labels = Some(LabelSelector::parse(labels).unwrap());
         let filter = ViewFilter::new(None, labels, None, &self.fields).unwrap();
         let interest = filter.interest(&self.fields);
-        let partial = partial.then(|| PartialFormat::of(&self.format, Encoding::Json));
-        let view = ClientView {
-            filter,
-            partial: partial.map(Box::new),
-        };
+        let partial = partial.then(|| {
+            Box::new(PartialView {
+                format: PartialFormat::of(&self.format, Encoding::Json),
+                irreducible: Arc::clone(&self.irreducible),
+            })
+        });
+        let view = ClientView { filter, partial };
         let (subscription, snapshot) = self.reader.subscribe(SubscriptionStart::Now, interest);
         let version = snapshot.version();
         let end_mark = view.end_mark(&self.bookmarks.load_full().unwrap(), version);

@@ -1,7 +1,10 @@
 //! A client's view of a scope's events.
-use bytes::Bytes;
+use std::sync::Arc;
 
-use crate::store::{Interest, StoredObject, WindowEvent};
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use crate::store::{Interest, Snapshot, StoredObject, WindowEvent};
 use watershed_protocol::{
     BookmarkFormat, EventKind, FieldSelector, FieldTable, ItemBytes, LabelSelector, Malformed,
     ObjectAttributes, PartialFormat, ResourceVersion, WireFormat,
@@ -129,7 +132,42 @@ pub struct ClientView {
     /// The objects the client asked for.
     pub filter: ViewFilter,
     /// The form of reduced objects, if the client only wants their metadata.
-    pub partial: Option<Box<PartialFormat>>,
+    pub partial: Option<Box<PartialView>>,
+}
+
+/// A view of objects that are reduced to their metadata.
+#[derive(Debug)]
+pub struct PartialView {
+    /// The form of the reduced objects.
+    pub format: PartialFormat,
+    /// Records an object that cannot be reduced.
+    pub irreducible: Arc<IrreducibleObject>,
+}
+
+/// The last object of a scope that could not be reduced to its metadata.
+///
+/// A watch that comes to it ends, and would end there again if it began anew. So watches of
+/// metadata are forwarded while the scope has the object.
+#[derive(Debug, Default)]
+pub struct IrreducibleObject(Mutex<Option<(Box<str>, ResourceVersion)>>);
+
+impl IrreducibleObject {
+    /// Records an object.
+    pub(super) fn record(&self, object: &StoredObject) {
+        *self.0.lock() = Some((object.key().into(), object.version));
+    }
+
+    /// Forgets the object: the scope was listed again.
+    pub fn clear(&self) {
+        *self.0.lock() = None;
+    }
+
+    /// Returns true if the object is in `snapshot`, unchanged.
+    pub fn is_in(&self, snapshot: &Snapshot) -> bool {
+        self.0.lock().as_ref().is_some_and(|(key, version)| {
+            snapshot.get(key).is_some_and(|now| now.version == *version)
+        })
+    }
 }
 
 /// An event as the client sees it.
@@ -151,14 +189,14 @@ impl ClientView {
     pub fn format<'a>(&'a self, whole: &'a WireFormat) -> &'a WireFormat {
         self.partial
             .as_ref()
-            .map_or(whole, |partial| partial.format())
+            .map_or(whole, |partial| partial.format.format())
     }
 
     /// Returns the frame of a bookmark, if upstream's form of it is known.
     pub fn bookmark(&self, format: &BookmarkFormat, version: ResourceVersion) -> Option<Bytes> {
         match &self.partial {
             None => Some(format.plain(version)),
-            Some(partial) => Some(format.partial(partial)?.plain(version)),
+            Some(partial) => Some(format.partial(&partial.format)?.plain(version)),
         }
     }
 
@@ -167,7 +205,7 @@ impl ClientView {
     pub fn end_mark(&self, format: &BookmarkFormat, version: ResourceVersion) -> Option<Bytes> {
         match &self.partial {
             None => format.initial_events_end(version),
-            Some(partial) => format.partial(partial)?.initial_events_end(version),
+            Some(partial) => format.partial(&partial.format)?.initial_events_end(version),
         }
     }
 
@@ -179,7 +217,7 @@ impl ClientView {
     ) -> Result<Bytes, Malformed> {
         match &self.partial {
             None => Ok(format.event(kind, object)),
-            Some(partial) => partial.event(kind, object),
+            Some(partial) => partial.format.event(kind, object),
         }
     }
 

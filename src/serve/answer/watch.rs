@@ -18,7 +18,9 @@ use crate::serve::open::OpenedScope;
 use crate::serve::plan::{ReadPlan, WatchPlan};
 use crate::serve::source::{AnswerSource, ForwardReason};
 use crate::store::{Snapshot, SubscriptionStart};
-use crate::watcher::{ClientView, ContentCoding, InitialState, WatchBody, WatchOptions};
+use crate::watcher::{
+    ClientView, ContentCoding, InitialState, PartialView, WatchBody, WatchOptions,
+};
 
 /// Without `timeoutSeconds` a watch ends after one to two times this.
 /// Source: `--min-request-timeout`, `apiserver/pkg/endpoints/handlers/get.go`.
@@ -60,9 +62,15 @@ pub(in crate::serve) fn answer(
     context: WatchContext<'_>,
 ) -> Result<Answer, ForwardReason> {
     let OpenedScope { scope, ready, .. } = &fresh.opened;
+    let partial = fresh.opened.partial().map(|format| {
+        Box::new(PartialView {
+            format,
+            irreducible: Arc::clone(&scope.irreducible),
+        })
+    });
     let view = ClientView {
         filter: watch.filter.clone(),
-        partial: fresh.opened.partial().map(Box::new),
+        partial,
     };
     check_start(&fresh.opened, watch.start)?;
     let start = match watch.start {
@@ -75,6 +83,10 @@ pub(in crate::serve) fn answer(
     let version = snapshot.version();
     if version < fresh.min_version {
         return Err(ForwardReason::VersionAhead);
+    }
+    // The watch would end at the object, whenever it began.
+    if view.partial.is_some() && scope.irreducible.is_in(&snapshot) {
+        return Err(ForwardReason::Representation);
     }
     let (initial, source) = match watch.start {
         WatchStart::State { end_mark, .. } => {
