@@ -23,6 +23,7 @@ mod scope_choice;
 mod singleflight;
 mod source;
 mod stored_response;
+mod takeover;
 mod unanswered;
 mod until_drain;
 mod usage;
@@ -51,6 +52,7 @@ use fence::Fences;
 use limit::{Admission, LimitExceeded, Limiter};
 use metrics::{InFlight, Meters};
 use plan::{PlannedAction, ReadKind, ReadPlan, RequestPlan};
+use takeover::Takeovers;
 use unanswered::Unanswered;
 
 pub use bound_objects::CachedObjects;
@@ -70,13 +72,14 @@ pub struct ProxyService {
 
 struct ServiceParts {
     catalog: Catalog,
-    policy: CachingPolicy,
+    policy: Arc<CachingPolicy>,
     scopes: Scopes,
     access: Access,
     limiter: Limiter,
     fences: Fences,
     documents: DocumentCache,
     coalescer: Coalescer,
+    takeovers: Takeovers,
     forwarder: Forwarder,
     draining: drain::DrainWatch,
     meters: Meters,
@@ -94,7 +97,9 @@ impl ProxyService {
         forwarder: Forwarder,
         draining: drain::DrainWatch,
     ) -> Self {
+        let policy = Arc::new(policy);
         let parts = ServiceParts {
+            takeovers: Takeovers::new(catalog.clone(), Arc::clone(&policy), scopes.clone()),
             limiter: Limiter::new(policy.users),
             fences: Fences::new(client.clone()),
             documents: DocumentCache::new(client),
@@ -161,7 +166,7 @@ impl ProxyService {
                 if let Some(record) = &mut record {
                     record.forwarded();
                 }
-                let response = parts.forward(exchange).await;
+                let response = parts.forward(exchange, reason).await;
                 let is_own = answer::is_own(&response);
                 (AnswerSource::Forward(reason), response, is_own)
             }
@@ -299,20 +304,21 @@ impl ServiceParts {
         (answered, Some(slot))
     }
 
-    async fn forward(&self, exchange: Exchange) -> Response<Body> {
+    async fn forward(&self, exchange: Exchange, reason: ForwardReason) -> Response<Body> {
         let Exchange {
             request,
             caller,
             plan,
             ..
         } = exchange;
+        let takeover = self.takeovers.of(reason, plan.action);
         match self
             .forwarder
             .forward(request, plan.own_connection, &caller.authority())
             .await
         {
             Ok(response) if plan.verb == Verb::Watch => {
-                until_drain::apply(response, &self.draining)
+                until_drain::apply(response, &self.draining, takeover)
             }
             Ok(response) => response,
             Err(error) => {

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use watershed_protocol::{GroupVersionResource, Verb};
 
 use super::plan::RequestPlan;
-use super::source::AnswerSource;
+use super::source::{AnswerSource, ForwardReason};
 use super::usage::Usage;
 use crate::catalog::ResourceType;
 use crate::metric::{Counter, Declaration, Gauge, Histogram, Metric, SharedString};
@@ -25,6 +25,7 @@ pub const METRICS: &[Declaration] = &[
     EVENTS.declaration(),
     EVENT_BYTES.declaration(),
     ENDED.declaration(),
+    TAKEN_OVER.declaration(),
     FENCED.declaration(),
     FENCE_DURATION.declaration(),
     FENCE_REQUESTS.declaration(),
@@ -76,6 +77,12 @@ const ENDED: Metric<Counter, 3> = Metric::new(
     "watershed_watches_ended_total",
     &["group", "resource", "reason"],
     "Watches served from memory that ended, by reason.",
+);
+const TAKEN_OVER: Metric<Counter, 3> = Metric::new(
+    "watershed_forwarded_watches_ended_total",
+    &["group", "resource", "reason"],
+    "Forwarded watches that were ended because memory can continue them, by the reason for which \
+     they were forwarded.",
 );
 const FENCED: Metric<Counter, 3> = Metric::new(
     "watershed_consistent_reads_total",
@@ -135,6 +142,14 @@ pub fn publish(usage: &Usage) {
     for (source, _, bytes) in usage.by_source() {
         RESPONSE_BYTES.with([source.into()]).absolute(bytes);
     }
+}
+
+/// A forwarded watch ended, as memory can continue it.
+pub(super) fn taken_over(gvr: &GroupVersionResource, reason: ForwardReason) {
+    let [group, resource] = type_labels(&gvr.group, &gvr.resource);
+    TAKEN_OVER
+        .with([group, resource, reason.as_str().into()])
+        .increment(1);
 }
 
 /// A consistent read waited at the fence; `step` says what let it pass.

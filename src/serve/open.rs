@@ -1,14 +1,14 @@
 //! Opens the scope that answers a read.
 use std::sync::Arc;
 
-use watershed_protocol::{PartialFormat, Representation};
+use watershed_protocol::{PartialFormat, Representation, ResourceVersion};
 
 use super::plan::ReadPlan;
 use super::policy::CachingPolicy;
 use super::scope_choice::{Condition, OpenScope, ScopeChoice};
 use super::source::ForwardReason;
 use crate::catalog::Catalog;
-use crate::scope::{NotReady, ReadyScope, Scope, ScopeHandle, ScopePhase, Scopes};
+use crate::scope::{NotReady, ReadyScope, Scope, ScopeHandle, ScopeKey, ScopePhase, Scopes};
 use crate::upstream::Stopped;
 
 /// A scope that can answer.
@@ -77,6 +77,70 @@ pub(super) async fn open(
         }
     }
     Err(ForwardReason::Representation)
+}
+
+/// A watch that memory may continue.
+pub(super) struct Continuation<'a> {
+    pub(super) read: &'a ReadPlan,
+    /// The watch goes on after this version.
+    pub(super) version: ResourceVersion,
+    /// Opens the scope if it is not open. Not wanted where upstream refuses the proxy: the scope
+    /// would be opened again and again.
+    pub(super) opens_scope: bool,
+}
+
+impl Continuation<'_> {
+    /// Returns true if memory can continue the watch: the scope follows upstream, and its window
+    /// has every later event.
+    pub(super) fn is_possible(
+        &self,
+        catalog: &Catalog,
+        policy: &CachingPolicy,
+        scopes: &Scopes,
+    ) -> bool {
+        let resource = &self.read.resource;
+        if catalog
+            .get(&resource.gvr)
+            .is_none_or(|now| now.fields != resource.fields)
+        {
+            return false;
+        }
+        let representations = self.read.representations.iter();
+        for held in representations.flat_map(|wanted| self.read.made_from(*wanted)) {
+            if !self.opens_scope && !is_open(scopes, self.read, held) {
+                return false;
+            }
+            let Some((scope, _)) = acquire(policy, scopes, self.read, held) else {
+                return false;
+            };
+            match scope.phase() {
+                ScopePhase::Ready(_) => {
+                    let reader = &scope.reader;
+                    return scope.fields == resource.fields
+                        && scope.is_following()
+                        && (reader.oldest_version()..=reader.version()).contains(&self.version);
+                }
+                // The next representation may be acceptable.
+                ScopePhase::Stopped(Stopped::NotAcceptable) => {}
+                ScopePhase::Syncing | ScopePhase::Failing | ScopePhase::Stopped(_) => return false,
+            }
+        }
+        false
+    }
+}
+
+/// Returns true if a scope for what the read asks for is open.
+fn is_open(scopes: &Scopes, read: &ReadPlan, held: Representation) -> bool {
+    let selection = match &read.scope {
+        ScopeChoice::Configured(chosen) => &chosen.selection,
+        ScopeChoice::OnDemand { asked, .. } => asked,
+    };
+    let key = ScopeKey {
+        gvr: read.resource.gvr.clone(),
+        selection: Arc::clone(selection),
+        representation: held,
+    };
+    scopes.get(&key).is_some()
 }
 
 /// Returns a handle to the scope that answers the read, and whether it has all that the read asks

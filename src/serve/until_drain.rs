@@ -1,4 +1,5 @@
-//! Ends forwarded watches when the process drains, between two events, like watches from memory.
+//! Ends forwarded watches between two events: when the process drains, like watches from memory,
+//! and when memory can continue them.
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -9,8 +10,10 @@ use http_body::Frame;
 use http_body_util::BodyExt;
 use tokio::time::Sleep;
 
+use super::takeover::{FollowedWatch, Takeover};
 use crate::body::{Body, BoxError};
 use crate::drain;
+use crate::watcher::ContentCoding;
 use watershed_protocol::Encoding;
 
 /// A compressed stream without data for this long is between two events.
@@ -19,29 +22,42 @@ const QUIET: Duration = Duration::from_millis(500);
 /// Source: `client-go/tools/cache/reflector.go` (handleAnyWatch, `VeryShortWatchError`).
 const VERY_SHORT: Duration = Duration::from_secs(1);
 
-/// Ends a forwarded watch when the process drains. Other responses pass as they are.
-pub(super) fn apply(response: Response<Body>, draining: &drain::DrainWatch) -> Response<Body> {
+/// Ends a forwarded watch when the process drains, or when memory takes it over. Other responses
+/// pass as they are.
+pub(super) fn apply(
+    response: Response<Body>,
+    draining: &drain::DrainWatch,
+    takeover: Option<Takeover>,
+) -> Response<Body> {
     let media_type = response
         .headers()
         .get(header::CONTENT_TYPE)
         .map(http::HeaderValue::as_bytes);
-    let plain = !response.headers().contains_key(header::CONTENT_ENCODING);
+    let coding = match response.headers().get(header::CONTENT_ENCODING) {
+        None => Some(ContentCoding::Identity),
+        Some(coding) if coding == "gzip" => Some(ContentCoding::Gzip),
+        Some(_) => None,
+    };
     let encoding = [Encoding::Json, Encoding::Protobuf]
         .into_iter()
         .find(|encoding| media_type == Some(encoding.content_type(true).as_bytes()));
     match encoding {
         Some(encoding) if response.status() == StatusCode::OK => response.map(|body| {
-            let place = if plain {
+            let place = if coding == Some(ContentCoding::Identity) {
                 StreamPosition::new(encoding)
             } else {
                 StreamPosition::Unseen { quiet: None }
             };
             let young = Some(Box::pin(tokio::time::sleep(VERY_SHORT)));
+            let followed = takeover
+                .zip(coding)
+                .map(|(takeover, coding)| Box::new(takeover.follow(encoding, coding)));
             UntilDrain {
                 body,
                 draining: Some(draining.signal()),
                 place,
                 young,
+                followed,
             }
             .boxed_unsync()
         }),
@@ -56,6 +72,8 @@ struct UntilDrain {
     place: StreamPosition,
     /// Runs until the watch has brought something, or has lasted.
     young: Option<Pin<Box<Sleep>>>,
+    /// Tells when memory can continue the watch, if it may do so at all.
+    followed: Option<Box<FollowedWatch>>,
 }
 
 /// Position of the last byte in the stream of events.
@@ -156,6 +174,14 @@ impl http_body::Body for UntilDrain {
         if this.draining.is_none() && this.young.is_none() && this.place.is_between() {
             return Poll::Ready(None);
         }
+        if this.young.is_none()
+            && this
+                .followed
+                .as_mut()
+                .is_some_and(|followed| followed.poll_possible(context).is_ready())
+        {
+            return Poll::Ready(None);
+        }
         let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(context) else {
             if this.draining.is_none() && this.young.is_none() {
                 ready!(this.place.poll_quiet(context));
@@ -168,6 +194,9 @@ impl http_body::Body for UntilDrain {
         {
             this.young = None;
             this.place.pass(data);
+            if let Some(followed) = &mut this.followed {
+                followed.pass(data);
+            }
         }
         Poll::Ready(frame)
     }
@@ -234,7 +263,7 @@ mod tests {
         let (trigger, draining) = drain::channel();
         let (sender, response) =
             streamed(Response::builder().header(header::CONTENT_ENCODING, "gzip"));
-        let mut body = apply(response, &draining).into_body();
+        let mut body = apply(response, &draining, None).into_body();
         sender.send(Bytes::from_static(b"a member")).unwrap();
         body.frame().await.unwrap().unwrap();
         tokio::time::timeout(Duration::from_mins(1), body.frame())
@@ -255,7 +284,7 @@ mod tests {
         let (trigger, draining) = drain::channel();
         trigger.drain(Duration::from_secs(20));
         let (_sender, response) = streamed(Response::builder());
-        let mut body = apply(response, &draining).into_body();
+        let mut body = apply(response, &draining, None).into_body();
         tokio::time::timeout(Duration::from_millis(990), body.frame())
             .await
             .unwrap_err();
@@ -271,7 +300,7 @@ mod tests {
     async fn a_watch_ends_between_two_events() {
         let (trigger, draining) = drain::channel();
         let (sender, response) = streamed(Response::builder());
-        let mut body = apply(response, &draining).into_body();
+        let mut body = apply(response, &draining, None).into_body();
         sender.send(Bytes::from_static(b"{}\n{")).unwrap();
         body.frame().await.unwrap().unwrap();
         trigger.drain(Duration::from_secs(20));

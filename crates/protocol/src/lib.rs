@@ -13,7 +13,7 @@
 //! | `list_options`, `continue_token`, `version` | the state a read asks for: [`ListOptions`] |
 //! | `label_selector`, `field_selector`, `selection` | the selected objects: [`Selection`] |
 //! | `fields`, `attributes` | the values that selectors need of an object: [`FieldTable`] |
-//! | `media`, `gzip` | content negotiation and compression: [`acceptable`], [`deflate`] |
+//! | `media`, `gzip`, `gunzip` | content negotiation and compression: [`acceptable`], [`deflate`] |
 //! | `encoding` | objects, lists and watch events as bytes: [`scan`], [`WireFormat`] |
 //! | `status` | failures in upstream's words: [`Status`] |
 //!
@@ -41,6 +41,7 @@ mod continue_token;
 mod encoding;
 mod field_selector;
 mod fields;
+mod gunzip;
 mod gzip;
 mod label_selector;
 mod list_options;
@@ -60,6 +61,7 @@ pub use encoding::{
 };
 pub use field_selector::{FieldOperator, FieldRequirement, FieldSelector};
 pub use fields::FieldTable;
+pub use gunzip::GzipReader;
 pub use gzip::{Deflated, GZIP_LEVEL, GzipMember, accepts_gzip, deflate, gzip_member};
 pub use label_selector::{InvalidSelector, LabelOperator, LabelRequirement, LabelSelector};
 pub use list_options::{

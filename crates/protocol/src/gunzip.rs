@@ -1,0 +1,127 @@
+//! Reading gzip as upstream sends it: members, one for each flush.
+use bytes::Bytes;
+use flate2::{Decompress, FlushDecompress, Status};
+
+use crate::Malformed;
+
+/// The largest window of gzip, as a power of two.
+const WINDOW_BITS: u8 = 15;
+/// Size of the pieces that come out.
+const PIECE: usize = 16 * 1024;
+
+/// Unpacks a body as it arrives, and knows when it is between two members.
+///
+/// It holds a decompressor only within a member.
+///
+/// ```
+/// use watershed_protocol::{GzipReader, gzip_member};
+///
+/// let mut reader = GzipReader::default();
+/// let (mut text, member) = (Vec::new(), gzip_member(b"an event\n"));
+/// for half in member.chunks(member.len().div_ceil(2)) {
+///     assert!(text.is_empty());
+///     reader.read(half, |piece| text.extend_from_slice(&piece))?;
+/// }
+/// assert!(reader.is_between());
+/// assert_eq!(text, b"an event\n");
+/// # Ok::<(), watershed_protocol::Malformed>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct GzipReader {
+    /// The member that was begun.
+    member: Option<Box<Decompress>>,
+}
+
+impl GzipReader {
+    /// Returns true if no member is half-read.
+    pub fn is_between(&self) -> bool {
+        self.member.is_none()
+    }
+
+    /// Takes the next bytes of the body, and hands out what they unpack to.
+    pub fn read(&mut self, mut data: &[u8], mut take: impl FnMut(Bytes)) -> Result<(), Malformed> {
+        while !data.is_empty() {
+            let member = self
+                .member
+                .get_or_insert_with(|| Box::new(Decompress::new_gzip(WINDOW_BITS)));
+            let (ended, read) = unpack(member, data, &mut take)?;
+            data = &data[read..];
+            if ended {
+                self.member = None;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Unpacks up to the end of a member or of the data. Returns whether the member ended, and how much
+/// of the data was read.
+fn unpack(
+    member: &mut Decompress,
+    data: &[u8],
+    take: &mut impl FnMut(Bytes),
+) -> Result<(bool, usize), Malformed> {
+    let begun = member.total_in();
+    loop {
+        let read = (member.total_in() - begun) as usize;
+        let mut piece = Vec::with_capacity(PIECE);
+        let status = member
+            .decompress_vec(&data[read..], &mut piece, FlushDecompress::None)
+            .map_err(|_| Malformed("gzip that can't be read"))?;
+        let is_full = piece.len() == piece.capacity();
+        if !piece.is_empty() {
+            take(piece.into());
+        }
+        let read = (member.total_in() - begun) as usize;
+        match status {
+            Status::StreamEnd => return Ok((true, read)),
+            // A full piece may leave more behind.
+            Status::Ok | Status::BufError if is_full => {}
+            Status::Ok | Status::BufError if read == data.len() => return Ok((false, read)),
+            Status::Ok => {}
+            Status::BufError => return Err(Malformed("gzip that can't be read")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gzip_member;
+
+    #[test]
+    fn the_ends_of_members_are_found_in_any_chunking() {
+        let long: String = (0..20_000).map(|n: u32| format!("event {n}\n")).collect();
+        let texts = ["one\n", "two\nthree\n", &long, "four\n"];
+        let members: Vec<_> = texts.map(|text| gzip_member(text.as_bytes())).into();
+        let body = members.concat();
+        let mut ends = vec![0];
+        for member in &members {
+            ends.push(ends[ends.len() - 1] + member.len());
+        }
+        for size in [1, 7, 100, body.len()] {
+            let (mut reader, mut text, mut at) = (GzipReader::default(), Vec::new(), 0);
+            for chunk in body.chunks(size) {
+                reader
+                    .read(chunk, |piece| text.extend_from_slice(&piece))
+                    .unwrap();
+                at += chunk.len();
+                assert_eq!(reader.is_between(), ends.contains(&at), "{at} by {size}");
+            }
+            assert_eq!(text, texts.concat().as_bytes());
+        }
+    }
+
+    #[test]
+    fn what_is_no_gzip_is_refused() {
+        let damaged = {
+            let mut member = gzip_member(b"one\n").to_vec();
+            let last = member.len() - 5;
+            member[last] ^= 1;
+            member
+        };
+        for body in [&b"plain text, no gzip"[..], &damaged] {
+            assert!(GzipReader::default().read(body, drop).is_err());
+        }
+    }
+}
