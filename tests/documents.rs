@@ -117,7 +117,6 @@ fn every_guarantee_names_tests_that_exist() {
             names.collect::<Vec<_>>()
         })
         .collect();
-    let text = read("docs/guarantees.md");
     let is_name = |word: &&str| {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         let rust = word.contains('_') && word.chars().all(plain) && !word.starts_with("watershed_");
@@ -128,16 +127,51 @@ fn every_guarantee_names_tests_that_exist() {
                 .all(|c| c.is_alphanumeric() || "_/".contains(c));
         rust || go
     };
-    let named: Vec<&str> = code(&text).into_iter().filter(is_name).collect();
-    assert!(named.len() > 40, "only {} tests are named", named.len());
-    let absent: Vec<_> = named
+    for (document, least) in [("docs/guarantees.md", 40), ("docs/faults.md", 20)] {
+        let text = read(document);
+        let named: Vec<&str> = code(&text).into_iter().filter(is_name).collect();
+        let count = named.len();
+        assert!(count > least, "{document} names only {count} tests");
+        let absent: Vec<_> = named
+            .into_iter()
+            .filter(|name| !functions.contains(name.split('/').next().unwrap()))
+            .collect();
+        assert!(
+            absent.is_empty(),
+            "{document} names tests that do not exist: {absent:?}"
+        );
+    }
+}
+
+/// Each fault in the table has a test, and each test's file has it.
+#[test]
+fn every_fault_names_tests_that_exist() {
+    let text = read("docs/faults.md");
+    let (faults, tests) = text.split_once("## Shown by").unwrap();
+    let rows = |text: &str| -> Vec<Vec<String>> {
+        let rows = text.lines().filter(|line| line.starts_with("| "));
+        rows.map(|row| row.split('|').map(|cell| cell.trim().to_owned()).collect())
+            .collect()
+    };
+    let tests = rows(tests);
+    let mut shown = BTreeSet::new();
+    for row in tests.iter().filter(|row| row[2].starts_with('`')) {
+        let [name, file] = [2, 3].map(|cell| row[cell].trim_matches('`'));
+        assert!(read(file).contains(&format!("{name}(")), "{name} in {file}");
+        shown.extend(row[1].split(", "));
+    }
+    let numbers: Vec<_> = rows(faults)
         .into_iter()
-        .filter(|name| !functions.contains(name.split('/').next().unwrap()))
+        .map(|row| row[1].clone())
+        .filter(|number| number.parse::<u32>().is_ok())
         .collect();
-    assert!(
-        absent.is_empty(),
-        "docs/guarantees.md names tests that do not exist: {absent:?}"
-    );
+    assert!(numbers.len() > 10, "{numbers:?}");
+    for number in &numbers {
+        assert!(
+            shown.contains(number.as_str()),
+            "no test shows fault {number}"
+        );
+    }
 }
 
 #[test]

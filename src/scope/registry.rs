@@ -228,7 +228,7 @@ impl Scopes {
             &key.selection,
             key.representation,
         );
-        let probe = InitialEventsProbe::new(
+        let initial_events = InitialEventsProbe::new(
             self.client.clone(),
             &key.gvr,
             &key.selection,
@@ -263,7 +263,7 @@ impl Scopes {
             open: self.open.clone(),
             null_in_structs: Arc::clone(&self.null_in_structs),
             timers: PumpTimers::default(),
-            streaming: StreamingLearner::new(probe),
+            streaming: StreamingLearner::new(initial_events),
             ready: None,
             refused_since: None,
             stopped: Stopped::Closed,

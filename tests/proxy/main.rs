@@ -5,6 +5,7 @@ mod abusive_clients;
 mod access;
 mod admin;
 mod audit;
+mod bad_answers;
 mod bad_bodies;
 mod bad_requests;
 mod browser;

@@ -146,6 +146,17 @@ impl Connection {
         Ok(Lines(client::Lines::new(&self.0, answer)))
     }
 
+    /// Opens a watch with the given request. Also returns where its answer came from.
+    pub(crate) async fn follow_with_source(
+        &self,
+        request: Request<RequestBody>,
+    ) -> anyhow::Result<(String, Lines)> {
+        let path = request.uri().path().to_owned();
+        let answer = client::expect_success(&path, self.open(request).await?).await?;
+        let source = answer.headers()["x-watershed-source"].to_str()?.to_owned();
+        Ok((source, Lines(client::Lines::new(&self.0, answer))))
+    }
+
     /// Returns true if the server has closed the connection.
     pub(crate) fn is_closed(&self) -> bool {
         self.0.is_closed()
