@@ -82,7 +82,9 @@ async fn record_changes(kind: RbacKind, subscription: &mut Subscription, changes
                 SubscriptionStep::CaughtUp(_) | SubscriptionStep::Unfinished => {
                     return Poll::Pending;
                 }
-                SubscriptionStep::Expired { .. } | SubscriptionStep::Closed => {
+                SubscriptionStep::Expired { .. }
+                | SubscriptionStep::Paused
+                | SubscriptionStep::Closed => {
                     return Poll::Ready(());
                 }
             }

@@ -198,7 +198,9 @@ async fn has_more(subscription: &mut Subscription) -> bool {
                 SubscriptionStep::CaughtUp(_) | SubscriptionStep::Unfinished => {
                     return Poll::Pending;
                 }
-                SubscriptionStep::Expired { .. } | SubscriptionStep::Closed => {
+                SubscriptionStep::Expired { .. }
+                | SubscriptionStep::Paused
+                | SubscriptionStep::Closed => {
                     return Poll::Ready(false);
                 }
             }

@@ -16,6 +16,8 @@
 //! subscribe now       |          |              |             | caught up (6)
 //! subscribe after V   |          |              |             | to the first event after V (5)
 //! step                |          |              |             | behind what it returns; caught up
+//! pause               |          |              |             | caught up: to the head (7)
+//! expire              |          |              |             | expired
 //! close               |          |              |             | caught up: to the head
 //! ```
 //!
@@ -27,6 +29,8 @@
 //!    generation tells.
 //! 5. Expired if `V` lies below the floor.
 //! 6. While a version is unfinished, at its first event.
+//! 7. While the store is paused, a step with nothing to return ends the subscription. A list ends
+//!    the pause.
 //!
 //! Deletions may share a version, as etcd deletes all objects of an expired lease at once. They
 //! arrive one by one, and nothing tells the last of them. Of types whose objects expire, the state
@@ -62,8 +66,18 @@ pub(super) struct StoreState {
     pub(super) window: Window,
     pub(super) subscribers: Subscribers,
     pub(super) pins: Pins,
+    pub(super) outlook: Outlook,
+}
+
+/// What the writer knows of events to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outlook {
+    /// Events arrive as they happen.
+    Followed,
+    /// Events may happen unseen. They arrive later, or the scope is listed again.
+    Paused,
     /// The writer is gone: no event follows.
-    pub(super) closed: bool,
+    Closed,
 }
 
 impl StoreState {
@@ -76,7 +90,7 @@ impl StoreState {
             window: Window::new(limits),
             subscribers: Subscribers::default(),
             pins: Pins::default(),
-            closed: false,
+            outlook: Outlook::Followed,
         }
     }
 

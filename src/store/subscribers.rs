@@ -138,11 +138,22 @@ impl Subscribers {
         wakers
     }
 
-    /// Offers an event to every subscription.
-    pub(super) fn offer_to_all(&self, sequence: u64) -> Vec<Waker> {
+    /// Moves every subscription that has caught up to `head`, and wakes all of them.
+    pub(super) fn wake_all(&self, head: u64) -> Vec<Waker> {
         let mut wakers = Vec::new();
         for (_, slot) in self.slots.values().flatten() {
-            slot.offer(sequence, &mut wakers);
+            slot.cursor.offer(head);
+            wakers.extend(slot.waker.take());
+        }
+        wakers
+    }
+
+    /// Expires every subscription.
+    pub(super) fn expire(&self) -> Vec<Waker> {
+        let mut wakers = Vec::new();
+        for (_, slot) in self.slots.values().flatten() {
+            slot.cursor.set(Position::Expired);
+            wakers.extend(slot.waker.take());
         }
         wakers
     }

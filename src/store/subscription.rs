@@ -6,7 +6,7 @@ use parking_lot::RwLock;
 use watershed_protocol::ResourceVersion;
 
 use super::cursor::Position;
-use super::state::StoreState;
+use super::state::{Outlook, StoreState};
 use super::subscribers::Membership;
 use super::window::WindowEvent;
 
@@ -37,6 +37,9 @@ pub enum SubscriptionStep {
         /// The oldest version a watch could start from.
         oldest: ResourceVersion,
     },
+    /// The scope has not followed upstream for too long. Everything that is known has been handed
+    /// out. A new subscription may go on from there later.
+    Paused,
     /// The scope is closed.
     Closed,
 }
@@ -100,6 +103,13 @@ impl Subscription {
         }
         SubscriptionStep::Events(events)
     }
+
+    /// Returns the step that ends the subscription, if the writer has ended it: events that were
+    /// not handed out do not matter. The waker of `context` is called when it does.
+    pub fn ended(&self, context: &Context<'_>) -> Option<SubscriptionStep> {
+        self.membership.slot.waker.register(context.waker());
+        self.state.read().outlook.end()
+    }
 }
 
 impl Drop for Subscription {
@@ -108,9 +118,20 @@ impl Drop for Subscription {
     }
 }
 
+impl Outlook {
+    /// Returns the step that ends a subscription which has got all events.
+    fn end(self) -> Option<SubscriptionStep> {
+        match self {
+            Self::Followed => None,
+            Self::Paused => Some(SubscriptionStep::Paused),
+            Self::Closed => Some(SubscriptionStep::Closed),
+        }
+    }
+}
+
 fn caught_up(state: &StoreState, delivered: &mut ResourceVersion) -> SubscriptionStep {
-    if state.closed {
-        return SubscriptionStep::Closed;
+    if let Some(end) = state.outlook.end() {
+        return end;
     }
     if state.unfinished.is_some() {
         return SubscriptionStep::Unfinished;

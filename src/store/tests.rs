@@ -903,6 +903,49 @@ fn the_end_of_the_writer_ends_the_readers() {
 }
 
 #[test]
+fn a_pause_ends_watches_that_have_everything_and_later_ones_lose_nothing() {
+    let (mut writer, reader) = new(big());
+    let now = Instant::now();
+    writer.replace(at(10, &[]));
+    let watch = |start| Follower::new(&reader, start, Interest::All);
+    let (mut idle, mut behind) = (watch(SubscriptionStart::Now), watch(SubscriptionStart::Now));
+    idle.drain();
+    put(&mut writer, now, EventKind::Added, "ns/a", 11, "n1");
+    idle.drain();
+    idle.woken();
+    writer.pause();
+    assert_eq!(idle.woken(), 1);
+    assert!(matches!(idle.step(9), SubscriptionStep::Paused));
+    let (versions, end) = behind.drain();
+    assert_eq!(versions, [11], "what is known is handed out first");
+    assert!(matches!(end, SubscriptionStep::Paused));
+    let mut early = watch(SubscriptionStart::Now);
+    assert!(matches!(early.step(9), SubscriptionStep::Paused));
+
+    writer.resume();
+    let mut later = watch(SubscriptionStart::After(ResourceVersion(11)));
+    put(&mut writer, now, EventKind::Added, "ns/b", 12, "n1");
+    let (versions, end) = later.drain();
+    assert_eq!(versions, [12]);
+    assert!(matches!(end, SubscriptionStep::CaughtUp(_)));
+    writer.pause();
+    writer.replace(at(20, &[]));
+    let mut listed = watch(SubscriptionStart::Now);
+    assert!(matches!(listed.step(9), SubscriptionStep::CaughtUp(_)));
+}
+
+#[test]
+fn watches_that_may_be_wrong_are_expired_at_once() {
+    let (mut writer, reader) = new(big());
+    writer.replace(at(10, &[]));
+    let mut follower = Follower::new(&reader, SubscriptionStart::Now, Interest::All);
+    follower.drain();
+    writer.expire();
+    assert_eq!(follower.woken(), 1);
+    assert!(matches!(follower.step(9), SubscriptionStep::Expired { .. }));
+}
+
+#[test]
 fn namespaces_with_a_common_beginning_are_kept_apart() {
     let snapshot = at(
         9,
@@ -1008,7 +1051,9 @@ proptest! {
                             SubscriptionStep::Events(events) => seen.extend(events.iter().map(|event| event.version.0)),
                             SubscriptionStep::Expired { .. } => *expired = true,
                             SubscriptionStep::CaughtUp(at) => prop_assert_eq!(at.0, version),
-                            SubscriptionStep::Closed | SubscriptionStep::Unfinished => prop_assert!(false),
+                            SubscriptionStep::Unfinished
+                            | SubscriptionStep::Paused
+                            | SubscriptionStep::Closed => prop_assert!(false),
                         }
                     }
                 }

@@ -9,7 +9,7 @@ use watershed_protocol::{EventKind, Frame, ResourceVersion};
 use super::compressed::Compressed;
 use super::object::StoredObject;
 use super::snapshot::{Replaced, Snapshot};
-use super::state::StoreState;
+use super::state::{Outlook, StoreState};
 use super::window::WindowEvent;
 
 /// The only one who changes a scope's state.
@@ -35,6 +35,7 @@ impl StoreWriter {
         state.pins.clear();
         state.confirmed = None;
         state.unfinished = None;
+        state.outlook = Outlook::Followed;
         snapshot.set_generation(state.snapshot.generation() + 1);
         state.snapshot = snapshot;
         let head = state.window.head();
@@ -145,11 +146,36 @@ impl StoreWriter {
         complete
     }
 
+    /// Ends every watch that has got all events, and those that begin before
+    /// [`StoreWriter::resume`]: events may happen that nobody sees.
+    pub fn pause(&mut self) {
+        self.end_watches(Outlook::Paused);
+    }
+
+    /// Lets watches begin again after a pause. Those that begin at a version in the window have
+    /// lost nothing.
+    pub fn resume(&mut self) {
+        let mut state = self.state.write();
+        if state.outlook == Outlook::Paused {
+            state.outlook = Outlook::Followed;
+        }
+    }
+
+    /// Expires every watch: what was handed out may be wrong.
+    pub fn expire(&mut self) {
+        let wakers = self.state.write().subscribers.expire();
+        wake(wakers);
+    }
+
     /// Ends every watch, now and later.
     pub fn close(&mut self) {
+        self.end_watches(Outlook::Closed);
+    }
+
+    fn end_watches(&mut self, outlook: Outlook) {
         let mut state = self.state.write();
-        state.closed = true;
-        let wakers = state.subscribers.offer_to_all(state.window.head());
+        state.outlook = outlook;
+        let wakers = state.subscribers.wake_all(state.window.head());
         drop(state);
         wake(wakers);
     }
@@ -158,7 +184,7 @@ impl StoreWriter {
 impl Drop for StoreWriter {
     /// Without a writer nothing would ever arrive: watches end instead of hanging.
     fn drop(&mut self) {
-        if !self.state.read().closed {
+        if self.state.read().outlook != Outlook::Closed {
             self.close();
         }
     }

@@ -42,6 +42,8 @@ pub enum WatchEnding {
     Deadline,
     /// It fell out of the window.
     Expired,
+    /// The scope has not followed upstream for too long.
+    Stale,
     /// The scope ended.
     Closed,
     /// The caller may not see it any more.
@@ -60,6 +62,7 @@ impl WatchEnding {
         match self {
             Self::Deadline => "deadline",
             Self::Expired => "expired",
+            Self::Stale => "stale",
             Self::Closed => "closed",
             Self::Revoked => "revoked",
             Self::Draining => "draining",
@@ -336,12 +339,30 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
                     self.over(WatchEnding::Expired);
                     return Poll::Ready(self.hand_out(chunk));
                 }
+                // As an API server whose cache lost etcd, without an ERROR: the client goes on
+                // from its last version elsewhere.
+                // Source: `apiserver/pkg/storage/cacher/cacher.go` (terminateAllWatchers).
+                SubscriptionStep::Paused => {
+                    self.over(WatchEnding::Stale);
+                    return Poll::Ready(self.hand_out(chunk));
+                }
                 SubscriptionStep::Closed => {
                     self.over(WatchEnding::Closed);
                     return Poll::Ready(self.hand_out(chunk));
                 }
             }
         }
+    }
+
+    /// Waits for the end of the scope while events are held back. It shows nothing to the caller.
+    fn poll_end(&mut self, context: &Context<'_>) -> Poll<()> {
+        let how = match self.subscription.ended(context) {
+            Some(SubscriptionStep::Paused) => WatchEnding::Stale,
+            Some(SubscriptionStep::Closed) => WatchEnding::Closed,
+            _ => return Poll::Pending,
+        };
+        self.over(how);
+        Poll::Ready(())
     }
 
     /// Returns what is ready now, with a bookmark that lets the client go on elsewhere.
@@ -406,7 +427,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> http_body::Body
         }
         match this.poll_outside(context) {
             OutsideEvent::GoOn => {}
-            OutsideEvent::Wait => return Poll::Pending,
+            OutsideEvent::Wait => return this.poll_end(context).map(|()| None),
             OutsideEvent::End(how) => {
                 let last = match how {
                     WatchEnding::Draining if this.grant.poll(context) == GrantStatus::Granted => {

@@ -448,3 +448,18 @@ async fn watches_that_began_together_do_not_wake_together() {
     assert_eq!(woken(), WATCHES, "a bookmark a minute at least");
     assert!(most < WATCHES / 2, "{most} woke within a second");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_ends_a_watch_whose_grant_is_in_doubt() {
+    let mut rig = Rig::new(1 << 20, 3);
+    let mut watching = rig.watch(ContentCoding::Identity, "", false);
+    watching.read();
+    *watching.said.0.lock() = GrantStatus::InDoubt;
+    rig.put(EventKind::Added, "secret", "gold");
+    watching.read();
+    assert_eq!(watching.meter.0.lock().2, None);
+    rig.writer.pause();
+    watching.read();
+    assert_eq!(watching.meter.0.lock().2, Some(WatchEnding::Stale));
+    assert!(!watching.text().contains("secret"), "it was held back");
+}

@@ -111,6 +111,7 @@ impl Informer {
             SubscriptionStep::Expired { .. } => self.expired = true,
             SubscriptionStep::CaughtUp(_)
             | SubscriptionStep::Unfinished
+            | SubscriptionStep::Paused
             | SubscriptionStep::Closed => {}
         }
         true
