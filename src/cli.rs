@@ -15,6 +15,7 @@ mod completion;
 mod config;
 #[cfg(feature = "lab")]
 mod demo;
+mod duration;
 pub mod failure;
 mod kubeconfig;
 mod limits;

@@ -12,6 +12,7 @@ mod open_scopes;
 mod phase;
 mod pump;
 mod registry;
+mod staleness;
 mod streaming;
 #[cfg(test)]
 mod tests;

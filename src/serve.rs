@@ -234,7 +234,7 @@ impl ServiceParts {
         let opened = open::open(&self.catalog, &self.policy, &self.scopes, read).await?;
         let fresh = freshness::wait_until_fresh(&self.fences, opened, read).await?;
         let headers = exchange.headers();
-        let answer = match &read.kind {
+        let mut answer = match &read.kind {
             ReadKind::Get { name } => answer::get(&fresh, read, name, headers)?,
             ReadKind::List(list) => answer::list(&fresh, read, list, headers)?,
             ReadKind::Watch(watch) => {
@@ -249,6 +249,7 @@ impl ServiceParts {
                 answer::watch(&fresh, read, watch, context)?
             }
         };
+        answer::tell_age(&mut answer, &fresh);
         Ok(answer)
     }
 
@@ -268,8 +269,8 @@ impl ServiceParts {
         }
     }
 
-    /// Lets identical consistent reads that go to upstream share one request. Returns the answer,
-    /// and the slot of a read that is under way.
+    /// Lets identical reads that go to upstream share one request, if they are consistent or many
+    /// may come at once. Returns the answer, and the slot of a read that is under way.
     async fn coalesce(
         &self,
         exchange: &Exchange,
@@ -278,13 +279,13 @@ impl ServiceParts {
         let PlannedAction::Read(read) = &exchange.plan.action else {
             return (answered, None);
         };
-        let is_consistent = matches!(
+        let may_share = matches!(
             answered,
             Err(Unanswered::Forward(
-                ForwardReason::Consistent | ForwardReason::Unproven
+                ForwardReason::Consistent | ForwardReason::Unproven | ForwardReason::Stale
             ))
         );
-        if !is_consistent || matches!(read.kind, ReadKind::Watch(_)) {
+        if !may_share || matches!(read.kind, ReadKind::Watch(_)) {
             return (answered, None);
         }
         let slot = self.coalescer.enter(&exchange.request);

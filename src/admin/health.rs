@@ -14,12 +14,15 @@ pub(super) fn livez() -> Response<Body> {
 
 /// Returns 200 while all checks pass.
 ///
-/// The process is ready while upstream's types are known, custom ones included, and no shutdown has
-/// begun. Scopes that are still syncing do not count: their requests wait or are forwarded.
+/// The process is ready while upstream's types are known, custom ones included, while a scope is
+/// young enough to be served, and no shutdown has begun. Scopes that are still syncing do not
+/// count: their requests wait or are forwarded. Nor does a single scope that is too old, because
+/// one type that fails upstream would take all replicas away.
 pub(super) fn readyz(state: &AdminState, verbose: bool) -> Response<Body> {
     let checks = [
         ("discovery", !state.catalog.is_empty()),
         ("custom-resource-definitions", state.catalog.is_settled()),
+        ("max-staleness", !state.scopes.are_stale()),
         ("shutdown", !state.draining.is_draining()),
     ];
     let ready = checks.iter().all(|(_, passed)| *passed);

@@ -49,6 +49,7 @@ pub(super) fn of(config: &AppConfig) -> Value {
             "log": audit.log.as_ref().map(|log| name(&log.path)),
             "webhookConfigFile": audit.webhook.as_ref().map(|webhook| name(&webhook.config_file)),
         })),
+        "maxStalenessSeconds": seconds(scopes.max_staleness),
         "window": { "seconds": seconds(scopes.window.age), "bytes": scopes.window.bytes },
         "consistentReads": reads(policy),
         "cache": kept(policy),
@@ -179,6 +180,7 @@ fn scope_policy(policy: &ScopePolicy) -> Value {
         "idleSeconds": policy.idle.map(seconds),
         "windowSeconds": policy.window_age.map(seconds),
         "windowBytes": policy.window_bytes,
+        "maxStalenessSeconds": policy.max_staleness.map(seconds),
     })
 }
 

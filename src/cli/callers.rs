@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use clap::Args;
 
+use super::duration::duration;
 use crate::access::{AccessConfig, AuthenticationConfig, FrontProxyConfig, ReviewFailurePolicy};
 
 /// Flags for the authentication and authorization of callers.
@@ -131,47 +132,5 @@ impl CallerFlags {
             });
         }
         Ok(())
-    }
-}
-
-/// Maximum value of the flags that set a caching time.
-const MAX_DURATION: Duration = Duration::from_hours(24);
-
-/// Parses a duration as kube-apiserver's flags do: 5m, 30s, 1h30m, 0s.
-fn duration(text: &str) -> Result<Duration, String> {
-    let parsed: jiff::SignedDuration = text
-        .parse()
-        .map_err(|error: jiff::Error| error.to_string())?;
-    let duration = Duration::try_from(parsed).map_err(|_| "it is negative".to_owned())?;
-    if duration > MAX_DURATION {
-        Err("it is longer than a day".to_owned())
-    } else {
-        Ok(duration)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_are_written_as_in_kube_apiserver() {
-        for (text, seconds) in [
-            ("5m", 300.0),
-            ("30s", 30.0),
-            ("0s", 0.0),
-            ("1h30m", 5400.0),
-            ("5m0s", 300.0),
-            ("1.5s", 1.5),
-        ] {
-            assert_eq!(
-                duration(text).map(|duration| duration.as_secs_f64()),
-                Ok(seconds),
-                "{text}"
-            );
-        }
-        for text in ["", "5", "-5m", "5 apples", "1000000h"] {
-            assert!(duration(text).is_err(), "{text}");
-        }
     }
 }

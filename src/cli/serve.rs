@@ -15,6 +15,7 @@ use super::admin::{ADMIN, AdminFlags};
 use super::audit::AuditFlags;
 use super::callers::CallerFlags;
 use super::config;
+use super::duration::duration;
 use super::failure::InvalidUsage;
 use super::limits::LimitFlags;
 use crate::app::{self, AppConfig};
@@ -93,6 +94,16 @@ pub(super) struct ServeCommand {
     /// Size up to which events are kept for one type in one representation (MiB).
     #[arg(help_heading = CACHE, long, default_value_t = 256, value_name = "MIB")]
     window_mib: usize,
+    /// Time for which a type is still served from memory after its upstream watch was lost; 0s for
+    /// no limit. Then its reads are forwarded and its watches end, until it is followed again.
+    #[arg(
+        help_heading = CACHE,
+        long,
+        default_value = "5m",
+        value_parser = duration,
+        value_name = "DURATION"
+    )]
+    max_staleness: Duration,
     /// Aggregated API group to cache; others are forwarded. Its server's answers must not depend on
     /// the caller. May be repeated.
     #[arg(help_heading = CACHE, long = "cache-aggregated", value_name = "GROUP")]
@@ -162,6 +173,7 @@ impl ServeCommand {
         config.aggregated = self.aggregated;
         config.scopes.window.age = Duration::from_secs(self.window_seconds);
         config.scopes.window.bytes = self.window_mib << 20;
+        config.scopes.max_staleness = self.max_staleness;
         self.callers.apply(&mut config.access)?;
         config.drain = Duration::from_secs(self.drain_seconds);
         config.audit = self.audit.config()?;
@@ -172,6 +184,10 @@ impl ServeCommand {
             .unwrap_or_default();
         if let Some(file) = &self.config {
             config.policy = config::read(file, config.policy)?;
+        }
+        // Also for the scopes that the proxy opens for itself.
+        if let Some(limit) = config.policy.scope_policy.max_staleness {
+            config.scopes.max_staleness = limit;
         }
         config.policy.users = self.limits.users();
         config.limits = self.limits.connections();

@@ -10,6 +10,7 @@ use watershed_protocol::{FieldTable, ResourceVersion};
 use super::idle::IdleTracker;
 use super::key::ScopeKey;
 use super::phase::{NotReady, ReadyScope, ScopePhase};
+use super::staleness::ScopeAge;
 use crate::store::{Snapshot, StoreReader};
 use crate::upstream::{Stopped, WatchCompression};
 use crate::watcher::{Bookmarks, IrreducibleObject};
@@ -34,6 +35,7 @@ pub struct Scope {
     /// The time of upstream's last event, bookmark or list.
     pub last_heard: Mutex<Instant>,
     pub(super) following: watch::Sender<bool>,
+    pub(super) age: ScopeAge,
     pub(super) first_list: OnceLock<ResourceVersion>,
     pub(super) opened: Instant,
     pub(super) phase: watch::Receiver<ScopePhase>,
@@ -56,6 +58,7 @@ impl Scope {
             Ok(Ok(phase)) => match &*phase {
                 ScopePhase::Ready(ready) => Ok(Arc::clone(ready)),
                 ScopePhase::Stopped(why) => Err(NotReady::Stopped(why.clone())),
+                ScopePhase::Stale(_) => Err(NotReady::Stale),
                 ScopePhase::Syncing | ScopePhase::Failing => Err(NotReady::Syncing),
             },
         }
@@ -93,6 +96,11 @@ impl Scope {
     pub(super) fn set_following(&self, now: bool) {
         self.following
             .send_if_modified(|following| std::mem::replace(following, now) != now);
+    }
+
+    /// Returns the time for which upstream's changes have not arrived; `None` while they do.
+    pub fn age(&self) -> Option<Duration> {
+        self.age.get()
     }
 
     /// Returns true if some of what followed on `version` happened before the scope's first list.

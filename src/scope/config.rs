@@ -11,6 +11,8 @@ pub struct ScopeConfig {
     /// Time from a scope's opening for which requests wait for its first list. Then they are
     /// forwarded, as they are when the first attempt at it fails.
     pub sync_wait: Duration,
+    /// Time for which a scope that does not follow upstream is still served; zero for no limit.
+    pub max_staleness: Duration,
 }
 
 impl Default for ScopeConfig {
@@ -23,6 +25,7 @@ impl Default for ScopeConfig {
                 bytes: 256 << 20,
             },
             sync_wait: Duration::from_secs(30),
+            max_staleness: Duration::from_mins(5),
         }
     }
 }
@@ -36,4 +39,6 @@ pub struct Retention {
     pub idle: Option<Duration>,
     /// Limits of its history, if not those of all scopes.
     pub window: Option<WindowLimits>,
+    /// Its limit of staleness, if not that of all scopes; zero for no limit.
+    pub max_staleness: Option<Duration>,
 }

@@ -102,6 +102,7 @@ struct ScopeSums {
     following: usize,
     compressed: usize,
     silence: f64,
+    staleness: f64,
     figures: StoreStats,
 }
 
@@ -115,6 +116,8 @@ impl ScopeSums {
         self.silence = self
             .silence
             .max(scope.last_heard.lock().elapsed().as_secs_f64());
+        let age = scope.age().unwrap_or_default().as_secs_f64();
+        self.staleness = self.staleness.max(age);
         self.figures.version = self.figures.version.max(figures.version);
         self.figures.objects += figures.objects;
         self.figures.object_bytes += figures.object_bytes;
@@ -143,6 +146,7 @@ impl ScopeSums {
             event_bytes as f64,
             version.0 as f64,
             self.silence,
+            self.staleness,
             watchers as f64,
             self.scopes as f64,
         ]
@@ -158,11 +162,12 @@ const LABELS: &[&str; 6] = &[
     "selection",
 ];
 
-const GAUGES: [Metric<Gauge, { LABELS.len() }>; 11] = [
+const GAUGES: [Metric<Gauge, { LABELS.len() }>; 12] = [
     Metric::new(
         "watershed_scope_ready",
         LABELS,
-        "1 while reads of the scope are answered from memory, 0 while it syncs or is not cached.",
+        "1 while reads of the scope are answered from memory, 0 while it syncs, is too old, \
+         or is not cached.",
     ),
     Metric::new(
         "watershed_scope_following",
@@ -203,6 +208,12 @@ const GAUGES: [Metric<Gauge, { LABELS.len() }>; 11] = [
         "watershed_scope_last_message_age_seconds",
         LABELS,
         "Seconds since upstream last sent an event, bookmark or list for the scope.",
+    ),
+    Metric::new(
+        "watershed_scope_staleness_seconds",
+        LABELS,
+        "Seconds since upstream was last known to be followed; 0 while it is. A quiet type whose \
+         upstream watch is open is followed. Above --max-staleness, reads are forwarded.",
     ),
     Metric::new(
         "watershed_scope_watchers",

@@ -15,6 +15,8 @@ pub enum ScopePhase {
     Failing,
     /// Reads can be answered.
     Ready(Arc<ReadyScope>),
+    /// Upstream was not followed for longer than allowed. It may be ready again without a list.
+    Stale(Arc<ReadyScope>),
     /// The scope cannot be cached for now.
     Stopped(Stopped),
 }
@@ -36,6 +38,9 @@ pub enum NotReady {
     /// The first list is still under way.
     #[error("the first list is not complete yet")]
     Syncing,
+    /// Upstream was not followed for longer than allowed.
+    #[error("it is older than allowed")]
+    Stale,
     /// Upstream does not let the scope be cached.
     #[error(transparent)]
     Stopped(#[from] Stopped),

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio::time::{sleep, sleep_until};
-use watershed_protocol::BookmarkFormat;
+use tokio::time::{self, sleep, sleep_until};
+use watershed_protocol::{BookmarkFormat, Frame, Scanned};
 
 use super::cached::Scope;
 use super::collect::stored_object;
@@ -15,6 +15,7 @@ use super::finish::ask_upstream;
 use super::metrics;
 use super::open_scopes::OpenScopes;
 use super::phase::{ReadyScope, ScopePhase};
+use super::staleness::{StalenessChange, StalenessClock};
 use super::streaming::StreamingLearner;
 use crate::metric::{Counter, Metric};
 use crate::store::{SnapshotBuilder, StoreWriter};
@@ -50,6 +51,7 @@ pub(super) struct ScopePump {
     pub(super) ready: Option<Arc<ReadyScope>>,
     /// The first refusal of a scope that was never ready.
     pub(super) refused_since: Option<Instant>,
+    pub(super) staleness: StalenessClock,
     /// The reason why the task ended. It is closed unless set: the runtime may drop the task.
     pub(super) stopped: Stopped,
 }
@@ -97,6 +99,10 @@ impl ScopePump {
                     self.streams_initial_events(&mark);
                     continue;
                 }
+                () = wait_until(self.staleness.due()) => {
+                    self.staleness_changed();
+                    continue;
+                }
                 () = wait_until(self.timers.list_again) => {
                     tracing::info!(
                         resource = %self.scope.key.gvr,
@@ -108,7 +114,7 @@ impl ScopePump {
                 }
                 () = wait_until(self.timers.reopened_by) => {
                     self.timers.reopened_by = None;
-                    self.scope.set_following(false);
+                    self.lost();
                     continue;
                 }
                 finished = ask_upstream(&self.scope.reader, self.probe.as_ref()) => {
@@ -173,37 +179,96 @@ impl ScopePump {
                 self.writer.replace(snapshot);
                 self.scope.irreducible.clear();
                 self.phase.send_replace(ScopePhase::Ready(ready));
+                self.heard();
             }
-            Change::Event(frame, scanned) => {
-                self.events.increment(1);
-                let Some(ready) = &self.ready else { return };
-                let object = stored_object(&ready.format, &frame.object, scanned);
-                if let Err(error) = self.writer.apply(now, frame, object) {
-                    tracing::error!(
-                        resource = %self.scope.key.gvr,
-                        %error,
-                        "upstream's events are inconsistent; listing again"
-                    );
-                    self.reflector.restart();
-                    self.scope.set_following(false);
-                }
-            }
+            Change::Event(frame, scanned) => self.apply_event(now, frame, scanned),
             Change::Progress { version, format } => {
                 self.learn_bookmark(format);
                 self.writer.progress(now, version);
+                self.heard();
             }
             Change::Resumed => {
                 self.streaming.reconnected();
                 self.count(&metrics::UPSTREAM_RESUMES);
+                self.staleness.reopened(time::Instant::now());
             }
             Change::Interrupted | Change::Ended => {}
         }
         self.scope.publish_version();
     }
 
-    /// Records that upstream's watch broke. A scope that was never listed is failing then.
-    fn interrupted(&self) {
+    fn apply_event(&mut self, now: Instant, frame: Frame, scanned: Scanned) {
+        self.events.increment(1);
+        let Some(ready) = &self.ready else { return };
+        let object = stored_object(&ready.format, &frame.object, scanned);
+        match self.writer.apply(now, frame, object) {
+            Ok(()) => self.heard(),
+            Err(error) => {
+                tracing::error!(
+                    resource = %self.scope.key.gvr,
+                    %error,
+                    "upstream's events are inconsistent; listing again"
+                );
+                self.reflector.restart();
+                self.lost();
+            }
+        }
+    }
+
+    /// Records that upstream's changes do not arrive any more.
+    fn lost(&mut self) {
         self.scope.set_following(false);
+        self.staleness.lost(time::Instant::now());
+        self.scope.age.publish(self.staleness.lost_since());
+    }
+
+    /// Records that upstream sent a list, an event or a bookmark.
+    fn heard(&mut self) {
+        if self.staleness.heard() {
+            self.recovered();
+        }
+    }
+
+    /// Serves the scope again, if it was too old.
+    fn recovered(&mut self) {
+        self.scope.age.publish(None);
+        let ScopePhase::Stale(ready) = self.scope.phase() else {
+            return;
+        };
+        tracing::info!(resource = %self.scope.key.gvr, "followed again; served from memory");
+        self.writer.resume();
+        self.phase.send_replace(ScopePhase::Ready(ready));
+    }
+
+    fn staleness_changed(&mut self) {
+        match self.staleness.tick(time::Instant::now()) {
+            Some(StalenessChange::Recovered) => self.recovered(),
+            Some(StalenessChange::Exceeded) => self.exceeded(),
+            None => {}
+        }
+    }
+
+    /// Serves the scope no longer, as it is too old, and ends its watches.
+    fn exceeded(&mut self) {
+        let key = &self.scope.key;
+        match self.scope.phase() {
+            ScopePhase::Ready(ready) => {
+                tracing::warn!(
+                    resource = %key.gvr,
+                    selection = %key.selection,
+                    "not followed for --max-staleness; requests are forwarded until it is"
+                );
+                // Before the watches end: their clients come back at once.
+                self.phase.send_replace(ScopePhase::Stale(ready));
+                self.writer.pause();
+            }
+            _ => {}
+        }
+    }
+
+    /// Records that upstream's watch broke. A scope that was never listed is failing then.
+    fn interrupted(&mut self) {
+        self.lost();
         self.phase.send_if_modified(|phase| {
             let is_first = matches!(phase, ScopePhase::Syncing);
             if is_first {
@@ -232,7 +297,12 @@ impl ScopePump {
         });
         self.learn_bookmark(Some(bookmark));
         self.ready = Some(Arc::clone(&ready));
-        self.phase.send_replace(ScopePhase::Ready(ready));
+        self.phase.send_modify(|phase| {
+            *phase = match phase {
+                ScopePhase::Stale(_) => ScopePhase::Stale(ready),
+                _ => ScopePhase::Ready(ready),
+            }
+        });
     }
 
     /// Prepares another attempt after a refusal, if the scope was never ready. Returns `false` if
@@ -316,6 +386,8 @@ impl Drop for ScopePump {
             self.report_stop(&self.stopped);
         }
         self.scope.set_following(false);
+        self.staleness.stopped();
+        self.scope.age.publish(None);
         self.phase
             .send_replace(ScopePhase::Stopped(self.stopped.clone()));
         self.writer.close();
@@ -344,7 +416,7 @@ impl Drop for ScopePump {
 }
 
 /// Waits until a moment, or for ever if there is none.
-async fn wait_until(moment: Option<Instant>) {
+async fn wait_until(moment: Option<impl Into<time::Instant>>) {
     match moment {
         Some(moment) => sleep_until(moment.into()).await,
         None => std::future::pending().await,

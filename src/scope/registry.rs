@@ -20,6 +20,7 @@ use super::metrics;
 use super::open_scopes::OpenScopes;
 use super::phase::ScopePhase;
 use super::pump::{NullInStructs, PumpTimers, ScopePump};
+use super::staleness::{ScopeAge, StalenessClock};
 use super::streaming::StreamingLearner;
 use crate::store;
 use crate::upstream::{
@@ -53,6 +54,15 @@ impl Scopes {
     /// Returns the settings of scopes.
     pub fn config(&self) -> &ScopeConfig {
         &self.config
+    }
+
+    /// Returns true if scopes were listed, and none of them may be served any more, as upstream
+    /// cannot be followed. One type that fails does not count.
+    pub fn are_stale(&self) -> bool {
+        let scopes = self.all();
+        let any = |is: fn(&ScopePhase) -> bool| scopes.iter().any(|scope| is(&scope.phase()));
+        any(|phase| matches!(phase, ScopePhase::Stale(_)))
+            && !any(|phase| matches!(phase, ScopePhase::Ready(_)))
     }
 
     /// Returns the scope with this key; opens it if it is not open. It stays open for as long as
@@ -245,6 +255,7 @@ impl Scopes {
             irreducible: Arc::default(),
             last_heard: Mutex::new(Instant::now()),
             following: watch::Sender::new(false),
+            age: ScopeAge::new(),
             first_list: OnceLock::new(),
             opened: Instant::now(),
             phase,
@@ -266,6 +277,9 @@ impl Scopes {
             streaming: StreamingLearner::new(initial_events),
             ready: None,
             refused_since: None,
+            staleness: StalenessClock::new(
+                retention.max_staleness.unwrap_or(self.config.max_staleness),
+            ),
             stopped: Stopped::Closed,
         };
         tokio::spawn(pump.run());

@@ -9,6 +9,6 @@ mod watch;
 
 pub(super) use get::answer as get;
 pub(super) use list::answer as list;
-pub(super) use response::Answer;
+pub(super) use response::{Answer, tell_age};
 pub(super) use status::{is_own, not_from_memory, unreachable};
 pub(super) use watch::{WatchContext, answer as watch, coding as watch_coding};

@@ -67,6 +67,7 @@ pub(super) async fn open(
                     });
                 }
                 Err(NotReady::Syncing) => return Err(ForwardReason::Syncing),
+                Err(NotReady::Stale) => return Err(ForwardReason::Stale),
                 // The next representation may be acceptable.
                 Err(NotReady::Stopped(Stopped::NotAcceptable)) => {}
                 Err(NotReady::Stopped(Stopped::Forbidden(_))) => {
@@ -183,7 +184,8 @@ fn acquire(
 /// Returns a scope as the choice sees it.
 fn open_scope(scope: &Arc<Scope>) -> OpenScope {
     let condition = match scope.phase() {
-        ScopePhase::Ready(_) => Condition::Ready,
+        // For a moment its reads are forwarded, but it stays the scope to choose.
+        ScopePhase::Ready(_) | ScopePhase::Stale(_) => Condition::Ready,
         ScopePhase::Syncing | ScopePhase::Failing => Condition::Syncing,
         ScopePhase::Stopped(Stopped::NotAcceptable) => Condition::Unknown,
         ScopePhase::Stopped(_) => Condition::Failed,

@@ -75,6 +75,8 @@ pub struct ScopePolicy {
     pub window_age: Option<Duration>,
     /// Upper bound of the events kept, in bytes.
     pub window_bytes: Option<usize>,
+    /// Time for which a scope that does not follow upstream is still served; zero for no limit.
+    pub max_staleness: Option<Duration>,
 }
 
 impl ScopePolicy {
@@ -87,6 +89,7 @@ impl ScopePolicy {
             idle: self.idle.or(other.idle),
             window_age: self.window_age.or(other.window_age),
             window_bytes: self.window_bytes.or(other.window_bytes),
+            max_staleness: self.max_staleness.or(other.max_staleness),
         }
     }
 
@@ -289,6 +292,7 @@ impl CachingPolicy {
             on_demand,
             idle,
             window: has_own_window.then_some(own_window),
+            max_staleness: scopes.max_staleness,
         }
     }
 

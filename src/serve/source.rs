@@ -155,6 +155,8 @@ reasons! {
     NotCovered = "not-covered",
     /// The type's first list is not in yet.
     Syncing = "syncing",
+    /// Upstream was not followed for longer than memory may be served.
+    Stale = "max-staleness",
     /// The proxy itself may not list and watch it.
     NotPermitted = "not-permitted",
     /// The type cannot be cached.

@@ -89,6 +89,7 @@ fn head(report: &StatusReport) -> Markup {
     let (class, word) = match report.health {
         Health::Ready => ("good", "ready"),
         Health::Starting => ("fair", "starting"),
+        Health::Stale => ("bad", "upstream not followed"),
         Health::ShuttingDown => ("bad", "shutting down"),
     };
     let ill = report.scopes.iter().filter(|row| !row.is_well()).count();
@@ -266,6 +267,7 @@ fn scope(row: &ScopeStatus) -> Markup {
         (PhaseName::Ready, false) => ("bad", "not followed"),
         (PhaseName::Syncing, _) => ("fair", "syncing"),
         (PhaseName::Failing, _) => ("bad", "failing"),
+        (PhaseName::Stale, _) => ("bad", "too old, forwarded"),
         (PhaseName::Stopped, _) => ("fair", "not held"),
     };
     html! {

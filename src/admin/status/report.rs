@@ -47,6 +47,8 @@ pub(super) enum Health {
     Ready,
     /// Upstream's types are not all known yet.
     Starting,
+    /// Upstream was not followed for longer than allowed.
+    Stale,
     ShuttingDown,
 }
 
@@ -117,6 +119,8 @@ pub(super) struct ScopeStatus {
     pub(super) window_bytes: usize,
     pub(super) resource_version: u64,
     pub(super) last_heard_seconds: f64,
+    /// Time since upstream was last followed; 0 while it is.
+    pub(super) staleness_seconds: f64,
     pub(super) watchers: usize,
 }
 
@@ -126,6 +130,7 @@ pub(super) enum PhaseName {
     Syncing,
     Failing,
     Ready,
+    Stale,
     Stopped,
 }
 
@@ -184,6 +189,8 @@ impl Health {
             Self::ShuttingDown
         } else if state.catalog.is_empty() || !state.catalog.is_settled() {
             Self::Starting
+        } else if state.scopes.are_stale() {
+            Self::Stale
         } else {
             Self::Ready
         }
@@ -242,6 +249,7 @@ impl ScopeStatus {
             ScopePhase::Syncing => (PhaseName::Syncing, None),
             ScopePhase::Failing => (PhaseName::Failing, None),
             ScopePhase::Ready(_) => (PhaseName::Ready, None),
+            ScopePhase::Stale(_) => (PhaseName::Stale, None),
             ScopePhase::Stopped(why) => (
                 PhaseName::Stopped,
                 Some(why.to_string().chars().take(ERROR_CHARS).collect()),
@@ -267,6 +275,7 @@ impl ScopeStatus {
             window_bytes: stats.event_bytes,
             resource_version: stats.version.0,
             last_heard_seconds: last_heard.elapsed().as_secs_f64(),
+            staleness_seconds: scope.age().unwrap_or_default().as_secs_f64(),
             watchers: stats.watchers,
         }
     }

@@ -29,6 +29,11 @@ pub(super) struct ConfigFile {
     #[serde(deserialize_with = "not_empty")]
     #[schemars(with = "u64")]
     pub(super) idle_seconds: Option<u64>,
+    /// Time for which a type is still served from memory after its upstream watch was lost
+    /// (seconds), instead of `--max-staleness`; 0 for no limit.
+    #[serde(deserialize_with = "not_empty")]
+    #[schemars(with = "u64")]
+    pub(super) max_staleness_seconds: Option<u64>,
     /// Settings of single types.
     #[schemars(with = "Vec<TypeSettings>")]
     pub(super) resources: Vec<Spanned<TypeSettings>>,
@@ -117,6 +122,11 @@ pub(super) struct TypeSettings {
     #[serde(default, deserialize_with = "not_empty")]
     #[schemars(with = "usize")]
     pub(super) window_mib: Option<usize>,
+    /// Time for which the type is still served from memory after its upstream watch was lost
+    /// (seconds), instead of `--max-staleness`; 0 for no limit.
+    #[serde(default, deserialize_with = "not_empty")]
+    #[schemars(with = "u64")]
+    pub(super) max_staleness_seconds: Option<u64>,
 }
 
 impl TypeSettings {
@@ -135,6 +145,7 @@ impl TypeSettings {
             idle: self.idle_seconds.map(Duration::from_secs),
             window_age: self.window_seconds.map(Duration::from_secs),
             window_bytes: self.window_mib.map(|mib| mib.saturating_mul(1 << 20)),
+            max_staleness: self.max_staleness_seconds.map(Duration::from_secs),
         }
     }
 }

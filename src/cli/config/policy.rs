@@ -40,6 +40,7 @@ pub(super) fn parse(text: &str, preset: CachingPolicy) -> anyhow::Result<Caching
         scope_policy: ScopePolicy {
             selector_scopes: file.selector_scopes,
             idle: file.idle_seconds.map(Duration::from_secs),
+            max_staleness: file.max_staleness_seconds.map(Duration::from_secs),
             ..ScopePolicy::default()
         },
         ..preset
@@ -388,9 +389,9 @@ mod tests {
     #[test]
     fn scope_settings_are_set_for_all_types_and_for_single_ones() {
         let policy = parsed(
-            "selectorScopes: true\nidleSeconds: 30\nresources:\n\
+            "selectorScopes: true\nidleSeconds: 30\nmaxStalenessSeconds: 60\nresources:\n\
              - resource: pods\n  cache: always\n  selectorScopes: false\n  windowSeconds: 7\n\
-             \x20 windowMib: 2\n\
+             \x20 windowMib: 2\n  maxStalenessSeconds: 0\n\
              - resource: configmaps\n  maxUpstreamWatches: 3\n  merge: false\n  idleSeconds: 0\n",
         )
         .unwrap();
@@ -408,11 +409,13 @@ mod tests {
                 && pods.window_bytes == Some(2 << 20)
         );
         assert_eq!(pods.window_age, Some(Duration::from_secs(7)));
+        assert_eq!(pods.max_staleness, Some(Duration::ZERO));
         let maps = policy.scope_policy("", "configmaps");
         assert_eq!(
             (maps.selector_scopes, maps.max_scopes, maps.merge, maps.idle),
             (Some(true), Some(3), Some(false), Some(Duration::ZERO))
         );
+        assert_eq!(maps.max_staleness, Some(Duration::from_mins(1)));
         assert_eq!(policy.scope_policy("", "services"), policy.scope_policy);
     }
 

@@ -2,6 +2,7 @@
 use http::{HeaderValue, Response, StatusCode, header};
 
 use crate::body::Body;
+use crate::serve::freshness::FreshScope;
 use crate::serve::source::AnswerSource;
 
 /// A response of this proxy, and where it came from.
@@ -13,6 +14,18 @@ pub(in crate::serve) struct Answer {
 impl Answer {
     pub(in crate::serve) fn new(source: AnswerSource, response: Response<Body>) -> Self {
         Self { source, response }
+    }
+}
+
+/// Adds the seconds for which the scope has not followed upstream to an answer from memory. While
+/// it follows, and to an answer that was proven fresh, nothing is added.
+pub(in crate::serve) fn tell_age(answer: &mut Answer, fresh: &FreshScope) {
+    if answer.source == AnswerSource::Fence {
+        return;
+    }
+    if let Some(age) = fresh.opened.scope.age() {
+        let headers = answer.response.headers_mut();
+        headers.insert("x-watershed-age", HeaderValue::from(age.as_secs()));
     }
 }
 

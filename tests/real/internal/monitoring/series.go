@@ -37,6 +37,7 @@ func Healthy() []Series {
 		Named(Constant(1), "up"),
 		Named(Constant(1), "watershed_scope_following", "resource", "pods"),
 		Named(Constant(1), "watershed_scope_ready", "resource", "pods"),
+		Named(Constant(0), "watershed_scope_staleness_seconds", "resource", "pods"),
 		Named(Constant(1), "watershed_upstream_lists_total", "resource", "pods"),
 		Named(Constant(1), "watershed_rbac_following"),
 		Named(rising(6000), "watershed_requests_total", "verb", "list", "source", "snapshot", "code", "200"),
@@ -73,7 +74,8 @@ func Healthy() []Series {
 var Causes = map[string][]Series{
 	"WatershedDown":                   {Named(Constant(0), "up")},
 	"WatershedAbsent":                 {Named(Constant(1), "up", "job", "another")},
-	"WatershedNotFollowing":           {Named(Constant(0), "watershed_scope_following", "resource", "pods")},
+	"WatershedNotFollowing":           {Named(Constant(90), "watershed_scope_staleness_seconds", "resource", "pods")},
+	"WatershedStale":                  {Named(Constant(0), "watershed_scope_ready", "resource", "pods"), Named(Constant(900), "watershed_scope_staleness_seconds", "resource", "pods")},
 	"WatershedScopeNotReady":          {Named(Constant(0), "watershed_scope_ready", "resource", "pods")},
 	"WatershedRelisting":              {Named(rising(0.5), "watershed_upstream_lists_total", "resource", "pods")},
 	"WatershedUpstreamErrors":         {Named(rising(600), "watershed_requests_total", "verb", "get", "source", "forward", "reason", "consistent-read", "code", "503")},

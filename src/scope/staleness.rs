@@ -1,0 +1,286 @@
+//! How long a scope has been without upstream's changes.
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Time for which a reopened watch must stay open to count as followed, if it brings nothing. A
+/// watch that breaks at once, again and again, follows nothing. It is at most half of the limit, so
+/// that a watch that is cut once does not make the scope stale.
+const PROBATION: Duration = Duration::from_secs(5);
+
+/// Tells a scope's task how long the scope has not followed upstream.
+///
+/// A quiet type is followed for as long as its watch is open.
+#[derive(Debug)]
+pub(super) struct StalenessClock {
+    /// Age at which the scope is too old; `None` for never.
+    limit: Option<Duration>,
+    state: FollowState,
+}
+
+/// Whether upstream's changes arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FollowState {
+    /// The scope was never listed, or it stopped: it has no age.
+    Unlisted,
+    /// They arrive.
+    Followed,
+    /// They do not.
+    Lost {
+        since: Instant,
+        /// The watch is open again, and has brought nothing yet.
+        reopened: Option<Instant>,
+        is_stale: bool,
+    },
+}
+
+/// A change that comes with time alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StalenessChange {
+    /// The scope follows upstream again.
+    Recovered,
+    /// The scope is older than its limit.
+    Exceeded,
+}
+
+impl StalenessClock {
+    /// Creates the clock of a scope that was not listed yet. A limit of zero stands for none.
+    pub(super) fn new(limit: Duration) -> Self {
+        Self {
+            limit: Some(limit).filter(|limit| !limit.is_zero()),
+            state: FollowState::Unlisted,
+        }
+    }
+
+    /// Records a list, an event or a bookmark. Returns true if the scope was not followed before.
+    pub(super) fn heard(&mut self) -> bool {
+        let before = std::mem::replace(&mut self.state, FollowState::Followed);
+        before != FollowState::Followed
+    }
+
+    /// Records that the watch is open again.
+    pub(super) fn reopened(&mut self, now: Instant) {
+        if let FollowState::Lost { reopened, .. } = &mut self.state {
+            *reopened = Some(now);
+        }
+    }
+
+    /// Records that the watch broke, or that the scope must be listed again.
+    pub(super) fn lost(&mut self, now: Instant) {
+        match &mut self.state {
+            FollowState::Unlisted => {}
+            FollowState::Followed => {
+                self.state = FollowState::Lost {
+                    since: now,
+                    reopened: None,
+                    is_stale: false,
+                };
+            }
+            FollowState::Lost { reopened, .. } => *reopened = None,
+        }
+    }
+
+    /// Records the end of the scope.
+    pub(super) fn stopped(&mut self) {
+        self.state = FollowState::Unlisted;
+    }
+
+    /// Returns the moment at which the changes stopped arriving; `None` while they arrive.
+    pub(super) fn lost_since(&self) -> Option<Instant> {
+        match self.state {
+            FollowState::Lost { since, .. } => Some(since),
+            FollowState::Unlisted | FollowState::Followed => None,
+        }
+    }
+
+    /// Returns the moment at which [`StalenessClock::tick`] has something to do.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let FollowState::Lost {
+            since,
+            reopened,
+            is_stale,
+        } = self.state
+        else {
+            return None;
+        };
+        let recovers = reopened.map(|at| at + self.probation());
+        let exceeds = self.limit.filter(|_| !is_stale).map(|limit| since + limit);
+        [recovers, exceeds].into_iter().flatten().min()
+    }
+
+    /// Moves the clock to `now`. Returns what changed.
+    pub(super) fn tick(&mut self, now: Instant) -> Option<StalenessChange> {
+        let probation = self.probation();
+        let FollowState::Lost {
+            since,
+            reopened,
+            is_stale,
+        } = &mut self.state
+        else {
+            return None;
+        };
+        if reopened.is_some_and(|at| now >= at + probation) {
+            self.state = FollowState::Followed;
+            return Some(StalenessChange::Recovered);
+        }
+        if !*is_stale && self.limit.is_some_and(|limit| now >= *since + limit) {
+            *is_stale = true;
+            return Some(StalenessChange::Exceeded);
+        }
+        None
+    }
+
+    fn probation(&self) -> Duration {
+        self.limit
+            .map_or(PROBATION, |limit| PROBATION.min(limit / 2))
+    }
+}
+
+/// A scope's age as its readers see it. Every answer looks at it, so it is one plain atomic.
+#[derive(Debug)]
+pub(super) struct ScopeAge {
+    opened: Instant,
+    /// Milliseconds from the opening to the moment at which following was lost, plus one; zero
+    /// while the scope is followed.
+    lost: AtomicU64,
+}
+
+impl ScopeAge {
+    /// Creates the age of a scope that is opened now.
+    pub(super) fn new() -> Self {
+        Self {
+            opened: Instant::now(),
+            lost: AtomicU64::new(0),
+        }
+    }
+
+    /// Publishes the moment at which following was lost.
+    pub(super) fn publish(&self, lost_since: Option<Instant>) {
+        let millis = lost_since.map_or(0, |at| {
+            let millis = at.saturating_duration_since(self.opened).as_millis();
+            u64::try_from(millis).unwrap_or(u64::MAX - 1) + 1
+        });
+        self.lost.store(millis, Ordering::Relaxed);
+    }
+
+    /// Returns the time for which the scope has not been followed; `None` while it is.
+    pub(super) fn get(&self) -> Option<Duration> {
+        let lost = self.lost.load(Ordering::Relaxed).checked_sub(1)?;
+        Some(
+            self.opened
+                .elapsed()
+                .saturating_sub(Duration::from_millis(lost)),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_mins(5);
+
+    fn second(n: u64) -> Duration {
+        Duration::from_secs(n)
+    }
+
+    /// Lets time pass up to `end`. Returns the changes with their times.
+    fn changes(
+        clock: &mut StalenessClock,
+        from: Instant,
+        end: Duration,
+    ) -> Vec<(Duration, StalenessChange)> {
+        let mut changes = Vec::new();
+        while let Some(at) = clock.due().filter(|at| *at <= from + end) {
+            changes.extend(clock.tick(at).map(|change| (at - from, change)));
+        }
+        changes
+    }
+
+    #[test]
+    fn a_scope_is_stale_once_its_watch_was_lost_for_the_limit() {
+        let begin = Instant::now();
+        let mut clock = StalenessClock::new(LIMIT);
+        clock.heard();
+        assert_eq!(clock.due(), None, "a quiet type does not age");
+        clock.lost(begin);
+        clock.lost(begin + second(9));
+        assert_eq!(clock.lost_since(), Some(begin));
+        assert_eq!(
+            changes(&mut clock, begin, second(9999)),
+            [(LIMIT, StalenessChange::Exceeded)]
+        );
+        assert!(clock.heard());
+        assert_eq!((clock.lost_since(), clock.due()), (None, None));
+    }
+
+    #[test]
+    fn a_watch_that_breaks_again_and_again_follows_nothing() {
+        let begin = Instant::now();
+        let mut clock = StalenessClock::new(LIMIT);
+        clock.heard();
+        clock.lost(begin);
+        for n in 1..=100 {
+            clock.reopened(begin + second(4 * n));
+            clock.lost(begin + second(4 * n + 3));
+        }
+        assert_eq!(clock.lost_since(), Some(begin));
+        assert_eq!(clock.tick(begin + LIMIT), Some(StalenessChange::Exceeded));
+    }
+
+    #[test]
+    fn a_reopened_watch_that_stays_open_ends_the_staleness() {
+        let begin = Instant::now();
+        let mut clock = StalenessClock::new(LIMIT);
+        clock.heard();
+        clock.lost(begin);
+        clock.reopened(begin + LIMIT - second(1));
+        assert_eq!(
+            changes(&mut clock, begin, second(9999)),
+            [
+                (LIMIT, StalenessChange::Exceeded),
+                (LIMIT + second(4), StalenessChange::Recovered)
+            ]
+        );
+        assert_eq!(clock.lost_since(), None);
+    }
+
+    #[test]
+    fn a_quiet_watch_that_is_cut_once_does_not_exceed_a_short_limit() {
+        let begin = Instant::now();
+        let mut clock = StalenessClock::new(second(2));
+        clock.heard();
+        clock.lost(begin);
+        clock.reopened(begin);
+        assert_eq!(
+            changes(&mut clock, begin, second(9999)),
+            [(second(1), StalenessChange::Recovered)]
+        );
+    }
+
+    #[test]
+    fn scopes_without_a_list_or_a_limit_are_never_stale() {
+        let begin = Instant::now();
+        let mut unlisted = StalenessClock::new(LIMIT);
+        unlisted.lost(begin);
+        assert_eq!((unlisted.due(), unlisted.lost_since()), (None, None));
+        let mut unlimited = StalenessClock::new(Duration::ZERO);
+        unlimited.heard();
+        unlimited.lost(begin);
+        assert_eq!(unlimited.due(), None);
+        assert_eq!(unlimited.lost_since(), Some(begin), "its age is known");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_age_is_the_time_since_the_loss() {
+        let age = ScopeAge::new();
+        assert_eq!(age.get(), None);
+        age.publish(Some(Instant::now()));
+        assert_eq!(age.get(), Some(Duration::ZERO));
+        tokio::time::advance(second(7)).await;
+        assert_eq!(age.get(), Some(second(7)));
+        age.publish(None);
+        assert_eq!(age.get(), None);
+    }
+}
