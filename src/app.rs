@@ -14,8 +14,8 @@ use crate::access::Access;
 use crate::audit::Audit;
 use crate::catalog::CatalogFollower;
 use crate::listener::tls::ServerTls;
-use crate::scope::Scopes;
 use crate::scope::gauges::ScopeGauges;
+use crate::scope::{Scopes, SelfCheck};
 use crate::serve::{CachedObjects, ProxyService};
 use crate::upstream::{Forwarder, Upstream, UpstreamClient};
 use crate::{admin, drain, telemetry};
@@ -169,6 +169,7 @@ async fn assemble(config: AppConfig) -> anyhow::Result<RunningProxy> {
         tokio::spawn(follow_rbac),
         tokio::spawn(keep_scopes_open),
         tokio::spawn(scopes.clone().close_idle()),
+        tokio::spawn(SelfCheck::new(scopes.clone()).run()),
         tokio::spawn(admin::serve(
             admin_listener,
             admin_tls,

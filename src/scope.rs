@@ -12,6 +12,7 @@ mod open_scopes;
 mod phase;
 mod pump;
 mod registry;
+mod self_check;
 mod staleness;
 mod streaming;
 #[cfg(test)]
@@ -24,3 +25,4 @@ pub use key::ScopeKey;
 pub use phase::{NotReady, ReadyScope, ScopePhase};
 pub(crate) use pump::REOPEN_AFTER;
 pub use registry::Scopes;
+pub use self_check::SelfCheck;

@@ -282,7 +282,10 @@ impl ServiceParts {
         let may_share = matches!(
             answered,
             Err(Unanswered::Forward(
-                ForwardReason::Consistent | ForwardReason::Unproven | ForwardReason::Stale
+                ForwardReason::Consistent
+                    | ForwardReason::Unproven
+                    | ForwardReason::Stale
+                    | ForwardReason::Quarantined
             ))
         );
         if !may_share || matches!(read.kind, ReadKind::Watch(_)) {

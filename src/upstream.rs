@@ -26,6 +26,7 @@ mod probe;
 mod reflect;
 mod repeat;
 mod server;
+mod state_list;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -43,4 +44,5 @@ pub use pool::{SendOptions, ServedBy};
 pub use probe::{CatchUp, ObjectVersions, Probe, ProbeEvent, ProbeList};
 pub use reflect::{Change, Collect, Reflector, ReflectorTarget, Stopped};
 pub use server::Upstream;
+pub use state_list::{ListedVersions, StateList, StatePage};
 pub use traffic::{ConnectionPurpose, RequestPurpose, UpstreamTraffic};

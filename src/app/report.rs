@@ -50,6 +50,7 @@ pub(super) fn of(config: &AppConfig) -> Value {
             "webhookConfigFile": audit.webhook.as_ref().map(|webhook| name(&webhook.config_file)),
         })),
         "maxStalenessSeconds": seconds(scopes.max_staleness),
+        "selfCheckSeconds": seconds(scopes.self_check),
         "window": { "seconds": seconds(scopes.window.age), "bytes": scopes.window.bytes },
         "consistentReads": reads(policy),
         "cache": kept(policy),

@@ -104,6 +104,16 @@ pub(super) struct ServeCommand {
         value_name = "DURATION"
     )]
     max_staleness: Duration,
+    /// Interval at which a part of each cached type is compared with the API server at the same
+    /// resourceVersion; 0s for never. A type that differs is listed again.
+    #[arg(
+        help_heading = CACHE,
+        long,
+        default_value = "5m",
+        value_parser = duration,
+        value_name = "DURATION"
+    )]
+    self_check_interval: Duration,
     /// Aggregated API group to cache; others are forwarded. Its server's answers must not depend on
     /// the caller. May be repeated.
     #[arg(help_heading = CACHE, long = "cache-aggregated", value_name = "GROUP")]
@@ -174,6 +184,7 @@ impl ServeCommand {
         config.scopes.window.age = Duration::from_secs(self.window_seconds);
         config.scopes.window.bytes = self.window_mib << 20;
         config.scopes.max_staleness = self.max_staleness;
+        config.scopes.self_check = self.self_check_interval;
         self.callers.apply(&mut config.access)?;
         config.drain = Duration::from_secs(self.drain_seconds);
         config.audit = self.audit.config()?;

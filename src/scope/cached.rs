@@ -43,6 +43,8 @@ pub struct Scope {
     pub(super) newest: watch::Sender<ResourceVersion>,
     pub(super) schema_changed: Notify,
     pub(super) type_removed: Notify,
+    /// The scope's objects are not upstream's.
+    pub(super) found_different: Notify,
     pub(super) idle: IdleTracker,
     pub(super) stop: CancellationToken,
 }
@@ -59,6 +61,7 @@ impl Scope {
                 ScopePhase::Ready(ready) => Ok(Arc::clone(ready)),
                 ScopePhase::Stopped(why) => Err(NotReady::Stopped(why.clone())),
                 ScopePhase::Stale(_) => Err(NotReady::Stale),
+                ScopePhase::Quarantined => Err(NotReady::Quarantined),
                 ScopePhase::Syncing | ScopePhase::Failing => Err(NotReady::Syncing),
             },
         }

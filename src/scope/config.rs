@@ -13,6 +13,8 @@ pub struct ScopeConfig {
     pub sync_wait: Duration,
     /// Time for which a scope that does not follow upstream is still served; zero for no limit.
     pub max_staleness: Duration,
+    /// Interval at which each type is compared with upstream; zero for never.
+    pub self_check: Duration,
 }
 
 impl Default for ScopeConfig {
@@ -26,6 +28,7 @@ impl Default for ScopeConfig {
             },
             sync_wait: Duration::from_secs(30),
             max_staleness: Duration::from_mins(5),
+            self_check: Duration::from_mins(5),
         }
     }
 }

@@ -167,7 +167,7 @@ const GAUGES: [Metric<Gauge, { LABELS.len() }>; 12] = [
         "watershed_scope_ready",
         LABELS,
         "1 while reads of the scope are answered from memory, 0 while it syncs, is too old, \
-         or is not cached.",
+         differs from upstream, or is not cached.",
     ),
     Metric::new(
         "watershed_scope_following",

@@ -1,7 +1,7 @@
 //! Metrics of scopes: what upstream sends for them.
 use watershed_protocol::GroupVersionResource;
 
-use crate::metric::{Counter, Declaration, Metric};
+use crate::metric::{Counter, Declaration, Metric, SharedString};
 
 /// All metrics of this module.
 pub const METRICS: &[Declaration] = &[
@@ -9,6 +9,8 @@ pub const METRICS: &[Declaration] = &[
     UPSTREAM_LISTS.declaration(),
     UPSTREAM_EVENTS.declaration(),
     UPSTREAM_RESUMES.declaration(),
+    SELF_CHECKS.declaration(),
+    QUARANTINES.declaration(),
 ];
 
 pub(super) const STOPPED: Metric<Counter, 3> = Metric::new(
@@ -32,8 +34,30 @@ pub(super) const UPSTREAM_RESUMES: Metric<Counter, 2> = Metric::new(
     &["group", "resource"],
     "Interrupted upstream watches that resumed without a new list.",
 );
+pub(super) const SELF_CHECKS: Metric<Counter, 3> = Metric::new(
+    "watershed_self_checks_total",
+    &["group", "resource", "result"],
+    "Comparisons of a part of a scope with upstream at the same resourceVersion, by result: same, \
+     objects (other names or versions), bytes (an object is printed differently), expired \
+     (upstream no longer has the version), failed.",
+);
+pub(super) const QUARANTINES: Metric<Counter, 3> = Metric::new(
+    "watershed_scope_quarantines_total",
+    &["group", "resource", "reason"],
+    "Scopes whose objects differed from upstream's and that were listed again, by reason: objects \
+     or bytes.",
+);
 
 /// Returns a type's series of a metric.
 pub(super) fn of_type(metric: &Metric<Counter, 2>, gvr: &GroupVersionResource) -> Counter {
     metric.with([gvr.group.clone().into(), gvr.resource.clone().into()])
+}
+
+/// Returns the label values of a type, with one more.
+pub(super) fn with_type(gvr: &GroupVersionResource, label: &'static str) -> [SharedString; 3] {
+    [
+        gvr.group.clone().into(),
+        gvr.resource.clone().into(),
+        label.into(),
+    ]
 }

@@ -17,6 +17,8 @@ pub enum ScopePhase {
     Ready(Arc<ReadyScope>),
     /// Upstream was not followed for longer than allowed. It may be ready again without a list.
     Stale(Arc<ReadyScope>),
+    /// Its objects were not upstream's. It is listed again.
+    Quarantined,
     /// The scope cannot be cached for now.
     Stopped(Stopped),
 }
@@ -41,6 +43,9 @@ pub enum NotReady {
     /// Upstream was not followed for longer than allowed.
     #[error("it is older than allowed")]
     Stale,
+    /// The scope's objects were not upstream's.
+    #[error("its objects differed from upstream's")]
+    Quarantined,
     /// Upstream does not let the scope be cached.
     #[error(transparent)]
     Stopped(#[from] Stopped),

@@ -99,6 +99,10 @@ impl ScopePump {
                     self.streams_initial_events(&mark);
                     continue;
                 }
+                () = self.scope.found_different.notified() => {
+                    self.quarantine();
+                    continue;
+                }
                 () = wait_until(self.staleness.due()) => {
                     self.staleness_changed();
                     continue;
@@ -262,7 +266,19 @@ impl ScopePump {
                 self.phase.send_replace(ScopePhase::Stale(ready));
                 self.writer.pause();
             }
+            // Its watches may lack an event, so that they cannot go on elsewhere.
+            ScopePhase::Quarantined => self.writer.expire(),
             _ => {}
+        }
+    }
+
+    /// Serves the scope no longer, as its objects are not upstream's, and lists it again. The list
+    /// expires its watches.
+    fn quarantine(&mut self) {
+        if let ScopePhase::Ready(_) | ScopePhase::Stale(_) = self.scope.phase() {
+            self.phase.send_replace(ScopePhase::Quarantined);
+            self.reflector.restart();
+            self.lost();
         }
     }
 

@@ -56,6 +56,11 @@ impl Scopes {
         &self.config
     }
 
+    /// Returns the client that lists and watches the scopes.
+    pub(super) fn client(&self) -> &UpstreamClient {
+        &self.client
+    }
+
     /// Returns true if scopes were listed, and none of them may be served any more, as upstream
     /// cannot be followed. One type that fails does not count.
     pub fn are_stale(&self) -> bool {
@@ -262,6 +267,7 @@ impl Scopes {
             newest: watch::Sender::default(),
             schema_changed: Notify::new(),
             type_removed: Notify::new(),
+            found_different: Notify::new(),
             stop: CancellationToken::new(),
         });
         let pump = ScopePump {

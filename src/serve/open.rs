@@ -68,6 +68,7 @@ pub(super) async fn open(
                 }
                 Err(NotReady::Syncing) => return Err(ForwardReason::Syncing),
                 Err(NotReady::Stale) => return Err(ForwardReason::Stale),
+                Err(NotReady::Quarantined) => return Err(ForwardReason::Quarantined),
                 // The next representation may be acceptable.
                 Err(NotReady::Stopped(Stopped::NotAcceptable)) => {}
                 Err(NotReady::Stopped(Stopped::Forbidden(_))) => {
@@ -185,7 +186,7 @@ fn acquire(
 fn open_scope(scope: &Arc<Scope>) -> OpenScope {
     let condition = match scope.phase() {
         // For a moment its reads are forwarded, but it stays the scope to choose.
-        ScopePhase::Ready(_) | ScopePhase::Stale(_) => Condition::Ready,
+        ScopePhase::Ready(_) | ScopePhase::Stale(_) | ScopePhase::Quarantined => Condition::Ready,
         ScopePhase::Syncing | ScopePhase::Failing => Condition::Syncing,
         ScopePhase::Stopped(Stopped::NotAcceptable) => Condition::Unknown,
         ScopePhase::Stopped(_) => Condition::Failed,

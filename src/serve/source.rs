@@ -157,6 +157,8 @@ reasons! {
     Syncing = "syncing",
     /// Upstream was not followed for longer than memory may be served.
     Stale = "max-staleness",
+    /// Memory differed from upstream, and is listed again.
+    Quarantined = "quarantined",
     /// The proxy itself may not list and watch it.
     NotPermitted = "not-permitted",
     /// The type cannot be cached.

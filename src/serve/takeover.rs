@@ -111,7 +111,7 @@ impl Takeover {
     pub(super) fn follow(self, encoding: Encoding, coding: ContentCoding) -> FollowedWatch {
         let namespaced = self.read.resource.namespaced;
         FollowedWatch {
-            events: Some(EventReader {
+            events: Some(ForwardedEvents {
                 frames: FrameDecoder::new(encoding, MAX_FRAME_BYTES),
                 members: (coding == ContentCoding::Gzip).then(GzipReader::default),
             }),
@@ -150,18 +150,18 @@ pub(super) struct FollowedWatch {
     encoding: Encoding,
     fields: FieldTable,
     /// `None` once an event was not understood. The watch then stays with upstream.
-    events: Option<EventReader>,
+    events: Option<ForwardedEvents>,
     timer: Pin<Box<Sleep>>,
 }
 
 /// Reads the events of a watch, beside its client.
-struct EventReader {
+struct ForwardedEvents {
     frames: FrameDecoder,
     /// Unpacks a compressed watch.
     members: Option<GzipReader>,
 }
 
-impl EventReader {
+impl ForwardedEvents {
     fn push(&mut self, data: &Bytes) -> Result<(), Malformed> {
         match &mut self.members {
             Some(members) => members.read(data, |piece| self.frames.push(piece)),
@@ -201,7 +201,11 @@ impl FollowedWatch {
     /// Ready when memory can continue the watch, which is between two events.
     pub(super) fn poll_possible(&mut self, context: &mut Context<'_>) -> Poll<()> {
         // More data wakes the task if the watch is within an event.
-        if !self.events.as_ref().is_some_and(EventReader::is_between) {
+        if !self
+            .events
+            .as_ref()
+            .is_some_and(ForwardedEvents::is_between)
+        {
             return Poll::Pending;
         }
         loop {

@@ -13,7 +13,7 @@ use watershed_protocol::{
 };
 
 /// Protobuf is preferred: it is smaller and cheaper to encode.
-const LIST: &str = "application/vnd.kubernetes.protobuf;\
+pub(super) const METADATA_LIST: &str = "application/vnd.kubernetes.protobuf;\
     as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
     application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 const WATCH: &str = "application/vnd.kubernetes.protobuf;\
@@ -119,7 +119,7 @@ impl Probe {
     }
 
     async fn page(&self, query: &str) -> Result<(Encoding, ListPage), AnswerError> {
-        let (encoding, body) = self.get(query, LIST, false).await?;
+        let (encoding, body) = self.get(query, METADATA_LIST, false).await?;
         let body = body::whole(body, MAX_BYTES).await;
         let body = body.map_err(|error| AnswerError::Unusable(error.to_string()))?;
         let (_, page) = WireFormat::learn(encoding, PartialFormat::KIND, &body)?;

@@ -25,6 +25,7 @@ mod reference;
 mod request_smuggling;
 mod restart;
 mod revocation;
+mod self_check;
 mod staleness;
 mod status;
 mod support;

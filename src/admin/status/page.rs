@@ -268,6 +268,7 @@ fn scope(row: &ScopeStatus) -> Markup {
         (PhaseName::Syncing, _) => ("fair", "syncing"),
         (PhaseName::Failing, _) => ("bad", "failing"),
         (PhaseName::Stale, _) => ("bad", "too old, forwarded"),
+        (PhaseName::Quarantined, _) => ("bad", "quarantined"),
         (PhaseName::Stopped, _) => ("fair", "not held"),
     };
     html! {

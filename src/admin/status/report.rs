@@ -131,6 +131,7 @@ pub(super) enum PhaseName {
     Failing,
     Ready,
     Stale,
+    Quarantined,
     Stopped,
 }
 
@@ -250,6 +251,7 @@ impl ScopeStatus {
             ScopePhase::Failing => (PhaseName::Failing, None),
             ScopePhase::Ready(_) => (PhaseName::Ready, None),
             ScopePhase::Stale(_) => (PhaseName::Stale, None),
+            ScopePhase::Quarantined => (PhaseName::Quarantined, None),
             ScopePhase::Stopped(why) => (
                 PhaseName::Stopped,
                 Some(why.to_string().chars().take(ERROR_CHARS).collect()),

@@ -104,6 +104,9 @@ pub struct ActiveFaults {
     /// Answers to requests for this path are held back. They are made at once, so they show what
     /// was there before the fault ended.
     pub hold: Option<String>,
+    /// The next watch event of this resource (`pods`, `deployments.apps`) is not sent. The stream
+    /// goes on as if it had been.
+    pub lose_event: Option<String>,
 }
 
 /// The switches of the faults. They may change while the server runs.
@@ -254,6 +257,14 @@ impl Faults {
             active.bad_answers = None;
         }
         Some(answer)
+    }
+
+    /// Returns true if an event is to be lost, of the resource that is named. Then the fault is
+    /// over.
+    pub(crate) fn loses_event(&self, is_of: impl FnOnce(&str) -> bool) -> bool {
+        let mut active = self.active.lock();
+        let lost = active.lose_event.take_if(|resource| is_of(resource));
+        lost.is_some()
     }
 
     pub(crate) fn refusal(&self, verb: &str, resource: &str) -> Option<Failure> {

@@ -142,6 +142,24 @@ impl ClusterState {
         Some((object.version, object.bytes.clone()))
     }
 
+    /// Changes how an object is printed, in the same version and without an event, as an upgrade of
+    /// the API server does.
+    pub fn reprint(
+        &self,
+        gvr: &GroupVersionResource,
+        key: &str,
+        change: impl FnOnce(&str) -> String,
+    ) -> Result<(), WriteError> {
+        let (index, kind) = ResourceKind::of(gvr).ok_or(WriteError::UnknownResource)?;
+        let table = &mut self.inner.write().tables[index];
+        let object = table.objects.get(key).cloned();
+        let object = object.ok_or(WriteError::NotFound)?;
+        let text = change(&String::from_utf8_lossy(&object.bytes));
+        let draft = Draft::parse(text.as_bytes()).map_err(WriteError::Invalid)?;
+        table.reprint(&Arc::new(draft.finish(kind, object.version)));
+        Ok(())
+    }
+
     /// Forgets a type's history, as etcd's compaction followed by an eviction would: only the
     /// present stays.
     pub fn compact(&self, gvr: &GroupVersionResource) {

@@ -365,6 +365,10 @@ impl SimulatedWatch {
             }
             self.cursor = event.version;
             if let Some((change, object)) = transition(&event, &self.filter) {
+                let is_mine = |resource: &str| resource == KINDS[self.index].qualified();
+                if self.simulation.faults.loses_event(is_mine) {
+                    continue;
+                }
                 let line = event_line(change, object, event.version, self.shape);
                 self.push(out, &line);
                 if self.ending.is_some() {

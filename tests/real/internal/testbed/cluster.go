@@ -58,6 +58,9 @@ func StartWithProxy(args ...string) (*Cluster, error) {
 			return nil, err
 		}
 		args = append(args, "--proxy", program, "--proxy-arg", "--config", "--proxy-arg", config)
+		for _, arg := range withoutSelfCheck {
+			args = append(args, "--proxy-arg", arg)
+		}
 	}
 	return Start(args...)
 }

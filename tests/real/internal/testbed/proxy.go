@@ -27,6 +27,10 @@ type Proxy struct {
 	PID   int
 }
 
+// withoutSelfCheck keeps tests that count requests at the API server from counting those of the
+// self-check, which comes after some minutes.
+var withoutSelfCheck = []string{"--self-check-interval", "0s"}
+
 // CacheEverything is a configuration that makes watershed answer from memory whatever it can.
 // Without it, secrets are not cached.
 const CacheEverything = "testdata/everything-kept.yaml"
@@ -61,6 +65,9 @@ func RunProxy(t *testing.T, kubeconfig string, flags ...string) *Proxy {
 	args := []string{"serve", "--kubeconfig", kubeconfig, "--listen", "127.0.0.1:0",
 		"--admin-listen", "127.0.0.1:0", "--cert-dir", dir, "--log-format", "json"}
 	args = append(args, flags...)
+	if !slices.Contains(flags, "--self-check-interval") {
+		args = append(args, withoutSelfCheck...)
+	}
 	command := exec.Command(require.Value(ProxyProgram())(t), args...)
 	command.Stdout, command.Stderr = log, log
 	require.NoError(t, child.Start(command))

@@ -85,6 +85,29 @@ impl TypeTable {
         }
     }
 
+    /// Replaces an object of the same version in all states.
+    pub(super) fn reprint(&mut self, object: &Arc<SimulatedObject>) {
+        let replace = |objects: &mut Objects| {
+            let known = objects.get(&object.key);
+            if known.is_some_and(|known| known.version == object.version) {
+                objects.insert(Arc::clone(&object.key), Arc::clone(object));
+            }
+        };
+        replace(&mut self.objects);
+        replace(&mut self.base.1);
+        for event in &mut self.events {
+            let mut objects = event.objects.clone();
+            replace(&mut objects);
+            *event = Arc::new(WriteEvent {
+                version: event.version,
+                before: event.before.clone(),
+                after: event.after.clone(),
+                objects,
+                at: event.at,
+            });
+        }
+    }
+
     /// Drops all events.
     pub(super) fn forget(&mut self, version: u64) {
         self.events.clear();

@@ -1,0 +1,246 @@
+//! Compares scopes with upstream, part by part, and quarantines those that differ.
+//!
+//! Both sides are looked at in the state of one resourceVersion, so changes meanwhile do not
+//! matter. A check looks at one page of names and versions ([`paged`]), and at the bytes of a few
+//! objects of it. The next check of the scope goes on behind the page. So the cost of a check does
+//! not grow with the type, and a large type takes many checks. If upstream counts other objects
+//! behind the page than memory has, more pages follow at once. Scopes with selectors are compared
+//! as a whole, from upstream's watch cache ([`selected`]).
+//!
+//! A false alarm costs a list and every watch of the scope. So a difference counts only if a second
+//! look, a moment later and at a newer version, finds it again. What cannot be compared is skipped.
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::cached::Scope;
+use super::key::ScopeKey;
+use super::metrics;
+use super::registry::Scopes;
+
+mod difference;
+mod examination;
+mod look;
+mod paged;
+mod selected;
+
+use difference::{Excerpt, ObjectDifference};
+use examination::Examination;
+use look::{Inconclusive, Look};
+
+/// Longest pause between two looks for a scope that is due. One scope is checked at a time, so it
+/// also bounds the checks of all scopes to one in this time.
+const MAX_TICK: Duration = Duration::from_secs(1);
+/// Longest time for which a scope that differs is not listed again, as that did not help before.
+/// Two releases behind one address may print an object differently.
+const MAX_RELIST_PAUSE: Duration = Duration::from_hours(4);
+/// The interval grows up to this many times while checks fail.
+const MAX_SLOWDOWN: u32 = 12;
+
+/// Compares all scopes with upstream, one at a time.
+pub struct SelfCheck {
+    scopes: Scopes,
+    interval: Duration,
+    schedule: HashMap<ScopeKey, ScheduledScope>,
+}
+
+/// A scope and its next check.
+struct ScheduledScope {
+    /// A closed scope is not kept.
+    scope: Weak<Scope>,
+    due: Instant,
+    /// The key behind which the next check begins.
+    after: Option<String>,
+    /// Checks in a row that failed.
+    failures: u32,
+    relists: RelistPause,
+}
+
+/// Decides if a scope that differs is listed again. The pause between two lists doubles.
+#[derive(Default)]
+struct RelistPause {
+    pause: Duration,
+    until: Option<Instant>,
+}
+
+impl SelfCheck {
+    /// Prepares checks at the interval that the scopes' configuration says.
+    pub fn new(scopes: Scopes) -> Self {
+        Self {
+            interval: scopes.config().self_check,
+            scopes,
+            schedule: HashMap::new(),
+        }
+    }
+
+    /// Checks scopes for as long as the process runs. Returns at once if the interval is zero.
+    pub async fn run(mut self) {
+        if self.interval.is_zero() {
+            return;
+        }
+        let tick = (self.interval / 20).clamp(Duration::from_millis(10), MAX_TICK);
+        loop {
+            sleep(tick).await;
+            self.update();
+            let next = self.schedule.values().min_by_key(|it| it.due);
+            let due = next.filter(|it| it.due <= Instant::now());
+            if let Some(scope) = due.and_then(|it| it.scope.upgrade()) {
+                self.check(&scope).await;
+            }
+        }
+    }
+
+    /// Adds scopes that were opened, and removes those that were closed.
+    fn update(&mut self) {
+        let open = self.scopes.all();
+        let mut known = std::mem::take(&mut self.schedule);
+        for scope in &open {
+            let weak = Arc::downgrade(scope);
+            let known = known.remove(&scope.key);
+            let scheduled = known.filter(|known| Weak::ptr_eq(&known.scope, &weak));
+            let scheduled = scheduled.unwrap_or_else(|| {
+                show_alarms(scope);
+                ScheduledScope {
+                    scope: weak,
+                    due: next_due(&open, scope, self.interval),
+                    after: None,
+                    failures: 0,
+                    relists: RelistPause::default(),
+                }
+            });
+            self.schedule.insert(scope.key.clone(), scheduled);
+        }
+    }
+
+    async fn check(&mut self, scope: &Arc<Scope>) {
+        let Some(scheduled) = self.schedule.get_mut(&scope.key) else {
+            return;
+        };
+        let after = scheduled.after.clone();
+        let examination = Examination::new(self.scopes.client().clone(), scope);
+        let result = tokio::select! {
+            () = scope.stop.cancelled() => return,
+            result = examination.run(after) => result,
+        };
+        count(scope, &result);
+        scheduled.failures = match result {
+            Err(Inconclusive::Failed(_)) => scheduled.failures + 1,
+            _ => 0,
+        };
+        let slowdown = (1 + scheduled.failures).min(MAX_SLOWDOWN);
+        scheduled.due = next_due(&self.scopes.all(), scope, self.interval * slowdown);
+        match result {
+            Ok(look) if look.differences.is_empty() => scheduled.after = look.next,
+            Ok(look) => {
+                let is_due = scheduled.relists.begin(Instant::now(), self.interval);
+                act(scope, &look.differences, is_due);
+            }
+            Err(why) => log_inconclusive(scope, &why, scheduled.failures),
+        }
+    }
+}
+
+/// Returns the moment of a scope's next check, with jitter. The scopes of a type share an interval.
+fn next_due(open: &[Arc<Scope>], scope: &Scope, interval: Duration) -> Instant {
+    let gvr = &scope.key.gvr;
+    let is_of_type = |other: &&Arc<Scope>| {
+        let other = &other.key.gvr;
+        other.group == gvr.group && other.resource == gvr.resource
+    };
+    let scopes = open.iter().filter(is_of_type).count().max(1);
+    let interval = interval.saturating_mul(scopes as u32);
+    Instant::now() + interval.mul_f64(0.5 + fastrand::f64())
+}
+
+impl RelistPause {
+    /// Returns true if the scope may be listed again now, and begins the next pause if so.
+    fn begin(&mut self, now: Instant, first: Duration) -> bool {
+        if let Some(until) = self.until {
+            if now < until {
+                return false;
+            }
+            if now > until + self.pause {
+                self.pause = Duration::ZERO;
+            }
+        }
+        self.pause = (self.pause * 2).clamp(first, MAX_RELIST_PAUSE.max(first));
+        self.until = Some(now + self.pause);
+        true
+    }
+}
+
+/// Logs the differences and quarantines the scope, unless that was done a short while ago.
+fn act(scope: &Scope, differences: &[ObjectDifference], is_due: bool) {
+    let key = &scope.key;
+    tracing::error!(
+        resource = %key.gvr,
+        selection = %key.selection,
+        representation = ?key.representation,
+        count = differences.len(),
+        differences = %Excerpt(differences),
+        listed_again = is_due,
+        "memory differs from upstream"
+    );
+    if is_due {
+        let reason = ObjectDifference::label(differences);
+        metrics::QUARANTINES
+            .with(metrics::with_type(&key.gvr, reason))
+            .increment(1);
+        scope.found_different.notify_one();
+    }
+}
+
+fn log_inconclusive(scope: &Scope, why: &Inconclusive, failures: u32) {
+    let resource = &scope.key.gvr;
+    if failures == 3 {
+        tracing::info!(%resource, %why, "not compared with upstream, again and again");
+    } else {
+        tracing::debug!(%resource, %why, "not compared with upstream");
+    }
+}
+
+/// Shows the counts of differences before there are any. Prometheus sees no increase in a counter
+/// that begins with one.
+fn show_alarms(scope: &Scope) {
+    for label in ["objects", "bytes"] {
+        let labels = metrics::with_type(&scope.key.gvr, label);
+        metrics::SELF_CHECKS.with(labels).increment(0);
+    }
+}
+
+/// Counts a check by its result.
+fn count(scope: &Scope, result: &Result<Look, Inconclusive>) {
+    let label = match result {
+        Ok(found) if found.differences.is_empty() => "same",
+        Ok(found) => ObjectDifference::label(&found.differences),
+        Err(Inconclusive::Expired) => "expired",
+        Err(Inconclusive::Failed(_)) => "failed",
+        Err(Inconclusive::NotFollowed) => return,
+    };
+    metrics::SELF_CHECKS
+        .with(metrics::with_type(&scope.key.gvr, label))
+        .increment(1);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scope_that_stays_different_is_listed_ever_more_seldom() {
+        let (minute, begin) = (Duration::from_mins(1), Instant::now());
+        let mut relists = RelistPause::default();
+        // It differs at every check, once a minute for two days.
+        let listed: Vec<_> = (0..2880_u32)
+            .filter(|n| relists.begin(begin + minute * *n, minute))
+            .collect();
+        assert_eq!(listed[..6], [0, 1, 3, 7, 15, 31]);
+        assert_eq!(listed.last(), listed.get(18), "{listed:?}");
+        // After a long time without a difference, the next one is acted on at once.
+        let later = begin + Duration::from_hours(72);
+        assert!(relists.begin(later, minute));
+        assert!(relists.begin(later + minute, minute));
+    }
+}

@@ -1,0 +1,96 @@
+//! The check of a scope with selectors, at the version that upstream's watch cache is at.
+//!
+//! At an exact version, upstream may have to read the whole type to find the few objects that a
+//! selector matches. From its watch cache it finds those of a node by an index.
+use std::time::{Duration, Instant};
+
+use watershed_protocol::{FieldRequirement, Selection};
+
+use super::look::{Inconclusive, Look, answered, compare_bytes, compare_versions};
+use crate::scope::cached::Scope;
+use crate::scope::phase::ReadyScope;
+use crate::store::SnapshotAt;
+use crate::upstream::{StateList, StatePage, UpstreamClient};
+
+/// Largest scope whose names and versions are compared, in objects.
+const MAX_OBJECTS: usize = 500;
+/// Time for memory to reach the version of upstream's list. A quiet type gets there with its next
+/// bookmark.
+const CATCH_UP: Duration = Duration::from_secs(75);
+
+/// Compares all names and versions of a scope, and the bytes of one object.
+pub(super) struct SelectedCheck<'a> {
+    scope: &'a Scope,
+    list: &'a StateList,
+    /// Lists the object whose bytes are compared.
+    sample: Option<StateList>,
+}
+
+impl<'a> SelectedCheck<'a> {
+    /// Prepares a comparison, with the bytes of a random object.
+    pub(super) fn new(scope: &'a Scope, list: &'a StateList, client: UpstreamClient) -> Self {
+        let snapshot = scope.reader.snapshot();
+        let index = fastrand::usize(..snapshot.len().max(1));
+        let object = snapshot.items(None).nth(index);
+        let sample = object.map(|object| {
+            let selection = &scope.key.selection;
+            let namespaced = scope.fields.namespaced();
+            let name = FieldRequirement::equals("metadata.name", object.attributes.name());
+            let only = Selection {
+                namespace: namespaced.then(|| object.attributes.namespace().to_owned()),
+                labels: selection.labels.clone(),
+                fields: selection.fields.and(name),
+            };
+            StateList::new(client, &scope.key.gvr, &only, namespaced)
+        });
+        Self {
+            scope,
+            list,
+            sample,
+        }
+    }
+
+    pub(super) async fn look(&self, ready: &ReadyScope) -> Result<Look, Inconclusive> {
+        let mut look = Look::default();
+        if self.scope.reader.snapshot().len() <= MAX_OBJECTS {
+            look = self.look_at_versions().await?;
+        }
+        if let Some(sample) = &self.sample {
+            let snapshot = self.scope.reader.snapshot();
+            let page = StatePage::NotOlderThan(snapshot.version());
+            let representation = self.scope.key.representation;
+            let objects = sample.objects(page, representation, &ready.format);
+            let objects = answered(objects).await?;
+            // If it has changed meanwhile, its version tells.
+            let snapshot = self.scope.reader.snapshot();
+            let differences = compare_bytes(&snapshot, &ready.format, &objects);
+            look.differences.extend(differences);
+        }
+        Ok(look)
+    }
+
+    async fn look_at_versions(&self) -> Result<Look, Inconclusive> {
+        let reader = &self.scope.reader;
+        let page = StatePage::NotOlderThan(reader.version());
+        let upstream = answered(self.list.versions(page)).await?;
+        let mut objects = upstream.objects;
+        objects.sort();
+        let mut differences = compare_versions(reader.snapshot().items(None), &objects);
+        // Equal objects in equal versions are one state, whatever its number.
+        if !differences.is_empty() {
+            let version = upstream.version;
+            if !self.scope.wait_until_version(version, CATCH_UP).await {
+                let message = format!("memory did not reach version {version}");
+                return Err(Inconclusive::Failed(message));
+            }
+            let SnapshotAt::Found(snapshot) = reader.snapshot_at(Instant::now(), version) else {
+                return Err(Inconclusive::Expired);
+            };
+            differences = compare_versions(snapshot.items(None), &objects);
+        }
+        Ok(Look {
+            differences,
+            ..Look::default()
+        })
+    }
+}

@@ -1,0 +1,237 @@
+//! Lists of a type's objects in the state of a known version, for comparison with memory.
+
+use bytes::Bytes;
+use http::{Request, StatusCode, header};
+use watershed_protocol::{
+    ContinueToken, Encoding, FieldTable, GroupVersionResource, ListPage, Malformed, PartialFormat,
+    Representation, ResourceVersion, Scanned, Selection, WireFormat, scan,
+};
+
+use super::probe::METADATA_LIST;
+use super::{AnswerError, ConnectionClass, SendOptions, UpstreamClient};
+use crate::body;
+
+/// Largest answer.
+const MAX_BYTES: usize = 64 << 20;
+
+/// Lists the selected objects of a type, with the proxy's own identity.
+#[derive(Clone, Debug)]
+pub struct StateList {
+    client: UpstreamClient,
+    path: String,
+    /// The selectors, each with an ampersand before it.
+    selectors: String,
+    fields: FieldTable,
+}
+
+/// The objects to list.
+#[derive(Clone, Copy, Debug)]
+pub enum StatePage<'a> {
+    /// Some objects at exactly this version.
+    Exact {
+        /// The version of the state.
+        version: ResourceVersion,
+        /// The key after which the page begins: `namespace/name` over all namespaces, else `name`.
+        after: Option<&'a str>,
+        /// Upper bound of objects.
+        limit: usize,
+    },
+    /// All objects, at this version or later. Upstream's watch cache answers, with its indexes;
+    /// at an exact version, etcd would read the whole type for a selector.
+    NotOlderThan(ResourceVersion),
+}
+
+/// Keys and versions of the objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedVersions {
+    /// The version of the list.
+    pub version: ResourceVersion,
+    /// The objects, in upstream's order.
+    pub objects: Vec<(String, ResourceVersion)>,
+    /// Objects may follow.
+    pub has_more: bool,
+    /// Upstream's count of the objects that follow, if it tells one.
+    pub remaining: Option<u64>,
+}
+
+impl StateList {
+    /// Creates a list of the selected objects of a type.
+    pub fn new(
+        client: UpstreamClient,
+        gvr: &GroupVersionResource,
+        selection: &Selection,
+        namespaced: bool,
+    ) -> Self {
+        Self {
+            client,
+            path: selection.path(gvr),
+            selectors: selection.parameters(),
+            fields: FieldTable::metadata_only(namespaced),
+        }
+    }
+
+    /// Lists keys and versions. Applies no timeout.
+    pub async fn versions(&self, page: StatePage<'_>) -> Result<ListedVersions, AnswerError> {
+        let (encoding, body) = self.get(page, METADATA_LIST).await?;
+        let (_, listed) = WireFormat::learn(encoding, PartialFormat::KIND, &body)?;
+        page.check_version(&listed)?;
+        let scanned = listed
+            .objects
+            .iter()
+            .map(|object| scan(encoding, object, &self.fields));
+        let objects = scanned
+            .map(|scanned| scanned.map(|it| (it.attributes.key().to_owned(), it.version)))
+            .collect::<Result<_, Malformed>>()?;
+        Ok(ListedVersions {
+            version: listed.version,
+            objects,
+            has_more: listed.continue_token.is_some(),
+            remaining: listed.remaining.and_then(|count| count.try_into().ok()),
+        })
+    }
+
+    /// Lists objects in a representation, whose format is known. Applies no timeout.
+    pub async fn objects(
+        &self,
+        page: StatePage<'_>,
+        representation: Representation,
+        format: &WireFormat,
+    ) -> Result<Vec<(Bytes, Scanned)>, AnswerError> {
+        let accept = representation.list_accept_header();
+        let (encoding, body) = self.get(page, accept).await?;
+        if encoding != representation.encoding {
+            return Err(AnswerError::Unusable("another encoding".to_owned()));
+        }
+        let listed = format.read_list(&body)?;
+        page.check_version(&listed)?;
+        let scanned = listed.objects.into_iter().map(|object| {
+            let scanned = scan(encoding, &object, &self.fields)?;
+            Ok((object, scanned))
+        });
+        scanned
+            .collect::<Result<_, Malformed>>()
+            .map_err(AnswerError::from)
+    }
+
+    async fn get(
+        &self,
+        page: StatePage<'_>,
+        accept: &'static str,
+    ) -> Result<(Encoding, Bytes), AnswerError> {
+        let query = page.query();
+        let request = Request::get(format!("{}?{query}{}", self.path, self.selectors))
+            .header(header::ACCEPT, accept)
+            .body(body::empty())
+            .map_err(|error| AnswerError::Unusable(error.to_string()))?;
+        // Beside the watches: during an upgrade another server may print objects differently.
+        let response = self
+            .client
+            .send(ConnectionClass::Watch, request, SendOptions::default())
+            .await?;
+        if response.status() != StatusCode::OK {
+            return Err(AnswerError::Status(response.status()));
+        }
+        let actual = response.headers().get(header::CONTENT_TYPE);
+        let encoding = [Encoding::Protobuf, Encoding::Json]
+            .into_iter()
+            .find(|encoding| actual.is_some_and(|it| it == encoding.content_type(false)))
+            .ok_or_else(|| AnswerError::Unusable(format!("content type {actual:?}")))?;
+        let body = body::whole(response.into_body(), MAX_BYTES)
+            .await
+            .map_err(|error| AnswerError::Unusable(error.to_string()))?;
+        Ok((encoding, body))
+    }
+}
+
+impl StatePage<'_> {
+    /// Returns the parameters of the request.
+    fn query(self) -> String {
+        match self {
+            Self::NotOlderThan(version) => {
+                format!("resourceVersion={version}&resourceVersionMatch=NotOlderThan")
+            }
+            Self::Exact {
+                version,
+                after: None,
+                limit,
+            } => format!("limit={limit}&resourceVersion={version}&resourceVersionMatch=Exact"),
+            // Upstream's own kind of token names a version and a key. Its alphabet needs no
+            // escapes.
+            Self::Exact {
+                version,
+                after: Some(after),
+                limit,
+            } => {
+                let token = ContinueToken {
+                    version,
+                    after: after.to_owned(),
+                };
+                format!("limit={limit}&continue={}", token.encode())
+            }
+        }
+    }
+
+    /// Returns an error if the list has another version than was asked for. A server that ignores
+    /// the parameters answers so.
+    fn check_version(self, listed: &ListPage) -> Result<(), AnswerError> {
+        let (wanted, fits) = match self {
+            Self::Exact { version, .. } => (version, listed.version == version),
+            Self::NotOlderThan(version) => (version, listed.version >= version),
+        };
+        if fits {
+            return Ok(());
+        }
+        let message = format!("the list is of version {}, not {wanted}", listed.version);
+        Err(AnswerError::Unusable(message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exact_page_begins_at_the_start_or_after_a_key() {
+        let page = |after| {
+            let version = ResourceVersion(7);
+            StatePage::Exact {
+                version,
+                after,
+                limit: 5,
+            }
+        };
+        assert_eq!(
+            page(None).query(),
+            "limit=5&resourceVersion=7&resourceVersionMatch=Exact"
+        );
+        let query = page(Some("shop/web")).query();
+        let token = query.strip_prefix("limit=5&continue=").unwrap();
+        let token = ContinueToken::decode(token).unwrap();
+        assert_eq!(
+            (token.version, &*token.after),
+            (ResourceVersion(7), "shop/web")
+        );
+    }
+
+    #[test]
+    fn an_answer_of_another_version_is_of_no_use() {
+        let listed = |version| ListPage {
+            version: ResourceVersion(version),
+            continue_token: None,
+            remaining: None,
+            objects: Vec::new(),
+        };
+        let exact = StatePage::Exact {
+            version: ResourceVersion(7),
+            after: None,
+            limit: 5,
+        };
+        let later = StatePage::NotOlderThan(ResourceVersion(7));
+        for (version, is_exact, is_later) in [(6, false, false), (7, true, true), (8, false, true)]
+        {
+            let listed = listed(version);
+            assert_eq!(exact.check_version(&listed).is_ok(), is_exact);
+            assert_eq!(later.check_version(&listed).is_ok(), is_later);
+        }
+    }
+}
