@@ -313,11 +313,12 @@ impl ScopePump {
         });
         self.learn_bookmark(Some(bookmark));
         self.ready = Some(Arc::clone(&ready));
-        self.phase.send_modify(|phase| {
-            *phase = match phase {
-                ScopePhase::Stale(_) => ScopePhase::Stale(ready),
-                _ => ScopePhase::Ready(ready),
-            }
+        self.phase.send_modify(|phase| match phase {
+            ScopePhase::Ready(shown) | ScopePhase::Stale(shown) => *shown = ready,
+            ScopePhase::Syncing
+            | ScopePhase::Failing
+            | ScopePhase::Quarantined
+            | ScopePhase::Stopped(_) => {}
         });
     }
 

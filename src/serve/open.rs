@@ -124,7 +124,11 @@ impl Continuation<'_> {
                 }
                 // The next representation may be acceptable.
                 ScopePhase::Stopped(Stopped::NotAcceptable) => {}
-                ScopePhase::Syncing | ScopePhase::Failing | ScopePhase::Stopped(_) => return false,
+                ScopePhase::Syncing
+                | ScopePhase::Failing
+                | ScopePhase::Stale(_)
+                | ScopePhase::Quarantined
+                | ScopePhase::Stopped(_) => return false,
             }
         }
         false

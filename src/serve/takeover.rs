@@ -86,6 +86,8 @@ fn is_temporary(reason: ForwardReason) -> bool {
     matches!(
         reason,
         ForwardReason::Syncing
+            | ForwardReason::Stale
+            | ForwardReason::Quarantined
             | ForwardReason::NotPermitted
             | ForwardReason::NotCached
             | ForwardReason::InitialEvents

@@ -20,7 +20,7 @@ impl Answer {
 /// Adds the seconds for which the scope has not followed upstream to an answer from memory. While
 /// it follows, and to an answer that was proven fresh, nothing is added.
 pub(in crate::serve) fn tell_age(answer: &mut Answer, fresh: &FreshScope) {
-    if answer.source == AnswerSource::Fence {
+    if answer.source == AnswerSource::Linearizable {
         return;
     }
     if let Some(age) = fresh.opened.scope.age() {
