@@ -336,13 +336,12 @@ impl ScopePump {
         if self.ready.is_some() || self.scope.on_demand || !may_pass {
             return false;
         }
-        let lasts = match self.refused_since {
-            Some(since) => since.elapsed(),
-            None => {
-                self.refused_since = Some(Instant::now());
-                self.report_stop(stopped);
-                Duration::ZERO
-            }
+        let lasts = if let Some(since) = self.refused_since {
+            since.elapsed()
+        } else {
+            self.refused_since = Some(Instant::now());
+            self.report_stop(stopped);
+            Duration::ZERO
         };
         if lasts >= REOPEN_AFTER {
             return false;

@@ -165,13 +165,11 @@ struct ForwardedEvents {
 
 impl ForwardedEvents {
     fn push(&mut self, data: &Bytes) -> Result<(), Malformed> {
-        match &mut self.members {
-            Some(members) => members.read(data, |piece| self.frames.push(piece)),
-            None => {
-                self.frames.push(data.clone());
-                Ok(())
-            }
+        if let Some(members) = &mut self.members {
+            return members.read(data, |piece| self.frames.push(piece));
         }
+        self.frames.push(data.clone());
+        Ok(())
     }
 
     /// Returns true if the client has received whole events only, and whole members of gzip.

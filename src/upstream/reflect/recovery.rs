@@ -94,7 +94,7 @@ impl Recovery {
     /// Returns where the next attempt should go.
     pub(super) fn route(&self) -> Route {
         let bad = self.bad_answers;
-        let refused = (1..=ELSEWHERE).contains(&bad) || (bad > ELSEWHERE && bad % 2 == 0);
+        let refused = (1..=ELSEWHERE).contains(&bad) || (bad > ELSEWHERE && bad.is_multiple_of(2));
         if refused || self.expirations > 0 {
             Route::Elsewhere(self.avoid.clone())
         } else {
@@ -187,8 +187,8 @@ impl Recovery {
 mod tests {
     use super::*;
 
-    fn address(name: &str) -> Option<Address> {
-        Some(Address::parse(&format!("https://{name}:6443")).unwrap())
+    fn address(name: &str) -> Address {
+        Address::parse(&format!("https://{name}:6443")).unwrap()
     }
 
     #[tokio::test(start_paused = true)]
@@ -222,14 +222,14 @@ mod tests {
         let mut recovery = Recovery::new();
         recovery.succeeded();
         assert_eq!(recovery.route(), Route::Any);
-        recovery.refused(address("a"));
-        assert_eq!(recovery.route(), Route::Elsewhere(address("a")));
-        recovery.refused(address("b"));
-        assert_eq!(recovery.route(), Route::Elsewhere(address("b")));
+        recovery.refused(Some(address("a")));
+        assert_eq!(recovery.route(), Route::Elsewhere(Some(address("a"))));
+        recovery.refused(Some(address("b")));
+        assert_eq!(recovery.route(), Route::Elsewhere(Some(address("b"))));
         // All servers refuse: not every attempt makes a connection.
         let routes: Vec<_> = (0..10)
             .map(|_| {
-                recovery.refused(address("a"));
+                recovery.refused(Some(address("a")));
                 recovery.route() == Route::Any
             })
             .collect();
