@@ -78,6 +78,11 @@ impl StoreReader {
         self.state.read().snapshot.version()
     }
 
+    /// Returns the version of the newest event, if it is still in the window.
+    pub fn last_event_version(&self) -> Option<ResourceVersion> {
+        self.state.read().window.last().map(|event| event.version)
+    }
+
     /// Records that upstream's objects at `version` are those of `snapshot`, one of this reader's.
     ///
     /// Events up to `version` may still arrive if together they left no trace: an object came and
@@ -152,6 +157,8 @@ impl StoreReader {
         let mut state = self.state.write();
         let snapshot = state.newest().clone();
         let (position, version) = match start {
+            // After a reset, nobody knows what happened since any version.
+            _ if !snapshot.is_listed() => (Position::Expired, snapshot.version()),
             SubscriptionStart::Now => (Position::CaughtUp, snapshot.version()),
             SubscriptionStart::After(version) => {
                 let next = state.window.after(version);

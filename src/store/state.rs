@@ -9,6 +9,7 @@
 //! event               | snapshot | confirmed    | floor       | cursor of each subscription
 //! --------------------|----------|--------------|-------------|------------------------------------
 //! list at L           | the list | none         | L           | expired (1)
+//! reset               | none     | none         | its version | expired (6)
 //! change at V         | at V     | none if <= V |             | caught up: to the change (2)
 //! bookmark at V       | at V (3) | none if <= V |             |
 //! confirmation at V   |          | at V (4)     |             |
@@ -26,6 +27,10 @@
 //! 4. If that is later than both, and the confirmed snapshot goes back to the newest list. Its
 //!    generation tells.
 //! 5. Expired if `V` lies below the floor.
+//! 6. Every one, and so are those that begin before the next list: upstream has another history.
+//!
+//! A change that is known already leaves everything alone. A resumed watch begins with the last
+//! one, which shows that upstream still has the same history.
 //!
 //! Deletions may share a version, as etcd deletes all objects of an expired lease at once. They
 //! arrive one by one, and nothing tells the last of them before a later version does. So the

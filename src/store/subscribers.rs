@@ -173,6 +173,16 @@ impl Subscribers {
         wakers
     }
 
+    /// Expires every subscription, wherever it starts: upstream has another history now.
+    pub(super) fn expire(&self) -> Vec<Waker> {
+        let mut wakers = Vec::new();
+        for (_, slot) in self.slots.values().flatten() {
+            slot.cursor.set(Position::Expired);
+            wakers.extend(slot.waker.take());
+        }
+        wakers
+    }
+
     fn offer_to(&self, interest: &Interest, sequence: u64, wakers: &mut Vec<Waker>) {
         for (_, slot) in self.slots.get(interest).into_iter().flatten() {
             slot.offer(sequence, wakers);
