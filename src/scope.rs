@@ -2,8 +2,10 @@
 mod cached;
 mod collect;
 mod config;
+mod continuity;
 pub mod gauges;
 mod handle;
+mod history_check;
 mod idle;
 mod key;
 pub mod metrics;
@@ -11,8 +13,10 @@ mod open_scopes;
 mod phase;
 mod pump;
 mod registry;
+mod rollback_monitor;
 #[cfg(test)]
 mod tests;
+mod timeline;
 
 pub use cached::Scope;
 pub use config::{Retention, ScopeConfig};
@@ -21,3 +25,5 @@ pub use key::ScopeKey;
 pub use phase::{NotReady, ReadyScope, ScopePhase};
 pub(crate) use pump::REOPEN_AFTER;
 pub use registry::Scopes;
+pub use rollback_monitor::watch_for_rollbacks;
+pub use timeline::{Question, RollbackEvidence, Timeline, TimelineChanged};

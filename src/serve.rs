@@ -95,7 +95,7 @@ impl ProxyService {
         let parts = ServiceParts {
             limiter: Limiter::new(policy.users),
             fences: Fences::new(client.clone()),
-            documents: DocumentCache::new(client),
+            documents: DocumentCache::new(client, scopes.timeline().clone()),
             coalescer: Coalescer::new(forwarder.clone()),
             catalog,
             policy,

@@ -67,8 +67,15 @@ impl CatalogFollower {
     pub async fn run(mut self) {
         let mut definitions = DefinitionFeed::new();
         let mut due = Instant::now() + REFRESH;
+        let mut timeline = self.scopes.timeline().changes();
         loop {
             tokio::select! {
+                // Upstream's versions went back: it may have other types, too.
+                Ok(()) = timeline.changed() => {
+                    self.custom.forget_versions();
+                    due = Instant::now();
+                    continue;
+                }
                 () = sleep_until(due) => {
                     let wait = match self.discover().await {
                         Ok(()) => REFRESH.mul_f64(0.9 + fastrand::f64() / 5.0),
@@ -82,6 +89,8 @@ impl CatalogFollower {
                 () = definitions.changed(&self.catalog, &self.scopes) => {
                     sleep(SETTLE).await;
                     match definitions.snapshot() {
+                        // It is listed again. What is known until then is better than nothing.
+                        Some(snapshot) if !snapshot.is_listed() => continue,
                         Some(snapshot) => {
                             for name in self.custom.update(&snapshot) {
                                 self.schema_changed(&name);

@@ -11,6 +11,8 @@ pub struct ScopeConfig {
     /// Time from a scope's opening for which requests wait for its first list. Then they are
     /// forwarded, as they are when the first attempt at it fails.
     pub sync_wait: Duration,
+    /// Interval of the question whether upstream's versions went back.
+    pub rollback_check: Duration,
 }
 
 impl Default for ScopeConfig {
@@ -23,6 +25,8 @@ impl Default for ScopeConfig {
                 bytes: 256 << 20,
             },
             sync_wait: Duration::from_secs(30),
+            // A restore is to be noticed within 15 s, and upstream may take four to answer.
+            rollback_check: Duration::from_secs(8),
         }
     }
 }

@@ -9,6 +9,7 @@ pub const METRICS: &[Declaration] = &[
     UPSTREAM_LISTS.declaration(),
     UPSTREAM_EVENTS.declaration(),
     UPSTREAM_RESUMES.declaration(),
+    ROLLBACKS.declaration(),
 ];
 
 pub(super) const STOPPED: Metric<Counter, 3> = Metric::new(
@@ -31,6 +32,12 @@ pub(super) const UPSTREAM_RESUMES: Metric<Counter, 2> = Metric::new(
     "watershed_upstream_resumes_total",
     &["group", "resource"],
     "Interrupted upstream watches that resumed without a new list.",
+);
+pub(super) const ROLLBACKS: Metric<Counter, 1> = Metric::new(
+    "watershed_upstream_rollbacks_total",
+    &["evidence"],
+    "Times that upstream turned out to have another history, as after a restore of etcd, by \
+     evidence: a version that went back, an event that is not in the history, or another cluster.",
 );
 
 /// Returns a type's series of a metric.

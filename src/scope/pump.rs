@@ -10,6 +10,7 @@ use watershed_protocol::{BookmarkFormat, WireFormat};
 
 use super::cached::Scope;
 use super::collect::stored_object;
+use super::continuity::{Continuity, ContinuityChange};
 use super::metrics;
 use super::open_scopes::OpenScopes;
 use super::phase::{ReadyScope, ScopePhase};
@@ -30,6 +31,7 @@ const WATCH_REOPEN: Duration = Duration::from_secs(2);
 /// The task of one scope.
 pub(super) struct ScopePump {
     pub(super) reflector: Reflector,
+    pub(super) continuity: Continuity,
     pub(super) writer: StoreWriter,
     pub(super) phase: watch::Sender<ScopePhase>,
     pub(super) events: Counter,
@@ -71,8 +73,13 @@ impl NullInStructs {
 impl ScopePump {
     pub(super) async fn run(mut self) {
         self.stopped = loop {
+            let question = self.reflector.is_listing().then(|| self.scope.ask());
             let change = tokio::select! {
                 () = self.scope.stop.cancelled() => break Stopped::Closed,
+                change = self.continuity.changed() => {
+                    self.continue_after(change);
+                    continue;
+                }
                 () = self.scope.schema_changed.notified() => {
                     self.reflector.schema_changed();
                     self.timers.list_again = Some(Instant::now() + STORAGE_REBUILD);
@@ -92,13 +99,35 @@ impl ScopePump {
                     self.scope.set_following(false);
                     continue;
                 }
-                change = self.reflector.next() => change,
+                change = self.reflector.next(), if self.continuity.is_certain() => change,
             };
             match change {
-                Ok(change) => self.apply(change),
+                Ok(change) if self.continuity.admits(&change, question) => self.apply(change),
+                Ok(_) => {}
                 Err(stopped) => break stopped,
             }
         };
+    }
+
+    fn continue_after(&mut self, change: ContinuityChange) {
+        match change {
+            ContinuityChange::TimelineEnded => self.forget(),
+            ContinuityChange::Proven => self.apply(Change::Resumed { is_proven: true }),
+            ContinuityChange::Unknown => self.reflector.restart(),
+            ContinuityChange::ListDue => {}
+        }
+    }
+
+    /// Drops everything held, as upstream has another history.
+    fn forget(&mut self) {
+        self.reflector.restart();
+        self.scope.set_following(false);
+        // Before the store, so that nobody takes an empty one for a state.
+        self.phase.send_replace(ScopePhase::Failing);
+        self.writer.reset();
+        self.scope.publish_version();
+        // Afterwards, so that no old version counts as one of the new timeline.
+        self.continuity.begin_anew();
     }
 
     fn apply(&mut self, change: Change<SnapshotBuilder>) {
@@ -144,6 +173,7 @@ impl ScopePump {
                 self.count(&metrics::UPSTREAM_LISTS);
                 self.scope.first_list.get_or_init(|| version);
                 self.writer.replace(snapshot);
+                self.continuity.listed();
                 self.phase.send_replace(ScopePhase::Ready(Arc::new(ready)));
             }
             Change::Event(frame, scanned) => {
@@ -164,8 +194,8 @@ impl ScopePump {
                 self.learn_bookmark(format);
                 self.writer.progress(now, version);
             }
-            Change::Resumed => self.count(&metrics::UPSTREAM_RESUMES),
-            Change::Interrupted | Change::Ended => {}
+            Change::Resumed { .. } => self.count(&metrics::UPSTREAM_RESUMES),
+            Change::Interrupted | Change::Ended | Change::OtherHistory { .. } => {}
         }
         self.scope.publish_version();
     }

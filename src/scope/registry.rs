@@ -1,9 +1,10 @@
 //! The scopes of this process.
 use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::sleep;
@@ -12,6 +13,7 @@ use watershed_protocol::{FieldTable, GroupVersionResource, Representation, Selec
 
 use super::cached::Scope;
 use super::config::{Retention, ScopeConfig};
+use super::continuity::Continuity;
 use super::handle::ScopeHandle;
 use super::idle::IdleTracker;
 use super::key::ScopeKey;
@@ -19,6 +21,7 @@ use super::metrics;
 use super::open_scopes::OpenScopes;
 use super::phase::ScopePhase;
 use super::pump::{NullInStructs, PumpTimers, ScopePump};
+use super::timeline::Timeline;
 use crate::store;
 use crate::upstream::{Reflector, ReflectorTarget, Stopped, UpstreamClient, WatchCompression};
 
@@ -32,6 +35,9 @@ pub struct Scopes {
     config: ScopeConfig,
     open: OpenScopes,
     null_in_structs: Arc<NullInStructs>,
+    timeline: Timeline,
+    /// The timelines of aggregated API groups, whose servers number their versions by themselves.
+    aggregated: Arc<HashMap<String, Timeline>>,
 }
 
 impl Scopes {
@@ -42,7 +48,31 @@ impl Scopes {
             config,
             open: OpenScopes::default(),
             null_in_structs: Arc::default(),
+            timeline: Timeline::default(),
+            aggregated: Arc::default(),
         }
+    }
+
+    /// Gives each of these aggregated API groups a timeline of its own.
+    #[must_use]
+    pub fn with_aggregated(self, groups: &[String]) -> Self {
+        let timelines = groups
+            .iter()
+            .map(|group| (group.clone(), Timeline::default()));
+        Self {
+            aggregated: Arc::new(timelines.collect()),
+            ..self
+        }
+    }
+
+    /// Returns the timeline of the API server's versions.
+    pub fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
+    /// Returns the client of the scopes.
+    pub(super) fn client(&self) -> &UpstreamClient {
+        &self.client
     }
 
     /// Returns the settings of scopes.
@@ -203,8 +233,16 @@ impl Scopes {
             &key.selection,
             key.representation,
         );
+        let timeline = self
+            .aggregated
+            .get(&*key.gvr.group)
+            .unwrap_or(&self.timeline);
+        let shown = timeline.newest(&key.gvr);
         let scope = Arc::new(Scope {
             key,
+            timeline: timeline.clone(),
+            held_in: AtomicU64::new(shown.timeline()),
+            shown: ArcSwap::new(shown),
             on_demand: retention.on_demand,
             idle: IdleTracker::new(retention.idle),
             compression,
@@ -222,6 +260,7 @@ impl Scopes {
         });
         let pump = ScopePump {
             reflector: Reflector::new(self.client.clone(), target),
+            continuity: Continuity::new(self.client.clone(), &scope),
             writer,
             phase: publish_phase,
             events: metrics::of_type(&metrics::UPSTREAM_EVENTS, &scope.key.gvr),

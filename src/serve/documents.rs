@@ -14,6 +14,7 @@ use tokio::time::timeout;
 use super::stored_response::{RequestKey, ResponseBudget, StoredResponse};
 use crate::body::{Body, empty};
 use crate::catalog::Catalog;
+use crate::scope::Timeline;
 use crate::upstream::{AnswerError, ConnectionClass, SendOptions, UpstreamClient};
 use watershed_protocol::wants_pretty;
 
@@ -54,6 +55,8 @@ struct CachedDocument {
     answer: StoredResponse,
     /// Upstream confirmed it some time after this.
     asked: Instant,
+    /// The timeline in which upstream was asked.
+    timeline: u64,
 }
 
 impl DocumentRequest {
@@ -114,12 +117,13 @@ fn is_document(catalog: &Catalog, path: &str) -> bool {
 /// Documents by request.
 pub(super) struct DocumentCache {
     client: UpstreamClient,
+    timeline: Timeline,
     held: Cache<RequestKey, Arc<CachedDocument>>,
     budget: ResponseBudget,
 }
 
 impl DocumentCache {
-    pub(super) fn new(client: UpstreamClient) -> Self {
+    pub(super) fn new(client: UpstreamClient, timeline: Timeline) -> Self {
         let weigh = |key: &RequestKey, document: &Arc<CachedDocument>| {
             let text = key.path_and_query.len()
                 + document.answer.headers.len() * 64
@@ -133,6 +137,7 @@ impl DocumentCache {
             .build();
         Self {
             client,
+            timeline,
             held,
             budget: ResponseBudget::new(BUDGET, READING),
         }
@@ -147,7 +152,7 @@ impl DocumentCache {
             .held
             .get(&asked.key)
             .await
-            .filter(|held| held.is_fresh());
+            .filter(|held| self.is_fresh(held));
         let document = match held {
             Some(document) => document,
             // Callers that wait for an earlier one wait no longer than that one.
@@ -166,7 +171,7 @@ impl DocumentCache {
             .and_try_compute_with(|held| async move {
                 let held = held.map(moka::Entry::into_value);
                 match held {
-                    Some(held) if held.is_fresh() => Ok::<_, AnswerError>(Op::Nop),
+                    Some(held) if self.is_fresh(&held) => Ok::<_, AnswerError>(Op::Nop),
                     held => Ok(Op::Put(self.fetch(key, held).await?)),
                 }
             });
@@ -186,7 +191,9 @@ impl DocumentCache {
         key: &RequestKey,
         held: Option<Arc<CachedDocument>>,
     ) -> Result<Arc<CachedDocument>, AnswerError> {
-        let asked = Instant::now();
+        let (asked, timeline) = (Instant::now(), self.timeline.number());
+        // Another cluster's document is not asked about.
+        let held = held.filter(|held| held.timeline == timeline);
         let tag = held
             .as_ref()
             .and_then(|held| held.answer.headers.get(header::ETAG))
@@ -201,16 +208,22 @@ impl DocumentCache {
                 (StatusCode::OK, _) => Ok(CachedDocument {
                     answer: StoredResponse::read(response, MAX_DOCUMENT, &self.budget).await?,
                     asked,
+                    timeline,
                 }),
                 (StatusCode::NOT_MODIFIED, Some(held)) => Ok(CachedDocument {
                     answer: held.answer.clone(),
                     asked,
+                    timeline,
                 }),
                 (status, _) => Err(AnswerError::Status(status)),
             }
         };
         let answered = timeout(TIMEOUT, answered).await;
         answered.unwrap_or_else(|_| Err(late())).map(Arc::new)
+    }
+
+    fn is_fresh(&self, document: &CachedDocument) -> bool {
+        document.asked.elapsed() < FRESH && document.timeline == self.timeline.number()
     }
 }
 
@@ -219,10 +232,6 @@ fn late() -> AnswerError {
 }
 
 impl CachedDocument {
-    fn is_fresh(&self) -> bool {
-        self.asked.elapsed() < FRESH
-    }
-
     fn answer(&self, known: Option<&HeaderValue>) -> Response<Body> {
         let unchanged = known.is_some() && self.answer.headers.get(header::ETAG) == known;
         let mut response = self.answer.response();

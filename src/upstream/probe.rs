@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{Request, StatusCode, header};
 
 use super::stream::{StreamError, WatchStream};
 use super::{AnswerError, ConnectionClass, SendOptions, UpstreamBody, UpstreamClient};
 use crate::body;
 use watershed_protocol::{
-    Encoding, EventKind, FieldTable, GroupVersionResource, Malformed, PartialFormat,
-    ResourceVersion, Selection, WireFormat, read_bookmark, scan,
+    Encoding, EventKind, FieldTable, GroupVersionResource, ListPage, Malformed, PartialFormat,
+    ResourceVersion, Selection, WireFormat, read_bookmark, read_identity, scan,
 };
 
 /// Protobuf is preferred: it is smaller and cheaper to encode.
@@ -40,8 +41,10 @@ pub type ObjectVersions = Vec<(String, ResourceVersion)>;
 pub struct ProbeList {
     /// The version of the list, which is no older than the request.
     pub version: ResourceVersion,
-    /// All objects; `None` if there are more than the limit.
-    pub all: Option<ObjectVersions>,
+    /// The first objects, at most as many as the limit.
+    pub objects: ObjectVersions,
+    /// `true` if these are all objects.
+    pub is_complete: bool,
 }
 
 /// An event of a watch.
@@ -84,27 +87,57 @@ impl Probe {
 
     /// Lists at most `limit` objects, no older than this call. Applies no timeout.
     pub async fn list(&self, limit: usize) -> Result<ProbeList, AnswerError> {
-        let (encoding, body) = self.get(&format!("limit={limit}"), LIST, false).await?;
-        let body = body::whole(body, MAX_BYTES).await;
-        let body = body.map_err(|error| AnswerError::Unusable(error.to_string()))?;
-        let (_, page) = WireFormat::learn(encoding, PartialFormat::KIND, &body)?;
-        let key = |object| {
+        self.list_with(&format!("limit={limit}")).await
+    }
+
+    /// Lists at most `limit` objects as they were at a version. Applies no timeout.
+    pub async fn list_at(
+        &self,
+        version: ResourceVersion,
+        limit: usize,
+    ) -> Result<ProbeList, AnswerError> {
+        let query = format!("limit={limit}&resourceVersion={version}&resourceVersionMatch=Exact");
+        self.list_with(&query).await
+    }
+
+    async fn list_with(&self, query: &str) -> Result<ProbeList, AnswerError> {
+        let (encoding, _, page) = self.page(query).await?;
+        let key = |object: &Bytes| {
             let scanned = scan(encoding, object, &self.fields)?;
             Ok((scanned.attributes.key().to_owned(), scanned.version))
         };
-        let all = match page.continue_token {
-            None => Some(
-                page.objects
-                    .iter()
-                    .map(|object| key(object))
-                    .collect::<Result<_, Malformed>>()?,
-            ),
-            Some(_) => None,
-        };
+        let objects = page
+            .objects
+            .iter()
+            .map(key)
+            .collect::<Result<_, Malformed>>()?;
         Ok(ProbeList {
             version: page.version,
-            all,
+            objects,
+            is_complete: page.continue_token.is_none(),
         })
+    }
+
+    /// Returns the version of a list, no older than this call, and the unique id of its first
+    /// object, if there is one. Applies no timeout.
+    pub async fn first_uid(&self) -> Result<(ResourceVersion, Option<String>), AnswerError> {
+        let (encoding, format, page) = self.page("limit=1").await?;
+        let uid = page
+            .objects
+            .first()
+            .map(|object| read_identity(encoding, &format.item_bytes(object)))
+            .transpose()?
+            .map(|identity| identity.uid);
+        Ok((page.version, uid))
+    }
+
+    /// Returns the first page of a list, with how it is written.
+    async fn page(&self, query: &str) -> Result<(Encoding, WireFormat, ListPage), AnswerError> {
+        let (encoding, body) = self.get(query, LIST, false).await?;
+        let body = body::whole(body, MAX_BYTES).await;
+        let body = body.map_err(|error| AnswerError::Unusable(error.to_string()))?;
+        let (format, page) = WireFormat::learn(encoding, PartialFormat::KIND, &body)?;
+        Ok((encoding, format, page))
     }
 
     /// Opens a watch that starts at `from` and lasts for `lasting`.

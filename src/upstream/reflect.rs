@@ -22,6 +22,7 @@ use watershed_protocol::{
 mod answer;
 mod change;
 mod error;
+mod resume;
 
 use answer::{ANSWER_TIMEOUT, accepted, read_list};
 use error::ReflectorError;
@@ -46,6 +47,12 @@ enum ReflectorState {
     Start,
     /// The state up to `version` is known; a stream must be opened from there.
     Resuming { version: ResourceVersion },
+    /// A stream was opened again. If the last event is known, it has to begin with it.
+    Replaying {
+        version: ResourceVersion,
+        last_event: Option<ResourceVersion>,
+        stream: Box<WatchStream>,
+    },
     /// A stream is open.
     Watching {
         version: ResourceVersion,
@@ -81,6 +88,8 @@ pub struct Reflector {
     /// The last event was a deletion of this version, and more of the same version may come: etcd
     /// deletes all objects of an expired lease at once.
     unfinished: Option<ResourceVersion>,
+    /// The version of the last event since the list, if upstream still shows it.
+    last_event: Option<ResourceVersion>,
 }
 
 impl Reflector {
@@ -103,12 +112,18 @@ impl Reflector {
             retry_at: None,
             schema_changed: None,
             unfinished: None,
+            last_event: None,
         }
     }
 
     /// Forgets everything: the next change is a fresh list.
     pub fn restart(&mut self) {
         self.state = ReflectorState::Start;
+    }
+
+    /// Returns `true` if the next change is a fresh list, or a failure.
+    pub fn is_listing(&self) -> bool {
+        matches!(self.state, ReflectorState::Start)
     }
 
     /// Notes that the type's schema changed.
@@ -160,6 +175,7 @@ impl Reflector {
                 let (change, version, stream) = self.list().await?;
                 self.succeeded();
                 self.unfinished = None;
+                self.last_event = None;
                 self.state = match stream {
                     Some(stream) => ReflectorState::Watching { version, stream },
                     None => ReflectorState::Resuming { version },
@@ -169,17 +185,15 @@ impl Reflector {
             ReflectorState::Resuming { version } => {
                 // Restored first, so that the next step retries after an error.
                 self.state = ReflectorState::Resuming { version };
-                // Deletions that were applied already come again, and are ignored: nothing is
-                // there.
-                let from = if self.unfinished == Some(version) {
-                    version.before()
-                } else {
-                    version
-                };
-                let query = format!("watch=1&allowWatchBookmarks=true&resourceVersion={from}");
-                let stream = self.open(&query).await?;
-                self.state = ReflectorState::Watching { version, stream };
-                Ok(Some(Change::Resumed))
+                self.resume(version).await
+            }
+            ReflectorState::Replaying {
+                version,
+                last_event,
+                stream,
+            } => {
+                self.state = ReflectorState::Resuming { version };
+                self.replay(version, last_event, stream).await
             }
             ReflectorState::Watching {
                 version,
@@ -200,7 +214,8 @@ impl Reflector {
                     Change::Event(frame, scanned) => {
                         self.unfinished =
                             (frame.kind == EventKind::Deleted).then_some(scanned.version);
-                        scanned.version
+                        self.last_event = Some(scanned.version);
+                        scanned.version.max(version)
                     }
                     Change::Progress { version, .. } => {
                         self.unfinished.take_if(|unfinished| *unfinished < *version);

@@ -23,6 +23,7 @@ mod on_demand_scopes;
 mod reference;
 mod request_smuggling;
 mod restart;
+mod restore;
 mod revocation;
 mod status;
 mod support;

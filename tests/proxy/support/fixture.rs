@@ -150,6 +150,8 @@ pub(crate) async fn start_configured(
     let mut config = AppConfig::new(options, loopback(), loopback(), folder.path().join("certs"));
     // The default would fail tests on a machine that stalls. No test is about this limit.
     config.limits.start = PATIENCE;
+    // Tests count requests at upstream. Those about rollbacks choose another interval.
+    config.scopes.rollback_check = Duration::from_hours(1);
     configure(&mut config);
     Ok((app::start(config).await?, folder))
 }
