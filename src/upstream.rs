@@ -23,6 +23,7 @@ mod initial_events;
 pub mod metrics;
 mod pool;
 mod probe;
+mod read;
 mod reflect;
 mod repeat;
 mod server;

@@ -6,12 +6,12 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, StatusCode, header};
+use http::StatusCode;
 use tokio::time::timeout;
 
+use super::read::read;
 use super::stream::WatchStream;
-use super::{AnswerError, ConnectionClass, SendOptions, UpstreamClient};
-use crate::body;
+use super::{AnswerError, ConnectionClass, UpstreamClient};
 use watershed_protocol::{
     EventKind, GroupVersionResource, Representation, Selection, read_bookmark,
 };
@@ -65,27 +65,19 @@ impl InitialEventsProbe {
 
     async fn answer(&self) -> Result<InitialEventsAnswer, AnswerError> {
         let encoding = self.representation.encoding;
-        let request = Request::get(&self.uri)
-            .header(header::ACCEPT, self.representation.watch_accept_header())
-            .body(body::empty())
-            .map_err(|error| AnswerError::Unusable(error.to_string()))?;
-        let response = self
-            .client
-            .send(ConnectionClass::Watch, request, SendOptions::default())
-            .await?;
-        match response.status() {
-            StatusCode::OK => {}
+        let accept = self.representation.watch_accept_header();
+        let class = ConnectionClass::Watch;
+        let (actual, body) = match read(&self.client, class, &self.uri, accept, true).await {
             // Releases differ in code and words.
-            StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY => {
-                return Ok(InitialEventsAnswer::NotStreamed);
-            }
-            status => return Err(AnswerError::Status(status)),
+            Err(AnswerError::Status(
+                StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY,
+            )) => return Ok(InitialEventsAnswer::NotStreamed),
+            answer => answer?,
+        };
+        if actual != encoding {
+            return Err(AnswerError::Unusable("another encoding".to_owned()));
         }
-        let actual = response.headers().get(header::CONTENT_TYPE);
-        if actual.is_none_or(|actual| actual.as_bytes() != encoding.content_type(true).as_bytes()) {
-            return Err(AnswerError::Unusable(format!("content type {actual:?}")));
-        }
-        let mut stream = WatchStream::new(response.into_body(), encoding);
+        let mut stream = WatchStream::new(body, encoding);
         let Some(frame) = stream.next_frame().await? else {
             return Ok(InitialEventsAnswer::NotStreamed);
         };
@@ -104,6 +96,7 @@ mod tests {
     use http::Response;
 
     use super::*;
+    use crate::body;
     use crate::test_support::{Api, HTTP2, Pki, upstream_of};
     use watershed_protocol::Encoding;
 

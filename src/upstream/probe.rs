@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use http::{Request, StatusCode, header};
-
+use super::read::{read, whole};
 use super::stream::{StreamError, WatchStream};
-use super::{AnswerError, ConnectionClass, SendOptions, UpstreamBody, UpstreamClient};
-use crate::body;
+use super::{AnswerError, ConnectionClass, UpstreamBody, UpstreamClient};
 use watershed_protocol::{
     Encoding, EventKind, FieldTable, GroupVersionResource, ListPage, Malformed, PartialFormat,
     ResourceVersion, Selection, WireFormat, read_bookmark, scan,
@@ -120,8 +118,7 @@ impl Probe {
 
     async fn page(&self, query: &str) -> Result<(Encoding, ListPage), AnswerError> {
         let (encoding, body) = self.get(query, METADATA_LIST, false).await?;
-        let body = body::whole(body, MAX_BYTES).await;
-        let body = body.map_err(|error| AnswerError::Unusable(error.to_string()))?;
+        let body = whole(body, MAX_BYTES).await?;
         let (_, page) = WireFormat::learn(encoding, PartialFormat::KIND, &body)?;
         Ok((encoding, page))
     }
@@ -154,31 +151,13 @@ impl Probe {
         accept: &'static str,
         watch: bool,
     ) -> Result<(Encoding, UpstreamBody), AnswerError> {
-        let request = Request::get(format!("{}?{query}{}", self.path, self.selectors))
-            .header(header::ACCEPT, accept)
-            .body(body::empty())
-            .map_err(|error| AnswerError::Unusable(error.to_string()))?;
         let class = if watch {
             ConnectionClass::Watch
         } else {
             ConnectionClass::Short
         };
-        let response = self
-            .client
-            .send(class, request, SendOptions::default())
-            .await?;
-        if response.status() != StatusCode::OK {
-            return Err(AnswerError::Status(response.status()));
-        }
-        let actual = response.headers().get(header::CONTENT_TYPE);
-        let is = |encoding: &Encoding| {
-            actual
-                .is_some_and(|actual| actual.as_bytes() == encoding.content_type(watch).as_bytes())
-        };
-        let encoding = [Encoding::Protobuf, Encoding::Json].into_iter().find(is);
-        let encoding =
-            encoding.ok_or_else(|| AnswerError::Unusable(format!("content type {actual:?}")))?;
-        Ok((encoding, response.into_body()))
+        let uri = format!("{}?{query}{}", self.path, self.selectors);
+        read(&self.client, class, &uri, accept, watch).await
     }
 }
 

@@ -1,15 +1,14 @@
 //! Lists of a type's objects in the state of a known version, for comparison with memory.
 
 use bytes::Bytes;
-use http::{Request, StatusCode, header};
 use watershed_protocol::{
     ContinueToken, Encoding, FieldTable, GroupVersionResource, ListPage, Malformed, PartialFormat,
     Representation, ResourceVersion, Scanned, Selection, WireFormat, scan,
 };
 
 use super::probe::METADATA_LIST;
-use super::{AnswerError, ConnectionClass, SendOptions, UpstreamClient};
-use crate::body;
+use super::read::{read, whole};
+use super::{AnswerError, ConnectionClass, UpstreamClient};
 
 /// Largest answer.
 const MAX_BYTES: usize = 64 << 20;
@@ -118,28 +117,11 @@ impl StateList {
         page: StatePage<'_>,
         accept: &'static str,
     ) -> Result<(Encoding, Bytes), AnswerError> {
-        let query = page.query();
-        let request = Request::get(format!("{}?{query}{}", self.path, self.selectors))
-            .header(header::ACCEPT, accept)
-            .body(body::empty())
-            .map_err(|error| AnswerError::Unusable(error.to_string()))?;
+        let uri = format!("{}?{}{}", self.path, page.query(), self.selectors);
         // Beside the watches: during an upgrade another server may print objects differently.
-        let response = self
-            .client
-            .send(ConnectionClass::Watch, request, SendOptions::default())
-            .await?;
-        if response.status() != StatusCode::OK {
-            return Err(AnswerError::Status(response.status()));
-        }
-        let actual = response.headers().get(header::CONTENT_TYPE);
-        let encoding = [Encoding::Protobuf, Encoding::Json]
-            .into_iter()
-            .find(|encoding| actual.is_some_and(|it| it == encoding.content_type(false)))
-            .ok_or_else(|| AnswerError::Unusable(format!("content type {actual:?}")))?;
-        let body = body::whole(response.into_body(), MAX_BYTES)
-            .await
-            .map_err(|error| AnswerError::Unusable(error.to_string()))?;
-        Ok((encoding, body))
+        let class = ConnectionClass::Watch;
+        let (encoding, body) = read(&self.client, class, &uri, accept, false).await?;
+        Ok((encoding, whole(body, MAX_BYTES).await?))
     }
 }
 
