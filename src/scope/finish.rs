@@ -1,4 +1,5 @@
 //! Finishes a version that several deletions share, on types whose objects expire.
+use std::future::pending;
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
@@ -28,12 +29,15 @@ pub(super) fn objects_expire(gvr: &GroupVersionResource) -> bool {
 /// Without this, a deletion on a quiet type would show only with the next event: upstream sends no
 /// bookmarks for types that it does not cache.
 pub(super) async fn ask_upstream(reader: &StoreReader, probe: Option<&Probe>) -> UnfinishedVersion {
+    // Most types' objects do not expire. Their events need not lock the store for this.
+    let Some(probe) = probe else {
+        return pending().await;
+    };
     let mut pause = IN_TRANSIT;
     loop {
-        let (Some(probe), Some(unfinished)) = (probe, reader.unfinished()) else {
-            return std::future::pending().await;
+        let Some(UnfinishedVersion { version, .. }) = reader.unfinished() else {
+            return pending().await;
         };
-        let version = unfinished.version;
         sleep(pause).await;
         pause = (2 * pause).min(MAX_PAUSE);
         if let Ok(Ok(Some(objects))) = timeout(ANSWER, probe.count(version)).await {

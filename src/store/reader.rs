@@ -172,22 +172,16 @@ impl StoreReader {
     ) -> (Subscription, Snapshot) {
         let mut state = self.state.write();
         let snapshot = state.newest().clone();
-        let (position, version) = match start {
-            SubscriptionStart::Now if state.unfinished.is_none() => {
-                (Position::CaughtUp, snapshot.version())
-            }
-            // The deletions of the unfinished version are not in the snapshot.
-            SubscriptionStart::Now => {
-                let next = state.window.after(snapshot.version());
-                (
-                    next.map_or(Position::Expired, Position::At),
-                    snapshot.version(),
-                )
-            }
-            SubscriptionStart::After(version) => {
-                let next = state.window.after(version);
-                (next.map_or(Position::Expired, Position::At), version)
-            }
+        let version = match start {
+            SubscriptionStart::Now => snapshot.version(),
+            SubscriptionStart::After(version) => version,
+        };
+        // The deletions of an unfinished version are not in the snapshot.
+        let position = if start == SubscriptionStart::Now && state.unfinished.is_none() {
+            Position::CaughtUp
+        } else {
+            let next = state.window.after(version);
+            next.map_or(Position::Expired, Position::At)
         };
         let ahead = version > state.snapshot.version();
         let skipped = if ahead {
