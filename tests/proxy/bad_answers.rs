@@ -5,7 +5,7 @@ use std::io::Read as _;
 use flate2::read::MultiGzDecoder;
 use http::{Request, StatusCode, header};
 use http_body_util::BodyExt as _;
-use watershed_lab::sim::{BadAnswer, PlannedRefusal, WatchListSupport, pods, widgets};
+use watershed_lab::sim::{BadAnswer, WatchListSupport, pods, widgets};
 
 use crate::support::client::{BOTH, Endpoint, Next, Protocol, nothing, within};
 use crate::support::follower::{Follower, Opening};
@@ -153,15 +153,7 @@ async fn forwarded_watches_come_back_to_memory_once_the_type_is_listed() {
         let faults = fixture.upstream.faults();
         match answer {
             Some(answer) => faults.answer_badly(answer, "LIST", "pods", u32::MAX),
-            None => faults.set(|active| {
-                active.refuse = Some(PlannedRefusal {
-                    count: u32::MAX,
-                    code: 500,
-                    retry_after: None,
-                    resource: Some("pods".to_owned()),
-                    verb: Some("LIST".to_owned()),
-                });
-            }),
+            None => faults.refuse_only(500, "LIST", "pods", u32::MAX),
         }
         let reason = match answer {
             Some(_) => "forward; reason=not-cached",

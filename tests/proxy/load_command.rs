@@ -184,17 +184,7 @@ async fn server_faults_appear_in_the_load_result() {
         ),
         (
             "refused",
-            |s| {
-                let refusal = PlannedRefusal {
-                    count: 3,
-                    code: 429,
-                    retry_after: None,
-                    resource: Some("configmaps".to_owned()),
-                    verb: Some("LIST".to_owned()),
-                };
-                s.faults()
-                    .set(|active| active.refuse = Some(refusal.clone()));
-            },
+            |s| s.faults().refuse_only(429, "LIST", "configmaps", 3),
             &lists,
             "429 Too Many Requests",
         ),

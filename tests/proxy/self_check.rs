@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use watershed_lab::sim::churn::{Churn, ChurnMix};
-use watershed_lab::sim::{Options, PlannedRefusal, Population, SimulatedServer, pods};
+use watershed_lab::sim::{Options, Population, SimulatedServer, pods};
 use watershed_protocol::GroupVersionResource;
 
 use crate::support::client::{Answer, Endpoint, Next, Protocol};
@@ -136,15 +136,9 @@ async fn a_quarantined_type_is_forwarded_until_it_is_listed() {
     get(&program.proxied, PODS).await;
     lose_a_deletion(&upstream);
     // The list of one object still works, but the watch with all objects does not.
-    upstream.faults().set(|active| {
-        active.refuse = Some(PlannedRefusal {
-            count: u32::MAX,
-            code: 503,
-            retry_after: None,
-            resource: Some("pods".to_owned()),
-            verb: Some("WATCH".to_owned()),
-        });
-    });
+    upstream
+        .faults()
+        .refuse_only(503, "WATCH", "pods", u32::MAX);
     let quarantined = "forward; reason=quarantined".to_owned();
     becomes("the source", quarantined, async || {
         source(&get(&program.proxied, PODS).await).to_owned()
@@ -263,15 +257,7 @@ async fn what_cannot_be_compared_raises_no_alarm() {
     get(&program.proxied, PODS).await;
     for (code, result) in [(410, "expired"), (400, "failed"), (503, "failed")] {
         let before = checks(&program, "pods", result).await;
-        upstream.faults().set(|active| {
-            active.refuse = Some(PlannedRefusal {
-                count: 2,
-                code,
-                retry_after: None,
-                resource: Some("pods".to_owned()),
-                verb: Some("LIST".to_owned()),
-            });
-        });
+        upstream.faults().refuse_only(code, "LIST", "pods", 2);
         eventually("the check's result", async || {
             let now = checks(&program, "pods", result).await;
             if now >= before + 2 {

@@ -80,6 +80,19 @@ const MARK: &str = concat!(
     "\n"
 );
 
+/// Returns a reflector of pods at an API server.
+async fn pods_reflector(pki: &Pki, api: &Api) -> Reflector {
+    let gvr = GroupVersionResource::new("", "v1", "pods");
+    let target = ReflectorTarget {
+        fields: Arc::new(FieldTable::builtin(&gvr, true).unwrap()),
+        gvr,
+        selection: Arc::default(),
+        kind: "Pod".into(),
+        representation: Representation::whole(Encoding::Json),
+    };
+    Reflector::new(UpstreamClient::new(&upstream_of(pki, api).await), target)
+}
+
 /// Follows pods at an API server whose first and second watch send these events.
 async fn follow_pods(watches: [String; 2]) -> (Api, Reflector) {
     let pki = Pki::new();
@@ -103,15 +116,7 @@ async fn follow_pods(watches: [String; 2]) -> (Api, Reflector) {
         }
     })
     .await;
-    let gvr = GroupVersionResource::new("", "v1", "pods");
-    let target = ReflectorTarget {
-        fields: Arc::new(FieldTable::builtin(&gvr, true).unwrap()),
-        gvr,
-        selection: Arc::default(),
-        kind: "Pod".into(),
-        representation: Representation::whole(Encoding::Json),
-    };
-    let reflector = Reflector::new(UpstreamClient::new(&upstream_of(&pki, &api).await), target);
+    let reflector = pods_reflector(&pki, &api).await;
     (api, reflector)
 }
 
@@ -200,15 +205,7 @@ async fn follow_badly(bad: Vec<BadWatch>) -> (Api, Reflector) {
         }
     })
     .await;
-    let gvr = GroupVersionResource::new("", "v1", "pods");
-    let target = ReflectorTarget {
-        fields: Arc::new(FieldTable::builtin(&gvr, true).unwrap()),
-        gvr,
-        selection: Arc::default(),
-        kind: "Pod".into(),
-        representation: Representation::whole(Encoding::Json),
-    };
-    let reflector = Reflector::new(UpstreamClient::new(&upstream_of(&pki, &api).await), target);
+    let reflector = pods_reflector(&pki, &api).await;
     (api, reflector)
 }
 
@@ -306,15 +303,7 @@ async fn follow_silence(events: String) -> (Api, Reflector, Arc<AtomicUsize>) {
         }
     })
     .await;
-    let gvr = GroupVersionResource::new("", "v1", "pods");
-    let target = ReflectorTarget {
-        fields: Arc::new(FieldTable::builtin(&gvr, true).unwrap()),
-        gvr,
-        selection: Arc::default(),
-        kind: "Pod".into(),
-        representation: Representation::whole(Encoding::Json),
-    };
-    let reflector = Reflector::new(UpstreamClient::new(&upstream_of(&pki, &api).await), target);
+    let reflector = pods_reflector(&pki, &api).await;
     (api, reflector, opened)
 }
 

@@ -184,6 +184,19 @@ impl Faults {
         });
     }
 
+    /// Refuses the next `count` requests of a verb for a resource.
+    pub fn refuse_only(&self, code: u16, verb: &str, resource: &str, count: u32) {
+        self.set(|active| {
+            active.refuse = Some(PlannedRefusal {
+                count,
+                code,
+                retry_after: None,
+                resource: Some(resource.to_owned()),
+                verb: Some(verb.to_owned()),
+            });
+        });
+    }
+
     /// Breaks the n-th watch frame from now (1 is the next).
     pub fn break_frame(&self, nth: u64, how: BrokenFrame) {
         self.set(|a| a.break_frame = Some((nth.max(1), how)));
