@@ -57,7 +57,7 @@ enum FeedState {
     Following(Arc<Scope>, Subscription),
 }
 
-/// What those who wait for news know.
+/// The newest report to those who wait for news.
 #[derive(Clone, Copy)]
 enum Reported {
     /// Nothing yet.
@@ -71,7 +71,7 @@ enum Reported {
         /// Attempts to follow them again.
         attempts: u32,
     },
-    /// That nothing is known.
+    /// The loss of all definitions.
     Unknown,
 }
 

@@ -171,7 +171,7 @@ impl CatalogFollower {
     }
 }
 
-/// What was read of discovery.
+/// The types that discovery named.
 struct Reading {
     types: Vec<DiscoveredType>,
     origins: Origins,

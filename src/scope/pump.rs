@@ -47,7 +47,7 @@ pub(super) struct ScopePump {
     /// Asks about versions that several deletions share, if the type has such.
     pub(super) probe: Option<Probe>,
     pub(super) streaming: StreamingLearner,
-    /// What the last list showed of the type.
+    /// The properties of the type that the last list showed.
     pub(super) ready: Option<Arc<ReadyScope>>,
     /// The first refusal of a scope that was never ready.
     pub(super) refused_since: Option<Instant>,

@@ -1,4 +1,4 @@
-//! How long a scope has been without upstream's changes.
+//! The time for which a scope has been without upstream's changes.
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub(super) struct StalenessClock {
     state: FollowState,
 }
 
-/// Whether upstream's changes arrive.
+/// The arrival of upstream's changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FollowState {
     /// The scope was never listed, or it stopped: it has no age.

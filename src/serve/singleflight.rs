@@ -14,7 +14,7 @@ pub(super) struct Singleflight<T> {
     state: Mutex<FlightState<T>>,
 }
 
-/// When the next call may begin.
+/// The rules for the start of the next call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FlightPace {
     /// Time after which a call that hangs no longer holds up the next one.

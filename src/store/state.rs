@@ -69,7 +69,7 @@ pub(super) struct StoreState {
     pub(super) outlook: Outlook,
 }
 
-/// What the writer knows of events to come.
+/// The writer's knowledge of events to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outlook {
     /// Events arrive as they happen.
@@ -114,9 +114,7 @@ impl StoreState {
     /// Records that no deletion of the newest version is missing.
     pub(super) fn finish_deletions(&mut self) {
         self.unfinished = None;
-        let version = self.snapshot.version();
-        self.confirmed
-            .take_if(|confirmed| confirmed.version() <= version);
+        self.advance(self.snapshot.version());
     }
 
     /// Records that the events have reached `version`.

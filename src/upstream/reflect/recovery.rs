@@ -1,4 +1,4 @@
-//! How a reflector goes on after attempts that failed: when, from where, and at which API server.
+//! Recovery after attempts that failed: the time of the next one, its start, and its server.
 
 use std::time::Duration;
 
