@@ -161,6 +161,13 @@ impl SimulatedServer {
         self.simulation.faults.cut_connections();
     }
 
+    /// Acts as a restore of etcd from a backup does, with a restart of the API server: the state is
+    /// `branch`'s from now on, and all connections break.
+    pub fn restore(&self, branch: &ClusterState) {
+        self.simulation.state.restore(branch);
+        self.simulation.faults.cut_connections();
+    }
+
     /// Closes all connections and waits until everything has ended.
     pub async fn shutdown(self) {
         self.stop.cancel();

@@ -46,10 +46,12 @@ pub enum WriteError {
     Conflict,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct ClusterTables {
     version: u64,
     tables: Vec<TypeTable>,
+    /// Number of times that everything was replaced by a branch.
+    restores: u64,
 }
 
 /// The state of the simulated cluster. It is cheap to share, and no method holds the lock for long.
@@ -84,6 +86,7 @@ impl ClusterState {
             inner: RwLock::new(ClusterTables {
                 version,
                 tables: KINDS.iter().map(|_| TypeTable::empty(version)).collect(),
+                restores: 0,
             }),
             wake: KINDS.iter().map(|_| watch::Sender::new(version)).collect(),
             history: history.max(1),
@@ -180,6 +183,45 @@ impl ClusterState {
             table.cache_version = version;
             table.forget(version);
         }
+    }
+
+    /// Returns a copy that goes its own way from here on, as an etcd does that is started from a
+    /// backup. API servers in front of it have no history from before.
+    #[must_use]
+    pub fn branch(&self) -> Self {
+        let inner = self.inner.read().clone();
+        let version = inner.version;
+        let branch = Self {
+            inner: RwLock::new(inner),
+            wake: KINDS.iter().map(|_| watch::Sender::new(version)).collect(),
+            history: self.history,
+            // An object that is made at the same version in both must not be the same.
+            seed: self.seed.wrapping_add(1),
+        };
+        branch.forget_history();
+        branch
+    }
+
+    /// Becomes a copy of a branch, in one step. Open watches break.
+    pub(crate) fn restore(&self, branch: &Self) {
+        let restored = branch.inner.read().clone();
+        let version = restored.version;
+        {
+            let mut inner = self.inner.write();
+            let restores = inner.restores + 1;
+            *inner = ClusterTables {
+                restores,
+                ..restored
+            };
+        }
+        for wake in &self.wake {
+            wake.send_replace(version);
+        }
+    }
+
+    /// Returns the number of restores so far. A watch ends with the next one.
+    pub(crate) fn restores(&self) -> u64 {
+        self.inner.read().restores
     }
 
     /// Serves the custom type or takes it away, with its definition and all its objects. Watches on

@@ -51,6 +51,8 @@ struct SimulatedWatch {
     wake: tokio::sync::watch::Receiver<u64>,
     cut: tokio::sync::watch::Receiver<CutCounts>,
     cut_before: CutCounts,
+    /// Number of restores at the start.
+    restores: u64,
     /// The ending of the stream at the next poll.
     ending: Option<StreamEnding>,
 }
@@ -82,6 +84,7 @@ pub(crate) async fn watch(
         .version_number()
         .map_err(|e| Failure::new(500, "", e))?;
     let timeout = timeout(&simulation, query);
+    let restores = simulation.state.restores();
     let wake = simulation.state.subscribe(index);
     let cut = simulation.faults.subscribe();
     let started = match &timeout {
@@ -116,6 +119,7 @@ pub(crate) async fn watch(
         wake,
         cut,
         cut_before,
+        restores,
         ending: None,
         simulation,
     };
@@ -358,6 +362,11 @@ impl SimulatedWatch {
                 return None;
             }
         };
+        // Looked at afterwards: what was read before a restore is of the time before it.
+        if self.simulation.state.restores() != self.restores {
+            self.ending = Some(StreamEnding::Broken);
+            return None;
+        }
         let now = Instant::now();
         for event in events {
             if event.at + delay > now {

@@ -32,7 +32,7 @@ pub(crate) struct TypeView {
 }
 
 /// The objects and the recent events of one type.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct TypeTable {
     pub(super) objects: Objects,
     /// The newest version the "cache" of this type has heard of.

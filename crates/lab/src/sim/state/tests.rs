@@ -95,6 +95,28 @@ fn a_restart_forgets_versions_below_the_global_one() {
 }
 
 #[test]
+fn a_restore_brings_back_the_state_of_a_branch() {
+    let state = ClusterState::new(10, 0);
+    state.create(&pods(), &pod("a")).unwrap();
+    let backup = state.branch();
+    let lost = state.create(&pods(), &pod("lost")).unwrap();
+    let other = backup.create(&pods(), &pod("other")).unwrap();
+    assert_eq!(lost, other, "both go on from the same version");
+    assert_eq!(state.restores(), 0);
+    state.restore(&backup);
+    assert_eq!(state.restores(), 1);
+    assert_eq!(state.version(), other);
+    let names: Vec<_> = state.snapshot(&pods()).into_keys().collect();
+    assert_eq!(names, ["n/a", "n/other"]);
+    // The history is the branch's, which begins at the backup.
+    assert!(matches!(
+        state.recent(index(), other - 2),
+        EventsSince::TooOld(_)
+    ));
+    assert!(matches!(state.recent(index(), other - 1), EventsSince::Events(e, _) if e.len() == 1));
+}
+
+#[test]
 fn equal_seeds_give_equal_bytes() {
     let run = |seed| {
         let state = ClusterState::new(10, seed);
