@@ -95,6 +95,11 @@ impl StoreReader {
         })
     }
 
+    /// Returns the version of the newest event, if it is still in the window.
+    pub fn last_event_version(&self) -> Option<ResourceVersion> {
+        self.state.read().window.last().map(|event| event.version)
+    }
+
     /// Records that upstream's objects at `version` are those of `snapshot`, one of this reader's.
     ///
     /// Events up to `version` may still arrive if together they left no trace: an object came and
@@ -176,10 +181,13 @@ impl StoreReader {
             SubscriptionStart::Now => snapshot.version(),
             SubscriptionStart::After(version) => version,
         };
-        // The deletions of an unfinished version are not in the snapshot.
-        let position = if start == SubscriptionStart::Now && state.unfinished.is_none() {
+        let position = if !snapshot.is_listed() {
+            // After a reset, nobody knows what happened since any version.
+            Position::Expired
+        } else if start == SubscriptionStart::Now && state.unfinished.is_none() {
             Position::CaughtUp
         } else {
+            // The deletions of an unfinished version are not in the snapshot.
             let next = state.window.after(version);
             next.map_or(Position::Expired, Position::At)
         };

@@ -9,6 +9,7 @@
 //! event               | snapshot | confirmed    | floor       | cursor of each subscription
 //! --------------------|----------|--------------|-------------|------------------------------------
 //! list at L           | the list | none         | L           | expired (1)
+//! reset               | none     | none         | its version | expired (8)
 //! change at V         | at V     | none if <= V |             | caught up: to the change (2)
 //! bookmark at V       | at V (3) | none if <= V |             |
 //! confirmation at V   |          | at V (4)     |             |
@@ -31,6 +32,10 @@
 //! 6. While a version is unfinished, at its first event.
 //! 7. While the store is paused, a step with nothing to return ends the subscription. A list ends
 //!    the pause.
+//! 8. Every one, and so are those that begin before the next list: upstream has another history.
+//!
+//! A change that is known already leaves everything alone. A resumed watch begins with the last
+//! one, which shows that upstream still has the same history.
 //!
 //! Deletions may share a version, as etcd deletes all objects of an expired lease at once. They
 //! arrive one by one, and nothing tells the last of them. Of types whose objects expire, the state

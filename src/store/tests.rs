@@ -802,6 +802,72 @@ fn a_watch_from_a_confirmed_version_expires_when_a_list_goes_back() {
     assert!(matches!(ahead.drain(), (seen, SubscriptionStep::Expired { .. }) if seen.is_empty()));
 }
 
+#[test]
+fn a_reset_leaves_no_state_and_ends_every_watch() {
+    let now = Instant::now();
+    let (mut writer, reader) = new(big());
+    writer.replace(at(10, &[("a/x", 5)]));
+    put(&mut writer, now, EventKind::Modified, "a/x", 11, "n1");
+    let follow = |version| {
+        let start = SubscriptionStart::After(ResourceVersion(version));
+        Follower::new(&reader, start, Interest::All)
+    };
+    let (mut behind, mut ahead) = (follow(10), follow(50));
+    let before = reader.snapshot();
+    writer.reset();
+    assert!(!reader.snapshot().is_listed());
+    assert_eq!(reader.version(), ResourceVersion(0));
+    // Neither goes on with the next list, and nothing that is known of before counts there.
+    let mut meanwhile = [follow(11), follow(60)];
+    writer.replace(at(40, &[("a/y", 39)]));
+    for follower in [&mut behind, &mut ahead].into_iter().chain(&mut meanwhile) {
+        let end = follower.drain();
+        assert!(
+            matches!(&end, (seen, SubscriptionStep::Expired { .. }) if seen.is_empty()),
+            "{end:?}"
+        );
+    }
+    reader.confirm(before.clone(), ResourceVersion(45));
+    reader.pin(now, before);
+    assert_eq!(reader.version(), ResourceVersion(40));
+    assert!(matches!(
+        reader.snapshot_at(now, ResourceVersion(11)),
+        SnapshotAt::Expired
+    ));
+}
+
+#[test]
+fn a_repeated_event_is_ignored_and_a_different_one_is_refused() {
+    let now = Instant::now();
+    let (mut writer, reader) = new(big());
+    writer.replace(at(10, &[("a/x", 5), ("a/y", 6)]));
+    let mut follower = Follower::new(&reader, SubscriptionStart::Now, Interest::All);
+    put(&mut writer, now, EventKind::Deleted, "a/y", 11, "n1");
+    put(&mut writer, now, EventKind::Modified, "a/x", 12, "n1");
+    writer.progress(now, ResourceVersion(20));
+    assert_eq!(follower.drain().0, [11, 12]);
+    put(&mut writer, now, EventKind::Deleted, "a/y", 11, "n1");
+    put(&mut writer, now, EventKind::Modified, "a/x", 12, "n1");
+    assert!(follower.drain().0.is_empty(), "everybody has them");
+    let rewritten = object("a/x", 12, "n2");
+    assert!(matches!(
+        writer.apply(now, frame(EventKind::Modified, &rewritten), rewritten),
+        Err(InconsistentEvent::Rewritten { .. })
+    ));
+    for (kind, key, version, node) in [
+        (EventKind::Modified, "a/x", 13, "n1"),
+        (EventKind::Added, "a/y", 13, "n1"),
+        (EventKind::Deleted, "a/x", 13, "n1"),
+    ] {
+        let object = object(key, version, node);
+        let refused = writer.apply(now, frame(kind, &object), object);
+        assert!(
+            matches!(refused, Err(InconsistentEvent::Order { .. })),
+            "{kind:?} {key} {version} {node}: {refused:?}"
+        );
+    }
+}
+
 /// A client that resumes from its last event names such a version. It would list for nothing if its
 /// watch expired, and a list at that version would lead it there again.
 #[test]

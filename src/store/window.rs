@@ -87,6 +87,11 @@ impl Window {
         self.first + self.events.len() as u64
     }
 
+    /// Returns the newest event.
+    pub(super) fn last(&self) -> Option<&WindowEvent> {
+        self.events.back().map(|(_, event)| &**event)
+    }
+
     pub(super) fn floor(&self) -> ResourceVersion {
         self.floor
     }

@@ -44,11 +44,29 @@ impl StoreWriter {
         wake(wakers);
     }
 
+    /// Forgets everything, as upstream has another history now: every watch expires, and there is no
+    /// state until the next list. Invariant: `two timelines never mix`.
+    pub fn reset(&mut self) {
+        let mut state = self.state.write();
+        let known = state.newest().version();
+        state.window.reset(known);
+        state.pins.clear();
+        state.confirmed = None;
+        state.unfinished = None;
+        let mut nothing = Snapshot::default();
+        nothing.set_generation(state.snapshot.generation() + 1);
+        let forgotten = std::mem::replace(&mut state.snapshot, nothing);
+        let wakers = state.subscribers.expire();
+        drop(state);
+        // Dropping a large snapshot takes time, in which readers would wait.
+        drop(forgotten);
+        wake(wakers);
+    }
+
     /// Applies one of upstream's events.
     ///
-    /// etcd deletes all objects of an expired lease at once, so deletions may share a version. A
-    /// deletion that is known already is ignored: upstream repeats it when a watch resumes between
-    /// two of them.
+    /// etcd deletes all objects of an expired lease at once, so deletions may share a version. An
+    /// event that is known already is ignored: a watch that resumes begins with the last one.
     pub fn apply(
         &mut self,
         now: Instant,
@@ -58,16 +76,23 @@ impl StoreWriter {
         let mut state = self.state.write();
         let known = state.snapshot.version();
         let version = object.version;
-        let held = state.snapshot.get(object.key()).is_some();
-        if version == known && frame.kind == EventKind::Deleted {
-            if !held {
-                return Ok(());
+        let present = state.snapshot.get(object.key());
+        let held = present.is_some();
+        if version <= known {
+            match repetition(frame.kind, present, &object) {
+                Repetition::Exact => return Ok(()),
+                Repetition::Rewritten => {
+                    let key = object.key().to_owned();
+                    return Err(InconsistentEvent::Rewritten { key });
+                }
+                Repetition::None if version == known && frame.kind == EventKind::Deleted => {}
+                Repetition::None => {
+                    return Err(InconsistentEvent::Order {
+                        event: version,
+                        known,
+                    });
+                }
             }
-        } else if version <= known {
-            return Err(InconsistentEvent::Order {
-                event: version,
-                known,
-            });
         }
         let fits = match frame.kind {
             EventKind::Added => !held,
@@ -210,6 +235,12 @@ pub enum InconsistentEvent {
         /// The version already reached.
         known: ResourceVersion,
     },
+    /// An event that is known came again with other bytes: upstream may run another release now.
+    #[error("{key:?} is printed differently than before, in the same version")]
+    Rewritten {
+        /// The object's key.
+        key: String,
+    },
     /// ADDED of an object that is there, or MODIFIED or DELETED of one that is not.
     #[error(
         "{kind} event for {key:?}, which is {}",
@@ -226,6 +257,36 @@ pub enum InconsistentEvent {
     /// BOOKMARK and ERROR frames are not changes of an object.
     #[error("{0} is not a change")]
     NotAChange(&'static str),
+}
+
+/// How an event of a known version goes with what is known.
+enum Repetition {
+    /// The object is held as it is in the event, or is gone.
+    Exact,
+    /// The object is held in that version, in other bytes.
+    Rewritten,
+    /// The event is not known.
+    None,
+}
+
+fn repetition(
+    kind: EventKind,
+    present: Option<&Arc<StoredObject>>,
+    object: &StoredObject,
+) -> Repetition {
+    match (kind, present) {
+        (EventKind::Deleted, None) => Repetition::Exact,
+        (EventKind::Added | EventKind::Modified, Some(present))
+            if present.version == object.version =>
+        {
+            if present.bytes == object.bytes {
+                Repetition::Exact
+            } else {
+                Repetition::Rewritten
+            }
+        }
+        _ => Repetition::None,
+    }
 }
 
 /// Drops what is held twice. It looks at all leaves, but only once per as many changes as there

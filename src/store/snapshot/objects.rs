@@ -50,6 +50,11 @@ impl Snapshot {
         self.version
     }
 
+    /// Returns false if it is no state at all: the scope was not listed yet, or forgot everything.
+    pub fn is_listed(&self) -> bool {
+        self.layout.is_some()
+    }
+
     /// Returns the number of objects.
     pub fn len(&self) -> usize {
         self.len
