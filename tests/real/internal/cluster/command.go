@@ -3,6 +3,7 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 	"syscall"
@@ -48,6 +49,25 @@ func (c *Cluster) Command(line string) error {
 		return c.etcd.end(syscall.SIGKILL)
 	case "start-etcd":
 		return c.startEtcd()
+	case "save-etcd":
+		return c.copyEtcd("etcd", savedEtcd)
+	case "restore-etcd":
+		return c.copyEtcd(savedEtcd, "etcd")
 	}
 	return fmt.Errorf("unknown command %q", words[0])
+}
+
+// savedEtcd is the folder of the saved copy of etcd's data.
+const savedEtcd = "etcd-saved"
+
+// copyEtcd replaces one folder of etcd's data by a copy of another. etcd must not run: it would
+// write to the data while they are copied.
+func (c *Cluster) copyEtcd(from, to string) error {
+	if c.etcd.running() {
+		return errors.New("etcd is running")
+	}
+	if err := os.RemoveAll(c.path(to)); err != nil {
+		return err
+	}
+	return os.CopyFS(c.path(to), os.DirFS(c.path(from)))
 }
