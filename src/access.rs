@@ -13,7 +13,7 @@ use watershed_protocol::Status;
 
 use crate::listener::Peer;
 use crate::listener::tls::TlsError;
-use crate::scope::Scopes;
+use crate::scope::{Scopes, Timeline};
 use crate::upstream::{ForwardIdentity, UpstreamClient};
 
 mod authenticate;
@@ -77,11 +77,13 @@ pub struct Access {
 impl Access {
     /// Creates an instance that sends reviews through `client`, with the proxy's own identity.
     ///
-    /// `objects` are those that service account tokens can be bound to.
+    /// `objects` are those that service account tokens can be bound to. Nothing is remembered
+    /// beyond the end of `timeline`.
     pub async fn new(
         client: &UpstreamClient,
         config: AccessConfig,
         objects: Arc<dyn BoundObjects>,
+        timeline: &Timeline,
     ) -> Result<Self, TlsError> {
         let AccessConfig {
             authentication,
@@ -101,13 +103,20 @@ impl Access {
         let service_accounts = authentication.validate_locally.then(|| {
             ServiceAccounts::new(client.clone(), authentication.audiences.clone(), objects)
         });
-        let authenticator = Authenticator::new(client.clone(), authentication, service_accounts);
+        let authenticator = Authenticator::new(
+            client.clone(),
+            authentication,
+            service_accounts,
+            timeline.clone(),
+        );
+        let authorizer = Authorizer::new(client.clone(), authorization, timeline.clone());
+        let own = single_identity.then(|| OwnIdentity::new(client.clone(), timeline.clone()));
         Ok(Self {
             authenticator: Arc::new(authenticator),
-            authorizer: Arc::new(Authorizer::new(client.clone(), authorization)),
+            authorizer: Arc::new(authorizer),
             certificates,
             front_proxies,
-            own: single_identity.then(|| Arc::new(OwnIdentity::new(client.clone()))),
+            own: own.map(Arc::new),
         })
     }
 

@@ -15,7 +15,7 @@ use crate::audit::Audit;
 use crate::catalog::CatalogFollower;
 use crate::listener::tls::ServerTls;
 use crate::scope::gauges::ScopeGauges;
-use crate::scope::{Scopes, SelfCheck};
+use crate::scope::{Scopes, SelfCheck, watch_for_rollbacks};
 use crate::serve::{CachedObjects, ProxyService};
 use crate::upstream::{Forwarder, Upstream, UpstreamClient};
 use crate::{admin, drain, telemetry};
@@ -100,7 +100,7 @@ async fn assemble(config: AppConfig) -> anyhow::Result<RunningProxy> {
     let upstream = Upstream::load(&config.upstream).await?;
     tracing::info!(upstream = ?upstream, from = upstream.source(), "found upstream");
     let client = UpstreamClient::new(&upstream);
-    let scopes = Scopes::new(client.clone(), config.scopes);
+    let scopes = Scopes::new(client.clone(), config.scopes).with_aggregated(&config.aggregated);
     let (follower, catalog) =
         CatalogFollower::start(client.clone(), scopes.clone(), config.aggregated.clone())
             .await
@@ -120,7 +120,7 @@ async fn assemble(config: AppConfig) -> anyhow::Result<RunningProxy> {
 
     let objects = CachedObjects::new(catalog.clone(), scopes.clone());
     let flags = config.file_flags();
-    let access = Access::new(&client, config.access, Arc::new(objects))
+    let access = Access::new(&client, config.access, Arc::new(objects), scopes.timeline())
         .await
         .map_err(|error| with_flag(error, &flags))?;
     let forwarder = Forwarder::new(&upstream);
@@ -170,6 +170,7 @@ async fn assemble(config: AppConfig) -> anyhow::Result<RunningProxy> {
         tokio::spawn(keep_scopes_open),
         tokio::spawn(scopes.clone().close_idle()),
         tokio::spawn(SelfCheck::new(scopes.clone()).run()),
+        tokio::spawn(watch_for_rollbacks(scopes.clone())),
         tokio::spawn(admin::serve(
             admin_listener,
             admin_tls,

@@ -2,9 +2,11 @@
 mod cached;
 mod collect;
 mod config;
+mod continuity;
 mod finish;
 pub mod gauges;
 mod handle;
+mod history_check;
 mod idle;
 mod key;
 pub mod metrics;
@@ -12,11 +14,13 @@ mod open_scopes;
 mod phase;
 mod pump;
 mod registry;
+mod rollback_monitor;
 mod self_check;
 mod staleness;
 mod streaming;
 #[cfg(test)]
 mod tests;
+mod timeline;
 
 pub use cached::Scope;
 pub use config::{Retention, ScopeConfig};
@@ -25,4 +29,6 @@ pub use key::ScopeKey;
 pub use phase::{NotReady, ReadyScope, ScopePhase};
 pub(crate) use pump::REOPEN_AFTER;
 pub use registry::Scopes;
+pub use rollback_monitor::watch_for_rollbacks;
 pub use self_check::SelfCheck;
+pub use timeline::{Question, RollbackEvidence, Timeline, TimelineChanged};

@@ -13,6 +13,7 @@ use super::identity::Identity;
 use super::impersonate;
 use super::review::{identity, post};
 use super::service_account::ServiceAccounts;
+use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
 
 /// Time for which a refused token stays refused. It keeps a client in a retry loop off upstream.
@@ -42,6 +43,8 @@ pub struct Authenticator {
     client: UpstreamClient,
     config: AuthenticationConfig,
     anonymous: Arc<Identity>,
+    /// Verdicts of an earlier timeline of upstream's versions are not used.
+    timeline: Timeline,
     /// The key of the token hashes, random in each process. Tokens themselves are never stored.
     key: [u8; 32],
     verdicts: Cache<TokenHash, Option<Arc<Identity>>>,
@@ -57,6 +60,7 @@ impl Authenticator {
         client: UpstreamClient,
         config: AuthenticationConfig,
         service_accounts: Option<ServiceAccounts>,
+        timeline: Timeline,
     ) -> Self {
         let mut key = [0; 32];
         getrandom::fill(&mut key).expect("the operating system gives random bytes");
@@ -79,6 +83,7 @@ impl Authenticator {
             client,
             config,
             anonymous: Arc::new(Identity::anonymous()),
+            timeline,
             key,
             verdicts,
             service_accounts,
@@ -120,8 +125,14 @@ impl Authenticator {
             .map_or(Authenticated::Refused, Authenticated::Known))
     }
 
+    /// Returns the hash of a token, which is another one in each timeline. So nothing that was
+    /// found out in an earlier one is found again, not even by a review that is under way.
     fn hash(&self, token: &str) -> TokenHash {
-        *blake3::keyed_hash(&self.key, token.as_bytes()).as_bytes()
+        let mut key = self.key;
+        for (byte, part) in key.iter_mut().zip(self.timeline.number().to_le_bytes()) {
+            *byte ^= part;
+        }
+        *blake3::keyed_hash(&key, token.as_bytes()).as_bytes()
     }
 
     async fn verdict(&self, token: &str) -> Result<Option<Arc<Identity>>, Arc<ReviewError>> {

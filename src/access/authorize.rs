@@ -17,6 +17,7 @@ use super::metrics;
 use super::request::{AccessAttributes, AccessRequest, AccessTarget};
 use super::review::post;
 use super::verdict::{Decision, ReviewedAccess, Verdict};
+use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
 
 /// Verdicts of open watches are reviewed at most this often, unless RBAC changes. Ten thousand
@@ -58,7 +59,11 @@ pub struct Authorizer {
 }
 
 impl Authorizer {
-    pub(super) fn new(client: UpstreamClient, config: AuthorizationConfig) -> Self {
+    pub(super) fn new(
+        client: UpstreamClient,
+        config: AuthorizationConfig,
+        timeline: Timeline,
+    ) -> Self {
         let verdicts = Cache::builder()
             .weigher(weight)
             .max_capacity(MAX_BYTES)
@@ -68,7 +73,8 @@ impl Authorizer {
             .allowed_ttl
             .max(config.denied_ttl)
             .max(MIN_WATCH_LIFETIME);
-        let changes = Arc::new(Changes::new(longest.mul_f32(MAX_LIFETIME_FACTOR) + OVERDUE));
+        let longest = longest.mul_f32(MAX_LIFETIME_FACTOR) + OVERDUE;
+        let changes = Arc::new(Changes::new(longest, timeline));
         let rechecks = Arc::new(Semaphore::new(RECHECKS));
         Self {
             client,
@@ -169,7 +175,10 @@ impl Authorizer {
 
     fn fits(&self, reviewed: &ReviewResult, arrived: Instant) -> bool {
         reviewed.as_ref().is_ok_and(|reviewed| {
-            reviewed.verdict.position.requested >= arrived || self.is_valid(reviewed)
+            let position = &reviewed.verdict.position;
+            let is_newer =
+                position.requested >= arrived && self.changes.is_of_this_timeline(position);
+            is_newer || self.is_valid(reviewed)
         })
     }
 

@@ -14,6 +14,7 @@ use super::metrics;
 use super::rbac::{Affected, RbacKind};
 use super::request::AccessRequest;
 use super::verdict::{ChangePosition, Verdict};
+use crate::scope::Timeline;
 
 /// Times after a change at which a verdict from before them is reviewed again.
 ///
@@ -37,17 +38,20 @@ pub(super) struct Changes {
     listeners: Mutex<Slab<Arc<ChangeListener>>>,
     /// Age limit of recorded changes. No verdict is older.
     keep: Duration,
+    /// Its end is a change of everything.
+    timeline: Timeline,
 }
 
 impl Changes {
     /// Creates a record for verdicts that are used for up to `longest`.
-    pub(super) fn new(longest: Duration) -> Self {
+    pub(super) fn new(longest: Duration, timeline: Timeline) -> Self {
         Self {
             log: RwLock::default(),
             head: AtomicU64::new(0),
             followed: AtomicU8::new(0),
             listeners: Mutex::default(),
             keep: longest + SETTLED,
+            timeline,
         }
     }
 
@@ -88,6 +92,7 @@ impl Changes {
 
     /// Returns the position of a request that is sent now.
     pub(super) fn position(&self) -> ChangePosition {
+        let timeline = self.timeline.number();
         let log = self.log.read();
         let requested = Instant::now();
         let unsettled = log
@@ -98,13 +103,24 @@ impl Changes {
             .count();
         ChangePosition {
             requested,
+            timeline,
             head: log.head(),
             unsettled: log.head() - unsettled as u64,
         }
     }
 
+    /// Returns whether a request was sent in the present timeline of upstream's versions. RBAC's
+    /// objects are others in another one.
+    pub(super) fn is_of_this_timeline(&self, position: &ChangePosition) -> bool {
+        position.timeline == self.timeline.number()
+    }
+
     /// Compares a verdict with the changes that it has not been compared with yet.
     pub(super) fn apply(&self, verdict: &Verdict, request: &AccessRequest) {
+        if !self.is_of_this_timeline(&verdict.position) {
+            verdict.set_overtaken(verdict.position.requested.elapsed());
+            return;
+        }
         let compared = verdict.compared.load(Ordering::Acquire);
         if compared >= self.head.load(Ordering::Acquire) {
             return;
@@ -238,6 +254,7 @@ mod tests {
     use super::*;
     use crate::access::rbac::Subjects;
     use crate::access::verdict::Decision;
+    use crate::scope::RollbackEvidence;
 
     const TTL: Duration = Duration::from_mins(5);
     const SHORT: Duration = Duration::from_secs(10);
@@ -254,7 +271,7 @@ mod tests {
     }
 
     fn followed() -> Changes {
-        let changes = Changes::new(TTL);
+        let changes = Changes::new(TTL, Timeline::default());
         for kind in RbacKind::ALL {
             changes.set_followed(kind, true);
         }
@@ -344,6 +361,24 @@ mod tests {
             is_valid(&changes, &verdict, &ann),
             "nothing happened meanwhile"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_verdict_ends_with_the_timeline_in_which_it_was_requested() {
+        let changes = followed();
+        let ann = AccessRequest::example("ann", &[], None);
+        let (before, on_its_way) = (ask(&changes), changes.position());
+        changes.timeline.end(
+            0,
+            &RollbackEvidence::Cluster {
+                before: "a".to_owned(),
+                now: "b".to_owned(),
+            },
+        );
+        assert!(!is_valid(&changes, &before, &ann));
+        let late = Verdict::new(Decision::Allowed("".into()), on_its_way, TTL, SHORT);
+        assert!(!is_valid(&changes, &late, &ann), "it was requested before");
+        assert!(is_valid(&changes, &ask(&changes), &ann));
     }
 
     #[tokio::test(start_paused = true)]

@@ -14,6 +14,7 @@ use super::identity::Identity;
 use super::request::{AccessAttributes, named_attributes, path_attributes};
 use super::review;
 use super::review::post;
+use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
 
 /// Time for which the proxy's own identity is cached.
@@ -96,15 +97,18 @@ impl OwnRights {
 /// The proxy's own identity, cached.
 pub(super) struct OwnIdentity {
     client: UpstreamClient,
-    cached: Cache<(), Arc<Identity>>,
+    timeline: Timeline,
+    /// By the timeline of upstream's versions: another cluster may know the proxy by another name.
+    cached: Cache<u64, Arc<Identity>>,
 }
 
 impl OwnIdentity {
-    pub(super) fn new(client: UpstreamClient) -> Self {
+    pub(super) fn new(client: UpstreamClient, timeline: Timeline) -> Self {
         Self {
             client,
+            timeline,
             cached: Cache::builder()
-                .max_capacity(1)
+                .max_capacity(10)
                 .time_to_live(IDENTITY_TTL)
                 .build(),
         }
@@ -112,11 +116,12 @@ impl OwnIdentity {
 
     /// Returns the identity, or `None` if upstream does not tell it.
     pub(super) async fn identity(&self) -> Option<Arc<Identity>> {
-        if let Some(identity) = self.cached.get(&()).await {
+        let timeline = self.timeline.number();
+        if let Some(identity) = self.cached.get(&timeline).await {
             return Some(identity);
         }
         // Boxed, because the future is large and rare.
-        Box::pin(self.cached.try_get_with((), Box::pin(self.ask())))
+        Box::pin(self.cached.try_get_with(timeline, Box::pin(self.ask())))
             .await
             .inspect_err(|error| tracing::warn!(%error, "upstream does not say who the proxy is"))
             .ok()

@@ -127,6 +127,8 @@ impl Verdict {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChangePosition {
     pub(super) requested: Instant,
+    /// The timeline of upstream's versions at that time.
+    pub(super) timeline: u64,
     /// Changes from this number on came after the request.
     pub(super) head: u64,
     /// Changes from this number on may not have reached upstream's authorizers by then.

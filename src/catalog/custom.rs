@@ -53,6 +53,13 @@ impl CustomTypes {
         self.known.values()
     }
 
+    /// Has all definitions read again with the next update, as their versions mean nothing any more.
+    pub(super) fn forget_versions(&mut self) {
+        for definition in self.known.values_mut() {
+            definition.version = ResourceVersion::default();
+        }
+    }
+
     /// Takes in the newest definitions. Returns the types whose specification changed.
     pub(super) fn update(&mut self, snapshot: &Snapshot) -> Vec<CustomTypeName> {
         let mut changed = Vec::new();

@@ -67,10 +67,16 @@ impl CatalogFollower {
     pub async fn run(mut self) {
         let mut definitions = DefinitionFeed::new();
         let client = self.client.clone();
+        let mut timeline = self.scopes.timeline().changes();
         // A reading that hangs holds up nothing else.
         let mut next = std::pin::pin!(Reading::take_after(&client, self.refresh));
         loop {
             tokio::select! {
+                // Upstream's versions went back: it may have other types, too.
+                Ok(()) = timeline.changed() => {
+                    self.custom.forget_versions();
+                    next.set(Reading::take_after(&client, Duration::ZERO));
+                }
                 read = &mut next => {
                     let wait = match read {
                         Ok(read) => {
@@ -104,6 +110,10 @@ impl CatalogFollower {
         let Some(snapshot) = definitions.snapshot() else {
             return;
         };
+        if !snapshot.is_listed() {
+            // It is listed again. What is known until then is better than nothing.
+            return;
+        }
         for name in self.custom.update(&snapshot) {
             self.schema_changed(&name);
         }

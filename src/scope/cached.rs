@@ -1,7 +1,9 @@
 //! One cached scope, as its readers see it.
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
@@ -11,6 +13,7 @@ use super::idle::IdleTracker;
 use super::key::ScopeKey;
 use super::phase::{NotReady, ReadyScope, ScopePhase};
 use super::staleness::ScopeAge;
+use super::timeline::{NewestVersion, Question, Timeline};
 use crate::store::{Snapshot, StoreReader};
 use crate::upstream::{Stopped, WatchCompression};
 use crate::watcher::{Bookmarks, IrreducibleObject};
@@ -41,6 +44,11 @@ pub struct Scope {
     pub(super) phase: watch::Receiver<ScopePhase>,
     /// The version of the newest snapshot, for those who wait for one.
     pub(super) newest: watch::Sender<ResourceVersion>,
+    pub(super) timeline: Timeline,
+    /// The newest version of the type that upstream showed, to any scope.
+    pub(super) shown: ArcSwap<NewestVersion>,
+    /// The timeline of what is held.
+    pub(super) held_in: AtomicU64,
     pub(super) schema_changed: Notify,
     pub(super) type_removed: Notify,
     /// The scope's objects are not upstream's.
@@ -121,6 +129,17 @@ impl Scope {
         matches!(tokio::time::timeout(wait, reached).await, Ok(Ok(_)))
     }
 
+    /// Returns true if what is held is of the present timeline of upstream's versions. If not, it
+    /// is about to be dropped, and must not be shown any more.
+    pub fn is_current(&self) -> bool {
+        self.held_in.load(Ordering::Acquire) == self.timeline.number()
+    }
+
+    /// Prepares a consistent question about the scope's type. Call it before the question is sent.
+    pub fn ask(&self) -> Question {
+        self.timeline.ask(&self.key.gvr, self.shown.load_full())
+    }
+
     /// Records that `snapshot`, one of this scope's, has upstream's objects at `version`; see
     /// [`StoreReader::confirm`].
     pub fn confirm(&self, snapshot: Snapshot, version: ResourceVersion) {
@@ -132,7 +151,9 @@ impl Scope {
     pub(super) fn publish_version(&self) {
         // The version is read under the channel's lock. Else a thread that read an earlier one
         // could publish it after a later one.
-        self.newest
-            .send_modify(|newest| *newest = self.reader.version());
+        self.newest.send_modify(|newest| {
+            *newest = self.reader.version();
+            self.shown.load().raise(*newest);
+        });
     }
 }

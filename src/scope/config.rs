@@ -15,6 +15,8 @@ pub struct ScopeConfig {
     pub max_staleness: Duration,
     /// Interval at which each type is compared with upstream; zero for never.
     pub self_check: Duration,
+    /// Interval of the question whether upstream's versions went back.
+    pub rollback_check: Duration,
 }
 
 impl Default for ScopeConfig {
@@ -29,6 +31,8 @@ impl Default for ScopeConfig {
             sync_wait: Duration::from_secs(30),
             max_staleness: Duration::from_mins(5),
             self_check: Duration::from_mins(5),
+            // A restore is to be noticed within 15 s, and upstream may take four to answer.
+            rollback_check: Duration::from_secs(8),
         }
     }
 }

@@ -11,6 +11,7 @@ pub const METRICS: &[Declaration] = &[
     UPSTREAM_RESUMES.declaration(),
     SELF_CHECKS.declaration(),
     QUARANTINES.declaration(),
+    ROLLBACKS.declaration(),
 ];
 
 pub(super) const STOPPED: Metric<Counter, 3> = Metric::new(
@@ -46,6 +47,12 @@ pub(super) const QUARANTINES: Metric<Counter, 3> = Metric::new(
     &["group", "resource", "reason"],
     "Scopes whose objects differed from upstream's and that were listed again, by reason: objects \
      or bytes.",
+);
+pub(super) const ROLLBACKS: Metric<Counter, 1> = Metric::new(
+    "watershed_upstream_rollbacks_total",
+    &["evidence"],
+    "Times that upstream turned out to have another history, as after a restore of etcd, by \
+     evidence: a version that went back, an event that is not in the history, or another cluster.",
 );
 
 /// Returns a type's series of a metric.

@@ -11,7 +11,8 @@ use crate::upstream::Stopped;
 pub enum ScopePhase {
     /// The first list is under way.
     Syncing,
-    /// The first list failed, and is tried again.
+    /// Nothing is held, and requests do not wait for it: the first list failed and is tried again,
+    /// or upstream has another history and is listed again.
     Failing,
     /// Reads can be answered.
     Ready(Arc<ReadyScope>),

@@ -11,6 +11,7 @@ use watershed_protocol::{BookmarkFormat, Frame, Scanned};
 
 use super::cached::Scope;
 use super::collect::stored_object;
+use super::continuity::{Continuity, ContinuityChange};
 use super::finish::ask_upstream;
 use super::metrics;
 use super::open_scopes::OpenScopes;
@@ -37,6 +38,7 @@ const WATCH_REOPEN: Duration = Duration::from_secs(2);
 /// The task of one scope.
 pub(super) struct ScopePump {
     pub(super) reflector: Reflector,
+    pub(super) continuity: Continuity,
     pub(super) writer: StoreWriter,
     pub(super) phase: watch::Sender<ScopePhase>,
     pub(super) events: Counter,
@@ -84,8 +86,13 @@ impl NullInStructs {
 impl ScopePump {
     pub(super) async fn run(mut self) {
         self.stopped = loop {
+            let question = self.reflector.is_listing().then(|| self.scope.ask());
             let change = tokio::select! {
                 () = self.scope.stop.cancelled() => break Stopped::Closed,
+                change = self.continuity.changed() => {
+                    self.continue_after(change);
+                    continue;
+                }
                 () = self.scope.schema_changed.notified() => {
                     self.reflector.schema_changed();
                     self.timers.list_again = Some(Instant::now() + STORAGE_REBUILD);
@@ -126,14 +133,36 @@ impl ScopePump {
                     self.scope.publish_version();
                     continue;
                 }
-                change = self.reflector.next() => change,
+                change = self.reflector.next(), if self.continuity.is_certain() => change,
             };
             match change {
-                Ok(change) => self.apply(change),
+                Ok(change) if self.continuity.admits(&change, question) => self.apply(change),
+                Ok(_) => {}
                 Err(stopped) if self.tries_again(&stopped) => {}
                 Err(stopped) => break stopped,
             }
         };
+    }
+
+    fn continue_after(&mut self, change: ContinuityChange) {
+        match change {
+            ContinuityChange::TimelineEnded => self.forget(),
+            ContinuityChange::Proven => self.apply(Change::Resumed { is_proven: true }),
+            ContinuityChange::Unknown => self.reflector.restart(),
+            ContinuityChange::ListDue => {}
+        }
+    }
+
+    /// Drops everything held, as upstream has another history.
+    fn forget(&mut self) {
+        self.reflector.restart();
+        self.lost();
+        // Before the store, so that nobody takes an empty one for a state.
+        self.phase.send_replace(ScopePhase::Failing);
+        self.writer.reset();
+        self.scope.publish_version();
+        // Afterwards, so that no old version counts as one of the new timeline.
+        self.continuity.begin_anew();
     }
 
     fn apply(&mut self, change: Change<SnapshotBuilder>) {
@@ -182,6 +211,7 @@ impl ScopePump {
                 self.scope.first_list.get_or_init(|| version);
                 self.writer.replace(snapshot);
                 self.scope.irreducible.clear();
+                self.continuity.listed();
                 self.phase.send_replace(ScopePhase::Ready(ready));
                 self.heard();
             }
@@ -191,12 +221,12 @@ impl ScopePump {
                 self.writer.progress(now, version);
                 self.heard();
             }
-            Change::Resumed => {
+            Change::Resumed { .. } => {
                 self.streaming.reconnected();
                 self.count(&metrics::UPSTREAM_RESUMES);
                 self.staleness.reopened(time::Instant::now());
             }
-            Change::Interrupted | Change::Ended => {}
+            Change::Interrupted | Change::Ended | Change::OtherHistory { .. } => {}
         }
         self.scope.publish_version();
     }

@@ -1,9 +1,10 @@
 //! The scopes of this process.
 use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::sleep;
@@ -12,6 +13,7 @@ use watershed_protocol::{FieldTable, GroupVersionResource, Representation, Selec
 
 use super::cached::Scope;
 use super::config::{Retention, ScopeConfig};
+use super::continuity::Continuity;
 use super::finish::objects_expire;
 use super::handle::ScopeHandle;
 use super::idle::IdleTracker;
@@ -22,6 +24,7 @@ use super::phase::ScopePhase;
 use super::pump::{NullInStructs, PumpTimers, ScopePump};
 use super::staleness::{ScopeAge, StalenessClock};
 use super::streaming::StreamingLearner;
+use super::timeline::Timeline;
 use crate::store;
 use crate::upstream::{
     InitialEventsProbe, Probe, Reflector, ReflectorTarget, Stopped, UpstreamClient,
@@ -38,6 +41,9 @@ pub struct Scopes {
     config: ScopeConfig,
     open: OpenScopes,
     null_in_structs: Arc<NullInStructs>,
+    timeline: Timeline,
+    /// The timelines of aggregated API groups, whose servers number their versions by themselves.
+    aggregated: Arc<HashMap<String, Timeline>>,
 }
 
 impl Scopes {
@@ -48,7 +54,26 @@ impl Scopes {
             config,
             open: OpenScopes::default(),
             null_in_structs: Arc::default(),
+            timeline: Timeline::default(),
+            aggregated: Arc::default(),
         }
+    }
+
+    /// Gives each of these aggregated API groups a timeline of its own.
+    #[must_use]
+    pub fn with_aggregated(self, groups: &[String]) -> Self {
+        let timelines = groups
+            .iter()
+            .map(|group| (group.clone(), Timeline::default()));
+        Self {
+            aggregated: Arc::new(timelines.collect()),
+            ..self
+        }
+    }
+
+    /// Returns the timeline of the API server's versions.
+    pub fn timeline(&self) -> &Timeline {
+        &self.timeline
     }
 
     /// Returns the settings of scopes.
@@ -249,8 +274,16 @@ impl Scopes {
             &key.selection,
             key.representation,
         );
+        let timeline = self
+            .aggregated
+            .get(&*key.gvr.group)
+            .unwrap_or(&self.timeline);
+        let shown = timeline.newest(&key.gvr);
         let scope = Arc::new(Scope {
             key,
+            timeline: timeline.clone(),
+            held_in: AtomicU64::new(shown.timeline()),
+            shown: ArcSwap::new(shown),
             on_demand: retention.on_demand,
             idle: IdleTracker::new(retention.idle),
             compression,
@@ -272,6 +305,7 @@ impl Scopes {
         });
         let pump = ScopePump {
             reflector: Reflector::new(self.client.clone(), target),
+            continuity: Continuity::new(self.client.clone(), &scope),
             writer,
             probe,
             phase: publish_phase,

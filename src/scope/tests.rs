@@ -12,7 +12,9 @@ use crate::body;
 use crate::store::{Interest, SubscriptionStart};
 use crate::test_support::{Api, HTTP2, Pki, streamed, text, upstream_of};
 use crate::upstream::UpstreamClient;
-use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, Representation};
+use watershed_protocol::{
+    Encoding, FieldTable, GroupVersionResource, Representation, ResourceVersion,
+};
 
 #[tokio::test]
 async fn only_scopes_that_nobody_uses_are_closed() {
@@ -121,4 +123,30 @@ async fn lists_after_events_that_do_not_fit_become_rarer() {
     // Without pauses there are hundreds of them.
     let lists = lists.load(Ordering::SeqCst);
     assert!((2..10).contains(&lists), "{lists} lists in three seconds");
+}
+
+#[tokio::test]
+async fn an_aggregated_group_has_a_timeline_of_its_own() {
+    let pki = Pki::new();
+    let api = Api::start(&pki, HTTP2, |_, _| async { text("no list") }).await;
+    let groups = ["example.org".to_owned()];
+    let scopes = Scopes::new(
+        UpstreamClient::new(&upstream_of(&pki, &api).await),
+        ScopeConfig::default(),
+    )
+    .with_aggregated(&groups);
+    let fields = Arc::new(FieldTable::metadata_only(true));
+    let open = |group: &str| {
+        let gvr = GroupVersionResource::new(group, "v1", "things");
+        let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
+        scopes.open(&key, &"Thing".into(), &fields)
+    };
+    let (aggregated, other) = (open("example.org"), open("apps"));
+    aggregated.ask().contradicted(ResourceVersion(7));
+    assert!(!aggregated.is_current());
+    assert!(other.is_current(), "its server's versions are its own");
+    assert_eq!(scopes.timeline().number(), 0);
+    other.ask().contradicted(ResourceVersion(7));
+    assert!(!other.is_current());
+    assert_eq!(scopes.timeline().number(), 1);
 }

@@ -28,7 +28,9 @@ impl CachedObjects {
             metadata_only: true,
         };
         let current = |scope: &Arc<Scope>| {
-            scope.is_following() && matches!(scope.phase(), ScopePhase::Ready(_))
+            scope.is_following()
+                && scope.is_current()
+                && matches!(scope.phase(), ScopePhase::Ready(_))
         };
         let [json, protobuf] = [Encoding::Json, Encoding::Protobuf].map(Representation::whole);
         let open =

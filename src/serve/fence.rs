@@ -29,7 +29,7 @@ use tokio::time::timeout;
 
 use super::metrics;
 use super::singleflight::Singleflight;
-use crate::scope::{Scope, ScopeKey};
+use crate::scope::{Scope, ScopeKey, TimelineChanged};
 use crate::store::Snapshot;
 use crate::upstream::{AnswerError, ObjectVersions, Probe, ProbeEvent, ProbeList, UpstreamClient};
 use watershed_protocol::ResourceVersion;
@@ -89,6 +89,10 @@ pub(super) enum FenceError {
     Late,
     #[error("upstream answers sooner than the cache reaches the version")]
     Cheap,
+    #[error(transparent)]
+    TimelineChanged(#[from] TimelineChanged),
+    #[error("the watch that the cache follows was interrupted")]
+    Interrupted,
 }
 
 impl FenceError {
@@ -96,7 +100,11 @@ impl FenceError {
     fn as_str(&self) -> &'static str {
         match self {
             Self::Cheap => "cheaper-upstream",
-            Self::AnswerError(_) | Self::Failed | Self::Late => "failed",
+            Self::AnswerError(_)
+            | Self::Failed
+            | Self::Late
+            | Self::TimelineChanged(_)
+            | Self::Interrupted => "failed",
         }
     }
 }
@@ -129,7 +137,8 @@ impl Fences {
         let fence = self.of(scope);
         let passed = timeout(MAX_WAIT, fence.pass(scope, is_cheap))
             .await
-            .unwrap_or(Err(FenceError::Late));
+            .unwrap_or(Err(FenceError::Late))
+            .and_then(|passed| check(scope, passed));
         let step = passed
             .as_ref()
             .map_or_else(FenceError::as_str, |(step, _)| step.as_str());
@@ -151,6 +160,23 @@ impl Fences {
         fences.insert(scope.key.clone(), Arc::clone(&fence));
         fence
     }
+}
+
+/// Checks that the cache still has the history that the proof is about.
+///
+/// While its watch is interrupted, nobody knows whether upstream goes on from what is cached, or
+/// from a backup. Only a comparison of the objects proves something then.
+fn check(
+    scope: &Scope,
+    passed: (FreshnessProof, ResourceVersion),
+) -> Result<(FreshnessProof, ResourceVersion), FenceError> {
+    if !scope.is_current() {
+        return Err(TimelineChanged.into());
+    }
+    if passed.0 != FreshnessProof::Validated && !scope.is_following() {
+        return Err(FenceError::Interrupted);
+    }
+    Ok(passed)
 }
 
 /// Upstream's version at some time after the request.
@@ -250,18 +276,17 @@ impl Fence {
         // A small type may have grown. Then the list is cut off, and nothing is compared.
         let limit = if small { 2 * SMALL_TYPE } else { 1 };
         metrics::fence_asked(&scope.key.gvr, if small { "validate" } else { "list" });
+        let question = scope.ask();
         let listed = timeout(MAX_WAIT, self.probe.list(limit))
             .await
             .map_err(|_| FenceError::Late)?;
-        let ProbeList { version, all } =
-            listed.map_err(|error| FenceError::AnswerError(Arc::new(error)))?;
-        let Some(all) = all else {
-            return Ok(UpstreamVersion {
-                version,
-                validated: false,
-            });
-        };
-        let validated = validate(scope, version, &all).await;
+        let ProbeList {
+            version,
+            objects,
+            is_complete,
+        } = listed.map_err(|error| FenceError::AnswerError(Arc::new(error)))?;
+        question.answered(version)?;
+        let validated = is_complete && validate(scope, version, &objects).await;
         Ok(UpstreamVersion { version, validated })
     }
 

@@ -13,6 +13,10 @@ use super::source::{AnswerSource, ForwardReason};
 /// nothing happens would not get there before its next bookmark.
 const VERSION_WAIT: Duration = Duration::from_secs(1);
 
+/// The least version of any state. A scope that was not listed yet, or that forgot everything, is
+/// at version zero.
+const ANY: ResourceVersion = ResourceVersion(1);
+
 /// A scope that is fresh enough for the answer.
 pub(super) struct FreshScope {
     pub(super) opened: OpenedScope,
@@ -30,10 +34,8 @@ pub(super) async fn wait_until_fresh(
     read: &ReadPlan,
 ) -> Result<FreshScope, ForwardReason> {
     let (min_version, source) = match read.freshness {
-        Freshness::Any => (ResourceVersion::default(), AnswerSource::Snapshot),
-        Freshness::MostRecent if read.may_be_stale => {
-            (ResourceVersion::default(), AnswerSource::Stale)
-        }
+        Freshness::Any => (ANY, AnswerSource::Snapshot),
+        Freshness::MostRecent if read.may_be_stale => (ANY, AnswerSource::Stale),
         Freshness::NotOlderThan(version) | Freshness::Exact(version) => {
             if !opened.scope.wait_until_version(version, VERSION_WAIT).await {
                 return Err(ForwardReason::VersionAhead);
@@ -52,6 +54,10 @@ pub(super) async fn wait_until_fresh(
             (version, AnswerSource::Linearizable)
         }
     };
+    // Upstream's versions may have gone back meanwhile.
+    if !opened.scope.is_current() {
+        return Err(ForwardReason::Syncing);
+    }
     Ok(FreshScope {
         opened,
         min_version,

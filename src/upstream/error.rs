@@ -1,6 +1,7 @@
 //! Errors on the way to the API server, in words for the operator.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::StatusCode;
 
@@ -87,7 +88,10 @@ pub enum AnswerError {
     /// Upstream refused.
     #[error("upstream answered {0}")]
     Status(StatusCode),
-    /// The answer ended early, came late, or has an unexpected form.
+    /// No answer came in time.
+    #[error("no answer within {0:?}")]
+    Late(Duration),
+    /// The answer ended early, or has an unexpected form.
     #[error("the answer is of no use: {0}")]
     Unusable(String),
 }

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::read::{read, whole};
 use super::stream::{StreamError, WatchStream};
 use super::{AnswerError, ConnectionClass, UpstreamBody, UpstreamClient};
 use watershed_protocol::{
     Encoding, EventKind, FieldTable, GroupVersionResource, ListPage, Malformed, PartialFormat,
-    ResourceVersion, Selection, WireFormat, read_bookmark, scan,
+    ResourceVersion, Selection, WireFormat, read_bookmark, read_identity, scan,
 };
 
 /// Protobuf is preferred: it is smaller and cheaper to encode.
@@ -38,8 +40,10 @@ pub type ObjectVersions = Vec<(String, ResourceVersion)>;
 pub struct ProbeList {
     /// The version of the list, which is no older than the request.
     pub version: ResourceVersion,
-    /// All objects; `None` if there are more than the limit.
-    pub all: Option<ObjectVersions>,
+    /// The first objects, at most as many as the limit.
+    pub objects: ObjectVersions,
+    /// `true` if these are all objects.
+    pub is_complete: bool,
 }
 
 /// An event of a watch.
@@ -82,23 +86,34 @@ impl Probe {
 
     /// Lists at most `limit` objects, no older than this call. Applies no timeout.
     pub async fn list(&self, limit: usize) -> Result<ProbeList, AnswerError> {
-        let (encoding, page) = self.page(&format!("limit={limit}")).await?;
-        let key = |object| {
+        self.list_with(&format!("limit={limit}")).await
+    }
+
+    /// Lists at most `limit` objects as they were at a version. Applies no timeout.
+    pub async fn list_at(
+        &self,
+        version: ResourceVersion,
+        limit: usize,
+    ) -> Result<ProbeList, AnswerError> {
+        let query = format!("limit={limit}&resourceVersion={version}&resourceVersionMatch=Exact");
+        self.list_with(&query).await
+    }
+
+    async fn list_with(&self, query: &str) -> Result<ProbeList, AnswerError> {
+        let (encoding, _, page) = self.page(query).await?;
+        let key = |object: &Bytes| {
             let scanned = scan(encoding, object, &self.fields)?;
             Ok((scanned.attributes.key().to_owned(), scanned.version))
         };
-        let all = match page.continue_token {
-            None => Some(
-                page.objects
-                    .iter()
-                    .map(|object| key(object))
-                    .collect::<Result<_, Malformed>>()?,
-            ),
-            Some(_) => None,
-        };
+        let objects = page
+            .objects
+            .iter()
+            .map(key)
+            .collect::<Result<_, Malformed>>()?;
         Ok(ProbeList {
             version: page.version,
-            all,
+            objects,
+            is_complete: page.continue_token.is_none(),
         })
     }
 
@@ -106,7 +121,7 @@ impl Probe {
     /// lists with selectors. Applies no timeout.
     pub async fn count(&self, version: ResourceVersion) -> Result<Option<usize>, AnswerError> {
         let query = format!("limit=1&resourceVersionMatch=Exact&resourceVersion={version}");
-        let page = self.page(&query).await?.1;
+        let (_, _, page) = self.page(&query).await?;
         let listed = page.objects.len();
         Ok(match (page.continue_token, page.remaining) {
             (None, _) => Some(listed),
@@ -116,11 +131,25 @@ impl Probe {
         })
     }
 
-    async fn page(&self, query: &str) -> Result<(Encoding, ListPage), AnswerError> {
+    /// Returns the version of a list, no older than this call, and the unique id of its first
+    /// object, if there is one. Applies no timeout.
+    pub async fn first_uid(&self) -> Result<(ResourceVersion, Option<String>), AnswerError> {
+        let (encoding, format, page) = self.page("limit=1").await?;
+        let uid = page
+            .objects
+            .first()
+            .map(|object| read_identity(encoding, &format.item_bytes(object)))
+            .transpose()?
+            .map(|identity| identity.uid);
+        Ok((page.version, uid))
+    }
+
+    /// Returns the first page of a list, with how it is written.
+    async fn page(&self, query: &str) -> Result<(Encoding, WireFormat, ListPage), AnswerError> {
         let (encoding, body) = self.get(query, METADATA_LIST, false).await?;
         let body = whole(body, MAX_BYTES).await?;
-        let (_, page) = WireFormat::learn(encoding, PartialFormat::KIND, &body)?;
-        Ok((encoding, page))
+        let (format, page) = WireFormat::learn(encoding, PartialFormat::KIND, &body)?;
+        Ok((encoding, format, page))
     }
 
     /// Opens a watch that starts at `from` and lasts for `lasting`.

@@ -23,6 +23,7 @@ mod answer;
 mod change;
 mod error;
 mod recovery;
+mod resume;
 
 use answer::{ANSWER_TIMEOUT, WATCH_ANSWER_TIMEOUT, accepted, read_list};
 use error::ReflectorError;
@@ -44,6 +45,12 @@ enum ReflectorState {
     Start,
     /// The state up to `version` is known; a stream must be opened from there.
     Resuming { version: ResourceVersion },
+    /// A stream was opened again. If the last event is known, it has to begin with it.
+    Replaying {
+        version: ResourceVersion,
+        last_event: Option<ResourceVersion>,
+        stream: Box<WatchStream>,
+    },
     /// A stream is open.
     Watching {
         version: ResourceVersion,
@@ -69,6 +76,8 @@ pub struct Reflector {
     /// The last event was a deletion of this version, and more of the same version may come: etcd
     /// deletes all objects of an expired lease at once.
     unfinished: Option<ResourceVersion>,
+    /// The version of the last event since the list, if upstream still shows it.
+    last_event: Option<ResourceVersion>,
 }
 
 impl Reflector {
@@ -86,6 +95,7 @@ impl Reflector {
             recovery: Recovery::new(),
             schema_changed: None,
             unfinished: None,
+            last_event: None,
         }
     }
 
@@ -103,6 +113,11 @@ impl Reflector {
     /// Notes that the type is gone. If upstream refuses it now, the reflector stops at once.
     pub fn type_removed(&mut self) {
         self.recovery.type_removed();
+    }
+
+    /// Returns `true` if the next change is a fresh list, or a failure.
+    pub fn is_listing(&self) -> bool {
+        matches!(self.state, ReflectorState::Start)
     }
 
     /// Notes that the type's schema changed.
@@ -156,6 +171,7 @@ impl Reflector {
                 let (change, version, stream) = self.list().await?;
                 self.recovery.succeeded();
                 self.unfinished = None;
+                self.last_event = None;
                 self.state = match stream {
                     Some(stream) => ReflectorState::Watching { version, stream },
                     None => ReflectorState::Resuming { version },
@@ -165,17 +181,15 @@ impl Reflector {
             ReflectorState::Resuming { version } => {
                 // Restored first, so that the next step retries after an error.
                 self.state = ReflectorState::Resuming { version };
-                // Deletions that were applied already come again, and are ignored: nothing is
-                // there.
-                let from = if self.unfinished == Some(version) {
-                    version.before()
-                } else {
-                    version
-                };
-                let query = format!("watch=1&allowWatchBookmarks=true&resourceVersion={from}");
-                let stream = self.open(&query).await?;
-                self.state = ReflectorState::Watching { version, stream };
-                Ok(Some(Change::Resumed))
+                self.resume(version).await
+            }
+            ReflectorState::Replaying {
+                version,
+                last_event,
+                stream,
+            } => {
+                self.state = ReflectorState::Resuming { version };
+                self.replay(version, last_event, stream).await
             }
             ReflectorState::Watching {
                 version,
@@ -196,7 +210,8 @@ impl Reflector {
                     Change::Event(frame, scanned) => {
                         self.unfinished =
                             (frame.kind == EventKind::Deleted).then_some(scanned.version);
-                        scanned.version
+                        self.last_event = Some(scanned.version);
+                        scanned.version.max(version)
                     }
                     Change::Progress { version, .. } => {
                         self.unfinished.take_if(|unfinished| *unfinished < *version);

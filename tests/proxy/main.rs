@@ -24,6 +24,7 @@ mod on_demand_scopes;
 mod reference;
 mod request_smuggling;
 mod restart;
+mod restore;
 mod revocation;
 mod self_check;
 mod staleness;

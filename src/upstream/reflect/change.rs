@@ -65,7 +65,17 @@ pub enum Change<C> {
         format: Option<BookmarkFormat>,
     },
     /// The watch goes on after an interruption; nothing was lost.
-    Resumed,
+    Resumed {
+        /// `true` if the watch began with the last known event, so that upstream has the same
+        /// history. Else that is for the caller to find out, before it takes the next change.
+        is_proven: bool,
+    },
+    /// The watch was resumed, and does not show the last known event: upstream has another history.
+    /// The next change is a fresh list.
+    OtherHistory {
+        /// The version of the missing event.
+        missing: ResourceVersion,
+    },
     /// Upstream cannot be followed at the moment. The reflector tries again.
     Interrupted,
 }

@@ -2,8 +2,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::{StreamExt as _, stream};
 use http::Response;
+use parking_lot::Mutex;
 
 use super::*;
+use crate::body::Body;
 use crate::test_support::{Api, HTTP2, Pki, SOON, eventually, streamed, upstream_of};
 use watershed_protocol::{Encoding, FieldTable, GroupVersionResource};
 
@@ -57,16 +59,17 @@ async fn followed(status: u16, body: &'static str) -> Stopped {
         .unwrap_err()
 }
 
-/// Pods as events, and the mark that ends the initial ones.
+/// Pods as events, all of version 9.
 fn events(kind: &str, names: &[&str]) -> String {
-    let event = |name: &&str| {
-        format!(
-            "{{\"type\":\"{kind}\",\"object\":{{\"kind\":\"Pod\",\"apiVersion\":\"v1\",\
-             \"metadata\":{{\"name\":\"{name}\",\"namespace\":\"ns\",\
-             \"resourceVersion\":\"9\"}}}}}}\n"
-        )
-    };
-    names.iter().map(event).collect()
+    names.iter().map(|name| event(kind, name, 9)).collect()
+}
+
+fn event(kind: &str, name: &str, version: u64) -> String {
+    format!(
+        "{{\"type\":\"{kind}\",\"object\":{{\"kind\":\"Pod\",\"apiVersion\":\"v1\",\
+         \"metadata\":{{\"name\":\"{name}\",\"namespace\":\"ns\",\
+         \"resourceVersion\":\"{version}\"}}}}}}\n"
+    )
 }
 
 const LIST: &str = concat!(
@@ -93,31 +96,61 @@ async fn pods_reflector(pki: &Pki, api: &Api) -> Reflector {
     Reflector::new(UpstreamClient::new(&upstream_of(pki, api).await), target)
 }
 
-/// Follows pods at an API server whose first and second watch send these events.
+/// Follows pods at an API server whose first and second watch send these events and end.
 async fn follow_pods(watches: [String; 2]) -> (Api, Reflector) {
+    let watches = watches.map(|text| (text, StreamEnd::Ended));
+    let (api, reflector, _) = follow_pods_over(watches.into()).await;
+    (api, reflector)
+}
+
+/// What a watch does after its events.
+#[derive(Clone, Copy)]
+enum StreamEnd {
+    Ended,
+    Open,
+}
+
+/// Follows pods at an API server whose watches send these events, one after the other; the last one
+/// again and again. Also returns the version that each watch was asked for, once it was.
+async fn follow_pods_over(
+    watches: Vec<(String, StreamEnd)>,
+) -> (Api, Reflector, Arc<Mutex<Vec<String>>>) {
     let pki = Pki::new();
-    let opened = Arc::new(AtomicUsize::new(0));
+    let opened = Arc::<Mutex<Vec<String>>>::default();
+    let versions = Arc::clone(&opened);
     let api = Api::start(&pki, HTTP2, move |request, _| {
-        let watch = request
-            .uri()
-            .query()
-            .is_some_and(|query| query.starts_with("watch=1"));
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        let watch = query.starts_with("watch=1");
         let body = if watch {
-            watches[opened.fetch_add(1, Ordering::SeqCst).min(1)].clone()
+            let mut opened = opened.lock();
+            let (text, end) = &watches[opened.len().min(watches.len() - 1)];
+            let version = query
+                .split('&')
+                .find_map(|part| part.strip_prefix("resourceVersion="));
+            opened.push(version.unwrap_or_default().to_owned());
+            watch_body(text.clone(), *end)
         } else {
-            LIST.to_owned()
+            body::full(LIST)
         };
         async move {
             let content_type = Encoding::Json.content_type(watch);
             Response::builder()
                 .header("content-type", content_type)
-                .body(body::full(body))
+                .body(body)
                 .unwrap()
         }
     })
     .await;
     let reflector = pods_reflector(&pki, &api).await;
-    (api, reflector)
+    (api, reflector, versions)
+}
+
+fn watch_body(text: String, end: StreamEnd) -> Body {
+    let events = stream::iter([Ok(Bytes::from(text))]);
+    match end {
+        StreamEnd::Ended => streamed(events),
+        StreamEnd::Open => streamed(events.chain(stream::pending())),
+    }
 }
 
 async fn next(reflector: &mut Reflector) -> Change<Count> {
@@ -226,7 +259,7 @@ async fn bad_answers_to_a_watch_that_resumes_are_attempts_that_failed() {
         match next(&mut reflector).await {
             Change::Event(..) => break,
             Change::Interrupted => interruptions += 1,
-            Change::Progress { .. } | Change::Resumed => {}
+            Change::Progress { .. } | Change::Resumed { .. } => {}
             other => panic!("{other:?}"),
         }
     }
@@ -243,7 +276,7 @@ async fn an_unreadable_event_is_asked_for_once_more_before_everything_is_listed(
     while seen.iter().filter(|name| **name == "listed").count() < 2 {
         seen.push(match next(&mut reflector).await {
             Change::Listed { .. } => "listed",
-            Change::Resumed => "resumed",
+            Change::Resumed { .. } => "resumed",
             Change::Interrupted => "interrupted",
             Change::Progress { .. } => "progress",
             other => panic!("{other:?}"),
@@ -256,9 +289,7 @@ async fn an_unreadable_event_is_asked_for_once_more_before_everything_is_listed(
             "progress",
             // The first watch ended.
             "interrupted",
-            "resumed",
             "interrupted",
-            "resumed",
             "interrupted",
             "listed"
         ]
@@ -353,10 +384,88 @@ async fn a_watch_that_falls_silent_is_opened_again() {
     pass(Duration::from_secs(91)).await;
     let resumed = resumed.await.unwrap();
     assert!(
-        matches!(resumed, (Change::Interrupted, Change::Resumed)),
+        matches!(resumed, (Change::Interrupted, Change::Resumed { .. })),
         "{resumed:?}"
     );
     assert_eq!(opened.load(Ordering::SeqCst), 2);
+}
+
+/// Follows pods until the first watch has ended, after an event of version 9. Then upstream is asked
+/// for other watches, which send these events.
+async fn interrupted(watches: &[String]) -> (Api, Reflector, Arc<Mutex<Vec<String>>>) {
+    let first = events("ADDED", &["a"]) + MARK + &event("MODIFIED", "a", 9);
+    let others = watches.iter().map(|text| (text.clone(), StreamEnd::Open));
+    let watches = std::iter::once((first, StreamEnd::Ended)).chain(others);
+    let (api, mut reflector, versions) = follow_pods_over(watches.collect()).await;
+    assert!(reflector.is_listing());
+    assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
+    assert!(!reflector.is_listing());
+    // The mark comes again as a bookmark, then the event and the end.
+    assert!(matches!(
+        next(&mut reflector).await,
+        Change::Progress { .. }
+    ));
+    assert!(matches!(next(&mut reflector).await, Change::Event(..)));
+    assert!(matches!(next(&mut reflector).await, Change::Interrupted));
+    (api, reflector, versions)
+}
+
+const EXPIRED: &str = concat!(
+    r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","metadata":{},"#,
+    r#""status":"Failure","message":"too old resource version: 8 (9)","reason":"Expired","#,
+    r#""code":410}}"#,
+    "\n"
+);
+
+#[tokio::test]
+async fn a_resumed_watch_proves_the_history_by_the_last_event() {
+    let again = event("MODIFIED", "a", 9) + &event("MODIFIED", "a", 12);
+    let (_api, mut reflector, versions) = interrupted(&[again]).await;
+    assert!(matches!(
+        next(&mut reflector).await,
+        Change::Resumed { is_proven: true }
+    ));
+    let mut seen = Vec::new();
+    for _ in 0..2 {
+        let Change::Event(_, scanned) = next(&mut reflector).await else {
+            panic!("no event")
+        };
+        seen.push(scanned.version.0);
+    }
+    // The repeated one is for the store to ignore.
+    assert_eq!(seen, [9, 12]);
+    assert_eq!(*versions.lock(), ["", "8"]);
+}
+
+#[tokio::test]
+async fn a_resumed_watch_without_the_last_event_is_of_another_history() {
+    let bookmark = MARK.replace(r#""8""#, r#""12""#);
+    for other in [event("MODIFIED", "a", 10), bookmark] {
+        let (_api, mut reflector, _) = interrupted(&[other]).await;
+        let change = next(&mut reflector).await;
+        let missing = ResourceVersion(9);
+        assert!(
+            matches!(change, Change::OtherHistory { missing: event } if event == missing),
+            "{change:?}"
+        );
+        assert!(reflector.is_listing(), "what is known is of no use");
+    }
+}
+
+#[tokio::test]
+async fn a_server_without_the_last_event_is_asked_for_what_follows() {
+    let follows = event("MODIFIED", "a", 12);
+    let (_api, mut reflector, versions) = interrupted(&[EXPIRED.to_owned(), follows]).await;
+    assert!(matches!(
+        next(&mut reflector).await,
+        Change::Resumed { is_proven: false }
+    ));
+    let change = next(&mut reflector).await;
+    assert!(
+        matches!(&change, Change::Event(_, scanned) if scanned.version.0 == 12),
+        "{change:?}"
+    );
+    assert_eq!(*versions.lock(), ["", "8", "9"]);
 }
 
 #[tokio::test]

@@ -1,0 +1,173 @@
+//! Keeps what a scope holds within one timeline.
+//!
+//! When the timeline of upstream's versions has ended, everything held is dropped before anything
+//! new is taken in. After an interruption, events are taken in only once upstream has been found to
+//! have the history that was followed: the reflector proves it by a repeated event, or else
+//! upstream's objects are compared with those held.
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use futures_util::future::BoxFuture;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+use watershed_protocol::{EventKind, Scanned};
+
+use super::cached::Scope;
+use super::history_check::{HistoryVerdict, find_out};
+use super::timeline::Question;
+use crate::upstream::{Change, Probe, UpstreamClient};
+
+/// Knows whether upstream's changes follow what a scope holds.
+pub(super) struct Continuity {
+    scope: Arc<Scope>,
+    probe: Probe,
+    /// The timeline of what is held, or will be after the next list.
+    timeline: u64,
+    changes: watch::Receiver<u64>,
+    state: ContinuityState,
+    /// The next event is the last known one again.
+    is_repeat_due: bool,
+    /// Nothing came since the list.
+    is_fresh: bool,
+}
+
+enum ContinuityState {
+    /// Upstream's changes follow what is held.
+    Certain,
+    /// Nothing is held. The scope is listed at this moment.
+    Forgotten { list_at: Instant },
+    /// Upstream is asked if it has the history that was followed.
+    Asking(BoxFuture<'static, HistoryVerdict>),
+}
+
+/// A change of what is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ContinuityChange {
+    /// The timeline has ended: what is held has to be dropped.
+    TimelineEnded,
+    /// The scope is to be listed now.
+    ListDue,
+    /// The resumed watch goes on from what is held.
+    Proven,
+    /// It cannot be told if it does: the scope has to be listed again.
+    Unknown,
+}
+
+impl Continuity {
+    pub(super) fn new(client: UpstreamClient, scope: &Arc<Scope>) -> Self {
+        let namespaced = scope.fields.namespaced();
+        Self {
+            probe: Probe::new(client, &scope.key.gvr, &scope.key.selection, namespaced),
+            timeline: scope.held_in.load(Ordering::Acquire),
+            changes: scope.timeline.changes(),
+            scope: Arc::clone(scope),
+            state: ContinuityState::Certain,
+            is_repeat_due: false,
+            is_fresh: false,
+        }
+    }
+
+    /// Returns true if the next change from upstream may be taken.
+    pub(super) fn is_certain(&self) -> bool {
+        matches!(self.state, ContinuityState::Certain)
+    }
+
+    /// Waits for a change. Cancel safe.
+    pub(super) async fn changed(&mut self) -> ContinuityChange {
+        let (timeline, changes, state) = (self.timeline, &mut self.changes, &mut self.state);
+        let ended = async move {
+            // The sender lives as long as the scope.
+            let _ = changes.wait_for(|number| *number > timeline).await;
+        };
+        let is_fresh = self.is_fresh;
+        let known = async move {
+            match state {
+                ContinuityState::Certain => std::future::pending().await,
+                ContinuityState::Forgotten { list_at } => {
+                    sleep_until(*list_at).await;
+                    ContinuityChange::ListDue
+                }
+                ContinuityState::Asking(verdict) => match verdict.await {
+                    HistoryVerdict::Proven => ContinuityChange::Proven,
+                    // Another list would lead here again, if much is deleted.
+                    HistoryVerdict::Unknown if is_fresh => ContinuityChange::Proven,
+                    HistoryVerdict::Unknown => ContinuityChange::Unknown,
+                },
+            }
+        };
+        tokio::select! {
+            () = ended => ContinuityChange::TimelineEnded,
+            change = known => {
+                self.state = ContinuityState::Certain;
+                change
+            }
+        }
+    }
+
+    /// Returns true if a change belongs to what is held. `question` was prepared before a list was
+    /// asked for.
+    pub(super) fn admits<C>(&mut self, change: &Change<C>, question: Option<Question>) -> bool {
+        match (change, question) {
+            (Change::Listed { version, .. }, Some(question)) => {
+                (self.is_repeat_due, self.is_fresh) = (false, true);
+                question.answered(*version).is_ok()
+            }
+            (Change::OtherHistory { missing }, _) => {
+                self.scope.ask().contradicted(*missing);
+                false
+            }
+            (Change::Event(frame, event), _) if std::mem::take(&mut self.is_repeat_due) => {
+                self.admits_repeat(frame.kind, event)
+            }
+            (Change::Resumed { is_proven: true }, _) => {
+                self.is_repeat_due = true;
+                self.is_current()
+            }
+            (Change::Resumed { is_proven: false }, _) => {
+                self.is_repeat_due = false;
+                let asked = find_out(Arc::clone(&self.scope), self.probe.clone());
+                self.state = ContinuityState::Asking(Box::pin(asked));
+                false
+            }
+            (Change::Event(..) | Change::Progress { .. }, _) => {
+                self.is_fresh = false;
+                self.is_current()
+            }
+            _ => self.is_current(),
+        }
+    }
+
+    /// Returns true if a repeated event is the known one. In another history, an event of another
+    /// object may have its version.
+    fn admits_repeat(&self, kind: EventKind, event: &Scanned) -> bool {
+        let held = self.scope.reader.followed();
+        let object = held.get(event.attributes.key());
+        let is_known = match kind {
+            EventKind::Deleted => object.is_none(),
+            _ => object.is_some_and(|object| object.version == event.version),
+        };
+        if !is_known {
+            self.scope.ask().contradicted(event.version);
+        }
+        is_known && self.is_current()
+    }
+
+    fn is_current(&self) -> bool {
+        self.scope.timeline.number() == self.timeline
+    }
+
+    /// Begins a new timeline, in which nothing is held until the next list.
+    pub(super) fn begin_anew(&mut self) {
+        let newest = self.scope.timeline.newest(&self.scope.key.gvr);
+        self.timeline = newest.timeline();
+        self.is_repeat_due = false;
+        self.scope.shown.store(newest);
+        let list_at = Instant::now() + self.scope.timeline.relist_delay();
+        self.state = ContinuityState::Forgotten { list_at };
+    }
+
+    /// Notes that the scope was listed, in this timeline.
+    pub(super) fn listed(&self) {
+        self.scope.held_in.store(self.timeline, Ordering::Release);
+    }
+}

@@ -1,0 +1,203 @@
+//! Compares upstream's objects with those held, after an interruption that leaves it open whether
+//! upstream still has the history that was followed.
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+use watershed_protocol::ResourceVersion;
+
+use super::cached::Scope;
+use crate::store::Snapshot;
+use crate::upstream::{AnswerError, Probe, ProbeList};
+
+/// Number of objects that are compared. Of a larger type, these are the first.
+const SAMPLE: usize = 500;
+/// Timeout of a comparison.
+const ANSWER: Duration = Duration::from_secs(5);
+/// First and last pause after a comparison that failed. It doubles, with jitter.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+/// Time after which the scope is listed again, if upstream refuses to be compared with.
+const REFUSAL: Duration = Duration::from_secs(30);
+
+/// The result of a comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HistoryVerdict {
+    /// Upstream's objects can have followed on those held.
+    Proven,
+    /// It cannot be told, or the timeline has ended.
+    Unknown,
+}
+
+/// Compares upstream's objects with those held until there is an answer.
+pub(super) async fn find_out(scope: Arc<Scope>, probe: Probe) -> HistoryVerdict {
+    let (mut pause, mut refused_since) = (PAUSE.0, None);
+    loop {
+        let error = match ask(&scope, &probe).await {
+            Ok(verdict) => return verdict,
+            Err(error) => error,
+        };
+        tracing::debug!(
+            resource = %scope.key.gvr,
+            %error,
+            "cannot compare upstream's objects with those held"
+        );
+        if is_refusal(&error) {
+            let since = *refused_since.get_or_insert_with(Instant::now);
+            if since.elapsed() >= REFUSAL {
+                return HistoryVerdict::Unknown;
+            }
+        } else {
+            refused_since = None;
+        }
+        sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+        pause = (2 * pause).min(PAUSE.1);
+    }
+}
+
+/// Returns true if the same question will probably get the same answer.
+fn is_refusal(error: &AnswerError) -> bool {
+    match error {
+        AnswerError::Status(status) => status.is_client_error() && status.as_u16() != 429,
+        AnswerError::Unusable(_) => true,
+        _ => false,
+    }
+}
+
+async fn ask(scope: &Scope, probe: &Probe) -> Result<HistoryVerdict, AnswerError> {
+    let held = scope.reader.followed();
+    let question = scope.ask();
+    let list = in_time(probe.list(SAMPLE)).await?;
+    if question.answered(list.version).is_err() {
+        return Ok(HistoryVerdict::Unknown);
+    }
+    let contradicts = match compare(&held, &list) {
+        Comparison::Follows => return Ok(HistoryVerdict::Proven),
+        Comparison::Contradicts(version) => version,
+        // The state that is held tells, if upstream still knows what it was itself.
+        Comparison::Open => match in_time(probe.list_at(held.version(), SAMPLE)).await {
+            Ok(past) => match compare(&held, &past) {
+                Comparison::Follows => return Ok(HistoryVerdict::Proven),
+                Comparison::Contradicts(version) => version,
+                Comparison::Open => held.version(),
+            },
+            Err(error) if is_refusal(&error) => return Ok(HistoryVerdict::Unknown),
+            Err(error) => return Err(error),
+        },
+    };
+    question.contradicted(contradicts);
+    Ok(HistoryVerdict::Unknown)
+}
+
+async fn in_time<T>(asked: impl Future<Output = Result<T, AnswerError>>) -> Result<T, AnswerError> {
+    timeout(ANSWER, asked)
+        .await
+        .unwrap_or_else(|_| Err(AnswerError::Late(ANSWER)))
+}
+
+/// How a list goes with an earlier state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Comparison {
+    /// The list can have followed.
+    Follows,
+    /// Objects are missing. They may have been deleted before or after the state.
+    Open,
+    /// An object has a version from before the state, and was another one in it.
+    Contradicts(ResourceVersion),
+}
+
+fn compare(held: &Snapshot, list: &ProbeList) -> Comparison {
+    let mut known = 0;
+    for (key, version) in &list.objects {
+        let object = held.get(key);
+        known += usize::from(object.is_some());
+        let is_held = object.is_some_and(|object| object.version == *version);
+        if *version <= held.version() && !is_held {
+            return Comparison::Contradicts(*version);
+        }
+    }
+    if list.is_complete && known < held.len() {
+        Comparison::Open
+    } else {
+        Comparison::Follows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::SnapshotBuilder;
+    use crate::upstream::Collect;
+    use bytes::Bytes;
+    use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, WireFormat, scan};
+
+    /// Returns the state at version 10 with two pods, of versions 4 and 8.
+    fn held() -> Snapshot {
+        let item = |name: &str, version: u64| {
+            format!(
+                r#"{{"metadata":{{"name":"{name}","namespace":"n","resourceVersion":"{version}"}}}}"#
+            )
+        };
+        let body = format!(
+            r#"{{"kind":"PodList","apiVersion":"v1","metadata":{{"resourceVersion":"10"}},"items":[{},{}]}}"#,
+            item("a", 4),
+            item("b", 8)
+        ) + "\n";
+        let (format, page) = WireFormat::learn(Encoding::Json, "Pod", &Bytes::from(body)).unwrap();
+        let format = Arc::new(format);
+        let gvr = GroupVersionResource::new("", "v1", "pods");
+        let fields = FieldTable::builtin(&gvr, true).unwrap();
+        let mut builder = SnapshotBuilder::begin(&format, &fields);
+        for object in &page.objects {
+            builder.add(object, scan(Encoding::Json, object, &fields).unwrap());
+        }
+        builder.finish(page.version)
+    }
+
+    #[test]
+    fn a_list_contradicts_a_state_if_it_shows_its_past_differently() {
+        let compared = |objects: &[(&str, u64)], is_complete| {
+            let objects = objects
+                .iter()
+                .map(|(key, version)| ((*key).to_owned(), ResourceVersion(*version)));
+            compare(
+                &held(),
+                &ProbeList {
+                    version: ResourceVersion(20),
+                    objects: objects.collect(),
+                    is_complete,
+                },
+            )
+        };
+        for (objects, is_complete, expected) in [
+            (&[("n/a", 4), ("n/b", 8)][..], true, Comparison::Follows),
+            // Changed and created since.
+            (
+                &[("n/a", 11), ("n/b", 8), ("n/c", 12)],
+                true,
+                Comparison::Follows,
+            ),
+            (&[("n/a", 4)], false, Comparison::Follows),
+            // Deleted, nobody knows when.
+            (&[("n/a", 4)], true, Comparison::Open),
+            (&[("n/a", 4), ("n/c", 12)], true, Comparison::Open),
+            // Objects that were not so.
+            (
+                &[("n/a", 3), ("n/b", 8)],
+                true,
+                Comparison::Contradicts(ResourceVersion(3)),
+            ),
+            (
+                &[("n/a", 9)],
+                false,
+                Comparison::Contradicts(ResourceVersion(9)),
+            ),
+            (
+                &[("n/a", 4), ("n/c", 10)],
+                false,
+                Comparison::Contradicts(ResourceVersion(10)),
+            ),
+        ] {
+            assert_eq!(compared(objects, is_complete), expected, "{objects:?}");
+        }
+    }
+}

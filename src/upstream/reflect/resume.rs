@@ -1,0 +1,115 @@
+//! Resumes a watch so that it proves that upstream still has the history that was followed.
+//!
+//! etcd may be restored from a backup, and its versions begin again below. A watch from the last
+//! known version would be silent until they have passed it, and then go on as if nothing had
+//! happened. So it starts before the last known event. Upstream repeats that one first, or its
+//! history is another. This costs no request.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+use watershed_protocol::{EventKind, Frame, ResourceVersion};
+
+use super::change::{Change, Collect};
+use super::error::ReflectorError;
+use super::{Reflector, ReflectorState};
+use crate::upstream::stream::WatchStream;
+
+/// Silence of a resumed watch after which the last event is not expected any more.
+const REPLAY_SILENCE: Duration = Duration::from_secs(3);
+/// Silence of a resumed watch after which it is not expected to begin with an error. Upstream says
+/// by an ERROR event that it has lost the history.
+const ERROR_SILENCE: Duration = Duration::from_millis(200);
+
+impl Reflector {
+    /// Opens a watch that goes on from `version`. It begins with the last event, if that is known.
+    /// Whatever comes twice by that is for the caller to ignore.
+    pub(super) async fn resume<C: Collect>(
+        &mut self,
+        version: ResourceVersion,
+    ) -> Result<Option<Change<C>>, ReflectorError> {
+        let last_event = self.last_event;
+        let from = last_event.map_or(version, ResourceVersion::before);
+        let query = format!("watch=1&allowWatchBookmarks=true&resourceVersion={from}");
+        let stream = match self.open(&query).await {
+            Err(error) => return self.without_replay(version, error),
+            Ok(stream) => stream,
+        };
+        self.state = ReflectorState::Replaying {
+            version,
+            last_event,
+            stream,
+        };
+        Ok(None)
+    }
+
+    /// Looks at the first frame of a resumed stream, and leaves it there.
+    pub(super) async fn replay<C: Collect>(
+        &mut self,
+        version: ResourceVersion,
+        last_event: Option<ResourceVersion>,
+        mut stream: Box<WatchStream>,
+    ) -> Result<Option<Change<C>>, ReflectorError> {
+        let silence = last_event.map_or(ERROR_SILENCE, |_| REPLAY_SILENCE);
+        let first = timeout(silence, stream.next_frame()).await;
+        let is_proven = match (first, last_event) {
+            (Err(_), Some(_)) => {
+                return self.without_replay(version, ReflectorError::Silent(silence));
+            }
+            (Err(_), None) => false,
+            (Ok(frame), _) => {
+                let Some(frame) = frame? else {
+                    if self.is_rebuilding() {
+                        self.restart();
+                    }
+                    return Ok(Some(Change::Ended));
+                };
+                if frame.kind == EventKind::Error {
+                    let error = self.error_in(frame, &mut stream);
+                    return self.without_replay(version, error);
+                }
+                if let Some(missing) = last_event
+                    && !self.is_event_of(&frame, missing)?
+                {
+                    self.state = ReflectorState::Start;
+                    return Ok(Some(Change::OtherHistory { missing }));
+                }
+                stream.again = Some(frame);
+                last_event.is_some()
+            }
+        };
+        self.state = ReflectorState::Watching { version, stream };
+        Ok(Some(Change::Resumed { is_proven }))
+    }
+
+    fn is_event_of(&self, frame: &Frame, version: ResourceVersion) -> Result<bool, ReflectorError> {
+        let is_event = frame.kind != EventKind::Bookmark;
+        Ok(is_event && self.check_frame(frame)?.version == version)
+    }
+
+    fn error_in(&mut self, frame: Frame, stream: &mut WatchStream) -> ReflectorError {
+        match self.take_in::<()>(frame, stream) {
+            Err(error) => error,
+            Ok(_) => ReflectorError::Broken("an ERROR event without an error".into()),
+        }
+    }
+
+    /// Goes on without the proof if this server does not show the last event any more. It may know
+    /// what happened since `version`.
+    pub(super) fn without_replay<C>(
+        &mut self,
+        version: ResourceVersion,
+        error: ReflectorError,
+    ) -> Result<Option<Change<C>>, ReflectorError> {
+        let is_gone = matches!(
+            error,
+            ReflectorError::Expired(_) | ReflectorError::Silent(_)
+        );
+        // More deletions of this version may be missing, so nothing else will do.
+        if !is_gone || self.last_event.is_none() || self.unfinished == Some(version) {
+            return Err(error);
+        }
+        self.last_event = None;
+        Ok(None)
+    }
+}
