@@ -31,7 +31,9 @@ use super::metrics;
 use super::singleflight::Singleflight;
 use crate::scope::{Scope, ScopeKey, TimelineChanged};
 use crate::store::Snapshot;
-use crate::upstream::{AnswerError, ObjectVersions, Probe, ProbeEvent, ProbeList, UpstreamClient};
+use crate::upstream::{
+    AnswerError, CatchUp, ObjectVersions, Probe, ProbeEvent, ProbeList, UpstreamClient,
+};
 use watershed_protocol::ResourceVersion;
 
 /// Longest wait of a reader. Then upstream answers, which waits as long for its own cache.
@@ -312,11 +314,36 @@ impl Fence {
         true
     }
 
+    /// Opens a catch-up watch that goes on from `version`.
+    ///
+    /// It begins before the last event, as upstream may have come to `version` in another way since
+    /// (`upstream/reflect/resume.rs`). A server that does not show that event any more is asked for
+    /// what follows.
+    async fn open_watch(
+        &self,
+        scope: &Scope,
+        version: ResourceVersion,
+    ) -> Result<CatchUp, AnswerError> {
+        if let Some(last_event) = scope.reader.last_event_version() {
+            let question = scope.ask();
+            let mut watch = self.probe.watch(last_event.before(), CATCH_UP).await?;
+            match watch.next().await {
+                Ok(Some(ProbeEvent::Event(first))) if first == last_event => return Ok(watch),
+                Ok(Some(_)) => {
+                    question.contradicted(last_event);
+                    return Err(AnswerError::Unusable("another history".to_owned()));
+                }
+                Ok(None) | Err(_) => {}
+            }
+        }
+        self.probe.watch(version, CATCH_UP).await
+    }
+
     /// Watches from the cache's version to the first bookmark. Returns `true` if there was one.
     async fn watch(&self, scope: &Scope) -> Result<bool, AnswerError> {
         let mut last = scope.reader.version();
         metrics::fence_asked(&scope.key.gvr, "watch");
-        let mut watch = self.probe.watch(last, CATCH_UP).await?;
+        let mut watch = self.open_watch(scope, last).await?;
         while let Some(seen) = watch.next().await? {
             match seen {
                 ProbeEvent::Event(version) => last = last.max(version),
