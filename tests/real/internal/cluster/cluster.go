@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
@@ -11,12 +12,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 )
 
 // startPatience bounds the start of a server. Three seconds is usual; a machine that is busy
@@ -53,7 +59,7 @@ type Options struct {
 	APIServers int
 	// Dir holds data, certificates and logs.
 	Dir string
-	// Bin holds the programs etcd and kube-apiserver.
+	// Bin holds the programs etcd and kube-apiserver. If it holds kine, too, that is the storage.
 	Bin string
 	// Proxy is the watershed program to run in front, if any.
 	Proxy string
@@ -181,21 +187,11 @@ func (c *Cluster) startEtcd() (err error) {
 				}
 			}
 		}
-		client, peer := c.etcdURL(), "http://"+address(c.etcdPorts[1])
-		c.etcd, err = c.spawn("etcd", filepath.Join(c.Bin, "etcd"),
-			"--data-dir="+c.path("etcd"),
-			"--listen-client-urls="+client, "--advertise-client-urls="+client,
-			"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer,
-			"--initial-cluster=default="+peer,
-			// The data need not survive a power cut.
-			"--unsafe-no-fsync")
-		if err != nil {
-			return err
+		if c.hasKine() {
+			err = c.launchKine()
+		} else {
+			err = c.launchEtcd()
 		}
-		err = c.etcd.await(startPatience, func() error {
-			_, err := c.get(client+"/health", "")
-			return err
-		})
 		if err == nil || fixed || !c.etcd.bindFailed() {
 			return err
 		}
@@ -203,6 +199,51 @@ func (c *Cluster) startEtcd() (err error) {
 		os.RemoveAll(c.path("etcd"))
 	}
 	return err
+}
+
+func (c *Cluster) launchEtcd() (err error) {
+	client, peer := c.etcdURL(), "http://"+address(c.etcdPorts[1])
+	c.etcd, err = c.spawn("etcd", filepath.Join(c.Bin, "etcd"),
+		"--data-dir="+c.path("etcd"),
+		"--listen-client-urls="+client, "--advertise-client-urls="+client,
+		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer,
+		"--initial-cluster=default="+peer,
+		// The data need not survive a power cut.
+		"--unsafe-no-fsync")
+	if err != nil {
+		return err
+	}
+	return c.etcd.await(startPatience, func() error {
+		_, err := c.get(client+"/health", "")
+		return err
+	})
+}
+
+func (c *Cluster) hasKine() bool {
+	_, err := os.Stat(filepath.Join(c.Bin, "kine"))
+	return err == nil
+}
+
+// launchKine starts kine in etcd's place, with its data in SQLite.
+func (c *Cluster) launchKine() (err error) {
+	folder := c.path("etcd")
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return err
+	}
+	c.etcd, err = c.spawn("etcd", filepath.Join(c.Bin, "kine"),
+		"--listen-address="+c.etcdURL(),
+		"--endpoint=sqlite://"+filepath.Join(folder, "kine.db")+"?_journal=WAL&_synchronous=OFF&_txlock=immediate",
+		"--metrics-bind-address=0")
+	if err != nil {
+		return err
+	}
+	return c.etcd.await(startPatience, func() error {
+		connection, err := net.Dial("tcp", address(c.etcdPorts[0]))
+		if err == nil {
+			err = connection.Close()
+		}
+		return err
+	})
 }
 
 func (c *Cluster) startAPIServers() error {
@@ -333,16 +374,19 @@ func (c *Cluster) awaitNamespaces() error {
 // compact makes etcd forget all history up to now. API servers started later answer 410 for it,
 // and so do watches from before.
 func (c *Cluster) compact() error {
-	var status struct {
-		Header struct {
-			Revision string `json:"revision"`
-		} `json:"header"`
-	}
-	if err := c.post(c.etcdURL()+"/v3/maintenance/status", "", map[string]any{}, &status); err != nil {
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{c.etcdURL()}, Logger: zap.NewNop()})
+	if err != nil {
 		return err
 	}
-	err := c.post(c.etcdURL()+"/v3/kv/compaction", "", map[string]any{"revision": status.Header.Revision, "physical": true}, nil)
-	if err != nil && strings.Contains(err.Error(), "has been compacted") {
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), startPatience)
+	defer cancel()
+	status, err := client.Status(ctx, c.etcdURL())
+	if err != nil {
+		return err
+	}
+	_, err = client.Compact(ctx, status.Header.Revision, clientv3.WithCompactPhysical())
+	if errors.Is(err, rpctypes.ErrCompacted) {
 		// Nothing was written since the last compaction.
 		return nil
 	}

@@ -98,7 +98,7 @@ func (p *process) failed(why string) error {
 
 // bindFailed reports whether the child ended because its port was taken.
 func (p *process) bindFailed() bool {
-	return !p.running() && strings.Contains(p.tail(20000), "address already in use")
+	return p != nil && !p.running() && strings.Contains(p.tail(20000), "address already in use")
 }
 
 func (p *process) tail(size int) string {
