@@ -133,7 +133,7 @@ impl LabelRequirement {
     /// key.
     pub fn matches(&self, value: Option<&str>) -> bool {
         use LabelOperator as Op;
-        let listed = |value: &str| self.values.iter().any(|v| v == value);
+        let listed = |value: &str| self.lists(value);
         match self.operator {
             Op::Exists => value.is_some(),
             Op::DoesNotExist => value.is_none(),
@@ -146,6 +146,12 @@ impl LabelRequirement {
                 .numbers(value)
                 .is_some_and(|(label, bound)| label < bound),
         }
+    }
+
+    /// Returns true if `value` is one of the requirement's values.
+    pub(super) fn lists(&self, value: &str) -> bool {
+        let order = |listed: &String| listed.as_str().cmp(value);
+        self.values.binary_search_by(order).is_ok()
     }
 
     fn numbers(&self, value: Option<&str>) -> Option<(i64, i64)> {

@@ -172,10 +172,7 @@ fn implies_label(given: &LabelRequirement, wanted: &LabelRequirement) -> bool {
         Op::Exists => wanted.operator == Op::Exists,
         Op::NotIn | Op::NotEquals => {
             matches!(wanted.operator, Op::NotIn | Op::NotEquals)
-                && wanted
-                    .values
-                    .iter()
-                    .all(|value| given.values.contains(value))
+                && wanted.values.iter().all(|value| given.lists(value))
         }
         Op::GreaterThan | Op::LessThan => match wanted.operator {
             Op::Exists => true,
