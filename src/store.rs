@@ -28,6 +28,7 @@ pub use object::StoredObject;
 pub use object_run::ObjectRun;
 pub use reader::{SnapshotAt, StoreReader, StoreStats, SubscriptionStart};
 pub use snapshot::{Layout, ObjectRuns, Snapshot, SnapshotBuilder};
+pub use state::Discarded;
 pub use subscribers::Interest;
 pub use subscription::{Subscription, SubscriptionStep};
 pub use window::{WindowEvent, WindowLimits};

@@ -19,7 +19,7 @@ use super::phase::{ReadyScope, ScopePhase};
 use super::staleness::{StalenessChange, StalenessClock};
 use super::streaming::StreamingLearner;
 use crate::metric::{Counter, Metric};
-use crate::store::{SnapshotBuilder, StoreWriter};
+use crate::store::{Discarded, SnapshotBuilder, StoreWriter};
 use crate::upstream::{Change, Probe, Reflector, Stopped};
 
 /// Time after which a scope that was never ready is given up, and before which a representation
@@ -159,7 +159,7 @@ impl ScopePump {
         self.lost();
         // Before the store, so that nobody takes an empty one for a state.
         self.phase.send_replace(ScopePhase::Failing);
-        self.writer.reset();
+        discard(self.writer.reset());
         self.scope.publish_version();
         // Afterwards, so that no old version counts as one of the new timeline.
         self.continuity.begin_anew();
@@ -209,7 +209,7 @@ impl ScopePump {
                 );
                 self.count(&metrics::UPSTREAM_LISTS);
                 self.scope.first_list.get_or_init(|| version);
-                self.writer.replace(snapshot);
+                discard(self.writer.replace(snapshot));
                 self.scope.irreducible.clear();
                 self.continuity.listed();
                 self.phase.send_replace(ScopePhase::Ready(ready));
@@ -459,6 +459,11 @@ impl Drop for ScopePump {
             });
         }
     }
+}
+
+/// Drops what was replaced on a thread of its own: a large type takes longer than others wait.
+fn discard(replaced: Discarded) {
+    tokio::task::spawn_blocking(move || drop(replaced));
 }
 
 /// Waits until a moment, or for ever if there is none.

@@ -40,8 +40,4 @@ impl Pins {
             self.states.retain(|(made, _)| *made >= oldest);
         }
     }
-
-    pub(super) fn clear(&mut self) {
-        self.states.clear();
-    }
 }

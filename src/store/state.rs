@@ -52,7 +52,7 @@
 use super::pins::Pins;
 use super::snapshot::Snapshot;
 use super::subscribers::Subscribers;
-use super::window::{Window, WindowLimits};
+use super::window::{Window, WindowEvents, WindowLimits};
 use watershed_protocol::ResourceVersion;
 
 /// One scope's state. Its lock is held for moments only, never across an await. Wakers are called
@@ -85,6 +85,17 @@ pub(super) enum Outlook {
     Closed,
 }
 
+/// A state and its history, which have been replaced.
+///
+/// Dropping it takes a moment for each object, so it is dropped after the lock is released, and
+/// where nothing waits for the thread.
+#[derive(Debug)]
+pub struct Discarded {
+    _snapshots: [Option<Snapshot>; 3],
+    _events: WindowEvents,
+    _pins: Pins,
+}
+
 impl StoreState {
     pub(super) fn new(limits: WindowLimits) -> Self {
         Self {
@@ -96,6 +107,25 @@ impl StoreState {
             subscribers: Subscribers::default(),
             pins: Pins::default(),
             outlook: Outlook::Followed,
+        }
+    }
+
+    /// Takes in a state that does not follow from the one before, and drops all history up to
+    /// `floor`.
+    pub(super) fn start_anew(
+        &mut self,
+        mut snapshot: Snapshot,
+        floor: ResourceVersion,
+    ) -> Discarded {
+        snapshot.set_generation(self.snapshot.generation() + 1);
+        Discarded {
+            _snapshots: [
+                Some(std::mem::replace(&mut self.snapshot, snapshot)),
+                self.confirmed.take(),
+                self.unfinished.take(),
+            ],
+            _events: self.window.reset(floor),
+            _pins: std::mem::take(&mut self.pins),
         }
     }
 

@@ -544,7 +544,7 @@ fn a_later_event_bookmark_list_or_confirmation_finishes_a_version() {
             20,
             1,
         ),
-        (|writer, _| writer.replace(at(22, &[])), 22, 0),
+        (|writer, _| drop(writer.replace(at(22, &[]))), 22, 0),
         (
             |_, reader| reader.confirm(reader.followed(), ResourceVersion(23)),
             23,

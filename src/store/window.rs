@@ -53,10 +53,13 @@ pub struct WindowLimits {
     pub bytes: usize,
 }
 
+/// Events, each with the moment at which it came.
+pub(super) type WindowEvents = VecDeque<(Instant, Arc<WindowEvent>)>;
+
 /// Events in order of their version. Each has a sequence number of its own, never used twice.
 #[derive(Debug)]
 pub(super) struct Window {
-    events: VecDeque<(Instant, Arc<WindowEvent>)>,
+    events: WindowEvents,
     /// Sequence number of the oldest event held.
     first: u64,
     /// The oldest version a watch may start from: everything after it is here.
@@ -69,7 +72,7 @@ pub(super) struct Window {
 impl Window {
     pub(super) fn new(limits: WindowLimits) -> Self {
         Self {
-            events: VecDeque::new(),
+            events: WindowEvents::new(),
             first: 0,
             floor: ResourceVersion::default(),
             bytes: 0,
@@ -136,12 +139,12 @@ impl Window {
         }
     }
 
-    /// Starts anew at `floor`. Sequence numbers go on.
-    pub(super) fn reset(&mut self, floor: ResourceVersion) {
+    /// Starts anew at `floor`, and returns all events. Sequence numbers go on.
+    pub(super) fn reset(&mut self, floor: ResourceVersion) -> WindowEvents {
         self.first = self.head();
-        self.events.clear();
         self.bytes = 0;
         self.floor = floor;
+        std::mem::take(&mut self.events)
     }
 
     /// Returns the sequence number of the first event after `version`, or `None` if that lies too

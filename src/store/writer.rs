@@ -9,7 +9,7 @@ use watershed_protocol::{EventKind, Frame, ResourceVersion};
 use super::compressed::Compressed;
 use super::object::StoredObject;
 use super::snapshot::{Replaced, Snapshot};
-use super::state::{Outlook, StoreState};
+use super::state::{Discarded, Outlook, StoreState};
 use super::window::WindowEvent;
 
 /// The only one who changes a scope's state.
@@ -27,40 +27,29 @@ impl StoreWriter {
 
     /// Replaces everything known by a fresh list. Watches from before its version expire: nobody
     /// knows what happened in between. Invariant: `no silent gap`.
-    pub fn replace(&mut self, mut snapshot: Snapshot) {
+    pub fn replace(&mut self, snapshot: Snapshot) -> Discarded {
         let mut state = self.state.write();
         let known = state.newest().version();
         let listed = snapshot.version();
-        state.window.reset(listed);
-        state.pins.clear();
-        state.confirmed = None;
-        state.unfinished = None;
         state.outlook = Outlook::Followed;
-        snapshot.set_generation(state.snapshot.generation() + 1);
-        state.snapshot = snapshot;
+        let discarded = state.start_anew(snapshot, listed);
         let head = state.window.head();
         let wakers = state.subscribers.relist(known, listed, head);
         drop(state);
         wake(wakers);
+        discarded
     }
 
     /// Forgets everything, as upstream has another history now: every watch expires, and there is no
     /// state until the next list. Invariant: `two timelines never mix`.
-    pub fn reset(&mut self) {
+    pub fn reset(&mut self) -> Discarded {
         let mut state = self.state.write();
         let known = state.newest().version();
-        state.window.reset(known);
-        state.pins.clear();
-        state.confirmed = None;
-        state.unfinished = None;
-        let mut nothing = Snapshot::default();
-        nothing.set_generation(state.snapshot.generation() + 1);
-        let forgotten = std::mem::replace(&mut state.snapshot, nothing);
+        let discarded = state.start_anew(Snapshot::default(), known);
         let wakers = state.subscribers.expire();
         drop(state);
-        // Dropping a large snapshot takes time, in which readers would wait.
-        drop(forgotten);
         wake(wakers);
+        discarded
     }
 
     /// Applies one of upstream's events.
