@@ -37,12 +37,50 @@ impl DocumentRequest {
         .iter()
         .all(|name| headers.get_all(name).iter().nth(1).is_none());
         let fits = plain && once && known.as_ref().is_none_or(is_simple_tag);
-        fits.then(|| Self {
+        let target = relevant_target(uri.path(), uri.query()).filter(|_| fits)?;
+        Some(Self {
             path: uri.path().to_owned(),
-            key: RequestKey::new(request),
+            key: RequestKey::of_target(target, headers),
             known,
         })
     }
+}
+
+/// Returns the path with those parameters that the document depends on. `None` if a parameter is
+/// unknown: whoever makes up parameters must not fill memory with copies of one document.
+///
+/// Source: `kube-openapi/pkg/handler3/handler.go` (hash), `apiserver/pkg/endpoints/filters`
+/// (request_deadline.go: an invalid timeout is refused).
+fn relevant_target(path: &str, query: Option<&str>) -> Option<String> {
+    let mut target = path.to_owned();
+    let parameters = query.unwrap_or_default().split('&');
+    for parameter in parameters.filter(|parameter| !parameter.is_empty()) {
+        match parameter.split_once('=')? {
+            // Discovery clients send it with each request.
+            ("timeout", time) if is_seconds(time) => {}
+            ("hash", hash) if is_hash(hash) && path.starts_with("/openapi/v3/") => {
+                let is_first = target.len() == path.len();
+                if !is_first {
+                    return None;
+                }
+                target.push('?');
+                target.push_str(parameter);
+            }
+            _ => return None,
+        }
+    }
+    Some(target)
+}
+
+/// Returns `true` for a time such as `32s`.
+fn is_seconds(time: &str) -> bool {
+    time.strip_suffix('s').is_some_and(|seconds| {
+        (1..=4).contains(&seconds.len()) && seconds.bytes().all(|byte| byte.is_ascii_digit())
+    })
+}
+
+fn is_hash(hash: &str) -> bool {
+    hash.len() <= 128 && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// Returns `true` for one strong ETag. Handlers differ in how they read lists, weak tags and the
@@ -67,5 +105,43 @@ fn is_document(catalog: &Catalog, path: &str) -> bool {
             catalog.has(group, Some(version))
         }
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_that_upstream_does_not_look_at_make_no_documents_of_their_own() {
+        for (path, query, target) in [
+            ("/apis", None, Some("/apis")),
+            ("/apis", Some(""), Some("/apis")),
+            ("/apis", Some("timeout=32s"), Some("/apis")),
+            (
+                "/openapi/v2",
+                Some("timeout=32s&timeout=1s"),
+                Some("/openapi/v2"),
+            ),
+            (
+                "/openapi/v3/api/v1",
+                Some("timeout=32s&hash=AB12"),
+                Some("/openapi/v3/api/v1?hash=AB12"),
+            ),
+            ("/openapi/v2", Some("hash=AB12"), None),
+            ("/openapi/v2", Some("x=1"), None),
+            ("/openapi/v2", Some("x"), None),
+            ("/openapi/v3/api/v1", Some("hash=A&hash=B"), None),
+            ("/openapi/v3/api/v1", Some("hash=..%2f"), None),
+            ("/apis", Some("timeout=forever"), None),
+            ("/apis", Some("timeout=s"), None),
+            ("/apis", Some("timeout=-1s"), None),
+        ] {
+            assert_eq!(
+                relevant_target(path, query).as_deref(),
+                target,
+                "{path} {query:?}"
+            );
+        }
     }
 }

@@ -33,11 +33,16 @@ pub(super) struct RequestKey {
 
 impl RequestKey {
     pub(super) fn new<B>(request: &Request<B>) -> Self {
-        let path_and_query = request.uri().path_and_query();
+        let target = request.uri().path_and_query();
+        let target = target.map_or_else(String::new, ToString::to_string);
+        Self::of_target(target, request.headers())
+    }
+
+    /// Creates the key of a read of this path and query.
+    pub(super) fn of_target(path_and_query: String, headers: &HeaderMap) -> Self {
         Self {
-            path_and_query: path_and_query.map_or_else(String::new, ToString::to_string),
-            negotiated: NEGOTIATED
-                .map(|name| request.headers().get_all(name).iter().cloned().collect()),
+            path_and_query,
+            negotiated: NEGOTIATED.map(|name| headers.get_all(name).iter().cloned().collect()),
         }
     }
 
