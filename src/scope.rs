@@ -21,6 +21,7 @@ mod streaming;
 #[cfg(test)]
 mod tests;
 mod timeline;
+mod version_waiters;
 
 pub use cached::Scope;
 pub use config::{Retention, ScopeConfig};

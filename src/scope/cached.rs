@@ -14,6 +14,7 @@ use super::key::ScopeKey;
 use super::phase::{NotReady, ReadyScope, ScopePhase};
 use super::staleness::ScopeAge;
 use super::timeline::{NewestVersion, Question, Timeline};
+use super::version_waiters::VersionWaiters;
 use crate::store::{Snapshot, StoreReader};
 use crate::upstream::{Stopped, WatchCompression};
 use crate::watcher::{Bookmarks, IrreducibleObject};
@@ -42,8 +43,8 @@ pub struct Scope {
     pub(super) first_list: OnceLock<ResourceVersion>,
     pub(super) opened: Instant,
     pub(super) phase: watch::Receiver<ScopePhase>,
-    /// The version of the newest snapshot, for those who wait for one.
-    pub(super) newest: watch::Sender<ResourceVersion>,
+    /// Readers that wait for the newest snapshot to reach a version.
+    pub(super) version_waiters: VersionWaiters,
     pub(super) timeline: Timeline,
     /// The newest version of the type that upstream showed, to any scope.
     pub(super) shown: ArcSwap<NewestVersion>,
@@ -124,9 +125,8 @@ impl Scope {
 
     /// Waits until the scope has reached `version`. Returns false if it did not within `wait`.
     pub async fn wait_until_version(&self, version: ResourceVersion, wait: Duration) -> bool {
-        let mut newest = self.newest.subscribe();
-        let reached = newest.wait_for(|newest| *newest >= version);
-        matches!(tokio::time::timeout(wait, reached).await, Ok(Ok(_)))
+        let reached = self.version_waiters.wait(version, || self.reader.version());
+        tokio::time::timeout(wait, reached).await.is_ok()
     }
 
     /// Returns true if what is held is of the present timeline of upstream's versions. If not, it
@@ -147,13 +147,12 @@ impl Scope {
         self.publish_version();
     }
 
-    /// Tells the newest version to those who wait for one.
+    /// Wakes those who wait for the newest version.
     pub(super) fn publish_version(&self) {
-        // The version is read under the channel's lock. Else a thread that read an earlier one
-        // could publish it after a later one.
-        self.newest.send_modify(|newest| {
-            *newest = self.reader.version();
-            self.shown.load().raise(*newest);
-        });
+        // Loaded first: a version of a timeline that ends meanwhile is not shown in the next one.
+        let shown = self.shown.load_full();
+        let version = self.reader.version();
+        shown.raise(version);
+        self.version_waiters.arrived(version);
     }
 }

@@ -25,6 +25,7 @@ use super::pump::{NullInStructs, PumpTimers, ScopePump};
 use super::staleness::{ScopeAge, StalenessClock};
 use super::streaming::StreamingLearner;
 use super::timeline::Timeline;
+use super::version_waiters::VersionWaiters;
 use crate::store;
 use crate::upstream::{
     InitialEventsProbe, Probe, Reflector, ReflectorTarget, Stopped, UpstreamClient,
@@ -297,7 +298,7 @@ impl Scopes {
             first_list: OnceLock::new(),
             opened: Instant::now(),
             phase,
-            newest: watch::Sender::default(),
+            version_waiters: VersionWaiters::default(),
             schema_changed: Notify::new(),
             type_removed: Notify::new(),
             found_different: Notify::new(),

@@ -1,0 +1,152 @@
+//! Readers that wait for a version, ordered by it.
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use watershed_protocol::ResourceVersion;
+
+/// Wakes each reader when the version arrives that it waits for. Events before it wake nobody: a
+/// thousand readers of a busy type would otherwise be woken a thousand times a second, each.
+#[derive(Debug, Default)]
+pub(super) struct VersionWaiters {
+    waiting: Mutex<BTreeMap<WaiterKey, oneshot::Sender<()>>>,
+    /// Number of waiters so far. It tells apart those that wait for the same version.
+    count: AtomicU64,
+}
+
+/// The version that a reader waits for, and the reader's number.
+type WaiterKey = (ResourceVersion, u64);
+
+/// The entry of one reader, for as long as this lives.
+struct VersionWaiter<'a> {
+    waiters: &'a VersionWaiters,
+    key: WaiterKey,
+}
+
+impl VersionWaiters {
+    /// Waits until `reached` returns `version` or a later one. Returns at once if it does already.
+    pub(super) async fn wait(
+        &self,
+        version: ResourceVersion,
+        reached: impl Fn() -> ResourceVersion,
+    ) {
+        while reached() < version {
+            let (arrival, arrived) = oneshot::channel();
+            let number = self.count.fetch_add(1, Ordering::Relaxed);
+            let waiter = VersionWaiter {
+                waiters: self,
+                key: (version, number),
+            };
+            self.waiting.lock().insert(waiter.key, arrival);
+            // The version may have arrived before the entry was there.
+            if reached() >= version {
+                return;
+            }
+            // An entry that is dropped ends the wait, too; then the version is looked at again.
+            let _ = arrived.await;
+        }
+    }
+
+    /// Wakes the readers that wait for `version` or an earlier one. It must be called after the
+    /// version has become visible.
+    pub(super) fn arrived(&self, version: ResourceVersion) {
+        let reached = {
+            let mut waiting = self.waiting.lock();
+            match waiting.first_key_value() {
+                Some(((first, _), _)) if *first <= version => {
+                    let later = waiting.split_off(&(ResourceVersion(version.0 + 1), 0));
+                    std::mem::replace(&mut *waiting, later)
+                }
+                _ => return,
+            }
+        };
+        for arrival in reached.into_values() {
+            let _ = arrival.send(());
+        }
+    }
+
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        self.waiting.lock().len()
+    }
+}
+
+impl Drop for VersionWaiter<'_> {
+    fn drop(&mut self) {
+        self.waiters.waiting.lock().remove(&self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+    use std::task::{Context, Poll, Wake, Waker};
+
+    use super::*;
+
+    /// Counts how often it is woken.
+    #[derive(Default)]
+    struct CountedWakeUps(AtomicUsize);
+
+    impl Wake for CountedWakeUps {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_waiter_is_woken_once_when_its_version_arrives() {
+        let (waiters, now) = (VersionWaiters::default(), AtomicU64::new(0));
+        let reached = || ResourceVersion(now.load(Ordering::Relaxed));
+        let wake_ups = Arc::new(CountedWakeUps::default());
+        let waker = Waker::from(Arc::clone(&wake_ups));
+        let mut context = Context::from_waker(&waker);
+        // Ten wait for each of a hundred versions, among a thousand events.
+        let mut waits: Vec<_> = (1..=1000)
+            .map(|number| {
+                Box::pin(waiters.wait(ResourceVersion(u64::div_ceil(number, 10) * 10), reached))
+            })
+            .collect();
+        for wait in &mut waits {
+            assert!(wait.as_mut().poll(&mut context).is_pending());
+        }
+        for version in 1..=1000 {
+            now.store(version, Ordering::Relaxed);
+            waiters.arrived(ResourceVersion(version));
+            let woken = usize::try_from(version / 10 * 10).unwrap();
+            assert_eq!(wake_ups.0.load(Ordering::Relaxed), woken, "at {version}");
+        }
+        for wait in &mut waits {
+            assert_eq!(wait.as_mut().poll(&mut context), Poll::Ready(()));
+        }
+        assert_eq!(waiters.len(), 0);
+    }
+
+    #[test]
+    fn a_reader_that_gives_up_leaves_nothing() {
+        let waiters = VersionWaiters::default();
+        let mut context = Context::from_waker(Waker::noop());
+        let mut wait = Box::pin(waiters.wait(ResourceVersion(7), ResourceVersion::default));
+        assert!(wait.as_mut().poll(&mut context).is_pending());
+        assert_eq!(waiters.len(), 1);
+        drop(wait);
+        assert_eq!(waiters.len(), 0);
+    }
+
+    /// A scope may be listed again at an older version between an arrival and the wake-up.
+    #[test]
+    fn a_version_that_is_gone_again_is_waited_for() {
+        let (waiters, now) = (VersionWaiters::default(), AtomicU64::new(0));
+        let reached = || ResourceVersion(now.load(Ordering::Relaxed));
+        let mut context = Context::from_waker(Waker::noop());
+        let mut wait = Box::pin(waiters.wait(ResourceVersion(7), reached));
+        assert!(wait.as_mut().poll(&mut context).is_pending());
+        waiters.arrived(ResourceVersion(8));
+        assert!(wait.as_mut().poll(&mut context).is_pending());
+        now.store(7, Ordering::Relaxed);
+        waiters.arrived(ResourceVersion(7));
+        assert!(wait.as_mut().poll(&mut context).is_ready());
+    }
+}
