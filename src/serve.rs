@@ -17,7 +17,7 @@ pub mod metrics;
 mod open;
 mod plan;
 mod policy;
-
+mod refusal_form;
 mod review;
 mod scope_choice;
 mod singleflight;
@@ -159,7 +159,7 @@ impl ProxyService {
         let agent = exchange.headers().get(header::USER_AGENT).cloned();
         let verb = exchange.plan.verb;
         let answered = answered
-            .or_else(|unanswered| answer::not_from_memory(unanswered, exchange.plan.errors));
+            .or_else(|unanswered| answer::not_from_memory(unanswered, exchange.plan.refusals));
         let (source, mut response, is_own) = match answered {
             Ok(Answer { source, response }) => (source, response, true),
             Err(reason) => {
@@ -327,7 +327,7 @@ impl ServiceParts {
             Ok(response) => response,
             Err(error) => {
                 tracing::warn!(%error, "cannot forward a request");
-                answer::unreachable(&error, plan.errors)
+                answer::unreachable(&error, plan.refusals)
             }
         }
     }

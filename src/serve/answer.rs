@@ -1,6 +1,7 @@
 //! Answers from memory, and refusals.
 mod get;
 mod gzip;
+mod indented;
 mod list;
 mod list_body;
 mod response;

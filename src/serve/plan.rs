@@ -16,6 +16,7 @@ use watershed_protocol::{
 
 use super::document_request::DocumentRequest;
 use super::policy::{CacheMode, CachingPolicy};
+use super::refusal_form::RefusalForm;
 use super::source::ForwardReason;
 use crate::access::{AccessAttributes, ReviewSelectors};
 use crate::catalog::{Catalog, ResourceType};
@@ -35,8 +36,8 @@ pub(super) struct RequestPlan {
     /// The request does not share an upstream connection with short ones: it may stay open, or
     /// changes the protocol.
     pub(super) own_connection: bool,
-    /// Encoding of refusals.
-    pub(super) errors: Encoding,
+    /// Form of refusals.
+    pub(super) refusals: RefusalForm,
 }
 
 /// The way in which a request is answered.
@@ -55,12 +56,16 @@ impl RequestPlan {
             .as_ref()
             .and_then(|asked| catalog.get(&asked.gvr));
         let wanted = acceptable(request.headers(), info.verb);
-        let errors = match wanted.first() {
-            Some(AcceptClause::Supported(representation)) => representation.encoding,
-            _ => Encoding::Json,
+        let refusals = RefusalForm {
+            encoding: match wanted.first() {
+                Some(AcceptClause::Supported(representation)) => representation.encoding,
+                _ => Encoding::Json,
+            },
+            indented: wants_pretty(uri.query(), request.headers()),
         };
         let long_running = is_long_running(&info, uri.query());
-        let action = match plan_read(&info, resource.as_ref(), policy, request, &wanted) {
+        let read = plan_read(&info, resource.as_ref(), policy, request, &wanted, refusals);
+        let action = match read {
             Ok(read) => PlannedAction::Read(Box::new(read)),
             Err(reason @ ForwardReason::NotAResource) => {
                 match DocumentRequest::new(catalog, request) {
@@ -76,7 +81,7 @@ impl RequestPlan {
             resource,
             long_running,
             own_connection: long_running || is_upgrade(request.headers()),
-            errors,
+            refusals,
         }
     }
 }
@@ -88,6 +93,7 @@ fn plan_read<B>(
     policy: &CachingPolicy,
     request: &Request<B>,
     wanted: &[AcceptClause],
+    refusals: RefusalForm,
 ) -> Result<ReadPlan, ForwardReason> {
     let (asked, resource) = asked_type(info, resource, request.headers())?;
     let mode = policy.mode(&resource.gvr);
@@ -96,14 +102,12 @@ fn plan_read<B>(
     }
     let namespace = namespace(asked, resource, info.verb == Verb::Get)?;
     let representations = representations(wanted, &resource.gvr, mode)?;
-    let query = request.uri().query();
     let context = ReadContext {
         resource,
         policy,
         mode,
         namespace: namespace.as_deref(),
-        query,
-        pretty: wants_pretty(query, request.headers()),
+        query: request.uri().query(),
         consistent_reads: policy.consistent_reads(&resource.gvr),
     };
     let (kind, freshness, selectors, scope) = match info.verb {
@@ -132,7 +136,7 @@ fn plan_read<B>(
         mode,
         scope,
         kind,
-        pretty: context.pretty,
+        refusals,
         attributes: AccessAttributes {
             verb: info.verb,
             resource: asked.clone(),

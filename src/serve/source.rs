@@ -123,8 +123,6 @@ reasons! {
     LegacyWatch = "legacy-watch",
     /// Table, PartialObjectMetadata, YAML, CBOR, or another representation that is not cached.
     Representation = "representation",
-    /// Indented JSON.
-    Pretty = "pretty",
     /// Parameters that upstream would refuse, or that are not understood here.
     Parameters = "parameters",
     /// A selector that upstream would refuse, or that is not understood here.

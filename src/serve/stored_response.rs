@@ -5,6 +5,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::BodyExt as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use watershed_protocol::wants_pretty;
 
 use crate::body::{self, Body, BoxError};
 use crate::upstream::AnswerError;
@@ -29,20 +30,26 @@ const NEGOTIATED: [HeaderName; 2] = [header::ACCEPT, header::ACCEPT_ENCODING];
 pub(super) struct RequestKey {
     pub(super) path_and_query: String,
     negotiated: [Vec<HeaderValue>; 2],
+    /// The client gets JSON indented, which can depend on its name.
+    indented: bool,
 }
 
 impl RequestKey {
     pub(super) fn new<B>(request: &Request<B>) -> Self {
         let target = request.uri().path_and_query();
         let target = target.map_or_else(String::new, ToString::to_string);
-        Self::of_target(target, request.headers())
+        Self {
+            indented: wants_pretty(request.uri().query(), request.headers()),
+            ..Self::of_target(target, request.headers())
+        }
     }
 
-    /// Creates the key of a read of this path and query.
+    /// Creates the key of a read of this path and query, which is not indented.
     pub(super) fn of_target(path_and_query: String, headers: &HeaderMap) -> Self {
         Self {
             path_and_query,
             negotiated: NEGOTIATED.map(|name| headers.get_all(name).iter().cloned().collect()),
+            indented: false,
         }
     }
 
@@ -210,6 +217,17 @@ mod tests {
     use http_body_util::StreamBody;
 
     use super::*;
+
+    #[test]
+    fn clients_that_get_indented_json_share_nothing_with_others() {
+        let key = |agent| {
+            let request = Request::get("/api/v1/pods").header(header::USER_AGENT, agent);
+            RequestKey::new(&request.body(()).unwrap())
+        };
+        assert_eq!(key("kubectl/v1.37"), key("controller/1"));
+        assert_eq!(key("curl/8.9"), key("Wget/1"));
+        assert_ne!(key("curl/8.9"), key("kubectl/v1.37"));
+    }
 
     #[tokio::test]
     async fn responses_that_nobody_takes_fill_the_budget() {

@@ -135,7 +135,7 @@ async fn bytes_are_counted_towards_clients_and_from_upstream() {
             .proxied
             .get(
                 protocol,
-                "/api/v1/pods?fieldSelector=spec.nodeName%3Dx&pretty=1",
+                "/api/v1/pods?limit=1&fieldSelector=metadata.namespace%3Dx",
             )
             .await;
         assert!(

@@ -17,6 +17,7 @@ mod custom_resources;
 mod demo;
 mod discovery_documents;
 mod drain;
+mod indented;
 mod limits;
 mod load_command;
 mod mistakes;

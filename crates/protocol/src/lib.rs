@@ -14,6 +14,7 @@
 //! | `label_selector`, `field_selector`, `selection` | the selected objects: [`Selection`] |
 //! | `fields`, `attributes` | the values that selectors need of an object: [`FieldTable`] |
 //! | `media`, `gzip`, `gunzip` | content negotiation and compression: [`acceptable`], [`deflate`] |
+//! | `indent` | JSON for people: [`JsonIndenter`] |
 //! | `encoding` | objects, lists and watch events as bytes: [`scan`], [`WireFormat`] |
 //! | `status` | failures in upstream's words: [`Status`] |
 //!
@@ -43,6 +44,7 @@ mod field_selector;
 mod fields;
 mod gunzip;
 mod gzip;
+mod indent;
 mod label_selector;
 mod list_options;
 mod media;
@@ -63,6 +65,7 @@ pub use field_selector::{FieldOperator, FieldRequirement, FieldSelector};
 pub use fields::FieldTable;
 pub use gunzip::GzipReader;
 pub use gzip::{Deflated, GZIP_LEVEL, GzipMember, accepts_gzip, deflate, gzip_member};
+pub use indent::{JsonIndenter, indent};
 pub use label_selector::{InvalidSelector, LabelOperator, LabelRequirement, LabelSelector};
 pub use list_options::{
     Freshness, InvalidOptions, ListOptions, ListStart, VersionMatch, VersionParam, WatchStart,

@@ -133,9 +133,12 @@ pub fn acceptable(headers: &HeaderMap, verb: Verb) -> Vec<AcceptClause> {
 
 /// Returns true if upstream would indent its JSON.
 ///
-/// The `pretty` parameter decides if it has a value, otherwise the name of the client. Watches are
-/// never indented.
+/// The `pretty` parameter decides if it has a value, otherwise the name of the client. Refusals of
+/// watches are indented, and their events never are.
+/// Source: `isPrettyPrint` and `NegotiateOutputMediaTypeStream` in `negotiate.go`.
 pub fn wants_pretty(query: Option<&str>, headers: &HeaderMap) -> bool {
+    // Upstream does not decode a query without the word, so an escaped name does not count.
+    let query = query.filter(|query| query.contains("pretty"));
     QueryParameters::parse(query).pretty().unwrap_or_else(|| {
         let agent = headers
             .get(USER_AGENT)
@@ -436,6 +439,8 @@ mod tests {
         ));
         assert!(!wants_pretty(Some("pretty=false"), &agent("curl/8.5.0")));
         assert!(!wants_pretty(Some("pretty=yes"), &agent("Wget/1")));
+        assert!(wants_pretty(Some("p%72etty=0"), &agent("Wget/1")));
+        assert!(!wants_pretty(Some("p%72etty=0&x=pretty"), &agent("Wget/1")));
         assert!(!wants_pretty(None, &agent("kubectl/v1.37")));
         assert!(!wants_pretty(None, &HeaderMap::new()));
     }

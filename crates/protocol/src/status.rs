@@ -10,7 +10,7 @@ use bytes::Bytes;
 use prost::Message;
 
 use super::encoding::messages::{ListMeta, TypeMeta, Unknown};
-use super::{Encoding, GroupVersionResource, ResourceRequest, ResourceVersion, Verb};
+use super::{Encoding, GroupVersionResource, ResourceRequest, ResourceVersion, Verb, indent};
 
 /// A failure, as the API reports it.
 ///
@@ -253,6 +253,13 @@ impl Status {
         }
         out.push_str("}\n");
         out.into()
+    }
+
+    /// Returns JSON as upstream prints it for people: indented, without a line end.
+    pub fn to_indented_json(&self) -> Bytes {
+        let text = self.to_json();
+        // Its nesting is shallow, so that it can always be indented.
+        indent(&text).unwrap_or(text)
     }
 
     /// Returns `k8s\0` and an `Unknown` message around the Status.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use http::{HeaderMap, StatusCode};
 use watershed_protocol::Status;
 
+use super::indented::indented;
 use super::response::{Answer, from_memory};
 use super::{gzip, status};
 use crate::body::full;
@@ -38,15 +39,21 @@ pub(in crate::serve) fn answer(
                 partial.get_body(&metadata)
             }
         };
-        let content_type = opened.representation.encoding.content_type(false);
-        from_memory(StatusCode::OK, content_type, full(body), warnings)
+        let encoding = opened.representation.encoding;
+        let body = if read.is_indented(encoding) {
+            let length = body.len() as u64;
+            indented(std::iter::once(body), length).map_err(|_| ForwardReason::Representation)?
+        } else {
+            full(body)
+        };
+        from_memory(StatusCode::OK, encoding.content_type(false), body, warnings)
     } else if !opened.is_complete {
         return Err(ForwardReason::NotCovered);
     } else if let Some(reason) = read.refused_by_upstream() {
         return Err(reason);
     } else {
         let not_found = Status::not_found(&read.resource.gvr, name);
-        status::status(&not_found, read.errors(), warnings)
+        status::status(&not_found, read.refusals, warnings)
     };
     Ok(Answer::new(fresh.source, gzip::apply(headers, response)))
 }

@@ -17,7 +17,7 @@ use watershed_protocol::{GZIP_LEVEL, accepts_gzip};
 /// Bodies up to this length are sent as they are.
 /// Source: `apiserver/pkg/endpoints/handlers/responsewriters/writers.go`
 /// (defaultGzipThresholdBytes).
-const THRESHOLD: u64 = 128 * 1024;
+pub(super) const THRESHOLD: u64 = 128 * 1024;
 
 /// Returns `true` if a body of this length is compressed for this client.
 pub(super) fn is_wanted(request: &HeaderMap, length: u64) -> bool {
@@ -26,12 +26,7 @@ pub(super) fn is_wanted(request: &HeaderMap, length: u64) -> bool {
 
 /// Compresses a body if the client accepts gzip and the body is large enough.
 pub(super) fn apply(request: &HeaderMap, response: Response<Body>) -> Response<Body> {
-    if !response
-        .body()
-        .size_hint()
-        .exact()
-        .is_some_and(|length| is_wanted(request, length))
-    {
+    if !is_wanted(request, response.body().size_hint().lower()) {
         return response;
     }
     // Compression is optional, and an encoder stays as long as its client takes nothing.

@@ -7,6 +7,7 @@ use http_body_util::BodyExt;
 use watershed_protocol::{ContinueToken, Freshness, ListParts, Malformed};
 
 use super::gzip;
+use super::indented::indented;
 use super::list_body::{CompressedRuns, Items, ListBody, ListSource, PlainItems};
 use super::response::{Answer, from_memory};
 use crate::body::{Body, InMemory};
@@ -42,28 +43,22 @@ pub(in crate::serve) fn answer(
         // The window does not lead back to a state that is ahead of its events.
         reader.pin(Instant::now(), snapshot.clone());
     }
-    let response = respond(&fresh.opened, &snapshot, page, headers);
+    let parts = page.parts(&snapshot);
+    let response = if read.is_indented(fresh.opened.representation.encoding) {
+        respond_indented(&fresh.opened, page.items, parts, headers)
+            .map_err(|_| ForwardReason::Representation)?
+    } else {
+        respond(&fresh.opened, page.items, parts, headers)
+    };
     Ok(Answer::new(fresh.source, response))
 }
 
 fn respond(
     opened: &OpenedScope,
-    snapshot: &Snapshot,
-    page: Page,
+    items: Items,
+    parts: ListParts,
     headers: &HeaderMap,
 ) -> Response<Body> {
-    let Page {
-        items,
-        token,
-        remaining,
-    } = page;
-    let parts = items.format().list_parts(
-        snapshot.version(),
-        token.as_deref(),
-        remaining,
-        items.count(),
-        items.bytes(),
-    );
     let length = parts.body_len();
     let (body, in_memory, is_compressed) = match items {
         // Runs in memory are kept compressed, too.
@@ -95,6 +90,23 @@ fn respond(
     gzip::apply(headers, response)
 }
 
+fn respond_indented(
+    opened: &OpenedScope,
+    items: Items,
+    parts: ListParts,
+    headers: &HeaderMap,
+) -> Result<Response<Body>, Malformed> {
+    let length = parts.body_len();
+    let pieces = ListBody::new(PlainItems::new(items, length), parts);
+    let response = from_memory(
+        StatusCode::OK,
+        opened.representation.encoding.content_type(false),
+        indented(pieces, length)?,
+        &opened.ready.warnings,
+    );
+    Ok(gzip::apply(headers, response))
+}
+
 /// Returns the body of a list, and whether it is made of bytes in memory.
 fn boxed(source: impl ListSource + Send + Unpin + 'static, parts: ListParts) -> (Body, bool) {
     let in_memory = source.is_in_memory();
@@ -114,6 +126,17 @@ struct Page {
 }
 
 impl Page {
+    /// Returns what comes before and after the items.
+    fn parts(&self, snapshot: &Snapshot) -> ListParts {
+        self.items.format().list_parts(
+            snapshot.version(),
+            self.token.as_deref(),
+            self.remaining,
+            self.items.count(),
+            self.items.bytes(),
+        )
+    }
+
     /// Source: `apiserver/pkg/storage/continue.go` (PrepareContinueToken) and
     /// `apiserver/pkg/storage/cacher/cacher.go` (GetList).
     fn cut(

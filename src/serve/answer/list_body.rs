@@ -188,8 +188,13 @@ impl<S: ListSource> ListBody<S> {
             shared: None,
         }
     }
+}
 
-    fn next_chunk(&mut self) -> Option<Bytes> {
+impl<S: ListSource> Iterator for ListBody<S> {
+    type Item = Bytes;
+
+    /// Returns the next chunk.
+    fn next(&mut self) -> Option<Bytes> {
         if let Some(shared) = self.shared.take() {
             return Some(shared);
         }
@@ -231,7 +236,7 @@ impl<S: ListSource + Unpin> http_body::Body for ListBody<S> {
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = self.get_mut();
-        let chunk = this.next_chunk();
+        let chunk = this.next();
         let sent = chunk.as_ref().map_or(0, |chunk| chunk.len() as u64);
         this.left = this.left.saturating_sub(sent);
         Poll::Ready(chunk.map(|chunk| Ok(Frame::data(chunk))))
@@ -462,7 +467,7 @@ mod tests {
             assert_eq!(items.is_in_memory(), in_memory);
             let mut body = ListBody::new(items, parts);
             let mut frames = Vec::new();
-            while let Some(frame) = body.next_chunk() {
+            while let Some(frame) = body.next() {
                 frames.push(frame);
             }
             assert!(body.is_end_stream());

@@ -1,11 +1,12 @@
 //! The one place where errors become responses.
 use http::{HeaderValue, Response, StatusCode, header};
-use watershed_protocol::{Encoding, Status};
+use watershed_protocol::Status;
 
 use super::response::{Answer, from_memory};
 use crate::body::{Body, full};
 use crate::serve::limit::LimitExceeded;
 use crate::serve::metrics;
+use crate::serve::refusal_form::RefusalForm;
 use crate::serve::source::{AnswerSource, ForwardReason};
 use crate::serve::unanswered::Unanswered;
 use crate::upstream::UpstreamError;
@@ -13,13 +14,11 @@ use crate::upstream::UpstreamError;
 /// Returns the answer to a rejected request, or the reason why upstream answers it.
 pub(in crate::serve) fn not_from_memory(
     unanswered: Unanswered,
-    encoding: Encoding,
+    form: RefusalForm,
 ) -> Result<Answer, ForwardReason> {
     match unanswered {
         Unanswered::Forward(reason) => Err(reason),
-        Unanswered::Refuse(source, refusal) => {
-            Ok(Answer::new(source, status(&refusal, encoding, &[])))
-        }
+        Unanswered::Refuse(source, refusal) => Ok(Answer::new(source, status(&refusal, form, &[]))),
         Unanswered::Limit(exceeded) => Ok(Answer::new(
             AnswerSource::Limit,
             too_many_requests(exceeded),
@@ -30,14 +29,14 @@ pub(in crate::serve) fn not_from_memory(
 /// Returns a response with a Status as its body, and with the Warning headers of the type.
 pub(super) fn status(
     status: &Status,
-    encoding: Encoding,
+    form: RefusalForm,
     warnings: &[HeaderValue],
 ) -> Response<Body> {
     let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = from_memory(
         code,
-        encoding.content_type(false),
-        full(status.encode(encoding)),
+        form.encoding.content_type(false),
+        full(form.body(status)),
         warnings,
     );
     // For the audit log.
@@ -61,12 +60,12 @@ pub(in crate::serve) fn is_own(response: &Response<Body>) -> bool {
 }
 
 /// Returns the response to a request that could not be forwarded.
-pub(in crate::serve) fn unreachable(error: &UpstreamError, encoding: Encoding) -> Response<Body> {
+pub(in crate::serve) fn unreachable(error: &UpstreamError, form: RefusalForm) -> Response<Body> {
     if error.is_refused() {
-        return status(&Status::bad_request(error.to_string()), encoding, &[]);
+        return status(&Status::bad_request(error.to_string()), form, &[]);
     }
     let message = format!("the API server could not be reached: {error}");
-    status(&Status::service_unavailable(message, 1), encoding, &[])
+    status(&Status::service_unavailable(message, 1), form, &[])
 }
 
 /// Source: `apiserver/pkg/server/filters/priority-and-fairness.go` (tooManyRequests): plain text,

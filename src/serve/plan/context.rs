@@ -14,8 +14,6 @@ pub(super) struct ReadContext<'a> {
     pub(super) mode: CacheMode,
     pub(super) namespace: Option<&'a str>,
     pub(super) query: Option<&'a str>,
-    /// The client wants indented JSON.
-    pub(super) pretty: bool,
     pub(super) consistent_reads: ConsistentReads,
 }
 

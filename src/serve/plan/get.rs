@@ -12,9 +12,6 @@ pub(super) fn plan(
 ) -> Result<(String, Freshness, ScopeChoice), ForwardReason> {
     let freshness = get_freshness(context.query).map_err(|_| ForwardReason::Parameters)?;
     context.permit(freshness)?;
-    if context.pretty {
-        return Err(ForwardReason::Pretty);
-    }
     let name = asked.name.clone().ok_or(ForwardReason::NotAResource)?;
     let scope = context
         .policy

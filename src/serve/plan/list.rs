@@ -41,9 +41,6 @@ pub(super) fn plan(
 ) -> Result<(ListPlan, Freshness, ReviewSelectors, ScopeChoice), ForwardReason> {
     let options = ListOptions::parse(context.query).map_err(|_| ForwardReason::Parameters)?;
     let selected = Selected::new(context, &options)?;
-    if context.pretty {
-        return Err(ForwardReason::Pretty);
-    }
     let ListStart { freshness, after } = options.list_start().map_err(|error| match error {
         InvalidOptions::ContinueToken => ForwardReason::ContinueToken,
         _ => ForwardReason::Parameters,

@@ -8,6 +8,7 @@ use super::watch::WatchPlan;
 use crate::access::AccessAttributes;
 use crate::catalog::ResourceType;
 use crate::serve::policy::CacheMode;
+use crate::serve::refusal_form::RefusalForm;
 use crate::serve::scope_choice::ScopeChoice;
 use crate::serve::source::ForwardReason;
 use crate::store::Snapshot;
@@ -25,8 +26,9 @@ pub(in crate::serve) struct ReadPlan {
     pub(in crate::serve) scope: ScopeChoice,
     pub(in crate::serve) namespace: Option<String>,
     pub(in crate::serve) kind: ReadKind,
-    /// The client wants refusals indented.
-    pub(super) pretty: bool,
+    /// The form of refusals: the encoding that the client likes best, even if the type's objects
+    /// have no such encoding.
+    pub(in crate::serve) refusals: RefusalForm,
     /// The question to authorization.
     pub(in crate::serve) attributes: AccessAttributes,
     pub(in crate::serve) freshness: Freshness,
@@ -41,23 +43,16 @@ pub(in crate::serve) enum ReadKind {
 }
 
 impl ReadPlan {
-    /// Returns the encoding of refusals: the one the client likes best, even if the type's objects
-    /// have no such encoding.
-    pub(in crate::serve) fn errors(&self) -> Encoding {
-        self.representations[0].encoding
+    /// Returns `true` if the client gets objects in this encoding indented.
+    pub(in crate::serve) fn is_indented(&self, encoding: Encoding) -> bool {
+        self.refusals.indented && encoding == Encoding::Json
     }
 
     /// Returns a reason if upstream should refuse in its own words. It prints refusals in other
-    /// ways for people's programs, and where the client asks for a conversion.
+    /// ways where the client asks for a conversion.
     pub(in crate::serve) fn refused_by_upstream(&self) -> Option<ForwardReason> {
-        match self.representations[0] {
-            _ if self.pretty => Some(ForwardReason::Pretty),
-            Representation {
-                metadata_only: true,
-                ..
-            } => Some(ForwardReason::Representation),
-            _ => None,
-        }
+        let is_converted = self.representations[0].metadata_only;
+        is_converted.then_some(ForwardReason::Representation)
     }
 
     /// Returns `true` if the answer must be no older than the request.

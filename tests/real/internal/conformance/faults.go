@@ -36,7 +36,8 @@ func faultsInAnswers(t *testing.T) {
 			probes = append(probes, m.ask(terrains["configmaps"], values))
 		}
 	}
-	probes = append(probes, api.Request{Path: terrains["configmaps"].collection + "?labelSelector=odd%3D1"})
+	probes = append(probes, api.Request{Path: terrains["configmaps"].collection + "?labelSelector=odd%3D1"},
+		api.Request{Path: terrains["configmaps"].collection + "?resourceVersion=0", Header: map[string]string{"User-Agent": "curl/8.9.1"}})
 	faults := append(faulty.InAnswers(), faulty.Fault{Name: "none", Twice: true})
 	places := make([]api.Target, len(faults))
 	for i, f := range faults {

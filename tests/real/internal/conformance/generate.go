@@ -328,9 +328,9 @@ var (
 		{1, "metadata.name=alpha,metadata.namespace=conf"}, {1, "metadata.name=alpha,metadata.name=beta"}, {1, ""}, {1, "="}, {1, "metadata.name"}, {1, "spec.nothing=1"}, {1, `metadata.name=a\,b`}, {1, `metadata.name=\x`},
 		{1, "metadata.name=a=b"}, {1, "metadata.name==alpha"}, {1, "metadata.uid=1"}, {1, " metadata.name=alpha"}, {1, ",metadata.name=alpha,"}, {1, "metadata.labels=x"},
 	}
-	prettyDrawn    = weighted{{93, unset}, {2, "true"}, {1, "1"}, {1, "false"}, {1, ""}, {1, "abc"}}
+	prettyDrawn    = weighted{{80, unset}, {8, "true"}, {4, "1"}, {3, "false"}, {2, ""}, {1, "abc"}, {1, "T"}, {1, "0"}}
 	encodingsDrawn = weighted{{70, ""}, {16, "gzip"}, {2, "gzip, deflate, br"}, {1, "gzip;q=0"}, {1, "*"}, {1, "br"}, {1, "GZIP"}}
-	agentsDrawn    = weighted{{90, ""}, {3, "curl/8.9.1"}, {2, "Mozilla/5.0 (X11)"}, {1, "Wget/1.2"}, {2, "kubectl/v1.37.1"}}
+	agentsDrawn    = weighted{{74, ""}, {12, "curl/8.9.1"}, {6, "Mozilla/5.0 (X11)"}, {3, "Wget/1.2"}, {2, "kubectl/v1.37.1"}, {1, "Curl/8"}, {1, "my-curl/8"}, {1, "Mozilla/4.0"}}
 	usersDrawn     = weighted{{88, ""}, {5, "alice"}, {4, "bob"}, {1, "-"}, {1, "?"}}
 	methodsDrawn   = weighted{{96, "GET"}, {3, "HEAD"}, {1, "OPTIONS"}}
 	watchesDrawn   = weighted{{20, "watch=1"}, {10, "watch=true"}, {1, "watch"}, {1, "watch="}, {1, "watch=abc"}, {1, "watch=TRUE"}, {1, "watch=1&watch=0"}}

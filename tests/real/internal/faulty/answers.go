@@ -65,6 +65,8 @@ func InAnswers() []Fault {
 		{Name: "other reason", answer: of(`"reason":"(Expired|NotFound|BadRequest)"`, `"reason":"Gone"`)},
 		{Name: "other words", answer: of(`"message":"[A-Za-z]`, `"message":"Z`)},
 		{Name: "selector ignored", Asked: func(query url.Values) { query.Del("labelSelector") }},
+		{Name: "other indentation", answer: of(`\n {4}"`, "\n\t\t\"")},
+		{Name: "line end behind indented JSON", answer: of(`\n\}$`, "\n}\n")},
 		{Name: "no newline", answer: func(_ string, _ http.Header, body []byte) []byte { return bytes.TrimSuffix(body, []byte("\n")) }},
 	}
 }

@@ -30,6 +30,7 @@ import (
 )
 
 var js = json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{StreamingCollectionsEncoding: true})
+var people = json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Pretty: true})
 var pb = protobuf.NewSerializerWithOptions(scheme.Scheme, scheme.Scheme, protobuf.SerializerOptions{StreamingCollectionsEncoding: true})
 var pbraw = protobuf.NewRawSerializer(scheme.Scheme, scheme.Scheme)
 
@@ -125,7 +126,10 @@ func main() {
 		return p
 	}
 	l := &corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "500", Continue: "eyJ2IjoibWV0YS5rOHMuaW8vdjEifQ", RemainingItemCount: &n}, Items: []corev1.Pod{*pod(0), *pod(1)}}
-	typed("pods", corev1.SchemeGroupVersion.WithKind("Pod"), l, &corev1.Pod{}, pod(0), pod(1))
+	first := pod(0)
+	typed("pods", corev1.SchemeGroupVersion.WithKind("Pod"), l, &corev1.Pod{}, first, pod(1))
+	write("pods/list.indented.json", enc(people, l))
+	write("pods/get.indented.json", enc(people, first))
 
 	typed("configmaps", corev1.SchemeGroupVersion.WithKind("ConfigMap"), &corev1.ConfigMapList{ListMeta: metav1.ListMeta{ResourceVersion: "500"}, Items: []corev1.ConfigMap{}}, &corev1.ConfigMap{},
 		&corev1.ConfigMap{ObjectMeta: meta("shop", "cm", "9"), Data: map[string]string{"k": "v"}})
@@ -173,11 +177,14 @@ func main() {
 	pmk := metav1.SchemeGroupVersion
 	pmk.Group = "meta.k8s.io"
 	pm.SetGroupVersionKind(pmk.WithKind("PartialObjectMetadata"))
-	typed("partial", pmk.WithKind("PartialObjectMetadata"), &metav1.PartialObjectMetadataList{ListMeta: metav1.ListMeta{ResourceVersion: "500"}, Items: []metav1.PartialObjectMetadata{*pm}}, &metav1.PartialObjectMetadata{}, pm)
+	pml := &metav1.PartialObjectMetadataList{ListMeta: metav1.ListMeta{ResourceVersion: "500"}, Items: []metav1.PartialObjectMetadata{*pm}}
+	typed("partial", pmk.WithKind("PartialObjectMetadata"), pml, &metav1.PartialObjectMetadata{}, pm)
+	write("partial/list.indented.json", enc(people, pml))
 	e := &metav1.PartialObjectMetadataList{ListMeta: metav1.ListMeta{ResourceVersion: "500"}}
 	e.SetGroupVersionKind(pmk.WithKind("PartialObjectMetadataList"))
 	write("partial/empty.json", enc(js, e))
 	write("partial/empty.pb", enc(pb, e))
+	write("partial/empty.indented.json", enc(people, e))
 
 	// custom resources
 	cr := func(i int) *unstructured.Unstructured {
@@ -188,11 +195,13 @@ func main() {
 	ul := &unstructured.UnstructuredList{Object: map[string]any{"apiVersion": "ex.io/v1", "kind": "FooList", "metadata": map[string]any{"continue": "", "resourceVersion": "400"}}}
 	ul.Items = []unstructured.Unstructured{*cr(0), *cr(1)}
 	write("foos/list.json", enc(js, ul))
+	write("foos/list.indented.json", enc(people, ul))
 	ul.Object["metadata"] = map[string]any{"continue": "abc", "remainingItemCount": int64(3), "resourceVersion": "400"}
 	write("foos/paged.json", enc(js, ul))
 	ul.Items = nil
 	ul.Object["metadata"] = map[string]any{"continue": "", "resourceVersion": "400"}
 	write("foos/empty.json", enc(js, ul))
+	write("foos/empty.indented.json", enc(people, ul))
 	var sj []byte
 	sj = append(sj, event("ADDED", cr(0), false)...)
 	sj = append(sj, event("MODIFIED", cr(1), false)...)
@@ -207,4 +216,14 @@ func main() {
 	sj = append(sj, event("ERROR", st, false)...)
 	write("foos/watch.json", sj)
 	write("foos/get.json", enc(js, cr(0)))
+
+	odd := cr(0)
+	odd.Object["spec"] = map[string]any{
+		"": "", "empty": map[string]any{}, "none": []any{}, "nothing": nil, "within": []any{[]any{}, map[string]any{}, []any{[]any{nil, true}}},
+		"numbers": []any{int64(9007199254740993), int64(-9223372036854775808), 1.5, 1e21, 1e-9, -0.0, 100000000.0},
+		"texts":   []any{"<a> & b", "\u2028\u2029", "\"{[,:]}\"", "\\", "\\\"", "\x00\x1f\x7f", "\b\f\n\r\t", "äö\U0001f30a", "\xff broken", "  spaces  "},
+		"{}":      map[string]any{"a\"b": map[string]any{"[": "]"}},
+	}
+	write("indented/odd.json", enc(js, odd))
+	write("indented/odd.indented.json", enc(people, odd))
 }

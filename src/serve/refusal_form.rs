@@ -1,0 +1,21 @@
+//! The form in which a client gets refusals.
+use bytes::Bytes;
+use watershed_protocol::{Encoding, Status};
+
+/// The form in which a client gets refusals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RefusalForm {
+    pub(super) encoding: Encoding,
+    /// The client wants JSON indented.
+    pub(super) indented: bool,
+}
+
+impl RefusalForm {
+    /// Returns the body of a refusal.
+    pub(super) fn body(self, status: &Status) -> Bytes {
+        match self.encoding {
+            Encoding::Json if self.indented => status.to_indented_json(),
+            encoding => status.encode(encoding),
+        }
+    }
+}
