@@ -63,40 +63,10 @@ impl StoreWriter {
         object: StoredObject,
     ) -> Result<(), InconsistentEvent> {
         let mut state = self.state.write();
-        let known = state.snapshot.version();
+        if check(&state.snapshot, frame.kind, &object)? == Relation::Repeated {
+            return Ok(());
+        }
         let version = object.version;
-        let present = state.snapshot.get(object.key());
-        let held = present.is_some();
-        if version <= known {
-            match repetition(frame.kind, present, &object) {
-                Repetition::Exact => return Ok(()),
-                Repetition::Rewritten => {
-                    let key = object.key().to_owned();
-                    return Err(InconsistentEvent::Rewritten { key });
-                }
-                Repetition::None if version == known && frame.kind == EventKind::Deleted => {}
-                Repetition::None => {
-                    return Err(InconsistentEvent::Order {
-                        event: version,
-                        known,
-                    });
-                }
-            }
-        }
-        let fits = match frame.kind {
-            EventKind::Added => !held,
-            EventKind::Modified | EventKind::Deleted => held,
-            EventKind::Bookmark | EventKind::Error => {
-                return Err(InconsistentEvent::NotAChange(frame.kind.as_str()));
-            }
-        };
-        if !fits {
-            return Err(InconsistentEvent::Existence {
-                kind: frame.kind.as_str(),
-                key: object.key().to_owned(),
-                held,
-            });
-        }
         let object = Arc::new(object);
         let replaced = if frame.kind == EventKind::Deleted {
             state.begin_deletions(version);
@@ -248,33 +218,73 @@ pub enum InconsistentEvent {
     NotAChange(&'static str),
 }
 
-/// How an event of a known version goes with what is known.
-enum Repetition {
-    /// The object is held as it is in the event, or is gone.
-    Exact,
-    /// The object is held in that version, in other bytes.
-    Rewritten,
-    /// The event is not known.
-    None,
+/// The relation of an event to what is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Relation {
+    /// It follows.
+    Next,
+    /// It is known: the object is held as it is in the event, or is gone.
+    Repeated,
 }
 
-fn repetition(
+/// Finds how an event relates to the state that is known.
+fn check(
+    snapshot: &Snapshot,
+    kind: EventKind,
+    object: &StoredObject,
+) -> Result<Relation, InconsistentEvent> {
+    let present = snapshot.get(object.key());
+    let held = present.is_some();
+    let known = snapshot.version();
+    if object.version <= known {
+        if is_repeated(kind, present, object)? {
+            return Ok(Relation::Repeated);
+        }
+        let shares_the_version = object.version == known && kind == EventKind::Deleted;
+        if !shares_the_version {
+            return Err(InconsistentEvent::Order {
+                event: object.version,
+                known,
+            });
+        }
+    }
+    let fits = match kind {
+        EventKind::Added => !held,
+        EventKind::Modified | EventKind::Deleted => held,
+        EventKind::Bookmark | EventKind::Error => {
+            return Err(InconsistentEvent::NotAChange(kind.as_str()));
+        }
+    };
+    if fits {
+        return Ok(Relation::Next);
+    }
+    Err(InconsistentEvent::Existence {
+        kind: kind.as_str(),
+        key: object.key().to_owned(),
+        held,
+    })
+}
+
+/// Returns `true` if an event of a known version is known. It is an error if the object is held in
+/// that version with other bytes.
+fn is_repeated(
     kind: EventKind,
     present: Option<&Arc<StoredObject>>,
     object: &StoredObject,
-) -> Repetition {
+) -> Result<bool, InconsistentEvent> {
     match (kind, present) {
-        (EventKind::Deleted, None) => Repetition::Exact,
+        (EventKind::Deleted, None) => Ok(true),
         (EventKind::Added | EventKind::Modified, Some(present))
             if present.version == object.version =>
         {
             if present.bytes == object.bytes {
-                Repetition::Exact
+                Ok(true)
             } else {
-                Repetition::Rewritten
+                let key = object.key().to_owned();
+                Err(InconsistentEvent::Rewritten { key })
             }
         }
-        _ => Repetition::None,
+        _ => Ok(false),
     }
 }
 
