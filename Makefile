@@ -6,7 +6,7 @@ BIN := $(REAL)/.bin
 PROXY := target/debug/watershed
 PAIRS ?= 6000
 
-.PHONY: help build build-tests release dist test test-rust test-real test-python test-release test-kine test-otel conformance robustness real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean
+.PHONY: help build build-tests release dist test test-rust test-real test-python test-release test-kine test-upgrade test-otel conformance robustness real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -50,6 +50,11 @@ test-release: build-tests ## The real clients in front of another release of kub
 test-kine: build-tests ## The real clients in front of API servers that store objects in kine and SQLite
 	cd $(REAL) && ./build-kine.sh
 	cd $(REAL) && REAL_BIN=.bin-kine WATERSHED_BIN=$(CURDIR)/$(PROXY) $(GO) test -count=1 -timeout 20m ./...
+
+OLD_RELEASE ?= v1.36.3
+test-upgrade: build-tests real ## Upgrades and downgrades in front of a real older kube-apiserver and the present one; OLD_RELEASE=v1.36.3
+	cd $(REAL) && ./build-release.sh $(OLD_RELEASE)
+	cd $(REAL) && REAL_OLD_BIN=.bin-$(OLD_RELEASE) WATERSHED_BIN=$(CURDIR)/$(PROXY) $(GO) test -count=1 -timeout 40m -v -run '^(TestAnswersFollowTheReleaseOfTheServer|TestWatchesLoseNothingDuringAnUpgrade)$$' .
 
 test-otel: ## Traces, with the feature otel
 	$(CARGO) test --locked --workspace --features watershed/otel --test proxy traces::

@@ -14,6 +14,8 @@ mod open_scopes;
 mod phase;
 mod pump;
 mod registry;
+mod release;
+mod reprint;
 mod rollback_monitor;
 mod self_check;
 mod staleness;

@@ -1,5 +1,5 @@
 //! One cached scope, as its readers see it.
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use super::staleness::ScopeAge;
 use super::timeline::{NewestVersion, Question, Timeline};
 use super::version_waiters::VersionWaiters;
 use crate::store::{Snapshot, StoreReader};
-use crate::upstream::{Stopped, WatchCompression};
+use crate::upstream::{ServedBy, Stopped, WatchCompression};
 use crate::watcher::{Bookmarks, IrreducibleObject};
 
 /// The objects and events of one scope, and how far its task is.
@@ -54,6 +54,10 @@ pub struct Scope {
     pub(super) type_removed: Notify,
     /// The scope's objects are not upstream's.
     pub(super) found_different: Notify,
+    /// The server at which the scope is followed.
+    pub(super) server: Mutex<Option<ServedBy>>,
+    /// That server is of another release than the one that printed the objects.
+    pub(super) outdated: Arc<AtomicBool>,
     pub(super) idle: IdleTracker,
     pub(super) stop: CancellationToken,
 }

@@ -12,6 +12,7 @@ pub const METRICS: &[Declaration] = &[
     SELF_CHECKS.declaration(),
     QUARANTINES.declaration(),
     ROLLBACKS.declaration(),
+    RELEASE_CHANGES.declaration(),
 ];
 
 pub(super) const STOPPED: Metric<Counter, 3> = Metric::new(
@@ -53,6 +54,13 @@ pub(super) const ROLLBACKS: Metric<Counter, 1> = Metric::new(
     &["evidence"],
     "Times that upstream turned out to have another history, as after a restore of etcd, by \
      evidence: a version that went back, an event that is not in the history, or another cluster.",
+);
+
+pub(super) const RELEASE_CHANGES: Metric<Counter, 3> = Metric::new(
+    "watershed_scope_release_changes_total",
+    &["group", "resource", "result"],
+    "Scopes whose watch continued at a server of another Kubernetes release, by result: same (no \
+     object is printed differently), reprinted (some are), relisted (the wire format differs).",
 );
 
 /// Returns a type's series of a metric.

@@ -2,7 +2,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -16,11 +15,12 @@ use super::finish::ask_upstream;
 use super::metrics;
 use super::open_scopes::OpenScopes;
 use super::phase::{ReadyScope, ScopePhase};
+use super::release::ReleaseLearner;
 use super::staleness::{StalenessChange, StalenessClock};
 use super::streaming::StreamingLearner;
 use crate::metric::{Counter, Metric};
-use crate::store::{Discarded, SnapshotBuilder, StoreWriter};
-use crate::upstream::{Change, Probe, Reflector, Stopped};
+use crate::store::{Discarded, InconsistentEvent, SnapshotBuilder, StoreWriter};
+use crate::upstream::{Change, Probe, Reflector, Release, Stopped};
 
 /// Time after which a scope that was never ready is given up, and before which a representation
 /// that upstream does not have is not asked for again. Requests are forwarded meanwhile.
@@ -49,6 +49,11 @@ pub(super) struct ScopePump {
     /// Asks about versions that several deletions share, if the type has such.
     pub(super) probe: Option<Probe>,
     pub(super) streaming: StreamingLearner,
+    pub(super) release: ReleaseLearner,
+    /// An event that is known came again in other bytes. The followed server's release tells why.
+    pub(super) is_rewritten: bool,
+    /// The release of the followed server, once it was asked; `None` in it if it does not tell.
+    pub(super) followed_release: Option<Option<Release>>,
     /// The properties of the type that the last list showed.
     pub(super) ready: Option<Arc<ReadyScope>>,
     /// The first refusal of a scope that was never ready.
@@ -102,8 +107,12 @@ impl ScopePump {
                     self.reflector.type_removed();
                     continue;
                 }
-                mark = self.streaming.learned() => {
-                    self.streams_initial_events(&mark);
+                answer = self.streaming.learned() => {
+                    self.initial_events_learned(&answer);
+                    continue;
+                }
+                learned = self.release.learned() => {
+                    self.release_learned(learned);
                     continue;
                 }
                 () = self.scope.found_different.notified() => {
@@ -211,8 +220,13 @@ impl ScopePump {
                 self.scope.first_list.get_or_init(|| version);
                 discard(self.writer.replace(snapshot));
                 self.scope.irreducible.clear();
+                self.is_rewritten = false;
                 self.continuity.listed();
                 self.phase.send_replace(ScopePhase::Ready(ready));
+                self.release.listed(self.reflector.listed_by());
+                if streams_initial_events {
+                    self.follow_server();
+                }
                 self.heard();
             }
             Change::Event(frame, scanned) => self.apply_event(now, frame, scanned),
@@ -223,6 +237,7 @@ impl ScopePump {
             }
             Change::Resumed { .. } => {
                 self.streaming.reconnected();
+                self.follow_server();
                 self.count(&metrics::UPSTREAM_RESUMES);
                 self.staleness.reopened(time::Instant::now());
             }
@@ -237,16 +252,23 @@ impl ScopePump {
         let object = stored_object(&ready.format, &frame.object, scanned);
         match self.writer.apply(now, frame, object) {
             Ok(()) => self.heard(),
-            Err(error) => {
-                tracing::error!(
-                    resource = %self.scope.key.gvr,
-                    %error,
-                    "upstream's events are inconsistent; listing again"
-                );
-                self.reflector.restart();
-                self.lost();
+            Err(InconsistentEvent::Rewritten { .. }) if self.release.is_learning() => {
+                self.is_rewritten = true;
+                self.heard();
             }
+            Err(error) => self.inconsistent(error),
         }
+    }
+
+    /// Lists the scope again, as an event does not fit to what is known.
+    pub(super) fn inconsistent(&mut self, error: impl std::fmt::Display) {
+        tracing::error!(
+            resource = %self.scope.key.gvr,
+            %error,
+            "upstream's events are inconsistent; listing again"
+        );
+        self.reflector.restart();
+        self.lost();
     }
 
     /// Records that upstream's changes do not arrive any more.
@@ -324,34 +346,6 @@ impl ScopePump {
         });
     }
 
-    /// Records that upstream streams initial events by now.
-    fn streams_initial_events(&mut self, mark: &Bytes) {
-        let Some(ready) = &self.ready else { return };
-        let resource = &self.scope.key.gvr;
-        let bookmark = match BookmarkFormat::learn(&ready.format, mark) {
-            Ok(bookmark) => bookmark,
-            Err(error) => {
-                tracing::warn!(%resource, %error, "the end of initial events is not understood");
-                return;
-            }
-        };
-        tracing::info!(%resource, "upstream streams initial events");
-        let ready = Arc::new(ReadyScope {
-            format: Arc::clone(&ready.format),
-            streams_initial_events: true,
-            warnings: ready.warnings.clone(),
-        });
-        self.learn_bookmark(Some(bookmark));
-        self.ready = Some(Arc::clone(&ready));
-        self.phase.send_modify(|phase| match phase {
-            ScopePhase::Ready(shown) | ScopePhase::Stale(shown) => *shown = ready,
-            ScopePhase::Syncing
-            | ScopePhase::Failing
-            | ScopePhase::Quarantined
-            | ScopePhase::Stopped(_) => {}
-        });
-    }
-
     /// Prepares another attempt after a refusal, if the scope was never ready. Returns `false` if
     /// the refusal is final.
     ///
@@ -383,7 +377,7 @@ impl ScopePump {
         true
     }
 
-    fn learn_bookmark(&self, format: Option<BookmarkFormat>) {
+    pub(super) fn learn_bookmark(&self, format: Option<BookmarkFormat>) {
         if let Some(format) = format {
             let format = self.null_in_structs.complete(format);
             self.scope.bookmarks.store(Some(Arc::new(format)));

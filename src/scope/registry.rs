@@ -1,12 +1,12 @@
 //! The scopes of this process.
 use std::collections::HashMap;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use watershed_protocol::{FieldTable, GroupVersionResource, Representation, Selection};
@@ -22,6 +22,7 @@ use super::metrics;
 use super::open_scopes::OpenScopes;
 use super::phase::ScopePhase;
 use super::pump::{NullInStructs, PumpTimers, ScopePump};
+use super::release::{LEARNERS, ReleaseLearner};
 use super::staleness::{ScopeAge, StalenessClock};
 use super::streaming::StreamingLearner;
 use super::timeline::Timeline;
@@ -45,6 +46,8 @@ pub struct Scopes {
     timeline: Timeline,
     /// The timelines of aggregated API groups, whose servers number their versions by themselves.
     aggregated: Arc<HashMap<String, Timeline>>,
+    /// Permits to learn the form of another release.
+    learners: Arc<Semaphore>,
 }
 
 impl Scopes {
@@ -57,6 +60,7 @@ impl Scopes {
             null_in_structs: Arc::default(),
             timeline: Timeline::default(),
             aggregated: Arc::default(),
+            learners: Arc::new(Semaphore::new(LEARNERS)),
         }
     }
 
@@ -302,8 +306,17 @@ impl Scopes {
             schema_changed: Notify::new(),
             type_removed: Notify::new(),
             found_different: Notify::new(),
+            server: Mutex::default(),
+            outdated: Arc::new(AtomicBool::new(false)),
             stop: CancellationToken::new(),
         });
+        let release = ReleaseLearner::new(
+            self.client.clone(),
+            target.clone(),
+            scope.reader.clone(),
+            Arc::clone(&self.learners),
+            Arc::clone(&scope.outdated),
+        );
         let pump = ScopePump {
             reflector: Reflector::new(self.client.clone(), target),
             continuity: Continuity::new(self.client.clone(), &scope),
@@ -316,6 +329,9 @@ impl Scopes {
             null_in_structs: Arc::clone(&self.null_in_structs),
             timers: PumpTimers::default(),
             streaming: StreamingLearner::new(initial_events),
+            release,
+            is_rewritten: false,
+            followed_release: None,
             ready: None,
             refused_since: None,
             staleness: StalenessClock::new(

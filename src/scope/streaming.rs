@@ -1,12 +1,11 @@
 //! Learns whether upstream streams initial events, for scopes whose list was not streamed.
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, pending};
 use tokio::time::{Instant, sleep_until};
 
-use crate::upstream::{AnswerError, InitialEventsAnswer, InitialEventsProbe};
+use crate::upstream::{AnswerError, InitialEventsAnswer, InitialEventsProbe, ServedBy};
 
 /// First and longest pause between questions. A release that does not stream is asked seldom: when
 /// upstream is upgraded, the scope's watch breaks, and the next question is soon.
@@ -18,6 +17,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_min
 /// older server that is about to be upgraded.
 pub(super) struct StreamingLearner {
     probe: InitialEventsProbe,
+    /// Upstream streams, as far as is known.
+    streams: bool,
     state: LearnerState,
 }
 
@@ -47,12 +48,14 @@ impl StreamingLearner {
     pub(super) fn new(probe: InitialEventsProbe) -> Self {
         Self {
             probe,
+            streams: false,
             state: LearnerState::Settled,
         }
     }
 
     /// Notes that upstream streamed a list, or did not.
     pub(super) fn listed(&mut self, streamed: bool) {
+        self.streams = streamed;
         self.state = if streamed {
             LearnerState::Settled
         } else {
@@ -67,9 +70,22 @@ impl StreamingLearner {
         }
     }
 
-    /// Returns the bookmark that ended streamed initial events, once upstream sent one. Cancelling
-    /// a call loses nothing.
-    pub(super) async fn learned(&mut self) -> Bytes {
+    /// Notes the server to ask.
+    pub(super) fn follow(&mut self, server: &ServedBy) {
+        self.probe = self.probe.beside(server);
+    }
+
+    /// Asks at once, as the server is of another release.
+    pub(super) fn ask_again(&mut self) {
+        self.state = LearnerState::Waiting {
+            until: Instant::now(),
+            pause: PAUSES.0,
+        };
+    }
+
+    /// Returns the answer, once upstream streams initial events, or does so no longer. Cancelling a
+    /// call loses nothing.
+    pub(super) async fn learned(&mut self) -> InitialEventsAnswer {
         loop {
             match &mut self.state {
                 LearnerState::Settled => pending().await,
@@ -83,9 +99,15 @@ impl StreamingLearner {
                 LearnerState::Asking { answer, pause } => {
                     let (answer, pause) = (answer.await, *pause);
                     match answer {
-                        Ok(InitialEventsAnswer::Streamed(mark)) => {
+                        Ok(answer @ InitialEventsAnswer::Streamed(_)) => {
+                            self.streams = true;
                             self.state = LearnerState::Settled;
-                            return mark;
+                            return answer;
+                        }
+                        Ok(answer @ InitialEventsAnswer::NotStreamed) if self.streams => {
+                            self.streams = false;
+                            self.state = LearnerState::wait(pause);
+                            return answer;
                         }
                         Ok(InitialEventsAnswer::NotStreamed) => {}
                         Err(error) => {

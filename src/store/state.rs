@@ -11,6 +11,7 @@
 //! list at L           | the list | none         | L           | expired (1)
 //! reset               | none     | none         | its version | expired (8)
 //! change at V         | at V     | none if <= V |             | caught up: to the change (2)
+//! other bytes at V    | at V (9) | same (9)     | V           | expired if it concerns them
 //! bookmark at V       | at V (3) | none if <= V |             |
 //! confirmation at V   |          | at V (4)     |             |
 //! event is dropped    |          |              | its version | a step before the window: expired
@@ -33,6 +34,8 @@
 //! 7. While the store is paused, a step with nothing to return ends the subscription. A list ends
 //!    the pause.
 //! 8. Every one, and so are those that begin before the next list: upstream has another history.
+//! 9. Another release of upstream prints some objects differently. The same versions get other
+//!    bytes, and a generation of their own.
 //!
 //! A change that is known already leaves everything alone. A resumed watch begins with the last
 //! one, which shows that upstream still has the same history.

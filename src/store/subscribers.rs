@@ -1,5 +1,5 @@
 //! All subscriptions of a scope. A change wakes exactly those that it can concern.
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -154,6 +154,34 @@ impl Subscribers {
         for (_, slot) in self.slots.values().flatten() {
             slot.cursor.set(Position::Expired);
             wakers.extend(slot.waker.take());
+        }
+        wakers
+    }
+
+    /// Expires the subscriptions that one of the objects is of interest to.
+    pub(super) fn expire_concerned(&self, objects: &[Arc<StoredObject>]) -> Vec<Waker> {
+        let keys: HashSet<_> = objects.iter().map(|object| object.key()).collect();
+        let namespaces = objects.iter().map(|object| object.attributes.namespace());
+        let namespaces: HashSet<_> = namespaces.collect();
+        let values = self.fields.keys().flat_map(|&position| {
+            let values = objects.iter();
+            values.map(move |object| (position, object.attributes.field(position)))
+        });
+        let values: HashSet<(usize, &str)> = values.collect();
+        let mut wakers = Vec::new();
+        for (interest, slots) in &self.slots {
+            let is_concerned = match &**interest {
+                Interest::All => true,
+                Interest::Namespace(namespace) => namespaces.contains(&**namespace),
+                Interest::Key(key) => keys.contains(&**key),
+                Interest::Field(position, value) => values.contains(&(*position, &**value)),
+            };
+            if is_concerned {
+                for (_, slot) in slots {
+                    slot.cursor.set(Position::Expired);
+                    wakers.extend(slot.waker.take());
+                }
+            }
         }
         wakers
     }

@@ -52,6 +52,50 @@ impl StoreWriter {
         discarded
     }
 
+    /// Replaces the bytes of objects that have not changed, as another release of upstream prints
+    /// them differently. Passes over objects that are gone or have another version by now. Returns
+    /// the number of objects whose bytes differ; `None` while a version is unfinished.
+    ///
+    /// The history has the old bytes, so it is dropped. A watch that has got all of it goes on,
+    /// unless it is about one of the objects: its client would not learn the new bytes.
+    pub fn reprint(&mut self, objects: Vec<StoredObject>) -> Option<usize> {
+        let objects: Vec<_> = objects.into_iter().map(Arc::new).collect();
+        let before = {
+            let state = self.state.read();
+            if state.unfinished.is_some() {
+                return None;
+            }
+            state.snapshot.clone()
+        };
+        // Without the lock, as these may be many. Nobody else changes the snapshot.
+        let mut snapshot = before.clone();
+        let changed = snapshot.reprint(&objects);
+        if changed.is_empty() {
+            return Some(0);
+        }
+        // What readers took before must not be confirmed any more.
+        let generation = before.generation() + 1;
+        snapshot.set_generation(generation);
+        let mut state = self.state.write();
+        if let Some(mut confirmed) = state.confirmed.take() {
+            if confirmed.is_copy_of(&before) {
+                confirmed = snapshot.clone().at_version(confirmed.version());
+            } else {
+                confirmed.reprint(&changed);
+                confirmed.set_generation(generation);
+            }
+            state.confirmed = Some(confirmed);
+        }
+        state.snapshot = snapshot;
+        let reached = state.snapshot.version();
+        let history = (std::mem::take(&mut state.pins), state.window.reset(reached));
+        let wakers = state.subscribers.expire_concerned(&changed);
+        drop(state);
+        drop(history);
+        wake(wakers);
+        Some(changed.len())
+    }
+
     /// Applies one of upstream's events.
     ///
     /// etcd deletes all objects of an expired lease at once, so deletions may share a version. An

@@ -1,7 +1,8 @@
 //! Classes of requests, which decide what may share a connection.
 
 const WATCH: Windows = Windows {
-    streams: 100,
+    // A few are left for questions to the server of a watch.
+    streams: 96,
     stream: MIB,
     connection: 128 * MIB,
 };

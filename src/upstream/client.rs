@@ -7,6 +7,7 @@ use http::{Request, Response};
 
 use super::body::UpstreamBody;
 use super::class::ConnectionClass;
+use super::connection::ServedBy;
 use super::error::UpstreamError;
 use super::pool::{Pool, SendOptions};
 use super::server::Upstream;
@@ -18,6 +19,8 @@ use watershed_connect::{Dialer, TlsIdentity};
 #[derive(Clone)]
 pub struct UpstreamClient {
     shared: Arc<ClientShared>,
+    /// The server to ask, if it matters.
+    server: Option<Arc<ServedBy>>,
 }
 
 struct ClientShared {
@@ -38,7 +41,22 @@ impl UpstreamClient {
                 pool,
                 user_agent,
             }),
+            server: None,
         }
+    }
+
+    /// Returns a client that prefers the server of an answer, while its connection lasts.
+    #[must_use]
+    pub fn beside(&self, server: &ServedBy) -> UpstreamClient {
+        UpstreamClient {
+            shared: Arc::clone(&self.shared),
+            server: Some(Arc::new(server.clone())),
+        }
+    }
+
+    /// Returns the server that this client prefers.
+    pub(super) fn server(&self) -> Option<&ServedBy> {
+        self.server.as_deref()
     }
 
     /// Sends a request whose URI is path and query. Dropping the answer cancels it at upstream.
@@ -48,8 +66,9 @@ impl UpstreamClient {
         &self,
         class: ConnectionClass,
         mut request: Request<Body>,
-        options: SendOptions,
+        mut options: SendOptions,
     ) -> Result<Response<UpstreamBody>, UpstreamError> {
+        options.beside = options.beside.or_else(|| self.server().cloned());
         let headers = request.headers_mut();
         headers
             .entry(USER_AGENT)

@@ -14,7 +14,8 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-use super::{ConnectionClass, SendOptions, UpstreamClient, UpstreamError};
+use super::release_probe::check_release;
+use super::{AnswerError, ConnectionClass, SendOptions, ServedBy, UpstreamClient, UpstreamError};
 use watershed_protocol::{GroupVersionResource, Representation, Selection};
 
 /// Time for which an answer holds. Afterwards upstream may run another release.
@@ -48,6 +49,8 @@ struct CompressionState {
     answer: watch::Sender<Option<bool>>,
     /// Moment at which the next question is due.
     due: Mutex<Option<Instant>>,
+    /// The server to ask.
+    server: Mutex<Option<ServedBy>>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +63,8 @@ enum CompressionProbeError {
     Silent,
     #[error("upstream answered {0}")]
     Status(StatusCode),
+    #[error(transparent)]
+    Unusable(#[from] AnswerError),
 }
 
 impl WatchCompression {
@@ -82,7 +87,19 @@ impl WatchCompression {
             representation,
             answer,
             due: Mutex::new(None),
+            server: Mutex::new(None),
         }))
+    }
+
+    /// Notes that the type is followed at the server of this answer from now on.
+    pub fn follow(&self, server: &ServedBy) {
+        *self.0.server.lock() = Some(server.clone());
+    }
+
+    /// Forgets what was learned, as the followed server is of another release.
+    pub fn forget(&self) {
+        *self.0.due.lock() = None;
+        self.0.answer.send_replace(None);
     }
 
     /// Returns `true` if upstream compresses watches that mark the end of their initial events.
@@ -141,13 +158,15 @@ impl CompressionState {
             .header(header::ACCEPT, self.representation.watch_accept_header())
             .header(header::ACCEPT_ENCODING, "gzip")
             .body(crate::body::empty())?;
-        let answer = timeout(
-            ANSWER,
-            self.client
-                .send(ConnectionClass::Watch, request, SendOptions::default()),
-        )
-        .await;
+        let server = self.server.lock().clone();
+        let client = match &server {
+            Some(server) => self.client.beside(server),
+            None => self.client.clone(),
+        };
+        let class = ConnectionClass::Watch;
+        let answer = timeout(ANSWER, client.send(class, request, SendOptions::default())).await;
         let response = answer.map_err(|_| CompressionProbeError::Silent)??;
+        check_release(&client, &response).await?;
         if response.status() != StatusCode::OK {
             return Err(CompressionProbeError::Status(response.status()));
         }

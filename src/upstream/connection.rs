@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use tokio::time::Instant;
 
 use super::class::ConnectionClass;
 use super::error::UpstreamError;
+use super::release::{KnownRelease, Release};
 use super::server::Upstream;
 use super::traffic::OpenConnection;
 use crate::body::Body;
@@ -64,6 +65,7 @@ pub(super) struct Http2Connection {
     peer_limit: Arc<AtomicUsize>,
     closed: Arc<AtomicBool>,
     idle_since: Mutex<Instant>,
+    release: KnownRelease,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -74,6 +76,16 @@ pub(super) struct Http1Connection {
     pub(super) generation: u64,
     pub(super) idle_since: Instant,
     _permit: OwnedSemaphorePermit,
+}
+
+/// The address that sent an answer, and the connection that it came by: an extension of every
+/// answer. Cheap to clone.
+#[derive(Clone)]
+pub struct ServedBy {
+    /// The address.
+    pub address: Address,
+    /// The connection, if it is shared.
+    connection: Option<Weak<Http2Connection>>,
 }
 
 /// The HTTP/1 connections of a group that wait for a request, the youngest last.
@@ -153,6 +165,7 @@ pub(super) async fn handshake(
         peer_limit: Arc::new(AtomicUsize::new(peer_limit)),
         closed: Arc::new(AtomicBool::new(false)),
         idle_since: Mutex::new(Instant::now()),
+        release: KnownRelease::default(),
         _permit: permit,
     };
     connection.spawn_driver(driver, open);
@@ -270,6 +283,42 @@ impl Http1Connection {
     }
 }
 
+// === impl ServedBy ===
+
+impl ServedBy {
+    /// Returns `true` if both answers came by one connection. Of HTTP/1 connections, which each
+    /// request has to itself, the address must be the same.
+    pub fn is_same(&self, other: &Self) -> bool {
+        match (&self.connection, &other.connection) {
+            (Some(this), Some(other)) => Weak::ptr_eq(this, other),
+            (None, None) => self.address == other.address,
+            _ => false,
+        }
+    }
+
+    /// Returns the shared connection, while it exists.
+    pub(super) fn shared(&self) -> Option<Arc<Http2Connection>> {
+        self.connection.as_ref()?.upgrade()
+    }
+
+    /// Returns the release of the server. Awaits `question` if it is not known.
+    pub(super) async fn known_release(
+        &self,
+        question: impl Future<Output = Result<Option<Release>, String>>,
+    ) -> Result<Option<Release>, String> {
+        match self.shared() {
+            Some(connection) => connection.release.or_ask(question).await,
+            None => question.await,
+        }
+    }
+}
+
+impl std::fmt::Debug for ServedBy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("ServedBy").field(&self.address).finish()
+    }
+}
+
 // === impl IdleHttp1 ===
 
 impl IdleHttp1 {
@@ -330,6 +379,18 @@ impl Lease {
             Leased::Http2(connection) => &connection.address,
             Leased::Http1(connection, _) => &connection.address,
             Leased::Gone(address) => address,
+        }
+    }
+
+    /// Returns the extension of answers that come by this connection.
+    pub(super) fn served_by(&self) -> ServedBy {
+        let connection = match &self.connection {
+            Leased::Http2(connection) => Some(Arc::downgrade(connection)),
+            Leased::Http1(..) | Leased::Gone(_) => None,
+        };
+        ServedBy {
+            address: self.address().clone(),
+            connection,
         }
     }
 

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::read::read;
 use super::stream::WatchStream;
-use super::{AnswerError, ConnectionClass, UpstreamClient};
+use super::{AnswerError, ConnectionClass, ServedBy, UpstreamClient};
 use watershed_protocol::{
     EventKind, GroupVersionResource, Representation, Selection, read_bookmark,
 };
@@ -54,6 +54,15 @@ impl InitialEventsProbe {
             client,
             uri,
             representation,
+        }
+    }
+
+    /// Returns a probe that asks the server of an answer.
+    #[must_use]
+    pub fn beside(&self, server: &ServedBy) -> Self {
+        Self {
+            client: self.client.beside(server),
+            ..self.clone()
         }
     }
 

@@ -17,7 +17,9 @@ use tokio::sync::Semaphore;
 
 use super::body::{End, UpstreamBody};
 use super::class::ConnectionClass;
-use super::connection::{self, Http2Connection, HttpConnection, IdleHttp1, Lease, NotSent};
+use super::connection::{
+    self, Http2Connection, HttpConnection, IdleHttp1, Lease, NotSent, ServedBy,
+};
 use super::error::UpstreamError;
 use super::repeat::{self, Repeatable};
 use super::server::Upstream;
@@ -47,13 +49,11 @@ pub struct SendOptions {
     pub fresh_connection: bool,
     /// Prefer other addresses to this one (see [`ServedBy`]).
     pub avoid: Option<Address>,
+    /// Prefer the connection of this answer, as it leads to the same server.
+    pub beside: Option<ServedBy>,
     /// The purpose it is counted under.
     pub purpose: RequestPurpose,
 }
-
-/// The address that sent an answer, an extension of every answer.
-#[derive(Clone, Debug)]
-pub struct ServedBy(pub Address);
 
 /// The connections of one identity.
 pub(super) struct Pool {
@@ -152,10 +152,11 @@ impl Pool {
         let mut resends = 0;
         let mut policy = ResendPolicy::new(&mut request);
         loop {
-            let mut lease = if fresh {
-                group.open_or_lease(options.avoid.as_ref()).await?
-            } else {
-                group.lease().await?
+            let beside = options.beside.as_ref().filter(|_| !fresh);
+            let mut lease = match beside.and_then(|server| group.lease_beside(server)) {
+                Some(lease) => lease,
+                None if fresh => group.open_or_lease(options.avoid.as_ref()).await?,
+                None => group.lease().await?,
             };
             *request.uri_mut() = uri.clone();
             let again = policy.copy(&request);
@@ -290,7 +291,7 @@ fn answer(
         _ => End::Reported,
     };
     let (mut parts, incoming) = response.into_parts();
-    parts.extensions.insert(ServedBy(lease.address().clone()));
+    parts.extensions.insert(lease.served_by());
     Response::from_parts(parts, UpstreamBody::new(incoming, lease, end, received))
 }
 
@@ -317,6 +318,18 @@ impl ConnectionGroup {
                 None => return self.open(None).await,
             }
         }
+    }
+
+    /// Leases a stream on the connection of an answer, if it is one of this group's and has room.
+    /// The streams that the class leaves free are for this.
+    fn lease_beside(&self, server: &ServedBy) -> Option<Lease> {
+        let wanted = server.shared()?;
+        // Streams are taken under this lock only.
+        let state = self.state.lock();
+        let is_wanted = |it: &&Arc<Http2Connection>| Arc::ptr_eq(it, &wanted);
+        let found = state.http2.iter().find(is_wanted)?;
+        let is_usable = !found.is_closed() && found.take_stream(usize::MAX);
+        is_usable.then(|| Lease::http2(Arc::clone(found), true))
     }
 
     /// Leases a stream on an open connection, the oldest first, so that younger ones can go idle.

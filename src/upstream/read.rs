@@ -4,6 +4,7 @@ use bytes::Bytes;
 use http::{Request, StatusCode, header};
 use watershed_protocol::Encoding;
 
+use super::release_probe::check_release;
 use super::{AnswerError, ConnectionClass, SendOptions, UpstreamBody, UpstreamClient};
 use crate::body;
 
@@ -21,6 +22,7 @@ pub(super) async fn read(
         .body(body::empty())
         .map_err(unusable)?;
     let response = client.send(class, request, SendOptions::default()).await?;
+    check_release(client, &response).await?;
     if response.status() != StatusCode::OK {
         return Err(AnswerError::Status(response.status()));
     }

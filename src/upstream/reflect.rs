@@ -70,6 +70,10 @@ pub struct Reflector {
     streaming: bool,
     /// The address of the last answer.
     served_by: Option<Address>,
+    /// The server of the last answer.
+    server: Option<ServedBy>,
+    /// The server of the last list's first page, from which the formats were learned.
+    listed_by: Option<ServedBy>,
     recovery: Recovery,
     /// Moment of the last change of the type's schema.
     schema_changed: Option<Instant>,
@@ -92,6 +96,8 @@ impl Reflector {
             bookmark_known: false,
             streaming: true,
             served_by: None,
+            server: None,
+            listed_by: None,
             recovery: Recovery::new(),
             schema_changed: None,
             unfinished: None,
@@ -126,6 +132,21 @@ impl Reflector {
     /// taken before shows the old schema. So for some time, the end of a stream means a new list.
     pub fn schema_changed(&mut self) {
         self.schema_changed = Some(Instant::now());
+    }
+
+    /// Returns the server of the open watch, after [`Change::Resumed`] or a streamed list.
+    pub fn server(&self) -> Option<&ServedBy> {
+        self.server.as_ref()
+    }
+
+    /// Returns the server from which the formats in [`Change::Listed`] were learned.
+    pub fn listed_by(&self) -> Option<&ServedBy> {
+        self.listed_by.as_ref()
+    }
+
+    /// Learns the form of bookmarks again from the next one.
+    pub fn forget_bookmark(&mut self) {
+        self.bookmark_known = false;
     }
 
     fn is_rebuilding(&self) -> bool {
@@ -340,7 +361,9 @@ impl Reflector {
     async fn list<C: Collect>(
         &mut self,
     ) -> Result<(Change<C>, ResourceVersion, Option<Box<WatchStream>>), ReflectorError> {
+        self.listed_by = None;
         let (headers, body) = self.get(FIRST_PAGE).await?;
+        self.listed_by = self.server.clone();
         self.warnings = headers.get_all(header::WARNING).iter().cloned().collect();
         let Representation {
             encoding,
@@ -516,9 +539,15 @@ impl Reflector {
         } else {
             (RequestPurpose::List, ANSWER_TIMEOUT)
         };
+        // All of a list should be printed by one release.
+        let beside = match self.state {
+            ReflectorState::Start => self.listed_by.clone(),
+            _ => None,
+        };
         let options = SendOptions {
             fresh_connection,
             avoid,
+            beside,
             purpose,
         };
         let answer = timeout(
@@ -527,10 +556,8 @@ impl Reflector {
         )
         .await;
         let response = answer.map_err(|_| ReflectorError::Silent(patience))??;
-        self.served_by = response
-            .extensions()
-            .get::<ServedBy>()
-            .map(|by| by.0.clone());
+        self.server = response.extensions().get().cloned();
+        self.served_by = self.server.as_ref().map(|by| by.address.clone());
         accepted(response, representation.encoding.content_type(watch)).await
     }
 }

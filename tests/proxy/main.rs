@@ -23,6 +23,7 @@ mod load_command;
 mod mistakes;
 mod on_demand_scopes;
 mod reference;
+mod releases;
 mod request_smuggling;
 mod restart;
 mod restore;

@@ -385,7 +385,7 @@ async fn two_thousand_scopes_share_connections_and_use_little_memory() {
     let further = counts.connections - connections;
     println!("{each:.1} KiB for each of {SCOPES} scopes, on {further} further connections");
     assert!(each < 64.0, "{each} KiB a scope");
-    // A connection carries a hundred streams. A few more connections serve short requests.
+    // A connection carries nearly a hundred streams. A few more connections serve short requests.
     assert!(further <= SCOPES as u64 / 100 + 4, "{further} connections");
     program.terminate().await;
     assert_eq!(program.ended().await.code(), Some(0));

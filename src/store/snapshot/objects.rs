@@ -147,6 +147,27 @@ impl Snapshot {
         };
     }
 
+    /// Replaces the bytes of objects that are here in the same version. Returns those that differ.
+    pub(in crate::store) fn reprint(
+        &mut self,
+        objects: &[Arc<StoredObject>],
+    ) -> Vec<Arc<StoredObject>> {
+        let differs = |object: &&Arc<StoredObject>| {
+            let held = self.get(object.key());
+            held.is_some_and(|held| held.version == object.version && held.bytes != object.bytes)
+        };
+        let changed: Vec<_> = objects.iter().filter(differs).cloned().collect();
+        for object in &changed {
+            self.insert(Arc::clone(object));
+        }
+        changed
+    }
+
+    /// Returns true if both have the same objects because one is a copy of the other.
+    pub(in crate::store) fn is_copy_of(&self, other: &Self) -> bool {
+        self.leaves.ptr_eq(&other.leaves)
+    }
+
     /// Returns the same objects as the state at another version.
     pub(in crate::store) fn at_version(mut self, version: ResourceVersion) -> Self {
         self.version = version;

@@ -437,7 +437,12 @@ async fn a_request_can_ask_for_another_address_or_connection() {
     let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
     for _ in 0..3 {
         let first = send(&client, get("/")).await.unwrap();
-        let ServedBy(from) = first.extensions().get().cloned().unwrap();
+        let from = first
+            .extensions()
+            .get::<ServedBy>()
+            .unwrap()
+            .address
+            .clone();
         let avoid = SendOptions {
             avoid: Some(from.clone()),
             ..SendOptions::default()
@@ -445,7 +450,7 @@ async fn a_request_can_ask_for_another_address_or_connection() {
         let second = soon(client.send(ConnectionClass::Short, get("/"), avoid))
             .await
             .unwrap();
-        assert_ne!(second.extensions().get::<ServedBy>().unwrap().0, from);
+        assert_ne!(second.extensions().get::<ServedBy>().unwrap().address, from);
     }
     let before = one.accepted() + two.accepted();
     let fresh = SendOptions {
@@ -456,6 +461,44 @@ async fn a_request_can_ask_for_another_address_or_connection() {
         .await
         .unwrap();
     assert_eq!(one.accepted() + two.accepted(), before + 1);
+}
+
+#[tokio::test]
+async fn a_request_can_follow_an_answer_to_its_server() {
+    let pki = Pki::new();
+    let api = Api::start(&pki, HTTP2, |_, _| async { text("hello") }).await;
+    let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+    let ask = async |beside: Option<&ServedBy>, fresh_connection| {
+        let options = SendOptions {
+            fresh_connection,
+            beside: beside.cloned(),
+            ..SendOptions::default()
+        };
+        let answer = soon(client.send(ConnectionClass::Short, get("/"), options)).await;
+        let answer = answer.unwrap();
+        let by = answer.extensions().get::<ServedBy>().unwrap().clone();
+        assert_eq!(read(answer.into_body()).await.unwrap(), "hello");
+        by
+    };
+    let oldest = ask(None, true).await;
+    let younger = ask(None, true).await;
+    assert!(!younger.is_same(&oldest));
+    assert!(ask(None, false).await.is_same(&oldest));
+    assert!(ask(Some(&younger), false).await.is_same(&younger));
+    // Another class has connections of its own.
+    let options = SendOptions {
+        beside: Some(younger.clone()),
+        ..SendOptions::default()
+    };
+    let other = soon(client.send(ConnectionClass::Watch, get("/"), options)).await;
+    let other = other.unwrap();
+    assert!(
+        !other
+            .extensions()
+            .get::<ServedBy>()
+            .unwrap()
+            .is_same(&younger)
+    );
 }
 
 #[tokio::test]

@@ -107,6 +107,12 @@ pub struct ActiveFaults {
     /// The next watch event of this resource (`pods`, `deployments.apps`) is not sent. The stream
     /// goes on as if it had been.
     pub lose_event: Option<String>,
+    /// The release that `/version` reports, instead of that of the options.
+    pub release: Option<String>,
+    /// Every read of objects has this text as a `Warning`.
+    pub warning: Option<String>,
+    /// Watches are not compressed, whatever the options say.
+    pub plain_watches: bool,
 }
 
 /// The switches of the faults. They may change while the server runs.

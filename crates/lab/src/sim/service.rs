@@ -116,6 +116,9 @@ impl SimulatorService {
             .decide(&head.method, path, &head.headers, &target, query, body)
             .await;
         let mut response = outcome.unwrap_or_else(|failure| failure.response());
+        if !resource.is_empty() {
+            self.warn(&mut response);
+        }
         self.simulation
             .stats
             .request(verb, &resource, response.status().as_u16());
@@ -238,8 +241,10 @@ impl SimulatorService {
         let shape = self.shape(headers, target, "")?;
         let query = query?;
         let filter = query.filter(&KINDS[index], &target.attributes.namespace)?;
+        let active = simulation.faults.active();
         let compressed = simulation.options.compressed_watches
-            && watch::is_watch_list(&query, simulation.faults.active().watch_list)
+            && !active.plain_watches
+            && watch::is_watch_list(&query, active.watch_list)
             && accepts_gzip(headers);
         let body = watch::watch(Arc::clone(simulation), index, filter, &query, shape).await?;
         let mut response = Response::new(body);
@@ -367,7 +372,9 @@ impl SimulatorService {
     }
 
     fn version(&self) -> String {
-        let release = &self.simulation.options.release;
+        let active = self.simulation.faults.active();
+        let release = active.release.as_ref();
+        let release = release.unwrap_or(&self.simulation.options.release);
         let mut numbers = release.trim_start_matches('v').split('.');
         let (major, minor) = (numbers.next().unwrap_or("1"), numbers.next().unwrap_or("0"));
         format!(
@@ -396,6 +403,16 @@ impl SimulatorService {
         }
         if command.cut_connections {
             self.simulation.faults.cut_connections();
+        }
+    }
+
+    /// Adds the warning that is switched on, as of a deprecated type.
+    fn warn(&self, response: &mut Response<ResponseBody>) {
+        let Some(warning) = self.simulation.faults.active().warning else {
+            return;
+        };
+        if let Ok(value) = HeaderValue::from_str(&format!("299 - {warning:?}")) {
+            response.headers_mut().insert(header::WARNING, value);
         }
     }
 

@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -29,6 +30,15 @@ type list []string
 func (l *list) String() string     { return strings.Join(*l, " ") }
 func (l *list) Set(s string) error { *l = append(*l, s); return nil }
 
+// numbered splits a flag's value N=VALUE.
+func numbered(s string) (n int, value string, err error) {
+	number, value, found := strings.Cut(s, "=")
+	if n, err = strconv.Atoi(number); err == nil && !found {
+		err = errors.New("it has no =")
+	}
+	return n, value, err
+}
+
 func main() {
 	var o cluster.Options
 	flag.IntVar(&o.APIServers, "apiservers", 1, "how many kube-apiservers share the etcd")
@@ -37,6 +47,17 @@ func main() {
 	flag.StringVar(&o.Proxy, "proxy", "", "a watershed program to run in front of the cluster")
 	flag.Var((*list)(&o.ProxyArgs), "proxy-arg", "a further argument for watershed serve; {dir} in it becomes the directory (repeatable)")
 	flag.Var((*list)(&o.APIServerArgs), "apiserver-arg", "a further argument for every kube-apiserver (repeatable)")
+	o.ServerBin, o.ServerArgs = map[int]string{}, map[int][]string{}
+	flag.Func("server-bin", "N=DIR: the directory with another kube-apiserver program for the server of this number (repeatable)", func(s string) error {
+		n, dir, err := numbered(s)
+		o.ServerBin[n] = dir
+		return err
+	})
+	flag.Func("server-arg", "N=ARG: a further argument for the kube-apiserver of this number (repeatable)", func(s string) error {
+		n, arg, err := numbered(s)
+		o.ServerArgs[n] = append(o.ServerArgs[n], arg)
+		return err
+	})
 	flag.Parse()
 
 	if err := run(o, os.Stdin, os.Stdout); err != nil {

@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -65,6 +66,10 @@ type Options struct {
 	Proxy string
 	// ProxyArgs and APIServerArgs are further arguments of these programs.
 	ProxyArgs, APIServerArgs []string
+	// ServerBin and ServerArgs are the directory of the program and further arguments of single
+	// kube-apiservers, by their number.
+	ServerBin  map[int]string
+	ServerArgs map[int][]string
 }
 
 // Cluster is an etcd with its API servers, and a proxy if one was asked for.
@@ -84,6 +89,7 @@ type Cluster struct {
 }
 
 type apiserver struct {
+	number  int
 	name    string
 	port    int
 	process *process
@@ -93,7 +99,7 @@ type apiserver struct {
 func New(o Options) *Cluster {
 	c := &Cluster{Options: o}
 	for i := range o.APIServers {
-		c.apiservers = append(c.apiservers, &apiserver{name: fmt.Sprintf("apiserver-%d", i)})
+		c.apiservers = append(c.apiservers, &apiserver{number: i, name: fmt.Sprintf("apiserver-%d", i)})
 	}
 	return c
 }
@@ -302,7 +308,9 @@ func (s *apiserver) launch(c *Cluster) (err error) {
 		// Stand-in kubelets are registered by address.
 		"--kubelet-preferred-address-types=InternalIP",
 	}
-	s.process, err = c.spawn(s.name, filepath.Join(c.Bin, "kube-apiserver"), append(args, c.APIServerArgs...)...)
+	args = append(append(args, c.APIServerArgs...), c.ServerArgs[s.number]...)
+	bin := cmp.Or(c.ServerBin[s.number], c.Bin)
+	s.process, err = c.spawn(s.name, filepath.Join(bin, "kube-apiserver"), args...)
 	return err
 }
 

@@ -1,0 +1,286 @@
+//! Notices that a scope is followed at a server of another release, and learns its form again.
+//!
+//! Two releases print some objects differently, although nothing changed: a new field has a
+//! default, or an old server does not know a field. What a watch brings is printed by the server at
+//! its end. What was there before is read again here, beside the watch, and compared.
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, pending};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep, sleep_until};
+use watershed_protocol::WireFormat;
+
+use super::collect::stored_object;
+use crate::store::{StoreReader, StoredObject};
+use crate::upstream::{
+    AnswerError, PrintedForm, PrintedObjects, ReflectorTarget, Release, ServedBy, UpstreamClient,
+    release_of,
+};
+
+/// Scopes that learn at a time. A server that has just started serves them all.
+pub(super) const LEARNERS: usize = 4;
+/// First and longest pause after an attempt that failed.
+const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(5));
+/// First and longest pause between two readings of a scope. A load balancer before two releases
+/// may lead each watch to the other one.
+const READINGS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_mins(5));
+/// Readings with this many pauses between them are not the same upgrade.
+const APART: u32 = 4;
+
+/// Knows which release printed the objects in memory, and compares it with the followed server's.
+pub(super) struct ReleaseLearner {
+    client: UpstreamClient,
+    target: ReflectorTarget,
+    reader: StoreReader,
+    learners: Arc<Semaphore>,
+    /// The objects in memory were printed by another release than the followed server's.
+    outdated: Arc<AtomicBool>,
+    printed: PrintedBy,
+    pace: ReadingPace,
+    job: Option<BoxFuture<'static, LearnedRelease>>,
+}
+
+/// The origin of the objects in memory.
+#[derive(Clone)]
+enum PrintedBy {
+    Unknown,
+    /// A server whose release is not known yet.
+    Server(ServedBy),
+    /// A server of this release; `None` if it does not tell.
+    Release(Option<Release>),
+}
+
+/// The result of a comparison.
+pub(super) enum LearnedRelease {
+    /// The objects in memory are printed by the followed server's release.
+    Current(Option<Release>),
+    /// They were printed by another release.
+    Other {
+        release: Option<Release>,
+        form: PrintedForm,
+        /// The objects that the followed server prints differently.
+        objects: Vec<StoredObject>,
+    },
+}
+
+/// The pauses between readings of all objects.
+#[derive(Debug, Default)]
+struct ReadingPace {
+    last: Option<Instant>,
+    pause: Duration,
+}
+
+/// A comparison of the objects in memory with those of the followed server.
+struct Comparison {
+    client: UpstreamClient,
+    target: ReflectorTarget,
+    reader: StoreReader,
+    learners: Arc<Semaphore>,
+    outdated: Arc<AtomicBool>,
+    printed: PrintedBy,
+    server: ServedBy,
+    format: Arc<WireFormat>,
+    not_before: Option<Instant>,
+}
+
+impl ReleaseLearner {
+    pub(super) fn new(
+        client: UpstreamClient,
+        target: ReflectorTarget,
+        reader: StoreReader,
+        learners: Arc<Semaphore>,
+        outdated: Arc<AtomicBool>,
+    ) -> Self {
+        Self {
+            client,
+            target,
+            reader,
+            learners,
+            outdated,
+            printed: PrintedBy::Unknown,
+            pace: ReadingPace::default(),
+            job: None,
+        }
+    }
+
+    /// Notes that this server listed the objects in memory.
+    pub(super) fn listed(&mut self, by: Option<&ServedBy>) {
+        self.outdated.store(false, Ordering::Relaxed);
+        self.printed = by.map_or(PrintedBy::Unknown, |by| PrintedBy::Server(by.clone()));
+        let (client, server) = (self.client.clone(), by.cloned());
+        self.job = server.map(|server| {
+            let ask = async move || {
+                let release = release_of(&client, &server).await?;
+                Ok(LearnedRelease::Current(release))
+            };
+            until_answered(ask).boxed()
+        });
+    }
+
+    /// Notes that the scope is followed at this server.
+    pub(super) fn followed(&mut self, server: &ServedBy, format: &Arc<WireFormat>) {
+        let comparison = Comparison {
+            client: self.client.clone(),
+            target: self.target.clone(),
+            reader: self.reader.clone(),
+            learners: Arc::clone(&self.learners),
+            outdated: Arc::clone(&self.outdated),
+            printed: self.printed.clone(),
+            server: server.clone(),
+            format: Arc::clone(format),
+            not_before: self.pace.next(),
+        };
+        let ask = async move || comparison.attempt().await;
+        self.job = Some(until_answered(ask).boxed());
+    }
+
+    /// Returns true if the followed server is being asked.
+    pub(super) fn is_learning(&self) -> bool {
+        self.job.is_some()
+    }
+
+    /// Returns what was learned. Cancelling a call loses nothing.
+    pub(super) async fn learned(&mut self) -> LearnedRelease {
+        let Some(job) = &mut self.job else {
+            return pending().await;
+        };
+        let learned = job.await;
+        self.job = None;
+        let release = match &learned {
+            LearnedRelease::Current(release) => release,
+            LearnedRelease::Other { release, .. } => {
+                self.pace.read();
+                release
+            }
+        };
+        self.printed = PrintedBy::Release(release.clone());
+        learned
+    }
+
+    /// Notes that what was learned is in memory.
+    pub(super) fn applied(&mut self) {
+        self.outdated.store(false, Ordering::Relaxed);
+    }
+
+    /// Notes that what was learned could not be put into memory.
+    pub(super) fn not_applied(&mut self) {
+        self.printed = PrintedBy::Unknown;
+    }
+}
+
+impl Comparison {
+    async fn attempt(&self) -> Result<LearnedRelease, AnswerError> {
+        let release = release_of(&self.client, &self.server).await?;
+        let printed = match &self.printed {
+            PrintedBy::Unknown => None,
+            PrintedBy::Release(printed) => Some(printed.clone()),
+            PrintedBy::Server(by) if by.is_same(&self.server) => Some(release.clone()),
+            // Its connection may be closed. Nobody knows the release then.
+            PrintedBy::Server(by) => release_of(&self.client, by).await.ok(),
+        };
+        if printed.as_ref() == Some(&release) {
+            self.outdated.store(false, Ordering::Relaxed);
+            return Ok(LearnedRelease::Current(release));
+        }
+        self.outdated.store(true, Ordering::Relaxed);
+        if let Some(moment) = self.not_before {
+            sleep_until(moment).await;
+        }
+        let permit = self.learners.acquire().await;
+        let (form, objects) = self.read().await?;
+        drop(permit);
+        Ok(LearnedRelease::Other {
+            release,
+            form,
+            objects,
+        })
+    }
+
+    /// Reads all objects. Returns those that memory has in the same version and in other bytes.
+    async fn read(&self) -> Result<(PrintedForm, Vec<StoredObject>), AnswerError> {
+        let known = self.reader.followed();
+        let mut objects = Vec::new();
+        let upstream = PrintedObjects::new(&self.client, &self.server, self.target.clone());
+        let take = |bytes: &_, scanned: watershed_protocol::Scanned| {
+            let Some(held) = known.get(scanned.attributes.key()) else {
+                return;
+            };
+            let object = stored_object(&self.format, bytes, scanned);
+            if held.version == object.version && held.bytes != object.bytes {
+                // Alone, so that it does not keep the whole page.
+                objects.push(StoredObject {
+                    bytes: object.bytes.detached(),
+                    ..object
+                });
+            }
+        };
+        let form = upstream.read(&self.format, take).await?;
+        Ok((form, objects))
+    }
+}
+
+impl ReadingPace {
+    /// Returns the earliest moment of the next reading; `None` if it may begin at once.
+    fn next(&self) -> Option<Instant> {
+        self.last.map(|last| last + self.pause)
+    }
+
+    /// Notes a reading.
+    fn read(&mut self) {
+        let now = Instant::now();
+        let is_again = self
+            .last
+            .is_some_and(|last| now - last < self.pause * APART);
+        self.pause = if is_again {
+            (self.pause * 2).min(READINGS.1)
+        } else {
+            READINGS.0
+        };
+        self.last = Some(now);
+    }
+}
+
+/// Asks until there is an answer, with growing pauses.
+async fn until_answered(
+    ask: impl AsyncFn() -> Result<LearnedRelease, AnswerError>,
+) -> LearnedRelease {
+    let mut pause = RETRIES.0;
+    loop {
+        match ask().await {
+            Ok(learned) => return learned,
+            Err(error) => tracing::debug!(%error, "cannot learn how upstream prints a type"),
+        }
+        sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+        pause = (pause * 2).min(RETRIES.1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn readings_become_rarer_while_two_releases_take_turns() {
+        let mut pace = ReadingPace::default();
+        assert_eq!(pace.next(), None, "the first upgrade is noticed at once");
+        let begin = Instant::now();
+        let mut readings = 0;
+        while begin.elapsed() < Duration::from_hours(24) {
+            // Each watch lasts for a second.
+            tokio::time::advance(Duration::from_secs(1)).await;
+            if pace.next().is_none_or(|next| next <= Instant::now()) {
+                pace.read();
+                readings += 1;
+            }
+        }
+        let rarest = 24 * 60 / 5;
+        assert!((rarest..rarest + 20).contains(&readings), "{readings}");
+        // Another upgrade, the next day.
+        tokio::time::advance(Duration::from_hours(24)).await;
+        pace.read();
+        assert_eq!(pace.next(), Some(Instant::now() + READINGS.0));
+    }
+}

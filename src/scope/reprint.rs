@@ -1,0 +1,144 @@
+//! Applies what a scope's task learned of another release.
+use std::sync::Arc;
+
+use watershed_protocol::BookmarkFormat;
+
+use super::metrics;
+use super::phase::{ReadyScope, ScopePhase};
+use super::pump::ScopePump;
+use super::release::LearnedRelease;
+use crate::upstream::{InitialEventsAnswer, PrintedForm, Release};
+
+impl ScopePump {
+    /// Notes the server at which the scope is followed from now on.
+    pub(super) fn follow_server(&mut self) {
+        let (Some(server), Some(ready)) = (self.reflector.server(), &self.ready) else {
+            return;
+        };
+        self.scope.compression.follow(server);
+        self.streaming.follow(server);
+        self.release.followed(server, &ready.format);
+        *self.scope.server.lock() = Some(server.clone());
+    }
+
+    pub(super) fn release_learned(&mut self, learned: LearnedRelease) {
+        let is_rewritten = std::mem::take(&mut self.is_rewritten);
+        match learned {
+            LearnedRelease::Current(release) => {
+                self.note_release(release);
+                if is_rewritten {
+                    self.inconsistent("an object is printed differently by the same release");
+                }
+            }
+            LearnedRelease::Other {
+                release,
+                form,
+                objects,
+            } => {
+                let Some(ready) = self.ready.clone() else {
+                    return;
+                };
+                let resource = &self.scope.key.gvr;
+                if !form.fits {
+                    tracing::info!(
+                        %resource,
+                        "upstream's release has another wire format; listing again"
+                    );
+                    self.note_release(release);
+                    self.count_release("relisted");
+                    self.reflector.restart();
+                    return;
+                }
+                let Some(changed) = self.writer.reprint(objects) else {
+                    self.is_rewritten = is_rewritten;
+                    self.release.not_applied();
+                    self.follow_server();
+                    return;
+                };
+                self.release.applied();
+                let shown = release.as_ref().map(Release::to_string);
+                tracing::info!(%resource, release = shown, changed, "followed at another release");
+                let result = if changed == 0 { "same" } else { "reprinted" };
+                self.count_release(result);
+                self.note_release(release);
+                self.relearn(&ready, form);
+            }
+        }
+    }
+
+    /// Learns again what objects do not show: warnings, bookmarks, and streaming.
+    fn relearn(&mut self, ready: &ReadyScope, form: PrintedForm) {
+        self.renew(ReadyScope {
+            format: Arc::clone(&ready.format),
+            streams_initial_events: ready.streams_initial_events,
+            warnings: form.warnings,
+        });
+        self.reflector.forget_bookmark();
+        self.streaming.ask_again();
+    }
+
+    /// Records the followed server's release. What was learned of another one by asking is
+    /// forgotten.
+    fn note_release(&mut self, release: Option<Release>) {
+        let known = self.followed_release.replace(release.clone());
+        if known.is_some_and(|known| known != release) {
+            self.scope.compression.forget();
+        }
+    }
+
+    fn count_release(&self, result: &'static str) {
+        let labels = metrics::with_type(&self.scope.key.gvr, result);
+        metrics::RELEASE_CHANGES.with(labels).increment(1);
+    }
+
+    /// Records whether upstream streams initial events now.
+    pub(super) fn initial_events_learned(&mut self, answer: &InitialEventsAnswer) {
+        let Some(ready) = self.ready.clone() else {
+            return;
+        };
+        let resource = &self.scope.key.gvr;
+        let streams_initial_events = match answer {
+            InitialEventsAnswer::Streamed(mark) => {
+                match BookmarkFormat::learn(&ready.format, mark) {
+                    Ok(bookmark) => self.learn_bookmark(Some(bookmark)),
+                    Err(error) => {
+                        tracing::warn!(
+                            %resource,
+                            %error,
+                            "the end of initial events is not understood"
+                        );
+                        return;
+                    }
+                }
+                true
+            }
+            InitialEventsAnswer::NotStreamed => false,
+        };
+        if streams_initial_events == ready.streams_initial_events {
+            return;
+        }
+        tracing::info!(
+            %resource,
+            on = streams_initial_events,
+            "learned whether upstream streams initial events"
+        );
+        self.renew(ReadyScope {
+            format: Arc::clone(&ready.format),
+            streams_initial_events,
+            warnings: ready.warnings.clone(),
+        });
+    }
+
+    /// Shows other properties of the type to readers.
+    fn renew(&mut self, ready: ReadyScope) {
+        let ready = Arc::new(ready);
+        self.ready = Some(Arc::clone(&ready));
+        self.phase.send_modify(|phase| match phase {
+            ScopePhase::Ready(shown) | ScopePhase::Stale(shown) => *shown = ready,
+            ScopePhase::Syncing
+            | ScopePhase::Failing
+            | ScopePhase::Quarantined
+            | ScopePhase::Stopped(_) => {}
+        });
+    }
+}

@@ -1,0 +1,138 @@
+//! Reads all objects of a type from one server, to see how it prints them.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
+use tokio::time::{Duration, timeout};
+
+use super::connection::ServedBy;
+use super::error::AnswerError;
+use super::pool::SendOptions;
+use super::read::whole;
+use super::reflect::ReflectorTarget;
+use super::release_probe::check_release;
+use super::traffic::RequestPurpose;
+use super::{ConnectionClass, UpstreamClient};
+use watershed_protocol::{ListPage, Scanned, WireFormat, scan};
+
+/// Objects of a page.
+const PAGE: usize = 500;
+/// Largest page.
+const MAX_BYTES: usize = 2 << 30;
+/// Timeout of a page.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// The form in which a server prints a type.
+#[derive(Debug)]
+pub struct PrintedForm {
+    /// `false` if lists or objects do not have the known wire format any more.
+    pub fits: bool,
+    /// The Warning headers of a list.
+    pub warnings: Vec<HeaderValue>,
+}
+
+/// Reads objects page by page.
+pub struct PrintedObjects {
+    client: UpstreamClient,
+    target: ReflectorTarget,
+}
+
+impl PrintedObjects {
+    /// Prepares to read the objects of a target from the server that gave an answer, or from one
+    /// of the same release.
+    pub fn new(client: &UpstreamClient, server: &ServedBy, target: ReflectorTarget) -> Self {
+        Self {
+            client: client.beside(server),
+            target,
+        }
+    }
+
+    /// Reads all objects, in pages, and calls `take` with each. Ends early if they do not have the
+    /// wire format.
+    pub async fn read(
+        &self,
+        format: &WireFormat,
+        mut take: impl FnMut(&Bytes, Scanned) + Send,
+    ) -> Result<PrintedForm, AnswerError> {
+        let mut warnings = None;
+        let mut token: Option<String> = None;
+        loop {
+            let (headers, body) = self.page(token.as_deref()).await?;
+            let warnings = warnings.get_or_insert_with(|| {
+                let all = headers.get_all(header::WARNING);
+                all.iter().cloned().collect::<Vec<_>>()
+            });
+            let Some(page) = self.understood(format, &body)? else {
+                return Ok(PrintedForm {
+                    fits: false,
+                    warnings: std::mem::take(warnings),
+                });
+            };
+            for object in &page.objects {
+                let encoding = self.target.representation.encoding;
+                take(object, scan(encoding, object, &self.target.fields)?);
+            }
+            token = page.continue_token;
+            if token.is_none() {
+                return Ok(PrintedForm {
+                    fits: true,
+                    warnings: std::mem::take(warnings),
+                });
+            }
+        }
+    }
+
+    /// Returns a page; `None` if it has another wire format. Garbage is an error.
+    fn understood(
+        &self,
+        format: &WireFormat,
+        body: &Bytes,
+    ) -> Result<Option<ListPage>, AnswerError> {
+        let page = format.read_list(body);
+        if let Ok(page) = page
+            && page
+                .objects
+                .iter()
+                .all(|object| format.check(object).is_ok())
+        {
+            return Ok(Some(page));
+        }
+        WireFormat::learn(format.encoding(), format.kind(), body)?;
+        Ok(None)
+    }
+
+    async fn page(&self, token: Option<&str>) -> Result<(HeaderMap, Bytes), AnswerError> {
+        let unusable = |error: &dyn std::fmt::Display| AnswerError::Unusable(error.to_string());
+        let ReflectorTarget { gvr, selection, .. } = &self.target;
+        let (path, selectors) = (selection.path(gvr), selection.parameters());
+        let next = token.map_or_else(String::new, |token| {
+            let token = form_urlencoded::byte_serialize(token.as_bytes());
+            format!("&continue={}", token.collect::<String>())
+        });
+        let representation = self.target.representation;
+        let request = Request::get(format!("{path}?limit={PAGE}{next}{selectors}"))
+            .header(header::ACCEPT, representation.list_accept_header())
+            .body(crate::body::empty())
+            .map_err(|error| unusable(&error))?;
+        let options = SendOptions {
+            purpose: RequestPurpose::List,
+            ..SendOptions::default()
+        };
+        let answer = async {
+            let class = ConnectionClass::Watch;
+            let response = self.client.send(class, request, options).await?;
+            check_release(&self.client, &response).await?;
+            if response.status() != StatusCode::OK {
+                return Err(AnswerError::Status(response.status()));
+            }
+            let actual = response.headers().get(header::CONTENT_TYPE);
+            let wanted = representation.encoding.content_type(false);
+            if actual.is_none_or(|actual| actual != wanted) {
+                return Err(AnswerError::Unusable(format!("content type {actual:?}")));
+            }
+            let (head, body) = response.into_parts();
+            Ok((head.headers, whole(body, MAX_BYTES).await?))
+        };
+        let silent = |_| AnswerError::Unusable(format!("no answer within {PATIENCE:?}"));
+        timeout(PATIENCE, answer).await.map_err(silent)?
+    }
+}
