@@ -91,6 +91,9 @@ pub struct ActiveFaults {
     pub watch_list: WatchListSupport,
     /// Watch events leave this much later than they happen.
     pub delay_milliseconds: u64,
+    /// Reads that may be of any state, and watches, show the state of so long ago, as those of a
+    /// server whose cache is behind.
+    pub behind_milliseconds: u64,
     /// Watches stay open and send nothing, not even bookmarks.
     pub silent: bool,
     /// No bookmarks.
@@ -146,6 +149,13 @@ impl Default for Faults {
             active: Mutex::default(),
             cut: watch::Sender::new(CutCounts::default()),
         }
+    }
+}
+
+impl ActiveFaults {
+    /// Returns the time that events are late by.
+    pub(crate) fn lateness(&self) -> Duration {
+        Duration::from_millis(self.delay_milliseconds.max(self.behind_milliseconds))
     }
 }
 
@@ -216,6 +226,11 @@ impl Faults {
     /// Sets the treatment of `sendInitialEvents`.
     pub fn watch_list(&self, how: WatchListSupport) {
         self.set(|a| a.watch_list = how);
+    }
+
+    /// Answers from a cache that is so far behind.
+    pub fn fall_behind(&self, by: Duration) {
+        self.set(|a| a.behind_milliseconds = u64::try_from(by.as_millis()).unwrap_or(u64::MAX));
     }
 
     pub(crate) fn subscribe(&self) -> watch::Receiver<CutCounts> {

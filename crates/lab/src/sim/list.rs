@@ -195,10 +195,10 @@ async fn view(
     };
     match source {
         ListState::Consistent => Ok(state.fresh_view(index)),
-        ListState::Any => Ok(state.view(index)),
+        ListState::Any => Ok(simulation.cached_view(index)),
         ListState::NotOlderThan(version) => {
             reach(version).await?;
-            let view = state.view(index);
+            let view = simulation.cached_view(index);
             Ok(if view.version < version {
                 state.fresh_view(index)
             } else {

@@ -36,7 +36,7 @@ pub struct SimulatedServer {
     simulation: Arc<Simulation>,
     service: Arc<SimulatorService>,
     address: SocketAddr,
-    ca_pem: String,
+    identity: ServerIdentity,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
@@ -50,29 +50,42 @@ impl SimulatedServer {
     }
 
     async fn populate_and_listen(options: Options) -> anyhow::Result<Self> {
-        let listener = TcpListener::bind(options.listen).await.with_context(|| {
-            format!(
-                "the simulated API server can't listen on {}",
-                options.listen
-            )
-        })?;
-        let address = listener.local_addr()?;
-        let identity = ServerIdentity::make(address.ip())?;
+        let identity = ServerIdentity::make(options.listen.ip())?;
         let population = options.population;
         let seed = options.seed;
-        let simulation = Arc::new(Simulation::new(options));
-        let service = Arc::new(SimulatorService::new(Arc::clone(&simulation)));
+        let simulation = Simulation::new(options);
         populate(&simulation.state, population, seed);
         // What was there at the start is what a fresh list would bring: no history before it.
         simulation.state.forget_history();
+        Self::listen(simulation, identity).await
+    }
 
+    /// Starts another server of the same cluster on a free port. It has the same objects and the
+    /// same certificate, and faults and figures of its own.
+    pub fn beside(&self) -> BoxFuture<'static, anyhow::Result<Self>> {
+        let options = Options {
+            listen: SocketAddr::new(self.address.ip(), 0),
+            ..self.simulation.options.clone()
+        };
+        let simulation = Simulation::of(Arc::clone(&self.simulation.state), options);
+        Self::listen(simulation, self.identity.clone()).boxed()
+    }
+
+    async fn listen(simulation: Simulation, identity: ServerIdentity) -> anyhow::Result<Self> {
+        let listen = simulation.options.listen;
+        let listener = TcpListener::bind(listen)
+            .await
+            .with_context(|| format!("the simulated API server can't listen on {listen}"))?;
+        let address = listener.local_addr()?;
+        let simulation = Arc::new(simulation);
+        let service = Arc::new(SimulatorService::new(Arc::clone(&simulation)));
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         tasks.spawn(progress(
             Arc::clone(&simulation.state),
             simulation.options.progress_every,
             stop.clone(),
         ));
-        let acceptor = TlsAcceptor::from(identity.config);
+        let acceptor = TlsAcceptor::from(Arc::clone(&identity.config));
         tasks.spawn(accept(
             listener,
             acceptor,
@@ -85,7 +98,7 @@ impl SimulatedServer {
             simulation,
             service,
             address,
-            ca_pem: identity.ca_pem,
+            identity,
             stop,
             tasks,
         })
@@ -103,7 +116,7 @@ impl SimulatedServer {
 
     /// The CA its certificate is verified with.
     pub fn ca_pem(&self) -> &str {
-        &self.ca_pem
+        &self.identity.ca_pem
     }
 
     /// The bearer token of a member of `system:masters`.
@@ -118,7 +131,7 @@ impl SimulatedServer {
 
     /// A kubeconfig for the admin.
     pub fn kubeconfig_yaml(&self) -> String {
-        let ca = base64::engine::general_purpose::STANDARD.encode(&self.ca_pem);
+        let ca = base64::engine::general_purpose::STANDARD.encode(self.ca_pem());
         let (url, token) = (self.url(), self.admin_token());
         format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: simulated\n\

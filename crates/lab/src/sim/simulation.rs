@@ -1,10 +1,11 @@
 //! The parts of the simulated API server that all requests work on.
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::access::AccessRules;
 use super::faults::Faults;
 use super::options::Options;
-use super::state::ClusterState;
+use super::state::{ClusterState, TypeView};
 use super::stats::Stats;
 
 /// The parts of the simulated API server that all requests work on.
@@ -21,12 +22,25 @@ impl Simulation {
     /// Returns a simulation without objects.
     pub(crate) fn new(options: Options) -> Self {
         let state = Arc::new(ClusterState::new(options.history, options.seed));
+        Self::of(state, options)
+    }
+
+    /// Returns a simulation of the objects of another.
+    pub(crate) fn of(state: Arc<ClusterState>, options: Options) -> Self {
         Self {
             access: AccessRules::of(&state),
             state,
             faults: Faults::default(),
             stats: Stats::default(),
             options,
+        }
+    }
+
+    /// Returns the state that reads of any version get.
+    pub(crate) fn cached_view(&self, index: usize) -> TypeView {
+        match self.faults.active().behind_milliseconds {
+            0 => self.state.view(index),
+            by => self.state.view_behind(index, Duration::from_millis(by)),
         }
     }
 }

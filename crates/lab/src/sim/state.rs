@@ -369,6 +369,12 @@ impl ClusterState {
         self.inner.read().tables[index].view()
     }
 
+    /// Returns the type's state in a cache that is so far behind.
+    pub(crate) fn view_behind(&self, index: usize, by: Duration) -> TypeView {
+        let moment = Instant::now().checked_sub(by);
+        self.inner.read().tables[index].view_at(moment)
+    }
+
     /// The type's present, after its cache has caught up with the global version: a consistent
     /// read.
     pub(crate) fn fresh_view(&self, index: usize) -> TypeView {

@@ -8,6 +8,7 @@ use rustls::ServerConfig;
 use rustls::pki_types::PrivateKeyDer;
 
 /// A TLS configuration and the CA that clients verify it with.
+#[derive(Clone, Debug)]
 pub struct ServerIdentity {
     /// Configuration of a TLS listener for HTTP/2 and HTTP/1.1.
     pub config: Arc<ServerConfig>,

@@ -242,7 +242,7 @@ async fn start(
     {
         return Err(Failure::too_large(version, state.view(index).version));
     }
-    let view = state.view(index);
+    let view = simulation.cached_view(index);
     let view = if query.version.is_none() || view.version < version {
         state.fresh_view(index)
     } else {
@@ -300,7 +300,7 @@ impl SimulatedWatch {
                 continue;
             }
             let mut out = LineChunk::default();
-            let held = self.fill(&mut out, Duration::from_millis(faults.delay_milliseconds));
+            let held = self.fill(&mut out, faults.lateness());
             // Nothing may follow half a frame, or the client would read both as one line.
             if self.bookmarks && self.ending.is_none() && now >= self.next_bookmark {
                 if self.cursor > self.start && !faults.no_bookmarks {

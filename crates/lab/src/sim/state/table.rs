@@ -69,6 +69,23 @@ impl TypeTable {
         }
     }
 
+    /// Returns the state as it was at a moment, or as old as it is known without one.
+    pub(super) fn view_at(&self, moment: Option<Instant>) -> TypeView {
+        let is_past = |event: &Arc<WriteEvent>| moment.is_some_and(|moment| event.at <= moment);
+        let before = self.events.partition_point(is_past);
+        if before == self.events.len() {
+            return self.view();
+        }
+        let (version, objects) = match before.checked_sub(1).and_then(|n| self.events.get(n)) {
+            Some(event) => (event.version, &event.objects),
+            None => (self.base.0, &self.base.1),
+        };
+        TypeView {
+            version,
+            objects: objects.clone(),
+        }
+    }
+
     /// Adds an event and drops the oldest.
     pub(super) fn push(&mut self, event: Arc<WriteEvent>, history: usize) {
         self.cache_version = event.version;

@@ -392,3 +392,17 @@ async fn a_fault_refuses_the_given_number_of_requests() {
         "{metrics}"
     );
 }
+
+#[tokio::test]
+async fn a_server_that_is_behind_shows_the_past_but_to_consistent_reads() {
+    let api = Api::new();
+    api.pods(&["n/a"]);
+    api.simulation.faults.fall_behind(Duration::from_hours(1));
+    api.pods(&["n/b"]);
+    let any = api.get("/api/v1/pods?resourceVersion=0").await;
+    assert_eq!(any.names(), [""; 0], "as it was before the first pod");
+    assert_eq!(api.get("/api/v1/pods").await.names(), ["n/a", "n/b"]);
+    api.simulation.faults.fall_behind(Duration::ZERO);
+    let any = api.get("/api/v1/pods?resourceVersion=0").await;
+    assert_eq!(any.names(), ["n/a", "n/b"]);
+}
