@@ -1,5 +1,6 @@
 //! Metrics of the process, under the names that every Prometheus client library uses.
 use metrics_process::collector;
+use tokio::runtime::Handle;
 
 use crate::metric::{Counter, Declaration, Gauge, Metric};
 
@@ -14,6 +15,7 @@ pub const METRICS: &[Declaration] = &[
     RESIDENT_MEMORY.declaration(),
     START_TIME.declaration(),
     THREADS.declaration(),
+    TASKS.declaration(),
 ];
 
 const BUILD_INFO: Metric<Gauge, 3> = Metric::new(
@@ -58,6 +60,11 @@ const THREADS: Metric<Gauge> = Metric::new(
     &[],
     "Number of OS threads in the process.",
 );
+const TASKS: Metric<Gauge> = Metric::new(
+    "watershed_tasks",
+    &[],
+    "Number of the runtime's tasks that have not ended.",
+);
 
 /// Sets the metrics to the current figures.
 #[expect(clippy::cast_sign_loss, reason = "a process uses no negative time")]
@@ -79,6 +86,11 @@ pub fn publish() {
     set(&MAX_VIRTUAL_MEMORY, now.virtual_memory_max_bytes);
     set(&RESIDENT_MEMORY, now.resident_memory_bytes);
     set(&THREADS, now.threads);
+    let runtime = Handle::try_current().ok();
+    set(
+        &TASKS,
+        runtime.map(|runtime| runtime.metrics().num_alive_tasks() as u64),
+    );
 }
 
 /// Sets a gauge if the platform reports the figure.
