@@ -6,7 +6,7 @@ BIN := $(REAL)/.bin
 PROXY := target/debug/watershed
 PAIRS ?= 6000
 
-.PHONY: help build build-tests release dist test test-rust test-real test-python test-release test-kine test-upgrade test-otel conformance robustness real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean
+.PHONY: help build build-tests release dist test test-rust test-real test-python test-release test-kine test-upgrade test-otel conformance robustness loom real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -65,6 +65,9 @@ conformance: build-tests real ## Every combination of read options and 6,000 gen
 ROBUSTNESS_SECONDS ?= 600
 robustness: build-tests real ## Consistent reads through two replicas checked for linearizability under faults, for ROBUSTNESS_SECONDS=600
 	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) ROBUSTNESS_SECONDS=$(ROBUSTNESS_SECONDS) $(GO) test -count=1 -timeout 24h -v -run '^TestConsistentReadsAreLinearizable$$' .
+
+loom: ## The store's threads in all interleavings, with more preemptions than in make test; LOOM_MAX_PREEMPTIONS=5
+	LOOM_MAX_PREEMPTIONS=$(or $(LOOM_MAX_PREEMPTIONS),5) $(CARGO) test --locked --workspace --test store
 
 documents: ## Write the documents that are made from the code: docs/configuration.md, docs/config.schema.json
 	WATERSHED_WRITE_DOCUMENTS=1 $(CARGO) test --locked --test documents the_reference_is_what_the_code_makes

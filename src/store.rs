@@ -15,14 +15,13 @@ mod snapshot;
 mod state;
 mod subscribers;
 mod subscription;
+mod sync;
 #[cfg(test)]
 mod tests;
 mod window;
 mod writer;
 
 use std::sync::Arc;
-
-use parking_lot::RwLock;
 
 pub use object::StoredObject;
 pub use object_run::ObjectRun;
@@ -36,7 +35,7 @@ pub use writer::{InconsistentEvent, StoreWriter, UnfinishedVersion};
 
 /// Creates an empty store, not yet synced.
 pub fn new(limits: WindowLimits) -> (StoreWriter, StoreReader) {
-    let state = Arc::new(RwLock::new(state::StoreState::new(limits)));
+    let state = Arc::new(sync::RwLock::new(state::StoreState::new(limits)));
     let writer = StoreWriter::new(Arc::clone(&state));
     (writer, StoreReader::new(state))
 }

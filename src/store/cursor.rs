@@ -1,5 +1,5 @@
 //! The position of a subscription in the window.
-use std::sync::atomic::{AtomicU64, Ordering};
+use super::sync::{AtomicU64, Ordering};
 
 /// A place among the events of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

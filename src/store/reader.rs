@@ -2,7 +2,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::RwLock;
 use watershed_protocol::ResourceVersion;
 
 use super::cursor::Position;
@@ -10,6 +9,7 @@ use super::snapshot::Snapshot;
 use super::state::StoreState;
 use super::subscribers::Interest;
 use super::subscription::Subscription;
+use super::sync::RwLock;
 use super::writer::UnfinishedVersion;
 
 /// Undoing fewer events than this costs less than a list of one page does.

@@ -3,12 +3,12 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::task::Waker;
 
-use futures_util::task::AtomicWaker;
 use slab::Slab;
 use watershed_protocol::ResourceVersion;
 
 use super::cursor::{Cursor, Position};
 use super::object::StoredObject;
+use super::sync::AtomicWaker;
 
 /// The events that can concern a subscription. A narrower interest means fewer wake-ups, never
 /// fewer events.

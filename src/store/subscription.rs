@@ -2,12 +2,12 @@
 use std::sync::Arc;
 use std::task::Context;
 
-use parking_lot::RwLock;
 use watershed_protocol::ResourceVersion;
 
 use super::cursor::Position;
 use super::state::{Outlook, StoreState};
 use super::subscribers::Membership;
+use super::sync::RwLock;
 use super::window::WindowEvent;
 
 /// Follows the events of a scope. It holds a position and no events.

@@ -3,13 +3,13 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
-use parking_lot::RwLock;
 use watershed_protocol::{EventKind, Frame, ResourceVersion};
 
 use super::compressed::Compressed;
 use super::object::StoredObject;
 use super::snapshot::{Replaced, Snapshot};
 use super::state::{Discarded, Outlook, StoreState};
+use super::sync::RwLock;
 use super::window::WindowEvent;
 
 /// The only one who changes a scope's state.
