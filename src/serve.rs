@@ -12,6 +12,7 @@ mod documents;
 mod exchange;
 mod fence;
 mod freshness;
+mod get_crowds;
 mod limit;
 pub mod metrics;
 mod open;
@@ -28,6 +29,7 @@ mod unanswered;
 mod until_drain;
 mod usage;
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -49,9 +51,12 @@ use document_request::DocumentRequest;
 use documents::DocumentCache;
 use exchange::Exchange;
 use fence::Fences;
+use freshness::ReadOrigin;
+use get_crowds::GetCrowds;
 use limit::{Admission, LimitExceeded, Limiter};
 use metrics::{InFlight, Meters};
 use plan::{PlannedAction, ReadKind, ReadPlan, RequestPlan};
+use stored_response::RequestKey;
 use takeover::Takeovers;
 use unanswered::Unanswered;
 
@@ -62,6 +67,9 @@ pub use policy::{
 };
 pub use source::{AnswerSource, ForwardReason};
 pub use usage::{ClientUsage, TopClients, Usage};
+
+/// Gets of one type in a second from which on a shared proof is considered.
+const MANY_GETS: f64 = 200.0;
 
 /// Everything needed to answer requests. Cheap to clone.
 #[derive(Clone)]
@@ -78,6 +86,7 @@ struct ServiceParts {
     limiter: Limiter,
     fences: Fences,
     documents: DocumentCache,
+    gets: GetCrowds,
     coalescer: Coalescer,
     takeovers: Takeovers,
     forwarder: Forwarder,
@@ -103,6 +112,7 @@ impl ProxyService {
             limiter: Limiter::new(policy.users),
             fences: Fences::new(client.clone()),
             documents: DocumentCache::new(client),
+            gets: GetCrowds::default(),
             coalescer: Coalescer::new(forwarder.clone()),
             catalog,
             policy,
@@ -226,13 +236,17 @@ impl ServiceParts {
 
     /// Answers a read: authorizes it, opens its scope, waits until the scope is fresh.
     async fn read(&self, exchange: &Exchange, read: &ReadPlan) -> Result<Answer, Unanswered> {
-        // One object costs upstream no more than the proof would.
-        if matches!(read.kind, ReadKind::Get { .. }) && read.needs_proof() {
-            return Err(ForwardReason::Consistent.into());
-        }
+        let is_get = matches!(read.kind, ReadKind::Get { .. });
+        let (origin, _waiting) = if is_get && read.needs_proof() {
+            let crowd = self.crowd_of_gets(read)?;
+            (crowd, Some(self.gets.wait(&read.resource.gvr)))
+        } else {
+            let number = request_number(&exchange.request);
+            (ReadOrigin::Request(number), None)
+        };
         let judged = review::authorize_read(&self.access, exchange, read).await?;
         let opened = open::open(&self.catalog, &self.policy, &self.scopes, read).await?;
-        let fresh = freshness::wait_until_fresh(&self.fences, opened, read).await?;
+        let fresh = freshness::wait_until_fresh(&self.fences, opened, read, origin).await?;
         let headers = exchange.headers();
         let mut answer = match &read.kind {
             ReadKind::Get { name } => answer::get(&fresh, read, name, headers)?,
@@ -251,6 +265,17 @@ impl ServiceParts {
         };
         answer::tell_age(&mut answer, &fresh);
         Ok(answer)
+    }
+
+    /// Returns the crowd that a consistent get belongs to. One object costs upstream no more than
+    /// the proof would, so a lone get is forwarded.
+    fn crowd_of_gets(&self, read: &ReadPlan) -> Result<ReadOrigin, ForwardReason> {
+        let rate = self.gets.arrived(&read.resource.gvr);
+        if rate >= MANY_GETS && open::is_ready(&self.scopes, read) {
+            Ok(ReadOrigin::Crowd(rate))
+        } else {
+            Err(ForwardReason::Consistent)
+        }
     }
 
     /// Answers a request for a discovery, OpenAPI or version document.
@@ -331,6 +356,13 @@ impl ServiceParts {
             }
         }
     }
+}
+
+/// Returns a number that requests for the same have in common.
+fn request_number<B>(request: &Request<B>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    RequestKey::new(request).hash(&mut hasher);
+    hasher.finish()
 }
 
 fn agent_name(agent: Option<&HeaderValue>) -> &str {

@@ -1,26 +1,37 @@
 //! Consistent reads from memory: proves that a snapshot is no older than the request.
 //!
-//! Upstream is asked for its current version R, once for all waiting readers. The cache may answer
-//! as soon as it is known to be at R or beyond. One of these proves it, whichever comes first:
+//! Upstream is asked, once for all waiting readers, and only after they came. R is the version of
+//! its answer, which etcd confirmed. The cache may answer as soon as it is known to have the state
+//! at R or beyond. One of these proves it:
 //!
-//! 1. The cache is there already. Nothing was written since, or the events were faster than the
+//! 1. The cache is at R already. Nothing was written since, or the events were faster than the
 //!    answer.
 //! 2. An event or a bookmark of the scope's own watch brings it there. On a busy type that takes
 //!    moments.
-//! 3. Upstream lists all names and versions of a small type. If they are the cache's, the cache has
-//!    the state at R. Names count as much as versions, because a deletion changes no other object's
-//!    version.
+//! 3. The answer has all names and versions. If they are the cache's, the cache has the state at R:
+//!    an object that changed has another version, and one that came or went is in one of the two
+//!    only. Whether the events up to R were delivered does not matter.
 //! 4. A short watch of metadata, opened from the cache's version, brings a bookmark. All earlier
 //!    events were sent before it, and are compared with those that the cache has seen.
 //!
-//! On a quiet type, 4 takes two seconds. A few readers at a time that want little of a large type
-//! are better off at upstream, and so is upstream.
+//! Nothing else that upstream offers proves it sooner. A watch sends a bookmark early only if it
+//! begins with the state (`sendInitialEvents`). Such a bookmark is about that watch, not about the
+//! scope's own, because upstream serves each watch from a queue of its own.
+//!
+//! The choice follows from what the steps cost upstream ([`costs`]). 1 and 2 begin with a list of
+//! one object, 3 needs a list of all metadata, and 4 takes two seconds. A read that costs less than
+//! the proof is left to upstream, unless many come at the same time. A watch would stay there, so
+//! only what it selects is compared ([`Fences::prove_selection`]).
 //!
 //! The proof does not depend on which API server answers. R of one server and a bookmark of
 //! another, older one do not fit together, and the wait goes on. Versions are compared within a
 //! type only.
+mod catch_up;
+mod comparison;
+mod costs;
+
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -28,32 +39,35 @@ use parking_lot::Mutex;
 use tokio::time::timeout;
 
 use super::metrics;
-use super::singleflight::Singleflight;
+use super::singleflight::{FlightPace, Singleflight};
 use crate::scope::{Scope, ScopeKey, TimelineChanged};
 use crate::store::Snapshot;
-use crate::upstream::{
-    AnswerError, CatchUp, ObjectVersions, Probe, ProbeEvent, ProbeList, UpstreamClient,
-};
-use watershed_protocol::ResourceVersion;
+use crate::upstream::{AnswerError, Probe, UpstreamClient};
+use crate::watcher::ViewFilter;
+use catch_up::CatchUpWatches;
+use comparison::{Compared, IN_TRANSIT, compare};
+use costs::REQUEST;
+use watershed_protocol::{ResourceVersion, Selection, VersionList};
 
-/// Longest wait of a reader. Then upstream answers, which waits as long for its own cache.
+pub(super) use comparison::ProvenState;
+pub(super) use costs::ProofCosts;
+
+/// Longest wait for events. Then upstream answers, which waits as long for its own cache.
 /// Source: `apiserver/pkg/storage/cacher/watch_cache.go` (blockTimeout).
 const MAX_WAIT: Duration = Duration::from_secs(3);
-/// Wait for events that are on their way from upstream.
-const IN_TRANSIT: Duration = Duration::from_millis(100);
-/// Shorter wait of a few readers that ask for little.
+/// Wait for events before upstream's objects are compared.
 const BRIEF: Duration = Duration::from_millis(20);
-/// Up to this many readers at a time cost upstream no more than the proof.
+/// Longest time of a comparison, as a multiple of the wait for it. Its result may come too late for
+/// its readers, but it shows what comparisons cost.
+const LATE: u32 = 2;
+/// Up to this many readers of a comparison, the next one begins at once.
 const FEW_READERS: usize = 3;
-/// Largest type of which upstream lists all names and versions, in objects.
-const SMALL_TYPE: usize = 250;
-/// Timeout of a catch-up watch. Upstream sends a bookmark in its last two seconds, but often none
-/// in shorter watches (measured: after 1.4 to 2.7 s; with 3 s seldom, with 2 never).
-const CATCH_UP: Duration = Duration::from_secs(4);
-/// Pause after two catch-up watches in a row that brought no bookmark.
-const WITHOUT_BOOKMARKS: Duration = Duration::from_mins(1);
-/// Pause after a catch-up watch that failed.
-const AFTER_FAILURE: Duration = Duration::from_secs(5);
+/// Longest pause between two comparisons.
+const MAX_REST: Duration = Duration::from_secs(1);
+/// Interval of the proofs for gets.
+const GETS_INTERVAL: Duration = Duration::from_millis(25);
+/// Least number of gets that wait for one proof.
+const MANY_GETS: f64 = 10.0;
 
 /// The proof that a cache is fresh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +76,8 @@ pub(super) enum FreshnessProof {
     Current,
     /// Upstream has the same objects.
     Validated,
+    /// Upstream has the same of the selected objects.
+    Selected,
     /// An event or bookmark of the scope's own watch.
     Followed,
     /// A bookmark of a catch-up watch.
@@ -74,6 +90,7 @@ impl FreshnessProof {
         match self {
             Self::Current => "current",
             Self::Validated => "validated",
+            Self::Selected => "validated-selection",
             Self::Followed => "followed",
             Self::CaughtUp => "caught-up",
         }
@@ -89,13 +106,16 @@ pub(super) enum FenceError {
     Failed,
     #[error("the cache did not reach the version in time")]
     Late,
-    #[error("upstream answers sooner than the cache reaches the version")]
+    #[error("the answer costs upstream less than the proof")]
     Cheap,
     #[error(transparent)]
     TimelineChanged(#[from] TimelineChanged),
     #[error("the watch that the cache follows was interrupted")]
     Interrupted,
 }
+
+/// A version that the cache has reached, and what proved it.
+type Passed = (FreshnessProof, ResourceVersion);
 
 impl FenceError {
     /// Returns the metric label in place of a proof's.
@@ -109,6 +129,20 @@ impl FenceError {
             | Self::Interrupted => "failed",
         }
     }
+}
+
+/// What a proof is for.
+pub(super) enum ProofDemand<'a> {
+    /// One reader. It tells what its answer costs upstream; an answer that costs more than
+    /// `enough` need not be estimated to its end.
+    Read {
+        /// Estimates the cost. It gets the estimates, the newest state and `enough`.
+        cost: &'a (dyn Fn(&ProofCosts, &Snapshot, f64) -> f64 + Sync),
+        /// Identifies reads that would share a request to upstream.
+        identity: Option<u64>,
+    },
+    /// Readers that together cost upstream more than the proof.
+    Many,
 }
 
 /// The fences of all scopes.
@@ -128,24 +162,56 @@ impl Fences {
     /// Waits until the scope's newest snapshot is proven no older than this call. Returns the
     /// minimum version of a snapshot that may answer: the scope may later be listed anew, from an
     /// older one.
-    ///
-    /// `is_cheap` returns `true` if the read costs upstream little.
     pub(super) async fn prove(
         &self,
         scope: &Arc<Scope>,
-        is_cheap: impl Fn(&Snapshot) -> bool,
+        demand: ProofDemand<'_>,
+    ) -> Result<ResourceVersion, FenceError> {
+        let started = Instant::now();
+        let passed = self.of(scope).pass(scope, demand).await;
+        let passed = passed.and_then(|passed| check(scope, passed));
+        note(scope, started, passed)
+    }
+
+    /// Does the same for one of many gets, of which some `rate` a second come for the type. They
+    /// wait for each other, so that upstream is asked at regular intervals.
+    pub(super) async fn prove_gets(
+        &self,
+        scope: &Arc<Scope>,
+        rate: f64,
     ) -> Result<ResourceVersion, FenceError> {
         let started = Instant::now();
         let fence = self.of(scope);
-        let passed = timeout(MAX_WAIT, fence.pass(scope, is_cheap))
-            .await
-            .unwrap_or(Err(FenceError::Late))
-            .and_then(|passed| check(scope, passed));
-        let step = passed
-            .as_ref()
-            .map_or_else(FenceError::as_str, |(step, _)| step.as_str());
-        metrics::fenced(&scope.key.gvr, step, started.elapsed());
-        Ok(passed?.1)
+        if !fence.is_worth_for_gets(scope, rate) {
+            return Err(FenceError::Cheap);
+        }
+        let (prover, of) = (Arc::clone(&fence), Arc::clone(scope));
+        let proof = fence
+            .gets
+            .join(move || async move { prover.pass(&of, ProofDemand::Many).await });
+        let passed = proof.await.unwrap_or(Err(FenceError::Failed));
+        let passed = passed.and_then(|passed| check(scope, passed));
+        note(scope, started, passed)
+    }
+
+    /// Compares the selected objects alone with upstream's. Returns their state; `None` if events
+    /// have carried the scope beyond the version, so that its newest snapshot may answer.
+    pub(super) async fn prove_selection(
+        &self,
+        scope: &Arc<Scope>,
+        selection: &Selection,
+        filter: &ViewFilter,
+    ) -> Result<(ResourceVersion, Option<ProvenState>), FenceError> {
+        let started = Instant::now();
+        let fence = self.of(scope);
+        let proof = timeout(MAX_WAIT, fence.compare_selection(scope, selection, filter));
+        let proof = proof.await.unwrap_or(Err(FenceError::Late));
+        let (passed, state) = match proof {
+            Ok((passed, state)) => (Ok(passed), state),
+            Err(error) => (Err(error), None),
+        };
+        let passed = passed.and_then(|passed| check(scope, passed));
+        Ok((note(scope, started, passed)?, state))
     }
 
     fn of(&self, scope: &Arc<Scope>) -> Arc<Fence> {
@@ -164,306 +230,299 @@ impl Fences {
     }
 }
 
+/// Counts a proof or its failure.
+fn note(
+    scope: &Scope,
+    started: Instant,
+    passed: Result<Passed, FenceError>,
+) -> Result<ResourceVersion, FenceError> {
+    let step = passed
+        .as_ref()
+        .map_or_else(FenceError::as_str, |(step, _)| step.as_str());
+    metrics::fenced(&scope.key.gvr, step, started.elapsed());
+    Ok(passed?.1)
+}
+
 /// Checks that the cache still has the history that the proof is about.
 ///
 /// While its watch is interrupted, nobody knows whether upstream goes on from what is cached, or
 /// from a backup. Only a comparison of the objects proves something then.
-fn check(
-    scope: &Scope,
-    passed: (FreshnessProof, ResourceVersion),
-) -> Result<(FreshnessProof, ResourceVersion), FenceError> {
+fn check(scope: &Scope, passed: Passed) -> Result<Passed, FenceError> {
     if !scope.is_current() {
         return Err(TimelineChanged.into());
     }
-    if passed.0 != FreshnessProof::Validated && !scope.is_following() {
+    let is_compared = matches!(
+        passed.0,
+        FreshnessProof::Validated | FreshnessProof::Selected
+    );
+    if !is_compared && !scope.is_following() {
         return Err(FenceError::Interrupted);
     }
     Ok(passed)
 }
 
-/// Upstream's version at some time after the request.
-#[derive(Clone, Debug)]
-struct UpstreamVersion {
-    version: ResourceVersion,
-    /// The cache has the state at that version.
-    validated: bool,
-}
-
 struct Fence {
     /// The scope. A fence does not keep a closed one.
     scope: Weak<Scope>,
+    client: UpstreamClient,
     probe: Probe,
-    flight: Arc<Singleflight<Result<UpstreamVersion, FenceError>>>,
-    /// Readers that wait for the cache to reach a version.
-    waiting: AtomicUsize,
-    /// Catch-up watches in a row that brought no bookmark.
-    fruitless: AtomicUsize,
-    catching_up: AtomicBool,
-    /// End of the pause of catch-up watches.
-    useless_until: Mutex<Option<Instant>>,
+    costs: ProofCosts,
+    versions: Arc<Singleflight<Result<ResourceVersion, FenceError>>>,
+    comparisons: Arc<Singleflight<Result<Comparison, FenceError>>>,
+    /// Readers that wait for the next comparison, roughly.
+    readers: AtomicUsize,
+    gets: Arc<Singleflight<Result<Passed, FenceError>>>,
+    catch_ups: Arc<CatchUpWatches>,
+}
+
+/// Upstream's version at some time after the request.
+#[derive(Clone, Copy, Debug)]
+struct Comparison {
+    version: ResourceVersion,
+    /// The cache has the state at that version.
+    is_same: bool,
 }
 
 impl Fence {
     fn new(client: UpstreamClient, scope: &Arc<Scope>) -> Self {
         let probe = Probe::new(
-            client,
+            client.clone(),
             &scope.key.gvr,
             &scope.key.selection,
             scope.fields.namespaced(),
         );
+        let gets = Singleflight::paced(FlightPace {
+            burst: 1,
+            interval: GETS_INTERVAL,
+            ..FlightPace::default()
+        });
         Self {
             scope: Arc::downgrade(scope),
+            client,
+            costs: ProofCosts::default(),
+            versions: Arc::default(),
+            comparisons: Arc::default(),
+            readers: AtomicUsize::new(0),
+            gets: Arc::new(gets),
+            catch_ups: Arc::new(CatchUpWatches::new(probe.clone())),
             probe,
-            flight: Arc::default(),
-            waiting: AtomicUsize::new(0),
-            fruitless: AtomicUsize::new(0),
-            catching_up: AtomicBool::new(false),
-            useless_until: Mutex::default(),
         }
     }
 
     async fn pass(
         self: &Arc<Self>,
         scope: &Arc<Scope>,
-        is_cheap: impl Fn(&Snapshot) -> bool,
-    ) -> Result<(FreshnessProof, ResourceVersion), FenceError> {
-        let (fence, of) = (Arc::clone(self), Arc::clone(scope));
-        let sighting = self
-            .flight
-            .join(move || async move { fence.ask_version(&of).await });
-        let UpstreamVersion { version, validated } =
-            sighting.await.unwrap_or(Err(FenceError::Failed))?;
-        if scope.reader.version() >= version {
-            return Ok((
-                if validated {
-                    FreshnessProof::Validated
-                } else {
-                    FreshnessProof::Current
-                },
-                version,
-            ));
+        demand: ProofDemand<'_>,
+    ) -> Result<Passed, FenceError> {
+        let objects = scope.reader.snapshot().len();
+        let is_small = self.costs.is_small(objects);
+        let mut known = None;
+        if !is_small && self.costs.asks_version_first() {
+            let version = self.version(scope).await?;
+            if scope.reader.version() >= version {
+                return Ok((FreshnessProof::Current, version));
+            }
+            if scope.wait_until_version(version, BRIEF).await {
+                return Ok((FreshnessProof::Followed, version));
+            }
+            let is_busy = scope.last_heard.lock().elapsed() < IN_TRANSIT;
+            self.costs.compares_first(!is_busy);
+            if is_busy
+                && self.is_worth(scope, &demand)
+                && scope.wait_until_version(version, IN_TRANSIT).await
+            {
+                return Ok((FreshnessProof::Followed, version));
+            }
+            known = Some(version);
         }
-        let _waiting = WaitingReader::new(&self.waiting);
-        if scope.wait_until_version(version, BRIEF).await {
-            return Ok((FreshnessProof::Followed, version));
-        }
-        if self.waiting.load(Ordering::SeqCst) <= FEW_READERS && is_cheap(&scope.reader.snapshot())
-        {
+        if !is_small && !self.is_worth(scope, &demand) {
             return Err(FenceError::Cheap);
         }
+        if self.costs.is_slow(objects) {
+            let version = match known {
+                Some(version) => version,
+                None => self.version(scope).await?,
+            };
+            return self.catch_up(scope, version).await;
+        }
+        let comparison = self.compare(scope, objects);
+        let Comparison { version, is_same } = match known {
+            None => comparison.await?,
+            // Events may still be faster.
+            Some(version) => tokio::select! {
+                compared = comparison => compared?,
+                _ = scope.wait_until_version(version, Duration::MAX) => {
+                    return Ok((FreshnessProof::Followed, version));
+                }
+            },
+        };
+        if scope.reader.version() < version {
+            return self.catch_up(scope, version).await;
+        }
+        let proof = if is_same {
+            FreshnessProof::Validated
+        } else {
+            FreshnessProof::Followed
+        };
+        Ok((proof, version))
+    }
+
+    /// Returns `true` if the proof costs upstream no more than the readers' answers.
+    fn is_worth(&self, scope: &Scope, demand: &ProofDemand<'_>) -> bool {
+        let ProofDemand::Read { cost, identity } = demand else {
+            return true;
+        };
+        let snapshot = scope.reader.snapshot();
+        let proof = self.costs.comparison(snapshot.len());
+        let cost = cost(&self.costs, &snapshot, proof);
+        self.costs.outweighs(proof, cost, *identity, snapshot.len())
+    }
+
+    /// Returns `true` if `rate` gets a second cost upstream more than proofs at regular intervals.
+    fn is_worth_for_gets(&self, scope: &Scope, rate: f64) -> bool {
+        let objects = scope.reader.snapshot().len();
+        let compares = self.costs.is_small(objects) || !self.costs.asks_version_first();
+        let (proof, takes) = if compares {
+            let takes = self.costs.expected(objects);
+            (self.costs.comparison(objects), takes)
+        } else {
+            (REQUEST, Duration::ZERO)
+        };
+        let interval = takes.max(GETS_INTERVAL).as_secs_f64();
+        let gets = rate * interval;
+        gets >= MANY_GETS && gets * REQUEST >= proof
+    }
+
+    /// Asks upstream for its version, together with others.
+    async fn version(self: &Arc<Self>, scope: &Arc<Scope>) -> Result<ResourceVersion, FenceError> {
+        let (fence, of) = (Arc::clone(self), Arc::clone(scope));
+        let version = self
+            .versions
+            .join(move || async move { fence.ask_version(&of).await });
+        version.await.unwrap_or(Err(FenceError::Failed))
+    }
+
+    async fn ask_version(&self, scope: &Scope) -> Result<ResourceVersion, FenceError> {
+        metrics::fence_asked(&scope.key.gvr, "list");
+        let (question, started) = (scope.ask(), Instant::now());
+        let listed = timeout(MAX_WAIT, self.probe.list(1))
+            .await
+            .map_err(|_| FenceError::Late)?
+            .map_err(|error| FenceError::AnswerError(Arc::new(error)))?;
+        metrics::fence_answered("list", started.elapsed());
+        question.answered(listed.version)?;
+        Ok(listed.version)
+    }
+
+    /// Compares upstream's objects with the cache, together with others.
+    async fn compare(
+        self: &Arc<Self>,
+        scope: &Arc<Scope>,
+        objects: usize,
+    ) -> Result<Comparison, FenceError> {
+        if self.costs.is_paused() {
+            return Err(FenceError::Late);
+        }
+        self.readers.fetch_add(1, Ordering::Relaxed);
+        let (fence, of) = (Arc::clone(self), Arc::clone(scope));
+        let comparison = self
+            .comparisons
+            .join(move || async move { fence.ask_objects(&of).await });
+        let patience = self.costs.patience(objects) + MAX_REST;
+        timeout(patience, comparison)
+            .await
+            .map_err(|_| FenceError::Late)?
+            .unwrap_or(Err(FenceError::Failed))
+    }
+
+    /// Compares upstream's objects with the cache.
+    async fn ask_objects(&self, scope: &Scope) -> Result<Comparison, FenceError> {
+        let readers = self.readers.swap(0, Ordering::Relaxed);
+        let held = scope.reader.snapshot().len();
+        metrics::fence_asked(&scope.key.gvr, "validate");
+        let question = scope.ask();
+        let started = Instant::now();
+        let longest = LATE * self.costs.patience(held);
+        let listed = timeout(longest, self.list(&self.probe, held)).await;
+        let took = started.elapsed();
+        let Ok(listed) = listed else {
+            self.costs.late();
+            return Err(FenceError::Late);
+        };
+        let (list, bytes) = listed?;
+        metrics::fence_answered("validate", took);
+        self.costs.measured(list.objects.len(), bytes, took);
+        question.answered(list.version)?;
+        let version = list.version;
+        let compared = compare(scope, &list, None).await;
+        self.costs
+            .compares_first(!matches!(compared, Compared::Passed));
+        if readers > FEW_READERS {
+            // Others come meanwhile, so that upstream is busy with comparisons half of the time.
+            self.comparisons.rest(took.min(MAX_REST));
+        }
+        let is_same = matches!(compared, Compared::Same(_));
+        if let Compared::Same(snapshot) = compared {
+            scope.confirm(snapshot, version);
+        }
+        Ok(Comparison { version, is_same })
+    }
+
+    async fn compare_selection(
+        self: &Arc<Self>,
+        scope: &Arc<Scope>,
+        selection: &Selection,
+        filter: &ViewFilter,
+    ) -> Result<(Passed, Option<ProvenState>), FenceError> {
+        let namespaced = scope.fields.namespaced();
+        let probe = Probe::new(self.client.clone(), &scope.key.gvr, selection, namespaced);
+        metrics::fence_asked(&scope.key.gvr, "validate-selection");
+        let (question, started) = (scope.ask(), Instant::now());
+        let (list, _) = self.list(&probe, scope.reader.snapshot().len()).await?;
+        metrics::fence_answered("validate-selection", started.elapsed());
+        question.answered(list.version)?;
+        let version = list.version;
+        match compare(scope, &list, Some(filter)).await {
+            Compared::Same(snapshot) => {
+                let state = ProvenState { snapshot, version };
+                Ok(((FreshnessProof::Selected, version), Some(state)))
+            }
+            Compared::Passed => Ok(((FreshnessProof::Followed, version), None)),
+            Compared::Behind => Ok((self.catch_up(scope, version).await?, None)),
+        }
+    }
+
+    /// Lists all objects of a probe. A type that has grown to twice its size is not read to its
+    /// end.
+    async fn list(&self, probe: &Probe, held: usize) -> Result<(VersionList, usize), FenceError> {
+        probe
+            .versions(2 * held + 500)
+            .await
+            .map_err(|error| FenceError::AnswerError(Arc::new(error)))
+    }
+
+    /// Waits for events up to `version`, or for a catch-up watch.
+    async fn catch_up(
+        &self,
+        scope: &Arc<Scope>,
+        version: ResourceVersion,
+    ) -> Result<Passed, FenceError> {
         if scope.wait_until_version(version, IN_TRANSIT).await {
             return Ok((FreshnessProof::Followed, version));
         }
-        if !self.catch_up(scope) {
+        let Some(_waiting) = self.catch_ups.keep_open(scope) else {
             return Err(FenceError::Late);
-        }
-        // The timeout of the caller ends before this one.
+        };
         if !scope.wait_until_version(version, MAX_WAIT).await {
             return Err(FenceError::Late);
         }
-        let followed = scope.reader.event_version() >= version;
-        Ok((
-            if followed {
-                FreshnessProof::Followed
-            } else {
-                FreshnessProof::CaughtUp
-            },
-            version,
-        ))
-    }
-
-    /// Asks upstream for its version, and compares the objects of a small type.
-    async fn ask_version(&self, scope: &Scope) -> Result<UpstreamVersion, FenceError> {
-        let small = scope.reader.snapshot().len() <= SMALL_TYPE;
-        // A small type may have grown. Then the list is cut off, and nothing is compared.
-        let limit = if small { 2 * SMALL_TYPE } else { 1 };
-        metrics::fence_asked(&scope.key.gvr, if small { "validate" } else { "list" });
-        let question = scope.ask();
-        let listed = timeout(MAX_WAIT, self.probe.list(limit))
-            .await
-            .map_err(|_| FenceError::Late)?;
-        let ProbeList {
-            version,
-            objects,
-            is_complete,
-        } = listed.map_err(|error| FenceError::AnswerError(Arc::new(error)))?;
-        question.answered(version)?;
-        let validated = is_complete && validate(scope, version, &objects).await;
-        Ok(UpstreamVersion { version, validated })
-    }
-
-    /// Keeps a catch-up watch open while readers wait. Returns `false` during a pause.
-    fn catch_up(self: &Arc<Self>, scope: &Arc<Scope>) -> bool {
-        if self
-            .useless_until
-            .lock()
-            .is_some_and(|until| Instant::now() < until)
-        {
-            return false;
-        }
-        if !self.catching_up.swap(true, Ordering::SeqCst) {
-            tokio::spawn(
-                CatchUpTask {
-                    fence: Arc::clone(self),
-                    scope: Arc::clone(scope),
-                    is_counted: true,
-                }
-                .run(),
-            );
-        }
-        true
-    }
-
-    /// Opens a catch-up watch that goes on from `version`.
-    ///
-    /// It begins before the last event, as upstream may have come to `version` in another way since
-    /// (`upstream/reflect/resume.rs`). A server that does not show that event any more is asked for
-    /// what follows.
-    async fn open_watch(
-        &self,
-        scope: &Scope,
-        version: ResourceVersion,
-    ) -> Result<CatchUp, AnswerError> {
-        if let Some(last_event) = scope.reader.last_event_version() {
-            let question = scope.ask();
-            let mut watch = self.probe.watch(last_event.before(), CATCH_UP).await?;
-            match watch.next().await {
-                Ok(Some(ProbeEvent::Event(first))) if first == last_event => return Ok(watch),
-                Ok(Some(_)) => {
-                    question.contradicted(last_event);
-                    return Err(AnswerError::Unusable("another history".to_owned()));
-                }
-                Ok(None) | Err(_) => {}
-            }
-        }
-        self.probe.watch(version, CATCH_UP).await
-    }
-
-    /// Watches from the cache's version to the first bookmark. Returns `true` if there was one.
-    async fn watch(&self, scope: &Scope) -> Result<bool, AnswerError> {
-        let mut last = scope.reader.version();
-        metrics::fence_asked(&scope.key.gvr, "watch");
-        let mut watch = self.open_watch(scope, last).await?;
-        while let Some(seen) = watch.next().await? {
-            match seen {
-                ProbeEvent::Event(version) => last = last.max(version),
-                ProbeEvent::Bookmark(version) => {
-                    // The scope's own watch brings the same events into the newest snapshot.
-                    if scope.wait_until_version(last, MAX_WAIT).await {
-                        let snapshot = scope.reader.snapshot();
-                        if snapshot.version() >= last {
-                            scope.confirm(snapshot, version);
-                        }
-                    }
-                    return Ok(true);
-                }
-            }
-        }
-        Ok(false)
-    }
-}
-
-/// Compares upstream's objects at `version` with the cache. Events that are on their way may make
-/// the two equal, or carry the cache past the version.
-async fn validate(scope: &Scope, version: ResourceVersion, all: &ObjectVersions) -> bool {
-    let until = Instant::now() + IN_TRANSIT;
-    loop {
-        let snapshot = scope.reader.snapshot();
-        if snapshot.version() >= version {
-            return false;
-        }
-        // What the events have led to, as readers do not see an unfinished version.
-        let followed = scope.reader.followed();
-        if is_all_of(&followed, all) {
-            scope.confirm(followed, version);
-            return true;
-        }
-        let left = until.saturating_duration_since(Instant::now());
-        let next = ResourceVersion(snapshot.version().0 + 1);
-        if left.is_zero() || !scope.wait_until_version(next, left).await {
-            return false;
-        }
-    }
-}
-
-/// Returns `true` if the snapshot has exactly these objects in these versions.
-fn is_all_of(snapshot: &Snapshot, all: &ObjectVersions) -> bool {
-    let same = |(key, version): &(String, ResourceVersion)| {
-        snapshot
-            .get(key)
-            .is_some_and(|object| object.version == *version)
-    };
-    snapshot.len() == all.len() && all.iter().all(same)
-}
-
-/// The task that keeps a catch-up watch open.
-struct CatchUpTask {
-    fence: Arc<Fence>,
-    scope: Arc<Scope>,
-    /// The fence counts this task as its catch-up watch.
-    is_counted: bool,
-}
-
-impl CatchUpTask {
-    async fn run(mut self) {
-        let (fence, scope) = (&Arc::clone(&self.fence), &Arc::clone(&self.scope));
-        loop {
-            while fence.waiting.load(Ordering::SeqCst) > 0 {
-                // It runs to its end even without readers: the next reader profits from the result.
-                let useless = match timeout(2 * CATCH_UP, fence.watch(scope)).await {
-                    Ok(Ok(true)) => {
-                        fence.fruitless.store(0, Ordering::SeqCst);
-                        continue;
-                    }
-                    // A busy server may be late with one.
-                    Ok(Ok(false)) if fence.fruitless.fetch_add(1, Ordering::SeqCst) == 0 => {
-                        continue;
-                    }
-                    Ok(Ok(false)) => WITHOUT_BOOKMARKS,
-                    Ok(Err(error)) => {
-                        let resource = &scope.key.gvr;
-                        tracing::debug!(%resource, %error, "a catch-up watch failed");
-                        AFTER_FAILURE
-                    }
-                    Err(_) => AFTER_FAILURE,
-                };
-                *fence.useless_until.lock() = Some(Instant::now() + useless);
-                return;
-            }
-            self.is_counted = false;
-            fence.catching_up.store(false, Ordering::SeqCst);
-            // A reader that began to wait in between found it running.
-            if fence.waiting.load(Ordering::SeqCst) == 0
-                || fence.catching_up.swap(true, Ordering::SeqCst)
-            {
-                return;
-            }
-            self.is_counted = true;
-        }
-    }
-}
-
-impl Drop for CatchUpTask {
-    fn drop(&mut self) {
-        if self.is_counted {
-            self.fence.catching_up.store(false, Ordering::SeqCst);
-        }
-    }
-}
-
-/// A reader that waits, for as long as this lives.
-struct WaitingReader<'a>(&'a AtomicUsize);
-
-impl<'a> WaitingReader<'a> {
-    fn new(waiting: &'a AtomicUsize) -> Self {
-        waiting.fetch_add(1, Ordering::SeqCst);
-        Self(waiting)
-    }
-}
-
-impl Drop for WaitingReader<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+        let is_followed = scope.reader.event_version() >= version;
+        let proof = if is_followed {
+            FreshnessProof::Followed
+        } else {
+            FreshnessProof::CaughtUp
+        };
+        Ok((proof, version))
     }
 }
 

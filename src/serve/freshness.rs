@@ -3,10 +3,11 @@ use std::time::Duration;
 
 use watershed_protocol::{Freshness, ResourceVersion};
 
-use super::fence::Fences;
+use super::fence::{FenceError, Fences, ProofCosts, ProofDemand, ProvenState};
 use super::open::OpenedScope;
-use super::plan::ReadPlan;
+use super::plan::{ReadKind, ReadPlan, SelectedSize};
 use super::source::{AnswerSource, ForwardReason};
+use crate::store::Snapshot;
 
 /// Longest wait for a version that is ahead of the cache. Then upstream answers, which waits by its
 /// own rule (3 s) and refuses in its own words. Events are milliseconds behind; a type on which
@@ -23,8 +24,19 @@ pub(super) struct FreshScope {
     /// The version that a snapshot must have at least to be the answer. That the scope has reached
     /// it does not mean that it stays there: it may be listed anew at another server.
     pub(super) min_version: ResourceVersion,
+    /// The proven state of what the read selects, if the rest of the snapshot may be older.
+    pub(super) proven: Option<ProvenState>,
     /// Source of answers from the scope's snapshot.
     pub(super) source: AnswerSource,
+}
+
+/// The place of a read among others.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ReadOrigin {
+    /// A request. Those with the same number would share a request to upstream.
+    Request(u64),
+    /// One of many gets of its type, of which so many come in a second.
+    Crowd(f64),
 }
 
 /// Waits until the scope is as fresh as the read demands.
@@ -32,7 +44,9 @@ pub(super) async fn wait_until_fresh(
     fences: &Fences,
     opened: OpenedScope,
     read: &ReadPlan,
+    origin: ReadOrigin,
 ) -> Result<FreshScope, ForwardReason> {
+    let mut proven = None;
     let (min_version, source) = match read.freshness {
         Freshness::Any => (ANY, AnswerSource::Snapshot),
         Freshness::MostRecent if read.may_be_stale => (ANY, AnswerSource::Stale),
@@ -43,14 +57,12 @@ pub(super) async fn wait_until_fresh(
             (version, AnswerSource::Snapshot)
         }
         Freshness::MostRecent => {
-            let proven = fences
-                .prove(&opened.scope, |snapshot| read.is_cheap_upstream(snapshot))
-                .await;
-            let version = proven.map_err(|why| {
+            let (version, state) = prove(fences, &opened, read, origin).await.map_err(|why| {
                 let resource = &opened.scope.key.gvr;
                 tracing::debug!(%resource, %why, "a consistent read is forwarded");
                 ForwardReason::Unproven
             })?;
+            proven = state;
             (version, AnswerSource::Linearizable)
         }
     };
@@ -61,6 +73,47 @@ pub(super) async fn wait_until_fresh(
     Ok(FreshScope {
         opened,
         min_version,
+        proven,
         source,
     })
+}
+
+/// Proves that memory is no older than this call. Returns the version that it has at least, and the
+/// state of what the read selects if only that was proven.
+async fn prove(
+    fences: &Fences,
+    opened: &OpenedScope,
+    read: &ReadPlan,
+    origin: ReadOrigin,
+) -> Result<(ResourceVersion, Option<ProvenState>), FenceError> {
+    let scope = &opened.scope;
+    let identity = match origin {
+        ReadOrigin::Crowd(rate) => return Ok((fences.prove_gets(scope, rate).await?, None)),
+        ReadOrigin::Request(identity) => identity,
+    };
+    let cost = |costs: &ProofCosts, snapshot: &Snapshot, enough: f64| {
+        let indexed = scope.fields.indexed();
+        let SelectedSize { objects, bytes } =
+            read.selected_size(snapshot, indexed, enough as usize);
+        costs.answer(opened.representation, objects, bytes)
+    };
+    // Watches do not share requests.
+    let selection = match &read.kind {
+        ReadKind::Watch(watch) => watch.fresh_selection.as_ref().map(|it| (it, &watch.filter)),
+        ReadKind::Get { .. } | ReadKind::List(_) => None,
+    };
+    let demand = ProofDemand::Read {
+        cost: &cost,
+        identity: selection.is_none().then_some(identity),
+    };
+    match (fences.prove(scope, demand).await, selection) {
+        (Err(FenceError::Cheap), Some((selection, filter))) => {
+            let mut selection = selection.clone();
+            // The proxy may have no access to other namespaces.
+            let own = || scope.key.selection.namespace.clone();
+            selection.namespace = selection.namespace.or_else(own);
+            fences.prove_selection(scope, &selection, filter).await
+        }
+        (proven, _) => Ok((proven?, None)),
+    }
 }

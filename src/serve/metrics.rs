@@ -29,6 +29,7 @@ pub const METRICS: &[Declaration] = &[
     FENCED.declaration(),
     FENCE_DURATION.declaration(),
     FENCE_REQUESTS.declaration(),
+    FENCE_ANSWERS.declaration(),
     DOCUMENT_CHECKS.declaration(),
 ];
 
@@ -100,6 +101,11 @@ const FENCE_REQUESTS: Metric<Counter, 3> = Metric::new(
     &["group", "resource", "request"],
     "Requests to upstream that show how fresh memory is, by kind.",
 );
+const FENCE_ANSWERS: Metric<Histogram, 1> = Metric::new(
+    "watershed_freshness_check_duration_seconds",
+    &["request"],
+    "Seconds until upstream's whole answer showed how fresh memory is, by kind of request.",
+);
 const DOCUMENT_CHECKS: Metric<Counter, 1> = Metric::new(
     "watershed_document_checks_total",
     &["result"],
@@ -165,6 +171,11 @@ pub(super) fn fence_asked(gvr: &GroupVersionResource, request: &'static str) {
     FENCE_REQUESTS
         .with([group, resource, request.into()])
         .increment(1);
+}
+
+/// Upstream has answered such a request.
+pub(super) fn fence_answered(request: &'static str, took: Duration) {
+    FENCE_ANSWERS.with([request.into()]).record(took);
 }
 
 /// Upstream was asked for a document.

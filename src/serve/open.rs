@@ -135,8 +135,23 @@ impl Continuation<'_> {
     }
 }
 
+/// Returns true if a scope that can answer the read is open and ready.
+pub(super) fn is_ready(scopes: &Scopes, read: &ReadPlan) -> bool {
+    let representations = read.representations.iter();
+    let mut held = representations.flat_map(|wanted| read.made_from(*wanted));
+    held.any(|held| {
+        open_now(scopes, read, held)
+            .is_some_and(|scope| matches!(scope.phase(), ScopePhase::Ready(_)))
+    })
+}
+
 /// Returns true if a scope for what the read asks for is open.
 fn is_open(scopes: &Scopes, read: &ReadPlan, held: Representation) -> bool {
+    open_now(scopes, read, held).is_some()
+}
+
+/// Returns the scope for what the read asks for, if it is open.
+fn open_now(scopes: &Scopes, read: &ReadPlan, held: Representation) -> Option<Arc<Scope>> {
     let selection = match &read.scope {
         ScopeChoice::Configured(chosen) => &chosen.selection,
         ScopeChoice::OnDemand { asked, .. } => asked,
@@ -146,7 +161,7 @@ fn is_open(scopes: &Scopes, read: &ReadPlan, held: Representation) -> bool {
         selection: Arc::clone(selection),
         representation: held,
     };
-    scopes.get(&key).is_some()
+    scopes.get(&key)
 }
 
 /// Returns a handle to the scope that answers the read, and whether it has all that the read asks

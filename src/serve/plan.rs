@@ -22,7 +22,7 @@ use crate::access::{AccessAttributes, ReviewSelectors};
 use crate::catalog::{Catalog, ResourceType};
 use context::ReadContext;
 pub(super) use list::ListPlan;
-pub(super) use read::{ReadKind, ReadPlan};
+pub(super) use read::{ReadKind, ReadPlan, SelectedSize};
 pub(super) use watch::WatchPlan;
 
 /// The plan for a request, and what is known of the request either way.

@@ -69,6 +69,11 @@ impl<T> Singleflight<T> {
             }),
         }
     }
+
+    /// Lets the next call begin no earlier than after a pause.
+    pub(super) fn rest(&self, pause: Duration) {
+        self.state.lock().due = Some(Instant::now() + pause);
+    }
 }
 
 impl<T: Clone + Send + Sync + 'static> Singleflight<T> {

@@ -3,13 +3,15 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use http_body_util::BodyExt as _;
 
-use super::read::{read, whole};
+use super::read::{ReadAnswer, read, read_compressed, whole};
 use super::stream::{StreamError, WatchStream};
 use super::{AnswerError, ConnectionClass, UpstreamBody, UpstreamClient};
 use watershed_protocol::{
-    Encoding, EventKind, FieldTable, GroupVersionResource, ListPage, Malformed, PartialFormat,
-    ResourceVersion, Selection, WireFormat, read_bookmark, read_identity, scan,
+    Encoding, EventKind, FieldTable, GroupVersionResource, GzipReader, ListPage, Malformed,
+    PartialFormat, ResourceVersion, Selection, VersionList, VersionListReader, WireFormat,
+    read_bookmark, read_identity, scan,
 };
 
 /// Protobuf is preferred: it is smaller and cheaper to encode.
@@ -101,20 +103,81 @@ impl Probe {
 
     async fn list_with(&self, query: &str) -> Result<ProbeList, AnswerError> {
         let (encoding, _, page) = self.page(query).await?;
+        Ok(ProbeList {
+            version: page.version,
+            objects: self.versions_of(encoding, &page)?,
+            is_complete: page.continue_token.is_none(),
+        })
+    }
+
+    /// Lists the keys and versions of all objects, no older than this call, and returns them with
+    /// the length of the uncompressed answer. Reads no more than `limit` objects of a longer list.
+    /// Applies no timeout.
+    ///
+    /// No limit is sent: with one, older releases read from etcd, not from their watch cache.
+    pub async fn versions(&self, limit: usize) -> Result<(VersionList, usize), AnswerError> {
+        let uri = match self.selectors.strip_prefix('&') {
+            Some(selectors) => format!("{}?{selectors}", self.path),
+            None => self.path.clone(),
+        };
+        let answer = read_compressed(&self.client, &uri, METADATA_LIST).await?;
+        match answer.encoding {
+            Encoding::Protobuf => self.read_versions(answer, limit).await,
+            Encoding::Json => self.read_json_versions(answer).await,
+        }
+    }
+
+    async fn read_versions(
+        &self,
+        answer: ReadAnswer,
+        limit: usize,
+    ) -> Result<(VersionList, usize), AnswerError> {
+        let mut pieces = Pieces::new(answer);
+        let mut reader = VersionListReader::new(self.fields.clone());
+        while let Some(piece) = pieces.next().await? {
+            reader.push(&piece)?;
+            if reader.count() > limit {
+                return Err(AnswerError::Unusable(
+                    "more objects than expected".to_owned(),
+                ));
+            }
+        }
+        Ok((reader.end()?, pieces.length))
+    }
+
+    async fn read_json_versions(
+        &self,
+        answer: ReadAnswer,
+    ) -> Result<(VersionList, usize), AnswerError> {
+        let encoding = answer.encoding;
+        let mut pieces = Pieces::new(answer);
+        let mut body = Vec::new();
+        while let Some(piece) = pieces.next().await? {
+            body.extend_from_slice(&piece);
+            if body.len() > MAX_BYTES {
+                return Err(AnswerError::Unusable("a list that is too long".to_owned()));
+            }
+        }
+        let (_, page) = WireFormat::learn(encoding, PartialFormat::KIND, &body.into())?;
+        let objects = self.versions_of(encoding, &page)?;
+        let list = VersionList {
+            version: page.version,
+            objects,
+            is_complete: page.continue_token.is_none(),
+        };
+        Ok((list, pieces.length))
+    }
+
+    fn versions_of(
+        &self,
+        encoding: Encoding,
+        page: &ListPage,
+    ) -> Result<ObjectVersions, Malformed> {
         let key = |object: &Bytes| {
             let scanned = scan(encoding, object, &self.fields)?;
             Ok((scanned.attributes.key().to_owned(), scanned.version))
         };
-        let objects = page
-            .objects
-            .iter()
-            .map(key)
-            .collect::<Result<_, Malformed>>()?;
-        Ok(ProbeList {
-            version: page.version,
-            objects,
-            is_complete: page.continue_token.is_none(),
-        })
+        page.objects.iter().map(key).collect()
     }
 
     /// Returns how many objects there were at `version`; `None` if upstream does not tell, as for
@@ -212,5 +275,45 @@ impl CatchUp {
             }
             EventKind::Error => return Err(AnswerError::Unusable("an ERROR event".to_owned())),
         }))
+    }
+}
+
+/// The uncompressed bytes of an answer, piece by piece.
+struct Pieces {
+    body: UpstreamBody,
+    gzip: Option<GzipReader>,
+    /// Bytes so far.
+    length: usize,
+}
+
+impl Pieces {
+    fn new(answer: ReadAnswer) -> Self {
+        Self {
+            body: answer.body,
+            gzip: answer.is_gzip.then(GzipReader::default),
+            length: 0,
+        }
+    }
+
+    /// Returns the next piece, which may be empty; `None` at the end.
+    async fn next(&mut self) -> Result<Option<Vec<u8>>, AnswerError> {
+        let Some(frame) = self.body.frame().await else {
+            let is_cut = self.gzip.as_ref().is_some_and(|gzip| !gzip.is_between());
+            return if is_cut {
+                Err(AnswerError::Unusable("gzip that was cut".to_owned()))
+            } else {
+                Ok(None)
+            };
+        };
+        let Ok(data) = frame?.into_data() else {
+            return Ok(Some(Vec::new()));
+        };
+        let mut piece = Vec::new();
+        match &mut self.gzip {
+            Some(gzip) => gzip.read(&data, |unpacked| piece.extend_from_slice(&unpacked))?,
+            None => piece.extend_from_slice(&data),
+        }
+        self.length += piece.len();
+        Ok(Some(piece))
     }
 }

@@ -1,12 +1,20 @@
 //! Reads that the proxy makes for itself, in the encoding that upstream chooses.
 
 use bytes::Bytes;
+use http::request::Builder;
 use http::{Request, StatusCode, header};
 use watershed_protocol::Encoding;
 
 use super::release_probe::check_release;
 use super::{AnswerError, ConnectionClass, SendOptions, UpstreamBody, UpstreamClient};
 use crate::body;
+
+/// The answer to a list or a watch.
+pub(super) struct ReadAnswer {
+    pub(super) encoding: Encoding,
+    pub(super) is_gzip: bool,
+    pub(super) body: UpstreamBody,
+}
 
 /// Sends a list or a watch, and returns the encoding of its answer with the body. Any status but
 /// 200 is an error, and so is a content type that is none of Kubernetes'. Applies no timeout.
@@ -17,10 +25,35 @@ pub(super) async fn read(
     accept: &'static str,
     watch: bool,
 ) -> Result<(Encoding, UpstreamBody), AnswerError> {
+    let request = Request::get(uri).header(header::ACCEPT, accept);
+    let answer = send(client, class, request, watch).await?;
+    if answer.is_gzip {
+        return Err(AnswerError::Unusable(
+            "gzip that was not asked for".to_owned(),
+        ));
+    }
+    Ok((answer.encoding, answer.body))
+}
+
+/// Sends a list like [`read`]. Upstream may compress the answer.
+pub(super) async fn read_compressed(
+    client: &UpstreamClient,
+    uri: &str,
+    accept: &'static str,
+) -> Result<ReadAnswer, AnswerError> {
     let request = Request::get(uri)
         .header(header::ACCEPT, accept)
-        .body(body::empty())
-        .map_err(unusable)?;
+        .header(header::ACCEPT_ENCODING, "gzip");
+    send(client, ConnectionClass::Short, request, false).await
+}
+
+async fn send(
+    client: &UpstreamClient,
+    class: ConnectionClass,
+    request: Builder,
+    watch: bool,
+) -> Result<ReadAnswer, AnswerError> {
+    let request = request.body(body::empty()).map_err(unusable)?;
     let response = client.send(class, request, SendOptions::default()).await?;
     check_release(client, &response).await?;
     if response.status() != StatusCode::OK {
@@ -31,7 +64,16 @@ pub(super) async fn read(
         .into_iter()
         .find(|encoding| actual.is_some_and(|actual| actual == encoding.content_type(watch)))
         .ok_or_else(|| AnswerError::Unusable(format!("content type {actual:?}")))?;
-    Ok((encoding, response.into_body()))
+    let is_gzip = match response.headers().get(header::CONTENT_ENCODING) {
+        None => false,
+        Some(coding) if coding == "gzip" => true,
+        Some(coding) => return Err(AnswerError::Unusable(format!("coding {coding:?}"))),
+    };
+    Ok(ReadAnswer {
+        encoding,
+        is_gzip,
+        body: response.into_body(),
+    })
 }
 
 /// Reads a whole body of at most `limit` bytes.

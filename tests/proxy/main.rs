@@ -22,6 +22,7 @@ mod limits;
 mod load_command;
 mod mistakes;
 mod on_demand_scopes;
+mod proofs_of_freshness;
 mod reference;
 mod releases;
 mod request_smuggling;

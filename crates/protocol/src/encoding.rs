@@ -18,6 +18,7 @@ mod protobuf;
 mod scanned;
 #[cfg(test)]
 mod tests;
+mod version_list;
 mod wire_format;
 
 pub use bookmark::{Bookmark, BookmarkFormat, read_bookmark};
@@ -30,6 +31,7 @@ pub use malformed::Malformed;
 pub use partial::PartialFormat;
 pub(crate) use protobuf::messages;
 pub use scanned::Scanned;
+pub use version_list::{VersionList, VersionListReader};
 pub use wire_format::WireFormat;
 
 use scanned::ScanValues;

@@ -58,8 +58,8 @@ pub use attributes::ObjectAttributes;
 pub use continue_token::ContinueToken;
 pub use encoding::{
     Bookmark, BookmarkFormat, ErrorStatus, EventKind, Frame, FrameDecoder, ItemBytes, ItemRun,
-    ListPage, ListParts, Malformed, ObjectIdentity, PartialFormat, Scanned, WireFormat,
-    read_bookmark, read_error, read_identity, scan,
+    ListPage, ListParts, Malformed, ObjectIdentity, PartialFormat, Scanned, VersionList,
+    VersionListReader, WireFormat, read_bookmark, read_error, read_identity, scan,
 };
 pub use field_selector::{FieldOperator, FieldRequirement, FieldSelector};
 pub use fields::FieldTable;

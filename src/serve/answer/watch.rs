@@ -73,14 +73,23 @@ pub(in crate::serve) fn answer(
         partial,
     };
     check_start(&fresh.opened, watch.start)?;
-    let start = match watch.start {
-        WatchStart::After(version) => SubscriptionStart::After(version),
-        WatchStart::State { .. } | WatchStart::Now(_) => SubscriptionStart::Now,
+    let start = match (watch.start, &fresh.proven) {
+        (WatchStart::After(version), _) => SubscriptionStart::After(version),
+        // The scope's events may not have reached it. The watch skips those up to there, which
+        // left no trace in what it selects.
+        (_, Some(proven)) => SubscriptionStart::After(proven.version),
+        (WatchStart::State { .. } | WatchStart::Now(_), None) => SubscriptionStart::Now,
     };
-    let (subscription, snapshot) = scope
+    let (subscription, newest) = scope
         .reader
         .subscribe(start, watch.filter.interest(&scope.fields));
-    let version = snapshot.version();
+    let (snapshot, version) = match &fresh.proven {
+        Some(proven) => (proven.snapshot.clone(), proven.version),
+        None => {
+            let version = newest.version();
+            (newest, version)
+        }
+    };
     if version < fresh.min_version {
         return Err(ForwardReason::VersionAhead);
     }

@@ -6,7 +6,6 @@ use super::selected::Selected;
 use crate::access::ReviewSelectors;
 use crate::serve::scope_choice::ScopeChoice;
 use crate::serve::source::ForwardReason;
-use crate::store::Snapshot;
 use crate::watcher::ViewFilter;
 
 /// The parameters of a list.
@@ -16,23 +15,6 @@ pub(in crate::serve) struct ListPlan {
     pub(in crate::serve) limit: Option<usize>,
     /// The key after which the page begins, from a continue token.
     pub(in crate::serve) after: Option<String>,
-}
-
-impl ListPlan {
-    /// Returns `true` if the answer has at most `count` objects.
-    pub(super) fn is_within(
-        &self,
-        snapshot: &Snapshot,
-        namespace: Option<&str>,
-        count: usize,
-    ) -> bool {
-        let matching = snapshot
-            .items_after(namespace, self.after.as_deref())
-            .filter(|object| self.filter.matches(&object.attributes))
-            .take(count + 1)
-            .count();
-        matching.min(self.limit.unwrap_or(usize::MAX)) <= count
-    }
 }
 
 /// Returns the list's parameters and freshness, its selectors, and the scope to look into.

@@ -11,10 +11,7 @@ use crate::serve::policy::CacheMode;
 use crate::serve::refusal_form::RefusalForm;
 use crate::serve::scope_choice::ScopeChoice;
 use crate::serve::source::ForwardReason;
-use crate::store::Snapshot;
-
-/// A list of this many objects costs upstream about as much as any request.
-const FEW_OBJECTS: usize = 100;
+use crate::store::{Snapshot, StoredObject};
 
 /// A read that memory can answer.
 pub(in crate::serve) struct ReadPlan {
@@ -42,6 +39,27 @@ pub(in crate::serve) enum ReadKind {
     Watch(WatchPlan),
 }
 
+/// The size of a part of a state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::serve) struct SelectedSize {
+    pub(in crate::serve) objects: usize,
+    pub(in crate::serve) bytes: usize,
+}
+
+impl SelectedSize {
+    fn sum<'a>(objects: impl Iterator<Item = &'a Arc<StoredObject>>, enough: usize) -> Self {
+        let mut size = Self::default();
+        for object in objects {
+            size.objects += 1;
+            size.bytes += object.size();
+            if size.bytes >= enough {
+                break;
+            }
+        }
+        size
+    }
+}
+
 impl ReadPlan {
     /// Returns `true` if the client gets objects in this encoding indented.
     pub(in crate::serve) fn is_indented(&self, encoding: Encoding) -> bool {
@@ -60,14 +78,35 @@ impl ReadPlan {
         self.freshness == Freshness::MostRecent && !self.may_be_stale
     }
 
-    /// Returns `true` if the answer costs upstream little. A watch would stay with upstream.
-    pub(in crate::serve) fn is_cheap_upstream(&self, snapshot: &Snapshot) -> bool {
-        match &self.kind {
-            ReadKind::Get { .. } => true,
-            ReadKind::List(list) => {
-                list.is_within(snapshot, self.namespace.as_deref(), FEW_OBJECTS)
+    /// Returns the number and bytes of the objects that the answer has. Stops at `enough` bytes.
+    pub(in crate::serve) fn selected_size(
+        &self,
+        snapshot: &Snapshot,
+        indexed: Option<usize>,
+        enough: usize,
+    ) -> SelectedSize {
+        let namespace = self.namespace.as_deref();
+        let (filter, after, limit) = match &self.kind {
+            ReadKind::Get { .. } => return SelectedSize::default(),
+            ReadKind::List(list) => (&list.filter, list.after.as_deref(), list.limit),
+            ReadKind::Watch(watch) => (&watch.filter, None, None),
+        };
+        if filter.is_plain() && namespace.is_none() && after.is_none() && limit.is_none() {
+            return SelectedSize {
+                objects: snapshot.len(),
+                bytes: snapshot.size(),
+            };
+        }
+        let is_selected = |object: &&Arc<StoredObject>| filter.matches(&object.attributes);
+        let limit = limit.unwrap_or(usize::MAX);
+        let found =
+            indexed.and_then(|position| snapshot.with_field(position, filter.equal_to(position)?));
+        match found {
+            Some(found) => SelectedSize::sum(found.filter(is_selected).take(limit), enough),
+            None => {
+                let objects = snapshot.items_after(namespace, after);
+                SelectedSize::sum(objects.filter(is_selected).take(limit), enough)
             }
-            ReadKind::Watch(_) => false,
         }
     }
 

@@ -11,6 +11,7 @@ use crate::watcher::ViewFilter;
 /// The objects that a list or watch selects, and the scope that has them.
 pub(super) struct Selected {
     pub(super) filter: ViewFilter,
+    labels: Option<LabelSelector>,
     pub(super) fields: Option<FieldSelector>,
     /// The selectors as authorization sees them.
     pub(super) selectors: ReviewSelectors,
@@ -45,10 +46,11 @@ impl Selected {
                 fields: fields.clone().unwrap_or_default(),
             })
             .ok_or(ForwardReason::NotCovered)?;
-        let filter = ViewFilter::new(namespace, labels, fields.as_ref(), &resource.fields)
+        let filter = ViewFilter::new(namespace, labels.clone(), fields.as_ref(), &resource.fields)
             .map_err(|_| ForwardReason::Selector)?;
         let selected = Self {
             filter,
+            labels,
             fields,
             selectors,
             scope,
@@ -57,6 +59,15 @@ impl Selected {
             return Err(ForwardReason::Policy);
         }
         Ok(selected)
+    }
+
+    /// Returns the selection of the read.
+    pub(super) fn selection(&self, context: &ReadContext<'_>) -> Selection {
+        Selection {
+            namespace: context.namespace.map(str::to_owned),
+            labels: self.labels.clone().unwrap_or_default(),
+            fields: self.fields.clone().unwrap_or_default(),
+        }
     }
 
     fn reads_beyond_metadata(&self, context: &ReadContext<'_>) -> bool {

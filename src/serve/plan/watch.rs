@@ -1,5 +1,5 @@
 //! The plan of a watch.
-use watershed_protocol::{ListOptions, WatchStart};
+use watershed_protocol::{Freshness, ListOptions, Selection, WatchStart};
 
 use super::context::ReadContext;
 use super::selected::Selected;
@@ -14,6 +14,8 @@ pub(in crate::serve) struct WatchPlan {
     pub(in crate::serve) start: WatchStart,
     pub(in crate::serve) bookmarks: bool,
     pub(in crate::serve) timeout_seconds: Option<u64>,
+    /// The selected objects, if the watch begins with the most recent state.
+    pub(in crate::serve) fresh_selection: Option<Selection>,
 }
 
 /// Returns the watch's parameters, its selectors, and the scope to look into.
@@ -30,7 +32,9 @@ pub(super) fn plan(
         None | Some(0) => None,
         Some(seconds) => Some(u64::try_from(seconds).map_err(|_| ForwardReason::Parameters)?),
     };
+    let is_fresh = start.freshness() == Freshness::MostRecent;
     let watch = WatchPlan {
+        fresh_selection: is_fresh.then(|| selected.selection(context)),
         filter: selected.filter,
         start,
         bookmarks: options.allow_bookmarks,

@@ -20,6 +20,7 @@ import (
 
 	"watershed.test/real/internal/api"
 	"watershed.test/real/internal/history"
+	"watershed.test/real/internal/parallel"
 	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/random"
 	"watershed.test/real/internal/watches"
@@ -233,9 +234,11 @@ func (l *reader) note(w readPlan, r history.Read) {
 	l.journal.mutex.Lock()
 	defer l.journal.mutex.Unlock()
 	l.journal.readings[w.kind.Name] = append(l.journal.readings[w.kind.Name], r)
-	if r.Manner != history.Get {
-		l.journal.sources[r.Source]++
+	source := r.Source
+	if r.Manner == history.Get {
+		source = "get " + source
 	}
+	l.journal.sources[source]++
 }
 
 func (l *reader) failed(err error) {
@@ -253,9 +256,25 @@ func (l *reader) odd(format string, args ...any) {
 
 // get reads one object, which upstream answers.
 func (l *reader) get(w readPlan) {
-	w.selector, w.metadata, w.protobuf = "", false, false
 	w.namespace = l.bout.stage.spaces[l.chance.IntN(2)]
-	name := fmt.Sprintf("w%d-%d-0", l.chance.IntN(4), l.chance.IntN(namesPerWriter))
+	l.getNamed(w, fmt.Sprintf("w%d-%d-0", l.chance.IntN(4), l.chance.IntN(namesPerWriter)))
+}
+
+// gets reads many objects at once, so that they share a proof.
+func (l *reader) gets(w readPlan) {
+	var names []string
+	for i := range 4 * namesPerWriter {
+		names = append(names, fmt.Sprintf("w%d-%d-0", i/namesPerWriter, i%namesPerWriter))
+	}
+	for _, namespace := range l.bout.stage.spaces {
+		w.namespace = namespace
+		in := w
+		parallel.ForEach(len(names), names, func(_ int, name string) { l.getNamed(in, name) })
+	}
+}
+
+func (l *reader) getNamed(w readPlan, name string) {
+	w.selector, w.metadata, w.protobuf = "", false, false
 	r := l.reading(history.Get, w)
 	r.Items = []history.ObjectVersion{{Key: w.namespace + "/" + name}}
 	a, err := l.fetch(w.kind.Path(w.namespace)+"/"+name, w.accept(false))

@@ -78,21 +78,30 @@ func (s *Run) WithWatchesBehind(t *testing.T, lasting time.Duration) {
 	b.readAll(80, 30, 40*time.Millisecond)
 	b.read(misled, 3, 2, 60*time.Millisecond, around...)
 	time.Sleep(lasting)
-	b.enough(misled, 30, history.List)
+	b.enough(misled, 30, history.List, history.Watch, history.Get)
 	b.finish()
 	b.report("reads around the fence", misled)
 	writes, _ := b.resolve()
-	byRule := map[history.Rule]int{}
+	byRule, byKind := map[history.Rule]int{}, map[history.ReadKind]int{}
 	wrong := 0
 	for _, k := range s.kinds {
 		answers := map[int]bool{}
-		for _, v := range history.Check(historyOf(s.truths[k.Name]), writes[k.Name], misled.readings[k.Name]) {
+		readings := misled.readings[k.Name]
+		for _, v := range history.Check(historyOf(s.truths[k.Name]), writes[k.Name], readings) {
 			byRule[v.Rule]++
+			byKind[readings[v.Read].Manner]++
 			answers[v.Read] = true
 		}
 		wrong += len(answers)
 	}
-	t.Logf("%d stale answers are found: %v", wrong, byRule)
+	t.Logf("%d stale answers are found: %v, %v", wrong, byRule, byKind)
+	// Each has a proof of its own: a comparison of everything, one of a selection, and one for many
+	// gets.
+	for _, kind := range []history.ReadKind{history.List, history.Watch, history.Get} {
+		if byKind[kind] == 0 {
+			t.Errorf("no %s around the proof is found stale", kind)
+		}
+	}
 	if byRule[history.StaleAfterWrite] == 0 {
 		t.Error("the check does not find stale reads from memory")
 	}

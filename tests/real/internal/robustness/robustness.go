@@ -235,6 +235,8 @@ func (b *phase) read(j *journal, lists, watches int, pause time.Duration, fronts
 				switch {
 				case i >= lists:
 					l.watch(l.wish())
+				case chance.IntN(20) == 0:
+					l.gets(l.wish())
 				case chance.IntN(8) == 0:
 					l.get(l.wish())
 				default:
@@ -361,6 +363,9 @@ func (s *Run) WithoutFaults(t *testing.T, lasting time.Duration) {
 	time.Sleep(lasting)
 	b.enough(b.journal, 20, history.List, history.Pages, history.Watch, history.Get)
 	b.finish()
+	if b.journal.sources["get linearizable"] == 0 {
+		t.Error("no get was answered from memory")
+	}
 	if b.journal.failures+usage.Total(b.failed) > 0 {
 		t.Errorf("%d reads and %d writes failed without a fault", b.journal.failures, usage.Total(b.failed))
 	}

@@ -115,6 +115,24 @@ func CountCosts(t *testing.T, c *testbed.Cluster, p *testbed.Proxy, types []stri
 	return all
 }
 
+// CountReads reads from upstream's metrics how many reads of a type it has answered, by verb.
+func CountReads(t *testing.T, at api.Target, resource string) map[string]int {
+	t.Helper()
+	counts := map[string]int{}
+	for line := range strings.Lines(at.Must(t, api.Request{Path: "/metrics"}).Body) {
+		name, labels, _ := strings.Cut(line, "{")
+		if name != "apiserver_request_total" || !strings.Contains(labels, fmt.Sprintf(`resource="%s"`, resource)) {
+			continue
+		}
+		for _, verb := range []string{"GET", "LIST", "WATCH"} {
+			if strings.Contains(labels, fmt.Sprintf(`verb="%s"`, verb)) {
+				counts[verb] += MetricValue(line)
+			}
+		}
+	}
+	return counts
+}
+
 // MetricValue returns the value of a line of metrics.
 func MetricValue(line string) int {
 	var n float64

@@ -1,0 +1,69 @@
+//! Comparison of upstream's objects with the cache.
+use std::time::{Duration, Instant};
+
+use crate::scope::Scope;
+use crate::store::{Snapshot, StoredObject};
+use crate::watcher::ViewFilter;
+use watershed_protocol::{ResourceVersion, VersionList};
+
+/// Wait for events that are on their way from upstream.
+pub(super) const IN_TRANSIT: Duration = Duration::from_millis(100);
+
+/// The state of some objects, which is upstream's at a version.
+#[derive(Clone, Debug)]
+pub(in crate::serve) struct ProvenState {
+    /// The scope's objects. Only the compared ones are known to be upstream's.
+    pub(in crate::serve) snapshot: Snapshot,
+    /// The version. The scope's events may not have reached it.
+    pub(in crate::serve) version: ResourceVersion,
+}
+
+/// The result of a comparison.
+#[derive(Clone, Debug)]
+pub(super) enum Compared {
+    /// The objects are upstream's.
+    Same(Snapshot),
+    /// Events carried the cache past the list's version.
+    Passed,
+    /// The cache is behind.
+    Behind,
+}
+
+/// Compares upstream's objects with those of the cache that `filter` selects. Events that are on
+/// their way may make the two equal, or carry the cache past the list's version.
+pub(super) async fn compare(
+    scope: &Scope,
+    list: &VersionList,
+    filter: Option<&ViewFilter>,
+) -> Compared {
+    let until = Instant::now() + IN_TRANSIT;
+    loop {
+        let reached = scope.reader.version();
+        if reached >= list.version {
+            return Compared::Passed;
+        }
+        // What the events have led to, as readers do not see an unfinished version.
+        let followed = scope.reader.followed();
+        if is_same(&followed, list, filter) {
+            return Compared::Same(followed);
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        let next = ResourceVersion(reached.0 + 1);
+        if left.is_zero() || !scope.wait_until_version(next, left).await {
+            return Compared::Behind;
+        }
+    }
+}
+
+/// Returns `true` if the list has exactly the selected objects, in these versions. Both are in the
+/// order of upstream's keys.
+fn is_same(snapshot: &Snapshot, list: &VersionList, filter: Option<&ViewFilter>) -> bool {
+    let is_selected = |object: &&std::sync::Arc<StoredObject>| {
+        filter.is_none_or(|filter| filter.matches(&object.attributes))
+    };
+    let namespace = filter.and_then(ViewFilter::namespace);
+    let held = snapshot.items(namespace).filter(is_selected);
+    let held = held.map(|object| (object.key(), object.version));
+    let listed = list.objects.iter();
+    list.is_complete && held.eq(listed.map(|(key, version)| (key.as_str(), *version)))
+}

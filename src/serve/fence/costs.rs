@@ -1,0 +1,232 @@
+//! Estimates of what proofs and reads cost upstream.
+//!
+//! The unit is a byte of metadata in protobuf, which kube-apiserver encodes in some 7 ns. What a
+//! comparison costs is measured for each type: the length of upstream's lists of metadata, and the
+//! time they take. The weights of other forms were measured once (docs/benchmarks.md).
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use watershed_protocol::{Encoding, Representation};
+
+/// Cost of any request, however small its answer.
+pub(in crate::serve) const REQUEST: f64 = 75e3;
+/// Comparisons up to this cost are not avoided: asking for the version alone costs a quarter.
+const SMALL: f64 = 4.0 * REQUEST;
+/// Length of an object's metadata, before the first list of the type.
+const METADATA: f64 = 1200.0;
+/// Seconds that upstream needs for an object's metadata, before the first list of the type.
+const SECONDS_PER_OBJECT: f64 = 15e-6;
+/// The weight of a new measurement against the earlier ones.
+const GAIN: f64 = 0.25;
+/// Comparisons that take longer are worse than a catch-up watch, which takes some two seconds.
+const SLOW: Duration = Duration::from_millis(2500);
+/// Least and longest wait for a comparison.
+const PATIENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
+/// Pause after a comparison that took too long.
+const AFTER_LATE: Duration = Duration::from_secs(5);
+/// Shortest period in which cheap reads are added up.
+const MIN_PERIOD: Duration = Duration::from_millis(50);
+
+/// The costs of one scope's proofs.
+#[derive(Debug, Default)]
+pub(in crate::serve) struct ProofCosts(Mutex<CostState>);
+
+#[derive(Debug, Default)]
+struct CostState {
+    bytes_per_object: Option<f64>,
+    seconds_per_object: Option<f64>,
+    /// Events did not bring the last proofs, so comparing comes first.
+    compares_first: bool,
+    paused_until: Option<Instant>,
+    cheap_reads: CheapReads,
+}
+
+/// Cheap reads of one period. Each alone is left to upstream.
+#[derive(Debug, Default)]
+struct CheapReads {
+    began: Option<Instant>,
+    cost: f64,
+    /// Identities of those that share requests with their like.
+    seen: HashSet<u64>,
+}
+
+impl ProofCosts {
+    /// Returns the cost of a comparison of all objects.
+    pub(in crate::serve) fn comparison(&self, objects: usize) -> f64 {
+        let each = self.0.lock().bytes_per_object.unwrap_or(METADATA);
+        REQUEST + each * objects as f64
+    }
+
+    /// Returns `true` if a comparison costs little more than the question for the version.
+    pub(in crate::serve) fn is_small(&self, objects: usize) -> bool {
+        self.comparison(objects) <= SMALL
+    }
+
+    /// Returns the cost of an answer with these objects.
+    pub(in crate::serve) fn answer(
+        &self,
+        form: Representation,
+        objects: usize,
+        bytes: usize,
+    ) -> f64 {
+        let weighed = match form {
+            Representation {
+                metadata_only: true,
+                ..
+            } => self.0.lock().bytes_per_object.unwrap_or(METADATA) * objects as f64 * 0.9,
+            Representation {
+                encoding: Encoding::Json,
+                ..
+            } => bytes as f64 * 2.4,
+            Representation {
+                encoding: Encoding::Protobuf,
+                ..
+            } => bytes as f64 * 1.8,
+        };
+        REQUEST + weighed
+    }
+
+    /// Returns the expected time of a comparison.
+    pub(in crate::serve) fn expected(&self, objects: usize) -> Duration {
+        let each = self.0.lock().seconds_per_object;
+        Duration::from_secs_f64(each.unwrap_or(SECONDS_PER_OBJECT) * objects as f64)
+    }
+
+    /// Returns the longest time that a reader waits for a comparison.
+    pub(in crate::serve) fn patience(&self, objects: usize) -> Duration {
+        (4 * self.expected(objects)).clamp(PATIENCE.0, PATIENCE.1)
+    }
+
+    /// Returns `true` if a catch-up watch is faster than a comparison.
+    pub(in crate::serve) fn is_slow(&self, objects: usize) -> bool {
+        self.expected(objects) > SLOW
+    }
+
+    /// Returns `true` unless the last proofs came from comparisons.
+    pub(in crate::serve) fn asks_version_first(&self) -> bool {
+        !self.0.lock().compares_first
+    }
+
+    /// Notes how the last proof came, or would have come.
+    pub(in crate::serve) fn compares_first(&self, compares_first: bool) {
+        self.0.lock().compares_first = compares_first;
+    }
+
+    /// Notes the uncompressed length and the time of a comparison.
+    pub(in crate::serve) fn measured(&self, objects: usize, bytes: usize, took: Duration) {
+        if objects == 0 {
+            return;
+        }
+        let mut state = self.0.lock();
+        let state = &mut *state;
+        let count = objects as f64;
+        mix(&mut state.bytes_per_object, bytes as f64 / count);
+        mix(&mut state.seconds_per_object, took.as_secs_f64() / count);
+        state.paused_until = None;
+    }
+
+    /// Notes that a comparison took too long. Upstream is left alone for a while.
+    pub(in crate::serve) fn late(&self) {
+        self.0.lock().paused_until = Some(Instant::now() + AFTER_LATE);
+    }
+
+    /// Returns `true` if no comparison should be asked for now.
+    pub(in crate::serve) fn is_paused(&self) -> bool {
+        let paused_until = self.0.lock().paused_until;
+        paused_until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Returns `true` if the reads that came lately, this one included, cost upstream as much as
+    /// `proof`. Reads of one `identity` share a request, so they count once.
+    pub(in crate::serve) fn outweighs(
+        &self,
+        proof: f64,
+        cost: f64,
+        identity: Option<u64>,
+        objects: usize,
+    ) -> bool {
+        if cost >= proof {
+            return true;
+        }
+        let period = self.expected(objects).max(MIN_PERIOD);
+        let reads = &mut self.0.lock().cheap_reads;
+        if reads.began.is_none_or(|began| began.elapsed() > period) {
+            *reads = CheapReads {
+                began: Some(Instant::now()),
+                ..CheapReads::default()
+            };
+        }
+        // Beyond the proof's cost nothing is added, which bounds the set.
+        let is_new = reads.cost < proof && identity.is_none_or(|it| reads.seen.insert(it));
+        if is_new {
+            reads.cost += cost;
+        }
+        reads.cost >= proof
+    }
+}
+
+fn mix(known: &mut Option<f64>, measured: f64) {
+    *known = Some(known.map_or(measured, |known| known + GAIN * (measured - known)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const JSON: Representation = Representation::whole(Encoding::Json);
+
+    #[test]
+    fn whole_lists_outweigh_their_proof_and_single_objects_do_not() {
+        let costs = ProofCosts::default();
+        costs.measured(10_000, 22 << 20, Duration::from_millis(100));
+        let proof = costs.comparison(10_000);
+        let all = costs.answer(JSON, 10_000, 44 << 20);
+        assert!(costs.outweighs(proof, all, Some(1), 10_000));
+        let protobuf = Representation::whole(Encoding::Protobuf);
+        assert!(costs.outweighs(
+            proof,
+            costs.answer(protobuf, 10_000, 32 << 20),
+            None,
+            10_000
+        ));
+        let one_node = costs.answer(JSON, 20, 20 * 4400);
+        assert!(!costs.outweighs(proof, one_node, Some(2), 10_000));
+        let metadata = Representation {
+            metadata_only: true,
+            ..protobuf
+        };
+        let alone = costs.answer(metadata, 10_000, 44 << 20);
+        assert!(alone < proof, "upstream's own list is the proof");
+    }
+
+    #[test]
+    fn many_cheap_reads_outweigh_a_proof_unless_they_are_the_same() {
+        let costs = ProofCosts::default();
+        // The period is longer than this test.
+        costs.measured(1000, 1 << 20, Duration::from_secs(1000));
+        let (proof, one) = (costs.comparison(1000), REQUEST);
+        assert!((0..1000).all(|_| !costs.outweighs(proof, one, Some(7), 1000)));
+        let needed = (8..1000).find(|it| costs.outweighs(proof, one, Some(*it), 1000));
+        let needed = needed.expect("the sum grows") - 7;
+        let wanted = (proof / one) as u64;
+        assert!(
+            (wanted - 1..=wanted + 1).contains(&needed),
+            "{needed} of {wanted}"
+        );
+    }
+
+    #[test]
+    fn a_comparison_is_waited_for_as_long_as_it_should_take() {
+        let costs = ProofCosts::default();
+        assert_eq!(costs.patience(10), PATIENCE.0);
+        costs.measured(100_000, 220 << 20, Duration::from_secs(2));
+        assert_eq!(costs.patience(100_000), Duration::from_secs(8));
+        assert!(!costs.is_slow(100_000));
+        assert!(costs.is_slow(200_000));
+        costs.late();
+        assert!(costs.is_paused());
+        costs.measured(100_000, 220 << 20, Duration::from_secs(2));
+        assert!(!costs.is_paused());
+    }
+}
