@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use criterion::measurement::WallTime;
 use criterion::{
     BatchSize, BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main,
@@ -24,8 +24,8 @@ use watershed::store::{
 use watershed::watcher::ViewFilter;
 use watershed_lab::sim::fixtures;
 use watershed_protocol::{
-    Encoding, EventKind, FieldTable, Frame, FrameDecoder, GroupVersionResource, LabelSelector,
-    PartialFormat, ResourceVersion, Scanned, WireFormat, deflate, gzip_member, scan,
+    Encoding, EventKind, FieldSelector, FieldTable, Frame, FrameDecoder, GroupVersionResource,
+    LabelSelector, PartialFormat, ResourceVersion, Scanned, WireFormat, deflate, gzip_member, scan,
 };
 
 /// Bytes of a real kube-apiserver, from the test data of the protocol crate.
@@ -38,6 +38,8 @@ const SIZES: [usize; 2] = [10_000, 100_000];
 /// Objects of a list that is decoded.
 const LISTED: usize = 1000;
 const NODES: usize = 100;
+/// Pods of a node, however many there are.
+const PODS_OF_NODE: usize = 100;
 
 fn pods() -> FieldTable {
     FieldTable::builtin(&GroupVersionResource::new("", "v1", "pods"), true).expect("pods are known")
@@ -95,10 +97,11 @@ fn layout() -> Layout {
 /// Makes objects that share their bytes until a snapshot holds them.
 fn objects(count: usize) -> Vec<Arc<StoredObject>> {
     let (fields, bytes) = (pods(), layout().format.item_bytes(&pod_json(0, 1)));
+    let nodes = (count / PODS_OF_NODE).max(1);
     let object = |number: usize| {
         let (namespace, node) = (
             fixtures::namespace_name(number % 10),
-            fixtures::node_name(number % NODES),
+            fixtures::node_name(number % nodes),
         );
         let app = fixtures::APPS[number % fixtures::APPS.len()];
         let version = number + 1;
@@ -210,7 +213,7 @@ fn encoding(criterion: &mut Criterion) {
 
 /// A custom resource exists in JSON alone. Its metadata is written in protobuf by this program.
 fn metadata(criterion: &mut Criterion) {
-    let list = Bytes::from(custom_list());
+    let list = Bytes::from(custom_list() + "\n");
     let (format, page) = WireFormat::learn(Encoding::Json, "Foo", &list).expect("a list");
     let object = format.item_bytes(page.objects.first().expect("an object"));
     let mut group = criterion.benchmark_group("reduce a custom resource to its metadata");
@@ -355,8 +358,7 @@ fn selectors(criterion: &mut Criterion) {
             bencher.iter(|| filter.matches(black_box(&one.attributes)));
         });
     }
-    let selector =
-        watershed_protocol::FieldSelector::parse("spec.nodeName=node-001").expect("a selector");
+    let selector = FieldSelector::parse("spec.nodeName=node-001").expect("a selector");
     let filter = ViewFilter::new(None, None, Some(&selector), &fields).expect("known fields");
     group.bench_function("spec.nodeName", |bencher| {
         bencher.iter(|| filter.matches(black_box(&one.attributes)));
@@ -397,8 +399,48 @@ fn snapshots(criterion: &mut Criterion) {
             let run = snapshot.runs_after(None, None).next().expect("a leaf");
             bencher.iter(|| black_box(&run).items());
         });
+        initial_states(&reader, &mut group);
         change_snapshots(&all, &mut group);
         group.finish();
+    }
+}
+
+/// Takes a watch's first state as far as the client is sent it.
+fn initial_states(reader: &StoreReader, group: &mut BenchmarkGroup<'_, WallTime>) {
+    let (fields, format) = (pods(), layout().format);
+    let name = "metadata.name=pod-000007";
+    for (what, namespace, labels, selector) in [
+        ("one node's", None, None, "spec.nodeName=node-007"),
+        ("one name's, of a namespace", Some(7), None, name),
+        ("one name's", None, None, name),
+        (
+            "one label's, all are looked at",
+            None,
+            Some("app=nothing"),
+            "",
+        ),
+    ] {
+        let namespace = namespace.map(fixtures::namespace_name);
+        let labels = labels.and_then(|text| LabelSelector::parse(text).ok());
+        let selector = FieldSelector::parse(selector).expect("a selector");
+        let filter =
+            ViewFilter::new(namespace, labels, Some(&selector), &fields).expect("known fields");
+        group.bench_function(format!("begin a watch with the state: {what}"), |bencher| {
+            bencher.iter(|| {
+                let interest = filter.interest(&fields);
+                let (_subscription, snapshot) =
+                    reader.subscribe(SubscriptionStart::Now, interest.clone());
+                let mut sent = BytesMut::new();
+                for run in snapshot.into_runs(&interest) {
+                    for object in run.objects() {
+                        if filter.matches(&object.attributes) {
+                            format.put_event_head(EventKind::Added, &object.bytes, &mut sent);
+                        }
+                    }
+                }
+                sent
+            });
+        });
     }
 }
 

@@ -92,9 +92,7 @@ async fn prove(
         ReadOrigin::Request(identity) => identity,
     };
     let cost = |costs: &ProofCosts, snapshot: &Snapshot, enough: f64| {
-        let indexed = scope.fields.indexed();
-        let SelectedSize { objects, bytes } =
-            read.selected_size(snapshot, indexed, enough as usize);
+        let SelectedSize { objects, bytes } = read.selected_size(snapshot, enough as usize);
         costs.answer(opened.representation, objects, bytes)
     };
     // Watches do not share requests.

@@ -28,13 +28,20 @@ impl ByField {
         self.position
     }
 
-    /// Returns the keys of the objects with this value, in order.
-    pub(super) fn keys(&self, value: &str) -> impl Iterator<Item = &str> {
-        let bounds = format!("{value}{BETWEEN}")..format!("{value}{AFTER}");
-        let skipped = bounds.start.len();
+    /// Returns the keys of the objects with this value, in order and behind `after`.
+    pub(super) fn keys_after(
+        &self,
+        value: &str,
+        after: Option<&str>,
+    ) -> impl Iterator<Item = &str> {
+        let mut from = format!("{value}{BETWEEN}");
+        let skipped = from.len();
+        let to = format!("{value}{AFTER}");
+        // No key is empty, so that the bound itself is never an entry.
+        from.push_str(after.unwrap_or_default());
         let entries = self.entries.range::<_, str>((
-            std::ops::Bound::Included(bounds.start.as_str()),
-            std::ops::Bound::Excluded(bounds.end.as_str()),
+            std::ops::Bound::Excluded(from.as_str()),
+            std::ops::Bound::Excluded(to.as_str()),
         ));
         entries.map(move |entry| &entry[skipped..])
     }

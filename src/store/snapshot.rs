@@ -2,9 +2,11 @@
 mod builder;
 mod key_range;
 mod objects;
+mod runs;
 #[cfg(test)]
 mod tests;
 
 pub use builder::SnapshotBuilder;
 pub(super) use objects::Replaced;
-pub use objects::{Layout, ObjectRuns, Snapshot};
+pub use objects::{Layout, Snapshot};
+pub use runs::ObjectRuns;

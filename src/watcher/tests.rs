@@ -146,7 +146,9 @@ impl Rig {
             })
         });
         let view = ClientView { filter, partial };
-        let (subscription, snapshot) = self.reader.subscribe(SubscriptionStart::Now, interest);
+        let (subscription, snapshot) = self
+            .reader
+            .subscribe(SubscriptionStart::Now, interest.clone());
         let version = snapshot.version();
         let end_mark = view.end_mark(&self.bookmarks.load_full().unwrap(), version);
         let meter = Meter::default();
@@ -157,7 +159,7 @@ impl Rig {
             coding,
             start: version,
             initial: Some(InitialState {
-                runs: snapshot.into_runs(None),
+                runs: snapshot.into_runs(&interest),
                 rest: None,
                 end_mark,
             }),

@@ -75,7 +75,9 @@ impl Timeline {
             .collect();
         assert_eq!(objects, self.state_at(version), "the state at {version}");
         for wanted in ["n1", "n2"] {
-            let found = seen.with_field(node_field(), wanted).unwrap();
+            let interest = Interest::Field(node_field(), wanted.into());
+            let runs: Vec<_> = seen.clone().into_runs(&interest).collect();
+            let found = runs.iter().flat_map(|run| run.objects());
             let found: Vec<_> = found.map(|object| object.key()).collect();
             let expected = objects.iter().filter(|(_, at)| node(*at) == wanted);
             let expected: Vec<_> = expected.map(|(key, _)| key.as_str()).collect();

@@ -217,18 +217,15 @@ fn selected(
 ) -> (Vec<Arc<StoredObject>>, usize) {
     let filter = &list.filter;
     let whole = list.limit.is_none() && list.after.is_none();
-    let indexed = opened.scope.fields.indexed().filter(|_| whole);
-    if let Some(position) = indexed
-        && let Some(value) = filter.equal_to(position)
-        && let Some(objects) = snapshot.with_field(position, value)
-    {
-        return (
-            objects
-                .filter(|object| filter.matches(&object.attributes))
-                .cloned()
-                .collect(),
-            0,
-        );
+    if whole {
+        let interest = filter.interest(&opened.scope.fields);
+        let mut objects = Vec::new();
+        for run in snapshot.clone().into_runs(&interest) {
+            let matching = run.objects().iter();
+            let matching = matching.filter(|object| filter.matches(&object.attributes));
+            objects.extend(matching.cloned());
+        }
+        return (objects, 0);
     }
     let mut items = snapshot.items_after(namespace, list.after.as_deref());
     let matching = items

@@ -175,7 +175,7 @@ fn initial_state(
         None
     };
     Ok(InitialState {
-        runs: snapshot.into_runs(view.filter.namespace()),
+        runs: snapshot.into_runs(&view.filter.interest(&opened.scope.fields)),
         rest: None,
         end_mark,
     })

@@ -47,16 +47,20 @@ pub(in crate::serve) struct SelectedSize {
 }
 
 impl SelectedSize {
-    fn sum<'a>(objects: impl Iterator<Item = &'a Arc<StoredObject>>, enough: usize) -> Self {
-        let mut size = Self::default();
+    /// Adds objects until there are `limit` of them, or `enough` bytes.
+    fn add<'a>(
+        &mut self,
+        objects: impl Iterator<Item = &'a Arc<StoredObject>>,
+        limit: usize,
+        enough: usize,
+    ) {
         for object in objects {
-            size.objects += 1;
-            size.bytes += object.size();
-            if size.bytes >= enough {
-                break;
+            if self.objects >= limit || self.bytes >= enough {
+                return;
             }
+            self.objects += 1;
+            self.bytes += object.size();
         }
-        size
     }
 }
 
@@ -82,7 +86,6 @@ impl ReadPlan {
     pub(in crate::serve) fn selected_size(
         &self,
         snapshot: &Snapshot,
-        indexed: Option<usize>,
         enough: usize,
     ) -> SelectedSize {
         let namespace = self.namespace.as_deref();
@@ -99,15 +102,22 @@ impl ReadPlan {
         }
         let is_selected = |object: &&Arc<StoredObject>| filter.matches(&object.attributes);
         let limit = limit.unwrap_or(usize::MAX);
-        let found =
-            indexed.and_then(|position| snapshot.with_field(position, filter.equal_to(position)?));
-        match found {
-            Some(found) => SelectedSize::sum(found.filter(is_selected).take(limit), enough),
-            None => {
-                let objects = snapshot.items_after(namespace, after);
-                SelectedSize::sum(objects.filter(is_selected).take(limit), enough)
+        let mut size = SelectedSize::default();
+        if after.is_some() {
+            let objects = snapshot.items_after(namespace, after);
+            size.add(objects.filter(is_selected), limit, enough);
+            return size;
+        }
+        for run in snapshot
+            .clone()
+            .into_runs(&filter.interest(&self.resource.fields))
+        {
+            size.add(run.objects().iter().filter(is_selected), limit, enough);
+            if size.objects >= limit || size.bytes >= enough {
+                break;
             }
         }
+        size
     }
 
     /// Returns the representations from which an answer in this one can be made, best first.

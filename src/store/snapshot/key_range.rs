@@ -4,12 +4,21 @@ use crate::store::leaf::Leaf;
 /// Keys from one on, which may be part of the range or not, up to one that is not.
 #[derive(Clone, Debug)]
 pub(super) struct KeyRange {
-    pub(super) from: String,
-    pub(super) with_from: bool,
+    from: String,
+    with_from: bool,
     to: Option<String>,
 }
 
 impl KeyRange {
+    /// Returns the range of all keys from this one on.
+    pub(super) fn from(key: String) -> Self {
+        Self {
+            from: key,
+            with_from: true,
+            to: None,
+        }
+    }
+
     /// Returns the range of a namespace's keys, or of all, behind `after`.
     pub(super) fn after(namespace: Option<&str>, after: Option<&str>) -> Self {
         let prefix = namespace
@@ -22,6 +31,17 @@ impl KeyRange {
             with_from: after.is_none(),
             to,
         }
+    }
+
+    /// Takes the keys up to this one out of the range.
+    pub(super) fn go_behind(&mut self, key: &str) {
+        key.clone_into(&mut self.from);
+        self.with_from = false;
+    }
+
+    /// Returns the key from which on the range may have keys.
+    pub(super) fn start(&self) -> &str {
+        &self.from
     }
 
     /// Returns true if every key is in the range.

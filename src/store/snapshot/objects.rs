@@ -116,29 +116,6 @@ impl Snapshot {
         })
     }
 
-    /// Returns the objects whose field at this position has this value, in key order; `None` if
-    /// the field is not indexed.
-    pub fn with_field(
-        &self,
-        position: usize,
-        value: &str,
-    ) -> Option<impl Iterator<Item = &Arc<StoredObject>>> {
-        let index = self
-            .by_field
-            .as_ref()
-            .filter(|index| index.position() == position)?;
-        Some(index.keys(value).filter_map(|key| self.get(key)))
-    }
-
-    /// Returns the objects of one namespace, or of all, in pieces. The iterator owns its snapshot,
-    /// for bodies that outlive the caller.
-    pub fn into_runs(self, namespace: Option<&str>) -> ObjectRuns {
-        ObjectRuns {
-            range: KeyRange::after(namespace, None),
-            snapshot: self,
-        }
-    }
-
     /// Undoes an event that led to this state. The caller sets the version.
     pub(in crate::store) fn undo(&mut self, event: &WindowEvent) {
         match &event.previous {
@@ -280,10 +257,13 @@ impl Snapshot {
     }
 
     /// Returns the leaves with keys in the range, and the bounds of their objects within it.
-    fn parts(&self, range: KeyRange) -> impl Iterator<Item = (&Arc<Leaf>, usize, usize)> {
+    pub(super) fn parts(
+        &self,
+        range: KeyRange,
+    ) -> impl Iterator<Item = (&Arc<Leaf>, usize, usize)> {
         let begin = self
             .leaves
-            .get_prev(range.from.as_str())
+            .get_prev(range.start())
             .map_or("", |leaf| leaf.0.first_key());
         let leaves = self
             .leaves
@@ -291,38 +271,9 @@ impl Snapshot {
         let parts = leaves.map_while(move |ByFirstKey(leaf)| {
             let (from, to) = range.within(leaf);
             // The first leaf may end before the range begins.
-            (from < to || leaf.first_key() <= range.from.as_str()).then_some((leaf, from, to))
+            (from < to || leaf.first_key() <= range.start()).then_some((leaf, from, to))
         });
         parts.filter(|(_, from, to)| from < to)
-    }
-}
-
-/// Walks over a snapshot it owns, a piece at a time.
-#[derive(Debug)]
-pub struct ObjectRuns {
-    snapshot: Snapshot,
-    range: KeyRange,
-}
-
-impl ObjectRuns {
-    /// Returns the version of the snapshot.
-    pub fn version(&self) -> ResourceVersion {
-        self.snapshot.version
-    }
-}
-
-impl Iterator for ObjectRuns {
-    type Item = ObjectRun;
-
-    fn next(&mut self) -> Option<ObjectRun> {
-        let (leaf, from, to) = self.snapshot.parts(self.range.clone()).next()?;
-        let run = ObjectRun {
-            leaf: Arc::clone(leaf),
-            range: from..to,
-        };
-        run.objects().last()?.key().clone_into(&mut self.range.from);
-        self.range.with_from = false;
-        Some(run)
     }
 }
 

@@ -10,9 +10,10 @@ use proptest::prelude::*;
 use super::super::leaf::{FULL_BYTES, FULL_OBJECTS};
 use super::super::object::StoredObject;
 use super::super::object_run::ObjectRun;
+use super::super::subscribers::Interest;
 use super::super::tests::{fields, layout, sized};
 use super::*;
-use watershed_protocol::{Deflated, GzipMember, ResourceVersion};
+use watershed_protocol::{Deflated, FieldTable, GzipMember, ResourceVersion};
 
 /// Namespaces whose order as keys differs from that of their names.
 const NAMESPACES: [&str; 4] = ["a", "a-b", "a.c", "b"];
@@ -67,6 +68,12 @@ fn expected<'a>(objects: impl Iterator<Item = &'a Arc<StoredObject>>) -> Bytes {
     let mut out = BytesMut::new();
     objects.for_each(|object| layout().format.put_item(&object.bytes, &mut out));
     out.freeze()
+}
+
+/// The objects that a walk for an interest comes to.
+fn walked(snapshot: &Snapshot, interest: &Interest) -> Vec<Arc<StoredObject>> {
+    let runs = snapshot.clone().into_runs(interest);
+    runs.flat_map(|run| run.objects().to_vec()).collect()
 }
 
 /// No object keeps more than itself and its neighbours in memory.
@@ -148,17 +155,28 @@ proptest! {
                 let runs: Vec<_> = snapshot.runs_after(namespace, after).collect();
                 prop_assert!(runs.iter().all(|run| !run.is_empty() && run.items_len() == run.items().len()));
                 if after.is_none() {
-                    let owned = snapshot.clone().into_runs(namespace);
+                    let interest = namespace
+                        .map_or(Interest::All, |namespace| Interest::Namespace(namespace.into()));
+                    let owned = snapshot.clone().into_runs(&interest);
                     prop_assert!(owned.map(|run| run.items()).eq(runs.iter().map(ObjectRun::items)));
                 }
             }
             // By field.
             for value in ["n0", "n1", "n", "n11"] {
                 let wanted = model.values().filter(|object| object.attributes.field(node) == value);
-                let found = snapshot.with_field(node, value).unwrap();
-                prop_assert!(found.map(versions).eq(wanted.map(versions)), "{value}");
+                let found = walked(&snapshot, &Interest::Field(node, value.into()));
+                prop_assert!(found.iter().map(versions).eq(wanted.map(versions)), "{value}");
             }
-            prop_assert!(snapshot.with_field(node + 1, "n1").is_none());
+            let found = walked(&snapshot, &Interest::Field(node + 1, "n1".into()));
+            prop_assert_eq!(found.len(), model.len());
+            // By name, beside others, and by key.
+            let is_named = |object: &&Arc<StoredObject>| object.attributes.field(FieldTable::NAME) == name;
+            let found = walked(&snapshot, &Interest::Field(FieldTable::NAME, name.as_str().into()));
+            prop_assert!(found.is_sorted_by(|one, next| one.key() < next.key()));
+            let named = found.iter().filter(is_named).map(versions);
+            prop_assert!(named.eq(model.values().filter(is_named).map(versions)), "{name}");
+            let found = walked(&snapshot, &Interest::Key(everywhere.as_str().into()));
+            prop_assert!(found.iter().map(versions).eq(model.get(&everywhere).map(versions)));
             snapshot.settle();
         }
         // Whoever holds an older one sees nothing of what came later.
@@ -174,7 +192,7 @@ proptest! {
         let listed = Snapshot::new(ResourceVersion(1), layout(), listed);
         prop_assert_eq!((listed.len(), listed.size()), (snapshot.len(), snapshot.size()));
         prop_assert!(items(listed.runs_after(None, None), true) == expected(model.values()));
-        prop_assert_eq!(listed.with_field(node, "n9").unwrap().count(), 0);
+        prop_assert_eq!(walked(&listed, &Interest::Field(node, "n9".into())).len(), 0);
     }
 }
 
@@ -217,7 +235,8 @@ proptest! {
         let node = fields().position("spec.nodeName").unwrap();
         for value in ["n0", "n1", "n2"] {
             let wanted = model.values().filter(|object| object.attributes.field(node) == value);
-            prop_assert!(snapshot.with_field(node, value).unwrap().map(known).eq(wanted.map(known)), "{value}");
+            let found = walked(&snapshot, &Interest::Field(node, value.into()));
+            prop_assert!(found.iter().map(known).eq(wanted.map(known)), "{value}");
         }
         // However they came, the objects lie side by side, and nothing else of them is held.
         prop_assert!(snapshot.leaves.iter().all(|leaf| leaf.0.is_settled() && leaf.0.wasted_objects() == 0));
@@ -230,6 +249,38 @@ proptest! {
                 one.len() < FULL_OBJECTS && one.items_len() + layout().format.item_len(&next.bytes) <= FULL_BYTES
             };
             prop_assert!(!runs.windows(2).any(room), "a leaf that has room for the next object");
+        }
+    }
+}
+
+/// A watch that begins with one node's or one name's objects does not look at all others.
+#[test]
+fn a_walk_for_few_objects_comes_to_few_others() {
+    let node = fields().position("spec.nodeName").unwrap();
+    for count in [2_000, 8_000] {
+        let object = |number: usize| {
+            let namespace = ["a", "b", "c", "d"][number * 4 / count];
+            let node = if number % (count / 4) < 10 {
+                "n1"
+            } else {
+                "n2"
+            };
+            sized(&format!("{namespace}/p{number:05}"), 1, node, 10)
+        };
+        let snapshot = Snapshot::new(ResourceVersion(1), layout(), (0..count).map(object));
+        for (interest, most) in [
+            (Interest::Field(node, "n1".into()), 40),
+            (Interest::Field(node, "n".into()), 0),
+            (Interest::Key("a/p00005".into()), 1),
+            (Interest::Key("a/p".into()), 0),
+            // A leaf or two in each namespace.
+            (
+                Interest::Field(FieldTable::NAME, "p00777".into()),
+                2 * 4 * FULL_OBJECTS,
+            ),
+        ] {
+            let visited = walked(&snapshot, &interest).len();
+            assert!(visited <= most, "{visited} of {count}: {interest:?}");
         }
     }
 }

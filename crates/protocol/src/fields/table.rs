@@ -62,6 +62,9 @@ impl ValueShape {
 }
 
 impl FieldTable {
+    /// The position of `metadata.name`.
+    pub const NAME: usize = 0;
+
     /// The table of a custom resource with its version's `selectableFields[].jsonPath`.
     ///
     /// Paths that are more than plain members get no label here, so that their requests are
