@@ -26,7 +26,7 @@ async fn curl_gets_the_same_objects_indented_from_memory() {
     let population = Population {
         nodes: 2,
         namespaces: 2,
-        pods: 2_000,
+        pods: 200,
         ..Population::default()
     };
     let options = Options {

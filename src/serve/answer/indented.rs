@@ -148,7 +148,7 @@ mod tests {
 
     fn body(pieces: &[Bytes]) -> Body {
         let length = pieces.iter().map(|piece| piece.len() as u64).sum();
-        indented(pieces.to_vec().into_iter(), length).unwrap()
+        indented(Vec::from(pieces).into_iter(), length).unwrap()
     }
 
     #[tokio::test]

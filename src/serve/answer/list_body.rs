@@ -466,10 +466,7 @@ mod tests {
             let items = PlainItems::new(items, parts.body_len());
             assert_eq!(items.is_in_memory(), in_memory);
             let mut body = ListBody::new(items, parts);
-            let mut frames = Vec::new();
-            while let Some(frame) = body.next() {
-                frames.push(frame);
-            }
+            let frames: Vec<_> = body.by_ref().collect();
             assert!(body.is_end_stream());
             assert!(frames.concat() == expected);
             let is_shared = |object: &&Arc<StoredObject>| {
